@@ -29,22 +29,18 @@ PAGES = {
     "find": "logs.md",
     "watch": "live-servers.md",
     "bundle": "live-servers.md",
-    "probe": "diagnose.md",
     "check": "why.md",
     "list": "catalogue.md",
     "show": "catalogue.md",
-    "claims": "catalogue.md",
     "judge": "verdicts.md",
     "new": "first-scenario.md",
     "env": "wheelhouse.md",
-    "warm": "start-modes.md",
     "bisect-run": "bisect.md",
     "mcp": "maintainers.md",
     "resume": "troubleshooting.md",
     "incidents": "options.md",
     "open": "options.md",
     "report": "options.md",
-    "schema": "options.md",
 }
 """Where a command is described that has no page of its own name."""
 TITLE = """# Commands
@@ -65,10 +61,9 @@ def commands() -> str:
         ]
         for name in names:
             own = PAGES.get(name, f"{name}.md")
-            below = getattr(
-                typer.main.get_command(app).get_command(None, name), "commands", {}
-            )
-            said = f"mmrepro {name}" + (" " + r"\|".join(below) if below else "")
+            group = typer.main.get_command(app).get_command(None, name)
+            inner = getattr(group, "commands", {})
+            said = f"mmrepro {name}" + (" " + r"\|".join(inner) if inner else "")
             lines.append(f"| `{said}` | {COMMANDS[name][1]} | [{own[:-3]}]({own}) |")
         lines.append("")
     return "\n".join(lines)
@@ -82,12 +77,16 @@ def helps() -> Iterator[tuple[list[str], str]]:
     os.environ["COLUMNS"] = "100"
     for name in sorted(COMMANDS):
         command: Any = typer.main.get_command(app).get_command(None, name)  # type: ignore[attr-defined]
-        for words in [
-            [name],
-            *([name, sub] for sub in getattr(command, "commands", {})),
-        ]:
+        for words in below([name], command):
             printed = CliRunner().invoke(app, [*words, "--help"], prog_name="mmrepro")
             yield words, printed.output.strip()
+
+
+def below(words: list[str], command: Any) -> Iterator[list[str]]:
+    """The words of a command, and those of its subcommands, such as env warm start."""
+    yield words
+    for name, inner in getattr(command, "commands", {}).items():
+        yield from below([*words, name], inner)
 
 
 def reference() -> str:

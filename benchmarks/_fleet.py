@@ -11,7 +11,13 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from mmrepro.campaign.schedule import SETUP_S, Costs, Dispatcher, Group, Slice
+from mmrepro.campaign.schedule import (
+    SETUP_S,
+    Costs,
+    Dispatcher,
+    EnvironmentGroup,
+    Slice,
+)
 from mmrepro.failure.documents.ledger import Planned
 
 
@@ -31,9 +37,9 @@ class Times:
     """
 
     run: Mapping[str, float]
-    build: Callable[[Group], float]
-    packages: Callable[[Group], Mapping[str, int]] = lambda group: {}
-    room: Callable[[Group], int] = lambda group: 0
+    build: Callable[[EnvironmentGroup], float]
+    packages: Callable[[EnvironmentGroup], Mapping[str, int]] = lambda group: {}
+    room: Callable[[EnvironmentGroup], int] = lambda group: 0
     repeat: int = 1
     setup: float = SETUP_S
 
@@ -92,7 +98,7 @@ class Simulated:
 
 
 def simulate(
-    groups: Sequence[Group], times: Times, fleets: Sequence[Fleet]
+    groups: Sequence[EnvironmentGroup], times: Times, fleets: Sequence[Fleet]
 ) -> list[Simulated]:
     """Each of the fleets; the efficiency is that against one such machine."""
     known: dict[Fleet, Simulated] = {}
@@ -131,15 +137,15 @@ class _Machine:
             self.peak_bytes
         ) = 0
 
-    def has(self, group: Group) -> bool:
+    def has(self, group: EnvironmentGroup) -> bool:
         return self._fleet.fetched or group.name in self._ready
 
-    def ahead(self, group: Group, now: float) -> None:
+    def ahead(self, group: EnvironmentGroup, now: float) -> None:
         """Fetch it beside the runs, one at a time."""
         if self._builds_until <= now:
             self.build(group, now)
 
-    def build(self, group: Group, now: float) -> float | None:
+    def build(self, group: EnvironmentGroup, now: float) -> float | None:
         """When the environment is there; None: it has no room."""
         name = group.name
         if self._fleet.fetched:
@@ -192,7 +198,9 @@ class _Machine:
 
 
 class _Run:
-    def __init__(self, groups: Sequence[Group], times: Times, fleet: Fleet) -> None:
+    def __init__(
+        self, groups: Sequence[EnvironmentGroup], times: Times, fleet: Fleet
+    ) -> None:
         self._times, self._fleet = times, fleet
         names = [planned.cell.id for group in groups for planned in group.cells]
         seconds = {name: times.run[name] * times.repeat for name in names}

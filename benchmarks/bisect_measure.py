@@ -25,7 +25,7 @@ from pathlib import Path
 from mmrepro.campaign.bisect.options import BisectCommand
 from mmrepro.campaign.bisect.plan import field_of
 from mmrepro.campaign.campaign import Campaign
-from mmrepro.campaign.schedule import Group
+from mmrepro.campaign.schedule import EnvironmentGroup
 from mmrepro.campaign.trial import TrialOptions, Trials
 from mmrepro.campaign.work import LocalPlaces
 from mmrepro.failure.documents.ledger import Cell
@@ -58,23 +58,23 @@ class Planted(ByComparison):
 class NothingToBuild:
     """minivllm's environment is made by the first server."""
 
-    def expect(self, groups: Sequence[Group]) -> None:
+    def expect(self, groups: Sequence[EnvironmentGroup]) -> None:
         pass
 
-    def prepare(self, group: Group) -> str:
+    def prepare(self, group: EnvironmentGroup) -> str:
         return ""
 
-    def prefetch(self, group: Group) -> None:
+    def prefetch(self, group: EnvironmentGroup) -> None:
         pass
 
     @contextlib.contextmanager
     def warm(self, runs: Sequence[tuple[Cell, int]]) -> Iterator[None]:
         yield
 
-    def seconds(self, group: Group) -> float:
+    def seconds(self, group: EnvironmentGroup) -> float:
         return 0.0
 
-    def done(self, group: Group) -> None:
+    def done(self, group: EnvironmentGroup) -> None:
         pass
 
     def stop(self) -> None:

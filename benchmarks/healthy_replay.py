@@ -26,7 +26,7 @@ from mmrepro.engines import get_engine
 from mmrepro.runs.play.player import Player, PlayOptions
 from mmrepro.search.oracle.comparison import compare_with_reference
 from mmrepro.search.oracle.judge import judge
-from mmrepro.search.oracle.judged import Judged
+from mmrepro.search.oracle.judged import OracleReport
 from mmrepro.search.oracle.reference import comparable, reference_case
 from mmrepro.traffic.case.model import ServerWanted
 from mmrepro.traffic.case.sending import PlayState
@@ -39,7 +39,7 @@ CONCURRENCY = 8
 
 def round_of(
     player: Player, seed: int, requests: int, blocks: int, folder: Path
-) -> Judged:
+) -> OracleReport:
     """What every oracle says of one round."""
     case = healthy_trace(seed, requests, CONCURRENCY, player.server)
     engine = get_engine(case.server.engine)
@@ -56,7 +56,7 @@ def round_of(
     alone = player.play(
         reference_case(case, engine), None, PlayOptions(), folder / "reference"
     )
-    return Judged.of([*parts, compare_with_reference(played_case, played, alone)])
+    return OracleReport.of([*parts, compare_with_reference(played_case, played, alone)])
 
 
 def main() -> int:
@@ -85,7 +85,7 @@ def main() -> int:
         case = healthy_trace(options.seed, options.requests, CONCURRENCY, server)
         options.write.write_bytes(as_har(case))
         return 0
-    began, total, seen = time.monotonic(), Judged(), Counter[str]()
+    began, total, seen = time.monotonic(), OracleReport(), Counter[str]()
     with (
         tempfile.TemporaryDirectory() as folder,
         Player(server, folder=Path(folder)) as player,
@@ -94,7 +94,7 @@ def main() -> int:
         while time.monotonic() - began < options.minutes * 60:
             round_dir = Path(folder) / f"round-{seed}"
             judged = round_of(player, seed, options.requests, options.blocks, round_dir)
-            total = Judged.of([total, judged])
+            total = OracleReport.of([total, judged])
             seen.update(str(sighting.finding_class) for sighting in judged.sightings)
             for sighting in judged.sightings:
                 print(f"round {seed}: {sighting.bucket}: {sighting.said}", flush=True)

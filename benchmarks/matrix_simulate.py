@@ -29,15 +29,15 @@ from mmrepro.campaign.matrix.options import (
     load,
 )
 from mmrepro.campaign.matrix.plan import planned_of
-from mmrepro.campaign.matrix.session import Measured
+from mmrepro.campaign.matrix.session import EnvironmentCosts
 from mmrepro.campaign.schedule import (
     ASSUMED_BUILD_S,
     ASSUMED_RUN_S,
     ASSUMED_WHY,
     REPEAT,
     SETUP_S,
+    EnvironmentGroup,
     Estimates,
-    Group,
     groups_of,
 )
 from mmrepro.cli.console import table_console
@@ -243,7 +243,7 @@ def _times(
     return [p for p, _ in made], {p.cell.id: known[original][0] for p, original in made}
 
 
-class Packages(Measured):
+class Packages(EnvironmentCosts):
     """Sizes of environments as well; one that is not here is like the nearest older
     release."""
 
@@ -251,13 +251,13 @@ class Packages(Measured):
         super().__init__(stored)
         self._sizes: dict[Path, dict[str, int]] = {}
 
-    def basis(self, group: Group) -> str:
+    def basis(self, group: EnvironmentGroup) -> str:
         """What its figures are based on: OWN, NEAR or NONE."""
         if self.own(group) is not None:
             return OWN
         return NEAR if self.alike(group) else NONE
 
-    def of(self, group: Group) -> Mapping[str, int]:
+    def of(self, group: EnvironmentGroup) -> Mapping[str, int]:
         """Unpacked bytes of what is in it, by name and version."""
         if (own := self.own(group)) is not None:
             return self._packages(own)
@@ -290,7 +290,7 @@ def _bytes(record: Path) -> int:
 
 
 def _environments(
-    groups: Sequence[Group],
+    groups: Sequence[EnvironmentGroup],
     run: Mapping[str, float],
     repeat: int,
     measured: list[str],

@@ -3,7 +3,7 @@
 Usage:  python benchmarks/run_vs_script.py [--rounds 3] [--release 0.23.0]
 
 All use the same cached environment and the same tiny model, in turn, in one process:
-the script, a single run, and a run with a fork server kept (`mmrepro warm start`, whose
+the script, a single run, and a run with a fork server kept (`mmrepro env warm start`, whose
 imports are not counted).
 Printed: seconds of each, and the ratios round by round (the targets are at most 0.5 and
 0.35)."""
@@ -85,6 +85,7 @@ def main() -> None:
         write_bodies(folder / "bodies")
         start = [
             *mmrepro,
+            "env",
             "warm",
             "start",
             "ghost-key-eviction",
@@ -120,7 +121,9 @@ def main() -> None:
                 seconds[what].append(
                     timed(what, [*command, "--out", out], folder / warm)
                 )
-        timed("the fork server's end", [*mmrepro, "warm", "stop"], folder / "warm")
+        timed(
+            "the fork server's end", [*mmrepro, "env", "warm", "stop"], folder / "warm"
+        )
     theirs = seconds["plain script"]
     for what, ours in seconds.items():
         ratios = [one / other for one, other in zip(ours, theirs, strict=True)]

@@ -140,8 +140,8 @@ def _screens(place: Path, *, engine: bool) -> Iterator[Screen]:
     )
     yield Screen(("list",), "", ("chunked-mm-prefill", ">=0.14.0, <0.24.0"))
     yield Screen(("list", "--alive"), "", ("abort-by-prefix",))
-    yield Screen(("claims",), "", ("text-only-placeholder",))
-    yield Screen(("claims", "shape-alias"), "", ("shape-alias:one-entry",))
+    yield Screen(("show", "--claims"), "", ("text-only-placeholder",))
+    yield Screen(("show", "shape-alias", "--claims"), "", ("shape-alias:one-entry",))
     yield Screen(("incidents",), "", ghost)
     yield Screen(("report", "1", "--format", "text"), "REPRODUCED", ghost)
     yield Screen(("report", "last", "--format", "text"), "REPRODUCED", ghost)
@@ -151,11 +151,10 @@ def _screens(place: Path, *, engine: bool) -> Iterator[Screen]:
     yield Screen(("diagnose", "http://127.0.0.1:9"), "DEAD", (), (1,))
     yield Screen(("check",))
     yield Screen(("env", "list"))
-    yield Screen(("warm", "status"))
+    yield Screen(("env", "warm", "status"))
     dry = ("bisect", "ghost-key-eviction", "--dry-run")
     yield Screen(dry, "", ("0.24.0",))
     yield Screen(("ablate", "ghost-key-eviction", "--dry-run"), "", ("prefix-caching",))
-    yield Screen(("accept", "--list", "--device", "cpu"))
     for kind, folder, verdict in _campaigns(place):
         yield Screen(("report", str(folder), "--format", "text"), verdict, (), (0,))
         del kind

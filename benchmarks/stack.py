@@ -21,15 +21,15 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from mmrepro.engines import get_engine
-from mmrepro.engines.features import FEATURES, feature
+from mmrepro.engines import ENGINES, get_engine
+from mmrepro.engines.features import feature, features
 from mmrepro.engines.models.tiny import TINY
 from mmrepro.runs.judge import derive
 from mmrepro.runs.play.player import Player, PlayOptions
 from mmrepro.search.fuzz.options import dialect_of
 from mmrepro.search.oracle.comparison import compare_with_reference, compared
 from mmrepro.search.oracle.judge import judge
-from mmrepro.search.oracle.judged import Judged
+from mmrepro.search.oracle.judged import OracleReport
 from mmrepro.search.oracle.reference import comparable, reference_case
 from mmrepro.traffic.case.model import (
     CHAT,
@@ -140,7 +140,7 @@ def tried(
         judged = compare_with_reference(case, played, alone)
         row["equals"] = None if judged.unseen else not compared(judged)
         row["compared"] = judged.counted
-        judged = Judged.of([judged, judge(case, played, engine=engine)])
+        judged = OracleReport.of([judged, judge(case, played, engine=engine)])
         row["held against it"] = [one.said[:300] for one in judged.sightings]
     why = [played.said, *played.causes[:2]]
     row["why"] = (
@@ -195,7 +195,7 @@ def markdown(rows: list[dict[str, Any]]) -> Iterator[str]:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--out", type=Path, required=True, metavar="DIR")
-    parser.add_argument("--engine", default="vllm", choices=FEATURES)
+    parser.add_argument("--engine", default="vllm", choices=[*ENGINES])
     parser.add_argument("--release", action="append", metavar="RELEASE")
     parser.add_argument("--feature", action="append", metavar="NAME")
     parser.add_argument(
@@ -215,7 +215,7 @@ def main() -> int:
             engine=options.engine, release=release, model="qwen3-text"
         )
         with Player(wanted, folder=options.out) as player:
-            for name in options.feature or FEATURES[options.engine]:
+            for name in options.feature or features(options.engine):
                 if (name, options.engine, release) in done:
                     continue
                 one = feature(options.engine, name)

@@ -1,7 +1,7 @@
 """The Python API: what the commands do, as functions that return documents.
 
 They print nothing and never exit. Progress comes as events, to a function that is
-given. Options have the names of the command's fields (``mmrepro schema`` has the
+given. Options have the names of the command's fields (``--json-schema`` has the
 documents, and ``mmrepro COMMAND --help`` the options): ``timeout_s=60``,
 ``mitigations=["fix"]``. Each error is a :class:`~mmrepro.base.errors.MmreproError` with
 a sentence, a hint and an exit code.
@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_args, get_origin
 
 from mmrepro.base.errors import UsageError, did_you_mean
-from mmrepro.base.options import Command, Declared, declared
+from mmrepro.base.options import Command, DeclaredOption, declared
 
 if TYPE_CHECKING:
     from mmrepro.campaign.events import CampaignEvent
@@ -128,12 +128,18 @@ def logs(
     )
 
 
-def judge(incident: Incident | str | Path, *, scenario: str | Path = "") -> Rejudged:
+def judge(
+    incident: Incident | str | Path,
+    *,
+    scenario: str | Path = "",
+    edited: bool = False,
+) -> Rejudged:
     """Judge recorded evidence again, without an engine.
 
     Args:
         incident: or its folder, or a bundle.
         scenario: a name or a ``FILE.py``; "": the one that was run.
+        edited: judge a folder or a bundle that was changed since it was recorded.
 
     Returns:
         The verdict ``then`` and ``now``, each condition and claim, and whether the
@@ -141,12 +147,16 @@ def judge(incident: Incident | str | Path, *, scenario: str | Path = "") -> Reju
 
     Raises:
         BadIncident: there is none.
+        ChangedIncident: it differs from the record of its hashes.
         UsageError: it holds no verdict, or the scenario is unknown.
     """
+    from mmrepro.failure.documents.hashes import checked
     from mmrepro.runs.judge import rejudge
     from mmrepro.scenario.registry import as_run
 
     read = load(incident) if isinstance(incident, str | Path) else incident
+    if isinstance(incident, str | Path) and not edited:
+        checked(Path(incident)).refuse_changed(Path(incident))
     name, ran = str(scenario), read.scenario
     # A file is run where the caller names it, and never where the incident does.
     return rejudge(read, as_run(name or ran.name, ran.variant, trust=bool(name)))
@@ -257,7 +267,7 @@ def _asked(made: type[C], given: dict[str, Any]) -> C:
     return made(**given)
 
 
-def _hold(name: str, one: Declared, value: Any) -> None:
+def _hold(name: str, one: DeclaredOption, value: Any) -> None:
     option, words = (
         one.option,
         get_args(one.type) if get_origin(one.type) is Literal else (),

@@ -82,8 +82,8 @@ class RawSink:
 
 @dataclass(frozen=True)
 class Subject:
-    """What a probe that works alone is told (``mmrepro probe``). ``deadline_s``: in
-    seconds."""
+    """What a probe that works alone is told (``mmrepro diagnose --only``).
+    ``deadline_s``: in seconds."""
 
     url: str = ""
     pid: int = 0
@@ -142,9 +142,8 @@ def run_probe(
     def target() -> None:
         try:
             box.append(probe.collect(sink, deadline))
-        except (
-            BaseException
-        ) as error:  # every failure of a probe is data, never a crash
+        except BaseException as error:
+            # Every failure of a probe is data, never a crash.
             box.append(error)
 
     thread = threading.Thread(target=target, name=f"probe-{probe.name}", daemon=True)

@@ -123,11 +123,16 @@ class MetricsData(ProbeData):
     bad_lines: Annotated[int, Field(description="lines that could not be parsed")] = 0
 
     def total(self, name: str) -> float | None:
-        """Sum over all label sets of a metric; None if it is absent or not a number."""
-        values = [s.value for s in self.samples if s.name == name]
-        if not values or any(v is None for v in values):
-            return None
-        return sum(v for v in values if v is not None)
+        """Return the sum over all label sets of a metric; None if it is absent or not a
+        number."""
+        total: float | None = None
+        for sample in self.samples:
+            if sample.name != name:
+                continue
+            if sample.value is None:
+                return None
+            total = (total or 0) + sample.value
+        return total
 
 
 # ---------------------------------------------------------------- processes and threads
@@ -381,8 +386,12 @@ class GpuData(ProbeData):
     devices: list[GpuDevice]
 
     def held_by(self, pids: Collection[int]) -> list[GpuDevice]:
-        """Those on which one of these processes has memory."""
-        return [d for d in self.devices if any(p.pid in pids for p in d.processes)]
+        """Return those on which one of these processes has memory."""
+        held: list[GpuDevice] = []
+        for device in self.devices:
+            if any(process.pid in pids for process in device.processes):
+                held.append(device)
+        return held
 
 
 class GpuCoreData(ProbeData):

@@ -29,8 +29,8 @@ from mmrepro.probes.data import FlightData, FlightRank
 VARIABLES = ("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE")
 PREFIX = "/tmp/nccl_trace_rank_"  # noqa: S108 - PyTorch's own default
 MAX_BYTES = 64 << 20
-MAX_FILES = 64
-MAX_NUMBER = 1 << 62
+_MAX_FILES = 64
+_MAX_NUMBER = 1 << 62
 _RANK = re.compile(r"(\d{1,6})(?:\.json)?$")
 _PICKLE = b"\x80"
 
@@ -45,10 +45,10 @@ class FlightProbe(Probe[FlightData]):
         raise Unavailable("give it the dump files")
 
     def __init__(self, files: Sequence[Path]) -> None:
-        self.files = list(files)[:MAX_FILES]
+        self.files = list(files)[:_MAX_FILES]
 
     def collect(self, sink: RawSink, deadline: float) -> FlightData:
-        """Raises Unavailable where none of the files can be read."""
+        """Read the files. Raises Unavailable where none of them can be read."""
         data = FlightData()
         for file in self.files:
             try:
@@ -56,14 +56,14 @@ class FlightProbe(Probe[FlightData]):
             except (OSError, ValueError, RecursionError) as error:
                 data.unread[str(file)] = str(error)[:200]
         if not data.ranks:
-            told = "; ".join(f"{name}: {why}" for name, why in data.unread.items())
-            raise Unavailable(told or "no file was given")
+            reasons = "; ".join(f"{name}: {why}" for name, why in data.unread.items())
+            raise Unavailable(reasons or "no file was given")
         sink.write("flight.json", data.model_dump_json(indent=1))
         return data
 
 
 def read(file: Path) -> FlightRank:
-    """One rank's file. Raises OSError, ValueError: it is no whole dump in JSON."""
+    """Read one rank's file. Raises OSError, ValueError: it is no whole dump in JSON."""
     with file.open("rb") as opened:
         raw = opened.read(MAX_BYTES + 1)
     if raw[:1] == _PICKLE:
@@ -75,32 +75,39 @@ def read(file: Path) -> FlightRank:
     document = json.loads(raw.decode("utf-8", "replace"))
     if not isinstance(document, dict) or not isinstance(document.get("entries"), list):
         raise ValueError("it has no list of entries")
-    number = document.get("rank")
-    if not isinstance(number, int) or isinstance(number, bool):
-        match = _RANK.search(file.name)
-        if match is None:
-            raise ValueError("neither it nor its name has a rank")
-        number = int(match[1])
-    found = FlightRank(
-        rank=number, version=one_line(str(document.get("version", "")), 20)
-    )
+    version = one_line(str(document.get("version", "")), 20)
+    rank = FlightRank(rank=_rank_of(document, file), version=version)
     for entry in document["entries"]:
-        _enter(found, entry)
-    return found
+        _enter(rank, entry)
+    return rank
 
 
-def _enter(found: FlightRank, entry: Any) -> None:
+def _rank_of(document: dict[str, Any], file: Path) -> int:
+    """Return its rank, or that of its file's name. Raises
+    ValueError."""
+    number = document.get("rank")
+    if isinstance(number, int) and not isinstance(number, bool):
+        return number
+    match = _RANK.search(file.name)
+    if match is None:
+        raise ValueError("neither it nor its name has a rank")
+    return int(match[1])
+
+
+def _enter(rank: FlightRank, entry: Any) -> None:
+    """Note the last collective of the entry's group. Raises ValueError."""
     if not isinstance(entry, dict) or entry.get("is_p2p") is True:
         return
-    group, sequence = entry.get("process_group"), entry.get("collective_seq_id")
+    group = entry.get("process_group")
+    sequence = entry.get("collective_seq_id")
     if not isinstance(group, list) or not group or not isinstance(sequence, int):
         raise ValueError("an entry has no group or no number")
-    if isinstance(sequence, bool) or not 0 <= sequence <= MAX_NUMBER:
+    if isinstance(sequence, bool) or not 0 <= sequence <= _MAX_NUMBER:
         raise ValueError("the number of an entry is none")
     name = one_line(" ".join(str(part) for part in group), 60)
-    if sequence >= found.entered.get(name, -1):
-        found.entered[name] = sequence
-        found.operation[name] = one_line(str(entry.get("profiling_name", "")), 60)
-        found.completed[name] = (
-            entry.get("retired") is True or entry.get("state") == "completed"
-        )
+    if sequence < rank.entered.get(name, -1):
+        return
+    retired = entry.get("retired") is True
+    rank.entered[name] = sequence
+    rank.operation[name] = one_line(str(entry.get("profiling_name", "")), 60)
+    rank.completed[name] = retired or entry.get("state") == "completed"

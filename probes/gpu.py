@@ -60,7 +60,13 @@ class GpuProbe(Probe[GpuData]):
 
 
 def _device(last: GpuReading, gpu: Gpu, readings: list[GpuReading]) -> GpuDevice:
-    seen = [one for reading in readings for one in reading.gpus if one.uuid == gpu.uuid]
+    """Return a GPU as it was read last, with its utilisation in each reading."""
+    utilization: list[int] = []
+    for reading in readings:
+        for other in reading.gpus:
+            # By UUID: a GPU may go away between two readings, and numbers move.
+            if other.uuid == gpu.uuid and other.utilization_pct is not None:
+                utilization.append(other.utilization_pct)
     slices = [s.model_copy(update={"uuid": short_uuid(s.uuid)}) for s in gpu.slices]
     return GpuDevice(
         index=gpu.index,
@@ -70,9 +76,7 @@ def _device(last: GpuReading, gpu: Gpu, readings: list[GpuReading]) -> GpuDevice
         cuda=last.cuda,
         memory_total_bytes=gpu.memory_total_bytes or 0,
         memory_used_bytes=gpu.memory_used_bytes or 0,
-        utilization_pct=[
-            one.utilization_pct for one in seen if one.utilization_pct is not None
-        ],
+        utilization_pct=utilization,
         processes=gpu.processes,
         mig=gpu.mig,
         slices=slices,

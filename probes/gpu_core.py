@@ -36,16 +36,16 @@ from mmrepro.probes.base import Probe, RawSink, Subject, TimedOut, Unavailable
 from mmrepro.probes.data import GpuCoreData
 
 ENABLE = "CUDA_ENABLE_USER_TRIGGERED_COREDUMP"
-PIPES = ("corepipe_%h_%p", "corepipe.cuda.%h.%p")
+_PIPES = ("corepipe_%h_%p", "corepipe.cuda.%h.%p")
 """The name where none is given: of driver 580, and of the manual."""
-DUMP = "core_%t_%h_%p.nvcudmp"
-WRITTEN = 1 << 20
+_DUMP = "core_%t_%h_%p.nvcudmp"
+_WRITTEN = 1 << 20
 """Bytes: more than a pipe holds, so that its reader sees some whenever it looks."""
 QUIET_S = 1.0
 """A dump that has not grown for as long is whole."""
-OPEN_S = 1.0
-READ_S = 20.0
-MAX_KERNELS = 40
+_OPEN_S = 1.0
+_READ_S = 20.0
+_MAX_KERNELS = 40
 
 
 @dataclass(frozen=True)
@@ -70,25 +70,26 @@ def pipe_of(
     if env.get(ENABLE, "0") in ("", "0"):
         return None
 
-    def files(asked: str) -> tuple[Path, str]:
-        asked = (
-            f"{processes.link(pid, 'cwd')}/{asked}"
-            if not asked.startswith("/")
-            else asked
-        )
-        path = inside(pid, asked) if inside else Path(asked)
+    def files(name: str) -> tuple[Path, str]:
+        """Return the folder and the pattern that a name with CUDA's marks means."""
+        if not name.startswith("/"):
+            name = f"{processes.link(pid, 'cwd')}/{name}"
+        path = inside(pid, name) if inside else Path(name)
         number = str(inner_pid or pid)
-        name = glob.escape(path.name).replace("%p", number)
-        return path.parent, name.replace("%h", "*").replace("%t", "*")
+        pattern = glob.escape(path.name).replace("%p", number)
+        return path.parent, pattern.replace("%h", "*").replace("%t", "*")
 
     named = env.get("CUDA_COREDUMP_PIPE")
+    names = [named] if named else _PIPES
+    # Anybody may have put a pipe of that name there: only its own user's counts.
     with suppress(OSError):
         owner = Path(f"/proc/{pid}").stat().st_uid
-        for folder, pattern in map(files, [named] if named else PIPES):
+        for name in names:
+            folder, pattern = files(name)
             for path in folder.glob(pattern):
                 status = path.lstat()
                 if stat.S_ISFIFO(status.st_mode) and status.st_uid == owner:
-                    return Pipe(path, files(env.get("CUDA_COREDUMP_FILE") or DUMP))
+                    return Pipe(path, files(env.get("CUDA_COREDUMP_FILE") or _DUMP))
     return None
 
 
@@ -129,7 +130,7 @@ class GpuCoreProbe(Probe[GpuCoreData]):
             ran = subprocess.run(
                 [program, *words],
                 capture_output=True,
-                timeout=READ_S,
+                timeout=_READ_S,
                 stdin=subprocess.DEVNULL,
                 check=False,
             )
@@ -142,16 +143,18 @@ class GpuCoreProbe(Probe[GpuCoreData]):
         return data
 
     def _trigger(self, deadline: float) -> None:
-        pipe = self._opened(time.monotonic() + OPEN_S)
+        """Write to the pipe, which makes the driver write a dump. Raises Unavailable."""
+        pipe = self._opened(time.monotonic() + _OPEN_S)
         try:
             if not stat.S_ISFIFO(os.fstat(pipe).st_mode):
                 raise Unavailable(f"{self.pipe.path} is no pipe")
-            left = WRITTEN
+            left = _WRITTEN
             while left > 0 and time.monotonic() < deadline:
                 try:
                     left -= os.write(pipe, b"\0" * min(left, 65536))
                 except BlockingIOError:
-                    if left < WRITTEN:  # it is full, and whoever reads it is on its way
+                    # Full, after some of it: whoever reads it is on its way.
+                    if left < _WRITTEN:
                         return
                     time.sleep(0.05)
                 except BrokenPipeError:
@@ -160,39 +163,47 @@ class GpuCoreProbe(Probe[GpuCoreData]):
             os.close(pipe)
 
     def _opened(self, end: float) -> int:
-        """Raises Unavailable where nobody reads it."""
+        """Open the pipe. Raises Unavailable where nobody reads it."""
+        flags = os.O_WRONLY | os.O_NONBLOCK | os.O_NOFOLLOW
         while True:
             try:
-                return os.open(
-                    self.pipe.path, os.O_WRONLY | os.O_NONBLOCK | os.O_NOFOLLOW
-                )
+                return os.open(self.pipe.path, flags)
             except OSError as error:
+                # ENXIO: the reader has not come yet.
                 if error.errno != errno.ENXIO or time.monotonic() > end:
                     raise Unavailable(f"{self.pipe.path}: {error.strerror}") from error
             time.sleep(0.05)
 
     def _written(self, began: float, deadline: float) -> Path:
-        """The dump, when it has not grown for a while."""
-        size, since, found = -1, time.monotonic(), None
-        folder, pattern = self.pipe.dumps
+        """Return the dump, when it has not grown for a while. Raises TimedOut."""
+        newest: Path | None = None
+        size = -1
+        since = time.monotonic()
         while time.monotonic() < deadline:
-            new = []
-            for path in folder.glob(pattern):
-                if (
-                    path.is_file()
-                    and not path.is_symlink()
-                    and path.stat().st_mtime >= began - 1
-                ):
-                    new.append(path)
+            new = self._new_dumps(began)
             if new:
-                found = max(new, key=lambda path: path.stat().st_mtime)
-                if (now := found.stat().st_size) != size:
-                    size, since = now, time.monotonic()
+                newest = max(new, key=lambda path: path.stat().st_mtime)
+                now = newest.stat().st_size
+                if now != size:
+                    size = now
+                    since = time.monotonic()
                 elif now and time.monotonic() - since >= QUIET_S:
-                    return found
+                    return newest
             time.sleep(0.1)
-        what = f"{found} is not whole yet" if found else "no dump was written"
+        what = f"{newest} is not whole yet" if newest else "no dump was written"
         raise TimedOut(f"{what}; {self.pipe.path} was written to")
+
+    def _new_dumps(self, began: float) -> list[Path]:
+        """Return the dumps of which something was written since then; clocks of file
+        systems may lag a little."""
+        folder, pattern = self.pipe.dumps
+        new: list[Path] = []
+        for path in folder.glob(pattern):
+            if path.is_symlink() or not path.is_file():
+                continue
+            if path.stat().st_mtime >= began - 1:
+                new.append(path)
+        return new
 
 
 def kernels(text: str) -> list[str]:
@@ -204,4 +215,4 @@ def kernels(text: str) -> list[str]:
             at = line.index("Invocation")
         elif at >= 0 and re.match(r"\s*\*?\s*\d+\s", line):
             found.append(one_line(line[at:].strip(), 300))
-    return found[:MAX_KERNELS]
+    return found[:_MAX_KERNELS]

@@ -19,10 +19,10 @@ from mmrepro.base.machine.nvml import short_uuid
 from mmrepro.base.records import GpuProcess
 from mmrepro.probes.data import GpuData, GpuDevice
 
-MAX_GPUS = 256
-MAX_PROCESSES = 1024
-MAX_CHARS = 2000
-MIB = 1 << 20
+_MAX_GPUS = 256
+_MAX_PROCESSES = 1024
+_MAX_CHARS = 2000
+_MIB = 1 << 20
 
 _HEAD = re.compile(
     r"NVIDIA-SMI (?P<smi>\S+) +(?:KMD Version: \S+ +"
@@ -58,7 +58,9 @@ _CSV_KEYS = (
 
 
 @dataclass
-class _Gpu:
+class _SmiGpu:
+    """What is read of one GPU; memory in MiB."""
+
     index: int
     name: str = ""
     uuid: str = ""
@@ -70,57 +72,60 @@ class _Gpu:
 
 
 class _Smi:
-    def __init__(self) -> None:
-        self.gpus: dict[int, _Gpu] = {}
-        self.driver = self.cuda = ""
-        self.used = self.lines = 0
+    """What is read of one text."""
 
-    def gpu(self, index: int) -> _Gpu:
-        if index not in self.gpus and len(self.gpus) >= MAX_GPUS:
-            return _Gpu(index)
-        return self.gpus.setdefault(index, _Gpu(index))
+    def __init__(self) -> None:
+        self.gpus: dict[int, _SmiGpu] = {}
+        self.driver = ""
+        self.cuda = ""
+
+    def gpu(self, index: int) -> _SmiGpu:
+        """Return the GPU of that number; one beyond the bound is not kept."""
+        if index not in self.gpus and len(self.gpus) >= _MAX_GPUS:
+            return _SmiGpu(index)
+        return self.gpus.setdefault(index, _SmiGpu(index))
 
     def process(
-        self, gpu: _Gpu, pid: str, name: str, used: str | None, kind: str = "C"
+        self, gpu: _SmiGpu, pid: str, name: str, used: str | None, kind: str = "C"
     ) -> None:
-        number, memory = _number(pid), _number(used)
-        if len(gpu.processes) < MAX_PROCESSES:
-            gpu.processes.append(
-                GpuProcess(
-                    pid=number or None,
-                    name=name[:200],
-                    used_bytes=None if memory is None else memory * MIB,
-                    graphics="C" not in kind,
-                )
-            )
+        """Add a process; its type has a C where it computes."""
+        if len(gpu.processes) >= _MAX_PROCESSES:
+            return
+        memory = _number(used)
+        process = GpuProcess(
+            pid=_number(pid) or None,
+            name=name[:200],
+            used_bytes=None if memory is None else memory * _MIB,
+            graphics="C" not in kind,
+        )
+        gpu.processes.append(process)
 
     def data(self) -> GpuData:
-        return GpuData(
-            devices=[
-                GpuDevice(
-                    index=gpu.index,
-                    name=gpu.name,
-                    uuid=short_uuid(gpu.uuid),
-                    driver=self.driver,
-                    cuda=self.cuda,
-                    memory_total_bytes=gpu.total * MIB,
-                    memory_used_bytes=gpu.used * MIB,
-                    utilization_pct=gpu.pct,
-                    processes=gpu.processes,
-                    mig=gpu.mig,
-                )
-                for _, gpu in sorted(self.gpus.items())
-            ]
-        )
+        devices: list[GpuDevice] = []
+        for _, gpu in sorted(self.gpus.items()):
+            device = GpuDevice(
+                index=gpu.index,
+                name=gpu.name,
+                uuid=short_uuid(gpu.uuid),
+                driver=self.driver,
+                cuda=self.cuda,
+                memory_total_bytes=gpu.total * _MIB,
+                memory_used_bytes=gpu.used * _MIB,
+                utilization_pct=gpu.pct,
+                processes=gpu.processes,
+                mig=gpu.mig,
+            )
+            devices.append(device)
+        return GpuData(devices=devices)
 
 
 def parse_nvidia_smi(lines: Iterable[str]) -> GpuData | None:
-    """What ``nvidia-smi`` printed, of any of its forms; None: it is not that. Never
-    raises.
+    """Read what ``nvidia-smi`` printed, of any of its forms; None: it is not that.
+    Never raises.
 
     Of a table that was printed again and again (``-l``, ``dmon`` not) each GPU's last
     memory and all readings of its utilisation are kept."""
-    kept = [line[:MAX_CHARS].rstrip() for line in lines if line.strip()]
+    kept = [line[:_MAX_CHARS].rstrip() for line in lines if line.strip()]
     for form in (_table, _query, _csv, _list):
         smi = form(kept)
         if smi is not None and smi.gpus:
@@ -129,46 +134,60 @@ def parse_nvidia_smi(lines: Iterable[str]) -> GpuData | None:
 
 
 def _table(lines: list[str]) -> _Smi | None:
-    smi, current, tasks = _Smi(), None, False
+    """Read the table; a GPU has two or three rows of it, and processes come below."""
+    smi = _Smi()
+    current: _SmiGpu | None = None
+    in_processes = False
     for line in lines:
         line = line.strip()
         if match := _HEAD.search(line):
-            smi.driver, smi.cuda = match["driver"] or match["smi"], match["cuda"]
-            tasks, current = False, None
+            # A table that is printed again: its processes replace those before.
+            smi.driver = match["driver"] or match["smi"]
+            smi.cuda = match["cuda"]
+            current = None
+            in_processes = False
             for gpu in smi.gpus.values():
                 gpu.processes.clear()
         elif not smi.driver:
             continue
         elif "Processes:" in line:
-            tasks = True
-        elif tasks:
+            in_processes = True
+        elif in_processes:
             if match := _TASK.search(line):
                 gpu = smi.gpu(int(match["gpu"]))
-                smi.process(
-                    gpu, match["pid"], match["name"], match["used"], match["type"]
-                )
+                pid, name = match["pid"], match["name"]
+                smi.process(gpu, pid, name, match["used"], match["type"])
         elif match := _ROW.match(line):
             current = smi.gpu(int(match["index"]))
             current.name = match["name"].removesuffix("...").rstrip()
-        elif current is not None and (match := _USE.search(line)):
-            current.used, current.total = int(match["used"]), int(match["total"])
-            if match["pct"] != "N/A":
-                current.pct.append(int(match["pct"][:-1]))
-        elif current is not None and (match := _MIG.search(line)):
-            current.mig = match["state"] == "Enabled"
+        elif current is not None:
+            _row_of_gpu(current, line)
     return smi if smi.driver else None
 
 
+def _row_of_gpu(gpu: _SmiGpu, line: str) -> None:
+    """Read a further row of a GPU in the table."""
+    if match := _USE.search(line):
+        gpu.used = int(match["used"])
+        gpu.total = int(match["total"])
+        if match["pct"] != "N/A":
+            gpu.pct.append(int(match["pct"][:-1]))
+    elif match := _MIG.search(line):
+        gpu.mig = match["state"] == "Enabled"
+
+
 def _query(lines: list[str]) -> _Smi | None:
-    """``nvidia-smi -q``: keys below headings, by indentation; GPUs in the order of
+    """Read ``nvidia-smi -q``: keys below headings, by indentation; GPUs in the order of
     their buses."""
     if not any(_QUERY in line for line in lines[:20]):
         return None
-    smi, gpu, heading = _Smi(), None, ""
+    smi = _Smi()
+    gpu: _SmiGpu | None = None
+    heading = ""
     order: dict[str, int] = {}
     process: dict[str, str] = {}
 
-    def end() -> None:
+    def end_process() -> None:
         if gpu is not None and process:
             kind = process.get("Type", "C")
             used = process.get("Used GPU Memory")
@@ -179,97 +198,122 @@ def _query(lines: list[str]) -> _Smi | None:
         if _QUERY in line:
             heading = ""
         elif match := _BUS.fullmatch(line.strip()):
-            end()
+            end_process()
+            # It has no number here; a bus that comes again is the same GPU.
             gpu = smi.gpu(order.setdefault(match["bus"], len(order)))
             heading = ""
         elif pair := _PAIR.fullmatch(line):
             key, value = pair["key"], pair["value"].strip()
             if gpu is None:
-                smi.driver = value if key == "Driver Version" else smi.driver
-                smi.cuda = value if key == "CUDA Version" else smi.cuda
+                if key == "Driver Version":
+                    smi.driver = value
+                elif key == "CUDA Version":
+                    smi.cuda = value
             elif key == "Process ID":
-                end()
+                end_process()
                 process[key] = value
             elif process:
                 process[key] = value
             else:
                 _of_gpu(gpu, heading, key, value)
         else:
-            end()
+            end_process()
             heading = line.strip()
-    end()
+    end_process()
     return smi
 
 
-def _of_gpu(gpu: _Gpu, heading: str, key: str, value: str) -> None:
+def _of_gpu(gpu: _SmiGpu, heading: str, key: str, value: str) -> None:
+    """Keep a value of ``nvidia-smi -q``; a key means something below its heading
+    only."""
     number = _number(value)
     if key == "Product Name":
         gpu.name = value
     elif key == "GPU UUID":
         gpu.uuid = value
-    elif (
-        heading == "MIG Mode" and key == "Current" and value in ("Enabled", "Disabled")
-    ):
-        gpu.mig = value == "Enabled"
-    elif heading == "FB Memory Usage" and number is not None:
-        gpu.total = number if key == "Total" else gpu.total
-        gpu.used = number if key == "Used" else gpu.used
-    elif heading == "Utilization" and key in ("Gpu", "GPU") and number is not None:
+    elif heading == "MIG Mode":
+        if key == "Current" and value in ("Enabled", "Disabled"):
+            gpu.mig = value == "Enabled"
+    elif number is None:
+        return
+    elif heading == "FB Memory Usage":
+        if key == "Total":
+            gpu.total = number
+        elif key == "Used":
+            gpu.used = number
+    elif heading == "Utilization" and key in ("Gpu", "GPU"):
         gpu.pct.append(number)
 
 
 def _csv(lines: list[str]) -> _Smi | None:
-    """One or several tables with a header line; without one, no column has a
+    """Read one or several tables with a header line; without one, no column has a
     meaning."""
-    smi, header = _Smi(), list[str]()
+    smi = _Smi()
+    header: list[str] = []
     by_uuid: dict[str, int] = {}
     for line in lines:
         cells = [cell.strip() for cell in line.split(",")]
         names = [cell.split(" [")[0] for cell in cells]
-        if len(set(names) & set(_CSV_KEYS)) >= min(2, len(names)) and names[0]:
+        known = set(names) & set(_CSV_KEYS)
+        if names[0] and len(known) >= min(2, len(names)):
             header = names
             continue
         if not header or len(cells) != len(header):
             continue
         row = dict(zip(header, cells, strict=True))
-        uuid = row.get("uuid") or row.get("gpu_uuid") or ""
         if "pid" in row:
-            gpu = smi.gpu(
-                by_uuid.setdefault(uuid or row.get("gpu_bus_id", ""), len(by_uuid))
-            )
-            used = row.get("used_gpu_memory") or row.get("used_memory")
-            smi.process(
-                gpu, row["pid"], row.get("process_name") or row.get("name", ""), used
-            )
-            continue
-        bus = uuid or row.get("pci.bus_id") or row.get("gpu_bus_id") or ""
-        number = _number(row.get("index"))
-        if number is None:
-            number = by_uuid.setdefault(bus, len(by_uuid)) if bus else 0
+            _csv_process(smi, row, by_uuid)
         else:
-            by_uuid.setdefault(uuid, number)
-        gpu = smi.gpu(number)
-        gpu.name = row.get("name") or row.get("gpu_name") or gpu.name
-        gpu.uuid = uuid or gpu.uuid
-        smi.driver = row.get("driver_version", smi.driver)
-        gpu.used = _number(row.get("memory.used")) or gpu.used
-        gpu.total = _number(row.get("memory.total")) or gpu.total
-        if (pct := _number(row.get("utilization.gpu"))) is not None:
-            gpu.pct.append(pct)
-        if (mode := row.get("mig.mode.current")) in ("Enabled", "Disabled"):
-            gpu.mig = mode == "Enabled"
+            _csv_gpu(smi, row, by_uuid)
     return smi if header else None
 
 
+def _csv_process(smi: _Smi, row: dict[str, str], by_uuid: dict[str, int]) -> None:
+    """Read a row of ``--query-compute-apps``."""
+    uuid = row.get("uuid") or row.get("gpu_uuid") or row.get("gpu_bus_id", "")
+    gpu = smi.gpu(by_uuid.setdefault(uuid, len(by_uuid)))
+    used = row.get("used_gpu_memory") or row.get("used_memory")
+    name = row.get("process_name") or row.get("name", "")
+    smi.process(gpu, row["pid"], name, used)
+
+
+def _csv_gpu(smi: _Smi, row: dict[str, str], by_uuid: dict[str, int]) -> None:
+    """Read a row of ``--query-gpu``; without its number, GPUs are told apart by what
+    else the table has of them."""
+    uuid = row.get("uuid") or row.get("gpu_uuid") or ""
+    bus = uuid or row.get("pci.bus_id") or row.get("gpu_bus_id") or ""
+    number = _number(row.get("index"))
+    if number is not None:
+        by_uuid.setdefault(uuid, number)
+    elif bus:
+        number = by_uuid.setdefault(bus, len(by_uuid))
+    gpu = smi.gpu(number or 0)
+    gpu.name = row.get("name") or row.get("gpu_name") or gpu.name
+    gpu.uuid = uuid or gpu.uuid
+    smi.driver = row.get("driver_version", smi.driver)
+    gpu.used = _number(row.get("memory.used")) or gpu.used
+    gpu.total = _number(row.get("memory.total")) or gpu.total
+    pct = _number(row.get("utilization.gpu"))
+    if pct is not None:
+        gpu.pct.append(pct)
+    mode = row.get("mig.mode.current")
+    if mode in ("Enabled", "Disabled"):
+        gpu.mig = mode == "Enabled"
+
+
 def _list(lines: list[str]) -> _Smi | None:
+    """Read ``nvidia-smi -L``."""
     smi = _Smi()
     for line in lines:
-        if match := _LISTED.match(line.strip()):
+        match = _LISTED.match(line.strip())
+        if match:
             gpu = smi.gpu(int(match["index"]))
-            gpu.name, gpu.uuid = match["name"], match["uuid"]
+            gpu.name = match["name"]
+            gpu.uuid = match["uuid"]
     return smi
 
 
 def _number(text: str | None) -> int | None:
+    """Return a number, with or without its unit; None: it is none, such as N/A."""
     match = re.match(r"(\d{1,12})(?:\.\d+)?(?: ?(?:MiB|%))?$", (text or "").strip())
     return int(match[1]) if match else None

@@ -32,7 +32,7 @@ from pydantic_core import from_json
 # ----------------------------------------------------------------- one bounded exchange
 
 
-USER_AGENT = "mmrepro-probe"
+_USER_AGENT = "mmrepro-probe"
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ def connection_refused(error: str) -> bool:
 NOT_SENT = "not sent"
 """How the error of an exchange begins that was no request: of its own headers, or its
 address."""
-UNFIT = (httpx2.InvalidURL, httpx2.UnsupportedProtocol, UnicodeError)
+_UNFIT = (httpx2.InvalidURL, httpx2.UnsupportedProtocol, UnicodeError)
 OURS = "LocalProtocolError"
 """The name of httpx2's and of h11's error of what we send; httpx2 lets some of h11's
 through."""
@@ -94,7 +94,7 @@ def fetch(
     over = over or threading.Event()
     # Identity and raw reads: a compressed answer could unfold to gigabytes.
     headers = {
-        "User-Agent": USER_AGENT,
+        "User-Agent": _USER_AGENT,
         "Accept-Encoding": "identity",
         **(headers or {}),
     }
@@ -151,10 +151,7 @@ class _Exchange:
                 self._client.close()
 
     def timed_out(self, seconds: float) -> Fetched:
-        where = (
-            "" if self._status is None else f" in the body of a {self._status} answer"
-        )
-        error = f"no complete answer in {self.timeout_s:.1f} s{where}"
+        error = f"no complete answer in {self.timeout_s:.1f} s{self._where}"
         return Fetched(None, bytes(self._body), seconds, error, timed_out=True)
 
     def _exchange(self) -> Fetched:
@@ -182,20 +179,24 @@ class _Exchange:
             return Fetched(self._status, bytes(self._body), 0.0)
 
     def _explain(self, error: Exception) -> str:
-        unfit = isinstance(error, UNFIT) or type(error).__name__ == OURS
+        unfit = isinstance(error, _UNFIT) or type(error).__name__ == OURS
         if unfit and self._status is None:
             return f"{NOT_SENT}: {type(error).__name__}: {error}"[:500]
-        where = (
-            "" if self._status is None else f" in the body of a {self._status} answer"
-        )
-        return f"{type(error).__name__}{where}: {error}"[:500]
+        return f"{type(error).__name__}{self._where}: {error}"[:500]
+
+    @property
+    def _where(self) -> str:
+        """How far the answer came, for an error."""
+        if self._status is None:
+            return ""
+        return f" in the body of a {self._status} answer"
 
 
 # ------------------------------------------------------------------ cheap endpoints
 
 
 ENDPOINT_BYTES = 256 << 10
-BODY_CHARS = 2000
+_BODY_CHARS = 2000
 
 
 def field_of(body: str | bytes, *path: str | int, max_chars: int = 500) -> str:
@@ -271,16 +272,16 @@ class HttpProbe(Probe[HttpData]):
             seconds=got.seconds,
             error=got.error,
             timed_out=got.timed_out,
-            body=got.body.decode("utf-8", "replace")[:BODY_CHARS],
+            body=got.body.decode("utf-8", "replace")[:_BODY_CHARS],
         )
 
 
 # ----------------------------------------------------------------- one small completion
 
 
-MARK_HEADER = "X-Mmrepro-Probe"
-MARK_USER = "mmrepro-probe"
-COMPLETION_BYTES = 1 << 20
+_MARK_HEADER = "X-Mmrepro-Probe"
+_MARK_USER = "mmrepro-probe"
+_COMPLETION_BYTES = 1 << 20
 
 # How the OpenAI API ends a whole completion. LMDeploy 0.7.0 answers 200 with "error"
 # and SGLang with "abort": those are no completions.
@@ -322,7 +323,7 @@ class InferenceProbe(Probe[InferenceData]):
         self.prompt = prompt
         self.image_data_url = image_data_url
         self.max_tokens = max_tokens
-        self.headers = {**(headers or {}), MARK_HEADER: "1"}
+        self.headers = {**(headers or {}), _MARK_HEADER: "1"}
         self.given_up = given_up
 
     def collect(self, sink: RawSink, deadline: float) -> InferenceData:
@@ -335,7 +336,7 @@ class InferenceProbe(Probe[InferenceData]):
             "POST",
             f"{self.base_url}/v1/chat/completions",
             timeout_s=timeout_s,
-            max_bytes=COMPLETION_BYTES,
+            max_bytes=_COMPLETION_BYTES,
             json_body=self._request(),
             headers=self.headers,
             over=self.given_up,
@@ -357,7 +358,7 @@ class InferenceProbe(Probe[InferenceData]):
             return data.model_copy(update={"error": f"HTTP {got.status}: {body}"})
         if got.cut:
             return data.model_copy(
-                update={"error": f"an answer of over {COMPLETION_BYTES} bytes"}
+                update={"error": f"an answer of over {_COMPLETION_BYTES} bytes"}
             )
         return data.model_copy(update=read_completion(got.body))
 
@@ -374,7 +375,7 @@ class InferenceProbe(Probe[InferenceData]):
             "max_tokens": self.max_tokens,
             "temperature": 0,
             "stream": False,
-            "user": MARK_USER,
+            "user": _MARK_USER,
         }
 
 

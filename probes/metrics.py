@@ -145,9 +145,8 @@ def _parse_line(line: str) -> MetricSample | None:
         for family in text_string_to_metric_families(line):
             for sample in family.samples:
                 return _sample(sample.name, sample.labels, float(sample.value))
-    except (
-        Exception
-    ):  # the library raises ValueError, KeyError, IndexError, … on hostile lines
+    except Exception:
+        # The library raises ValueError, KeyError, IndexError, … on hostile lines.
         return None
     return None
 
@@ -159,7 +158,8 @@ def _sample(name: str, labels: dict[str, str], value: float) -> MetricSample:
 
 
 def _is_creation_time(name: str, names: set[str]) -> bool:
-    if not name.endswith("_created"):
-        return False
+    """Whether a metric is the time at which another one was made."""
     base = name.removesuffix("_created")
-    return any(other in names for other in (base, f"{base}_total", f"{base}_count"))
+    if base == name:
+        return False
+    return not names.isdisjoint((base, f"{base}_total", f"{base}_count"))

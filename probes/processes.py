@@ -26,9 +26,9 @@ from mmrepro.base import processes
 from mmrepro.probes.base import Probe, RawSink, Subject, TimedOut, Unavailable
 from mmrepro.probes.data import ConnectionsData, ProcessesData, ProcessUse, ThreadUse
 
-MAX_BUSIEST = 8
+_MAX_BUSIEST = 8
 
-RoleOf = Callable[[str, str], str]
+_RoleOf = Callable[[str, str], str]
 """(name, command line) of a process -> what it is to the engine."""
 
 # vLLM and SGLang name their processes by setproctitle: "VLLM::EngineCore",
@@ -50,7 +50,7 @@ def role_from_title(name: str, cmdline: str) -> str:
 
 
 @dataclass(frozen=True)
-class _Reading:
+class _ProcessReading:
     mono: float
     stat: processes.Stat
     threads: dict[int, processes.Thread]
@@ -74,7 +74,7 @@ class ProcessesProbe(Probe[ProcessesData]):
         self,
         root_pid: int,
         window_s: float = 0.5,
-        role_of: RoleOf | None = None,
+        role_of: _RoleOf | None = None,
         *,
         also: Sequence[int] = (),
     ) -> None:
@@ -84,8 +84,8 @@ class ProcessesProbe(Probe[ProcessesData]):
         self.also = tuple(also)
 
     def collect(self, sink: RawSink, deadline: float) -> ProcessesData:
-        """Raises Unavailable when no process of the tree exists, TimedOut without
-        time."""
+        """Take two readings. Raises Unavailable when no process of the tree exists,
+        TimedOut without time."""
         started = time.monotonic()
         window_s = min(self.window_s, deadline - started - 0.2)
         if window_s < 0.05:
@@ -95,40 +95,45 @@ class ProcessesProbe(Probe[ProcessesData]):
             raise Unavailable(f"process {self.root_pid} does not exist (any more)")
         time.sleep(window_s)
         second = self._read_all()
+        window_s = round(time.monotonic() - started, 4)
+
+        uses: list[ProcessUse] = []
+        for pid, reading in second.items():
+            uses.append(self._use(reading, first.get(pid)))
+        vanished: list[int] = []
+        for pid, reading in first.items():
+            # A pid that is used again belongs to another process.
+            now = second.get(pid)
+            if now is None or now.stat.start_ticks != reading.stat.start_ticks:
+                vanished.append(pid)
         data = ProcessesData(
-            root_pid=self.root_pid,
-            window_s=round(time.monotonic() - started, 4),
-            processes=[
-                self._use(reading, first.get(pid)) for pid, reading in second.items()
-            ],
-            vanished=[
-                pid
-                for pid, reading in first.items()
-                if pid not in second
-                or second[pid].stat.start_ticks != reading.stat.start_ticks
-            ],
+            root_pid=self.root_pid, window_s=window_s, processes=uses, vanished=vanished
         )
         sink.write("processes.json", data.model_dump_json(indent=1))
         return data
 
-    def _read_all(self) -> dict[int, _Reading]:
-        readings: dict[int, _Reading] = {}
+    def _read_all(self) -> dict[int, _ProcessReading]:
+        readings: dict[int, _ProcessReading] = {}
         for pid in processes.tree(self.root_pid, self.also):
             threads = processes.threads(pid)
             now = time.monotonic()
             stat = processes.stat(pid)
             if stat is not None:
-                readings[pid] = _Reading(now, stat, threads)
+                readings[pid] = _ProcessReading(now, stat, threads)
         return readings
 
-    def _use(self, after: _Reading, before: _Reading | None) -> ProcessUse:
+    def _use(
+        self, after: _ProcessReading, before: _ProcessReading | None
+    ) -> ProcessUse:
         stat = after.stat
         if before is None or before.stat.start_ticks != stat.start_ticks:
             # Born within the window, or a recycled pid: nothing to compare with.
             before = after
         seconds = max(after.mono - before.mono, 1e-6)
         runs = thread_runs(before.threads, after.threads, seconds)
+        busiest = [_thread_use(run) for run in runs[:_MAX_BUSIEST]]
         line = processes.cmdline(stat.pid)
+        started_s = stat.start_ticks / processes.TICKS_PER_S
         return ProcessUse(
             pid=stat.pid,
             ppid=stat.ppid,
@@ -143,18 +148,8 @@ class ProcessesProbe(Probe[ProcessesData]):
             voluntary_switches=sum(run.voluntary for run in runs),
             involuntary_switches=sum(run.involuntary for run in runs),
             queued_pct=round(sum(run.queued_pct for run in runs), 1),
-            created_wall=psutil.boot_time() + stat.start_ticks / processes.TICKS_PER_S,
-            busiest=[
-                ThreadUse(
-                    tid=run.stat.pid,
-                    name=run.stat.name,
-                    state=run.stat.state,
-                    user_pct=run.user_pct,
-                    system_pct=run.system_pct,
-                    queued_pct=round(run.queued_pct, 1),
-                )
-                for run in runs[:MAX_BUSIEST]
-            ],
+            created_wall=psutil.boot_time() + started_s,
+            busiest=busiest,
         )
 
 
@@ -178,20 +173,32 @@ def thread_runs(
     after: Mapping[int, processes.Thread],
     seconds: float,
 ) -> list[ThreadRun]:
-    """The threads of ``after``, busiest first; one that is new did nothing yet."""
-    runs = []
+    """Return the threads of ``after``, busiest first; one that is new did nothing
+    yet."""
+    runs: list[ThreadRun] = []
     for tid, now in after.items():
         then = before.get(tid, now)
         run = ThreadRun(
-            now.stat,
-            _pct(now.stat.user_ticks - then.stat.user_ticks, seconds),
-            _pct(now.stat.system_ticks - then.stat.system_ticks, seconds),
-            max(now.queued_s - then.queued_s, 0.0) / seconds * 100,
-            max(now.voluntary - then.voluntary, 0),
-            max(now.involuntary - then.involuntary, 0),
+            stat=now.stat,
+            user_pct=_pct(now.stat.user_ticks - then.stat.user_ticks, seconds),
+            system_pct=_pct(now.stat.system_ticks - then.stat.system_ticks, seconds),
+            queued_pct=max(now.queued_s - then.queued_s, 0.0) / seconds * 100,
+            voluntary=max(now.voluntary - then.voluntary, 0),
+            involuntary=max(now.involuntary - then.involuntary, 0),
         )
         runs.append(run)
     return sorted(runs, key=lambda run: run.user_pct + run.system_pct, reverse=True)
+
+
+def _thread_use(run: ThreadRun) -> ThreadUse:
+    return ThreadUse(
+        tid=run.stat.pid,
+        name=run.stat.name,
+        state=run.stat.state,
+        user_pct=run.user_pct,
+        system_pct=run.system_pct,
+        queued_pct=round(run.queued_pct, 1),
+    )
 
 
 class CpuMeter:
@@ -206,7 +213,7 @@ class CpuMeter:
         root_pid: int,
         *,
         also: Sequence[int] = (),
-        role_of: RoleOf | None = None,
+        role_of: _RoleOf | None = None,
         refresh_s: float = 2.0,
     ) -> None:
         self.root_pid = root_pid
@@ -215,13 +222,11 @@ class CpuMeter:
         self.refresh_s = refresh_s
         self._walked = float("-inf")
         self._roles: dict[int, str] = {}
-        self._last: dict[
-            int, tuple[int, int, float]
-        ] = {}  # pid: (start, CPU ticks, mono)
+        self._last: dict[int, _CpuReading] = {}
 
     def read(self) -> dict[str, float]:
-        """Role -> % of one core since the last call, summed over the processes of that
-        role.
+        """Return by role the % of one core since the last call, summed over the
+        processes of that role.
 
         A process seen for the first time counts from the next call on, so the first
         call is all zeros. Empty when nothing of the tree is left."""
@@ -229,19 +234,21 @@ class CpuMeter:
         if now - self._walked >= self.refresh_s:
             self._walk(now)
         use: dict[str, float] = {}
-        seen: dict[int, tuple[int, int, float]] = {}
+        seen: dict[int, _CpuReading] = {}
         for pid, role in self._roles.items():
             stat = processes.stat(pid)
             if stat is None or stat.ended:
                 continue
-            mono = time.monotonic()
             ticks = stat.user_ticks + stat.system_ticks
-            seen[pid] = (stat.start_ticks, ticks, mono)
-            start, before, then = self._last.get(
-                pid, (stat.start_ticks, ticks, now - 1.0)
-            )
-            grown = ticks - before if start == stat.start_ticks else 0
-            use[role] = use.get(role, 0.0) + _pct(grown, max(mono - then, 1e-3))
+            reading = _CpuReading(stat.start_ticks, ticks, time.monotonic())
+            seen[pid] = reading
+            last = self._last.get(pid)
+            pct = 0.0
+            # Another start: the pid was given to a new process.
+            if last is not None and last.start_ticks == reading.start_ticks:
+                seconds = max(reading.mono - last.mono, 1e-3)
+                pct = _pct(ticks - last.ticks, seconds)
+            use[role] = use.get(role, 0.0) + pct
         self._last = seen
         return {role: round(pct, 1) for role, pct in use.items()}
 
@@ -249,11 +256,18 @@ class CpuMeter:
         self._walked = now
         roles: dict[int, str] = {}
         for pid in processes.tree(self.root_pid, self.also):
-            if (stat := processes.stat(pid)) is not None:
+            stat = processes.stat(pid)
+            if stat is not None:
                 # Asked anew each time: a process takes its title some time after its
                 # start.
                 roles[pid] = self.role_of(stat.name, processes.cmdline(pid))
         self._roles = roles
+
+
+class _CpuReading(NamedTuple):
+    start_ticks: int
+    ticks: int
+    mono: float
 
 
 # ------------------------------------------------------------------ who is connected
@@ -275,28 +289,34 @@ class ConnectionsProbe(Probe[ConnectionsData]):
         self.pid = pid
 
     def collect(self, sink: RawSink, deadline: float) -> ConnectionsData:
-        """Raises Unavailable where no table can be read, or the port is none of that
-        namespace."""
-        there = _table(self.pid)
-        if not any(s.port == self.port and s.state == processes.LISTEN for s in there):
+        """Count the connections. Raises Unavailable where no table can be read, or the port
+        is none of that namespace."""
+        sockets = _table(self.pid)
+        at_port = [socket for socket in sockets if socket.port == self.port]
+        if not any(socket.state == processes.LISTEN for socket in at_port):
             raise Unavailable(f"nothing is seen to listen on port {self.port} there")
-        # One that was opened meanwhile is among them.
-        own = {s.laddr.port for s in psutil.Process().net_connections("tcp") if s.laddr}
-        clients = [s for s in there if s.port == self.port and s.peer_port not in own]
+
+        # Read after the table: one of ours that was opened meanwhile is among them.
+        own: set[int] = set()
+        for connection in psutil.Process().net_connections("tcp"):
+            if connection.laddr:
+                own.add(connection.laddr.port)
+        clients = [socket for socket in at_port if socket.peer_port not in own]
         connected = [s for s in clients if s.state == processes.ESTABLISHED]
         return ConnectionsData(
             port=self.port,
             clients=len(connected),
-            unread=sum(s.unread > 0 for s in connected),
-            left=sum(s.state == processes.CLOSE_WAIT for s in clients),
+            unread=sum(socket.unread > 0 for socket in connected),
+            left=sum(socket.state == processes.CLOSE_WAIT for socket in clients),
         )
 
 
 def _table(pid: int | str) -> list[processes.Socket]:
-    found = processes.sockets(pid)
-    if found is None:
+    """Raises Unavailable."""
+    sockets = processes.sockets(pid)
+    if sockets is None:
         raise Unavailable(f"the TCP sockets of process {pid} cannot be read")
-    return found
+    return sockets
 
 
 # ------------------------------------------------------------------ after a tracer
@@ -305,7 +325,7 @@ def _table(pid: int | str) -> list[processes.Socket]:
 def wait_until(
     condition: Callable[[], bool], seconds: float, step_s: float = 0.01
 ) -> bool:
-    """Poll ``condition`` for at most ``seconds``; whether it came true."""
+    """Poll ``condition`` for at most ``seconds``; return whether it came true."""
     until = time.monotonic() + seconds
     while not condition():
         if time.monotonic() >= until:
@@ -315,10 +335,11 @@ def wait_until(
 
 
 def resume_after_trace(pid: int, state_before: str) -> bool:
-    """Undo a stop that a tracer of ours left behind; whether there was one.
+    """Undo a stop that a tracer of ours left behind; return whether there was one.
 
     A tracer that dies between attaching and its first wait can leave its target
     stopped. One that was stopped before we came is left so."""
+    # While a tracer is attached, its target is stopped rightly.
     wait_until(lambda: processes.tracer(pid) == 0, 2.0)
     stat = processes.stat(pid)
     if stat is None or stat.state != "T" or state_before == "T":

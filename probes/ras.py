@@ -30,10 +30,10 @@ PORT = 28028
 PROTOCOL = 2
 """NCCL_RAS_CLIENT_PROTOCOL of src/include/ras.h. The server answers with its own."""
 MOST_S = 2.0
-MAX_BYTES = 8 << 20
-MAX_LINE = 512
+_MAX_BYTES = 8 << 20
+_MAX_LINE = 512
 MAX_RANKS = 4096
-MAX_COUNT = 1 << 62
+_MAX_COUNT = 1 << 62
 _GREETING = re.compile(rb"SERVER PROTOCOL (\d{1,6})\s*$", re.IGNORECASE)
 _COMM = re.compile(r"^\s*#\d+-\d+ \((?P<hash>[0-9a-f]{1,16})\) (?P<what>[A-Z,]+)\s*$")
 _KIND = re.compile(
@@ -60,7 +60,7 @@ _TROUBLE = re.compile(
 
 
 _MISSING = re.compile(r"^\s*Missing communicator data from \d+ rank")
-ALL = "all"
+_ALL = "all"
 """The kind of operations that are counted together."""
 
 
@@ -100,8 +100,8 @@ class RasProbe(Probe[RasData]):
         2.28.9 writes no comma before the status of a missing rank. Raises NotNccl,
         OSError."""
         why: list[str] = []
-        for asked in (True, False):
-            protocol, as_json, text = self._report(end, as_json=asked)
+        for ask_for_json in (True, False):
+            protocol, as_json, text = self._report(end, as_json=ask_for_json)
             sink.write("nccl-ras." + ("json" if as_json else "txt"), text)
             try:
                 data = read_json(text) if as_json else read_text(text)
@@ -115,7 +115,7 @@ class RasProbe(Probe[RasData]):
         raise NotNccl(f"its report cannot be read: {'; in words: '.join(why)}")
 
     def _report(self, end: float, *, as_json: bool) -> tuple[int, bool, str]:
-        """The service's protocol, whether its report is JSON, and the report."""
+        """Return the service's protocol, whether its report is JSON, and the report."""
         with socket.create_connection(
             ("127.0.0.1", self.port), _left(end)
         ) as connection:
@@ -134,6 +134,8 @@ class RasProbe(Probe[RasData]):
 
 
 class _Talk:
+    """A conversation with the service, in lines, until a time."""
+
     def __init__(self, connection: socket.socket, end: float) -> None:
         self._connection = connection
         self._end = end
@@ -145,7 +147,7 @@ class _Talk:
 
     def line(self) -> bytes:
         while b"\n" not in self._read:
-            if len(self._read) > MAX_LINE:
+            if len(self._read) > _MAX_LINE:
                 raise NotNccl("its line has no end")
             if not self._more():
                 raise NotNccl("it closed the connection")
@@ -155,8 +157,8 @@ class _Talk:
     def rest(self) -> bytes:
         """All that follows, until the service closes the connection."""
         while self._more():
-            if len(self._read) > MAX_BYTES:
-                raise NotNccl(f"its report is larger than {MAX_BYTES} bytes")
+            if len(self._read) > _MAX_BYTES:
+                raise NotNccl(f"its report is larger than {_MAX_BYTES} bytes")
         return self._read
 
     def _more(self) -> bool:
@@ -177,56 +179,67 @@ def _left(end: float) -> float:
 
 
 def read_json(text: str) -> RasData:
-    """The report of NCCL 2.28.7 and later. Raises ValueError: it is not whole, or not
-    that."""
+    """Read the report of NCCL 2.28.7 and later. Raises ValueError: it is not whole, or
+    not that."""
     document = json.loads(text)
-    if not isinstance(document, dict) or not isinstance(
-        document.get("communicators"), list
-    ):
+    communicators = None
+    if isinstance(document, dict):
+        communicators = document.get("communicators")
+    if not isinstance(communicators, list):
         raise ValueError("it has no list of communicators")
     data = RasData(form="json", nccl=_text(document.get("nccl_version")))
-    for communicator in document["communicators"]:
+    for communicator in communicators:
         if not isinstance(communicator, dict):
             raise ValueError("a communicator is no object")
-        name, size = _text(communicator.get("hash")), _number(communicator.get("size"))
-        data.sizes[name] = size
-        for one in _objects(communicator.get("ranks")):
-            status = _object(one.get("status"))
-            counts = _object(one.get("collective_counts"))
-            data.ranks.append(
-                _rank(
-                    name,
-                    one,
-                    counts={_text(op): _number(count) for op, count in counts.items()},
-                    error=_number(status.get("async_error", 0)),
-                )
-            )
-        for one in _objects(communicator.get("missing_ranks")):
-            status = _object(one.get("status"))
-            dead = status.get("considered_dead") is True
-            lost = dead or status.get("unresponsive") is True
-            data.ranks.append(
-                _rank(name, one, missing=True, dead=dead, unresponsive=lost)
-            )
+        _read_communicator(communicator, data)
         if len(data.ranks) > MAX_RANKS:
             raise ValueError("it lists too many ranks")
     return data
 
 
+def _read_communicator(communicator: dict[str, Any], data: RasData) -> None:
+    """Read its ranks, and those that are missing. Raises ValueError."""
+    name = _text(communicator.get("hash"))
+    data.sizes[name] = _number(communicator.get("size"))
+    for entry in _objects(communicator.get("ranks")):
+        status = _object(entry.get("status"))
+        counts: dict[str, int] = {}
+        for operation, count in _object(entry.get("collective_counts")).items():
+            counts[_text(operation)] = _number(count)
+        error = _number(status.get("async_error", 0))
+        data.ranks.append(_rank(name, entry, counts=counts, error=error))
+
+    for entry in _objects(communicator.get("missing_ranks")):
+        status = _object(entry.get("status"))
+        dead = status.get("considered_dead") is True
+        lost = dead or status.get("unresponsive") is True
+        rank = _rank(name, entry, missing=True, dead=dead, unresponsive=lost)
+        data.ranks.append(rank)
+
+
 def read_text(text: str) -> RasData:
-    """The report in words: only outliers are listed by rank. Raises ValueError: it is
-    not that."""
+    """Read the report in words: only outliers are listed by rank. Raises ValueError: it
+    is not that."""
     if "Communicators" not in text:
         raise ValueError("it has no section of communicators")
     data = RasData(form="text")
-    if match := re.search(r"NCCL version (\S{1,40})", text):
-        data.nccl = match[1]
-    communicator, kind, at, missing = "", ALL, None, False
+    version = re.search(r"NCCL version (\S{1,40})", text)
+    if version:
+        data.nccl = version[1]
+
+    # Where the reader is: a communicator, in it a kind of operation, below that the
+    # number of the operation that a group of ranks has launched.
+    communicator = ""
+    kind = _ALL
+    at: int | None = None
+    missing = False
     for line in text.splitlines()[:100_000]:
         if match := _COMM.match(line):
-            communicator, kind, at, missing = match["hash"], ALL, None, False
+            communicator = match["hash"]
+            kind, at, missing = _ALL, None, False
         elif match := _KIND.match(line):
-            kind, at = ALL if match["kind"] == "collective" else match["kind"], None
+            kind = _ALL if match["kind"] == "collective" else match["kind"]
+            at = None
         elif match := _GROUP.match(line):
             at = _launched(data, communicator, kind, match["at"], int(match["count"]))
         elif match := _MEMBER.match(line):
@@ -234,19 +247,18 @@ def read_text(text: str) -> RasData:
             if match["at"]:
                 own = _launched(data, communicator, kind, match["at"], 1)
             if len(data.ranks) < MAX_RANKS:
-                data.ranks.append(
-                    NcclRank(
-                        communicator=communicator,
-                        rank=min(int(match["rank"]), MAX_COUNT),
-                        pid=min(int(match["pid"]), MAX_COUNT),
-                        host=match["host"],
-                        counts={} if own is None or missing else {kind: own},
-                        missing=missing,
-                        unresponsive=missing,
-                    )
+                rank = NcclRank(
+                    communicator=communicator,
+                    rank=min(int(match["rank"]), _MAX_COUNT),
+                    pid=min(int(match["pid"]), _MAX_COUNT),
+                    host=match["host"],
+                    counts={} if own is None or missing else {kind: own},
+                    missing=missing,
+                    unresponsive=missing,
                 )
+                data.ranks.append(rank)
         elif match := _PROCESS.match(line):
-            data.lost_pids.append(min(int(match["pid"]), MAX_COUNT))
+            data.lost_pids.append(min(int(match["pid"]), _MAX_COUNT))
         elif _MISSING.match(line):
             missing = True
         if _TROUBLE.match(line) and len(data.troubles) < 40:
@@ -255,20 +267,21 @@ def read_text(text: str) -> RasData:
 
 
 def _launched(data: RasData, communicator: str, kind: str, at: str, count: int) -> int:
-    """Notes how many ranks have launched up to an operation of that kind; returns its
+    """Note how many ranks have launched up to an operation of that kind; return its
     number."""
-    number = min(int(at), MAX_COUNT)
+    number = min(int(at), _MAX_COUNT)
     counts = data.launched.setdefault(f"{communicator} {kind}", {})
     counts[number] = min(counts.get(number, 0) + count, MAX_RANKS)
     return number
 
 
-def _rank(communicator: str, one: dict[str, Any], **more: Any) -> NcclRank:
+def _rank(communicator: str, entry: dict[str, Any], **more: Any) -> NcclRank:
+    """Raises ValueError."""
     return NcclRank(
         communicator=communicator,
-        rank=_number(one.get("rank")),
-        pid=_number(one.get("pid")),
-        host=_text(one.get("host")),
+        rank=_number(entry.get("rank")),
+        pid=_number(entry.get("pid")),
+        host=_text(entry.get("host")),
         **more,
     )
 
@@ -280,13 +293,14 @@ def _object(value: object) -> dict[str, Any]:
 
 
 def _objects(value: object) -> list[dict[str, Any]]:
-    if not isinstance(value, list) or not all(isinstance(one, dict) for one in value):
+    """Raises ValueError."""
+    if not isinstance(value, list) or not all(isinstance(item, dict) for item in value):
         raise ValueError("a list of ranks is none")
     return value
 
 
 def _number(value: object) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or abs(value) > MAX_COUNT:
+    if isinstance(value, bool) or not isinstance(value, int) or abs(value) > _MAX_COUNT:
         raise ValueError(f"{str(value)[:40]!r} is no number")
     return value
 

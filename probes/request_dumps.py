@@ -19,9 +19,9 @@ from mmrepro.probes.base import Unavailable
 from mmrepro.probes.data import RequestDumpData
 from pydantic import ValidationError
 
-MAX_FILE_BYTES = 512 << 20
-MAX_ANSWER_BYTES = 16 << 20
-TIMEOUT_S = 40.0
+_MAX_FILE_BYTES = 512 << 20
+_MAX_ANSWER_BYTES = 16 << 20
+_TIMEOUT_S = 40.0
 
 
 def is_pickle(head: bytes) -> bool:
@@ -30,7 +30,7 @@ def is_pickle(head: bytes) -> bool:
     return len(head) > 2 and head[0] == 0x80 and 2 <= head[1] <= 5
 
 
-def read_requests(path: Path, timeout_s: float = TIMEOUT_S) -> RequestDumpData:
+def read_requests(path: Path, timeout_s: float = _TIMEOUT_S) -> RequestDumpData:
     """The requests of one dump. Nothing of the file is run.
 
     Raises:
@@ -38,8 +38,8 @@ def read_requests(path: Path, timeout_s: float = TIMEOUT_S) -> RequestDumpData:
         OSError: it cannot be opened.
     """
     length = path.stat().st_size
-    if length > MAX_FILE_BYTES:
-        raise Unavailable(f"{path} is larger than {size(MAX_FILE_BYTES)}")
+    if length > _MAX_FILE_BYTES:
+        raise Unavailable(f"{path} is larger than {size(_MAX_FILE_BYTES)}")
     command = [
         sys.executable,
         "-I",
@@ -65,7 +65,7 @@ def read_requests(path: Path, timeout_s: float = TIMEOUT_S) -> RequestDumpData:
             f"{path}: its reader ended by signal {-ended.returncode}, as it may"
         )
     try:
-        found = json.loads(ended.stdout[:MAX_ANSWER_BYTES])
+        found = json.loads(ended.stdout[:_MAX_ANSWER_BYTES])
         if name := found.get("refused"):
             raise Unavailable(
                 f"{path} is no dump of requests: it asks for {name}, which was not done"

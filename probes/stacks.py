@@ -10,6 +10,7 @@ Alone::
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 import subprocess
@@ -32,15 +33,15 @@ from mmrepro.probes.base import Probe, RawSink, Subject, TimedOut, Unavailable
 from mmrepro.probes.data import Frame, StackSample, StacksData, ThreadStack
 from mmrepro.probes.processes import resume_after_trace
 
-RETRIES = 3
-DUMP_TIMEOUT_S = 10.0
+_RETRIES = 3
+_DUMP_TIMEOUT_S = 10.0
 
 
 class StacksProbe(Probe[StacksData]):
     """``samples`` dumps of each of ``pids``, ``interval_s`` seconds apart.
 
     Samples are taken without pausing the target, so a stack that changes while it is
-    read may come out torn: after ``RETRIES`` failures in a row one sample pauses the
+    read may come out torn: after ``_RETRIES`` failures in a row one sample pauses the
     process for some milliseconds, unless ``blocking_fallback`` forbids it.
 
     ``until`` ends the sampling early once it holds for what was sampled so far, but not
@@ -87,14 +88,15 @@ class StacksProbe(Probe[StacksData]):
         self._data = StacksData(samples=[])
 
     def collect(self, sink: RawSink, deadline: float) -> StacksData:
-        """Raises Unavailable when no process could be sampled, TimedOut without any
-        sample."""
+        """Take the samples. Raises Unavailable when no process could be sampled, TimedOut
+        without any sample."""
         program = find_py_spy()
         if program is None:
             raise Unavailable(
                 "py-spy is not installed beside this Python (pip install py-spy)"
             )
-        self._data = data = StacksData(samples=[])
+        data = StacksData(samples=[])
+        self._data = data
         live = list(self.pids)
         seen = False
         for number in range(self.samples + self.pausing):
@@ -104,14 +106,15 @@ class StacksProbe(Probe[StacksData]):
                 if time.monotonic() >= deadline:
                     return self._finish(out_of_time=True)
                 sample, outcome = self._sample(program, pid, number, sink, deadline)
-                if outcome is Outcome.DENIED:
+                if outcome is SampleOutcome.DENIED:
                     data.denied[pid] = sample.error
                     live.remove(pid)
                     continue
                 data.samples.append(sample)
-                if outcome is Outcome.GONE or (
-                    outcome is Outcome.NOT_PYTHON and not number
-                ):
+                # A process that was once read does not stop being Python: such an answer
+                # is a torn sample then.
+                no_python = outcome is SampleOutcome.NOT_PYTHON and number == 0
+                if no_python or outcome is SampleOutcome.GONE:
                     live.remove(pid)
             seen = seen or (self.until is not None and self.until(data.samples))
             if not live or (seen and number + 1 >= self.min_samples):
@@ -122,47 +125,50 @@ class StacksProbe(Probe[StacksData]):
         return self._data if self._data.samples or self._data.denied else None
 
     def _finish(self, *, out_of_time: bool) -> StacksData:
+        """Return what was sampled. Raises Unavailable, TimedOut: nothing was."""
         data = self._data
         if any(sample.threads for sample in data.samples):
             return data
-        reasons = list(
-            dict.fromkeys([*data.denied.values(), *(s.error for s in data.samples)])
-        )
+        errors = [*data.denied.values(), *(sample.error for sample in data.samples)]
+        reasons = list(dict.fromkeys(errors))
         if out_of_time:
             raise TimedOut("; ".join(["no stack was sampled in time", *reasons])[:2000])
         raise Unavailable("; ".join(reasons)[:2000] or "no process was given")
 
     def _sample(
         self, program: Path, pid: int, number: int, sink: RawSink, deadline: float
-    ) -> tuple[StackSample, Outcome]:
+    ) -> tuple[StackSample, SampleOutcome]:
+        """Take a sample of one process, and say what came of it."""
         pause = self.native or number >= self.samples
-        taken, blocking = Moment.now(), pause and self._may_pause(pid, deadline)
+        taken = Moment.now()
+        blocking = pause and self._may_pause(pid, deadline)
         dumped = self._dump(program, pid, deadline, blocking=blocking)
-        for _ in range(RETRIES):
-            if dumped.outcome is not Outcome.TORN or time.monotonic() >= deadline:
+
+        # py-spy reads the memory of a process that runs on, so that a sample may be torn:
+        # most are whole at the next try.
+        for _ in range(_RETRIES):
+            if dumped.outcome is not SampleOutcome.TORN or time.monotonic() >= deadline:
                 break
             taken = Moment.now()
             dumped = self._dump(program, pid, deadline, blocking=blocking)
-        if (
-            dumped.outcome is Outcome.TORN
-            and self.blocking_fallback
-            and self._may_pause(pid, deadline)
-        ):
-            taken, blocking = Moment.now(), True
+
+        # A process that is paused gives a whole one; that is the last resort.
+        still_torn = dumped.outcome is SampleOutcome.TORN
+        if still_torn and self.blocking_fallback and self._may_pause(pid, deadline):
+            taken = Moment.now()
+            blocking = True
             dumped = self._dump(program, pid, deadline, blocking=True)
         if dumped.raw:
             sink.write(f"{pid}-{number:02d}.json", dumped.raw)
-        return (
-            StackSample(
-                pid=pid,
-                taken=taken,
-                blocking=blocking,
-                seconds=round(time.monotonic() - taken.mono, 4),
-                threads=dumped.threads,
-                error=dumped.error,
-            ),
-            dumped.outcome,
+        sample = StackSample(
+            pid=pid,
+            taken=taken,
+            blocking=blocking,
+            seconds=round(time.monotonic() - taken.mono, 4),
+            threads=dumped.threads,
+            error=dumped.error,
         )
+        return sample, dumped.outcome
 
     def _may_pause(self, pid: int, deadline: float) -> bool:
         stat = processes.stat(pid)
@@ -173,14 +179,14 @@ class StacksProbe(Probe[StacksData]):
 
     def _dump(
         self, program: Path, pid: int, deadline: float, *, blocking: bool
-    ) -> Dump:
+    ) -> PySpyDump:
         return dump(
             program,
             pid,
             blocking=blocking,
             with_locals=self.locals,
             native=self.native and blocking,
-            timeout_s=min(DUMP_TIMEOUT_S, deadline - time.monotonic()),
+            timeout_s=min(_DUMP_TIMEOUT_S, deadline - time.monotonic()),
         )
 
 
@@ -200,7 +206,7 @@ HOW_TO_ALLOW = (
 )
 
 
-class Outcome(StrEnum):
+class SampleOutcome(StrEnum):
     SAMPLED = "sampled"
     DENIED = "denied"
     GONE = "gone"
@@ -209,8 +215,8 @@ class Outcome(StrEnum):
 
 
 @dataclass(frozen=True)
-class Dump:
-    outcome: Outcome
+class PySpyDump:
+    outcome: SampleOutcome
     threads: list[ThreadStack]
     raw: bytes
     error: str = ""
@@ -218,17 +224,20 @@ class Dump:
 
 @lru_cache(maxsize=1)
 def find_py_spy() -> Path | None:
-    """The binary that the wheel installed: beside the interpreter, rarely on PATH."""
-    candidates = [Path(sysconfig.get_path("scripts")) / "py-spy"]
-    candidates.append(Path(sys.executable).parent / "py-spy")
-    try:
-        files = metadata.files("py-spy") or []
-    except metadata.PackageNotFoundError:
-        files = []
-    candidates.extend(
-        Path(str(file.locate())) for file in files if file.name == "py-spy"
-    )
-    return next((path for path in candidates if path.is_file()), None)
+    """Return the binary that the wheel installed: beside the interpreter, rarely on
+    PATH."""
+    candidates = [
+        Path(sysconfig.get_path("scripts")) / "py-spy",
+        Path(sys.executable).parent / "py-spy",
+    ]
+    with contextlib.suppress(metadata.PackageNotFoundError):
+        for file in metadata.files("py-spy") or []:
+            if file.name == "py-spy":
+                candidates.append(Path(str(file.locate())))
+    for path in candidates:
+        if path.is_file():
+            return path
+    return None
 
 
 def dump(
@@ -239,37 +248,47 @@ def dump(
     with_locals: bool,
     timeout_s: float,
     native: bool = False,
-) -> Dump:
-    """One sample of ``pid``, bounded in time and size; never raises.
+) -> PySpyDump:
+    """Take one sample of ``pid``, bounded in time and size; never raises.
 
     ``blocking`` pauses the process for some milliseconds; it runs again whatever
     becomes of py-spy. ``native`` adds the frames of C and C++ code, for which py-spy
     has to pause it."""
     stat = processes.stat(pid)
     if stat is None:
-        return Dump(Outcome.GONE, [], b"", f"process {pid} does not exist (any more)")
-    if stat.ended:
-        return Dump(
-            Outcome.GONE, [], b"", f"process {pid} has exited and waits to be reaped"
+        return PySpyDump(
+            SampleOutcome.GONE, [], b"", f"process {pid} does not exist (any more)"
         )
+    if stat.ended:
+        why = f"process {pid} has exited and waits to be reaped"
+        return PySpyDump(SampleOutcome.GONE, [], b"", why)
+
     command = [str(py_spy), "dump", "--pid", str(pid), "--json"]
-    command += [] if blocking else ["--nonblocking"]
-    command += ["--locals"] if with_locals else []
-    command += ["--native"] if native else []
+    if not blocking:
+        command.append("--nonblocking")
+    if with_locals:
+        command.append("--locals")
+    if native:
+        command.append("--native")
     try:
         code, raw, stderr = _run(command, timeout_s)
     except OSError as error:
-        return Dump(Outcome.TORN, [], b"", f"py-spy could not be started: {error}")
+        return PySpyDump(
+            SampleOutcome.TORN, [], b"", f"py-spy could not be started: {error}"
+        )
     finally:
+        # Also where py-spy was killed: then it left the process stopped.
         if blocking:
             resume_after_trace(pid, stat.state)
     if code != 0:
         outcome, error_text = _classify(pid, code, stderr)
-        return Dump(outcome, [], raw, error_text)
+        return PySpyDump(outcome, [], raw, error_text)
     try:
-        return Dump(Outcome.SAMPLED, parse_dump(raw), raw)
+        return PySpyDump(SampleOutcome.SAMPLED, parse_dump(raw), raw)
     except ValueError as error:
-        return Dump(Outcome.TORN, [], raw, f"unreadable py-spy output: {error}"[:300])
+        return PySpyDump(
+            SampleOutcome.TORN, [], raw, f"unreadable py-spy output: {error}"[:300]
+        )
 
 
 def _run(command: list[str], timeout_s: float) -> tuple[int, bytes, str]:
@@ -294,27 +313,30 @@ def _run(command: list[str], timeout_s: float) -> tuple[int, bytes, str]:
         return code, raw, errors.read(8192).decode("utf-8", "replace")
 
 
-def _classify(pid: int, code: int, stderr: str) -> tuple[Outcome, str]:
-    """What py-spy's error text means; the stack backtrace below it is left out."""
+def _classify(pid: int, code: int, stderr: str) -> tuple[SampleOutcome, str]:
+    """Return what py-spy's error text means; the stack backtrace below it is left
+    out."""
     text = stderr.split("Stack backtrace:")[0]
     line = " ".join(text.split())[:300] or f"py-spy ended with {code}"
     if not processes.alive(pid):
-        return Outcome.GONE, f"process {pid} went away while it was sampled"
+        return SampleOutcome.GONE, f"process {pid} went away while it was sampled"
+
     lowered = text.lower()
-    if any(
-        sign in lowered
-        for sign in ("permission denied", "not permitted", "os error 13")
-    ):
-        return Outcome.DENIED, f"py-spy was refused at process {pid}; {HOW_TO_ALLOW}"
-    not_python = (
-        "failed to find python version" in lowered
-        or "failed to find a python" in lowered
-    )
-    if not_python and not _maps_python(pid):
-        return Outcome.NOT_PYTHON, f"process {pid} does not run Python: {line}"
+    if any(sign in lowered for sign in _REFUSED):
+        return (
+            SampleOutcome.DENIED,
+            f"py-spy was refused at process {pid}; {HOW_TO_ALLOW}",
+        )
+    no_python = any(sign in lowered for sign in _NO_PYTHON)
+    if no_python and not _maps_python(pid):
+        return SampleOutcome.NOT_PYTHON, f"process {pid} does not run Python: {line}"
     if code < 0:
-        return Outcome.TORN, f"py-spy gave no sample in time (signal {-code})"
-    return Outcome.TORN, line
+        return SampleOutcome.TORN, f"py-spy gave no sample in time (signal {-code})"
+    return SampleOutcome.TORN, line
+
+
+_REFUSED = ("permission denied", "not permitted", "os error 13")
+_NO_PYTHON = ("failed to find python version", "failed to find a python")
 
 
 def _maps_python(pid: int) -> bool:
@@ -326,12 +348,15 @@ def _maps_python(pid: int) -> bool:
 
 
 def parse_dump(raw: bytes) -> list[ThreadStack]:
-    """Threads of one ``py-spy dump --json``, bounded in every dimension.
+    """Return the threads of one ``py-spy dump --json``, bounded in every dimension.
 
     Raises:
         ValueError: it is not what py-spy writes.
     """
-    return [thread for process in parse_processes(raw) for thread in process.threads]
+    threads: list[ThreadStack] = []
+    for process in parse_processes(raw):
+        threads += process.threads
+    return threads
 
 
 @dataclass(frozen=True)
@@ -345,19 +370,21 @@ class PyProcess:
 
 
 def parse_processes(raw: bytes | str) -> list[PyProcess]:
-    """Each process of one or several ``py-spy dump --json`` that follow each other.
+    """Return each process of one or several ``py-spy dump --json`` that follow each
+    other.
 
     Raises:
         ValueError: it is not what py-spy writes.
     """
     text = raw if isinstance(raw, str) else raw.decode("utf-8", "surrogateescape")
-    decoder, at = json.JSONDecoder(), 0
-    found: list[PyProcess] = []
+    decoder = json.JSONDecoder()
+    at = 0
+    dumped: list[PyProcess] = []
     while True:
         # With --subprocesses a line of dashes may stand between two processes.
         at = _BETWEEN.match(text, at).end()  # type: ignore[union-attr] # it may match nothing
-        if at >= len(text) and found:
-            return found
+        if at >= len(text) and dumped:
+            return dumped
         try:
             document, at = decoder.raw_decode(text, at)
         except RecursionError as error:
@@ -365,7 +392,7 @@ def parse_processes(raw: bytes | str) -> list[PyProcess]:
         if not isinstance(document, list):
             raise ValueError("not a list of threads")
         try:
-            found += _processes(document[:MAX_THREADS])
+            dumped += _processes(document[:MAX_THREADS])
         except (KeyError, TypeError, AttributeError) as error:
             raise ValueError(f"not a thread: {error!r}") from error
 
@@ -374,15 +401,20 @@ _BETWEEN = re.compile(r"[\s-]*")
 
 
 def _processes(items: list[dict[str, Any]]) -> list[PyProcess]:
+    """Return the threads by their process; without a thread, a process without a
+    number."""
     by_pid: dict[int | None, PyProcess] = {}
     for item in items:
-        pid, about = item.get("pid"), item.get("process_info") or {}
-        pid = pid if isinstance(pid, int) else None
-        process = by_pid.setdefault(
-            pid, PyProcess(pid, _text(about.get("command_line"), 500), [])
-        )
+        pid = item.get("pid")
+        if not isinstance(pid, int):
+            pid = None
+        info = item.get("process_info") or {}
+        title = _text(info.get("command_line"), 500)
+        process = by_pid.setdefault(pid, PyProcess(pid, title, []))
         process.threads.append(_thread(item))
-    return [*by_pid.values()] or [PyProcess(None, "", [])]
+    if not by_pid:
+        return [PyProcess(None, "", [])]
+    return list(by_pid.values())
 
 
 def _thread(item: dict[str, Any]) -> ThreadStack:
@@ -398,22 +430,20 @@ def _thread(item: dict[str, Any]) -> ThreadStack:
 
 def _frame(item: dict[str, Any]) -> Frame:
     line = item.get("line")
-    variables = item.get("locals") or []
+    variables: dict[str, str] = {}
+    for variable in (item.get("locals") or [])[:MAX_LOCALS]:
+        name = _text(variable.get("name"), 100)
+        variables[name] = _text(variable.get("repr"), MAX_REPR_CHARS)
     return Frame(
         function=_text(item["name"], 300),
         file=_text(item.get("short_filename") or item.get("filename"), 500),
         line=line if isinstance(line, int) else 0,
-        locals={
-            _text(variable.get("name"), 100): _text(
-                variable.get("repr"), MAX_REPR_CHARS
-            )
-            for variable in variables[:MAX_LOCALS]
-        },
+        locals=variables,
     )
 
 
 def _text(value: object, limit: int) -> str:
-    """A string as JSON may carry it: lone surrogates cannot be written to a file
+    """Return a string as JSON may carry it: lone surrogates cannot be written to a file
     again."""
     if value is None:
         return ""

@@ -33,18 +33,18 @@ Verdict = Literal[
     "spinning-in-user-space", "busy-in-kernel", "blocked", "working", "unclear"
 ]
 
-SPIN_PCT = 70.0
+_SPIN_PCT = 70.0
 IDLE_PCT = 5.0
-FEW_CALLS_PER_S = 200.0
-FEW_LOCK_CALLS_PER_S = 2000.0
-FEW_SWITCHES_PER_S = 100.0
+_FEW_CALLS_PER_S = 200.0
+_FEW_LOCK_CALLS_PER_S = 2000.0
+_FEW_SWITCHES_PER_S = 100.0
 ENOUGH_S = 0.03
 """Least processor time that is judged: three clock ticks."""
 
 # Calls of threads that queue for a lock. CPython's waiters for the GIL wake every 5 ms,
 # so a thread that spins while others wait comes with hundreds of them: contention, not
 # work.
-LOCK_CALLS = frozenset({"futex", "futex_waitv", "sched_yield", "restart_syscall"})
+_LOCK_CALLS = frozenset({"futex", "futex_waitv", "sched_yield", "restart_syscall"})
 
 
 @dataclass(frozen=True)
@@ -100,8 +100,8 @@ def judge(load: Load) -> tuple[Verdict, str]:
     # What other threads do beside a spinning one (polling with a timeout, say) is no
     # progress.
     own = load.busiest_calls_per_s
-    spins = looks_spinning(load) and (
-        few if own is None else own < FEW_CALLS_PER_S * load.share
+    spins = _looks_spinning(load) and (
+        few if own is None else own < _FEW_CALLS_PER_S * load.share
     )
     if total < IDLE_PCT and not spins:
         if load.asleep == load.threads and few:
@@ -125,7 +125,7 @@ def judge(load: Load) -> tuple[Verdict, str]:
     return "unclear", f"neither idle nor clearly spinning: {cpu}, {rate}"
 
 
-def looks_spinning(load: Load) -> bool:
+def _looks_spinning(load: Load) -> bool:
     """Whether one thread takes all the CPU that it can get, in user space; calls are
     not counted.
 
@@ -134,7 +134,7 @@ def looks_spinning(load: Load) -> bool:
     demand = load.busiest_user_pct + load.queued_pct
     enough = load.busiest_user_pct / 100 * load.seconds >= ENOUGH_S
     pure = load.busiest_system_pct <= 0.2 * load.busiest_user_pct
-    return demand >= SPIN_PCT and enough and pure
+    return demand >= _SPIN_PCT and enough and pure
 
 
 def _few_calls(load: Load) -> bool:
@@ -143,11 +143,11 @@ def _few_calls(load: Load) -> bool:
     Locks have no share: their waiters wake by the clock.
     """
     if load.calls_per_s is None:
-        return load.switches_per_s < FEW_SWITCHES_PER_S * load.share
+        return load.switches_per_s < _FEW_SWITCHES_PER_S * load.share
     other = load.calls_per_s - load.lock_calls_per_s
     return (
-        other < FEW_CALLS_PER_S * load.share
-        and load.lock_calls_per_s < FEW_LOCK_CALLS_PER_S
+        other < _FEW_CALLS_PER_S * load.share
+        and load.lock_calls_per_s < _FEW_LOCK_CALLS_PER_S
     )
 
 
@@ -185,39 +185,47 @@ class SyscallsProbe(Probe[SyscallsData]):
         self.use_strace = use_strace
 
     def collect(self, sink: RawSink, deadline: float) -> SyscallsData:
-        """Raises Unavailable when the process is not there, TimedOut without time to
-        watch it."""
+        """Watch the process. Raises Unavailable when it is not there, TimedOut without time
+        to watch it."""
         if not processes.alive(self.pid):
             raise Unavailable(f"process {self.pid} does not exist (any more)")
         reserve_s = DETACH_S if self.use_strace else 0.2
         window_s = min(self.window_s, deadline - time.monotonic() - reserve_s)
         if window_s < 0.1:
             raise TimedOut(f"no time to watch process {self.pid}")
-        asleep, stopped, waiting = settled_threads(self.pid)
-        first, started = processes.threads(self.pid), time.monotonic()
+        # Before strace comes: while it traces, what waits in which call is not to be seen.
+        asleep, stopped, waiting = _settled_threads(self.pid)
+        first = processes.threads(self.pid)
+        started = time.monotonic()
         counts: dict[str, int] | None = None
-        note, counted_s = "", 0.0
+        counted_s = 0.0
+        note = ""
         if self.use_strace:
             try:
                 counts, table, counted_s = count_calls(self.pid, window_s)
                 sink.write("strace.txt", table or "no system call was seen\n")
             except StraceRefused as refusal:
                 note = f" (calls not counted: {refusal})"
-        time.sleep(max(min(window_s - (time.monotonic() - started), window_s), 0))
-        second, seconds = processes.threads(self.pid), time.monotonic() - started
+
+        left_s = window_s - (time.monotonic() - started)
+        time.sleep(max(min(left_s, window_s), 0))
+        second = processes.threads(self.pid)
+        seconds = time.monotonic() - started
         if not second:
             raise Unavailable(f"process {self.pid} ended while it was watched")
         if counts is None:
-            asleep, stopped, waiting = settled_threads(self.pid)
-        load = measure(first, second, seconds, asleep, stopped)
+            asleep, stopped, waiting = _settled_threads(self.pid)
+        load = _measure(first, second, seconds, asleep, stopped)
+        total: int | None = None
         if counts is not None:
-            locks = sum(counts.get(name, 0) for name in LOCK_CALLS)
+            total = sum(counts.values())
+            locks = sum(counts.get(name, 0) for name in _LOCK_CALLS)
             load = replace(
                 load,
-                calls_per_s=sum(counts.values()) / counted_s,
+                calls_per_s=total / counted_s,
                 lock_calls_per_s=locks / counted_s,
             )
-            if looks_spinning(load) and not _few_calls(load):
+            if _looks_spinning(load) and not _few_calls(load):
                 load = self._count_busiest(load, sink, deadline)
         verdict, why = judge(load)
         return SyscallsData(
@@ -225,7 +233,7 @@ class SyscallsProbe(Probe[SyscallsData]):
             method="proc" if counts is None else "strace",
             window_s=round(counted_s if counts is not None else seconds, 3),
             counts=counts or {},
-            total=None if counts is None else sum(counts.values()),
+            total=total,
             waiting_in=dict(Counter(waiting.values()).most_common()),
             waits=waiting,
             user_pct=load.user_pct,
@@ -250,14 +258,14 @@ class SyscallsProbe(Probe[SyscallsData]):
         return replace(load, busiest_calls_per_s=sum(counts.values()) / seconds)
 
 
-def measure(
+def _measure(
     first: dict[int, processes.Thread],
     second: dict[int, processes.Thread],
     seconds: float,
     asleep: int,
     stopped: int,
 ) -> Load:
-    """The load between two readings of a process's threads, ``seconds`` apart."""
+    """Return the load between two readings of a process's threads, ``seconds`` apart."""
     runs = thread_runs(first, second, seconds)
     busiest = runs[0]
     # Of threads that used no processor time none is the busiest: their switches show no
@@ -278,7 +286,7 @@ def measure(
     )
 
 
-def settled_threads(pid: int, looks: int = 3) -> tuple[int, int, dict[int, str]]:
+def _settled_threads(pid: int, looks: int = 3) -> tuple[int, int, dict[int, str]]:
     """The look at ``waiting_threads`` that found most of them at rest.
 
     A thread that polls once a second must not make an idle process look busy because we
@@ -311,19 +319,19 @@ def waiting_threads(pid: int) -> tuple[int, int, dict[int, str]]:
 
 
 def _waits_in(pid: int, tid: int) -> str:
+    """Return the call that a sleeping thread waits in, or the kernel's function."""
     fields = processes.read(pid, f"task/{tid}/syscall").split()
     if fields and fields[0].isdigit():
         return syscall_name(int(fields[0]))
-    kernel_function = (
-        processes.read(pid, f"task/{tid}/wchan").decode("ascii", "replace").strip()
-    )
-    return kernel_function if kernel_function not in ("", "0") else "unknown"
+    wchan = processes.read(pid, f"task/{tid}/wchan")
+    function = wchan.decode("ascii", "replace").strip()
+    return function if function not in ("", "0") else "unknown"
 
 
 # ------------------------------------------------------------------ strace
 
 
-ATTACH_S = 3.0
+_ATTACH_S = 3.0
 DETACH_S = 3.0
 
 
@@ -363,7 +371,7 @@ def count_calls(
                 "INT",
                 "-k",
                 "5",
-                str(window_s + ATTACH_S + 5),
+                str(window_s + _ATTACH_S + 5),
                 *command,
             ]
         try:
@@ -377,7 +385,8 @@ def count_calls(
 
 
 def _trace(command: list[str], pid: int, window_s: float) -> tuple[float, str]:
-    """Seconds that strace was attached (0: never), and what it said."""
+    """Return the seconds that strace was attached (0: never), and what it wrote to
+    stderr. Raises StraceRefused: it had to be killed."""
     with tempfile.TemporaryFile() as errors:
         process = subprocess.Popen(
             command,
@@ -387,12 +396,13 @@ def _trace(command: list[str], pid: int, window_s: float) -> tuple[float, str]:
             env={**os.environ, "LC_ALL": "C"},
             start_new_session=True,
         )
+
+        def attached_or_ended() -> bool:
+            return process.poll() is not None or b"attached" in _so_far(errors)
+
         counted_s = 0.0
         try:
-            wait_until(
-                lambda: process.poll() is not None or b"attached" in _so_far(errors),
-                ATTACH_S,
-            )
+            wait_until(attached_or_ended, _ATTACH_S)
             # Attached now, or given up: strace ends at once when it is refused.
             if process.poll() is None and processes.tracer(pid) != 0:
                 attached = time.monotonic()
@@ -409,8 +419,8 @@ def _trace(command: list[str], pid: int, window_s: float) -> tuple[float, str]:
 
 
 def _end(process: subprocess.Popen[bytes]) -> bool:
-    """End strace; whether it ended by itself. SIGINT makes it detach and write its
-    table, SIGKILL only makes it detach."""
+    """End strace; return whether it ended by itself. SIGINT makes it detach and write
+    its table, SIGKILL only makes it detach."""
     for sign in (signal.SIGINT, signal.SIGTERM, signal.SIGKILL):
         if process.poll() is not None:
             break
@@ -426,16 +436,17 @@ def _so_far(file: IO[bytes]) -> bytes:
 
 
 def _why_refused(stderr: str) -> str:
-    line = next(
-        (line for line in stderr.splitlines() if line.strip()), "strace did not attach"
-    )
+    """Return why strace did not attach: its first line, if that is not known better."""
     if "not permitted" in stderr:
         return (
             "strace may not trace it (needs root or CAP_SYS_PTRACE, "
             "kernel.yama.ptrace_scope 0, "
             "docker --cap-add SYS_PTRACE; only one tracer at a time)"
         )
-    return line[:300]
+    for line in stderr.splitlines():
+        if line.strip():
+            return line[:300]
+    return "strace did not attach"
 
 
 def parse_table(text: str) -> dict[str, int]:
@@ -477,9 +488,11 @@ _COLUMNS = {"x86_64": 1, "aarch64": 2, "arm64": 2}
 
 
 def syscall_name(number: int, machine: str | None = None) -> str:
-    """``futex`` of 202 on x86_64; ``syscall_<number>`` of one that the table lacks."""
+    """Return ``futex`` for 202 on x86_64; ``syscall_<number>`` for one that the table
+    lacks."""
     column = _COLUMNS.get(machine or platform.machine(), 0)
-    rows = (row.split() for row in _CALLS.split(","))
-    return next(
-        (row[0] for row in rows if row[column] == str(number)), f"syscall_{number}"
-    )
+    for row in _CALLS.split(","):
+        fields = row.split()
+        if fields[column] == str(number):
+            return fields[0]
+    return f"syscall_{number}"

@@ -17,14 +17,14 @@ import sys
 from collections import OrderedDict, defaultdict, deque
 from typing import Any, NoReturn
 
-CPU_S = 20
-BASE_BYTES = 512 << 20
-PER_BYTE = 3
-MAX_REQUESTS = 2000
-MAX_ITEMS = 200_000
+_CPU_S = 20
+_BASE_BYTES = 512 << 20
+_PER_BYTE = 3
+_MAX_REQUESTS = 2000
+_MAX_ITEMS = 200_000
 """Of one container that are looked at."""
 
-ALLOWED = {
+_ALLOWED = {
     ("builtins", "list"): list,
     ("builtins", "dict"): dict,
     ("builtins", "set"): set,
@@ -36,7 +36,7 @@ ALLOWED = {
     ("collections", "deque"): deque,
 }
 """All that is really made: containers of what else is in the file."""
-INERT = frozenset(
+_INERT = frozenset(
     {
         "sglang",
         "torch",
@@ -64,7 +64,7 @@ INERT = frozenset(
 )
 """Packages whose names a dump may hold. None of them is imported."""
 
-OPTIONS = (
+_OPTIONS = (
     "model_path",
     "dtype",
     "quantization",
@@ -98,7 +98,7 @@ OPTIONS = (
     "version",
 )
 """Of ``ServerArgs``; never its keys."""
-FIELDS = (
+_FIELDS = (
     "return_logprob",
     "logprob_start_len",
     "top_logprobs_num",
@@ -120,11 +120,11 @@ FIELDS = (
 )
 """Of ``GenerateReqInput``, that a client sets; the fields of ``sampling_params`` are
 all a client's. Texts are not printed: they are the user's."""
-MEDIA = ("image_data", "video_data", "audio_data", "modalities")
-SECRET = ("--api-key", "--admin-api-key", "--tokenizer-metrics-custom-labels-header")
+_MEDIA = ("image_data", "video_data", "audio_data", "modalities")
+_SECRET = ("--api-key", "--admin-api-key", "--tokenizer-metrics-custom-labels-header")
 
 
-class Refused(Exception):
+class RefusedPickle(Exception):
     """The pickle asks for something that no dump of requests holds."""
 
 
@@ -166,18 +166,21 @@ def _remade(cls: Any, *rest: Any) -> Inert:
     return Inert(cls, *rest)
 
 
-class Reader(pickle.Unpickler):  # find_class looks nothing up
+class _Reader(pickle.Unpickler):
+    """Looks no name up: what a file may name is made here, or refused."""
+
     def find_class(self, module: str, name: str) -> Any:
-        if found := ALLOWED.get((module, name)):
-            return found
+        allowed = _ALLOWED.get((module, name))
+        if allowed:
+            return allowed
         if (module, name) == ("collections", "defaultdict"):
             return _default
         if module in ("copyreg", "copy_reg"):
             if name in ("_reconstructor", "__newobj__", "__newobj_ex__"):
                 return _remade
-        elif module.partition(".")[0] in INERT:
+        elif module.partition(".")[0] in _INERT:
             return type(name[-80:], (Inert,), {"kind": f"{module}.{name}"[:300]})
-        raise Refused(f"{module}.{name}"[:200])
+        raise RefusedPickle(f"{module}.{name}"[:200])
 
 
 def _default(*args: Any) -> Any:
@@ -192,20 +195,20 @@ def main() -> None:
     encode({"a": ["\u00e4", 1.5, None]})  # whatever it loads late is loaded now
     _lock(size)
     try:
-        found = summary(Reader(source).load())
-    except Refused as refused:
-        found = {"refused": str(refused)}
+        summary = _summary(_Reader(source).load())
+    except RefusedPickle as refused:
+        summary = {"refused": str(refused)}
     except MemoryError:
-        found = {"error": "it needs more memory than it may have"}
+        summary = {"error": "it needs more memory than it may have"}
     except Exception as error:
-        found = {"error": f"{type(error).__name__}: {str(error)[:200]}"}
-    sys.stdout.write(encode(found).encode("ascii", "replace").decode("ascii"))
+        summary = {"error": f"{type(error).__name__}: {str(error)[:200]}"}
+    sys.stdout.write(encode(summary).encode("ascii", "replace").decode("ascii"))
     sys.stdout.flush()
     _leave()
 
 
 def _leave() -> NoReturn:
-    """At once: what the file made is not taken apart, which may go deep."""
+    """End at once: what the file made is not taken apart, which may go deep."""
     import os
 
     os._exit(0)
@@ -215,10 +218,10 @@ def _lock(size: int) -> None:
     """Give up all that reading does not need. There is no way back."""
     import os  # noqa: F401 # _leave needs it
 
-    memory = BASE_BYTES + PER_BYTE * size
+    memory = _BASE_BYTES + _PER_BYTE * size
     for kind, limit in (
         (resource.RLIMIT_AS, memory),
-        (resource.RLIMIT_CPU, CPU_S),
+        (resource.RLIMIT_CPU, _CPU_S),
         (resource.RLIMIT_FSIZE, 0),
         (resource.RLIMIT_CORE, 0),
         (resource.RLIMIT_NPROC, 0),
@@ -230,145 +233,184 @@ def _lock(size: int) -> None:
 
 
 def _refuse(event: str, arguments: tuple[Any, ...]) -> None:
-    if event not in ("pickle.find_class", "import", "object.__getattr__") or (
-        event == "import" and arguments[0] != "os"
-    ):
-        raise Refused(event)
+    """Raises RefusedPickle: only these events belong to reading."""
+    if event in ("pickle.find_class", "object.__getattr__"):
+        return
+    if event == "import" and arguments[0] == "os":  # by _leave
+        return
+    raise RefusedPickle(event)
 
 
 # ------------------------------------------------------------------ what is printed
 
 
-def summary(value: Any) -> dict[str, Any]:
-    """What is known of a dump of SGLang's: a mapping with ``requests``, or their list
-    alone."""
+def _summary(value: Any) -> dict[str, Any]:
+    """Return what is known of a dump of SGLang's: a mapping with ``requests``, or their
+    list alone."""
     holder = value if isinstance(value, dict) else {"requests": value}
     rows = holder.get("requests")
     if not isinstance(rows, (list, tuple, deque)):
         return {"error": "it holds no requests"}
-    found = [
-        r for row in list(rows)[-MAX_REQUESTS:] if (r := _request(row)) is not None
-    ]
-    if rows and not found:
+    requests: list[dict[str, Any]] = []
+    for row in list(rows)[-_MAX_REQUESTS:]:
+        request = _request(row)
+        if request is not None:
+            requests.append(request)
+    if rows and not requests:
         return {"error": "it holds no requests"}
     command = holder.get("launch_command")
     return {
         "count": len(rows),
-        "requests": found,
+        "requests": requests,
         "options": _options(holder.get("resolved_config") or holder.get("server_args")),
         "command": _command(command) if isinstance(command, (list, tuple)) else [],
     }
 
 
 def _request(row: Any) -> dict[str, Any] | None:
+    """Return what is known of a request: (request, answer, begin, end); None: it is
+    none."""
     if not isinstance(row, (list, tuple)) or len(row) < 2:
         return None
     fields = _state(row[0])
     if not fields:
         return None
     out = row[1] if isinstance(row[1], dict) else {}
-    about = out.get("meta_info")
-    about = about if isinstance(about, dict) else {}
-    reason = about.get("finish_reason")
-    text, tokens = fields.get("text"), fields.get("input_ids")
+    meta = out.get("meta_info")
+    if not isinstance(meta, dict):
+        meta = {}
+    reason = meta.get("finish_reason")
+    kind = reason.get("type") if isinstance(reason, dict) else None
     rid = fields.get("rid")
+    text = fields.get("text")
+    prompt_tokens = _count(fields.get("input_ids"))
+    output_tokens = _count(out.get("output_ids"))
     return {
         "id": rid[:80] if isinstance(rid, str) else "",
         "created": _number(row[2]) if len(row) > 2 else None,
         "ended": _number(row[3]) if len(row) > 3 else None,
         "finished": reason is not None,
-        "finish_reason": _short(reason.get("type")) if isinstance(reason, dict) else "",
+        "finish_reason": _short(kind),
         "prompt_chars": len(text) if isinstance(text, str) else 0,
-        "prompt_tokens": _count(tokens) or _whole(about.get("prompt_tokens")),
-        "output_tokens": _count(out.get("output_ids"))
-        or _whole(about.get("completion_tokens")),
-        "media": sum(_media(fields.get(name)) for name in MEDIA[:3]),
+        "prompt_tokens": prompt_tokens or _whole(meta.get("prompt_tokens")),
+        "output_tokens": output_tokens or _whole(meta.get("completion_tokens")),
+        "media": sum(_media(fields.get(name)) for name in _MEDIA[:3]),
         "fields": _fields(fields),
     }
 
 
 def _fields(fields: dict[Any, Any]) -> dict[str, str]:
-    """What the client set: numbers as they are, of everything else its kind."""
-    found = {}
-    for name in FIELDS:
+    """Return what the client set: numbers as they are, of everything else its kind."""
+    kept: dict[str, str] = {}
+    for name in _FIELDS:
         value = fields.get(name)
-        if value not in (None, False, -1) and (shown := _shown(value)):
-            found[name] = shown
+        if value in (None, False, -1):
+            continue
+        shown = _shown(value)
+        if shown:
+            kept[name] = shown
+
+    # Several prompts in one request may have parameters each.
     sampling = fields.get("sampling_params")
-    for one in (sampling if isinstance(sampling, list) else [sampling])[:4]:
-        for name, value in list(_state(one).items())[:60]:
-            if isinstance(name, str) and value is not None and (shown := _shown(value)):
-                found[name[:60]] = shown
-    return found
+    several = sampling if isinstance(sampling, list) else [sampling]
+    for parameters in several[:4]:
+        for name, value in list(_state(parameters).items())[:60]:
+            if not isinstance(name, str) or value is None:
+                continue
+            shown = _shown(value)
+            if shown:
+                kept[name[:60]] = shown
+    return kept
 
 
 def _shown(value: Any) -> str:
+    """Return a number as it is, and of everything else its kind and length; "": it is
+    not set."""
     if isinstance(value, bool):
         return "true" if value else ""
     if isinstance(value, int):
         return str(value) if abs(value) < 1 << 64 else "a huge number"
     if isinstance(value, float):
         return f"{value:g}"
-    if isinstance(value, (list, tuple)):
-        if value and all(type(item) in (int, float) for item in value[:8]):
-            shown = ", ".join(_shown(item) or "0" for item in value[:8])
-            return f"[{shown}{', …' if len(value) > 8 else ''}]"
-        return f"{len(value)} items" if value else ""
+    if not isinstance(value, (list, tuple, str, dict)):
+        return "set"
+    if not value:
+        return ""
     if isinstance(value, str):
-        return f"{len(value)} characters" if value else ""
+        return f"{len(value)} characters"
     if isinstance(value, dict):
-        return f"{len(value)} entries" if value else ""
-    return "set"
+        return f"{len(value)} entries"
+    first = value[:8]
+    if not all(type(item) in (int, float) for item in first):
+        return f"{len(value)} items"
+    numbers = ", ".join(_shown(item) or "0" for item in first)
+    more = ", …" if len(value) > 8 else ""
+    return f"[{numbers}{more}]"
 
 
 def _options(args: Any) -> dict[str, str]:
+    """Return the options of the server that say how it served."""
     fields = _state(args)
-    found = {}
-    for name in OPTIONS:
+    shown: dict[str, str] = {}
+    for name in _OPTIONS:
         value = fields.get(name)
-        if isinstance(value, (bool, int, float, str)) and value not in (False, ""):
-            found[name] = str(value)[:200] if type(value) is not int else _shown(value)
-    return found
+        if not isinstance(value, (bool, int, float, str)) or value in (False, ""):
+            continue
+        is_number = type(value) is int
+        shown[name] = _shown(value) if is_number else str(value)[:200]
+    return shown
 
 
 def _command(words: Any) -> list[str]:
+    """Return the words of the server's command, without its keys."""
     shown: list[str] = []
-    hide = False
+    is_key = False
     for word in list(words)[:300]:
         text = str(word)[:300] if isinstance(word, (str, int, float)) else "?"
         name, equals, _ = text.partition("=")
-        if hide:
+        if is_key:
             text = "***"
-        hide = not equals and text in SECRET
-        shown.append(f"{name}=***" if equals and name in SECRET else text)
+        is_key = not equals and text in _SECRET
+        if equals and name in _SECRET:
+            text = f"{name}=***"
+        shown.append(text)
     return shown
 
 
 def _state(value: Any) -> dict[Any, Any]:
-    """The fields of an object of the file, whatever way it was pickled."""
+    """Return the fields of an object of the file, whatever way it was pickled."""
     for _ in range(4):
         if isinstance(value, dict):
             return value
         if not isinstance(value, Inert):
             return {}
         state = value.state
-        if isinstance(state, tuple) and len(state) == 2:  # __slots__: (dict, slots)
-            first, second = (one if isinstance(one, dict) else {} for one in state)
-            return {**first, **second}
         if isinstance(state, dict):
             return state
+        if isinstance(state, tuple) and len(state) == 2:
+            # Of a class with __slots__: (dict, slots), each of which may be None.
+            fields: dict[Any, Any] = {}
+            for part in state:
+                if isinstance(part, dict):
+                    fields.update(part)
+            return fields
         # ServerArgs since 0.5.22: _rebuild_server_args(class, fields, bookkeeping)
-        held = [a for a in value.args if isinstance(a, (dict, Inert))]
-        value = max(
-            held, key=lambda a: len(a) if isinstance(a, dict) else 0, default=None
-        )
+        held = [part for part in value.args if isinstance(part, (dict, Inert))]
+        value = max(held, key=_entries, default=None)
     return {}
 
 
+def _entries(part: Any) -> int:
+    return len(part) if isinstance(part, dict) else 0
+
+
 def _media(value: Any) -> int:
+    """Return how many pictures, films or sounds a field holds."""
     if value is None:
         return 0
-    return min(len(value), MAX_ITEMS) if isinstance(value, (list, tuple)) else 1
+    if isinstance(value, (list, tuple)):
+        return min(len(value), _MAX_ITEMS)
+    return 1
 
 
 def _count(value: Any) -> int:

@@ -85,10 +85,11 @@ _BADGES: Final = {
     Conclusion.NO_CURE: b.Badge("No workaround", "bad"),
     Conclusion.INCONCLUSIVE: b.Badge("Inconclusive", "unsure"),
 }
-BASELINE: Final = "(the failing baseline)"
+_BASELINE: Final = "(the failing baseline)"
 
 
 def compose(ablation: Ablation) -> b.Page:
+    """Compose the page of an ablation."""
     where = (
         f"{words.scenario_name(ablation.scenario)} on {ablation.engine} "
         f"{ablation.release}"
@@ -96,7 +97,7 @@ def compose(ablation: Ablation) -> b.Page:
     hypotheses = words.claims(ablation.hypotheses, "status", "hypothesis", "hypotheses")
     return b.Page(
         title=f"Ablation of {where}",
-        badge=badge(ablation),
+        badge=_badge(ablation),
         subject=where
         + (f", fidelity {ablation.fidelity}" if ablation.fidelity else ""),
         warning=b.broken_off(
@@ -121,7 +122,7 @@ def compose(ablation: Ablation) -> b.Page:
     )
 
 
-def badge(ablation: Ablation) -> b.Badge:
+def _badge(ablation: Ablation) -> b.Badge:
     if ablation.conclusion is not None:
         return _BADGES[ablation.conclusion]
     labels = {
@@ -132,7 +133,7 @@ def badge(ablation: Ablation) -> b.Badge:
     return b.Badge(labels[ablation.state], "unsure")
 
 
-def outcome_word(run: CellRun) -> str:
+def _outcome_word(run: CellRun) -> str:
     return run.outcome.words if run.outcome else "no verdict"
 
 
@@ -141,7 +142,7 @@ def cell_words(cell: Cell | None) -> tuple[str, str, str]:
     if cell is None:
         return "not run", "", ""
     return (
-        _counted([outcome_word(run) for run in cell.runs]),
+        _counted([_outcome_word(run) for run in cell.runs]),
         _counted([_THERE[run.symptom] for run in cell.runs]),
         _counted([_THERE[run.cause] for run in cell.runs]),
     )
@@ -162,30 +163,28 @@ def _counted(given: Sequence[str]) -> str:
 def _card(ablation: Ablation) -> Iterator[b.Block]:
     if ablation.explanation:
         yield b.p(b.strong(words.capital(words.sentence(ablation.explanation))))
-    told = [
-        f
-        for f in ablation.factors
-        if f.factor_class not in (None, FactorClass.IRRELEVANT)
-    ]
-    rows = [_alone(ablation, f) for f in told[:_FOUND]]
-    yield from b.table(_ALONE, rows, "factors that matter")
-    if len(told) > _FOUND:
-        yield b.p(f"{len(told) - _FOUND} more factors matter.", tone="soft")
+    unimportant = (None, FactorClass.IRRELEVANT)
+    rows = []
+    for factor in ablation.factors:
+        if factor.factor_class not in unimportant:
+            rows.append(_alone(ablation, factor))
+
+    yield from b.table(_ALONE, rows[:_FOUND], "factors that matter")
+    more = len(rows) - _FOUND
+    if more > 0:
+        yield b.p(f"{more} more factors matter.", tone="soft")
 
 
 def _counts(ablation: Ablation) -> Iterator[str]:
+    cells = b.count(len(ablation.cells), "cell")
     reused = f", {ablation.reused} of them reused" if ablation.reused else ""
-    yield (
-        f"{b.count(ablation.runs, 'run')} in "
-        f"{b.count(len(ablation.cells), 'cell')}{reused}"
-    )
-    classes = Counter(f.factor_class for f in ablation.factors)
-    for unimportant, word in (
-        (FactorClass.IRRELEVANT, "irrelevant"),
-        (None, "not judged"),
-    ):
-        if classes[unimportant]:
-            yield f"{b.count(classes[unimportant], 'factor')} {word}"
+    yield f"{b.count(ablation.runs, 'run')} in {cells}{reused}"
+    classes = Counter(factor.factor_class for factor in ablation.factors)
+    irrelevant, unjudged = classes[FactorClass.IRRELEVANT], classes[None]
+    if irrelevant:
+        yield f"{b.count(irrelevant, 'factor')} irrelevant"
+    if unjudged:
+        yield f"{b.count(unjudged, 'factor')} not judged"
     yield from words.claim_counts(ablation.hypotheses, "hypothesis", "hypotheses")
 
 
@@ -207,7 +206,7 @@ def _factors(ablation: Ablation) -> Iterator[b.Block]:
     )
     baseline = ablation.cell(())
     first = (
-        [b.row(BASELINE, "–", *cell_words(baseline), "", "", tone="soft")]
+        [b.row(_BASELINE, "–", *cell_words(baseline), "", "", tone="soft")]
         if baseline
         else []
     )
@@ -244,12 +243,13 @@ def _workarounds(ablation: Ablation) -> list[b.Block]:
 def _runs(ablation: Ablation) -> list[b.Block]:
     rows = []
     for cell in ablation.cells:
-        name, state = " + ".join(cell.flips) or BASELINE, _STATES[cell.state]
+        name, state = " + ".join(cell.flips) or _BASELINE, _STATES[cell.state]
         for run in cell.runs:
             cause = f"{_THERE[run.cause]}: {run.cause_observed}"
-            came = (run.error or outcome_word(run), run.symptom_observed, cause, state)
+            came = (run.error or _outcome_word(run), run.symptom_observed, cause, state)
             where = (duration(run.seconds), words.run_link(run.incident_dir))
             rows.append(b.row(name, *came, *where, status=cell.state.value))
+
     heads = (
         "toggled:name | run | symptom | cause | all of its runs | took:number "
         "| incident"
@@ -263,7 +263,7 @@ def _stand_ins(ablation: Ablation) -> list[tuple[StandIn, str]]:
     for cell in ablation.cells:
         for run in cell.runs:
             for stand_in in run.stand_ins:
-                where = f"runs with {' + '.join(cell.flips) or BASELINE}"
+                where = f"runs with {' + '.join(cell.flips) or _BASELINE}"
                 found.setdefault(stand_in.name, (stand_in, where))
     return list(found.values())
 

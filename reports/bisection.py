@@ -18,10 +18,10 @@ from mmrepro.failure.documents.searches import (
 from mmrepro.reports import blocks as b, svg, words
 from mmrepro.reports.documents import kind
 
-CHANCES: Final = 12
-OPEN_POINTS: Final = 25
+_CHANCES: Final = 12
+_OPEN_POINTS: Final = 25
 """Points in a table that is not folded."""
-LOOKS: Final[dict[PointVerdict, tuple[str, b.Tone, str]]] = {
+_LOOKS: Final[dict[PointVerdict, tuple[str, b.Tone, str]]] = {
     PointVerdict.BAD: ("✘ bad", "bad", "server"),
     PointVerdict.GOOD: ("✔ good", "good", "ok"),
     PointVerdict.OTHER: ("≠ different failure", "unsure", "client"),
@@ -29,11 +29,11 @@ LOOKS: Final[dict[PointVerdict, tuple[str, b.Tone, str]]] = {
     PointVerdict.BOTH: ("± both", "unsure", "lost"),
 }
 """Of each verdict: its mark and words, its tone, the class of its dot."""
-MEASURED: Final = (
+_MEASURED: Final = (
     "✘ bad: the metric moved there as far as at the bad end. ✔ good: it did not. ±: "
     "that is left open. ?: nothing was measured."
 )
-LEGEND: Final = (
+_LEGEND: Final = (
     "✘ bad: reproduced, with symptom and cause. ✔ good: not reproduced, although the "
     "trigger arrived and the engine works after it. ≠: a different failure. ?: "
     "untestable; no run reached a verdict, which counts as neither. ±: both; runs "
@@ -42,59 +42,68 @@ LEGEND: Final = (
 
 
 def compose(bisection: Bisection) -> b.Page:
-    found = bisection.sides
-    answers = "; ".join(answer(bisection, direction, side) for direction, side in found)
-    stand_ins = ((one, "") for one in bisection.stand_ins)
-    what = f"{bisection.measure} under " * bool(bisection.measure)
-    what += words.scenario_name(bisection.scenario)
-    over = f"{what} over {bisection.engine} {bisection.by}s"
+    """Compose the page of a bisection."""
+    answers = []
+    for direction, side in bisection.sides:
+        answers.append(_answer(bisection, direction, side))
+    over = _subject(bisection)
+    failure = bisection.failure and words.sentence(bisection.failure)
+    runs = b.count(bisection.runs, "run")
+    points = b.count(len(bisection.points), "point")
     return b.Page(
         title=f"Bisection of {over}",
-        badge=badge(bisection),
-        subject=over + (f": {answers}" if answers else ""),
-        warning=b.broken_off(
-            bisection.failure and words.sentence(bisection.failure),
-            began=bool(bisection.runs),
-        ),
+        badge=_badge(bisection),
+        subject=f"{over}: {'; '.join(answers)}" if answers else over,
+        warning=b.broken_off(failure, began=bool(bisection.runs)),
         card=[*_card(bisection)],
         counts=[
-            f"{b.count(bisection.runs, 'run')} of {len(bisection.ran)} of "
-            f"{b.count(len(bisection.points), 'point')}",
+            f"{runs} of {len(bisection.ran)} of {points}",
             duration(bisection.seconds),
         ],
         commands=[("to repeat it", bisection.command)],
-        sections=[
-            b.Section("Points, old to new", [*_line(bisection)], 90),
-            *(
-                b.Section(f"Where it was {name}", [*_side(bisection, s)], 97)
-                for name, s in found
-            ),
-            b.Section("Runs next to a boundary", _runs(bisection), 80),
-            b.Section("Every point that was run", [*_points(bisection)], 95),
-            b.Section("What this does not establish", b.bullets(bisection.limits), 85),
-            b.Section("Stand-ins", words.stand_ins(stand_ins, ""), 60),
-            b.Section("Repeat one run", _commands(bisection), 70),
-            b.Section("Set-up", [b.Facts(_setup(bisection))], 50),
-        ],
+        sections=[*_sections(bisection)],
         footer=words.footer(
             f"Bisection {bisection.id}", bisection.created, BISECTION_FILE, words.RUNS
         ),
     )
 
 
-def badge(bisection: Bisection) -> b.Badge:
+def _subject(bisection: Bisection) -> str:
+    """``ghost-key-eviction over vllm releases``."""
+    name = words.scenario_name(bisection.scenario)
+    measured = f"{bisection.measure} under " if bisection.measure else ""
+    return f"{measured}{name} over {bisection.engine} {bisection.by}s"
+
+
+def _sections(bisection: Bisection) -> Iterator[b.Section]:
+    yield b.Section("Points, old to new", [*_line(bisection)], 90)
+    for name, side in bisection.sides:
+        yield b.Section(f"Where it was {name}", [*_side(bisection, side)], 97)
+    yield b.Section("Runs next to a boundary", _runs(bisection), 80)
+    yield b.Section("Every point that was run", [*_points(bisection)], 95)
+    yield b.Section("What this does not establish", b.bullets(bisection.limits), 85)
+    stand_ins = ((stand_in, "") for stand_in in bisection.stand_ins)
+    yield b.Section("Stand-ins", words.stand_ins(stand_ins, ""), 60)
+    yield b.Section("Repeat one run", _commands(bisection), 70)
+    yield b.Section("Set-up", [b.Facts(_setup(bisection))], 50)
+
+
+def _badge(bisection: Bisection) -> b.Badge:
     if bisection.state != "complete":
         tones: dict[str, b.Tone] = {"interrupted": "unsure", "failed": "bad"}
         return b.Badge(bisection.state.capitalize(), tones[bisection.state])
-    found = [side for _, side in bisection.sides]
-    if all(side.conclusion is SideConclusion.FOUND and side.verified for side in found):
+    sides = [side for _, side in bisection.sides]
+    verified = [side for side in sides if side.verified]
+    conclusions = {side.conclusion for side in sides}
+    # Without any side all of none are found, and verified.
+    if conclusions <= {SideConclusion.FOUND} and len(verified) == len(sides):
         return b.Badge("Found", "good")
-    if any(s.conclusion in (SideConclusion.FOUND, SideConclusion.RANGE) for s in found):
+    if conclusions & {SideConclusion.FOUND, SideConclusion.RANGE}:
         return b.Badge("Found in part", "unsure")
     return b.Badge("Not found", "unsure")
 
 
-def answer(bisection: Bisection, direction: str, side: Side) -> str:
+def _answer(bisection: Bisection, direction: str, side: Side) -> str:
     """The side in a few words: ``first bad 0.14.0``."""
     label = {"introduced": "first bad", "fixed": "first good"}[direction]
     named = side.first_bad or side.first_good
@@ -104,11 +113,13 @@ def answer(bisection: Bisection, direction: str, side: Side) -> str:
         return f"{label} one of {_shorts(bisection, side.one_of)}"
     if side.between and direction == "fixed":
         return f"last bad {_short(bisection, side.between[0])}"
-    a = "a " * (side.conclusion is SideConclusion.RANGE)
-    return f"{label}: {a}{side.conclusion.replace('-', ' ')}"
+    conclusion = side.conclusion.replace("-", " ")
+    if side.conclusion is SideConclusion.RANGE:
+        return f"{label}: a {conclusion}"
+    return f"{label}: {conclusion}"
 
 
-def certainty(side: Side) -> str:
+def _certainty(side: Side) -> str:
     if side.verified:
         return "both sides were run again and agree"
     if side.conclusion is SideConclusion.RANGE:
@@ -121,16 +132,20 @@ def certainty(side: Side) -> str:
 
 def _card(bisection: Bisection) -> Iterator[b.Block]:
     for direction, side in bisection.sides:
-        text = side.explanation or answer(bisection, direction, side)
-        yield b.p(b.strong(_sentence(text)), f" {_sentence(certainty(side))}")
+        text = side.explanation or _answer(bisection, direction, side)
+        yield b.p(b.strong(_sentence(text)), f" {_sentence(_certainty(side))}")
         for chance in side.posterior[:1]:
             name = _short(bisection, chance.last_bad)
             share = f"last bad is {name} with {chance.probability:.1%}"
             yield b.p(f"Runs {_disagree(bisection)}: {share}.", tone="unsure")
-    rows = [(*_cells(point)[:2], point.why) for point in _boundary(bisection)[:6]]
-    yield from b.table(
-        f"{bisection.by}:name | verdict:name | observed", rows, "the boundaries"
-    )
+
+    rows = []
+    for point in _boundary(bisection)[:6]:
+        label, verdict, _ = _cells(point)
+        rows.append((label, verdict, point.why))
+
+    heads = f"{bisection.by}:name | verdict:name | observed"
+    yield from b.table(heads, rows, "the boundaries")
 
 
 def _disagree(bisection: Bisection) -> str:
@@ -142,61 +157,73 @@ def _disagree(bisection: Bisection) -> str:
 
 def _line(bisection: Bisection) -> Iterator[b.Block]:
     points = bisection.ran
-    if points:
-        yield b.p(MEASURED if bisection.measure else LEGEND, tone="soft")
-        marks = [f"{p.label} {LOOKS[p.verdict][0][0]}" for p in points if p.verdict]
-        caption = (
-            "Small: not run. A shaded band lies between the two sides of a boundary."
-        )
-        yield b.Picture(_drawing(bisection), [b.p(" · ".join(marks))], caption)
+    if not points:
+        return
+    yield b.p(_MEASURED if bisection.measure else _LEGEND, tone="soft")
+    marks = []
+    for point in points:
+        if point.verdict:
+            words_of_verdict = _LOOKS[point.verdict][0]
+            marks.append(f"{point.label} {words_of_verdict[0]}")
+    caption = "Small: not run. A shaded band lies between the two sides of a boundary."
+    yield b.Picture(_drawing(bisection), [b.p(" · ".join(marks))], caption)
 
 
 def _side(bisection: Bisection, side: Side) -> Iterator[b.Block]:
     yield b.p(_sentence(side.explanation))
-    facts = [f"{certainty(side)}; {b.count(side.runs, 'run')}", *side.notes]
+    facts = [f"{_certainty(side)}; {b.count(side.runs, 'run')}", *side.notes]
     if side.other_between:
         between = " and ".join(_short(bisection, name) for name in side.other_between)
         facts.append(f"the different failure gives way between {between}")
+
     if side.returned:
         facts.append(f"bad again: {_shorts(bisection, side.returned)}")
     yield from b.bullets(facts)
-    if side.posterior:
-        shows = side.rate and not bisection.measure
-        rate = (
-            f"; the failure shows in about {side.rate:.0%} of the runs" if shows else ""
-        )
-        yield b.p(f"Runs {_disagree(bisection)}{rate}. Where the boundary may lie:")
-        chances = side.posterior[:CHANCES]
-        rows = [
-            (_short(bisection, c.last_bad), f"{c.probability:.1%}") for c in chances
-        ]
-        yield from b.table(
-            "last bad:name | probability:number", rows, "the boundary's place"
-        )
+    if not side.posterior:
+        return
+
+    rate = ""
+    if side.rate and not bisection.measure:
+        rate = f"; the failure shows in about {side.rate:.0%} of the runs"
+    yield b.p(f"Runs {_disagree(bisection)}{rate}. Where the boundary may lie:")
+    rows = []
+    for chance in side.posterior[:_CHANCES]:
+        name = _short(bisection, chance.last_bad)
+        rows.append((name, f"{chance.probability:.1%}"))
+
+    heads = "last bad:name | probability:number"
+    yield from b.table(heads, rows, "the boundary's place")
 
 
 def _points(bisection: Bisection) -> Iterator[b.Block]:
     """The points that were run, oldest first."""
     rows = []
     for point in bisection.ran:
-        took = duration(sum(run.seconds for run in point.runs))
-        of = ("affected" if point.declared else "–", point.uploaded[:10] or "–")
-        rows.append(
-            b.row(*_cells(point), took, point.why, *of, status=str(point.verdict))
+        row = b.row(
+            *_cells(point),
+            duration(sum(run.seconds for run in point.runs)),
+            point.why,
+            "affected" if point.declared else "–",
+            point.uploaded[:10] or "–",
+            status=str(point.verdict),
         )
+        rows.append(row)
+
     heads = f"{bisection.by}:name | verdict:name | runs | took:number | observed"
     heads += " | declared:name | uploaded:name"
-    yield from b.counted("point", heads, rows, OPEN_POINTS)
+    yield from b.counted("point", heads, rows, _OPEN_POINTS)
 
 
 def _cells(point: Point) -> tuple[b.Inline, b.Inline, b.Inline]:
     """Its name, its verdict, and its runs, such as ``2 × reproduced``."""
-    found = Counter(words.attempt(run, "no verdict") for run in point.runs)
-    runs = ", ".join(f"{number} × {word}" for word, number in found.most_common())
     name = f"{point.label} {one_line(point.subject, 60)}".strip()
+    outcomes = Counter(words.attempt(run, "no verdict") for run in point.runs)
+    counts = [f"{number} × {word}" for word, number in outcomes.most_common()]
+    runs = ", ".join(counts)
     if point.verdict is None:
         return name, "not run", runs
-    return name, b.toned(*LOOKS[point.verdict][:2]), runs
+    word, tone, _ = _LOOKS[point.verdict]
+    return name, b.toned(word, tone), runs
 
 
 def _runs(bisection: Bisection) -> list[b.Block]:
@@ -204,70 +231,61 @@ def _runs(bisection: Bisection) -> list[b.Block]:
     rows: list[Sequence[b.Inline]] = []
     for point in _boundary(bisection):
         for run in point.runs:
-            came = (words.attempt(run, "no verdict"), run.error or run.explanation)
-            rows.append(
-                (
-                    point.label,
-                    *came,
-                    duration(run.seconds),
-                    words.run_link(run.incident),
-                )
-            )
+            outcome = words.attempt(run, "no verdict")
+            observed = run.error or run.explanation
+            link = words.run_link(run.incident)
+            rows.append((point.label, outcome, observed, duration(run.seconds), link))
     heads = f"{bisection.by}:name | outcome:name | observed | took:number | incident"
     return b.table(heads, rows, "runs next to a boundary")
 
 
 def _commands(bisection: Bisection) -> list[b.Block]:
-    runs = (run.command for point in _boundary(bisection) for run in point.runs[:1])
-    lines = [one_line(command, 4000) for command in dict.fromkeys(runs) if command]
+    """The command of the first run of each point next to a boundary."""
+    commands = dict.fromkeys(point.runs[0].command for point in _boundary(bisection))
+    lines = [one_line(command, 4000) for command in commands if command]
     return [b.Fence("\n".join(lines[:20]), "sh")] if lines else []
 
 
 def _setup(bisection: Bisection) -> list[tuple[str, b.Inline]]:
-    wheels = dict.fromkeys(
-        f"{p.wheel.project}: {p.wheel.origin}" for p in bisection.points if p.wheel
-    )
-    how = (
-        "one after another"
-        if bisection.linear
-        else "search from the declared boundary on"
-    )
+    wheels: dict[str, None] = {}
+    for point in bisection.points:
+        if point.wheel:
+            wheels[f"{point.wheel.project}: {point.wheel.origin}"] = None
+
+    order = "search from the declared boundary on"
+    if bisection.linear:
+        order = "one after another"
+    repeat = str(bisection.repeat) if bisection.repeat else "as many as needed"
+    took = duration(bisection.seconds)
+    fidelities = [point.fidelity for point in bisection.points]
     return [
         ("engine", bisection.engine),
-        *(("wheels", text) for text in wheels),
+        *(("wheels", wheel) for wheel in wheels),
         ("device", bisection.device),
-        ("fidelity", words.fidelity_words(*(p.fidelity for p in bisection.points))),
+        ("fidelity", words.fidelity_words(*fidelities)),
         ("scenario", b.prose(bisection.scenario.title)),
         ("declared affected", bisection.scenario.affected),
         ("known bad", _short(bisection, bisection.known_bad) or "none"),
         ("points", f"{len(bisection.points)}, {len(bisection.ran)} of them run"),
-        ("order", how),
-        (
-            "runs of each",
-            str(bisection.repeat) if bisection.repeat else "as many as needed",
-        ),
-        (
-            "runs",
-            (
-                f"{bisection.runs}, {duration(bisection.seconds)} in all, environments "
-                "included"
-            ),
-        ),
+        ("order", order),
+        ("runs of each", repeat),
+        ("runs", f"{bisection.runs}, {took} in all, environments included"),
         *words.made_on(bisection.host, bisection.mmrepro_version),
     ]
 
 
 def _boundary(bisection: Bisection) -> list[Point]:
     """The points next to a boundary that were run, oldest first."""
-    wanted = {n for _, side in bisection.sides for n in (*side.between, *side.one_of)}
+    wanted: set[str] = set()
+    for _, side in bisection.sides:
+        wanted.update(side.between, side.one_of)
     return [point for point in bisection.points if point.name in wanted and point.runs]
 
 
 def _sentence(text: str) -> str:
     """With a capital, unless it begins with a commit or a release."""
-    return words.sentence(
-        words.capital(text) if text.partition(" ")[0].isalpha() else text
-    )
+    begins_with_word = text.partition(" ")[0].isalpha()
+    return words.sentence(words.capital(text) if begins_with_word else text)
 
 
 def _short(bisection: Bisection, named: str) -> str:
@@ -281,45 +299,55 @@ def _shorts(bisection: Bisection, names: Sequence[str]) -> str:
 
 # ------------------------------------------------------------------------------ drawing
 
-WIDTH: Final = 1080
-MARGIN: Final = 44
-AXIS: Final = 96
-APART: Final = 13.0
+_WIDTH: Final = 1080
+_MARGIN: Final = 44
+_AXIS: Final = 96
+_APART: Final = 13.0
 """Pixels between labels, which stand on their heads."""
-MAX_LABELS: Final = 70
+_MAX_LABELS: Final = 70
 
 
 def _drawing(bisection: Bisection) -> Markup:
     """The points on one line. A mark shows the verdict as well as its colour does."""
     points = bisection.points
-    step = (WIDTH - 2 * MARGIN) / max(1, len(points) - 1)
-    xs = [MARGIN + step * number for number in range(len(points))]
+    step = (_WIDTH - 2 * _MARGIN) / max(1, len(points) - 1)
+    xs = [_MARGIN + step * number for number in range(len(points))]
     body = [
-        svg.path("axis", f"M{xs[0]:.1f} {AXIS}H{xs[-1]:.1f}"),
+        svg.path("axis", f"M{xs[0]:.1f} {_AXIS}H{xs[-1]:.1f}"),
         *_bands(bisection, xs),
     ]
-    labels, taken, longest = 0, -APART, 0
+    labels = 0
+    longest = 0
+    label_x = -_APART
     for x, point in zip(xs, points, strict=True):
-        verdict = point.verdict
-        word, _, fill = LOOKS[verdict] if verdict else ("not run", "", "tick")
-        hint = f"{point.label}: {word}" + (", declared affected" * point.declared)
-        body.append(
-            svg.circle(fill, x, AXIS, 9 if verdict else 2.5, one_line(hint, 300))
-        )
-        if verdict is None:
+        body += _dot(point, x)
+        if point.verdict is None or labels == _MAX_LABELS:
             continue
-        body.append(svg.text(x, AXIS + 4, word[0], "inbar mid"))
-        if labels < MAX_LABELS:
-            taken, labels = max(x, taken + APART), labels + 1
-            name = one_line(point.label, 22)
-            longest = max(longest, len(name))
-            place = f"translate({taken - 3:.1f} {AXIS + 22}) rotate(60)"
-            body.append(svg.tag("text", name, cls="tick", transform=place))
+        # A label that has no room at its point moves to the right.
+        label_x = max(x, label_x + _APART)
+        labels += 1
+        name = one_line(point.label, 22)
+        longest = max(longest, len(name))
+        place = f"translate({label_x - 3:.1f} {_AXIS + 22}) rotate(60)"
+        body.append(svg.tag("text", name, cls="tick", transform=place))
+
     label = (
         f"{len(points)} points from old to new, those that were run marked with their "
         "verdict"
     )
-    return svg.svg(AXIS + 36 + 6 * longest, label, body)
+    return svg.svg(_AXIS + 36 + 6 * longest, label, body)
+
+
+def _dot(point: Point, x: float) -> Iterator[Markup]:
+    word, fill, radius = "not run", "tick", 2.5
+    if point.verdict:
+        word, _, fill = _LOOKS[point.verdict]
+        radius = 9
+    declared = ", declared affected" if point.declared else ""
+    hint = one_line(f"{point.label}: {word}{declared}", 300)
+    yield svg.circle(fill, x, _AXIS, radius, hint)
+    if point.verdict:
+        yield svg.text(x, _AXIS + 4, word[0], "inbar mid")
 
 
 def _bands(bisection: Bisection, xs: Sequence[float]) -> Iterator[Markup]:
@@ -330,13 +358,17 @@ def _bands(bisection: Bisection, xs: Sequence[float]) -> Iterator[Markup]:
             continue
         left, right = (xs[names.index(name)] for name in side.between)
         middle, top = (left + right) / 2, 20 + 22 * level
-        yield svg.rect("b1", left, top + 8, max(1.0, right - left), AXIS - top - 8)
-        yield svg.path("grid", f"M{middle:.1f} {top + 6}V{AXIS}")
-        anchor = (
-            "end" if middle > WIDTH * 0.66 else "mid" if middle > WIDTH * 0.25 else ""
-        )
-        told = f"{direction}: {answer(bisection, direction, side)}"
-        yield svg.text(middle, top, told, f"name {anchor}")
+        yield svg.rect("b1", left, top + 8, max(1.0, right - left), _AXIS - top - 8)
+        yield svg.path("grid", f"M{middle:.1f} {top + 6}V{_AXIS}")
+        text = f"{direction}: {_answer(bisection, direction, side)}"
+        yield svg.text(middle, top, text, f"name {_anchor(middle)}")
+
+
+def _anchor(x: float) -> str:
+    """The side of a text that stands at ``x``: it must not leave the picture."""
+    if x > _WIDTH * 0.66:
+        return "end"
+    return "mid" if x > _WIDTH * 0.25 else ""
 
 
 KIND: Final = kind(Bisection, BISECTION_FILE, compose)

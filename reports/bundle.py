@@ -22,9 +22,17 @@ from mmrepro.base.machine.files import is_there, replacing
 from mmrepro.base.text.redact import PLACEHOLDER
 from mmrepro.failure.documents import EVIDENCE_DIR, INCIDENT_FILE, Incident
 from mmrepro.failure.documents.finding import LoadedFinding, finding_of
+from mmrepro.failure.documents.hashes import (
+    HASHES_FILE,
+    SIGNATURE_FILE,
+    FileHash,
+    hash_of,
+    packed_chain,
+)
 from mmrepro.failure.documents.public import NotPublic, public, public_text, register
 from mmrepro.failure.documents.published import Public
 from mmrepro.failure.documents.replay import REPLAY_FILE, Finding, Replay
+from mmrepro.failure.documents.signed import sign_head
 from mmrepro.failure.documents.stored import (
     MANIFEST_FILE,
     BundledFile,
@@ -43,13 +51,13 @@ from mmrepro.traffic.case.files import case_text, read_contents
 from mmrepro.traffic.case.model import CASE_FILE, IMAGES_DIR, SCRIPT_FILE
 from mmrepro.traffic.evidence import Evidence
 
-DEFAULT_MAX_BYTES: Final = 10 << 20
+_DEFAULT_MAX_BYTES: Final = 10 << 20
 """GitHub takes ZIP files of up to 25 MB."""
 
 MAX_FILES: Final = 5000
 MAX_ITEMS: Final = 20_000
 """Of one kind of evidence: a run has some hundreds of requests and events."""
-ISSUE_FILE: Final = "issue.md"
+_ISSUE_FILE: Final = "issue.md"
 _ORDER: Final = ("log", "metrics", "json", "txt", "lock", "stacks")
 
 
@@ -70,6 +78,7 @@ class _Packer:
     ) -> None:
         """``document``: as it is; ``max_bytes``: of the finished file."""
         if is_there(target):
+            # A link may lead into what is packed: real paths are compared.
             real, home = Path(os.path.realpath(target)), Path(os.path.realpath(source))
             if real.is_relative_to(home) and (
                 real.parent != home or real.suffix != ".zip"
@@ -80,6 +89,7 @@ class _Packer:
             if not force:
                 hint = "--force, or --out another name"
                 raise UsageError(f"{target} is there already.", hint=hint)
+
         self.target, self.redactor, self.max_bytes = target, Public(), max_bytes
         self.redactor.reserve(document)
         for secret in secrets:
@@ -95,6 +105,7 @@ class _Packer:
         try:
             with replacing(target) as file, zipfile.ZipFile(file, "w") as self.archive:
                 yield
+                # Last: it lists what was written before it.
                 self._entry(
                     MANIFEST_FILE, self.manifest.model_dump_json(indent=1) + "\n"
                 )
@@ -137,11 +148,15 @@ class _Packer:
     def leave_out(self, name: str, size: int, why: str) -> None:
         self.manifest.left_out.append(LeftOut(name=name, bytes=size, why=why))
 
-    def check_size(self, what: str) -> None:
-        """Raises UsageError: what has to be in the file is over its limit."""
-        if self.written > self.max_bytes:
+    def check_size(self, what: str, more: int = 0) -> None:
+        """Raises UsageError: what has to be in the file is over its limit.
+
+        ``more``: bytes that are still to be written of it.
+        """
+        whole = self.written + more
+        if whole > self.max_bytes:
             raise UsageError(
-                f"{what} takes {units.size(self.written)}, over the limit of "
+                f"{what} takes {units.size(whole)}, over the limit of "
                 f"{units.size(self.max_bytes)}.",
                 hint="mmrepro bundle … --max-mib 25",
             )
@@ -159,9 +174,10 @@ def write_bundle(
     made: Incident | Replay,
     target: Path,
     *,
-    max_bytes: int = DEFAULT_MAX_BYTES,
+    max_bytes: int = _DEFAULT_MAX_BYTES,
     secrets: Sequence[str] = (),
     force: bool = False,
+    sign: Path | None = None,
 ) -> BundleManifest:
     """Write the bundle of ``made``, which lies in ``directory``, to ``target`` (a ZIP
     file).
@@ -170,14 +186,13 @@ def write_bundle(
     unless those were random already; its script, its reports and its issue are made
     anew from that.
 
-    Args:
-        max_bytes: of the finished file; evidence that does not fit is left out and
-            listed.
-        secrets: further texts to be replaced wherever they occur.
+    Args: max_bytes: of the finished file; evidence that does not fit is left out and
+        listed. secrets: further texts to be replaced wherever they occur. sign: a
+        private key, by which the record of hashes is signed.
 
-    Raises:
-        UsageError: ``target`` is there already, or a file of what is packed; or what
-            has to be in it is larger than the limit.
+    Raises: UsageError: ``target`` is there already, or a file of what is packed; or
+        what has to be in
+            it is larger than the limit; or nothing can be signed.
         UnwritableOutput: it cannot be written.
     """
     cut = ""
@@ -185,33 +200,49 @@ def write_bundle(
         made, cut = _bounded(made)
     packer = _Packer(directory, target, force, document_json(made), secrets, max_bytes)
     if isinstance(made, Incident):
-        _add_incident(packer, directory, made, cut)
+        _add_incident(packer, directory, made, cut, sign)
+    elif sign is not None:
+        raise UsageError("--sign is for incidents: a replay has no record of hashes.")
     else:
         _add_replay(packer, directory, made)
+
     return packer.manifest
 
 
 def _add_incident(
-    packer: _Packer, directory: Path, incident: Incident, cut: str
+    packer: _Packer, directory: Path, incident: Incident, cut: str, sign: Path | None
 ) -> None:
     redactor = packer.redactor
     shown = redactor.redact_model(incident)
     with packer.writing(shown.id, shown.scenario.name):
         size = _size_of(directory / INCIDENT_FILE)
-        packer.add(INCIDENT_FILE, document_json(shown), size, cut)
         for name, text in documents.rendered(runs.KIND, shown).items():
             # Rendering may join what was apart, so that a pattern fits now that did not
             # before.
             packer.add(name, redactor.redact(text), note=cut)
-        packer.check_size("The incident alone")
-        _add_evidence(packer, directory / EVIDENCE_DIR)
+        document_bytes = _packed(document_json(shown))
+        packer.check_size("The incident alone", document_bytes)
+        kept = _add_evidence(packer, directory / EVIDENCE_DIR, document_bytes)
+        # Last: its head is the hash of a line that has the hashes of the raw files.
+        chain = packed_chain(directory, shown, kept)
+        if chain is not None:
+            packer.add(HASHES_FILE, b"".join(chain.lines))
+        elif sign is not None:
+            raise UsageError(
+                f"{directory} carries no record of hashes: there is nothing to sign.",
+                hint="mmrepro bundle DIR, without --sign",
+            )
+        if chain is not None and sign is not None:
+            packer.add(SIGNATURE_FILE, sign_head(chain.last_sha256, sign))
+        packer.add(INCIDENT_FILE, document_json(shown), size, cut)
 
 
 def _add_replay(packer: _Packer, directory: Path, replay: Replay) -> None:
     with packer.writing(replay.id, "replay"):
-        everything = [
-            finding_of(replay, finding, directory) for finding in replay.findings
-        ]
+        everything = []
+        for finding in replay.findings:
+            everything.append(finding_of(replay, finding, directory))
+
         # All words first: one finding's may stand in another's sentences.
         for loaded in everything:
             if loaded.case is not None:
@@ -244,7 +275,7 @@ def _add_replay(packer: _Packer, directory: Path, replay: Replay) -> None:
 def _add_finding(packer: _Packer, loaded: LoadedFinding) -> None:
     texts = {
         **documents.rendered(one.KIND, loaded),
-        ISSUE_FILE: issue_form.public_issue(loaded),
+        _ISSUE_FILE: issue_form.public_issue(loaded),
     }
     images: dict[str, bytes] = {}
     if loaded.case is not None:
@@ -252,6 +283,7 @@ def _add_finding(packer: _Packer, loaded: LoadedFinding) -> None:
         texts[CASE_FILE] = case_text(loaded.case)
         if loaded.case.operations:
             texts[SCRIPT_FILE] = one.script_of(loaded)
+
     below = loaded.finding.folder
     for name, text in texts.items():
         packer.add(f"{below}/{name}", text)
@@ -266,8 +298,10 @@ def _bounded(incident: Incident) -> tuple[Incident, str]:
     for name in Evidence.model_fields:
         value = getattr(incident.evidence, name)
         if isinstance(value, list) and len(value) > MAX_ITEMS:
+            # The beginning and the end tell most: how it was set up, how it failed.
             changes[name] = value[: MAX_ITEMS // 2] + value[-MAX_ITEMS // 2 :]
             cut.append(f"{len(value) - MAX_ITEMS} of {len(value)} {name}")
+
     if not cut:
         return incident, ""
     evidence = incident.evidence.model_copy(update=changes)
@@ -278,9 +312,13 @@ def _bounded(incident: Incident) -> tuple[Incident, str]:
 # ---------------------------------------------------------------------- raw evidence
 
 
-def _add_evidence(packer: _Packer, folder: Path) -> None:
-    """Add what of the raw files may go out and fits."""
+def _add_evidence(packer: _Packer, folder: Path, reserved: int) -> dict[str, FileHash]:
+    """Add what of the raw files may go out and fits; returns the hashes of those.
+
+    ``reserved``: bytes for what is written after them.
+    """
     home = Path(os.path.realpath(folder.parent), folder.name)
+    kept = {}
     for path, safe in _named(folder, packer):
         name, whole = f"{EVIDENCE_DIR}/{safe}", _size_of(path)
         try:
@@ -288,11 +326,13 @@ def _add_evidence(packer: _Packer, folder: Path) -> None:
         except NotPublic as reason:
             packer.leave_out(name, whole, str(reason))
             continue
-        if packer.written + _packed(text) > packer.max_bytes:
+        if packer.written + reserved + _packed(text) > packer.max_bytes:
             why = f"beyond the limit of {units.size(packer.max_bytes)} for the bundle"
             packer.leave_out(name, whole, why)
         else:
             packer.add(name, text, whole, note)
+            kept[safe] = hash_of(text.encode("utf-8", "replace"))
+    return kept
 
 
 def _packed(text: str) -> int:
@@ -312,10 +352,12 @@ def _named(folder: Path, packer: _Packer) -> Iterator[tuple[Path, str]]:
     if folder.is_symlink():
         packer.leave_out(EVIDENCE_DIR, 0, "a link: it may lead anywhere")
         return
+
     paths = list(_evidence(folder))
     if more := paths[MAX_FILES:]:
         name = f"{EVIDENCE_DIR}: {len(more)} of {len(paths)} files"
         packer.leave_out(name, sum(map(_size_of, more)), "too many files")
+
     taken = {path.name for path in paths}
     for path in paths[:MAX_FILES]:
         packer.redactor.name_file(path.name)
@@ -338,6 +380,7 @@ def _evidence(folder: Path) -> Iterator[Path]:
         paths = sorted(folder.iterdir())
     except OSError:
         return
+
     stacks = [path for path in paths if "-stacks-" in path.name]
     ends = {*stacks[:3], *stacks[-1:]}
 

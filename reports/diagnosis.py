@@ -1,13 +1,15 @@
 """A diagnosis of a live server as a page: what is wrong, which known failure it is,
 what to do."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from itertools import groupby
 from typing import Final
 
 from mmrepro.base import units
 from mmrepro.base.text.sanitize import one_line
 from mmrepro.failure.documents import Incident
+from mmrepro.failure.documents.cause import Cause
 from mmrepro.failure.documents.diagnosis import (
     CLASS_WORDS,
     COULD_NOT_TELL,
@@ -21,7 +23,7 @@ from mmrepro.failure.documents.diagnosis import (
     Stand,
 )
 from mmrepro.reports import blocks as b, incident as runs, words
-from mmrepro.reports.documents import Case, How
+from mmrepro.reports.documents import How, JunitCase
 from mmrepro.reports.logs import cause_rows, dump_rows
 
 _FITS: Final[dict[Fit, b.Tone]] = {
@@ -37,59 +39,73 @@ _SHOWN: Final = frozenset({Fit.MATCH, Fit.LIKELY, Fit.SYMPTOM_ONLY})
 def compose_diagnosis(incident: Incident | None, diagnosis: Diagnosis) -> b.Page:
     """The page. Without an ``incident`` it has the diagnosis alone, as a terminal shows
     it."""
-    sections = [
-        b.Section("What was observed", [*_observed(diagnosis)], 96),
-        b.Section("What its log tells", [*_logged(diagnosis)], 95),
-        b.Section("The stack", _stack(diagnosis), 97),
-        b.Section("All ranks", [*_ranks(diagnosis)], 96),
-        b.Section("Class of failure", [*_classes(diagnosis)], 95),
-        b.Section("Known failures", [*_matches(diagnosis)], 93),
-        b.Section("What could not be observed", b.bullets(diagnosis.unseen[:40]), 72),
-        b.Section("What the diagnosis cost", [b.p(effect_sentence(diagnosis))], 71),
-    ]
-    if incident is not None:
-        # The timeline of a few seconds says less than the rest.
-        happened = [s for s in runs.what_happened(incident) if s.title != "Conditions"]
-        sections += [*happened, *runs.context(incident)]
-    known = f", {code_of(diagnosis.found[0])}" if diagnosis.found else ""
-    return b.Page(
-        title=runs.title(incident) if incident else target_line(diagnosis),
-        badge=b.Badge(
-            answer(diagnosis), tone(diagnosis), f"exit {diagnosis.exit_code}"
-        ),
-        subject=target_line(diagnosis) + known,
-        warning=runs.warning(incident) if incident else None,
+    badge = b.Badge(_answer(diagnosis), _tone(diagnosis), f"exit {diagnosis.exit_code}")
+    subject = _target_line(diagnosis)
+    page = b.Page(
+        title=subject,
+        badge=badge,
+        subject=subject,
         card=[*_card(diagnosis)],
         counts=[*_counts(diagnosis)],
-        commands=[("to repeat it", incident.command)] if incident else [],
-        sections=sections,
-        footer=runs.footer(incident) if incident else "",
+        commands=[],
+        sections=[*_sections(diagnosis)],
+    )
+    if diagnosis.found:
+        page = replace(page, subject=f"{subject}, {_code_of(diagnosis.found[0])}")
+    if incident is None:
+        return page
+    # The timeline of a few seconds says less than the rest.
+    happened = [
+        section
+        for section in runs.what_happened(incident)
+        if section.title != "Conditions"
+    ]
+    return replace(
+        page,
+        title=runs.title(incident),
+        warning=runs.warning(incident),
+        commands=[("to repeat it", incident.command)],
+        sections=[*page.sections, *happened, *runs.context(incident)],
+        footer=runs.footer(incident),
     )
 
 
-def tone(diagnosis: Diagnosis) -> b.Tone:
+def _sections(diagnosis: Diagnosis) -> Iterator[b.Section]:
+    unseen = b.bullets(diagnosis.unseen[:40])
+    cost = b.p(effect_sentence(diagnosis))
+    yield b.Section("What was observed", [*_observed(diagnosis)], 96)
+    yield b.Section("What its log tells", [*_logged(diagnosis)], 95)
+    yield b.Section("The stack", _stack(diagnosis), 97)
+    yield b.Section("All ranks", [*_ranks(diagnosis)], 96)
+    yield b.Section("Class of failure", [*_classes(diagnosis)], 95)
+    yield b.Section("Known failures", [*_matches(diagnosis)], 93)
+    yield b.Section("What could not be observed", unseen, 72)
+    yield b.Section("What the diagnosis cost", [cost], 71)
+
+
+def _tone(diagnosis: Diagnosis) -> b.Tone:
     """good, bad or unsure: the colour of the answer."""
     tones: dict[int, b.Tone] = {0: "good", 1: "bad"}
     return tones.get(diagnosis.exit_code, "unsure")
 
 
-def answer(diagnosis: Diagnosis) -> str:
+def _answer(diagnosis: Diagnosis) -> str:
     """``Frozen in Python code: ghost-key-eviction``: the badge."""
-    told = STATE_WORDS[diagnosis.state].partition(":")[0]
+    state = STATE_WORDS[diagnosis.state].partition(":")[0]
     known = diagnosis.found
-    if known and diagnosis.state is ServerState.HEALTHY:
-        told = "small requests work, a known failure is there"
-    return words.capital(told) + (f": {known[0].scenario}" if known else "")
+    if not known:
+        return words.capital(state)
+    if diagnosis.state is ServerState.HEALTHY:
+        state = "small requests work, a known failure is there"
+    return f"{words.capital(state)}: {known[0].scenario}"
 
 
 def effect_sentence(diagnosis: Diagnosis) -> str:
     """What the diagnosis did to the server, as measured."""
     effect = diagnosis.effect
-    paused = (
-        f"paused it for at most {units.duration(effect.paused_s)}"
-        if effect.paused_s
-        else "never paused it"
-    )
+    paused = "never paused it"
+    if effect.paused_s:
+        paused = f"paused it for at most {units.duration(effect.paused_s)}"
     return (
         f"In {units.duration(effect.seconds)} mmrepro sent {len(effect.requests)} HTTP "
         f"requests ({effect.inferences} of them a completion), took "
@@ -99,7 +115,7 @@ def effect_sentence(diagnosis: Diagnosis) -> str:
     )
 
 
-def target_line(diagnosis: Diagnosis) -> str:
+def _target_line(diagnosis: Diagnosis) -> str:
     target = diagnosis.target
     engine = f"{target.engine or 'unknown engine'} {target.release}".strip()
     where = {
@@ -112,7 +128,7 @@ def target_line(diagnosis: Diagnosis) -> str:
     return f"{target.url}: {engine}, {where[target.place]}{processes}"
 
 
-def code_of(match: Match) -> str:
+def _code_of(match: Match) -> str:
     return f"{match.scenario} ({match.variant})" if match.variant else match.scenario
 
 
@@ -127,50 +143,67 @@ def _card(diagnosis: Diagnosis) -> Iterator[b.Block]:
     for match in (diagnosis.found or alike)[:1]:
         fit = FIT_WORDS[match.fit].partition(":")[0].capitalize()
         why = f": {match.title}. {words.sentence(match.why)}"
-        yield b.p(f"{fit} ", b.code(code_of(match)), why)
+        yield b.p(f"{fit} ", b.code(_code_of(match)), why)
+
     if diagnosis.cause is not None:
-        at = ", ".join(filter(None, [diagnosis.cause.process, diagnosis.cause.time]))
-        why = f", {diagnosis.cause.certainty.value}, by its log ({at}): "
-        yield b.p(
-            "Cause ", b.code(diagnosis.cause.name.value), why, diagnosis.cause.sentence
-        )
+        yield _cause_line(diagnosis.cause)
     if diagnosis.dumps is not None:
         yield b.Facts([*dump_rows(diagnosis.dumps, few=True)], "what the dumps show")
-    told = diagnosis.cause.name.value if diagnosis.cause else ""
-    for one in (
-        [c for c in diagnosis.classes if c.name != told][:2]
-        if not diagnosis.found
-        else []
-    ):
-        sure = f", {one.certainty.value}: {one.sentence}"
-        yield b.p("Class ", b.code(one.name.value), sure)
+    if not diagnosis.found:
+        yield from _class_lines(diagnosis)
     yield from _rank_line(diagnosis)
     yield from _stack(diagnosis)
     if diagnosis.state is not ServerState.HEALTHY:
-        remedies = [text for match in diagnosis.found[:1] for text in match.remedies]
-        logged = diagnosis.cause.advice if diagnosis.cause else []
-        advice = [*remedies, *logged, *diagnosis.assessment.advice]
-        yield from (b.p("To do: ", b.prose(text)) for text in advice[:2])
+        for text in _advice(diagnosis)[:2]:
+            yield b.p("To do: ", b.prose(text))
+
+
+def _cause_line(cause: Cause) -> b.Block:
+    place = ", ".join(filter(None, [cause.process, cause.time]))
+    source = f", {cause.certainty.value}, by its log ({place}): "
+    return b.p("Cause ", b.code(cause.name.value), source, cause.sentence)
+
+
+def _class_lines(diagnosis: Diagnosis) -> Iterator[b.Block]:
+    """The first two classes, without the one that the log's cause names already."""
+    named = diagnosis.cause.name.value if diagnosis.cause else ""
+    others = [known for known in diagnosis.classes if known.name != named]
+    for known in others[:2]:
+        text = f", {known.certainty.value}: {known.sentence}"
+        yield b.p("Class ", b.code(known.name.value), text)
+
+
+def _advice(diagnosis: Diagnosis) -> list[str]:
+    """What to do: for the known failure first, then by the log, then in general."""
+    advice: list[str] = []
+    if diagnosis.found:
+        advice += diagnosis.found[0].remedies
+    if diagnosis.cause:
+        advice += diagnosis.cause.advice
+    return advice + diagnosis.assessment.advice
 
 
 def _counts(diagnosis: Diagnosis) -> Iterator[str]:
-    for match in diagnosis.found[:1]:
-        yield (
-            f"{match.met} of {match.met + match.not_met + match.unknown} conditions met"
-        )
-    if not diagnosis.found:
+    if diagnosis.found:
+        match = diagnosis.found[0]
+        total = match.met + match.not_met + match.unknown
+        yield f"{match.met} of {total} conditions met"
+    else:
         yield f"none of {len(diagnosis.matches)} known failures is found"
     if diagnosis.unseen:
         yield f"{len(diagnosis.unseen)} things could not be observed"
 
 
 def _stack(diagnosis: Diagnosis) -> list[b.Block]:
-    found = diagnosis.assessment
-    if not found.frames:
+    assessment = diagnosis.assessment
+    if not assessment.frames:
         return []
-    frames = [b.Frame(f.function, f.file, f.line) for f in found.frames]
-    seen = f"{found.seen} of {found.samples} samples"
-    return [b.Stack(f"{found.process}, thread {found.thread}, {seen}", frames)]
+    frames = []
+    for frame in assessment.frames:
+        frames.append(b.Frame(frame.function, frame.file, frame.line))
+    seen = f"{assessment.seen} of {assessment.samples} samples"
+    title = f"{assessment.process}, thread {assessment.thread}, {seen}"
+    return [b.Stack(title, frames)]
 
 
 def _rank_line(diagnosis: Diagnosis) -> Iterator[b.Block]:
@@ -200,36 +233,32 @@ def _ranks(diagnosis: Diagnosis) -> Iterator[b.Block]:
     ranks = diagnosis.ranks
     if ranks is None:
         return
-    rows = [
-        b.row(
+    rows = []
+    for rank in ranks.ranks[:64]:
+        row = b.row(
             b.code(rank.role),
             "" if rank.pid is None else f"{rank.pid}",
             b.toned(rank.words, _STANDS.get(rank.stand, "")),
             rank.place,
             " ".join(_runs(rank.course)),
             "" if rank.cpu_pct is None else f"{rank.cpu_pct:.0f} %",
-            rank.state + (f", {rank.call}" if rank.call else ""),
+            f"{rank.state}, {rank.call}" if rank.call else rank.state,
             status="odd" if rank.role in ranks.odd else "",
         )
-        for rank in ranks.ranks[:64]
-    ]
+        rows.append(row)
+
     heads = (
-        "process:name",
-        "pid:number",
-        "is",
-        "in",
-        "sample by sample",
-        "CPU:number",
-        "state",
+        "process:name | pid:number | is | in | sample by sample | CPU:number | state"
     )
     yield from b.table(heads, rows, "processes")
     if ranks.odd:
         yield b.p("The odd one out: ", b.code(", ".join(ranks.odd)), ".")
     if ranks.edges:
         yield b.p("Who waits for whom:")
-        yield from b.bullets(
-            [f"{e.waiter} → {e.awaited}: {e.why}" for e in ranks.edges[:40]]
-        )
+        waits = []
+        for edge in ranks.edges[:40]:
+            waits.append(f"{edge.waiter} → {edge.awaited}: {edge.why}")
+        yield from b.bullets(waits)
 
 
 def _runs(course: list[str]) -> Iterator[str]:
@@ -260,88 +289,104 @@ def _logged(diagnosis: Diagnosis) -> Iterator[b.Block]:
         yield from b.bullets([b.prose(text) for text in cause.advice])
 
 
-def class_title(one: NamedClass) -> str:
+def _class_title(known: NamedClass) -> str:
     """``certain: steps stopped``: how sure it is, and the class in words."""
-    return f"{one.certainty.value}: {CLASS_WORDS[one.name].partition(':')[0]}"
+    return f"{known.certainty.value}: {CLASS_WORDS[known.name].partition(':')[0]}"
 
 
 def _classes(diagnosis: Diagnosis) -> Iterator[b.Block]:
-    for one in diagnosis.classes[:12]:
-        yield b.Heading((b.code(one.name.value), f" {class_title(one)}"))
-        yield b.p(one.sentence)
-        yield from b.bullets(one.why[:12])
-        if one.advice:
+    for known in diagnosis.classes[:12]:
+        yield b.Heading((b.code(known.name.value), f" {_class_title(known)}"))
+        yield b.p(known.sentence)
+        yield from b.bullets(known.why[:12])
+        if known.advice:
             yield b.p("What to do:")
-            yield from b.bullets(one.advice)
-        yield from b.bullets(one.references, "soft")
+            yield from b.bullets(known.advice)
+        yield from b.bullets(known.references, "soft")
 
 
 def _matches(diagnosis: Diagnosis) -> Iterator[b.Block]:
-    for excluded in (False, True):
-        some = [m for m in diagnosis.matches if (m.fit is Fit.NOT_THIS) is excluded]
-        rows = []
-        for m in some:
-            name, fit = b.code(code_of(m)), b.toned(m.fit.value, _FITS[m.fit])
-            why = m.exposed_because if m.fit is Fit.EXPOSED else m.why
-            numbers = map(str, (m.met, m.not_met, m.unknown))
-            rows.append(b.row(name, fit, *numbers, why, status=m.fit.value))
-        heads = (
-            "known failure:name | fit:name | met:number | not met:number | "
-            "unknown:number | why"
+    possible: list[Match] = []
+    excluded: list[Match] = []
+    for match in diagnosis.matches:
+        (excluded if match.fit is Fit.NOT_THIS else possible).append(match)
+    yield from _match_table(possible)
+    shown = [match for match in possible if match.fit in _SHOWN]
+    for match in shown[:3]:
+        code = _code_of(match)
+        yield b.Heading((b.code(code), f" {match.title}"))
+        yield b.p(match.why)
+        prefix = b.slug(code) + "-"
+        yield from runs.condition_tables(match.conditions[:60], prefix)
+        yield from b.bullets(match.references[:3], "soft")
+
+    title = f"{len(excluded)} others: not this"
+    yield from b.folded(title, _match_table(excluded))
+
+
+def _match_table(matches: Sequence[Match]) -> list[b.Block]:
+    rows = []
+    for match in matches:
+        row = b.row(
+            b.code(_code_of(match)),
+            b.toned(match.fit.value, _FITS[match.fit]),
+            str(match.met),
+            str(match.not_met),
+            str(match.unknown),
+            match.exposed_because if match.fit is Fit.EXPOSED else match.why,
+            status=match.fit.value,
         )
-        shown = b.table(heads, rows, "known failures")
-        yield from (
-            b.folded(f"{len(rows)} others: not this", shown) if excluded else shown
-        )
-        if excluded:
-            continue
-        for match in [m for m in some if m.fit in _SHOWN][:3]:
-            yield b.Heading((b.code(code_of(match)), f" {match.title}"))
-            yield b.p(match.why)
-            yield from runs.condition_tables(
-                match.conditions[:60], b.slug(code_of(match)) + "-"
-            )
-            yield from b.bullets(match.references[:3], "soft")
+        rows.append(row)
+
+    heads = (
+        "known failure:name | fit:name | met:number | not met:number | "
+        "unknown:number | why"
+    )
+    return b.table(heads, rows, "known failures")
 
 
 def target_rows(diagnosis: Diagnosis) -> list[tuple[str, str]]:
     """Label and value, for the environment's table."""
     target = diagnosis.target
+    processes = [f"{process.role} {process.pid}" for process in target.processes[:24]]
+    logs = [one_line(log, 200) for log in target.logs]
     rows = [
         ("server", target.url),
         ("found by", target.found_by),
         ("engine", f"{target.engine} {target.release}".strip()),
         ("recognised by", "; ".join(target.engine_because)),
         ("release from", target.release_from),
-        ("processes", ", ".join(f"{p.role} {p.pid}" for p in target.processes[:24])),
-        ("log", ", ".join(one_line(log, 200) for log in target.logs)),
+        ("processes", ", ".join(processes)),
+        ("log", ", ".join(logs)),
         ("asked for model", target.model),
     ]
     return [(label, value) for label, value in rows if value]
 
 
-def diagnosis_cases(diagnosis: Diagnosis, name: str) -> list[Case]:
+def diagnosis_cases(diagnosis: Diagnosis, name: str) -> list[JunitCase]:
     """For CI: healthy passes; what is unknown is an error, never a pass."""
-    assessment = diagnosis.assessment
-    how: How = "failed"
-    if diagnosis.state is ServerState.HEALTHY:
-        how = "passed"
-    elif diagnosis.state in COULD_NOT_TELL:
-        how = "error"
-    told = ("", "", str(assessment.state), assessment.sentence)
-    if how != "passed":
-        told = (
-            assessment.sentence,
-            "\n".join(assessment.why),
-            str(assessment.state),
-            "",
-        )
-    cases = [Case(f"{name}.state", f"state of {diagnosis.target.url}", how, *told)]
+    cases = [_state_case(diagnosis, name)]
     for match in diagnosis.found:
-        known, why = (
+        case = JunitCase(
+            f"{name}.known-failure",
             f"{match.scenario} {match.variant}".strip(),
+            "failed",
             f"{match.title}: {match.why}",
+            kind=str(match.fit),
         )
-        group = f"{name}.known-failure"
-        cases.append(Case(group, known, "failed", why, kind=str(match.fit)))
+        cases.append(case)
     return cases
+
+
+def _state_case(diagnosis: Diagnosis, name: str) -> JunitCase:
+    assessment = diagnosis.assessment
+    case = JunitCase(
+        f"{name}.state",
+        f"state of {diagnosis.target.url}",
+        kind=str(assessment.state),
+    )
+    if diagnosis.state is ServerState.HEALTHY:
+        return replace(case, output=assessment.sentence)
+    how: How = "error" if diagnosis.state in COULD_NOT_TELL else "failed"
+    why = "\n".join(assessment.why)
+    return replace(case, how=how, message=assessment.sentence, text=why)

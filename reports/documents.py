@@ -39,7 +39,6 @@ _MODULES: Final = {
     "upgrade.json": "upgrade",
     "ablation.json": "ablation",
     "bisection.json": "bisection",
-    "summary.json": "acceptance",
     "fleet.json": "fleet",
     "incident.json": "incident",
     "ledger.jsonl": "nightly",
@@ -50,7 +49,7 @@ How = Literal["passed", "failed", "error", "skipped"]
 
 
 @dataclass(frozen=True)
-class Case:
+class JunitCase:
     """One test case. ``kind``: the type of what turned it red; ``text``: its detail."""
 
     group: str
@@ -65,14 +64,16 @@ class Case:
 
 @dataclass(frozen=True)
 class Suite:
+    """Test cases of one run, with what is known of it."""
+
     name: str
     when: datetime
-    cases: Sequence[Case]
+    cases: Sequence[JunitCase]
     properties: Sequence[tuple[str, str]] = ()
 
 
 @dataclass(frozen=True)
-class Kind(Generic[T]):
+class ReportKind(Generic[T]):
     """One kind of report.
 
     Attributes:
@@ -111,13 +112,13 @@ def kind(
     files: tuple[str, str] | None = None,
     junit: Callable[[DocumentT], Sequence[Suite]] | None = None,
     compose_at: Callable[[DocumentT, str], Page] | None = None,
-) -> Kind[DocumentT]:
+) -> ReportKind[DocumentT]:
     """A kind whose reports are made of one document, ``file``.
 
     ``name``, ``files``: where they are others than those by the document's name and the
     file's."""
     word, stem = document.__name__.lower(), file.removesuffix(".json")
-    return Kind(
+    return ReportKind(
         name or f"{'an' if word[0] in 'aeiou' else 'a'} {word}",
         files or (f"{stem}.md", f"{stem}.html"),
         partial(load_document, file=file, kind=document),
@@ -129,7 +130,7 @@ def kind(
     )
 
 
-def kind_of(place: Path) -> Kind[Any]:
+def kind_of(place: Path) -> ReportKind[Any]:
     """The kind of report that ``place``, a folder, its document or a bundle, holds.
 
     A run where unsure: reading it says what is wrong.
@@ -145,11 +146,14 @@ def kind_of(place: Path) -> Kind[Any]:
         above = Path(os.path.realpath(place)).parent
         finding = is_file(place / "case.json") and is_file(above / "replay.json")
         module = "finding" if finding else "incident"
-    found: Kind[Any] = import_module(f"mmrepro.reports.{module}").KIND
+
+    found: ReportKind[Any] = import_module(f"mmrepro.reports.{module}").KIND
     return found
 
 
-def render(kind: Kind[T], loaded: T, format: str, folder: Path | None = None) -> str:
+def render(
+    kind: ReportKind[T], loaded: T, format: str, folder: Path | None = None
+) -> str:
     """The report as ``md``, ``html``, ``json`` or ``junit``; ends with a newline.
 
     ``folder``: as ``html.render_html`` has it.
@@ -166,14 +170,17 @@ def render(kind: Kind[T], loaded: T, format: str, folder: Path | None = None) ->
                 "that could fail.",
                 hint="--format json",
             )
-        return render_junit(kind.junit(published(loaded)))
+        return _render_junit(kind.junit(published(loaded)))
+
     page = kind.compose(published(loaded))
     if format == "html":
         return render_html(page, folder)
     return render_markdown(page, kind.markdown_bytes)
 
 
-def rendered(kind: Kind[T], loaded: T, folder: Path | None = None) -> dict[str, str]:
+def rendered(
+    kind: ReportKind[T], loaded: T, folder: Path | None = None
+) -> dict[str, str]:
     """The Markdown and the HTML by the names of their files. ``folder``: as
     ``render``."""
     page = kind.compose(published(loaded))
@@ -188,7 +195,7 @@ def write_reports(place: Path) -> list[Path]:
     return write(kind, kind.load(place), place if place.is_dir() else place.parent)
 
 
-def write(kind: Kind[T], loaded: T, folder: Path) -> list[Path]:
+def write(kind: ReportKind[T], loaded: T, folder: Path) -> list[Path]:
     """Write the Markdown and the HTML, each whole or not at all; returns their paths.
 
     Raises:
@@ -201,7 +208,7 @@ def write(kind: Kind[T], loaded: T, folder: Path) -> list[Path]:
     return [folder / name for name in texts]
 
 
-def keep(kind: Kind[T], loaded: T, folder: Path) -> list[Path]:
+def keep(kind: ReportKind[T], loaded: T, folder: Path) -> list[Path]:
     """Write the document itself, then its reports; returns their paths. Raises as
     ``write``."""
     assert kind.file
@@ -213,7 +220,7 @@ def keep(kind: Kind[T], loaded: T, folder: Path) -> list[Path]:
 # -------------------------------------------------------------------------------- JUnit
 
 
-def render_junit(suites: Sequence[Suite]) -> str:
+def _render_junit(suites: Sequence[Suite]) -> str:
     from junitparser import Error, Failure, JUnitXml, Skipped, TestCase, TestSuite
 
     results = {"failed": Failure, "error": Error, "skipped": Skipped}
@@ -237,6 +244,7 @@ def render_junit(suites: Sequence[Suite]) -> str:
             made.add_testcase(one)
         made.update_statistics()
         document.add_testsuite(made)
+
     document.update_statistics()
     content = document.tostring()
     return content.decode() if isinstance(content, bytes) else str(content)

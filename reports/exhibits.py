@@ -10,6 +10,7 @@ import math
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from typing import Final
 
 from markupsafe import Markup
@@ -20,27 +21,24 @@ from mmrepro.reports import svg
 
 MAX_SIDE: Final = 128
 """Larger pictures are shown smaller: a pixel may become an element."""
-MAX_ENCODED_PIXELS: Final = 4 << 20
-MAX_EXHIBITS: Final = 12
+_MAX_ENCODED_PIXELS: Final = 4 << 20
+_MAX_EXHIBITS: Final = 12
 
-Pictured = list[tuple[Shown, Markup]]
-Colour = tuple[int, int, int]
+_Pictured = list[tuple[Shown, Markup]]
+_Colour = tuple[int, int, int]
 
 
-def exhibits(incident: Incident) -> list[tuple[Exhibit, Pictured, Markup]]:
+def exhibits(incident: Incident) -> list[tuple[Exhibit, _Pictured, Markup]]:
     """Each exhibit with its pictures and its curve, drawn; empty where there is
     none."""
-    return [
-        (
-            exhibit,
-            [
-                (shown, pixels(shown.png, shown.caption))
-                for shown in exhibit.shown[:MAX_EXHIBITS]
-            ],
-            curve(exhibit.birthday) if exhibit.birthday else Markup(""),
-        )
-        for exhibit in incident.exhibits[:MAX_EXHIBITS]
-    ]
+    drawn = []
+    for exhibit in incident.exhibits[:_MAX_EXHIBITS]:
+        pictures = []
+        for shown in exhibit.shown[:_MAX_EXHIBITS]:
+            pictures.append((shown, pixels(shown.png, shown.caption)))
+        curve = _birthday(exhibit.birthday) if exhibit.birthday else Markup("")
+        drawn.append((exhibit, pictures, curve))
+    return drawn
 
 
 def pixels(png: bytes, caption: str) -> Markup:
@@ -49,19 +47,21 @@ def pixels(png: bytes, caption: str) -> Markup:
     rows = _rows(png)
     if not rows:
         return Markup("")
-    paths: dict[Colour, list[str]] = defaultdict(list)
+    # One path a colour: an element a pixel would make the page too heavy.
+    paths: dict[_Colour, list[str]] = defaultdict(list)
     for y, end, x, count, colour in _blocks(rows):
         paths[colour].append(f"M{x} {y}h{count}v{end - y}h-{count}z")
-    drawn = (
-        svg.tag("path", fill="#{:02x}{:02x}{:02x}".format(*colour), d="".join(parts))
-        for colour, parts in paths.items()
-    )
-    box, label = f"0 0 {len(rows[0])} {len(rows)}", one_line(caption, 200)
-    more = {"aria_label": label, "shape_rendering": "crispEdges"}
+    drawn = []
+    for (red, green, blue), parts in paths.items():
+        fill = f"#{red:02x}{green:02x}{blue:02x}"
+        drawn.append(svg.tag("path", fill=fill, d="".join(parts)))
+
+    box = f"0 0 {len(rows[0])} {len(rows)}"
+    more = {"aria_label": one_line(caption, 200), "shape_rendering": "crispEdges"}
     return svg.tag("svg", *drawn, viewBox=box, role="img", **more)
 
 
-def _rows(png: bytes) -> list[list[Colour]]:
+def _rows(png: bytes) -> list[list[_Colour]]:
     """RGB values, row by row."""
     if not png:
         return []
@@ -69,31 +69,46 @@ def _rows(png: bytes) -> list[list[Colour]]:
 
     try:
         with Image.open(io.BytesIO(png), formats=["PNG"]) as image:
-            if image.width * image.height > MAX_ENCODED_PIXELS:
+            if image.width * image.height > _MAX_ENCODED_PIXELS:
                 return []
             image.thumbnail((MAX_SIDE, MAX_SIDE), Image.Resampling.NEAREST)
             small = image.convert("RGB")
             data = small.tobytes()
     except (OSError, ValueError, SyntaxError, Image.DecompressionBombError):
         return []
+
     width = small.width
     triples = [(data[i], data[i + 1], data[i + 2]) for i in range(0, len(data), 3)]
     return [triples[i : i + width] for i in range(0, len(triples), width)]
 
 
-def _blocks(rows: list[list[Colour]]) -> Iterator[tuple[int, int, int, int, Colour]]:
+def _blocks(rows: list[list[_Colour]]) -> Iterator[tuple[int, int, int, int, _Colour]]:
     """(first row, row after the last, x, width, colour): runs of pixels, over equal
     rows."""
     start = 0
     for y in range(1, len(rows) + 1):
         if y < len(rows) and rows[y] == rows[start]:
             continue
-        row, x = rows[start], 0
-        for end in range(1, len(row) + 1):
-            if end == len(row) or row[end] != row[x]:
-                yield start, y, x, end - x, row[x]
-                x = end
+        for x, count, colour in _row_runs(rows[start]):
+            yield start, y, x, count, colour
         start = y
+
+
+def _row_runs(row: list[_Colour]) -> Iterator[tuple[int, int, _Colour]]:
+    """(x, width, colour) of the pixels in a row that are alike."""
+    x = 0
+    for colour, alike in groupby(row):
+        count = len([*alike])
+        yield x, count, colour
+        x += count
+
+
+def _birthday(given: Birthday) -> Markup:
+    """The probability of a collision over the number of images, with the numbers that
+    matter."""
+    pools = [ImagePool(pool.images, one_line(pool.label, 80)) for pool in given.pools]
+    seen = [ImagePool(pool.images, one_line(pool.label, 80)) for pool in given.seen]
+    return birthday_curve(given.bits, pools or None, seen=seen)
 
 
 # ------------------------------------------------------------------- the birthday curve
@@ -102,8 +117,8 @@ HEIGHT: Final = 380
 TOP: Final = 30
 BASE: Final = HEIGHT - 52
 PLOT_W: Final = svg.WIDTH - svg.LEFT - 40
-MAX_POOLS: Final = 12
-STANDALONE_STYLE: Final = (
+_MAX_POOLS: Final = 12
+_STANDALONE_STYLE: Final = (
     ".picture{font:11px system-ui,'DejaVu "
     "Sans',sans-serif;--bg:#fff;--fg:#1b1f24;--soft:#57606a;"
     "--line:#d5dae0;--s0:#0b5cad;--s1:#b7571f}"
@@ -117,7 +132,7 @@ STANDALONE_STYLE: Final = (
 
 
 @dataclass(frozen=True)
-class Pool:
+class ImagePool:
     """A number of images worth marking. ``label``: what it is, in a few words; may be
     empty."""
 
@@ -125,35 +140,25 @@ class Pool:
     label: str = ""
 
 
-def curve(given: Birthday) -> Markup:
-    """The probability of a collision over the number of images, with the numbers that
-    matter."""
-    pools, seen = (
-        [Pool(p.images, one_line(p.label, 80)) for p in some]
-        for some in (given.pools, given.seen)
-    )
-    return birthday_curve(given.bits, pools or None, seen=seen)
-
-
-def pools_of_interest(bits: int = 30) -> tuple[Pool, ...]:
+def _pools_of_interest(bits: int = 30) -> tuple[ImagePool, ...]:
     """Points of 1, 50 and 99 %; for 30 bits also the 46 000 that the report takes for
     50 %."""
-    points = [Pool(images_for(share, bits)) for share in (0.01, 0.5, 0.99)]
+    points = [ImagePool(images_for(share, bits)) for share in (0.01, 0.5, 0.99)]
     if bits == 30:
-        points.append(Pool(46_000, "where the report expects 50 %"))
+        points.append(ImagePool(46_000, "where the report expects 50 %"))
     return tuple(sorted(points, key=lambda pool: pool.images))
 
 
 def birthday_curve(
     bits: int = 30,
-    pools: Sequence[Pool] | None = None,
+    pools: Sequence[ImagePool] | None = None,
     *,
-    seen: Sequence[Pool] = (),
+    seen: Sequence[ImagePool] = (),
     standalone: bool = False,
 ) -> Markup:
     """The probability of a collision of ``bits``-bit values over the number of images.
 
-    ``pools`` are marked on the curve (default: ``pools_of_interest``); ``seen`` are
+    ``pools`` are marked on the curve (default: ``_pools_of_interest``); ``seen`` are
     numbers that were measured, such as a search's own, marked on the axis below. At
     most 12 are drawn.
     ``standalone``: with its own colours, for a file of its own.
@@ -161,27 +166,29 @@ def birthday_curve(
     Raises:
         ValueError: ``bits`` is not in 1..256.
     """
-    marks = [
-        p
-        for p in (pools_of_interest(bits) if pools is None else pools)
-        if p.images >= 0
-    ]
-    marks = sorted(marks, key=lambda pool: pool.images)[:MAX_POOLS]
-    measured = [p for p in seen if p.images >= 0][:MAX_POOLS]
-    widest = max([images_for(0.999, bits), *(p.images for p in (*marks, *measured))])
+    if pools is None:
+        pools = _pools_of_interest(bits)
+    marks = [pool for pool in pools if pool.images >= 0]
+    marks = sorted(marks, key=lambda pool: pool.images)[:_MAX_POOLS]
+    measured = [pool for pool in seen if pool.images >= 0][:_MAX_POOLS]
+
+    full = images_for(0.999, bits)
+    widest = max([full, *(pool.images for pool in (*marks, *measured))])
     # One wild number must not press the curve against the axis.
-    axis = _Axis(bits, min(widest, 4 * images_for(0.999, bits)) * 1.04)
+    axis = _BirthdayAxis(bits, min(widest, 4 * full) * 1.04)
     body = [*_grid(axis), _curve(axis), *_marks(axis, marks), *_seen(axis, measured)]
     if standalone:
         page = svg.rect("page", 0, 0, svg.WIDTH, HEIGHT)
-        body = [svg.tag("style", Markup(STANDALONE_STYLE)), page, *body]  # noqa: S704 - a constant
+        style = svg.tag("style", Markup(_STANDALONE_STYLE))  # noqa: S704 - a constant
+        body = [style, page, *body]
+
     label = f"Probability of a collision among images with {bits}-bit pad values"
-    told = "; ".join(_words(bits, p) for p in (*marks, *measured)) + "."
-    return svg.described("birthday", HEIGHT, label, told, body)
+    text = "; ".join(_words(bits, pool) for pool in (*marks, *measured)) + "."
+    return svg.described("birthday", HEIGHT, label, text, body)
 
 
 @dataclass(frozen=True)
-class _Axis:
+class _BirthdayAxis:
     """Images to x, probability to y; both linear, from 0."""
 
     bits: int
@@ -197,12 +204,10 @@ class _Axis:
         return collision_probability(round(images), self.bits)
 
 
-def _words(bits: int, pool: Pool) -> str:
+def _words(bits: int, pool: ImagePool) -> str:
     label = f" ({one_line(pool.label, 80)})" if pool.label else ""
-    return (
-        f"{pool.images:,} images{label}: "
-        f"{percent(collision_probability(pool.images, bits))}"
-    )
+    chance = collision_probability(pool.images, bits)
+    return f"{pool.images:,} images{label}: {percent(chance)}"
 
 
 def percent(probability: float) -> str:
@@ -214,25 +219,32 @@ def percent(probability: float) -> str:
     return f"{probability * 100:.1f} %"
 
 
-def _grid(axis: _Axis) -> Iterator[Markup]:
+def _grid(axis: _BirthdayAxis) -> Iterator[Markup]:
     yield svg.text(4, 16, "Probability that two images have one pad value", "panel")
     shares = [(share, f"{share:.0%}") for share in (0.0, 0.25, 0.5, 0.75, 1.0)]
     yield from svg.grid_lines(svg.LEFT, PLOT_W, shares, axis.y)
     yield svg.path("axis", f"M{svg.LEFT} {BASE}h{PLOT_W}")
+
     step = svg.nice_step(axis.most, 8)
-    numbers = [number * step for number in range(math.floor(axis.most / step) + 1)]
-    yield from svg.ticks(BASE, ((axis.x(n), f"{n:,.0f}") for n in numbers))
+    marks = []
+    for number in range(math.floor(axis.most / step) + 1):
+        images = number * step
+        marks.append((axis.x(images), f"{images:,.0f}"))
+
+    yield from svg.ticks(BASE, marks)
     across = "different images in the cache's time"
     yield svg.text(svg.LEFT + PLOT_W / 2, BASE + 36, across, "label mid")
 
 
-def _curve(axis: _Axis) -> Markup:
-    points = [axis.most * i / 240 for i in range(241)]
-    d = "L".join(f"{axis.x(n):.1f} {axis.y(axis.chance(n)):.1f}" for n in points)
-    return svg.path("line s0", f"M{d}", f"2^{axis.bits} values")
+def _curve(axis: _BirthdayAxis) -> Markup:
+    places = []
+    for number in range(241):
+        images = axis.most * number / 240
+        places.append(f"{axis.x(images):.1f} {axis.y(axis.chance(images)):.1f}")
+    return svg.path("line s0", f"M{'L'.join(places)}", f"2^{axis.bits} values")
 
 
-def _marks(axis: _Axis, pools: Sequence[Pool]) -> Iterator[Markup]:
+def _marks(axis: _BirthdayAxis, pools: Sequence[ImagePool]) -> Iterator[Markup]:
     """A point on the curve, a line to the axis, and a label on the side that the curve
     leaves."""
     # The curve rises to the right: each label must end above the one before it.
@@ -242,23 +254,27 @@ def _marks(axis: _Axis, pools: Sequence[Pool]) -> Iterator[Markup]:
         x, y = axis.x(pool.images), axis.y(chance)
         yield svg.path("axis", f"M{x:.1f} {y:.1f}V{BASE}", stroke_dasharray="3 3")
         yield svg.circle("line s0", x, y, 4, _words(axis.bits, pool))
-        label = f"{pool.images:,}: {percent(chance)}" + (
-            f", {pool.label}" if pool.label else ""
-        )
-        if chance < 0.05:  # here the curve is flat and has the free side above it
+        label = f"{pool.images:,}: {percent(chance)}"
+        if pool.label:
+            label += f", {pool.label}"
+        if chance < 0.05:
+            # Here the curve is flat and has the free side above it.
             yield svg.text(x - 6, y - 30, label, "name")
             continue
         below = min(y + 16, below - 14, BASE - 8)
-        room = x < svg.LEFT + PLOT_W * 0.75
-        yield svg.text(
-            x + 10 if room else x - 8, below, label, "name" if room else "name end"
-        )
+        if x < svg.LEFT + PLOT_W * 0.75:
+            yield svg.text(x + 10, below, label, "name")
+        else:
+            yield svg.text(x - 8, below, label, "name end")
 
 
-def _seen(axis: _Axis, pools: Sequence[Pool]) -> Iterator[Markup]:
+def _seen(axis: _BirthdayAxis, pools: Sequence[ImagePool]) -> Iterator[Markup]:
     for row, pool in enumerate(pools):
         x = axis.x(pool.images)
+        y = BASE - 14 - 13 * row
         yield svg.path("line s1", f"M{x:.1f} {BASE - 10}V{BASE}")
-        side, at = ("", x + 5) if x < svg.LEFT + PLOT_W * 0.6 else (" end", x - 5)
-        words = f"{pool.images:,} ({pool.label})"
-        yield svg.text(at, BASE - 14 - 13 * row, words, f"name s1-text{side}")
+        label = f"{pool.images:,} ({pool.label})"
+        if x < svg.LEFT + PLOT_W * 0.6:
+            yield svg.text(x + 5, y, label, "name s1-text")
+        else:
+            yield svg.text(x - 5, y, label, "name s1-text end")

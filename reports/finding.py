@@ -15,13 +15,13 @@ from mmrepro.reports import (
     replay_sequence as drawn,
     words,
 )
-from mmrepro.reports.documents import HTML_FILE, MARKDOWN_FILE, Kind
+from mmrepro.reports.documents import HTML_FILE, MARKDOWN_FILE, ReportKind
 from mmrepro.reports.replay_script import script, upstream_test
 from mmrepro.traffic.case.model import CASE_FILE, SCRIPT_FILE, Case, Image
 from mmrepro.traffic.case.typed import in_order, server_steps
 
 
-def sequence_of(loaded: LoadedFinding) -> drawn.Sequence | None:
+def sequence_of(loaded: LoadedFinding) -> drawn.RequestSequence | None:
     """Its requests, drawn; None: it has none."""
     finding, case = loaded.finding, loaded.case
     if case is None or not case.operations:
@@ -34,7 +34,7 @@ def steps_of(loaded: LoadedFinding) -> list[str]:
     """What a reader types to reproduce it, one command each."""
     if loaded.case is None:
         return []
-    steps = server_steps(loaded.case, loaded.replay.settings, project(loaded.replay))
+    steps = server_steps(loaded.case, loaded.replay.settings, _project(loaded.replay))
     return [*steps, f"python3 {SCRIPT_FILE}"] if loaded.case.operations else steps
 
 
@@ -48,7 +48,7 @@ def script_of(loaded: LoadedFinding) -> str:
         loaded.folder,
         settings=loaded.replay.settings,
         deadline_s=loaded.replay.deadline_s,
-        project=project(loaded.replay),
+        project=_project(loaded.replay),
         stand_ins=loaded.replay.stand_ins,
     )
 
@@ -68,47 +68,48 @@ def upstream_test_of(loaded: LoadedFinding, checked: str = "") -> str:
     )
 
 
-def project(replay: Replay) -> str:
+def _project(replay: Replay) -> str:
     """The engine's name on the package index; empty: its own."""
     return replay.wheel.project if replay.wheel else ""
 
 
 def compose(loaded: LoadedFinding) -> b.Page:
+    """The page of one finding."""
     finding, replay = loaded.finding, loaded.replay
-    listed = findings.Listed(finding.id, finding)
     confirmed = "confirmed" if finding.confirmed else "not confirmed"
+    badge = b.Badge(
+        finding.finding_class.value.capitalize(),
+        findings.tone(finding),
+        f"{finding.known_name or 'unknown'}, {confirmed}",
+    )
     return b.Page(
         title=finding.title,
-        badge=b.Badge(
-            finding.finding_class.value.capitalize(),
-            findings.tone(finding),
-            f"{finding.known_name or 'unknown'}, {confirmed}",
-        ),
+        badge=badge,
         subject=f"finding {finding.id} of {replays.source(replay)}",
         warning=b.Warning(replay.failure) if replay.failure else None,
         card=[*_card(finding)],
         counts=[findings.requests_words(finding), findings.rate_words(finding.rate)],
         commands=[*_commands(loaded)],
-        sections=[
-            b.Section("The sequence", [*_sequence(loaded)], 96),
-            b.Section("Why each is needed", needed(loaded), 90),
-            b.Section("Where it stands", [*_stack(finding)], 88),
-            b.Section(
-                "The log",
-                [b.Fence("\n".join(finding.log_lines))] * bool(finding.log_lines),
-                84,
-            ),
-            b.Section("Reproduce it", [*_reproduction(loaded)], 92),
-            b.Section("Known or not", [*_known(finding)], 86),
-            b.Section("How often", [*_rate(finding)], 80),
-            b.Section(
-                "Shrinking", [*findings.shrinking([listed]), *_steps(finding)], 30
-            ),
-            *findings.context(replay, [], loaded.limits),
-        ],
+        sections=[*_sections(loaded)],
         footer=f"Finding {finding.id} of replay {replay.id}, "
         f"{replay.created.wall:%Y-%m-%d %H:%M:%S} UTC.",
     )
+
+
+def _sections(loaded: LoadedFinding) -> Iterator[b.Section]:
+    finding = loaded.finding
+    yield b.Section("The sequence", [*_sequence(loaded)], 96)
+    yield b.Section("Why each is needed", needed(loaded), 90)
+    yield b.Section("Where it stands", [*_stack(finding)], 88)
+    log = "\n".join(finding.log_lines)
+    yield b.Section("The log", [b.Fence(log)] if finding.log_lines else [], 84)
+    yield b.Section("Reproduce it", [*_reproduction(loaded)], 92)
+    yield b.Section("Known or not", [*_known(finding)], 86)
+    yield b.Section("How often", [*_rate(finding)], 80)
+    listed = findings.ListedFinding(finding.id, finding)
+    shrinking = [*findings.shrinking([listed]), *_steps(finding)]
+    yield b.Section("Shrinking", shrinking, 30)
+    yield from findings.context(loaded.replay, [], loaded.limits)
 
 
 def _card(finding: Finding) -> Iterator[b.Block]:
@@ -136,48 +137,59 @@ def _sequence(loaded: LoadedFinding) -> Iterator[b.Block]:
     sequence, case = sequence_of(loaded), loaded.case
     if sequence is None or case is None:
         return
-    order = (
-        "one after another" if in_order(case) else "by their barriers, some together"
-    )
-    hidden = (
-        f" {sequence.hidden} more requests are not drawn." if sequence.hidden else ""
-    )
-    legend = f"Sent {order}; lengths say nothing about time. {drawn.LEGEND}.{hidden}"
+    order = "by their barriers, some together"
+    if in_order(case):
+        order = "one after another"
+    legend = f"Sent {order}; lengths say nothing about time. {drawn.LEGEND}."
+    if sequence.hidden:
+        legend += f" {sequence.hidden} more requests are not drawn."
     yield b.p(legend, tone="soft")
     yield b.Picture(drawn.picture(sequence), [b.Fence(drawn.drawing(sequence))])
     rows = []
     for lane in sequence.lanes:
         op = lane.operation
-        when = (", ".join(op.after) or "at once", f"at {op.leave}" if op.leave else "")
-        cells = (b.code(op.id), lane.result, lane.shape, *when)
-        rows.append(b.row(*cells, tone="bad" if lane.fails else "", status=lane.kind))
+        row = b.row(
+            b.code(op.id),
+            lane.result,
+            lane.shape,
+            ", ".join(op.after) or "at once",
+            f"at {op.leave}" if op.leave else "",
+            tone="bad" if lane.fails else "",
+            status=lane.kind,
+        )
+        rows.append(row)
+
     heads = "request:name | observed | what | sent after | client leaves"
     yield from b.counted("request", heads, rows)
-    recipes = {name: image_words(name, case) for name in sequence.letters}
-    if recipes:
-        named = [
-            (b.code(letter), recipes[name]) for name, letter in sequence.letters.items()
-        ]
-        pictured = drawn.images_picture(sequence, recipes)
-        shown_images = [
-            b.Picture(pictured, b.table("image:name | what", named, "images"))
-        ]
-        yield from b.folded(
-            b.count(len(recipes), "image"), shown_images, open=len(recipes) <= 12
-        )
+    yield from _images(sequence, case)
+
+
+def _images(sequence: drawn.RequestSequence, case: Case) -> list[b.Block]:
+    """The mark of each image, and what it is; nothing where no request has one."""
+    recipes = {name: _image_words(name, case) for name in sequence.letters}
+    if not recipes:
+        return []
+    rows = []
+    for name, letter in sequence.letters.items():
+        rows.append((b.code(letter), recipes[name]))
+    table = b.table("image:name | what", rows, "images")
+    picture = b.Picture(drawn.images_picture(sequence, recipes), table)
+    count = b.count(len(recipes), "image")
+    return b.folded(count, [picture], open=len(recipes) <= 12)
 
 
 def needed(loaded: LoadedFinding) -> list[b.Block]:
     """What the finding needs: the requests in their order, then the rest."""
-    order = [op.id for op in loaded.case.operations] if loaded.case else []
-    place = {id: number for number, id in enumerate(order)}
-    parts = sorted(
-        loaded.finding.needed, key=lambda one: place.get(one.what, len(place))
-    )
-    rows = [
-        (b.code(one.what), one.why, b.code(one.by) if one.by else "itself")
-        for one in parts
-    ]
+    places = {}
+    if loaded.case:
+        for number, op in enumerate(loaded.case.operations):
+            places[op.id] = number
+    rest = len(places)
+    parts = sorted(loaded.finding.needed, key=lambda part: places.get(part.what, rest))
+    rows = []
+    for part in parts:
+        by = b.code(part.by) if part.by else "itself"
+        rows.append((b.code(part.what), part.why, by))
     return b.table("needed:name | without it | argued by:name", rows, "what is needed")
 
 
@@ -218,6 +230,7 @@ def _steps(finding: Finding) -> list[b.Block]:
             step.why,
         )
         rows.append(b.row(*cells, status="still fails" if step.kept else "passes"))
+
     heads = "left out | still fails:name | requests:number | failed:number | why"
     shown = b.table(heads, rows, "steps of the shrinking")
     servers = f"{b.count(finding.starts, 'server')}, {duration(finding.seconds)}"
@@ -226,7 +239,7 @@ def _steps(finding: Finding) -> list[b.Block]:
     )
 
 
-def image_words(name: str, case: Case) -> str:
+def _image_words(name: str, case: Case) -> str:
     """What an image is, by its recipe."""
     image: Image = case.images[name]
     fields: dict[str, Any] = image.model_dump()
@@ -252,7 +265,7 @@ def image_words(name: str, case: Case) -> str:
     return told[image.kind]
 
 
-KIND: Final = Kind(
+KIND: Final = ReportKind(
     "a finding",
     (MARKDOWN_FILE, HTML_FILE),
     load,

@@ -13,7 +13,7 @@ from mmrepro.base.units import duration
 from mmrepro.failure.documents.replay import Finding, Fuzz, Rate, Replay
 from mmrepro.reports import blocks as b, incident as runs, words
 from mmrepro.reports.documents import HTML_FILE
-from mmrepro.reports.svg import Line, steps
+from mmrepro.reports.svg import StepLine, steps
 from mmrepro.traffic.case.model import SCRIPT_FILE
 
 RATE_NOTE: Final = (
@@ -22,7 +22,7 @@ RATE_NOTE: Final = (
 
 
 @dataclass(frozen=True)
-class Listed:
+class ListedFinding:
     """A finding in the list of a replay or of a session.
 
     Attributes:
@@ -54,18 +54,22 @@ def badge(made: Replay | Fuzz, found: Sequence[Finding], nothing: str) -> b.Badg
         return b.Badge(
             "Unknown failure", "bad", f"{unknown} confirmed on fresh servers"
         )
+
     untestable = isinstance(made, Replay) and bool(made.untestable)
     if made.exit_code == 3 and not untestable:
         return b.Badge(
             "Unproven", "unsure", "observed, not repeated as often as asked for"
         )
+
     if untestable and not found:
         return b.Badge(
             "Not testable here", "unsure", "it needs what this machine does not have"
         )
+
     if found:
         names = ", ".join(dict.fromkeys(str(f.known) for f in found))
         return b.Badge("Known", "good", f"only what is known: {names}")
+
     return b.Badge("Nothing found", "good", nothing)
 
 
@@ -84,118 +88,128 @@ def counts(found: Sequence[Finding], once: int) -> Iterator[str]:
 
 
 def commands(
-    made: Replay | Fuzz, found: Sequence[Listed], folder: str
+    made: Replay | Fuzz, found: Sequence[ListedFinding], folder: str
 ) -> Iterator[tuple[str, str]]:
     """What to do next, with the most serious finding. ``folder``: of the list; empty:
     this one."""
     if made.state == "interrupted" and made.resume:
         yield "to resume it", made.resume
-    for one in worst_first([one for one in found if one.folder])[:1]:
-        place = shlex.quote(str(Path(folder, one.folder)))
-        if one.finding.finding_class is not FindingClass.START_FAILURE:
-            yield f"to reproduce {one.id}", f"python3 {place}/{SCRIPT_FILE}"
-        if one.finding.known:
-            yield f"what is known about {one.id}", f"mmrepro show {one.finding.known}"
-        else:
-            yield (
-                f"to report {one.id} upstream",
-                f"mmrepro report {place} --format issue",
-            )
-            if isinstance(made, Replay) and made.report is not None:
-                name = f"repro-{one.finding.finding_class}"
-                scenario = f"mmrepro new {name} --from {place}"
-                file = name.replace("-", "_") + ".py"
-                yield (
-                    "to find the release that brought it",
-                    f"{scenario} && mmrepro bisect {file}",
-                )
+    with_folder = [listed for listed in found if listed.folder]
+    for worst in _worst_first(with_folder)[:1]:
+        yield from _next_steps(made, worst, folder)
     yield "to repeat it", made.command
 
 
-def worst_first(found: Sequence[Listed]) -> list[Listed]:
+def _next_steps(
+    made: Replay | Fuzz, listed: ListedFinding, folder: str
+) -> Iterator[tuple[str, str]]:
+    finding, id_ = listed.finding, listed.id
+    place = shlex.quote(str(Path(folder, listed.folder)))
+    if finding.finding_class is not FindingClass.START_FAILURE:
+        yield f"to reproduce {id_}", f"python3 {place}/{SCRIPT_FILE}"
+    if finding.known:
+        yield f"what is known about {id_}", f"mmrepro show {finding.known}"
+        return
+    yield f"to report {id_} upstream", f"mmrepro report {place} --format issue"
+    if isinstance(made, Replay) and made.report is not None:
+        name = f"repro-{finding.finding_class}"
+        scenario = f"mmrepro new {name} --from {place}"
+        bisect = f"mmrepro bisect {name.replace('-', '_')}.py"
+        yield "to find the release that brought it", f"{scenario} && {bisect}"
+
+
+def _worst_first(found: Sequence[ListedFinding]) -> list[ListedFinding]:
     """What is unknown and confirmed comes first, then by class."""
 
-    def rank(one: Listed) -> tuple[bool, bool, int]:
-        finding = one.finding
-        return (
-            not finding.confirmed,
-            finding.known is not None,
-            finding.finding_class.place,
-        )
+    def rank(listed: ListedFinding) -> tuple[bool, bool, int]:
+        finding = listed.finding
+        is_known = finding.known is not None
+        return not finding.confirmed, is_known, finding.finding_class.place
 
     return sorted(found, key=rank)
 
 
-def card(found: Sequence[Listed]) -> Iterator[b.Block]:
+def card(found: Sequence[ListedFinding]) -> Iterator[b.Block]:
     """The findings, and of the most serious one what was observed and where it
     stands."""
     if not found:
         return
     rows: list[Sequence[b.Inline]] = []
-    for one in found:
-        of = one.finding
-        name, kind = b.link(one.id, one.href), b.toned(of.finding_class.value, tone(of))
-        numbers = (f"{of.requests} of {of.requests_before}", short_rate(of.rate))
-        after = "" if one.after is None else duration(one.after)
-        rows.append((name, kind, standing(of), *numbers, after))
+    for listed in found:
+        finding = listed.finding
+        row = (
+            b.link(listed.id, listed.href),
+            b.toned(finding.finding_class.value, tone(finding)),
+            _standing(finding),
+            f"{finding.requests} of {finding.requests_before}",
+            short_rate(finding.rate),
+            "" if listed.after is None else duration(listed.after),
+        )
+        rows.append(row)
+
     heads = "finding:name | class:name | known as:name | requests:number | rate:name"
     yield from b.table(f"{heads} | first after:number", rows, "findings")
-    worst = worst_first(found)[0]
+    worst = _worst_first(found)[0]
     yield b.p(b.strong(f"{worst.id}: "), words.sentence(worst.finding.observation))
     yield b.p(f"Expected: {worst.finding.expectation}.")
     if worst.finding.stack:
         yield stack(worst.finding)
 
 
-def findings_section(found: Sequence[Listed]) -> b.Section:
+def findings_section(found: Sequence[ListedFinding]) -> b.Section:
     """What each finding is, in whole sentences."""
     rows = []
-    for one in found:
-        of = one.finding
-        name = b.link(f"{one.id}: {of.finding_class.words}", one.href)
-        known = b.toned(standing(of), tone(of))
-        after = (
-            f"{duration(one.after)}, in episode {one.episode}"
-            if one.after is not None
-            else ""
+    for listed in found:
+        finding = listed.finding
+        after = ""
+        if listed.after is not None:
+            after = f"{duration(listed.after)}, in episode {listed.episode}"
+        row = b.row(
+            b.link(f"{listed.id}: {finding.finding_class.words}", listed.href),
+            finding.observation,
+            finding.expectation,
+            b.toned(_standing(finding), tone(finding)),
+            requests_words(finding),
+            rate_words(finding.rate),
+            after,
+            status="known" if finding.known else "unknown",
         )
-        numbers = (requests_words(of), rate_words(of.rate), after)
-        cells = (name, of.observation, of.expectation, known, *numbers)
-        rows.append(b.row(*cells, status="known" if of.known else "unknown"))
+        rows.append(row)
+
     heads = "finding | observed | expected | known as | requests | rate | first after"
     shown = b.table(heads, rows, "findings")
-    return b.Section("Findings", [*shown, *[b.p(RATE_NOTE)] * bool(rows)], 97)
+    if rows:
+        shown.append(b.p(RATE_NOTE))
+    return b.Section("Findings", shown, 97)
 
 
-def shrinking(found: Sequence[Listed]) -> list[b.Block]:
+def shrinking(found: Sequence[ListedFinding]) -> list[b.Block]:
     """A chart of the requests left after each step."""
-    lines = [
-        Line(one.id, [*enumerate(requests_left(one.finding))])
-        for one in found
-        if one.finding.steps
-    ]
+    lines = []
+    rows = []
+    for listed in found:
+        finding = listed.finding
+        if finding.steps:
+            lines.append(StepLine(listed.id, [*enumerate(requests_left(finding))]))
+        row = (
+            listed.id,
+            str(finding.requests_before),
+            str(finding.requests),
+            str(len(finding.steps)),
+            str(finding.starts),
+            duration(finding.seconds),
+            "yes" if finding.shrunk else "no",
+        )
+        rows.append(row)
+
     drawing = steps("Requests left", lines, "steps of the shrinking")
     if not drawing:
         return []
-    rows = []
-    for one in found:
-        of, counts = one.finding, (one.finding.requests_before, one.finding.requests)
-        numbers = map(str, (*counts, len(of.steps), of.starts))
-        rows.append(
-            (one.id, *numbers, duration(of.seconds), "yes" if of.shrunk else "no")
-        )
-    heads = (
-        "finding:name | requests before:number | left:number | steps:number | "
-        "servers:number"
-    )
-    shown = b.table(
-        f"{heads} | took:number | nothing more to leave out:name", rows, "shrinking"
-    )
-    return [
-        b.Picture(
-            drawing, shown, "What a step left out stays out if the rest fails likewise."
-        )
-    ]
+    heads = "finding:name | requests before:number | left:number | steps:number"
+    heads += " | servers:number | took:number | nothing more to leave out:name"
+    shown = b.table(heads, rows, "shrinking")
+    caption = "What a step left out stays out if the rest fails likewise."
+    return [b.Picture(drawing, shown, caption)]
 
 
 def requests_left(finding: Finding) -> list[int]:
@@ -233,14 +247,16 @@ def context(
 # -------------------------------------------------------------------------------- words
 
 
-def standing(finding: Finding) -> str:
+def _standing(finding: Finding) -> str:
     """``ghost-key-eviction``, or ``unknown``; with a note where it is not confirmed."""
-    known = finding.known_name or "unknown"
-    same = f", the same bucket as {finding.same_as}" if finding.same_as else ""
-    return known + same + " (not confirmed)" * (not finding.confirmed)
+    text = finding.known_name or "unknown"
+    if finding.same_as:
+        text += f", the same bucket as {finding.same_as}"
+    return text if finding.confirmed else f"{text} (not confirmed)"
 
 
 def tone(finding: Finding) -> b.Tone:
+    """Choose the colour of a finding: bad where it is confirmed and unknown."""
     if not finding.confirmed:
         return "unsure"
     return "soft" if finding.known else "bad"
@@ -289,6 +305,7 @@ _MESSAGE: Final = re.compile(r'"message": ?"((?:[^"\\]|\\.)*)')
 
 
 def stack(finding: Finding, most: int = b.FRAMES) -> b.Stack:
+    """Show the frames of a finding, the innermost ``most`` of them."""
     frames = [b.Frame(frame) for frame in finding.stack[:most]]
     return b.Stack("where it stands, innermost first", frames)
 

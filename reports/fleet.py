@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from typing import Final
 
 from mmrepro.base import units
-from mmrepro.failure.documents.diagnosis import STATE_WORDS
+from mmrepro.failure.documents.diagnosis import STATE_WORDS, Diagnosis
 from mmrepro.failure.documents.fleet import (
     FLEET_FILE,
     FLEET_WORDS,
@@ -16,98 +16,121 @@ from mmrepro.failure.documents.fleet import (
     Part,
 )
 from mmrepro.reports import blocks as b, diagnosis as one_server, words
-from mmrepro.reports.documents import Case, Suite, kind
+from mmrepro.reports.documents import JunitCase, Suite, kind
 
 _ROWS: Final = 8
 """Servers on the first screen; those that are unwell come first."""
 
 
 def compose_fleet(fleet: Fleet) -> b.Page:
+    """The page of several servers."""
     tones: dict[int, b.Tone] = {0: "good", 1: "bad"}
-    unwell = sum(one.well is False for one in fleet.members)
+    unwell = sum(member.well is False for member in fleet.members)
+    state = words.capital(FLEET_WORDS[fleet.state].partition(":")[0])
+    tone = tones.get(fleet.exit_code, "unsure")
     return b.Page(
         title=f"{len(fleet.members)} servers",
-        badge=b.Badge(
-            words.capital(FLEET_WORDS[fleet.state].partition(":")[0]),
-            tones.get(fleet.exit_code, "unsure"),
-            f"exit {fleet.exit_code}",
-        ),
+        badge=b.Badge(state, tone, f"exit {fleet.exit_code}"),
         subject=f"{b.count(len(fleet.members), 'server')}, looked at together",
         card=[*_card(fleet)],
         counts=[
             f"{unwell} of {len(fleet.members)} unwell",
             f"in {units.duration(fleet.seconds)}",
         ],
-        sections=[
-            b.Section("All servers", [*_table(fleet.members, len(fleet.members))], 97),
-            b.Section("What they say together", [*_findings(fleet)], 96),
-            b.Section("In what they differ", [*_differences(fleet)], 90),
-            *(b.Section(one.name, [*_one(one)], 80) for one in fleet.members[:32]),
-            b.Section("What could not be observed", b.bullets(fleet.unseen[:40]), 72),
-        ],
+        sections=[*_sections(fleet)],
         footer=f"mmrepro {fleet.mmrepro_version}",
     )
+
+
+def _sections(fleet: Fleet) -> Iterator[b.Section]:
+    everyone = [*_table(fleet.members, len(fleet.members))]
+    yield b.Section("All servers", everyone, 97)
+    yield b.Section("What they say together", [*_findings(fleet)], 96)
+    yield b.Section("In what they differ", _differences(fleet), 90)
+    for member in fleet.members[:32]:
+        yield b.Section(member.name, [*_member(member)], 80)
+    yield b.Section("What could not be observed", b.bullets(fleet.unseen[:40]), 72)
 
 
 def _card(fleet: Fleet) -> Iterator[b.Block]:
     yield b.p(b.strong(words.sentence(fleet.sentence)))
     for finding in fleet.findings[1:3]:
         yield b.p(words.sentence(finding.sentence))
-    unlike = sorted(fleet.members, key=lambda one: one.well is not False)
-    yield from _table(unlike[:_ROWS], len(fleet.members))
+    unwell_first = sorted(fleet.members, key=lambda member: member.well is not False)
+    yield from _table(unwell_first[:_ROWS], len(fleet.members))
     for finding in fleet.findings[:1]:
-        yield from (b.p("To do: ", b.prose(text)) for text in finding.advice[:2])
-        place = next(
-            (m.diagnosis for m in fleet.members if m.name in finding.servers), None
-        )
-        if place is not None and place.incident_dir:
-            yield b.p(
-                "Its own report: ", b.code(f"mmrepro report {place.incident_dir}")
-            )
+        for text in finding.advice[:2]:
+            yield b.p("To do: ", b.prose(text))
+        yield from _own_report(_first_diagnosis(fleet, finding))
+
+
+def _first_diagnosis(fleet: Fleet, finding: Finding) -> Diagnosis | None:
+    """That of the first server that the finding is about; it may have none."""
+    for member in fleet.members:
+        if member.name in finding.servers:
+            return member.diagnosis
+    return None
+
+
+def _own_report(diagnosis: Diagnosis | None) -> Iterator[b.Block]:
+    if diagnosis is not None and diagnosis.incident_dir:
+        command = b.code(f"mmrepro report {diagnosis.incident_dir}")
+        yield b.p("Its own report: ", command)
 
 
 def _table(members: Sequence[Member], count: int) -> Iterator[b.Block]:
-    parts = {one.part for one in members} != {Part.REPLICA}
+    has_parts = {member.part for member in members} != {Part.REPLICA}
     rows = []
-    for one in members:
-        tone: b.Tone = "unsure" if one.well is None else "good" if one.well else "bad"
-        found = one.diagnosis
-        state = STATE_WORDS[found.state].partition(":")[0] if found else "not diagnosed"
-        cells: list[b.Inline] = [b.code(one.name)]
-        cells += [one.part.value] if parts else []
-        cells += [
-            b.toned(state, tone),
-            found.assessment.process if found else "",
-            _load(one),
-        ]
-        rows.append(b.row(*cells, status="" if one.well else "unwell"))
-    heads = [
-        "server:name",
-        *(["for"] if parts else []),
-        "is",
-        "process:name",
-        "counted",
-    ]
+    for member in members:
+        cells: list[b.Inline] = [b.code(member.name)]
+        if has_parts:
+            cells.append(member.part.value)
+        cells += [_state(member), _process(member), _load(member)]
+        rows.append(b.row(*cells, status="" if member.well else "unwell"))
+
+    part = " | for" if has_parts else ""
+    heads = f"server:name{part} | is | process:name | counted"
     yield from b.table(heads, rows, "servers")
     if count > len(members):
         yield b.p(f"and {count - len(members)} more", tone="soft")
 
 
-def _load(one: Member) -> str:
+def _state(member: Member) -> b.Inline:
+    tones: dict[bool | None, b.Tone] = {None: "unsure", True: "good", False: "bad"}
+    state = "not diagnosed"
+    if member.diagnosis:
+        state = STATE_WORDS[member.diagnosis.state].partition(":")[0]
+    return b.toned(state, tones[member.well])
+
+
+def _process(member: Member) -> str:
+    return member.diagnosis.assessment.process if member.diagnosis else ""
+
+
+def _load(member: Member) -> str:
     """``running 1 → 1, waiting 3 → 5``; of what Prometheus holds where nothing else is
     known."""
-    held = one.scraped
-    parts = {
-        k: v for k, v in one.counted.items() if k in ("running", "waiting", "transfers")
-    }
-    if not parts and held is not None:
-        parts = {
+    counted = {}
+    for name, values in member.counted.items():
+        if name in ("running", "waiting", "transfers"):
+            counted[name] = values
+
+    held = member.scraped
+    if not counted and held is not None:
+        counted = {
             "running": held.running,
             "waiting": held.waiting,
             "tokens": held.tokens,
         }
-    told = [f"{s} " + " → ".join(f"{v:g}" for v in vs) for s, vs in parts.items() if vs]
-    return ", ".join(told) + (" (Prometheus)" if told and not one.counted else "")
+
+    courses = []
+    for name, values in counted.items():
+        if values:
+            course = " → ".join(f"{value:g}" for value in values)
+            courses.append(f"{name} {course}")
+
+    text = ", ".join(courses)
+    return f"{text} (Prometheus)" if text and not member.counted else text
 
 
 def _findings(fleet: Fleet) -> Iterator[b.Block]:
@@ -124,44 +147,44 @@ def _finding(finding: Finding) -> Iterator[b.Block]:
         yield from b.bullets([b.prose(text) for text in finding.advice])
 
 
-def _differences(fleet: Fleet) -> Iterator[b.Block]:
-    yield from b.bullets(
-        [f"{m.name}: {text}" for m in fleet.members for text in m.differs[:12]]
-    )
+def _differences(fleet: Fleet) -> list[b.Block]:
+    differences = []
+    for member in fleet.members:
+        for text in member.differs[:12]:
+            differences.append(f"{member.name}: {text}")
+    return b.bullets(differences)
 
 
-def _one(one: Member) -> Iterator[b.Block]:
-    found = one.diagnosis
-    yield b.p(words.sentence(one.sentence or "It was not diagnosed."))
-    if one.part_because:
-        yield b.p(f"It is a {one.part} server, by {one.part_because}.")
-    if one.scraped is not None and one.scraped.health:
-        error = f": {one.scraped.last_error}" if one.scraped.last_error else ""
-        yield b.p(f"Prometheus scrapes it: {one.scraped.health}{error}.")
-    if found is not None:
-        yield from b.bullets(found.assessment.why[:12])
-        yield b.p(one_server.effect_sentence(found))
-        if found.incident_dir:
-            yield b.p(
-                "Its own report: ", b.code(f"mmrepro report {found.incident_dir}")
-            )
+def _member(member: Member) -> Iterator[b.Block]:
+    yield b.p(words.sentence(member.sentence or "It was not diagnosed."))
+    if member.part_because:
+        yield b.p(f"It is a {member.part} server, by {member.part_because}.")
+    if member.scraped is not None and member.scraped.health:
+        error = f": {member.scraped.last_error}" if member.scraped.last_error else ""
+        yield b.p(f"Prometheus scrapes it: {member.scraped.health}{error}.")
+    if member.diagnosis is not None:
+        yield from b.bullets(member.diagnosis.assessment.why[:12])
+        yield b.p(one_server.effect_sentence(member.diagnosis))
+        yield from _own_report(member.diagnosis)
 
 
 def _suites(fleet: Fleet) -> list[Suite]:
-    cases: list[Case] = []
-    for one in fleet.members:
-        if one.diagnosis is not None:
-            cases += one_server.diagnosis_cases(one.diagnosis, one.name)
+    cases: list[JunitCase] = []
+    for member in fleet.members:
+        if member.diagnosis is not None:
+            cases += one_server.diagnosis_cases(member.diagnosis, member.name)
         else:
-            cases.append(Case(one.name, f"state of {one.url}", "error", one.error))
+            state = f"state of {member.url}"
+            cases.append(JunitCase(member.name, state, "error", member.error))
+
     for finding in fleet.findings:
-        if finding.state is not FleetState.ALL_UNWELL:
-            name = ", ".join(finding.servers)
-            cases.append(
-                Case(
-                    "servers", name, "failed", finding.sentence, "\n".join(finding.why)
-                )
-            )
+        # Each server that is unwell has a case already.
+        if finding.state is FleetState.ALL_UNWELL:
+            continue
+        name = ", ".join(finding.servers)
+        why = "\n".join(finding.why)
+        cases.append(JunitCase("servers", name, "failed", finding.sentence, why))
+
     return [Suite("servers", fleet.taken.wall, cases)]
 
 

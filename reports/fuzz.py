@@ -4,16 +4,15 @@ What it found has reports of its own, below: each is a finding of a replay.
 """
 
 from collections.abc import Iterator
-from itertools import accumulate
 from typing import Final
 
 from mmrepro.base.units import duration
 from mmrepro.failure.documents.replay import FUZZ_FILE, Episode, Fuzz, bucket_words
 from mmrepro.reports import blocks as b, findings, timeline, words
 from mmrepro.reports.documents import kind
-from mmrepro.reports.svg import Line, steps
+from mmrepro.reports.svg import StepLine, steps
 
-ABSENT: Final = (
+_ABSENT: Final = (
     "Nothing is claimed absent: what these requests did not show may be there "
     "all the same."
 )
@@ -26,7 +25,7 @@ _NEW: Final = (
 def compose(fuzz: Fuzz, folder: str = "") -> b.Page:
     """The page. ``folder``: the session's, for its commands; empty: they are typed in
     it."""
-    found = listed(fuzz)
+    found = _listed(fuzz)
     all_found = [one.finding for one in fuzz.found]
     blind = "blind, " if fuzz.blind else ""
     where = f"{fuzz.server.label} ({blind}seed {fuzz.seed})"
@@ -42,7 +41,7 @@ def compose(fuzz: Fuzz, folder: str = "") -> b.Page:
         badge=findings.badge(fuzz, all_found, nothing),
         subject=f"fuzzing of {where}",
         warning=b.broken_off(fuzz.failure, began=bool(fuzz.episodes)),
-        card=[*findings.card(found), b.p(ABSENT)],
+        card=[*findings.card(found), b.p(_ABSENT)],
         counts=[
             *findings.counts(all_found, len(fuzz.once)),
             b.count(len(fuzz.episodes), "episode"),
@@ -83,56 +82,65 @@ def compose(fuzz: Fuzz, folder: str = "") -> b.Page:
     )
 
 
-def listed(fuzz: Fuzz) -> list[findings.Listed]:
-    return [
-        findings.Listed(one.id, one.finding, one.folder, one.after_s, one.episode)
-        for one in fuzz.found
-    ]
+def _listed(fuzz: Fuzz) -> list[findings.ListedFinding]:
+    listed = []
+    for known in fuzz.found:
+        finding = findings.ListedFinding(
+            known.id, known.finding, known.folder, known.after_s, known.episode
+        )
+        listed.append(finding)
+    return listed
 
 
 def _coverage(fuzz: Fuzz) -> Iterator[b.Block]:
     """New observations an episode, added up in the order in which the episodes
     ended."""
-    sums = [*accumulate((episode.new for episode in fuzz.episodes), initial=0)]
-    place = {episode.number: n for n, episode in enumerate(fuzz.episodes, 1)}
-    marks = [(place[one.episode], one.id) for one in fuzz.found if one.episode in place]
-    line = Line("different", [*enumerate(sums)])
+    sums = [0]
+    places = {}
+    last = 0
+    for place, episode in enumerate(fuzz.episodes, start=1):
+        sums.append(sums[-1] + episode.new)
+        places[episode.number] = place
+        if episode.new:
+            last = place
+    marks = []
+    for known in fuzz.found:
+        if known.episode in places:
+            marks.append((places[known.episode], known.id))
+    line = StepLine("different", [*enumerate(sums)])
     drawing = steps("Different observations", [line], "episodes", marks)
     if not drawing:
         return
-    last = max(
-        (n for n, episode in enumerate(fuzz.episodes, 1) if episode.new), default=0
-    )
-    idle = len(fuzz.episodes) - last
-    text = (
-        f"{sums[-1]:,} different observations in "
-        f"{b.count(len(fuzz.episodes), 'episode')}; the"
-    )
-    news = f"last {b.count(idle, 'episode')} showed nothing new"
-    yield b.p(f"{text} {news if idle else 'last episode still showed something new'}.")
-    points = [(float(n), float(min(total, 10**9))) for n, total in enumerate(sums)]
-    yield b.Picture(
-        drawing, [b.Fence(timeline.sparkline(timeline.Track("", points)))], f"{_NEW}."
-    )
+
+    count = len(fuzz.episodes)
+    news = "last episode still showed something new"
+    if count > last:
+        news = f"last {b.count(count - last, 'episode')} showed nothing new"
+    total = f"{sums[-1]:,} different observations in {b.count(count, 'episode')}"
+    yield b.p(f"{total}; the {news}.")
+    # A number of a file is bounded before a line is drawn of it.
+    points = [(float(place), float(min(new, 10**9))) for place, new in enumerate(sums)]
+    spark = timeline.sparkline(timeline.SampledTrack("", points))
+    yield b.Picture(drawing, [b.Fence(spark)], f"{_NEW}.")
 
 
 def _episodes(fuzz: Fuzz) -> list[b.Block]:
     rows = []
-    for one in fuzz.episodes:
-        what = (
-            str(one.number),
-            one.kind,
-            one.origin,
-            ", ".join(one.switches),
-            str(one.requests),
+    for episode in fuzz.episodes:
+        row = b.row(
+            str(episode.number),
+            episode.kind,
+            episode.origin,
+            ", ".join(episode.switches),
+            str(episode.requests),
+            _answers(episode),
+            str(episode.new),
+            bucket_words(episode.buckets),
+            duration(episode.seconds),
+            status="objection" if episode.buckets else "none",
         )
-        came = (
-            _answers(one),
-            str(one.new),
-            bucket_words(one.buckets),
-            duration(one.seconds),
-        )
-        rows.append(b.row(*what, *came, status="objection" if one.buckets else "none"))
+        rows.append(row)
+
     heads = "episode:number | kind:name | origin | switches | requests:number | answers"
     heads += " | new:number | showed | took:number"
     return b.counted("episode", heads, rows)

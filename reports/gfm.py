@@ -51,6 +51,7 @@ def code(value: str, limit: int = _CELL) -> str:
 
 
 def cell(value: str) -> str:
+    """Escape the text of a table cell; an empty one becomes a dash."""
     return text(value, _CELL) or "–"
 
 
@@ -65,14 +66,17 @@ def fence(
     value: str, language: str = "text", max_lines: int = 80, max_width: int = 240
 ) -> str:
     """A fenced block that its content cannot close; bounded, the cut marked."""
+    # Four times the bound: what is cut off is never cleaned.
     lines = plain(value[: max_lines * max_width * 4]).split("\n")
     kept = [clip(line.expandtabs(4), max_width) for line in lines[:max_lines]]
     if len(lines) > max_lines:
         kept.append(f"… {len(lines) - max_lines} more lines")
     body = "\n".join(kept)
-    ticks = "`" * max(
-        3, 1 + max((len(run) for run in re.findall(r"`+", body)), default=0)
-    )
+
+    # A fence ends at the first run of ticks that is as long as its own.
+    runs = re.findall(r"`+", body)
+    longest = max(map(len, runs), default=0)
+    ticks = "`" * max(3, longest + 1)
     return f"{ticks}{language}\n{body}\n{ticks}"
 
 

@@ -3,7 +3,7 @@ signs mean."""
 
 import re
 from collections import Counter
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import Final
 
 from markupsafe import Markup
@@ -14,15 +14,15 @@ from mmrepro.failure.documents.ledger import Attempt
 from mmrepro.history.nightly import NightView
 from mmrepro.history.squares import (
     LOOKS,
-    Column,
     Grid,
-    Point,
-    Row,
+    ReleaseColumn,
+    ScenarioRow,
     Square,
-    Standing,
+    SquareStanding,
+    TrendPoint,
     affects,
 )
-from mmrepro.history.states import State
+from mmrepro.history.states import JobState
 from mmrepro.reports import blocks as b
 from mmrepro.reports.svg import circle, path, rect, tag, text
 
@@ -36,51 +36,71 @@ def report_href(attempt: Attempt | None) -> str:
     """Address of a run's report below the ledger's folder; empty unless it plainly lies
     there."""
     folder = attempt.incident if attempt is not None else ""
-    plainly = re.fullmatch(r"incidents/[A-Za-z0-9+._/-]{1,400}", folder)
-    return (
-        f"{folder}/report.html"
-        if plainly and not {"..", ".", ""} & {*folder.split("/")}
-        else ""
-    )
+    if not re.fullmatch(r"incidents/[A-Za-z0-9+._/-]{1,400}", folder):
+        return ""
+    # A ledger may be somebody else's: no link leads out of its folder.
+    if {"..", ".", ""} & {*folder.split("/")}:
+        return ""
+    return f"{folder}/report.html"
 
 
 def href(night: NightView, attempt: Attempt | None) -> str:
     """Address of a run's report that is there, from the folder; empty for all
     others."""
     address = report_href(attempt)
-    return (
-        address
-        if night.folder and address and (night.folder / address).is_file()
-        else ""
-    )
+    if not address or not night.folder:
+        return ""
+    return address if (night.folder / address).is_file() else ""
 
 
 def table(grid: Grid) -> list[b.Block]:
     """The picture in words: one line a row, by ranges of releases, which fit any
     width."""
-    heads = "scenario:name | declared:name | what came out, oldest release first:name"
     rows = []
     for row in grid.rows:
-        took = duration(sum(square.seconds for square in row.squares.values()))
-        odd = any(
-            square.standing is Standing.SURPRISE for square in row.squares.values()
+        squares = row.squares.values()
+        odd = any(square.standing is SquareStanding.SURPRISE for square in squares)
+        cells = b.row(
+            row.name,
+            row.planned.affected,
+            row.ranges,
+            row.fidelity or "",
+            duration(sum(square.seconds for square in squares)),
+            tone="bad" if odd else "",
         )
-        cells = (row.name, row.planned.affected, row.ranges, row.fidelity or "", took)
-        rows.append(b.row(*cells, tone="bad" if odd else ""))
-    return b.table(
-        f"{heads} | fidelity:name | took:number",
-        rows,
-        f"{grid.engine}: scenarios by release",
-    )
+        rows.append(cells)
+
+    heads = "scenario:name | declared:name | what came out, oldest release first:name"
+    heads += " | fidelity:name | took:number"
+    return b.table(heads, rows, f"{grid.engine}: scenarios by release")
 
 
 # ----------------------------------------------------------------------------- pictures
 
-STACK: Final = (
-    *(s for s in State if s is not State.NOT_REPRODUCED),
-    State.NOT_REPRODUCED,
+_STACK: Final = (
+    *(s for s in JobState if s is not JobState.NOT_REPRODUCED),
+    JobState.NOT_REPRODUCED,
 )
 """The states in a bar, from its top: what is good is its ground."""
+_OTHER_SIGNS: Final = (
+    (
+        "swatch",
+        "",
+        "orange band",
+        "the releases that the scenario declares as affected, dashed "
+        "where a mitigation should help: a ✔ in it, or a ✘ outside of it, "
+        "contradicts the range",
+    ),
+    ("sq reproduced loud", "✘!", "solid, with !", "not as expected"),
+    ("sq not-reproduced changed", "✔", "ringed", "one of the changes is of it"),
+    (
+        "sq reproduced hatched",
+        "✘",
+        "hatched",
+        "in quarantine: it runs, and turns nothing red",
+    ),
+)
+"""Class, sign, name and meaning of what the legend explains besides the states."""
 
 
 def drawing(night: NightView, new: Collection[tuple[str, str]] = ()) -> Markup:
@@ -93,78 +113,93 @@ def drawing(night: NightView, new: Collection[tuple[str, str]] = ()) -> Markup:
 
 
 def _engine(night: NightView, grid: Grid, new: Collection[tuple[str, str]]) -> Markup:
-    name, size = one_line(grid.engine, 60), b.count(len(grid.columns), "release")
+    name = one_line(grid.engine, 60)
     heads = [tag("th", "scenario", cls="row", scope="col")]
     for column in grid.columns:
         fresh = (grid.engine, column.release) in new
-        label = tag("span", one_line(column.label, 40) + " new" * fresh, cls="v")
-        heads.append(tag("th", label, scope="col", cls="new" * fresh))
-    rows = (_line(night, grid, row) for row in grid.rows)
-    small = " small" * (len(grid.columns) > 24)
-    drawn = tag(
-        "table",
-        tag("thead", tag("tr", *heads)),
-        tag("tbody", *rows),
-        cls=f"grid{small}",
-    )
-    region = f"{name}: scenarios by release"
+        label = one_line(column.label, 40)
+        text = f"{label} new" if fresh else label
+        cls = "new" if fresh else ""
+        heads.append(tag("th", tag("span", text, cls="v"), scope="col", cls=cls))
+
+    rows = [_line(night, grid, row) for row in grid.rows]
+    head = tag("thead", tag("tr", *heads))
+    cls = "grid small" if len(grid.columns) > 24 else "grid"
+    drawn = tag("table", head, tag("tbody", *rows), cls=cls)
+
+    size = b.count(len(grid.columns), "release")
     title = tag("h3", f"{name} ", tag("span", f"{size}, oldest first", cls="soft"))
+    region = f"{name}: scenarios by release"
     box = tag("div", drawn, cls="gridbox", tabindex=0, role="region", aria_label=region)
     return tag("div", title, box, "\n", cls="engine", data_holds=True)
 
 
-def band(grid: Grid, row: Row) -> dict[Column, str]:
+def band(grid: Grid, row: ScenarioRow) -> dict[ReleaseColumn, str]:
     """The releases that the scenario declares as affected, each with its place in the
     range."""
-    inside = [affects(row.planned.affected, c.release) for c in grid.columns]
-    ends = [False, *inside, False]
-    return {
-        column: "band" + " first" * (not ends[n]) + " last" * (not ends[n + 2])
-        for n, column in enumerate(grid.columns)
-        if inside[n]
-    }
-
-
-def _line(night: NightView, grid: Grid, row: Row) -> Markup:
-    bands, title = band(grid, row), one_line(row.planned.title, 120)
     affected = row.planned.affected
-    facts = [
-        f"affected {affected}" if affected else "no affected release",
-        row.fidelity or "",
-    ]
-    facts += ["GPU"] if row.planned.cell.device == "cuda" else []
-    what = tag("span", f"{title} · ", cls="what") if title else ""
-    small = tag("small", what, one_line(" · ".join(filter(None, facts)), 160))
-    cells = [tag("th", one_line(row.name, 160), small, cls="row", scope="row")]
+    inside = [affects(affected, column.release) for column in grid.columns]
+    # One more at either end, so that each column has neighbours.
+    padded = [False, *inside, False]
+    bands = {}
+    for number, column in enumerate(grid.columns):
+        if not inside[number]:
+            continue
+        first = "" if padded[number] else " first"
+        last = "" if padded[number + 2] else " last"
+        bands[column] = f"band{first}{last}"
+
+    return bands
+
+
+def _line(night: NightView, grid: Grid, row: ScenarioRow) -> Markup:
+    bands = band(grid, row)
+    cells = [_row_head(row)]
     for column in grid.columns:
         square = row.squares.get(column)
-        inner = _square(square, row, href(night, square.deciding)) if square else ""
+        inner: Markup | str = ""
+        if square:
+            inner = _square(square, row, href(night, square.deciding))
         cells.append(tag("td", inner, cls=bands.get(column)))
     mitigated = "mitigated" if row.planned.cell.mitigations else ""
     return tag("tr", *cells, "\n", data_holds=True, cls=mitigated)
 
 
-def _square(square: Square, row: Row, address: str) -> Markup:
+def _row_head(row: ScenarioRow) -> Markup:
+    planned = row.planned
+    title = one_line(planned.title, 120)
+    facts = ["no affected release"]
+    if planned.affected:
+        facts = [f"affected {planned.affected}"]
+    if row.fidelity:
+        facts.append(row.fidelity)
+    if planned.cell.device == "cuda":
+        facts.append("GPU")
+    what = tag("span", f"{title} · ", cls="what") if title else ""
+    small = tag("small", what, one_line(" · ".join(facts), 160))
+    return tag("th", one_line(row.name, 160), small, cls="row", scope="row")
+
+
+def _square(square: Square, row: ScenarioRow, address: str) -> Markup:
     """State by colour, letter and shape; solid: not as expected; hatched: in
     quarantine."""
-    fidelity = square.fidelity
-    odd = letters(fidelity) if fidelity and fidelity != row.fidelity else ""
     mark, _, sign = square.mark.partition(" ")
-    small = (sign if sign == "!" else "") + odd
-    loud = square.standing in (Standing.SURPRISE, Standing.FLAKY)
-    marks = {
-        "loud": loud,
-        "hatched": square.quarantine is not None,
-        "changed": square.events,
-    }
+    small = sign if sign == "!" else ""
+    if square.fidelity and square.fidelity != row.fidelity:
+        small += letters(square.fidelity)
+    classes = ["sq", square.state.value]
+    if square.standing in (SquareStanding.SURPRISE, SquareStanding.FLAKY):
+        classes.append("loud")
+    if square.quarantine is not None:
+        classes.append("hatched")
+    if square.events:
+        classes.append("changed")
     return tag(
         "a" if address else "span",
         mark,
         tag("small", small) if small else "",
         id=square.anchor,
-        cls=" ".join(
-            ["sq", square.state.value, *(name for name in marks if marks[name])]
-        ),
+        cls=" ".join(classes),
         title=one_line(square.title, 500),
         data_status=LOOKS[square.state].word,
         data_group=one_line(square.cell.engine, 60),
@@ -174,130 +209,132 @@ def _square(square: Square, row: Row, address: str) -> Markup:
 
 def legend(squares: Sequence[Square]) -> Markup:
     """What the signs mean, with the number of squares of each state."""
-    found = Counter(square.state for square in squares)
-    states = [
-        (
-            f"sq {state.value}",
-            look.mark + "k/n" * (state is State.FLAKY),
-            f"{found[state]} {look.word}",
-            look.meaning,
-        )
-        for state, look in LOOKS.items()
-        if found[state]
-    ]
-    others = [
-        (
-            "swatch",
-            "",
-            "orange band",
-            "the releases that the scenario declares as affected, dashed "
-            "where a mitigation should help: a ✔ in it, or a ✘ outside of it, "
-            "contradicts the range",
-        ),
-        ("sq reproduced loud", "✘!", "solid, with !", "not as expected"),
-        ("sq not-reproduced changed", "✔", "ringed", "one of the changes is of it"),
-        (
-            "sq reproduced hatched",
-            "✘",
-            "hatched",
-            "in quarantine: it runs, and turns nothing red",
-        ),
-    ]
-    items = (
-        tag(
-            "div",
-            tag("dt", tag("span", sign, cls=cls)),
-            tag("dd", tag("strong", word), f": {of}"),
-        )
-        for cls, sign, word, of in [*states, *others]
-    )
+    counts = Counter(square.state for square in squares)
+    items = []
+    for state, look in LOOKS.items():
+        if counts[state]:
+            sign = look.mark + ("k/n" if state is JobState.FLAKY else "")
+            word = f"{counts[state]} {look.word}"
+            items.append(_sign(f"sq {state.value}", sign, word, look.meaning))
+    for cls, sign, word, meaning in _OTHER_SIGNS:
+        items.append(_sign(cls, sign, word, meaning))
     return tag("dl", *items, cls="legend")
 
 
-def chart(trend: Sequence[Point], *, small: bool = False) -> Markup:
+def _sign(cls: str, sign: str, word: str, meaning: str) -> Markup:
+    term = tag("dt", tag("span", sign, cls=cls))
+    return tag("div", term, tag("dd", tag("strong", word), f": {meaning}"))
+
+
+def chart(trend: Sequence[TrendPoint], *, small: bool = False) -> Markup:
     """All jobs of each nightly run as a bar of stacked states; what is odd is marked
     above it.
 
     ``small``: of one row, without words.
     """
     top = max((point.total for point in trend), default=0) or 1
-    wide, gap, y, tall = (12, 2, 6, 22) if small else (62, 10, 22, 110)
+    draw = _small_bar if small else _bar
+    step = 14 if small else 72
     groups = []
     for number, point in enumerate(trend):
-        x = number * (wide + gap) + gap / 2
-        middle, odd = x + wide / 2, point.surprises
-        parts = _stack(point, x, wide, y, tall, top)
-        if small and not point.total:
-            parts.append(rect("none", x, 26, 12, 2))
-        if small and odd:
-            parts.append(circle("dot", middle, 3, 2.5))
-        if not small:
-            parts += [
-                text(middle, 14, f"{odd} !" if odd else "–", "odd" if odd else "tick"),
-                text(middle, 148, one_line(point.night, 60)[-10:], "tick"),
-                text(middle, 164, duration(point.seconds), "tick"),
-            ]
         title = tag("title", f"{one_line(point.night, 60)}: {point.text}")
-        groups.append(tag("g", title, *parts))
-    return _svg(
-        "strip" if small else "bars", trend, wide + gap, 28 if small else 172, groups
-    )
+        groups.append(tag("g", title, *draw(point, number * step, top)))
+
+    if small:
+        return _svg("strip", trend, step, 28, groups)
+    return _svg("bars", trend, step, 172, groups)
 
 
-def pace(trend: Sequence[Point]) -> Markup:
+def _small_bar(point: TrendPoint, left: float, top: int) -> Iterator[Markup]:
+    x = left + 1.0
+    yield from _stack(point, x, 12, 6, 22, top)
+    if not point.total:
+        yield rect("none", x, 26, 12, 2)
+    if point.surprises:
+        yield circle("dot", x + 6, 3, 2.5)
+
+
+def _bar(point: TrendPoint, left: float, top: int) -> Iterator[Markup]:
+    x = left + 5.0
+    middle = x + 31
+    yield from _stack(point, x, 62, 22, 110, top)
+    if point.surprises:
+        yield text(middle, 14, f"{point.surprises} !", "odd")
+    else:
+        yield text(middle, 14, "–", "tick")
+    # The last characters of a night's name are its date.
+    yield text(middle, 148, one_line(point.night, 60)[-10:], "tick")
+    yield text(middle, 164, duration(point.seconds), "tick")
+
+
+def pace(trend: Sequence[TrendPoint]) -> Markup:
     """How long a row's runs took, one nightly run after the other."""
-    known = [(n, p.seconds) for n, p in enumerate(trend) if p.total and p.seconds > 0]
+    known = []
+    for number, point in enumerate(trend):
+        if point.total and point.seconds > 0:
+            known.append((number, point.seconds))
     if len(known) < 2:
         return Markup()
     top = max(seconds for _, seconds in known)
-    d = "L".join(f"{n * 14 + 7} {25 - 21 * seconds / top:.1f}" for n, seconds in known)
-    return _svg("strip", trend, 14, 28, [path("pace", f"M{d}")])
+    places = []
+    for number, seconds in known:
+        places.append(f"{number * 14 + 7} {25 - 21 * seconds / top:.1f}")
+    return _svg("strip", trend, 14, 28, [path("pace", f"M{'L'.join(places)}")])
 
 
 def trends(grids: Sequence[Grid]) -> Markup:
     """Each row's strip, its durations, and this nightly run in words."""
-    rows = (
-        tag(
-            "tr",
-            tag("td", one_line(row.name, 160)),
-            tag("td", one_line(grid.engine, 60), cls="tight"),
-            tag("td", chart(row.trend, small=True), cls="tight"),
-            tag("td", pace(row.trend), cls="tight"),
-            tag("td", row.trend[-1].text),
-        )
-        for grid in grids
-        for row in grid.rows
-    )
-    heads = ("scenario", "engine", "nightly runs", "durations", "this nightly run")
-    head = tag("thead", tag("tr", *(tag("th", name, scope="col") for name in heads)))
-    return tag("table", head, tag("tbody", *rows))
+    rows = []
+    for grid in grids:
+        engine = one_line(grid.engine, 60)
+        for row in grid.rows:
+            cells = [
+                tag("td", one_line(row.name, 160)),
+                tag("td", engine, cls="tight"),
+                tag("td", chart(row.trend, small=True), cls="tight"),
+                tag("td", pace(row.trend), cls="tight"),
+                tag("td", row.trend[-1].text),
+            ]
+            rows.append(tag("tr", *cells))
+
+    heads = []
+    for name in ("scenario", "engine", "nightly runs", "durations", "this nightly run"):
+        heads.append(tag("th", name, scope="col"))
+    return tag("table", tag("thead", tag("tr", *heads)), tag("tbody", *rows))
 
 
 def _svg(
-    kind: str, trend: Sequence[Point], step: int, height: int, body: Iterable[Markup]
+    kind: str,
+    trend: Sequence[TrendPoint],
+    step: int,
+    height: int,
+    body: Iterable[Markup],
 ) -> Markup:
-    label = ". ".join(f"{one_line(p.night, 60)}: {p.text}" for p in trend)
-    size = {"width": max(len(trend) * step, 1), "height": height}
-    box = "0 0 {width} {height}".format(**size)
-    label = f"Oldest first. {label}"
+    nights = ". ".join(f"{one_line(point.night, 60)}: {point.text}" for point in trend)
+    width = max(len(trend) * step, 1)
     return tag(
-        "svg", *body, cls=kind, **size, viewBox=box, role="img", aria_label=label
+        "svg",
+        *body,
+        cls=kind,
+        width=width,
+        height=height,
+        viewBox=f"0 0 {width} {height}",
+        role="img",
+        aria_label=f"Oldest first. {nights}",
     )
 
 
 def _stack(
-    point: Point, x: float, width: float, y: float, height: float, top: int
-) -> list[Markup]:
-    parts, at = [], y + height * (1 - point.total / top)
-    for state in STACK:
+    point: TrendPoint, x: float, width: float, y: float, height: float, top: int
+) -> Iterator[Markup]:
+    """A bar of the states, its height in proportion to ``top``."""
+    y += height * (1 - point.total / top)
+    for state in _STACK:
         tall = height * point.counts[state] / top
         if tall > 0:
-            parts.append(rect(state.value, x, at, width, max(tall - 0.7, 0.4)))
+            yield rect(state.value, x, y, width, max(tall - 0.7, 0.4))
         # A letter where it fits: colour alone is nothing to some readers.
         if width > 20 and tall >= 15:
             label = f"{LOOKS[state].mark} {point.counts[state]}"
-            parts.append(
-                text(x + width / 2, at + tall / 2 + 4, label, f"in {state.value}")
-            )
-        at += tall
-    return parts
+            yield text(x + width / 2, y + tall / 2 + 4, label, f"in {state.value}")
+        y += tall

@@ -19,7 +19,7 @@ from mmrepro.base.text.sanitize import clip, one_line, plain
 from mmrepro.reports import blocks as b
 from mmrepro.reports.svg import join, tag
 
-MAX_ROWS: Final = 2000
+_MAX_ROWS: Final = 2000
 _KINDS: Final = {"number": "number tight", "name": "tight", "prose": ""}
 """Classes of a column's cells."""
 _POLICY: Final = (
@@ -94,30 +94,38 @@ def _digest(text: str) -> str:
 def _header(page: b.Page) -> Markup:
     badge = page.badge
     facts = " · ".join(filter(None, [badge.note, page.subject, *page.counts]))
-    commands = [
-        tag("p", tag("span", one_line(why, 200)), cls="do") + _pre(command, "sh")
-        for why, command in page.commands
-    ]
-    # The answer and its tables on the whole width; below, text to the left and stacks
-    # beside it: the picture that follows stays on the first screen.
-    tables = [n for n, block in enumerate(page.card) if isinstance(block, b.Table)]
-    whole = page.card[: tables[-1] + 1] if tables else []
-    rest = page.card[len(whole) :]
+    label = tag("span", badge.label, cls=f"badge {badge.tone or 'unsure'}")
+    facts_line = tag("span", one_line(facts, 1000), cls="facts")
+    head = tag("p", label, " ", facts_line, cls="head")
+    warning = _warning(page.warning) if page.warning else ""
+    title = tag("h1", one_line(page.title, 300))
+    return tag("header", head, title, warning, _card(page))
+
+
+def _card(page: b.Page) -> Markup:
+    """The answer and its tables on the whole width; below, text to the left and stacks
+    beside it: the picture that follows stays on the first screen."""
+    width = 0
+    for number, block in enumerate(page.card, start=1):
+        if isinstance(block, b.Table):
+            width = number
+
+    whole, rest = page.card[:width], page.card[width:]
     texts = [block for block in rest if isinstance(block, b.Paragraph | b.Bullets)]
     beside = [block for block in rest if block not in texts]
-    named = {"whole": whole, "answer": texts}
-    label = tag("span", badge.label, cls=f"badge {badge.tone or 'unsure'}")
-    head = tag(
-        "p", label, " ", tag("span", one_line(facts, 1000), cls="facts"), cls="head"
-    )
-    warning = _warning(page.warning) if page.warning else ""
-    parts = [
-        tag("div", _blocks(some), cls=name) for name, some in named.items() if some
-    ]
-    card = tag(
-        "div", *parts, tag("div", _blocks(beside), *commands, cls="next"), cls="card"
-    )
-    return tag("header", head, tag("h1", one_line(page.title, 300)), warning, card)
+
+    parts = []
+    if whole:
+        parts.append(tag("div", _blocks(whole), cls="whole"))
+    if texts:
+        parts.append(tag("div", _blocks(texts), cls="answer"))
+    commands = []
+    for why, command in page.commands:
+        label = tag("p", tag("span", one_line(why, 200)), cls="do")
+        commands.append(label + _pre(command, "sh"))
+
+    parts.append(tag("div", _blocks(beside), *commands, cls="next"))
+    return tag("div", *parts, cls="card")
 
 
 def _warning(warning: b.Warning) -> Markup:
@@ -145,30 +153,23 @@ def _block(block: b.Block) -> Markup:
         case b.Paragraph(text, tone):
             return tag("p", _inline(text), cls=tone and f"{tone}-text")
         case b.Bullets(items, tone):
-            rows = (tag("li", _inline(item)) for item in items[:MAX_ROWS])
+            rows = (tag("li", _inline(item)) for item in items[:_MAX_ROWS])
             return tag("ul", *rows, cls=tone and f"{tone}-text")
         case b.Table():
             return _table(block.trimmed)
         case b.Facts():
             return _facts(block)
         case b.Fence():
-            return (
-                _pre(block.text, block.language)
-                if block.first is None
-                else _source(block)
-            )
+            if block.first is not None:
+                return _source(block)
+            return _pre(block.text, block.language)
         case b.Stack():
             return _stack(block)
-        case b.Picture(drawing, caption=caption, timeline=span):
-            said = (
-                tag("figcaption", one_line(caption, 400), cls="soft") if caption else ""
-            )
-            axis = "{:.3f} {:.3f} {:.5f} {:.5f}".format(*span) if span else None
-            return tag(
-                "figure", drawing, said, cls="scroll", tabindex=0, data_timeline=axis
-            )
+        case b.Picture():
+            return _figure(block)
         case b.Sides():
-            return tag("div", *(_side(*one) for one in block.shown), cls="sides")
+            sides = [_side(*side) for side in block.shown]
+            return tag("div", *sides, cls="sides")
         case b.Details(title, inner, opened):
             summary = tag("summary", one_line(title, 300))
             return tag("details", summary, "\n", _blocks(inner), open=opened)
@@ -176,48 +177,79 @@ def _block(block: b.Block) -> Markup:
             assert_never(block)
 
 
+def _figure(picture: b.Picture) -> Markup:
+    caption: Markup | str = ""
+    if picture.caption:
+        text = one_line(picture.caption, 400)
+        caption = tag("figcaption", text, cls="soft")
+
+    axis = None
+    if picture.timeline:
+        axis = "{:.3f} {:.3f} {:.5f} {:.5f}".format(*picture.timeline)
+    return tag(
+        "figure",
+        picture.drawing,
+        caption,
+        cls="scroll",
+        tabindex=0,
+        data_timeline=axis,
+    )
+
+
 def _table(table: b.Table) -> Markup:
-    facets = zip(*((row.status, row.group) for row in table.rows), strict=True)
-    filtered = len(table.rows) > 12 or any(len({*found} - {""}) > 1 for found in facets)
+    body = tag("tbody", *(_row(row, table) for row in table.rows[:_MAX_ROWS]))
+    drawn = tag("table", _caption(table.caption), _table_head(table), body)
+    shown = tag("div", drawn, cls="scroll", tabindex=0, data_filter=_is_filtered(table))
+    more = len(table.rows) - _MAX_ROWS
+    if more <= 0:
+        return shown
+    return shown + tag("p", f"{more} more rows are in the JSON document.", cls="soft")
+
+
+def _caption(text: str) -> Markup | str:
+    """For those who do not see the table."""
+    return tag("caption", one_line(text, 200), cls="unseen") if text else ""
+
+
+def _table_head(table: b.Table) -> Markup | str:
+    if not any(column.name for column in table.columns):
+        return ""
     nameless = tag("span", "mark", cls="unseen")
-    heads = (
-        tag("th", column.name or nameless, scope="col", cls=_KINDS[column.kind])
-        for column in table.columns
-    )
-    named = any(column.name for column in table.columns)
-    more = len(table.rows) - MAX_ROWS
-    caption = (
-        tag("caption", one_line(table.caption, 200), cls="unseen")
-        if table.caption
-        else ""
-    )
-    body = tag("tbody", *(_row(row, table) for row in table.rows[:MAX_ROWS]))
-    drawn = tag(
-        "table", caption, tag("thead", tag("tr", *heads)) if named else "", body
-    )
-    note = (
-        tag("p", f"{more} more rows are in the JSON document.", cls="soft")
-        if more > 0
-        else ""
-    )
-    return tag("div", drawn, cls="scroll", tabindex=0, data_filter=filtered) + note
+    heads = []
+    for column in table.columns:
+        name = column.name or nameless
+        heads.append(tag("th", name, scope="col", cls=_KINDS[column.kind]))
+    return tag("thead", tag("tr", *heads))
+
+
+def _is_filtered(table: b.Table) -> bool:
+    """Whether the script puts a filter above it: it is long, or its rows differ in
+    state or group."""
+    if len(table.rows) > 12:
+        return True
+    states = {row.status for row in table.rows if row.status}
+    groups = {row.group for row in table.rows if row.group}
+    return len(states) > 1 or len(groups) > 1
 
 
 def _row(row: b.Row, table: b.Table) -> Markup:
     texts = [_inline(cell) for cell in row.cells]
     if row.anchor:
-        here = {"href": f"#{row.anchor}", "aria_label": "link to this line"}
-        texts[-1] += Markup(" ") + tag("a", "#", cls="here", **here)
-    kinds = (_KINDS[column.kind] for column in table.columns)
-    cells = (
-        tag("td", text, cls=kind) for text, kind in zip(texts, kinds, strict=False)
+        link = {"href": f"#{row.anchor}", "aria_label": "link to this line"}
+        texts[-1] += Markup(" ") + tag("a", "#", cls="here", **link)
+
+    cells = []
+    for text, column in zip(texts, table.columns, strict=False):
+        cells.append(tag("td", text, cls=_KINDS[column.kind]))
+    return tag(
+        "tr",
+        *cells,
+        id=row.anchor,
+        cls=row.tone,
+        data_status=one_line(row.status, 60),
+        data_group=one_line(row.group, 60),
+        data_at=None if row.at is None else f"{row.at:.3f}",
     )
-    facets = {
-        "data_status": one_line(row.status, 60),
-        "data_group": one_line(row.group, 60),
-    }
-    at = None if row.at is None else f"{row.at:.3f}"
-    return tag("tr", *cells, id=row.anchor, cls=row.tone, **facets, data_at=at)
 
 
 def _facts(facts: b.Facts) -> Markup:
@@ -237,15 +269,11 @@ def _pre(text: str, language: str) -> Markup:
 
 
 def _source(fence: b.Fence) -> Markup:
-    lines = (
-        tag(
-            "span",
-            tag("i", f"{n}"),
-            clip(plain(line), 400),
-            cls="hit" * (n in fence.highlight),
-        )
-        for n, line in enumerate(fence.text.split("\n")[:200], fence.first or 1)
-    )
+    lines = []
+    for number, line in enumerate(fence.text.split("\n")[:200], fence.first or 1):
+        hit = "hit" if number in fence.highlight else ""
+        text = clip(plain(line), 400)
+        lines.append(tag("span", tag("i", f"{number}"), text, cls=hit))
     return tag("pre", *lines, cls="source", tabindex=0)
 
 
@@ -255,13 +283,11 @@ def _stack(stack: b.Stack) -> Markup:
         where = f"({frame.file}:{frame.line})" if frame.file else ""
         function = tag("span", one_line(frame.function, 300), cls="fn")
         place = tag("span", one_line(where, 320), cls="soft")
-        first = "first" * (number == 0)
+        first = "first" if number == 0 else ""
         frames.append(tag("li", function, " ", place, _terms(frame.locals), cls=first))
     title = tag("div", one_line(stack.title, 300), cls="thread")
-    body = (title, tag("ol", *frames))
-    return tag(
-        "div", *body, cls="stack mono", tabindex=0, role="group", aria_label="stack"
-    )
+    more = {"tabindex": 0, "role": "group", "aria_label": "stack"}
+    return tag("div", title, tag("ol", *frames), cls="stack mono", **more)
 
 
 def _side(drawing: Markup, caption: str, text: str, facts: dict[str, str]) -> Markup:
@@ -272,10 +298,10 @@ def _side(drawing: Markup, caption: str, text: str, facts: dict[str, str]) -> Ma
 
 def _terms(given: dict[str, str]) -> Markup:
     """Names and values, as a list of definitions; empty where there are none."""
-    pairs = [
-        tag("dt", one_line(name, 80)) + tag("dd", one_line(value, 400))
-        for name, value in given.items()
-    ]
+    pairs = []
+    for name, value in given.items():
+        pairs.append(tag("dt", one_line(name, 80)))
+        pairs.append(tag("dd", one_line(value, 400)))
     return tag("dl", *pairs) if pairs else Markup("")
 
 
@@ -284,15 +310,23 @@ def _inline(inline: b.Inline) -> Markup:
 
 
 def _span(span: b.Span) -> Markup:
-    # one_line strips; the blanks around a piece belong to the sentence.
-    lead, tail = " " * span.text.startswith(" "), " " * span.text.endswith(" ")
     text: Markup = escape(one_line(span.text, 4000))
     if span.style:
         text = tag("code" if span.style == "code" else "strong", text)
     if span.tone:
         text = tag("span", text, cls=f"{span.tone}-text")
-    href, folder = b.safe_href(span.href), _FOLDER.get()
-    elsewhere = href.startswith(("#", "https://", "http://"))
-    if href and (folder is None or elsewhere or is_file(folder / href)):
+    href = b.safe_href(span.href)
+    if href and _leads_somewhere(href):
         text = tag("a", text, href=href)
+    # one_line strips; the blanks around a piece belong to the sentence.
+    lead = " " if span.text.startswith(" ") else ""
+    tail = " " if span.text.endswith(" ") else ""
     return join([lead, text, tail])
+
+
+def _leads_somewhere(href: str) -> bool:
+    """Whether it is within the page or on the web, or a file that is there."""
+    folder = _FOLDER.get()
+    if folder is None or href.startswith(("#", "https://", "http://")):
+        return True
+    return is_file(folder / href)

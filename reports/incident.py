@@ -1,9 +1,10 @@
 """A run's report, and a diagnosis's: ``incident.json`` as a page."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Final
 
+from markupsafe import Markup
 from mmrepro.base.records import HostFacts, Setting
 from mmrepro.base.units import duration, size
 from mmrepro.failure.documents import (
@@ -13,15 +14,35 @@ from mmrepro.failure.documents import (
     KeyStack,
     StandIn,
 )
-from mmrepro.failure.documents.model import collision_probability
+from mmrepro.failure.documents.model import (
+    Birthday,
+    ClaimResult,
+    GateFacts,
+    MitigationFacts,
+    ModelFacts,
+    Shown,
+    collision_probability,
+)
 from mmrepro.failure.signature import ConditionResult, Outcome, Truth
 from mmrepro.probes.base import ProbeStatus
 from mmrepro.probes.data import ProcessesData
 from mmrepro.reports import blocks as b, timeline, words
-from mmrepro.reports.documents import HTML_FILE, MARKDOWN_FILE, Case, How, Suite, kind
+from mmrepro.reports.documents import (
+    HTML_FILE,
+    MARKDOWN_FILE,
+    How,
+    JunitCase,
+    Suite,
+    kind,
+)
 
-OPEN_LINES: Final = 15
+_OPEN_LINES: Final = 15
 """Of the timeline, which are shown unfolded."""
+_LEVEL_TONES: Final[dict[str, b.Tone]] = {
+    "info": "",
+    "warning": "unsure",
+    "error": "bad",
+}
 
 
 def compose(incident: Incident) -> b.Page:
@@ -30,15 +51,14 @@ def compose(incident: Incident) -> b.Page:
         from mmrepro.reports.diagnosis import compose_diagnosis
 
         return compose_diagnosis(incident, incident.diagnosis)
+
     return b.Page(
         title=title(incident),
-        badge=badge(incident),
-        subject=f"{incident.scenario.name} on {engine_name(incident)}, "
-        f"fidelity {incident.fidelity}"
-        + (f": {of}" if (of := incident.engine.python_of) else ""),
+        badge=_badge(incident),
+        subject=_subject(incident),
         warning=warning(incident),
         card=[*_card(incident)],
-        counts=[*counts(incident)],
+        counts=[*_counts(incident)],
         commands=[*_commands(incident)],
         sections=[
             *what_happened(incident),
@@ -50,12 +70,22 @@ def compose(incident: Incident) -> b.Page:
     )
 
 
+def _subject(incident: Incident) -> str:
+    name = f"{incident.scenario.name} on {engine_name(incident)}"
+    text = f"{name}, fidelity {incident.fidelity}"
+    if incident.engine.python_of:
+        text += f": {incident.engine.python_of}"
+    return text
+
+
 def warning(incident: Incident) -> b.Warning | None:
-    note = partial_note(incident)
+    """Warn of a run that is not whole; None: it is."""
+    note = _partial_note(incident)
     return b.Warning(note, incident.failure_detail) if note else None
 
 
 def footer(incident: Incident) -> b.Inline:
+    """Say when and by which mmrepro it was made, and where the evidence lies."""
     made = f"UTC, made by mmrepro {incident.mmrepro_version} from "
     name = f"Incident {incident.id}, {incident.created.wall:%Y-%m-%d %H:%M:%S} {made}"
     beside = "; the raw evidence lies in "
@@ -63,30 +93,44 @@ def footer(incident: Incident) -> b.Inline:
 
 
 def _card(incident: Incident) -> Iterator[b.Block]:
-    if text := outcome(incident):
+    text = _outcome(incident)
+    if text:
         yield b.p(text)
-    reproduced = bool(incident.verdict) and incident.outcome is Outcome.REPRODUCED
     yield b.p(b.prose(words.sentence(incident.scenario.summary)))
     if incident.key_stack:
-        yield stack(incident.key_stack, short=True)
+        yield _stack_block(incident.key_stack, short=True)
     if incident.verdict is not None and incident.scenario.affected:
-        where = f", {incident.scenario.where} alone" if incident.scenario.where else ""
-        known = f"Affected releases: {incident.scenario.affected}{where}"
-        helps = next(
-            (m for m in incident.mitigations if not m.hides and reproduced), None
-        )
-        does = b.prose(f": {helps.description}") if helps else ()
-        yield b.p(known, ("; workaround ", b.code(helps.name), *does) if helps else "")
+        yield _affected(incident)
     if incident.left_behind:
-        yield b.p(
-            f"Left behind after the stop: {'; '.join(incident.left_behind[:4])}",
-            tone="bad",
-        )
+        things = "; ".join(incident.left_behind[:4])
+        yield b.p(f"Left behind after the stop: {things}", tone="bad")
 
 
-def counts(incident: Incident) -> Iterator[str]:
+def _affected(incident: Incident) -> b.Block:
+    """The affected releases, and after a reproduced run the workaround."""
+    where = f", {incident.scenario.where} alone" if incident.scenario.where else ""
+    affected = f"Affected releases: {incident.scenario.affected}{where}"
+    workaround = _workaround(incident)
+    if workaround is None:
+        return b.p(affected, "")
+    does = b.prose(f": {workaround.description}")
+    return b.p(affected, ("; workaround ", b.code(workaround.name), *does))
+
+
+def _workaround(incident: Incident) -> MitigationFacts | None:
+    """The first mitigation that does not hide the failure alone."""
+    if incident.outcome is not Outcome.REPRODUCED:
+        return None
+    for mitigation in incident.mitigations:
+        if not mitigation.hides:
+            return mitigation
+    return None
+
+
+def _counts(incident: Incident) -> Iterator[str]:
     """Conditions and claims, in numbers."""
-    if text := condition_count(incident):
+    text = condition_count(incident)
+    if text:
         yield text
     yield from words.claim_counts(incident.claims, "claim", "claims")
 
@@ -111,7 +155,7 @@ def what_happened(incident: Incident) -> Iterator[b.Section]:
     if incident.key_stack:
         yield b.Section("The stack that matters", [*_stack(incident.key_stack)], 95)
     yield b.Section("Log", _logs(incident), 60)
-    yield b.Section(cause_heading(incident), _root_cause(incident), 80)
+    yield b.Section(_cause_heading(incident), _root_cause(incident), 80)
     yield b.Section("Minimal reproducers", _reproducers(incident), 78)
 
 
@@ -123,23 +167,28 @@ def _timeline(incident: Incident) -> Iterator[b.Block]:
     if drawing:
         yield b.Picture(drawing, timeline.sparks(incident), "", axis_of(incident))
     loud = [line for line in lines if line.level != "info"]
-    if len(lines) > OPEN_LINES and loud:
+    is_short = len(lines) <= _OPEN_LINES
+    if loud and not is_short:
         yield from _timed(loud[:12], "lines that report trouble")
-    yield from b.folded(
-        f"All {len(lines)} lines" if lines else "",
-        _timed(lines, "all that happened"),
-        open=len(lines) <= OPEN_LINES,
-    )
+    heading = f"All {len(lines)} lines" if lines else ""
+    all_lines = _timed(lines, "all that happened")
+    yield from b.folded(heading, all_lines, open=is_short)
 
 
-def _timed(lines: Sequence[timeline.Line], caption: str) -> list[b.Block]:
-    tones: dict[str, b.Tone] = {"info": "", "warning": "unsure", "error": "bad"}
+def _timed(lines: Sequence[timeline.TimelineLine], caption: str) -> list[b.Block]:
     rows = []
     for line in lines:
-        cells = (f"{line.at:+.2f} s", line.phase, line.source, line.text)
-        rows.append(
-            b.row(*cells, tone=tones[line.level], status=line.level, at=line.at)
+        row = b.row(
+            f"{line.at:+.2f} s",
+            line.phase,
+            line.source,
+            line.text,
+            tone=_LEVEL_TONES[line.level],
+            status=line.level,
+            at=line.at,
         )
+        rows.append(row)
+
     return b.table("time:number | phase:name | source:name | what", rows, caption)
 
 
@@ -155,6 +204,7 @@ def _symptoms(incident: Incident) -> list[b.Block]:
             answer,
         )
         rows.append(b.row(*cells, status=state))
+
     heads = "check | observed | healthy (warm-up check) | as reported | abnormal:name"
     return b.table(heads, rows, "symptoms")
 
@@ -167,54 +217,57 @@ def _exhibits(incident: Incident) -> Iterator[b.Block]:
         if exhibit.note:
             yield b.p(b.prose(exhibit.note))
         if drawn:
-            rows = []
-            for one, _ in drawn:
-                file = b.code(f"evidence/{one.file}") if one.file else ""
-                facts = "; ".join(
-                    f"{name} {value}" for name, value in one.facts.items()
-                )
-                rows.append((one.caption, file, one.text, facts))
-            pictures = [
-                (pixels, one.caption, one.text, one.facts) for one, pixels in drawn
-            ]
-            yield b.Sides(pictures, b.table(" | image | answer | facts", rows))
+            yield _side_by_side(drawn)
         if exhibit.birthday is not None:
-            given = exhibit.birthday
-            marks = [
-                (
-                    f"{p.images:,}",
-                    f"{collision_probability(p.images, given.bits):.1%}",
-                    p.label,
-                )
-                for p in (*given.pools, *given.seen)[:40]
-                if p.images >= 0
-            ]
-            yield b.Picture(
-                curve, b.table("images:number | chance of a collision:number | ", marks)
-            )
+            yield b.Picture(curve, _collision_table(exhibit.birthday))
 
 
-def stack(given: KeyStack, *, short: bool = False) -> b.Stack:
+def _side_by_side(drawn: Sequence[tuple[Shown, Markup]]) -> b.Block:
+    rows = []
+    pictures = []
+    for shown, pixels in drawn:
+        file = b.code(f"evidence/{shown.file}") if shown.file else ""
+        facts = "; ".join(f"{name} {value}" for name, value in shown.facts.items())
+        rows.append((shown.caption, file, shown.text, facts))
+        pictures.append((pixels, shown.caption, shown.text, shown.facts))
+    return b.Sides(pictures, b.table(" | image | answer | facts", rows))
+
+
+def _collision_table(birthday: Birthday) -> list[b.Block]:
+    rows = []
+    for pool in (*birthday.pools, *birthday.seen)[:40]:
+        if pool.images >= 0:
+            chance = collision_probability(pool.images, birthday.bits)
+            rows.append((f"{pool.images:,}", f"{chance:.1%}", pool.label))
+    return b.table("images:number | chance of a collision:number | ", rows)
+
+
+def _stack_block(given: KeyStack, *, short: bool = False) -> b.Stack:
     """``short``: the innermost frames alone, without their locals."""
-    state = ("active" if given.active else "idle") + "+gil" * given.owns_gil
-    frames = [
-        b.Frame(f.function, f.file, f.line, {} if short else f.locals)
-        for f in given.frames[: b.FRAMES if short else None]
-    ]
-    seen = f"{given.seen} of {given.samples} samples"
-    return b.Stack(f"{given.process}, thread {given.thread} ({state}), {seen}", frames)
+    state = "active" if given.active else "idle"
+    if given.owns_gil:
+        state += "+gil"
+    frames = []
+    for frame in given.frames[: b.FRAMES if short else None]:
+        values = {} if short else frame.locals
+        frames.append(b.Frame(frame.function, frame.file, frame.line, values))
+    thread = f"{given.process}, thread {given.thread} ({state})"
+    return b.Stack(f"{thread}, {given.seen} of {given.samples} samples", frames)
 
 
 def _stack(given: KeyStack) -> Iterator[b.Block]:
     seen, process = b.strong(f"{given.seen} of {given.samples}"), b.code(given.process)
     text = (seen, " samples of ", process, " show it, innermost call first. ")
     yield b.p(text, b.prose(given.note))
-    yield from b.folded(f"{len(given.frames)} frames with their locals", [stack(given)])
+    yield from b.folded(
+        f"{len(given.frames)} frames with their locals", [_stack_block(given)]
+    )
 
 
 def _conditions(incident: Incident) -> Iterator[b.Block]:
     assert incident.verdict is not None
-    text = condition_count(incident) + ". " if condition_count(incident) else ""
+    count = condition_count(incident)
+    text = f"{count}. " if count else ""
     yield b.p(text + words.sentence(incident.verdict.explanation))
     yield from condition_tables(incident.verdict.conditions)
 
@@ -224,63 +277,73 @@ def condition_tables(
 ) -> Iterator[b.Block]:
     """Those that are open, then those that are met, folded. ``prefix``: of their
     anchors."""
-    for met in (False, True):
-        some = [c for c in given if (c.truth is Truth.MET) is met]
-        rows = []
-        for c in some:
-            truth = b.toned(*words.TRUTHS[c.truth])
-            name = (*b.prose(c.statement), " ", b.code(c.id))
-            files = (
-                f"evidence/{file.removeprefix('evidence/')}" for file in c.evidence[:4]
-            )
-            cells = (truth, c.observed, name, words.part_words(c), b.codes(files))
-            anchor = b.slug(f"condition-{prefix}{c.id}")
-            rows.append(b.row(*cells, status=c.truth.value, anchor=anchor))
-        shown = b.table(
-            "truth:name | observed | condition | part | evidence", rows, "conditions"
+    met = [condition for condition in given if condition.truth is Truth.MET]
+    others = [condition for condition in given if condition.truth is not Truth.MET]
+    yield from _condition_table(others, prefix)
+    title = f"{b.count(len(met), 'condition')} met"
+    yield from b.folded(title, _condition_table(met, prefix))
+
+
+def _condition_table(
+    conditions: Sequence[ConditionResult], prefix: str
+) -> list[b.Block]:
+    rows = []
+    for condition in conditions:
+        files = []
+        for file in condition.evidence[:4]:
+            files.append(f"evidence/{file.removeprefix('evidence/')}")
+        row = b.row(
+            b.toned(*words.TRUTHS[condition.truth]),
+            condition.observed,
+            (*b.prose(condition.statement), " ", b.code(condition.id)),
+            words.part_words(condition),
+            b.codes(files),
+            status=condition.truth.value,
+            anchor=b.slug(f"condition-{prefix}{condition.id}"),
         )
-        yield from (
-            b.folded(f"{b.count(len(rows), 'condition')} met", shown) if met else shown
-        )
+        rows.append(row)
+
+    heads = "truth:name | observed | condition | part | evidence"
+    return b.table(heads, rows, "conditions")
 
 
 def _logs(incident: Incident) -> list[b.Block]:
+    excerpts = incident.log_lines[:60]
     blocks: list[b.Block] = []
-    for log in incident.log_lines[:60]:
+    for log in excerpts:
         note = f": {log.note}" if log.note else ""
-        prefix = " ".join(filter(None, [log.process and f"({log.process})", log.time]))
         blocks.append(b.p(b.code(f"{log.file}:{log.number}"), note))
+        process = f"({log.process})" if log.process else ""
+        prefix = " ".join(filter(None, [process, log.time]))
         blocks.append(b.Fence(f"{prefix} {log.text}".strip()))
-    return b.folded(f"{len(blocks) // 2} excerpts", blocks, open=len(blocks) <= 4)
+    return b.folded(f"{len(excerpts)} excerpts", blocks, open=len(excerpts) <= 2)
 
 
 def _root_cause(incident: Incident) -> list[b.Block]:
     text = incident.scenario.explanation
     blocks: list[b.Block] = [b.p(b.prose(text))] if text else []
+    shown = incident.sources[:30]
     sources: list[b.Block] = []
-    for source in incident.sources[:30]:
+    for source in shown:
+        name = b.code(source.qualname)
         where = b.code(f"{source.file}:{source.first_line}")
-        sources.append(
-            b.p(
-                b.code(source.qualname),
-                " in ",
-                where,
-                ", as installed. ",
-                b.prose(source.note),
-            )
-        )
-        lines = "\n".join(" ".join(line.splitlines()) for line in source.lines[:200])
-        sources.append(b.Fence(lines, "python", source.first_line, source.highlight))
-    what = b.count(len(sources) // 2, "function")
-    return blocks + b.folded(f"{what} of the engine, as installed", sources)
+        note = b.prose(source.note)
+        sources.append(b.p(name, " in ", where, ", as installed. ", note))
+        # A break inside of a line would shift the numbers of those below.
+        lines = [" ".join(line.splitlines()) for line in source.lines[:200]]
+        text = "\n".join(lines)
+        sources.append(b.Fence(text, "python", source.first_line, source.highlight))
+
+    count = b.count(len(shown), "function")
+    return blocks + b.folded(f"{count} of the engine, as installed", sources)
 
 
 def _reproducers(incident: Incident) -> list[b.Block]:
     rows = []
-    for one in incident.evidence.reproducers[:40]:
-        ended = "–" if one.exit_code is None else str(one.exit_code)
-        facts = ", ".join(f"{name}={value}" for name, value in one.facts.items())
-        rows.append((b.code(one.name), ended, duration(one.seconds), facts, one.error))
+    for run in incident.evidence.reproducers[:40]:
+        ended = "–" if run.exit_code is None else str(run.exit_code)
+        facts = ", ".join(f"{name}={value}" for name, value in run.facts.items())
+        rows.append((b.code(run.name), ended, duration(run.seconds), facts, run.error))
     heads = "reproducer:name | exit code:number | took:number | facts | error"
     return b.table(heads, rows, "minimal reproducers")
 
@@ -289,36 +352,39 @@ def _reproducers(incident: Incident) -> list[b.Block]:
 
 
 def _claims(incident: Incident) -> Iterator[b.Section]:
-    blocks: list[b.Block] = []
-    for confirmed in (False, True):
-        some = [
-            c
-            for c in incident.claims
-            if (c.status is ClaimStatus.CONFIRMED) is confirmed
-        ]
-        shown = words.claims(some, "this run shows", "claim", "claims")
-        title = f"{b.count(len(some), 'claim')} confirmed"
-        blocks += b.folded(title, shown) if confirmed else shown
+    confirmed = []
+    others = []
+    for claim in incident.claims:
+        if claim.status is ClaimStatus.CONFIRMED:
+            confirmed.append(claim)
+        else:
+            others.append(claim)
+    blocks = [*words.claims(others, "this run shows", "claim", "claims")]
+    shown = words.claims(confirmed, "this run shows", "claim", "claims")
+    blocks += b.folded(f"{b.count(len(confirmed), 'claim')} confirmed", shown)
     yield b.Section("Claims of the original report", blocks, 85)
 
 
 def _mitigations(incident: Incident) -> list[b.Block]:
     rows = []
-    for m in incident.mitigations:
-        told = words.effective_words(m) + (f": {m.observed}" if m.observed else "")
-        rows.append((b.code(m.name), told, b.prose(m.description), b.code(m.command)))
-    return b.table(
-        "mitigation:name | this run | what it does | try it", rows, "mitigations"
-    )
+    for mitigation in incident.mitigations:
+        effect = words.effective_words(mitigation)
+        if mitigation.observed:
+            effect += f": {mitigation.observed}"
+        name, command = b.code(mitigation.name), b.code(mitigation.command)
+        rows.append((name, effect, b.prose(mitigation.description), command))
+    heads = "mitigation:name | this run | what it does | try it"
+    return b.table(heads, rows, "mitigations")
 
 
 def context(incident: Incident) -> Iterator[b.Section]:
     """The sections on what the run was made with, and how it went."""
     yield b.Section("What differs from production", _differences(incident), 65)
-    upstream = [
-        (b.link(r.id, r.url), f": {r.title}" + (f" ({r.note})" if r.note else ""))
-        for r in incident.references[:40]
-    ]
+    upstream = []
+    for reference in incident.references[:40]:
+        note = f" ({reference.note})" if reference.note else ""
+        link = b.link(reference.id, reference.url)
+        upstream.append((link, f": {reference.title}{note}"))
     yield b.Section("Upstream", b.bullets(upstream), 55)
     yield b.Section("Environment", [*_environment(incident)], 75)
     yield b.Section("How the run went", [*_run(incident)], 40)
@@ -328,108 +394,150 @@ def context(incident: Incident) -> Iterator[b.Section]:
 
 def _differences(incident: Incident) -> list[b.Block]:
     meaning = incident.fidelity.words
-    blocks: list[b.Block] = [
-        b.p("Fidelity ", b.strong(incident.fidelity.value), f": {meaning}.")
-    ]
-    if python_of := incident.engine.python_of:
-        blocks.append(
-            b.p(f"{python_of}: what the compiled files do is that release's.")
-        )
+    fidelity = b.strong(incident.fidelity.value)
+    blocks: list[b.Block] = [b.p("Fidelity ", fidelity, f": {meaning}.")]
+    python_of = incident.engine.python_of
+    if python_of:
+        text = f"{python_of}: what the compiled files do is that release's."
+        blocks.append(b.p(text))
     if not incident.stand_ins and incident.diagnosis is None:
         blocks.append(b.p("No stand-in: the engine's code is unmodified."))
-    blocks += words.stand_ins(
-        ((s, stand_in_use(s)) for s in incident.stand_ins), "in this run"
-    )
+    used = ((stand_in, stand_in_use(stand_in)) for stand_in in incident.stand_ins)
+    blocks += words.stand_ins(used, "in this run")
     return blocks + settings_table(incident.engine.settings)
 
 
 def settings_table(settings: Sequence[Setting]) -> list[b.Block]:
     """Settings that differ from the engine's own, folded."""
-    rows = [(b.code(s.name), b.code(s.value), s.why) for s in settings]
+    rows = []
+    for setting in settings:
+        rows.append((b.code(setting.name), b.code(setting.value), setting.why))
     shown = b.table("setting:name | value | why", rows, "settings")
-    return b.folded(
-        f"{b.count(len(rows), 'setting')} other than the engine's own", shown
-    )
+    count = b.count(len(rows), "setting")
+    return b.folded(f"{count} other than the engine's own", shown)
 
 
 def _environment(incident: Incident) -> Iterator[b.Block]:
     rows = environment(incident)
     yield from b.folded("Engine, wheel, model, host", [b.Facts(rows, "environment")])
     engine = incident.engine
-    if engine.command:
-        variables = [f"{name}={value}" for name, value in engine.environment.items()]
-        command = b.Fence("\n".join([*variables, " ".join(engine.command)]), "sh")
-        yield from b.folded(started_with(incident).rstrip(":"), [command])
+    if not engine.command:
+        return
+    lines = [f"{name}={value}" for name, value in engine.environment.items()]
+    lines.append(" ".join(engine.command))
+    title = _started_with(incident).rstrip(":")
+    yield from b.folded(title, [b.Fence("\n".join(lines), "sh")])
 
 
 def _packages(incident: Incident) -> list[b.Block]:
     packages = incident.engine.packages
     if not packages:
         return []
-    shown: list[b.Block] = [b.Fence("\n".join(packages[:2000]))]
-    if file := incident.engine.packages_file:
+    blocks: list[b.Block] = []
+    file = incident.engine.packages_file
+    if file:
         where = b.code("evidence/" + file.removeprefix("evidence/"))
-        shown.insert(0, b.p("With hashes: ", where))
-    return b.folded(f"{len(packages)} packages as resolved", shown)
+        blocks.append(b.p("With hashes: ", where))
+    blocks.append(b.Fence("\n".join(packages[:2000])))
+    return b.folded(f"{len(packages)} packages as resolved", blocks)
 
 
 def _run(incident: Incident) -> Iterator[b.Block]:
-    if gate := incident.gate:
-        latency = words.span(gate.latencies_s)
-        rule = f" ({gate.deadline_rule})" if gate.deadline_rule else ""
-        passed = (
-            b.strong("passed", "good") if gate.passed else b.strong("failed", "bad")
-        )
-        told = [words.sentence(gate.why), f"Latencies {latency}." if latency else ""]
-        told += (
-            [f"Deadline {duration(gate.deadline_s)}{rule}."] if gate.deadline_s else []
-        )
-        yield b.p("Warm-up check ", passed, f": {' '.join(filter(None, told))}")
-    if text := latencies(incident):
-        yield b.p(text)
-    if text := engine_exit(incident):
-        yield b.p(b.strong(text, "bad"))
-    processes = footprint(incident)[:40]
+    if incident.gate:
+        yield _warm_up_check(incident.gate)
+    answered = _latencies(incident)
+    if answered:
+        yield b.p(answered)
+    exit_text = _engine_exit(incident)
+    if exit_text:
+        yield b.p(b.strong(exit_text, "bad"))
+    hashes = incident.hashes
+    if hashes:
+        head = hashes.recorded_sha256 or hashes.sha256
+        yield b.p("The record of its hashes ends with ", b.code(head), ".")
+    processes = _footprint(incident)[:40]
     heads = "process | resident memory:number | threads:number"
     shown = b.table(heads, processes, "processes of the engine")
     yield from b.folded(f"{len(processes)} rows on the engine's processes", shown)
-    probes = incident.evidence.probes
-    rows = []
-    for p in probes[:500]:
-        came = (p.status.value, duration(p.seconds), p.reason, b.codes(p.raw))
-        tone: b.Tone = "" if p.ok else "unsure"
-        rows.append(
-            b.row(b.code(p.probe), p.phase, *came, tone=tone, status=p.status.value)
-        )
-    bad = sum(p.status is not ProbeStatus.OK for p in probes)
-    heads = "probe:name | phase:name | status:name | took:number | reason | raw"
-    shown = b.table(heads, rows, "probe results")
-    yield from b.folded(f"{len(probes)} probe results, {bad} of them not usable", shown)
-    starting = ("Within the engine's start", incident.engine.start_stages)
-    for what, stages in (("Time spent", incident.stages), starting):
-        if stages:
-            known = [(n, s) for n, s in list(stages.items())[:30] if words.sane(s)]
-            spent = ", ".join(f"{n} {duration(s)}" for n, s in known)
-            yield b.p(f"{what}: {spent}.")
-    yield b.p(b.strong("Left behind: "), left_behind(incident))
+    yield from _probes(incident)
+    yield from _stages("Time spent", incident.stages)
+    yield from _stages("Within the engine's start", incident.engine.start_stages)
+    yield b.p(b.strong("Left behind: "), _left_behind(incident))
     yield from b.bullets([b.code(item) for item in incident.left_behind[:100]])
 
 
-def _requests(incident: Incident) -> list[b.Block]:
+def _warm_up_check(gate: GateFacts) -> b.Block:
+    sentences = [words.sentence(gate.why)]
+    latency = words.span(gate.latencies_s)
+    if latency:
+        sentences.append(f"Latencies {latency}.")
+    if gate.deadline_s:
+        rule = f" ({gate.deadline_rule})" if gate.deadline_rule else ""
+        sentences.append(f"Deadline {duration(gate.deadline_s)}{rule}.")
+    passed = b.strong("failed", "bad")
+    if gate.passed:
+        passed = b.strong("passed", "good")
+    return b.p("Warm-up check ", passed, f": {' '.join(filter(None, sentences))}")
+
+
+def _probes(incident: Incident) -> list[b.Block]:
+    probes = incident.evidence.probes
     rows = []
-    for g in timeline.request_groups(incident.evidence.requests)[:500]:
-        came = (g.status, g.latency, g.first.error)
-        rows.append(b.row(g.ids, g.first.phase, g.what, *came, status=g.kind))
+    for probe in probes[:500]:
+        row = b.row(
+            b.code(probe.probe),
+            probe.phase,
+            probe.status.value,
+            duration(probe.seconds),
+            probe.reason,
+            b.codes(probe.raw),
+            tone="" if probe.ok else "unsure",
+            status=probe.status.value,
+        )
+        rows.append(row)
+
+    unusable = sum(probe.status is not ProbeStatus.OK for probe in probes)
+    heads = "probe:name | phase:name | status:name | took:number | reason | raw"
+    shown = b.table(heads, rows, "probe results")
+    title = f"{len(probes)} probe results, {unusable} of them not usable"
+    return b.folded(title, shown)
+
+
+def _stages(what: str, stages: Mapping[str, float]) -> Iterator[b.Block]:
+    """How long each stage took; nothing where none is known."""
+    if not stages:
+        return
+    spent = []
+    for name, seconds in list(stages.items())[:30]:
+        if words.sane(seconds):
+            spent.append(f"{name} {duration(seconds)}")
+    yield b.p(f"{what}: {', '.join(spent)}.")
+
+
+def _requests(incident: Incident) -> list[b.Block]:
+    requests = incident.evidence.requests
+    rows = []
+    for group in timeline.request_groups(requests)[:500]:
+        row = b.row(
+            group.ids,
+            group.first.phase,
+            group.what,
+            group.status,
+            group.latency,
+            group.first.error,
+            status=group.kind,
+        )
+        rows.append(row)
+
     heads = "id:name | phase:name | what for | answer:name | latency:name | error"
-    return b.folded(
-        f"{len(incident.evidence.requests)} requests", b.table(heads, rows, "requests")
-    )
+    shown = b.table(heads, rows, "requests")
+    return b.folded(f"{len(requests)} requests", shown)
 
 
 # -------------------------------------------------------------------------------- JUnit
 
 
-def junit(incident: Incident) -> list[Suite]:
+def _junit(incident: Incident) -> list[Suite]:
     """Test cases that are never greener than the run.
 
     * verdict: passes only when the outcome is the expected one; inconclusive or missing
@@ -444,88 +552,102 @@ def junit(incident: Incident) -> list[Suite]:
       tested is skipped.
     """
     name = f"mmrepro.{incident.scenario.name}"
-    cases: list[Case] = []
+    cases: list[JunitCase] = []
     if incident.diagnosis is not None:
         from mmrepro.reports.diagnosis import diagnosis_cases
 
         cases += diagnosis_cases(incident.diagnosis, name)
     else:
         cases.append(_verdict_case(incident, name))
-    as_expected = incident.verdict is not None and incident.verdict.as_expected
-    for condition in incident.verdict.conditions if incident.verdict else []:
-        cases.append(_condition_case(condition, name, as_expected))
-    for claim in incident.claims:
-        case = Case(f"{name}.claim", f"{claim.id}: {claim.text} [{claim.status}]")
-        if claim.status is ClaimStatus.NOT_TESTED:
-            cases.append(
-                replace(case, how="skipped", message=f"not tested: {claim.observed}")
-            )
-        else:
-            cases.append(replace(case, output=f"{claim.status}: {claim.observed}"))
+
+    verdict = incident.verdict
+    if verdict is not None:
+        for condition in verdict.conditions:
+            cases.append(_condition_case(condition, name, verdict.as_expected))
+
+    cases += [_claim_case(claim, name) for claim in incident.claims]
     properties = [
         ("engine", engine_name(incident)),
         ("fidelity", str(incident.fidelity)),
+        ("incident", incident.id),
+        ("command", incident.command),
     ]
-    properties += [("incident", incident.id), ("command", incident.command)]
     return [Suite(name, incident.created.wall, cases, properties)]
 
 
-def _verdict_case(incident: Incident, name: str) -> Case:
-    verdict = incident.verdict
-    how: How = "passed"
-    message = text = kind = output = ""
-    if verdict is None or incident.state != "complete":
-        how, kind = "error", incident.state
-        message, text = (
-            partial_note(incident) or "no verdict",
-            "\n".join(incident.failure_detail),
-        )
-    elif verdict.outcome is Outcome.INCONCLUSIVE:
-        how, kind, message = (
-            "error",
-            "inconclusive",
-            f"inconclusive: {verdict.explanation}",
-        )
-    elif verdict.expected is None:
-        how, message = "skipped", f"{verdict.outcome}, and no outcome was expected"
-    elif not verdict.as_expected:
-        how, kind, text = "failed", str(verdict.outcome), verdict.expected_because
-        message = (
-            f"{verdict.outcome}, expected {verdict.expected}: {verdict.explanation}"
-        )
-    else:
-        output = f"{verdict.outcome}: {verdict.explanation}"
+def _claim_case(claim: ClaimResult, name: str) -> JunitCase:
+    case = JunitCase(f"{name}.claim", f"{claim.id}: {claim.text} [{claim.status}]")
+    if claim.status is ClaimStatus.NOT_TESTED:
+        return replace(case, how="skipped", message=f"not tested: {claim.observed}")
+    return replace(case, output=f"{claim.status}: {claim.observed}")
+
+
+def _verdict_case(incident: Incident, name: str) -> JunitCase:
     seconds = 0.0
     if incident.finished is not None:
         seconds = round(max(incident.finished.mono - incident.created.mono, 0.0), 3)
-    case = f"outcome on {engine_name(incident)}"
-    return Case(f"{name}.verdict", case, how, message, text, kind, output, seconds)
-
-
-def _condition_case(condition: ConditionResult, name: str, as_expected: bool) -> Case:
-    group = f"{name}.condition.{condition.part}"
-    case = f"{condition.id}: {condition.statement}"
-    files = "\n".join(f"evidence/{f}" for f in condition.evidence)
-    if condition.truth is Truth.MET:
-        return Case(group, case, output=f"{condition.observed}\n{files}".strip())
-    if condition.truth is Truth.UNKNOWN:
-        matters = condition.required and not as_expected
-        how: How = "error" if matters else "skipped"
-        return Case(
-            group, case, how, f"unknown: {condition.observed}", files, "unknown"
-        )
-    if as_expected:
-        message = f"not met, as expected of this run: {condition.observed}"
-        return Case(group, case, "skipped", message)
-    return Case(
-        group, case, "failed", f"not met: {condition.observed}", files, "not-met"
+    case = JunitCase(
+        f"{name}.verdict", f"outcome on {engine_name(incident)}", seconds=seconds
     )
+    verdict = incident.verdict
+    if verdict is None or incident.state != "complete":
+        return replace(
+            case,
+            how="error",
+            message=_partial_note(incident) or "no verdict",
+            text="\n".join(incident.failure_detail),
+            kind=incident.state,
+        )
+
+    if verdict.outcome is Outcome.INCONCLUSIVE:
+        message = f"inconclusive: {verdict.explanation}"
+        return replace(case, how="error", message=message, kind="inconclusive")
+
+    if verdict.expected is None:
+        message = f"{verdict.outcome}, and no outcome was expected"
+        return replace(case, how="skipped", message=message)
+
+    if verdict.as_expected:
+        return replace(case, output=f"{verdict.outcome}: {verdict.explanation}")
+    expected = f"{verdict.outcome}, expected {verdict.expected}"
+    return replace(
+        case,
+        how="failed",
+        message=f"{expected}: {verdict.explanation}",
+        text=verdict.expected_because,
+        kind=str(verdict.outcome),
+    )
+
+
+def _condition_case(
+    condition: ConditionResult, name: str, as_expected: bool
+) -> JunitCase:
+    case = JunitCase(
+        f"{name}.condition.{condition.part}", f"{condition.id}: {condition.statement}"
+    )
+    observed = condition.observed
+    files = "\n".join(f"evidence/{file}" for file in condition.evidence)
+    if condition.truth is Truth.MET:
+        return replace(case, output=f"{observed}\n{files}".strip())
+    if condition.truth is Truth.UNKNOWN:
+        how: How = "skipped"
+        if condition.required and not as_expected:
+            how = "error"
+        message = f"unknown: {observed}"
+        return replace(case, how=how, message=message, text=files, kind="unknown")
+
+    if as_expected:
+        message = f"not met, as expected of this run: {observed}"
+        return replace(case, how="skipped", message=message)
+
+    message = f"not met: {observed}"
+    return replace(case, how="failed", message=message, text=files, kind="not-met")
 
 
 # ------------------------------------------------------------------ verdict and summary
 
 
-def badge(incident: Incident) -> b.Badge:
+def _badge(incident: Incident) -> b.Badge:
     """The verdict; its tone is good where it is the expected one."""
     verdict = incident.verdict
     if verdict is None:
@@ -535,11 +657,13 @@ def badge(incident: Incident) -> b.Badge:
             "complete": "No verdict",
         }
         return b.Badge(label[incident.state], "unsure", "no verdict was reached")
+
     label_text = words.capital(verdict.outcome.words)
     if verdict.outcome is Outcome.INCONCLUSIVE:
         return b.Badge(
             label_text, "unsure", "the failure is neither shown nor excluded"
         )
+
     if verdict.expected is None:
         return b.Badge(label_text, "unsure", "no outcome was expected")
     if verdict.as_expected:
@@ -548,6 +672,7 @@ def badge(incident: Incident) -> b.Badge:
 
 
 def engine_name(incident: Incident) -> str:
+    """Name the engine and its release."""
     return f"{incident.engine.name} {incident.engine.release}".strip()
 
 
@@ -561,7 +686,7 @@ def title(incident: Incident) -> str:
     return f"{text} ({engine.release if known else engine_name(incident)})"
 
 
-def partial_note(incident: Incident) -> str:
+def _partial_note(incident: Incident) -> str:
     """Said at the very top when the run is not whole; empty when it is."""
     if incident.state == "complete" and (incident.verdict or incident.diagnosis):
         return ""
@@ -576,7 +701,7 @@ def partial_note(incident: Incident) -> str:
     return f"{what} {incident.failure}".strip()
 
 
-def outcome(incident: Incident) -> str:
+def _outcome(incident: Incident) -> str:
     """What this run saw, and whether it was expected; empty without a verdict."""
     verdict = incident.verdict
     if verdict is None:
@@ -590,6 +715,7 @@ def outcome(incident: Incident) -> str:
     else:
         instead = verdict.expected.words
         expected = f"This is not what was expected ({instead}){because}"
+
     return f"{saw}: {words.sentence(verdict.explanation)} {words.sentence(expected)}"
 
 
@@ -609,35 +735,38 @@ def condition_count(incident: Incident) -> str:
 
 def environment(incident: Incident) -> list[tuple[str, str]]:
     """Label and value of all that a second person needs to have the same run."""
-    engine, model, host = incident.engine, incident.model, incident.host
+    engine = incident.engine
     target = [("engine", engine_name(incident))]
     if incident.diagnosis is not None:
         from mmrepro.reports.diagnosis import target_rows
 
         target = target_rows(incident.diagnosis)
-    rows = [("mmrepro", incident.mmrepro_version), *target, ("commit", engine.commit)]
-    rows += [("source", engine.python_of)]
-    if wheel := engine.wheel:
+
+    rows = [
+        ("mmrepro", incident.mmrepro_version),
+        *target,
+        ("commit", engine.commit),
+        ("source", engine.python_of),
+    ]
+    wheel = engine.wheel
+    if wheel:
         origin = f"{wheel.project}, uploaded {wheel.uploaded}, {wheel.origin}"
-        rows += [("wheel", wheel.filename), ("wheel sha256", wheel.sha256)]
-        rows += [("wheel origin", origin)]
+        rows += [
+            ("wheel", wheel.filename),
+            ("wheel sha256", wheel.sha256),
+            ("wheel origin", origin),
+        ]
+
     rows += [
         ("engine's Python", engine.python),
         ("packages resolved until", engine.resolved_until),
         ("fidelity", str(incident.fidelity)),
     ]
-    if model:
-        facts = [model.kind]
-        facts += (
-            [f"{model.parameters:,} parameters"] if model.parameters is not None else []
-        )
-        facts += [f"seed {model.seed}"] if model.seed is not None else []
-        facts += (
-            [f"{model.image_tokens} image tokens"]
-            if model.image_tokens is not None
-            else []
-        )
-        rows += [("model", ", ".join(facts)), ("model weights sha256", model.sha256)]
+    if incident.model:
+        rows.append(("model", _model_words(incident.model)))
+        rows.append(("model weights sha256", incident.model.sha256))
+
+    host = incident.host
     rows += [
         ("operating system", f"{host.os}, kernel {host.kernel}"),
         ("CPU", f"{host.cpu}, {host.cores} cores, {size(host.memory_bytes)} memory"),
@@ -648,21 +777,40 @@ def environment(incident: Incident) -> list[tuple[str, str]]:
     return [(label, value) for label, value in rows if value]
 
 
+def _model_words(model: ModelFacts) -> str:
+    facts = [model.kind]
+    if model.parameters is not None:
+        facts.append(f"{model.parameters:,} parameters")
+    if model.seed is not None:
+        facts.append(f"seed {model.seed}")
+    if model.image_tokens is not None:
+        facts.append(f"{model.image_tokens} image tokens")
+    return ", ".join(facts)
+
+
 def gpu_words(host: HostFacts) -> str:
     """``GPU 0: NVIDIA H100 80GB HBM3, 79.6 GiB, GPU-52a3a85d, taken by the engine;
     …``."""
-    known, told = any(gpu.taken for gpu in host.gpu_facts), []
+    some_taken = any(gpu.taken for gpu in host.gpu_facts)
+    gpus = []
     for gpu in host.gpu_facts:
-        memory = size(gpu.memory_bytes) if gpu.memory_bytes else ""
-        users = f"in use when the run began: {gpu.users}" if gpu.users else ""
-        whose = (
-            ("taken by the engine" if gpu.taken else "not the engine's")
-            if known
-            else ""
-        )
-        facts = (memory, gpu.uuid, "MIG is on" * bool(gpu.mig), users, whose)
-        told.append(", ".join([f"GPU {gpu.index}: {gpu.name}", *filter(None, facts)]))
-    return "; ".join(told) or ", ".join(host.gpus) or "none"
+        facts = [f"GPU {gpu.index}: {gpu.name}"]
+        if gpu.memory_bytes:
+            facts.append(size(gpu.memory_bytes))
+        if gpu.uuid:
+            facts.append(gpu.uuid)
+        if gpu.mig:
+            facts.append("MIG is on")
+        if gpu.users:
+            facts.append(f"in use when the run began: {gpu.users}")
+        # Where none is marked nobody knows which the engine has.
+        if gpu.taken:
+            facts.append("taken by the engine")
+        elif some_taken:
+            facts.append("not the engine's")
+        gpus.append(", ".join(facts))
+
+    return "; ".join(gpus) or ", ".join(host.gpus) or "none"
 
 
 def driver_words(host: HostFacts) -> str:
@@ -672,13 +820,13 @@ def driver_words(host: HostFacts) -> str:
     return f"{host.gpu_facts[0].driver}, runs CUDA up to {host.gpu_facts[0].cuda}"
 
 
-def cause_heading(incident: Incident) -> str:
+def _cause_heading(incident: Incident) -> str:
     """A scenario knows its cause; only a reproduced run has shown it."""
-    shown = (
-        incident.verdict is not None and incident.verdict.outcome is Outcome.REPRODUCED
-    )
-    shown = shown or bool(incident.diagnosis and incident.diagnosis.found)
-    return "Root cause" if shown else "The known cause (not shown by this run)"
+    reproduced = incident.outcome is Outcome.REPRODUCED
+    diagnosed = incident.diagnosis is not None and bool(incident.diagnosis.found)
+    if reproduced or diagnosed:
+        return "Root cause"
+    return "The known cause (not shown by this run)"
 
 
 def stand_in_use(stand_in: StandIn) -> str:
@@ -696,48 +844,53 @@ def stand_in_use(stand_in: StandIn) -> str:
     )
 
 
-def footprint(incident: Incident) -> list[tuple[str, str, str]]:
+def _footprint(incident: Incident) -> list[tuple[str, str, str]]:
     """Role, resident memory and threads of each process of the engine, at the last
     reading."""
     rows: list[tuple[str, str, str]] = []
     for _, data in incident.evidence.results(ProcessesData):
-        rows = [
-            (p.role or p.name, size(p.rss_bytes), str(p.threads))
-            for p in data.processes
-        ]
-        total = sum(p.rss_bytes for p in data.processes)
+        rows = []
+        total = 0
+        for process in data.processes:
+            name = process.role or process.name
+            total += process.rss_bytes
+            rows.append((name, size(process.rss_bytes), str(process.threads)))
         if len(rows) > 1:
             rows.append(("together (shared pages counted in each)", size(total), ""))
+
     return rows
 
 
-def latencies(incident: Incident) -> str:
+def _latencies(incident: Incident) -> str:
     """Start-up, and the latencies of all answered completions; empty without either."""
+    sentences = []
     start = incident.engine.start_seconds
-    mode = incident.engine.start_mode
-    how = f" (start mode {mode})" if mode in ("cold", "fork", "warm") else ""
-    parts = (
-        [f"The server was ready {duration(start)} after its start{how}."]
-        if start
-        else []
-    )
-    known = sorted(
-        r.latency_s for r in incident.evidence.requests if r.answered and r.max_tokens
-    )
+    if start:
+        mode = incident.engine.start_mode
+        how = f" (start mode {mode})" if mode in ("cold", "fork", "warm") else ""
+        sentences.append(
+            f"The server was ready {duration(start)} after its start{how}."
+        )
+
+    known = []
+    for request in incident.evidence.requests:
+        if request.answered and request.max_tokens:
+            known.append(request.latency_s)
+
     if known:
-        middle, late = (
-            known[len(known) // 2],
-            known[min(len(known) - 1, len(known) * 95 // 100)],
+        known.sort()
+        count = len(known)
+        middle = duration(known[count // 2])
+        late = duration(known[min(count - 1, count * 95 // 100)])
+        sentences.append(
+            f"{count} completions were answered, half of them within {middle}, 95 % "
+            f"within {late}."
         )
-        text = (
-            f"{len(known)} completions were answered, half of them within "
-            f"{duration(middle)}"
-        )
-        parts.append(f"{text}, 95 % within {duration(late)}.")
-    return " ".join(parts)
+
+    return " ".join(sentences)
 
 
-def started_with(incident: Incident) -> str:
+def _started_with(incident: Incident) -> str:
     """What the engine's command line in the report is."""
     if incident.engine.start_mode in ("fork", "warm"):
         return (
@@ -747,7 +900,7 @@ def started_with(incident: Incident) -> str:
     return "The engine was started with:"
 
 
-def engine_exit(incident: Incident) -> str:
+def _engine_exit(incident: Incident) -> str:
     """How the engine ended, if it ended by itself; else empty."""
     code = incident.evidence.engine_exit
     if code is None:
@@ -756,7 +909,7 @@ def engine_exit(incident: Incident) -> str:
     return f"The engine ended by itself {how}."
 
 
-def left_behind(incident: Incident) -> str:
+def _left_behind(incident: Incident) -> str:
     if incident.diagnosis is not None:
         return "Nothing was started and nothing changed: the server was only looked at."
     if incident.left_behind:
@@ -771,6 +924,6 @@ def left_behind(incident: Incident) -> str:
 
 
 KIND: Final = kind(
-    Incident, INCIDENT_FILE, compose, files=(MARKDOWN_FILE, HTML_FILE), junit=junit
+    Incident, INCIDENT_FILE, compose, files=(MARKDOWN_FILE, HTML_FILE), junit=_junit
 )
 load: Final = KIND.load

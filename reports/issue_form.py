@@ -33,7 +33,7 @@ from mmrepro.traffic.case.model import SCRIPT_FILE
 
 MAX_CHARS: Final = 65_536
 """Of an issue's text on GitHub."""
-SCRIPT_CHARS: Final = 44_000
+_SCRIPT_CHARS: Final = 44_000
 _LIBRARIES: Final = (
     "torch",
     "transformers",
@@ -61,7 +61,7 @@ _LIBRARIES: Final = (
 
 
 @dataclass(frozen=True)
-class Form:
+class _IssueForm:
     """The headings of an engine's form, and what stands below each."""
 
     title: str
@@ -76,8 +76,8 @@ _USUAL: Final = (
     ("Environment", "environment"),
 )
 _CHECKED: Final = (("Checklist", "ticks"), *_USUAL)
-FORMS: Final = {
-    "vllm": Form(
+_FORMS: Final = {
+    "vllm": _IssueForm(
         "[Bug]: ",
         (
             ("Your current environment", "environment"),
@@ -90,7 +90,7 @@ FORMS: Final = {
             "answer lots of frequently asked questions.",
         ),
     ),
-    "sglang": Form(
+    "sglang": _IssueForm(
         "[Bug] ",
         _CHECKED,
         (
@@ -103,7 +103,7 @@ FORMS: Final = {
             "Please use English. Otherwise, it will be closed.",
         ),
     ),
-    "lmdeploy": Form(
+    "lmdeploy": _IssueForm(
         "[Bug] ",
         (*_CHECKED, ("Error traceback", "traceback")),
         (
@@ -112,7 +112,7 @@ FORMS: Final = {
         ),
     ),
 }
-OTHER: Final = Form("", _USUAL)
+_OTHER: Final = _IssueForm("", _USUAL)
 
 
 @dataclass
@@ -127,7 +127,7 @@ class Report:
     traceback: str = ""
     script: str = field(default="", repr=False)
 
-    def part(self, name: str, form: Form) -> str:
+    def part(self, name: str, form: _IssueForm) -> str:
         if name == "ticks":
             return "\n".join(f"- [ ] {text}" for text in form.ticks)
         if name == "everything":
@@ -169,7 +169,7 @@ def public_issue(loaded: LoadedFinding) -> str:
         words.capital(title),
         _described(loaded),
         _steps(loaded, script),
-        f"{environment(*made)}\n\n- {replay.fidelity.words}",
+        f"{_environment(*made)}\n\n- {replay.fidelity.words}",
         _trace(finding.stack, finding.log_lines),
         script,
     )
@@ -206,7 +206,7 @@ def incident_issue(incident: Incident) -> str:
         one_line(runs.title(shown), 200),
         _markdown([*card, *b.table("check | observed | healthy", rows)]),
         gfm.fence("\n".join(filter(None, [command, *steps])), "sh", 10, 4000),
-        environment(*made),
+        _environment(*made),
         _trace(frames, lines),
     )
     return redactor.redact(filled(report))
@@ -224,7 +224,7 @@ def public_command(command: list[str]) -> str:
 
 def filled(report: Report) -> str:
     """The form's headings with the report below them, cut to what an issue may have."""
-    form = FORMS.get(report.engine, OTHER)
+    form = _FORMS.get(report.engine, _OTHER)
     name = {"vllm": "vLLM", "sglang": "SGLang", "lmdeploy": "LMDeploy"}.get(
         report.engine, ""
     )
@@ -243,6 +243,7 @@ def filled(report: Report) -> str:
         )
         report.script = ""
         return filled(report)
+
     return (
         text
         if len(text) <= MAX_CHARS
@@ -250,7 +251,7 @@ def filled(report: Report) -> str:
     )
 
 
-def environment(
+def _environment(
     engine: str,
     host: HostFacts,
     wheel: WheelFacts | None,
@@ -276,6 +277,7 @@ def environment(
             "Versions of relevant libraries:",
             *(f"[pip3] {p}" for p in wanted),
         ]
+
     given = [
         f"{s.name}{'=' + s.value if s.value else ''}"
         for s in settings
@@ -306,6 +308,7 @@ def _described(loaded: LoadedFinding) -> str:
     if finding.known:
         name = b.code(finding.known_name)
         blocks.append(b.p("It fits the known failure ", name, f": {finding.known_why}"))
+
     if finding.needed:
         blocks.append(b.Details("Why each request is needed", replayed.needed(loaded)))
     if loaded.limits:
@@ -324,7 +327,7 @@ def _steps(loaded: LoadedFinding, script: str) -> str:
     typed = replayed.steps_of(loaded)
     parts = [gfm.fence("\n".join(typed), "sh", 12, 4000)] if typed else []
     if script:
-        if len(script) <= SCRIPT_CHARS:
+        if len(script) <= _SCRIPT_CHARS:
             longest = max((len(run) for run in re.findall(r"`+", script)), default=0)
             ticks = "`" * max(3, longest + 1)
             inside = f"{ticks}python\n{script}{ticks}"
@@ -334,6 +337,7 @@ def _steps(loaded: LoadedFinding, script: str) -> str:
                 f"`{SCRIPT_FILE}` is too long for an issue: attach the file that "
                 "`mmrepro bundle` makes of the replay."
             )
+
     return "\n\n".join(parts)
 
 

@@ -7,7 +7,7 @@ from typing import Final, assert_never
 from mmrepro.base.text.sanitize import one_line
 from mmrepro.reports import blocks as b, gfm
 
-MAX_ROWS: Final = 120
+_MAX_ROWS: Final = 120
 _CUT: Final = "All of it is in the HTML page and in the JSON document."
 
 
@@ -35,19 +35,32 @@ def render_markdown(page: b.Page, limit: int = 60_000) -> str:
 def _head(page: b.Page) -> str:
     parts = [f"# {gfm.text(page.title, 300)}"]
     if page.warning:
-        quoted = [f"> {gfm.paragraph(line, 300)}" for line in page.warning.lines[-20:]]
-        warned = f"> [!WARNING]\n> {gfm.paragraph(page.warning.text, 600)}"
-        parts.append("\n>\n".join([warned, *quoted]))
-    badge = [f"**{gfm.text(page.badge.label.upper())}**", page.badge.note, *page.counts]
-    parts.append(" · ".join([badge[0], *(gfm.text(one) for one in badge[1:] if one)]))
+        parts.append(_warning(page.warning))
+    parts.append(_badge_line(page))
     parts += render_blocks(page.card)
     if page.commands:
-        lines = [
-            f"# {one_line(why, 200)}\n{one_line(command, 4000)}"
-            for why, command in page.commands
-        ]
+        lines = []
+        for why, command in page.commands:
+            lines += [f"# {one_line(why, 200)}", one_line(command, 4000)]
         parts.append(gfm.fence("\n".join(lines), "sh", 40, 4000))
     return "\n\n".join(parts)
+
+
+def _warning(warning: b.Warning) -> str:
+    """A quotation that GitHub shows as an alert, the last lines of the failure in
+    it."""
+    parts = [f"> [!WARNING]\n> {gfm.paragraph(warning.text, 600)}"]
+    for line in warning.lines[-20:]:
+        parts.append(f"> {gfm.paragraph(line, 300)}")
+    return "\n>\n".join(parts)
+
+
+def _badge_line(page: b.Page) -> str:
+    parts = [f"**{gfm.text(page.badge.label.upper())}**"]
+    for fact in (page.badge.note, *page.counts):
+        if fact:
+            parts.append(gfm.text(fact))
+    return " · ".join(parts)
 
 
 def _section(section: b.Section) -> str:
@@ -57,7 +70,7 @@ def _section(section: b.Section) -> str:
 
 def render_blocks(blocks: Sequence[b.Block]) -> list[str]:
     """Each block's text; what is empty is left out."""
-    return [text for block in blocks if (text := _block(block))]
+    return list(filter(None, map(_block, blocks)))
 
 
 def _block(block: b.Block) -> str:
@@ -67,20 +80,15 @@ def _block(block: b.Block) -> str:
         case b.Paragraph(text):
             return _inline(text, 4000)
         case b.Bullets(items):
-            return "\n".join(f"- {_inline(item, 1000)}" for item in items[:MAX_ROWS])
+            return "\n".join(f"- {_inline(item, 1000)}" for item in items[:_MAX_ROWS])
         case b.Table():
             return _table(block.trimmed)
         case b.Facts(rows):
-            kept = [
-                [gfm.cell(label), _cell(value)]
-                for label, value in rows
-                if b.words(value)
-            ]
-            return gfm.table(["", ""], kept) if kept else ""
+            return _facts(rows)
         case b.Fence():
             return gfm.fence(numbered(block), block.language, 90, 4000)
         case b.Stack():
-            return gfm.fence("\n".join(stack_lines(block)), "text", 90)
+            return gfm.fence("\n".join(_stack_lines(block)), "text", 90)
         case b.Picture() | b.Sides():
             return "\n\n".join(render_blocks(block.instead))
         case b.Details(title, inner):
@@ -89,9 +97,17 @@ def _block(block: b.Block) -> str:
             assert_never(block)
 
 
+def _facts(rows: Sequence[tuple[str, b.Inline]]) -> str:
+    kept = []
+    for label, value in rows:
+        if b.words(value):
+            kept.append([gfm.cell(label), _cell(value)])
+    return gfm.table(["", ""], kept) if kept else ""
+
+
 def _table(table: b.Table) -> str:
     head = [gfm.text(column.name) for column in table.columns]
-    rows = [[_cell(cell) for cell in row.cells] for row in table.rows[:MAX_ROWS]]
+    rows = [[_cell(cell) for cell in row.cells] for row in table.rows[:_MAX_ROWS]]
     text = gfm.table(head, rows)
     more = len(table.rows) - len(rows)
     if more:
@@ -111,21 +127,23 @@ def _inline(inline: b.Inline, limit: int) -> str:
 
 
 def _span(span: b.Span, limit: int) -> str:
-    if span.style == "code":
-        text = gfm.code(span.text, limit)
-    else:
-        # gfm.text strips; the blanks around a piece belong to the sentence.
-        lead, tail = " " * span.text.startswith(" "), " " * span.text.endswith(" ")
-        bare = gfm.text(span.text, limit)
-        text = (
-            f"{lead}**{bare}**{tail}"
-            if span.style == "strong" and bare
-            else lead + bare + tail
-        )
+    text = _styled(span, limit)
     # Markdown is made to be pasted elsewhere: a path below the page's folder leads
     # nowhere there. Rows of a table have no anchors.
     href = b.safe_href(span.href) if span.href.startswith("http") else ""
     return f"[{text}](<{href}>)" if href and text else text
+
+
+def _styled(span: b.Span, limit: int) -> str:
+    if span.style == "code":
+        return gfm.code(span.text, limit)
+    bare = gfm.text(span.text, limit)
+    if span.style == "strong" and bare:
+        bare = f"**{bare}**"
+    # gfm.text strips; the blanks around a piece belong to the sentence.
+    lead = " " if span.text.startswith(" ") else ""
+    tail = " " if span.text.endswith(" ") else ""
+    return lead + bare + tail
 
 
 def numbered(fence: b.Fence) -> str:
@@ -133,20 +151,19 @@ def numbered(fence: b.Fence) -> str:
     matters."""
     if fence.first is None:
         return fence.text
-    return "\n".join(
-        f"{'>' if number in fence.highlight else ' '} {number:5d}  {line}"
-        for number, line in enumerate(fence.text.split("\n"), fence.first)
-    )
+    lines = []
+    for number, line in enumerate(fence.text.split("\n"), fence.first):
+        mark = ">" if number in fence.highlight else " "
+        lines.append(f"{mark} {number:5d}  {line}")
+    return "\n".join(lines)
 
 
-def stack_lines(stack: b.Stack) -> list[str]:
+def _stack_lines(stack: b.Stack) -> list[str]:
     """As py-spy prints it: the innermost frame first, locals below their frame."""
     lines = [one_line(stack.title, 200)]
     for frame in stack.frames[:60]:
         where = f" ({one_line(frame.file, 200)}:{frame.line})" if frame.file else ""
         lines.append(f"    {one_line(frame.function, 200)}{where}")
-        lines += [
-            f"        {one_line(name, 60)}: {one_line(value, 160)}"
-            for name, value in list(frame.locals.items())[:12]
-        ]
+        for name, value in list(frame.locals.items())[:12]:
+            lines.append(f"        {one_line(name, 60)}: {one_line(value, 160)}")
     return lines

@@ -18,17 +18,17 @@ from mmrepro.history.squares import (
     EVENTS,
     LOOKS,
     Square,
-    Standing,
+    SquareStanding,
     importance,
     state_words,
 )
-from mmrepro.history.states import VERDICTS, State
+from mmrepro.history.states import VERDICTS, JobState
 from mmrepro.reports import blocks as b, grid as drawn, words
-from mmrepro.reports.documents import Case, How, Kind, Suite, render, write
+from mmrepro.reports.documents import How, JunitCase, ReportKind, Suite, render, write
 
-MARKDOWN_FILE: Final = "night.md"
+_MARKDOWN_FILE: Final = "night.md"
 HTML_FILE: Final = "dashboard.html"
-JUNIT_FILE: Final = "junit.xml"
+_JUNIT_FILE: Final = "junit.xml"
 MARKDOWN_BYTES: Final = 900_000
 """GitHub refuses a step summary of more than 1 MiB."""
 _RUNS: Final = (
@@ -66,30 +66,20 @@ def write_night(
     """
     folder.mkdir(parents=True, exist_ok=True)
     view = NightView(history, night, quarantine, folder)
-    replace_file(folder / JUNIT_FILE, render(KIND, view, "junit"))
-    return [*write(KIND, view, folder), folder / JUNIT_FILE]
+    replace_file(folder / _JUNIT_FILE, render(KIND, view, "junit"))
+    return [*write(KIND, view, folder), folder / _JUNIT_FILE]
 
 
 # ----------------------------------------------------------------------------- the page
 
 
 def compose(night: NightView) -> b.Page:
+    """The page of a nightly run."""
     record = night.runs.night
     shard = f", shard {record.shard}" if record.shard else ""
-    odd = [
-        s for how in (Standing.SURPRISE, Standing.FLAKY) for s in night.standing(how)
-    ]
-    repeats = [
-        (f"to repeat {s.cell.row} on {s.place}", s.deciding.command)
-        for s in odd[:20]
-        if s.deciding and s.deciding.command
-    ]
-    again = [
-        block for why, text in repeats for block in (b.p(why), b.Fence(text, "sh"))
-    ]
-    untested = night.standing(Standing.UNTESTED)
-    listed = _listed(night, untested)
-    every = _listed(night, night.squares, None)
+    odd = night.standing(SquareStanding.SURPRISE) + night.standing(SquareStanding.FLAKY)
+    repeats = _repeats(odd)
+    when = f"{record.created.wall:%Y-%m-%d %H:%M:%S} UTC"
     return b.Page(
         title=f"Nightly run {record.id}: {night.changes}",
         badge=b.Badge(*night.badge),
@@ -98,35 +88,10 @@ def compose(night: NightView) -> b.Page:
         card=[*_card(night, odd)],
         counts=[b.count(len(night.squares), "job"), *state_words(night.squares)],
         commands=[("to run it again, or go on with it", record.command), *repeats[:2]],
-        sections=[
-            b.Section("Scenarios × releases", [*_picture(night)], 90),
-            b.Section("What changed", [*_changes(night)], 99),
-            *_odd(night, Standing.SURPRISE, 98),
-            *_odd(night, Standing.FLAKY, 97),
-            b.Section(
-                f"Untested ({len(untested)})",
-                b.folded(
-                    "Nothing was learnt of these; none counts as good",
-                    listed,
-                    open=len(untested) <= 20,
-                )
-                if untested
-                else [],
-                95,
-            ),
-            b.Section("Quarantine", _quarantine(night), 80),
-            b.Section("Over the nightly runs", [*_trend(night)], 60),
-            b.Section(
-                "Every run",
-                b.folded(b.count(len(night.runs.attempts), "run"), every),
-                10,
-            ),
-            b.Section("Set-up", [b.Facts(_setup(night))], 70),
-            b.Section("Repeat", b.folded(b.count(len(repeats), "command"), again), 65),
-        ],
+        sections=[*_sections(night, repeats)],
         footer=(
-            f"Nightly run {record.id}, {record.created.wall:%Y-%m-%d %H:%M:%S} UTC, "
-            f"made by mmrepro {record.mmrepro_version} from ",
+            f"Nightly run {record.id}, {when}, made by mmrepro "
+            f"{record.mmrepro_version} from ",
             b.code("ledger.jsonl"),
             ".",
         ),
@@ -134,39 +99,85 @@ def compose(night: NightView) -> b.Page:
     )
 
 
+def _repeats(squares: Sequence[Square]) -> list[tuple[str, str]]:
+    """What repeats each of the first squares, and its command."""
+    repeats = []
+    for square in squares[:20]:
+        if square.deciding and square.deciding.command:
+            why = f"to repeat {square.cell.row} on {square.place}"
+            repeats.append((why, square.deciding.command))
+    return repeats
+
+
+def _sections(
+    night: NightView, repeats: Sequence[tuple[str, str]]
+) -> Iterator[b.Section]:
+    yield b.Section("Scenarios × releases", [*_picture(night)], 90)
+    yield b.Section("What changed", [*_changes(night)], 99)
+    yield _odd(night, SquareStanding.SURPRISE, 98)
+    yield _odd(night, SquareStanding.FLAKY, 97)
+    untested = night.standing(SquareStanding.UNTESTED)
+    yield b.Section(f"Untested ({len(untested)})", _untested(night, untested), 95)
+    yield b.Section("Quarantine", _quarantine(night), 80)
+    yield b.Section("Over the nightly runs", [*_trend(night)], 60)
+    runs = b.count(len(night.runs.attempts), "run")
+    every = _listed(night, night.squares, None)
+    yield b.Section("Every run", b.folded(runs, every), 10)
+    yield b.Section("Set-up", [b.Facts(_setup(night))], 70)
+    commands: list[b.Block] = []
+    for why, command in repeats:
+        commands += [b.p(why), b.Fence(command, "sh")]
+    count = b.count(len(repeats), "command")
+    yield b.Section("Repeat", b.folded(count, commands), 65)
+
+
+def _untested(night: NightView, squares: Sequence[Square]) -> list[b.Block]:
+    if not squares:
+        return []
+    title = "Nothing was learnt of these; none counts as good"
+    return b.folded(title, _listed(night, squares), open=len(squares) <= 20)
+
+
 def _card(night: NightView, odd: Sequence[Square]) -> Iterator[b.Block]:
     yield b.p(b.strong(f"{words.capital(night.changes)}. "), night.scale)
-    yield from (b.p(note, tone="unsure") for note in night.notes[:3])
+    for note in night.notes[:3]:
+        yield b.p(note, tone="unsure")
+    rows: list[Sequence[b.Inline]] = []
+    for event in night.events:
+        rows.append((b.toned(*EVENTS[event.what]), event.text))
     known = {event.cell for event in night.events}
-    rows: list[Sequence[b.Inline]] = [
-        (b.toned(*EVENTS[event.what]), event.text) for event in night.events[:6]
-    ]
-    rows += [
-        (b.toned(s.standing.words, "bad" if s.odd else "unsure"), f"{s.title}")
-        for s in odd
-        if s.cell.id not in known
-    ][: 6 - len(rows)]
-    yield from b.table("change:name | what", rows, "the most important changes")
+    for square in odd:
+        if square.cell.id not in known:
+            tone: b.Tone = "bad" if square.odd else "unsure"
+            rows.append((b.toned(square.standing.words, tone), f"{square.title}"))
+    yield from b.table("change:name | what", rows[:6], "the most important changes")
+
+
+_LinkOf = Callable[[Event], tuple[str, str]]
 
 
 def events_table(
-    events: Sequence[Event],
-    link_of: Callable[[Event], tuple[str, str]] = lambda event: ("", ""),
+    events: Sequence[Event], link_of: _LinkOf | None = None
 ) -> list[b.Block]:
     """What changed, most important first. ``link_of``: anchor and report of an event's
     job."""
     rows = []
     for event in sorted(events, key=importance):
         word, tone = EVENTS[event.what]
-        anchor, report = link_of(event)
-        both = (
-            f"{event.before or '–'} → {event.now or '–'}"
-            if event.before or event.now
-            else ""
+        anchor, report = link_of(event) if link_of else ("", "")
+        change = ""
+        if event.before or event.now:
+            change = f"{event.before or '–'} → {event.now or '–'}"
+        row = b.row(
+            b.Span(word, "strong", tone, anchor),
+            event.text,
+            change,
+            b.link("report", report) if report else "",
+            status=word,
+            group=event.engine,
         )
-        name = b.Span(word, "strong", tone, anchor)
-        cells = (name, event.text, both, b.link("report", report) if report else "")
-        rows.append(b.row(*cells, status=word, group=event.engine))
+        rows.append(row)
+
     heads = "change:name | what | before → now:name | report:name"
     return b.table(heads, rows, "what changed")
 
@@ -174,19 +185,16 @@ def events_table(
 def _changes(night: NightView) -> Iterator[b.Block]:
     def link_of(event: Event) -> tuple[str, str]:
         square = night.by_id.get(event.cell)
-        return (
-            (f"#{square.anchor}", drawn.href(night, square.deciding))
-            if square
-            else ("", "")
-        )
+        if square is None:
+            return "", ""
+        return f"#{square.anchor}", drawn.href(night, square.deciding)
 
-    yield from (b.p(note, tone="unsure") for note in night.notes[:20])
+    for note in night.notes[:20]:
+        yield b.p(note, tone="unsure")
     yield from events_table(night.events, link_of)
     if night.shifts:
-        text = (
-            f"Otherwise than in {night.before}, and no event: "
-            f"{', '.join(night.shifts)}."
-        )
+        shifts = ", ".join(night.shifts)
+        text = f"Otherwise than in {night.before}, and no event: {shifts}."
         yield b.p(text, tone="soft")
     elif not night.events and night.before:
         yield b.p(f"Nothing: every job came out as in {night.before}.")
@@ -196,11 +204,10 @@ def _changes(night: NightView) -> Iterator[b.Block]:
         )
 
 
-def _odd(night: NightView, standing: Standing, keep: int) -> Iterator[b.Section]:
+def _odd(night: NightView, standing: SquareStanding, keep: int) -> b.Section:
     squares = night.standing(standing)
-    word = standing.words
-    title = f"{words.capital(word)} ({len(squares)})"
-    yield b.Section(title, _listed(night, squares), keep)
+    title = f"{words.capital(standing.words)} ({len(squares)})"
+    return b.Section(title, _listed(night, squares), keep)
 
 
 def _place(square: Square) -> tuple[b.Span, b.Span]:
@@ -221,71 +228,82 @@ def _listed(
     rows = []
     for square in squares:
         job = (*_place(square), (_came(square), f"; {square.expectation}"))
-        ran: list[tuple[b.Inline, ...]] = [_run(night, run) for run in square.attempts]
-        rows += [
-            b.row(
-                *(*job, *run)[:most],
-                status=LOOKS[square.state].word,
-                group=square.cell.engine,
-            )
-            for run in ran or [("", square.why, "", "", "")]
-        ]
+        runs: list[tuple[b.Inline, ...]] = []
+        for attempt in square.attempts:
+            runs.append(_run(night, attempt))
+        if not runs:
+            runs.append(("", square.why, "", "", ""))
+        for run in runs:
+            cells = (*job, *run)[:most]
+            status = LOOKS[square.state].word
+            rows.append(b.row(*cells, status=status, group=square.cell.engine))
+
     return b.table(_RUNS[:most], rows, "runs")
 
 
 def _run(night: NightView, run: Attempt) -> tuple[b.Inline, ...]:
+    """The cells of one run: its name, what it reports, its time, its machine, its
+    key."""
     link = b.link(words.attempt(run, "lost"), drawn.href(night, run))
-    text = run.explanation or run.error
-    told: b.Inline = (text, " ", b.code(run.incident)) if run.incident else text
-    where = ", ".join(filter(None, [run.machine, *run.gpus]))
     name = (f"{run.index}, {run.role}: ", link)
-    return name, told, duration(run.seconds), where, b.code(run.key[:14])
+    text = run.explanation or run.error
+    report: b.Inline = text
+    if run.incident:
+        report = (text, " ", b.code(run.incident))
+    machine = ", ".join(filter(None, [run.machine, *run.gpus]))
+    return name, report, duration(run.seconds), machine, b.code(run.key[:14])
 
 
 def _picture(night: NightView) -> Iterator[b.Block]:
     if not night.grids:
         return
-    new = {
-        (event.engine, event.release)
-        for event in night.events
-        if event.what in (EventKind.NEW_RELEASE, EventKind.NEW_RELEASE_AFFECTED)
-    }
-    rows = [
-        (row.fidelity, s)
-        for g in night.grids
-        for row in g.rows
-        for s in row.squares.values()
-    ]
-    odd = {square.fidelity for usual, square in rows if square.fidelity is not usual}
-    fidelities = []
-    for f in dict.fromkeys(
-        f for f in Fidelity if any(s.fidelity is f for _, s in rows)
-    ):
-        letters = f" ({drawn.letters(f)} in a square)" * (f in odd)
-        fidelities.append((b.code(f), f"{letters}: {f.words.partition(' (')[0]}."))
     signs = ", ".join(f"{look.mark} {look.word}" for look in LOOKS.values())
     signs += ", ≈k/n flaky: k of n reproduced it; ! not as expected; q in quarantine."
     yield b.Picture(drawn.legend(night.squares), [b.p(signs)])
+    new = set()
+    for event in night.events:
+        if event.what in (EventKind.NEW_RELEASE, EventKind.NEW_RELEASE_AFFECTED):
+            new.add((event.engine, event.release))
+
     instead: list[b.Block] = []
     for grid in night.grids:
         instead += [b.p(b.strong(grid.engine)), *drawn.table(grid)]
     yield b.Picture(drawn.drawing(night, new), instead)
-    yield from b.folded("Fidelities: what the runs were made on", b.bullets(fidelities))
+    fidelities = b.bullets([*_fidelities(night)])
+    yield from b.folded("Fidelities: what the runs were made on", fidelities)
+
+
+def _fidelities(night: NightView) -> Iterator[b.Inline]:
+    """What each fidelity of the squares is, with its letters where a square has
+    them."""
+    seen: set[Fidelity] = set()
+    unusual: set[Fidelity] = set()
+    for grid in night.grids:
+        for row in grid.rows:
+            for square in row.squares.values():
+                if square.fidelity is None:
+                    continue
+                seen.add(square.fidelity)
+                if square.fidelity is not row.fidelity:
+                    unusual.add(square.fidelity)
+
+    for fidelity in Fidelity:
+        if fidelity not in seen:
+            continue
+        letters = ""
+        if fidelity in unusual:
+            letters = f" ({drawn.letters(fidelity)} in a square)"
+        meaning = fidelity.words.partition(" (")[0]
+        yield b.code(fidelity), f"{letters}: {meaning}."
 
 
 def _quarantine(night: NightView) -> list[b.Block]:
-    rows = [
-        (
-            *_place(s),
-            _came(s),
-            entry.reason,
-            entry.issue,
-            entry.owner,
-            str(entry.expires),
-        )
-        for s in night.squares
-        if (entry := s.quarantine)
-    ]
+    rows = []
+    for square in night.squares:
+        entry = square.quarantine
+        if entry:
+            why = (entry.reason, entry.issue, entry.owner, str(entry.expires))
+            rows.append((*_place(square), _came(square), *why))
     heads = (
         "scenario:name | release:name | came out:name | reason | issue | owner "
         "| until:name"
@@ -294,25 +312,31 @@ def _quarantine(night: NightView) -> list[b.Block]:
 
 
 def _trend(night: NightView) -> Iterator[b.Block]:
-    bars = len(night.trend) > 1 and drawn.chart(night.trend)
+    bars = drawn.chart(night.trend) if len(night.trend) > 1 else None
     if not bars:
         yield b.p("There is one nightly run so far: a trend begins with the second.")
         return
-    heads = "nightly run:name | jobs:number | not as expected:number | took:number"
-    rows = [
-        (p.night, f"{p.total}", f"{p.surprises}", duration(p.seconds))
-        for p in night.trend
-    ]
+
+    nights = []
+    for point in night.trend:
+        counts = (f"{point.total}", f"{point.surprises}")
+        nights.append((point.night, *counts, duration(point.seconds)))
+
     caption = (
         "Jobs of each nightly run by state, oldest first; above each bar how many were "
         "not as expected, quarantined or not; below it, the time of all runs."
     )
-    yield b.Picture(bars, b.table(heads, rows, "nightly runs"), caption)
-    each = [
-        (row.name, g.engine, row.trend[-1].text) for g in night.grids for row in g.rows
-    ]
-    told = b.table("scenario:name | engine:name | this nightly run", each)
-    yield from b.folded("Each scenario", [b.Picture(drawn.trends(night.grids), told)])
+    heads = "nightly run:name | jobs:number | not as expected:number | took:number"
+    yield b.Picture(bars, b.table(heads, nights, "nightly runs"), caption)
+
+    newest = []
+    for grid in night.grids:
+        for row in grid.rows:
+            newest.append((row.name, grid.engine, row.trend[-1].text))
+
+    instead = b.table("scenario:name | engine:name | this nightly run", newest)
+    picture = b.Picture(drawn.trends(night.grids), instead)
+    yield from b.folded("Each scenario", [picture])
 
 
 def _setup(night: NightView) -> list[tuple[str, b.Inline]]:
@@ -320,8 +344,16 @@ def _setup(night: NightView) -> list[tuple[str, b.Inline]]:
     took = ""
     if record.finished is not None:
         took = duration((record.finished.wall - record.created.wall).total_seconds())
-    modes = Counter(a.start_mode for a in attempts if a.start_mode)
-    machines = sorted({a.machine for a in attempts if a.machine} | {record.machine})
+    modes: Counter[str] = Counter()
+    machines = {record.machine}
+    gpus: set[str] = set()
+    for attempt in attempts:
+        if attempt.start_mode:
+            modes[attempt.start_mode] += 1
+        machines.add(attempt.machine)
+        gpus.update(attempt.gpus)
+
+    starts = [f"{number} {mode}" for mode, number in modes.most_common()]
     confirm = f"an unexpected result is run {record.confirm} times more"
     return [
         ("state", NIGHT_WORDS[record.state]),
@@ -329,15 +361,9 @@ def _setup(night: NightView) -> list[tuple[str, b.Inline]]:
         ("took", took),
         ("shard", record.shard),
         ("runs of each job", f"{record.repeat}; {confirm}"),
-        (
-            "starts",
-            ", ".join(f"{number} {mode}" for mode, number in modes.most_common()),
-        ),
-        ("machines", ", ".join(filter(None, machines))),
-        (
-            "GPUs",
-            ", ".join(sorted({gpu for a in attempts for gpu in a.gpus})) or "none",
-        ),
+        ("starts", ", ".join(starts)),
+        ("machines", ", ".join(filter(None, sorted(machines)))),
+        ("GPUs", ", ".join(sorted(gpus)) or "none"),
         *words.made_on(record.host, record.mmrepro_version),
     ]
 
@@ -345,7 +371,7 @@ def _setup(night: NightView) -> list[tuple[str, b.Inline]]:
 # ------------------------------------------------------------------------------- for CI
 
 
-def suites(night: NightView) -> list[Suite]:
+def _suites(night: NightView) -> list[Suite]:
     """A suite a scenario, a case a job; never greener than the nightly run."""
     record = night.runs.night
     facts = [
@@ -355,69 +381,77 @@ def suites(night: NightView) -> list[Suite]:
         ("command", record.command),
         ("mmrepro", record.mmrepro_version),
     ]
-    cases: dict[str, list[Case]] = {}
+    cases: dict[str, list[JunitCase]] = {}
     for square in night.squares:
         cases.setdefault(square.cell.scenario, []).append(_case(square))
-    return [
-        Suite(f"mmrepro.{name}", record.created.wall, of, facts)
-        for name, of in cases.items()
-    ]
+    suites = []
+    for scenario, of_scenario in cases.items():
+        name = f"mmrepro.{scenario}"
+        suites.append(Suite(name, record.created.wall, of_scenario, facts))
+
+    return suites
 
 
-def _case(square: Square) -> Case:
+def _case(square: Square) -> JunitCase:
     cell = square.cell
     how, message = _result(square)
-    output = [f"job: {cell.id}", f"came out: {square.words}; {square.expectation}"]
-    output += [f"fidelity: {square.fidelity}"] if square.fidelity is not None else []
-    for run in square.attempts:
-        came = f"run {run.index} ({run.role}): {words.attempt(run, 'lost')}"
-        key = f"key {run.key[:14]}" if run.key else ""
-        facts = (
-            came,
-            duration(run.seconds),
-            run.explanation or run.error,
-            key,
-            run.incident,
-        )
-        output.append("; ".join(filter(None, facts)))
     red = how in ("failed", "error")
     # Of two names that are cut alike or differ in what is not shown, CI would keep one.
     name = clip(plain(f"{square.place} {cell.device}: {cell.row}"), 280)
-    return Case(
+    return JunitCase(
         f"mmrepro.{cell.scenario}.{cell.engine}",
         f"{name} [{cell.id[-8:]}]",
         how,
         message,
         text=square.why if red else "",
         kind=str(square.state) if red else "",
-        output="\n".join(output if square.attempts else [*output, "no run was made"]),
+        output="\n".join(_output(square)),
         seconds=square.seconds,
     )
+
+
+def _output(square: Square) -> Iterator[str]:
+    """What CI shows as printed by the case: the job and each of its runs."""
+    yield f"job: {square.cell.id}"
+    yield f"came out: {square.words}; {square.expectation}"
+    if square.fidelity is not None:
+        yield f"fidelity: {square.fidelity}"
+    if not square.attempts:
+        yield "no run was made"
+    for run in square.attempts:
+        facts = (
+            f"run {run.index} ({run.role}): {words.attempt(run, 'lost')}",
+            duration(run.seconds),
+            run.explanation or run.error,
+            f"key {run.key[:14]}" if run.key else "",
+            run.incident,
+        )
+        yield "; ".join(filter(None, facts))
 
 
 def _result(square: Square) -> tuple[How, str]:
     """How the case ends, and why it does not pass."""
     text = f"{square.words}; {square.expectation}"
-    if square.standing is Standing.QUARANTINED and square.quarantine is not None:
+    if square.standing is SquareStanding.QUARANTINED and square.quarantine is not None:
         return "skipped", f"in quarantine: {square.quarantine.reason}; {text}"
-    if square.standing in (Standing.SURPRISE, Standing.FLAKY):
+    if square.standing in (SquareStanding.SURPRISE, SquareStanding.FLAKY):
         return "failed", text
-    if square.state in (State.LOST, State.MISSING):
+    if square.state in (JobState.LOST, JobState.MISSING):
         return "error", f"{LOOKS[square.state].word}: {square.why}"
-    if square.standing is Standing.UNTESTED:
+    if square.standing is SquareStanding.UNTESTED:
         return "skipped", f"inconclusive: {square.why}"
-    if square.standing is Standing.UNJUDGED:
+    if square.standing is SquareStanding.UNJUDGED:
         return "skipped", f"{square.words}, and no outcome was expected"
     return "passed", ""
 
 
-KIND: Final = Kind(
+KIND: Final = ReportKind(
     "a nightly run",
-    (MARKDOWN_FILE, HTML_FILE),
+    (_MARKDOWN_FILE, HTML_FILE),
     load,
     compose,
     night_document,
-    suites,
+    _suites,
     MARKDOWN_BYTES,
 )
 
@@ -427,42 +461,69 @@ KIND: Final = Kind(
 
 def history_blocks(history: History, scenario: str = "") -> list[b.Block]:
     """Each row over the nightly runs, oldest first; of one scenario, each job of it."""
-    nights = history.nights
     strips = strips_of(history, scenario, jobs=bool(scenario))
     if not strips:
         of = f" of {scenario}" if scenario else ""
         return [b.p(f"No nightly run of this ledger has a job{of}.")]
+
     rows: list[Sequence[b.Inline]] = []
     for engine, name, groups in strips:
-        newest = next((group for group in reversed(groups) if group), [])
-        odd = sum(square.standing is Standing.SURPRISE for square in newest)
-        text = ", ".join(state_words(newest)) + f"; {odd} not as expected" * bool(odd)
-        if len(newest) == 1:
-            text = f"{newest[0].words}, {newest[0].expectation}"
-        tone: b.Tone = "bad" if odd else ""
+        odd, text = _newest(groups)
         marks = "".join(_mark(group, jobs=bool(scenario)) for group in groups)
-        rows.append((engine, name, b.toned(marks, tone), text))
-    signs = ", ".join(
-        f"{look.mark} {look.word}"
-        for s, look in LOOKS.items()
-        if scenario or s not in VERDICTS
-    )
-    if not scenario:
-        signs = f"= every release as expected, ! one of them not, else {signs}"
+        rows.append((engine, name, b.toned(marks, "bad" if odd else ""), text))
+
+    nights = history.nights
+    count = b.count(len(nights), "nightly run")
     span = f"{nights[0].night.id} … {nights[-1].night.id}, oldest first"
     return [
-        b.p(f"{b.count(len(nights), 'nightly run')}: {span}"),
+        b.p(f"{count}: {span}"),
         *b.table("engine:name | scenario:name | nightly runs:name | newest", rows),
-        b.p(f"{signs}; _ no job in that nightly run", tone="soft"),
+        b.p(f"{_signs(scenario)}; _ no job in that nightly run", tone="soft"),
     ]
+
+
+def _newest(groups: Sequence[Sequence[Square]]) -> tuple[bool, str]:
+    """Whether a job of the newest nightly run that has any is not as expected, and
+    what came out."""
+    newest: Sequence[Square] = []
+    for group in groups:
+        newest = group or newest
+    odd = sum(square.standing is SquareStanding.SURPRISE for square in newest)
+    if len(newest) == 1:
+        return bool(odd), f"{newest[0].words}, {newest[0].expectation}"
+    text = ", ".join(state_words(newest))
+    return bool(odd), f"{text}; {odd} not as expected" if odd else text
+
+
+def _signs(scenario: str) -> str:
+    signs = []
+    for state, look in LOOKS.items():
+        # A row of many releases has a sign for a verdict only where it is odd.
+        if scenario or state not in VERDICTS:
+            signs.append(f"{look.mark} {look.word}")
+    text = ", ".join(signs)
+    if scenario:
+        return text
+    return f"= every release as expected, ! one of them not, else {text}"
 
 
 def _mark(group: Sequence[Square], *, jobs: bool) -> str:
     """One sign for a nightly run: a job's state; of a row's releases, what matters
     most."""
-    if not group or jobs:
-        return LOOKS[group[0].state].mark if group else "_"
-    if any(square.standing is Standing.SURPRISE for square in group):
+    if not group:
+        return "_"
+    if jobs:
+        return LOOKS[group[0].state].mark
+    if any(square.standing is SquareStanding.SURPRISE for square in group):
         return "!"
-    loud = (State.FLAKY, State.LOST, State.INCONCLUSIVE, State.MISSING)
-    return next((LOOKS[s].mark for s in loud if any(q.state is s for q in group)), "=")
+    states = {square.state for square in group}
+    for loud in (
+        JobState.FLAKY,
+        JobState.LOST,
+        JobState.INCONCLUSIVE,
+        JobState.MISSING,
+    ):
+        if loud in states:
+            return LOOKS[loud].mark
+
+    return "="

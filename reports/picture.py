@@ -4,7 +4,7 @@ The status of a request is also a label, never a colour alone. All numbers come 
 file: they are bounded and checked before a coordinate is made of them."""
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Final
@@ -16,13 +16,13 @@ from mmrepro.failure.documents import Incident
 from mmrepro.reports import svg, timeline, words
 from mmrepro.traffic.evidence import RequestRecord
 
-LEFT: Final = 128
-RIGHT: Final = 132
-PLOT: Final = svg.WIDTH - LEFT - RIGHT
-ROW: Final = 15
-MAX_ROWS: Final = 14
-MAX_BARS: Final = 600
-STATUS_WORDS: Final = {
+_LEFT: Final = 128
+_RIGHT: Final = 132
+_PLOT: Final = svg.WIDTH - _LEFT - _RIGHT
+_ROW: Final = 15
+_MAX_ROWS: Final = 14
+_MAX_BARS: Final = 600
+_STATUS_WORDS: Final = {
     "ok": "200",
     "client": "4xx: refused",
     "server": "5xx or connection error",
@@ -31,7 +31,7 @@ STATUS_WORDS: Final = {
 
 
 @dataclass(frozen=True)
-class Axis:
+class _TimeAxis:
     """Monotonic seconds to x; ``zero`` is the beginning of the run."""
 
     low: float
@@ -40,7 +40,7 @@ class Axis:
 
     def x(self, mono: float) -> float:
         share = (mono - self.low) / (self.high - self.low)
-        return LEFT + PLOT * min(max(share, 0.0), 1.0)
+        return _LEFT + _PLOT * min(max(share, 0.0), 1.0)
 
 
 def picture(incident: Incident) -> Markup:
@@ -50,43 +50,79 @@ def picture(incident: Incident) -> Markup:
         return Markup("")
     body: list[Markup] = []
     y = 44.0
-    requests = [r for r in incident.evidence.requests if words.sane(r.sent.mono)]
+    requests = []
+    for request in incident.evidence.requests:
+        if words.sane(request.sent.mono):
+            requests.append(request)
+
     if requests:
-        body, y = _requests(requests[:MAX_BARS], axis, y)
-    metrics = timeline.metric_tracks(incident.evidence)
-    gauges = [t for t in metrics if not _is_counter(t)]
-    counters = [t for t in metrics if _is_counter(t)]
-    gpu, memory = timeline.gpu_tracks(incident), timeline.gpu_memory_tracks(incident)
-    cpu = timeline.cpu_tracks(incident.evidence)
-    for name, unit, tracks, height, least, step in (
-        ("CPU", "% of one core", cpu[:6], 120, 100.0, False),
-        ("GPU", "utilisation, %", gpu[:6], 90, 100.0, False),
-        ("GPU memory", "held, GiB", memory[:6], 72, 1.0, False),
-        ("Requests now", "requests", gauges[:4], 72, 2.0, True),
-        ("Counters", "since start", counters[:4], 90, 4.0, True),
-    ):
-        part, y = _panel(name, unit, tracks, axis, y, height, least, step=step)
+        body, y = _requests(requests[:_MAX_BARS], axis, y)
+
+    for panel in _panels(incident):
+        part, y = _draw_panel(panel, axis, y)
         body += part
+
     frame = [*_bands(incident, axis, y - 16), *body, *_time_axis(axis, y - 10)]
     label = "Requests, CPU and metrics over time"
     return svg.described("picture", round(y + 34), label, _description(incident), frame)
 
 
+@dataclass(frozen=True)
+class _Panel:
+    """Lines with one y axis.
+
+    Attributes:
+        least: the axis reaches at least so far.
+        step: a value holds until the next one, and only whole ones are marked.
+    """
+
+    name: str
+    unit: str
+    tracks: list[timeline.SampledTrack]
+    height: int
+    least: float
+    step: bool = False
+
+
+def _panels(incident: Incident) -> list[_Panel]:
+    metrics = timeline.metric_tracks(incident.evidence)
+    gauges = [track for track in metrics if not _is_counter(track)]
+    counters = [track for track in metrics if _is_counter(track)]
+    cpu = timeline.cpu_tracks(incident.evidence)
+    gpu = timeline.gpu_tracks(incident)
+    memory = timeline.gpu_memory_tracks(incident)
+    return [
+        _Panel("CPU", "% of one core", cpu[:6], 120, 100.0),
+        _Panel("GPU", "utilisation, %", gpu[:6], 90, 100.0),
+        _Panel("GPU memory", "held, GiB", memory[:6], 72, 1.0),
+        _Panel("Requests now", "requests", gauges[:4], 72, 2.0, step=True),
+        _Panel("Counters", "since start", counters[:4], 90, 4.0, step=True),
+    ]
+
+
 def _description(incident: Incident) -> str:
-    groups = timeline.request_groups(incident.evidence.requests)[:40]
-    purposes = [one_line(timeline.purpose(g.first.label), 60) for g in groups]
-    requests = "; ".join(
-        f"{g.first.phase}: {g.count} × {purpose} {g.status} {g.latency}"
-        for g, purpose in zip(groups, purposes, strict=True)
-    )
-    cpu = "; ".join(
-        f"{one_line(t.name, 40)} at most {t.most:.0f} % of a core"
-        for t in timeline.cpu_tracks(incident.evidence)[:6]
-    )
-    gpus = timeline.gpu_tracks(incident)[:6]
-    gpu = "; ".join(f"{t.name} at most {t.most:.0f} %" for t in gpus)
-    told = f"Requests: {requests or 'none'}. CPU: {cpu or 'not sampled'}."
-    return f"{told} GPU: {gpu}." if gpu else told
+    requests = []
+    for group in timeline.request_groups(incident.evidence.requests)[:40]:
+        purpose = one_line(timeline.purpose(group.first.label), 60)
+        requests.append(
+            f"{group.first.phase}: {group.count} × {purpose} {group.status} "
+            f"{group.latency}"
+        )
+
+    cpu = []
+    for track in timeline.cpu_tracks(incident.evidence)[:6]:
+        name = one_line(track.name, 40)
+        cpu.append(f"{name} at most {track.most:.0f} % of a core")
+
+    gpu = []
+    for track in timeline.gpu_tracks(incident)[:6]:
+        gpu.append(f"{track.name} at most {track.most:.0f} %")
+
+    text = f"Requests: {'; '.join(requests) or 'none'}."
+    text += f" CPU: {'; '.join(cpu) or 'not sampled'}."
+    if gpu:
+        text += f" GPU: {'; '.join(gpu)}."
+    return text
 
 
 # ------------------------------------------------------------------ time
@@ -99,131 +135,200 @@ def axis_of(incident: Incident) -> tuple[float, float, float, float] | None:
     if axis is None:
         return None
     seconds = (axis.low - axis.zero, axis.high - axis.zero)
-    return (*seconds, LEFT / svg.WIDTH, (LEFT + PLOT) / svg.WIDTH)
+    return (*seconds, _LEFT / svg.WIDTH, (_LEFT + _PLOT) / svg.WIDTH)
 
 
-def _axis(incident: Incident) -> Axis | None:
-    """From shortly before the gate to the end: start-up would squeeze all that
-    matters."""
-    evidence = incident.evidence
-    starts = [r.sent.mono for r in evidence.requests]
-    sampled = [p.mono for p in evidence.series if words.sane(p.mono)]
-    if any(words.sane(s) for s in starts):
-        ends = [r.sent.mono + r.latency_s for r in evidence.requests]
-        ends += [
-            e.at.mono for e in evidence.events if e.phase in ("check", "after", "stop")
-        ]
-        ends += [p.started.mono for p in evidence.probes]
-        low = min(s for s in starts if words.sane(s))
-        high = max([low, *(e for e in ends if words.sane(e))])
-    elif len(sampled) > 1:
-        low, high = min(sampled), max(sampled)
-    else:
+def _axis(incident: Incident) -> _TimeAxis | None:
+    """From shortly before the warm-up check to the end: start-up would squeeze all
+    that matters."""
+    span = _requests_span(incident) or _sampled_span(incident)
+    if span is None:
         return None
+    low, high = span
     # A day is more than any run takes; a wild number must not flatten the picture.
     high = min(high, low + 86_400)
     margin = max((high - low) * 0.02, 0.05)
     zero = incident.created.mono if words.sane(incident.created.mono) else low
-    return Axis(low - margin, high + margin, zero)
+    return _TimeAxis(low - margin, high + margin, zero)
 
 
-def _time_axis(axis: Axis, y: float) -> Iterator[Markup]:
+def _requests_span(incident: Incident) -> tuple[float, float] | None:
+    """From the first request to the end of all that happened; None without one."""
+    evidence = incident.evidence
+    starts = []
+    ends = []
+    for request in evidence.requests:
+        starts.append(request.sent.mono)
+        ends.append(request.sent.mono + request.latency_s)
+
+    for event in evidence.events:
+        if event.phase in ("check", "after", "stop"):
+            ends.append(event.at.mono)
+
+    for probe in evidence.probes:
+        ends.append(probe.started.mono)
+
+    known = list(filter(words.sane, starts))
+    if not known:
+        return None
+    low = min(known)
+    return low, max([low, *filter(words.sane, ends)])
+
+
+def _sampled_span(incident: Incident) -> tuple[float, float] | None:
+    """The time that the sampler covers; None: it has no two points."""
+    moments = [point.mono for point in incident.evidence.series]
+    known = list(filter(words.sane, moments))
+    if len(known) < 2:
+        return None
+    return min(known), max(known)
+
+
+def _time_axis(axis: _TimeAxis, y: float) -> Iterator[Markup]:
+    right = _LEFT + _PLOT
+    yield svg.path("axis", f"M{_LEFT} {y:.1f}H{right}")
+
     step = svg.nice_step(axis.high - axis.low, 10)
     digits = max(0, -math.floor(math.log10(step)))
     first = math.ceil((axis.low - axis.zero) / step)
     last = math.floor((axis.high - axis.zero) / step)
-    yield svg.path("axis", f"M{LEFT} {y:.1f}H{LEFT + PLOT}")
-    seconds = [number * step for number in range(first, min(last, first + 11) + 1)]
-    yield from svg.ticks(
-        y, ((axis.x(s + axis.zero), f"{s:.{digits}f}") for s in seconds)
-    )
-    yield svg.text(LEFT + PLOT / 2, y + 34, "seconds since the run began", "label mid")
+    # A step is a tenth of the axis or more; rounding must not make it hundreds.
+    last = min(last, first + 11)
+    marks = []
+    for number in range(first, last + 1):
+        seconds = number * step
+        marks.append((axis.x(seconds + axis.zero), f"{seconds:.{digits}f}"))
+
+    yield from svg.ticks(y, marks)
+    middle = _LEFT + _PLOT / 2
+    yield svg.text(middle, y + 34, "seconds since the run began", "label mid")
 
 
-def _bands(incident: Incident, axis: Axis, bottom: float) -> Iterator[Markup]:
-    starts: dict[str, float] = {}
+def _bands(incident: Incident, axis: _TimeAxis, bottom: float) -> Iterator[Markup]:
+    starts = _phase_starts(incident)
+    last_label = -math.inf
+    for number, (phase, start) in enumerate(starts):
+        is_last = number + 1 == len(starts)
+        end = axis.high if is_last else starts[number + 1][1]
+        left = axis.x(start)
+        width = axis.x(end) - left
+        if width < 0.5:
+            continue
+        yield svg.rect(f"band b{number % 2}", left, 24, width, bottom - 24)
+
+        # Narrow neighbours would print over each other: the second goes one line up.
+        crowded = left < last_label
+        name = one_line(phase, 12)
+        yield svg.text(left + 2, 8 if crowded else 20, name, "phase")
+        if not crowded:
+            last_label = left + 8 * len(name)
+
+
+def _phase_starts(incident: Incident) -> list[tuple[str, float]]:
+    """Each phase with the first moment that belongs to it, in their order."""
     evidence = incident.evidence
-    moments = (
-        [(e.phase, e.at.mono) for e in evidence.events]
-        + [(r.phase, r.sent.mono) for r in evidence.requests]
-        + [(p.phase, p.started.mono) for p in evidence.probes if p.phase]
-    )
+    moments: list[tuple[str, float]] = []
+    for event in evidence.events:
+        moments.append((event.phase, event.at.mono))
+    for request in evidence.requests:
+        moments.append((request.phase, request.sent.mono))
+    for probe in evidence.probes:
+        if probe.phase:
+            moments.append((probe.phase, probe.started.mono))
+
+    starts: dict[str, float] = {}
     for phase, mono in moments:
         if words.sane(mono):
             starts[phase] = min(mono, starts.get(phase, mono))
-    ordered = sorted(starts.items(), key=lambda item: item[1])
-    last_label = -math.inf
-    for number, (phase, start) in enumerate(ordered):
-        end = ordered[number + 1][1] if number + 1 < len(ordered) else axis.high
-        left, right = axis.x(start), axis.x(end)
-        if right - left < 0.5:
-            continue
-        yield svg.rect(f"band b{number % 2}", left, 24, right - left, bottom - 24)
-        # Narrow neighbours would print over each other: the second goes one line up.
-        crowded = left < last_label
-        yield svg.text(left + 2, 8 if crowded else 20, one_line(phase, 12), "phase")
-        last_label = left + 8 * len(one_line(phase, 12)) if not crowded else last_label
+
+    return sorted(starts.items(), key=lambda item: item[1])
 
 
 # ------------------------------------------------------------------ requests
 
 
 def _requests(
-    requests: list[RequestRecord], axis: Axis, y: float
+    requests: list[RequestRecord], axis: _TimeAxis, y: float
 ) -> tuple[list[Markup], float]:
     """One lane per phase; requests that overlap get rows of their own."""
-    out: list[Markup] = []
-    phases = list(
-        dict.fromkeys(r.phase for r in sorted(requests, key=lambda r: r.sent.mono))
-    )
-    out.append(svg.text(4, y + 4, "Requests", "panel"))
+    out = [svg.text(4, y + 4, "Requests", "panel")]
     y += 14
-    for phase in phases:
-        rows: list[float] = []
-        top = y
-        failed: list[Markup] = []
-        for request in sorted(
-            (r for r in requests if r.phase == phase), key=lambda r: r.sent.mono
-        ):
-            latency = request.latency_s if words.sane(request.latency_s) else 0.0
-            left = axis.x(request.sent.mono)
-            width = max(axis.x(request.sent.mono + max(latency, 0.0)) - left, 3.0)
-            label = (
-                ""
-                if timeline.status_class(request) == "ok"
-                else timeline.status_words(request)
-            )
-            if request.timed_out:
-                label = f"no answer in {units.duration(latency)}"
-            taken = left + width + 2 + (7.5 * len(label) if label and width < 90 else 0)
-            row = next((i for i, end in enumerate(rows) if end <= left), None)
-            if row is None:
-                row = min(len(rows), MAX_ROWS - 1)
-                rows += [0.0] * (row + 1 - len(rows))
-            rows[row] = taken
-            # Where a lane is full bars overlap: what failed is drawn last, on top.
-            (failed if label else out).append(
-                _bar(request, left, top + row * ROW, width, label)
-            )
-        out += failed
-        out.append(svg.text(LEFT - 8, top + 9, one_line(phase, 16), "label end"))
-        y = top + len(rows) * ROW + 6
-    x = float(LEFT)
-    for kind, wording in STATUS_WORDS.items():
-        out.append(svg.rect(f"req {kind}", x, y + 2, 10, 10, rx=2))
-        out.append(svg.text(x + 14, y + 11, wording, "tick"))
-        x += 34 + 6.4 * len(wording)
+    lanes: dict[str, list[RequestRecord]] = {}
+    for request in sorted(requests, key=lambda request: request.sent.mono):
+        lanes.setdefault(request.phase, []).append(request)
+    for phase, lane in lanes.items():
+        bars, rows = _lane(lane, axis, y)
+        out += bars
+        out.append(svg.text(_LEFT - 8, y + 9, one_line(phase, 16), "label end"))
+        y += rows * _ROW + 6
+
+    out += _status_legend(y)
     return out, y + 34
+
+
+def _lane(
+    requests: Sequence[RequestRecord], axis: _TimeAxis, top: float
+) -> tuple[list[Markup], int]:
+    """The bars of one phase, oldest first, and the number of their rows."""
+    rows: list[float] = []
+    answered: list[Markup] = []
+    failed: list[Markup] = []
+    for request in requests:
+        latency = request.latency_s if words.sane(request.latency_s) else 0.0
+        left = axis.x(request.sent.mono)
+        end = axis.x(request.sent.mono + max(latency, 0.0))
+        width = max(end - left, 3.0)
+        label = _bar_label(request, latency)
+        taken = left + width + 2
+        if label and width < 90:
+            taken += 7.5 * len(label)
+        row = _free_row(rows, left)
+        rows[row] = taken
+        bar = _bar(request, left, top + row * _ROW, width, label)
+        # Where a lane is full bars overlap: what failed is drawn last, on top.
+        if label:
+            failed.append(bar)
+        else:
+            answered.append(bar)
+
+    return answered + failed, len(rows)
+
+
+def _bar_label(request: RequestRecord, latency: float) -> str:
+    if request.timed_out:
+        return f"no answer in {units.duration(latency)}"
+    if timeline.status_class(request) == "ok":
+        return ""
+    return timeline.status_words(request)
+
+
+def _free_row(rows: list[float], left: float) -> int:
+    """The first row that ends left of ``left``; a new one is added to ``rows``, or the
+    last is shared where there are ``_MAX_ROWS``."""
+    for row, end in enumerate(rows):
+        if end <= left:
+            return row
+    if len(rows) < _MAX_ROWS:
+        rows.append(0.0)
+    return len(rows) - 1
+
+
+def _status_legend(y: float) -> Iterator[Markup]:
+    x = float(_LEFT)
+    for kind, wording in _STATUS_WORDS.items():
+        yield svg.rect(f"req {kind}", x, y + 2, 10, 10, rx=2)
+        yield svg.text(x + 14, y + 11, wording, "tick")
+        x += 34 + 6.4 * len(wording)
 
 
 def _bar(
     request: RequestRecord, left: float, y: float, width: float, label: str
 ) -> Markup:
     kind = timeline.status_class(request)
-    tip = (
-        f"request {request.id}, {request.phase}: {one_line(request.label, 120)}: "
-        f"{timeline.status_words(request)} after {units.duration(request.latency_s)}"
-    )
+    purpose = one_line(request.label, 120)
+    answer = timeline.status_words(request)
+    took = units.duration(request.latency_s)
+    tip = f"request {request.id}, {request.phase}: {purpose}: {answer} after {took}"
     bar = svg.rect(f"req {kind}", left, y, width, 11, tip, rx=2)
     if not label:
         return bar
@@ -235,70 +340,93 @@ def _bar(
 # ------------------------------------------------------------------ lines
 
 
-def _is_counter(track: timeline.Track) -> bool:
+def _is_counter(track: timeline.SampledTrack) -> bool:
     """A counter never falls and ends above where it began; a gauge of requests
     returns."""
-    values = [v for _, v in track.points]
-    rising = all(b >= a for a, b in pairwise(values))
+    values = [value for _, value in track.points]
+    rising = all(later >= earlier for earlier, later in pairwise(values))
     return rising and values[-1] > max(values[0], 2.0)
 
 
-def _panel(
-    name: str,
-    unit: str,
-    tracks: list[timeline.Track],
-    axis: Axis,
-    y: float,
-    height: int,
-    least: float,
-    *,
-    step: bool,
-) -> tuple[list[Markup], float]:
+def _draw_panel(panel: _Panel, axis: _TimeAxis, y: float) -> tuple[list[Markup], float]:
     """Lines over time with a y axis from 0; the lines are named at their right ends."""
-    visible = [
-        timeline.Track(t.name, [p for p in t.points if axis.low <= p[0] <= axis.high])
-        for t in tracks
-    ]
-    visible = [t for t in visible if t.points]
-    if not visible:
+    tracks = _visible(panel.tracks, axis)
+    if not tracks:
         return [], y
-    top_value = max(least, *(t.most for t in visible))
+    top_value = max(panel.least, *(track.most for track in tracks))
     tick = svg.nice_step(top_value, 4)
-    if step:
-        tick = max(1.0, tick)  # there is no half request
+    if panel.step:
+        # There is no half request.
+        tick = max(1.0, tick)
+
+    # Less a little: a value on a mark needs no further mark above it.
     top_value = math.ceil(top_value / tick - 1e-9) * tick
 
     def scale(value: float) -> float:
-        return y + 8 + height * (1 - min(max(value, 0.0), top_value) / top_value)
+        share = min(max(value, 0.0), top_value) / top_value
+        return y + 8 + panel.height * (1 - share)
 
-    out = [svg.text(4, y + 12, name, "panel"), svg.text(4, y + 27, unit, "tick")]
-    marks = [tick * number for number in range(round(top_value / tick) + 1)]
-    out += svg.grid_lines(LEFT, PLOT, ((mark, f"{mark:g}") for mark in marks), scale)
+    out = [
+        svg.text(4, y + 12, panel.name, "panel"),
+        svg.text(4, y + 27, panel.unit, "tick"),
+    ]
+    marks = []
+    for number in range(round(top_value / tick) + 1):
+        mark = tick * number
+        marks.append((mark, f"{mark:g}"))
+
+    out += svg.grid_lines(_LEFT, _PLOT, marks, scale)
+
     labels: list[tuple[float, int, str]] = []
-    for number, track in enumerate(visible):
-        path = _path(track, axis, scale, step)
+    for number, track in enumerate(tracks):
+        path = _path(track, axis, scale, panel.step)
         last = track.points[-1][1]
         tip = f"{one_line(track.name, 60)}: last {last:.0f}, highest {track.most:.0f}"
         out.append(svg.path(f"line s{number}", path, tip))
         labels.append((scale(last), number, f"{one_line(track.name, 15)} {last:.0f}"))
-    out += svg.end_labels(labels, LEFT + PLOT + 6)
-    return out, y + height + 34
+
+    out += svg.end_labels(labels, _LEFT + _PLOT + 6)
+    return out, y + panel.height + 34
+
+
+def _visible(
+    tracks: Sequence[timeline.SampledTrack], axis: _TimeAxis
+) -> list[timeline.SampledTrack]:
+    """The tracks without the points beside the axis, and without those left empty."""
+    visible = []
+    for track in tracks:
+        points = []
+        for mono, value in track.points:
+            if axis.low <= mono <= axis.high:
+                points.append((mono, value))
+        if points:
+            visible.append(timeline.SampledTrack(track.name, points))
+    return visible
 
 
 def _path(
-    track: timeline.Track, axis: Axis, scale: Callable[[float], float], step: bool
+    track: timeline.SampledTrack,
+    axis: _TimeAxis,
+    scale: Callable[[float], float],
+    step: bool,
 ) -> str:
-    """At most two points (lowest and highest) a pixel column."""
+    """The line's drawing, with the first, last, lowest and highest point of each pixel
+    column alone."""
     columns: dict[int, list[tuple[float, float]]] = {}
     for mono, value in track.points:
-        columns.setdefault(int(axis.x(mono)), []).append((axis.x(mono), scale(value)))
+        x = axis.x(mono)
+        columns.setdefault(int(x), []).append((x, scale(value)))
+
     points: list[tuple[float, float]] = []
     for column in columns.values():
-        ends = {0, len(column) - 1}
-        ends |= {column.index(min(column, key=lambda p: p[1]))}
-        ends |= {column.index(max(column, key=lambda p: p[1]))}
-        points += [column[i] for i in sorted(ends)]
-    parts = [f"M{points[0][0]:.1f} {points[0][1]:.1f}"]
+        heights = [height for _, height in column]
+        lowest = heights.index(min(heights))
+        highest = heights.index(max(heights))
+        kept = {0, len(column) - 1, lowest, highest}
+        points += [column[place] for place in sorted(kept)]
+
+    first_x, first_y = points[0]
+    parts = [f"M{first_x:.1f} {first_y:.1f}"]
     for x, y in points[1:]:
         parts.append(f"H{x:.1f}V{y:.1f}" if step else f"L{x:.1f} {y:.1f}")
     return "".join(parts)

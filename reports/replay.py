@@ -10,7 +10,7 @@ from mmrepro.reports import blocks as b, documents, findings, repro, words
 from mmrepro.reports.documents import kind
 from mmrepro.traffic.case.model import SCRIPT_FILE, Origin
 
-TIME_WORDS: Final = {
+_TIME_WORDS: Final = {
     "fast": "as fast as the barriers allow",
     "real": "at the recording's own times",
     "order": "one after another",
@@ -31,6 +31,7 @@ def write_replay(replay: Replay, directory: Path) -> None:
         if loaded.case is not None and loaded.case.operations:
             replace_file(loaded.folder / SCRIPT_FILE, one.script_of(loaded))
         documents.write(one.KIND, loaded, loaded.folder)
+
     documents.write(KIND, replay, directory)
     if replay.report is not None and replay.report.verdict is not None:
         replace_file(directory / repro.COMMENT_FILE, repro.comment(replay))
@@ -39,7 +40,7 @@ def write_replay(replay: Replay, directory: Path) -> None:
 def compose(replay: Replay, folder: str = "") -> b.Page:
     """The page. ``folder``: the replay's, for its commands; empty: they are typed in
     it."""
-    found = listed(replay)
+    found = _listed(replay)
     nothing = "no oracle objects to this traffic"
     where = f"{source(replay)} on {replay.server.label}"
     once = [
@@ -62,7 +63,7 @@ def compose(replay: Replay, folder: str = "") -> b.Page:
         card=[*_untestable(replay), *findings.card(found), *repro.card(replay)],
         counts=[
             *findings.counts(replay.findings, len(replay.unconfirmed)),
-            f"{starts(replay)} of at most {replay.budget} servers started",
+            f"{_starts(replay)} of at most {replay.budget} servers started",
             duration(seconds(replay)),
         ],
         commands=[
@@ -99,8 +100,8 @@ def _untestable(replay: Replay) -> list[b.Block]:
     return [] if replay.report else [b.p(one) for one in replay.untestable[:3]]
 
 
-def listed(replay: Replay) -> list[findings.Listed]:
-    return [findings.Listed(one.id, one, one.folder) for one in replay.findings]
+def _listed(replay: Replay) -> list[findings.ListedFinding]:
+    return [findings.ListedFinding(one.id, one, one.folder) for one in replay.findings]
 
 
 def source(replay: Replay) -> str:
@@ -110,7 +111,7 @@ def source(replay: Replay) -> str:
     return f"{where} ({b.count(replay.requests, 'request')})"
 
 
-def starts(replay: Replay) -> int:
+def _starts(replay: Replay) -> int:
     """Servers that were started; an attempt that counts for nothing may have had one as
     well."""
     return len(replay.plays)
@@ -132,6 +133,7 @@ def origin(found: Origin, *, changed: bool = False) -> list[str]:
     if found.read and not changed:
         read = "1 entry" if found.read == 1 else f"{found.read} entries"
         told.append(f"{read} read from {found.format}.")
+
     if found.left_out:
         told.append(f"Left out: {findings.times(found.left_out)}.")
     if found.dropped:
@@ -140,6 +142,7 @@ def origin(found: Origin, *, changed: bool = False) -> list[str]:
         told.append(
             "Texts and images are random ones of the same lengths and the same sharing."
         )
+
     if found.scaled:
         told.append("Lengths are scaled to the model's limits.")
     return told + list(found.notes)
@@ -157,6 +160,7 @@ def _attempts(replay: Replay) -> list[b.Block]:
         took = (duration(play.start_s), duration(play.seconds))
         status = "error" if play.error else play.state
         rows.append(b.row(*what, bucket_words(play.buckets), *took, status=status))
+
     heads = (
         "attempt:number | for | requests:number | ended | showed | "
         "start:number | took:number"
@@ -166,9 +170,9 @@ def _attempts(replay: Replay) -> list[b.Block]:
 
 def _setup(replay: Replay) -> list[tuple[str, str]]:
     return [
-        ("time", TIME_WORDS[replay.time]),
+        ("time", _TIME_WORDS[replay.time]),
         ("deadline", findings.deadline(replay)),
-        ("servers started", f"{starts(replay)} of at most {replay.budget}"),
+        ("servers started", f"{_starts(replay)} of at most {replay.budget}"),
         ("took", duration(seconds(replay))),
     ]
 

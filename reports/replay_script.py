@@ -47,13 +47,13 @@ from mmrepro.traffic.drive import Picture
 INLINE_BYTES: Final = 512 << 10
 """Of pictures that are kept by their bytes; more than that lies in files beside the
 script."""
-LEAST_DEADLINE_S: Final = 10.0
+_LEAST_DEADLINE_S: Final = 10.0
 """On another machine the server may be slower than where it was measured."""
-CELL: Final = 14
-WIDTH: Final = 98
-UNTESTED: Final = ("401", "403", "404", "405", "407", "429", "501", "503")
+_CELL: Final = 14
+_WIDTH: Final = 98
+_UNTESTED: Final = ("401", "403", "404", "405", "407", "429", "501", "503")
 """Beginnings of what was observed of a request that the engine never worked on."""
-UNTOLD: Final = (
+_UNTOLD: Final = (
     "expectation",
     "metrics",
     "residue",
@@ -154,9 +154,10 @@ def upstream_test(
             ),
             hint=f"python3 {SCRIPT_FILE}, beside the finding",
         )
+
     if not case.operations and kind is not FindingClass.START_FAILURE:
         raise UsageError(f"{finding.id} has no requests that a test could send.")
-    if kind.value in UNTOLD and not finding.expectations:
+    if kind.value in _UNTOLD and not finding.expectations:
         raise UsageError(
             (
                 f"A test has nothing to compare for {kind}: {name} is judged by whole "
@@ -164,6 +165,7 @@ def upstream_test(
             ),
             hint="mmrepro replay case.json",
         )
+
     if others := _beside(case):
         raise UsageError(
             (
@@ -172,12 +174,14 @@ def upstream_test(
             ),
             hint=f"python3 {SCRIPT_FILE}, beside the finding",
         )
+
     facts = _facts(finding, case, folder, deadline_s)
     if not facts["model"]:
         raise UsageError(
             f"The model {one_line(case.server.model, 80)} cannot be written by a test.",
             hint="mmrepro replay case.json --model qwen2-vl",
         )
+
     length = {"vllm": "--max-model-len", "sglang": "--context-length"}[engine]
     given = [
         length,
@@ -187,7 +191,7 @@ def upstream_test(
     given, on_cpu = _parted(given, CPU_OPTIONS.get(engine, ()))
     more = {
         "engine": engine,
-        "checked": textwrap.fill(_comment(checked or "It was not run."), WIDTH),
+        "checked": textwrap.fill(_comment(checked or "It was not run."), _WIDTH),
         "arguments": literal([*given, *case.server.args]),
         # popen_launch_server gives --device by itself.
         "cpu_arguments": literal(on_cpu) if on_cpu else "",
@@ -203,13 +207,40 @@ def upstream_test(
 def _parted(words: list[str], options: Sequence[str]) -> tuple[list[str], list[str]]:
     """``words`` without those options and their values; and these, but for
     ``--device``."""
-    parts: tuple[list[str], list[str], list[str]] = ([], [], [])
-    place = 0
+    kept: list[str] = []
+    taken: list[str] = []
+    left_out: list[str] = []
+    place = kept
     for word in words:
-        if word.startswith("--"):
-            place = 2 if word == "--device" else 1 if word in options else 0
-        parts[place].append(word)
-    return parts[0], parts[1]
+        # An option's values follow it: they go where it goes.
+        if word == "--device":
+            place = left_out
+        elif word.startswith("--"):
+            place = taken if word in options else kept
+        place.append(word)
+    return kept, taken
+
+
+def _request(
+    op: Operation,
+    made: Mapping[str, Picture],
+    urls: Mapping[str, str],
+    *,
+    concurrent: bool,
+) -> dict[str, Any]:
+    """How the script has a request; what is empty is left out."""
+    more: dict[str, Any] = {
+        "after": op.after if concurrent else None,
+        "leave": op.leave,
+        "values": op.values,
+        "method": op.method if op.method != "POST" else None,
+    }
+    target = f"{op.path}?{op.query}" if op.query else op.path
+    request = {"id": op.id, "path": target, **_body(op, made, urls, more)}
+    for name, value in more.items():
+        if value:
+            request[name] = value
+    return request
 
 
 def _facts(
@@ -221,16 +252,9 @@ def _facts(
     concurrent = not in_order(case)
     requests: list[dict[str, Any]] = []
     for op in case.operations:
-        more = {
-            "after": op.after if concurrent else None,
-            "leave": op.leave,
-            "values": op.values,
-        }
-        more |= {"method": op.method} if op.method != "POST" else {}
-        target = op.path + (f"?{op.query}" if op.query else "")
-        one = {"id": op.id, "path": target, **_body(op, made, urls, more)}
-        requests.append(one | {key: value for key, value in more.items() if value})
-    common = _common([one["body"] for one in requests if "body" in one])
+        requests.append(_request(op, made, urls, concurrent=concurrent))
+
+    common = _common([request["body"] for request in requests if "body" in request])
     images = _images(case, made)
     kinds = {facts[0] for facts in images.values()}
     model = _model(case.server.model)
@@ -240,18 +264,18 @@ def _facts(
         for e in finding.expectations
     }
     kind = finding.finding_class.value
-    as_found = [op for op, seen in finding.observed.items() if seen[:3] in UNTESTED]
+    as_found = [op for op, seen in finding.observed.items() if seen[:3] in _UNTESTED]
     by_itself = kind != "protocol" or finding.bucket.rpartition("/")[2] not in _PROMISES
     said = f"{finding.observation}. Expected: {finding.expectation}."
     random = "; its texts and images are random ones" if case.origin.anonymised else ""
     return {
         "title": _comment(f"{finding.title}."),
-        "said": textwrap.fill(_comment(said), WIDTH),
+        "said": textwrap.fill(_comment(said), _WIDTH),
         "as_found": literal(as_found) if as_found else "",
         "note": _comment(f"Made by mmrepro {__version__}{random}."),
         "kind": kind,
-        "untold": UNTOLD if by_itself else (*UNTOLD, kind),
-        "deadline": max(LEAST_DEADLINE_S, round(2 * (deadline_s or 0.0), 1)),
+        "untold": _UNTOLD if by_itself else (*_UNTOLD, kind),
+        "deadline": max(_LEAST_DEADLINE_S, round(2 * (deadline_s or 0.0), 1)),
         "requests": literal(requests),
         "common": literal(common) if common else "",
         "concurrent": concurrent,
@@ -259,9 +283,9 @@ def _facts(
         "leaving": any(op.leave for op in case.operations),
         "clocked": any(LEAVE_S.match(op.leave) for op in case.operations),
         "valued": any(op.values for op in case.operations),
-        "raw": any("raw" in one for one in requests),
-        "named": any("model" in one for one in requests),
-        "marker": MODEL,
+        "raw": any("raw" in request for request in requests),
+        "named": any("model" in request for request in requests),
+        "marker": _MODEL,
         "images": literal({name: tuple(facts) for name, facts in images.items()})
         if images
         else "",
@@ -294,7 +318,7 @@ def _filled(template: str, **facts: Any) -> str:
     return text
 
 
-MODEL: Final = "MMREPRO-MODEL"
+_MODEL: Final = "MMREPRO-MODEL"
 """In a body that is sent as it is: where the script puts the served model's name."""
 
 
@@ -307,7 +331,7 @@ def _body(
     """How the script has the body: its fields, without the model, or its bytes.
     ``more`` gets the headers, and the model's name where it is not the served one's."""
     op = placed(op, None)
-    sent = wire(op.model_copy(update={"values": {}, "query": ""}), made, MODEL)
+    sent = wire(op.model_copy(update={"values": {}, "query": ""}), made, _MODEL)
     usual = {"Content-Type": "application/json"} if sent.body else {}
     more["headers"] = sent.headers if sent.headers != usual else None
     if not op.apart or not sent.body:
@@ -315,9 +339,10 @@ def _body(
             return {"raw": sent.body.decode("ascii")}
         except UnicodeDecodeError:
             return {"raw": sent.body}
+
     fields = json.loads(sent.body)
     named = fields.pop("model", "")
-    more |= {} if named == MODEL else {"model": [named]}
+    more |= {} if named == _MODEL else {"model": [named]}
     return {"body": _short(fields, urls)}
 
 
@@ -355,13 +380,15 @@ def _stand_in_lines(case: Case, stand_ins: Sequence[StandIn]) -> Iterator[str]:
             f"The model is a tiny one with random weights ({case.server.model}), a "
             "stand-in."
         )
-        yield textwrap.fill(text, WIDTH)
+        yield textwrap.fill(text, _WIDTH)
+
     for one in stand_ins:
         text = (
             f"Where it was found, the stand-in {one.name} replaced "
             f"{one.replaces}: {one.why}."
         )
-        yield textwrap.fill(_comment(text), WIDTH)
+        yield textwrap.fill(_comment(text), _WIDTH)
+
     if stand_ins:
         yield (
             "Without them the server needs a GPU: there, leave out the options "
@@ -394,9 +421,9 @@ def _model(name: str) -> tuple[str, str] | None:
 def _packed(data: bytes) -> str:
     """As a string that Python has, a long one over several lines."""
     text = base64.b85encode(lzma.compress(data, preset=lzma.PRESET_EXTREME)).decode()
-    if len(text) <= WIDTH - 8:
+    if len(text) <= _WIDTH - 8:
         return repr(text)
-    pieces = textwrap.wrap(text, WIDTH - 8, break_on_hyphens=False)
+    pieces = textwrap.wrap(text, _WIDTH - 8, break_on_hyphens=False)
     return "(\n" + "\n".join(f"    {piece!r}" for piece in pieces) + "\n)"
 
 
@@ -413,7 +440,7 @@ def _images(case: Case, made: Mapping[str, Picture]) -> dict[str, list[Any]]:
         if isinstance(recipe, Noise) and 0 <= recipe.seed < 2**128:
             found[name] = ["noise", recipe.seed, *recipe.size]
         elif (packed := _blocks(picture)) is not None:
-            found[name] = ["blocks", CELL, picture.width, picture.height, packed]
+            found[name] = ["blocks", _CELL, picture.width, picture.height, packed]
         elif isinstance(recipe, Content) and inline + len(picture.png) > INLINE_BYTES:
             found[name] = ["file", f"{IMAGES_DIR}/{recipe.sha256}", picture.media_type]
         else:
@@ -423,11 +450,12 @@ def _images(case: Case, made: Mapping[str, Picture]) -> dict[str, list[Any]]:
                 base64.b85encode(picture.png).decode(),
                 picture.media_type,
             ]
+
     return found
 
 
 def _blocks(picture: Picture) -> str | None:
-    """The colours of the picture's blocks of ``CELL`` pixels, packed; None: it has
+    """The colours of the picture's blocks of ``_CELL`` pixels, packed; None: it has
     others."""
     import numpy as np
     from PIL import Image
@@ -439,9 +467,10 @@ def _blocks(picture: Picture) -> str | None:
             pixels = np.array(opened)
     except (OSError, ValueError, SyntaxError):
         return None
-    cells = pixels[::CELL, ::CELL]
+
+    cells = pixels[::_CELL, ::_CELL]
     height, width = pixels.shape[:2]
-    again = cells.repeat(CELL, axis=0).repeat(CELL, axis=1)[:height, :width]
+    again = cells.repeat(_CELL, axis=0).repeat(_CELL, axis=1)[:height, :width]
     if not np.array_equal(again, pixels):
         return None
     return base64.b85encode(zlib.compress(cells.tobytes(), 9)).decode()
@@ -456,30 +485,40 @@ def _short(value: Any, urls: Mapping[str, str]) -> Any:
         return value
     if value.keys() == {"type", "text"} and value["type"] == "text" and urls:
         return {"text": value["text"]}
-    if {*value} - {"uuid"} == {"type", "image_url"} and isinstance(
-        value["image_url"], dict
-    ):
-        url = str(value["image_url"].get("url"))
-        if value["image_url"].keys() == {"url"} and url in urls:
-            named = {"uuid": value["uuid"]} if "uuid" in value else {}
-            return {"image": urls[url], **named}
+    image = _short_image(value, urls)
+    if image is not None:
+        return image
     return {key: _short(item, urls) for key, item in value.items()}
+
+
+def _short_image(part: dict[str, Any], urls: Mapping[str, str]) -> Any:
+    """A part of a message that is one of the case's images; None: it is none."""
+    if set(part) - {"uuid"} != {"type", "image_url"}:
+        return None
+    address = part["image_url"]
+    if not isinstance(address, dict) or address.keys() != {"url"}:
+        return None
+    url = str(address.get("url"))
+    if url not in urls:
+        return None
+    uuid = {"uuid": part["uuid"]} if "uuid" in part else {}
+    return {"image": urls[url], **uuid}
 
 
 def _common(bodies: list[dict[str, Any]]) -> dict[str, Any]:
     """The fields that all bodies have alike, taken out of them."""
     if len(bodies) < 2:
         return {}
-    first = bodies[0]
-    alike = {
-        key: value
-        for key, value in first.items()
-        if key not in ("messages", "prompt")
-        and all(b.get(key, ...) == value for b in bodies)
-    }
-    for one in bodies:
+    alike = {}
+    for key, value in bodies[0].items():
+        if key in ("messages", "prompt"):
+            continue
+        # No body has an ellipsis: it stands for a field that is not there.
+        if all(body.get(key, ...) == value for body in bodies):
+            alike[key] = value
+    for body in bodies:
         for key in alike:
-            one.pop(key)
+            body.pop(key)
     return alike
 
 
@@ -499,7 +538,7 @@ def literal(value: Any) -> str:
 
 def _indented(value: Any) -> str:
     text = pprint.pformat(
-        _shortened(value), width=WIDTH - 6, compact=True, sort_dicts=False
+        _shortened(value), width=_WIDTH - 6, compact=True, sort_dicts=False
     )
     return text.replace("\n", "\n    ")
 
@@ -520,11 +559,18 @@ def _shortened(value: Any) -> Any:
     if isinstance(value, (list, tuple)):
         return type(value)(_shortened(item) for item in value)
     if isinstance(value, str) and len(value) > 120:
-        for size in range(1, 33):
-            times, rest = divmod(len(value), size)
-            if value == value[:size] * times + value[:rest]:
-                return _Product(value[:size], times, value[:rest])
+        return _product(value)
     return value
+
+
+def _product(text: str) -> str | _Product:
+    """As a repetition of one to 32 characters; the text itself if it is none."""
+    for size in range(1, 33):
+        unit = text[:size]
+        times, rest = divmod(len(text), size)
+        if text == unit * times + text[:rest]:
+            return _Product(unit, times, text[:rest])
+    return text
 
 
 def _comment(text: str) -> str:

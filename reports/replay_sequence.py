@@ -4,6 +4,9 @@ SVG.
 Columns are logical: what waits for something stands right of it. Lengths say nothing of
 time."""
 
+from __future__ import annotations
+
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Final
@@ -13,12 +16,19 @@ from mmrepro.base.text.sanitize import clip, one_line
 from mmrepro.reports.svg import WIDTH, path, rect, svg, tag, text
 from mmrepro.traffic.case.model import CHAT, COMPLETIONS, Barrier, Case, Operation
 
-MAX_LANES: Final = 60
-MAX_IMAGES: Final = 60
-RESULT: Final = 64
+_MAX_LANES: Final = 60
+_MAX_IMAGES: Final = 60
+_RESULT: Final = 64
 """Characters of what came of a request, in the drawing; the table has the rest."""
 _KINDS: Final = ("ok", "client", "server", "lost", "left", "unsent", "unknown")
-ENDS: Final = dict(zip(_KINDS, "■□✘?✂·■", strict=True))
+_ENDS: Final = dict(zip(_KINDS, "■□✘?✂·■", strict=True))
+_KIND_BY_START: Final = {
+    "no answer": "lost",
+    "left": "left",
+    "not sent": "unsent",
+    "2": "ok",
+    "4": "client",
+}
 LEGEND: Final = (
     "● sent · ▸ tokens that others wait for · ■ answered · □ refused · ✘ failed in the "
     "server · ? never answered · ✂ its client goes away · ! fails"
@@ -43,11 +53,13 @@ class Lane:
     @property
     def shape(self) -> str:
         """``340 characters, 2 images, 4 tokens, streamed``."""
-        return request_shape(self.operation)
+        return _request_shape(self.operation)
 
 
 @dataclass(frozen=True)
-class Sequence:
+class RequestSequence:
+    """The requests of a case that are drawn, a lane each."""
+
     lanes: list[Lane]
     columns: int
     letters: dict[str, str]
@@ -55,43 +67,82 @@ class Sequence:
     hidden: int = 0
 
 
-def sequence(case: Case, observed: dict[str, str], failing: list[str]) -> Sequence:
-    """The lanes of ``case``; at most ``MAX_LANES``, those that fail among them."""
-    sent: dict[str, int] = {}
-    ended: dict[str, int] = {}
-    marks: dict[str, dict[int, str]] = {op.id: {} for op in case.operations}
-    for column, op in enumerate(case.operations):
-        sent[op.id] = column
-        for wait in op.after:
-            barrier = Barrier.parse(wait)
-            if barrier.event == "end":
-                ended[barrier.op] = min(ended.get(barrier.op, column), column)
-            elif barrier.event in ("first-token", "tokens"):
-                marks[barrier.op][column - 1] = wait.partition(".")[2]
-            elif barrier.event == "running<=":
-                over = [o.id for o in case.operations[:column] if o.id not in ended]
-                for one in over[: max(0, len(over) - barrier.count)]:
-                    ended[one] = column
+def sequence(
+    case: Case, observed: dict[str, str], failing: list[str]
+) -> RequestSequence:
+    """The lanes of ``case``; at most ``_MAX_LANES``, those that fail among them."""
+    barriers = _Barriers.of(case)
     columns = len(case.operations) + 1
     lanes = []
-    for op in case.operations:
-        result, begin = observed.get(op.id, ""), sent[op.id]
+    for column, op in enumerate(case.operations):
+        result = observed.get(op.id, "")
         kind = kind_of(result)
-        end = columns if kind == "lost" else max(ended.get(op.id, columns), begin + 1)
-        images, fails = list(dict.fromkeys(op.images)), op.id in failing
-        lanes.append(Lane(op, begin, end, kind, result, images, fails, marks[op.id]))
-    kept = lanes if len(lanes) <= MAX_LANES else _kept(lanes)
-    return Sequence(kept, columns, _letters(case), len(lanes) - len(kept))
+        # What was never answered runs until the end, whatever waited for it.
+        end = columns
+        if kind != "lost" and op.id in barriers.ended:
+            end = max(barriers.ended[op.id], column + 1)
+        lane = Lane(
+            operation=op,
+            sent=column,
+            end=end,
+            kind=kind,
+            result=result,
+            images=list(dict.fromkeys(op.images)),
+            fails=op.id in failing,
+            marks=barriers.marks[op.id],
+        )
+        lanes.append(lane)
+
+    kept = lanes if len(lanes) <= _MAX_LANES else _kept(lanes)
+    return RequestSequence(kept, columns, _letters(case), len(lanes) - len(kept))
+
+
+@dataclass
+class _Barriers:
+    """What the barriers of a case say of the order of its requests.
+
+    Attributes:
+        ended: by request, the first column in which it has ended.
+        marks: by request, the tokens of it that others wait for, by column.
+    """
+
+    ended: dict[str, int]
+    marks: dict[str, dict[int, str]]
+
+    @classmethod
+    def of(cls, case: Case) -> _Barriers:
+        barriers = cls({}, {op.id: {} for op in case.operations})
+        begun: list[str] = []
+        for column, op in enumerate(case.operations):
+            for wait in op.after:
+                barriers._take(wait, column, begun)
+            begun.append(op.id)
+        return barriers
+
+    def _take(self, wait: str, column: int, begun: list[str]) -> None:
+        barrier = Barrier.parse(wait)
+        if barrier.event == "end":
+            known = self.ended.get(barrier.op, column)
+            self.ended[barrier.op] = min(known, column)
+        elif barrier.event in ("first-token", "tokens"):
+            self.marks[barrier.op][column - 1] = wait.partition(".")[2]
+        elif barrier.event == "running<=":
+            # It does not say which requests end: the oldest ones are drawn as ended.
+            running = [name for name in begun if name not in self.ended]
+            surplus = max(0, len(running) - barrier.count)
+            for name in running[:surplus]:
+                self.ended[name] = column
 
 
 def _kept(lanes: list[Lane]) -> list[Lane]:
-    """The first ones and all that fail, no more than ``MAX_LANES``."""
-    fails = [lane for lane in lanes if lane.fails or lane.kind in ("lost", "server")][
-        :MAX_LANES
-    ]
-    names = {lane.operation.id for lane in fails}
+    """The first ones and all that fail, no more than ``_MAX_LANES``."""
+    names: set[str] = set()
     for lane in lanes:
-        if len(names) >= MAX_LANES:
+        fails = lane.fails or lane.kind in ("lost", "server")
+        if fails and len(names) < _MAX_LANES:
+            names.add(lane.operation.id)
+    for lane in lanes:
+        if len(names) >= _MAX_LANES:
             break
         names.add(lane.operation.id)
     return [lane for lane in lanes if lane.operation.id in names]
@@ -99,101 +150,113 @@ def _kept(lanes: list[Lane]) -> list[Lane]:
 
 def kind_of(result: str) -> str:
     """What came of a request, by its first words; see ``Finding.observed``."""
-    begins = {
-        "no answer": "lost",
-        "left": "left",
-        "not sent": "unsent",
-        "2": "ok",
-        "4": "client",
-        "": "server" if result else "unknown",
-    }
-    return next(kind for start, kind in begins.items() if result.startswith(start))
+    for start, kind in _KIND_BY_START.items():
+        if result.startswith(start):
+            return kind
+    return "server" if result else "unknown"
 
 
-def request_shape(op: Operation) -> str:
+def _request_shape(op: Operation) -> str:
     """What a request is, without its words: ``340 characters, 2 images, 4 tokens,
     streamed``."""
-    asked = (
-        [one_line(f"{op.method} {op.path}", 60)]
-        if op.path not in (CHAT, COMPLETIONS)
-        else []
-    )
+    usual_path = op.path in (CHAT, COMPLETIONS)
+    words = [] if usual_path else [one_line(f"{op.method} {op.path}", 60)]
     if op.form is not None:
-        return ", ".join([*asked, f"a form of {len(op.form)} fields"])
+        return ", ".join([*words, f"a form of {len(op.form)} fields"])
     if not op.apart:
         size = len(op.body or op.data or "")
-        return ", ".join([*asked, f"a body of {size} characters, sent as it is"])
-    characters = sum(
-        len(part.text or "") for m in op.messages or [] for part in m.parts()
-    )
-    words = [*asked]
-    words += (
-        [f"{characters} characters"]
-        if characters or (op.prompt is None and not asked)
-        else []
-    )
+        return ", ".join([*words, f"a body of {size} characters, sent as it is"])
+    return ", ".join([*_prompt_words(op, words), *_parameter_words(op)])
+
+
+def _prompt_words(op: Operation, target: list[str]) -> list[str]:
+    """What it sends. ``target``: its method and path, where they are unusual."""
     if isinstance(op.prompt, str):
-        words = [f"{len(op.prompt)} characters"]
-    elif op.prompt is not None:
-        words = [f"{len(op.prompt)} token ids"]
+        return [f"{len(op.prompt)} characters"]
+    if op.prompt is not None:
+        return [f"{len(op.prompt)} token ids"]
+    characters = 0
+    for message in op.messages or []:
+        for part in message.parts():
+            characters += len(part.text or "")
+    if characters or not target:
+        return [*target, f"{characters} characters"]
+    return target
+
+
+def _parameter_words(op: Operation) -> Iterator[str]:
     if op.images:
-        words.append(f"{len(op.images)} image" + "s" * (len(op.images) > 1))
-    if tokens := op.parameters.get(
-        "max_completion_tokens", op.parameters.get("max_tokens")
-    ):
-        words.append(f"max {tokens} tokens")
-    more = sorted(
-        set(op.parameters) - {"max_tokens", "max_completion_tokens", "temperature"}
-    )
-    words += [one_line(str(name), 40) for name in more[:6]]
-    words += ["streamed"] * op.stream
-    words += ["plain completion"] * (op.path == COMPLETIONS)
-    return ", ".join(words)
+        plural = "s" if len(op.images) > 1 else ""
+        yield f"{len(op.images)} image{plural}"
+
+    most = op.parameters.get("max_tokens")
+    tokens = op.parameters.get("max_completion_tokens", most)
+    if tokens:
+        yield f"max {tokens} tokens"
+    usual = {"max_tokens", "max_completion_tokens", "temperature"}
+    for name in sorted(set(op.parameters) - usual)[:6]:
+        yield one_line(str(name), 40)
+    if op.stream:
+        yield "streamed"
+    if op.path == COMPLETIONS:
+        yield "plain completion"
 
 
 def _letters(case: Case) -> dict[str, str]:
     """A short name for each image: its own if it is short, else A, B, … Z, A1, …"""
     if all(len(name) <= 8 for name in case.images):
         return {name: name for name in case.images}
-    return {
-        name: chr(65 + number % 26) + (str(number // 26) if number >= 26 else "")
-        for number, name in enumerate(case.images)
-    }
+    letters = {}
+    for number, name in enumerate(case.images):
+        rounds, place = divmod(number, 26)
+        letter = chr(ord("A") + place)
+        letters[name] = f"{letter}{rounds}" if rounds else letter
+    return letters
 
 
 # ---------------------------------------------------------------------- as text
 
 
-def drawing(drawn: Sequence) -> str:
+def drawing(drawn: RequestSequence) -> str:
     """For Markdown and terminals: fixed width."""
     width = max((len(lane.operation.id) for lane in drawn.lanes), default=2)
-    step = 2 if drawn.columns <= 30 else 1
     lines = []
     for lane in drawn.lanes:
-        cells = [" "] * (drawn.columns * step)
-        if lane.kind != "unsent":
-            for at in range(lane.sent * step, lane.end * step - step + 1):
-                cells[at] = "─"
-            cells[lane.sent * step] = "●"
-            for column in lane.marks:
-                at = max(lane.sent * step + 1, (column + 1) * step - 1)
-                if at < len(cells):
-                    cells[at] = "▸"
-        last = min(len(cells) - 1, max(lane.end * step - step, lane.sent * step) + 1)
-        cells[last] = ENDS[lane.kind]
         fails = "!" if lane.fails else " "
-        letters = "".join(f"[{drawn.letters[name]}]" for name in lane.images[:6])
-        waits = (
-            f"after {', '.join(lane.operation.after)}"
-            if lane.operation.after
-            else "at once"
-        )
-        words = " · ".join(filter(None, (clip(lane.result, RESULT), letters, waits)))
-        row = f"{fails} {lane.operation.id:<{width}} {''.join(cells)} {words}"
-        lines.append(_row(row))
+        name = f"{lane.operation.id:<{width}}"
+        cells = _cells(lane, drawn.columns)
+        lines.append(_row(f"{fails} {name} {cells} {_lane_words(drawn, lane)}"))
     if drawn.hidden:
         lines.append(f"… {drawn.hidden} more requests")
     return "\n".join(lines)
+
+
+def _cells(lane: Lane, columns: int) -> str:
+    """The lane in characters, two a column where there is room."""
+    step = 2 if columns <= 30 else 1
+    begin, end = lane.sent * step, lane.end * step - step
+    cells = [" "] * (columns * step)
+    if lane.kind != "unsent":
+        for place in range(begin, end + 1):
+            cells[place] = "─"
+        cells[begin] = "●"
+        for column in lane.marks:
+            # Before what waits for it, and never on the dot.
+            place = max(begin + 1, (column + 1) * step - 1)
+            if place < len(cells):
+                cells[place] = "▸"
+
+    last = min(len(cells) - 1, max(end, begin) + 1)
+    cells[last] = _ENDS[lane.kind]
+    return "".join(cells)
+
+
+def _lane_words(drawn: RequestSequence, lane: Lane) -> str:
+    letters = "".join(f"[{drawn.letters[name]}]" for name in lane.images[:6])
+    after = ", ".join(lane.operation.after)
+    waits = f"after {after}" if after else "at once"
+    words = (clip(lane.result, _RESULT), letters, waits)
+    return " · ".join(filter(None, words))
 
 
 def _row(line: str) -> str:
@@ -204,76 +267,106 @@ def _row(line: str) -> str:
 # ---------------------------------------------------------------------- as SVG
 
 LEFT, TOP, LANE, FOOT = 96, 16, 30, 10
-RIGHT = 440
+_RIGHT = 440
 _FILLS: Final = {"left": "tick", "unsent": "tick", "unknown": "s5-text"}
 
 
-def picture(drawn: Sequence) -> Markup:
+def picture(drawn: RequestSequence) -> Markup:
     """An inline SVG without script and style attributes; empty without a request."""
     if not drawn.lanes:
         return Markup("")
-    step = (WIDTH - LEFT - RIGHT) / max(1, drawn.columns)
-    body = [
-        part
-        for number, lane in enumerate(drawn.lanes)
-        for part in _lane(drawn, lane, TOP + LANE * number, step)
-    ]
+    step = (WIDTH - LEFT - _RIGHT) / max(1, drawn.columns)
+    body: list[Markup] = []
+    for number, lane in enumerate(drawn.lanes):
+        body += _lane(drawn, lane, TOP + LANE * number, step)
     title = f"{len(drawn.lanes)} requests in the order of their barriers, one lane each"
     return svg(TOP + LANE * len(drawn.lanes) + FOOT, title, body)
 
 
-def _lane(drawn: Sequence, lane: Lane, top: float, step: float) -> Iterator[Markup]:
-    op, middle = lane.operation, top + LANE / 2
-    sent = lane.kind != "unsent"
-    x0, x1 = LEFT + lane.sent * step, LEFT + lane.end * step - min(3.0, step / 4)
+def _lane(
+    drawn: RequestSequence, lane: Lane, top: float, step: float
+) -> Iterator[Markup]:
+    middle = top + LANE / 2
     if lane.fails:
         yield rect("b1", 0, top, WIDTH, LANE)
-    yield text(4, middle + 4, "! " * lane.fails + one_line(op.id, 12), "name")
-    if sent:
-        tip = (
-            f"{op.id}: {lane.shape}; {', '.join(op.after) or 'at once'}; {lane.result}"
-        )
-        fill, wide = _FILLS.get(lane.kind, lane.kind), max(6.0, x1 - x0)
-        yield rect(fill, x0, middle - 6, wide, 12, one_line(tip, 400), rx=3)
-        for column, name in lane.marks.items():
-            x, hint = (
-                LEFT + (column + 1) * step - step / 3,
-                tag("title", one_line(name, 60)),
-            )
-            yield tag("text", "▸", hint, cls="inbar mid", x=x, y=middle + 4)
+    fails = "! " if lane.fails else ""
+    yield text(4, middle + 4, fails + one_line(lane.operation.id, 12), "name")
+    if lane.kind == "unsent":
+        x = LEFT + lane.sent * step
+        yield path("grid", f"M{x:.1f} {middle:.1f}h{step:.1f}")
     else:
-        yield path("grid", f"M{x0:.1f} {middle:.1f}h{step:.1f}")
-    classes = "inbar end" if sent else "tick"
-    yield text(max(x1, x0 + 6) - 2, middle + 4, ENDS[lane.kind], classes)
-    x = WIDTH - RIGHT + 8.0
+        yield from _lane_bar(lane, middle, step)
+
+    yield _lane_end(lane, middle, step)
+
+    x = WIDTH - _RIGHT + 8.0
+    numbers = list(drawn.letters)
     for name in lane.images[:4]:
-        yield from _mark(
-            list(drawn.letters).index(name), drawn.letters[name], x, top + 4
-        )
-        x += 32 + 7 * len(drawn.letters[name])
+        letter = drawn.letters[name]
+        yield from _mark(numbers.index(name), letter, x, top + 4)
+        x += 32 + 7 * len(letter)
+
     toned = lane.kind in ("client", "server", "lost")
     words = one_line(lane.result or lane.shape, 56)
     yield text(x, middle + 4, words, f"{lane.kind}-text" if toned else "tick")
 
 
-def images_picture(drawn: Sequence, words: dict[str, str]) -> Markup:
+def _lane_span(lane: Lane, step: float) -> tuple[float, float]:
+    """Where its bar begins and ends, a little before the next column."""
+    return LEFT + lane.sent * step, LEFT + lane.end * step - min(3.0, step / 4)
+
+
+def _lane_bar(lane: Lane, middle: float, step: float) -> Iterator[Markup]:
+    op = lane.operation
+    left, right = _lane_span(lane, step)
+    after = ", ".join(op.after) or "at once"
+    tip = one_line(f"{op.id}: {lane.shape}; {after}; {lane.result}", 400)
+    fill = _FILLS.get(lane.kind, lane.kind)
+    yield rect(fill, left, middle - 6, max(6.0, right - left), 12, tip, rx=3)
+    for column, name in lane.marks.items():
+        x = LEFT + (column + 1) * step - step / 3
+        hint = tag("title", one_line(name, 60))
+        yield tag("text", "▸", hint, cls="inbar mid", x=x, y=middle + 4)
+
+
+def _lane_end(lane: Lane, middle: float, step: float) -> Markup:
+    left, right = _lane_span(lane, step)
+    classes = "tick" if lane.kind == "unsent" else "inbar end"
+    return text(max(right, left + 6) - 2, middle + 4, _ENDS[lane.kind], classes)
+
+
+def images_picture(drawn: RequestSequence, words: dict[str, str]) -> Markup:
     """Each image's mark, and what it is in words; two columns."""
+    letters = list(drawn.letters.items())[:_MAX_IMAGES]
     body: list[Markup] = []
-    for number, (name, letter) in enumerate(list(drawn.letters.items())[:MAX_IMAGES]):
-        x, y = 4 + WIDTH / 2 * (number % 2), 4.0 + 26 * (number // 2)
+    for number, (name, letter) in enumerate(letters):
+        row, column = divmod(number, 2)
+        x = 4 + WIDTH / 2 * column
+        y = 4.0 + 26 * row
         body += _mark(number, letter, x, y)
         body.append(text(x + 100, y + 15, words.get(name, ""), "tick"))
-    rows = -(-min(len(drawn.letters), MAX_IMAGES) // 2)
+    rows = math.ceil(len(letters) / 2)
     return svg(26 * rows + 8, f"{len(drawn.letters)} images", body)
 
 
 def _mark(number: int, letter: str, x: float, y: float) -> Iterator[Markup]:
     """A small mark of an image's identity: never its content. Its pattern is its
     number's."""
-    bits = (number + 1) * 2654435761 >> 7 & 0xFF | 2 << number % 3
     yield rect("b1", x, y, 20, 20)
+    colour = f"s{number % 6}-text"
+    bits = _pattern(number)
     for cell in range(8):
+        if not bits >> cell & 1:
+            continue
+        # Each cell twice, left and right: a mirrored pattern is told apart easily.
         row, column = divmod(cell, 2)
-        for at in (column, 3 - column) if bits >> cell & 1 else ():
-            yield rect(f"s{number % 6}-text", x + 5 * at, y + 5 * row, 5, 5)
-    yield text(x + 22, y + 15, one_line(letter, 8), f"name s{number % 6}-text")
+        for place in (column, 3 - column):
+            yield rect(colour, x + 5 * place, y + 5 * row, 5, 5)
+
+    yield text(x + 22, y + 15, one_line(letter, 8), f"name {colour}")
+
+
+def _pattern(number: int) -> int:
+    """Eight bits, never none: Knuth's multiplier makes those of neighbours differ."""
+    mixed = (number + 1) * 2654435761
+    return (mixed >> 7 & 0xFF) | (2 << number % 3)

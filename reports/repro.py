@@ -18,9 +18,9 @@ from mmrepro.failure.documents.replay import (
 from mmrepro.reports import blocks as b, gfm, words
 
 COMMENT_FILE: Final = "comment.md"
-SHOWN: Final = 6
-LONGEST_COMMENT: Final = 16_384
-TONES: Final[dict[ReproVerdict, b.Tone]] = {
+_SHOWN: Final = 6
+_LONGEST_COMMENT: Final = 16_384
+_TONES: Final[dict[ReproVerdict, b.Tone]] = {
     ReproVerdict.REPRODUCED: "bad",
     ReproVerdict.NOT_REPRODUCED: "good",
 }
@@ -31,47 +31,51 @@ def badge(report: ReportFacts) -> b.Badge | None:
     if report.verdict is None:
         return None
     label = report.verdict.value.replace("-", " ").capitalize()
-    return b.Badge(label, TONES.get(report.verdict, "unsure"), _cut(report.said, 200))
+    tone = _TONES.get(report.verdict, "unsure")
+    return b.Badge(label, tone, _cut(report.said, 200))
 
 
 def card(replay: Replay) -> Iterator[b.Block]:
     """What was tested: the answers of the first play, and of another release; what was
     replaced."""
-    yield from b.table(
-        "request:name | status:name | took:number | answer", rows(replay.answers)
-    )
+    heads = "request:name | status:name | took:number | answer"
+    yield from b.table(heads, _rows(replay.answers))
     report = replay.report
     if report is None:
         return
-    for one in report.fixed:
-        yield b.p(
-            b.strong(f"On {one.release}: "), f"{one.state}: {_cut(one.said, 200)}"
-        )
-    if changed := [one.words for one in report.replaced]:
-        yield b.p(b.strong("Replaced: "), " ".join(changed))
+    for release in report.fixed:
+        state = f"{release.state}: {_cut(release.said, 200)}"
+        yield b.p(b.strong(f"On {release.release}: "), state)
+
+    replaced = _replaced(report)
+    if replaced:
+        yield b.p(b.strong("Replaced: "), " ".join(replaced))
+
+
+def _replaced(report: ReportFacts) -> list[str]:
+    return [replacement.words for replacement in report.replaced]
 
 
 def commands(replay: Replay, folder: str) -> Iterator[tuple[str, str]]:
     """Where the text for a comment lies."""
     if replay.report is not None and replay.report.verdict is not None:
-        yield (
-            "to answer the report",
-            f"cat {shlex.quote(str(Path(folder, COMMENT_FILE)))}",
-        )
+        file = shlex.quote(str(Path(folder, COMMENT_FILE)))
+        yield "to answer the report", f"cat {file}"
 
 
-def rows(answers: list[Answer]) -> list[tuple[str, str, str, str]]:
+def _rows(answers: list[Answer]) -> list[tuple[str, str, str, str]]:
     """Of each request what came of it, the first of many."""
-    made = []
-    for one in answers[:SHOWN]:
-        took = "" if one.seconds is None else f"{one.seconds:.2f} s"
-        said = one.words.removeprefix(one.status).strip()
-        made.append(
-            (f"{one.operation} {one.method} {one.path}", one.status, took, said)
-        )
-    if rest := len(answers) - SHOWN:
-        made += [("", "", "", f"and {rest} more")] * (rest > 0)
-    return made
+    rows = []
+    for answer in answers[:_SHOWN]:
+        took = "" if answer.seconds is None else f"{answer.seconds:.2f} s"
+        request = f"{answer.operation} {answer.method} {answer.path}"
+        # The answer's words begin with its status, which has a column.
+        text = answer.words.removeprefix(answer.status).strip()
+        rows.append((request, answer.status, took, text))
+    rest = len(answers) - _SHOWN
+    if rest > 0:
+        rows.append(("", "", "", f"and {rest} more"))
+    return rows
 
 
 def sections(replay: Replay) -> Iterator[b.Section]:
@@ -87,10 +91,11 @@ def sections(replay: Replay) -> Iterator[b.Section]:
         ("exceptions of the report", ", ".join(report.claim.exceptions)),
         ("client ran", report.isolation),
     ]
+    blocks: list[b.Block] = [b.Facts(facts)]
+    blocks += b.bullets([*_replaced(report), *report.notes])
     printed = report.output.strip().splitlines()[-30:]
-    output: list[b.Block] = [b.Fence("\n".join(printed))] if printed else []
-    changed = [one.words for one in report.replaced]
-    blocks = [b.Facts(facts), *b.bullets([*changed, *report.notes]), *output]
+    if printed:
+        blocks.append(b.Fence("\n".join(printed)))
     yield b.Section("The report", blocks, 96)
 
 
@@ -103,24 +108,23 @@ def comment(replay: Replay) -> str:
     report = replay.report
     assert report is not None
     verdict = (report.verdict or ReproVerdict.NOTHING_TESTED).value.replace("-", " ")
-    lines = [
-        f"**{words.capital(verdict)}** on {gfm.text(replay.server.label)}: "
-        + gfm.text(words.sentence(report.said), 600),
-        "",
-    ]
-    lines += [
-        f"- {gfm.code(a)} → {s} {gfm.text(_cut(said, 160))}"
-        for a, s, _, said in rows(replay.answers)
-    ]
-    for one in report.fixed:
-        lines.append(f"- {one.release}: {one.state}. {gfm.text(_cut(one.said, 160))}")
+    server = gfm.text(replay.server.label)
+    sentence = gfm.text(words.sentence(report.said), 600)
+    lines = [f"**{words.capital(verdict)}** on {server}: {sentence}", ""]
+    for request, status, _, text in _rows(replay.answers):
+        answer = gfm.text(_cut(text, 160))
+        lines.append(f"- {gfm.code(request)} → {status} {answer}")
+
+    for release in report.fixed:
+        why = gfm.text(_cut(release.said, 160))
+        lines.append(f"- {release.release}: {release.state}. {why}")
+
     for finding in replay.findings[:2]:
         lines += ["", *_of_finding(finding)]
-    changed = [one.words for one in report.replaced]
-    limits = ["A tiny model with random weights, on a CPU.", *changed]
+    limits = ["A tiny model with random weights, on a CPU.", *_replaced(report)]
     lines += ["", "What differs from the report: " + gfm.text(" ".join(limits))]
     lines += ["", f"Made with `mmrepro repro` {replay.mmrepro_version}."]
-    return clip("\n".join(lines), LONGEST_COMMENT) + "\n"
+    return clip("\n".join(lines), _LONGEST_COMMENT) + "\n"
 
 
 def _of_finding(finding: Finding) -> Iterator[str]:

@@ -15,13 +15,14 @@ from mmrepro.base.text.sanitize import one_line
 
 WIDTH: Final = 1080
 LEFT: Final = 64
-RIGHT: Final = 190
-TOP: Final = 30
-PLOT_W: Final = WIDTH - LEFT - RIGHT
-PLOT_H: Final = 170
-MAX_LINES: Final = 6
+_RIGHT: Final = 190
+_TOP: Final = 30
+_PLOT_W: Final = WIDTH - LEFT - _RIGHT
+_PLOT_H: Final = 170
+_BASE: Final = _TOP + _PLOT_H
+_MAX_LINES: Final = 6
 """Colours of the style sheet."""
-MAX_MARKS: Final = 24
+_MAX_MARKS: Final = 24
 _SHAPES: Final = ("path", "rect", "circle")
 """Elements that most often hold nothing."""
 
@@ -37,11 +38,13 @@ def tag(name: str, *inside: Markup | str, **attributes: object) -> Markup:
     ``cls`` is its class; an underscore stands for a hyphen. An attribute that is None,
     False or empty is left out, True is one without a value, and a fraction is rounded
     to a tenth: a pixel."""
-    given = "".join(
-        f' {"class" if key == "cls" else key.replace("_", "-")}="{_value(value)}"'
-        for key, value in attributes.items()
-        if value is not None and value is not False and value != ""
-    )
+    given = ""
+    for key, value in attributes.items():
+        if value is None or value is False or value == "":
+            continue
+        attribute = "class" if key == "cls" else key.replace("_", "-")
+        given += f' {attribute}="{_value(value)}"'
+
     # Not by Markup.format, which takes ten times as long: thousands of elements make a
     # page.
     if name in _SHAPES and not inside:
@@ -52,7 +55,9 @@ def tag(name: str, *inside: Markup | str, **attributes: object) -> Markup:
 def _value(value: object) -> Markup | str:
     if value is True:
         return ""
-    return escape(f"{value:.1f}" if isinstance(value, float) else value)
+    if isinstance(value, float):
+        return escape(f"{value:.1f}")
+    return escape(value)
 
 
 def text(x: float, y: float, words: str, classes: str) -> Markup:
@@ -61,7 +66,8 @@ def text(x: float, y: float, words: str, classes: str) -> Markup:
 
 
 def path(classes: str, d: str, tip: str = "", **more: object) -> Markup:
-    return tag("path", *title(tip), cls=classes, **more, d=d)
+    """Draw a path. ``tip``: what a pointer on it shows."""
+    return tag("path", *_title(tip), cls=classes, **more, d=d)
 
 
 def rect(
@@ -73,16 +79,17 @@ def rect(
     tip: str = "",
     **more: object,
 ) -> Markup:
-    return tag(
-        "rect", *title(tip), cls=classes, x=x, y=y, width=width, height=height, **more
-    )
+    """Draw a rectangle. ``tip``: what a pointer on it shows."""
+    place = {"x": x, "y": y, "width": width, "height": height}
+    return tag("rect", *_title(tip), cls=classes, **place, **more)
 
 
 def circle(classes: str, x: float, y: float, radius: float, tip: str = "") -> Markup:
-    return tag("circle", *title(tip), cls=classes, cx=x, cy=y, r=radius)
+    """Draw a circle. ``tip``: what a pointer on it shows."""
+    return tag("circle", *_title(tip), cls=classes, cx=x, cy=y, r=radius)
 
 
-def title(tip: str) -> list[Markup]:
+def _title(tip: str) -> list[Markup]:
     """What a pointer that rests on an element shows."""
     return [tag("title", tip)] if tip else []
 
@@ -100,10 +107,13 @@ def described(
 ) -> Markup:
     """A drawing whose label and description are elements of their own, called after
     ``name``."""
-    ids = f"{name}-title", f"{name}-desc"
-    told = (tag("title", label, id=ids[0]), tag("desc", words, id=ids[1]))
-    more = {"aria_labelledby": " ".join(ids), "xmlns": "http://www.w3.org/2000/svg"}
-    return svg(height, label, [*told, *body], **more)
+    title_id, words_id = f"{name}-title", f"{name}-desc"
+    head = (tag("title", label, id=title_id), tag("desc", words, id=words_id))
+    more = {
+        "aria_labelledby": f"{title_id} {words_id}",
+        "xmlns": "http://www.w3.org/2000/svg",
+    }
+    return svg(height, label, [*head, *body], **more)
 
 
 def nice_step(width: float, count: int) -> float:
@@ -111,7 +121,10 @@ def nice_step(width: float, count: int) -> float:
     ``width``."""
     raw = max(width / count, 1e-3)
     power = 10.0 ** math.floor(math.log10(raw))
-    return next((m * power for m in (1, 2, 5, 10) if m * power >= raw), raw)
+    for multiple in (1, 2, 5, 10):
+        if multiple * power >= raw:
+            return multiple * power
+    return raw
 
 
 def grid_lines(
@@ -138,12 +151,29 @@ def end_labels(labels: Iterable[tuple[float, int, str]], x: float) -> Iterator[M
     another."""
     previous = -math.inf
     for wanted, number, words in sorted(labels):
+        # 13 pixels are a line of text.
         previous = max(wanted + 4, previous + 13)
         yield text(x, previous, words, f"name s{number}-text")
 
 
 @dataclass(frozen=True)
-class Line:
+class _Scales:
+    """Values to pixels of a chart of steps, both from 0."""
+
+    most_x: float
+    most_y: float
+    tick: float
+    """Between two marks of the y axis."""
+
+    def right(self, x: float) -> float:
+        return LEFT + _PLOT_W * min(x / self.most_x, 1.0)
+
+    def up(self, y: float) -> float:
+        return _BASE - _PLOT_H * y / self.most_y
+
+
+@dataclass(frozen=True)
+class StepLine:
     """``points``: x rises from 0; each y holds until the next x."""
 
     name: str
@@ -152,7 +182,7 @@ class Line:
 
 def steps(
     title: str,
-    lines: Sequence[Line],
+    lines: Sequence[StepLine],
     across: str,
     marks: Sequence[tuple[float, str]] = (),
 ) -> Markup:
@@ -162,57 +192,76 @@ def steps(
         across: what the x axis counts.
         marks: x of what happened there, and its name.
     """
-    drawn = [
-        Line(line.name, [(_bounded(x), _bounded(y)) for x, y in line.points])
-        for line in lines[:MAX_LINES]
-        if len(line.points) > 1
-    ]
+    drawn = _drawable(lines)
     if not drawn:
         return Markup("")
-    most_x = max(1.0, *(line.points[-1][0] for line in drawn))
-    most_y = max(1.0, *(y for line in drawn for _, y in line.points))
+    scales = _scales(drawn)
+    body = [text(4, 16, title, "panel"), *_step_axes(scales, across)]
+    for number, (x, name) in enumerate(marks[:_MAX_MARKS]):
+        left = scales.right(_bounded(x))
+        line = f"M{left:.1f} {_TOP}V{_BASE}"
+        body.append(path("axis", line, stroke_dasharray="3 3"))
+        # Four heights in turn: names of neighbours do not cover each other.
+        body.append(text(left + 4, _BASE - 8 - 13 * (number % 4), name, "name"))
+
+    ends = []
+    for number, line_drawn in enumerate(drawn):
+        first, last = line_drawn.points[0][1], line_drawn.points[-1][1]
+        tip = f"{one_line(line_drawn.name, 60)}: {first:,.0f} to {last:,.0f}"
+        body.append(path(f"line s{number}", _step_path(line_drawn, scales), tip))
+        label = f"{one_line(line_drawn.name, 22)} {last:,.0f}"
+        ends.append((scales.up(last), number, label))
+
+    return svg(_BASE + 44, title, [*body, *end_labels(ends, LEFT + _PLOT_W + 6)])
+
+
+def _drawable(lines: Sequence[StepLine]) -> list[StepLine]:
+    """The first lines of more than one point, their numbers bounded."""
+    drawn = []
+    for line in lines[:_MAX_LINES]:
+        if len(line.points) > 1:
+            points = [(_bounded(x), _bounded(y)) for x, y in line.points]
+            drawn.append(StepLine(line.name, points))
+    return drawn
+
+
+def _scales(lines: Sequence[StepLine]) -> _Scales:
+    most_x = most_y = 1.0
+    for line in lines:
+        most_x = max(most_x, line.points[-1][0])
+        most_y = max(most_y, *(y for _, y in line.points))
     tick = max(1.0, nice_step(most_y, 4))
-    most_y = math.ceil(most_y / tick) * tick
-    step = max(1.0, nice_step(most_x, 12))
-    base = TOP + PLOT_H
+    return _Scales(most_x, math.ceil(most_y / tick) * tick, tick)
 
-    def right(x: float) -> float:
-        return LEFT + PLOT_W * min(x / most_x, 1.0)
 
-    def up(y: float) -> float:
-        return base - PLOT_H * y / most_y
+def _step_axes(scales: _Scales, across: str) -> Iterator[Markup]:
+    heights = []
+    for number in range(round(scales.most_y / scales.tick) + 1):
+        height = number * scales.tick
+        heights.append((height, f"{height:,.0f}"))
 
-    heights = [number * tick for number in range(round(most_y / tick) + 1)]
-    along = [number * step for number in range(int(most_x / step) + 1)]
-    body = [
-        text(4, 16, title, "panel"),
-        *grid_lines(LEFT, PLOT_W, ((y, f"{y:,.0f}") for y in heights), up),
-        *ticks(base, ((right(x), f"{x:,.0f}") for x in along)),
-        text(LEFT + PLOT_W / 2, base + 35, across, "label mid"),
-    ]
-    for number, (x, name) in enumerate(marks[:MAX_MARKS]):
-        left = right(_bounded(x))
-        body.append(path("axis", f"M{left:.1f} {TOP}V{base}", stroke_dasharray="3 3"))
-        body.append(text(left + 4, base - 8 - 13 * (number % 4), name, "name"))
-    for number, line in enumerate(drawn):
-        first, last = line.points[0], line.points[-1]
-        # Points that change nothing are left out: a session has thousands of them.
-        d = f"M{right(first[0]):.1f} {up(first[1]):.1f}"
-        for (_, before), (x, y) in pairwise(line.points):
-            if y != before:
-                d += f"H{right(x):.1f}V{up(y):.1f}"
-        d += f"H{right(last[0]):.1f}"
-        tip = f"{one_line(line.name, 60)}: {first[1]:,.0f} to {last[1]:,.0f}"
-        body.append(path(f"line s{number}", d, tip))
-    ends = (
-        (
-            up(line.points[-1][1]),
-            number,
-            f"{one_line(line.name, 22)} {line.points[-1][1]:,.0f}",
-        )
-        for number, line in enumerate(drawn)
-    )
-    return svg(base + 44, title, [*body, *end_labels(ends, LEFT + PLOT_W + 6)])
+    yield from grid_lines(LEFT, _PLOT_W, heights, scales.up)
+
+    step = max(1.0, nice_step(scales.most_x, 12))
+    along = []
+    for number in range(int(scales.most_x / step) + 1):
+        x = number * step
+        along.append((scales.right(x), f"{x:,.0f}"))
+
+    yield from ticks(_BASE, along)
+    yield text(LEFT + _PLOT_W / 2, _BASE + 35, across, "label mid")
+
+
+def _step_path(line: StepLine, scales: _Scales) -> str:
+    first_x, first_y = line.points[0]
+    parts = [f"M{scales.right(first_x):.1f} {scales.up(first_y):.1f}"]
+    # Points that change nothing are left out: a session has thousands of them.
+    for (_, before), (x, y) in pairwise(line.points):
+        if y != before:
+            parts.append(f"H{scales.right(x):.1f}V{scales.up(y):.1f}")
+    last_x, _ = line.points[-1]
+    parts.append(f"H{scales.right(last_x):.1f}")
+    return "".join(parts)
 
 
 def _bounded(value: float) -> float:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from rich.text import Text
 
 LINES: Final = 20
-STYLES: Final = {
+_STYLES: Final = {
     "": "",
     "good": "green",
     "bad": "red",
@@ -60,12 +60,14 @@ def print_page(
             for block in section.blocks:
                 out.block(block)
         out.add([])
+
     tail = _Lines(console)
     if place:
         tail.add([b.Span("page: ", tone="soft"), _place(place)])
     if not quiet:
         for why, command in page.commands:
             tail.add([b.Span(f"{why}: ", tone="soft"), b.Span(command, "code")])
+
     note = f" ({page.badge.note})" if page.badge.note else ""
     tail.add(
         [
@@ -84,6 +86,7 @@ def print_page(
         if page.counts:
             card.add([", ".join(page.counts)])
         out.take(card, None if full else max(3, LINES - tail.height))
+
     out.take(tail, None)
     out.print()
 
@@ -139,12 +142,14 @@ class _Lines:
         if rows is None or other.height <= rows:
             self._lines += other._lines
             return
+
         kept, used = [], 1
         for line in other._lines:
             used += other._rows(line)
             if used > rows:
                 break
             kept.append(line)
+
         self._lines += kept
         left = len(other._lines) - len(kept)
         self.add([b.Span(f"… {left} more lines: --full", tone="soft")])
@@ -157,49 +162,39 @@ class _Lines:
 
     def block(self, block: b.Block, *, short: bool = False) -> None:
         """``short``: as a first screen shows it."""
+        most = 190 if short else 4000
         match block:
             case b.Heading(text):
                 self.add(b.spans(text))
             case b.Paragraph(text, tone):
-                self.add(
-                    [
-                        _with(span, tone)
-                        for span in _clipped(text, 190 if short else 4000)
-                    ]
-                )
+                self.add(_toned(text, tone, most))
             case b.Bullets(items, tone):
-                most = 190 if short else 4000
                 for item in items:
-                    self.add(
-                        ["  ", *(_with(span, tone) for span in _clipped(item, most))]
-                    )
+                    self.add(["  ", *_toned(item, tone, most)])
             case b.Table():
                 self._table(block.trimmed)
             case b.Facts(rows):
-                kept = [(label, value) for label, value in rows if b.words(value)]
-                wide = max((len(label) for label, _ in kept), default=0)
-                self.add(
-                    *[
-                        [b.Span(k.ljust(wide + 2), tone="soft"), *b.spans(v)]
-                        for k, v in kept
-                    ]
-                )
+                self._facts(rows)
             case b.Fence():
-                self.add(
-                    *[["  ", line] for line in numbered(block).split("\n")],
-                    verbatim=True,
-                )
+                for line in numbered(block).split("\n"):
+                    self.add(["  ", line], verbatim=True)
             case b.Stack():
                 self._stack(block, b.FRAMES if short else 60)
             case b.Picture() | b.Sides():
-                for one in block.instead:
-                    self.block(one, short=short)
-            case b.Details(title, inner):
+                for inner in block.instead:
+                    self.block(inner, short=short)
+            case b.Details(title, blocks):
                 self.add([b.Span(title, tone="soft")])
-                for one in inner:
-                    self.block(one)
+                for inner in blocks:
+                    self.block(inner)
             case _:
                 assert_never(block)
+
+    def _facts(self, rows: Sequence[tuple[str, b.Inline]]) -> None:
+        kept = [(label, value) for label, value in rows if b.words(value)]
+        wide = max((len(label) for label, _ in kept), default=0)
+        for label, value in kept:
+            self.add([b.Span(label.ljust(wide + 2), tone="soft"), *b.spans(value)])
 
     def _stack(self, stack: b.Stack, most: int) -> None:
         self.add([b.Span(stack.title, tone="soft")])
@@ -207,35 +202,46 @@ class _Lines:
             where = f" ({frame.file}:{frame.line})" if frame.file else ""
             name = b.Span(frame.function, "" if number else "strong")
             self.add(["  ", name, b.Span(where, tone="soft")])
-        if len(stack.frames) > most:
-            self.add(
-                [b.Span(f"  … {len(stack.frames) - most} more frames", tone="soft")]
-            )
+
+        more = len(stack.frames) - most
+        if more > 0:
+            self.add([b.Span(f"  … {more} more frames", tone="soft")])
 
     def _table(self, table: b.Table) -> None:
         """One line a row. Columns of prose share what names and numbers leave of the
         width."""
-        texts = [
-            [one_line(b.words(cell), _PIPED) for cell in row.cells]
-            for row in table.rows
-        ]
         heads = [column.name for column in table.columns]
+        texts = []
+        for row in table.rows:
+            texts.append([one_line(b.words(cell), _PIPED) for cell in row.cells])
         widths = [max(map(len, column)) for column in zip(heads, *texts, strict=False)]
         if self._wide:
-            prose = [
-                n for n, column in enumerate(table.columns) if column.kind == "prose"
-            ]
-            fixed = sum(w for n, w in enumerate(widths) if n not in prose) + 2 * len(
-                widths
-            )
-            share = self._wide - fixed
-            for left, n in enumerate(sorted(prose, key=lambda n: widths[n])):
-                widths[n] = min(widths[n], max(_PROSE, share // (len(prose) - left)))
-                share -= widths[n]
+            _narrow(widths, table, self._wide)
+
         if any(heads):
             self._lines.append(_line(heads, heads, widths, table, "soft"))
         for row, cells in zip(table.rows, texts, strict=True):
             self._lines.append(_line(row.cells, cells, widths, table, row.tone))
+
+
+def _narrow(widths: list[int], table: b.Table, wide: int) -> None:
+    """Cut the widths of the columns of prose, so that a row fits a line if it can."""
+    prose = []
+    free = wide
+    for number, column in enumerate(table.columns[: len(widths)]):
+        # Two blanks stand after each column.
+        free -= 2
+        if column.kind == "prose":
+            prose.append(number)
+        else:
+            free -= widths[number]
+
+    # The narrowest first: what it does not need the others get.
+    prose.sort(key=lambda number: widths[number])
+    for done, number in enumerate(prose):
+        share = free // (len(prose) - done)
+        widths[number] = min(widths[number], max(_PROSE, share))
+        free -= widths[number]
 
 
 def _line(
@@ -253,8 +259,9 @@ def _line(
     ):
         text = cell if len(cell) <= wide else cell[: wide - 1].rstrip() + "…"
         text = text.rjust(wide) if column.kind == "number" else text.ljust(wide)
-        own = next((span.tone for span in b.spans(inline) if span.tone), "")
-        pieces.append((text + "  ", STYLES[own or tone]))
+        own = [span.tone for span in b.spans(inline) if span.tone]
+        pieces.append((text + "  ", _STYLES[own[0] if own else tone]))
+
     line = Text.assemble(*pieces)
     line.rstrip()
     return line
@@ -263,15 +270,20 @@ def _line(
 def _piece(span: b.Span, verbatim: bool) -> tuple[str, str]:
     """One sanitised line that keeps the blanks at its ends: they are the layout."""
     weight = "bold " if span.style == "strong" else ""
-    style = (weight + STYLES[span.tone]).strip()
+    style = (weight + _STYLES[span.tone]).strip()
     if verbatim:
-        return clip(
-            " ".join(plain(span.text[:8000]).expandtabs(4).split("\n")), 4000
-        ), style
+        lines = plain(span.text[:8000]).expandtabs(4).split("\n")
+        return clip(" ".join(lines), 4000), style
     bare = span.text.strip(" ")
-    lead = len(span.text) - len(span.text.lstrip(" "))
-    tail = len(span.text) - len(span.text.rstrip(" ")) if bare else 0
-    return " " * lead + one_line(bare, 4000) + " " * tail, style
+    if not bare:
+        return span.text, style
+    lead, _, tail = span.text.partition(bare)
+    return lead + one_line(bare, 4000) + tail, style
+
+
+def _toned(inline: b.Inline, tone: str, most: int) -> list[b.Span]:
+    """Its pieces, cut, in the tone of the whole where they have none of their own."""
+    return [_with(span, tone) for span in _clipped(inline, most)]
 
 
 def _with(span: b.Span, tone: str) -> b.Span:
@@ -293,4 +305,5 @@ def _clipped(inline: b.Inline, limit: int) -> list[b.Span]:
         )
         kept.append(b.Span(text, span.style, span.tone, span.href))
         limit -= len(span.text)
+
     return kept

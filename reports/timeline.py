@@ -1,5 +1,7 @@
 """One chronological list of what happened, and sparklines of what the sampler saw."""
 
+from __future__ import annotations
+
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import groupby
@@ -11,12 +13,14 @@ from mmrepro.reports.blocks import Block, Fence, Paragraph
 from mmrepro.reports.words import sane, span
 from mmrepro.traffic.evidence import Evidence, RequestRecord
 
-GIB: Final = 1 << 30
+_GIB: Final = 1 << 30
 _BLOCKS: Final = "▁▂▃▄▅▆▇█"
+_LEVELS: Final = {"ok": "info", "client": "warning"}
+"""Of what became of requests; all else is an error."""
 
 
 @dataclass(frozen=True)
-class Line:
+class TimelineLine:
     """``at`` is in seconds since the run began."""
 
     at: float
@@ -26,30 +30,41 @@ class Line:
     level: str = "info"
 
 
-def lines(incident: Incident) -> list[Line]:
+def lines(incident: Incident) -> list[TimelineLine]:
     """Events and groups of requests, oldest first.
 
     Events of the client are left out where there are requests: the groups say it
     shorter."""
     evidence = incident.evidence
-    merged = [
-        Line(e.at.mono - incident.created.mono, e.phase, e.source, e.text, e.level)
-        for e in evidence.events
-        if not (e.source == "client" and evidence.requests)
-    ]
-    for group in request_groups(evidence.requests):
-        at, phase = group.first.sent.mono - incident.created.mono, group.first.phase
-        how = (
-            f"in {group.latency}" if group.kind != "lost" else f"after {group.latency}"
-        )
-        level = {"ok": "info", "client": "warning"}.get(group.kind, "error")
+    began = incident.created.mono
+    merged = []
+    for event in evidence.events:
+        if event.source == "client" and evidence.requests:
+            continue
+        at = event.at.mono - began
         merged.append(
-            Line(at, phase, "client", f"{group.what}: {group.status} {how}", level)
+            TimelineLine(at, event.phase, event.source, event.text, event.level)
         )
-    return sorted((m for m in merged if sane(m.at)), key=lambda m: m.at)
+
+    for group in request_groups(evidence.requests):
+        merged.append(_group_line(group, began))
+    known = [line for line in merged if sane(line.at)]
+    return sorted(known, key=lambda line: line.at)
+
+
+def _group_line(group: _RequestGroup, began: float) -> TimelineLine:
+    how = "after" if group.kind == "lost" else "in"
+    return TimelineLine(
+        at=group.first.sent.mono - began,
+        phase=group.first.phase,
+        source="client",
+        text=f"{group.what}: {group.status} {how} {group.latency}",
+        level=_LEVELS.get(group.kind, "error"),
+    )
 
 
 def status_words(request: RequestRecord) -> str:
+    """Say how a request was answered: its HTTP status, or that it was not."""
     if request.timed_out:
         return "no answer"
     return "failed" if request.status is None else str(request.status)
@@ -67,7 +82,7 @@ def status_class(request: RequestRecord) -> str:
 
 
 @dataclass
-class RequestGroup:
+class _RequestGroup:
     """Requests in a row that went alike."""
 
     requests: Sequence[RequestRecord]
@@ -96,10 +111,10 @@ class RequestGroup:
         return f"{self.count} × {purpose(label)}" if self.count > 1 else label
 
 
-def request_groups(requests: list[RequestRecord]) -> list[RequestGroup]:
+def request_groups(requests: list[RequestRecord]) -> list[_RequestGroup]:
     """Consecutive requests of one phase, purpose and status, as one row each."""
     ordered = sorted(requests, key=lambda r: (r.sent.mono, r.id))
-    return [RequestGroup([*alike]) for _, alike in groupby(ordered, _key)]
+    return [_RequestGroup([*alike]) for _, alike in groupby(ordered, _key)]
 
 
 def purpose(label: str) -> str:
@@ -112,7 +127,7 @@ def _key(request: RequestRecord) -> tuple[str, str, str]:
 
 
 @dataclass(frozen=True)
-class Track:
+class SampledTrack:
     """One line of the sampler: ``points`` are (monotonic seconds, value)."""
 
     name: str
@@ -123,71 +138,70 @@ class Track:
         return max(value for _, value in self.points)
 
 
-def cpu_tracks(evidence: Evidence) -> list[Track]:
+def cpu_tracks(evidence: Evidence) -> list[SampledTrack]:
+    """Read the CPU share of each process, in percent of one core."""
     return _tracks(evidence, "cpu_pct")
 
 
-def metric_tracks(evidence: Evidence) -> list[Track]:
+def metric_tracks(evidence: Evidence) -> list[SampledTrack]:
+    """Read the engine's own metrics of requests."""
     return _tracks(evidence, "metrics")
 
 
-def gpu_tracks(incident: Incident) -> list[Track]:
+def gpu_tracks(incident: Incident) -> list[SampledTrack]:
     """Utilisation in percent. Of several GPUs the engine's own are marked."""
     return _named(incident, _tracks(incident.evidence, "gpu_pct"))
 
 
-def gpu_memory_tracks(incident: Incident) -> list[Track]:
+def gpu_memory_tracks(incident: Incident) -> list[SampledTrack]:
     """Memory that processes hold, in GiB."""
-    tracks = _tracks(incident.evidence, "gpu_bytes")
-    in_gib = [
-        Track(t.name, [(mono, held / GIB) for mono, held in t.points]) for t in tracks
-    ]
+    in_gib = []
+    for track in _tracks(incident.evidence, "gpu_bytes"):
+        points = [(mono, held / _GIB) for mono, held in track.points]
+        in_gib.append(SampledTrack(track.name, points))
     return _named(incident, in_gib)
 
 
-def _named(incident: Incident, tracks: list[Track]) -> list[Track]:
+def _named(incident: Incident, tracks: list[SampledTrack]) -> list[SampledTrack]:
     """The engine's own first, and marked where there are others."""
-    own = {str(gpu.index) for gpu in incident.host.gpu_facts if gpu.taken}
-    several = any(t.name.partition("/")[0] not in own for t in tracks)
+    taken = {str(gpu.index) for gpu in incident.host.gpu_facts if gpu.taken}
+    own: list[SampledTrack] = []
+    others: list[SampledTrack] = []
+    for track in tracks:
+        gpu = track.name.partition("/")[0]
+        (own if gpu in taken else others).append(track)
+    mark = "engine " if others else ""
+    named = [SampledTrack(f"{mark}GPU {track.name}", track.points) for track in own]
+    return named + [SampledTrack(f"GPU {track.name}", track.points) for track in others]
 
-    def name(track: Track) -> str:
-        mark = "engine " if several and track.name.partition("/")[0] in own else ""
-        return f"{mark}GPU {track.name}"
 
-    tracks = sorted(tracks, key=lambda t: t.name.partition("/")[0] not in own)
-    return [Track(name(track), track.points) for track in tracks]
-
-
-def _tracks(evidence: Evidence, field: str) -> list[Track]:
+def _tracks(evidence: Evidence, field: str) -> list[SampledTrack]:
     """Tracks of one field, the most active first; values that are not numbers are
     dropped."""
+    known = [point for point in evidence.series if sane(point.mono)]
     by_name: dict[str, list[tuple[float, float]]] = {}
-    for point in sorted(evidence.series, key=lambda p: p.mono if sane(p.mono) else 0.0):
+    for point in sorted(known, key=lambda point: point.mono):
         values: dict[str, float] = getattr(point, field)
         for name, value in values.items():
-            if sane(value) and sane(point.mono):
+            if sane(value):
                 by_name.setdefault(name, []).append((point.mono, value))
-    tracks = [Track(name, points) for name, points in by_name.items()]
-    return sorted(tracks, key=lambda t: -t.most)
+    tracks = [SampledTrack(name, points) for name, points in by_name.items()]
+    return sorted(tracks, key=lambda track: -track.most)
 
 
 def sparks(incident: Incident) -> list[Block]:
     """CPU, GPU and requests over the sampled time, as lines of text."""
-    gpu, memory = gpu_tracks(incident), gpu_memory_tracks(incident)
-    cpu, metrics = cpu_tracks(incident.evidence), metric_tracks(incident.evidence)
-    drawn = [
-        (
-            f"{one_line(before + t.name + after, 22):<22} {sparkline(t)}  max "
-            f"{t.most:.0f}{unit}"
-        )
-        for tracks, before, after, unit in (
-            (cpu, "", "", " %"),
-            (gpu, "", "", " %"),
-            (memory, "", " memory", " GiB"),
-            (metrics, "requests ", "", ""),
-        )
-        for t in tracks[:6]
-    ]
+    gpu = gpu_tracks(incident)
+    memory = gpu_memory_tracks(incident)
+    drawn = []
+    for track in cpu_tracks(incident.evidence)[:6]:
+        drawn.append(_spark(track.name, track, " %"))
+    for track in gpu[:6]:
+        drawn.append(_spark(track.name, track, " %"))
+    for track in memory[:6]:
+        drawn.append(_spark(f"{track.name} memory", track, " GiB"))
+    for track in metric_tracks(incident.evidence)[:6]:
+        drawn.append(_spark(f"requests {track.name}", track, ""))
     if not drawn:
         return []
     also = ", GPU" if gpu or memory else ""
@@ -195,19 +209,27 @@ def sparks(incident: Incident) -> list[Block]:
     return [Paragraph(text), Fence("\n".join(drawn))]
 
 
-def sparkline(track: Track, width: int = 48) -> str:
+def _spark(name: str, track: SampledTrack, unit: str) -> str:
+    return f"{one_line(name, 22):<22} {sparkline(track)}  max {track.most:.0f}{unit}"
+
+
+def sparkline(track: SampledTrack, width: int = 48) -> str:
     """The track's highest value in each of ``width`` equal spans of time."""
     start, end = track.points[0][0], track.points[-1][0]
     step = (end - start) / width or 1.0
-    highest: list[float | None] = [None] * width
+    highest: dict[int, float] = {}
     for mono, value in track.points:
-        index = min(int((mono - start) / step), width - 1)
-        seen = highest[index]
-        highest[index] = value if seen is None else max(seen, value)
-    top = max((v for v in highest if v is not None), default=0.0) or 1.0
-    drawn, last = [], 0.0
-    for value_or_gap in highest:
-        last = last if value_or_gap is None else value_or_gap
+        # The last point lies on the end of the last span, which belongs to it.
+        place = min(int((mono - start) / step), width - 1)
+        highest[place] = max(value, highest.get(place, value))
+
+    top = max(highest.values(), default=0.0) or 1.0
+    drawn = []
+    last = 0.0
+    for place in range(width):
+        # A span without a sample looks as the one before it.
+        last = highest.get(place, last)
         level = min(max(last, 0.0) / top, 1.0)
         drawn.append(_BLOCKS[round(level * (len(_BLOCKS) - 1))])
+
     return "".join(drawn)

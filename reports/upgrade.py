@@ -2,6 +2,7 @@
 measured."""
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Final
 
 from markupsafe import Markup
@@ -15,10 +16,11 @@ from mmrepro.failure.documents.upgrade import (
     Upgrade,
 )
 from mmrepro.reports import blocks as b, svg, words
-from mmrepro.reports.documents import Case, Suite, kind
+from mmrepro.reports.documents import How, JunitCase, Suite, kind
 from mmrepro.reports.replay import origin
+from mmrepro.traffic.case.model import ServerWanted
 
-TITLES: Final = {
+_TITLES: Final = {
     Area.START: "Start and options",
     Area.FAILURES: "Failures",
     Area.ANSWERS: "Answers",
@@ -26,101 +28,97 @@ TITLES: Final = {
     Area.SPEED: "Speed",
     Area.MEMORY: "Memory and caches",
 }
-CARD: Final = 9
+_CARD: Final = 9
 """Lines of the first screen."""
-MARKS: Final[dict[Outcome, b.Tone]] = {
-    Outcome.DIFFERENCE: "unsure",
-    Outcome.NONE: "good",
-    Outcome.UNTOLD: "soft",
-}
-SPREAD: Final = {
+_SPREAD: Final = {
     "ttft": "TTFT",
     "itl": "Inter-token latency",
     "tpot": "TPOT",
     "latency": "Latency",
 }
 LEFT, WIDE, LINE = 120, 620, 26
+_BINS: Final = 60
+"""Columns of a histogram."""
 
 
 def compose(upgrade: Upgrade) -> b.Page:
-    between = sides(upgrade)
-    matter = upgrade.matter
-    blocks = [one for one in upgrade.blocks if not one.error]
-    untold = [d for d in upgrade.differences if d.outcome is Outcome.UNTOLD]
-    how = {
-        "requests": (
-            "both servers live at once, parts of the traffic went to them in turn"
-        ),
-        "servers": "one server followed the other",
-    }
+    """The page of a comparison."""
+    between = _sides(upgrade)
     return b.Page(
         title=f"Upgrade: {between}",
-        badge=badge(upgrade),
+        badge=_badge(upgrade),
         subject=f"{between}, {b.count(upgrade.requests, 'request')}",
         warning=b.broken_off(upgrade.failure, began=bool(upgrade.runs)),
         card=[*_card(upgrade)],
-        counts=[
-            (
-                f"{b.count(len(matter), 'difference')} that "
-                f"matter{'s' * (len(matter) == 1)}"
-            ),
-            f"{len(untold)} not settled",
-            f"{b.count(len(upgrade.runs), 'run')} and {b.count(len(blocks), 'block')}",
-            duration(seconds(upgrade)),
-        ],
+        counts=[*_counts(upgrade)],
         commands=[("to repeat it", upgrade.command)],
-        sections=[
-            b.Section("How much each metric changed", [*_intervals(upgrade)], 85),
-            *(
-                b.Section(title, [*_area(upgrade, area)], 95 - place)
-                for place, (area, title) in enumerate(TITLES.items())
-            ),
-            b.Section("Single requests", [*_spreads(blocks)], 60),
-            b.Section("Blocks", _blocks(upgrade), 30),
-            b.Section("The traffic", b.bullets(origin(upgrade.origin)), 40),
-            b.Section("What this does not establish", b.bullets(upgrade.limits), 90),
-            b.Section(
-                "Set-up",
-                [
-                    b.Facts(
-                        [
-                            ("old", _server(upgrade.server)),
-                            ("new", _server(upgrade.new)),
-                            ("model", upgrade.server.model),
-                            ("in turn", how[upgrade.interleaved]),
-                            ("seed", str(upgrade.seed)),
-                            (
-                                "confidence",
-                                f"{upgrade.confidence:.2%} of all intervals together",
-                            ),
-                            *words.made_on(upgrade.host, upgrade.mmrepro_version),
-                        ]
-                    )
-                ],
-                50,
-            ),
-        ],
+        sections=[*_sections(upgrade)],
         footer=words.footer(
             f"Comparison {upgrade.id}", upgrade.created, UPGRADE_FILE, words.RUNS
         ),
     )
 
 
-def sides(upgrade: Upgrade) -> str:
+def _whole_blocks(upgrade: Upgrade) -> list[Block]:
+    return [block for block in upgrade.blocks if not block.error]
+
+
+def _counts(upgrade: Upgrade) -> Iterator[str]:
+    matter = len(upgrade.matter)
+    verb = "matters" if matter == 1 else "matter"
+    yield f"{b.count(matter, 'difference')} that {verb}"
+    outcomes = [difference.outcome for difference in upgrade.differences]
+    yield f"{outcomes.count(Outcome.UNTOLD)} not settled"
+    blocks = b.count(len(_whole_blocks(upgrade)), "block")
+    yield f"{b.count(len(upgrade.runs), 'run')} and {blocks}"
+    yield duration(_seconds(upgrade))
+
+
+def _sections(upgrade: Upgrade) -> Iterator[b.Section]:
+    yield b.Section("How much each metric changed", [*_intervals(upgrade)], 85)
+    for place, (area, title) in enumerate(_TITLES.items()):
+        yield b.Section(title, [*_area(upgrade, area)], 95 - place)
+    spreads = [*_spreads(_whole_blocks(upgrade))]
+    yield b.Section("Single requests", spreads, 60)
+    yield b.Section("Blocks", _blocks(upgrade), 30)
+    yield b.Section("The traffic", b.bullets(origin(upgrade.origin)), 40)
+    yield b.Section("What this does not establish", b.bullets(upgrade.limits), 90)
+    yield b.Section("Set-up", [b.Facts(_setup(upgrade))], 50)
+
+
+def _setup(upgrade: Upgrade) -> list[tuple[str, b.Inline]]:
+    in_turn = {
+        "requests": (
+            "both servers live at once, parts of the traffic went to them in turn"
+        ),
+        "servers": "one server followed the other",
+    }
+    return [
+        ("old", _server(upgrade.server)),
+        ("new", _server(upgrade.new)),
+        ("model", upgrade.server.model),
+        ("in turn", in_turn[upgrade.interleaved]),
+        ("seed", str(upgrade.seed)),
+        ("confidence", f"{upgrade.confidence:.2%} of all intervals together"),
+        *words.made_on(upgrade.host, upgrade.mmrepro_version),
+    ]
+
+
+def _sides(upgrade: Upgrade) -> str:
     """``vllm 0.32.0 → 0.33.0``; of one release with other settings, so."""
     old, new = upgrade.server, upgrade.new
     if old.release != new.release:
         return f"{old.label} → {new.release}"
-    return (
-        f"{old.label}, other settings" if old != new else f"{old.label}, twice the same"
-    )
+    if old != new:
+        return f"{old.label}, other settings"
+    return f"{old.label}, twice the same"
 
 
-def badge(upgrade: Upgrade) -> b.Badge:
+def _badge(upgrade: Upgrade) -> b.Badge:
+    if upgrade.state == "failed":
+        return b.Badge("Failed", "bad")
     if upgrade.state != "complete":
-        return b.Badge(
-            upgrade.state.capitalize(), "bad" if upgrade.state == "failed" else "unsure"
-        )
+        return b.Badge(upgrade.state.capitalize(), "unsure")
     if upgrade.matter:
         return b.Badge("A difference that matters", "bad")
     if upgrade.exit_code:
@@ -128,7 +126,7 @@ def badge(upgrade: Upgrade) -> b.Badge:
     return b.Badge("Nothing found", "good")
 
 
-def seconds(upgrade: Upgrade) -> float:
+def _seconds(upgrade: Upgrade) -> float:
     runs = sum(run.seconds for run in upgrade.runs)
     return runs + sum(block.seconds for block in upgrade.blocks)
 
@@ -138,38 +136,37 @@ def seconds(upgrade: Upgrade) -> float:
 
 def _card(upgrade: Upgrade) -> Iterator[b.Block]:
     """What matters; then what differs; then what is settled, and what is not."""
-    shown = sorted(
-        (
-            d
-            for d in upgrade.differences
-            if d.matters or d.outcome is Outcome.DIFFERENCE
-        ),
-        key=lambda d: not d.matters,
-    )
-    for one in shown[:CARD]:
-        tone: b.Tone = "bad" if one.matters else "unsure"
-        yield b.p(b.strong(f"{one.subject}: ", tone), words.sentence(one.statement))
-    if len(shown) > CARD:
-        yield b.p(
-            f"{len(shown) - CARD} more differences are below (--full).", tone="soft"
-        )
-    untold = [
-        d for d in upgrade.differences if d.outcome is Outcome.UNTOLD and d.decides
-    ]
+    matter = [difference for difference in upgrade.differences if difference.matters]
+    differ = []
+    untold = []
+    same = []
+    for difference in upgrade.differences:
+        outcome = difference.outcome
+        if outcome is Outcome.DIFFERENCE and not difference.matters:
+            differ.append(difference)
+        if outcome is Outcome.UNTOLD and difference.decides:
+            untold.append(difference)
+        if outcome is Outcome.NONE and difference.decides and difference.metric:
+            same.append(difference)
+
+    shown = matter + differ
+    for difference in shown[:_CARD]:
+        tone: b.Tone = "bad" if difference.matters else "unsure"
+        subject = b.strong(f"{difference.subject}: ", tone)
+        yield b.p(subject, words.sentence(difference.statement))
+
+    more = len(shown) - _CARD
+    if more > 0:
+        yield b.p(f"{more} more differences are below (--full).", tone="soft")
     if untold:
-        names = ", ".join(d.subject for d in untold[:6])
-        yield b.p(
-            b.strong("Could not be told: ", "unsure"),
-            f"{names}; {untold[0].statement}.",
-        )
-    same = [
-        d
-        for d in upgrade.differences
-        if d.outcome is Outcome.NONE and d.metric and d.decides
-    ]
+        names = ", ".join(difference.subject for difference in untold[:6])
+        why = f"{names}; {untold[0].statement}."
+        yield b.p(b.strong("Could not be told: ", "unsure"), why)
+
     if same:
-        told = "; ".join(f"{d.subject}: {d.statement}" for d in same)
-        yield b.p(words.sentence(told), tone="good")
+        text = "; ".join(f"{metric.subject}: {metric.statement}" for metric in same)
+        yield b.p(words.sentence(text), tone="good")
+
     for limit in upgrade.limits[:2]:
         yield b.p(words.sentence(words.capital(limit)), tone="soft")
 
@@ -178,40 +175,42 @@ def _card(upgrade: Upgrade) -> Iterator[b.Block]:
 
 
 def _area(upgrade: Upgrade, area: Area) -> Iterator[b.Block]:
-    found = [d for d in upgrade.differences if d.area is area]
-    found.sort(key=lambda d: (not d.matters, list(Outcome).index(d.outcome)))
-    rows = [
-        b.row(
-            one.subject,
-            one.statement,
-            value(one.old, one.unit),
-            value(one.new, one.unit),
-            ", ".join(one.evidence[:8]),
-            status="matters" if one.matters else str(one.outcome),
+    order = list(Outcome)
+    differences = [known for known in upgrade.differences if known.area is area]
+    differences.sort(key=lambda known: (not known.matters, order.index(known.outcome)))
+    rows = []
+    for difference in differences:
+        row = b.row(
+            difference.subject,
+            difference.statement,
+            _value(difference.old, difference.unit),
+            _value(difference.new, difference.unit),
+            ", ".join(difference.evidence[:8]),
+            status="matters" if difference.matters else str(difference.outcome),
         )
-        for one in found
-    ]
+        rows.append(row)
+
     heads = "subject:name | what is found | old | new | where"
-    yield from b.table(heads, rows, TITLES[area].lower())
+    yield from b.table(heads, rows, _TITLES[area].lower())
 
 
-def value(told: object, unit: str) -> str:
+def _value(measured: object, unit: str) -> str:
     """As people read it: seconds, bytes, anything else as it is."""
-    if told is None:
+    if measured is None:
         return "–"
-    if isinstance(told, int | float) and unit == "s":
-        return duration(told) if told >= 1 else f"{told * 1000:.4g} ms"
-    if isinstance(told, int | float) and unit == "bytes":
-        return size(told)
-    if isinstance(told, float):
-        return f"{told:.4g} {unit}".strip()
-    text = told if isinstance(told, str) else repr(told)
+    if isinstance(measured, int | float) and unit == "s":
+        return duration(measured) if measured >= 1 else f"{measured * 1000:.4g} ms"
+    if isinstance(measured, int | float) and unit == "bytes":
+        return size(measured)
+    if isinstance(measured, float):
+        return f"{measured:.4g} {unit}".strip()
+    text = measured if isinstance(measured, str) else repr(measured)
     return f"{text[:200]} {unit}".strip()
 
 
 def _intervals(upgrade: Upgrade) -> Iterator[b.Block]:
-    told = [d for d in upgrade.differences if d.interval is not None]
-    if not told:
+    measured = [known for known in upgrade.differences if known.interval is not None]
+    if not measured:
         return
     caption = (
         "Old over new, each metric with its interval; the shaded band is what does not "
@@ -220,156 +219,202 @@ def _intervals(upgrade: Upgrade) -> Iterator[b.Block]:
         f"ended. "
         '"No difference above a threshold" is a statement on one metric by itself.'
     )
-    instead = [b.p(f"{d.subject}: {d.statement}") for d in told]
-    yield b.Picture(_forest(told, upgrade.thresholds), instead, caption)
+    instead = [b.p(f"{metric.subject}: {metric.statement}") for metric in measured]
+    yield b.Picture(_forest(measured, upgrade.thresholds), instead, caption)
 
 
-def _forest(told: Sequence[Difference], thresholds: dict[str, float]) -> Markup:
+@dataclass(frozen=True)
+class _ChangeAxis:
+    """Relative change to x, its middle no change; ``most``: at either end."""
+
+    most: float
+    left: float = LEFT + 180
+    width: float = svg.WIDTH - LEFT - 220
+
+    def x(self, change: float) -> float:
+        bounded = min(max(change, -self.most), self.most)
+        return self.left + self.width * (bounded + self.most) / (2 * self.most)
+
+    def marks(self) -> list[tuple[float, str]]:
+        step = svg.nice_step(2 * self.most, 6)
+        count = int(self.most / step)
+        marks = []
+        for number in range(-count, count + 1):
+            change = number * step
+            marks.append((self.x(change), f"{change:+.0%}" if number else "0"))
+        return marks
+
+
+def _forest(measured: Sequence[Difference], thresholds: dict[str, float]) -> Markup:
     """A line for each metric: its interval on one axis of relative change."""
-    ends = [abs(end) for d in told for end in d.interval or ()]
-    most = min(1.0, max([0.02, *ends]) * 1.1)
-    left, width = LEFT + 180, svg.WIDTH - LEFT - 220
+    widest = 0.02
+    for metric in measured:
+        for end in metric.interval or ():
+            widest = max(widest, abs(end))
 
-    def x(change: float) -> float:
-        return left + width * (min(max(change, -most), most) + most) / (2 * most)
+    axis = _ChangeAxis(min(1.0, widest * 1.1))
+    bottom = 20 + LINE * len(measured)
+    body: list[Markup] = []
+    for number, metric in enumerate(measured):
+        limit = thresholds.get(metric.metric, 0.0)
+        body += _interval(metric, axis, 24.0 + LINE * number, limit)
 
-    bottom = 20 + LINE * len(told)
-    body = []
-    for number, one in enumerate(told):
-        assert one.interval is not None
-        y = 24.0 + LINE * number
-        limit = thresholds.get(one.metric, 0.0)
-        body.append(svg.rect("b1", x(-limit), y - 9, x(limit) - x(-limit), 18))
-        low, high = one.interval
-        shade = (
-            "bad" if one.matters else "ok" if one.outcome is Outcome.NONE else "client"
-        )
-        body.append(svg.text(8, y + 4, one.subject, "tick"))
-        tip = f"{one.subject}: {one.statement}"
-        body.append(svg.path("axis", f"M{x(low):.1f} {y:.1f}H{x(high):.1f}", tip))
-        body.append(svg.circle(shade, x((low + high) / 2), y, 5, tip))
-    body.append(svg.path("grid", f"M{x(0):.1f} 12V{bottom}"))
-    step = svg.nice_step(2 * most, 6)
-    count = int(most / step)
-    marks = [
-        (x(k * step), f"{k * step:+.0%}" if k else "0")
-        for k in range(-count, count + 1)
-    ]
-    body += svg.ticks(bottom, marks)
-    return svg.svg(
-        bottom + 26, f"the changes of {len(told)} metrics with their intervals", body
-    )
+    body.append(svg.path("grid", f"M{axis.x(0):.1f} 12V{bottom}"))
+    body += svg.ticks(bottom, axis.marks())
+    label = f"the changes of {len(measured)} metrics with their intervals"
+    return svg.svg(bottom + 26, label, body)
+
+
+def _interval(
+    metric: Difference, axis: _ChangeAxis, y: float, limit: float
+) -> Iterator[Markup]:
+    """One line, on the band of what does not matter. ``limit``: the band's half."""
+    assert metric.interval is not None
+    low, high = metric.interval
+    left, right = axis.x(-limit), axis.x(limit)
+    yield svg.rect("b1", left, y - 9, right - left, 18)
+    yield svg.text(8, y + 4, metric.subject, "tick")
+    tip = f"{metric.subject}: {metric.statement}"
+    yield svg.path("axis", f"M{axis.x(low):.1f} {y:.1f}H{axis.x(high):.1f}", tip)
+    shade = "client"
+    if metric.matters:
+        shade = "bad"
+    elif metric.outcome is Outcome.NONE:
+        shade = "ok"
+
+    yield svg.circle(shade, axis.x((low + high) / 2), y, 5, tip)
 
 
 def _spreads(blocks: Sequence[Block]) -> Iterator[b.Block]:
     """Of each time, the distribution over all requests, old above new."""
-    for name, title in SPREAD.items():
-        pairs = [block.spread[name] for block in blocks if name in block.spread]
-        if not pairs:
+    for name, title in _SPREAD.items():
+        old: list[float] = []
+        new: list[float] = []
+        measured = [block.spread[name] for block in blocks if name in block.spread]
+        for of_old, of_new in measured:
+            old += of_old
+            new += of_new
+        if not measured:
             continue
-        both = tuple(sorted(v for pair in pairs for v in pair[side]) for side in (0, 1))
-        middle = " and ".join(value(one[len(one) // 2], "s") for one in both)
-        instead = [b.p(f"{title}: the medians are {middle}.")]
-        yield b.Picture(
-            _histograms(title, both[0], both[1]), instead, f"{title}: old and new."
-        )
+        old.sort()
+        new.sort()
+        middles = [_value(side[len(side) // 2], "s") for side in (old, new)]
+        instead = [b.p(f"{title}: the medians are {' and '.join(middles)}.")]
+        drawing = _histograms(title, old, new)
+        yield b.Picture(drawing, instead, f"{title}: old and new.")
 
 
 def _histograms(title: str, old: Sequence[float], new: Sequence[float]) -> Markup:
     """Two histograms over one axis, which ends where one value of fifty lies beyond."""
     every = sorted([*old, *new])
-    low, high = every[0], every[max(0, int(len(every) * 0.98) - 1)]
+    low = every[0]
+    high = every[max(0, int(len(every) * 0.98) - 1)]
     span = max(high - low, 1e-9)
-    bins = 60
     body = []
     for line, (name, values) in enumerate((("old", old), ("new", new))):
-        counts = [0] * bins
-        for one in values:
-            counts[min(bins - 1, max(0, int((one - low) / span * bins)))] += 1
         base = 70.0 + 70 * line
         body.append(svg.text(8, base - 20, name, "name"))
-        for place, count in enumerate(counts):
-            tall = 55.0 * count / max(counts)
-            width = WIDE / bins
-            if count:
-                shade = "server" if line else "client"
-                body.append(
-                    svg.rect(shade, LEFT + place * width, base - tall, width - 1, tall)
-                )
+        counts = _binned(values, low, span)
+        body += _columns(counts, base, "server" if line else "client")
         body.append(svg.path("axis", f"M{LEFT} {base}H{LEFT + WIDE}"))
-    marks = [(LEFT + WIDE * k / 4, value(low + span * k / 4, "s")) for k in range(5)]
+
+    marks = []
+    for quarter in range(5):
+        label = _value(low + span * quarter / 4, "s")
+        marks.append((LEFT + WIDE * quarter / 4, label))
+
     body += svg.ticks(140, marks)
     return svg.svg(170, f"{title} of single requests, old above new", body)
 
 
+def _binned(values: Sequence[float], low: float, span: float) -> list[int]:
+    """How many values fall into each bin; what lies outside is in the outermost."""
+    counts = [0] * _BINS
+    for value in values:
+        place = int((value - low) / span * _BINS)
+        counts[min(_BINS - 1, max(0, place))] += 1
+    return counts
+
+
+def _columns(counts: Sequence[int], base: float, shade: str) -> Iterator[Markup]:
+    width = WIDE / _BINS
+    most = max(counts)
+    for place, count in enumerate(counts):
+        if count:
+            tall = 55.0 * count / most
+            yield svg.rect(shade, LEFT + place * width, base - tall, width - 1, tall)
+
+
 def _blocks(upgrade: Upgrade) -> list[b.Block]:
-    names = [
-        n
-        for n in (*SPREAD, "throughput")
-        if any(n in one.changes for one in upgrade.blocks)
-    ]
+    names = []
+    for name in (*_SPREAD, "throughput"):
+        if any(name in block.changes for block in upgrade.blocks):
+            names.append(name)
+
     rows = []
-    for one in upgrade.blocks:
-        cells = [f"{one.changes[n]:+.1%}" if n in one.changes else "–" for n in names]
-        rows.append(
-            b.row(
-                str(one.index),
-                one.first,
-                *cells,
-                f"{one.client_busy:.0%}",
-                f"{one.noise:.1f}",
-                duration(one.seconds),
-                one.error,
-                status="error" if one.error else "ok",
-            )
+    for block in upgrade.blocks:
+        changes = []
+        for name in names:
+            change = block.changes.get(name)
+            changes.append("–" if change is None else f"{change:+.1%}")
+        row = b.row(
+            str(block.index),
+            block.first,
+            *changes,
+            f"{block.client_busy:.0%}",
+            f"{block.noise:.1f}",
+            duration(block.seconds),
+            block.error,
+            status="error" if block.error else "ok",
         )
-    heads = " | ".join(
-        [
-            "block:number",
-            "first",
-            *(f"{name}:number" for name in names),
-            "client:number",
-            "others, cores:number",
-            "took:number",
-            "error",
-        ]
-    )
-    return b.counted("block", heads, rows)
+        rows.append(row)
+
+    heads = [
+        "block:number",
+        "first",
+        *(f"{name}:number" for name in names),
+        "client:number",
+        "others, cores:number",
+        "took:number",
+        "error",
+    ]
+    return b.counted("block", " | ".join(heads), rows)
 
 
-def _server(server: object) -> str:
-    return " ".join(
-        [server.label, *server.args, *(f"{k}={v}" for k, v in server.env.items())]  # type: ignore[attr-defined]
-    )
+def _server(server: ServerWanted) -> str:
+    variables = [f"{name}={value}" for name, value in server.env.items()]
+    return " ".join([server.label, *server.args, *variables])
 
 
 # -------------------------------------------------------------------------------- JUnit
 
 
-def junit(upgrade: Upgrade) -> list[Suite]:
+def _junit(upgrade: Upgrade) -> list[Suite]:
     """A test case for each statement: what matters fails, what could not be told is an
     error."""
-    cases = []
-    for one in upgrade.differences:
-        untold = one.outcome is Outcome.UNTOLD
-        how = "failed" if one.matters else "passed"
-        if untold and not one.matters:
-            how = "error" if one.decides else "skipped"
-        cases.append(
-            Case(
-                group=f"upgrade.{one.area}",
-                name=one.subject,
-                how=how,  # type: ignore[arg-type]
-                message="" if how == "passed" else one.statement,
-                text="\n".join(one.evidence[:20]),
-                kind=str(one.outcome),
-                output=one.statement if how == "passed" else "",
-            )
-        )
+    cases = [_case(difference) for difference in upgrade.differences]
     if upgrade.state != "complete":
         failure = upgrade.failure or upgrade.state
-        cases.append(Case("upgrade", "the comparison ended", "error", failure))
-    return [Suite(f"upgrade {sides(upgrade)}", upgrade.created.wall, cases)]
+        cases.append(JunitCase("upgrade", "the comparison ended", "error", failure))
+    return [Suite(f"upgrade {_sides(upgrade)}", upgrade.created.wall, cases)]
 
 
-KIND: Final = kind(Upgrade, UPGRADE_FILE, compose, name="a comparison", junit=junit)
+def _case(difference: Difference) -> JunitCase:
+    how: How = "passed"
+    if difference.matters:
+        how = "failed"
+    elif difference.outcome is Outcome.UNTOLD:
+        how = "error" if difference.decides else "skipped"
+
+    return JunitCase(
+        group=f"upgrade.{difference.area}",
+        name=difference.subject,
+        how=how,
+        message="" if how == "passed" else difference.statement,
+        text="\n".join(difference.evidence[:20]),
+        kind=str(difference.outcome),
+        output=difference.statement if how == "passed" else "",
+    )
+
+
+KIND: Final = kind(Upgrade, UPGRADE_FILE, compose, name="a comparison", junit=_junit)

@@ -50,6 +50,7 @@ def sentence(text: str) -> str:
 
 
 def capital(text: str) -> str:
+    """Begin the text with a capital."""
     return text[:1].upper() + text[1:]
 
 

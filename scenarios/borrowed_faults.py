@@ -44,7 +44,7 @@ from mmrepro.scenario.more import (
     checks,
     crash,
 )
-from mmrepro.scenario.silent import Pair, explained, may_show, pairs
+from mmrepro.scenario.silent import PicturePair, explained, may_show, pairs
 from mmrepro.scenario.vllm import MM_CACHE_ISSUE
 
 if TYPE_CHECKING:
@@ -169,7 +169,7 @@ def digest(picture: Picture) -> int:
     return int(hashlib.sha256(picture.png).hexdigest(), 16)
 
 
-def same_key(pair: Pair) -> bool:
+def same_key(pair: PicturePair) -> bool:
     mine, other = digest(pair.mine), digest(pair.other)
     return mine != other and mine % PAD_RANGE == other % PAD_RANGE
 

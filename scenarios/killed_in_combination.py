@@ -24,7 +24,7 @@ from mmrepro.scenario import (
     vllm_killed as killed,
 )
 from mmrepro.scenario.more import TINY, crash
-from mmrepro.traffic.reading import Watch
+from mmrepro.traffic.reading import RequestWatch
 
 JSON_FIX = pull(
     "vllm#45346",
@@ -164,7 +164,10 @@ class PriorityChildren(killed.KilledByRequest):
                 "n": number,
                 "max_tokens": 8,
             }
-            data, watch = json.dumps(body).encode(), Watch(lambda: None, lambda _: None)
+            data, watch = (
+                json.dumps(body).encode(),
+                RequestWatch(lambda: None, lambda _: None),
+            )
             await drive.unless_stuck(
                 drive.traffic.send(label, data, watch, deadline_s=drive.deadline_s)
             )

@@ -29,7 +29,7 @@ from mmrepro.scenario import (
     upgrade,
 )
 from mmrepro.scenario.more import TinyQwen2VL, TinyText, crash
-from mmrepro.traffic.reading import MAX_LIKELIEST, Watch
+from mmrepro.traffic.reading import MAX_LIKELIEST, RequestWatch
 
 VOCABULARY = TinyQwen2VL().vocab_size
 BEYOND = 100_000
@@ -134,7 +134,10 @@ class TopLogprobsKill(Scenario):
             "logprobs": True,
             "top_logprobs": number,
         }
-        watch, data = Watch(lambda: None, lambda _: None), json.dumps(body).encode()
+        watch, data = (
+            RequestWatch(lambda: None, lambda _: None),
+            json.dumps(body).encode(),
+        )
         return await drive.traffic.send(label, data, watch, deadline_s=drive.deadline_s)
 
     async def trigger(self, drive: Drive) -> None:

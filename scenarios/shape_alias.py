@@ -45,7 +45,7 @@ from mmrepro.scenario.more import (
 )
 from mmrepro.scenario.sglang import same_bytes
 from mmrepro.scenario.silent import (
-    Pair,
+    PicturePair,
     every_picture,
     explained,
     may_show,
@@ -122,7 +122,7 @@ def embeddings_kept(answers: ComparedAnswers) -> Finding:
     return Finding.of(True, "; ".join(told))
 
 
-def aliased(failure: Failure, found: Mapping[str, list[Pair]]) -> Finding:
+def aliased(failure: Failure, found: Mapping[str, list[PicturePair]]) -> Finding:
     """Whether each wrong answer has a picture that is another one's bytes on another
     grid."""
     model = failure.case.server.model

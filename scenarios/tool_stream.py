@@ -33,7 +33,7 @@ from mmrepro.scenario import (
 )
 from mmrepro.scenario.more import Condition
 from mmrepro.scenario.silent import as_in_a_run
-from mmrepro.traffic.reading import Watch
+from mmrepro.traffic.reading import RequestWatch
 
 REPRODUCER, NOT_STREAMED = "tool_parser_stream.py", "not-streamed"
 WHOLE, STREAMED, ALONE = (
@@ -146,7 +146,7 @@ class ToolArgumentsDropped(Scenario):
         return await drive.traffic.send(
             label,
             json.dumps(body).encode(),
-            Watch(lambda: None, lambda _: None),
+            RequestWatch(lambda: None, lambda _: None),
             stream=stream,
             text="hello",
             max_tokens=2 * len(CALLS),

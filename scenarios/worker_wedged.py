@@ -6,7 +6,7 @@ from typing import ClassVar
 
 from mmrepro.base.records import StandIn
 from mmrepro.engines.base import Patch
-from mmrepro.engines.waits import VLLM, Wait, waiting
+from mmrepro.engines.waits import Wait, wait_places, waiting
 from mmrepro.scenario import (
     Claim,
     Drive,
@@ -94,7 +94,7 @@ def main_threads(evidence: Evidence, role: str) -> dict[int, list[ThreadStack]]:
 
 def waits(threads: Sequence[ThreadStack]) -> Iterator[Wait | None]:
     for thread in threads:
-        found = waiting(thread.frames, VLLM)
+        found = waiting(thread.frames, wait_places("vllm"))
         yield found.wait if found else None
 
 

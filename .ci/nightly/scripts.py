@@ -19,7 +19,8 @@ def scripts(document: dict[str, Any]) -> Iterator[tuple[str, str]]:
     """(what it is called, bash)"""
     if "jobs" in document:
         for job, definition in document["jobs"].items():
-            for number, step in enumerate(definition["steps"], 1):
+            # A job that calls another workflow has no steps.
+            for number, step in enumerate(definition.get("steps", []), 1):
                 if "run" in step:
                     yield f"{job}-{number}", step["run"]
     elif "runs" in document:

@@ -36,7 +36,7 @@ class Seeds:
 @cache
 def seeds(place: Path) -> Seeds:
     import made_up_har as har
-    from campaign_samples import ablation, acceptance, bisection
+    from campaign_samples import ablation, bisection
     from finding_samples import whole_fuzz
     from made_up_replay import finding, ghost_case, replay
     from mmrepro.reports.replay import write_replay
@@ -74,7 +74,6 @@ def seeds(place: Path) -> Seeds:
     campaigns = {
         "ablation.json": ablation().model_dump_json(),
         "bisection.json": bisection().model_dump_json(),
-        "summary.json": acceptance().model_dump_json(),
         "fuzz.json": whole_fuzz().model_dump_json(),
     }
     found = made.ROOT / "tests/unit/probes"
@@ -472,8 +471,7 @@ def model_config(rng: random.Random, folder: Path, seeds: Seeds) -> Command:
 
 
 def campaign(rng: random.Random, folder: Path, seeds: Seeds) -> Command:
-    """A bisection, an ablation, an acceptance or a fuzz session, as its folder is found
-    later."""
+    """A bisection, an ablation or a fuzz session, as its folder is found later."""
     (folder / "c").mkdir()
     name = rng.choice(sorted(seeds.campaigns))
     document = made.changed(rng, json.loads(seeds.campaigns[name]))

@@ -599,6 +599,11 @@ class Outside:
             "GITHUB_ENV": output,
         }
 
+    @property
+    def peer_secret(self) -> str:
+        """What the other side of an attack holds."""
+        return self.secret_start + "-peer"
+
     def facts(self) -> dict[str, Any]:
         """Return what each attack is told: where the canaries are, never what they
         hold."""
@@ -637,7 +642,6 @@ class Outside:
             "pid_namespace": os.readlink("/proc/self/ns/pid"),
             "door": self.door,
             "serve": "8000",
-            "peer_secret": f"PEER-{self.nonce}",
             **self.bounds.bombs(),
         }
 

@@ -26,6 +26,7 @@ from typing import IO, Any
 
 from hardening._filter import box_filter
 from hardening._outside import (
+    ESCAPES,
     QUOTE,
     AttackRun,
     Bounds,
@@ -37,6 +38,7 @@ from hardening._outside import (
     threads,
     used_above,
 )
+from hardening.escapes import peer as peers
 
 COLLECTED = (
     "result.json",
@@ -53,6 +55,9 @@ COLLECTED = (
     "sparse.json",
 )
 """What a harness would read of a stranger's work folder."""
+
+
+PEER = ESCAPES / "peer.py"
 
 
 class HungError(Exception):
@@ -74,6 +79,11 @@ def unboxed(
     if script.stem.startswith("server-"):
         with NaiveClient(outside.facts()["serve"]):
             status, output = run_plainly(command, outside, work, seconds)
+    elif script.stem.startswith("peer-"):
+        with BarePeer(outside, work) as peer:
+            status, output = run_plainly(command, outside, work, seconds)
+            if peer.died:
+                status = None
     elif script.stem.startswith("door-"):
         with NaiveDoor(outside.door) as door:
             status, output = run_plainly(command, outside, work, seconds)
@@ -174,6 +184,33 @@ class NaiveClient:
                 asked.sendall(b"GET / HTTP/1.1\r\n\r\n")
                 while part := asked.recv(1 << 20):
                     self.kept.append(part)
+
+
+class BarePeer:
+    """The other side of an attack, which nothing keeps apart from it."""
+
+    def __init__(self, outside: Outside, work: Path) -> None:
+        words = ["serve", outside.peer_secret, outside.marker, "60"]
+        self.segment = peers.segment_key(outside.marker)
+        self.process = subprocess.Popen(
+            [sys.executable, str(PEER), *words],
+            cwd=work,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+
+    def __enter__(self) -> BarePeer:
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        self.process.kill()
+        self.process.wait()
+        subprocess.run(["ipcrm", "-M", hex(self.segment)], capture_output=True)
+
+    @property
+    def died(self) -> bool:
+        return self.process.poll() is not None
 
 
 def on_terminal(script: Path, command: list[str]) -> list[str]:

@@ -323,8 +323,9 @@ def report(ran: list[Ran], began: float) -> int:
     growth: Counter[str] = Counter()
     peaks: Counter[str] = Counter()
     for one in ran:
-        grouped = one.line[:1] in (["matrix"], ["env"], ["warm"])
-        name = " ".join(one.line[: 2 if grouped else 1])
+        grouped = one.line[:1] in (["matrix"], ["env"])
+        depth = 3 if one.line[:2] == ["env", "warm"] else 2 if grouped else 1
+        name = " ".join(one.line[:depth])
         growth[name] += one.growth_kib >> 10
         peaks[name] = max(peaks[name], one.peak_kib >> 10)
     inside = sum(one.how == IN_PROCESS for one in ran)

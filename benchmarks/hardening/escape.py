@@ -58,7 +58,7 @@ BOXED = ("client", "server")
 """Of mmrepro's own: they import it, which the others do not."""
 
 OFFERS: dict[str, frozenset[str]] = {
-    "unboxed": frozenset({"door", "serve"}),
+    name: frozenset({"door", "serve", "peer"}) for name in ("unboxed", *BOXED)
 }
 """What a runner offers beyond running a script: see `WayOut.needs`."""
 

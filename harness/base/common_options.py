@@ -12,12 +12,20 @@ above."""
 
 
 def read_window(text: str) -> tuple[float, float]:
-    """Seconds of ``60..120``, ``1m..2m``, ``..30s`` or ``5m..``. Raises UsageError."""
+    """Return the seconds of ``60..120``, ``1m..2m``, ``..30s`` or ``5m..``. Raises
+    UsageError."""
     begin, dots, end = text.partition("..")
-    ends = [parse_duration(one) if one.strip("0 ") else 0.0 for one in (begin, end)]
-    if not dots or (end and ends[0] >= ends[1]):
+    begin_s = _seconds_or_0(begin)
+    end_s = _seconds_or_0(end)
+    if not dots or (end and begin_s >= end_s):
         raise UsageError(f"--window {text} is no span of time.", hint="--window 1m..2m")
-    return ends[0], ends[1] if end else WEEK_S
+    return begin_s, end_s if end else WEEK_S
+
+
+def _seconds_or_0(text: str) -> float:
+    """Return the seconds of a duration; 0 for nothing and for zeros, which are no
+    duration elsewhere."""
+    return parse_duration(text) if text.strip("0 ") else 0.0
 
 
 def write_window(window: tuple[float, float]) -> str:

@@ -8,6 +8,7 @@
     - UntrustedFile
     - UnwritableOutput
     - BadIncident
+      + ChangedIncident
     - BadLedger
     - LedgerBusy
   x InfrastructureError    (exit 4: nothing was learnt about the engine)
@@ -100,6 +101,10 @@ class UnwritableOutput(UsageError):
 
 class BadIncident(UsageError):
     """A folder that holds no readable incident."""
+
+
+class ChangedIncident(BadIncident):
+    """An incident that differs from the record of its hashes."""
 
 
 class BadLedger(UsageError):

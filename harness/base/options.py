@@ -127,7 +127,7 @@ def option(
     return Option(help, metavar, group, own=True, **more)(default)
 
 
-class Origin(StrEnum):
+class OptionOrigin(StrEnum):
     """Where the value of an option comes from, if it is not the default."""
 
     WORD = "word"
@@ -139,7 +139,7 @@ class Origin(StrEnum):
 
 
 @dataclass(frozen=True)
-class Declared:
+class DeclaredOption:
     """A field with its option.
 
     Attributes:
@@ -181,16 +181,22 @@ class Declared:
     def words(self, value: Any) -> list[str]:
         """Return the words that give ``value``."""
         option = self.option
-        if option.argument:
-            return [option.write(one) for one in (value if self.several else [value])]
-        if self.type is bool:
+        if self.type is bool and not option.argument:
             yes, _, no = self.name.partition("/")
-            return [word for word in (yes if value else no,) if word]
-        words = []
-        for one in value if self.several else [value]:
-            said = option.write(one)
-            joined = option.attached or said.startswith("-")
-            words += [f"{self.name}={said}"] if joined else [self.name, said]
+            word = yes if value else no
+            return [word] if word else []
+        values = value if self.several else [value]
+        written = [option.write(item) for item in values]
+        if option.argument:
+            return written
+
+        words: list[str] = []
+        for text in written:
+            # A value that begins with a dash would be taken for an option.
+            if option.attached or text.startswith("-"):
+                words.append(f"{self.name}={text}")
+            else:
+                words += [self.name, text]
         return words
 
 
@@ -205,8 +211,11 @@ class Command:
     """
 
     COMMAND: ClassVar[str] = ""
+    DOCUMENTS: ClassVar[tuple[str, ...]] = ()
+    """Where the classes of what it prints as JSON are (``module:name``); (): no schema
+    describes that."""
     _: KW_ONLY
-    origins: Mapping[str, Origin] = field(
+    origins: Mapping[str, OptionOrigin] = field(
         default_factory=dict, compare=False, repr=False
     )
 
@@ -226,25 +235,29 @@ class Command:
         What differs from the default is written, and what was said against a variable
         or a file. What holds for one call only, such as ``--out``, is written only if
         ``changed`` names it."""
-        made = replace(self, **changed).written()
+        settled = replace(self, **changed).written()
         arguments: list[str] = []
         skipped: list[str] = []
         words: list[str] = []
-        for one in declared(type(self)):
-            option, value = one.option, getattr(made, one.field)
-            asked = option.required or one.field in changed
-            if option.private or value is None or (option.once and not asked):
+        for declaration in declared(type(self)):
+            option = declaration.option
+            value = getattr(settled, declaration.field)
+            is_changed = declaration.field in changed
+            if option.private or value is None:
                 continue
-            over = (
-                one.field not in changed and self.origins.get(one.field) is Origin.OVER
-            )
-            if value == one.default and not (over or option.required):
-                skipped += one.words(value) if option.argument else []
-            elif option.argument:  # those before it stand in their places
-                arguments += [*skipped, *one.words(value)]
+            if option.once and not (option.required or is_changed):
+                continue
+            origin = self.origins.get(declaration.field)
+            over = origin is OptionOrigin.OVER and not is_changed
+            if value == declaration.default and not (over or option.required):
+                if option.argument:
+                    skipped += declaration.words(value)
+            elif option.argument:
+                # Those before it are written after all, so that it stands in its place.
+                arguments += [*skipped, *declaration.words(value)]
                 skipped = []
             else:
-                words += one.words(value)
+                words += declaration.words(value)
         if any(argument.startswith("-") for argument in arguments):
             return [*self.COMMAND.split(), *words, "--", *arguments]
         return [*self.COMMAND.split(), *arguments, *words]
@@ -254,35 +267,37 @@ class Command:
         return shlex.join(["mmrepro", *self.argv(**changed)])
 
 
-_DECLARED: dict[Any, tuple[Declared, ...]] = {}
+_DECLARED: dict[Any, tuple[DeclaredOption, ...]] = {}
 
 
-def declared(made: type[Command]) -> tuple[Declared, ...]:
+def declared(made: type[Command]) -> tuple[DeclaredOption, ...]:
     """Return the options of a command, in the order of its fields."""
     if made in _DECLARED:
         return _DECLARED[made]
     hints = get_type_hints(made)
-    found = [
-        _declared(one, hints[one.name])
-        for one in fields(made)
-        if "option" in one.metadata
-    ]
-    return _DECLARED.setdefault(made, tuple(found))
+    declarations: list[DeclaredOption] = []
+    for command_field in fields(made):
+        if "option" in command_field.metadata:
+            declarations.append(_declared(command_field, hints[command_field.name]))
+    return _DECLARED.setdefault(made, tuple(declarations))
 
 
-def _declared(one: Field[Any], kind: Any) -> Declared:
-    option = one.metadata["option"]
+def _declared(command_field: Field[Any], kind: Any) -> DeclaredOption:
+    option = command_field.metadata["option"]
     if get_origin(kind) in (Union, UnionType):
+        # X | None: None is what it is without a word.
         (kind,) = (part for part in get_args(kind) if part is not NoneType)
-    mapping = get_origin(kind) is abc.Mapping
-    several = mapping or (get_origin(kind) is tuple and option.read is None)
-    kind = get_args(kind)[0] if several else kind
+    is_mapping = get_origin(kind) is abc.Mapping
+    is_list = get_origin(kind) is tuple and option.read is None
+    several = is_mapping or is_list
+    if several:
+        kind = get_args(kind)[0]
     if option.choices:
         kind = Literal[option.choices]
-    return Declared(
-        one.name,
-        option,
-        str if option.read else kind,
-        several,
-        {} if mapping else one.default,
+    return DeclaredOption(
+        field=command_field.name,
+        option=option,
+        type=str if option.read else kind,
+        several=several,
+        default={} if is_mapping else command_field.default,
     )

@@ -17,9 +17,9 @@ from typing import NamedTuple
 
 SHM = "/dev/shm/"  # noqa: S108 - it is looked at, nothing is created there
 TICKS_PER_S = os.sysconf("SC_CLK_TCK")
-PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
+_PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 MAX_BYTES = 1 << 20
-MAPS_BYTES = TABLE_BYTES = 16 << 20
+MAPS_BYTES = _TABLE_BYTES = 16 << 20
 LISTEN, ESTABLISHED, CLOSE_WAIT = "0A", "01", "08"
 
 # /proc/PID/stat as man proc_pid_stat numbers it, less the pid and the name before the
@@ -110,7 +110,7 @@ def read(pid: int | str, name: str, limit: int = MAX_BYTES) -> bytes:
 
 
 def link(pid: int | str, name: str) -> str:
-    """What ``/proc/PID/name`` leads to; empty when that cannot be read."""
+    """Return what ``/proc/PID/name`` leads to; empty when that cannot be read."""
     try:
         return os.readlink(f"/proc/{pid}/{name}")  # noqa: PTH115
     except OSError:
@@ -134,7 +134,7 @@ def files(pid: int | str) -> Iterator[tuple[int, str]]:
 
 
 def owner(pid: int) -> int | None:
-    """The user whose process it is; None: it is gone."""
+    """Return the user whose process it is; None: it is gone."""
     try:
         return os.stat(f"/proc/{pid}").st_uid  # noqa: PTH116
     except OSError:
@@ -142,47 +142,57 @@ def owner(pid: int) -> int | None:
 
 
 def memory_cgroup(pid: int) -> str:
-    """Path of its memory controller's group, of either hierarchy (cgroups(7)); "": not
-    known."""
-    lines = read(pid, "cgroup").decode("utf-8", "replace").splitlines()
-    found = {
-        parts[1]: parts[2] for line in lines if len(parts := line.split(":", 2)) == 3
-    }
-    own = next(
-        (path for names, path in found.items() if "memory" in names.split(",")), None
-    )
-    return found.get("", "") if own is None else own
+    """Return the path of its memory controller's group, of either hierarchy
+    (cgroups(7)); "": not known."""
+    unified = ""
+    for line in read(pid, "cgroup").decode("utf-8", "replace").splitlines():
+        _, _, rest = line.partition(":")
+        controllers, colon, path = rest.partition(":")
+        if not colon:
+            continue
+        if "memory" in controllers.split(","):
+            return path
+        # The line of cgroups v2 names no controllers.
+        if not controllers:
+            unified = path
+    return unified
 
 
 def environ(pid: int) -> dict[str, str]:
-    """The variables that it was started with; {}: closed to us, or it has ended."""
+    """Return the variables that it was started with; {}: closed to us, or it has
+    ended."""
     words = read(pid, "environ").decode("utf-8", "replace").split("\0")
     return dict(word.split("=", 1) for word in words if "=" in word)
 
 
 def field(pid: int | str, name: str) -> list[bytes]:
-    """The words of one line of ``/proc/PID/status``; none where it has no such line."""
+    """Return the words of one line of ``/proc/PID/status``; none where it has no such
+    line."""
     return _words(read(pid, "status"), name)
 
 
 def _words(status: bytes, name: str) -> list[bytes]:
-    return (
-        (b"\n" + status)
-        .partition(b"\n%s:" % name.encode())[2]
-        .partition(b"\n")[0]
-        .split()
-    )
+    # A name that a line begins with: others may end with the same letters.
+    _, _, behind = (b"\n" + status).partition(b"\n%s:" % name.encode())
+    line, _, _ = behind.partition(b"\n")
+    return line.split()
+
+
+def _number(status: bytes, name: str) -> int:
+    """Return the number of a line; 0 where there is no such line."""
+    return sum(int(word) for word in _words(status, name))
 
 
 def tracer(pid: int) -> int:
-    """The process that traces ``pid``; 0 when none does."""
-    return sum(map(int, field(pid, "TracerPid")))
+    """Return the process that traces ``pid``; 0 when none does."""
+    return _number(read(pid, "status"), "TracerPid")
 
 
 def parse_stat(content: bytes) -> Stat | None:
-    """None for anything that is no stat line. The name may itself hold blanks and
+    """Read a stat line; None for anything else. The name may itself hold blanks and
     parentheses."""
-    opening, closing = content.find(b"("), content.rfind(b")")
+    opening = content.find(b"(")
+    closing = content.rfind(b")")
     if opening < 0 or closing < opening:
         return None
     fields = content[closing + 1 :].split(None, _RSS + 1)
@@ -196,55 +206,58 @@ def parse_stat(content: bytes) -> Stat | None:
             system_ticks=int(fields[_STIME]),
             threads=int(fields[_THREADS]),
             start_ticks=int(fields[_STARTTIME]),
-            rss_bytes=int(fields[_RSS]) * PAGE_BYTES,
+            rss_bytes=int(fields[_RSS]) * _PAGE_BYTES,
         )
     except (ValueError, IndexError):
         return None
 
 
 def stat(pid: int | str, tid: int | None = None) -> Stat | None:
-    """Of a process, or of one of its threads; None if there is no such one."""
+    """Read the state of a process, or of one of its threads; None if there is no such
+    one."""
     return parse_stat(read(pid, "stat" if tid is None else f"task/{tid}/stat"))
 
 
 def alive(pid: int, start: int | None = None) -> bool:
     """Whether the process runs: a zombie does not, nor does a later one with the same
     id."""
-    found = stat(pid)
-    return found is not None and not found.ended and start in (None, found.start_ticks)
+    now = stat(pid)
+    if now is None or now.ended:
+        return False
+    return start is None or start == now.start_ticks
 
 
 def born(pid: int) -> int:
-    """Its start time in clock ticks since boot; 0: it is gone."""
-    found = stat(pid)
-    return found.start_ticks if found else 0
+    """Return its start time in clock ticks since boot; 0: it is gone."""
+    now = stat(pid)
+    return now.start_ticks if now else 0
 
 
 def now_ticks() -> int:
-    """Clock ticks since boot, as start times are."""
+    """Return the clock ticks since boot, as start times are."""
     return int(time.clock_gettime(time.CLOCK_BOOTTIME) * TICKS_PER_S)
 
 
 def arguments(pid: int) -> list[str]:
-    """The command line's words; empty ones are left out."""
+    """Return the command line's words; empty ones are left out."""
     raw = read(pid, "cmdline", 65536)
     return [word.decode("utf-8", "replace") for word in raw.split(b"\0") if word]
 
 
 def cmdline(pid: int) -> str:
-    """Arguments joined by blanks, cut at 2000 characters; a title set by setproctitle
-    as it is."""
+    """Return its arguments joined by blanks, cut at 2000 characters; a title set by
+    setproctitle as it is."""
     content = read(pid, "cmdline", 16384)
     return content.replace(b"\0", b" ").decode("utf-8", "replace").strip()[:2000]
 
 
 def name(pid: int) -> str:
-    """Its name, which the kernel cuts at 15 characters."""
+    """Return its name, which the kernel cuts at 15 characters."""
     return read(pid, "comm").decode("utf-8", "replace").strip()
 
 
 def label(pid: int) -> str:
-    """Its id and command, for a message."""
+    """Return its id and command, for a message."""
     return f"{pid} {cmdline(pid)[:120] or name(pid)}"
 
 
@@ -252,14 +265,19 @@ def label(pid: int) -> str:
 
 
 def table() -> dict[int, Stat]:
-    """Every process, zombies too."""
-    return {pid: found for pid in pids() if (found := stat(pid)) is not None}
+    """Read every process, zombies too."""
+    stats: dict[int, Stat] = {}
+    for pid in pids():
+        now = stat(pid)
+        if now is not None:  # None: it ended after it was listed
+            stats[pid] = now
+    return stats
 
 
 def tree(
     root: int, also: Sequence[int] = (), among: dict[int, Stat] | None = None
 ) -> list[int]:
-    """``root``, ``also`` and all their descendants, zombies too, parents before
+    """Return ``root``, ``also`` and all their descendants, zombies too, parents before
     children; those of one parent in the order of their start.
 
     Args:
@@ -269,24 +287,28 @@ def tree(
     children: dict[int, list[int]] = {}
     for pid in sorted(among, key=lambda pid: (among[pid].start_ticks, pid)):
         children.setdefault(among[pid].ppid, []).append(pid)
-    found: dict[int, None] = {}
+
+    # A table that is read while processes come and go may hold a circle.
+    in_order: dict[int, None] = {}
     todo = [pid for pid in (root, *also) if pid in among]
     while todo:
         pid = todo.pop(0)
-        if pid not in found:
-            found[pid] = None
+        if pid not in in_order:
+            in_order[pid] = None
             todo += children.get(pid, ())
-    return list(found)
+    return list(in_order)
 
 
 def descendants(root: int) -> dict[int, int]:
-    """{pid: start time} of all living descendants of ``root``, without itself."""
-    living = {
-        pid: found for pid, found in table().items() if not found.ended or pid == root
-    }
-    return {
-        pid: living[pid].start_ticks for pid in tree(root, among=living) if pid != root
-    }
+    """Return {pid: start time} of all living descendants of ``root``, without
+    itself."""
+    living: dict[int, Stat] = {}
+    for pid, now in table().items():
+        if not now.ended or pid == root:
+            living[pid] = now
+    starts = {pid: living[pid].start_ticks for pid in tree(root, among=living)}
+    starts.pop(root, None)
+    return starts
 
 
 # ---------------------------------------------------------------- threads
@@ -300,34 +322,32 @@ def thread_ids(pid: int) -> list[int]:
 
 
 def threads(pid: int, limit: int = 4096) -> dict[int, Thread]:
-    """Every thread of ``pid``; those that end while we read are left out."""
-    found: dict[int, Thread] = {}
+    """Read every thread of ``pid``; those that end while we read are left out."""
+    by_tid: dict[int, Thread] = {}
     for tid in thread_ids(pid)[:limit]:
-        known = stat(pid, tid)
-        if known is None:
+        now = stat(pid, tid)
+        if now is None:
             continue
         # schedstat: nanoseconds on a core, nanoseconds runnable but without one, time
-        #     slices.
+        # slices.
         schedule = read(pid, f"task/{tid}/schedstat").split()
-        queued = int(schedule[1]) if len(schedule) >= 2 else 0
+        queued_ns = int(schedule[1]) if len(schedule) >= 2 else 0
         status = read(pid, f"task/{tid}/status")
-        voluntary, involuntary = (
-            sum(map(int, _words(status, f"{kind}_ctxt_switches")))
-            for kind in ("voluntary", "nonvoluntary")
-        )
-        found[tid] = Thread(known, queued / 1e9, voluntary, involuntary)
-    return found
+        voluntary = _number(status, "voluntary_ctxt_switches")
+        involuntary = _number(status, "nonvoluntary_ctxt_switches")
+        by_tid[tid] = Thread(now, queued_ns / 1e9, voluntary, involuntary)
+    return by_tid
 
 
 # ---------------------------------------------------------------- shared memory
 
 
 def shared_memory(pid: int) -> set[str]:
-    """Entries of /dev/shm that the process maps or holds open, by full path.
+    """Return the entries of /dev/shm that the process maps or holds open, by full path.
 
     Compared by inode: glibc makes a semaphore under a passing name and links it to its
     final one, so that /proc/PID/maps knows only a name that is deleted."""
-    inodes = set()
+    inodes: set[int] = set()
     for line in read(pid, "maps", MAPS_BYTES).splitlines():
         if SHM.encode() in line:
             inodes.add(int(line.split(None, 5)[4]))
@@ -377,22 +397,28 @@ def rows(text: str) -> Iterator[Socket]:
 
 
 def sockets(pid: int | str = "self") -> list[Socket] | None:
-    """TCP sockets in the network namespace of ``pid``; None: no table can be read."""
-    texts = [read(pid, f"net/{name}", TABLE_BYTES) for name in ("tcp", "tcp6")]
+    """Read the TCP sockets in the network namespace of ``pid``; None: no table can be
+    read."""
+    texts = [read(pid, f"net/{name}", _TABLE_BYTES) for name in ("tcp", "tcp6")]
     if not any(texts):
         return None
-    return [row for text in texts for row in rows(text.decode("ascii", "replace"))]
+    sockets: list[Socket] = []
+    for text in texts:
+        sockets += rows(text.decode("ascii", "replace"))
+    return sockets
 
 
 def holders(inodes: Iterable[int]) -> tuple[list[int], int]:
-    """Processes that hold one of the sockets, and how many processes could not be
-    looked into."""
+    """Return the processes that hold one of the sockets, and how many processes could
+    not be looked into."""
     wanted = {f"socket:[{inode}]" for inode in inodes}
-    found, closed = [], 0
+    holding: list[int] = []
+    closed = 0
     for pid in pids():
         try:
             if any(target in wanted for _, target in files(pid)):
-                found.append(pid)
+                holding.append(pid)
         except OSError:
+            # One that has ended meanwhile holds nothing any more.
             closed += stat(pid) is not None
-    return found, closed
+    return holding, closed

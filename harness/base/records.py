@@ -73,13 +73,14 @@ V = TypeVar("V")
 
 
 def _in_utf8(value: V) -> V:
+    """Return a value whose texts a file can hold: halves of characters are
+    replaced."""
     new: Any = value
     if isinstance(value, BaseModel):
-        new = value.model_copy(
-            update={n: _in_utf8(v) for n, v in value.__dict__.items()}
-        )
+        fields = {name: _in_utf8(item) for name, item in value.__dict__.items()}
+        new = value.model_copy(update=fields)
     elif isinstance(value, dict):
-        new = {_in_utf8(k): _in_utf8(v) for k, v in value.items()}
+        new = {_in_utf8(key): _in_utf8(item) for key, item in value.items()}
     elif isinstance(value, list):
         new = [_in_utf8(item) for item in value]
     elif isinstance(value, tuple):
@@ -93,7 +94,7 @@ R = TypeVar("R", bound=BaseModel)
 MOST_VALUES: Final = 1_200_000
 """In one document: they take half a GiB of memory at most. A run of ten minutes has
 50,000."""
-MOST_PROBLEMS: Final = 1000
+_MOST_PROBLEMS: Final = 1000
 
 
 class Unfit(ValueError):
@@ -106,7 +107,7 @@ class Unfit(ValueError):
 
 
 def parsed(kind: type[R], data: bytes, *, most_values: int = MOST_VALUES) -> R:
-    """The document ``data``, JSON from a file that anybody may have written.
+    """Return the document ``data``, JSON from a file that anybody may have written.
 
     Raises:
         Unfit: it does not fit ``kind``, or has more values than ``kind`` ever has.
@@ -117,10 +118,11 @@ def parsed(kind: type[R], data: bytes, *, most_values: int = MOST_VALUES) -> R:
     try:
         return kind.model_validate_json(data)
     except ValidationError as error:
-        if error.error_count() > MOST_PROBLEMS:
+        if error.error_count() > _MOST_PROBLEMS:
             raise Unfit([f"{error.error_count():,} of its values do not fit"]) from None
-        found = misfits(error, data)
-    raise Unfit([text for one in found if (text := one.text)])
+        problems = [misfit.text for misfit in misfits(error, data)]
+    # Behind the block: the error itself holds the whole document.
+    raise Unfit([problem for problem in problems if problem])
 
 
 class Misfit(NamedTuple):
@@ -134,11 +136,13 @@ class Misfit(NamedTuple):
     @property
     def text(self) -> str:
         """``operations.0.prompt.1: Input should be a valid integer``."""
-        return ": ".join(filter(None, (".".join(map(str, self.place)), self.words)))
+        place = ".".join(str(part) for part in self.place)
+        return ": ".join(filter(None, (place, self.words)))
 
 
 def misfits(error: ValidationError, document: object) -> list[Misfit]:
-    """What does not fit, by the keys of ``document`` (the value, or its JSON as bytes).
+    """Return what does not fit, by the keys of ``document`` (the value, or its JSON as
+    bytes).
 
     Pydantic names each member of a union in the place, and reports one that is of
     another type beside the one that is meant: only what lies deepest is kept, and
@@ -149,21 +153,21 @@ def misfits(error: ValidationError, document: object) -> list[Misfit]:
             document = from_json(document)
         except ValueError:
             document = None
-    found: dict[Misfit, bool] = {}
-    for one in listed:
-        place, member = _keys(one["loc"], document, missing=one["type"] == "missing")
-        words = one["msg"].removeprefix("Value error, ")
-        found.setdefault(Misfit(place, one["type"], words), member)
+    of_members: dict[Misfit, bool] = {}
+    """Misfits, and whether each is of a union's member."""
+    for detail in listed:
+        is_missing = detail["type"] == "missing"
+        place, is_member = _keys(detail["loc"], document, missing=is_missing)
+        words = detail["msg"].removeprefix("Value error, ")
+        of_members.setdefault(Misfit(place, detail["type"], words), is_member)
+
     kept: dict[tuple[str | int, ...], Misfit] = {}
-    for misfit, member in found.items():
+    for misfit, is_member in of_members.items():
         place = misfit.place
-        deeper = any(
-            len(o.place) > len(place) and o.place[: len(place)] == place for o in found
-        )
-        if member and deeper:
+        if is_member and any(_lies_in(other, place) for other in of_members):
             continue
         before = kept.get(place)
-        if member and before is not None:
+        if is_member and before is not None:
             also = misfit.words.removeprefix("Input should be ")
             misfit = before._replace(words=f"{before.words} or {also}")
         elif before is not None:
@@ -172,26 +176,33 @@ def misfits(error: ValidationError, document: object) -> list[Misfit]:
     return list(kept.values())
 
 
+def _lies_in(misfit: Misfit, place: tuple[str | int, ...]) -> bool:
+    """Whether it lies deeper than ``place``, and within."""
+    deeper = len(misfit.place) > len(place)
+    return deeper and misfit.place[: len(place)] == place
+
+
 def _keys(
     loc: tuple[str | int, ...], document: object, *, missing: bool
 ) -> tuple[tuple[str | int, ...], bool]:
-    """The keys and indexes in ``loc``, and whether it ends with a union's member."""
+    """Return the keys and indexes in ``loc``, and whether it ends with a union's
+    member."""
     keys: list[str | int] = []
-    value, member = document, False
+    value = document
+    is_member = False
     for index, part in enumerate(loc):
-        if isinstance(value, dict) and (
-            part in value or (missing and index == len(loc) - 1)
-        ):
-            value, member = value.get(part), False
+        # Of a field that is missing only the last part is no key of the document.
+        is_missing = missing and index == len(loc) - 1
+        if isinstance(value, dict) and (part in value or is_missing):
+            value = value.get(part)
         elif isinstance(value, list | tuple) and isinstance(part, int):
-            value, member = value[part] if part < len(value) else None, False
-        elif value is None and document is None:
-            member = False  # nothing is known of it
-        else:
-            member = True
+            value = value[part] if part < len(value) else None
+        elif value is not None or document is not None:
+            is_member = True
             continue
+        is_member = False
         keys.append(part)
-    return tuple(keys), member
+    return tuple(keys), is_member
 
 
 class Moment(Record):

@@ -69,13 +69,13 @@ def parse_size(
         raise UsageError(
             f"{shown} is not a size.", hint="e.g. 6784MiB, 40G, 80GB or plain bytes"
         )
-    found = int(Decimal(match[1]) * factor)
-    if found < least:
-        why = " Is its unit missing?" if not match[2] and found else ""
+    number = int(Decimal(match[1]) * factor)
+    if number < least:
+        why = " Is its unit missing?" if not match[2] and number else ""
         raise UsageError(f"{shown} is less than {size(least)}.{why}")
-    if found > most:
+    if number > most:
         raise UsageError(f"{shown} is more than {size(most)}. Is its unit right?")
-    return found
+    return number
 
 
 def duration(seconds: float) -> str:
@@ -98,33 +98,43 @@ def duration(seconds: float) -> str:
 
 
 def exact_duration(seconds: float) -> str:
-    """For an option, which reads the same number again: 10m, 1h30m, 2.5s."""
+    """Write it for an option, which reads the same number again: 10m, 1h30m, 2.5s."""
     left = int(seconds)
     if left != seconds or not left:
         return f"{Decimal(repr(seconds)):f}s"
     words = ""
     for unit in ("d", "h", "m", "s"):
         number, left = divmod(left, int(_LENGTHS[unit]))
-        words += f"{number}{unit}" if number else ""
+        if number:
+            words += f"{number}{unit}"
     return words
 
 
 def size(count: float, digits: int | None = None) -> str:
-    """Rounded, for people: 1.7 GiB, 35 MiB; a whole number of a unit without decimals.
+    """Round it for people: 1.7 GiB, 35 MiB; a whole number of a unit without decimals.
 
     Args:
         digits: decimals; by default one from a GiB on.
     """
     if count < 0:
         return "-" + size(-count, digits)
-    units = (("TiB", TIB), ("GiB", GIB), ("MiB", MIB), ("KiB", KIB))
-    unit, factor = next((one for one in units if count >= one[1]), ("B", 1))
-    digits = int(factor >= GIB) if digits is None else digits
-    return f"{count / factor:.{0 if count % factor == 0 else digits}f} {unit}"
+    unit, factor = _unit_of(count)
+    if digits is None:
+        digits = 1 if factor >= GIB else 0
+    if count % factor == 0:
+        digits = 0
+    return f"{count / factor:.{digits}f} {unit}"
+
+
+def _unit_of(count: float) -> tuple[str, int]:
+    for unit, factor in (("TiB", TIB), ("GiB", GIB), ("MiB", MIB), ("KiB", KIB)):
+        if count >= factor:
+            return unit, factor
+    return "B", 1
 
 
 def exact_size(count: int) -> str:
-    """For an option, which reads the same number again: 40GiB, 4097."""
+    """Write it for an option, which reads the same number again: 40GiB, 4097."""
     for unit, factor in (("GiB", GIB), ("MiB", MIB), ("KiB", KIB)):
         if count and count % factor == 0:
             return f"{count // factor}{unit}"
@@ -136,12 +146,12 @@ Tone = Literal["", "good", "bad", "unsure", "soft"]
 
 
 def count(number: int, word: str) -> str:
-    """``1 run``, ``3 runs``, ``2 queries``."""
+    """Write ``1 run``, ``3 runs``, ``2 queries``."""
     if number == 1:
         return f"1 {word}"
-    return (
-        f"{number:,} {word[:-1]}ies" if word.endswith("ry") else f"{number:,} {word}s"
-    )
+    if word.endswith("ry"):
+        return f"{number:,} {word[:-1]}ies"
+    return f"{number:,} {word}s"
 
 
 def slug(text: str) -> str:

@@ -29,7 +29,7 @@ from mmrepro.campaign.events import (
     Note,
     RunBegan,
 )
-from mmrepro.campaign.work import Began, Order, Place, Places
+from mmrepro.campaign.work import Order, Place, Places, StartedRun
 
 POLL_S = 0.2
 WAIT_S = 60.0
@@ -40,7 +40,7 @@ them."""
 DocumentT = TypeVar("DocumentT")
 
 
-class State(StrEnum):
+class CampaignState(StrEnum):
     """How a campaign stands; its document has the same words."""
 
     COMPLETE = "complete"
@@ -80,7 +80,7 @@ class Policy(Protocol[DocumentT]):
     def waits(self) -> bool:
         """Whether something is to be done that no place has been given."""
 
-    def began(self, order: Order, began: Began) -> None:
+    def began(self, order: Order, began: StartedRun) -> None:
         """A place begins that run, once this returns."""
 
     def line(self, order: Order, result: Record) -> Record:
@@ -93,12 +93,12 @@ class Policy(Protocol[DocumentT]):
         """All of an order was done, or all that there was time for."""
 
     def lost(
-        self, order: Order, loss: PlaceLost, began: Began | None, place: str
+        self, order: Order, loss: PlaceLost, began: StartedRun | None, place: str
     ) -> str:
         """The place is gone; ``began``: the run that it had begun. Whatever was not
         done is given to others. Returns what becomes of it, for people."""
 
-    def end(self, state: State, failure: str) -> DocumentT:
+    def end(self, state: CampaignState, failure: str) -> DocumentT:
         """Write down how it ended; from the same journal always the same document
         follows."""
 
@@ -107,7 +107,7 @@ class Policy(Protocol[DocumentT]):
 class _Worked:
     place: Place
     order: Order
-    item: Began | Record | None = None
+    item: StartedRun | Record | None = None
     """None: the order has ended."""
     loss: PlaceLost | None = None
     error: BaseException | None = None
@@ -149,7 +149,7 @@ class Campaign(Generic[DocumentT]):
         self._wait_s = WAIT_S if wait_s is None else wait_s
         self._stopped = self._left = False
         self._busy: dict[int, tuple[Place, threading.Thread]] = {}
-        self._began: dict[int, Began] = {}
+        self._began: dict[int, StartedRun] = {}
         self._runs: Counter[int] = Counter()
         self._worked: queue.SimpleQueue[_Worked] = queue.SimpleQueue()
         self._strikes: Counter[str] = Counter()
@@ -184,7 +184,7 @@ class Campaign(Generic[DocumentT]):
                 self._ended(state, failure)
             raise
         self.places.join()
-        state = State.OUT_OF_TIME if policy.waits() else State.COMPLETE
+        state = CampaignState.OUT_OF_TIME if policy.waits() else CampaignState.COMPLETE
         document = policy.end(state, "")
         self._ended(state, "")
         return document
@@ -193,7 +193,7 @@ class Campaign(Generic[DocumentT]):
         for handler in self._handlers:
             handler(event)
 
-    def began(self, began: Began, machine: str = "") -> None:
+    def began(self, began: StartedRun, machine: str = "") -> None:
         what = began.what or began.id
         self.emit(
             RunBegan(what=what, index=began.index, role=began.role, machine=machine)
@@ -255,7 +255,7 @@ class Campaign(Generic[DocumentT]):
         if worked.error is not None:
             del self._busy[id(place)]
             raise worked.error
-        if isinstance(worked.item, Began):
+        if isinstance(worked.item, StartedRun):
             began = worked.item
             self._began[id(place)] = began
             self.policy.began(order, began)
@@ -291,7 +291,7 @@ class Campaign(Generic[DocumentT]):
                 for item in working:
                     line = (
                         item
-                        if isinstance(item, Began)
+                        if isinstance(item, StartedRun)
                         else self.policy.line(order, item)
                     )
                     worked = _Worked(place, order, line)
@@ -327,13 +327,15 @@ class Campaign(Generic[DocumentT]):
             worked = self._worked.get(timeout=timeout_s)
             try:
                 with contextlib.suppress(MmreproError):
-                    if worked.item is not None and not isinstance(worked.item, Began):
+                    if worked.item is not None and not isinstance(
+                        worked.item, StartedRun
+                    ):
                         self.policy.took(worked.order, worked.item)
             finally:
                 worked.taken.set()
             self._last_words(0.0)
 
-    def _ended(self, state: State, failure: str) -> None:
+    def _ended(self, state: CampaignState, failure: str) -> None:
         policy = self.policy
         self.emit(
             CampaignEnded(
@@ -341,16 +343,19 @@ class Campaign(Generic[DocumentT]):
                 folder=str(policy.folder),
                 state=state,
                 failure=failure,
-                resume="" if state is State.COMPLETE else policy.resume_command,
+                resume="" if state is CampaignState.COMPLETE else policy.resume_command,
             )
         )
 
 
-def _ending(error: BaseException, resume: str) -> tuple[State, str]:
+def _ending(error: BaseException, resume: str) -> tuple[CampaignState, str]:
     if isinstance(error, KeyboardInterrupt):
-        return State.INTERRUPTED, f"interrupted; to resume, run: {resume}"
+        return CampaignState.INTERRUPTED, f"interrupted; to resume, run: {resume}"
     if isinstance(error, NoPlaceLeft):
-        return State.INTERRUPTED, error.message
+        return CampaignState.INTERRUPTED, error.message
     if isinstance(error, MmreproError):
-        return State.FAILED, error.message
-    return State.FAILED, f"mmrepro itself failed: {type(error).__name__}: {error}"
+        return CampaignState.FAILED, error.message
+    return (
+        CampaignState.FAILED,
+        f"mmrepro itself failed: {type(error).__name__}: {error}",
+    )

@@ -52,7 +52,7 @@ class RunEnded(Record):
     ] = False
 
 
-class Found(Record):
+class Established(Record):
     """Something is established: a boundary, a finding, a cell's state."""
 
     event: Literal["found"] = "found"
@@ -91,7 +91,7 @@ class CampaignEnded(Record):
 
 
 CampaignEvent: TypeAlias = Annotated[
-    CampaignBegan | RunBegan | RunEnded | Found | Note | CampaignEnded,
+    CampaignBegan | RunBegan | RunEnded | Established | Note | CampaignEnded,
     Field(discriminator="event"),
 ]
 Handler = Callable[[CampaignEvent], object]

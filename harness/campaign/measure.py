@@ -10,14 +10,14 @@ from pathlib import Path
 from typing import Any
 
 from mmrepro.base.records import Record
-from mmrepro.campaign.work import Began, Here, OnServers, Working
+from mmrepro.campaign.work import OnServers, StartedRun, Working, Workplace
 from mmrepro.failure.documents.upgrade import Block
 from mmrepro.runs.play.players import Measuring
 from mmrepro.traffic.case.files import read_contents
 from mmrepro.traffic.case.model import ServerWanted
 
 
-class Measured(Record):
+class MeasuredBlock(Record):
     """What came of a block. ``place``: folder of its files, below the campaign's."""
 
     id: str
@@ -51,8 +51,8 @@ class MeasureRun(OnServers):
         return self.measuring.new
 
     @property
-    def began(self) -> Began:
-        return Began(self.id, self.measuring.index, what=self.what)
+    def began(self) -> StartedRun:
+        return StartedRun(self.id, self.measuring.index, what=self.what)
 
     @property
     def name(self) -> str:
@@ -60,13 +60,13 @@ class MeasureRun(OnServers):
         return f"{old.engine} {old.release} and {new.release}"
 
     def files(self, result: Record) -> str:
-        assert isinstance(result, Measured)
+        assert isinstance(result, MeasuredBlock)
         return result.place if result.block.error else ""
 
     def not_carried(self, result: Record, why: str) -> Record:
         return result
 
-    def carry_out(self, here: Here, root: Path) -> Working:
+    def carry_out(self, here: Workplace, root: Path) -> Working:
         yield self.began
         player, began = here.players.of(self.servers, root), time.monotonic()
         folder, wanted = root / self.place, self.measuring
@@ -77,4 +77,6 @@ class MeasureRun(OnServers):
         if not block.error:
             shutil.rmtree(folder, ignore_errors=True)
         block.seconds = round(time.monotonic() - began, 2)
-        yield Measured(id=self.id, block=block, place=self.place, machine=here.machine)
+        yield MeasuredBlock(
+            id=self.id, block=block, place=self.place, machine=here.machine
+        )

@@ -25,7 +25,7 @@ from mmrepro.base.machine.files import (
 )
 from mmrepro.base.records import Record
 from mmrepro.base.units import duration, size
-from mmrepro.campaign.schedule import ASSUMED_BUILD_S, Group
+from mmrepro.campaign.schedule import ASSUMED_BUILD_S, EnvironmentGroup
 from mmrepro.campaign.trial import Children, TrialOptions, run_options, spawn, variables
 from mmrepro.engines import LaunchPlan
 from mmrepro.engines.environments.build import existing, folder_of, needed_bytes
@@ -152,7 +152,7 @@ STOP_S = 10.0
 Say = Callable[[str], None]
 
 
-class _Server(NamedTuple):
+class _WarmServer(NamedTuple):
     parent: ForkServerSpec
     plan: LaunchPlan
     environment: Environment
@@ -183,14 +183,14 @@ class Provisions:
 
     # ------------------------------------------------------------------ environments
 
-    def expect(self, groups: Sequence[Group]) -> None:
+    def expect(self, groups: Sequence[EnvironmentGroup]) -> None:
         """These are to be run: none of their environments is dropped before
         :meth:`done`."""
         self._busy.update(
             _folder(group.spec) for group in groups if group.spec is not None
         )
 
-    def prepare(self, group: Group) -> str:
+    def prepare(self, group: EnvironmentGroup) -> str:
         """Have the environment of ``group``.
 
         Returns:
@@ -218,12 +218,12 @@ class Provisions:
     def failed(self, spec: EnvironmentSpec) -> bool:
         return _folder(spec) in self._failed
 
-    def seconds(self, group: Group) -> float:
+    def seconds(self, group: EnvironmentGroup) -> float:
         """What :meth:`prepare` is expected to take."""
         spec = group.spec
         return ASSUMED_BUILD_S if spec is not None and existing(spec) is None else 0.0
 
-    def prefetch(self, group: Group) -> None:
+    def prefetch(self, group: EnvironmentGroup) -> None:
         """Fetch the environment of a group that comes later, beside the runs; one at a
         time."""
         spec, busy = group.spec, self._ahead is not None and self._ahead.is_alive()
@@ -237,7 +237,7 @@ class Provisions:
         )
         self._ahead.start()
 
-    def done(self, group: Group) -> None:
+    def done(self, group: EnvironmentGroup) -> None:
         """No run of ``group`` is left, or none that there is time for."""
         if group.spec is not None:
             self._busy[_folder(group.spec)] -= 1
@@ -324,9 +324,9 @@ class Provisions:
                     parents.callback(parent.end)
             yield
 
-    def _wanted(self, runs: Sequence[tuple[Cell, int]]) -> list[_Server]:
+    def _wanted(self, runs: Sequence[tuple[Cell, int]]) -> list[_WarmServer]:
         count: Counter[str] = Counter()
-        servers: dict[str, _Server] = {}
+        servers: dict[str, _WarmServer] = {}
         for cell, number in runs:
             with contextlib.suppress(MmreproError):  # the run itself says what is wrong
                 if (server := self._server_of(cell)) is not None:
@@ -336,7 +336,7 @@ class Provisions:
             servers[key] for key, number in count.most_common(PARENTS) if number > 1
         ]
 
-    def _server_of(self, cell: Cell) -> _Server | None:
+    def _server_of(self, cell: Cell) -> _WarmServer | None:
         """None: it is not to be started from a fork server, or was seen not to bear
         one."""
         scenario = load_scenario(cell.scenario).with_variant(cell.variant)
@@ -348,13 +348,13 @@ class Provisions:
         plan = ServerSpec(scenario, options, environment, model).plan(free_port())
         if self._starter.choose(plan, environment)[0] is not StartMode.WARM:
             return None
-        return _Server(
+        return _WarmServer(
             fork_server_spec(plan, environment, variables(self._options)),
             plan,
             environment,
         )
 
-    def _parent(self, server: _Server) -> ForkServer | None:
+    def _parent(self, server: _WarmServer) -> ForkServer | None:
         """A parent of ours; None: somebody keeps one already, or there can be none."""
         with self._importing:
             if self._children.stopped or self._parents.find(server.parent) is not None:

@@ -24,7 +24,7 @@ ASSUMED_WHY = "no earlier attempt of this engine is in the ledger: 60 s is assum
 
 
 @dataclass(frozen=True)
-class Group:
+class EnvironmentGroup:
     """The cells of one environment.
 
     Attributes:
@@ -58,12 +58,12 @@ class Group:
             return None
 
 
-def groups_of(cells: Iterable[Planned]) -> list[Group]:
+def groups_of(cells: Iterable[Planned]) -> list[EnvironmentGroup]:
     found: dict[tuple[str, ...], list[Planned]] = {}
     for one in cells:
         found.setdefault(environment_of(one), []).append(one)
     return [
-        Group(engine, release, device, commit, tuple(some))
+        EnvironmentGroup(engine, release, device, commit, tuple(some))
         for (engine, release, commit, device), some in found.items()
     ]
 
@@ -197,7 +197,7 @@ class Costs:
     """
 
     cell: Mapping[str, float]
-    build: Callable[[Group], float]
+    build: Callable[[EnvironmentGroup], float]
     setup: float
 
 
@@ -206,11 +206,11 @@ class Slice:
     """Cells of one environment for one machine."""
 
     machine: str
-    group: Group
+    group: EnvironmentGroup
     """With these cells only."""
     number: int
     """Of its environment in the plan."""
-    ahead: Group | None = None
+    ahead: EnvironmentGroup | None = None
     """Whose environment this machine should fetch meanwhile."""
 
 
@@ -218,7 +218,7 @@ class Slice:
 class _Open:
     """What is left of an environment's cells."""
 
-    group: Group
+    group: EnvironmentGroup
     number: int
     waiting: list[int]
     """Positions in the group's cells, in order."""
@@ -243,7 +243,7 @@ class Dispatcher:
     """Hands out cells, each once unless it is given back."""
 
     def __init__(
-        self, groups: Sequence[Group], costs: Costs, *, sliced: bool = True
+        self, groups: Sequence[EnvironmentGroup], costs: Costs, *, sliced: bool = True
     ) -> None:
         """``sliced``: an environment's cells may go to several machines; else they stay
         together, and the environments come in the order of the plan."""
@@ -264,7 +264,10 @@ class Dispatcher:
         return sum(len(one.waiting) for one in self._open)
 
     def next(
-        self, machine: str, has: Callable[[Group], bool], machines: Collection[str]
+        self,
+        machine: str,
+        has: Callable[[EnvironmentGroup], bool],
+        machines: Collection[str],
     ) -> Slice | None:
         """What ``machine``, which is free, is to do; None: nothing that others do not
         do sooner.
@@ -312,7 +315,10 @@ class Dispatcher:
     # ------------------------------------------------------------------ the choice
 
     def _pick(
-        self, machine: str, has: Callable[[Group], bool], machines: Collection[str]
+        self,
+        machine: str,
+        has: Callable[[EnvironmentGroup], bool],
+        machines: Collection[str],
     ) -> _Open | None:
         several = len(machines) > 1
         ranked = [
@@ -325,7 +331,11 @@ class Dispatcher:
         return self._open[min(ranked)[1]] if ranked else None
 
     def _rank(
-        self, one: _Open, machine: str, has: Callable[[Group], bool], several: bool
+        self,
+        one: _Open,
+        machine: str,
+        has: Callable[[EnvironmentGroup], bool],
+        several: bool,
     ) -> tuple[int, float] | None:
         """The smallest comes first; None: it is left to others."""
         taken = self._taken(one, machine)
@@ -353,7 +363,7 @@ class Dispatcher:
         self,
         one: _Open,
         machine: str,
-        has: Callable[[Group], bool],
+        has: Callable[[EnvironmentGroup], bool],
         machines: Collection[str],
     ) -> tuple[Planned, ...]:
         wanted, count = float("inf"), 0
@@ -375,8 +385,11 @@ class Dispatcher:
         return taken
 
     def _ahead(
-        self, machine: str, has: Callable[[Group], bool], machines: Collection[str]
-    ) -> Group | None:
+        self,
+        machine: str,
+        has: Callable[[EnvironmentGroup], bool],
+        machines: Collection[str],
+    ) -> EnvironmentGroup | None:
         """The environment that this machine begins next, if that can be said."""
         following = self._pick(machine, has, machines)
         if following is not None and self._sliced:

@@ -22,11 +22,11 @@ from mmrepro.base.machine.files import Device, is_there
 from mmrepro.base.machine.host import host_facts
 from mmrepro.base.records import Moment, Record
 from mmrepro.base.text.redact import Redactor
-from mmrepro.campaign.campaign import STRIKES, Campaign, State
+from mmrepro.campaign.campaign import STRIKES, Campaign, CampaignState
 from mmrepro.campaign.events import run_ended
-from mmrepro.campaign.schedule import Estimates, Group
+from mmrepro.campaign.schedule import EnvironmentGroup, Estimates
 from mmrepro.campaign.trial import incident_in
-from mmrepro.campaign.work import Began, CellRun, Order, Place, lost
+from mmrepro.campaign.work import CellOrder, Order, Place, StartedRun, lost
 from mmrepro.failure.documents import Incident
 from mmrepro.failure.documents.folder import new_folder, prepared, refuse_taken
 from mmrepro.failure.documents.ledger import (
@@ -56,7 +56,7 @@ class Spent(Exception):
 @dataclass(eq=False)
 class _Line:
     greenlet: greenlet
-    wants: Sequence[Began] = ()
+    wants: Sequence[StartedRun] = ()
     parts: list[_Line] = field(default_factory=list)
     """Lines that it waits for."""
 
@@ -82,7 +82,7 @@ class Search(Generic[DocumentT, LineT]):
         self.done: dict[tuple[str, int], LineT] = {}
         self.works: list[Callable[[], object]] = []
         self._lines: list[_Line] = []
-        self._given: dict[int, tuple[Order, Began]] = {}
+        self._given: dict[int, tuple[Order, StartedRun]] = {}
         self._strikes: Counter[tuple[str, int]] = Counter()
         self._spent = False
 
@@ -92,7 +92,7 @@ class Search(Generic[DocumentT, LineT]):
         """Another line of work for a place that is free; None: none now."""
         return self.works.pop(0) if self.works else None
 
-    def order_of(self, want: Began) -> Order:
+    def order_of(self, want: StartedRun) -> Order:
         """What a place is told, to make that run."""
         raise NotImplementedError
 
@@ -100,18 +100,18 @@ class Search(Generic[DocumentT, LineT]):
         """Write it down; whose it is."""
         raise NotImplementedError
 
-    def affords(self, want: Began) -> bool:
+    def affords(self, want: StartedRun) -> bool:
         """Whether there is time, and budget, for that run."""
         return True
 
-    def lose(self, want: Began, why: str, place: str) -> LineT | None:
+    def lose(self, want: StartedRun, why: str, place: str) -> LineT | None:
         """What is written of a run that was lost with its place; None: it is made
         again."""
         return None
 
     # ------------------------------------------------------------ within a line of work
 
-    def results(self, wants: Sequence[Began]) -> list[LineT]:
+    def results(self, wants: Sequence[StartedRun]) -> list[LineT]:
         """What came of these runs, made now or by an earlier call; beside each other
         where places are free.
 
@@ -124,7 +124,7 @@ class Search(Generic[DocumentT, LineT]):
             raise Spent
         return [self.done[w.key] for w in wants]
 
-    def result(self, want: Began) -> LineT:
+    def result(self, want: StartedRun) -> LineT:
         return self.results([want])[0]
 
     def beside(self, works: Sequence[Callable[[], T]]) -> list[T]:
@@ -172,7 +172,7 @@ class Search(Generic[DocumentT, LineT]):
         # Nobody has asked for more where no place is there yet.
         return self._begin_more()
 
-    def began(self, order: Order, began: Began) -> None:
+    def began(self, order: Order, began: StartedRun) -> None:
         return
 
     def line(self, order: Order, result: Record) -> Record:
@@ -187,7 +187,7 @@ class Search(Generic[DocumentT, LineT]):
         self._given.pop(id(order), None)
 
     def lost(
-        self, order: Order, loss: PlaceLost, began: Began | None, place: str
+        self, order: Order, loss: PlaceLost, began: StartedRun | None, place: str
     ) -> str:
         _, want = self._given.pop(id(order))
         if want.key in self.done:
@@ -203,7 +203,7 @@ class Search(Generic[DocumentT, LineT]):
 
     # ------------------------------------------------------------------ lines of work
 
-    def _open(self) -> tuple[_Line, Began] | None:
+    def _open(self) -> tuple[_Line, StartedRun] | None:
         """The oldest line's first wish that is neither met nor given to a place."""
         given = {want.key for _, want in self._given.values()}
         for line in self._lines:
@@ -225,7 +225,7 @@ class Search(Generic[DocumentT, LineT]):
 
     def _switch(self, line: _Line) -> None:
         """Let it go on to its next wish, or to its end; what it waits for begins."""
-        wants: Sequence[Began] = ()
+        wants: Sequence[StartedRun] = ()
         with contextlib.suppress(Spent):
             wants = line.greenlet.switch()
         if line.greenlet.dead:
@@ -274,7 +274,7 @@ class CellSearch(Search[CellDocumentT, Attempt]):
     Attributes:
         night: names the campaign in the ledger.
         root: new folders are below it.
-        parents: as of :class:`CellRun`.
+        parents: as of :class:`CellOrder`.
         going_on: options of the command that goes on, beside the folder.
         cells: those that may be run, by id.
         start: the cell that is run first.
@@ -311,7 +311,7 @@ class CellSearch(Search[CellDocumentT, Attempt]):
         self._asked_for, self._write_documents = options, write
         self.cells: dict[str, Cell] = {}
         self.dates: Mapping[str, str] = {}
-        self.ahead: Group | None = None
+        self.ahead: EnvironmentGroup | None = None
         self._names: dict[str, str] = {}
         self.folder = self._folder(options.out, suffix)
         self.document = self.blank(
@@ -368,7 +368,7 @@ class CellSearch(Search[CellDocumentT, Attempt]):
 
     # ------------------------------------------------------------ within a line of work
 
-    def attempt(self, want: Began) -> Attempt:
+    def attempt(self, want: StartedRun) -> Attempt:
         """That run, made now or by an earlier call, which is reported."""
         kept = want.key in self.done
         attempt = self.result(want)
@@ -382,10 +382,10 @@ class CellSearch(Search[CellDocumentT, Attempt]):
     def write(self) -> None:
         self._write_documents(Redactor().redact_model(self.document), self.folder)
 
-    def group(self, cell: Cell) -> Group:
+    def group(self, cell: Cell) -> EnvironmentGroup:
         planned = Planned(night=self.night, cell=cell)
         date = self.dates.get(cell.commit, "")
-        return Group(
+        return EnvironmentGroup(
             cell.engine, cell.release, cell.device, cell.commit, (planned,), date
         )
 
@@ -411,13 +411,13 @@ class CellSearch(Search[CellDocumentT, Attempt]):
         # chosen.
         campaign.places.expect([self.group(self.start)])
 
-    def order_of(self, want: Began) -> Order:
+    def order_of(self, want: StartedRun) -> Order:
         group = self.group(self.cells[want.id])
         if want.id not in self._ledger.history.night(self.night).planned:
             self._ledger.append(group.cells[0])
         self._names[want.id] = want.what
         ahead, self.ahead = self.ahead, None
-        return CellRun(self.night, group, want, self.parents, ahead=ahead)
+        return CellOrder(self.night, group, want, self.parents, ahead=ahead)
 
     def keep(self, line: Attempt) -> tuple[str, int]:
         self._ledger.append(line)
@@ -426,14 +426,14 @@ class CellSearch(Search[CellDocumentT, Attempt]):
         self.campaign.emit(run_ended(self._names[line.cell], line))
         return line.cell, line.index
 
-    def lose(self, want: Began, why: str, place: str) -> Attempt:
+    def lose(self, want: StartedRun, why: str, place: str) -> Attempt:
         return lost(self.night, want, why, place)
 
-    def affords(self, want: Began) -> bool:
+    def affords(self, want: StartedRun) -> bool:
         return self.campaign.fits(self._estimates.of(self.cells[want.id])[0])
 
-    def end(self, state: State, failure: str) -> CellDocumentT:
-        made, out_of_time = self.document, state is State.OUT_OF_TIME
+    def end(self, state: CampaignState, failure: str) -> CellDocumentT:
+        made, out_of_time = self.document, state is CampaignState.OUT_OF_TIME
         try:
             self.closing()
             made.state = "interrupted" if out_of_time else state.value  # type: ignore[assignment]
@@ -441,10 +441,10 @@ class CellSearch(Search[CellDocumentT, Attempt]):
                 failure = f"its time is over; to resume, run: {self.resume_command}"
             made.failure, made.finished = failure, Moment.now()
             self.write()
-            if state is not State.FAILED:
+            if state is not CampaignState.FAILED:
                 marked = (
                     NightState.COMPLETE
-                    if state is State.COMPLETE
+                    if state is CampaignState.COMPLETE
                     else NightState.INTERRUPTED
                 )
                 update = {"state": marked, "finished": Moment.now()}

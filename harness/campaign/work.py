@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeAlias, TypeVar
 
 from mmrepro.base.errors import InfrastructureError
 from mmrepro.base.records import Moment, Record
-from mmrepro.campaign.schedule import Estimates, Group, Next, Schedule
+from mmrepro.campaign.schedule import EnvironmentGroup, Estimates, Next, Schedule
 from mmrepro.campaign.trial import Children, Trials
 from mmrepro.engines import spec_for
 from mmrepro.engines.environments.spec import EnvironmentSpec
@@ -33,7 +33,7 @@ INCIDENTS = "incidents"
 T = TypeVar("T")
 
 
-class Began(NamedTuple):
+class StartedRun(NamedTuple):
     """A run was started.
 
     Attributes:
@@ -52,12 +52,12 @@ class Began(NamedTuple):
         return self.id, self.index
 
 
-Working: TypeAlias = Generator[Began | Record, None, None]
+Working: TypeAlias = Generator[StartedRun | Record, None, None]
 """Each run as it begins, and what came of it. Closed, it leaves nothing behind."""
 
 
 @dataclass
-class Here:
+class Workplace:
     """What a place works with, on its machine.
 
     Attributes:
@@ -77,7 +77,7 @@ class Here:
     _cells: Collection[Cell] = ()
     _why: str = ""
 
-    def enter(self, group: Group, runs: int) -> str:
+    def enter(self, group: EnvironmentGroup, runs: int) -> str:
         """Have the environment, and its engine imported for ``runs`` runs of each cell,
         until another environment is entered or :meth:`leave`: cells of one environment
         share a warm parent where their variables allow it. Why its cells cannot be run;
@@ -131,16 +131,16 @@ class Order(Protocol):
     def campaign(self) -> str:
         """Names the campaign, on each machine."""
 
-    def expect(self, here: Here) -> None:
+    def expect(self, here: Workplace) -> None:
         """Say what is to be run, on a machine that was told of nothing before."""
 
-    def folder(self, began: Began) -> Path:
+    def folder(self, began: StartedRun) -> Path:
         """Where that run's files are, below the campaign's folder."""
 
     def files(self, result: Record) -> str:
         """The same of a result; "": it left none."""
 
-    def carry_out(self, here: Here, root: Path) -> Working:
+    def carry_out(self, here: Workplace, root: Path) -> Working:
         """Do it; the files of a run are below ``root`` when what came of it is
         yielded."""
 
@@ -155,7 +155,7 @@ class WithoutEnvironment:
     def environment(self) -> EnvironmentSpec | None:
         return None
 
-    def expect(self, here: Here) -> None:
+    def expect(self, here: Workplace) -> None:
         return
 
 
@@ -183,8 +183,8 @@ class OnServers:
         return self.servers.wanted
 
     @property
-    def began(self) -> Began:
-        return Began(self.id, 1, what=self.what)
+    def began(self) -> StartedRun:
+        return StartedRun(self.id, 1, what=self.what)
 
     @property
     def name(self) -> str:
@@ -202,10 +202,10 @@ class OnServers:
     def campaign(self) -> str:
         return self.wanted.engine
 
-    def expect(self, here: Here) -> None:
+    def expect(self, here: Workplace) -> None:
         return
 
-    def folder(self, began: Began) -> Path:
+    def folder(self, began: StartedRun) -> Path:
         return Path(self.place)
 
     def contents_at(self, root: Path, case: Case, contents: Path | None) -> Path | None:
@@ -239,8 +239,8 @@ class _OfCells:
     """
 
     night: str
-    group: Group
-    ahead: Group | None = field(default=None, kw_only=True)
+    group: EnvironmentGroup
+    ahead: EnvironmentGroup | None = field(default=None, kw_only=True)
 
     @property
     def name(self) -> str:
@@ -258,12 +258,12 @@ class _OfCells:
     def campaign(self) -> str:
         return self.night
 
-    def expect(self, here: Here) -> None:
+    def expect(self, here: Workplace) -> None:
         here.provisions.expect(
             [one for one in (self.group, self.ahead) if one is not None]
         )
 
-    def folder(self, began: Began) -> Path:
+    def folder(self, began: StartedRun) -> Path:
         return Path(INCIDENTS, self.night, began.id, f"run-{began.index}")
 
     def files(self, result: Record) -> str:
@@ -284,7 +284,9 @@ class _OfCells:
         made = result.model_dump(include=kept)
         return Attempt(**made, lost=Lost.INFRASTRUCTURE, error=why)
 
-    def run(self, cell: Cell, began: Began, here: Here, root: Path) -> Attempt:
+    def run(
+        self, cell: Cell, began: StartedRun, here: Workplace, root: Path
+    ) -> Attempt:
         folder = root / self.folder(began)
         # Of a run that was killed before the ledger heard of it.
         shutil.rmtree(folder, ignore_errors=True)
@@ -294,7 +296,7 @@ class _OfCells:
 
 
 @dataclass(frozen=True)
-class CellRun(_OfCells):
+class CellOrder(_OfCells):
     """One run of the group's only cell.
 
     Attributes:
@@ -302,10 +304,10 @@ class CellRun(_OfCells):
         parents: the engine stays imported for so many more runs of it; 1: it does not.
     """
 
-    began: Began
+    began: StartedRun
     parents: int = 1
 
-    def carry_out(self, here: Here, root: Path) -> Working:
+    def carry_out(self, here: Workplace, root: Path) -> Working:
         why = here.enter(self.group, self.parents)
         if self.ahead is not None:
             here.provisions.prefetch(self.ahead)
@@ -336,7 +338,7 @@ class CellsUntilWhole(_OfCells):
     confirm: int
     until: float | None = None
 
-    def carry_out(self, here: Here, root: Path) -> Working:
+    def carry_out(self, here: Workplace, root: Path) -> Working:
         """Have the environment, then run each cell until it is whole or there is no
         time.
 
@@ -395,7 +397,7 @@ class Place(Protocol):
     def name(self) -> str:
         """The machine's label in the ledger; several places may be on one machine."""
 
-    def has(self, group: Group) -> bool:
+    def has(self, group: EnvironmentGroup) -> bool:
         """Whether the group's environment is known to be there, by an order of before
         too."""
 
@@ -417,7 +419,7 @@ class Places(Protocol):
         Asked several times a second; they may come and go.
         """
 
-    def expect(self, groups: Sequence[Group]) -> None:
+    def expect(self, groups: Sequence[EnvironmentGroup]) -> None:
         """These are to be run: said once, before the first order."""
 
     def stop(self) -> None:
@@ -427,12 +429,12 @@ class Places(Protocol):
         """Wait for what is still done beside the runs."""
 
 
-def began_of(planned: Planned, coming: Next) -> Began:
+def began_of(planned: Planned, coming: Next) -> StartedRun:
     what = f"{planned.cell.row} on {planned.cell.release or planned.cell.commit[:12]}"
-    return Began(planned.cell.id, coming.number, coming.role, what)
+    return StartedRun(planned.cell.id, coming.number, coming.role, what)
 
 
-def lost(night: str, began: Began, why: str, machine: str = "") -> Attempt:
+def lost(night: str, began: StartedRun, why: str, machine: str = "") -> Attempt:
     """A run that was not to be, or that nobody will hear of any more."""
     return Attempt(
         night=night,
@@ -464,7 +466,7 @@ class LocalPlaces:
         ones."""
         children, shared = Children(), players or Players()
         self._places = [
-            _Place(Here(trials, provisions, machine, children, clock, shared))
+            _Place(Workplace(trials, provisions, machine, children, clock, shared))
             for _ in range(jobs)
         ]
         self._here = self._places[0].here
@@ -472,7 +474,7 @@ class LocalPlaces:
     def there(self) -> Sequence[_Place]:
         return self._places
 
-    def expect(self, groups: Sequence[Group]) -> None:
+    def expect(self, groups: Sequence[EnvironmentGroup]) -> None:
         self._here.provisions.expect(groups)
 
     def stop(self) -> None:
@@ -488,10 +490,10 @@ class LocalPlaces:
 class _Place:
     name = ""
 
-    def __init__(self, here: Here) -> None:
+    def __init__(self, here: Workplace) -> None:
         self.here = here
 
-    def has(self, group: Group) -> bool:
+    def has(self, group: EnvironmentGroup) -> bool:
         """Not asked: on one machine the environments come in the order of the plan."""
         return False
 

@@ -33,15 +33,9 @@ COMMANDS = {
     "bisect": ("bisect:bisect", "Find the release that brought or fixed a failure."),
     "bisect-run": ("bisect:bisect_run", "Test one source tree, for git bisect run."),
     "matrix": ("matrix:app", "Scenarios × releases, night after night."),
-    "accept": ("accept:accept", "Try all that only this machine can show."),
     "resume": ("incidents:resume", "Continue the campaign in a folder."),
     "list": ("scenarios:list_scenarios", "List the known failure modes."),
-    "claims": (
-        "scenarios:claims",
-        "List each report's claims, and what runs show of them.",
-    ),
     "show": ("scenarios:show", "Show one failure mode: symptom, cause, mitigations."),
-    "collide": ("collide:collide", "Find two pictures that an engine takes for one."),
     "incidents": ("incidents:incidents", "List what ran here, newest first."),
     "open": ("incidents:open_", "Open the page of an incident or a campaign."),
     "report": ("report:report", "Make a report again."),
@@ -49,15 +43,12 @@ COMMANDS = {
     "new": ("new:new", "Write a scenario for you to fill in."),
     "watch": ("live:watch", "Check a live server's health at an interval."),
     "bundle": ("report:bundle", "Pack an incident for an upstream issue."),
-    "schema": ("report:schema", "Print the JSON Schema of incident.json."),
     "check": ("check:check", "Show what this machine can do."),
-    "probe": ("check:probe", "Collect one kind of evidence."),
     "kv-budget": (
         "kv_budget:kv_budget",
         "Compute an engine's KV cache from its setting.",
     ),
     "env": ("env:app", "The cached environments of engines."),
-    "warm": ("warm:app", "Keep engines imported between commands."),
     "mcp": ("mcp:mcp", "Serve these commands as tools for an agent."),
 }
 """By name: where a command is (``module:name`` below ``mmrepro.cli``), and what it
@@ -70,7 +61,6 @@ GROUPS = {
         "why",
         "find",
         "watch",
-        "probe",
         "check",
     ),
     "A bug report, or traffic that breaks a server": (
@@ -81,7 +71,6 @@ GROUPS = {
         "run",
         "list",
         "show",
-        "claims",
     ),
     "Releases to guard": (
         "upgrade",
@@ -89,7 +78,6 @@ GROUPS = {
         "bisect",
         "bisect-run",
         "ablate",
-        "accept",
     ),
     "What ran here": (
         "incidents",
@@ -98,11 +86,38 @@ GROUPS = {
         "judge",
         "bundle",
         "resume",
-        "schema",
     ),
-    "Tools": ("new", "kv-budget", "collide", "env", "warm", "mcp"),
+    "Tools": ("new", "kv-budget", "env", "mcp"),
 }
 """The commands by what brings a person here."""
+FOLDED = {
+    "accept": (
+        "What only a GPU can show is a nightly run's file and a recipe in docs/gpu.md.",
+        "mmrepro matrix run docs/gpu.toml --out accepted",
+    ),
+    "claims": (
+        "The claims of a report are part of mmrepro show.",
+        "mmrepro show SCENARIO --claims",
+    ),
+    "collide": (
+        "The search for two pictures of one pad value is a script of its scenario.",
+        "python -m mmrepro.scenarios.pad_value_collision.collide --help",
+    ),
+    "probe": (
+        "One kind of evidence is collected by mmrepro diagnose.",
+        "mmrepro diagnose URL --only KIND",
+    ),
+    "schema": (
+        "Each command that prints JSON prints its schema.",
+        "mmrepro run --json-schema",
+    ),
+    "warm": (
+        "Engines are kept imported by mmrepro env warm, with the same words.",
+        "mmrepro env warm --help",
+    ),
+}
+"""Commands that became an option of another one: a sentence, and what is typed
+instead."""
 START_ENGINES = frozenset(
     {
         "run",
@@ -113,7 +128,7 @@ START_ENGINES = frozenset(
         "ablate",
         "bisect",
         "bisect-run",
-        "warm",
+        "env warm",
     }
 )
 """Commands that ask for the extra before they do anything: a server would start in
@@ -130,6 +145,9 @@ class Root(TyperGroup):
         return super().get_command(ctx, cmd_name)
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        if args and args[0] in FOLDED:
+            sentence, instead = FOLDED[args[0]]
+            raise UsageError(sentence, hint=instead)
         if (
             args
             and args[0] not in COMMANDS
@@ -138,7 +156,8 @@ class Root(TyperGroup):
             ctx.fail(
                 f"No such command {args[0]!r}.{did_you_mean(args[0], [*COMMANDS])}"
             )
-        if args and args[0] in START_ENGINES and {"-h", "--help"}.isdisjoint(args):
+        named = {" ".join(args[:1]), " ".join(args[:2])}  # "env", "env warm"
+        if named & START_ENGINES and {"-h", "--help"}.isdisjoint(args):
             # uv may be a program of the system's.
             for module in (
                 one for one in RUN_MODULES if one != "uv" and find_spec(one) is None

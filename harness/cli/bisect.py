@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from mmrepro.campaign.bisect.plan import BisectionPlan
     from mmrepro.failure.documents.searches import Bisection
     from mmrepro.scenario import Scenario
-    from mmrepro.search.replay.bisected import Subject
+    from mmrepro.search.replay.bisected import CaseSubject
     from rich.console import Console
 
 
@@ -130,7 +130,7 @@ def bisect_run(asked: BisectRunCommand) -> None:
     raise typer.Exit(made.exit_code)
 
 
-def _what(asked: Any) -> tuple[Subject | None, Scenario]:
+def _what(asked: Any) -> tuple[CaseSubject | None, Scenario]:
     """The case that is meant, if it is one, and the scenario, or what stands for one.
 
     Raises:
@@ -143,7 +143,7 @@ def _what(asked: Any) -> tuple[Subject | None, Scenario]:
     if getattr(asked, "measure", ""):
         from mmrepro.search.upgrade.bisected import traffic
 
-        case: Subject | None = traffic(asked)
+        case: CaseSubject | None = traffic(asked)
     else:
         case = subject(asked.scenario)
     if case is None:
@@ -166,7 +166,7 @@ def _what(asked: Any) -> tuple[Subject | None, Scenario]:
     return case, case.scenario
 
 
-def _what_apart(asked: BisectRunCommand) -> tuple[Subject | None, Scenario | None]:
+def _what_apart(asked: BisectRunCommand) -> tuple[CaseSubject | None, Scenario | None]:
     """As :func:`_what`; a scenario that is not mmrepro's own is None: it is not loaded
     here."""
     from mmrepro.scenario.registry import (

@@ -11,7 +11,7 @@ import signal
 import sys
 
 from mmrepro.base.errors import BrokenScenario, MmreproError
-from mmrepro.campaign.bisect.apart import Answers, TestOrder
+from mmrepro.campaign.bisect.apart import AnswerPipe, TestOrder
 from mmrepro.campaign.bisect.once import tested
 from mmrepro.campaign.trial import ByRun
 from mmrepro.cli import interrupt
@@ -20,7 +20,7 @@ from mmrepro.cli.bisect import scenario_of
 
 def main() -> None:
     order: TestOrder = pickle.load(sys.stdin.buffer)  # noqa: S301 - mmrepro itself wrote it
-    answers = Answers(int(sys.argv[1]), order.secret)
+    answers = AnswerPipe(int(sys.argv[1]), order.secret)
     nothing = os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, 0)
     signal.signal(signal.SIGTERM, interrupt)
@@ -40,7 +40,7 @@ def main() -> None:
         os._exit(0)
 
 
-def _carry_out(order: TestOrder, answers: Answers) -> None:
+def _carry_out(order: TestOrder, answers: AnswerPipe) -> None:
     """Raises MmreproError: the command line is wrong, or the machine is at fault."""
     before = os.fstat(1)
     try:

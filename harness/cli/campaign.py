@@ -16,7 +16,7 @@ from mmrepro.campaign.events import (
     CampaignBegan,
     CampaignEnded,
     CampaignEvent,
-    Found,
+    Established,
     Note,
     RunBegan,
     RunEnded,
@@ -28,7 +28,7 @@ from mmrepro.campaign.work import Places
 from mmrepro.cli.building import Sparse
 from mmrepro.cli.console import console_for, emit, table_console
 from mmrepro.cli.progress import LiveView
-from mmrepro.reports.documents import Kind
+from mmrepro.reports.documents import ReportKind
 from mmrepro.reports.terminal import TONES
 from rich.console import Console, Group, RenderableType
 from rich.spinner import Spinner
@@ -90,7 +90,9 @@ def conduct(
             raise
 
 
-def finish(asked: Any, kind: Kind[DocumentT], made: DocumentT, folder: Path) -> None:
+def finish(
+    asked: Any, kind: ReportKind[DocumentT], made: DocumentT, folder: Path
+) -> None:
     """Print the end of a campaign: with --json its document, else its end screen.
 
     Beside a document, the page's place and the verdict go to stderr.
@@ -111,7 +113,7 @@ def finish(asked: Any, kind: Kind[DocumentT], made: DocumentT, folder: Path) -> 
 
 def carry_out(
     policy: Policy[DocumentT],
-    kind: Kind[DocumentT],
+    kind: ReportKind[DocumentT],
     asked: Any,
     trials: TrialOptions,
     *,
@@ -192,7 +194,7 @@ class CampaignProgress(LiveView):
                     }
                     self._counts[event.outcome] += 1
                 self._line(_ended(event))
-            case Found():
+            case Established():
                 self._line(Text(one_line(event.text, 400), style=TONES[event.tone]))
             case Note() if (
                 event.passing and self.console.is_terminal and not self._verbose

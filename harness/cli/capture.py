@@ -56,11 +56,11 @@ def capture(asked: CaptureCommand) -> None:
     """
     from mmrepro.base.units import duration
     from mmrepro.cli.console import emit
-    from mmrepro.traffic.capture.mooncake import Excerpt, write_trace
+    from mmrepro.traffic.capture.mooncake import RecordingExcerpt, write_trace
     from mmrepro.traffic.capture.read import read
     from mmrepro.traffic.case.model import ServerWanted
 
-    excerpt = Excerpt(asked.first, *(asked.window or ()))
+    excerpt = RecordingExcerpt(asked.first, *(asked.window or ()))
     server = ServerWanted(engine="", release="")
     captured = read(asked.file, server, host=asked.host, excerpt=excerpt)
     made = write_trace(

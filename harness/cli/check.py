@@ -1,20 +1,16 @@
-"""``mmrepro check`` and ``mmrepro probe``: what this machine can do, and one kind of
-evidence."""
+"""``mmrepro check``: what this machine can do."""
 
 from __future__ import annotations
 
-import tempfile
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
 import typer
 from mmrepro.base import common_options as common
-from mmrepro.base.errors import ExitCode, UsageError
-from mmrepro.base.options import LIMITS, OUTPUT, Command, option
+from mmrepro.base.errors import ExitCode
+from mmrepro.base.options import Command, option
 from mmrepro.cli.console import emit, table
 from mmrepro.cli.options import command
-from mmrepro.probes import PROBES
 
 if TYPE_CHECKING:
     from mmrepro.engines.environments.fit import FitReport
@@ -24,6 +20,10 @@ if TYPE_CHECKING:
 @dataclass(frozen=True)
 class CheckCommand(Command):
     COMMAND: ClassVar[str] = "check"
+    DOCUMENTS: ClassVar[tuple[str, ...]] = (
+        "mmrepro.tools.check:HostReport",
+        "mmrepro.engines.environments.fit:FitReport",
+    )
     need: tuple[str, ...] = option(
         (),
         "A part that this machine must have as well, e.g. gpu. May be repeated.",
@@ -139,54 +139,3 @@ def _print(report: HostReport) -> None:
             part.name for part in report.parts if part.required and not part.ok
         )
         console.print(f"Missing, and needed: {lacking}.")
-
-
-@dataclass(frozen=True)
-class ProbeCommand(Command):
-    COMMAND: ClassVar[str] = "probe"
-    kind: str = option(
-        "",
-        "Kind of evidence.",
-        "KIND",
-        argument=True,
-        required=True,
-        choices=tuple(PROBES),
-    )
-    url: str = option("", "Server, e.g. http://127.0.0.1:8000.", "URL")
-    pid: int = option(0, "Process.", "PID")
-    log: Path | None = option(None, "Log file.", "FILE")
-    model: str = option("tiny", "Served model, for inference.", "NAME")
-    deadline: float = option(
-        15.0, "Time limit.", "SECONDS", LIMITS, least=0.1, most=3600
-    )
-    raw: Path | None = option(None, "Folder for raw output.", "DIR", OUTPUT)
-
-
-@command(ProbeCommand)
-def probe(asked: ProbeCommand) -> None:
-    """Collect one kind of evidence and print it as JSON.
-
-    Example:  mmrepro probe stacks --pid 4576
-    """
-    from mmrepro.probes import probe_class
-    from mmrepro.probes.base import Subject, run_probe
-
-    kind, deadline = asked.kind, asked.deadline
-    subject = Subject(
-        url=asked.url,
-        pid=asked.pid,
-        log=asked.log,
-        model=asked.model,
-        deadline_s=deadline,
-    )
-    chosen = probe_class(kind)
-    if chosen.needs and not getattr(subject, chosen.needs):
-        raise UsageError(
-            f"The probe {kind} needs --{chosen.needs}.",
-            hint=f"mmrepro probe {kind} --help",
-        )
-    folder = asked.raw or Path(tempfile.mkdtemp(prefix="mmrepro-probe-"))
-    result = run_probe(chosen.on(subject), folder, deadline)
-    emit(result, "probe")
-    if not result.ok:
-        raise typer.Exit(ExitCode.INCONCLUSIVE)

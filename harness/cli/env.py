@@ -4,6 +4,7 @@ network."""
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
@@ -11,6 +12,7 @@ from typing import TYPE_CHECKING, ClassVar
 import typer
 from mmrepro.base import common_options as common, units
 from mmrepro.base.options import Command, option
+from mmrepro.cli import warm
 from mmrepro.cli.options import DeclaredCommand, command
 
 # What is heavy (pydantic, rich, the environments) is imported by the command that needs
@@ -28,10 +30,11 @@ app = typer.Typer(
     name="env",
     help=(
         "List, build and remove the cached environments (one engine at one "
-        "release each)."
+        "release each), and keep their engines imported."
     ),
     no_args_is_help=True,
 )
+app.add_typer(warm.app)
 
 
 @dataclass(frozen=True)
@@ -423,22 +426,23 @@ def _print(made: Made, into: Path) -> None:
     from rich.table import Table
 
     packages = made.plan.packages if made.plan else made.harness
-    carried = [one for one in packages if one.file is not None]
-    carried.sort(key=lambda one: -(one.size or 0))
-    left = [one for one in packages if one.file is None]
+    carried = [package for package in packages if package.file is not None]
+    carried.sort(key=lambda package: -(package.size or 0))
     table = Table(box=None, pad_edge=False)
     title = made.plan.title if made.plan else "mmrepro"
     table.add_column(f"{len(carried)} packages of {title}", no_wrap=True)
     table.add_column("MB", justify="right", no_wrap=True)
 
     def row(text: str, packages: list[Planned]) -> None:
-        sizes = [one.size for one in packages]
-        unknown = f" and {n} of unknown size" if (n := sizes.count(None)) else ""
-        table.add_row(text, f"{sum(size or 0 for size in sizes) / 1e6:.1f}{unknown}")
+        sizes = [package.size for package in packages]
+        total = sum(size or 0 for size in sizes)
+        missing = sizes.count(None)
+        unknown = f" and {missing} of unknown size" if missing else ""
+        table.add_row(text, f"{total / 1e6:.1f}{unknown}")
 
-    for one in carried[:LARGEST]:
-        source = " (from source)" if one.origin == "built" else ""
-        row(f"{one.name} {one.version}{source}", [one])
+    for package in carried[:LARGEST]:
+        source = " (from source)" if package.origin == "built" else ""
+        row(f"{package.name} {package.version}{source}", [package])
     if len(carried) > LARGEST:
         row(f"{len(carried) - LARGEST} smaller ones", carried[LARGEST:])
     if made.plan:
@@ -446,23 +450,41 @@ def _print(made: Made, into: Path) -> None:
     row("in all", [*carried, *(made.harness if made.plan else ())])
     console = table_console()
     console.print(table)
-    by_why: dict[str, list[str]] = {}
-    for one in left:
-        by_why.setdefault(one.why, []).append(f"{one.name} {one.version}")
-    lines = [f"not carried, {why}: {', '.join(names)}" for why, names in by_why.items()]
+    lines = _not_carried(packages)
     if made.plan:
         lines.append(f"as of {made.plan.cutoff[:10]}")
-    if (house := made.house) is not None:
-        total = sum(piece.bytes for file in house.files for piece in file.pieces)
-        parts = "1 part" if len(house.parts) == 1 else f"{len(house.parts)} parts"
-        new = (
-            " to ".join(dict.fromkeys([*made.new_parts[:1], *made.new_parts[-1:]]))
-            or "none"
-        )
-        lines += [
-            f"{into}: {len(house.files)} wheels, {total / 1e6:.1f} MB in {parts} "
-            f"(new: {new}); joined again and whole",
-            f"there: python3 {into.name}/part-01/install.py",
-        ]
+    lines += _of_the_house(made, into)
     for line in lines:
         console.print(line, soft_wrap=True, highlight=False)
+
+
+def _not_carried(packages: Sequence[Planned]) -> list[str]:
+    """A line for each reason why packages are left out."""
+    by_reason: dict[str, list[str]] = {}
+    for package in packages:
+        if package.file is None:
+            names = by_reason.setdefault(package.why, [])
+            names.append(f"{package.name} {package.version}")
+    lines = []
+    for reason, names in by_reason.items():
+        lines.append(f"not carried, {reason}: {', '.join(names)}")
+    return lines
+
+
+def _of_the_house(made: Made, into: Path) -> list[str]:
+    """What was written, in how many parts, and what is typed there; [] after a dry
+    run."""
+    house = made.house
+    if house is None:
+        return []
+    total = 0
+    for file in house.files:
+        total += sum(piece.bytes for piece in file.pieces)
+    parts = "1 part" if len(house.parts) == 1 else f"{len(house.parts)} parts"
+    first_and_last = dict.fromkeys([*made.new_parts[:1], *made.new_parts[-1:]])
+    new = " to ".join(first_and_last) or "none"
+    return [
+        f"{into}: {len(house.files)} wheels, {total / 1e6:.1f} MB in {parts} "
+        f"(new: {new}); joined again and whole",
+        f"there: python3 {into.name}/part-01/install.py",
+    ]

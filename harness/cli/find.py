@@ -13,7 +13,7 @@ from mmrepro.base.options import Command, option
 from mmrepro.cli.options import command
 
 if TYPE_CHECKING:
-    from mmrepro.tools.catalogue.find import Entry, Found
+    from mmrepro.tools.catalogue.find import IndexEntry, IndexHit
 
 GROUP = "mmrepro.scenarios"
 """Entry points with which distributions add scenarios (mmrepro.scenario.registry)."""
@@ -65,7 +65,7 @@ def find(asked: FindCommand) -> None:
         raise typer.Exit(ExitCode.INCONCLUSIVE)
 
 
-def _found(words: tuple[str, ...]) -> tuple[str, list[Found]]:
+def _found(words: tuple[str, ...]) -> tuple[str, list[IndexHit]]:
     """What was asked, for people, and what was found."""
     from mmrepro.tools.catalogue.find import find as search, is_reference
 
@@ -76,7 +76,7 @@ def _found(words: tuple[str, ...]) -> tuple[str, list[Found]]:
     return text, search(text, known())
 
 
-def known() -> tuple[Entry, ...]:
+def known() -> tuple[IndexEntry, ...]:
     """The index, and scenarios of other distributions than mmrepro's."""
     from mmrepro.tools.catalogue.find import entries
 
@@ -114,7 +114,7 @@ def _is_file(text: str) -> bool:
         return False
 
 
-def _in_file(path: Path) -> list[Found]:
+def _in_file(path: Path) -> list[IndexHit]:
     """What a log names: by the engine's own words, not its clients', and the cause as
     in ``logs``.
 
@@ -131,7 +131,7 @@ def _in_file(path: Path) -> list[Found]:
     from mmrepro.probes.data import DumpKind, LogPattern
     from mmrepro.probes.dumps import kind_of, text_of
     from mmrepro.probes.log_files import kept
-    from mmrepro.tools.catalogue.find import Found, find as search
+    from mmrepro.tools.catalogue.find import IndexHit, find as search
 
     entries = known()
     classes = {entry.name: entry for entry in entries if entry.kind == "class"}
@@ -163,14 +163,14 @@ def _in_file(path: Path) -> list[Found]:
             else cause.sentence
         )
         found.append(
-            Found(
+            IndexHit(
                 entry, "perhaps" if cause.certainty == "possible" else "this", [because]
             )
         )
     return sorted(found, key=lambda one: one.sure != "this")
 
 
-def _lines(asked: str, found: list[Found], *, full: bool) -> Iterator[str]:
+def _lines(asked: str, found: list[IndexHit], *, full: bool) -> Iterator[str]:
     from mmrepro.base.text.sanitize import one_line
     from mmrepro.tools.catalogue.find import is_echo
 
@@ -203,7 +203,7 @@ def _lines(asked: str, found: list[Found], *, full: bool) -> Iterator[str]:
         yield one_line(f"Less near: {', '.join(more)}  (--full)", WIDTH)
 
 
-def _rows(one: Found, *, full: bool) -> Iterator[tuple[str, str]]:
+def _rows(one: IndexHit, *, full: bool) -> Iterator[tuple[str, str]]:
     entry = one.entry
     engine = f", {entry.engine}" if entry.engine else ""
     affected = (

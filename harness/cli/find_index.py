@@ -24,7 +24,7 @@ from mmrepro.probes.log_lines import texts_of
 from mmrepro.scenario.definition import Scenario
 from mmrepro.scenario.parts import PROJECTS, UpstreamState
 from mmrepro.scenario.registry import load_scenario, scenario_names
-from mmrepro.tools.catalogue.find import ECHO, INDEX, Entry, Pattern
+from mmrepro.tools.catalogue.find import ECHO, INDEX, IndexEntry, Pattern
 
 FOUND = Path(__file__).parents[2] / "docs" / "found"
 """Where fuzzing's findings lie in the repository; they are not in the wheel, the index
@@ -131,7 +131,7 @@ _BUCKET = re.compile(r"^\| bucket \| `(?P<bucket>[^`]*)` \|$", re.MULTILINE)
 _NEWEST = "no release with a fix is known"
 
 
-def build(found: Path | None = FOUND) -> list[Entry]:
+def build(found: Path | None = FOUND) -> list[IndexEntry]:
     """Every entry: scenarios, classes and findings, in the order of their names."""
     scenarios = [*_scenarios(scenario_names())]
     entries = [*scenarios, *_classes()]
@@ -157,7 +157,7 @@ def _thread(name: str) -> tuple[str, str, str]:
     )
 
 
-def text_of(entries: Iterable[Entry]) -> str:
+def text_of(entries: Iterable[IndexEntry]) -> str:
     """The index as it is stored: one entry a line."""
     lines = [
         json.dumps(asdict(entry), ensure_ascii=False, sort_keys=True)
@@ -169,19 +169,19 @@ def text_of(entries: Iterable[Entry]) -> str:
 # ------------------------------------------------------------------ scenarios
 
 
-def _scenarios(names: Iterable[str]) -> Iterator[Entry]:
+def _scenarios(names: Iterable[str]) -> Iterator[IndexEntry]:
     for name in names:
         yield scenario_entry(load_scenario(name))
 
 
-def others_of(names: Iterable[str]) -> Iterator[Entry]:
+def others_of(names: Iterable[str]) -> Iterator[IndexEntry]:
     """Scenarios of other distributions; broken ones are left out."""
     for name in names:
         with contextlib.suppress(BrokenScenario):
             yield scenario_entry(load_scenario(name))
 
 
-def scenario_entry(scenario: Scenario) -> Entry:
+def scenario_entry(scenario: Scenario) -> IndexEntry:
     """One known failure, all its variants in one."""
     variants = scenario.variants or (scenario,)
     references = {
@@ -199,7 +199,7 @@ def scenario_entry(scenario: Scenario) -> Entry:
         if m.name != "release"
     }
     patterns = {p.regex: p for one in variants for p in _patterns(one.log_patterns)}
-    return Entry(
+    return IndexEntry(
         kind="scenario",
         name=scenario.name,
         title=scenario.title,
@@ -269,7 +269,7 @@ def _words(texts: Iterable[str]) -> str:
 # ------------------------------------------------------------------ classes
 
 
-def _classes() -> Iterator[Entry]:
+def _classes() -> Iterator[IndexEntry]:
     patterns: dict[str, list[Pattern]] = {}
     for number, rule in enumerate(cause_rules.RULES):
         expression = rule.expression.pattern
@@ -301,7 +301,7 @@ def _classes() -> Iterator[Entry]:
             text.split(" ", 1) for text in (facts.references if facts else ())
         ]
         see = ["docs/logs.md#classes"] if cause else []
-        yield Entry(
+        yield IndexEntry(
             kind="class",
             name=name,
             title=title,
@@ -318,7 +318,9 @@ def _classes() -> Iterator[Entry]:
 # ------------------------------------------------------------------ what fuzzing found
 
 
-def _findings(folder: Path, scenarios: Mapping[str, Entry]) -> Iterator[Entry]:
+def _findings(
+    folder: Path, scenarios: Mapping[str, IndexEntry]
+) -> Iterator[IndexEntry]:
     for row in _ROW.finditer((folder / "README.md").read_text(encoding="utf-8")):
         name, label = row["name"], row["label"]
         report = (folder / name / "report.md").read_text(encoding="utf-8")
@@ -328,7 +330,7 @@ def _findings(folder: Path, scenarios: Mapping[str, Entry]) -> Iterator[Entry]:
         engine = name.partition("-")[0]
         bucket = _BUCKET.search(report)
         fixed = known[0].fixed if known else ""
-        yield Entry(
+        yield IndexEntry(
             kind="finding",
             name=name,
             title=re.sub(r"[`*]", "", row["what"]).strip(),

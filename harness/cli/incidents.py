@@ -31,7 +31,7 @@ STYLES = {
 }
 
 
-class Ended(StrEnum):
+class RunEnding(StrEnum):
     REPRODUCED = "reproduced"
     NOT_REPRODUCED = "not-reproduced"
     DIFFERENT_FAILURE = "different-failure"
@@ -44,6 +44,9 @@ class Ended(StrEnum):
 @dataclass(frozen=True)
 class IncidentsCommand(Command):
     COMMAND: ClassVar[str] = "incidents"
+    DOCUMENTS: ClassVar[tuple[str, ...]] = (
+        "mmrepro.failure.documents.listing:IncidentsDocument",
+    )
     roots: tuple[Path, ...] = option(
         (),
         "Folders to look below.",
@@ -60,8 +63,10 @@ class IncidentsCommand(Command):
         shown="",
         configurable=False,
     )
-    outcome: tuple[Ended, ...] = option(
-        (), f"Only those that ended so: {', '.join(Ended)}. May be repeated.", "OUTCOME"
+    outcome: tuple[RunEnding, ...] = option(
+        (),
+        f"Only those that ended so: {', '.join(RunEnding)}. May be repeated.",
+        "OUTCOME",
     )
     since: str = option(
         "", "Only those since then: 90m, 12h, 2d, 3w, or a date (UTC).", "TIME"
@@ -292,7 +297,7 @@ def _trusting(written: Sequence[str], asked: ResumeCommand) -> list[str]:
 
 @command(ResumeCommand)
 def resume(asked: ResumeCommand) -> None:
-    """Continue a campaign: a matrix, bisection, ablation, acceptance, replay or fuzz
+    """Continue a campaign: a matrix, bisection, ablation, replay or fuzz
     session. No run that has ended is repeated.
 
     Example:  mmrepro resume nights -- --budget 1h

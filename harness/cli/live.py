@@ -5,10 +5,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 import typer
-from mmrepro.base.errors import ExitCode
+from mmrepro.base.errors import ExitCode, UsageError
 from mmrepro.cli.console import emit
 from mmrepro.cli.options import command
 from mmrepro.live.diagnose.options import DiagnoseCommand
@@ -34,6 +35,9 @@ def diagnose(asked: DiagnoseCommand) -> None:
     unlike the others, and which side of a prefill and decode pair stands. Exit codes: 0
     healthy; 1 a known failure was found or a server is unhealthy; 3 inconclusive.
 
+    With --only nothing is judged: one kind of evidence is collected and printed, of the
+    server, or of what --pid or --log names (3: it could not be collected).
+
     Example:  mmrepro diagnose http://127.0.0.1:8000
     """
     from mmrepro.live.diagnose.cause_rules import with_rules
@@ -46,6 +50,8 @@ def _diagnose(asked: DiagnoseCommand) -> None:
     from mmrepro.live.diagnose.session import diagnose as observe
     from mmrepro.live.fleet.session import is_several, required
 
+    if asked.only is not None:
+        _collect_only(asked, asked.only)
     required(asked, "diagnose")
     if is_several(asked):
         _several(asked)
@@ -59,6 +65,55 @@ def _diagnose(asked: DiagnoseCommand) -> None:
     if asked.json:
         emit(diagnosed.diagnosis)
     raise typer.Exit(diagnosed.diagnosis.exit_code)
+
+
+def _collect_only(asked: DiagnoseCommand, kind: str) -> NoReturn:
+    """Collect one kind of evidence and print it as JSON; ``kind``: the probe's name."""
+    import tempfile
+
+    from mmrepro.live.fleet.session import is_several
+    from mmrepro.probes import probe_class
+    from mmrepro.probes.base import Subject, run_probe
+
+    if is_several(asked) or len(asked.logs) > 1:
+        raise UsageError(
+            "--only collects from one server, or from one log.",
+            hint=f"mmrepro diagnose URL --only {kind}",
+        )
+    if asked.headers:
+        raise UsageError(
+            "--only sends no --header.", hint="mmrepro diagnose URL --header …"
+        )
+    subject = Subject(
+        url=asked.url,
+        pid=asked.pid,
+        log=asked.logs[0] if asked.logs else None,
+        deadline_s=asked.deadline_s,
+    )
+    probe = probe_class(kind)
+    if probe.needs and not getattr(subject, probe.needs):
+        needed = {"url": "URL", "pid": "--pid PID", "log": "--log FILE"}[probe.needs]
+        raise UsageError(
+            f"The evidence {kind} needs {needed}.",
+            hint=f"mmrepro diagnose {needed} --only {kind}",
+        )
+    folder = asked.out or Path(tempfile.mkdtemp(prefix="mmrepro-probe-"))
+    if kind == "inference":
+        model = asked.model or _first_model(asked.url, folder, asked.deadline_s)
+        subject = replace(subject, model=model)
+    result = run_probe(probe.on(subject), folder, asked.deadline_s)
+    emit(result, "probe")
+    raise typer.Exit(ExitCode.AS_EXPECTED if result.ok else ExitCode.INCONCLUSIVE)
+
+
+def _first_model(url: str, folder: Path, deadline_s: float) -> str:
+    """The first model that the server lists; "" where it lists none."""
+    from mmrepro.probes.base import run_probe
+    from mmrepro.probes.http import HttpProbe, first_model
+
+    listing = run_probe(HttpProbe(url, ("/v1/models",)), folder, deadline_s).data
+    answer = listing.answer("/v1/models") if listing is not None else None
+    return first_model(answer.body) if answer is not None else ""
 
 
 def _shown(asked: DiagnoseCommand) -> Diagnosed:

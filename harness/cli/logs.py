@@ -16,6 +16,9 @@ from mmrepro.cli.options import command
 @dataclass(frozen=True)
 class LogsCommand(Command):
     COMMAND: ClassVar[str] = "logs"
+    DOCUMENTS: ClassVar[tuple[str, ...]] = (
+        "mmrepro.failure.documents.cause:LogReading",
+    )
     files: tuple[Path, ...] = option(
         (),
         "Log files, folders of them, or - for the standard input.",

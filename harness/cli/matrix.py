@@ -113,7 +113,7 @@ def execute(asked: MatrixRunCommand) -> ExitCode:
             )
         excused = _excused(settings, newest, console)
         return _print_ended(
-            Ended(ledger.history, newest, folder, excused), asked, console
+            EndedNight(ledger.history, newest, folder, excused), asked, console
         )
 
 
@@ -140,7 +140,7 @@ def _run(
 ) -> ExitCode:
     from mmrepro.base.errors import NoPlaceLeft
     from mmrepro.campaign.matrix.session import (
-        Measured,
+        EnvironmentCosts,
         Nightly,
         Slicing,
         night_options,
@@ -152,7 +152,7 @@ def _run(
     again, folder = asked.resumed(ledger.folder), ledger.folder
     options = night_options(settings, runs.night.machine)
     excused = _excused(settings, runs, console)
-    slicing = Slicing(Measured().build_s) if where.cluster is not None else None
+    slicing = Slicing(EnvironmentCosts().build_s) if where.cluster is not None else None
     policy = Nightly(ledger, runs, slicing, again)
 
     def places(say: Say) -> Places:
@@ -179,12 +179,12 @@ def _run(
     if not (idle and (folder / "dashboard.html").exists()):
         write_night(ledger.history, runs, folder, excused)
     left = [planned.cell.id for planned in policy.todo]
-    ended = Ended(ledger.history, runs, folder, excused, left, again, notes, idle)
+    ended = EndedNight(ledger.history, runs, folder, excused, left, again, notes, idle)
     return _print_ended(ended, asked, console)
 
 
 @dataclass(frozen=True)
-class Ended:
+class EndedNight:
     """A nightly run that has ended, or has stopped for now."""
 
     history: History
@@ -197,7 +197,9 @@ class Ended:
     idle: bool = True
 
 
-def _print_ended(ended: Ended, asked: MatrixRunCommand, console: Console) -> ExitCode:
+def _print_ended(
+    ended: EndedNight, asked: MatrixRunCommand, console: Console
+) -> ExitCode:
     from mmrepro.campaign.matrix.session import exit_code
     from mmrepro.history.nightly import NightView, night_document
     from mmrepro.reports.blocks import count
@@ -331,6 +333,7 @@ def report(asked: MatrixReportCommand) -> None:
 @dataclass(frozen=True)
 class MatrixDiffCommand(Command):
     COMMAND: ClassVar[str] = "matrix diff"
+    DOCUMENTS: ClassVar[tuple[str, ...]] = ("mmrepro.history.nightly:DiffDocument",)
     ledger: Path = common.LEDGER(Path(DEFAULT_OUT))
     before: str = option(
         "",
@@ -386,6 +389,7 @@ def diff(asked: MatrixDiffCommand) -> None:
 @dataclass(frozen=True)
 class MatrixHistoryCommand(Command):
     COMMAND: ClassVar[str] = "matrix history"
+    DOCUMENTS: ClassVar[tuple[str, ...]] = ("mmrepro.history.nightly:NightsDocument",)
     ledger: Path = common.LEDGER(Path(DEFAULT_OUT))
     scenario: str = option(
         "",

@@ -23,13 +23,14 @@ from mmrepro.base.options import (
     GROUPS,
     OUTPUT,
     Command,
-    Declared,
-    Origin,
+    DeclaredOption,
+    OptionOrigin,
     declared,
 )
 from typer.core import TyperCommand
 
 C = TypeVar("C", bound=Command)
+JSON_SCHEMA = "json_schema"
 AFTER_DASHES = "after --"
 """Where a command keeps what follows ``--``, if it has a plain field ``child``: another
 command."""
@@ -44,6 +45,7 @@ def command(made: type[C]) -> Callable[[Callable[[C], None]], Callable[..., None
     def decorate(execute: Callable[[C], None]) -> Callable[..., None]:
         @wraps(execute)
         def call(ctx: typer.Context, **values: Any) -> None:
+            values.pop(JSON_SCHEMA, None)
             asked = _options(made, ctx, values)
             try:
                 execute(asked)
@@ -57,6 +59,8 @@ def command(made: type[C]) -> Callable[[Callable[[C], None]], Callable[..., None
             "ctx", inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation=typer.Context
         )
         parameters = [context, *(_parameter(one) for one in declared(made))]
+        if made.DOCUMENTS:
+            parameters.append(_json_schema(made))
         del call.__wrapped__
         call.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
         call.__annotations__ = {one.name: one.annotation for one in parameters}
@@ -66,8 +70,36 @@ def command(made: type[C]) -> Callable[[Callable[[C], None]], Callable[..., None
     return decorate
 
 
+def _json_schema(made: type[Command]) -> inspect.Parameter:
+    """The option ``--json-schema`` of a command.
+
+    It is eager: what the command requires need not be given with it."""
+
+    def show(value: bool) -> None:
+        if value:
+            from mmrepro.cli.console import emit
+            from mmrepro.cli.json_schema import json_schema
+
+            emit(json_schema(made.DOCUMENTS))
+            raise typer.Exit
+
+    info = typer.Option(
+        "--json-schema",
+        callback=show,
+        is_eager=True,
+        help="Print the JSON Schema of what is printed as JSON, and end.",
+        rich_help_panel=OUTPUT,
+    )
+    return inspect.Parameter(
+        JSON_SCHEMA,
+        inspect.Parameter.KEYWORD_ONLY,
+        default=False,
+        annotation=Annotated[bool, info],
+    )
+
+
 def _options(made: type[C], ctx: typer.Context, values: dict[str, Any]) -> C:
-    origins: dict[str, Origin] = {}
+    origins: dict[str, OptionOrigin] = {}
     for one in declared(made):
         source = ctx.get_parameter_source(one.field)
         configured = ctx.default_map
@@ -75,7 +107,7 @@ def _options(made: type[C], ctx: typer.Context, values: dict[str, Any]) -> C:
             configured.origin(one.field) if isinstance(configured, Configured) else None
         )
         if source is not None and source.name == "COMMANDLINE":
-            origins[one.field] = Origin.OVER if below else Origin.WORD
+            origins[one.field] = OptionOrigin.OVER if below else OptionOrigin.WORD
         elif below:
             origins[one.field] = below
         else:
@@ -99,7 +131,7 @@ def _options(made: type[C], ctx: typer.Context, values: dict[str, Any]) -> C:
     return made(**values, origins=origins)
 
 
-def _parameter(one: Declared) -> inspect.Parameter:
+def _parameter(one: DeclaredOption) -> inspect.Parameter:
     option = one.option
     kind: Any = one.type
     help_text = option.help + (f"  [default: {option.shown}]" if option.shown else "")
@@ -158,7 +190,7 @@ def _whole(value: Any) -> Any:
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
-def _metavar(one: Declared) -> str | None:
+def _metavar(one: DeclaredOption) -> str | None:
     names = {int: "N", float: "N", Path: "FILE", str: "TEXT"}
     return names.get(one.type) if not isinstance(one.type, type(StrEnum)) else None
 
@@ -178,9 +210,9 @@ def _known(kind: str) -> Iterator[str]:
 
         yield from sorted(one.name for one in entry_points(group="mmrepro.scenarios"))
     elif kind == "engine":
-        from mmrepro.engines import CLASSES
+        from mmrepro.engines import ENGINES
 
-        yield from CLASSES
+        yield from ENGINES
     elif kind == "release":
         from mmrepro.scenarios.data import recorded_releases
 
@@ -196,7 +228,7 @@ def _known(kind: str) -> Iterator[str]:
         yield from names(kind)
 
 
-def _choices(one: Declared) -> list[str]:
+def _choices(one: DeclaredOption) -> list[str]:
     """Return the words that it takes; []: any."""
     words = one.type if isinstance(one.type, type(StrEnum)) else get_args(one.type)
     return [str(word) for word in words]

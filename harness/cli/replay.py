@@ -16,7 +16,7 @@ from mmrepro.search.replay.options import ReplayCommand
 from mmrepro.search.repro.options import ReproCommand
 
 if TYPE_CHECKING:
-    from mmrepro.reports.documents import Kind
+    from mmrepro.reports.documents import ReportKind
 
 
 @command(ReplayCommand)
@@ -123,7 +123,7 @@ def conduct_search(
     asked: ReplayCommand | FuzzCommand,
     jobs: int | None,
     begin: Callable[[], Any],
-    kind: Kind[Any],
+    kind: ReportKind[Any],
     servers: Sequence[tuple[str, str]] = (),
 ) -> None:
     """Run it, print it and exit. Raises as :func:`device_there`.

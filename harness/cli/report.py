@@ -1,12 +1,10 @@
-"""What is made again of records on disk: ``mmrepro report``, ``judge``, ``bundle``,
-``schema``."""
+"""What is made again of records on disk: ``mmrepro report``, ``judge``, ``bundle``."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import typer
 from mmrepro.base import common_options as common, units
@@ -17,8 +15,9 @@ from mmrepro.cli.options import command
 
 if TYPE_CHECKING:
     from mmrepro.failure.documents import Incident
+    from mmrepro.failure.documents.hashes import HashCheck
     from mmrepro.failure.documents.stored import BundleManifest
-    from mmrepro.reports.documents import Kind
+    from mmrepro.reports.documents import ReportKind
     from mmrepro.runs.judge import Rejudged
 
 
@@ -42,7 +41,7 @@ def page_of(place: Path) -> Path:
     return page if is_file(page) else write_reports(place)[1]
 
 
-# ------------------------------------------------------- mmrepro report, mmrepro schema
+# --------------------------------------------------------------- mmrepro report
 
 
 UPSTREAM = "upstream-test"
@@ -121,7 +120,7 @@ def report(asked: ReportCommand) -> None:
     typer.echo(text.rstrip("\n"))
 
 
-def _issue(kind: Kind[Any], loaded: object, folder: Path) -> str:
+def _issue(kind: ReportKind[Any], loaded: object, folder: Path) -> str:
     """The engine's own form, filled in. Raises UsageError: ``loaded`` is no single
     failure."""
     from mmrepro.base.errors import UsageError
@@ -196,53 +195,6 @@ def _upstream(asked: ReportCommand, loaded: object) -> str:
         return confirmed(write, finding.finding_class, finding.server, asked.good, say)
 
 
-DOCUMENTS = {
-    "incident": "mmrepro.failure.documents:Incident",
-    "diagnosis": "mmrepro.failure.documents.diagnosis:Diagnosis",
-    "fleet": "mmrepro.failure.documents.fleet:Fleet",
-    "logs": "mmrepro.failure.documents.cause:LogReading",
-    "ablation": "mmrepro.failure.documents.searches:Ablation",
-    "bisection": "mmrepro.failure.documents.searches:Bisection",
-    "acceptance": "mmrepro.failure.documents.acceptance:Acceptance",
-    "replay": "mmrepro.failure.documents.replay:Replay",
-    "fuzz": "mmrepro.failure.documents.replay:Fuzz",
-    "upgrade": "mmrepro.failure.documents.upgrade:Upgrade",
-    "fit": "mmrepro.engines.environments.fit:FitReport",
-    "start": "mmrepro.live.diagnose.starts:StartReading",
-    "nightly-history": "mmrepro.history.nightly:NightsDocument",
-    "nightly-diff": "mmrepro.history.nightly:DiffDocument",
-    "nightly": "mmrepro.history.nightly:NightDocument",
-    "case": "mmrepro.traffic.case.model:Case",
-    "list": "mmrepro.tools.catalogue.documents:ListDocument",
-    "alive": "mmrepro.tools.catalogue.documents:AliveDocument",
-    "scenario": "mmrepro.tools.catalogue.documents:ScenarioDocument",
-    "claims": "mmrepro.tools.catalogue.claims:Claims",
-    "judge": "mmrepro.runs.judge:JudgeDocument",
-    "accept-list": "mmrepro.campaign.accept.judging:PartsDocument",
-    "incidents": "mmrepro.failure.documents.listing:IncidentsDocument",
-}
-
-
-@dataclass(frozen=True)
-class SchemaCommand(Command):
-    COMMAND: ClassVar[str] = "schema"
-    of: str = option(
-        "incident", "Which document.", group=OUTPUT, choices=tuple(DOCUMENTS)
-    )
-
-
-@command(SchemaCommand)
-def schema(asked: SchemaCommand) -> None:
-    """Print the JSON Schema of incident.json, of a case, or of another document of
-    mmrepro's.
-
-    Example:  mmrepro schema > incident.schema.json
-    """
-    module, _, name = DOCUMENTS[asked.of].partition(":")
-    document = getattr(import_module(module), name).model_json_schema()
-    emit({**document, "$schema": "https://json-schema.org/draft/2020-12/schema"})
-
-
 # ---------------------------------------------------------------- mmrepro judge
 
 STYLES = {"met": "green", "confirmed": "green", "not-met": "red", "refuted": "red"}
@@ -251,6 +203,7 @@ STYLES = {"met": "green", "confirmed": "green", "not-met": "red", "refuted": "re
 @dataclass(frozen=True)
 class JudgeCommand(Command):
     COMMAND: ClassVar[str] = "judge"
+    DOCUMENTS: ClassVar[tuple[str, ...]] = ("mmrepro.runs.judge:JudgeDocument",)
     incidents: tuple[Path, ...] = common.PLACE(
         (),
         help="Incidents: their folders, numbers, ids, or last; or bundles.",
@@ -265,6 +218,19 @@ class JudgeCommand(Command):
         configurable=False,
         names="scenario",
     )
+    edited: bool = option(
+        False,
+        "Judge incidents that were changed since they were recorded as they are now.",
+        group=OUTPUT,
+        configurable=False,
+    )
+    signers: Path | None = option(
+        None,
+        "Judge only what somebody in this file of allowed signers (ssh-keygen) signed.",
+        "FILE",
+        OUTPUT,
+        configurable=False,
+    )
     trust: bool = common.TRUST(False)
     verbose: bool = common.VERBOSE(
         False, help="Print all conditions, those as recorded as well."
@@ -278,23 +244,45 @@ def judge(asked: JudgeCommand) -> None:
     and now.
 
     It is how a signature is improved on runs that were made, and how a stranger checks
-    a verdict. Exit code 1: a verdict is another one than was recorded.
+    a verdict. Exit code 1: a verdict is another one than was recorded. Exit code 2: an
+    incident was changed since it was recorded; nothing is judged then.
 
     Example:  mmrepro judge incidents/ghost-key-eviction-0.23.0-20261121-030000
     """
+    from mmrepro.failure.documents.hashes import checked, signed_by
     from mmrepro.reports import load
     from mmrepro.runs.judge import JudgedAgain, JudgeDocument, rejudge
 
-    judged: list[tuple[Path, Incident, Rejudged]] = []
+    judged: list[JudgedRun] = []
     for path in asked.incidents:
         incident = load(path)
-        judged.append((path, incident, rejudge(incident, _scenario(incident, asked))))
+        check = checked(path)
+        if not asked.edited:
+            check.refuse_changed(path)
+        signer = signed_by(path, check, asked.signers) if asked.signers else ""
+        found = rejudge(incident, _scenario(incident, asked))
+        judged.append(JudgedRun(path, incident, found, check, signer))
     if asked.json:
-        emit(JudgeDocument(judged=[JudgedAgain.of(*one) for one in judged]))
+        again = [
+            JudgedAgain.of(one.path, one.incident, one.found, one.check, one.signer)
+            for one in judged
+        ]
+        emit(JudgeDocument(judged=again))
     else:
         _print_judged(judged, every=asked.verbose)
-    if any(found.differs for _, _, found in judged):
+    if any(one.found.differs for one in judged):
         raise typer.Exit(1)
+
+
+class JudgedRun(NamedTuple):
+    """An incident that was judged again, what the record of its hashes says, and who
+    signed that."""
+
+    path: Path
+    incident: Incident
+    found: Rejudged
+    check: HashCheck
+    signer: str
 
 
 def _scenario(incident: Incident, asked: JudgeCommand) -> Any:
@@ -317,15 +305,13 @@ def _scenario(incident: Incident, asked: JudgeCommand) -> Any:
         ) from error
 
 
-def _print_judged(
-    judged: list[tuple[Path, Incident, Rejudged]], *, every: bool
-) -> None:
+def _print_judged(judged: list[JudgedRun], *, every: bool) -> None:
     from mmrepro.base.text.sanitize import plain
     from rich.console import Console
     from rich.markup import escape
 
     out = Console(highlight=False, soft_wrap=True)
-    for path, _, found in judged:
+    for path, _, found, check, signer in judged:
         now = found.now.outcome.value
         if found.differs:
             now = f"[bold red]{found.then.outcome.value} → {now}[/]"
@@ -335,6 +321,10 @@ def _print_judged(
         if not found.changes:
             parts = f"as recorded, with all {len(found.parts)} conditions and claims"
         out.print(f"{escape(plain(path.name))}  {now}  {parts}")
+        if signer:
+            out.print(f"  signed by {escape(plain(signer))}")
+        for note in check.notes:
+            out.print(f"  {escape(plain(note))}")
         rows = []
         for part in found.parts if every else found.changes:
             then, now = part.then or "new", part.now or "gone"
@@ -348,12 +338,21 @@ def _print_judged(
                 escape(plain(f"{found.now.outcome.value}: {found.now.explanation}"))
             )
     if len(judged) > 1:
-        other = sum(found.differs for _, _, found in judged)
-        alone = sum(bool(found.changes) and not found.differs for _, _, found in judged)
+        every_found = [one.found for one in judged]
+        other = sum(found.differs for found in every_found)
+        alone = sum(bool(one.changes) and not one.differs for one in every_found)
         out.print(
             f"{len(judged)} judged again: {len(judged) - other - alone} as recorded, "
             f"{other} with another verdict, {alone} with other conditions or claims "
             "alone"
+        )
+    unrecorded = sum(not one.check.has_record for one in judged)
+    if unrecorded:
+        carry = "carries" if unrecorded == 1 else "carry"
+        which = "It" if len(judged) == 1 else f"{unrecorded} of them"
+        out.print(
+            f"{which} {carry} no record of hashes: whether anything was changed since it was "
+            "recorded cannot be seen."
         )
 
 
@@ -377,6 +376,13 @@ class BundleCommand(Command):
     )
     secrets_file: Path | None = option(
         None, "Texts to replace wherever they occur, one a line.", "FILE", OUTPUT
+    )
+    sign: Path | None = option(
+        None,
+        "Sign the record of hashes with this SSH key (ssh-keygen -Y sign).",
+        "KEY",
+        OUTPUT,
+        configurable=False,
     )
     force: bool = common.FORCE(False)
     json: bool = common.JSON(False)
@@ -414,6 +420,7 @@ def bundle(asked: BundleCommand) -> None:
         max_bytes=int(asked.max_mib * 2**20),
         secrets=_lines(asked.secrets_file) if asked.secrets_file else (),
         force=asked.force,
+        sign=asked.sign,
     )
     if asked.json:
         facts = {"bundle": str(target), "bytes": target.stat().st_size}

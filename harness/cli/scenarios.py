@@ -1,4 +1,4 @@
-"""The known failures: ``mmrepro list``, ``mmrepro show`` and ``mmrepro claims``."""
+"""The known failures: ``mmrepro list`` and ``mmrepro show``."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from mmrepro.base.options import Command, option
 from mmrepro.cli.console import emit, print_rows, table_console
 from mmrepro.cli.find import foreign
 from mmrepro.cli.options import command
-from mmrepro.runs.options import NamedScenario
+from mmrepro.runs.options import split_variant
 
 if TYPE_CHECKING:
     from datetime import datetime
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from mmrepro.reports.blocks import Inline, Page
     from mmrepro.scenario.definition import Scenario
     from mmrepro.scenario.reading import DeclaredScenario
+    from mmrepro.tools.catalogue.claims import JudgedClaim
     from mmrepro.tools.catalogue.recorded import RecordedRun
     from mmrepro.tools.catalogue.standing import Newest, Standing
 
@@ -34,6 +35,10 @@ if TYPE_CHECKING:
 @dataclass(frozen=True)
 class ListCommand(Command):
     COMMAND: ClassVar[str] = "list"
+    DOCUMENTS: ClassVar[tuple[str, ...]] = (
+        "mmrepro.tools.catalogue.documents:ListDocument",
+        "mmrepro.tools.catalogue.documents:AliveDocument",
+    )
     scenarios: tuple[str, ...] = common.SCENARIOS(())
     trust: bool = common.TRUST(False)
     alive: bool = option(
@@ -248,13 +253,45 @@ def _day(moment: datetime | None) -> str:
 # ---------------------------------------------------------------- mmrepro show
 
 
+STATUSES = ("confirmed", "refuted", "not-tested")
+
+
 @dataclass(frozen=True)
-class ShowCommand(NamedScenario):
+class ShowCommand(Command):
     COMMAND: ClassVar[str] = "show"
+    DOCUMENTS: ClassVar[tuple[str, ...]] = (
+        "mmrepro.tools.catalogue.documents:ScenarioDocument",
+        "mmrepro.tools.catalogue.claims:Claims",
+    )
+    scenarios: tuple[str, ...] = common.SCENARIOS(
+        (),
+        help="Name of a scenario, NAME:VARIANT, or a FILE.py with one; with --claims "
+        "several, or none for all.",
+        shown="",
+    )
     variant: str = common.VARIANT("", configurable=False)
     trust: bool = common.TRUST(False)
-    full: bool = common.FULL(False)
+    claims: bool = option(
+        False, "Show what the original reports claim, and the run that judged it."
+    )
+    status: str | None = option(
+        None, "With --claims: only those with this status.", choices=STATUSES
+    )
+    full: bool = common.FULL(
+        False, help="Print every section; with --claims every claim."
+    )
     json: bool = common.JSON(False)
+
+    def __post_init__(self) -> None:
+        if len(self.scenarios) == 1:
+            name, variant = split_variant(self.scenarios[0], self.variant)
+            object.__setattr__(self, "scenarios", (name,))
+            object.__setattr__(self, "variant", variant)
+
+    @property
+    def scenario(self) -> str:
+        """The scenario that is shown, where no claims are."""
+        return self.scenarios[0]
 
 
 PARTS = {
@@ -269,8 +306,15 @@ def show(asked: ShowCommand) -> None:
     """Show one failure mode: what happens, why, its signature, mitigations and
     references.
 
-    Example:  mmrepro show ghost-key-eviction
+    With --claims: each statement of the original reports, whether a run confirmed or
+    refuted it, and when.
+
+    Example:  mmrepro show ghost-key-eviction --claims
     """
+    _check(asked)
+    if asked.claims:
+        _claims(asked)
+        return
     from mmrepro.base.records import Fidelity
     from mmrepro.scenario.parts import LiveFacts, RunFacts
     from mmrepro.scenario.registry import is_file_name, known_scenario
@@ -295,6 +339,27 @@ def show(asked: ShowCommand) -> None:
     from mmrepro.reports.terminal import print_page
 
     print_page(_page(loaded, conditions, live), table_console(), full=asked.full)
+
+
+def _check(asked: ShowCommand) -> None:
+    """Raises UsageError: options that do not go together, or not one scenario."""
+    if asked.claims and asked.variant:
+        raise UsageError(
+            "--variant does not choose claims: each names its variants.",
+            hint="mmrepro show SCENARIO --claims",
+        )
+    if asked.claims:
+        return
+    if asked.status is not None:
+        raise UsageError(
+            "--status is for --claims.",
+            hint=f"mmrepro show --claims --status {asked.status}",
+        )
+    if len(asked.scenarios) != 1:
+        raise UsageError(
+            "One scenario is shown at a time: name it.",
+            hint="mmrepro list, then mmrepro show SCENARIO",
+        )
 
 
 def _show_declared(asked: ShowCommand) -> None:
@@ -459,83 +524,73 @@ def _page(loaded: Scenario, conditions: Sequence[Condition], live: set[str]) -> 
     )
 
 
-# ---------------------------------------------------------------- mmrepro claims
+# ------------------------------------------------------- mmrepro show --claims
+
+
+def _claims(asked: ShowCommand) -> None:
+    """Print the claims of the original reports, and the run that judged each."""
+    from mmrepro.scenarios.data import claims as file
+    from mmrepro.tools.catalogue.claims import Claims, load
+
+    names = {_name_of(name, asked.trust) for name in asked.scenarios}
+    chosen = []
+    for claim in load(file()):
+        if names and claim.scenario not in names:
+            continue
+        if asked.status in (None, claim.judged.status):
+            chosen.append(claim)
+    if asked.json:
+        emit(Claims(claims=chosen))
+    elif asked.scenarios or asked.status is not None or asked.full:
+        _print_claims(chosen)
+    else:
+        _print_claim_counts(chosen)
 
 
 def _name_of(given: str, trust: bool) -> str:
     """The name of a scenario or of a file's. Raises UnknownScenario, BrokenScenario."""
-    found = _loaded(given, trust)
-    if isinstance(found, BrokenScenario):
-        raise found
-    return found.name
+    loaded = _loaded(given, trust)
+    if isinstance(loaded, BrokenScenario):
+        raise loaded
+    return loaded.name
 
 
-STATUSES = ("confirmed", "refuted", "not-tested")
-
-
-@dataclass(frozen=True)
-class ClaimsCommand(Command):
-    COMMAND: ClassVar[str] = "claims"
-    scenarios: tuple[str, ...] = common.SCENARIOS(())
-    trust: bool = common.TRUST(False)
-    status: str | None = option(None, "Only those with this status.", choices=STATUSES)
-    full: bool = common.FULL(False, help="List every claim, not their numbers alone.")
-    json: bool = common.JSON(False)
-
-
-@command(ClaimsCommand)
-def claims(asked: ClaimsCommand) -> None:
-    """List the claims of the original reports, and the run that judged each.
-
-    Example:  mmrepro claims ghost-key-eviction --status refuted
-    """
-    from mmrepro.scenarios.data import claims as file
-    from mmrepro.tools.catalogue.claims import Claims, load, words
-
-    names = {_name_of(name, asked.trust) for name in asked.scenarios}
-    found = [
-        one
-        for one in load(file())
-        if (not names or one.scenario in names)
-        and asked.status in (None, one.judged.status)
-    ]
-    if asked.json:
-        emit(Claims(claims=found))
-        return
+def _print_claim_counts(claims: Sequence[JudgedClaim]) -> None:
+    """One line a scenario: all claims are ten screens."""
     from mmrepro.failure.documents import ClaimStatus
-    from mmrepro.reports.blocks import Paragraph, count, table, toned
+    from mmrepro.reports.blocks import Paragraph, count, table
+    from mmrepro.reports.terminal import print_blocks
+
+    counts = Counter((claim.scenario, claim.judged.status) for claim in claims)
+    rows = []
+    for name in dict.fromkeys(claim.scenario for claim in claims):
+        numbers = [str(counts[name, status] or "") for status in ClaimStatus]
+        rows.append((name, *numbers))
+    heads = ["scenario:name"]
+    heads += [f"{status.replace('-', ' ')}:number" for status in ClaimStatus]
+    text = (
+        f"{count(len(claims), 'claim')} of {count(len(rows), 'scenario')}. "
+        "mmrepro show SCENARIO --claims lists one's; --full, or --status STATUS, "
+        "lists all."
+    )
+    print_blocks([*table(heads, rows), Paragraph(text)], table_console())
+
+
+def _print_claims(claims: Sequence[JudgedClaim]) -> None:
+    from mmrepro.failure.documents import ClaimStatus
+    from mmrepro.reports.blocks import table, toned
     from mmrepro.reports.terminal import print_blocks
     from mmrepro.reports.words import CLAIMS
+    from mmrepro.tools.catalogue.claims import words
 
-    if not asked.scenarios and asked.status is None and not asked.full:
-        # One line a scenario: all claims are ten screens.
-        sums = Counter((one.scenario, one.judged.status) for one in found)
-        rows = [
-            (name, *(str(sums[name, status] or "") for status in ClaimStatus))
-            for name in dict.fromkeys(one.scenario for one in found)
-        ]
-        heads = [
-            "scenario:name",
-            *(f"{status.replace('-', ' ')}:number" for status in ClaimStatus),
-        ]
-        next_ = (
-            "mmrepro claims SCENARIO lists one's; --full, or --status STATUS, "
-            "lists all."
-        )
-        text = (
-            f"{count(len(found), 'claim')} of {count(len(rows), 'scenario')}. {next_}"
-        )
-        print_blocks([*table(heads, rows), Paragraph(text)], table_console())
-        return
     heads = ["claim:name", "status:name", "what it says", "made in:name", "judged:name"]
-    told = []
-    often = Counter(one.name for one in found)
-    for one in found:
-        of = f" ({', '.join(one.variants)})" if often[one.name] > 1 else ""
-        status = toned(
-            words(one.judged.status), CLAIMS[ClaimStatus(one.judged.status)][2]
-        )
-        told.append(
-            (one.name + of, status, one.text, one.made_in, f"{one.judged.at.date()}")
-        )
-    print_blocks(table(heads, told), table_console())
+    rows = []
+    often = Counter(claim.name for claim in claims)
+    for claim in claims:
+        # Variants are named only where they are what tells two claims apart.
+        variants = f" ({', '.join(claim.variants)})" if often[claim.name] > 1 else ""
+        judged = claim.judged
+        status = toned(words(judged.status), CLAIMS[ClaimStatus(judged.status)][2])
+        name = claim.name + variants
+        rows.append((name, status, claim.text, claim.made_in, f"{judged.at.date()}"))
+    print_blocks(table(heads, rows), table_console())

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 import typer
 from mmrepro.base.errors import UsageError
-from mmrepro.base.options import Command, Origin
+from mmrepro.base.options import Command, OptionOrigin
 
 C = TypeVar("C", bound=Command)
 NEWEST = "newest"
@@ -50,7 +50,7 @@ def released(asked: C, engine: str = "") -> C:
     typer.echo(f"{source.tree.engine} {source.tree.version}: {source.words}", err=True)
     name = "releases" if several else "release"
     value = (*given.releases, source.release) if several else source.release
-    origins = {**given.origins, name: Origin.WORD}
+    origins = {**given.origins, name: OptionOrigin.WORD}
     changes = {name: value, "tree": "", "kernels": "", "origins": origins}
     return replace(given, **changes)  # type: ignore[no-any-return]
 

@@ -1,4 +1,4 @@
-"""``mmrepro warm``: parents that have imported an engine and are kept between
+"""``mmrepro env warm``: parents that have imported an engine and are kept between
 commands."""
 
 from __future__ import annotations
@@ -21,12 +21,13 @@ app = typer.Typer(
     help="Keep processes that have imported an engine: `mmrepro run` forks its server "
     "from one instead of importing the engine again.",
     no_args_is_help=True,
+    rich_markup_mode=None,
 )
 
 
 @dataclass(frozen=True)
 class WarmStartCommand(Command):
-    COMMAND: ClassVar[str] = "warm start"
+    COMMAND: ClassVar[str] = "env warm start"
     scenario: str = common.SCENARIO("")
     variant: str = common.VARIANT("")
     release: str = common.RELEASE("")
@@ -52,7 +53,7 @@ class WarmStartCommand(Command):
 def start(asked: WarmStartCommand) -> None:
     """Import the engine of a scenario once, for the `mmrepro run`s that follow.
 
-    Example:  mmrepro warm start ghost-key-eviction
+    Example:  mmrepro env warm start ghost-key-eviction
     """
     from mmrepro.base.errors import InfrastructureError
     from mmrepro.base.machine.files import cache_root
@@ -96,7 +97,7 @@ def start(asked: WarmStartCommand) -> None:
 
 @dataclass(frozen=True)
 class WarmStatusCommand(Command):
-    COMMAND: ClassVar[str] = "warm status"
+    COMMAND: ClassVar[str] = "env warm status"
     json: bool = common.JSON(False)
 
 
@@ -105,7 +106,7 @@ class WarmStatusCommand(Command):
 def status(asked: WarmStatusCommand) -> None:
     """Show what is kept warm, what it takes, and when it ends.
 
-    Example:  mmrepro warm status
+    Example:  mmrepro env warm status
     """
     from mmrepro.engines.supervise.warm import kept_fork_servers
     from mmrepro.runs.starter import warm_root
@@ -115,16 +116,20 @@ def status(asked: WarmStatusCommand) -> None:
         emit({"kept": [_facts(parent) for parent in living]}, "kept-warm")
         return
     if not living:
-        print("Nothing is kept warm. Try: mmrepro warm start ghost-key-eviction")
+        print("Nothing is kept warm. Try: mmrepro env warm start ghost-key-eviction")
     for parent in living:
         print(f"{parent.key}  {parent.label}: {_described(parent)}")
 
 
 @dataclass(frozen=True)
 class WarmStopCommand(Command):
-    COMMAND: ClassVar[str] = "warm stop"
+    COMMAND: ClassVar[str] = "env warm stop"
     key: str = option(
-        "", "Key, as mmrepro warm status shows it.", "KEY", argument=True, shown="all"
+        "",
+        "Key, as mmrepro env warm status shows it.",
+        "KEY",
+        argument=True,
+        shown="all",
     )
 
 
@@ -133,7 +138,7 @@ class WarmStopCommand(Command):
 def stop(asked: WarmStopCommand) -> None:
     """End what is kept warm. Servers that were forked from it go on.
 
-    Example:  mmrepro warm stop
+    Example:  mmrepro env warm stop
     """
     from mmrepro.base.errors import UsageError
     from mmrepro.engines.supervise.warm import kept_fork_servers
@@ -147,7 +152,7 @@ def stop(asked: WarmStopCommand) -> None:
     ]
     if key and not chosen:
         raise UsageError(
-            f"Nothing with key {key!r} is kept warm.", hint="mmrepro warm status"
+            f"Nothing with key {key!r} is kept warm.", hint="mmrepro env warm status"
         )
     for parent in chosen:
         parent.end()

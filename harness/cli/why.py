@@ -27,6 +27,9 @@ READY, FAILED, UNTOLD = 0, 1, 3
 @dataclass(frozen=True)
 class WhyCommand(Command):
     COMMAND: ClassVar[str] = "why"
+    DOCUMENTS: ClassVar[tuple[str, ...]] = (
+        "mmrepro.live.diagnose.starts:StartReading",
+    )
     files: tuple[Path, ...] = option(
         (), "Log file.", "LOG | -- COMMAND…", argument=True
     )

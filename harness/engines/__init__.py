@@ -1,4 +1,5 @@
-"""Adapters to inference engines. One is loaded when it is first asked for."""
+"""Engines, each in a folder of its own. An adapter is loaded when it is first asked
+for."""
 
 from __future__ import annotations
 
@@ -14,35 +15,35 @@ from mmrepro.engines.base import (
     LaunchRequest as LaunchRequest,
     Signs as Signs,
 )
+from mmrepro.engines.folders import folders
 
 if TYPE_CHECKING:
     from mmrepro.engines.environments.spec import EnvironmentSpec
 
-CLASSES: Final[Mapping[str, str]] = {
-    "vllm": "VllmEngine",
-    "sglang": "SglangEngine",
-    "lmdeploy": "LmdeployEngine",
-    "minivllm": "MinivllmEngine",
-}
-"""Name of an engine, which is its module's too: its adapter's class."""
-
 
 @cache
 def _loaded(name: str) -> Engine:
-    adapter = CLASSES[name]
-    engine: Engine = getattr(importlib.import_module(f"{__name__}.{name}"), adapter)()
+    folder = importlib.import_module(f"{__name__}.{name}")
+    engine: Engine = folder.ENGINE()
     return engine
 
 
 class _Engines(Mapping[str, Engine]):
+    """Adapters by name. What is asked for is loaded; names are known without."""
+
     def __getitem__(self, name: str) -> Engine:
+        if name not in folders():
+            raise KeyError(name)
         return _loaded(name)
 
+    def __contains__(self, name: object) -> bool:
+        return name in folders()
+
     def __iter__(self) -> Iterator[str]:
-        return iter(CLASSES)
+        return iter(folders())
 
     def __len__(self) -> int:
-        return len(CLASSES)
+        return len(folders())
 
 
 ENGINES: Final = _Engines()
@@ -57,10 +58,10 @@ def log_marks() -> dict[str, str]:
 
 def get_engine(name: str) -> Engine:
     """The adapter called ``name``. Raises UsageError and lists what there is."""
-    if name not in CLASSES:
+    if name not in ENGINES:
         raise UsageError(
-            f"There is no engine {name!r}; there is {', '.join(sorted(CLASSES))}."
-            + did_you_mean(name, CLASSES),
+            f"There is no engine {name!r}; there is {', '.join(sorted(ENGINES))}."
+            + did_you_mean(name, ENGINES),
             hint="mmrepro env create vllm 0.23.0",
         )
     return ENGINES[name]

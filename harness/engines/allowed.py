@@ -1,24 +1,41 @@
-"""What others may set of an engine's server: a list, in ``allowed.toml``.
+"""What others may set of an engine's server: a list, in ``allowed.toml`` of its folder.
 
 The server of a report, or of a case that somebody sent, has options and variables which
 a stranger wrote. What is not on the list, by its full name, is not passed on; nor is a
 value of another kind than the list has for it: a path, an address, a class, a plugin.
 An option that a later release brings is therefore left out until somebody lists it.
-What the user types himself is not asked."""
+What the user types himself is not asked.
+
+``allowed.toml`` lists full names of options by the kind of their value:
+
+    flag       none; the engine's way of negating it (--no-NAME) as well
+    integer    one whole number, 16k and 2M too
+    integers   several of them
+    number     one number
+    word       one name, without a dot, a slash, a colon: no path, address or class
+    words      several of them
+    tiny       a tiny model that mmrepro writes: {tiny:NAME}
+    adapters   NAME={tiny:NAME}, several
+    counts     {"image": 2}, or image=2,video=1
+    object     JSON, or --option.key VALUE; its keys stand in object."--option"
+    alias      other spellings, and the full name that is passed on in their place
+    variable   variables, and the kind of their value; switch: 0, 1, true, false
+
+Kinds of an object's keys besides: boolean; a table is an object again, [TABLE] a list
+of them; "folder" is one below the server's temporary folder, {run-tmp}/NAME."""
 
 from __future__ import annotations
 
 import json
 import re
-import tomllib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from importlib.resources import files
 from typing import Any, Final
 
 from mmrepro.base.errors import UsageError
 from mmrepro.engines.features import feature
+from mmrepro.engines.folders import table
 from mmrepro.engines.models.tiny import ADAPTERS, TINY
 
 NOT_LISTED: Final = "it is not among the options that others may set"
@@ -361,8 +378,7 @@ def _what_it_is(values: Sequence[str]) -> str:
 @cache
 def allowed_of(engine: str) -> Allowed:
     """The list of ``engine``; one that has none may be told nothing by others."""
-    text = files("mmrepro.engines").joinpath("allowed.toml").read_text(encoding="utf-8")
-    own = tomllib.loads(text).get(engine, {})
+    own = table(engine, "allowed.toml")
     options: dict[str, str] = {}
     for kind, names in own.items():
         if isinstance(names, list):

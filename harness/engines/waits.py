@@ -6,16 +6,18 @@ A place is a function that calls another one and does not go on before that retu
 called from there are waiting too, as long as they belong to :data:`PASSIVE`: code that
 runs on top of a wait (a signal handler, a finalizer) is none.
 
-``tests/unit/diagnose/test_waits.py`` compares each place with the installed sources of
+``tests/engine/test_wait_places.py`` compares each place with the installed sources of
 its releases."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import cache
 
+from mmrepro.engines.folders import table
 from mmrepro.probes.data import Frame
 from packaging.specifiers import SpecifierSet
 from packaging.version import InvalidVersion, Version
@@ -71,169 +73,23 @@ class WaitPlace:
             return True
 
 
-def _vllm(
-    wait: Wait,
-    file: str,
-    function: str,
-    calls: str,
-    releases: str = "",
-    *,
-    native: bool = False,
-) -> WaitPlace:
-    return WaitPlace(
-        wait, f"vllm/{file}", function, calls, native, SpecifierSet(releases)
-    )
+@cache
+def wait_places(engine: str) -> tuple[WaitPlace, ...]:
+    """Where processes of ``engine`` wait, as its waits.toml has it; (): not known."""
+    places = []
+    for row in table(engine, "waits.toml").get("place", ()):
+        place = WaitPlace(
+            wait=Wait(row["wait"]),
+            file=row["file"],
+            function=row["function"],
+            calls=row["calls"],
+            native=row.get("native", False),
+            releases=SpecifierSet(row.get("releases", "")),
+            follower=row.get("follower", False),
+        )
+        places.append(place)
+    return tuple(places)
 
-
-_EXECUTOR = "v1/executor/multiproc_executor.py"
-VLLM = (
-    _vllm(Wait.WORK, "v1/engine/core.py", "_process_input_queue", "get"),
-    _vllm(Wait.WORK, _EXECUTOR, "worker_busy_loop", "dequeue"),
-    _vllm(Wait.WORKER, _EXECUTOR, "get_response", "dequeue"),
-    # Each worker has to read an order before its block of the ring can be written
-    # again.
-    _vllm(Wait.WORKER, _EXECUTOR, "collective_rpc", "enqueue"),
-    # 0.11: a thread of its own reads the answers where several batches are on their
-    # way.
-    _vllm(Wait.WORKER, _EXECUTOR, "collective_rpc", "result", "<0.12"),
-    _vllm(Wait.WORKER, "v1/engine/core.py", "<lambda>", "result", "<0.12"),
-    _vllm(
-        Wait.WORKER, "v1/engine/core.py", "step_with_batch_queue", "result", ">=0.12"
-    ),
-    _vllm(Wait.WORKER, "v1/executor/ray_utils.py", "result", "get", ">=0.12,<0.33"),
-    _vllm(
-        Wait.WORKER,
-        "v1/executor/ray_executor.py",
-        "collective_rpc",
-        "get",
-        ">=0.12,<0.33",
-    ),
-    # The data parallel cores of one server step together.
-    _vllm(Wait.COLLECTIVE, "config/parallel.py", "has_unfinished_dp", "all_reduce"),
-    _vllm(
-        Wait.STAGE,
-        "v1/worker/gpu_worker.py",
-        "execute_model",
-        "recv_tensor_dict",
-        "<0.19",
-    ),
-    _vllm(
-        Wait.STAGE,
-        "v1/worker/gpu_worker.py",
-        "wait_for_comm",
-        "wait",
-        ">=0.19",
-        native=True,
-    ),
-    _vllm(
-        Wait.DEVICE,
-        "v1/worker/gpu_model_runner.py",
-        "get_output",
-        "synchronize",
-        native=True,
-    ),
-)
-"""vLLM 0.11 to 0.32."""
-
-_SRT = "sglang/srt"
-_RECEIVER = f"{_SRT}/managers/scheduler_components/request_receiver.py"
-SGLANG = (
-    WaitPlace(
-        Wait.WORK,
-        f"{_SRT}/managers/detokenizer_manager.py",
-        "event_loop",
-        "recv_pyobj",
-        releases=SpecifierSet("<0.5.10"),
-    ),
-    WaitPlace(
-        Wait.WORK,
-        f"{_SRT}/managers/detokenizer_manager.py",
-        "event_loop",
-        "sock_recv",
-        releases=SpecifierSet(">=0.5.17"),
-    ),
-    WaitPlace(
-        Wait.WORK,
-        f"{_SRT}/managers/scheduler.py",
-        "recv_requests",
-        "broadcast_pyobj",
-        releases=SpecifierSet("<0.5.10"),
-        follower=True,
-    ),
-    WaitPlace(
-        Wait.WORK,
-        _RECEIVER,
-        "_broadcast_reqs_across_ranks",
-        "broadcast_pyobj",
-        releases=SpecifierSet(">=0.5.17"),
-        follower=True,
-    ),
-    WaitPlace(
-        Wait.WORK,
-        _RECEIVER,
-        "_broadcast_reqs_across_ranks",
-        "attn_cp_tp_broadcast_pyobj",
-        releases=SpecifierSet(">=0.5.23"),
-        follower=True,
-    ),
-    WaitPlace(
-        Wait.STAGE,
-        _RECEIVER,
-        "_pull_raw_reqs",
-        "point_to_point_pyobj",
-        releases=SpecifierSet(">=0.5.17"),
-    ),
-    WaitPlace(
-        Wait.DEVICE,
-        f"{_SRT}/managers/scheduler_output_processor_mixin.py",
-        "process_batch_result_decode",
-        "synchronize",
-        releases=SpecifierSet("<0.5.10"),
-    ),
-    WaitPlace(
-        Wait.DEVICE,
-        f"{_SRT}/managers/scheduler_components/batch_result_processor.py",
-        "process_batch_result_decode",
-        "synchronize",
-        releases=SpecifierSet(">=0.5.17"),
-    ),
-)
-"""SGLang 0.5.6 to 0.5.23."""
-
-_PYTORCH = "lmdeploy/pytorch/engine"
-LMDEPLOY = (
-    WaitPlace(
-        Wait.WORK,
-        f"{_PYTORCH}/model_agent.py",
-        "_broadcast_inputs",
-        "broadcast_object_list",
-        releases=SpecifierSet("<0.7"),
-        follower=True,
-    ),
-    WaitPlace(
-        Wait.WORKER,
-        f"{_PYTORCH}/executor/mp_executor.py",
-        "collective_rpc",
-        "receive",
-        releases=SpecifierSet(">=0.8"),
-    ),
-    WaitPlace(
-        Wait.WORKER,
-        f"{_PYTORCH}/executor/ray_executor.py",
-        "collective_rpc",
-        "get",
-        releases=SpecifierSet(">=0.8"),
-    ),
-)
-"""LMDeploy 0.6.4 and 0.18.0. Its workers wait in an event loop, which names no
-order."""
-
-PLACES: Mapping[str, tuple[WaitPlace, ...]] = {
-    "vllm": VLLM,
-    "sglang": SGLANG,
-    "lmdeploy": LMDEPLOY,
-}
-"""By the engine's name."""
 
 PASSIVE = re.compile(
     r"(?:^|/)(?:threading|queue|selectors|contextlib|asyncio/\w+|concurrent/futures/\w+"

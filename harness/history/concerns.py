@@ -28,13 +28,13 @@ from mmrepro.failure.documents.ledger import (
 from mmrepro.failure.signature import Outcome
 from mmrepro.history.events import ALARMS, events
 from mmrepro.history.ledger import History, NightRuns
-from mmrepro.history.states import Settled, State, Track, settle
+from mmrepro.history.states import CellTrack, JobState, Settled, settle
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
 from packaging.version import InvalidVersion, Version
 from pydantic import Field, StringConstraints, ValidationError, field_validator
 
-UNKNOWN: Final = "unknown"
-OF_A_RELEASE: Final = frozenset(
+_UNKNOWN: Final = "unknown"
+_OF_A_RELEASE: Final = frozenset(
     {EventKind.BUG_RETURNED, EventKind.NEW_RELEASE_AFFECTED}
 )
 """A released wheel does not change: what it has ends with a release that has it no
@@ -61,7 +61,7 @@ class Concern:
     since: str
     cell: Cell
     expected_then: bool | None = None
-    state: str = UNKNOWN
+    state: str = _UNKNOWN
     seen: str = ""
     settled: Settled | None = None
     runs: list[Attempt] = field(default_factory=list)
@@ -87,7 +87,7 @@ class _Walk:
 
     def __init__(self) -> None:
         self.concerns: dict[str, Concern] = {}
-        self._tracks: dict[str, Track] = {}
+        self._tracks: dict[str, CellTrack] = {}
 
     def take(self, history: History, runs: NightRuns) -> None:
         running = runs.night.state is NightState.RUNNING
@@ -95,16 +95,19 @@ class _Walk:
         for name, planned in runs.planned.items():
             attempts = runs.attempts_of(name)
             if attempts or not running:
-                track = self._tracks.setdefault(name, Track(planned.cell))
+                track = self._tracks.setdefault(name, CellTrack(planned.cell))
                 settled[name], _ = track.add(runs.night.id, attempts)
+
         # A night that was killed told nothing of what it found.
-        told = events(history, runs) if running else runs.events
-        for event in told:
+        found = events(history, runs) if running else runs.events
+        for event in found:
             self._begin(event, runs)
         for concern in self.concerns.values():
             if not concern.over:
                 self._follow(concern, runs, settled)
-        for event in told:
+
+        # After all verdicts: a release that is fixed ends what earlier ones have.
+        for event in found:
             if event.what is EventKind.FIXED_IN:
                 self._fix(event, runs)
 
@@ -124,27 +127,27 @@ class _Walk:
         self, concern: Concern, runs: NightRuns, settled: dict[str, Settled]
     ) -> None:
         name, night = concern.event.cell, runs.night.id
-        if name not in runs.planned:  # there is no more to be said of it
+        # What is not planned has no runs to follow it by.
+        if name not in runs.planned:
             return
-        tonight, track = (
-            settled.get(name, Settled(State.MISSING, why="no run")),
-            self._tracks[name],
-        )
+        tonight = settled.get(name, Settled(JobState.MISSING, why="no run"))
+        track = self._tracks[name]
         concern.night, concern.tonight = night, tonight
         attempts = runs.attempts_of(name)
+        # Until there is a verdict, the newest runs are all that can be shown.
         if not concern.seen:
             concern.runs = attempts or concern.runs or track.attempts
         if name not in settled or not track.covered:
             return
         concern.seen, concern.settled, concern.runs = night, tonight, attempts
         if concern.event.what is not EventKind.COVERAGE_LOST:
-            concern.state = State.FLAKY.value if track.shaky else tonight.state.value
+            concern.state = JobState.FLAKY.value if track.shaky else tonight.state.value
         concern.over = _over(concern, runs, tonight, shaky=track.shaky)
 
     def _fix(self, fix: Event, runs: NightRuns) -> None:
         fixed = runs.planned.get(fix.cell)
         for concern in self.concerns.values():
-            if concern.over or concern.event.what not in OF_A_RELEASE or fixed is None:
+            if concern.over or concern.event.what not in _OF_A_RELEASE or fixed is None:
                 continue
             if _later_release(fixed.cell, concern.cell):
                 name = fixed.cell.commit[:12] or fixed.cell.release
@@ -170,7 +173,8 @@ def _over(concern: Concern, runs: NightRuns, now: Settled, *, shaky: bool) -> st
     what = concern.event.what
     if what is EventKind.COVERAGE_LOST:
         return f"{told}: it has a verdict again."
-    if shaky:  # nothing is over out of a flake
+    # A flaky cell shows either verdict: neither ends anything.
+    if shaky:
         return ""
     as_expected = _as_expected(runs, concern.event.cell)
     if what is EventKind.FLAKY and as_expected is not False:
@@ -179,18 +183,23 @@ def _over(concern: Concern, runs: NightRuns, now: Settled, *, shaky: bool) -> st
         concern.expected_then is False or _drifted_before(concern, night)
     ):
         return f"{told}, which is what the scenario expects."
+
     if what in (EventKind.DRIFT, EventKind.FLAKY):
-        fine = as_expected is None and state is State.NOT_REPRODUCED
+        fine = as_expected is None and state is JobState.NOT_REPRODUCED
         return (
             f"{told}, and nothing fails."
             if fine and _drifted_before(concern, night)
             else ""
         )
+
     if what is EventKind.DIFFERENT_FAILURE:
         return (
-            "" if state is State.DIFFERENT_FAILURE else f"{told}, and fails so no more."
+            ""
+            if state is JobState.DIFFERENT_FAILURE
+            else f"{told}, and fails so no more."
         )
-    return f"{told}." if state is State.NOT_REPRODUCED else ""
+
+    return f"{told}." if state is JobState.NOT_REPRODUCED else ""
 
 
 def _drifted_before(concern: Concern, night: str) -> bool:
@@ -219,22 +228,22 @@ def _later_release(fixed: Cell, concerned: Cell) -> bool:
         return False
 
 
-Told = Annotated[str, StringConstraints(strip_whitespace=True, min_length=1)]
+_Text = Annotated[str, StringConstraints(strip_whitespace=True, min_length=1)]
 _EXAMPLE = (
     'see docs/history.md; an entry begins with [[quarantine]] and scenario = "NAME"'
 )
 
 
-class Entry(Record):
+class QuarantineEntry(Record):
     """What is quarantined, and all that has to be known about it."""
 
-    scenario: Told
+    scenario: _Text
     variant: Annotated[str | None, Field(description="None: any")] = None
     engine: Annotated[str | None, Field(description="None: any")] = None
     releases: Annotated[str, Field(description="e.g. '>=0.14, <0.24'; empty: all")] = ""
-    reason: Told
-    issue: Annotated[Told, Field(description="where it is worked on")]
-    owner: Told
+    reason: _Text
+    issue: Annotated[_Text, Field(description="where it is worked on")]
+    owner: _Text
     expires: Annotated[date, Field(description="the last day on which it counts")]
 
     @field_validator("releases")
@@ -264,10 +273,14 @@ class Entry(Record):
 
     @property
     def what(self) -> str:
-        name = f"{self.scenario} ({self.variant})" if self.variant else self.scenario
-        return " ".join(
-            filter(None, [name, self.engine and f"on {self.engine}", self.releases])
-        )
+        text = self.scenario
+        if self.variant:
+            text += f" ({self.variant})"
+        if self.engine:
+            text += f" on {self.engine}"
+        if self.releases:
+            text += f" {self.releases}"
+        return text
 
     @property
     def says(self) -> str:
@@ -283,14 +296,15 @@ class Quarantine:
     reason, until a day. They still run and are still shown; only nobody is woken for
     them."""
 
-    entries: tuple[Entry, ...] = ()
+    entries: tuple[QuarantineEntry, ...] = ()
     source: str = ""
 
-    def entry_for(self, cell: Cell, when: date | datetime) -> Entry | None:
+    def entry_for(self, cell: Cell, when: date | datetime) -> QuarantineEntry | None:
         """The first entry that covers ``cell`` and has not expired."""
-        return next(
-            (e for e in self.entries if e.covers(cell) and not e.expired(when)), None
-        )
+        for entry in self.entries:
+            if entry.covers(cell) and not entry.expired(when):
+                return entry
+        return None
 
     def warnings(self, cells: Iterable[Cell], when: date | datetime) -> list[str]:
         """A sentence for each entry that has expired, and for each that covers no
@@ -307,6 +321,7 @@ class Quarantine:
                 said.append(
                     f"The quarantine of {entry.what} covers no cell of this plan."
                 )
+
         return said
 
 
@@ -323,14 +338,16 @@ def load_quarantine(path: Path) -> Quarantine:
     if not isinstance(tables, list):
         wrong.append("'quarantine' is to be written as [[quarantine]]")
         tables = []
+
     entries = []
     for number, table in enumerate(tables, start=1):
         try:
-            entries.append(Entry.model_validate(table))
+            entries.append(QuarantineEntry.model_validate(table))
         except ValidationError as error:
             wrong += [
                 f"entry {number}{_named(table)}: {said}" for said in _said(error, table)
             ]
+
     if wrong:
         raise UsageError(f"{path}: {'; '.join(wrong)}.", hint=_EXAMPLE)
     return Quarantine(tuple(entries), str(path))

@@ -6,7 +6,7 @@ one is flakiness, or a drift of something else."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
@@ -16,10 +16,10 @@ from mmrepro.failure.signature import Outcome
 from mmrepro.history.ledger import History, NightRuns
 from mmrepro.history.states import (
     VERDICTS,
-    Change,
+    CellTrack,
+    JobState,
     Settled,
-    State,
-    Track,
+    VerdictChange,
     changed_parts,
     describe,
 )
@@ -27,7 +27,7 @@ from packaging.version import InvalidVersion, Version
 
 LATE = 1.5
 """Times ``every_h``: a gap of more is a night that did not run."""
-OF_A_RELEASE = frozenset(
+_OF_A_RELEASE = frozenset(
     (
         "engine",
         "environment",
@@ -56,19 +56,24 @@ def events(history: History, night: NightRuns) -> list[Event]:
     """What is new in ``night``, against all nights of ``history`` that began before
     it."""
     past = history.before(night.night)
-    found = _Comparison(past, night).events()
-    if past and (gap := late(past[-1], night.night.created.wall)) is not None:
-        found.append(gap.model_copy(update={"night": night.night.id}))
-    return sorted(found, key=lambda e: _SEQUENCE.index(e.what))
+    new = _NightComparison(past, night).events()
+    gap = _late(past[-1], night.night.created.wall) if past else None
+    if gap is not None:
+        new.append(gap.model_copy(update={"night": night.night.id}))
+    return _in_sequence(new)
 
 
 def diff(before: NightRuns, after: NightRuns) -> list[Event]:
     """What ``after`` has that ``before`` had not; any two nights, of any ledgers."""
-    found = _Comparison([before], after).events()
-    return sorted(found, key=lambda e: _SEQUENCE.index(e.what))
+    return _in_sequence(_NightComparison([before], after).events())
 
 
-def late(last: NightRuns, now: datetime, every_h: float | None = None) -> Event | None:
+def _in_sequence(events: Sequence[Event]) -> list[Event]:
+    """In the order of their kinds, each kind as its events were found."""
+    return sorted(events, key=lambda event: _SEQUENCE.index(event.what))
+
+
+def _late(last: NightRuns, now: datetime, every_h: float | None = None) -> Event | None:
     """No night from the one given until ``now``, though one is due every so many hours.
 
     Args:
@@ -93,78 +98,79 @@ def late(last: NightRuns, now: datetime, every_h: float | None = None) -> Event 
 class _Tonight:
     cell: Cell
     settled: Settled
-    changes: list[Change]
+    changes: list[VerdictChange]
     before: Settled | None
     """When it last had a verdict."""
     was_covered: bool
     expected: Outcome | None
 
 
-class _Comparison:
+class _NightComparison:
     """Former nights in the order in which they ran, and the one that is looked at."""
 
     def __init__(self, past: Sequence[NightRuns], night: NightRuns) -> None:
         self.night = night
-        self.tracks: dict[str, Track] = {}
+        self.tracks: dict[str, CellTrack] = {}
         self.releases: set[tuple[str, str, str]] = set()
         self.awaited: set[str] = set()
         """Cells of the first night of their release, which was new then."""
         for former in past:
-            self.awaited |= {
-                name for name, c in former.cells.items() if self._is_new(c)
-            }
+            # First the cells, then the releases: within one night all are new.
+            for name, cell in former.cells.items():
+                if self._is_new(cell):
+                    self.awaited.add(name)
             self._follow(former)
-            self.releases |= {_release(c) for c in former.cells.values()}
-        self.known_lines = {
-            _sequence(t.cell) for t in self.tracks.values() if t.settled
-        }
-        self.tonight = self._follow(night)
-        self.lines: dict[str, list[Track]] = {}
+            self.releases.update(map(_release, former.cells.values()))
+
+        self.known_lines: set[str] = set()
         for track in self.tracks.values():
-            self.lines.setdefault(_sequence(track.cell), []).append(track)
-        for line in self.lines.values():
-            if not line[0].cell.commit and all(_version(t.cell) for t in line):
-                line.sort(key=lambda t: _version(t.cell) or Version("0"))
+            if track.settled:
+                self.known_lines.add(_sequence(track.cell))
+
+        self.tonight = self._follow(night)
+        self.lines = _lines(self.tracks.values())
 
     def events(self) -> list[Event]:
-        found = self._new_releases()
-        for one in self.tonight:
-            found += [self._flip(one, change) for change in one.changes]
+        new = self._new_releases()
+        for job in self.tonight:
+            new += [self._flip(job, change) for change in job.changes]
             # Lost on its release's first night, a cell is told of on the first one with
             # a verdict.
-            late = one.before is None and one.cell.id in self.awaited
-            if self._is_new(one.cell) or late:
-                found += self._in_a_new_release(one)
-            found += self._different(one)
-            found += self._lost(one)
-        return found
+            late = job.before is None and job.cell.id in self.awaited
+            if self._is_new(job.cell) or late:
+                new += self._in_a_new_release(job)
+            new += self._different(job)
+            new += self._lost(job)
+        return new
 
     def _follow(self, night: NightRuns) -> list[_Tonight]:
         """Take a night in; what it shows of each cell that it plans, or does not plan
         any more."""
+        running = night.night.state is NightState.RUNNING
         seen = []
         for name, planned in night.planned.items():
-            track = self.tracks.setdefault(name, Track(planned.cell))
+            track = self.tracks.setdefault(name, CellTrack(planned.cell))
             before, covered = track.settled, track.covered
             attempts = night.attempts_of(name)
-            if not attempts and night.night.state is NightState.RUNNING:
+            if running and not attempts:
                 continue
             settled, changes = track.add(night.night.id, attempts)
             expected = planned.expected or settled.expected
-            seen.append(
-                _Tonight(planned.cell, settled, changes, before, covered, expected)
-            )
-        if night.night.shard or night.night.state is NightState.RUNNING:
+            job = _Tonight(planned.cell, settled, changes, before, covered, expected)
+            seen.append(job)
+
+        # What a shard or a night that still runs does not plan may be in another one.
+        if night.night.shard or running:
             return seen
         for name, track in self.tracks.items():
-            if name not in night.planned and track.covered:
-                track.covered = False
-                # A commit is run once; it is not in every night's plan.
-                if not track.cell.commit:
-                    gone = Settled(State.MISSING, why="it is no longer planned")
-                    seen.append(
-                        _Tonight(track.cell, gone, [], track.settled, True, None)
-                    )
+            if name in night.planned or not track.covered:
+                continue
+            track.covered = False
+            # A commit is run once; it is not in every night's plan.
+            if not track.cell.commit:
+                gone = Settled(JobState.MISSING, why="it is no longer planned")
+                seen.append(_Tonight(track.cell, gone, [], track.settled, True, None))
+
         return seen
 
     def _is_new(self, cell: Cell) -> bool:
@@ -173,9 +179,14 @@ class _Comparison:
         return cell.engine in engines and _release(cell) not in self.releases
 
     def _new_releases(self) -> list[Event]:
-        new = {_release(t.cell): t.cell for t in self.tonight if self._is_new(t.cell)}
-        return [
-            Event(
+        new: dict[tuple[str, str, str], Cell] = {}
+        for job in self.tonight:
+            if self._is_new(job.cell):
+                new[_release(job.cell)] = job.cell
+
+        found = []
+        for cell in new.values():
+            event = Event(
                 night=self.night.night.id,
                 what=EventKind.NEW_RELEASE,
                 identity=f"{EventKind.NEW_RELEASE}:{cell.engine}:{_name(cell)}",
@@ -183,170 +194,204 @@ class _Comparison:
                 release=_name(cell),
                 text=f"{cell.engine} {_name(cell)} is run here for the first time.",
             )
-            for cell in new.values()
-        ]
+            found.append(event)
 
-    def _flip(self, one: _Tonight, change: Change) -> Event:
+        return found
+
+    def _flip(self, job: _Tonight, change: VerdictChange) -> Event:
+        subject, now = _subject(job.cell), job.settled.state
         if change.kind is EventKind.FLAKY:
-            text = f"{_subject(one.cell)} is flaky: {change.why}."
-        elif one.before is not None and one.before.state is not one.settled.state:
-            text = (
-                f"{_subject(one.cell)} was {one.before.state} and is "
-                f"{one.settled.state}; "
-            )
-            text += f"{change.why}."
+            text = f"{subject} is flaky: {change.why}."
+        elif job.before is not None and job.before.state is not now:
+            text = f"{subject} was {job.before.state} and is {now}; {change.why}."
         else:
-            text = f"{_subject(one.cell)} is {one.settled.state}; {change.why}."
-        return self._event(change.kind, one, text, changed=list(change.parts))
+            text = f"{subject} is {now}; {change.why}."
+        return self._event(change.kind, job, text, changed=list(change.parts))
 
-    def _in_a_new_release(self, one: _Tonight) -> list[Event]:
+    def _in_a_new_release(self, job: _Tonight) -> list[Event]:
         """Fixed in it, returned in it, or affected by it."""
-        state = one.settled.state
-        if state not in (State.REPRODUCED, State.NOT_REPRODUCED):
+        state = job.settled.state
+        if state not in _HAS_OR_HAS_NOT:
             return []
-        line = self.lines[_sequence(one.cell)]
-        place = next(i for i, t in enumerate(line) if t.cell.id == one.cell.id)
-        told = [
-            t for t in line[:place] if t.settled and t.settled.state in _HAS_OR_HAS_NOT
-        ]
-        steady = _sequence(one.cell) in self.known_lines and not any(
-            t.ever_flaky for t in line
-        )
-        last = told[-1] if told and steady else None
-        was = (
-            last.settled.state
-            if last is not None and last.settled is not None
-            else None
-        )
-        if last is not None and (was, state) == (
-            State.REPRODUCED,
-            State.NOT_REPRODUCED,
-        ):
+        line = self.lines[_sequence(job.cell)]
+        earlier = self._earlier(job, line)
+        last = earlier[-1] if earlier else None
+        subject = _subject(job.cell)
+        if state is JobState.NOT_REPRODUCED:
+            if last is None or not _is(last, JobState.REPRODUCED):
+                return []
+            text = f"{subject} is {state}, and {_name(last.cell)} still has it"
+            return [self._boundary(EventKind.FIXED_IN, job, text, last, line)]
+
+        well = _newest_without(earlier, job.cell)
+        before = earlier[: earlier.index(well)] if well is not None else []
+        had = [track for track in before if _is(track, JobState.REPRODUCED)]
+        if well is not None and had:
             text = (
-                f"{_subject(one.cell)} is {state}, and {_name(last.cell)} still has it"
-            )
-            return [self._boundary(EventKind.FIXED_IN, one, text, last, line)]
-        known = [t for t in told if steady and _leads_to(t.cell, one.cell)]
-        well = known[-1] if known and _is(known[-1], State.NOT_REPRODUCED) else None
-        before = told[: told.index(well)] if well is not None else []
-        had = [t for t in before if _is(t, State.REPRODUCED)]
-        if well is not None and state is State.REPRODUCED and had:
-            text = (
-                f"{_subject(one.cell)} is {state} again: {_name(had[-1].cell)} had it, "
+                f"{subject} is {state} again: {_name(had[-1].cell)} had it, "
                 f"{_name(well.cell)} had it no more"
             )
-            return [self._boundary(EventKind.BUG_RETURNED, one, text, well, line)]
-        if state is not State.REPRODUCED:
-            return []
-        if one.expected is None:
-            range_ = "the scenario says nothing of this release"
-        else:
-            as_said = one.expected is Outcome.REPRODUCED
-            range_ = f"the scenario expects {'just that' if as_said else one.expected}"
-        text = f"{_subject(one.cell)}, a new release, is {state}; {range_}"
-        if last is not None and was is State.NOT_REPRODUCED and last is not well:
+            return [self._boundary(EventKind.BUG_RETURNED, job, text, well, line)]
+
+        text = f"{subject}, a new release, is {state}; {_expectation(job.expected)}"
+        if last is not None and last is not well and _is(last, JobState.NOT_REPRODUCED):
             text += f"; {_name(last.cell)}, of another branch, has it no more"
-        text += "."
-        return [self._event(EventKind.NEW_RELEASE_AFFECTED, one, text)]
+        return [self._event(EventKind.NEW_RELEASE_AFFECTED, job, f"{text}.")]
+
+    def _earlier(self, job: _Tonight, line: Sequence[CellTrack]) -> list[CellTrack]:
+        """The earlier releases that have the bug or have it not, oldest first.
+
+        None where the line was unknown before, or where one of it was ever flaky: then a
+        difference between two releases shows nothing."""
+        if _sequence(job.cell) not in self.known_lines:
+            return []
+        if any(track.ever_flaky for track in line):
+            return []
+        earlier = []
+        for track in line:
+            if track.cell.id == job.cell.id:
+                break
+            if track.settled and track.settled.state in _HAS_OR_HAS_NOT:
+                earlier.append(track)
+
+        return earlier
 
     def _boundary(
         self,
         kind: EventKind,
-        one: _Tonight,
+        job: _Tonight,
         text: str,
-        last: Track,
-        line: Sequence[Track],
+        last: CellTrack,
+        line: Sequence[CellTrack],
     ) -> Event:
         """An event of a new release against the nearest earlier one, and how sure that
         is."""
-        ids = [t.cell.id for t in line]
-        between = line[ids.index(last.cell.id) + 1 : ids.index(one.cell.id)]
-        if between:
-            others = ", ".join(
-                f"{_name(t.cell)} ({t.settled.state if t.settled else 'no verdict'})"
-                for t in between
-            )
-            text += f"; between them lies {others}"
-        mine = self.tracks[one.cell.id].attempts
-        parts = [p for p in changed_parts(last.attempts, mine) if p not in OF_A_RELEASE]
+        ids = [track.cell.id for track in line]
+        others = []
+        for track in line[ids.index(last.cell.id) + 1 : ids.index(job.cell.id)]:
+            state = track.settled.state if track.settled else "no verdict"
+            others.append(f"{_name(track.cell)} ({state})")
+
+        if others:
+            text += f"; between them lies {', '.join(others)}"
         if last.night != self.night.night.id:
             text += f"; {_name(last.cell)} was run last in {last.night}"
+
+        mine = self.tracks[job.cell.id].attempts
+        changed = changed_parts(last.attempts, mine)
+        parts = [part for part in changed if part not in _OF_A_RELEASE]
         if parts:
-            told = ", ".join(describe(p, last.attempts, mine) for p in parts)
-            text += f"; beside the release also changed: {told}"
-        event = self._event(kind, one, text + ".", changed=parts)
+            changes = ", ".join(describe(part, last.attempts, mine) for part in parts)
+            text += f"; beside the release also changed: {changes}"
+
+        event = self._event(kind, job, text + ".", changed=parts)
         before = last.settled.state.value if last.settled else ""
         return event.model_copy(update={"before": f"{before} in {_name(last.cell)}"})
 
-    def _different(self, one: _Tonight) -> list[Event]:
-        if one.settled.state is not State.DIFFERENT_FAILURE:
+    def _different(self, job: _Tonight) -> list[Event]:
+        if job.settled.state is not JobState.DIFFERENT_FAILURE:
             return []
-        if any(c.kind is EventKind.FLAKY for c in one.changes):
+        if any(change.kind is EventKind.FLAKY for change in job.changes):
             return []
-        before = one.before
+        before = job.before
         if before is None:
-            if one.expected is Outcome.DIFFERENT_FAILURE:
+            if job.expected is Outcome.DIFFERENT_FAILURE:
                 return []
-            than = f"expected was {one.expected or 'nothing in particular'}"
+            than = f"expected was {job.expected or 'nothing in particular'}"
         elif before.count[Outcome.DIFFERENT_FAILURE]:
             return []
         else:
             than = f"it was {before.state}"
-        why = one_line(
-            next((a.explanation for a in self._runs(one) if a.explanation), ""),
-            300,
-        )
-        text = f"{_subject(one.cell)} fails in another way; {than}"
-        return [
-            self._event(
-                EventKind.DIFFERENT_FAILURE,
-                one,
-                f"{text}: {why}." if why else f"{text}.",
-            )
-        ]
 
-    def _lost(self, one: _Tonight) -> list[Event]:
-        if not one.was_covered or one.settled.state in _TOLD:
+        text = f"{_subject(job.cell)} fails in another way; {than}"
+        explanations = [attempt.explanation for attempt in self._runs(job)]
+        why = one_line(_first(explanations), 300)
+        if why:
+            text += f": {why}"
+        return [self._event(EventKind.DIFFERENT_FAILURE, job, f"{text}.")]
+
+    def _lost(self, job: _Tonight) -> list[Event]:
+        if not job.was_covered or job.settled.state in _TOLD:
             return []
-        was = one.before.state if one.before is not None else "told"
-        why = one.settled.why
-        if one.settled.state is State.MISSING and one.cell.id in self.night.planned:
+        was = job.before.state if job.before is not None else "told"
+        why = job.settled.why
+        if job.settled.state is JobState.MISSING and job.cell.id in self.night.planned:
             why = f"the night is {self.night.night.state} and did not run it"
-        error = next((a.error for a in self._runs(one) if a.error), "")
-        text = f"{_subject(one.cell)} was {was} and is not known now: {why}"
-        text += f" ({one_line(error, 200)})" if error else ""
-        return [self._event(EventKind.COVERAGE_LOST, one, f"{text}.")]
+        text = f"{_subject(job.cell)} was {was} and is not known now: {why}"
+        error = _first([attempt.error for attempt in self._runs(job)])
+        if error:
+            text += f" ({one_line(error, 200)})"
+        return [self._event(EventKind.COVERAGE_LOST, job, f"{text}.")]
 
-    def _runs(self, one: _Tonight) -> list[Attempt]:
-        return self.night.attempts_of(one.cell.id)
+    def _runs(self, job: _Tonight) -> list[Attempt]:
+        return self.night.attempts_of(job.cell.id)
 
     def _event(
-        self, kind: EventKind, one: _Tonight, text: str, changed: Sequence[str] = ()
+        self, kind: EventKind, job: _Tonight, text: str, changed: Sequence[str] = ()
     ) -> Event:
         return Event(
             night=self.night.night.id,
             what=kind,
-            identity=f"{kind}:{one.cell.line}:{_name(one.cell)}",
-            cell=one.cell.id,
-            engine=one.cell.engine,
-            release=_name(one.cell),
+            identity=f"{kind}:{job.cell.line}:{_name(job.cell)}",
+            cell=job.cell.id,
+            engine=job.cell.engine,
+            release=_name(job.cell),
             text=text,
-            before=one.before.state.value if one.before is not None else "",
-            now=one.settled.state.value,
+            before=job.before.state.value if job.before is not None else "",
+            now=job.settled.state.value,
             changed=list(changed),
         )
 
 
-_HAS_OR_HAS_NOT = (State.REPRODUCED, State.NOT_REPRODUCED)
-_TOLD = (*VERDICTS, State.FLAKY)
+_HAS_OR_HAS_NOT = (JobState.REPRODUCED, JobState.NOT_REPRODUCED)
+_TOLD = (*VERDICTS, JobState.FLAKY)
 
 
 def _release(cell: Cell) -> tuple[str, str, str]:
     return cell.engine, cell.release, cell.commit
 
 
-def _is(track: Track, state: State) -> bool:
+def _is(track: CellTrack, state: JobState) -> bool:
     return track.settled is not None and track.settled.state is state
+
+
+def _lines(tracks: Iterable[CellTrack]) -> dict[str, list[CellTrack]]:
+    """The tracks of each sequence, releases by version and commits as they were
+    run."""
+    lines: dict[str, list[CellTrack]] = {}
+    for track in tracks:
+        lines.setdefault(_sequence(track.cell), []).append(track)
+    for line in lines.values():
+        versions = [_version(track.cell) for track in line]
+        if line[0].cell.commit or None in versions:
+            continue
+        line.sort(key=lambda track: _version(track.cell) or Version("0"))
+    return lines
+
+
+def _newest_without(earlier: Sequence[CellTrack], cell: Cell) -> CellTrack | None:
+    """The newest of the releases that lead to that of ``cell``, if it has the bug no
+    more."""
+    for track in reversed(earlier):
+        if _leads_to(track.cell, cell):
+            return track if _is(track, JobState.NOT_REPRODUCED) else None
+    return None
+
+
+def _expectation(expected: Outcome | None) -> str:
+    if expected is None:
+        return "the scenario says nothing of this release"
+    if expected is Outcome.REPRODUCED:
+        return "the scenario expects just that"
+    return f"the scenario expects {expected}"
+
+
+def _first(texts: Iterable[str]) -> str:
+    """The first that is not empty."""
+    for text in texts:
+        if text:
+            return text
+    return ""
 
 
 def _leads_to(earlier: Cell, later: Cell) -> bool:
@@ -354,17 +399,15 @@ def _leads_to(earlier: Cell, later: Cell) -> bool:
     of one branch (0.5.18 and 0.5.19), or the earlier one is its branch's first (0.22.0
     and 0.24.1). What a later release of another branch has (0.22.1) may be a back-port.
     Commits are as they were run."""
-    one, other = _version(earlier), _version(later)
-    if (
-        earlier.commit
-        or one is None
-        or other is None
-        or one.base_version == other.base_version
-    ):
+    old, new = _version(earlier), _version(later)
+    if earlier.commit or old is None or new is None:
         return True
-    return one.post is None and (
-        one.release[:2] == other.release[:2] or not any(one.release[2:])
-    )
+    if old.base_version == new.base_version:
+        return True
+    if old.post is not None:
+        return False
+    is_branchs_first = not any(old.release[2:])
+    return is_branchs_first or old.release[:2] == new.release[:2]
 
 
 def _name(cell: Cell) -> str:

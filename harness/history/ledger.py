@@ -29,8 +29,8 @@ from mmrepro.failure.documents.ledger import (
 )
 from pydantic import TypeAdapter, ValidationError
 
-LOCK_FILE = ".ledger.lock"
-MAX_BYTES = 512 << 20
+_LOCK_FILE = ".ledger.lock"
+_MAX_BYTES = 512 << 20
 """A year of nights has 50 MiB."""
 AnyRecord: TypeAlias = Night | Planned | Attempt | Event
 _LINE: TypeAdapter[AnyRecord] = TypeAdapter(Line)
@@ -39,6 +39,8 @@ _VERSION = re.compile(rb'"schema_version"\s*:\s*(\d{1,9})')
 
 @dataclass
 class NightRuns:
+    """One night: what it planned, its attempts and its events."""
+
     night: Night
     planned: dict[str, Planned] = field(default_factory=dict)
     """By the cell's id, in the order of the plan."""
@@ -116,13 +118,13 @@ class History:
             raise ValueError(why)
         if isinstance(record, Night):
             known = self._nights.setdefault(record.id, NightRuns(record))
-            if (
-                record.state is NightState.RUNNING
-                and known.night.state is not NightState.RUNNING
-            ):
+            was_over = known.night.state is not NightState.RUNNING
+            # A night that is gone on with finds its events anew at its end.
+            if was_over and record.state is NightState.RUNNING:
                 known.events.clear()
             known.night = record
             return
+
         night = self._nights[record.night]
         if isinstance(record, Planned):
             night.planned[record.cell.id] = record
@@ -148,12 +150,14 @@ def _attempt_refusal(attempt: Attempt, night: NightRuns) -> str:
         return f"a second attempt number {attempt.index} at {attempt.cell!r}"
     if (attempt.outcome is None) == (attempt.lost is None):
         return f"an attempt at {attempt.cell!r} that is not either lost or decided"
+    # A ledger may come from elsewhere: no path of it leads out of its folder.
     path = PurePosixPath(attempt.incident)
     if path.is_absolute() or ".." in path.parts:
         return (
             f"the incident {attempt.incident!r}, which lies outside of the ledger's "
             "folder"
         )
+
     return ""
 
 
@@ -182,12 +186,14 @@ class Ledger:
             hint="wait until it has ended, or look at what there is: "
             f"mmrepro matrix report {folder}",
         )
-        self.lines = LineFile(self.path, LOCK_FILE, "ledger", busy)
+        self.lines = LineFile(self.path, _LOCK_FILE, "ledger", busy)
         try:
             self.history = _parsed(self.lines.content, self.path)
         except BaseException:
+            # The lock is held until the file is closed.
             self.close()
             raise
+
         self._redactor = Redactor()
         self._redactor.reserve(self.lines.content.decode())
 
@@ -199,6 +205,7 @@ class Ledger:
                 cell that is private: redacted it would be another one.
             NoSpace: the disk is full; the file is as it was.
         """
+        # Checked and written under one lock: the file has the history's order.
         with self._mutex:
             line, kept = self._line(record)
             try:
@@ -232,6 +239,7 @@ class Ledger:
             raise BadLedger(
                 f"A record could not be read again: {_why(error)}."
             ) from error
+
         why = self.history.refusal(kept)
         if why:
             raise BadLedger(f"The ledger in {self.folder} does not take {why}.")
@@ -247,7 +255,7 @@ def read(folder: Path) -> History:
     """
     path = folder / LEDGER_FILE if is_folder(folder) else folder
     try:
-        content = read_file(path, MAX_BYTES)
+        content = read_file(path, _MAX_BYTES)
     except FileNotFoundError:
         raise BadLedger(
             f"{folder} holds no {LEDGER_FILE}.",
@@ -255,6 +263,8 @@ def read(folder: Path) -> History:
         ) from None
     except OSError as error:
         raise BadLedger(f"{path} cannot be read: {error.strerror or error}.") from error
+
+    # What follows the last newline was torn by a kill, or is just being written.
     return _parsed(content[: content.rfind(b"\n") + 1], path)
 
 
@@ -274,6 +284,7 @@ def chosen_night(ledger: Path, name: str = "") -> tuple[History, NightRuns]:
         raise UsageError(
             f"{ledger} has no night.", hint=f"mmrepro matrix run --out {ledger}"
         )
+
     return known, known.newest
 
 

@@ -7,6 +7,7 @@ import shutil
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from datetime import datetime
 from pathlib import Path
 
 from mmrepro.base.errors import BadLedger, UnwritableOutput
@@ -25,7 +26,7 @@ _UNFINISHED = [
 
 
 @dataclass
-class Merged:
+class _MergedNight:
     nights: list[str] = field(default_factory=list)
     """Of which something was added."""
     cells: int = 0
@@ -40,7 +41,9 @@ class Merged:
         return not (self.nights or self.incidents)
 
 
-def merge(folders: Sequence[Path], out: Path, *, incidents: bool = True) -> Merged:
+def merge(
+    folders: Sequence[Path], out: Path, *, incidents: bool = True
+) -> _MergedNight:
     """Add all that the ledgers in ``folders`` hold to the one in ``out``, with its
     incidents.
 
@@ -54,43 +57,43 @@ def merge(folders: Sequence[Path], out: Path, *, incidents: bool = True) -> Merg
         LedgerBusy: ``out`` is being written.
     """
     sources = [(folder, read(folder)) for folder in folders]
-    _refuse_contradictions(sources)  # before a folder is made for them
-    merged = Merged()
+    # Before a folder is made for them.
+    _refuse_contradictions(sources)
+    merged = _MergedNight()
     with Ledger(out) as ledger:
         _refuse_contradictions([(out, ledger.history), *sources])
-        ids = [n.night.id for _, history in sources for n in history.nights]
-        began = {
-            name: min(
-                h.night(name).night.created.wall for _, h in sources if h.find(name)
-            )
-            for name in ids
-        }
-        for name in sorted(began, key=lambda n: (began[n], n)):
-            parts = [
-                (f, runs) for f, h in sources if (runs := h.find(name)) is not None
-            ]
-            _one_night(ledger, name, parts, merged, incidents=incidents)
+        nights: dict[str, list[tuple[Path, NightRuns]]] = {}
+        for folder, history in sources:
+            for runs in history.nights:
+                nights.setdefault(runs.night.id, []).append((folder, runs))
+        for name in sorted(nights, key=lambda name: (_began(nights[name]), name)):
+            _one_night(ledger, name, nights[name], merged, incidents=incidents)
+
     return merged
+
+
+def _began(parts: Sequence[tuple[Path, NightRuns]]) -> datetime:
+    return min(runs.night.created.wall for _, runs in parts)
 
 
 def _one_night(
     ledger: Ledger,
     name: str,
     parts: Sequence[tuple[Path, NightRuns]],
-    merged: Merged,
+    merged: _MergedNight,
     *,
     incidents: bool,
 ) -> None:
     there = ledger.history.find(name)
     before = (merged.cells, merged.attempts, merged.events)
-    night = whole([runs.night for _, runs in parts], there.night if there else None)
-    plans = [runs.planned for _, runs in parts] + ([there.planned] if there else [])
-    night = night.model_copy(update={"cells": len(set().union(*plans))})
+    night = _with_cells([runs for _, runs in parts], there)
     changed = there is None or there.night != night
     if changed:
-        if there is not None and there.events:  # which are found anew
+        # Its events are found anew: a night that runs has none.
+        if there is not None and there.events:
             ledger.append(night.model_copy(update={"state": NightState.RUNNING}))
         ledger.append(night)
+
     runs_there = ledger.history.night(name)
     for folder, runs in parts:
         for cell, planned in runs.planned.items():
@@ -100,18 +103,46 @@ def _one_night(
         for attempt in runs.attempts:
             if incidents and attempt.incident:
                 _copy(folder, ledger.folder, attempt.incident, merged)
-            if all(
-                a.index != attempt.index for a in runs_there.attempts_of(attempt.cell)
-            ):
+            known = {other.index for other in runs_there.attempts_of(attempt.cell)}
+            if attempt.index not in known:
                 ledger.append(attempt if incidents else _unlinked(attempt))
                 merged.attempts += 1
-    sharded = any(runs.night.shard for _, runs in parts)
-    found = [] if sharded else [e for _, runs in parts for e in runs.events]
-    if sharded and not night.shard and night.state is not NightState.RUNNING:
-        found = events(ledger.history, runs_there)
-    merged.events += _add_events(ledger, runs_there, found)
+
+    merged.events += _add_events(
+        ledger, runs_there, _events(ledger, night, runs_there, parts)
+    )
     if changed or before != (merged.cells, merged.attempts, merged.events):
         merged.nights.append(name)
+
+
+def _with_cells(parts: Sequence[NightRuns], there: NightRuns | None) -> Night:
+    """The record of the merged night, with the number of its cells."""
+    night = whole([runs.night for runs in parts], there.night if there else None)
+    cells: set[str] = set()
+    for runs in parts:
+        cells.update(runs.planned)
+    if there is not None:
+        cells.update(there.planned)
+    return night.model_copy(update={"cells": len(cells)})
+
+
+def _events(
+    ledger: Ledger,
+    night: Night,
+    runs_there: NightRuns,
+    parts: Sequence[tuple[Path, NightRuns]],
+) -> list[Event]:
+    """The events of the merged night. A shard knows too little to have found any: they
+    are found anew once all shards are there."""
+    if not any(runs.night.shard for _, runs in parts):
+        known: list[Event] = []
+        for _, runs in parts:
+            known += runs.events
+        return known
+
+    if night.shard or night.state is NightState.RUNNING:
+        return []
+    return events(ledger.history, runs_there)
 
 
 def whole(nights: Sequence[Night], there: Night | None = None) -> Night:
@@ -122,30 +153,42 @@ def whole(nights: Sequence[Night], there: Night | None = None) -> Night:
             not given, so that the same shards, gone on with since, are told as they are
             now.
     """
-    covered = frozenset[str]().union(*(_shards(n) for n in nights))
-    sharded = all(n.shard for n in nights)
-    if (
-        there is not None
-        and sharded
-        and (not there.shard or not _shards(there) <= covered)
-    ):
+    if there is not None and _covers_more(there, nights):
         nights = [*nights, there]
-    shards = frozenset[str]().union(*(_shards(n) for n in nights))
-    counts = {int(s.partition("/")[2]) for s in shards}
-    all_there = any(not n.shard for n in nights) or (
-        len(counts) == 1 and len(shards) == next(iter(counts))
-    )
-    finished = [n.finished for n in nights if n.finished is not None]
+    shards = _all_shards(nights)
+    finished = [night.finished for night in nights if night.finished is not None]
+    last = None
+    if len(finished) == len(nights):
+        last = max(finished, key=lambda moment: moment.wall)
+    states = [night.state for night in nights]
     first = min(nights, key=lambda n: (n.created.wall, n.command, n.machine))
     return first.model_copy(
         update={
-            "state": min((n.state for n in nights), key=_UNFINISHED.index),
-            "finished": max(finished, key=lambda f: f.wall)
-            if len(finished) == len(nights)
-            else None,
-            "shard": "" if all_there else ",".join(sorted(shards)),
+            "state": min(states, key=_UNFINISHED.index),
+            "finished": last,
+            "shard": "" if _all_there(nights) else ",".join(sorted(shards)),
         }
     )
+
+
+def _covers_more(there: Night, nights: Sequence[Night]) -> bool:
+    """Whether it has a shard that is none of these; a night that is whole has all."""
+    if not all(night.shard for night in nights):
+        return False
+    return not there.shard or not _shards(there) <= _all_shards(nights)
+
+
+def _all_there(nights: Sequence[Night]) -> bool:
+    """Whether one is whole, or they are all ``n`` shards of ``n``."""
+    if not all(night.shard for night in nights):
+        return True
+    shards = _all_shards(nights)
+    counts = {int(shard.partition("/")[2]) for shard in shards}
+    return counts == {len(shards)}
+
+
+def _all_shards(nights: Sequence[Night]) -> frozenset[str]:
+    return frozenset[str]().union(*map(_shards, nights))
 
 
 def _shards(night: Night) -> frozenset[str]:
@@ -182,7 +225,7 @@ def _add_events(ledger: Ledger, runs: NightRuns, found: Sequence[Event]) -> int:
     return added
 
 
-def _copy(source: Path, out: Path, incident: str, merged: Merged) -> None:
+def _copy(source: Path, out: Path, incident: str, merged: _MergedNight) -> None:
     """One incident's folder, whole or not at all."""
     old, new = source / incident, out / incident
     if new.is_dir() or old.resolve() == new.resolve():
@@ -190,6 +233,7 @@ def _copy(source: Path, out: Path, incident: str, merged: Merged) -> None:
     if not (old / INCIDENT_FILE).is_file():
         merged.missing.append(incident)
         return
+
     try:
         new.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=".merge-", dir=new.parent) as temporary:
@@ -202,4 +246,5 @@ def _copy(source: Path, out: Path, incident: str, merged: Merged) -> None:
             f"The incident {incident} could not be copied to {out}: {error}.",
             hint="free some space, then merge again: what is there is kept",
         ) from error
+
     merged.incidents += 1

@@ -6,31 +6,31 @@ docs/nightly/README.md has the fields.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from mmrepro.base.records import Document
 from mmrepro.base.units import Tone, count, duration, sane
-from mmrepro.failure.documents.ledger import Cell, Event, Night, NightState
+from mmrepro.failure.documents.ledger import Attempt, Cell, Event, Night, NightState
 from mmrepro.history.concerns import Concern, Quarantine, concerns
 from mmrepro.history.events import ALARMS, events as find_events
 from mmrepro.history.ledger import History, NightRuns
 from mmrepro.history.squares import (
     EVENTS,
     LOOKS,
-    Column,
-    Point,
+    ReleaseColumn,
     Square,
-    Standing,
+    SquareStanding,
+    TrendPoint,
     grids_of,
     importance,
     squares_of,
 )
-from mmrepro.history.states import State, settle
+from mmrepro.history.states import JobState, settle
 
-NIGHTS: Final = 14
+_NIGHTS: Final = 14
 """In the trend: the newest ones."""
 NIGHT_WORDS: Final[dict[NightState, str]] = {
     NightState.RUNNING: "still running, or killed",
@@ -40,7 +40,7 @@ NIGHT_WORDS: Final[dict[NightState, str]] = {
 }
 
 
-class Headline(NamedTuple):
+class _Headline(NamedTuple):
     """What a nightly run came to, in a few words."""
 
     label: str
@@ -78,8 +78,8 @@ class NightView:
             of_cell.setdefault(event.cell, []).append(event)
         self.grids = grids_of(squares_of(runs, excused, of_cell))
         self.squares = [square for grid in self.grids for square in grid.squares]
-        self.trend: list[Point] = []
-        for past in [*before[-(NIGHTS - 1) :], runs]:
+        self.trend: list[TrendPoint] = []
+        for past in [*before[-(_NIGHTS - 1) :], runs]:
             self._add(past.night.id, self.squares if past is runs else squares_of(past))
         self.shifts = _shifts(before[-1], runs, set(of_cell)) if before else []
         self.notes = excused.warnings(runs.cells.values(), runs.night.created.wall)
@@ -92,53 +92,66 @@ class NightView:
         lines: dict[str, list[Square]] = {}
         for square in squares:
             lines.setdefault(square.cell.line, []).append(square)
-        self.trend.append(Point(night, squares))
+        self.trend.append(TrendPoint(night, squares))
         for row in (row for grid in self.grids for row in grid.rows):
-            row.trend.append(Point(night, lines.get(row.planned.cell.line, ())))
+            row.trend.append(TrendPoint(night, lines.get(row.planned.cell.line, ())))
 
-    def standing(self, standing: Standing) -> list[Square]:
+    def standing(self, standing: SquareStanding) -> list[Square]:
         return [square for square in self.squares if square.standing is standing]
 
     @cached_property
-    def badge(self) -> Headline:
+    def badge(self) -> _Headline:
         counts = self.standings
-        parts = [
-            f"{counts[s]} {s.words}"
-            for s in (Standing.SURPRISE, Standing.FLAKY, Standing.UNTESTED)
-            if counts[s]
-        ]
+        parts = []
+        for standing in (
+            SquareStanding.SURPRISE,
+            SquareStanding.FLAKY,
+            SquareStanding.UNTESTED,
+        ):
+            if counts[standing]:
+                parts.append(f"{counts[standing]} {standing.words}")
+
+        tone = self._tone(bool(parts))
+        if parts:
+            label = ", ".join(parts)
+        elif not self.squares:
+            label = "Nothing planned"
+        elif tone == "good":
+            label = "All as expected"
+        else:
+            label = "As expected, but changed"
+
+        return _Headline(label, tone, NIGHT_WORDS[self.runs.night.state])
+
+    def _tone(self, something_open: bool) -> Tone:
         tones = {EVENTS[event.what][1] for event in self.events}
-        unsure: Tone = (
-            "unsure" if parts or "unsure" in tones or not self.squares else "good"
-        )
-        tone: Tone = "bad" if counts[Standing.SURPRISE] or "bad" in tones else unsure
-        label = "All as expected" if tone == "good" else "As expected, but changed"
-        if parts or not self.squares:
-            label = ", ".join(parts) or "Nothing planned"
-        return Headline(label, tone, NIGHT_WORDS[self.runs.night.state])
+        if self.standings[SquareStanding.SURPRISE] or "bad" in tones:
+            return "bad"
+        if something_open or "unsure" in tones or not self.squares:
+            return "unsure"
+        return "good"
 
     @property
     def changes(self) -> str:
-        found = len(self.events)
+        number = len(self.events)
         if not self.before:
-            first = "first nightly run of this ledger"
-            return (
-                f"{count(found, 'event')} in the {first}" if found else f"the {first}"
-            )
+            first = "the first nightly run of this ledger"
+            return f"{count(number, 'event')} in {first}" if number else first
+        if number:
+            return f"{count(number, 'change')} since {self.before}"
         nothing = "no bug came or went" if self.shifts else "nothing changed"
-        return f"{count(found, 'change') if found else nothing} since {self.before}"
+        return f"{nothing} since {self.before}"
 
     @property
     def scale(self) -> str:
         """How much was run."""
-        runs = self.runs.attempts
+        rows = sum(len(grid.rows) for grid in self.grids)
+        columns = sum(len(grid.columns) for grid in self.grids)
         engines = ", ".join(grid.engine for grid in self.grids) or "nothing"
-        lines = count(sum(len(grid.rows) for grid in self.grids), "scenario line")
-        releases = count(sum(len(grid.columns) for grid in self.grids), "release")
-        took = duration(sum(run.seconds for run in runs if sane(run.seconds)))
+        number = count(len(self.runs.attempts), "run")
         return (
-            f"{lines} on {releases} of {engines}; {count(len(runs), 'run')}, "
-            f"together {took}."
+            f"{count(rows, 'scenario line')} on {count(columns, 'release')} of {engines}; "
+            f"{number}, together {duration(_seconds(self.runs.attempts))}."
         )
 
     @property
@@ -147,28 +160,31 @@ class NightView:
         state = self.runs.night.state
         if state is NightState.COMPLETE:
             return ""
-        missing = self.states[State.MISSING]
-        left = "have no run yet" if state is NightState.RUNNING else "did not run"
-        rest = (
-            f"; {missing} of {count(len(self.squares), 'job')} {left}"
-            if missing
-            else ""
-        )
-        return f"This nightly run is {NIGHT_WORDS[state]}{rest}."
+        text = f"This nightly run is {NIGHT_WORDS[state]}"
+        missing = self.states[JobState.MISSING]
+        if missing:
+            left = "have no run yet" if state is NightState.RUNNING else "did not run"
+            text += f"; {missing} of {count(len(self.squares), 'job')} {left}"
+        return f"{text}."
+
+
+def _seconds(runs: Iterable[Attempt]) -> float:
+    return sum(run.seconds for run in runs if sane(run.seconds))
 
 
 def _shifts(before: NightRuns, now: NightRuns, events: set[str]) -> list[str]:
     """How jobs came out in the two nightly runs where they differ and no event says
     so."""
-    found: Counter[str] = Counter()
+    shifts: Counter[str] = Counter()
     for name in now.planned.keys() - events:
         state = LOOKS[settle(now.attempts_of(name)).state].word
         then = "not planned then"
         if name in before.planned:
             then = LOOKS[settle(before.attempts_of(name)).state].word
-        found[f"{then} → {state}"] += then != state
-    found["not planned any more"] = len(before.planned.keys() - now.planned.keys())
-    return [f"{number} × {words}" for words, number in sorted(found.items()) if number]
+        if then != state:
+            shifts[f"{then} → {state}"] += 1
+    shifts["not planned any more"] = len(before.planned.keys() - now.planned.keys())
+    return [f"{number} × {words}" for words, number in sorted(shifts.items()) if number]
 
 
 def strips_of(
@@ -177,41 +193,38 @@ def strips_of(
     """Engine, name and, one nightly run after the other, the squares of each row or
     job."""
     nights = history.nights
-    names: dict[str, Cell] = {}
-    found: dict[str, list[list[Square]]] = {}
+    cells: dict[str, Cell] = {}
+    strips: dict[str, list[list[Square]]] = {}
     for number, runs in enumerate(nights):
         for square in squares_of(runs):
-            if scenario in ("", square.cell.scenario):
-                group = square.cell.id if jobs else square.cell.line
-                names[group] = square.cell
-                found.setdefault(group, [[] for _ in nights])[number].append(square)
+            if scenario not in ("", square.cell.scenario):
+                continue
+            group = square.cell.id if jobs else square.cell.line
+            cells[group] = square.cell
+            strip = strips.setdefault(group, [[] for _ in nights])
+            strip[number].append(square)
 
     def order(group: str) -> tuple[object, ...]:
-        cell = names[group]
-        return (
-            cell.engine,
-            cell.row,
-            Column(cell.release, cell.commit).order if jobs else (),
-            group,
-        )
+        cell = cells[group]
+        release = ReleaseColumn(cell.release, cell.commit).order if jobs else ()
+        return cell.engine, cell.row, release, group
 
-    def name(cell: Cell) -> str:
-        return (
-            f"{cell.row} on {Column(cell.release, cell.commit).label}"
-            if jobs
-            else cell.row
-        )
+    named = []
+    for group in sorted(cells, key=order):
+        cell = cells[group]
+        name = cell.row
+        if jobs:
+            name += f" on {ReleaseColumn(cell.release, cell.commit).label}"
+        named.append((cell.engine, name, strips[group]))
 
-    return [
-        (names[g].engine, name(names[g]), found[g]) for g in sorted(names, key=order)
-    ]
+    return named
 
 
 # ---------------------------------------------------------------------------- documents
 
-Facts = dict[str, Any]
-PLACE: Final = ("id", "line", "row", *Cell.model_fields)
-CAME: Final = (
+_Facts = dict[str, Any]
+_PLACE: Final = ("id", "line", "row", *Cell.model_fields)
+_CAME: Final = (
     "state",
     "standing",
     "expected",
@@ -222,10 +235,18 @@ CAME: Final = (
     "fidelity",
     "seconds",
 )
-JOB: Final = (*PLACE, *CAME, "title", "words", "expectation", "why", "low", "high")
-RUN: Final = ("index", "role", "outcome", "lost", "key", "incident", "command")
-VERDICT: Final = ("state", "why", "expected", "reproduced", "conclusive", "low", "high")
-CONCERN: Final = (
+_JOB: Final = (*_PLACE, *_CAME, "title", "words", "expectation", "why", "low", "high")
+_RUN: Final = ("index", "role", "outcome", "lost", "key", "incident", "command")
+_VERDICT: Final = (
+    "state",
+    "why",
+    "expected",
+    "reproduced",
+    "conclusive",
+    "low",
+    "high",
+)
+_CONCERN: Final = (
     "identity",
     "what",
     "text",
@@ -243,15 +264,15 @@ class NightDocument(Document, kind="nightly"):
 
     night: Night
     before: str | None
-    headline: Facts
-    counts: Facts
+    headline: _Facts
+    counts: _Facts
     shifts: list[str]
     notes: list[str]
-    events: list[Facts]
-    cells: list[Facts]
+    events: list[_Facts]
+    cells: list[_Facts]
     warning: str
-    concerns: list[Facts]
-    nights: list[Facts]
+    concerns: list[_Facts]
+    nights: list[_Facts]
 
 
 class NightsDocument(Document, kind="nightly-history"):
@@ -259,7 +280,7 @@ class NightsDocument(Document, kind="nightly-history"):
     out."""
 
     nights: list[str]
-    cells: list[Facts]
+    cells: list[_Facts]
 
 
 class DiffDocument(Document, kind="nightly-diff"):
@@ -271,81 +292,94 @@ class DiffDocument(Document, kind="nightly-diff"):
 
 
 def night_document(night: NightView) -> NightDocument:
+    """The nightly run as ``--json`` prints it."""
     runs = night.runs.attempts
-    past = (one.night for one in night.history.nights if one.attempts)
+    counts = {
+        "cells": len(night.squares),
+        "states": {state: night.states[state] for state in JobState},
+        "standings": {
+            standing: night.standings[standing] for standing in SquareStanding
+        },
+        "runs": len(runs),
+        "seconds": round(_seconds(runs), 2),
+    }
+    nights = []
+    for past in night.history.nights:
+        if past.attempts:
+            began = past.night.created.wall.isoformat()
+            facts = _of(("id", "state", "every_h"), past.night)
+            nights.append({**facts, "began": began})
+
+    headline = {
+        "tone": night.badge.tone,
+        "label": night.badge.label,
+        "text": night.changes,
+    }
+    known = concerns(night.history).values()
     return NightDocument(
         night=night.runs.night,
         before=night.before or None,
-        headline={
-            "tone": night.badge.tone,
-            "label": night.badge.label,
-            "text": night.changes,
-        },
-        counts={
-            "cells": len(night.squares),
-            "states": {state: night.states[state] for state in State},
-            "standings": {standing: night.standings[standing] for standing in Standing},
-            "runs": len(runs),
-            "seconds": round(sum(run.seconds for run in runs if sane(run.seconds)), 2),
-        },
+        headline=headline,
+        counts=counts,
         shifts=night.shifts,
         notes=night.notes,
         events=[_event(event) for event in night.events],
         cells=[_job(square) for square in night.squares],
         warning=night.warning,
-        concerns=[
-            _concern(night, concern) for concern in concerns(night.history).values()
-        ],
-        nights=[
-            {
-                **_of(("id", "state", "every_h"), one),
-                "began": one.created.wall.isoformat(),
-            }
-            for one in past
-        ],
+        concerns=[_concern(night, concern) for concern in known],
+        nights=nights,
     )
 
 
 def history_document(history: History, scenario: str = "") -> NightsDocument:
+    """Each job over the nightly runs as ``--json`` prints it."""
     names = [runs.night.id for runs in history.nights]
     lines = []
     for _, _, strip in strips_of(history, scenario, jobs=True):
-        known = [
+        planned = [
             (name, group[0]) for name, group in zip(names, strip, strict=True) if group
         ]
-        nights = [{"night": name, **_of(CAME, s, s.settled)} for name, s in known]
-        planned = known[-1][1].planned
-        place = {**_of(PLACE, planned.cell), "affected": planned.affected}
+        nights = []
+        for name, square in planned:
+            came = _of(_CAME, square, square.settled)
+            nights.append({"night": name, **came})
+        _, newest = planned[-1]
+        place = {**_of(_PLACE, newest.cell), "affected": newest.planned.affected}
         lines.append({**place, "nights": nights})
+
     return NightsDocument(nights=names, cells=lines)
 
 
-def _of(names: tuple[str, ...], *sources: object) -> Facts:
+def _of(names: tuple[str, ...], *sources: object) -> _Facts:
     """Each attribute of the first source that has it; numbers are rounded."""
-    found = {n: next(getattr(s, n) for s in sources if hasattr(s, n)) for n in names}
-    return {
-        n: round(value, 4) if isinstance(value, float) else value
-        for n, value in found.items()
-    }
+    facts = {}
+    for name in names:
+        owner = next(source for source in sources if hasattr(source, name))
+        value = getattr(owner, name)
+        facts[name] = round(value, 4) if isinstance(value, float) else value
+    return facts
 
 
-def _job(square: Square) -> Facts:
+def _job(square: Square) -> _Facts:
     entry, deciding = square.quarantine, square.deciding
+    quarantine = None
+    if entry:
+        quarantine = _of(("reason", "issue", "owner", "expires"), entry)
+    runs = []
+    for run in square.attempts:
+        seconds = run.seconds if sane(run.seconds) else None
+        runs.append({**_of(_RUN, run), "seconds": seconds})
+
     return {
-        **_of(JOB, square, square.settled, square.cell),
+        **_of(_JOB, square, square.settled, square.cell),
         "affected": square.planned.affected,
-        "quarantine": _of(("reason", "issue", "owner", "expires"), entry)
-        if entry
-        else None,
+        "quarantine": quarantine,
         "deciding": deciding.index if deciding else None,
-        "runs": [
-            {**_of(RUN, run), "seconds": run.seconds if sane(run.seconds) else None}
-            for run in square.attempts
-        ],
+        "runs": runs,
     }
 
 
-def _event(event: Event) -> Facts:
+def _event(event: Event) -> _Facts:
     words, tone = EVENTS[event.what]
     alarm = event.what in ALARMS
     return {
@@ -356,18 +390,20 @@ def _event(event: Event) -> Facts:
     }
 
 
-def _concern(night: NightView, concern: Concern) -> Facts:
+def _concern(night: NightView, concern: Concern) -> _Facts:
     """What an issue needs: its subject, its last verdict, and what this nightly run
     shows."""
     runs, when = concern.runs, night.runs.night.created.wall
     tonight, verdict = concern.tonight, concern.settled
+    entry = night.excused.entry_for(concern.cell, when)
+    commands = [run.command for run in runs if run.command]
     return {
-        **_of(CONCERN, concern, concern.event),
-        "cell": _of(PLACE, concern.cell),
-        "quarantined": night.excused.entry_for(concern.cell, when) is not None,
+        **_of(_CONCERN, concern, concern.event),
+        "cell": _of(_PLACE, concern.cell),
+        "quarantined": entry is not None,
         "verdict_of": concern.seen,
-        "verdict": _of(VERDICT, verdict) if verdict else None,
-        "tonight": _of(VERDICT, tonight) if tonight else None,
+        "verdict": _of(_VERDICT, verdict) if verdict else None,
+        "tonight": _of(_VERDICT, tonight) if tonight else None,
         "says": (runs[-1].explanation or runs[-1].error) if runs else "",
-        "command": next((run.command for run in reversed(runs) if run.command), ""),
+        "command": commands[-1] if commands else "",
     }

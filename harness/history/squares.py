@@ -16,14 +16,14 @@ from mmrepro.base.text.sanitize import one_line
 from mmrepro.base.units import Tone, count, duration, sane, slug
 from mmrepro.failure.documents.ledger import Attempt, Cell, Event, EventKind, Planned
 from mmrepro.failure.signature import Outcome
-from mmrepro.history.concerns import Entry, Quarantine
+from mmrepro.history.concerns import Quarantine, QuarantineEntry
 from mmrepro.history.ledger import NightRuns
-from mmrepro.history.states import VERDICTS, Settled, State, settle
+from mmrepro.history.states import VERDICTS, JobState, Settled, settle
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
 from packaging.version import InvalidVersion, Version
 
 
-class Standing(StrEnum):
+class SquareStanding(StrEnum):
     """What a square means to a reader: each has exactly one."""
 
     SURPRISE = "surprise"
@@ -37,10 +37,10 @@ class Standing(StrEnum):
 
     @property
     def words(self) -> str:
-        return "not as expected" if self is Standing.SURPRISE else self.value
+        return "not as expected" if self is SquareStanding.SURPRISE else self.value
 
 
-class Look(NamedTuple):
+class SquareLook(NamedTuple):
     """How a state is shown: never by its colour alone."""
 
     word: str
@@ -49,38 +49,38 @@ class Look(NamedTuple):
     meaning: str
 
 
-LOOKS: Final[dict[State, Look]] = {
-    State.REPRODUCED: Look(
+LOOKS: Final[dict[JobState, SquareLook]] = {
+    JobState.REPRODUCED: SquareLook(
         "reproduced",
         "✘",
         "bad",
         "the release has this failure: symptom and cause were observed",
     ),
-    State.NOT_REPRODUCED: Look(
+    JobState.NOT_REPRODUCED: SquareLook(
         "not reproduced",
         "✔",
         "good",
         "the trigger arrived, nothing failed, the engine still works",
     ),
-    State.DIFFERENT_FAILURE: Look(
+    JobState.DIFFERENT_FAILURE: SquareLook(
         "different failure",
         "◆",
         "bad",
         "it fails, and not for the cause that the scenario names",
     ),
-    State.INCONCLUSIVE: Look(
+    JobState.INCONCLUSIVE: SquareLook(
         "inconclusive", "?", "unsure", "too little was observed to say"
     ),
-    State.FLAKY: Look(
+    JobState.FLAKY: SquareLook(
         "flaky",
         "≈",
         "unsure",
         "both verdicts at an unchanged key; k of n runs reproduced it",
     ),
-    State.LOST: Look(
+    JobState.LOST: SquareLook(
         "lost", "∅", "unsure", "no run reached a verdict: nothing was learnt"
     ),
-    State.MISSING: Look(
+    JobState.MISSING: SquareLook(
         "did not run", "–", "unsure", "planned, and no run was made of it"
     ),
 }
@@ -98,7 +98,7 @@ EVENTS: Final[dict[EventKind, tuple[str, Tone]]] = {
 """Words and tone of each, in the order in which they are shown."""
 
 
-class Column(NamedTuple):
+class ReleaseColumn(NamedTuple):
     """A release of an engine, or a commit of it."""
 
     release: str
@@ -124,7 +124,7 @@ class Square:
     planned: Planned
     settled: Settled
     attempts: Sequence[Attempt]
-    quarantine: Entry | None = None
+    quarantine: QuarantineEntry | None = None
     events: Sequence[Event] = ()
 
     @property
@@ -132,8 +132,8 @@ class Square:
         return self.planned.cell
 
     @property
-    def column(self) -> Column:
-        return Column(self.cell.release, self.cell.commit)
+    def column(self) -> ReleaseColumn:
+        return ReleaseColumn(self.cell.release, self.cell.commit)
 
     @property
     def place(self) -> str:
@@ -144,17 +144,23 @@ class Square:
         return slug(f"c-{self.cell.id}")
 
     @property
-    def state(self) -> State:
+    def state(self) -> JobState:
         return self.settled.state
 
     @cached_property
-    def standing(self) -> Standing:
-        if self.state is not State.FLAKY and self.state not in VERDICTS:
-            return Standing.UNTESTED
-        if self.state is State.FLAKY or self.odd:
-            loud = Standing.FLAKY if self.state is State.FLAKY else Standing.SURPRISE
-            return Standing.QUARANTINED if self.quarantine else loud
-        return Standing.UNJUDGED if self.expected is None else Standing.EXPECTED
+    def standing(self) -> SquareStanding:
+        flaky = self.state is JobState.FLAKY
+        if not flaky and self.state not in VERDICTS:
+            return SquareStanding.UNTESTED
+        if flaky or self.odd:
+            if self.quarantine:
+                return SquareStanding.QUARANTINED
+            return SquareStanding.FLAKY if flaky else SquareStanding.SURPRISE
+        return (
+            SquareStanding.UNJUDGED
+            if self.expected is None
+            else SquareStanding.EXPECTED
+        )
 
     @property
     def odd(self) -> bool:
@@ -163,7 +169,11 @@ class Square:
 
     @property
     def fidelity(self) -> Fidelity | None:
-        return next((a.fidelity for a in reversed(self.attempts) if a.fidelity), None)
+        """The newest run's that has one."""
+        for attempt in reversed(self.attempts):
+            if attempt.fidelity:
+                return attempt.fidelity
+        return None
 
     @property
     def seconds(self) -> float:
@@ -173,21 +183,22 @@ class Square:
     def mark(self) -> str:
         """``✘``, or ``≈2/3`` of a flaky one; ``!``: not as expected; ``q``: in
         quarantine."""
-        s = self.settled
-        flaky = self.state is State.FLAKY
-        sign = LOOKS[self.state].mark + f"{s.reproduced}/{s.conclusive}" * flaky
+        sign = LOOKS[self.state].mark
+        if self.state is JobState.FLAKY:
+            sign += f"{self.settled.reproduced}/{self.settled.conclusive}"
         if self.quarantine is not None:
             return f"{sign} q"
-        return f"{sign} !" if self.standing is Standing.SURPRISE else sign
+        return f"{sign} !" if self.standing is SquareStanding.SURPRISE else sign
 
     @property
     def words(self) -> str:
         """E.g. ``flaky: 3 of 8 reproduced (14–69 %)``."""
-        s = self.settled
-        if self.state is not State.FLAKY:
+        if self.state is not JobState.FLAKY:
             return LOOKS[self.state].word
-        interval = f"{100 * s.low:.0f}–{100 * s.high:.0f} %"
-        return f"flaky: {s.reproduced} of {s.conclusive} reproduced ({interval})"
+        settled = self.settled
+        interval = f"{100 * settled.low:.0f}–{100 * settled.high:.0f} %"
+        share = f"{settled.reproduced} of {settled.conclusive}"
+        return f"flaky: {share} reproduced ({interval})"
 
     @property
     def expected(self) -> Outcome | None:
@@ -214,23 +225,22 @@ class Square:
     def deciding(self) -> Attempt | None:
         """The newest run that has the state of the square; the newest of all where none
         has."""
-        same = [
-            a
-            for a in self.attempts
-            if a.outcome and a.outcome.value == self.state.value
-        ]
-        runs = same or list(self.attempts)
-        return runs[-1] if runs else None
+        for attempt in reversed(self.attempts):
+            if attempt.outcome and attempt.outcome.value == self.state.value:
+                return attempt
+        return self.attempts[-1] if self.attempts else None
 
     @property
     def title(self) -> str:
         """All that matters of the square, in one line."""
-        s = self.settled
+        settled = self.settled
         parts = [f"{self.place}, {self.cell.row}", self.words, self.expectation]
-        if s.conclusive > 1 and self.state is not State.FLAKY:
-            parts.append(f"{s.reproduced} of {s.conclusive} runs reproduced it")
-        if s.lost:
-            parts.append(f"{count(s.lost, 'run')} lost")
+        if settled.conclusive > 1 and self.state is not JobState.FLAKY:
+            share = f"{settled.reproduced} of {settled.conclusive}"
+            parts.append(f"{share} runs reproduced it")
+
+        if settled.lost:
+            parts.append(f"{count(settled.lost, 'run')} lost")
         if self.quarantine is not None:
             parts.append(self.quarantine.says)
         if self.fidelity is not None:
@@ -243,11 +253,11 @@ class Square:
 def affects(specifier: str, release: str) -> bool:
     """Whether the declared range has that release; nothing declared or no version:
     no."""
+    if not specifier.strip():
+        return False
     try:
         known = SpecifierSet(specifier)
-        return bool(specifier.strip()) and known.contains(
-            Version(release), prereleases=True
-        )
+        return known.contains(Version(release), prereleases=True)
     except (InvalidSpecifier, InvalidVersion):
         return False
 
@@ -255,10 +265,10 @@ def affects(specifier: str, release: str) -> bool:
 def state_words(squares: Iterable[Square]) -> list[str]:
     """``14 reproduced``, for each state that there is."""
     found = Counter(square.state for square in squares)
-    return [f"{found[state]} {LOOKS[state].word}" for state in State if found[state]]
+    return [f"{found[state]} {LOOKS[state].word}" for state in JobState if found[state]]
 
 
-class Point:
+class TrendPoint:
     """One nightly run of a trend."""
 
     def __init__(self, night: str, squares: Sequence[Square]) -> None:
@@ -275,12 +285,12 @@ class Point:
 
 
 @dataclass
-class Row:
+class ScenarioRow:
     """A scenario with all that is set for it, over the releases."""
 
     planned: Planned
-    squares: dict[Column, Square] = field(default_factory=dict)
-    trend: list[Point] = field(default_factory=list)
+    squares: dict[ReleaseColumn, Square] = field(default_factory=dict)
+    trend: list[TrendPoint] = field(default_factory=list)
 
     @property
     def name(self) -> str:
@@ -309,8 +319,8 @@ class Grid:
     """The rows and releases of one engine, the oldest release first."""
 
     engine: str
-    columns: list[Column]
-    rows: list[Row]
+    columns: list[ReleaseColumn]
+    rows: list[ScenarioRow]
 
     @property
     def squares(self) -> list[Square]:
@@ -318,27 +328,32 @@ class Grid:
 
 
 def grids_of(squares: Iterable[Square]) -> list[Grid]:
-    engines: dict[str, dict[str, Row]] = {}
+    """A grid for each engine, by name."""
+    engines: dict[str, dict[str, ScenarioRow]] = {}
     for square in squares:
         rows = engines.setdefault(square.cell.engine, {})
-        row = rows.setdefault(square.cell.line, Row(square.planned))
+        row = rows.setdefault(square.cell.line, ScenarioRow(square.planned))
         row.squares[square.column] = square
-    grids = []
-    for engine, rows in sorted(engines.items()):
-        named = sorted(
-            rows.items(), key=lambda i: (i[1].name, i[1].planned.cell.device, i[0])
-        )
-        found = {column for row in rows.values() for column in row.squares}
-        order = sorted(found, key=lambda column: column.order)
-        for row in rows.values():
-            row.squares = {
-                column: row.squares[column] for column in order if column in row.squares
-            }
-        grids.append(Grid(engine, order, [row for _, row in named]))
-    return grids
+    return [_grid(engine, rows) for engine, rows in sorted(engines.items())]
+
+
+def _grid(engine: str, rows: dict[str, ScenarioRow]) -> Grid:
+    """``rows``: by their lines."""
+    columns = {column for row in rows.values() for column in row.squares}
+    ordered = sorted(columns, key=lambda column: column.order)
+    for row in rows.values():
+        known = [column for column in ordered if column in row.squares]
+        row.squares = {column: row.squares[column] for column in known}
+
+    def order(line: str) -> tuple[str, str, str]:
+        row = rows[line]
+        return row.name, row.planned.cell.device, line
+
+    return Grid(engine, ordered, [rows[line] for line in sorted(rows, key=order)])
 
 
 def importance(event: Event) -> int:
+    """Rank an event by its kind; the most important has the lowest number."""
     return [*EVENTS].index(event.what)
 
 
@@ -347,11 +362,13 @@ def squares_of(
     quarantine: Quarantine | None = None,
     events: dict[str, list[Event]] | None = None,
 ) -> list[Square]:
+    """A square for each job of the plan. ``events``: by job."""
     when = runs.night.created.wall
-    made = []
+    squares = []
     for name, planned in runs.planned.items():
         attempts = runs.attempts_of(name)
         entry = quarantine.entry_for(planned.cell, when) if quarantine else None
-        known = (events or {}).get(name, ())
-        made.append(Square(planned, settle(attempts), attempts, entry, known))
-    return made
+        of_job = events.get(name, ()) if events else ()
+        squares.append(Square(planned, settle(attempts), attempts, entry, of_job))
+
+    return squares

@@ -15,8 +15,8 @@ from enum import StrEnum
 from mmrepro.failure.documents.ledger import Attempt, Cell, EventKind
 from mmrepro.failure.signature import Outcome
 
-Z_95 = 1.959963984540054
-UNLIKELY = 0.05
+_Z_95 = 1.959963984540054
+_UNLIKELY = 0.05
 """Below it, chance is not taken for the reason."""
 
 
@@ -24,9 +24,11 @@ def wilson(successes: int, trials: int) -> tuple[float, float]:
     """Wilson's 95 % interval of a proportion; (0, 1) without any trial."""
     if not trials:
         return 0.0, 1.0
-    share, z2 = successes / trials, Z_95**2
+    z2 = _Z_95**2
+    share = successes / trials
+    variance = share * (1 - share) / trials + z2 / (4 * trials**2)
+    half = _Z_95 * math.sqrt(variance)
     middle = share + z2 / (2 * trials)
-    half = Z_95 * math.sqrt(share * (1 - share) / trials + z2 / (4 * trials**2))
     scale = 1 + z2 / trials
     low, high = (middle - half) / scale, (middle + half) / scale
     # At the ends the exact value is an end, and rounding would leave it out.
@@ -46,13 +48,17 @@ def fisher(first: tuple[int, int], second: tuple[int, int]) -> float:
         return math.comb(kinds, x) * math.comb(total - kinds, size - x)
 
     observed = ways(first[0])
-    possible = range(max(0, size + kinds - total), min(size, kinds) + 1)
-    return sum(w for x in possible if (w := ways(x)) <= observed) / math.comb(
-        total, size
-    )
+    as_unlikely = 0
+    for x in range(max(0, size + kinds - total), min(size, kinds) + 1):
+        if ways(x) <= observed:
+            as_unlikely += ways(x)
+
+    return as_unlikely / math.comb(total, size)
 
 
-class State(StrEnum):
+class JobState(StrEnum):
+    """What the attempts at one cell come to."""
+
     REPRODUCED = "reproduced"
     NOT_REPRODUCED = "not-reproduced"
     DIFFERENT_FAILURE = "different-failure"
@@ -65,9 +71,11 @@ class State(StrEnum):
     """There was no attempt."""
 
 
-CONCLUSIVE = (Outcome.REPRODUCED, Outcome.DIFFERENT_FAILURE, Outcome.NOT_REPRODUCED)
+_CONCLUSIVE = (Outcome.REPRODUCED, Outcome.DIFFERENT_FAILURE, Outcome.NOT_REPRODUCED)
 """The worst first: where verdicts differ between keys, it is the cell's."""
-VERDICTS = frozenset((State.REPRODUCED, State.DIFFERENT_FAILURE, State.NOT_REPRODUCED))
+VERDICTS = frozenset(
+    (JobState.REPRODUCED, JobState.DIFFERENT_FAILURE, JobState.NOT_REPRODUCED)
+)
 """The states that say something of the engine."""
 
 
@@ -85,7 +93,7 @@ class Settled:
             different keys: the cell drifted within its night and is not flaky.
     """
 
-    state: State
+    state: JobState
     count: Counter[Outcome] = field(default_factory=Counter)
     lost: int = 0
     reproduced: int = 0
@@ -106,19 +114,25 @@ def settle(attempts: Sequence[Attempt]) -> Settled:
         are no
     contradiction: the worst one is the cell's, and ``why`` names what differs between
     them. Attempts whose key nobody knows count as being of one."""
-    count = Counter(a.outcome for a in attempts if a.outcome is not None)
-    lost = sum(a.outcome is None for a in attempts)
-    decided = [a for a in attempts if a.outcome in CONCLUSIVE]
+    count: Counter[Outcome] = Counter()
+    keys = set()
+    expected = None
+    for attempt in attempts:
+        if attempt.expected is not None:
+            expected = attempt.expected
+        if attempt.outcome is not None:
+            count[attempt.outcome] += 1
+            if attempt.key:
+                keys.add(attempt.key)
+
+    decided = [attempt for attempt in attempts if attempt.outcome in _CONCLUSIVE]
     state, differing = _state(attempts, decided)
     reproduced = count[Outcome.REPRODUCED]
     low, high = wilson(reproduced, len(decided))
-    expected = next(
-        (a.expected for a in reversed(attempts) if a.expected is not None), None
-    )
     return Settled(
         state=state,
         count=count,
-        lost=lost,
+        lost=len(attempts) - count.total(),
         reproduced=reproduced,
         conclusive=len(decided),
         low=low,
@@ -126,7 +140,7 @@ def settle(attempts: Sequence[Attempt]) -> Settled:
         why=_why(attempts, state, differing),
         expected=expected,
         as_expected=_as_expected(state, expected),
-        keys=frozenset(a.key for a in attempts if a.outcome is not None and a.key),
+        keys=frozenset(keys),
         differing=differing,
     )
 
@@ -140,22 +154,14 @@ def surprise(
     Expected is what ``before``, the last night, settled on for this cell if the key is
     the same; else what the scenario says."""
     seen = settle([now]) if isinstance(now, Attempt) else now
-    if seen.state in (State.LOST, State.MISSING):
+    if seen.state in (JobState.LOST, JobState.MISSING):
         return ""
     if before is not None and _same_experiment(now, before):
-        if before.state is State.FLAKY or before.differing:
-            if seen.state is State.FLAKY or any(before.count[o] for o in seen.count):
-                return ""
-            return f"{seen.state}, which was not among the verdicts of the night before"
-        if before.state in (*VERDICTS, State.INCONCLUSIVE):
-            if seen.state is before.state:
-                return ""
-            if before.state in VERDICTS:
-                return (
-                    f"{seen.state}, but {before.state} the night before, under the "
-                    "same key"
-                )
-    if seen.state is State.FLAKY:
+        against_before = _against_night_before(seen, before)
+        if against_before is not None:
+            return against_before
+
+    if seen.state is JobState.FLAKY:
         return f"more than one verdict under one key: {seen.why}"
     wanted = expected if expected is not None else seen.expected
     if wanted is None or seen.state.value == wanted.value:
@@ -163,18 +169,42 @@ def surprise(
     return f"{seen.state}, but {wanted} is expected"
 
 
+def _against_night_before(seen: Settled, before: Settled) -> str | None:
+    """As ``surprise``, by what the same experiment settled on the night before; None:
+    that decides nothing."""
+    if before.state is JobState.FLAKY or before.differing:
+        known = any(before.count[outcome] for outcome in seen.count)
+        if known or seen.state is JobState.FLAKY:
+            return ""
+        return f"{seen.state}, which was not among the verdicts of the night before"
+
+    if before.state not in (*VERDICTS, JobState.INCONCLUSIVE):
+        return None
+    if seen.state is before.state:
+        return ""
+    if before.state not in VERDICTS:
+        return None
+    return f"{seen.state}, but {before.state} the night before, under the same key"
+
+
 def changed_parts(
     some: Iterable[Attempt], others: Iterable[Attempt]
 ) -> tuple[str, ...]:
     """Names of the parts of the key of which some have another value than the
     others."""
-    first, second = [a.parts for a in some], [a.parts for a in others]
-    names = dict.fromkeys(name for parts in (*first, *second) for name in parts)
-    return tuple(
-        name
-        for name in names
-        if {p.get(name) for p in first}.isdisjoint({p.get(name) for p in second})
-    )
+    first = [attempt.parts for attempt in some]
+    second = [attempt.parts for attempt in others]
+    # A dictionary, for the order in which the keys have them.
+    names: dict[str, None] = {}
+    for parts in (*first, *second):
+        names.update(dict.fromkeys(parts))
+    changed = []
+    for name in names:
+        values = {parts.get(name) for parts in first}
+        if values.isdisjoint({parts.get(name) for parts in second}):
+            changed.append(name)
+
+    return tuple(changed)
 
 
 def _same_experiment(now: Settled | Attempt, before: Settled) -> bool:
@@ -184,61 +214,69 @@ def _same_experiment(now: Settled | Attempt, before: Settled) -> bool:
 
 def _state(
     attempts: Sequence[Attempt], decided: Sequence[Attempt]
-) -> tuple[State, tuple[str, ...]]:
+) -> tuple[JobState, tuple[str, ...]]:
+    """The state, and the parts of the keys that differ where verdicts do."""
     if not attempts:
-        return State.MISSING, ()
+        return JobState.MISSING, ()
     if not decided:
-        return (
-            State.INCONCLUSIVE if any(a.outcome for a in attempts) else State.LOST
-        ), ()
+        with_outcome = any(attempt.outcome for attempt in attempts)
+        return (JobState.INCONCLUSIVE if with_outcome else JobState.LOST), ()
+
     by_key: dict[str, set[Outcome | None]] = {}
     for attempt in decided:
         by_key.setdefault(attempt.key, set()).add(attempt.outcome)
     if any(len(verdicts) > 1 for verdicts in by_key.values()):
-        return State.FLAKY, ()
-    worst = next(o for o in CONCLUSIVE if any(a.outcome is o for a in decided))
-    rest = [a for a in decided if a.outcome is not worst]
+        return JobState.FLAKY, ()
+    outcomes = [attempt.outcome for attempt in decided if attempt.outcome]
+    worst = min(outcomes, key=_CONCLUSIVE.index)
+    of_worst = [attempt for attempt in decided if attempt.outcome is worst]
+    rest = [attempt for attempt in decided if attempt.outcome is not worst]
+    state = JobState(worst.value)
     if not rest:
-        return State(worst.value), ()
-    return State(worst.value), (
-        changed_parts((a for a in decided if a.outcome is worst), rest) or ("key",)
-    )
+        return state, ()
+    return state, changed_parts(of_worst, rest) or ("key",)
 
 
-def _why(attempts: Sequence[Attempt], state: State, differing: Sequence[str]) -> str:
-    if state is State.MISSING:
+def _why(attempts: Sequence[Attempt], state: JobState, differing: Sequence[str]) -> str:
+    if state is JobState.MISSING:
         return "no run"
-    words = Counter(
-        a.outcome.value if a.outcome else f"lost ({a.lost})" for a in attempts
-    )
-    said = ", ".join(f"{number} × {word}" for word, number in words.most_common())
-    if state is State.FLAKY:
-        under = (
-            "one key"
-            if all(a.key for a in attempts if a.outcome)
-            else "a key nobody knows"
-        )
-        return f"{said}, under {under}"
+    counts: Counter[str] = Counter()
+    for attempt in attempts:
+        if attempt.outcome:
+            counts[attempt.outcome.value] += 1
+        else:
+            counts[f"lost ({attempt.lost})"] += 1
+
+    text = ", ".join(f"{number} × {word}" for word, number in counts.most_common())
+    if state is JobState.FLAKY:
+        known = all(attempt.key for attempt in attempts if attempt.outcome)
+        return f"{text}, under {_under(known)}"
+
     if differing:
         return (
-            f"{said}; the verdicts are of different keys, which differ in: "
+            f"{text}; the verdicts are of different keys, which differ in: "
             + ", ".join(differing)
         )
-    return said
+
+    return text
 
 
-def _as_expected(state: State, expected: Outcome | None) -> bool | None:
-    if state in (State.LOST, State.MISSING) or expected is None:
+def _under(known: bool) -> str:
+    return "one key" if known else "a key nobody knows"
+
+
+def _as_expected(state: JobState, expected: Outcome | None) -> bool | None:
+    if state in (JobState.LOST, JobState.MISSING) or expected is None:
         return None
     return state.value == expected.value
 
 
-MIN_DRIFT_RUNS = 2
+_MIN_DRIFT_RUNS = 2
 """Of one night: a single run agrees with itself whatever it shows."""
 
 
 @dataclass(frozen=True)
-class Change:
+class VerdictChange:
     """Another verdict on the same release: what it is, and a clause why it is not
     chance, or is."""
 
@@ -249,7 +287,7 @@ class Change:
 
 
 @dataclass
-class Track:
+class CellTrack:
     """What is known of a cell so far.
 
     Attributes:
@@ -272,60 +310,71 @@ class Track:
 
     def add(
         self, night: str, attempts: Sequence[Attempt]
-    ) -> tuple[Settled, list[Change]]:
+    ) -> tuple[Settled, list[VerdictChange]]:
         """A night's attempts: what they come to, and what that changes."""
         settled = settle(attempts)
-        self.covered = settled.state in VERDICTS or settled.state is State.FLAKY
+        self.covered = settled.state in VERDICTS or settled.state is JobState.FLAKY
         if not self.covered:
             return settled, []
-        decided = [a for a in attempts if a.outcome in CONCLUSIVE]
+        decided = [a for a in attempts if a.outcome in _CONCLUSIVE]
         changes = self._under_one_key(decided)
         flaky = any(len(self.pools[a.key]) > 1 for a in decided)
+        # That it is flaky was told when it began to be.
         if flaky and self.shaky:
             changes = [c for c in changes if c.kind is not EventKind.FLAKY]
+        # Under one key first: where that tells of a change, another key explains none.
         if not changes and not flaky:
             changes = self._under_another_key(settled, decided)
         self.shaky, self.ever_flaky = flaky, self.ever_flaky or flaky
         self.settled, self.night, self.attempts = settled, night, decided
         return settled, changes
 
-    def _under_one_key(self, decided: Sequence[Attempt]) -> list[Change]:
+    def _under_one_key(self, decided: Sequence[Attempt]) -> list[VerdictChange]:
+        by_key: dict[str, Counter[Outcome]] = {}
+        for attempt in decided:
+            verdicts = by_key.setdefault(attempt.key, Counter())
+            if attempt.outcome:
+                verdicts[attempt.outcome] += 1
+
         changes = []
-        for key in dict.fromkeys(a.key for a in decided):
-            tonight = Counter(a.outcome for a in decided if a.key == key and a.outcome)
+        for key, tonight in by_key.items():
             before = self.pools.get(key, Counter())
             both = before + tonight
             self.pools[key] = both
+            # One verdict contradicts nothing; a key that was flaky before is no news.
             if len(both) < 2 or len(before) > 1:
                 continue
             p = _chance(before, tonight)
-            if p < UNLIKELY:
+            if p < _UNLIKELY:
                 self.pools[key] = tonight
-                changes.append(
-                    Change(EventKind.DRIFT, _not_in_the_key(before, tonight, p))
-                )
+                why = _not_in_the_key(before, tonight, p)
+                changes.append(VerdictChange(EventKind.DRIFT, why))
             else:
-                changes.append(Change(EventKind.FLAKY, _share(both, known=bool(key))))
+                changes.append(
+                    VerdictChange(EventKind.FLAKY, _share(both, known=bool(key)))
+                )
+
         return changes
 
     def _under_another_key(
         self, now: Settled, decided: Sequence[Attempt]
-    ) -> list[Change]:
-        known = {(a.key, a.outcome) for a in self.attempts}
-        if all((a.key, a.outcome) in known for a in decided):
+    ) -> list[VerdictChange]:
+        known = {(attempt.key, attempt.outcome) for attempt in self.attempts}
+        if {(attempt.key, attempt.outcome) for attempt in decided} <= known:
             return []
-        if now.differing and (self.settled is None or not self.settled.differing):
-            return [
-                Change(EventKind.DRIFT, f"within one night: {now.why}", now.differing)
-            ]
-        if self.settled is None or self.settled.state is now.state or self.shaky:
+        before = self.settled
+        if now.differing and (before is None or not before.differing):
+            why = f"within one night: {now.why}"
+            return [VerdictChange(EventKind.DRIFT, why, now.differing)]
+
+        if before is None or before.state is now.state or self.shaky:
             return []
         parts = changed_parts(self.attempts, decided) or ("key",)
-        told = ", ".join(describe(name, self.attempts, decided) for name in parts)
-        return [Change(EventKind.DRIFT, f"changed beside it: {told}", parts)]
+        changes = ", ".join(describe(name, self.attempts, decided) for name in parts)
+        return [VerdictChange(EventKind.DRIFT, f"changed beside it: {changes}", parts)]
 
 
-WORDS = {
+_WORDS = {
     "code": "mmrepro's own code",
     "mmrepro": "mmrepro's version",
     "environment": "the engine's environment",
@@ -339,17 +388,15 @@ WORDS = {
 
 def describe(part: str, before: Sequence[Attempt], now: Sequence[Attempt]) -> str:
     """The part of the key, and how it changed where that is short enough to be read."""
-    word = WORDS.get(part, part)
+    word = _WORDS.get(part, part)
     old, new = _value(part, before), _value(part, now)
-    if (
-        not old
-        or not new
-        or max(len(old), len(new)) > 60
-        or _is_digest(old)
-        or _is_digest(new)
-    ):
-        return word
-    return f"{word} ({old} → {new})"
+    if _is_readable(old) and _is_readable(new):
+        return f"{word} ({old} → {new})"
+    return word
+
+
+def _is_readable(value: str) -> bool:
+    return 0 < len(value) <= 60 and not _is_digest(value)
 
 
 def _value(part: str, attempts: Sequence[Attempt]) -> str:
@@ -364,7 +411,7 @@ def _is_digest(value: str) -> bool:
 def _chance(before: Counter[Outcome], tonight: Counter[Outcome]) -> float:
     """That nights which agree each with itself differ by chance; 1 where they do not
     agree."""
-    if len(before) != 1 or len(tonight) != 1 or tonight.total() < MIN_DRIFT_RUNS:
+    if len(before) != 1 or len(tonight) != 1 or tonight.total() < _MIN_DRIFT_RUNS:
         return 1.0
     return fisher((before.total(), 0), (0, tonight.total()))
 
@@ -381,10 +428,10 @@ def _not_in_the_key(
 
 
 def _share(both: Counter[Outcome], *, known: bool) -> str:
-    said = ", ".join(f"{number} × {outcome}" for outcome, number in both.most_common())
-    low, high = wilson(both[Outcome.REPRODUCED], both.total())
-    under = "one key" if known else "a key nobody knows"
+    counts = [f"{number} × {outcome}" for outcome, number in both.most_common()]
+    reproduced, runs = both[Outcome.REPRODUCED], both.total()
+    low, high = wilson(reproduced, runs)
     return (
-        f"{said} under {under}: it reproduces in {both[Outcome.REPRODUCED]} of "
-        f"{both.total()} runs (95 %: {low:.0%} to {high:.0%})"
+        f"{', '.join(counts)} under {_under(known)}: it reproduces in {reproduced} of "
+        f"{runs} runs (95 %: {low:.0%} to {high:.0%})"
     )

@@ -10,10 +10,10 @@ from mmrepro.kv_budget.base import Budget, MemoryPlan, Smallest, smallest
 from mmrepro.kv_budget.eras import LMDEPLOY
 from mmrepro.kv_budget.options import KvBudgetCommand, plan_for
 
-SPREAD = ("0.6.4", "0.9.2", "0.10.0", "0.11.1", "0.18.0")
+_SPREAD = ("0.6.4", "0.9.2", "0.10.0", "0.11.1", "0.18.0")
 """Releases of LMDeploy that answer differently."""
 
-Json = dict[str, object]
+_Json = dict[str, object]
 
 
 @dataclass(frozen=True)
@@ -46,12 +46,12 @@ class Computed:
     budget: Budget | None
     smallest: Smallest | None
 
-    def document(self) -> Json:
+    def document(self) -> _Json:
         return {"budget": _budget(self.budget), "smallest": _smallest(self.smallest)}
 
 
 @dataclass(frozen=True)
-class Answer:
+class BudgetAnswer:
     plan: MemoryPlan
     need: Need | None
     here: Computed
@@ -67,7 +67,7 @@ class Answer:
             least is None or least.setting is not None
         )
 
-    def document(self) -> Json:
+    def document(self) -> _Json:
         """For machines; numbers in bytes and tokens, settings as text, digit for
         digit."""
         plan, need = self.plan, self.need
@@ -96,7 +96,7 @@ class Answer:
         }
 
 
-def need_of(asked: KvBudgetCommand) -> Need | None:
+def _need_of(asked: KvBudgetCommand) -> Need | None:
     """The prompt that is asked for, if one is.
 
     Raises:
@@ -112,6 +112,7 @@ def need_of(asked: KvBudgetCommand) -> Need | None:
         if asked.requests > 1 and not asked.need:
             raise UsageError("--requests needs --need: the tokens of each.")
         return Need(asked.need, requests=asked.requests) if asked.need else None
+
     each = asked.image_tokens
     if not each:
         rule = asked.read.images if asked.read else None
@@ -124,17 +125,18 @@ def need_of(asked: KvBudgetCommand) -> Need | None:
         each = (
             rule.tokens(*asked.image_size) if asked.image_size else rule.largest
         ) + rule.around
+
     return Need(asked.need or 0, asked.images, each, asked.requests)
 
 
-def answer(asked: KvBudgetCommand) -> Answer:
+def answer(asked: KvBudgetCommand) -> BudgetAnswer:
     """Forward at the question's setting (or the engine's default), backward for the
     need.
 
     Raises:
         UsageError: see ``plan_for``; nothing was asked; the engine refuses the setting.
     """
-    need, engine = need_of(asked), asked.chosen
+    need, engine = _need_of(asked), asked.chosen
     plan = plan_for(asked, asked.version)
     setting = asked.setting
     if setting is None and need is None:
@@ -147,6 +149,7 @@ def answer(asked: KvBudgetCommand) -> Answer:
                 ),
                 hint="mmrepro kv-budget --help",
             )
+
     if setting is not None and not plan.takes(setting):
         raise UsageError(f"{engine.option} {setting} is refused: {engine.takes}.")
 
@@ -160,15 +163,16 @@ def answer(asked: KvBudgetCommand) -> Answer:
         )
 
     others = []
-    for release in SPREAD if engine is LMDEPLOY else ():
+    for release in _SPREAD if engine is LMDEPLOY else ():
         try:
             others.append(compute(plan_for(asked, release)))
         except UsageError:
             continue  # it had no such quantisation, or could not divide the heads
-    return Answer(plan, need, compute(plan), tuple(others), asked.dp)
+
+    return BudgetAnswer(plan, need, compute(plan), tuple(others), asked.dp)
 
 
-def _budget(budget: Budget | None) -> Json | None:
+def _budget(budget: Budget | None) -> _Json | None:
     if budget is None:
         return None
     return {
@@ -180,7 +184,7 @@ def _budget(budget: Budget | None) -> Json | None:
     }
 
 
-def _smallest(least: Smallest | None) -> Json | None:
+def _smallest(least: Smallest | None) -> _Json | None:
     if least is None:
         return None
     return {

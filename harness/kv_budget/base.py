@@ -13,7 +13,7 @@ from decimal import Decimal
 from functools import cached_property
 from typing import ClassVar
 
-from mmrepro.kv_budget.eras import Engine, Era, Source
+from mmrepro.kv_budget.eras import BudgetEngine, Era, FormulaSource
 
 UNLIMITED = (1 << 63) - 1
 """What LMDeploy takes for "no limit" where a sliding window fits the cache."""
@@ -74,7 +74,7 @@ class MemoryPlan(ABC):
         tokens_per_block: tokens of one block.
     """
 
-    engine: ClassVar[Engine]
+    engine: ClassVar[BudgetEngine]
     release: str
     bytes_per_block: int
     tokens_per_block: int
@@ -99,7 +99,7 @@ class MemoryPlan(ABC):
         return []
 
     @property
-    def sources(self) -> tuple[Source, ...]:
+    def sources(self) -> tuple[FormulaSource, ...]:
         """Every formula that ``forward`` uses, in its order."""
         return self.engine.sources(self.release)
 

@@ -25,7 +25,7 @@ from packaging.version import Version
 
 
 @dataclass(frozen=True)
-class Source:
+class FormulaSource:
     """Where a formula was read.
 
     Attributes:
@@ -105,7 +105,7 @@ class Era:
 
 
 @dataclass(frozen=True)
-class Engine:
+class BudgetEngine:
     """What holds for all releases of an engine, and its eras.
 
     Attributes:
@@ -163,6 +163,7 @@ class Engine:
                 f"starts with {oldest}.",
                 hint=f"mmrepro kv-budget --engine {self.name} --release {oldest} …",
             )
+
         return known[-1]
 
     def default(self, release: str) -> Decimal | None:
@@ -175,13 +176,14 @@ class Engine:
         ]
         return Decimal(known[-1]) if known else None
 
-    def sources(self, release: str) -> tuple[Source, ...]:
+    def sources(self, release: str) -> tuple[FormulaSource, ...]:
         """Return every formula of that release with its place, in the order of their
         use."""
         era = self.era(release)
         read_in = era.read_in or era.since
         return tuple(
-            Source(self.repository, read_in, *formula) for formula in era.formulas
+            FormulaSource(self.repository, read_in, *formula)
+            for formula in era.formulas
         )
 
 
@@ -205,7 +207,7 @@ _LESS_2 = "longest prompt = (blocks - 1 - kept) x block size"
 _DUMMY = "one block is kept for dummy input"
 _PADDED = "block bytes = layers x the same, each tensor padded to 256 bytes"
 
-LMDEPLOY = Engine(
+LMDEPLOY = BudgetEngine(
     name="lmdeploy",
     title="LMDeploy",
     repository="InternLM/lmdeploy",
@@ -353,7 +355,7 @@ _POOL_32 = (
     ("v1/core/block_pool.py", 185, _NULL),
 )
 
-VLLM = Engine(
+VLLM = BudgetEngine(
     name="vllm",
     title="vLLM",
     repository="vllm-project/vllm",
@@ -519,7 +521,7 @@ _STATES += "mamba_full_memory_ratio"
 _BYTES = "bytes = int(rest x 2^30)"
 _PAGES = "pool = bytes // token bytes, a multiple of the page size"
 
-SGLANG = Engine(
+SGLANG = BudgetEngine(
     name="sglang",
     title="SGLang",
     repository="sgl-project/sglang",
@@ -589,6 +591,6 @@ SGLANG = Engine(
     ),
 )
 
-ENGINES: Mapping[str, Engine] = {
+ENGINES: Mapping[str, BudgetEngine] = {
     engine.name: engine for engine in (LMDEPLOY, VLLM, SGLANG)
 }

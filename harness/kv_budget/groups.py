@@ -14,7 +14,7 @@ from math import lcm
 
 from mmrepro.base.errors import UsageError
 from mmrepro.kv_budget.eras import Era
-from mmrepro.kv_budget.layers import CHUNK, FULL, STATE, WINDOW, Kind, Layers
+from mmrepro.kv_budget.layers import CHUNK, FULL, STATE, WINDOW, LayerKind, Layers
 
 KERNEL = {"gpu": 16, "cpu": 32}
 """Tokens of the smallest block that a kernel takes: FlashAttention's, the CPU
@@ -45,7 +45,7 @@ class Serving:
     tp: int = 1
     pp: int = 1
     drafts: int = 0
-    drafter: tuple[Kind, ...] = ()
+    drafter: tuple[LayerKind, ...] = ()
     in_flight: int = 2048
     prefix_caching: bool | None = None
     hybrid: bool = True
@@ -53,7 +53,7 @@ class Serving:
 
 
 @dataclass(frozen=True)
-class Group:
+class CacheGroup:
     """Layers that share a block table.
 
     Attributes:
@@ -63,7 +63,7 @@ class Group:
         layers: how many of each pipeline stage.
     """
 
-    kind: Kind
+    kind: LayerKind
     block: int
     page: int = 0
     mode: str = ""
@@ -73,14 +73,17 @@ class Group:
     @property
     def facts(self) -> dict[str, object]:
         """For a document, and for a line."""
-        return {
+        facts: dict[str, object] = {
             "kind": self.kind.name,
             "layers": "+".join(map(str, self.layers)),
             "block_size": self.block,
             "page_bytes": self.page,
-            **({"reach": self.kind.reach} if self.kind.reach else {}),
-            **({"mode": self.mode} if self.mode else {}),
         }
+        if self.kind.reach:
+            facts["reach"] = self.kind.reach
+        if self.mode:
+            facts["mode"] = self.mode
+        return facts
 
     def pages(self, tokens: int, serving: Serving) -> int:
         """Blocks that a request of so many tokens takes of this group.
@@ -89,18 +92,25 @@ class Group:
         """
         kind, in_flight = self.kind, serving.in_flight
         if kind.name == FULL:
-            return -(-tokens // self.block)
+            return self._blocks(tokens)
         if kind.name == WINDOW:
-            return -(-min(kind.reach - 1 + in_flight, tokens) // self.block) + 1
+            # One more: a window may begin in the middle of a block.
+            return self._blocks(min(kind.reach - 1 + in_flight, tokens)) + 1
+
         if kind.name == CHUNK:
-            return -(-min(kind.reach + in_flight, tokens) // self.block)
+            return self._blocks(min(kind.reach + in_flight, tokens))
         if self.mode == "all":
-            return -(-tokens // self.block) + serving.drafts
-        return (2 + self.checkpoint if self.mode == "align" else 1) + serving.drafts
+            return self._blocks(tokens) + serving.drafts
+        if self.mode == "align":
+            return 2 + self.checkpoint + serving.drafts
+        return 1 + serving.drafts
+
+    def _blocks(self, tokens: int) -> int:
+        return _ceiling(tokens, self.block)
 
 
 @dataclass(frozen=True)
-class Layout:
+class CacheLayout:
     """How the pool is cut.
 
     Attributes:
@@ -111,7 +121,7 @@ class Layout:
 
     bytes_per_block: int
     block: int
-    groups: tuple[Group, ...]
+    groups: tuple[CacheGroup, ...]
     serving: Serving = Serving()
     notes: tuple[str, ...] = ()
 
@@ -129,15 +139,17 @@ class Layout:
             low, high = high, high * 2
         while high - low > 1:
             middle = (low + high) // 2
-            low, high = (
-                (middle, high) if self.pages(middle) <= blocks else (low, middle)
-            )
+            if self.pages(middle) <= blocks:
+                low = middle
+            else:
+                high = middle
+
         return low
 
 
 def layout_of(
     layers: Layers, era: Era, block: int, serving: Serving, context: int
-) -> Layout:
+) -> CacheLayout:
     """The layout of a model's cache.
 
     Args:
@@ -152,32 +164,44 @@ def layout_of(
     kinds = [kind for layer in layers for kind in layer]
     block, sized, mode, notes = _sized(kinds, era, block, serving, context)
 
-    def made(kind: Kind) -> Group:
+    def group_of(kind: LayerKind) -> CacheGroup:
         page, tokens = sized[kind]
         if kind.state is None:
-            return Group(kind, tokens, page)
+            return CacheGroup(kind, tokens, page)
         scanned = era.checkpoints and kind.state.group > 0  # Mamba2
-        return Group(kind, tokens, page, mode, int(scanned))
+        return CacheGroup(kind, tokens, page, mode, int(scanned))
 
-    stages = [
-        [made(kind) for layer in layers[start:end] for kind in layer]
-        for start, end in _stages(len(layers), serving.pp)
-    ]
+    stages: list[list[CacheGroup]] = []
+    for start, end in _stages(len(layers), serving.pp):
+        stage = []
+        for layer in layers[start:end]:
+            stage += [group_of(kind) for kind in layer]
+        stages.append(stage)
+
+    # A drafter's layers are on the last stage, where the tokens come out.
     for kind in serving.drafter:
-        stages[-1].append(
-            Group(kind, block, block * kind.token_bytes(serving.tp, serving.element))
-        )
+        page = block * kind.token_bytes(serving.tp, serving.element)
+        stages[-1].append(CacheGroup(kind, block, page))
+
     every = [group for stage in stages for group in stage]
-    names = {(g.kind.name, g.kind.reach, g.block) for g in every}
-    if len(names) == 1 and (every[0].kind.name != STATE or len({*every}) == 1):
+    if _is_one_group(every):
         # One kind, of whatever sizes: one group, and a block is a page of each layer.
         most = max(sum(group.page for group in stage) for stage in stages)
-        one = replace(every[0], layers=tuple(len(stage) for stage in stages))
-        return Layout(most, block, (one,), serving, notes)
-    stages = [_unified(stage, max(g.page for g in every), era) for stage in stages]
-    found = _grouped(stages)
-    most = max(g.page * count for g in found for count in g.layers)
-    return Layout(most, block, tuple(found), serving, notes)
+        only = replace(every[0], layers=tuple(map(len, stages)))
+        return CacheLayout(most, block, (only,), serving, notes)
+
+    page = max(group.page for group in every)
+    groups = _grouped([_unified(stage, page, era) for stage in stages])
+    most = max(group.page * max(group.layers) for group in groups)
+    return CacheLayout(most, block, tuple(groups), serving, notes)
+
+
+def _is_one_group(groups: Sequence[CacheGroup]) -> bool:
+    """Whether they are of one kind, reach and block; states are equal besides."""
+    names = {(group.kind.name, group.kind.reach, group.block) for group in groups}
+    if len(names) != 1:
+        return False
+    return groups[0].kind.name != STATE or len(set(groups)) == 1
 
 
 def _without_windows(layers: Layers) -> Layers:
@@ -190,59 +214,70 @@ def _without_windows(layers: Layers) -> Layers:
             "vLLM does not start: a model with states needs a KV connector that "
             "supports several groups."
         )
+
     if FULL not in kinds:
         return layers
-    return tuple(
-        tuple(replace(k, name=FULL, reach=0) for k in layer) for layer in layers
-    )
+    full = []
+    for layer in layers:
+        full.append(tuple(replace(kind, name=FULL, reach=0) for kind in layer))
+    return tuple(full)
 
 
 def _sized(
-    kinds: Sequence[Kind], era: Era, block: int, serving: Serving, context: int
-) -> tuple[int, dict[Kind, tuple[int, int]], str, tuple[str, ...]]:
+    kinds: Sequence[LayerKind], era: Era, block: int, serving: Serving, context: int
+) -> tuple[int, dict[LayerKind, tuple[int, int]], str, tuple[str, ...]]:
     """Tokens of a block of attention; of each kind the bytes and tokens of its page;
     the mode of states; and sentences. vLLM 0.32.0 platforms/interface.py:939."""
-    notes: tuple[str, ...] = ()
-    caching = (
-        era.caches_states if serving.prefix_caching is None else serving.prefix_caching
-    )
     attention = [kind for kind in kinds if kind.name != STATE]
     states = [kind for kind in kinds if kind.name == STATE]
-    each = {
-        kind: kind.state.bytes(serving.tp, serving.drafts, serving.model, serving.cell)
-        for kind in states
-        if kind.state
-    }
-    most, mode = max(each.values(), default=0), "none"
-    if states and caching:
-        scanned = states[0].state is not None and states[0].state.group > 0
-        mode = "all" if era.caches_every_state and scanned else "align"
+    each = {}
+    for kind in states:
+        if kind.state:
+            each[kind] = kind.state.bytes(
+                serving.tp, serving.drafts, serving.model, serving.cell
+            )
+
+    mode = _state_mode(states, era, serving)
+    notes: tuple[str, ...] = ()
     padded = 0
     if states and attention:
+        most = max(each.values(), default=0)
         token = attention[0].token_bytes(serving.tp, serving.element)
         kernel = max(serving.aligned, block)
         if era.aligns_latents and attention[0].mla:
             kernel = max(kernel, 128)
         if mode == "all":
             unit = lcm(states[0].chunk, kernel)
-            tokens = -(-most // token)
-            needed = unit * -(-tokens // unit)
+            needed = unit * _ceiling(_ceiling(most, token), unit)
         else:
-            needed = kernel * -(-most // (kernel * token))
+            needed = kernel * _ceiling(most, kernel * token)
         if needed > block:
-            notes = (
-                (
-                    f"vLLM raises the block size to {needed} tokens: one state fits a "
-                    "block"
-                ),
-            )
+            note = f"vLLM raises the block size to {needed} tokens: one state fits a "
+            notes = (note + "block",)
             block = needed
         padded = block * token
+
     own = block if mode != "none" else context or block
     sized = {kind: (padded or size, own) for kind, size in each.items()}
     for kind in attention:
         sized[kind] = block * kind.token_bytes(serving.tp, serving.element), block
     return block, sized, mode, notes
+
+
+def _state_mode(states: Sequence[LayerKind], era: Era, serving: Serving) -> str:
+    """Which states are cached: ``none``, ``all``, or those at a block's end."""
+    caching = serving.prefix_caching
+    if caching is None:
+        caching = era.caches_states
+    if not states or not caching:
+        return "none"
+    scanned = states[0].state is not None and states[0].state.group > 0
+    return "all" if era.caches_every_state and scanned else "align"
+
+
+def _ceiling(amount: int, unit: int) -> int:
+    """How many units hold the amount."""
+    return -(-amount // unit)
 
 
 def _stages(count: int, pp: int) -> list[tuple[int, int]]:
@@ -255,41 +290,45 @@ def _stages(count: int, pp: int) -> list[tuple[int, int]]:
     return [*zip([0, *ends], ends, strict=False)]
 
 
-def _unified(stage: list[Group], page: int, era: Era) -> list[Group]:
+def _unified(stage: list[CacheGroup], page: int, era: Era) -> list[CacheGroup]:
     """Pages of one size: a smaller one gets more tokens, or is padded."""
-    made = []
+    unified = []
     for group in stage:
+        is_state = group.kind.name == STATE
         if group.page == page:
-            made.append(group)
-        elif group.kind.name == STATE and era.pads_pages:
-            made.append(replace(group, page=page))
-        elif group.kind.name != STATE and page % group.page == 0:
-            made.append(
-                replace(group, page=page, block=group.block * (page // group.page))
-            )
-        elif group.kind.name != STATE and era.pads_pages and not group.kind.mla:
-            made.append(replace(group, page=page))
+            unified.append(group)
+        elif is_state and era.pads_pages:
+            unified.append(replace(group, page=page))
+        elif not is_state and page % group.page == 0:
+            block = group.block * (page // group.page)
+            unified.append(replace(group, page=page, block=block))
+        elif not is_state and era.pads_pages and not group.kind.mla:
+            unified.append(replace(group, page=page))
         else:
             raise UsageError(
                 f"vLLM does not start: pages of {group.page:,} and of {page:,} bytes "
                 "cannot be made equal."
             )
-    return made
+
+    return unified
 
 
-def _grouped(stages: list[list[Group]]) -> list[Group]:
+def _grouped(stages: list[list[CacheGroup]]) -> list[CacheGroup]:
     """Groups of equal numbers of layers, each with layers of every stage."""
-    by_kind: dict[Group, list[int]] = {}
+    by_kind: dict[CacheGroup, list[int]] = {}
     for number, stage in enumerate(stages):
         for group in stage:
             by_kind.setdefault(group, []).append(number)
+
     counts = [len(numbers) for numbers in by_kind.values()]
+    # Where no kind has half as many layers again as another, none is divided.
     size = max(counts) if max(counts) < min(counts) * 1.5 else min(counts)
-    found = []
+    grouped = []
     for group, numbers in by_kind.items():
-        several = -(-len(numbers) // size)
+        several = _ceiling(len(numbers), size)
         for first in range(several):
             own = numbers[first::several]
             layers = tuple(own.count(number) for number in range(len(stages)))
-            found.append(replace(group, layers=layers))
-    return found
+            grouped.append(replace(group, layers=layers))
+
+    return grouped

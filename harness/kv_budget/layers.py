@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-Json = dict[str, object]
+_Json = dict[str, object]
 
 FULL, WINDOW, CHUNK, STATE = "full", "window", "chunk", "state"
 _NAMES = {
@@ -59,7 +59,7 @@ FLOATS = {"float32": 4, "float16": 2, "bfloat16": 2}
 
 
 @dataclass(frozen=True)
-class State:
+class _RecurrentState:
     """A recurrent state: a convolution's last inputs, and cells.
 
     Attributes:
@@ -90,7 +90,7 @@ class State:
 
 
 @dataclass(frozen=True)
-class Kind:
+class LayerKind:
     """What a layer keeps.
 
     Attributes:
@@ -108,7 +108,7 @@ class Kind:
     width: int = 0
     mla: bool = False
     reach: int = 0
-    state: State | None = None
+    state: _RecurrentState | None = None
     chunk: int = 0
 
     def token_bytes(self, tp: int, element: int) -> int:
@@ -117,12 +117,12 @@ class Kind:
         return max(1, self.heads // tp) * self.width * element
 
 
-Layers = tuple[tuple[Kind, ...], ...]
+Layers = tuple[tuple[LayerKind, ...], ...]
 """What each layer keeps, in order; a feed-forward layer keeps nothing, some keep two
 things."""
 
 
-def layers_of(text: Json, full: Kind, count: int) -> tuple[Layers, str]:
+def layers_of(text: _Json, full: LayerKind, count: int) -> tuple[Layers, str]:
     """The layers of a language model's config, and why there is no formula for them;
     "": there is.
 
@@ -139,11 +139,13 @@ def layers_of(text: Json, full: Kind, count: int) -> tuple[Layers, str]:
             (),
             f"the layers of {kind or 'this model'} have kinds that are not known here",
         )
+
     if STATE not in names and kind != "falcon_h1" and any(map(text.get, _STATEFUL)):
         return (
             (),
             f"{kind or 'this model'} has states in layers that are not known here",
         )
+
     reach = {
         WINDOW: _whole(text, "sliding_window"),
         CHUNK: _whole(text, "attention_chunk_size"),
@@ -155,7 +157,7 @@ def layers_of(text: Json, full: Kind, count: int) -> tuple[Layers, str]:
     made = {
         "": (),
         FULL: (full,),
-        STATE: (Kind(STATE, state=state, chunk=chunk),),
+        STATE: (LayerKind(STATE, state=state, chunk=chunk),),
         # A window without a size is none.
         **{
             n: (replace(full, name=n, reach=r) if r else full,)
@@ -169,12 +171,13 @@ def layers_of(text: Json, full: Kind, count: int) -> tuple[Layers, str]:
     return (*layers[: count - shared], *[()] * shared), ""
 
 
-def _named(text: Json, kind: str, count: int) -> list[str] | None:
+def _named(text: _Json, kind: str, count: int) -> list[str] | None:
     """The name of each layer; "?" where it is not known; None: the config has another
     form."""
     for field in ("layer_types", "layers_block_type", "attn_type_list"):
         if isinstance(given := text.get(field), list):
             return [_NAMES.get(str(one), "?") for one in given]
+
     if isinstance(pattern := text.get("hybrid_override_pattern"), str):
         return [_NAMES.get(letter, "?") for letter in pattern]
     every = _whole(text, "full_attention_interval") or {
@@ -186,6 +189,7 @@ def _named(text: Json, kind: str, count: int) -> list[str] | None:
     if period := _whole(text, "attn_layer_period"):
         offset = _whole(text, "attn_layer_offset")
         return [FULL if n % period == offset else STATE for n in range(count)]
+
     if isinstance(indices := text.get("attn_layer_indices"), list):
         return [FULL if n in indices else STATE for n in range(count)]
     every = _whole(text, "sliding_window_pattern") or {
@@ -201,6 +205,7 @@ def _named(text: Json, kind: str, count: int) -> list[str] | None:
         text, "attention_chunk_size"
     ):
         return [CHUNK if one else FULL for one in rotary]
+
     if text.get("interleaved_sliding_window") or text.get("sliding_window_pattern"):
         return None
     if kind in ("mamba", "mamba2", "falcon_mamba"):
@@ -209,7 +214,7 @@ def _named(text: Json, kind: str, count: int) -> list[str] | None:
     return [WINDOW if windows else FULL] * count
 
 
-def _state(text: Json, kind: str) -> State | None:
+def _state(text: _Json, kind: str) -> _RecurrentState | None:
     hidden = _whole(text, "hidden_size")
     if values := _whole(text, "linear_num_value_heads"):
         keys = _whole(text, "linear_num_key_heads")
@@ -219,11 +224,12 @@ def _state(text: Json, kind: str) -> State | None:
         )
         conv, cells = 2 * keys * key + values * value, values * value * key
         kernel = _whole(text, "linear_conv_kernel_dim")
-        return State(
+        return _RecurrentState(
             conv, kernel, cells=cells, cell_bytes=_float(text, "mamba_ssm_dtype")
         )
+
     if kernel := _whole(text, "conv_L_cache"):
-        return State(_whole(text, "conv_dim") or hidden, kernel)
+        return _RecurrentState(_whole(text, "conv_dim") or hidden, kernel)
     kernel = _whole(text, "mamba_d_conv", "conv_kernel")
     size = _whole(text, "mamba_d_state", "ssm_state_size", "state_size")
     heads = _whole(text, "mamba_n_heads", "mamba_num_heads")
@@ -239,18 +245,19 @@ def _state(text: Json, kind: str) -> State | None:
             (expand if isinstance(expand, int | float) else 2) * hidden
         )
         cell = 0
+
     if not heads:
-        return State(width, kernel, cells=width * size, drafts=False)
+        return _RecurrentState(width, kernel, cells=width * size, drafts=False)
     groups = _whole(text, "mamba_n_groups", "n_groups") or 1
     head = _whole(text, "mamba_d_head", "mamba_head_dim") or width // heads
-    return State(width, kernel, groups, 2 * size, heads * head * size, cell)
+    return _RecurrentState(width, kernel, groups, 2 * size, heads * head * size, cell)
 
 
-def _whole(text: Json, *names: str) -> int:
+def _whole(text: _Json, *names: str) -> int:
     """The first of these fields that holds a whole number above 0; 0 when none does."""
     found = (text.get(name) for name in names)
     return next((one for one in found if type(one) is int and 0 < one < 1 << 32), 0)
 
 
-def _float(text: Json, name: str) -> int:
+def _float(text: _Json, name: str) -> int:
     return FLOATS.get(str(text.get(name, "")).removeprefix("torch."), 0)

@@ -13,10 +13,10 @@ from pathlib import Path
 from mmrepro.base.errors import UsageError
 from mmrepro.base.machine.files import read_file
 from mmrepro.engines.models.qwen import smart_resize
-from mmrepro.kv_budget.eras import Engine
-from mmrepro.kv_budget.layers import FULL, Kind, Layers, layers_of
+from mmrepro.kv_budget.eras import BudgetEngine
+from mmrepro.kv_budget.layers import FULL, LayerKind, Layers, layers_of
 
-MOST_BYTES = 4 << 20
+_MOST_BYTES = 4 << 20
 _NESTED = ("text_config", "llm_config", "language_config")
 _LAYERS = ("num_hidden_layers", "n_layer", "num_layers", "n_layers")
 _HEADS = ("num_attention_heads", "n_head", "n_heads", "num_heads")
@@ -24,7 +24,7 @@ _HIDDEN = ("hidden_size", "n_embd", "d_model")
 _KV_HEADS = ("num_key_value_heads", "multi_query_group_num", "num_kv_heads")
 _CONTEXT = ("max_position_embeddings", "seq_length", "n_positions")
 
-Json = dict[str, object]
+_Json = dict[str, object]
 
 
 @dataclass(frozen=True)
@@ -66,9 +66,9 @@ class Geometry:
     drafts: int = 0
 
     @property
-    def full(self) -> Kind:
+    def full(self) -> LayerKind:
         """A layer of full attention."""
-        return Kind(FULL, self.kv_heads, self.k_dim + self.v_dim, self.mla)
+        return LayerKind(FULL, self.kv_heads, self.k_dim + self.v_dim, self.mla)
 
     @property
     def each(self) -> Layers:
@@ -81,7 +81,7 @@ class Geometry:
         return bool(self.odd) or any(kinds != (self.full,) for kinds in self.kinds)
 
     def token_bytes(
-        self, engine: Engine, *, tp: int = 1, kv_dtype: str = "auto"
+        self, engine: BudgetEngine, *, tp: int = 1, kv_dtype: str = "auto"
     ) -> int:
         """Bytes of one token over all layers on one of ``tp`` devices, as vLLM and
         SGLang count.
@@ -98,9 +98,10 @@ class Geometry:
                 f"{self.odd or 'the layers of this model keep different things'}. "
                 "Give --block-bytes instead."
             )
+
         return self.layers * self.full.token_bytes(tp, self.element(engine, kv_dtype))
 
-    def element(self, engine: Engine, kv_dtype: str = "auto") -> int:
+    def element(self, engine: BudgetEngine, kv_dtype: str = "auto") -> int:
         """Bytes of an element of the cache. Raises UsageError: an unknown type."""
         sizes = engine.element_bytes
         if kv_dtype not in sizes:
@@ -112,7 +113,7 @@ class Geometry:
 
 
 @dataclass(frozen=True)
-class ImageRule:
+class _ImageRule:
     """How many tokens an image becomes in one family of models.
 
     Attributes:
@@ -144,6 +145,7 @@ def _patches(width: int, height: int, *, factor: int, least: int, most: int) -> 
         raise UsageError(
             f"An image of {width}x{height} is refused: {error}."
         ) from error
+
     return (h // factor) * (w // factor)
 
 
@@ -162,6 +164,7 @@ def _tiles(width: int, height: int, *, side: int, least: int, most: int) -> int:
         larger = width * height > 0.5 * side**2 * i * j
         if difference < best_difference or (difference == best_difference and larger):
             best, best_difference = (i, j), difference
+
     return best[0] * best[1]
 
 
@@ -176,7 +179,7 @@ class Model:
 
     name: str
     geometry: Geometry
-    images: ImageRule | None
+    images: _ImageRule | None
 
 
 def read_model(path: Path) -> Model:
@@ -207,7 +210,7 @@ def read_model(path: Path) -> Model:
     mla = bool(latent and rotary)
     key = latent + rotary if mla else own_dim or plain
     kv_heads = 1 if mla else _number(text, _KV_HEADS) or heads
-    full = Kind(FULL, kv_heads, key if mla else 2 * key, mla)
+    full = LayerKind(FULL, kv_heads, key if mla else 2 * key, mla)
     kinds, odd = layers_of(text, full, layers)
     return Model(
         name=name,
@@ -232,9 +235,9 @@ def read_model(path: Path) -> Model:
     )
 
 
-def _load(file: Path) -> Json:
+def _load(file: Path) -> _Json:
     try:
-        content = json.loads(read_file(file, MOST_BYTES))
+        content = json.loads(read_file(file, _MOST_BYTES))
     except OSError as error:
         if error.errno != errno.EFBIG:  # such a file is no configuration
             raise UsageError(f"{file} cannot be read: {error.strerror}.") from error
@@ -246,7 +249,7 @@ def _load(file: Path) -> Json:
     return content
 
 
-def _text_config(top: Json) -> Json:
+def _text_config(top: _Json) -> _Json:
     """The language model's part, which vision models nest under one of several
     names."""
     thinker = top.get("thinker_config")
@@ -259,7 +262,7 @@ def _text_config(top: Json) -> Json:
     return top
 
 
-def _number(config: Json, names: tuple[str, ...]) -> int:
+def _number(config: _Json, names: tuple[str, ...]) -> int:
     """The first of these fields that holds a sensible whole number; 0 when none
     does."""
     for name in names:
@@ -269,7 +272,7 @@ def _number(config: Json, names: tuple[str, ...]) -> int:
     return 0
 
 
-def _needed(config: Json, names: tuple[str, ...], file: Path) -> int:
+def _needed(config: _Json, names: tuple[str, ...], file: Path) -> int:
     value = _number(config, names)
     if not value:
         raise UsageError(
@@ -279,19 +282,19 @@ def _needed(config: Json, names: tuple[str, ...], file: Path) -> int:
     return value
 
 
-def _word(text: Json, top: Json, name: str) -> str:
+def _word(text: _Json, top: _Json, name: str) -> str:
     value = text.get(name) or top.get(name)
     return value if isinstance(value, str) else ""
 
 
-def _window(text: Json) -> int:
+def _window(text: _Json) -> int:
     """The sliding window as LMDeploy takes it
     (pytorch/configurations/default.py:21)."""
     used = text.get("use_sliding_window", True)
     return _number(text, ("sliding_window",)) if used else 0
 
 
-def _image_rule(top: Json, folder: Path) -> ImageRule | None:
+def _image_rule(top: _Json, folder: Path) -> _ImageRule | None:
     kind, vision = str(top.get("model_type", "")), top.get("vision_config")
     if not isinstance(vision, dict):
         return None
@@ -300,7 +303,8 @@ def _image_rule(top: Json, folder: Path) -> ImageRule | None:
         factor = patch * (_number(vision, ("spatial_merge_size",)) or 2)
         least, most = _pixels(folder / "preprocessor_config.json")
         sized = partial(_patches, factor=factor, least=least, most=most)
-        return ImageRule(max(most // factor**2, 1), 2, sized)
+        return _ImageRule(max(most // factor**2, 1), 2, sized)
+
     side = _number(top, ("force_image_size",)) or _number(vision, ("image_size",))
     if not patch or not side:
         return None
@@ -316,12 +320,13 @@ def _image_rule(top: Json, folder: Path) -> ImageRule | None:
         def tokens(tiles: int) -> int:
             return each * (tiles + (extra if tiles > 1 else 0))
 
-        return ImageRule(
+        return _ImageRule(
             tokens(most),
             2,
             lambda w, h: tokens(_tiles(w, h, side=side, least=least, most=most)),
         )
-    return ImageRule((side // patch) ** 2) if kind == "llava" else None
+
+    return _ImageRule((side // patch) ** 2) if kind == "llava" else None
 
 
 def _pixels(processor: Path) -> tuple[int, int]:

@@ -16,18 +16,25 @@ from mmrepro.base.options import OUTPUT, Command, option
 from mmrepro.base.text.sanitize import one_line
 from mmrepro.kv_budget import plans
 from mmrepro.kv_budget.base import MAX_DECIMALS, MemoryPlan
-from mmrepro.kv_budget.eras import ENGINES, LMDEPLOY, SGLANG, VLLM, VLLM_CPU, Engine
-from mmrepro.kv_budget.groups import KERNEL, Layout, Serving, layout_of
-from mmrepro.kv_budget.layers import CHUNK, FLOATS, FULL, STATE, WINDOW, Kind
+from mmrepro.kv_budget.eras import (
+    ENGINES,
+    LMDEPLOY,
+    SGLANG,
+    VLLM,
+    VLLM_CPU,
+    BudgetEngine,
+)
+from mmrepro.kv_budget.groups import KERNEL, CacheLayout, Serving, layout_of
+from mmrepro.kv_budget.layers import CHUNK, FLOATS, FULL, STATE, WINDOW, LayerKind
 from mmrepro.kv_budget.model import Geometry, Model, read_model
 from packaging.version import InvalidVersion, Version
 
-MOST_BYTES = 1 << 50
+_MOST_BYTES = 1 << 50
 """1 PiB: no device has so much; a larger number is a mistake in the unit."""
-MOST = 1 << 40
+_MOST = 1 << 40
 
 
-def read_number(text: str, *, what: str) -> Decimal:
+def _read_number(text: str, *, what: str) -> Decimal:
     """A decimal number above 0, digit for digit. Raises UsageError: not one, or not
     finite."""
     shown = f"{what} {one_line(text, 40)!r}"
@@ -35,6 +42,7 @@ def read_number(text: str, *, what: str) -> Decimal:
         value = Decimal(text.strip()) if len(text) <= 40 else None
     except InvalidOperation:
         value = None
+
     if value is None:
         raise UsageError(f"{shown} is not a number.")
     if not value.is_finite():
@@ -44,7 +52,7 @@ def read_number(text: str, *, what: str) -> Decimal:
     return value
 
 
-def read_pixels(text: str) -> tuple[int, int]:
+def _read_pixels(text: str) -> tuple[int, int]:
     """``1680x1568`` as (width, height) in pixels. Raises UsageError: not from 1 to 100
     000."""
     width, _, height = text.lower().partition("x")
@@ -61,25 +69,25 @@ def read_pixels(text: str) -> tuple[int, int]:
 def _count(
     help: str, metavar: str = "N", default: int | None = None, **more: Any
 ) -> Any:
-    return option(default, help, metavar, **{"least": 1, "most": MOST, **more})
+    return option(default, help, metavar, **{"least": 1, "most": _MOST, **more})
 
 
 def _size(name: str, help: str, *, least: int = 1) -> Any:
-    read = partial(units.parse_size, what=name, least=least, most=MOST_BYTES)
+    read = partial(units.parse_size, what=name, least=least, most=_MOST_BYTES)
     return option(None, help, "SIZE", name=name, read=read, write=units.exact_size)
 
 
-def _setting(engine: Engine, help: str, metavar: str = "X") -> Any:
+def _setting(engine: BudgetEngine, help: str, metavar: str = "X") -> Any:
     name = engine.option
-    return option(None, help, metavar, name=name, read=partial(read_number, what=name))
+    return option(None, help, metavar, name=name, read=partial(_read_number, what=name))
 
 
 def _ratio(name: str, default: str) -> Any:
-    read = partial(read_number, what=name)
+    read = partial(_read_number, what=name)
     return option(None, f"SGLang's {name}.", "X", name=name, read=read, shown=default)
 
 
-class Device(StrEnum):
+class MemoryDevice(StrEnum):
     GPU = "gpu"
     CPU = "cpu"
 
@@ -98,7 +106,7 @@ class KvBudgetCommand(Command):
         "VERSION",
         shown=", ".join(f"{e.name} {e.release}" for e in ENGINES.values()),
     )
-    device: Device = option(Device.GPU, "For vllm: gpu or cpu.")
+    device: MemoryDevice = option(MemoryDevice.GPU, "For vllm: gpu or cpu.")
     cache_max_entry_count: Decimal | None = _setting(
         LMDEPLOY, "LMDeploy: share of what is free for the cache."
     )
@@ -124,7 +132,7 @@ class KvBudgetCommand(Command):
         "Pixels of one image.",
         "WxH",
         shown="the largest there is",
-        read=read_pixels,
+        read=_read_pixels,
         write="{0[0]}x{0[1]}".format,
     )
     free: int | None = _size(
@@ -215,7 +223,7 @@ class KvBudgetCommand(Command):
         return {name: value for name, value in given.items() if value is not None}
 
     @cached_property
-    def chosen(self) -> Engine:
+    def chosen(self) -> BudgetEngine:
         """The engine, by its name, by its setting, or LMDeploy; vLLM's CPU backend is
         one.
 
@@ -227,7 +235,8 @@ class KvBudgetCommand(Command):
             raise UsageError(
                 f"{' and '.join(self.settings)} are settings of different engines."
             )
-        cpu = self.device is Device.CPU or VLLM_CPU.option in self.settings
+
+        cpu = self.device is MemoryDevice.CPU or VLLM_CPU.option in self.settings
         by_setting = [
             e for e in (*ENGINES.values(), VLLM_CPU) if e.option in self.settings
         ]
@@ -236,6 +245,7 @@ class KvBudgetCommand(Command):
             raise UsageError(
                 "--device cpu is for vllm; the others size their cache as on a GPU."
             )
+
         return VLLM_CPU if cpu else chosen
 
     @property
@@ -266,6 +276,7 @@ class KvBudgetCommand(Command):
                     f"{engine.release} …"
                 ),
             ) from None
+
         return release
 
     @cached_property
@@ -289,6 +300,7 @@ class KvBudgetCommand(Command):
                 v_dim=0 if known.mla else dim or known.v_dim,
                 dtype_bytes=self.dtype_bytes,
             )
+
         if not layers and not heads and not dim:
             return None
         if not (layers and heads and dim):
@@ -309,7 +321,7 @@ _STEPS = ((160, 16384), (70, 8192), (0, 2048))
 
 def _layout(
     asked: KvBudgetCommand, geometry: Geometry, release: str, block: int
-) -> Layout | None:
+) -> CacheLayout | None:
     """How vLLM groups the layers; None: one group of full attention on one stage.
 
     Raises:
@@ -320,11 +332,13 @@ def _layout(
         raise UsageError(
             "How a drafter is spread over pipeline stages was not read here."
         )
+
     own = asked.draft == "mtp"
-    drafter: tuple[Kind, ...] = (geometry.full,) * geometry.drafts if own else ()
+    drafter: tuple[LayerKind, ...] = (geometry.full,) * geometry.drafts if own else ()
     if asked.draft and not own:
         drafted = read_model(Path(asked.draft)).geometry
         drafter = tuple(kind for layer in drafted.each for kind in layer)
+
     if not (geometry.mixed or drafter or asked.pp > 1):
         return None
     if geometry.odd:
@@ -336,10 +350,12 @@ def _layout(
             "here; known are 0.22.0 to 0.25.0, 0.32.0 and 0.33.0.",
             hint="mmrepro kv-budget --engine vllm --release 0.32.0 …",
         )
+
     if several and asked.tokens() == 0:
         raise UsageError(
             "The context decides what layers of several kinds keep: give --context."
         )
+
     cpu = engine is VLLM_CPU
     step = asked.max_num_batched_tokens
     if step is None:
@@ -350,6 +366,7 @@ def _layout(
             if cpu
             else next(s for least, s in rows if gib >= least)
         )
+
     if era.counts_flight:
         step *= asked.pp if cpu else asked.pp + 1
     serving = Serving(
@@ -386,6 +403,7 @@ def _sglang_cells(
         raise UsageError(
             "--pp is for vllm: there is no formula for SGLang's stages here."
         )
+
     kinds = [kind for layer in geometry.each for kind in layer]
     states = [kind.state for kind in kinds if kind.state]
     full = [kind for kind in kinds if kind.name in (FULL, STATE)]
@@ -396,6 +414,7 @@ def _sglang_cells(
             "known are 0.5.17 and later.",
             hint="mmrepro kv-budget --engine sglang --release 0.5.23 …",
         )
+
     token = geometry.full.token_bytes(asked.tp, element)
     cell = float(token * sum(kind.name == FULL for kind in kinds))
     windows = token * sum(kind.name in (WINDOW, CHUNK) for kind in kinds)
@@ -406,6 +425,7 @@ def _sglang_cells(
         own = geometry.drafts if asked.draft == "mtp" else 0
         drafter = own or read_model(Path(asked.draft)).geometry.layers
         cell += token * drafter
+
     # 32 bits, whatever the model's type is (0.5.17 configs/mamba_utils.py:71).
     state = sum(
         one.bytes(asked.tp, 0, geometry.dtype_bytes, one.cell_bytes or 4)
@@ -426,14 +446,17 @@ def plan_for(asked: KvBudgetCommand, release: str) -> MemoryPlan:
         raise UsageError(
             "LMDeploy's KV cache type is set with --quant-policy, not --kv-dtype."
         )
+
     if engine is not LMDEPLOY and asked.quant_policy:
         raise UsageError(
             "--quant-policy is LMDeploy's; vLLM and SGLang have --kv-dtype."
         )
+
     for name, what in engine.needs:
         if getattr(asked, name) is None:
             hint = "mmrepro kv-budget --help"
             raise UsageError(f"{engine.title} needs --{name}: {what}.", hint=hint)
+
     total, free, runtime = asked.total or 0, asked.free or 0, asked.runtime or 0
     if engine in (VLLM, SGLANG) and free > total:
         raise UsageError("--free is more than --total.")
@@ -448,6 +471,7 @@ def plan_for(asked: KvBudgetCommand, release: str) -> MemoryPlan:
         size = (
             16  # whatever is asked for, without AMX tiles (0.32.0 platforms/cpu.py:280)
         )
+
     if engine is LMDEPLOY and geometry:
         size = plans.block_size_of(geometry, size)
     heads = geometry.kv_heads if geometry and not geometry.mla else 1
@@ -455,6 +479,7 @@ def plan_for(asked: KvBudgetCommand, release: str) -> MemoryPlan:
         raise UsageError(
             f"{engine.title} cannot divide {heads} KV heads among {asked.tp} devices."
         )
+
     if asked.block_bytes:
         each = asked.block_bytes * (size if engine is SGLANG else 1)
     elif geometry is None:
@@ -479,12 +504,14 @@ def plan_for(asked: KvBudgetCommand, release: str) -> MemoryPlan:
         each = size * int(_sglang_cells(asked, geometry, release)[0])
     else:
         each = size * geometry.token_bytes(engine, tp=asked.tp, kv_dtype=asked.kv_dtype)
+
     if engine is VLLM_CPU:
         return plans.VllmCpuPlan(release, each, size, context, layout)
     if engine is VLLM:
         return plans.VllmPlan(
             release, each, size, context, total, free or total, runtime, layout
         )
+
     if engine is SGLANG:
         cell, state = (
             (0.0, 0) if geometry is None else _sglang_cells(asked, geometry, release)
@@ -501,12 +528,14 @@ def plan_for(asked: KvBudgetCommand, release: str) -> MemoryPlan:
             state,
             float(asked.mamba_full_memory_ratio or 0.9),
         )
+
     vocabulary = asked.vocab_size or (geometry.vocab_size if geometry else 0)
     if asked.runtime is None and not vocabulary:
         raise UsageError(
             "LMDeploy's reserve is not known: give --runtime (its size), or "
             "--vocab-size or --model to let LMDeploy's own rule find it."
         )
+
     return plans.LmdeployPlan(
         release,
         free,

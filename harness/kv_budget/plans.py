@@ -20,8 +20,8 @@ from mmrepro.base.errors import UsageError
 from mmrepro.base.units import GIB
 from mmrepro.kv_budget.base import UNLIMITED, Budget, MemoryPlan
 from mmrepro.kv_budget.eras import LMDEPLOY, SGLANG, VLLM, VLLM_CPU
-from mmrepro.kv_budget.groups import Group, Layout
-from mmrepro.kv_budget.layers import FULL, Kind
+from mmrepro.kv_budget.groups import CacheGroup, CacheLayout
+from mmrepro.kv_budget.layers import FULL, LayerKind
 from mmrepro.kv_budget.model import Geometry
 from packaging.version import Version
 
@@ -32,9 +32,9 @@ MAX_PREFILL_TOKENS = 8192
 MAX_BATCHES = 128
 """Default of ``--max-batch-size`` on a device that is not in LMDeploy's list (0.10.0
 utils.py:348); 384 on an A100, 1024 on an H100 or H200 (utils.py:340)."""
-MIN_BLOCKS = 16
+_MIN_BLOCKS = 16
 """With fewer the prefill batch is halved, and its reserve with it."""
-ALIGNMENT = 256
+_ALIGNMENT = 256
 
 INT4, INT8, FP8, FP8_E5M2, TURBO = 4, 8, 16, 17, 42
 """Values of ``--quant-policy`` (lmdeploy 0.18.0 messages.py, ``QuantPolicy``); 0 is
@@ -88,16 +88,19 @@ def block_bytes_of(
             f"LMDeploy has no KV quantisation {quant_policy}; it has 0, 4, 8, 16, 17 "
             "and 42."
         )
+
     if Version(release) < Version(_POLICY_SINCE[quant_policy]):
         raise UsageError(
             f"LMDeploy has KV quantisation {quant_policy} since "
             f"{_POLICY_SINCE[quant_policy]}, not in {release}."
         )
+
     if geometry.odd or any(kind.state for layer in geometry.kinds for kind in layer):
         why = geometry.odd or "some layers of this model keep states"
         raise UsageError(
             f"There is no formula here for LMDeploy: {why}. Give --block-bytes instead."
         )
+
     rows = block_size_of(geometry, block_size) * _heads_per_device(
         geometry, release, tp
     )
@@ -109,6 +112,7 @@ def block_bytes_of(
             f"LMDeploy cannot pack heads of {k_dim} elements with KV quantisation "
             f"{quant_policy}."
         )
+
     tensors = [
         rows * (k_dim // k_share) * per_element,
         rows * (v_dim // v_share) * per_element,
@@ -116,8 +120,9 @@ def block_bytes_of(
     if quant_policy in (INT4, INT8, TURBO):
         pair = rows * 2 * geometry.dtype_bytes
         tensors += [pair, pair // 2 if quant_policy == TURBO else pair]
+
     if LMDEPLOY.era(release).aligned:
-        tensors = [-(-size // ALIGNMENT) * ALIGNMENT for size in tensors]
+        tensors = [-(-size // _ALIGNMENT) * _ALIGNMENT for size in tensors]
     return geometry.layers * sum(tensors)
 
 
@@ -135,6 +140,7 @@ def _heads_per_device(geometry: Geometry, release: str, tp: int) -> int:
         raise UsageError(
             f"LMDeploy {release} cannot divide {heads} KV heads among {tp} devices."
         )
+
     return max(heads // tp, 1)
 
 
@@ -195,9 +201,10 @@ class LmdeployPlan(MemoryPlan):
             blocks = int((self.free - size) * share) // self.bytes_per_block
             if self.era.fewest_blocks and blocks <= self.era.fewest_blocks:
                 raise _TooFew
-            if blocks >= MIN_BLOCKS:
+            if blocks >= _MIN_BLOCKS:
                 break
             tokens //= 2
+
         return size, tokens
 
     def forward(self, setting: Decimal) -> Budget:
@@ -215,6 +222,7 @@ class LmdeployPlan(MemoryPlan):
                 notes = (
                     f"LMDeploy lowers max_prefill_token_num to {tokens} by itself",
                 )
+
         exact = (self.free - reserve) * share
         # A float divided as such is not the same number of blocks as its whole bytes
         # divided.
@@ -228,12 +236,14 @@ class LmdeployPlan(MemoryPlan):
             return self._budget(
                 setting, int(exact), reserve, max(blocks, 0), refusal=_NO_CACHE
             )
-        if self.runtime is not None and blocks < MIN_BLOCKS:
+
+        if self.runtime is not None and blocks < _MIN_BLOCKS:
             notes = (
-                f"with fewer than {MIN_BLOCKS} blocks LMDeploy lowers "
+                f"with fewer than {_MIN_BLOCKS} blocks LMDeploy lowers "
                 "max_prefill_token_num and sets less aside: give the vocabulary's size "
                 "instead of the reserve",
             )
+
         tokens, limit = self._longest(blocks)
         return self._budget(
             setting, int(exact), reserve, blocks, tokens, limited_by=limit, notes=notes
@@ -275,14 +285,14 @@ class _VllmPool(MemoryPlan):
     """
 
     max_model_len: int
-    layout: Layout | None
+    layout: CacheLayout | None
 
     @cached_property
-    def cut(self) -> Layout:
+    def cut(self) -> CacheLayout:
         """How the pool is cut into blocks."""
         size = self.tokens_per_block
-        return self.layout or Layout(
-            self.bytes_per_block, size, (Group(Kind(FULL), size),)
+        return self.layout or CacheLayout(
+            self.bytes_per_block, size, (CacheGroup(LayerKind(FULL), size),)
         )
 
     @property
@@ -308,6 +318,7 @@ class _VllmPool(MemoryPlan):
                 "ever: the check at the start does not count the null block (0.29.0 "
                 "and later do)",
             )
+
         return self._budget(
             setting,
             pool,
@@ -376,7 +387,7 @@ class VllmPlan(_VllmPool):
     total: int = 0
     free: int = 0
     non_kv: int = 0
-    layout: Layout | None = None
+    layout: CacheLayout | None = None
 
     engine = VLLM
 
@@ -403,7 +414,7 @@ class VllmCpuPlan(_VllmPool):
     bytes_per_block: int
     tokens_per_block: int = VLLM_CPU.block_size
     max_model_len: int = 0
-    layout: Layout | None = None
+    layout: CacheLayout | None = None
 
     engine = VLLM_CPU
 
@@ -413,7 +424,7 @@ class VllmCpuPlan(_VllmPool):
 
 # ------------------------------------------------------------------ SGLang
 
-MARGIN = 7
+_MARGIN = 7
 """Tokens of the pool that no prompt gets: the longest request is the pool less 1, its
 prompt 5 less, and a prompt of exactly that length is refused (0.5.6
 managers/tp_worker.py:303, :307 and managers/scheduler.py:1363; so in 0.5.23)."""
@@ -456,7 +467,7 @@ class SglangPlan(MemoryPlan):
     engine = SGLANG
 
     def blocks_for(self, tokens: int, requests: int = 1) -> int:
-        return -(-(requests * tokens + MARGIN) // self.tokens_per_block)
+        return -(-(requests * tokens + _MARGIN) // self.tokens_per_block)
 
     def forward(self, setting: Decimal) -> Budget:
         slack = self.before / GIB * (1 - float(setting))
@@ -465,12 +476,14 @@ class SglangPlan(MemoryPlan):
         if self.era.reserves_images:
             rest -= self.image_reserve / GIB
             reserve += self.image_reserve
+
         slots = 0
         if self.state:
             share = rest * self.state_ratio / (1 + self.state_ratio) * GIB
             slots = int((share - self.state) // self.state)
             rest -= (slots + 1) * self.state / GIB
             reserve += (slots + 1) * self.state
+
         page = self.tokens_per_block
         each = self.cell or self.bytes_per_block // page
         whole = self.era.whole_division
@@ -485,8 +498,9 @@ class SglangPlan(MemoryPlan):
             refusal = "Loaded weights leave no GPU memory for the KV cache."
         elif tokens <= 0:
             refusal = "Not enough memory. Please try to increase --mem-fraction-static."
+
         limited_by = "context" if 0 < self.context < tokens else "kv"
-        longest = (self.context if limited_by == "context" else tokens) - MARGIN
+        longest = (self.context if limited_by == "context" else tokens) - _MARGIN
         if longest < 1:
             refusal = refusal or "Memory pool size is too small"
         return self._budget(

@@ -25,7 +25,7 @@ PROPERTY = "mmrepro."
 """Before the names of what a report says of its run."""
 
 
-DEFAULT_OUT = "mmrepro-runs"
+_DEFAULT_OUT = "mmrepro-runs"
 SESSION = "mmrepro_session"
 _NAME = pytest.StashKey[str]()
 
@@ -104,10 +104,11 @@ def out_folder(config: pytest.Config) -> Path:
         return here / str(said)
     if said := config.getini("mmrepro_out"):
         return (config.inipath.parent if config.inipath else here) / str(said)
-    return here / DEFAULT_OUT
+    return here / _DEFAULT_OUT
 
 
 def skips_inconclusive(config: pytest.Config) -> bool:
+    """Tell whether an inconclusive run is skipped; else it is an error."""
     said = config.getoption("mmrepro_inconclusive") or config.getini(
         "mmrepro_inconclusive"
     )

@@ -27,7 +27,7 @@ from mmrepro.campaign.matrix.options import (
 )
 from mmrepro.campaign.matrix.plan import plan, planned
 from mmrepro.campaign.matrix.session import night_options
-from mmrepro.campaign.schedule import CONFIRM, REPEAT, Group, groups_of
+from mmrepro.campaign.schedule import CONFIRM, REPEAT, EnvironmentGroup, groups_of
 from mmrepro.campaign.trial import TIMEOUT_S, TrialOptions, cell_of, incident_in
 from mmrepro.campaign.work import INCIDENTS
 from mmrepro.failure.documents import Incident
@@ -35,7 +35,7 @@ from mmrepro.failure.documents.folder import unused
 from mmrepro.failure.documents.ledger import Attempt, Cell, Planned
 from mmrepro.failure.signature import Outcome
 from mmrepro.history.concerns import Quarantine, load_quarantine
-from mmrepro.history.states import State
+from mmrepro.history.states import JobState
 from mmrepro.pytest_plugin import (
     FIXTURE,
     MARKER,
@@ -45,7 +45,7 @@ from mmrepro.pytest_plugin import (
     out_folder,
     session_name,
 )
-from mmrepro.pytest_plugin.running import How, Ran, Runs, failure, sentence
+from mmrepro.pytest_plugin.running import CellResult, How, Runs, failure, sentence
 from mmrepro.reports.documents import MARKDOWN_FILE
 from mmrepro.runs.options import RunCommand
 from mmrepro.runs.start import target
@@ -69,6 +69,7 @@ class MatrixToml(pytest.File):
             made = plan(self._night, self.given.cell, over, self.given.matrix)
         except MmreproError as error:
             raise self.CollectError(sentence(error)) from None
+
         warnings = self.quarantine.warnings(
             (p.cell for p in made.cells), datetime.now(UTC)
         )
@@ -95,7 +96,7 @@ class MatrixToml(pytest.File):
         )
 
     @cached_property
-    def selected(self) -> dict[EnvironmentCells, Group]:
+    def selected(self) -> dict[EnvironmentCells, EnvironmentGroup]:
         """Its cells that this pytest run is to run, by environment."""
         cells: dict[EnvironmentCells, list[Planned]] = {}
         for item in self.session.items:
@@ -103,7 +104,7 @@ class MatrixToml(pytest.File):
                 cells.setdefault(item.environment, []).append(item.planned)
         return {one: groups_of(some)[0] for one, some in cells.items()}
 
-    def after(self, environment: EnvironmentCells) -> Group | None:
+    def after(self, environment: EnvironmentCells) -> EnvironmentGroup | None:
         groups = list(self.selected.items())
         at = [one for one, _ in groups].index(environment) + 1
         return groups[at][1] if at < len(groups) else None
@@ -123,7 +124,7 @@ class EnvironmentCells(pytest.Collector):
     A scope of its own, so that ``--dist loadscope`` of pytest-xdist gives them to one
     worker."""
 
-    def __init__(self, *, group: Group, **rest: Any) -> None:
+    def __init__(self, *, group: EnvironmentGroup, **rest: Any) -> None:
         super().__init__(**rest)
         self.group = group
 
@@ -148,7 +149,7 @@ class CellItem(pytest.Item):
     """A cell: it is run in the set-up, where a failure is an error, and judged as a
     test."""
 
-    ran: Ran | None = None
+    ran: CellResult | None = None
 
     def __init__(self, *, planned: Planned, **rest: Any) -> None:
         super().__init__(**rest)
@@ -175,7 +176,8 @@ class CellItem(pytest.Item):
             )
         except (MmreproError, OSError) as error:
             raise failure(sentence(error)) from None
-        self.ran = Ran(
+
+        self.ran = CellResult(
             what=f"{self.name} on {environment.name}",
             planned=self.planned,
             attempts=tuple(attempts),
@@ -203,7 +205,7 @@ def _row(cell: Cell, folder: Path) -> str:
     ).row
 
 
-_RAN = pytest.StashKey[Ran]()
+_RAN = pytest.StashKey[CellResult]()
 
 
 def _pairs(value: Any) -> Any:
@@ -212,7 +214,7 @@ def _pairs(value: Any) -> Any:
     return [name if said is True else f"{name}={said}" for name, said in value.items()]
 
 
-class Asked(BaseModel):
+class RunArguments(BaseModel):
     """The arguments of the marker, and of a call of the fixture."""
 
     model_config = ConfigDict(extra="forbid")
@@ -253,12 +255,14 @@ def prepare(item: pytest.Item) -> None:
         or item.config.getoption("setupplan", False)
     ):
         return
+
     try:
         ran = _run(item, marker.args, marker.kwargs)
     except UsageError as error:
         raise failure(f"@pytest.mark.{MARKER}: {sentence(error)}") from None
     except (MmreproError, OSError) as error:
         raise failure(sentence(error)) from None
+
     item.stash[_RAN] = ran
     item.user_properties += ran.properties
     ran.check_learnt(item.config)
@@ -282,7 +286,7 @@ def fixture_of(item: pytest.Item) -> MmreproRun:
 class FinishedRun:
     """One run of a scenario on a real engine."""
 
-    def __init__(self, ran: Ran | None) -> None:
+    def __init__(self, ran: CellResult | None) -> None:
         self._made = ran
 
     def __repr__(self) -> str:
@@ -307,7 +311,7 @@ class FinishedRun:
 
     @property
     def conclusive(self) -> bool:
-        return self._ran.settled.state is not State.INCONCLUSIVE
+        return self._ran.settled.state is not JobState.INCONCLUSIVE
 
     @property
     def explanation(self) -> str:
@@ -339,7 +343,7 @@ class FinishedRun:
         return found
 
     @property
-    def _ran(self) -> Ran:
+    def _ran(self) -> CellResult:
         if self._made is None:
             raise AttributeError(
                 f"nothing was run: the test has no @pytest.mark.{MARKER}; "
@@ -356,7 +360,7 @@ class FinishedRun:
 class MmreproRun(FinishedRun):
     """The run of the marker, and a function that makes more."""
 
-    def __init__(self, item: pytest.Item, ran: Ran | None) -> None:
+    def __init__(self, item: pytest.Item, ran: CellResult | None) -> None:
         super().__init__(ran)
         self._item = item
 
@@ -373,15 +377,18 @@ class MmreproRun(FinishedRun):
             ran = _run(self._item, arguments, named)
         except UsageError as error:  # shown where it was called
             raise type(error)(error.message, hint=error.hint) from None
+
         if ran.folder is not None:
             self._item.user_properties += [
                 p for p in ran.properties if p[0] == _INCIDENT
             ]
+
         try:
-            if ran.settled.state is not State.INCONCLUSIVE:
+            if ran.settled.state is not JobState.INCONCLUSIVE:
                 ran.check_learnt(self._item.config)
         except pytest.fail.Exception as error:
             raise pytest.fail.Exception(error.msg) from None
+
         return FinishedRun(ran)
 
 
@@ -390,7 +397,7 @@ _INCIDENT = f"{PROPERTY}incident"
 
 def _run(
     item: pytest.Item, arguments: tuple[Any, ...], named: Mapping[str, Any]
-) -> Ran:
+) -> CellResult:
     asked = _asked(item, arguments, named)
     one = asked.planned()
     root, (group,) = out_folder(item.config), groups_of([one])
@@ -400,7 +407,7 @@ def _run(
     runs = Runs(How(root, str(night), TrialOptions(timeout_s=asked.timeout)))
     with contextlib.closing(runs):
         attempts = runs.run(group, one)
-    return Ran(
+    return CellResult(
         what=f"{one.cell.row} on {group.name}",
         planned=one,
         attempts=tuple(attempts),
@@ -412,15 +419,18 @@ def _run(
 
 def _asked(
     item: pytest.Item, arguments: tuple[Any, ...], named: Mapping[str, Any]
-) -> Asked:
+) -> RunArguments:
     """Raises UsageError: one argument, or more, is not as it has to be."""
     example = f'{MARKER}("ghost-key-eviction", release="0.23.0")'
     if len(arguments) > 1:
         raise UsageError("Only the scenario is given without a name.", hint=example)
     try:
-        asked = Asked(**dict(zip(("scenario",), arguments, strict=False)), **named)
+        asked = RunArguments(
+            **dict(zip(("scenario",), arguments, strict=False)), **named
+        )
     except (ValidationError, TypeError) as error:
         raise UsageError(f"{_why(error)}.", hint=example) from None
+
     if asked.scenario.endswith(".py"):
         asked.scenario = os.path.relpath(item.path.parent / asked.scenario)
     return asked
@@ -432,7 +442,7 @@ def _why(error: ValidationError | TypeError) -> str:
     first = error.errors(include_url=False, include_input=False)[0]
     name = first["loc"][0]
     if first["type"] == "extra_forbidden":
-        known = ", ".join(inspect.signature(Asked).parameters)
+        known = ", ".join(inspect.signature(RunArguments).parameters)
         return f"There is no argument {name!r}; there are: {known}"
     if first["type"] == "missing":
         return f"The argument {name!r} is missing"

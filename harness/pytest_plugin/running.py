@@ -22,21 +22,21 @@ from mmrepro.base.text.redact import Redactor
 from mmrepro.base.text.sanitize import clip, one_line, plain
 from mmrepro.base.units import duration
 from mmrepro.campaign.provisions import Bound, Provisions
-from mmrepro.campaign.schedule import Estimates, Group
+from mmrepro.campaign.schedule import EnvironmentGroup, Estimates
 from mmrepro.campaign.trial import TrialOptions, Trials
-from mmrepro.campaign.work import CellsUntilWhole, Here, LocalPlaces
+from mmrepro.campaign.work import CellsUntilWhole, LocalPlaces, Workplace
 from mmrepro.failure.documents.ledger import Attempt, Planned
 from mmrepro.failure.signature import Outcome
 from mmrepro.history.ledger import History
-from mmrepro.history.states import VERDICTS, Settled, State, settle
+from mmrepro.history.states import VERDICTS, JobState, Settled, settle
 from mmrepro.pytest_plugin import PROPERTY, skips_inconclusive
 from mmrepro.reports.documents import MARKDOWN_FILE
 
-DETAIL_LINES = 6
+_DETAIL_LINES = 6
 
 
 @dataclass(frozen=True)
-class Ran:
+class CellResult:
     """A cell that was run as often as it had to be.
 
     Attributes:
@@ -71,7 +71,7 @@ class Ran:
         """The attempt that shows it best: of a flaky one what was not expected, else
         the last of those that decided."""
         said = [a for a in self.attempts if a.outcome is not None]
-        if self.settled.state is State.FLAKY:
+        if self.settled.state is JobState.FLAKY:
             odd = [a for a in said if a.outcome is not a.expected]
             return (odd or said)[-1]
         decided = [a for a in said if str(a.outcome) == str(self.settled.state)]
@@ -111,9 +111,9 @@ class Ran:
         """Raises what makes an error, or a skip, of it: nothing is known of the
         engine."""
         state = self.settled.state
-        if state in VERDICTS or state is State.FLAKY:
+        if state in VERDICTS or state is JobState.FLAKY:
             return
-        if state is State.LOST:
+        if state is JobState.LOST:
             assert self.shown is not None
             tried = (
                 f" in each of {len(self.attempts)} runs"
@@ -123,10 +123,12 @@ class Ran:
             self._fail(
                 f"nothing was learnt, {self.shown.lost}{tried}", self.shown.error
             )
+
         if self.shown is None:
             first, why = "not run: no run would have ended within max-time", ""
         else:
             first, why = "inconclusive", self.shown.explanation
+
         if skips_inconclusive(config):
             pytest.skip(one_line(f"{self.what}: {first}{': ' if why else ''}{why}"))
         self._fail(first, why)
@@ -135,7 +137,7 @@ class Ran:
         """Raises what makes a failure of it: its verdict was not expected, or not
         one."""
         settled, wanted = self.settled, self.expected
-        if settled.state is State.FLAKY:
+        if settled.state is JobState.FLAKY:
             told = (
                 f"flaky: {settled.reproduced} of {settled.conclusive} runs reproduced "
                 "it"
@@ -143,6 +145,7 @@ class Ran:
             self._fail(
                 f"{told}; {wanted} was expected" if wanted else told, settled.why
             )
+
         if settled.as_expected is False:
             assert self.shown is not None
             several = settled.why if len(self.attempts) > 1 else ""
@@ -159,7 +162,7 @@ class Ran:
         yield f"{self.what}: {first}" if self.named else first
         for text in more:
             lines = [line for line in plain(text).splitlines() if line.strip()]
-            yield from (clip(line, 300) for line in lines[:DETAIL_LINES])
+            yield from (clip(line, 300) for line in lines[:_DETAIL_LINES])
         if self.folder is not None:
             yield f"report: {self._path(self.folder)}/{MARKDOWN_FILE}"
         if self.shown is not None and self.shown.command:
@@ -200,7 +203,7 @@ def tell_reports(
 
 
 POLL_S = 0.2
-STOP_S = 10.0
+_STOP_S = 10.0
 """For a run to end that was stopped: its process has ended by then."""
 
 
@@ -238,7 +241,10 @@ class Runs:
         self._places: LocalPlaces | None = None
 
     def run(
-        self, group: Group, planned: Planned, ahead: Group | None = None
+        self,
+        group: EnvironmentGroup,
+        planned: Planned,
+        ahead: EnvironmentGroup | None = None,
     ) -> list[Attempt]:
         """Run the cell until it is whole: planned runs, a retry, those that confirm a
         surprise.
@@ -278,9 +284,10 @@ class Runs:
                     pass
             except BaseException:
                 places.stop()
-                ended.wait(STOP_S)  # it may not even have begun, and then does nothing
+                ended.wait(_STOP_S)  # it may not even have begun, and then does nothing
                 self.close()
                 raise
+
         if failed:
             raise failed[0]
         return [self._redactor.redact_model(attempt) for attempt in made]
@@ -301,7 +308,11 @@ class Runs:
                 places.join()
 
     def _work(
-        self, here: Here, group: Group, planned: Planned, ahead: Group | None
+        self,
+        here: Workplace,
+        group: EnvironmentGroup,
+        planned: Planned,
+        ahead: EnvironmentGroup | None,
     ) -> Iterator[Attempt]:
         how, provisions = self.how, here.provisions
         seconds = self._estimates.of(planned.cell)[0]
@@ -358,6 +369,7 @@ def turn(root: Path, count: int) -> Iterator[None]:
             time.sleep(POLL_S)
             continue
         break
+
     try:
         yield
     finally:

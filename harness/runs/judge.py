@@ -8,7 +8,7 @@ import ast
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, TypeVar
+from typing import TYPE_CHECKING, Annotated, Literal, TypeVar
 
 from mmrepro.base.errors import UsageError
 from mmrepro.base.records import EVIDENCE_DIR, Document, Record
@@ -43,6 +43,7 @@ from packaging.version import InvalidVersion, Version
 from pydantic import Field
 
 if TYPE_CHECKING:
+    from mmrepro.failure.documents.hashes import HashCheck
     from mmrepro.failure.signature.coherence import Run
 
 
@@ -197,7 +198,6 @@ def _run_of(incident: Incident, scenario: Scenario) -> Run:
     ):
         known = f"{scenario.name} has no variant {incident.scenario.variant!r}"
     engine = get_engine(scenario.engine)
-    latencies = gate.latencies_s if gate and not incident.evidence.never_ready else None
     measured = [
         r.latency_s for r in incident.evidence.requests_in("gate") if r.answered
     ]
@@ -215,12 +215,10 @@ def _run_of(incident: Incident, scenario: Scenario) -> Run:
         began=incident.created,
         ended=incident.finished,
         passed=gate.passed if gate else None,
-        latencies_s=None if latencies is None else tuple(latencies),
         deadline_s=max(rules, default=None),
         waited_s=incident.deadline_s,
         sources=tuple((ref.file, ref.qualname) for ref in scenario.sources),
         utc_offset_s=incident.host.utc_offset_s,
-        patterns={**engine.log_patterns, **scenario.log_patterns},
     )
 
 
@@ -273,9 +271,26 @@ class JudgedAgain(Record):
     differs: Annotated[bool, Field(description="the verdict is another one")]
     explanation: str
     parts: list[dict[str, str]]
+    record: Annotated[
+        Literal["unchanged", "changed", "none"],
+        Field(description="whether it is as its hashes were recorded; none: no record"),
+    ] = "none"
+    changed: Annotated[
+        list[str], Field(description="what was changed since; judged with --edited")
+    ] = []
+    signed_by: Annotated[
+        str, Field(description="of the allowed signers of --signers; empty: not asked")
+    ] = ""
 
     @classmethod
-    def of(cls, path: Path, incident: Incident, found: Rejudged) -> JudgedAgain:
+    def of(
+        cls,
+        path: Path,
+        incident: Incident,
+        found: Rejudged,
+        check: HashCheck,
+        signer: str,
+    ) -> JudgedAgain:
         return cls(
             incident=str(path),
             scenario=incident.scenario.name,
@@ -285,6 +300,9 @@ class JudgedAgain(Record):
             differs=found.differs,
             explanation=found.now.explanation,
             parts=[asdict(part) for part in found.parts],
+            record=check.word,
+            changed=list(check.changed),
+            signed_by=signer,
         )
 
 

@@ -23,6 +23,14 @@ class StartMode(StrEnum):
 NOT_OF_ONE_RUN = {"origins", "full", "json", "quiet", "verbose", "out", "repeat"}
 
 
+def split_variant(scenario: str, variant: str = "") -> tuple[str, str]:
+    """Return name and variant of ``NAME:VARIANT``; what else was typed stays."""
+    name, colon, after = scenario.rpartition(":")
+    if not colon or not name or variant or scenario.endswith(".py"):
+        return scenario, variant
+    return name, after
+
+
 @dataclass(frozen=True)
 class NamedScenario(Command):
     """A scenario as the user typed it: a name or a file. NAME:VARIANT is both at
@@ -32,10 +40,9 @@ class NamedScenario(Command):
     variant: str = common.VARIANT("")
 
     def __post_init__(self) -> None:
-        name, colon, variant = self.scenario.rpartition(":")
-        if colon and name and not (self.variant or self.scenario.endswith(".py")):
-            object.__setattr__(self, "scenario", name)
-            object.__setattr__(self, "variant", variant)
+        name, variant = split_variant(self.scenario, self.variant)
+        object.__setattr__(self, "scenario", name)
+        object.__setattr__(self, "variant", variant)
 
 
 @dataclass(frozen=True)
@@ -67,6 +74,7 @@ class RunCommand(ScenarioCommand):
     """Options of ``mmrepro run``, checked by the runner."""
 
     COMMAND: ClassVar[str] = "run"
+    DOCUMENTS: ClassVar[tuple[str, ...]] = ("mmrepro.failure.documents:Incident",)
     release: str = common.RELEASE("")
     tree: str = common.SOURCE("")
     kernels: str = common.KERNELS("")

@@ -117,6 +117,7 @@ def execute(
             journal.save()
             asyncio.run(_bounded(_observe(server, journal, starter), options.timeout_s))
             server.sampler.stop()
+            journal.save()  # all evidence is hashed before anything is judged
             with journal.stage("verdict"):
                 _judge(spec, journal.incident, spec.log(journal))
             journal.recorder.phase = "stop"
@@ -251,6 +252,7 @@ def _note_never_ready(
     recorder.phase = "check"
     with journal.stage("probes"):
         asyncio.run(read_log(spec.log(journal), spec.engine, scenario, recorder))
+    journal.save()
     with journal.stage("verdict"):
         _judge(spec, journal.incident, spec.log(journal))
     recorder.phase = "stop"

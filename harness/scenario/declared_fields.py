@@ -45,7 +45,7 @@ class Unknown(Exception):
     """A value that only a run of the file would show."""
 
 
-class Called:
+class RecordedCall:
     """A call that was written down, and was not made."""
 
     def __init__(self, name: str, positional: list[Any], named: dict[str, Any]) -> None:
@@ -149,7 +149,9 @@ class DeclaredFile:
                 return literal(left * right)
         raise Unknown
 
-    def _called(self, node: ast.Call, local: dict[str, ast.expr], depth: int) -> Called:
+    def _called(
+        self, node: ast.Call, local: dict[str, ast.expr], depth: int
+    ) -> RecordedCall:
         name = name_of(node.func)
         if not name:
             raise Unknown
@@ -158,7 +160,7 @@ class DeclaredFile:
             for keyword in node.keywords[:MOST_ITEMS]
             if keyword.arg
         }
-        return Called(name, self._items(node.args, local, depth), named)
+        return RecordedCall(name, self._items(node.args, local, depth), named)
 
 
 def literal(value: object) -> str | int:
@@ -225,7 +227,7 @@ def with_bases(file: DeclaredFile, wanted: ast.ClassDef) -> list[ast.ClassDef]:
     return found
 
 
-def condition_of(called: Called, part: str, method: str = "") -> dict[str, Any]:
+def condition_of(called: RecordedCall, part: str, method: str = "") -> dict[str, Any]:
     """A condition as its declaration has it."""
     id_ = called.text(-1, "id") or method.replace("_", "-")
     statement = called.text(0, "statement")
@@ -240,7 +242,7 @@ def condition_of(called: Called, part: str, method: str = "") -> dict[str, Any]:
     }
 
 
-def mitigation_of(called: Called) -> dict[str, str] | None:
+def mitigation_of(called: RecordedCall) -> dict[str, str] | None:
     if called.name == "upgrade":
         release = called.text(0, "release")
         about = called.text(1, "description") or f"upgrade to {release}"
@@ -259,7 +261,7 @@ def mitigation_of(called: Called) -> dict[str, str] | None:
 
 
 def reference_of(called: Any) -> dict[str, str] | None:
-    if not isinstance(called, Called) or called.name not in (
+    if not isinstance(called, RecordedCall) or called.name not in (
         "issue",
         "pull",
         "Reference",
@@ -274,7 +276,7 @@ def reference_of(called: Any) -> dict[str, str] | None:
 
 
 def upstream_of(called: Any) -> dict[str, Any]:
-    if not isinstance(called, Called):
+    if not isinstance(called, RecordedCall):
         return {}
     state = called.text(0, "state").lower().replace("_", "-")
     return {
@@ -304,10 +306,10 @@ class DeclaredClass:
         value = self.get(name)
         return value if isinstance(value, str) else ""
 
-    def calls(self, name: str) -> list[Called]:
+    def calls(self, name: str) -> list[RecordedCall]:
         value = self.get(name)
         return (
-            [one for one in value if isinstance(one, Called)]
+            [one for one in value if isinstance(one, RecordedCall)]
             if isinstance(value, list)
             else []
         )
@@ -335,7 +337,7 @@ class DeclaredClass:
                     continue
                 for decorator in method.decorator_list:
                     called = self.file.value_or_none(decorator, self.local)
-                    if isinstance(called, Called) and called.name == part:
+                    if isinstance(called, RecordedCall) and called.name == part:
                         yield condition_of(called, part, method.name)
 
     def fields(self) -> dict[str, Any]:

@@ -1,5 +1,7 @@
 """What a GPU does while the engine hangs: for a row of the table and a claim."""
 
+from collections.abc import Sequence
+
 from mmrepro.base.records import Fidelity
 from mmrepro.failure.signature.decide import Finding
 from mmrepro.probes.data import GpuData, GpuDevice, ProcessesData
@@ -24,39 +26,57 @@ def gpu_idle(gpu: GpuData, evidence: Evidence, facts: RunFacts) -> Finding:
     own, why = _engines(gpu, evidence, facts)
     if why:
         return Finding.unknown(why)
-    waits = [
-        (r.sent.mono + SETTLED_S, r.sent.mono + r.latency_s)
-        for r in evidence.requests_in("trigger")
-        if r.timed_out
-    ]
+    requests = evidence.requests_in("trigger")
+    waits = []
+    for request in requests:
+        if request.timed_out:
+            sent = request.sent.mono
+            # The first readings are of the time before: see SETTLED_S.
+            waits.append((sent + SETTLED_S, sent + request.latency_s))
     if not waits:
         return Finding.unknown("no request waited: the GPU of any idle server idles")
-    names = {str(device.index) for device in own}
-    series = [
-        (p.mono, pct)
-        for p in evidence.series
-        for n, pct in p.gpu_pct.items()
-        if n in names
-    ]
-    waiting = [
-        pct for mono, pct in series if any(low <= mono <= high for low, high in waits)
-    ]
-    waiting += [pct for device in own for pct in device.utilization_pct]
+
+    series = _readings(own, evidence)
+    waiting = [pct for mono, pct in series if _within(mono, waits)]
+    for device in own:
+        waiting += device.utilization_pct
     if not waiting:
         return Finding.unknown("no reading of the GPU's utilisation (MIG tells none)")
-    asked = min(r.sent.mono for r in evidence.requests_in("trigger"))
+
+    asked = min(request.sent.mono for request in requests)
     before = max((pct for mono, pct in series if mono < asked), default=0.0)
+    most = max(waiting)
     observed = (
-        f"at most {max(waiting):.0f} % in {len(waiting)} readings while a request "
+        f"at most {most:.0f} % in {len(waiting)} readings while a request "
         f"waited, up to {before:.0f} % before"
     )
-    if max(waiting) and (others := _others(own, evidence)):
-        return Finding.unknown(f"{observed}; not the engine's alone: {others}")
-    if not max(waiting) and not before:
+    if most:
+        others = _others(own, evidence)
+        if others:
+            return Finding.unknown(f"{observed}; not the engine's alone: {others}")
+        return Finding.of(False, observed)
+    if not before:
         return Finding.unknown(
             f"{observed}: no work was ever seen, so that 0 % says nothing"
         )
-    return Finding.of(not max(waiting), observed)
+    return Finding.of(True, observed)
+
+
+def _readings(
+    own: Sequence[GpuDevice], evidence: Evidence
+) -> list[tuple[float, float]]:
+    """Moment and utilisation of each reading of the engine's GPUs."""
+    names = {str(device.index) for device in own}
+    readings = []
+    for point in evidence.series:
+        for name, pct in point.gpu_pct.items():
+            if name in names:
+                readings.append((point.mono, pct))
+    return readings
+
+
+def _within(moment: float, spans: Sequence[tuple[float, float]]) -> bool:
+    return any(low <= moment <= high for low, high in spans)
 
 
 def gpu_memory_held(gpu: GpuData, evidence: Evidence, facts: RunFacts) -> Finding:

@@ -35,7 +35,7 @@ from mmrepro.scenario.parts import (
 )
 from mmrepro.traffic.drive import Drive
 from mmrepro.traffic.evidence import Evidence, Missing, Phase, RequestRecord
-from mmrepro.traffic.reading import COMPLETIONS, Watch
+from mmrepro.traffic.reading import COMPLETIONS, RequestWatch
 
 RELEASE = "0.6.4"
 """Of the report."""
@@ -138,7 +138,7 @@ async def complete(
     return await drive.traffic.send(
         label,
         json.dumps({**body, "temperature": 0, "ignore_eos": True, **fields}).encode(),
-        Watch(lambda: None, piece, 0 if leave else None),
+        RequestWatch(lambda: None, piece, 0 if leave else None),
         path=COMPLETIONS,
         stream=stream,
         text=prompt if isinstance(prompt, str) else "\n".join(prompt),

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar, overload
 from mmrepro.base.errors import BrokenScenario
 from mmrepro.base.records import ClaimStatus, Fidelity, Reference
 from mmrepro.engines.base import Mitigation, Patch
+from mmrepro.engines.folders import facts, folders
 from mmrepro.failure.signature.decide import Finding, Part, Truth
 from packaging.specifiers import SpecifierSet
 from packaging.version import Version
@@ -30,12 +31,8 @@ the Evidence."""
 Many = tuple[str | Check, ...]
 """Ids of conditions, and checks."""
 
-PROJECTS: Final = {
-    "vllm": "vllm-project/vllm",
-    "sglang": "sgl-project/sglang",
-    "lmdeploy": "InternLM/lmdeploy",
-    "minivllm": "Wenyueh/MinivLLM",
-}
+PROJECTS: Final = {name: facts(name).repository for name in folders()}
+"""Repositories of the engines, by name."""
 STATUS: Final = {
     Truth.MET: ClaimStatus.CONFIRMED,
     Truth.NOT_MET: ClaimStatus.REFUTED,

@@ -36,10 +36,10 @@ from mmrepro.scenario.parts import (
     precondition,
     symptom,
 )
-from mmrepro.scenario.silent import Pair, as_in_a_run
+from mmrepro.scenario.silent import PicturePair, as_in_a_run
 from mmrepro.traffic.drive import Drive, Picture
 from mmrepro.traffic.evidence import Evidence, Missing, RequestRecord
-from mmrepro.traffic.reading import Watch
+from mmrepro.traffic.reading import RequestWatch
 
 if TYPE_CHECKING:
     from mmrepro.failure.documents import Exhibit, Shown
@@ -145,7 +145,7 @@ async def stream(
         **{"stream": True, "stream_options": {"include_usage": True}},
     }
     first = started or asyncio.Event()
-    watch = Watch(lambda: None, lambda _: first.set(), leave_at)
+    watch = RequestWatch(lambda: None, lambda _: first.set(), leave_at)
     try:
         return await drive.traffic.send(
             label,
@@ -509,7 +509,7 @@ def patches(picture: Picture, model: str) -> Patches | None:
     return Patches((rows, columns), blocks.transpose(0, 3, 1, 4, 6, 2, 5).tobytes())
 
 
-def same_bytes(pair: Pair, model: str) -> bool:
+def same_bytes(pair: PicturePair, model: str) -> bool:
     """Whether both pictures are the same bytes to the engine, on two grids."""
     mine, other = patches(pair.mine, model), patches(pair.other, model)
     if mine is None or other is None:

@@ -53,7 +53,7 @@ class Failure:
 
 
 @dataclass(frozen=True)
-class Pair:
+class PicturePair:
     """Two pictures of two requests: mostly those at which the prompts part."""
 
     operation: str
@@ -110,19 +110,19 @@ def whole_prompt(op: Operation, pictures: Mapping[str, Picture]) -> list[object]
     return items
 
 
-def pairs(failure: Failure, items: Items) -> dict[str, list[Pair]]:
+def pairs(failure: Failure, items: Items) -> dict[str, list[PicturePair]]:
     """Of each operation that shows the failure: where it parts at a picture from one
     that may have been computed before it."""
     return {id: list(_pairs(failure, id, items)) for id in failure.operations}
 
 
-def every_picture(failure: Failure) -> dict[str, list[Pair]]:
+def every_picture(failure: Failure) -> dict[str, list[PicturePair]]:
     """The same for a cache of pictures alone: all of such an operation, with all before
     it."""
     case, of = failure.case, failure.pictures
     return {
         id: [
-            Pair(id, other.id, of[mine], of[theirs])
+            PicturePair(id, other.id, of[mine], of[theirs])
             for other in maybe_before(case, id)
             for mine in case.operation(id).images
             for theirs in other.images
@@ -131,7 +131,7 @@ def every_picture(failure: Failure) -> dict[str, list[Pair]]:
     }
 
 
-def _pairs(failure: Failure, id: str, items: Items) -> Iterator[Pair]:
+def _pairs(failure: Failure, id: str, items: Items) -> Iterator[PicturePair]:
     mine = items(failure.case.operation(id), failure.pictures)
     for other in maybe_before(failure.case, id):
         theirs = items(other, failure.pictures)
@@ -140,7 +140,7 @@ def _pairs(failure: Failure, id: str, items: Items) -> Iterator[Pair]:
         )
         a, b = next(parted, (None, None))
         if isinstance(a, Picture) and isinstance(b, Picture):
-            yield Pair(id, other.id, a, b)
+            yield PicturePair(id, other.id, a, b)
 
 
 def _equal(one: object, other: object) -> bool:
@@ -194,8 +194,8 @@ def _named(failure: Failure, op: Operation) -> dict[str, bytes]:
 
 
 def explained(
-    found: Mapping[str, Sequence[Pair]],
-    taken_for_one: Callable[[Pair], bool],
+    found: Mapping[str, Sequence[PicturePair]],
+    taken_for_one: Callable[[PicturePair], bool],
     what: str,
 ) -> Finding:
     """Met where every operation that shows the failure has such a pair; ``what`` it

@@ -30,14 +30,14 @@ from mmrepro.engines.environments.uv import uv_version, without_credentials
 from mmrepro.probes.stacks import find_py_spy
 from pydantic import Field
 
-TRIAL_TIMEOUT_S = 10.0
-CAP_SYS_PTRACE = 19  # its bit in /proc/self/status, linux/capability.h
+_TRIAL_TIMEOUT_S = 10.0
+_CAP_SYS_PTRACE = 19  # its bit in /proc/self/status, linux/capability.h
 # Three processes with torch each, and vLLM's smallest KV cache.
-MEMORY_WANTED = 6 * units.GIB
+_MEMORY_WANTED = 6 * units.GIB
 # One environment without and one with a cold uv cache, in practice.
-DISK_WANTED = 12 * units.GIB
-SHM = "/dev/shm"  # noqa: S108 (asked for its size, nothing is written)
-SHM_WANTED = 64 * 1024**2
+_DISK_WANTED = 12 * units.GIB
+_SHM = "/dev/shm"  # noqa: S108 (asked for its size, nothing is written)
+_SHM_WANTED = 64 * 1024**2
 
 # Says "ready" and then waits for its standard input to be closed: whatever happens to
 # us, it ends.
@@ -88,19 +88,19 @@ def examine(needed: Collection[str] = ()) -> HostReport:
         UsageError: there is no part of such a name.
     """
     tries: list[Callable[[], Part]] = [
-        system,
-        uv,
-        disk,
-        memory,
-        py_spy,
-        ptrace,
-        strace,
+        _system,
+        _uv,
+        _disk,
+        _memory,
+        _py_spy,
+        _ptrace,
+        _strace,
         gpu,
-        cpu,
-        shared_memory,
-        working_folder,
-        torch_source,
-        environments,
+        _cpu,
+        _shared_memory,
+        _working_folder,
+        _torch_source,
+        _environments,
     ]
     parts = [_safely(one) for one in tries]
     names = [part.name for part in parts]
@@ -108,6 +108,7 @@ def examine(needed: Collection[str] = ()) -> HostReport:
         raise UsageError(
             f"No part is called {unknown[0]!r}.", hint=f"one of: {', '.join(names)}"
         )
+
     parts = [
         p.model_copy(update={"required": p.required or p.name in needed}) for p in parts
     ]
@@ -131,7 +132,7 @@ def _safely(one: Callable[[], Part]) -> Part:
     return part.model_copy(update={"seconds": round(time.monotonic() - began, 3)})
 
 
-def system() -> Part:
+def _system() -> Part:
     return Part(
         name="system",
         ok=sys.platform == "linux",
@@ -143,7 +144,7 @@ def system() -> Part:
     )
 
 
-def uv() -> Part:
+def _uv() -> Part:
     part = Part(
         name="uv",
         ok=False,
@@ -156,10 +157,11 @@ def uv() -> Part:
         version = uv_version()
     except MmreproError as error:
         return part.model_copy(update={"found": error.message})
+
     return part.model_copy(update={"ok": True, "found": version}) if version else part
 
 
-def py_spy() -> Part:
+def _py_spy() -> Part:
     binary = find_py_spy()
     return Part(
         name="py-spy",
@@ -174,14 +176,14 @@ def py_spy() -> Part:
     )
 
 
-def ptrace() -> Part:
+def _ptrace() -> Part:
     """Dump the stack of a child of ours, as the probe does with the engine.
 
     py-spy and the child are siblings, as py-spy and the engine are: under ptrace_scope
     1 a process may trace its descendants only, so that both are refused alike."""
     scope = _ptrace_scope()
     held = any(
-        int(w, 16) >> CAP_SYS_PTRACE & 1 for w in processes.field("self", "CapEff")
+        int(w, 16) >> _CAP_SYS_PTRACE & 1 for w in processes.field("self", "CapEff")
     )
     facts = f"ptrace_scope {scope}, CAP_SYS_PTRACE {'held' if held else 'not held'}"
     spy = find_py_spy()
@@ -217,7 +219,7 @@ def _dump_of_child(spy: Path) -> str:
             capture_output=True,
             text=True,
             errors="replace",
-            timeout=TRIAL_TIMEOUT_S,
+            timeout=_TRIAL_TIMEOUT_S,
             check=False,
         )
         if done.returncode == 0:
@@ -225,7 +227,7 @@ def _dump_of_child(spy: Path) -> str:
         lines = [line for line in done.stderr.splitlines() if line.strip()]
         return lines[0].strip() if lines else f"py-spy ended with {done.returncode}"
     except subprocess.TimeoutExpired:
-        return f"py-spy gave no answer in {units.duration(TRIAL_TIMEOUT_S)}"
+        return f"py-spy gave no answer in {units.duration(_TRIAL_TIMEOUT_S)}"
     finally:
         victim.kill()
         victim.communicate()
@@ -238,7 +240,7 @@ def _ptrace_scope() -> str:
         return "unrestricted (no Yama)"
 
 
-def strace() -> Part:
+def _strace() -> Part:
     part = Part(
         name="strace",
         ok=False,
@@ -255,15 +257,17 @@ def strace() -> Part:
         done = subprocess.run(
             [binary, "-o", os.devnull, sys.executable, "-I", "-S", "-c", ""],
             capture_output=True,
-            timeout=TRIAL_TIMEOUT_S,
+            timeout=_TRIAL_TIMEOUT_S,
             check=False,
         )
     except subprocess.TimeoutExpired:
         return part.model_copy(update={"found": "gives no answer", "hint": ""})
+
     if done.returncode:
         words = done.stderr.decode("utf-8", "replace").strip().splitlines()
         refused = words[0] if words else f"ended with {done.returncode}"
         return part.model_copy(update={"found": refused, "hint": "see ptrace"})
+
     return part.model_copy(update={"ok": True, "found": _version([binary, "-V"])})
 
 
@@ -287,6 +291,7 @@ def gpu() -> Part:
         return part.model_copy(
             update={"found": reading.reason, "costs": lacks or part.costs}
         )
+
     choice = choose(reading)
     found = [
         f"driver {reading.driver}, CUDA {reading.cuda}",
@@ -296,6 +301,7 @@ def gpu() -> Part:
     if not choice.devices:
         costs = f"a run on a GPU ends at once: {choice.reason}"
         return part.model_copy(update={**told, "costs": costs, "hint": choice.hint})
+
     return part.model_copy(update={**told, "ok": True})
 
 
@@ -309,7 +315,7 @@ def _gpu_words(gpu: GpuFacts) -> str:
     return ", ".join(words)
 
 
-def cpu() -> Part:
+def _cpu() -> Part:
     cores = len(os.sched_getaffinity(0))
     return Part(
         name="cpu",
@@ -322,27 +328,28 @@ def cpu() -> Part:
     )
 
 
-def memory() -> Part:
+def _memory() -> Part:
     facts = psutil.virtual_memory()
     return Part(
         name="memory",
-        ok=facts.available >= MEMORY_WANTED,
+        ok=facts.available >= _MEMORY_WANTED,
         required=True,
         found=f"{units.size(facts.available)} of {units.size(facts.total)} available",
-        costs=f"an engine takes up to {units.size(MEMORY_WANTED)} and may be killed",
+        costs=f"an engine takes up to {units.size(_MEMORY_WANTED)} and may be killed",
         hint="end other processes",
     )
 
 
-def disk() -> Part:
+def _disk() -> Part:
     """Enough for a build; or there is an environment already."""
     free, cache = free_bytes(cache_root()), uv_cache_dir()
     space = f"{units.size(free)} free in {cache_root()}"
-    enough = free >= DISK_WANTED
+    enough = free >= _DISK_WANTED
     if cache is not None:
         left = free_bytes(cache)
         space += f", {units.size(left)} in uv's cache"
-        enough = enough and left >= DISK_WANTED
+        enough = enough and left >= _DISK_WANTED
+
     ready = bool(list_environments(sizes=False)) and free >= FLOOR_BYTES
     return Part(
         name="disk",
@@ -350,7 +357,7 @@ def disk() -> Part:
         required=True,
         found=space,
         costs=(
-            f"an environment cannot be built: it needs up to {units.size(DISK_WANTED)}"
+            f"an environment cannot be built: it needs up to {units.size(_DISK_WANTED)}"
         ),
         hint=(
             "mmrepro env prune --all --uv-cache, or set MMREPRO_CACHE_DIR to a "
@@ -359,7 +366,7 @@ def disk() -> Part:
     )
 
 
-def working_folder() -> Part:
+def _working_folder() -> Part:
     free = free_bytes(Path.cwd())
     writable = os.access(Path.cwd(), os.W_OK)
     return Part(
@@ -371,19 +378,19 @@ def working_folder() -> Part:
     )
 
 
-def shared_memory() -> Part:
-    folder = Path(SHM)
+def _shared_memory() -> Part:
+    folder = Path(_SHM)
     size = shutil.disk_usage(folder).total if folder.is_dir() else 0
     return Part(
-        name=SHM,
-        ok=size >= SHM_WANTED,
+        name=_SHM,
+        ok=size >= _SHM_WANTED,
         found=f"{units.size(size, 2)}",
         costs="engines pass tensors through it and may not start",
         hint="run the container with --shm-size=1g",
     )
 
 
-def torch_source() -> Part:
+def _torch_source() -> Part:
     setting = torch_setting()
     words = {
         "auto": (
@@ -400,7 +407,7 @@ def torch_source() -> Part:
     )
 
 
-def environments() -> Part:
+def _environments() -> Part:
     cached = [f"{one.engine} {one.release} ({one.device})" for one in _cached()]
     return Part(
         name="environments",
@@ -429,11 +436,12 @@ def _version(command: list[str]) -> str:
         done = subprocess.run(
             command,
             capture_output=True,
-            timeout=TRIAL_TIMEOUT_S,
+            timeout=_TRIAL_TIMEOUT_S,
             check=False,
             text=True,
         )
     except (OSError, subprocess.TimeoutExpired) as error:
         return f"does not answer: {error}"
+
     lines = (done.stdout or done.stderr).strip().splitlines()
     return lines[0] if lines else "no version given"

@@ -25,7 +25,7 @@ from mmrepro.traffic.reading import (
     MALFORMED,
     TEXT_LIMIT,
     Left,
-    Watch,
+    RequestWatch,
     count,
     end_of_stream,
     read_chunk,
@@ -39,8 +39,8 @@ if TYPE_CHECKING:
     import httpx2
 
 MAX_BODY_BYTES = 8 << 20
-MAX_HOLD_S = 300.0
-AFTER_DONE_S = 1.0
+_MAX_HOLD_S = 300.0
+_AFTER_DONE_S = 1.0
 """A stream that is watched is read on for so long after [DONE]; a sound one ends at
 once."""
 
@@ -137,7 +137,7 @@ class Traffic:
         self,
         label: str,
         body: bytes,
-        watch: Watch,
+        watch: RequestWatch,
         *,
         path: str = CHAT,
         target: str = "",
@@ -181,7 +181,7 @@ class Traffic:
         client that goes away, and what was to be looked at is over then."""
         limit, _ = self._limits.get(request, (None, 0.0))
         if limit is not None and not limit.expired():
-            limit.reschedule(asyncio.get_running_loop().time() + MAX_HOLD_S)
+            limit.reschedule(asyncio.get_running_loop().time() + _MAX_HOLD_S)
 
     def release(
         self, request: asyncio.Task[RequestRecord], *, now: bool = False
@@ -240,7 +240,7 @@ class Traffic:
         record: RequestRecord,
         body: bytes,
         started: asyncio.Event | None = None,
-        watch: Watch | None = None,
+        watch: RequestWatch | None = None,
         target: str = "",
         headers: Mapping[str, str] | None = None,
     ) -> RequestRecord:
@@ -329,8 +329,9 @@ async def _read_bounded(answer: httpx2.Response) -> bytes | None:
 
 
 async def _read_whole(
-    answer: httpx2.Response, record: RequestRecord, watch: Watch | None = None
+    answer: httpx2.Response, record: RequestRecord, watch: RequestWatch | None = None
 ) -> None:
+    """Read an answer that is no stream."""
     body = await _read_bounded(answer)
     if body is None:
         record.error = f"the answer is longer than {MAX_BODY_BYTES} bytes"
@@ -338,25 +339,25 @@ async def _read_whole(
     if watch is not None:
         watch.heard(body)
     text = body.decode("utf-8", "replace")
+    watched = watch is not None
+    is_completion = record.path == CHAT or (watched and record.path == COMPLETIONS)
     if record.status is None or record.status >= 400:
         record.error = text[:ERROR_LIMIT] or f"HTTP {record.status} with an empty body"
-    elif record.path == CHAT or (watch is not None and record.path == COMPLETIONS):
+    elif is_completion:
         try:
-            read_completion(json.loads(text), record, watched=watch is not None)
+            read_completion(json.loads(text), record, watched=watched)
         except MALFORMED as error:
-            record.error = (
-                f"not a chat completion ({type(error).__name__}): {text[:200]}"
-            )
-    elif record.path == GENERATE and watch is None:
+            kind = type(error).__name__
+            record.error = f"not a chat completion ({kind}): {text[:200]}"
+    elif record.path == GENERATE and not watched:
         try:
             read_generated(json.loads(text), record)
         except MALFORMED as error:
-            record.error = (
-                f"not an answer of /generate ({type(error).__name__}): {text[:200]}"
-            )
+            kind = type(error).__name__
+            record.error = f"not an answer of /generate ({kind}): {text[:200]}"
     else:
         record.text = text[:TEXT_LIMIT]
-        if watch is not None:
+        if watched:
             with contextlib.suppress(*MALFORMED):  # no form is promised of it
                 read_other(json.loads(text), record)
 
@@ -365,7 +366,7 @@ async def _read_stream(
     answer: httpx2.Response,
     record: RequestRecord,
     started: asyncio.Event | None,
-    watch: Watch | None = None,
+    watch: RequestWatch | None = None,
 ) -> None:
     """Server-sent events: text pieces, then usage, then ``[DONE]``. In other forms than
     that of completions nothing is promised of the end."""
@@ -385,7 +386,7 @@ async def _read_stream(
                     done = True
                     if watch is None:
                         break
-                    rest.reschedule(asyncio.get_running_loop().time() + AFTER_DONE_S)
+                    rest.reschedule(asyncio.get_running_loop().time() + _AFTER_DONE_S)
                     continue
                 if watch is not None:
                     watch.heard(line.encode() + b"\n")

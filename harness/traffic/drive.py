@@ -24,10 +24,10 @@ if TYPE_CHECKING:
     from mmrepro.traffic.evidence.recorder import Recorder
     from PIL.Image import Image as Pixels
 
-GATE_DEADLINE_S = 60.0
-MOST_PICTURE_BYTES = 64 << 20
+_GATE_DEADLINE_S = 60.0
 """For requests of the gate: nothing is known of latencies yet, and the first one warms
 up."""
+_MOST_PICTURE_BYTES = 64 << 20
 
 
 @dataclass
@@ -58,8 +58,8 @@ class Drive:
     release: str
     mitigations: frozenset[str] = frozenset()
     flips: frozenset[str] = frozenset()
-    deadline_s: float = GATE_DEADLINE_S
-    suspect_s: float = GATE_DEADLINE_S
+    deadline_s: float = _GATE_DEADLINE_S
+    suspect_s: float = _GATE_DEADLINE_S
     options: Mapping[str, str] = field(default_factory=dict)
     python: Path | None = None
     model: Path | None = None
@@ -125,7 +125,7 @@ class Drive:
     async def unless_stuck(
         self, request: Awaitable[RequestRecord]
     ) -> RequestRecord | None:
-        """The record of ``request``; None when it is unanswered after ``suspect_s``.
+        """Return the record of ``request``; None when it is unanswered after ``suspect_s``.
 
         A suspect keeps waiting in the background, beyond its deadline if need be, so
         that the check looks at the engine while the request still hangs; ``collect``
@@ -147,20 +147,25 @@ class Drive:
         await asyncio.gather(*self.pending)
 
     async def metric(self, name: str) -> float | None:
-        """Sum of a metric over all label sets, now; None if it cannot be read."""
+        """Return the sum of a metric over all label sets, now; None if it cannot be
+        read."""
         from mmrepro.probes.metrics import parse_metrics
 
-        record = await self.traffic.scrape(deadline_s=min(5.0, self.deadline_s))
-        values = [s.value for s in parse_metrics(record)[0] if s.name == name]
-        known = [v for v in values if v is not None]
-        return sum(known) if known else None
+        text = await self.traffic.scrape(deadline_s=min(5.0, self.deadline_s))
+        samples, _ = parse_metrics(text)
+        values: list[float] = []
+        for sample in samples:
+            if sample.name == name and sample.value is not None:
+                values.append(sample.value)
+        return sum(values) if values else None
 
     async def text_of_tokens(self, tokens: int) -> str:
-        """A plain text of about ``tokens`` tokens by the server's own tokenizer, not
+        """Return a plain text of about ``tokens`` tokens by the server's own tokenizer, not
         above."""
-        unit, probe = "a ", 256
-        counted = await self.traffic.count_tokens(unit * probe)
-        per_unit = counted / probe if counted else 2.0
+        unit = "a "
+        sample = 256
+        counted = await self.traffic.count_tokens(unit * sample)
+        per_unit = counted / sample if counted else 2.0
         return unit * int(tokens / per_unit)
 
 
@@ -184,13 +189,15 @@ class Picture:
         return {"type": "image_url", "image_url": {"url": self.data_url}}
 
     def sent(self) -> ImageSent:
+        pixels, coarse = _looks(self.png)
         return ImageSent(
             sha256=hashlib.sha256(self.png).hexdigest(),
             width=self.width,
             height=self.height,
             bytes=len(self.png),
             name=self.name,
-            **dict(zip(("pixels", "coarse"), _looks(self.png), strict=True)),
+            pixels=pixels,
+            coarse=coarse,
         )
 
 
@@ -214,8 +221,8 @@ class Video(Picture):
 
 @lru_cache(maxsize=1024)
 def _looks(data: bytes) -> tuple[str, str]:
-    """What the picture shows, however it is encoded: a digest of its pixels and size,
-    and its mean colours, both hex; ("", ""): it cannot be decoded.
+    """Return what the picture shows, however it is encoded: a digest of its pixels and
+    size, and its mean colours, both hex; ("", ""): it cannot be decoded.
 
     Of one colour only that counts: after an engine's resizing nothing else is left of
     it."""
@@ -227,15 +234,18 @@ def _looks(data: bytes) -> tuple[str, str]:
     except (OSError, ValueError, SyntaxError, Image.DecompressionBombError):
         return "", ""
     colours = pixels.getcolors(maxcolors=1)
-    what = repr(pixels.size).encode() + pixels.tobytes()
-    if colours is not None:
-        what = repr(colours[0][1]).encode()
+    if colours is None:  # it has more than one
+        shown = repr(pixels.size).encode() + pixels.tobytes()
+    else:
+        _, colour = colours[0]
+        shown = repr(colour).encode()
     coarse = pixels.resize((4, 4), Image.Resampling.BOX).tobytes()
-    return hashlib.sha256(what).hexdigest(), coarse.hex()
+    return hashlib.sha256(shown).hexdigest(), coarse.hex()
 
 
 def noise(name: str, seed: int, size: tuple[int, int]) -> Picture:
-    """Uniform noise of ``size`` = (width, height) pixels: any two seeds look different.
+    """Make uniform noise of ``size`` = (width, height) pixels: any two seeds look
+    different.
 
     Blocks of 14 x 14 pixels (one patch) share a colour, so that the PNG stays small.
     """
@@ -243,23 +253,22 @@ def noise(name: str, seed: int, size: tuple[int, int]) -> Picture:
     from PIL import Image
 
     width, height = size
-    cells = np.random.default_rng(seed).integers(
-        0, 256, (-(-height // 14), -(-width // 14), 3), dtype=np.uint8
-    )
+    rows, columns = -(-height // 14), -(-width // 14)
+    random = np.random.default_rng(seed)
+    cells = random.integers(0, 256, (rows, columns, 3), dtype=np.uint8)
     pixels = cells.repeat(14, axis=0).repeat(14, axis=1)[:height, :width]
     return encoded(name, Image.fromarray(pixels), compress_level=1)
 
 
 def clip(name: str, seed: int, size: tuple[int, int], frames: int = 2) -> Video:
-    """So many frames of :func:`noise`."""
+    """Make a video of so many frames of :func:`noise`."""
     from PIL import Image
 
-    encoded = []
+    encoded: list[bytes] = []
     for number in range(frames):
+        still = noise(name, seed + 10_000_000 * number, size)
         buffer = io.BytesIO()
-        with Image.open(
-            io.BytesIO(noise(name, seed + 10_000_000 * number, size).png)
-        ) as frame:
+        with Image.open(io.BytesIO(still.png)) as frame:
             frame.save(buffer, "JPEG", quality=90)
         encoded.append(buffer.getvalue())
     return Video(name, b"".join(encoded), *size, "video/jpeg", tuple(encoded))
@@ -283,7 +292,7 @@ def tiles(name: str, rows: int, columns: int, seed: int, side: int = 28) -> Pict
 
 
 def encoded(name: str, pixels: Pixels, **options: int) -> Picture:
-    """As a PNG; ``options`` are its encoder's."""
+    """Encode it as a PNG; ``options`` are its encoder's."""
     buffer = io.BytesIO()
     pixels.save(buffer, "PNG", **options)
     return Picture(name, buffer.getvalue(), pixels.width, pixels.height)
@@ -296,7 +305,7 @@ def read_picture(path: Path, hint: str = "") -> Picture:
     from PIL import Image
 
     try:
-        data = read_file(path, MOST_PICTURE_BYTES)
+        data = read_file(path, _MOST_PICTURE_BYTES)
         with Image.open(io.BytesIO(data)) as image:
             return Picture(path.stem, data, image.width, image.height)
     except OSError as error:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,7 +21,7 @@ MAX_LOGPROBS = 256
 """Tokens of an answer of which text and logprob are kept."""
 MAX_LIKELIEST = 8
 """Tokens in the place of one, of which text and logprob are kept."""
-MAX_CHOICES = 256
+_MAX_CHOICES = 256
 
 MALFORMED = (ValueError, LookupError, TypeError, AttributeError, RecursionError)
 """What reading JSON of an unexpected shape raises; hostile nesting ends in
@@ -29,7 +29,7 @@ RecursionError."""
 
 
 @dataclass(frozen=True)
-class Watch:
+class RequestWatch:
     """Who looks on while a request goes on: of such a one all is kept that came of it.
 
     Attributes:
@@ -58,109 +58,155 @@ def read_completion(body: Any, record: RequestRecord, *, watched: bool = False) 
     """Copy text, finish reason, usage and logprobs of a completion into ``record``; if
     it is ``watched``, of all choices."""
     choice = body["choices"][0]
-    record.text = _text(_message(choice, record, "message")["content"])[:TEXT_LIMIT]
+    content = _message(choice, record, "message")["content"]
+    record.text = _text(content)[:TEXT_LIMIT]
     record.finish_reason = _text(choice.get("finish_reason")) or None
     _read_usage(body.get("usage") or {}, record, cached=True, watched=watched)
     record.tokens, record.logprobs = _tokens(choice)
-    if watched:
-        for one in body["choices"]:
-            inner = _message(one, record, "message")
-            _note(one, inner, record)
+    if not watched:
+        return
+
+    for choice in body["choices"]:
+        inner = _message(choice, record, "message")
+        _note(choice, inner, record)
 
 
 def read_generated(body: Any, record: RequestRecord) -> None:
-    """The same of an answer in SGLang's own form."""
-    told = body["meta_info"]
+    """Copy the same fields of an answer in SGLang's own form."""
+    meta = body["meta_info"]
+    reason = meta.get("finish_reason") or {}
     record.text = _text(body["text"])[:TEXT_LIMIT]
-    record.finish_reason = _text((told.get("finish_reason") or {}).get("type")) or None
-    record.prompt_tokens = count(told.get("prompt_tokens"))
-    record.completion_tokens = count(told.get("completion_tokens"))
-    record.cached_tokens = count(told.get("cached_tokens"))
-    tokens = (told.get("output_token_logprobs") or [])[:MAX_LOGPROBS]
-    record.tokens = [_text(token) for _, token, *_ in tokens]
-    record.logprobs = [_finite(value) for value, *_ in tokens]
+    record.finish_reason = _text(reason.get("type")) or None
+    record.prompt_tokens = count(meta.get("prompt_tokens"))
+    record.completion_tokens = count(meta.get("completion_tokens"))
+    record.cached_tokens = count(meta.get("cached_tokens"))
+
+    # Each entry is a list: the logprob, the token's id, perhaps more.
+    entries = (meta.get("output_token_logprobs") or [])[:MAX_LOGPROBS]
+    record.tokens = [_text(token) for _, token, *_ in entries]
+    record.logprobs = [_finite(logprob) for logprob, *_ in entries]
 
 
 def _message(choice: Any, record: RequestRecord, name: str) -> Any:
-    """What holds the content of a choice; a plain completion has its text in the
+    """Return what holds the content of a choice; a plain completion has its text in the
     choice."""
-    return {"content": choice["text"]} if record.path == COMPLETIONS else choice[name]
+    if record.path == COMPLETIONS:
+        return {"content": choice["text"]}
+    return choice[name]
 
 
 def _tokens(choice: Any) -> tuple[list[str], list[float]]:
-    """Text and logprob of each token, as far as they are told."""
-    told = choice.get("logprobs") or {}
-    pairs = [
-        (one["token"], one["logprob"])
-        for one in (told.get("content") or [])[:MAX_LOGPROBS]
-    ]
-    if plain := (told.get("tokens") or [])[
-        :MAX_LOGPROBS
-    ]:  # the form of plain completions
-        values = zip(plain, told.get("token_logprobs") or [], strict=False)
-        pairs = [(token, value) for token, value in values if value is not None]
-    return [_text(token) for token, _ in pairs], [_finite(value) for _, value in pairs]
+    """Return text and logprob of each token, as far as the answer has them."""
+    logprobs = choice.get("logprobs") or {}
+    texts: list[str] = []
+    values: list[float] = []
+
+    # Plain completions have two lists beside each other in place of entries; the first
+    # token of an echoed prompt has no logprob.
+    tokens = (logprobs.get("tokens") or [])[:MAX_LOGPROBS]
+    if tokens:
+        token_logprobs = logprobs.get("token_logprobs") or []
+        for token, value in zip(tokens, token_logprobs, strict=False):
+            if value is not None:
+                texts.append(_text(token))
+                values.append(_finite(value))
+        return texts, values
+
+    for entry in (logprobs.get("content") or [])[:MAX_LOGPROBS]:
+        texts.append(_text(entry["token"]))
+        values.append(_finite(entry["logprob"]))
+    return texts, values
 
 
 def _likeliest(choice: Any) -> list[list[tuple[str, float]]]:
-    """Those in the place of each token, as far as they are told."""
-    told = choice.get("logprobs") or {}
-    places = [
-        [
-            (one["token"], one["logprob"])
-            for one in (place.get("top_logprobs") or [])[:MAX_LIKELIEST]
-        ]
-        for place in (told.get("content") or [])[:MAX_LOGPROBS]
-    ]
-    if plain := (told.get("top_logprobs") or [])[
-        :MAX_LOGPROBS
-    ]:  # the form of plain completions
-        places = [list((place or {}).items())[:MAX_LIKELIEST] for place in plain]
-    return [
-        [(_text(token), _finite(value)) for token, value in place] for place in places
-    ]
+    """Return the likeliest tokens in the place of each one, as far as the answer has
+    them."""
+    logprobs = choice.get("logprobs") or {}
+    places: list[list[tuple[str, float]]] = []
+
+    # Plain completions have a mapping for each place, or null.
+    mappings = (logprobs.get("top_logprobs") or [])[:MAX_LOGPROBS]
+    if mappings:
+        for mapping in mappings:
+            pairs = list((mapping or {}).items())
+            places.append(_finite_pairs(pairs[:MAX_LIKELIEST]))
+        return places
+
+    for entry in (logprobs.get("content") or [])[:MAX_LOGPROBS]:
+        entries = (entry.get("top_logprobs") or [])[:MAX_LIKELIEST]
+        places.append(_finite_pairs((top["token"], top["logprob"]) for top in entries))
+    return places
+
+
+def _finite_pairs(pairs: Iterable[tuple[object, object]]) -> list[tuple[str, float]]:
+    return [(_text(token), _finite(logprob)) for token, logprob in pairs]
 
 
 def _note(choice: Any, inner: Any, record: RequestRecord) -> ChoiceSeen:
     """Add what came of a choice, all of it or a piece, to what the record has of it.
-    ``inner``: what of it holds content, reasoning and calls of tools."""
-    index, text = count(choice.get("index")) or 0, _text(inner.get("content"))
-    kept = next((one for one in record.choices if one.index == index), None)
-    if kept is None:
-        kept = ChoiceSeen(index=index)
-        if len(record.choices) < MAX_CHOICES:
-            record.choices.append(kept)
-            record.choices.sort(key=lambda one: one.index)
+
+    ``inner`` is its part that holds content, reasoning and calls of tools.
+    """
+    text = _text(inner.get("content"))
+    kept = _kept_choice(record, count(choice.get("index")) or 0)
     kept.text = (kept.text + text)[:TEXT_LIMIT]
-    if reason := _text(choice.get("finish_reason")):
-        kept.finish_reason, kept.finishes = reason, kept.finishes + 1
+    reason = _text(choice.get("finish_reason"))
+    if reason:
+        kept.finish_reason = reason
+        kept.finishes += 1
+
     if len(kept.tokens) < MAX_LOGPROBS:
         tokens, logprobs = _tokens(choice)
         kept.tokens += tokens
         kept.logprobs += logprobs
         kept.top += _likeliest(choice)[: len(tokens)]
     room = MAX_LOGPROBS - len(kept.token_ids)
-    kept.token_ids += [int(one) for one in (choice.get("token_ids") or [])[:room]]
+    token_ids = (choice.get("token_ids") or [])[:room]
+    kept.token_ids += [int(token) for token in token_ids]
+
     reasoning = _text(inner.get("reasoning") or inner.get("reasoning_content"))
     kept.reasoning = (kept.reasoning + reasoning)[:TEXT_LIMIT]
     for place, call in enumerate(inner.get("tool_calls") or []):
-        _call(call, count(call.get("index")) if "index" in call else place, kept)
+        # Pieces of a call tell which one they belong to; whole calls stand in order.
+        index = count(call.get("index")) if "index" in call else place
+        _note_call(call, index or 0, kept)
+
     offsets = (choice.get("logprobs") or {}).get("text_offset") or []
     room = MAX_LOGPROBS - len(kept.text_offsets)
-    kept.text_offsets += [int(one) for one in offsets[:room]]
+    kept.text_offsets += [int(offset) for offset in offsets[:room]]
     return kept
 
 
-def _call(call: Any, place: int | None, kept: ChoiceSeen) -> None:
+def _kept_choice(record: RequestRecord, index: int) -> ChoiceSeen:
+    """Return the record's choice of that index, which is added if there is room."""
+    for choice in record.choices:
+        if choice.index == index:
+            return choice
+    added = ChoiceSeen(index=index)
+    if len(record.choices) < _MAX_CHOICES:
+        record.choices.append(added)
+        record.choices.sort(key=lambda choice: choice.index)
+    return added
+
+
+def _note_call(call: Any, index: int, kept: ChoiceSeen) -> None:
     """Add a call of a tool, or a piece of one."""
-    found = next((one for one in kept.tool_calls if one.index == (place or 0)), None)
-    if found is None:
-        found = ToolCall(index=place or 0)
-        if len(kept.tool_calls) < MAX_CHOICES:
-            kept.tool_calls.append(found)
+    known = _kept_call(kept, index)
     function = call.get("function") or {}
-    found.name += _text(function.get("name"))
-    found.arguments = (found.arguments + _text(function.get("arguments")))[:TEXT_LIMIT]
+    known.name += _text(function.get("name"))
+    arguments = known.arguments + _text(function.get("arguments"))
+    known.arguments = arguments[:TEXT_LIMIT]
+
+
+def _kept_call(kept: ChoiceSeen, index: int) -> ToolCall:
+    """Return the call at that place of a choice, which is added if there is room."""
+    for call in kept.tool_calls:
+        if call.index == index:
+            return call
+    added = ToolCall(index=index)
+    if len(kept.tool_calls) < _MAX_CHOICES:
+        kept.tool_calls.append(added)
+    return added
 
 
 def _read_usage(
@@ -178,36 +224,49 @@ def _read_usage(
         record.usages += 1
 
 
-def read_chunk(chunk: Any, record: RequestRecord, watch: Watch | None = None) -> str:
-    """The text of one chunk; its time, finish reason and usage go into ``record``.
+def read_chunk(
+    chunk: Any, record: RequestRecord, watch: RequestWatch | None = None
+) -> str:
+    """Return the text of one chunk; its time, finish reason and usage go into
+    ``record``.
 
     Raises Left: that was the piece at which the client goes away.
     """
     if chunk.get("error") is not None:
         record.error = _text(chunk["error"])[:ERROR_LIMIT] or "an error without a text"
         return ""
-    pieces, before = [], record.pieces
+    watched = watch is not None
+    before = record.pieces
+    texts: list[str] = []
     for choice in chunk.get("choices", []):
         delta = _message(choice, record, "delta")
-        piece, counts = (
-            delta.get("content"),
-            _is_piece(delta, choice, watched=watch is not None),
-        )
-        if counts and record.ttft_s is None:
-            record.ttft_s = round(time.monotonic() - record.sent.mono, 4)
-        pieces.append(_text(piece))
+        content = delta.get("content")
+        is_piece = _is_piece(delta, choice, watched=watched)
+        if is_piece:
+            _note_first_token(record)
+        texts.append(_text(content))
         record.finish_reason = _text(choice.get("finish_reason")) or None
-        if watch is not None:
+        if watched:
             kept = _note(choice, delta, record)
-            kept.pieces += counts
-            record.pieces += counts
-    watched = watch is not None
+            kept.pieces += is_piece
+            record.pieces += is_piece
+
     _read_usage(chunk.get("usage") or {}, record, cached=watched, watched=watched)
     if watch is not None and record.pieces > before:
-        watch.piece(record.pieces)
-        if watch.leave_at and record.pieces >= watch.leave_at:
-            raise Left
-    return "".join(pieces)
+        _report_piece(record, watch)
+    return "".join(texts)
+
+
+def _note_first_token(record: RequestRecord) -> None:
+    if record.ttft_s is None:
+        record.ttft_s = round(time.monotonic() - record.sent.mono, 4)
+
+
+def _report_piece(record: RequestRecord, watch: RequestWatch) -> None:
+    """Raises Left: that was the piece at which the client goes away."""
+    watch.piece(record.pieces)
+    if watch.leave_at and record.pieces >= watch.leave_at:
+        raise Left
 
 
 _BESIDE = ("reasoning", "reasoning_content", "tool_calls")
@@ -215,12 +274,16 @@ _BESIDE = ("reasoning", "reasoning_content", "tool_calls")
 
 
 def _is_piece(delta: Any, choice: Any, *, watched: bool) -> bool:
-    """Whether it stands for a token: text may be empty, as for half a character."""
+    """Whether a delta carries a token: text may be empty, as for half a character."""
     content = delta.get("content")
     if watched and any(delta.get(name) for name in _BESIDE):
         return True
-    if content is None or not watched:
-        return content is not None and "role" not in delta
+    if content is None:
+        return False
+    if not watched:
+        return "role" not in delta
+    # The first chunk has a role and the last one a reason; with empty text they carry
+    # no token of their own.
     return bool(content) or not (delta.get("role") or choice.get("finish_reason"))
 
 
@@ -230,98 +293,132 @@ _THINKS = ("reasoning_text", "summary_text", "thinking")
 
 
 def read_other(body: Any, record: RequestRecord) -> None:
-    """What an answer in another form says, as far as it is known: SGLang's own, vLLM's
+    """Read an answer in another form, as far as it is known: SGLang's own, vLLM's
     ``/inference/v1/generate``, ``/v1/responses`` and ``/v1/messages``."""
-    for place, one in enumerate(body if isinstance(body, list) else [body]):
-        if not isinstance(one, dict):
+    answers = body if isinstance(body, list) else [body]
+    for place, answer in enumerate(answers):
+        if not isinstance(answer, dict):
             continue
-        if isinstance(told := one.get("meta_info"), dict):
-            reason = told.get("finish_reason")
-            reason = reason.get("type") if isinstance(reason, dict) else reason
-            choice = {
-                "index": place,
-                "finish_reason": reason,
-                "token_ids": one.get("output_ids"),
-            }
-            _note(choice, {"content": one.get("text")}, record)
-            _read_usage(told, record, cached=False, watched=True)
-        elif isinstance(one.get("choices"), list):
-            for choice in one["choices"]:
+        if isinstance(answer.get("meta_info"), dict):
+            _read_with_meta_info(answer, place, record)
+        elif isinstance(answer.get("choices"), list):
+            for choice in answer["choices"]:
                 inner = choice.get("message") or {"content": choice.get("text")}
                 _note(choice, inner, record)
-            _read_usage(one.get("usage") or {}, record, cached=True, watched=True)
-        elif isinstance(one.get("output") or one.get("content"), list):
-            _read_items(one, record)
+            _read_usage(answer.get("usage") or {}, record, cached=True, watched=True)
+        elif isinstance(answer.get("output") or answer.get("content"), list):
+            _read_items(answer, record)
     if record.choices:
         record.finish_reason = record.choices[0].finish_reason
 
 
+def _read_with_meta_info(answer: Any, place: int, record: RequestRecord) -> None:
+    """Read SGLang's own form; of a batch, the answer at ``place``."""
+    meta = answer["meta_info"]
+    reason = meta.get("finish_reason")
+    if isinstance(reason, dict):
+        reason = reason.get("type")
+    choice = {
+        "index": place,
+        "finish_reason": reason,
+        "token_ids": answer.get("output_ids"),
+    }
+    _note(choice, {"content": answer.get("text")}, record)
+    _read_usage(meta, record, cached=False, watched=True)
+
+
 def _read_items(body: Any, record: RequestRecord) -> None:
-    """Of ``/v1/responses`` and ``/v1/messages``: one answer, in items."""
+    """Read an answer of ``/v1/responses`` or ``/v1/messages``: one choice, in items."""
     inner: dict[str, Any] = {"content": "", "reasoning": "", "tool_calls": []}
     for item in body.get("output") or body.get("content"):
-        parts = item.get("content") if isinstance(item.get("content"), list) else [item]
+        content = item.get("content")
+        parts = content if isinstance(content, list) else [item]
         for part in [*parts, *(item.get("summary") or [])]:
             field = "reasoning" if part.get("type") in _THINKS else "content"
             inner[field] += _text(part.get("thinking") or part.get("text"))
         if item.get("type") in ("function_call", "tool_use"):
-            given = item.get("arguments")
-            given = json.dumps(item.get("input")) if given is None else given
-            inner["tool_calls"].append(
-                {"function": {"name": item["name"], "arguments": given}}
-            )
-    _note(
-        {"finish_reason": body.get("stop_reason") or body.get("status")}, inner, record
-    )
+            inner["tool_calls"].append({"function": _called_function(item)})
+    choice = {"finish_reason": body.get("stop_reason") or body.get("status")}
+    _note(choice, inner, record)
     usage = body.get("usage") or {}
     record.prompt_tokens = count(usage.get("input_tokens"))
     record.completion_tokens = count(usage.get("output_tokens"))
 
 
-def read_event(event: Any, record: RequestRecord, watch: Watch) -> None:
-    """One event of a stream in another form. Raises Left."""
-    named = isinstance(event, dict) and isinstance(event.get("type"), str)
-    if isinstance(event, dict) and event.get("error") is not None:
+def _called_function(item: Any) -> dict[str, Any]:
+    """Return name and arguments: text in ``arguments``, or an object in ``input``."""
+    arguments = item.get("arguments")
+    if arguments is None:
+        arguments = json.dumps(item.get("input"))
+    return {"name": item["name"], "arguments": arguments}
+
+
+def read_event(event: Any, record: RequestRecord, watch: RequestWatch) -> None:
+    """Read one event of a stream in another form. Raises Left."""
+    if not isinstance(event, dict):
+        _note_event_text("", record, watch)
+        return
+    if event.get("error") is not None:
         record.error = _text(event["error"])[:ERROR_LIMIT] or "an error without a text"
         return
-    if named and "delta" not in event["type"]:
-        if isinstance(event.get("response"), dict) and event["type"].endswith(
-            "completed"
-        ):
-            read_other(event["response"], record)
+    kind = event.get("type")
+    if not isinstance(kind, str):
+        _note_event_text(_new_text(event, record), record, watch)
         return
-    delta = event.get("delta") if named else None
-    said = delta if isinstance(delta, str) else ""
+    if "delta" not in kind:
+        response = event.get("response")
+        if isinstance(response, dict) and kind.endswith("completed"):
+            read_other(response, record)
+        return
+
+    delta = event.get("delta")
+    text = delta if isinstance(delta, str) else ""
     if isinstance(delta, dict):
-        said = _text(
+        text = _text(
             delta.get("text") or delta.get("thinking") or delta.get("partial_json")
         )
         record.finish_reason = _text(delta.get("stop_reason")) or record.finish_reason
-    elif not named and isinstance(event, dict) and isinstance(event.get("text"), str):
-        record.text = "" if event["text"].startswith(record.text) else record.text
-        # SGLang tells all of it each time, unless it is asked for pieces.
-        said = event["text"]
-    record.text = (record.text + said)[:TEXT_LIMIT]
-    if record.ttft_s is None:
-        record.ttft_s = round(time.monotonic() - record.sent.mono, 4)
+    _note_event_text(text, record, watch)
+
+
+def _new_text(event: Any, record: RequestRecord) -> str:
+    """Return the text of an event in SGLang's own form."""
+    text = event.get("text")
+    if not isinstance(text, str):
+        return ""
+    # SGLang sends the whole text each time, unless it is asked for pieces.
+    if text.startswith(record.text):
+        record.text = ""
+    return text
+
+
+def _note_event_text(text: str, record: RequestRecord, watch: RequestWatch) -> None:
+    """Add an event's text, which may be none, as a piece. Raises Left."""
+    record.text = (record.text + text)[:TEXT_LIMIT]
+    _note_first_token(record)
     record.pieces += 1
-    watch.piece(record.pieces)
-    if watch.leave_at and record.pieces >= watch.leave_at:
-        raise Left
+    _report_piece(record, watch)
 
 
 def end_of_stream(record: RequestRecord, *, done: bool) -> None:
-    """What the record of a watched stream says of its answer is what its first choice
-    says."""
+    """Copy the first choice of a watched stream into the fields of its whole answer."""
     record.done = done
-    first = next((one for one in record.choices if one.index == 0), ChoiceSeen(index=0))
-    record.text, record.finish_reason = first.text, first.finish_reason
-    record.tokens, record.logprobs = list(first.tokens), list(first.logprobs)
+    first = ChoiceSeen(index=0)
+    for choice in record.choices:
+        if choice.index == 0:
+            first = choice
+            break
+    record.text = first.text
+    record.finish_reason = first.finish_reason
+    record.tokens = list(first.tokens)
+    record.logprobs = list(first.logprobs)
 
 
 def _text(value: object) -> str:
-    """Text as it can be written to a file again: JSON may carry lone surrogates."""
-    return "" if value is None else str(value).encode("utf-8", "replace").decode()
+    """Return text that can be written to a file: JSON may carry lone surrogates."""
+    if value is None:
+        return ""
+    return str(value).encode("utf-8", "replace").decode()
 
 
 def _finite(value: object) -> float:
@@ -333,8 +430,8 @@ def _finite(value: object) -> float:
 
 
 def count(value: object) -> int | None:
-    """A number of tokens; anything else that a server sends in its place is none."""
-    plausible = (
-        isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**63
-    )
-    return value if plausible else None  # type: ignore[return-value]
+    """Return a number of tokens, or None for anything else that a server sends in its
+    place."""
+    if not isinstance(value, int) or isinstance(value, bool):
+        return None
+    return value if 0 <= value < 2**63 else None

@@ -1,10 +1,19 @@
-"""A GPU's words of a device-side assert, held against this scenario's rules: ``mmrepro
-accept``."""
+"""A GPU's words of a device-side assert, held against this scenario's rules.
 
+    python reproducers/device_assert.py --device cuda --json |
+        python -m mmrepro.scenarios.chunked_mm_prefill.device_assert
+
+Prints the rules' claims; the exit code is 1 if one is refuted, 3 if one was not
+tested."""
+
+import json
+import sys
+import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, cast
 
+from mmrepro.base.errors import ExitCode
 from mmrepro.engines import get_engine
 from mmrepro.probes.base import run_probe
 from mmrepro.probes.data import AnyProbeResult
@@ -59,3 +68,18 @@ def claims(document: Mapping[str, Any], folder: Path) -> Iterator[dict[str, str]
             "status": status,
             "observed": found.observed[:300],
         }
+
+
+def main() -> int:
+    document = json.load(sys.stdin)
+    with tempfile.TemporaryDirectory(prefix="mmrepro-device-assert-") as folder:
+        rules = list(claims(document, Path(folder)))
+    print(json.dumps({"claims": rules}, indent=1))
+    statuses = {rule["status"] for rule in rules}
+    if "refuted" in statuses:
+        return ExitCode.NOT_AS_EXPECTED
+    return ExitCode.INCONCLUSIVE if "not-tested" in statuses else ExitCode.AS_EXPECTED
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -9,8 +9,8 @@ def pad_value_pair() -> Path:
     """Folder of A.png, B.png, control.png and pair.json: two pictures of one SGLang pad
     value.
 
-    Found and verified by ``mmrepro collide --engine sglang --release 0.5.6 --bits 30``;
-    pair.json has in what: ``mmrepro.tools.collide.pair.Pair``."""
+    Found and verified by the scenario's script ``collide --release 0.5.6 --bits 30``;
+    pair.json has in what: ``mmrepro.scenarios.pad_value_collision.collide.pair.Pair``."""
     return Path(__file__).parent / "pad_value_pair"
 
 

@@ -47,9 +47,16 @@ from mmrepro.scenario.more import (
     checks,
     read_picture,
 )
-from mmrepro.scenario.silent import Pair, explained, may_show, pairs, whole_prompt
+from mmrepro.scenario.silent import (
+    PicturePair,
+    explained,
+    may_show,
+    pairs,
+    whole_prompt,
+)
 from mmrepro.scenarios.data import pad_value_pair
 from mmrepro.scenarios.pad_value_collision import report, traffic
+from mmrepro.scenarios.pad_value_collision.collide.options import SCRIPT
 from mmrepro.scenarios.pad_value_collision.report import (
     FROM_HASH,
     FULL_HASH,
@@ -60,7 +67,7 @@ from mmrepro.scenarios.pad_value_collision.report import (
 
 if TYPE_CHECKING:
     from mmrepro.scenario.more import Exhibit
-    from mmrepro.tools.collide.pair import Identity
+    from mmrepro.scenarios.pad_value_collision.collide.pair import Identity
 
 BATCH = "sglang/srt/managers/schedule_batch.py"
 KEYED = (*SALTS, FROM_HASH)
@@ -109,7 +116,7 @@ class PadValueCollision(sglang.PictureAlias):
         "search": (
             "search a new pair in this run's environment first (half a minute or so)"
         ),
-        "pair": "PAIR=FOLDER: use the pair that mmrepro collide wrote there",
+        "pair": "PAIR=FOLDER: use the pair that its script collide wrote there",
         "traffic": (
             "afterwards other questions and texts, later requests, pictures of "
             "two sizes"
@@ -355,7 +362,7 @@ class PadValueCollision(sglang.PictureAlias):
         except MmreproError as error:
             return Finding.unknown(f"the engine could not be asked: {error.message}")
 
-        def collide(pair: Pair) -> bool:
+        def collide(pair: PicturePair) -> bool:
             mine, other = known[pair.mine.name], known[pair.other.name]
             return mine.pad_value == other.pad_value and mine.hash != other.hash
 
@@ -393,12 +400,12 @@ class PadValueCollision(sglang.PictureAlias):
 
 
 def identities(
-    failure: Failure, found: Mapping[str, list[Pair]]
+    failure: Failure, found: Mapping[str, list[PicturePair]]
 ) -> dict[str, Identity]:
     """What the engine makes of the pictures, by name. Raises as the search does."""
     from mmrepro.base.machine.files import cache_root
-    from mmrepro.tools.collide.search import identify
-    from mmrepro.tools.collide.worker import place_for
+    from mmrepro.scenarios.pad_value_collision.collide.search import identify
+    from mmrepro.scenarios.pad_value_collision.collide.worker import place_for
 
     server = failure.case.server
     tiny = TINY.get(server.model)
@@ -416,7 +423,7 @@ def identities(
 def read_pair(folder: Path) -> dict[str, Picture]:
     """The three pictures of a pair's folder. Raises UsageError: one is missing or no
     picture."""
-    hint = "mmrepro collide --engine sglang --release 0.5.6 --out PAIR"
+    hint = f"{SCRIPT} --release 0.5.6 --out PAIR"
     return {
         name: read_picture(folder / f"{name}.png", hint)
         for name in ("A", "B", sglang.CONTROL)

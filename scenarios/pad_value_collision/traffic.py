@@ -97,16 +97,14 @@ def search(
     drive: Drive, size: int | None = None, second_size: int | None = None
 ) -> Path:
     """A new pair from this run's own environment, kept below evidence/; its folder."""
-    from mmrepro.tools.collide.options import CollideCommand
-    from mmrepro.tools.collide.search import find_pair
-    from mmrepro.tools.collide.worker import place_for
+    from mmrepro.scenarios.pad_value_collision.collide.options import PairSearch
+    from mmrepro.scenarios.pad_value_collision.collide.search import find_pair
+    from mmrepro.scenarios.pad_value_collision.collide.worker import place_for
 
     folder = drive.recorder.dir / ("unequal-pair" if second_size else "pair")
     drive.note("searching a pair whose pad values are equal")
     place = place_for("sglang", drive.release, model=drive.model)
-    asked = CollideCommand(
-        bits=BITS, size=size or CollideCommand.size, second_size=second_size
-    )
+    asked = PairSearch(bits=BITS, size=size or PairSearch.size, second_size=second_size)
     pair = find_pair(place, folder, asked)
     drive.note(
         f"found after {pair.search.images} pictures, {pair.search.search_s:.1f} s"

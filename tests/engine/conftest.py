@@ -87,6 +87,7 @@ class Ahead(threading.Thread):
         while engine := self._queue.get():
             command = [
                 *COMMAND,
+                "env",
                 "warm",
                 "start",
                 *shlex.split(engine),

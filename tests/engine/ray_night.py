@@ -23,13 +23,19 @@ from mmrepro.base.records import Moment
 from mmrepro.campaign.bisect.options import BisectCommand
 from mmrepro.campaign.bisect.plan import field_of
 from mmrepro.campaign.bisect.session import Bisecting
-from mmrepro.campaign.campaign import Campaign, State
+from mmrepro.campaign.campaign import Campaign, CampaignState
 from mmrepro.campaign.cluster.machines import Machines, connected
 from mmrepro.campaign.matrix.session import Nightly, Slicing, begin
-from mmrepro.campaign.schedule import Group
+from mmrepro.campaign.schedule import EnvironmentGroup
 from mmrepro.campaign.search import Search
 from mmrepro.campaign.trial import end, spawn_program
-from mmrepro.campaign.work import Began, Here, WithoutEnvironment, Working, lost
+from mmrepro.campaign.work import (
+    StartedRun,
+    WithoutEnvironment,
+    Working,
+    Workplace,
+    lost,
+)
 from mmrepro.failure.documents.ledger import (
     Attempt,
     Cell,
@@ -75,10 +81,12 @@ class Sleeping:
     stuck: str
     eaten: int
 
-    def here(self, machine: str, campaign: str, say: Callable[[str], None]) -> Here:
+    def here(
+        self, machine: str, campaign: str, say: Callable[[str], None]
+    ) -> Workplace:
         sleepers = Sleepers(Path(self.marks), self, machine)
         players = Players(make=lambda servers, root: SleepingPlayer(sleepers, root))
-        return Here(sleepers, Nothing(), machine, players=players)
+        return Workplace(sleepers, Nothing(), machine, players=players)
 
 
 class Sleepers:
@@ -194,20 +202,20 @@ def answers(case: Case) -> dict[str, str]:
 class Nothing:
     """Provisions of runs that need none."""
 
-    def expect(self, groups: Sequence[Group]) -> None: ...
-    def prepare(self, group: Group) -> str:
+    def expect(self, groups: Sequence[EnvironmentGroup]) -> None: ...
+    def prepare(self, group: EnvironmentGroup) -> str:
         return ""
 
-    def prefetch(self, group: Group) -> None: ...
+    def prefetch(self, group: EnvironmentGroup) -> None: ...
     def warm(
         self, runs: Sequence[tuple[Cell, int]]
     ) -> contextlib.AbstractContextManager[None]:
         return contextlib.nullcontext()
 
-    def seconds(self, group: Group) -> float:
+    def seconds(self, group: EnvironmentGroup) -> float:
         return 0.0
 
-    def done(self, group: Group) -> None: ...
+    def done(self, group: EnvironmentGroup) -> None: ...
     def stop(self) -> None: ...
     def join(self) -> None: ...
 
@@ -260,7 +268,7 @@ class Sleep(WithoutEnvironment):
 
     night: str
     cell: Cell
-    began: Began
+    began: StartedRun
     name = "a sleep"
     device = "cpu"
 
@@ -268,13 +276,13 @@ class Sleep(WithoutEnvironment):
     def campaign(self) -> str:
         return self.night
 
-    def folder(self, began: Began) -> Path:
+    def folder(self, began: StartedRun) -> Path:
         return Path("runs", self.cell.variant, f"{began.index}")
 
     def files(self, result: Attempt) -> str:
         return result.incident
 
-    def carry_out(self, here: Here, root: Path) -> Working:
+    def carry_out(self, here: Workplace, root: Path) -> Working:
         yield self.began
         index, role = self.began.index, self.began.role
         yield here.trials.run(
@@ -321,21 +329,21 @@ class Searching(Search[Night, Attempt]):
         return self.left.pop(0) if self.left else None
 
     def made(self, names: Sequence[str]) -> None:
-        came = self.results([Began(name, 1) for name in names])
-        if lost_ones := [Began(a.cell, 2, "retry") for a in came if a.lost]:
+        came = self.results([StartedRun(name, 1) for name in names])
+        if lost_ones := [StartedRun(a.cell, 2, "retry") for a in came if a.lost]:
             self.results(lost_ones)
 
-    def order_of(self, want: Began) -> Sleep:
+    def order_of(self, want: StartedRun) -> Sleep:
         return Sleep(self.night.id, self.planned[want.id].cell, want)
 
     def keep(self, line: Attempt) -> tuple[str, int]:
         self.ledger.append(line)
         return line.cell, line.index
 
-    def lose(self, want: Began, why: str, place: str) -> Attempt:
+    def lose(self, want: StartedRun, why: str, place: str) -> Attempt:
         return lost(self.night.id, want, why, place)
 
-    def end(self, state: State, failure: str) -> Night:
+    def end(self, state: CampaignState, failure: str) -> Night:
         night = self.night.model_copy(
             update={"state": NightState(state), "finished": Moment.now()}
         )

@@ -155,7 +155,7 @@ def test_a_second_call_reuses_every_cell(ablated: Ablated) -> None:
 
 
 def test_it_fits_its_schema(ablated: Ablated) -> None:
-    command = [*COMMAND, "schema", "--of", "ablation"]
+    command = [*COMMAND, "ablate", "--json-schema"]
     schema = json.loads(subprocess.check_output(command, text=True))
     jsonschema.validate(
         json.loads((ablated.folder / "ablation.json").read_text()), schema

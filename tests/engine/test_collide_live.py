@@ -3,10 +3,11 @@ classes."""
 
 import json
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
-from live import COMMAND, need_python
+from live import need_python
 from mmrepro.scenarios.data import pad_value_pair
 
 pytestmark = [
@@ -18,8 +19,9 @@ pytestmark = [
 def collide(*arguments: str) -> tuple[int, dict]:  # type: ignore[type-arg]
     done = subprocess.run(
         [
-            *COMMAND,
-            "collide",
+            sys.executable,
+            "-m",
+            "mmrepro.scenarios.pad_value_collision.collide",
             "--release",
             "0.5.6",
             "--device",

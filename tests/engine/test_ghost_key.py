@@ -63,7 +63,9 @@ def test_the_source_lines_are_those_of_the_engine(hung):
 
 
 def test_the_incident_fits_its_schema(hung):
-    schema = json.loads(subprocess.check_output([*COMMAND, "schema"], text=True))
+    schema = json.loads(
+        subprocess.check_output([*COMMAND, "run", "--json-schema"], text=True)
+    )
     jsonschema.validate(json.loads((hung.folder / "incident.json").read_text()), schema)
 
 

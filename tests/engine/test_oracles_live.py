@@ -10,7 +10,7 @@ from mmrepro.base.records import FindingClass
 from mmrepro.engines import get_engine
 from mmrepro.runs.play.player import Player, PlayOptions
 from mmrepro.search.oracle.judge import judge
-from mmrepro.search.oracle.judged import Judged
+from mmrepro.search.oracle.judged import OracleReport
 from mmrepro.traffic.case.model import (
     Case,
     Collision,
@@ -150,7 +150,7 @@ def minivllm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Player]:
         yield player
 
 
-def played(player: Player, case: Case, folder: Path) -> Judged:
+def played(player: Player, case: Case, folder: Path) -> OracleReport:
     seen = player.play(case, None, PlayOptions(), folder)
     return judge(case, seen, engine=get_engine(case.server.engine))
 

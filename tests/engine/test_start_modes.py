@@ -112,7 +112,7 @@ def test_a_repeated_run_starts_from_one_parent(alone):
 
 
 def test_a_kept_parent_is_used_by_the_next_run_shown_and_ended(alone):
-    started = mmrepro("warm", "start", *CONTRACT, "--json")
+    started = mmrepro("env", "warm", "start", *CONTRACT, "--json")
     assert started.exit_code == 0, started.stderr
     pid = started.document["pid"]
     try:
@@ -120,18 +120,18 @@ def test_a_kept_parent_is_used_by_the_next_run_shown_and_ended(alone):
         assert mode_of(document)[0] == "warm"
         assert document["engine"]["warm_parent"]["pid"] == pid
         assert document["engine"]["warm_parent"]["kept"] is True
-        (shown,) = mmrepro("warm", "status", "--json").document["kept"]
+        (shown,) = mmrepro("env", "warm", "status", "--json").document["kept"]
         assert (shown["pid"], shown["served"]) == (pid, 1)
-        assert "minivllm 0.1" in mmrepro("warm", "status").stdout
-        again = mmrepro("warm", "start", *CONTRACT)
+        assert "minivllm 0.1" in mmrepro("env", "warm", "status").stdout
+        again = mmrepro("env", "warm", "start", *CONTRACT)
         assert "was warm already" in again.stdout
     finally:
-        assert "ended minivllm 0.1" in mmrepro("warm", "stop").stdout
+        assert "ended minivllm 0.1" in mmrepro("env", "warm", "stop").stdout
     wait_for(lambda: not processes.alive(pid), 5, "the parent's end")
-    assert "Nothing is kept warm" in mmrepro("warm", "status").stdout
-    nothing = mmrepro("warm", "stop", "0123")
+    assert "Nothing is kept warm" in mmrepro("env", "warm", "status").stdout
+    nothing = mmrepro("env", "warm", "stop", "0123")
     assert nothing.exit_code == 2
-    assert "Next: mmrepro warm status" in nothing.stderr
+    assert "Next: mmrepro env warm status" in nothing.stderr
 
 
 @pytest.mark.slow

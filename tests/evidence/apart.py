@@ -1,8 +1,7 @@
-"""Changes after which a run's evidence no longer belongs together, whatever the
-scenario.
+"""Mix-ups after which a run's evidence is not all of that run, whatever the scenario.
 
-Each is what an adversary does to a recording: one thing of another server, another
-time, another answer, another speaker. A change that finds nothing to change in a
+Each takes one thing from another server, another time or another speaker, as a bug of
+ours, a race or a busy machine could. A change that finds nothing to change in a
 recording says so."""
 
 import re
@@ -30,7 +29,6 @@ from mmrepro.traffic.evidence import RequestRecord
 
 Change = Callable[[Incident], bool]
 """In place; False: there is nothing that it could change."""
-OTHER = "fedcba9876543210" * 4
 PAGE = (
     "<html>\r\n<head><title>{0}</title></head>\r\n<body><h1>{0}</h1></body>\r\n</html>"
 )
@@ -391,23 +389,6 @@ def one_kind_before_the_trigger(incident: Incident) -> bool:
 
 
 @apart("time")
-def readings_of_one_moment(incident: Incident) -> bool:
-    found = results(incident, MetricsData, "check")
-    for result in found[1:]:
-        result.started = found[0].started
-    return len(found) > 1
-
-
-@apart("time")
-def one_reading_twice(incident: Incident) -> bool:
-    found = results(incident, MetricsData, "check")
-    if len(found) > 1:
-        index = incident.evidence.probes.index(found[1])
-        incident.evidence.probes[index] = found[0].model_copy(deep=True)
-    return len(found) > 1
-
-
-@apart("time")
 def no_window(incident: Incident) -> bool:
     found = [
         *results(incident, ProcessesData, "check"),
@@ -416,15 +397,6 @@ def no_window(incident: Incident) -> bool:
     for result in found:
         result.data.window_s = 0.0
     return bool(found)
-
-
-@apart("time")
-def samples_of_one_moment(incident: Incident) -> bool:
-    found = [r.data.samples for r in results(incident, StacksData, "check")]
-    for samples in found:
-        for sample in samples:
-            sample.taken = samples[0].taken
-    return any(len(samples) > 1 for samples in found)
 
 
 def shifted(line: LogLine, by: timedelta) -> bool:
@@ -462,24 +434,6 @@ def failed_long_after(incident: Incident) -> bool:
     for line in {id(line): line for line in failing(incident)}.values():
         changed = shifted(line, timedelta(minutes=90)) or changed
     return changed
-
-
-@apart("time")
-def wall_clock_an_hour_off(incident: Incident) -> bool:
-    for record in triggered(incident):
-        record.sent = Moment(
-            wall=record.sent.wall + timedelta(hours=1), mono=record.sent.mono
-        )
-    return bool(triggered(incident))
-
-
-@apart("time")
-def asked_in_another_order(incident: Incident) -> bool:
-    found = triggered(incident)
-    if len(found) < 2:
-        return False
-    found[0].sent, found[-1].sent = found[-1].sent, found[0].sent
-    return True
 
 
 @apart("time")
@@ -602,36 +556,11 @@ def _again(incident: Incident) -> list[RequestRecord]:
 
 
 @apart("contents")
-def another_picture_of_that_name(incident: Incident) -> bool:
-    for record in _again(incident)[-1:]:
-        for sent in record.images:
-            sent.sha256 = OTHER
-    return bool(_again(incident))
-
-
-@apart("contents")
 def without_its_picture(incident: Incident) -> bool:
     for record in _again(incident)[-1:]:
         record.images = []
         return True
     return False
-
-
-@apart("contents")
-def one_picture_for_two(incident: Incident) -> bool:
-    found = [r for r in triggered(incident) if r.images]
-    names = {record.images[0].name for record in found}
-    for record in found:
-        record.images[0].sha256 = found[0].images[0].sha256
-    return len(names) > 1
-
-
-@apart("contents")
-def one_number_for_two(incident: Incident) -> bool:
-    found = triggered(incident)
-    if len(found) > 1:
-        found[-1].id = found[0].id
-    return len(found) > 1
 
 
 @apart("contents")
@@ -650,12 +579,6 @@ def fewer_requests(incident: Incident) -> bool:
     return bool(found)
 
 
-@apart("contents")
-def requests_of_two_runs(incident: Incident) -> bool:
-    incident.evidence.requests += [r.model_copy(deep=True) for r in triggered(incident)]
-    return bool(triggered(incident))
-
-
 # ------------------------------------------------------------------ by somebody else
 
 
@@ -672,33 +595,6 @@ def frames_of_a_plugin(incident: Incident) -> bool:
     for frame in about:
         frame.file = frame.file.replace("vllm/", "my_plugin/")
     return bool(about)
-
-
-@apart("speaker")
-def logged_as_information(incident: Incident) -> bool:
-    found = [line for line in failing(incident) if line.level == "ERROR"]
-    for line in found:
-        line.level = "INFO"
-    return bool(found)
-
-
-@apart("speaker")
-def quoted_in_a_request(incident: Incident) -> bool:
-    found = [line for line in failing(incident) if line.level == "ERROR"]
-    for line in found:
-        line.level, line.source = "INFO", "entrypoints/logger.py:40"
-        line.text = f"Received request chatcmpl-1: prompt: '{line.text}'"
-    return bool(found)
-
-
-@apart("speaker")
-def without_a_level(incident: Incident) -> bool:
-    found = [
-        line for line in failing(incident) if line.level == "ERROR" and line.source
-    ]
-    for line in found:
-        line.level = ""
-    return bool(found)
 
 
 @apart("speaker")
@@ -813,14 +709,6 @@ def nobody_lives(incident: Incident) -> bool:
     for use in found:
         use.state = "Z"
     return bool(found and hung(incident))
-
-
-@apart("cause")
-def nobody_left(incident: Incident) -> bool:
-    found = [record for record in incident.evidence.requests if record.left]
-    for record in found:
-        record.left = False
-    return bool(found)
 
 
 @apart("cause")

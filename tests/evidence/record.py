@@ -35,6 +35,7 @@ from mmrepro import __version__
 from mmrepro.base.errors import MmreproError
 from mmrepro.base.text.redact import PLACEHOLDER, Redactor
 from mmrepro.failure.documents import INCIDENT_FILE, Incident
+from mmrepro.failure.documents.hashes import HASHES_FILE, packed_chain
 from mmrepro.failure.documents.stored import MANIFEST_FILE, BundledFile, BundleManifest
 from mmrepro.history import ledger
 from mmrepro.reports import load
@@ -257,6 +258,16 @@ def packed_text(incident: Incident) -> str:
     return without_places(text, incident.incident_dir) + "\n"
 
 
+def with_record(text: str, place: Path) -> tuple[str, bytes]:
+    """The text of a recording with the head of its record of hashes, and that record,
+    which goes on from the one in ``place``; without one: the text as it is."""
+    shown = Incident.model_validate_json(text)
+    chain = packed_chain(place, shown, {})
+    if chain is None:
+        return text, b""
+    return shown.model_dump_json(indent=1) + "\n", b"".join(chain.lines)
+
+
 def pack(folder: Path, *, force: bool) -> Path | None:
     """The recording made of a finished run; None: there is one already.
 
@@ -269,37 +280,57 @@ def pack(folder: Path, *, force: bool) -> Path | None:
         return None
     if incident.state != "complete" or incident.verdict is None:
         raise ValueError(f"{folder}: the run is {incident.state}")
-    return packed(incident, original_bytes=(folder / INCIDENT_FILE).stat().st_size)
+    size = (folder / INCIDENT_FILE).stat().st_size
+    return packed(incident, original_bytes=size, place=folder)
 
 
 def packed(
-    incident: Incident, original_bytes: int = 0, target: Path | None = None
+    incident: Incident,
+    original_bytes: int = 0,
+    target: Path | None = None,
+    place: Path | None = None,
 ) -> Path:
-    """As :func:`pack`, of what was read; ``original_bytes``: 0 for what was packed
-    before."""
+    """As :func:`pack`, of what was read from ``place``; ``original_bytes``: 0 for what
+    was packed before."""
     target = target or HERE / f"{name_of(case_of(incident))}.zip"
     text = packed_text(incident)
     if left := places_in(text):
         raise ValueError(f"{target.stem}: paths of this machine: {', '.join(left[:5])}")
+    hashes = b""
+    if place is not None:
+        text, hashes = with_record(text, place)
     data = text.encode()
-    listed = BundledFile(
-        name=INCIDENT_FILE,
-        bytes=len(data),
-        sha256=hashlib.sha256(data).hexdigest(),
-        original_bytes=original_bytes or len(data),
-        redactions=len(PLACEHOLDER.findall(text)),
-    )
+    files = {HASHES_FILE: hashes} if hashes else {}
+    listed = [
+        BundledFile(
+            name=INCIDENT_FILE,
+            bytes=len(data),
+            sha256=hashlib.sha256(data).hexdigest(),
+            original_bytes=original_bytes or len(data),
+            redactions=len(PLACEHOLDER.findall(text)),
+        )
+    ]
+    for name, content in files.items():
+        listed.append(
+            BundledFile(
+                name=name,
+                bytes=len(content),
+                sha256=hashlib.sha256(content).hexdigest(),
+                original_bytes=len(content),
+            )
+        )
     manifest = BundleManifest(
         mmrepro_version=__version__,
         incident=incident.id,
         scenario=incident.scenario.name,
-        files=[listed],
+        files=listed,
     )
     with zipfile.ZipFile(target, "w", zipfile.ZIP_LZMA) as archive:
         # Without a date: the same incident gives the same bytes.
         for name, content in (
-            (INCIDENT_FILE, text),
-            (MANIFEST_FILE, manifest.model_dump_json()),
+            (INCIDENT_FILE, data),
+            *files.items(),
+            (MANIFEST_FILE, manifest.model_dump_json().encode()),
         ):
             entry = zipfile.ZipInfo(name)
             entry.compress_type = zipfile.ZIP_LZMA
@@ -314,6 +345,8 @@ def rejudged(incident: Incident) -> Incident:
         incident.scenario.variant
     )
     evidence, facts = incident.evidence, facts_of(incident, scenario)
+    # Its record is of the verdict of then.
+    incident.hashes = None
     incident.verdict = judge(scenario, evidence, facts)
     incident.symptoms = scenario.symptom_rows(evidence, facts)
     incident.claims = scenario.claim_results(evidence, facts)

@@ -14,6 +14,7 @@ from unittest.mock import patch
 
 from mmrepro.cli.app import app
 from mmrepro.failure.documents import Incident
+from mmrepro.failure.documents.hashes import HashCheck
 from mmrepro.runs import judge
 from mmrepro.runs.judge import facts_of
 from mmrepro.scenario.registry import load_scenario
@@ -40,6 +41,8 @@ def judged(
         tempfile.TemporaryDirectory() as empty,
         contextlib.chdir(empty),  # no run of the checkout has a name like these
         patch("mmrepro.reports.load", lambda path: incidents[path.name]),
+        # They are in memory: no record on disk is theirs.
+        patch("mmrepro.failure.documents.hashes.checked", lambda _: HashCheck()),
         patch.object(judge, "held", held),
     ):
         ran = CliRunner().invoke(app, ["judge", "--json", *incidents])

@@ -2,8 +2,12 @@
 
 import gc
 import os
+import shutil
+import tempfile
+from pathlib import Path
 from typing import Any
 
+import costs
 import pytest
 
 # What a killed process wrote is in the kernel: only a machine that stops loses what was
@@ -11,16 +15,40 @@ import pytest
 # here, 5 ms each.
 os.fsync = lambda _file: None  # type: ignore[assignment]
 
-# Twelve thousand tests are a million objects, which the collector would look through
-# again and
-# again: a quarter of the time that it takes to collect them.
-gc.set_threshold(50_000, 20, 50)
+# No test reads what its user has built or downloaded: it would say something else on
+# another machine. A folder for each worker, and for the commands that it starts.
+CACHE = Path(tempfile.gettempdir()) / f"mmrepro-unit-{os.getpid()}"
+os.environ["MMREPRO_CACHE_DIR"] = str(CACHE)
+
+# Fourteen thousand tests are a million objects, which the collector would look through
+# again and again: a quarter of the time that it takes to collect them.
+gc.disable()
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    costs.add_options(parser)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    costs.register(config)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark before `-m` selects."""
+    costs.mark_slow(items)
+
+
+def pytest_unconfigure() -> None:
+    shutil.rmtree(CACHE, ignore_errors=True)
 
 
 def pytest_collection_finish() -> None:
-    """What was collected stays to the end."""
+    """What was collected stays to the end, and is looked through no more."""
     gc.collect()
     gc.freeze()
+    gc.enable()
+    gc.set_threshold(50_000, 20, 50)
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -5,7 +5,13 @@ from itertools import combinations
 
 import pytest
 from hypothesis import given, strategies as st
-from mmrepro.campaign.ablate.search import NOT_CURED, Flips, Search, bound, search
+from mmrepro.campaign.ablate.search import (
+    NOT_CURED,
+    AblationResult,
+    Flips,
+    bound,
+    search,
+)
 from mmrepro.failure.documents.searches import CellState, Conclusion, FactorClass, Role
 
 FAILS, CURED, HIDDEN = CellState.FAILS, CellState.CURED, CellState.HIDDEN
@@ -13,7 +19,9 @@ NAMES = "abcde"
 Truth = Callable[[frozenset[str]], CellState]
 
 
-def explored(truth: Truth, names: str = NAMES) -> tuple[Search, list[frozenset[str]]]:
+def explored(
+    truth: Truth, names: str = NAMES
+) -> tuple[AblationResult, list[frozenset[str]]]:
     asked: list[frozenset[str]] = []
 
     def oracle(cells: Sequence[Flips], role: Role) -> list[CellState]:
@@ -37,7 +45,7 @@ def cured_by(*cures: str, hides: str = "") -> Truth:
     return truth
 
 
-def classes(found: Search) -> dict[str, FactorClass]:
+def classes(found: AblationResult) -> dict[str, FactorClass]:
     return {name: judged.factor_class for name, judged in found.factors.items()}
 
 

@@ -751,6 +751,7 @@ def test_the_profile_has_what_bubblewrap_needs_and_no_other_way_to_the_kernel() 
         "mount",
         "umount2",
         "pivot_root",
+        "sethostname",
         "prctl",
         "seccomp",
     } <= always

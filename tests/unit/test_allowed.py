@@ -15,9 +15,9 @@ from typing import NoReturn
 
 import pytest
 from mmrepro.base.errors import UsageError
-from mmrepro.engines import CLASSES, get_engine
+from mmrepro.engines import ENGINES, get_engine
 from mmrepro.engines.allowed import Allowed
-from mmrepro.engines.features import FEATURES
+from mmrepro.engines.features import features
 from mmrepro.search.fuzz.options import DIALECTS
 from mmrepro.search.replay.bisected import subject
 from mmrepro.search.replay.known import server_wanted
@@ -394,7 +394,7 @@ def test_what_is_listed_is_taken_however_it_is_written(words: list[str]) -> None
     assert get_engine("vllm").allowed.refused(words, {}) == []
 
 
-@pytest.mark.parametrize("engine", CLASSES)
+@pytest.mark.parametrize("engine", ENGINES)
 def test_no_option_or_variable_takes_a_path_an_address_or_a_class(engine: str) -> None:
     allowed = get_engine(engine).allowed
     assert allowed.options
@@ -412,7 +412,7 @@ def test_no_key_of_an_object_takes_a_path_an_address_or_a_class() -> None:
             if isinstance(inner, dict):
                 yield from keys(inner, f"{path}.{key}")
 
-    for engine in CLASSES:
+    for engine in ENGINES:
         allowed = get_engine(engine).allowed
         for name, wanted in allowed.objects.items():
             for path in keys(dict(wanted), name):
@@ -429,7 +429,7 @@ def test_no_key_of_an_object_takes_a_path_an_address_or_a_class() -> None:
     "value", ["9" * 40, "-0.5", "nan", "inf", "1e999", "1,2", "0x10", "\u0663", "1_0"]
 )
 def test_a_number_is_one_that_an_engine_can_have(value: str) -> None:
-    for engine in CLASSES:
+    for engine in ENGINES:
         allowed = get_engine(engine).allowed
         for name, kind in allowed.options.items():
             if kind in ("integer", "number"):
@@ -556,8 +556,8 @@ def test_a_mitigation_is_a_name_and_never_a_file(tmp_path: Path) -> None:
 def test_what_mmrepro_writes_itself_is_on_the_list() -> None:
     for file in FOUND:
         server_wanted(file, None, {})
-    for engine, features in FEATURES.items():
-        for name, one in features.items():
+    for engine in ENGINES:
+        for name, one in features(engine).items():
             allowed = get_engine(engine).allowed
             assert allowed.refused([*one.args, *one.off], one.env) == [], name
     for engine, dialect in DIALECTS.items():

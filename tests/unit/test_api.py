@@ -19,8 +19,8 @@ SIGNATURES = {
     "diagnose": "(url: 'str', *, events: 'Callable[[Event], None] | None' = None, "
     "**options: 'Any') -> 'Diagnosis'",
     "judge": (
-        "(incident: 'Incident | str | Path', *, scenario: 'str | Path' = '') "
-        "-> 'Rejudged'"
+        "(incident: 'Incident | str | Path', *, scenario: 'str | Path' = '', "
+        "edited: 'bool' = False) -> 'Rejudged'"
     ),
     "load": "(place: 'str | Path') -> 'Incident'",
     "logs": "(*files: 'str | Path', engine: 'str' = 'auto', alone: 'bool' = False, "

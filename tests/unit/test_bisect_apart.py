@@ -134,9 +134,9 @@ def test_a_file_that_cannot_be_loaded_stops_the_bisection(
 
 TELLS = """
 import os, pickle, sys
-from mmrepro.campaign.bisect.apart import Answers
+from mmrepro.campaign.bisect.apart import AnswerPipe
 order = pickle.load(sys.stdin.buffer)
-answers = Answers(int(sys.argv[1]), order.secret)
+answers = AnswerPipe(int(sys.argv[1]), order.secret)
 answers.send("loaded")
 told = dict(tree="t", words="t", verdict="{verdict}", why="so", exit_code={code}, term="", runs=[])
 answers.send("tested", tested=told)

@@ -87,7 +87,7 @@ def test_for_machines_and_for_people(tmp_path: Path) -> None:
         )
         assert done.exit_code == 0
         assert sign in done.stdout
-    done = CliRunner().invoke(app, ["schema", "--of", "bisection"])
+    done = CliRunner().invoke(app, ["bisect", "--json-schema"])
     assert json.loads(done.stdout)["title"] == Bisection.__name__
 
 

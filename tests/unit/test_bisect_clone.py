@@ -47,12 +47,13 @@ def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def line_of(clone: Clone, states: tuple[str, ...] = STATES) -> list[str]:
     """Commits with these states; after each one that changes the docs alone."""
-    made = []
+    changes: list[tuple[str, dict[str, str]]] = []
     for number, state in enumerate(states):
-        made.append(clone.commit(f"c{number}", state=f"{state}\n{number}"))
+        changes.append((f"c{number}", {"state": f"{state}\n{number}"}))
         if number % 3 == 0:
-            clone.commit(f"docs {number}", docs=f"{number}")
-    return made
+            changes.append((f"docs {number}", {"docs": f"{number}"}))
+    made = zip(changes, clone.commits(changes), strict=True)
+    return [commit for (_subject, files), commit in made if "state" in files]
 
 
 @pytest.fixture

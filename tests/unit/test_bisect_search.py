@@ -7,13 +7,13 @@ from dataclasses import dataclass
 
 import pytest
 from hypothesis import given, strategies as st
-from mmrepro.campaign.bisect.posterior import Counts, Posterior
+from mmrepro.campaign.bisect.posterior import Posterior, RunCounts
 from mmrepro.campaign.bisect.search import (
     Board,
     Conclusion,
     Direction,
-    Found,
     SearchOptions,
+    SideFinding,
     Verdict,
     search,
     start,
@@ -41,7 +41,7 @@ def board_of(
     )
 
 
-def side(board: Board, bad: int, direction: Direction) -> Found:
+def side(board: Board, bad: int, direction: Direction) -> SideFinding:
     return search(
         board, bad, direction, 0 if direction == "introduced" else len(board.names) - 1
     )
@@ -262,8 +262,10 @@ def test_the_next_run_is_the_one_that_tells_most() -> None:
     """Half way for a failure that always shows. One that seldom does is a Z-channel,
     whose best input is bad with a probability between 1/e and 1/2: somewhat further
     out."""
-    often = Posterior([Counts(bad=9), *[Counts()] * 19, Counts(good=9)])
-    seldom = Posterior([Counts(bad=3, good=9), *[Counts()] * 19, Counts(good=9)])
+    often = Posterior([RunCounts(bad=9), *[RunCounts()] * 19, RunCounts(good=9)])
+    seldom = Posterior(
+        [RunCounts(bad=3, good=9), *[RunCounts()] * 19, RunCounts(good=9)]
+    )
     inside = range(1, 20)
     assert often.most_informative(inside) == 10
     assert 11 <= seldom.most_informative(inside) <= 13
@@ -272,9 +274,13 @@ def test_the_next_run_is_the_one_that_tells_most() -> None:
 
 
 def test_one_good_run_moves_the_boundary_and_another_failure_moves_it_further() -> None:
-    def beyond(seen: Counts) -> float:
-        return sum(Posterior([Counts(bad=2), Counts(), seen, Counts()]).of_boundary[2:])
+    def beyond(seen: RunCounts) -> float:
+        return sum(
+            Posterior([RunCounts(bad=2), RunCounts(), seen, RunCounts()]).of_boundary[
+                2:
+            ]
+        )
 
-    assert beyond(Counts(bad=1)) > 0.99
-    assert beyond(Counts()) > beyond(Counts(good=1)) > beyond(Counts(good=2))
-    assert beyond(Counts(good=1)) > 5 * beyond(Counts(other=1))
+    assert beyond(RunCounts(bad=1)) > 0.99
+    assert beyond(RunCounts()) > beyond(RunCounts(good=1)) > beyond(RunCounts(good=2))
+    assert beyond(RunCounts(good=1)) > 5 * beyond(RunCounts(other=1))

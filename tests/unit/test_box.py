@@ -27,10 +27,12 @@ from mmrepro.base.box import (
     box as boxes,
     bubblewrap,
     inside,
+    keeper,
     require_box,
     seccomp,
 )
 from mmrepro.base.box.box import _why_none
+from mmrepro.base.box.canaries import canaries_outside
 from toy_engine import until as until_it_is
 
 needs_box = pytest.mark.skipif(bool(_why_none()), reason=f"no box here: {_why_none()}")
@@ -163,6 +165,14 @@ GREEDY = (
     "block = bytearray(700 << 20)\nprint('taken', flush=True)\nimport time\n"
     "time.sleep(60)"
 )
+SHARING = """
+import mmap, os, time
+block = mmap.mmap(-1, 700 << 20)
+for at in range(0, len(block), 4096):
+    block[at] = 1
+print('taken', flush=True)
+time.sleep(60)
+"""
 FORKS = """
 import os, time
 for _ in range(400):
@@ -178,6 +188,7 @@ time.sleep(60)
     ("script", "limits", "word"),
     [
         (GREEDY, Limits(memory=200 << 20, work=1, temporary=1, shared=1), "memory"),
+        (SHARING, Limits(memory=200 << 20, work=1, temporary=1, shared=1), "memory"),
         (FORKS, Limits(processes=50), "processes"),
     ],
 )
@@ -413,3 +424,76 @@ def test_numbers_of_the_filter_are_those_of_this_machines_headers() -> None:
         for name, numbers in seccomp.REFUSED_CALLS.items():
             if name in known and numbers[column] is not None:
                 assert numbers[column] == int(known[name]), name
+
+
+# --------------------------------------------------------------------- what it is tested
+
+
+def test_nothing_is_made_in_the_home_while_a_box_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home, folder = tmp_path / "home", tmp_path / "box"
+    home.mkdir()
+    folder.mkdir()
+    monkeypatch.setenv("HOME", str(home))
+    with canaries_outside(folder) as canaries:
+        assert canaries.home == str(home)
+        assert not list(home.iterdir())
+        identity = [*canaries.home_identity]
+    assert not inside.is_another(str(home), identity), "it is seen"
+    assert inside.is_another(str(folder), identity), "another folder is there"
+    assert inside.is_another(str(tmp_path / "nothing"), identity)
+
+
+@needs_box
+def test_a_box_that_shows_the_home_is_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home = tmp_path / "home"
+    (home / "environment").mkdir(parents=True)
+    monkeypatch.setenv("HOME", str(home))
+    code, _ = in_box("true", readable=(home / "environment",))
+    assert code == 0
+    with pytest.raises(NoBox, match="read the home"):
+        in_box("true", readable=(home,))
+
+
+@needs_box
+@pytest.mark.parametrize("privileged", [None, False], ids=["as it is", "as a user"])
+def test_what_is_copied_from_beside_the_canaries_is_no_leak(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, privileged: bool | None
+) -> None:
+    if privileged is not None:
+        monkeypatch.setattr(boxes, "is_privileged", lambda _: privileged)
+    (tmp_path / "cache").mkdir()
+    (tmp_path / "cache" / "file").write_text("kept")
+    code, output = in_box(
+        "cat /box/cache/file", caches=((tmp_path / "cache", WORK / "cache"),)
+    )
+    assert (code, output) == (0, "kept")
+
+
+@needs_box
+def test_shared_memory_counts_once_where_no_cgroup_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # As an ordinary user's keeper, which may make no cgroup.
+    program = tmp_path / "keeper.py"
+    source = Path(keeper.__file__).read_text()
+    folder = str(Path(keeper.__file__).parents[1])
+    program.write_text(
+        source.replace("/sys/fs/cgroup", str(tmp_path / "none")).replace(
+            "str(folder) for folder in Path(__file__).resolve().parents[:2]",
+            f"{folder!r}, {folder + '/box'!r}",
+        )
+    )
+    monkeypatch.setattr(keeper, "__file__", str(program))
+    python = str(Path(sys.executable).resolve())
+    several = SHARING.replace("time.sleep(60)", "os.fork(); os.fork(); time.sleep(2)")
+    for script, ended in ((SHARING, True), (several, False)):
+        most = (200 if ended else 900) << 20
+        limits = Limits(memory=most, work=1, temporary=1, shared=1)
+        order = BoxOrder((python, "-I", "-S", "-c", script), PATH, limits=limits)
+        with Box(order) as box:
+            box.wait(60)
+        assert ("memory" in box.over) == ended, box.over

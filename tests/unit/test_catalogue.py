@@ -25,7 +25,7 @@ from mmrepro.scenario.registry import load_scenario
 from mmrepro.scenarios.data import recorded_runs
 from mmrepro.tools.catalogue import recorded, standing
 from mmrepro.tools.catalogue.recorded import RecordedRun
-from mmrepro.tools.catalogue.standing import Known
+from mmrepro.tools.catalogue.standing import RecordedScenario
 from packaging.version import Version
 from typer.testing import CliRunner
 
@@ -52,7 +52,7 @@ def run(
     )
 
 
-def ghost(*runs: RecordedRun) -> Known:
+def ghost(*runs: RecordedRun) -> RecordedScenario:
     ((one,), broken) = standing.known(runs, [GHOST])
     assert not broken
     return one

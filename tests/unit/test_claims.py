@@ -133,7 +133,9 @@ def test_a_run_without_a_verdict_says_nothing() -> None:
 
 
 def test_each_line_names_the_run_and_its_day() -> None:
-    told = json.loads(runner.invoke(app, ["claims", "--json"]).stdout)["claims"]
+    told = json.loads(runner.invoke(app, ["show", "--claims", "--json"]).stdout)[
+        "claims"
+    ]
     assert {one["scenario"] for one in told} == set(scenario_names())
     for one in told:
         assert one["judged"]["command"].startswith(f"mmrepro run {one['scenario']}")
@@ -142,7 +144,9 @@ def test_each_line_names_the_run_and_its_day() -> None:
 
 
 def test_every_declared_claim_of_a_recorded_scenario_is_in_it() -> None:
-    told = json.loads(runner.invoke(app, ["claims", "--json"]).stdout)["claims"]
+    told = json.loads(runner.invoke(app, ["show", "--claims", "--json"]).stdout)[
+        "claims"
+    ]
     found = {(one["scenario"], one["id"]) for one in told}
     for name in scenario_names():
         for variant in load_scenario(name).variants or (load_scenario(name),):
@@ -151,7 +155,7 @@ def test_every_declared_claim_of_a_recorded_scenario_is_in_it() -> None:
 
 
 def test_status_and_scenario_choose() -> None:
-    asked = ["claims", "ghost-key-eviction", "--status", "refuted", "--json"]
+    asked = ["show", "ghost-key-eviction", "--claims", "--status", "refuted", "--json"]
     told = json.loads(runner.invoke(app, asked).stdout)["claims"]
     assert {(one["scenario"], one["judged"]["status"]) for one in told} == {
         ("ghost-key-eviction", "refuted")
@@ -162,6 +166,6 @@ def test_status_and_scenario_choose() -> None:
 
 def test_wrong_words_are_one_sentence() -> None:
     for words in (["nonsense"], ["--status", "maybe"]):
-        told = runner.invoke(app, ["claims", *words])
+        told = runner.invoke(app, ["show", "--claims", *words])
         assert told.exit_code != 0
         assert "Traceback" not in told.output

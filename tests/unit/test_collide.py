@@ -19,7 +19,6 @@ import pytest
 from fake_sglang import write_engine
 from grids import examples
 from hypothesis import given, strategies as st
-from mmrepro import cli
 from mmrepro.base.errors import (
     EngineStartError,
     InfrastructureError,
@@ -29,13 +28,21 @@ from mmrepro.base.errors import (
 )
 from mmrepro.cli.progress import Progress
 from mmrepro.reproducers import pad_value_search as worker
-from mmrepro.tools.collide import search
-from mmrepro.tools.collide.options import CollideCommand
-from mmrepro.tools.collide.pair import NAMES, PAIR_FILE, Pair, equal_low_bits
-from mmrepro.tools.collide.search import find_pair, verify_pair
-from mmrepro.tools.collide.worker import Place
+from mmrepro.scenarios.pad_value_collision.collide import search
+from mmrepro.scenarios.pad_value_collision.collide.__main__ import main
+from mmrepro.scenarios.pad_value_collision.collide.options import PairSearch
+from mmrepro.scenarios.pad_value_collision.collide.pair import (
+    NAMES,
+    PAIR_FILE,
+    Pair,
+    equal_low_bits,
+)
+from mmrepro.scenarios.pad_value_collision.collide.search import find_pair, verify_pair
+from mmrepro.scenarios.pad_value_collision.collide.worker import EnginePlace
 from PIL import Image
 from rich.console import Console
+
+PLACE_FOR = "mmrepro.scenarios.pad_value_collision.collide.worker.place_for"
 
 
 def words_of(pixels: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
@@ -52,14 +59,16 @@ def picture(seed: int, side: int = 12) -> np.ndarray[Any, Any]:
     return np.random.default_rng(seed).integers(0, 256, (side, side, 3), dtype=np.uint8)
 
 
-def asked(**options: Any) -> CollideCommand:
-    return CollideCommand(**{"bits": 16, **options})
+def asked(**options: Any) -> PairSearch:
+    return PairSearch(**{"bits": 16, **options})
 
 
-def place(folder: Path, **changes: Any) -> Place:
+def place(folder: Path, **changes: Any) -> EnginePlace:
     engine = write_engine(folder / "engine", **changes)
     env = {"PYTHONPATH": str(engine), "PYTHONDONTWRITEBYTECODE": "1"}
-    return Place("sglang", "0.0", "cpu", Path(sys.executable), env, engine / "model")
+    return EnginePlace(
+        "sglang", "0.0", "cpu", Path(sys.executable), env, engine / "model"
+    )
 
 
 # ------------------------------------------------------------------ the worker's parts
@@ -251,18 +260,17 @@ def test_a_worker_that_writes_nothing_is_ended(tmp_path: Path) -> None:
     assert not (tmp_path / "out").exists()
 
 
-def test_the_command_prints_the_pair_and_checks_it(
+def test_the_script_prints_the_pair_and_checks_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     here = place(tmp_path, pad="self.hash % (1 << 16)")
-    monkeypatch.setattr("mmrepro.tools.collide.worker.place_for", lambda *_, **__: here)
-    monkeypatch.setattr("signal.signal", lambda number, handler: None)
+    monkeypatch.setattr(
+        "mmrepro.scenarios.pad_value_collision.collide.worker.place_for",
+        lambda *_, **__: here,
+    )
 
     def collide(*words: str) -> tuple[int, str]:
-        monkeypatch.setattr("sys.argv", ["mmrepro", "collide", *words])
-        with pytest.raises(SystemExit) as ended:
-            cli.main()
-        return int(ended.value.code or 0), capsys.readouterr().out
+        return main(words), capsys.readouterr().out
 
     folder = str(tmp_path / "pair")
     code, out = collide("--bits", "16", "--size", "56", "--out", folder, "--json")
@@ -274,9 +282,7 @@ def test_the_command_prints_the_pair_and_checks_it(
     assert found["images"]["A"]["hash"] in out
     assert "sglang 0.5.6: A and B have one pad value" in out
     other = place(tmp_path / "other", pad="self.hash")
-    monkeypatch.setattr(
-        "mmrepro.tools.collide.worker.place_for", lambda *_, **__: other
-    )
+    monkeypatch.setattr(PLACE_FOR, lambda *_, **__: other)
     code, out = collide("--check", folder, "--json")
     assert (code, json.loads(out)["collides"]) == (1, False)
 
@@ -299,14 +305,14 @@ def test_an_engine_that_does_not_confirm_the_pair_is_believed(tmp_path: Path) ->
 def test_ctrl_c_ends_all_processes(tmp_path: Path) -> None:
     here = place(tmp_path)
     code = (
-        "import sys; from pathlib import Path; from mmrepro.tools.collide.search "
-        "import *\n"
-        "from mmrepro.tools.collide.worker import Place\n"
+        "import sys; from pathlib import Path\n"
+        "from mmrepro.scenarios.pad_value_collision.collide.search import *\n"
+        "from mmrepro.scenarios.pad_value_collision.collide.worker import Place\n"
         f"p = Path({str(tmp_path)!r}); e = p / 'engine'\n"
         "here = Place('sglang', '0', 'cpu', Path(sys.executable), {'PYTHONPATH': "
         "str(e)}, "
         "e / 'model')\n"
-        "find_pair(here, p / 'out', CollideCommand(bits=40, jobs=2), "
+        "find_pair(here, p / 'out', PairSearch(bits=40, jobs=2), "
         "lambda stage, detail: print(stage, flush=True))"
     )
     assert here.model.is_dir()
@@ -377,7 +383,7 @@ def test_output_that_cannot_be_written(tmp_path: Path) -> None:
 
 def test_the_view_has_a_line_a_stage_and_the_running_probability() -> None:
     console = Console(record=True, force_terminal=True, width=140, file=io.StringIO())
-    view = Progress(console, "mmrepro collide")
+    view = Progress(console, "a search")
     for stage, detail in (
         ("learning", ""),
         ("hashing", ""),
@@ -425,6 +431,6 @@ def test_a_pair_collides_only_by_the_engines_own_pad_values(tmp_path: Path) -> N
 
 
 def _image(facts: dict[str, Any]) -> Any:
-    from mmrepro.tools.collide.pair import PairImage
+    from mmrepro.scenarios.pad_value_collision.collide.pair import PairImage
 
     return PairImage.model_validate(facts)

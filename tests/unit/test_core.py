@@ -43,9 +43,9 @@ NEEDLESS: dict[tuple[str, ...], int] = {
     ("watch", "http://127.0.0.1:1", "--once"): 1,
     ("list",): 0,
     ("show", "ghost-key-eviction"): 0,
-    ("claims",): 0,
+    ("show", "--claims"): 0,
     ("incidents",): 0,
-    ("schema",): 0,
+    ("run", "--json-schema"): 0,
     ("kv-budget", "--help"): 0,
     ("bundle", str(EVIDENCE)): 0,
 }
@@ -60,8 +60,6 @@ NEEDING = (
     "ablate ghost-key-eviction",
     "bisect ghost-key-eviction",
     "matrix run --scenario all --releases newest --out nights",
-    "accept --out accepted",
-    "collide",
     "check --for vllm==0.23.0",
     "new odd --engine vllm",
 )

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import typer.main
 from markdown_it import MarkdownIt
-from mmrepro.cli.app import COMMANDS, GROUPS, app
+from mmrepro.cli.app import COMMANDS, FOLDED, GROUPS, app
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
@@ -115,6 +115,10 @@ def commands(page: Path) -> Iterator[list[str]]:
                     yield words[1:]
 
 
+RECORDS = ("CHANGELOG.md", "summary.md")
+"""They say what was typed once."""
+
+
 @cache
 def whole() -> Any:
     """The root command with every command below it."""
@@ -136,6 +140,8 @@ def test_the_commands_it_names_exist(page: Path) -> None:
             below = getattr(command, "commands", None)
             if below is None:
                 break
+            if command is root and page.name in RECORDS and word in FOLDED:
+                break  # what went is named there
             if word not in below:
                 unknown.append(" ".join(words))
                 break

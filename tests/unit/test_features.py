@@ -5,13 +5,13 @@ import json
 
 import pytest
 from mmrepro.base.errors import UsageError
-from mmrepro.engines import get_engine
-from mmrepro.engines.features import FEATURES, feature, options_of, turned_on
+from mmrepro.engines import ENGINES, get_engine
+from mmrepro.engines.features import feature, features, options_of, turned_on
 from mmrepro.engines.models.tiny import TINY
 from mmrepro.search.oracle.reference import reference_case
 from mmrepro.traffic.case.model import Case, Message, Operation, ServerWanted
 
-ALL = [(engine, name) for engine, known in FEATURES.items() for name in known]
+ALL = [(engine, name) for engine in ENGINES for name in features(engine)]
 
 
 @pytest.mark.parametrize(("engine", "name"), ALL)

@@ -18,7 +18,7 @@ from mmrepro.scenario.registry import load_scenario, scenario_names
 from mmrepro.tools.catalogue.find import (
     ECHO,
     INDEX,
-    Entry,
+    IndexEntry,
     Matched,
     Pattern,
     entries,
@@ -269,13 +269,13 @@ def test_what_is_unknown_is_nothing(text):
 
 
 MADE = (
-    Entry(
+    IndexEntry(
         "scenario",
         "one",
         "The first thing breaks",
         patterns=(Pattern("p", r"a\d+b", ("a",)),),
     ),
-    Entry("scenario", "two", "Another thing stops", words="breaks things"),
+    IndexEntry("scenario", "two", "Another thing stops", words="breaks things"),
 )
 
 

@@ -335,17 +335,7 @@ def campaigns(tmp_path: Path) -> None:
     campaign(
         tmp_path / "fuzz/f/e0001", "replay.json", server=server, command="x", **left
     )
-    resume = "mmrepro accept --device cpu --out x --resume"
-    campaign(
-        tmp_path / "mine",
-        "summary.json",
-        device="cpu",
-        budget_s=3.0,
-        hours_ago=3,
-        command="mmrepro accept",
-        resume=resume,
-    )
-    campaign(tmp_path / "theirs", "summary.json", total=3)
+    (tmp_path / "theirs").mkdir()
     with Ledger(tmp_path / "nights") as ledger:
         command = (
             "mmrepro matrix run --scenario a --jobs 2 --night=n2 --out n --shard 1/2"
@@ -384,7 +374,6 @@ def test_campaigns_are_listed_too(here: Here, tmp_path: Path) -> None:
             "fuzz/f",
             "mmrepro resume fuzz/f",
         ),
-        ("acceptance", "interrupted", "on cpu", "mine", "mmrepro resume mine"),
         ("ablation", "complete", "ghost-key-eviction", "ablations/a", ""),
     ]
     said = here("incidents", "-v").stdout.splitlines()
@@ -436,7 +425,6 @@ def test_no_more_of_a_document_is_read_than_its_beginning(tmp_path: Path) -> Non
             "--out bisections/b --resume",
         ),
         ("fuzz/f", "fuzz --seed 1 --resume fuzz/f"),
-        ("mine", "accept --device cpu --out mine --resume"),
         ("nights", "matrix run --jobs 2 --out nights --resume"),
     ],
 )

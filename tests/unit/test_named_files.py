@@ -30,7 +30,6 @@ COMMANDS = {
     "repro": ["repro", "{}"],
     "repro, server": ["repro", "--server", "{}", "--client", "curl x"],
     "repro, client": ["repro", "--server", "vllm serve m", "--client", "{}"],
-    "collide": ["collide", "{}", "{}"],
     "upgrade": ["upgrade", "0.1", "0.1", "--engine", "minivllm", "--traffic", "{}"],
     "matrix": ["matrix", "run", "{}", "--dry-run"],
     "show": ["show", "{}"],

@@ -16,7 +16,7 @@ import typer
 from grids import examples
 from hypothesis import HealthCheck, given, strategies as st
 from mmrepro.base.errors import UsageError
-from mmrepro.base.options import Command, Declared, Origin, declared
+from mmrepro.base.options import Command, DeclaredOption, OptionOrigin, declared
 from mmrepro.campaign.bisect.options import BisectCommand
 from mmrepro.campaign.matrix import selectors
 from mmrepro.campaign.matrix.options import load
@@ -32,10 +32,15 @@ def functions() -> Iterator[Any]:
     for place, _ in COMMANDS.values():
         module, _, name = place.partition(":")
         found = getattr(import_module(f"mmrepro.cli.{module}"), name)
-        if isinstance(found, typer.Typer):
-            yield from (one.callback for one in found.registered_commands)
-        else:
-            yield found
+        yield from in_group(found) if isinstance(found, typer.Typer) else (found,)
+
+
+def in_group(group: typer.Typer) -> Iterator[Any]:
+    """The functions of a group's commands, and of the groups in it."""
+    yield from (one.callback for one in group.registered_commands)
+    for inner in group.registered_groups:
+        assert inner.typer_instance is not None
+        yield from in_group(inner.typer_instance)
 
 
 MADE: list[type[Command]] = [
@@ -103,7 +108,7 @@ def parsed(made: type[Command], words: list[str]) -> Command:
     return got[0]
 
 
-def value_of(one: Declared) -> st.SearchStrategy[Any]:
+def value_of(one: DeclaredOption) -> st.SearchStrategy[Any]:
     option = one.option
     if option.read or one.name in SPECIAL:
         return READ.get(one.name, SECONDS)
@@ -197,7 +202,7 @@ def test_a_scenario_that_begins_with_a_dash_is_no_path_of_a_clone(
 # ---------------------------------------------------------------- files and variables
 
 
-def configurable(made: type[Command]) -> list[Declared]:
+def configurable(made: type[Command]) -> list[DeclaredOption]:
     return [
         one for one in declared(made) if one.configurable and not one.option.required
     ]
@@ -213,7 +218,7 @@ def needed(made: type[Command]) -> dict[str, Any]:
     }
 
 
-def typed(one: Declared, value: Any) -> Any:
+def typed(one: DeclaredOption, value: Any) -> Any:
     """``value`` as people write it in TOML."""
     if one.several:
         return [str(item) for item in value]
@@ -319,7 +324,7 @@ def test_the_command_line_then_a_variable_then_the_file(
     monkeypatch.chdir(below)
     asked = ablate()
     assert (asked.device, asked.timeout_s, asked.repeat) == ("cuda", 90, 4)  # type: ignore[attr-defined]
-    assert set(asked.origins.values()) == {Origin.FILE, Origin.WORD}
+    assert set(asked.origins.values()) == {OptionOrigin.FILE, OptionOrigin.WORD}
     monkeypatch.setenv("MMREPRO_DEVICE", "cpu")
     assert ablate().argv() == shlex.split(
         "ablate x --device cpu --timeout 90 --repeat 4"
@@ -460,9 +465,9 @@ def test_a_clusters_address_is_in_no_command(name: str) -> None:
 
 def test_what_mmrepro_starts_reads_no_file() -> None:
     Path("mmrepro.toml").write_text("[")
-    assert spawn(["schema"], os.environ).wait(60) == 0
+    assert spawn(["show", "ghost-key-eviction"], os.environ).wait(60) == 0
     with pytest.raises(UsageError, match="not valid TOML"):
-        parsed(BY_NAME["schema"], [])
+        parsed(BY_NAME["show"], ["ghost-key-eviction"])
 
 
 @pytest.mark.parametrize("name", ["run", "fuzz", "replay"])

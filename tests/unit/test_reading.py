@@ -12,6 +12,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from costs import spent
 from in_process import mmrepro
 from mmrepro.base.errors import BrokenScenario, UntrustedFile, UsageError
 from mmrepro.campaign.matrix.options import MatrixRunCommand, load as load_matrix
@@ -55,7 +56,7 @@ def ran(folder: Path) -> bool:
         ("show", "./theirs.py", "--full"),
         ("list", "./theirs.py"),
         ("list", "./theirs.py", "--json"),
-        ("claims", "./theirs.py"),
+        ("show", "--claims", "./theirs.py"),
         ("find", "./theirs.py"),
     ],
 )
@@ -63,7 +64,7 @@ def test_a_file_is_parsed_and_not_run(theirs: Path, words: tuple[str, ...]) -> N
     code, said, told = mmrepro(*words)
     assert (code, told) in ((0, ""), (1, ""))
     assert not ran(theirs.parent)
-    if words[0] in ("show", "list"):
+    if words[0] in ("show", "list") and "--claims" not in words:
         assert "odd-image" in said.lower()
         assert "gets HTTP 500" in said
         assert "declared_only" in said or "eclared, not run" in said
@@ -174,9 +175,10 @@ def test_a_value_that_grows_is_bounded(
     text = ODD_IMAGE.replace('name = "odd-image"', "name = NAME")
     assert text != ODD_IMAGE
     (tmp_path / "x.py").write_text(BOMBS[name] + text)
-    began = time.monotonic()
+    began = spent()
     assert len(read_declared(str(tmp_path / "x.py")).name) <= 4000
-    assert time.monotonic() - began < 10
+    # Processor time: on a busy machine its child's start alone has taken 12 s.
+    assert spent() - began < 10
     monkeypatch.chdir(tmp_path)
     code, said, told = mmrepro("show", "./x.py")
     assert (code, told) == (0, "")

@@ -12,8 +12,8 @@ import jsonschema
 import pytest
 from mmrepro.base.errors import ExitCode, InfrastructureError, MmreproError, UsageError
 from mmrepro.base.records import FindingClass
-from mmrepro.campaign.campaign import Campaign, State
-from mmrepro.campaign.work import Began
+from mmrepro.campaign.campaign import Campaign, CampaignState
+from mmrepro.campaign.work import StartedRun
 from mmrepro.cli.app import app
 from mmrepro.cli.campaign import CampaignProgress
 from mmrepro.engines import ENGINES
@@ -69,7 +69,7 @@ class FakeReplaying:
         made = self.result
         for play in made.plays:
             name = name_of(play, made.budget)
-            self.campaign.began(Began("x", 1, what=name))
+            self.campaign.began(StartedRun("x", 1, what=name))
             self.campaign.emit(attempt_ended(name, play, kept=play.number == 1))
         for one in made.findings:
             self.campaign.emit(found(one.id, one))
@@ -80,8 +80,8 @@ class FakeReplaying:
     def waits(self) -> bool:
         return False
 
-    def end(self, state: State, failure: str) -> Replay:
-        if state is State.COMPLETE:
+    def end(self, state: CampaignState, failure: str) -> Replay:
+        if state is CampaignState.COMPLETE:
             self.write(self.result, self.folder)
         return self.result
 
@@ -128,7 +128,7 @@ def test_for_machines_and_for_people(tmp_path: Path) -> None:
     assert "Left out: 2 × a websocket." in err
     assert "3 fields were changed." in err
     assert "attempt 2 of at most 40 (confirm, 200 requests): hung" in err
-    schema = json.loads(runner.invoke(app, ["schema", "--of", "replay"]).stdout)
+    schema = json.loads(runner.invoke(app, ["replay", "--json-schema"]).stdout)
     jsonschema.validators.validator_for(schema).check_schema(schema)
     jsonschema.validate(document, schema)
     with pytest.raises(jsonschema.ValidationError):
@@ -154,10 +154,7 @@ def test_for_machines_and_for_people(tmp_path: Path) -> None:
         assert (done.exit_code, sign in done.stdout) == (0, True)
         done = runner.invoke(app, ["report", "s/f1", "--format", form])
         assert done.exit_code == 0
-    for of in ("replay", "case"):
-        assert json.loads(runner.invoke(app, ["schema", "--of", of]).stdout)[
-            "properties"
-        ]
+    assert {"Replay", "Case"} <= set(schema["$defs"])
 
 
 @pytest.mark.parametrize(

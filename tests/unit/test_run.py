@@ -32,6 +32,7 @@ from mmrepro.engines.environments.spec import Environment
 from mmrepro.engines.supervise import StopReport
 from mmrepro.failure.documents import Incident, folder
 from mmrepro.failure.documents.folder import Journal
+from mmrepro.failure.documents.hashes import HASHES_FILE, checked
 from mmrepro.probes.data import LogsData
 from mmrepro.reports import load
 from mmrepro.runs.judge import facts_of, rejudge
@@ -575,6 +576,22 @@ def test_a_folder_that_holds_an_incident_is_left_alone(
         make(Tiny())
 
 
+def test_all_evidence_is_hashed_before_it_is_judged(make: MakeRun) -> None:
+    """And what is written afterwards leaves the record whole."""
+    run = make(Tiny(), ready)
+    run.execute()
+    check = checked(run.journal.folder)
+    assert check.has_record
+    assert not check.changed
+    text = (run.journal.folder / HASHES_FILE).read_bytes()
+    lines = [json.loads(line) for line in text.splitlines()]
+    requests = [
+        [part for part in line["parts"] if part["part"] == "requests"] for line in lines
+    ]
+    assert requests[-2] == requests[-1] != []
+    assert lines[-2]["files"].keys() == lines[-1]["files"].keys() != set()
+
+
 def test_it_is_valid_on_disk_at_every_stage(
     make: MakeRun, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -591,6 +608,7 @@ def test_it_is_valid_on_disk_at_every_stage(
         ("interrupted", "model"),
         ("interrupted", "control"),
         ("interrupted", "start-up"),
+        ("interrupted", "probes"),
         ("complete", "verdict"),
     ]
     assert (

@@ -175,7 +175,8 @@ DECISIVE = (
     "runs/judge.py",
     "runs/key.py",
     "engines/base.py",
-    "engines/vllm.py",
+    "engines/vllm/adapter.py",
+    "engines/vllm/features.toml",
     "engines/environments/vllm.toml",
     "engines/supervise/fork_server.py",
     "traffic/client.py",
@@ -187,7 +188,8 @@ DECISIVE = (
     "reproducers/standins/boot/sitecustomize.py",
 )
 OF_OTHERS = (
-    "engines/sglang.py",
+    "engines/sglang/adapter.py",
+    "engines/sglang/features.toml",
     "engines/environments/lmdeploy.toml",
     "engines/environments/wheelhouse/make.py",
     "engines/environments/uv.py",

@@ -10,18 +10,13 @@ from typing import Any
 
 import in_process
 import pytest
-from made_up_fuzz import found, fuzz
-from made_up_replay import HOST, finding, ghost_case, replay
+from made_up_replay import ghost_case
 from mmrepro.base.errors import UsageError
 from mmrepro.base.machine import gpu as gpu_module
 from mmrepro.base.machine.gpu import Choice, choose, read_gpus
-from mmrepro.base.records import FindingClass
-from mmrepro.campaign.accept.judging import Ended, search_judge
 from mmrepro.campaign.trial import TrialOptions
 from mmrepro.engines import spec_for
-from mmrepro.failure.documents.acceptance import Status
 from mmrepro.failure.documents.ledger import Cell
-from mmrepro.failure.documents.replay import Rate
 from mmrepro.reports.replay import write_replay
 from mmrepro.runs.play import player as players
 from mmrepro.runs.play.players import Players, Servers
@@ -177,97 +172,3 @@ def test_a_gpu_is_missing_where_there_is_none(
     issue.write_text(f"# It dies\n{server}\n{client}\n```\nRuntimeError: {said}\n```\n")
     made = asked_for(ReproCommand(file=issue, release="0.23.0", device=device))
     assert bool(made.facts.claim.hardware) is missing
-
-
-# ------------------------------------------------------------------ accept
-
-ON_GPU = HOST.model_copy(update={"gpus": ["H100"]})
-HANG = (FindingClass.HANG,)
-
-
-def ended(folder: Path, document: Any, device: Any = "cuda") -> Ended:
-    folder.mkdir(exist_ok=True)
-    name = (
-        "fuzz.json"
-        if hasattr(document, "seed") and hasattr(document, "found")
-        else "replay.json"
-    )
-    (folder / name).write_text(document.model_dump_json())
-    return Ended(device, document.exit_code, 3.0, 60.0, folder, folder / "x.xml")
-
-
-def test_accept_wants_the_planted_class_confirmed_on_the_gpu(tmp_path: Path) -> None:
-    hang = finding(finding_class=FindingClass.HANG)
-
-    def statuses(
-        document: Any, finds: Any = HANG, device: Any = "cuda"
-    ) -> list[Status]:
-        return [
-            row.status
-            for row in search_judge("it", finds)(ended(place, document, device)).rows
-        ]
-
-    place = tmp_path / "it"
-    good, bad = Status.PASSED, Status.FAILED
-    assert statuses(replay(hang, host=ON_GPU)) == [good, good]
-    assert statuses(replay(hang)) == [good, bad], "its servers ran on a CPU"
-    assert statuses(replay(hang), device="cpu") == [good, good]
-    assert statuses(replay(host=ON_GPU)) == [bad, good]
-    place = tmp_path / "fuzz"
-    assert statuses(fuzz(found(one=hang), host=ON_GPU)) == [good, good]
-    assert statuses(fuzz(found(one=hang), host=ON_GPU), ()) == [bad, good], (
-        "a healthy engine"
-    )
-    assert statuses(fuzz(host=ON_GPU), ()) == [good, good]
-    assert statuses(
-        fuzz(found(one=hang), host=ON_GPU), (*HANG, FindingClass.SERVER_ERROR)
-    ) == [bad, good], "one of two"
-    cut = replay(hang, state="interrupted", failure="the budget is over")
-    judged = search_judge("it", HANG)(ended(tmp_path / "cut", cut))
-    assert (judged.whole, judged.rows[0].seen) == (False, "the budget is over")
-    nothing = Ended(
-        "cuda", 4, 3.0, 60.0, tmp_path / "no", tmp_path / "x", words="No GPU."
-    )
-    assert search_judge("it", HANG)(nothing).rows[0].seen == "No GPU."
-
-
-@pytest.mark.parametrize(
-    ("failed", "plays", "finds", "status", "seen"),
-    [
-        (
-            1,
-            1,
-            HANG,
-            Status.NOT_TESTED,
-            "hang, not confirmed: the budget was over (1 of 1 plays)",
-        ),
-        (1, 3, HANG, Status.FAILED, "hang, not confirmed: 1 of 3 plays"),
-        (
-            2,
-            2,
-            (),
-            Status.NOT_TESTED,
-            "hang, not confirmed: the budget was over (2 of 2 plays)",
-        ),
-        (1, 3, (), Status.PASSED, "hang, not confirmed: 1 of 3 plays"),
-        (
-            1,
-            1,
-            (FindingClass.SERVER_ERROR,),
-            Status.FAILED,
-            "hang, not confirmed: the budget was",
-        ),
-    ],
-)
-def test_accept_names_what_a_budget_left_unconfirmed(
-    failed: int, plays: int, finds: Any, status: Status, seen: str, tmp_path: Path
-) -> None:
-    rate = Rate(failed=failed, plays=plays, low=0.0, high=1.0)
-    hang = finding(finding_class=FindingClass.HANG).model_copy(
-        update={"confirmed": False, "rate": rate}
-    )
-    for made in (replay(hang, host=ON_GPU), fuzz(found(one=hang), host=ON_GPU)):
-        row = search_judge("it", finds)(
-            ended(tmp_path / type(made).__name__, made)
-        ).rows[0]
-        assert (row.status, row.seen[: len(seen)]) == (status, seen)

@@ -6,8 +6,8 @@ import numpy as np
 from mmrepro.failure.documents.model import cross_probability
 from mmrepro.reproducers import pad_value_search as worker
 from mmrepro.scenarios.data import pad_value_pair
-from mmrepro.tools.collide.pair import NAMES, PAIR_FILE, Pair
-from mmrepro.tools.collide.search import draw
+from mmrepro.scenarios.pad_value_collision.collide.pair import NAMES, PAIR_FILE, Pair
+from mmrepro.scenarios.pad_value_collision.collide.search import draw
 from PIL import Image
 
 FOLDER = pad_value_pair()

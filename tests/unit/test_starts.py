@@ -27,8 +27,8 @@ from mmrepro.engines.starts import (
     rules,
     start_cause,
 )
-from mmrepro.kv_budget.groups import Group, Layout
-from mmrepro.kv_budget.layers import FULL, STATE, WINDOW, Kind
+from mmrepro.kv_budget.groups import CacheGroup, CacheLayout
+from mmrepro.kv_budget.layers import FULL, STATE, WINDOW, LayerKind
 from mmrepro.live.diagnose import starts as reading
 from mmrepro.live.diagnose.cause import judge
 from mmrepro.live.diagnose.starts import (
@@ -839,15 +839,15 @@ def test_one_group_grows_with_the_length(block: int, token_bytes: int) -> None:
 def test_windows_and_states_do_not(model: str, length: int, share: float) -> None:
     """As kv-budget lays out five groups of a window beside one that grows, or three
     states."""
-    full = Group(Kind(FULL, 8, 256), 16)
-    window = Group(Kind(WINDOW, 8, 256, reach=1024), 16)
-    state = Group(Kind(STATE), 544, mode="align")
+    full = CacheGroup(LayerKind(FULL, 8, 256), 16)
+    window = CacheGroup(LayerKind(WINDOW, 8, 256, reach=1024), 16)
+    state = CacheGroup(LayerKind(STATE), 544, mode="align")
     groups = (
         (full, *[window] * 5)
         if model == "gemma-like"
-        else (Group(Kind(FULL, 2, 512), 544), *[state] * 3)
+        else (CacheGroup(LayerKind(FULL, 2, 512), 544), *[state] * 3)
     )
-    layout = Layout(1 << 25, groups[0].block, groups)
+    layout = CacheLayout(1 << 25, groups[0].block, groups)
     needed = layout.pages(length)
     blocks = int(needed * share)
     found = numbers(length, needed / 32, blocks / 32, layout.longest(blocks))

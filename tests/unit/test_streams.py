@@ -26,6 +26,10 @@ NARROW = {
 }
 
 
+SCHEMA = "run --json-schema"
+"""It prints more than a pipe holds."""
+
+
 def shell(
     script: str, *, cwd: Path | None = None, **variables: str
 ) -> subprocess.CompletedProcess[bytes]:
@@ -103,7 +107,7 @@ def test_nothing_said_is_nothing_lost() -> None:
 
 @pytest.mark.parametrize(
     "command",
-    grid(["schema", "show ghost-key-eviction", "--help"], always=["schema", "--help"]),
+    grid([SCHEMA, "show ghost-key-eviction", "--help"], always=[SCHEMA, "--help"]),
 )
 def test_a_reader_that_leaves(command: str) -> None:
     """A pipe nobody reads any more, opened before the command starts: no race with
@@ -136,7 +140,9 @@ def test_a_stdout_that_does_not_block() -> None:
     """ssh and node hand such pipes on: a write that finds them full waits."""
     ours, theirs = os.pipe()
     os.set_blocking(theirs, False)
-    child = subprocess.Popen([sys.executable, "-m", "mmrepro", "schema"], stdout=theirs)
+    child = subprocess.Popen(
+        [sys.executable, "-m", "mmrepro", *SCHEMA.split()], stdout=theirs
+    )
     os.close(theirs)
     deadline = time.monotonic() + 30
     while (

@@ -21,7 +21,7 @@ from fake_server import (
 from mmrepro.traffic import Traffic
 from mmrepro.traffic.evidence import Evidence, RequestRecord
 from mmrepro.traffic.evidence.recorder import Recorder
-from mmrepro.traffic.reading import COMPLETIONS, Watch
+from mmrepro.traffic.reading import COMPLETIONS, RequestWatch
 
 PLENTY_S = 20.0
 
@@ -36,7 +36,7 @@ def send(
     async def run() -> FakeServer:
         async with serving(reply) as server:
             traffic = Traffic(server.url, "tiny", recorder)
-            watch = Watch(lambda: told.append("sent"), told.append, leave_at)
+            watch = RequestWatch(lambda: told.append("sent"), told.append, leave_at)
             request.setdefault("deadline_s", PLENTY_S)
             await traffic.send("r1", b'{"a": 1}', watch, **request)
             await traffic.close()
@@ -180,7 +180,7 @@ def test_a_client_goes_away_and_the_server_sees_it(
 
         async with serving(reply) as server:
             traffic = Traffic(server.url, "tiny", recorder)
-            watch = Watch(lambda: told.append("sent"), told.append, leave_at)
+            watch = RequestWatch(lambda: told.append("sent"), told.append, leave_at)
             await traffic.send("r1", b"{}", watch, stream=True, deadline_s=PLENTY_S)
             async with asyncio.timeout(PLENTY_S):
                 await gone.wait()

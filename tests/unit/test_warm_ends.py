@@ -7,10 +7,13 @@ import subprocess
 import sys
 import textwrap
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from mmrepro.base import processes
+from mmrepro.base.box import BoxOrder, NoBox
+from mmrepro.engines.supervise import warm
 from mmrepro.engines.supervise.warm import Refused, begin_fork_server
 from toy_engine import toy, until
 
@@ -124,4 +127,19 @@ def test_begin_fork_server_cleans_up_after_a_refusal(tmp_path: Path) -> None:
     folder.mkdir()
     with pytest.raises(Refused):
         begin_fork_server(toy(tmp_path / "code", "import os; kept = os.pipe()"), folder)
+    assert not folder.exists()
+
+
+def test_nothing_is_left_where_no_box_can_be_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_box(*_: object, **__: object) -> None:
+        raise NoBox("bubblewrap is not installed.")
+
+    monkeypatch.setattr(warm, "Box", no_box)
+    folder = tmp_path / "parent"
+    folder.mkdir()
+    spec = replace(toy(tmp_path / "code"), box=BoxOrder(()))
+    with pytest.raises(NoBox):
+        begin_fork_server(spec, folder)
     assert not folder.exists()

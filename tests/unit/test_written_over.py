@@ -15,7 +15,6 @@ from mmrepro.base.errors import LedgerBusy, MmreproError, SupervisorError
 from mmrepro.base.machine.journal import LineFile
 from mmrepro.base.records import Moment
 from mmrepro.base.text.redact import Redactor
-from mmrepro.campaign.accept import running, session as accept
 from mmrepro.campaign.events import Note, json_lines
 from mmrepro.campaign.provisions import Bound
 from mmrepro.cli.app import app
@@ -32,7 +31,6 @@ from typer.testing import CliRunner
 
 THEIRS = "not mmrepro's\nand without an end"
 KINDS = ("fifo", "socket", "link", "dangling link")
-SAMPLE = running.Sample(gpu=0, utilisation_pct=1.0, memory_bytes=1.0)
 KV = (
     "--free",
     "6784MiB",
@@ -67,11 +65,6 @@ def appended(place: Path) -> None:
         LineFile(place / "ledger.jsonl", ".lock", "ledger", LedgerBusy("busy"))
     ) as lines:
         lines.append(b"x\n")
-
-
-def sampled(place: Path) -> None:
-    with running.sampled(lambda: [SAMPLE], place / "gpu.jsonl", "step"):
-        pass
 
 
 def followed(place: Path) -> None:
@@ -109,11 +102,6 @@ WRITERS: dict[str, tuple[str, Callable[[Path], object]]] = {
         "disk.json",
         lambda place: Bound(1, place / "disk.json", used=lambda: 0),
     ),
-    "accept's records": (
-        "x.json",
-        lambda place: accept._write(place / "x.json", Moment.now()),
-    ),
-    "accept's samples": ("gpu.jsonl", sampled),
 }
 
 

@@ -4,6 +4,7 @@ sockets."""
 from __future__ import annotations
 
 import array
+import glob
 import os
 import socket
 import struct
@@ -14,7 +15,6 @@ from hardening.escapes.attacker import (
     REACHED,
     attack,
     attempt,
-    not_tried,
     permitted,
     say,
 )
@@ -290,13 +290,21 @@ def socket_options() -> None:
     needs="door",
 )
 def door_descriptor() -> None:
-    path = FACTS["door"]
-    if not path.startswith("/"):
-        not_tried("mmrepro's door is no Unix socket")
-        return
+    # Where mmrepro's own sockets are, in a box and outside: its source says so.
+    forms = ("/run/mmrepro/*", "/tmp/mmr-*/door", "/tmp/mmr-*/proxy")
+    sockets = [place for form in forms for place in glob.glob(form)]
+    if FACTS["door"].startswith("/"):
+        sockets.append(FACTS["door"])
+    if not sockets:
+        say("REFUSED", "no socket of mmrepro's is in reach")
+    for place in sockets:
+        attempt(f"descriptors to {place}", send_descriptors, place)
+
+
+def send_descriptors(place: str) -> None:
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
         connection.settimeout(2)
-        connection.connect(path)
+        connection.connect(place)
         handles = array.array("i", [os.open("/", os.O_RDONLY) for _count in range(200)])
         connection.sendmsg(
             [b"GET / HTTP/1.1\r\n"], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, handles)]

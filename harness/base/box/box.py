@@ -135,7 +135,11 @@ class Box:
         self._namespace = 0
         self._folder = Path(tempfile.mkdtemp(prefix="mmr-box-"))
         try:
-            with canaries_outside(self._folder) as canaries:
+            # Apart from what the box shows: above that, an ordinary user's box has
+            # folders of its own by the same names, in which it may write.
+            outside = self._folder / "outside"
+            outside.mkdir()
+            with canaries_outside(outside) as canaries:
                 self._start(canaries, stdin, stdout, stderr)
         except BaseException:
             shutil.rmtree(self._folder, ignore_errors=True)
@@ -266,7 +270,6 @@ class Box:
             command=words,
             descriptors=descriptors,
             folders=[str(folder) for folder in (self._folder, *order.removed)],
-            files=[canaries.home],
             door=str(self.door) if order.door else "",
             memory=limits.memory,
             files_in_memory=limits.work + limits.temporary + limits.shared,

@@ -4,6 +4,7 @@ reach."""
 from __future__ import annotations
 
 import contextlib
+import os
 import secrets
 import socket
 from collections.abc import Iterator
@@ -18,18 +19,17 @@ NAMESPACES: Final = ("ipc", "mnt", "net", "pid", "uts")
 class Canaries:
     """As :func:`inside.tests` takes them.
 
-    Attributes:
-        folder: one in which mmrepro may write.
-        file, home: a file that mmrepro may read; one in the user's home.
+    Attributes: folder: one in which mmrepro may write. file: one that mmrepro may read.
+        home: the user's home, or ``folder``. home_identity: its device and inode.
         socket, abstract: a Unix socket's path, and the name of one without a path; both
-            listen.
-        port: of a listener on this machine's loopback.
-        namespaces: {name: inode} of mmrepro's own.
+        listen. port: of a listener on this machine's loopback. namespaces: {name:
+        inode} of mmrepro's own.
     """
 
     folder: str
     file: str
     home: str
+    home_identity: tuple[int, int]
     socket: str
     abstract: str
     port: int
@@ -38,14 +38,16 @@ class Canaries:
 
 @contextlib.contextmanager
 def canaries_outside(folder: Path) -> Iterator[Canaries]:
-    """Canaries in ``folder`` and in the home, while a box starts."""
+    """Canaries in ``folder``, while a box starts.
+
+    In the home nothing is made, since a file there would stay where mmrepro is killed.
+    """
     name = f"mmrepro-canary-{secrets.token_hex(8)}"
     file = folder / "canary"
     file.touch(0o644)
-    home = _in_home(name) or file
+    home = _own_home() or folder
+    status = home.stat()
     with contextlib.ExitStack() as held:
-        if home != file:
-            held.callback(home.unlink, missing_ok=True)
         by_path = held.enter_context(socket.socket(socket.AF_UNIX))
         by_path.bind(str(folder / "canary.sock"))
         by_path.listen()
@@ -57,6 +59,7 @@ def canaries_outside(folder: Path) -> Iterator[Canaries]:
             folder=str(folder),
             file=str(file),
             home=str(home),
+            home_identity=(status.st_dev, status.st_ino),
             socket=str(folder / "canary.sock"),
             abstract=name,
             port=by_port.getsockname()[1],
@@ -66,11 +69,11 @@ def canaries_outside(folder: Path) -> Iterator[Canaries]:
         )
 
 
-def _in_home(name: str) -> Path | None:
-    """A file in the user's home; None: there is no home in which mmrepro may write."""
+def _own_home() -> Path | None:
+    """The user's home; None: there is none in which mmrepro may write, as of an account
+    that a program of the system has."""
     try:
-        file = Path.home() / f".{name}"
-        file.touch(0o644)
-    except (OSError, RuntimeError):
+        home = Path.home()
+    except RuntimeError:
         return None
-    return file
+    return home if home.is_dir() and os.access(home, os.W_OK) else None

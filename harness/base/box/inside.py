@@ -181,16 +181,19 @@ def tests(canaries: dict[str, Any]) -> list[tuple[str, Callable[[], bool]]]:
     not.
 
     Args:
-        canaries: ``folder``, one that is writable outside; ``file``, a secret, and
-            ``home``, one in the user's home; ``socket`` and ``abstract``, that listen
-            outside; ``port``, on the loopback outside; ``namespaces``, {name: inode}
-            outside.
+        canaries: ``folder``, one that is writable outside; ``file``, a secret;
+            ``home``, a folder, and ``home_identity``, its device and inode; ``socket``
+            and ``abstract``, that listen outside; ``port``, on the loopback outside;
+            ``namespaces``, {name: inode} outside.
     """
     return [
         ("write outside", lambda: refused(write_file, f"{canaries['folder']}/written")),
         ("write to the system", lambda: refused(write_file, "/usr/.mmrepro-written")),
         ("read outside", lambda: refused(read_file, canaries["file"])),
-        ("read the home", lambda: refused(read_file, canaries["home"])),
+        (
+            "read the home",
+            lambda: is_another(canaries["home"], canaries["home_identity"]),
+        ),
         ("reach a socket", lambda: refused(connect_unix, canaries["socket"])),
         (
             "reach an abstract socket",
@@ -229,6 +232,16 @@ def write_file(path: str) -> None:
 
 def read_file(path: str) -> None:
     os.close(os.open(path, os.O_RDONLY))
+
+
+def is_another(path: str, identity: list[int]) -> bool:
+    """Whether a folder is not there, or is one of the box's own: a parent of what is
+    shown below it."""
+    try:
+        status = os.stat(path)  # noqa: PTH116
+    except OSError:
+        return True
+    return [status.st_dev, status.st_ino] != identity
 
 
 def connect_unix(path: str) -> None:

@@ -59,7 +59,6 @@ class KeeperOrder:
         command: bubblewrap's.
         descriptors: open files for it; closed here once it has started.
         folders: removed at the end, with all that is in them.
-        files: removed at the end.
         door: path of the Unix socket that the box answers at; "": none.
         memory: bytes that its processes may hold together.
         files_in_memory: bytes that files in its temporary folders may take besides.
@@ -70,7 +69,6 @@ class KeeperOrder:
     command: list[str]
     descriptors: list[int]
     folders: list[str]
-    files: list[str]
     door: str
     memory: int
     files_in_memory: int
@@ -144,14 +142,24 @@ class Keeper:
         self.watched += 1
         if self.watched % COUNTED_EACH:
             return ""
-        held = tasks = 0
-        for pid in processes.descendants(self.box.pid):
+        held = shared = tasks = 0
+        pids = processes.descendants(self.box.pid)
+        for pid in pids:
             status = processes.read(pid, "status")
             held += field_kib(status, b"RssAnon:") * 1024
+            shared += field_kib(status, b"RssShmem:") * 1024
             tasks += field_kib(status, b"Threads:")
         if tasks > self.order.processes:
             return too_many(self.order)
-        return too_much(self.order) if held > self.order.memory else ""
+        most = self.order.memory
+        # Files in memory have a bound of their own; what is beyond has no name, and
+        # nothing else bounds it.
+        named = self.order.files_in_memory
+        if held + shared > most + named:
+            # Each process counts a shared page as its own, so now by its share.
+            shared = sum(share_of_shared(pid) for pid in pids)
+        beyond = max(0, shared - named)
+        return too_much(self.order) if held + beyond > most else ""
 
     def files_in_memory(self) -> int:
         """How many files the box's temporary folders hold: a tmpfs bounds their bytes
@@ -205,6 +213,12 @@ def field_kib(status: bytes, name: bytes) -> int:
     """The number behind ``name`` in /proc/PID/status; 0: there is none."""
     words = status.partition(b"\n" + name)[2].split(None, 1)
     return int(words[0]) if words else 0
+
+
+def share_of_shared(pid: int) -> int:
+    """A process's part of the memory that it shares with others, in bytes."""
+    rollup = processes.read(pid, "smaps_rollup")
+    return field_kib(rollup, b"Pss_Shmem:") * 1024
 
 
 def too_many(order: KeeperOrder) -> str:
@@ -325,9 +339,6 @@ def main() -> int:
     try:
         return Keeper(order, lifeline).run()
     finally:
-        for file in order.files:
-            with contextlib.suppress(OSError):
-                Path(file).unlink()
         for folder in order.folders:
             shutil.rmtree(folder, ignore_errors=True)
 

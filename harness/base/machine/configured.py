@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import shlex
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,26 +14,26 @@ from mmrepro.base.machine.files import read_toml
 from mmrepro.base.options import (
     CONFIG_VARIABLE,
     Command,
-    Declared,
+    DeclaredOption,
     Option,
-    Origin,
+    OptionOrigin,
     declared,
 )
 
 FILE = "mmrepro.toml"
 PROJECT = "pyproject.toml"
-TYPES: dict[Any, tuple[tuple[type, ...], str]] = {
+_TYPES: dict[Any, tuple[tuple[type, ...], str]] = {
     bool: ((bool,), "true or false"),
     int: ((int,), "a whole number"),
     float: ((int, float), "a number"),
 }
-KEYS = {
+_KEYS = {
     (one.name.partition("/")[0].strip("-") or name.lower().replace("_", "-"))
     for name, one in vars(common_options).items()
     if isinstance(one, Option)
 }
 """Of the options that several commands have."""
-DOCS = "docs/options.md lists the keys"
+_DOCS = "docs/options.md lists the keys"
 
 
 class Configured(dict[str, Any]):
@@ -54,13 +54,13 @@ class Configured(dict[str, Any]):
     ) -> None:
         super().__init__()
         self._made, self._check, self._commands = made, check, commands
-        self._origins: dict[str, Origin] | None = None
+        self._origins: dict[str, OptionOrigin] | None = None
 
     def get(self, name: str, default: Any = None) -> Any:
         self._read()
         return super().get(name, default)
 
-    def origin(self, name: str) -> Origin | None:
+    def origin(self, name: str) -> OptionOrigin | None:
         """Where the value of the field ``name`` comes from; None: there is none.
 
         Raises:
@@ -69,44 +69,53 @@ class Configured(dict[str, Any]):
         """
         return self._read().get(name)
 
-    def _read(self) -> dict[str, Origin]:
+    def _read(self) -> dict[str, OptionOrigin]:
         if self._origins is not None:
             return self._origins
         self._origins = {}
+        # An empty variable: no file is read, and of variables only those that options
+        # name themselves.
         alone = os.environ.get(CONFIG_VARIABLE) == ""
-        known = {one.key: one for one in declared(self._made) if one.configurable}
-        if not alone and (found := config_file()) is not None:
-            for key, (value, where) in _keys(
-                self._made, known, found, self._commands
-            ).items():
-                self._take(known[key], value, where, Origin.FILE)
-        for one in known.values():
-            name = one.variable
-            if (
-                name
-                and (text := os.environ.get(name))
-                and (one.option.variable or not alone)
-            ):
-                self._take(one, _split(one, text), name, Origin.VARIABLE)
+        known: dict[str, DeclaredOption] = {}
+        for declaration in declared(self._made):
+            if declaration.configurable:
+                known[declaration.key] = declaration
+        file = None if alone else config_file()
+        if file is not None:
+            keys = _keys(self._made, known, file, self._commands)
+            for key, (value, where) in keys.items():
+                self._take(known[key], value, where, OptionOrigin.FILE)
+
+        # After the file: a variable goes before it.
+        for declaration in known.values():
+            name = declaration.variable
+            if not name or (alone and not declaration.option.variable):
+                continue
+            text = os.environ.get(name)
+            if text:
+                value = _split(declaration, text)
+                self._take(declaration, value, name, OptionOrigin.VARIABLE)
         return self._origins
 
-    def _take(self, one: Declared, value: Any, where: str, origin: Origin) -> None:
+    def _take(
+        self, declaration: DeclaredOption, value: Any, where: str, origin: OptionOrigin
+    ) -> None:
+        """Keep a value. Raises UsageError: the option does not take it."""
         assert self._origins is not None
         try:
-            if one.option.read:
-                one.option.read(value)
-            self._check(one.field, value)
+            if declaration.option.read:
+                declaration.option.read(value)
+            self._check(declaration.field, value)
         except UsageError as error:
             raise UsageError(f"{where}: {error.message}", hint=error.hint) from error
         except Exception as error:
-            # Every refusal of the command line has it.
+            # Every refusal of the command line has it; anything else is a bug of ours.
             if not hasattr(error, "format_message"):
                 raise
-            raise UsageError(
-                f"{where}: {str(error).removeprefix('Value error, ').rstrip('.')}.",
-                hint=DOCS,
-            ) from error
-        self[one.field], self._origins[one.field] = value, origin
+            problem = str(error).removeprefix("Value error, ").rstrip(".")
+            raise UsageError(f"{where}: {problem}.", hint=_DOCS) from error
+        self[declaration.field] = value
+        self._origins[declaration.field] = origin
 
 
 def config_file() -> Path | None:
@@ -132,71 +141,89 @@ def config_file() -> Path | None:
 
 def _keys(
     made: type[Command],
-    known: dict[str, Declared],
+    known: dict[str, DeclaredOption],
     file: Path,
     commands: Collection[str],
 ) -> dict[str, tuple[Any, str]]:
-    """Value and place of each key that holds for ``made``, its own table's before the
-    others."""
+    """Return value and place of each key that holds for ``made``, its own table's
+    before the others. Raises UsageError."""
     document = read_toml(file)
-    named = bool(os.environ.get(CONFIG_VARIABLE))
     top = ["tool", "mmrepro"] if file.name == PROJECT else []
+    own = [*top, *made.COMMAND.split()]
+    no_option = "it is no option that several commands have"
+    not_taken = f"mmrepro {made.COMMAND} takes none of that name"
     found: dict[str, tuple[Any, str]] = {}
-    for names, taken, why in (
-        (top, KEYS, "it is no option that several commands have"),
-        (
-            [*top, *made.COMMAND.split()],
-            known,
-            f"mmrepro {made.COMMAND} takes none of that name",
-        ),
-    ):
-        table: Any = document
-        for name in names:
-            table = table.get(name, {}) if isinstance(table, dict) else {}
-        for key, value in table.items() if isinstance(table, dict) else ():
-            where = f"{file}, key {key!r}" + (
-                f" of [{'.'.join(names)}]" if names else ""
-            )
+    for names, allowed, why in ((top, _KEYS, no_option), (own, known, not_taken)):
+        for key, value in _table(document, names).items():
+            where = f"{file}, key {key!r}"
+            if names:
+                where += f" of [{'.'.join(names)}]"
             if names == top and isinstance(value, dict):
+                # The table of a command: it is read when that command runs.
                 if key not in commands:
                     raise UsageError(
-                        f"{where}: there is no command {key!r}.", hint=DOCS
+                        f"{where}: there is no command {key!r}.", hint=_DOCS
                     )
-            elif key not in taken:
-                raise UsageError(f"{where}: {why}.", hint=DOCS)
-            elif key in known and known[key].option.runs_code and not named:
-                raise UsageError(
-                    f"{where}: it decides which code runs, and a file that was only "
-                    "found here does not set it.",
-                    hint=f"give {known[key].name} yourself, or read the file, then: "
-                    f"{CONFIG_VARIABLE}={shlex.quote(str(file))} mmrepro …",
-                )
+            elif key not in allowed:
+                raise UsageError(f"{where}: {why}.", hint=_DOCS)
             elif key in known:
+                _refuse_code(known[key], file, where)
                 found[key] = (_checked(known[key], value, file, where), where)
     return found
 
 
-def _checked(one: Declared, value: Any, file: Path, where: str) -> Any:
+def _table(document: Any, names: Sequence[str]) -> dict[str, Any]:
+    """Return the table of that name; {}: there is none."""
+    table = document
+    for name in names:
+        table = table.get(name, {}) if isinstance(table, dict) else {}
+    return table if isinstance(table, dict) else {}
+
+
+def _refuse_code(declaration: DeclaredOption, file: Path, where: str) -> None:
+    """Raises UsageError: the option decides which code runs, and nobody named the
+    file."""
+    if not declaration.option.runs_code or os.environ.get(CONFIG_VARIABLE):
+        return
+    raise UsageError(
+        f"{where}: it decides which code runs, and a file that was only "
+        "found here does not set it.",
+        hint=f"give {declaration.name} yourself, or read the file, then: "
+        f"{CONFIG_VARIABLE}={shlex.quote(str(file))} mmrepro …",
+    )
+
+
+def _checked(declaration: DeclaredOption, value: Any, file: Path, where: str) -> Any:
     """Return ``value`` as its parameter takes it. Raises UsageError: it is of another
     type."""
-    allowed, wanted = TYPES.get(one.type, ((str,), "a text"))
-    if one.option.read:
+    values = value if declaration.several and isinstance(value, list) else [value]
+    checked = [_checked_item(declaration, item, file, where) for item in values]
+    return checked if declaration.several else checked[0]
+
+
+def _checked_item(
+    declaration: DeclaredOption, item: Any, file: Path, where: str
+) -> Any:
+    """Raises UsageError: it is of another type."""
+    allowed, wanted = _TYPES.get(declaration.type, ((str,), "a text"))
+    if declaration.option.read:
         allowed, wanted = (int, float, str), "a text or a number"
-    checked = []
-    for each in value if one.several and isinstance(value, list) else [value]:
-        if not isinstance(each, allowed) or (
-            isinstance(each, bool) and one.type is not bool
-        ):
-            raise UsageError(f"{where}: {each!r} is not {wanted}.", hint=DOCS)
-        each = os.path.relpath(file.parent / str(each)) if one.type is Path else each
-        checked.append(str(each) if one.option.read else each)
-    return checked if one.several else checked[0]
+    # To Python true is a number, too.
+    is_other_bool = isinstance(item, bool) and declaration.type is not bool
+    if not isinstance(item, allowed) or is_other_bool:
+        raise UsageError(f"{where}: {item!r} is not {wanted}.", hint=_DOCS)
+    if declaration.type is Path:
+        # A path in a file is meant from where the file lies.
+        item = os.path.relpath(file.parent / str(item))
+    return str(item) if declaration.option.read else item
 
 
-def _split(one: Declared, text: str) -> Any:
+def _split(declaration: DeclaredOption, text: str) -> Any:
     """Return the value that a variable holds; several stand beside each other, quoted
-    as in a shell."""
+    as in a shell. Raises UsageError."""
+    if not declaration.several:
+        return text
     try:
-        return shlex.split(text) if one.several else text
+        return shlex.split(text)
     except ValueError as error:
-        raise UsageError(f"{one.variable}: {error}.") from error
+        raise UsageError(f"{declaration.variable}: {error}.") from error

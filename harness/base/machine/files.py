@@ -26,7 +26,7 @@ from typing import Any, BinaryIO, Final, Literal
 from mmrepro.base import units
 from mmrepro.base.errors import UsageError
 
-MAX_TOML_BYTES: Final = 4 << 20
+_MAX_TOML_BYTES: Final = 4 << 20
 MOST_CONFIG_BYTES: Final = 4 << 20
 """Of a model's config.json."""
 _KINDS: Final = {
@@ -120,7 +120,7 @@ def read_toml(path: Path, hint: str = "") -> dict[str, Any]:
     import tomllib
 
     try:
-        text = read_file(path, MAX_TOML_BYTES).decode()
+        text = read_file(path, _MAX_TOML_BYTES).decode()
         if _DEEP.search(text):  # tomllib takes gigabytes for a key of 20,000 parts
             raise ValueError(f"a key of more than {_MOST_PARTS} parts")
         if text.count("[[") > _MOST_TABLES:
@@ -153,14 +153,14 @@ def _within_limits(value: Any, depth: int = 0) -> None:
     if depth > _MOST_PARTS:
         raise ValueError("it is nested too deep")
     if isinstance(value, dict | list):
-        for one in value.values() if isinstance(value, dict) else value:
-            _within_limits(one, depth + 1)
+        for item in value.values() if isinstance(value, dict) else value:
+            _within_limits(item, depth + 1)
     elif isinstance(value, int) and value.bit_length() > 63:
         raise ValueError("a number of more than 63 bits")
 
 
-MAX_YAML_CHARS: Final = 1 << 18
-MOST_VALUES_YAML: Final = 20_000
+_MAX_YAML_CHARS: Final = 1 << 18
+_MOST_VALUES_YAML: Final = 20_000
 
 
 def read_yaml(text: str) -> list[Any]:
@@ -169,7 +169,7 @@ def read_yaml(text: str) -> list[Any]:
     for."""
     import yaml
 
-    if len(text) > MAX_YAML_CHARS:
+    if len(text) > _MAX_YAML_CHARS:
         return []
     sizes: dict[str, int] = {}  # by anchor
     within: list[tuple[str | None, int]] = [(None, 0)]  # anchor, and the values so far
@@ -188,7 +188,7 @@ def read_yaml(text: str) -> list[Any]:
                 sizes[anchor] = count
             name, before = within[-1]
             within[-1] = name, before + count
-            if before + count > MOST_VALUES_YAML or len(within) > _MOST_PARTS:
+            if before + count > _MOST_VALUES_YAML or len(within) > _MOST_PARTS:
                 return []
         return list(yaml.safe_load_all(text))
     except (
@@ -258,7 +258,7 @@ def folders_in(root: Path) -> list[Path]:
 
 MOST_ENTRIES: Final = 5000
 DEEPEST: Final = 32
-MOST_WALK_S: Final = 10.0
+_MOST_WALK_S: Final = 10.0
 
 
 @dataclass
@@ -277,12 +277,12 @@ class FilesBelow:
 def files_below(folder: Path) -> FilesBelow:
     """The files in ``folder``, at most so many and so deep. Folders that are closed to
     us are passed over."""
-    found = FilesBelow()
+    below = FilesBelow()
     try:
         device = folder.stat().st_dev
     except OSError:
-        return found
-    until = time.monotonic() + MOST_WALK_S
+        return below
+    until = time.monotonic() + _MOST_WALK_S
     waiting, seen, elsewhere, deep = [(folder, 0)], 0, 0, 0
     while waiting:
         place, depth = waiting.pop(0)
@@ -294,11 +294,11 @@ def files_below(folder: Path) -> FilesBelow:
                         f"of {folder} only the first {seen - 1:,} entries were looked "
                         "at"
                     )
-                    found.left_out.append(left)
+                    below.left_out.append(left)
                     waiting.clear()
                     break
                 if entry.is_file(follow_symlinks=False):
-                    found.files.append(Path(entry.path))
+                    below.files.append(Path(entry.path))
                 elif not entry.is_dir(follow_symlinks=False):
                     continue
                 elif depth + 1 >= DEEPEST:
@@ -308,14 +308,14 @@ def files_below(folder: Path) -> FilesBelow:
                 else:
                     waiting.append((Path(entry.path), depth + 1))
     if deep:
-        found.left_out.append(
+        below.left_out.append(
             f"folders of {folder} more than {DEEPEST} deep were not opened"
         )
     if elsewhere:
-        found.left_out.append(
+        below.left_out.append(
             f"{elsewhere} folders of {folder} on other file systems were not opened"
         )
-    return found
+    return below
 
 
 def detect_device() -> Device:

@@ -42,11 +42,11 @@ from mmrepro.base.machine.nvml import (
 from mmrepro.base.records import GpuFacts, Setting
 
 ORDER: Final = "CUDA_DEVICE_ORDER"
-WANTED: Final = "MMREPRO_GPU"
+_WANTED: Final = "MMREPRO_GPU"
 """``any``: one that others use, if there is no other; else as CUDA_VISIBLE_DEVICES has
 it."""
 
-HELD_BYTES: Final = 1 << 30
+_HELD_BYTES: Final = 1 << 30
 """Memory held by nobody that can be seen: from here on somebody is there. An idle GPU's
 processes of another PID namespace are not shown, their memory is."""
 
@@ -95,39 +95,34 @@ class CudaDevice:
         count."""
         if self.gpu.compute_mode == "prohibited":
             return "its compute mode is “prohibited”"
-        computing = [one for one in self.processes if not one.graphics]
+        computing = [process for process in self.processes if not process.graphics]
         if computing:
-            return ", ".join(_process(one) for one in computing[:4]) + (
-                f" and {len(computing) - 4} more" if len(computing) > 4 else ""
-            )
-        drawn = sum(one.used_bytes or 0 for one in self.processes)
+            names = ", ".join(_process(process) for process in computing[:4])
+            more = len(computing) - 4
+            return f"{names} and {more} more" if more > 0 else names
+
+        # A process of another container is not listed, but what it holds is counted.
+        drawn = sum(process.used_bytes or 0 for process in self.processes)
         held = (self.used_bytes or 0) - drawn
-        if held >= HELD_BYTES:
-            return (
-                f"{units.size(held)} are held by processes that cannot be seen from "
-                "here"
-            )
-        return ""
+        if held < _HELD_BYTES:
+            return ""
+        return f"{units.size(held)} are held by processes that cannot be seen from here"
 
 
 def _process(process: GpuProcess) -> str:
-    who = (
-        "a process of another PID namespace"
-        if process.pid is None
-        else f"process {process.pid}"
-    )
-    name = f" ({process.name})" if process.name else ""
-    held = (
-        f" with {units.size(process.used_bytes)}"
-        if process.used_bytes is not None
-        else ""
-    )
-    return f"{who}{name}{held}"
+    text = f"process {process.pid}"
+    if process.pid is None:
+        text = "a process of another PID namespace"
+    if process.name:
+        text += f" ({process.name})"
+    if process.used_bytes is not None:
+        text += f" with {units.size(process.used_bytes)}"
+    return text
 
 
 def hide() -> list[Setting]:
-    """For a run on the CPU: the variable that keeps its engine off this machine's
-    GPUs."""
+    """Return, for a run on the CPU, the variable that keeps its engine off this
+    machine's GPUs."""
     if not nvidia_driver():
         return []
     why = "a run on the CPU: it does not touch this machine's GPUs"
@@ -135,8 +130,8 @@ def hide() -> list[Setting]:
 
 
 def visible(reading: GpuReading, mask: str | None) -> list[CudaDevice]:
-    """What CUDA sees with that value of CUDA_VISIBLE_DEVICES (None: not set), in CUDA's
-    order.
+    """Return what CUDA sees with that value of CUDA_VISIBLE_DEVICES (None: not set), in
+    CUDA's order.
 
     Numbers count by PCI bus, as nvidia-smi does: CUDA does so with
     CUDA_DEVICE_ORDER=PCI_BUS_ID, which is set for the engine wherever it makes a
@@ -144,12 +139,15 @@ def visible(reading: GpuReading, mask: str | None) -> list[CudaDevice]:
     list ends before the first entry that names nothing, or is of another kind than the
     first; one that names a device twice makes CUDA see none. Of MIG slices CUDA sees
     one, and then no whole GPU."""
+    devices: list[CudaDevice] = []
     if mask is None:
-        devices = [
-            device for gpu in reading.gpus if (device := _whole(gpu)) is not None
-        ]
+        for gpu in reading.gpus:
+            device = _whole(gpu)
+            if device is not None:
+                devices.append(device)
     else:
-        devices = list(_named(reading, [entry.strip() for entry in mask.split(",")]))
+        entries = [entry.strip() for entry in mask.split(",")]
+        devices = list(_named(reading, entries))
     if len({device.uuid for device in devices}) < len(devices):
         return []
     slices = [device for device in devices if device.slice]
@@ -157,11 +155,11 @@ def visible(reading: GpuReading, mask: str | None) -> list[CudaDevice]:
 
 
 def _whole(gpu: Gpu) -> CudaDevice | None:
-    """What CUDA makes of a GPU: with MIG on its first slice, or nothing where it has
-    none."""
-    if gpu.mig:
-        return CudaDevice(gpu, gpu.slices[0]) if gpu.slices else None
-    return CudaDevice(gpu)
+    """Return what CUDA makes of a GPU: with MIG on its first slice, or nothing where it
+    has none."""
+    if not gpu.mig:
+        return CudaDevice(gpu)
+    return CudaDevice(gpu, gpu.slices[0]) if gpu.slices else None
 
 
 _NUMBER: Final = re.compile(r"\+?(\d+)")
@@ -171,7 +169,7 @@ _UUID: Final = re.compile(r"(GPU|MIG)-(?=.)")
 
 
 def _named(reading: GpuReading, entries: list[str]) -> Iterator[CudaDevice]:
-    """The devices that a list names, up to the entry that ends it."""
+    """Yield the devices that a list names, up to the entry that ends it."""
     kind = _UUID.match(entries[0])
     for entry in entries:
         device = (
@@ -184,25 +182,33 @@ def _named(reading: GpuReading, entries: list[str]) -> Iterator[CudaDevice]:
 
 def _by_number(reading: GpuReading, entry: str) -> CudaDevice | None:
     number = _NUMBER.match(entry)
-    gpus = [gpu for gpu in reading.gpus if number and gpu.index == int(number[1])]
-    return _whole(gpus[0]) if gpus else None
+    if number is None:
+        return None
+    for gpu in reading.gpus:
+        if gpu.index == int(number[1]):
+            return _whole(gpu)
+    return None
 
 
 def _by_uuid(reading: GpuReading, entry: str, kind: str) -> CudaDevice | None:
-    """``kind``: "GPU-" or "MIG-", with which the list began."""
-    if kind == "GPU-":
-        devices = [(gpu.uuid, _whole(gpu)) for gpu in reading.gpus]
-    else:
-        devices = [
-            (one.uuid, CudaDevice(gpu, one))
-            for gpu in reading.gpus
-            for one in gpu.slices
-        ]
+    """Return the one device whose UUID begins so. ``kind``: "GPU-" or "MIG-", with
+    which the list began."""
     if not entry.startswith(kind):
         return None
+    devices: list[tuple[str, CudaDevice | None]] = []
+    for gpu in reading.gpus:
+        if kind == "GPU-":
+            devices.append((gpu.uuid, _whole(gpu)))
+        else:
+            devices += [(slice.uuid, CudaDevice(gpu, slice)) for slice in gpu.slices]
+
     entry = entry.lower()
-    found = [d for uuid, d in devices if uuid.lower().startswith(entry[: len(uuid)])]
-    return found[0] if len(found) == 1 and entry != kind.lower() else None
+    matching: list[CudaDevice | None] = []
+    for uuid, device in devices:
+        # What follows a whole UUID does not count.
+        if uuid.lower().startswith(entry[: len(uuid)]):
+            matching.append(device)
+    return matching[0] if len(matching) == 1 and entry != kind.lower() else None
 
 
 @dataclass(frozen=True)
@@ -228,23 +234,20 @@ class Choice:
     mixed: bool = False
 
     def settings(self) -> list[Setting]:
-        """The variables that make the engine see these devices and no others.
+        """Return the variables that make the engine see these devices and no others.
 
         Numbers, not UUIDs: vLLM reads them as numbers (vllm#13815, vllm#41848). A MIG
         slice has none, unless it is the one that CUDA takes by itself."""
         if not self.devices or not self.narrowed:
             return []
-        why = "the GPU that the run takes: " + ", ".join(d.label for d in self.devices)
+        labels = ", ".join(device.label for device in self.devices)
+        why = f"the GPU that the run takes: {labels}"
         if self.passed_over:
             why += "; not " + "; ".join(self.passed_over)
-        settings = [
-            Setting(name=VISIBLE, value=",".join(map(_entry, self.devices)), why=why)
-        ]
+        entries = ",".join(_entry(device) for device in self.devices)
+        settings = [Setting(name=VISIBLE, value=entries, why=why)]
         if self.mixed:
-            why = (
-                "numbers count by PCI bus, as nvidia-smi does; CUDA would "
-                "count by speed"
-            )
+            why = "numbers count by PCI bus, as nvidia-smi does; CUDA would count by speed"
             settings.append(Setting(name=ORDER, value="PCI_BUS_ID", why=why))
         return settings
 
@@ -253,12 +256,16 @@ class Choice:
         return [device.name for device in self.devices]
 
     def facts(self) -> list[GpuFacts]:
-        """All devices of the machine, for the report."""
+        """Return all devices of the machine, for the report."""
         taken = {device.uuid for device in self.devices}
-        slices = {d.gpu.uuid: d for d in self.devices if d.slice}
-        every = [slices.get(gpu.uuid, CudaDevice(gpu)) for gpu in self.reading.gpus]
-        return [
-            GpuFacts(
+        slices: dict[str, CudaDevice] = {}
+        for device in self.devices:
+            if device.slice:
+                slices[device.gpu.uuid] = device
+        facts: list[GpuFacts] = []
+        for gpu in self.reading.gpus:
+            device = slices.get(gpu.uuid, CudaDevice(gpu))
+            fact = GpuFacts(
                 index=device.gpu.index,
                 name=device.name,
                 uuid=short_uuid(device.uuid),
@@ -270,13 +277,15 @@ class Choice:
                 users=device.users,
                 taken=device.uuid in taken,
             )
-            for device in every
-        ]
+            facts.append(fact)
+        return facts
 
 
 def _entry(device: CudaDevice) -> str:
-    first = device.slice is None or device.slice is device.gpu.slices[0]
-    return str(device.gpu.index) if first else device.uuid
+    """Return what CUDA_VISIBLE_DEVICES calls a device: a number, where it has one."""
+    if device.slice is None or device.slice is device.gpu.slices[0]:
+        return str(device.gpu.index)
+    return device.uuid
 
 
 def choose(
@@ -284,7 +293,7 @@ def choose(
     variables: Mapping[str, str] | None = None,
     leased: Collection[str] = (),
 ) -> Choice:
-    """The device that a run takes of ``reading``, or why it takes none.
+    """Choose the device that a run takes of ``reading``, or say why it takes none.
 
     Args:
         variables: where CUDA_VISIBLE_DEVICES and MMREPRO_GPU are looked up; None: our
@@ -293,8 +302,10 @@ def choose(
 
     A device that others use is not taken, unless MMREPRO_GPU names it or is ``any``.
     """
-    variables = os.environ if variables is None else variables
-    mask, wanted = variables.get(VISIBLE), variables.get(WANTED, "").strip()
+    if variables is None:
+        variables = os.environ
+    mask = variables.get(VISIBLE)
+    wanted = variables.get(_WANTED, "").strip()
     none = partial(Choice, reading=reading)
     if reading.blind:
         return none(unseen=reading.reason)
@@ -312,31 +323,38 @@ def choose(
             reason=f"{VISIBLE}={mask!r} leaves no GPU of the {many} of this machine.",
             hint=f"unset {VISIBLE}; {_CPU}",
         )
-    ours = dict.fromkeys(leased, "another run of mmrepro")
-    users = {
-        device.uuid: device.users or ours.get(device.uuid, "") for device in devices
-    }
-    in_use = {d.uuid: f"{d.label}: {users[d.uuid]}" for d in devices if users[d.uuid]}
+
+    in_use: dict[str, str] = {}
+    """UUIDs of the devices that others use, and a sentence on each."""
+    for device in devices:
+        users = device.users
+        if not users and device.uuid in leased:
+            users = "another run of mmrepro"
+        if users:
+            in_use[device.uuid] = f"{device.label}: {users}"
 
     def taken(chosen: list[CudaDevice]) -> Choice:
         uuids = [device.uuid for device in chosen]
+        passed_over: list[str] = []
+        for uuid, sentence in in_use.items():
+            if uuid not in uuids:
+                passed_over.append(sentence)
+        all_uuids = [device.uuid for device in visible(reading, None)]
         return none(
             devices=tuple(chosen),
-            passed_over=tuple(
-                said for uuid, said in in_use.items() if uuid not in uuids
-            ),
-            narrowed=mask is not None
-            or uuids != [d.uuid for d in visible(reading, None)],
+            passed_over=tuple(passed_over),
+            narrowed=mask is not None or uuids != all_uuids,
             mixed=len({gpu.name for gpu in reading.gpus}) > 1,
         )
 
     if wanted and wanted != "any":
         named = visible(reading, wanted)
-        if named and all(device.uuid in users for device in named):
+        ours = {device.uuid for device in devices}
+        if named and all(device.uuid in ours for device in named):
             return taken(named)
         among = ", ".join(_entry(device) for device in devices)
         return none(
-            reason=f"{WANTED}={wanted!r} names no GPU that this process may use.",
+            reason=f"{_WANTED}={wanted!r} names no GPU that this process may use.",
             hint=f"one of {among}, or any",
         )
     free = [device for device in devices if device.uuid not in in_use]
@@ -348,7 +366,7 @@ def choose(
     many_in_use = "The GPU is" if len(devices) == 1 else f"All {len(devices)} GPUs are"
     return none(
         reason=f"{many_in_use} in use by others: {'; '.join(in_use.values())}.",
-        hint=f"{WANTED}={_entry(least)} takes it anyway; {_CPU}",
+        hint=f"{_WANTED}={_entry(least)} takes it anyway; {_CPU}",
         passed_over=tuple(in_use.values()),
     )
 
@@ -356,23 +374,25 @@ def choose(
 def free_devices(
     reading: GpuReading, variables: Mapping[str, str] | None = None
 ) -> int | None:
-    """How many runs can have a device of their own; None: unknown, or MMREPRO_GPU
-    decides.
+    """Return how many runs can have a device of their own; None: unknown, or
+    MMREPRO_GPU decides.
 
     ``variables``: as in :func:`choose`.
     """
-    variables = os.environ if variables is None else variables
-    if reading.blind or variables.get(WANTED, "").strip():
+    if variables is None:
+        variables = os.environ
+    if reading.blind or variables.get(_WANTED, "").strip():
         return None
-    return sum(not device.users for device in visible(reading, variables.get(VISIBLE)))
+    devices = visible(reading, variables.get(VISIBLE))
+    return sum(not device.users for device in devices)
 
 
 _CPU: Final = "--device cpu runs without one"
 
 
 def take(leased: Collection[str] = ()) -> Choice:
-    """The device for a run that starts now; what a process leaves that has just ended
-    is awaited.
+    """Return the device for a run that starts now; what a process leaves that has just
+    ended is awaited.
 
     ``leased``: as in :func:`choose`.
 
@@ -391,8 +411,8 @@ def take(leased: Collection[str] = ()) -> Choice:
 
 @contextlib.contextmanager
 def leased() -> Iterator[Choice]:
-    """The device for a run that starts now. What MMREPRO_GPU asks for is taken, whoever
-    has it.
+    """Give the device for a run that starts now. What MMREPRO_GPU asks for is taken,
+    whoever has it.
 
     Raises:
         GpuUnavailable: none is there, or others use all of them.
@@ -401,7 +421,11 @@ def leased() -> Iterator[Choice]:
     while True:
         choice = take(others)
         with contextlib.ExitStack() as held:
-            refused = {d.uuid for d in choice.devices if not _held(d.uuid, held)}
+            refused: set[str] = set()
+            for device in choice.devices:
+                if not _held(device.uuid, held):
+                    refused.add(device.uuid)
+            # Refused although it was known: the user named it, or wants any.
             if refused <= others:
                 yield choice
                 return

@@ -98,13 +98,13 @@ _PR_SET_PDEATHSIG = 1
 # PYTHONDONTWRITEBYTECODE is the one that costs: without .pyc files `import vllm` takes
 # 8 s instead of 4 s, in each of three processes. PYTHONPATH and PYTHONHOME put other
 # code in front of the engine's own.
-POLLUTING_PREFIXES = ("PYTHON", "PIP_", "COVERAGE_", "PYTEST_")
+_POLLUTING_PREFIXES = ("PYTHON", "PIP_", "COVERAGE_", "PYTEST_")
 
 # Single variables. Index, proxy, certificate, cache, offline and timeout settings of uv
 # stay (UV_DEFAULT_INDEX, UV_INDEX, UV_CACHE_DIR, UV_OFFLINE, SSL_CERT_FILE,
 # HTTPS_PROXY, …): they say where packages come from on this machine, not which ones are
 # chosen.
-POLLUTING = frozenset(
+_POLLUTING = frozenset(
     {
         "VIRTUAL_ENV",  # uv pip would install there
         "VIRTUAL_ENV_PROMPT",
@@ -168,7 +168,7 @@ def child_environment(
     kept = {
         name: value
         for name, value in source.items()
-        if name not in POLLUTING and not name.startswith(POLLUTING_PREFIXES)
+        if name not in _POLLUTING and not name.startswith(_POLLUTING_PREFIXES)
     }
     kept.update(extra or {})
     return kept

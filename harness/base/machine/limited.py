@@ -127,15 +127,19 @@ def _work(
 
 
 def _limit(limits: WorkLimits) -> None:
+    """Give up what the work does not need."""
     gc.freeze()  # collecting would copy the pages of all that is there
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGXCPU, signal.SIGPIPE):
         signal.signal(number, signal.SIG_DFL)
     nowhere = os.open(os.devnull, os.O_RDWR)
     for stream in range(3):
         os.dup2(nowhere, stream)
-    has = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+
+    # The child has all that its parent has mapped: the limit is what it may take more.
+    pages = int(Path("/proc/self/statm").read_text().split()[0])
+    mapped = pages * resource.getpagesize()
     for name, soft in (
-        (resource.RLIMIT_AS, has + limits.bytes),
+        (resource.RLIMIT_AS, mapped + limits.bytes),
         (resource.RLIMIT_CPU, limits.cpu_s),
         (resource.RLIMIT_CORE, 0),
         (resource.RLIMIT_FSIZE, 0),

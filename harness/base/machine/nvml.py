@@ -23,7 +23,7 @@ ANSWER_LIMIT_S = 10.0
 DRIVER = Path("/proc/driver/nvidia/version")
 
 NO_PERMISSION, LIBRARY_NOT_FOUND = 4, 12
-NVML_REASONS = {
+_NVML_REASONS = {
     NO_PERMISSION: "this user may not use the NVIDIA driver (/dev/nvidiactl)",
     9: "NVIDIA's libraries are here, but its kernel driver is not loaded",
     15: (
@@ -38,7 +38,7 @@ NVML_REASONS = {
 """NVML's error codes (nvml.h, nvmlReturn_t) of which more can be said than NVML
 does."""
 
-COMPUTE_MODES = {
+_COMPUTE_MODES = {
     0: "default",
     1: "exclusive-thread",
     2: "prohibited",
@@ -173,15 +173,15 @@ class Nvml:
         }
 
     def sample_slices(self) -> dict[tuple[int, int], int | None]:
-        """{(GPU, MIG device): used bytes}."""
-        return {
-            (index, one.index): one.memory_used_bytes
-            for index, handle in self._handles()
-            for one in self._slices(handle)
-        }
+        """Return {(GPU, MIG device): used bytes}."""
+        used: dict[tuple[int, int], int | None] = {}
+        for index, handle in self._handles():
+            for slice in self._slices(handle):
+                used[index, slice.index] = slice.memory_used_bytes
+        return used
 
     def _handles(self) -> Iterator[tuple[int, Any]]:
-        """Of the GPUs that answer."""
+        """Yield the handles of the GPUs that answer."""
         for index in range(self._told("nvmlDeviceGetCount") or 0):
             handle = self._told("nvmlDeviceGetHandleByIndex", index)
             if handle is not None:
@@ -206,7 +206,7 @@ class Nvml:
             memory_total_bytes=total,
             memory_used_bytes=used,
             utilization_pct=self._utilisation(handle),
-            compute_mode=COMPUTE_MODES.get(compute, str(compute)),
+            compute_mode=_COMPUTE_MODES.get(compute, str(compute)),
             capability=".".join(map(str, capability)),
             mig=mig,
             slices=self._slices(handle) if mig else [],
@@ -234,30 +234,33 @@ class Nvml:
         return slices
 
     def _memory(self, handle: Any) -> tuple[int | None, int | None]:
-        """Total and used bytes. The second form of the call tells the driver's own
+        """Return total and used bytes. The second form of the call tells the driver's own
         share apart; where a GPU shares the host's memory, neither is supported."""
         version = getattr(self._binding, "nvmlMemory_v2", None)
-        memory = version and self._told("nvmlDeviceGetMemoryInfo", handle, version)
-        memory = memory or self._told("nvmlDeviceGetMemoryInfo", handle)
+        memory = None
+        if version:
+            memory = self._told("nvmlDeviceGetMemoryInfo", handle, version)
+        if not memory:
+            memory = self._told("nvmlDeviceGetMemoryInfo", handle)
         return (int(memory.total), int(memory.used)) if memory else (None, None)
 
     def _processes(self, handle: Any) -> list[GpuProcess]:
-        found: dict[int, GpuProcess] = {}
-        for kind in ("Graphics", "Compute"):  # one that does both computes
-            for process in (
-                self._told(f"nvmlDeviceGet{kind}RunningProcesses", handle) or []
-            ):
-                used, name = (
-                    process.usedGpuMemory,
-                    processes.name(int(process.pid)) or None,
-                )
-                found[int(process.pid)] = GpuProcess(
-                    pid=None if name is None else int(process.pid),
-                    name=name or "",
+        by_pid: dict[int, GpuProcess] = {}
+        # In this order: a process that draws and computes computes.
+        for kind in ("Graphics", "Compute"):
+            running = self._told(f"nvmlDeviceGet{kind}RunningProcesses", handle) or []
+            for process in running:
+                pid = int(process.pid)
+                # Without a name the pid is of another namespace, and means nothing here.
+                name = processes.name(pid)
+                used = process.usedGpuMemory
+                by_pid[pid] = GpuProcess(
+                    pid=pid if name else None,
+                    name=name,
                     used_bytes=None if used is None else int(used),
                     graphics=kind == "Graphics",
                 )
-        return list(found.values())
+        return list(by_pid.values())
 
     def _told(self, name: str, *args: Any) -> Any:
         """What the call returns; None: this GPU, driver or binding does not tell."""
@@ -312,7 +315,7 @@ def _absent(error: Any) -> NvmlAbsent:
 
 def _why(error: Any) -> str:
     code = getattr(error, "value", None)
-    known = NVML_REASONS.get(code) if isinstance(code, int) else None
+    known = _NVML_REASONS.get(code) if isinstance(code, int) else None
     return known or f"the NVIDIA driver does not answer: {error}"
 
 

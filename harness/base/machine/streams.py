@@ -20,7 +20,7 @@ from mmrepro.base.errors import ExitCode
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
 
-ESCAPING = "mmrepro-escape"
+_ESCAPING = "mmrepro-escape"
 ASCII = "ascii_escaped"
 """ASCII by another name: click writes UTF-8 to a stream that calls itself ASCII."""
 
@@ -33,8 +33,9 @@ class Streams:
         for number, way in enumerate((os.O_RDONLY, os.O_RDONLY, os.O_WRONLY)):
             _fill(number, way)
         codecs.register(_ascii)
-        codecs.register_error(ESCAPING, _escaped)
-        self._stdout, self._stderr = _Steady(1), _Steady(2)
+        codecs.register_error(_ESCAPING, _escaped)
+        self._stdout = _Steady(1)
+        self._stderr = _Steady(2)
         if sys.stdout is sys.__stdout__:
             sys.stdout = _text(self._stdout, sys.stdout)
         if sys.stderr is sys.__stderr__:
@@ -47,10 +48,8 @@ class Streams:
 
     @property
     def _reader_left(self) -> bool:
-        return any(
-            isinstance(one.failed, BrokenPipeError)
-            for one in (self._stdout, self._stderr)
-        )
+        failures = (self._stdout.failed, self._stderr.failed)
+        return any(isinstance(failure, BrokenPipeError) for failure in failures)
 
     def settle(self, code: int) -> int:
         """Write what is left; the exit code, which is another one than ``code`` if it
@@ -103,17 +102,18 @@ def _fill(number: int, way: int) -> None:
     try:
         os.fstat(number)
     except OSError:
-        # The lowest that is free: this one.
-        os.set_inheritable(os.open(os.devnull, way), True)
+        # The lowest number that is free is given: this one.
+        opened = os.open(os.devnull, way)
+        os.set_inheritable(opened, True)
 
 
 def _text(below: _Steady, before: TextIO | None) -> TextIO:
     encoding = getattr(before, "encoding", "utf-8")
-    errors = getattr(before, "errors", ESCAPING)
+    errors = getattr(before, "errors", _ESCAPING)
     return io.TextIOWrapper(
         io.BufferedWriter(below),
         encoding=ASCII if codecs.lookup(encoding).name == "ascii" else encoding,
-        errors=ESCAPING if errors in ("strict", "surrogateescape") else errors,
+        errors=_ESCAPING if errors in ("strict", "surrogateescape") else errors,
         line_buffering=getattr(before, "line_buffering", True)
         or getattr(before, "write_through", False),
     )

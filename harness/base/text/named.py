@@ -196,7 +196,7 @@ def kind_of(name: str) -> str:
 
 # -------------------------------------------------------------- the value behind a name
 
-MAX_VALUE: Final = 4096
+_MAX_VALUE: Final = 4096
 _MAX_NAME: Final = 64
 _MAX_ITEMS: Final = 32
 
@@ -398,7 +398,7 @@ def _in_environment(text: str, start: int) -> bool:
 
 def _bare_end(text: str, at: int, line: bool) -> int:
     """Where a value without quotes ends; ``line``: with its line."""
-    limit = min(len(text), at + MAX_VALUE)
+    limit = min(len(text), at + _MAX_VALUE)
     if line:
         found = _END_OF_LINE.search(text, at, limit)
         return found.start() if found else limit
@@ -408,7 +408,7 @@ def _bare_end(text: str, at: int, line: bool) -> int:
 
 def _closing(text: str, at: int, quote: str) -> int:
     """Where the quote that opened before ``at`` is closed; else the end of the line."""
-    limit = min(len(text), at + MAX_VALUE)
+    limit = min(len(text), at + _MAX_VALUE)
     line = text.find("\n", at, limit)
     limit = line if line >= 0 else limit
     depth = quote.count("\\")

@@ -36,7 +36,7 @@ ASSUMED_WHY = (
 )
 
 
-class Stored(Record):
+class StoredRun(Record):
     """A run and what decided it: the reason why another one is, or is not, the same."""
 
     engine: str
@@ -61,7 +61,7 @@ class CellStore:
 
     def write(self, run: CellRun, parts: dict[str, str]) -> None:
         """Keep ``run``; a disk that cannot take it costs only the reuse."""
-        text = Stored(engine=self.engine, parts=parts, run=run).model_dump_json(
+        text = StoredRun(engine=self.engine, parts=parts, run=run).model_dump_json(
             indent=1
         )
         with contextlib.suppress(OSError):
@@ -88,9 +88,9 @@ class CellStore:
         return self.folder / f"{key}.json"
 
 
-def _read(path: Path) -> Stored | None:
+def _read(path: Path) -> StoredRun | None:
     try:
-        return Stored.model_validate_json(path.read_bytes())
+        return StoredRun.model_validate_json(path.read_bytes())
     except (OSError, ValidationError):
         return None
 

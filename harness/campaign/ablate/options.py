@@ -19,6 +19,9 @@ class AblateCommand(SeveralRuns):
     cell."""
 
     COMMAND: ClassVar[str] = "ablate"
+    DOCUMENTS: ClassVar[tuple[str, ...]] = (
+        "mmrepro.failure.documents.searches:Ablation",
+    )
     release: str = common.RELEASE("")
     tree: str = common.SOURCE("")
     kernels: str = common.KERNELS("")

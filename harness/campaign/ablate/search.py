@@ -153,7 +153,7 @@ NOT_CURED = (CellState.FAILS, CellState.HIDDEN)
 
 
 @dataclass(frozen=True)
-class Judged:
+class FactorVerdict:
     factor_class: FactorClass
     cures_alone: bool | None
     needed: bool | None
@@ -161,16 +161,16 @@ class Judged:
 
 
 PLAIN = {
-    CellState.HIDDEN: Judged(
+    CellState.HIDDEN: FactorVerdict(
         FactorClass.HIDES,
         False,
         False,
         "toggled alone, it takes the symptom away, and the cause is still there",
     ),
-    CellState.OTHER: Judged(
+    CellState.OTHER: FactorVerdict(
         FactorClass.OTHER, None, None, "toggled alone, it fails in another way"
     ),
-    CellState.NOT_TESTED: Judged(
+    CellState.NOT_TESTED: FactorVerdict(
         FactorClass.NOT_TESTED, None, None, "the toggle was not observed to take effect"
     ),
 }
@@ -185,10 +185,10 @@ class FoundCure:
 
 
 @dataclass
-class Search:
+class AblationResult:
     conclusion: Conclusion
     explanation: str
-    factors: dict[str, Judged] = field(default_factory=dict)
+    factors: dict[str, FactorVerdict] = field(default_factory=dict)
     cures: list[FoundCure] = field(default_factory=list)
     left_out: dict[str, str] = field(default_factory=dict)
     asked: dict[frozenset[str], CellState] = field(default_factory=dict)
@@ -213,7 +213,7 @@ class _Memory:
         return self.ask([flips], "search") == [CellState.CURED]
 
 
-def search(names: Sequence[str], oracle: Oracle) -> Search:
+def search(names: Sequence[str], oracle: Oracle) -> AblationResult:
     """The one-at-a-time table, then combinations, then the smallest cures.
 
     1. The baseline has to fail; else there is nothing to find.
@@ -227,12 +227,12 @@ def search(names: Sequence[str], oracle: Oracle) -> Search:
     memory = _Memory(names, oracle)
     (baseline,) = memory.ask([()], "baseline")
     if baseline is not CellState.FAILS:
-        found = Search(
+        found = AblationResult(
             Conclusion.INCONCLUSIVE,
             f"the baseline does not fail ({baseline}): there is nothing to ablate",
             asked=memory.states,
         )
-        unknown = Judged(
+        unknown = FactorVerdict(
             FactorClass.INCONCLUSIVE, None, None, "the baseline does not fail"
         )
         found.factors = dict.fromkeys(names, unknown)
@@ -255,7 +255,7 @@ def search(names: Sequence[str], oracle: Oracle) -> Search:
                 [[n for n in usable if n != name] for name in cures[-1].flips], "search"
             )
     conclusion, explanation = _concluded(names, cures, alone, usable, memory)
-    return Search(
+    return AblationResult(
         conclusion,
         explanation,
         {n: _judged(n, alone[n], singles, usable, cures, memory) for n in names},
@@ -288,17 +288,19 @@ def _judged(
     usable: Sequence[str],
     cures: Sequence[FoundCure],
     memory: _Memory,
-) -> Judged:
+) -> FactorVerdict:
     if state is CellState.CURED:
         needed, why = _needed(name, singles, usable, memory)
         chosen = FactorClass.NECESSARY if needed else FactorClass.SUFFICIENT
-        return Judged(
+        return FactorVerdict(
             chosen, True, needed, f"toggled alone, it works around the failure; {why}"
         )
     if state in PLAIN:
         return PLAIN[state]
     if state is not CellState.FAILS:
-        return Judged(FactorClass.INCONCLUSIVE, None, None, f"toggled alone: {state}")
+        return FactorVerdict(
+            FactorClass.INCONCLUSIVE, None, None, f"toggled alone: {state}"
+        )
     member = next((c for c in cures if name in c.flips), None)
     if member is not None:
         others = ", ".join(n for n in member.flips if n != name)
@@ -309,8 +311,8 @@ def _judged(
         needed = False if singles else _none_without(name, usable, memory)
         if needed:
             why += ", and no workaround here does without it"
-        return Judged(FactorClass.CONTRIBUTES, False, needed, why)
-    return Judged(
+        return FactorVerdict(FactorClass.CONTRIBUTES, False, needed, why)
+    return FactorVerdict(
         FactorClass.IRRELEVANT,
         False,
         False,

@@ -22,18 +22,18 @@ from mmrepro.base.records import Record
 from mmrepro.campaign.ablate.cells import KnownCells, cell_run, error_of
 from mmrepro.campaign.ablate.options import AblateCommand
 from mmrepro.campaign.ablate.search import (
+    AblationResult,
     Flips,
-    Search,
     bound,
     decided,
     search,
     state_of_cell,
     state_of_run,
 )
-from mmrepro.campaign.events import Found, RunEnded, Tone
+from mmrepro.campaign.events import Established, RunEnded, Tone
 from mmrepro.campaign.search import CellSearch, Write
 from mmrepro.campaign.trial import cell_of
-from mmrepro.campaign.work import Began
+from mmrepro.campaign.work import StartedRun
 from mmrepro.failure.documents.ledger import Attempt, Cell as Ran, Lost, Role as RunRole
 from mmrepro.failure.documents.searches import (
     ABLATION_FILE,
@@ -223,7 +223,7 @@ class Ablating(CellSearch[Ablation]):
         took = sum(run.seconds for run, kept in made if not kept)
         how = "reused" if reused == len(runs) else f"in {took:.1f} s"
         text = f"{_name(flips)}: {state} ({why}), {how}"
-        self.campaign.emit(Found(text=text, tone=TONES.get(state, "unsure")))
+        self.campaign.emit(Established(text=text, tone=TONES.get(state, "unsure")))
         if role == "baseline" and state is CellState.LOST:
             raise self._error
         return state
@@ -243,7 +243,7 @@ class Ablating(CellSearch[Ablation]):
         cell = self._cell(flips)
         parts = self.known.parts(flips)
         if (before := self._of_before(cell, number, parts)) is not None:
-            want = Began(cell.id, before.index, before.role, _name(flips))
+            want = StartedRun(cell.id, before.index, before.role, _name(flips))
             return self._shown(self._made(self.attempt(want), number)), True
         if (
             self._of_one_code(parts)
@@ -298,7 +298,7 @@ class Ablating(CellSearch[Ablation]):
         index = number
         while (cell.id, index) in self.done:
             index += TRIES
-        attempt = self.attempt(Began(cell.id, index, role, _name(flips)))
+        attempt = self.attempt(StartedRun(cell.id, index, role, _name(flips)))
         if attempt.outcome is None:
             self._error = error_of(attempt, self.incident(attempt))
             if isinstance(self._error, HOPELESS):
@@ -336,7 +336,7 @@ class Ablating(CellSearch[Ablation]):
 
     # ------------------------------------------------------------------ the document
 
-    def _conclude(self, found: Search) -> None:
+    def _conclude(self, found: AblationResult) -> None:
         ablation = self.document
         ablation.conclusion, ablation.explanation = found.conclusion, found.explanation
         ablation.left_out = found.left_out

@@ -50,7 +50,7 @@ class TestOrder:
     root: Path
 
 
-class Answers:
+class AnswerPipe:
     """The pipe through which the process answers: its end of it."""
 
     def __init__(self, number: int, secret: str) -> None:
@@ -98,7 +98,7 @@ def tested_apart(asked: BisectRunCommand, root: Path) -> Tested:
     try:
         with contextlib.suppress(BrokenPipeError), _input_of(child) as order:
             pickle.dump(TestOrder(secret, asked, root), order)
-        answers = _Reading(reading, secret, child)
+        answers = _AnswerLines(reading, secret, child)
         last = answers.next(LOAD_S)
         if last.get("kind") == "loaded":
             # An engine may be running, which is to be ended.
@@ -141,7 +141,7 @@ def _tested(asked: BisectRunCommand, last: dict[str, Any], why: str) -> Tested:
     )
 
 
-class _Reading:
+class _AnswerLines:
     """The lines that come through the pipe and carry the secret; others are somebody
     else's."""
 

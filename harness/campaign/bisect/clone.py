@@ -22,7 +22,7 @@ _FORMAT = "%H%x00%P%x00%cI%x00%s"
 
 
 @dataclass(frozen=True)
-class History:
+class PointHistory:
     """What a bisection may run.
 
     Attributes:
@@ -61,7 +61,7 @@ def history(
     bad: str = "",
     paths: Sequence[str] = (),
     release: str = "",
-) -> History:
+) -> PointHistory:
     """The commits between ``good`` and ``bad`` that change what the engine runs.
 
     Args:
@@ -131,7 +131,7 @@ def history(
         for one in commits[1:]
         if len(one.parents) > 1
     }
-    return History(points, number, merges, notes)
+    return PointHistory(points, number, merges, notes)
 
 
 def _begin(ask: _Asked, older: str, newer: str, end: str) -> tuple[str, list[str]]:

@@ -23,7 +23,7 @@ itself."""
 
 
 @dataclass(frozen=True)
-class Reading:
+class MeanChange:
     """A change: its mean, the standard error of that, and degrees of freedom of the
     error."""
 
@@ -48,7 +48,7 @@ class Reading:
         value = 100 * abs(metric.relative(self.mean))
         return f"{value:.1f} {unit} {verb} ({ends[0]:.1f} to {ends[1]:.1f})"
 
-    def odds(self, moved: Reading) -> float:
+    def odds(self, moved: MeanChange) -> float:
         """Logarithm of the odds that the metric moved as far as ``moved``, and not at
         all. The tails are Student's, so that few blocks never make it certain."""
         spread = math.hypot(self.error, moved.error)
@@ -61,7 +61,7 @@ class Reading:
         )
 
 
-def reading(runs: Sequence[Attempt]) -> Reading | None:
+def reading(runs: Sequence[Attempt]) -> MeanChange | None:
     """All runs of a point that measured something, as one. Where they differ by more
     than each by itself explains, the error is as large as that asks for. None: there is
     none."""
@@ -83,10 +83,10 @@ def reading(runs: Sequence[Attempt]) -> Reading | None:
             w * (one.change - mean) ** 2 for w, one in zip(weights, found, strict=True)
         )
         error *= math.sqrt(max(1.0, apart / (len(found) - 1)))
-    return Reading(mean, error, freedom)
+    return MeanChange(mean, error, freedom)
 
 
-def differ(ends: Reading, worse: float) -> bool | None:
+def differ(ends: MeanChange, worse: float) -> bool | None:
     """Whether the ends differ, and by as much as the change ``worse``; None: it is left
     open."""
     low, high = ends.interval
@@ -95,7 +95,7 @@ def differ(ends: Reading, worse: float) -> bool | None:
     return True if low > 0 and ends.mean > worse / 2 else None
 
 
-def is_step(whole: Reading, before: Reading, after: Reading) -> bool:
+def is_step(whole: MeanChange, before: MeanChange, after: MeanChange) -> bool:
     """Whether the change of the ends came at this boundary, all but a quarter, as far
     as can be told; else it creeps, or came in several steps."""
     error = math.hypot(after.error, before.error)
@@ -103,5 +103,5 @@ def is_step(whole: Reading, before: Reading, after: Reading) -> bool:
     return after.mean - before.mean + reach >= 0.75 * whole.mean
 
 
-NOTHING = Reading(0.0, FLOOR, 30)
+NOTHING = MeanChange(0.0, FLOOR, 30)
 """The comparison of the good end with itself."""

@@ -31,6 +31,9 @@ class BisectCommand(SeveralRuns):
     point."""
 
     COMMAND: ClassVar[str] = "bisect"
+    DOCUMENTS: ClassVar[tuple[str, ...]] = (
+        "mmrepro.failure.documents.searches:Bisection",
+    )
     find: Find = option(
         "both", "Where the failure came in, where it was fixed, or both."
     )

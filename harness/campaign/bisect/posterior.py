@@ -37,7 +37,7 @@ Floats = NDArray[np.floating[Any]]
 
 
 @dataclass(frozen=True)
-class Counts:
+class RunCounts:
     """Runs of a position. ``odds``: logarithm of the odds that it has what is looked
     for, by what all of its runs measured; None: nothing was measured."""
 
@@ -59,7 +59,7 @@ class Posterior:
 
     def __init__(
         self,
-        counts: Sequence[Counts],
+        counts: Sequence[RunCounts],
         declared: int | None = None,
         rates: tuple[Floats, Floats] = (RATES, WEIGHTS),
     ) -> None:
@@ -108,7 +108,7 @@ def _weighed(joint: Floats) -> float:
     return total * float(-(p * np.log(p)).sum())
 
 
-def _there(one: Counts, rates: Floats) -> Floats:
+def _there(one: RunCounts, rates: Floats) -> Floats:
     """Logarithm of the likelihood, by rate, of the runs at a position that has the
     failure."""
     if one.odds is not None:
@@ -119,7 +119,7 @@ def _there(one: Counts, rates: Floats) -> Floats:
     return found
 
 
-def _gone(one: Counts) -> float:
+def _gone(one: RunCounts) -> float:
     if one.odds is not None:
         return float(np.log(_measured(np.array([SLIP]), one.odds))[0])
     return float(

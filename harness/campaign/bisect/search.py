@@ -144,7 +144,7 @@ that."""
 
 
 @dataclass
-class Found:
+class SideFinding:
     """What became of one side. Points are numbers of the board's."""
 
     direction: Direction
@@ -183,7 +183,7 @@ class Found:
         return sorted([*self.gap, last])
 
 
-def search(board: Board, bad: int, direction: Direction, far: int) -> Found:
+def search(board: Board, bad: int, direction: Direction, far: int) -> SideFinding:
     """The boundary between ``bad``, which has the failure, and ``far``, the last on
     that side."""
     step = -1 if direction == "introduced" else 1
@@ -197,7 +197,7 @@ class _Side:
         self.board, self.points, self.direction = board, points, direction
         self.options = board.options
         self.before = board.made
-        self.found = Found(direction, Conclusion.INCONCLUSIVE)
+        self.found = SideFinding(direction, Conclusion.INCONCLUSIVE)
         self.end = len(points)
         """Positions from here on are left out."""
         self.declared = self._declared()
@@ -248,7 +248,7 @@ class _Side:
 
     # ------------------------------------------------------------------ the whole
 
-    def search(self) -> Found:
+    def search(self) -> SideFinding:
         found = self.found
         try:
             self.settled(0)
@@ -462,8 +462,8 @@ class _Side:
             RATES,
             SURE,
             WEIGHTS,
-            Counts,
             Posterior,
+            RunCounts,
         )
 
         alive = self._alive()
@@ -474,7 +474,7 @@ class _Side:
             declared = max(i for i, p in enumerate(alive) if p <= self.declared)
         return Posterior(
             [
-                Counts(c[Verdict.BAD], c[Verdict.GOOD], c[Verdict.OTHER], o)
+                RunCounts(c[Verdict.BAD], c[Verdict.GOOD], c[Verdict.OTHER], o)
                 for c, o in counts
             ],
             declared,

@@ -17,14 +17,14 @@ from mmrepro.campaign.bisect.plan import Field, cell_at
 from mmrepro.campaign.bisect.search import (
     Board,
     Direction,
-    Found,
     SearchOptions,
+    SideFinding,
     search,
     start,
 )
-from mmrepro.campaign.events import Found as FoundEvent, Tone
+from mmrepro.campaign.events import Established, Tone
 from mmrepro.campaign.search import CellSearch
-from mmrepro.campaign.work import Began, Order
+from mmrepro.campaign.work import Order, StartedRun
 from mmrepro.engines import spec_for
 from mmrepro.engines.environments.build import existing
 from mmrepro.engines.environments.source import resolve
@@ -75,7 +75,7 @@ def verdict_of(runs: Sequence[Attempt]) -> tuple[PointVerdict | None, str]:
 def side_of(
     bisection: Bisection,
     direction: Direction,
-    found: Found | None,
+    found: SideFinding | None,
     notes: Sequence[str],
     made: int,
 ) -> Side:
@@ -126,12 +126,12 @@ def side_of(
     return side
 
 
-def _good(found: Found) -> bool:
+def _good(found: SideFinding) -> bool:
     return found.ends_in is PointVerdict.GOOD
 
 
 def _explain(
-    bisection: Bisection, direction: Direction, found: Found, side: Side
+    bisection: Bisection, direction: Direction, found: SideFinding, side: Side
 ) -> str:
     names = [_label(point) for point in bisection.points]
     kind = bisection.by
@@ -276,7 +276,7 @@ class Bisecting(CellSearch[Bisection]):
         options = self.options
         return SearchOptions(options.confidence, options.repeat, options.linear)
 
-    def adjust(self, side: Side, found: Found | None) -> None:
+    def adjust(self, side: Side, found: SideFinding | None) -> None:
         """Say more of a side, or say it otherwise."""
 
     def standing(self) -> str:
@@ -314,9 +314,9 @@ class Bisecting(CellSearch[Bisection]):
         self.write()
         text = f"{direction}: {side.explanation}"
         tone: Tone = "good" if side.verified else "unsure"
-        self.campaign.emit(FoundEvent(text=text, tone=tone))
+        self.campaign.emit(Established(text=text, tone=tone))
 
-    def _declared_failure(self, found: Found | None) -> list[str]:
+    def _declared_failure(self, found: SideFinding | None) -> list[str]:
         """What the scenario itself says of the other failure beyond the boundary."""
         if (
             found is None
@@ -333,7 +333,7 @@ class Bisecting(CellSearch[Bisection]):
             else []
         )
 
-    def _merged(self, found: Found | None) -> list[str]:
+    def _merged(self, found: SideFinding | None) -> list[str]:
         """How to search what a merge brought, where the boundary is one."""
         if found is None or found.conclusion is not SideConclusion.FOUND:
             return []
@@ -350,7 +350,7 @@ class Bisecting(CellSearch[Bisection]):
             f"{commit[:12]} is a merge of {count} commits; to search them: {command}"
         ]
 
-    def _outward(self, board: Board, bad: int, direction: Direction) -> Found:
+    def _outward(self, board: Board, bad: int, direction: Direction) -> SideFinding:
         """As far as the bound that was given, or beyond it where that one has the
         failure, too."""
         far = self.field.far(direction)
@@ -384,7 +384,7 @@ class Bisecting(CellSearch[Bisection]):
             attempt = self._unread(number, role, why)
         else:
             attempt = self.attempt(
-                Began(self._cells[number].id, self._asked[number], role, what)
+                StartedRun(self._cells[number].id, self._asked[number], role, what)
             )
         point.runs = sorted([*point.runs, attempt], key=lambda run: run.index)
         self._note(number, attempt)
@@ -438,7 +438,7 @@ class Bisecting(CellSearch[Bisection]):
 
     # ------------------------------------------------------------ asked by the campaign
 
-    def order_of(self, want: Began) -> Order:
+    def order_of(self, want: StartedRun) -> Order:
         number = self._numbers[want.id]
         if number not in self._before:
             self._fetching(number, there=self._is_there(number))

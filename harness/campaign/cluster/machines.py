@@ -23,9 +23,9 @@ from mmrepro.base.errors import (
 from mmrepro.campaign.cluster import remote
 from mmrepro.campaign.cluster.remote import Engines, Greeting, Parcel, Said, unpacked
 from mmrepro.campaign.matrix.options import Cluster
-from mmrepro.campaign.schedule import Group
+from mmrepro.campaign.schedule import EnvironmentGroup
 from mmrepro.campaign.trial import GRACE_S
-from mmrepro.campaign.work import Began, Order, Working
+from mmrepro.campaign.work import Order, StartedRun, Working
 from mmrepro.engines.environments.build import folder_of
 from pydantic import ValidationError
 
@@ -80,7 +80,7 @@ class Machines:
 
     # ------------------------------------------------------------------ places
 
-    def expect(self, groups: Sequence[Group]) -> None:
+    def expect(self, groups: Sequence[EnvironmentGroup]) -> None:
         """These are to be run; known before the first machine is asked what it has."""
         self._scenarios = sorted(
             {p.cell.scenario for group in groups for p in group.cells}
@@ -288,7 +288,7 @@ class Machines:
                 unpacked(item.data, folder)
                 arrived = True
                 continue
-            if isinstance(item, Began):
+            if isinstance(item, StartedRun):
                 folder, arrived = root / order.folder(item), False
             elif order.files(item) and not arrived:
                 raise PlaceLost("An incident did not arrive.")
@@ -314,7 +314,7 @@ class Machine:
         self.node, self.name = node, name
         self._cluster, self._environments = cluster, environments
 
-    def has(self, group: Group) -> bool:
+    def has(self, group: EnvironmentGroup) -> bool:
         spec = group.spec
         return spec is not None and folder_of(spec).name in self._environments
 

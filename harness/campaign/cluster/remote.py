@@ -43,7 +43,7 @@ from mmrepro.base.records import Record
 from mmrepro.base.tar import tarfile
 from mmrepro.campaign.provisions import Bound, Provisions
 from mmrepro.campaign.trial import TrialOptions, Trials
-from mmrepro.campaign.work import Began, Here, Order
+from mmrepro.campaign.work import Order, StartedRun, Workplace
 from mmrepro.runs.key import code_digest, folder_of
 from mmrepro.scenario.registry import load_scenario
 
@@ -217,7 +217,7 @@ class Said(NamedTuple):
     text: str
 
 
-Sent = Began | Parcel | Record | Said
+Sent = StartedRun | Parcel | Record | Said
 
 
 @dataclass(frozen=True)
@@ -231,7 +231,9 @@ class Engines:
     options: TrialOptions
     disk: int | None = None
 
-    def here(self, machine: str, campaign: str, say: Callable[[str], None]) -> Here:
+    def here(
+        self, machine: str, campaign: str, say: Callable[[str], None]
+    ) -> Workplace:
         """What the order's place has.
 
         Args:
@@ -243,7 +245,7 @@ class Engines:
         if self.disk is not None:
             bound = Bound(self.disk, cache_root() / FOLDER / f"disk-{campaign}.json")
         trials = Trials(replace(self.options, machine=machine))
-        return Here(trials, Provisions(self.options, bound, say), machine)
+        return Workplace(trials, Provisions(self.options, bound, say), machine)
 
 
 # ------------------------------------------------------- a machine is asked what it has
@@ -371,16 +373,18 @@ class _Working(threading.Thread):
                 self.join()
 
 
-def with_incident(item: Began | Record, order: Order, root: Path) -> Iterator[Sent]:
+def with_incident(
+    item: StartedRun | Record, order: Order, root: Path
+) -> Iterator[Sent]:
     """``item``, and before a result its files, which are on this machine no more then.
 
     One that cannot be sent makes its run a lost one.
     """
-    place = "" if isinstance(item, Began) else order.files(item)
+    place = "" if isinstance(item, StartedRun) else order.files(item)
     if not place:
         yield item
         return
-    assert not isinstance(item, Began)
+    assert not isinstance(item, StartedRun)
     folder = root / place
     try:
         yield Parcel(packed(folder))

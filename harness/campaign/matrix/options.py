@@ -11,7 +11,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 from mmrepro.base import common_options as common
 from mmrepro.base.errors import MmreproError, UsageError
 from mmrepro.base.machine.files import read_toml
-from mmrepro.base.options import LIMITS, OUTPUT, Command, Origin, declared, option
+from mmrepro.base.options import LIMITS, OUTPUT, Command, OptionOrigin, declared, option
 from mmrepro.base.records import Misfit, misfits
 from mmrepro.base.units import exact_duration, exact_size, parse_duration, parse_size
 from mmrepro.campaign.matrix import selectors
@@ -99,6 +99,7 @@ class MatrixRunCommand(Command):
     """Options of ``mmrepro matrix run``. None and what is empty: not said."""
 
     COMMAND: ClassVar[str] = "matrix run"
+    DOCUMENTS: ClassVar[tuple[str, ...]] = ("mmrepro.history.nightly:NightDocument",)
     file: Path | None = option(
         None, "FILE.toml with the rows; see docs/matrix.md.", "FILE", argument=True
     )
@@ -218,7 +219,7 @@ class MatrixRunCommand(Command):
         mine = [
             name
             for name in IN_FILE
-            if self.origins.get(name) is Origin.FILE
+            if self.origins.get(name) is OptionOrigin.FILE
             and any(said(table, name) for table in tables)
         ]
         origins = {

@@ -53,7 +53,7 @@ ReleasesOf = Callable[[EnvironmentSpec], Sequence[Listed]]
 
 
 @dataclass
-class Plan:
+class NightPlan:
     """Cells in the order in which they run: those of one environment beside each
     other."""
 
@@ -69,7 +69,7 @@ def plan(
     defaults: MatrixRunCommand,
     *,
     listing: ReleasesOf = releases_of,
-) -> Plan:
+) -> NightPlan:
     """The cells of ``rows``.
 
     Args:
@@ -96,7 +96,7 @@ def plan(
     if not made.cells:
         why = f": {made.notes[0]}" if made.notes else "."
         raise UsageError(f"The matrix has no cell{why}", hint="mmrepro list")
-    return Plan(ordered(made.cells.values()), list(dict.fromkeys(made.notes)))
+    return NightPlan(ordered(made.cells.values()), list(dict.fromkeys(made.notes)))
 
 
 def planned(night: str, scenario: Scenario, cell: Cell) -> Planned:

@@ -13,8 +13,8 @@ from typing import NamedTuple
 from mmrepro.base.errors import ExitCode, PlaceLost, UsageError
 from mmrepro.base.records import Moment, Record
 from mmrepro.base.units import duration
-from mmrepro.campaign.campaign import STRIKES, Campaign, State
-from mmrepro.campaign.events import Found, run_ended
+from mmrepro.campaign.campaign import STRIKES, Campaign, CampaignState
+from mmrepro.campaign.events import Established, run_ended
 from mmrepro.campaign.matrix import selectors
 from mmrepro.campaign.matrix.options import MatrixRunCommand
 from mmrepro.campaign.schedule import (
@@ -23,15 +23,22 @@ from mmrepro.campaign.schedule import (
     SETUP_S,
     Costs,
     Dispatcher,
+    EnvironmentGroup,
     Estimates,
-    Group,
     Next,
     Schedule,
     Slice,
     groups_of,
 )
 from mmrepro.campaign.trial import TIMEOUT_S, TrialOptions
-from mmrepro.campaign.work import Began, CellsUntilWhole, Order, Place, began_of, lost
+from mmrepro.campaign.work import (
+    CellsUntilWhole,
+    Order,
+    Place,
+    StartedRun,
+    began_of,
+    lost,
+)
 from mmrepro.engines.environments.store import Stored, list_environments
 from mmrepro.failure.documents.ledger import (
     Attempt,
@@ -43,7 +50,7 @@ from mmrepro.failure.documents.ledger import (
 )
 from mmrepro.history.events import ALARMS, events
 from mmrepro.history.ledger import Ledger, NightRuns
-from mmrepro.history.states import Settled, State as CellState, settle
+from mmrepro.history.states import JobState as CellState, Settled, settle
 from mmrepro.runs.options import StartMode
 
 
@@ -130,7 +137,7 @@ def exit_code(
     return ExitCode.AS_EXPECTED
 
 
-class Measured:
+class EnvironmentCosts:
     """What environments take; one that is not here is taken to be like the engine's
     others."""
 
@@ -138,7 +145,7 @@ class Measured:
         self._stored = list_environments(sizes=False) if stored is None else stored
         self._builds: dict[str, float] = {}
 
-    def build_s(self, group: Group) -> float:
+    def build_s(self, group: EnvironmentGroup) -> float:
         """Seconds that its build takes, about."""
         if group.name not in self._builds:
             own = self.own(group)
@@ -151,7 +158,7 @@ class Measured:
             )
         return self._builds[group.name]
 
-    def own(self, group: Group) -> Stored | None:
+    def own(self, group: EnvironmentGroup) -> Stored | None:
         wanted = (group.release, group.commit)
         made = (
             s
@@ -160,7 +167,7 @@ class Measured:
         )
         return next(made, None)
 
-    def alike(self, group: Group) -> list[Stored]:
+    def alike(self, group: EnvironmentGroup) -> list[Stored]:
         """Those of the same engine and device, oldest release first."""
         wanted = (group.engine, group.device)
         found = [
@@ -170,10 +177,10 @@ class Measured:
 
 
 STATES = {
-    State.COMPLETE: NightState.COMPLETE,
-    State.OUT_OF_TIME: NightState.OUT_OF_TIME,
-    State.INTERRUPTED: NightState.INTERRUPTED,
-    State.FAILED: NightState.INTERRUPTED,
+    CampaignState.COMPLETE: NightState.COMPLETE,
+    CampaignState.OUT_OF_TIME: NightState.OUT_OF_TIME,
+    CampaignState.INTERRUPTED: NightState.INTERRUPTED,
+    CampaignState.FAILED: NightState.INTERRUPTED,
 }
 
 
@@ -182,7 +189,7 @@ class Slicing(NamedTuple):
     takes, and what an order takes beside that and its runs. A slice is to be worth
     them."""
 
-    build_s: Callable[[Group], float] = lambda group: ASSUMED_BUILD_S
+    build_s: Callable[[EnvironmentGroup], float] = lambda group: ASSUMED_BUILD_S
     setup_s: float = SETUP_S
 
 
@@ -278,7 +285,7 @@ class Nightly:
     def waits(self) -> bool:
         return bool(self.todo)
 
-    def began(self, order: Order, began: Began) -> None:
+    def began(self, order: Order, began: StartedRun) -> None:
         return
 
     def line(self, order: Order, result: Record) -> Record:
@@ -293,7 +300,7 @@ class Nightly:
         self._dispatcher.ended(self._slices.pop(id(order)))
 
     def lost(
-        self, order: Order, loss: PlaceLost, began: Began | None, place: str
+        self, order: Order, loss: PlaceLost, began: StartedRun | None, place: str
     ) -> str:
         slice, came = self._slices.pop(id(order)), self._came.pop(id(order), 0)
         if began is not None:
@@ -309,14 +316,14 @@ class Nightly:
         self._dispatcher.lost(slice, again)
         return f"{len(again)} cells of {slice.group.name} go to others."
 
-    def end(self, state: State, failure: str) -> Night:
+    def end(self, state: CampaignState, failure: str) -> Night:
         """Before the night is written down as ended, what changed since the nights
         before is, each event once: what is killed in between goes on here."""
         marked = STATES[state]
         night = self.runs.night
         if night.state is NightState.COMPLETE:
             return night
-        if state in (State.COMPLETE, State.OUT_OF_TIME):
+        if state in (CampaignState.COMPLETE, CampaignState.OUT_OF_TIME):
             known = {event.identity for event in self.runs.events}
             ended = replace(self.runs, night=self._ended(marked))
             for event in events(self.ledger.history, ended):
@@ -362,7 +369,7 @@ class Nightly:
             settled = settle(self.runs.attempts_of(attempt.cell))
             if settled.state is CellState.FLAKY:
                 text = f"{planned.cell.row}: flaky, {settled.why}"
-                self.campaign.emit(Found(text=text, tone="unsure"))
+                self.campaign.emit(Established(text=text, tone="unsure"))
 
     def _mark(self, state: NightState) -> Night:
         night = self._ended(state)

@@ -3,6 +3,8 @@
 Whole or not at all; weights as safetensors, without torch; a byte-level tokenizer with
 the model's special tokens."""
 
+from __future__ import annotations
+
 import hashlib
 import json
 import math
@@ -13,7 +15,10 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
+
+if TYPE_CHECKING:
+    import numpy as np
 
 MERGE = 2
 """Patches of an image that Qwen2-VL merges into one token, a side."""
@@ -99,13 +104,19 @@ def written_whole(target: Path, write_into: Callable[[Path], None]) -> Path:
     return target
 
 
+def no_values(name: str, shape: tuple[int, ...]) -> np.ndarray | None:
+    """Give no weight's values: all are drawn."""
+    return None
+
+
 def write_weights(
     path: Path,
     shapes: Iterable[tuple[str, tuple[int, ...]]],
     seed: int,
     spread: Callable[[str], tuple[float, float]],
+    given: Callable[[str, tuple[int, ...]], np.ndarray | None] = no_values,
 ) -> None:
-    """A safetensors file of random bfloat16 weights.
+    """A safetensors file of bfloat16 weights, random but for those that are given.
 
     The format: header length (8 bytes, little endian), JSON header, data. The library's
     own writer takes numpy arrays, which have no bfloat16.
@@ -114,6 +125,7 @@ def write_weights(
         shapes: names and shapes, in the order in which they are drawn.
         spread: mean and standard deviation of a weight, by its name; deviation 0 draws
             nothing.
+        given: values of a weight, by its name and shape; None: it is drawn.
     """
     import numpy as np
 
@@ -122,7 +134,10 @@ def write_weights(
     blob = bytearray()
     for name, shape in shapes:
         mean, deviation = spread(name)
-        if deviation:
+        values = given(name, shape)
+        if values is not None:
+            values = np.ascontiguousarray(values, dtype=np.float32)
+        elif deviation:
             values = random.standard_normal(shape, dtype=np.float32) * np.float32(
                 deviation
             )

@@ -31,8 +31,10 @@ CONVOLUTION = 4
 
 
 @dataclass(frozen=True)
-class _TextModel(TinyModel):
-    """Attributes:
+class TextModel(TinyModel):
+    """A text model in the format of today's architectures.
+
+    Attributes:
     std: standard deviation of the weights. At 0.5 greedy answers do not repeat
         themselves, and the likeliest token leads by a nat: 28 to 31 of 32 tokens of an
         answer differ in the hybrids.
@@ -58,10 +60,10 @@ class _TextModel(TinyModel):
         )
 
     def _made_of(self) -> list[object]:
-        return [self.architecture, asdict(self), self._config({})]
+        return [self.architecture, asdict(self), self.config({})]
 
     def _write_into(self, folder: Path) -> None:
-        write_text_model(folder, self, self.vocab_size, self._config)
+        write_text_model(folder, self, self.vocab_size, self.config)
 
     def shapes(self) -> Shapes:
         h = self.hidden
@@ -97,7 +99,8 @@ class _TextModel(TinyModel):
             yield f"{place}.q_norm.weight", (d,)
             yield f"{place}.k_norm.weight", (d,)
 
-    def _config(self, ids: dict[str, int]) -> dict[str, object]:
+    def config(self, ids: dict[str, int]) -> dict[str, object]:
+        """``config.json``, of the ids of special tokens."""
         return {
             "architectures": [self.architecture],
             "model_type": self.model_type,
@@ -140,7 +143,7 @@ def experts(place: str, width: int, count: int, inner: int) -> Shapes:
 
 
 @dataclass(frozen=True)
-class TinyQwen3Text(_TextModel):
+class TinyQwen3Text(TextModel):
     """What every engine serves: a Qwen3 without a tower, with heads that CPU kernels
     take."""
 
@@ -164,7 +167,7 @@ class TinyScorer(TinyQwen3Text):
 
 
 @dataclass(frozen=True)
-class TinyQwen3Moe(_TextModel):
+class TinyQwen3Moe(TextModel):
     kind: ClassVar[str] = "tiny Qwen3 mixture of experts with random weights"
     architecture: ClassVar[str] = "Qwen3MoeForCausalLM"
     model_type: ClassVar[str] = "qwen3_moe"
@@ -190,7 +193,7 @@ class TinyQwen3Moe(_TextModel):
 
 
 @dataclass(frozen=True)
-class _DeltaNet(_TextModel):
+class _DeltaNet(TextModel):
     """A hybrid: three layers of a gated delta net, one of gated attention, and an MTP
     head.
 
@@ -335,7 +338,7 @@ class TinyQwen35(_DeltaNet):
 
 
 @dataclass(frozen=True)
-class TinyGraniteHybrid(_TextModel):
+class TinyGraniteHybrid(TextModel):
     """Three layers of Mamba2 and one of attention, whose heads are as wide as ``hidden
     / heads``: the architecture knows no other width."""
 

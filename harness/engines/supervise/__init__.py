@@ -18,11 +18,11 @@ from collections.abc import Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, BinaryIO, Final, cast
-from urllib.request import ProxyHandler, build_opener
 
 from mmrepro.base import processes
 from mmrepro.base.box import TEMPORARY, WORK, Box, BoxEnded, BoxOrder
 from mmrepro.base.errors import SupervisorError
+from mmrepro.base.machine.answer import get
 from mmrepro.base.machine.files import refuse_other_kinds
 from mmrepro.engines.supervise import supervisor
 from mmrepro.engines.supervise.supervisor import (
@@ -54,10 +54,10 @@ def free_port() -> int:
 def answers(url: str) -> bool:
     """Whether ``url`` is answered with 200 within two seconds, past any proxy."""
     try:
-        with build_opener(ProxyHandler({})).open(url, timeout=2) as answer:
-            return bool(answer.status == 200)
-    except (OSError, ValueError):
+        status, _ = get(url)
+    except OSError:
         return False
+    return status == 200
 
 
 class EngineProcess:

@@ -303,7 +303,12 @@ def begin_fork_server(
         ForkServerDied: it could not be started, or died.
     """
     if spec.box is not None:
-        return _begin_boxed(spec, spec.box, folder)
+        try:
+            return _begin_boxed(spec, spec.box, folder)
+        except BaseException:
+            # Where no box could be made, nothing else would remove it.
+            shutil.rmtree(folder, ignore_errors=True)
+            raise
     order = ForkServerOrder(
         spec.module, list(spec.preload), list(spec.path), idle_s, spec.label
     )

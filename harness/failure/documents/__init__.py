@@ -18,6 +18,7 @@ from mmrepro.failure.documents.model import (
     EngineFacts as EngineFacts,
     Exhibit as Exhibit,
     GateFacts as GateFacts,
+    HashHead as HashHead,
     Incident as Incident,
     KeyFrame as KeyFrame,
     KeyStack as KeyStack,

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import json
 import os
 import re
 import shutil
@@ -20,7 +21,14 @@ from mmrepro.base.errors import MmreproError, NoSpace, UnwritableOutput
 from mmrepro.base.machine.files import is_folder, is_there, write_file
 from mmrepro.base.records import Moment
 from mmrepro.base.text.redact import Redactor
-from mmrepro.failure.documents import EVIDENCE_DIR, INCIDENT_FILE, Incident
+from mmrepro.failure.documents import (
+    EVIDENCE_DIR,
+    INCIDENT_FILE,
+    HashHead,
+    Incident,
+)
+from mmrepro.failure.documents.hashes import HASHES_FILE, HashChain, hashed_files
+from mmrepro.failure.documents.stored import document_json
 from mmrepro.traffic.evidence.recorder import Listener, Recorder
 
 NEEDED_BYTES = 100 << 20
@@ -180,35 +188,60 @@ def remove_made(folder: Path) -> None:
 def discard(folder: Path) -> None:
     """Remove what :func:`make_run_dir` made, and nothing that somebody else put
     there."""
-    with contextlib.suppress(OSError):
-        (folder / INCIDENT_FILE).unlink(missing_ok=True)
+    for name in (INCIDENT_FILE, HASHES_FILE):
+        with contextlib.suppress(OSError):
+            (folder / name).unlink(missing_ok=True)
     evidence = folder / EVIDENCE_DIR
     remove_made(evidence if is_there(evidence) else folder)
 
 
-def write_incident(incident: Incident, folder: Path, redactor: Redactor) -> Path:
+def write_incident(
+    incident: Incident,
+    folder: Path,
+    redactor: Redactor,
+    chain: HashChain | None = None,
+) -> Path:
     """Write ``incident.json`` whole or not at all; returns the folder that it is in.
 
     When the disk is full the incident goes to the temporary folder instead: what was
     collected is not lost.
 
+    Args:
+        chain: the record of its hashes, to which what is written now is appended.
+
     Raises:
         NoSpace: there is no room there either.
     """
-    text = redactor.redact_model(incident).model_dump_json(indent=1) + "\n"
+    shown = redactor.redact_model(incident)
     try:
-        write_file(folder / INCIDENT_FILE, text)
+        _write_with_hashes(shown, folder, chain)
         return folder
     except OSError as error:
         try:
             refuge = Path(tempfile.mkdtemp(prefix=f"mmrepro-{incident.scenario.name}-"))
-            write_file(refuge / INCIDENT_FILE, text)
+            # The raw files stayed behind, and what was noted of them with them.
+            anew = HashChain(incident.id) if chain is not None else None
+            _write_with_hashes(shown, refuge, anew)
         except OSError:
             raise NoSpace(
                 f"The incident could not be written to {folder}: {error.strerror}.",
                 hint="mmrepro env prune, then run again",
             ) from error
         return refuge
+
+
+def _write_with_hashes(
+    incident: Incident, folder: Path, chain: HashChain | None
+) -> None:
+    """Raises OSError."""
+    if chain is not None:
+        document = json.loads(incident.model_dump_json())
+        growing = incident.server is not None
+        chain.note(document, hashed_files(folder / EVIDENCE_DIR, growing=growing))
+        incident.hashes = HashHead(sha256=chain.last_sha256)
+        # Before the incident, which names its last line.
+        write_file(folder / HASHES_FILE, b"".join(chain.lines))
+    write_file(folder / INCIDENT_FILE, document_json(incident))
 
 
 State = Literal["complete", "interrupted", "failed"]
@@ -228,6 +261,7 @@ class Journal:
         self.incident, self.folder = incident, folder
         self.recorder = Recorder(folder, listener)
         self._redactor = Redactor()
+        self._chain = HashChain(incident.id)
         incident.evidence = self.recorder.evidence
 
     @contextlib.contextmanager
@@ -243,8 +277,9 @@ class Journal:
     def save(self) -> None:
         """Write the incident as it is; a full disk moves it. Raises as
         ``write_incident``."""
-        folder = write_incident(self.incident, self.folder, self._redactor)
+        folder = write_incident(self.incident, self.folder, self._redactor, self._chain)
         if folder != self.folder:
+            self._chain = HashChain(self.incident.id)
             self.folder, self.incident.incident_dir = folder, str(folder)
             self.save()  # it tells where it is
 

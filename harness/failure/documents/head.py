@@ -148,7 +148,6 @@ DOCUMENTS = {
     "upgrade.json": Kind("comparison", ("upgrade",)),
     "ablation.json": Kind("ablation", ("ablate",)),
     "bisection.json": Kind("bisection", ("bisect",)),
-    "summary.json": Kind("acceptance", ("accept",)),
 }
 """By the file of its document."""
 NIGHTLY = Kind("nightly run", ("matrix", "run"))
@@ -215,11 +214,8 @@ def campaigns_in(folder: Path, files: Collection[str]) -> Iterator[Listed]:
         try:
             with open_to_read(folder / name) as file:
                 begins = from_json(file.read(CHUNK), allow_partial=True)
-            # Others call a file summary.json too.
-            if name != "summary.json" or "budget_s" in (begins or ()):
-                yield Listed(
-                    folder, DOCUMENTS[name], CampaignHead.model_validate(begins)
-                )
+            head = CampaignHead.model_validate(begins)
+            yield Listed(folder, DOCUMENTS[name], head)
         except (OSError, ValueError) as error:
             why = str(getattr(error, "strerror", None) or error)
             yield Listed(folder, DOCUMENTS[name], None, f"{name}: {why}")

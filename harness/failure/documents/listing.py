@@ -202,8 +202,8 @@ def _left(folder: Path) -> tuple[Listed, CampaignHead]:
         raise UsageError(
             f"The {found[0].kind.name} in {folder} cannot be read: {found[0].why}."
         )
-    reports = {"matrix": "matrix report", "accept": "accept --again --out"}
-    report = reports.get(found[0].kind.words[0], "report")
+    nightly = found[0].kind.words[0] == "matrix"
+    report = "matrix report" if nightly else "report"
     raise UsageError(
         f"The {found[0].kind.name} in {folder} is complete: nothing is left to run.",
         hint=f"mmrepro {report} {shlex.quote(str(folder))}",

@@ -311,6 +311,16 @@ class ServerFacts(Record):
     pid: int
 
 
+class HashHead(Record):
+    """Where the record of an incident's hashes ends (``hashes.jsonl``)."""
+
+    sha256: Annotated[str, Field(description="of the last line of hashes.jsonl")]
+    recorded_sha256: Annotated[
+        str,
+        Field(description="in a bundle: of the last line as the run wrote it"),
+    ] = ""
+
+
 class Incident(Document, kind="incident"):
     mmrepro_version: str
     id: str
@@ -375,6 +385,10 @@ class Incident(Document, kind="incident"):
     diagnosis: Annotated[
         Diagnosis | None,
         Field(description="of a live server; then there is no verdict"),
+    ] = None
+    hashes: Annotated[
+        HashHead | None,
+        Field(description="the record that shows changes; older incidents have none"),
     ] = None
     evidence: Evidence = Evidence()
 

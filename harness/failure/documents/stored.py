@@ -18,6 +18,13 @@ from pydantic import BaseModel, Field
 # A run of an hour is about 10 MB; what is larger was not written by mmrepro.
 MAX_BYTES: Final = 128 << 20
 DocumentT = TypeVar("DocumentT", bound=Document)
+MADE_BY: Final = {
+    "ablation": "ablate",
+    "bisection": "bisect",
+    "fleet": "diagnose",
+    "incident": "run",
+}
+"""By document: the command that makes it, where that has another name."""
 
 
 class _Made(BaseModel):
@@ -75,7 +82,8 @@ def _read(data: bytes, path: Path, kind: type[DocumentT]) -> DocumentT:
         raise BadIncident(
             f"{path} does not follow the {name} schema: {error}",
             hint=(
-                f"mmrepro schema --of {name}; if the file was not edited, this is a bug"
+                f"mmrepro {MADE_BY.get(name, name)} --json-schema; if the file was not "
+                "edited, this is a bug"
             ),
             detail=error.problems[:20],
         ) from error

@@ -1,11 +1,14 @@
-"""Whether a run's evidence belongs together: held against itself, before a condition is
+"""Whether a run's evidence is of that run: held against itself, before a condition is
 judged.
 
 Conditions ask whether something is there. Whose it is, when it was and who said it is
-asked here, once, by kinds of evidence and never by scenario. What contradicts the rest
-is doubted: a condition that reads it is unknown, and the run has no verdict. What an
-older document does not have is no
-contradiction: nothing here is asked of a field that is not there.
+asked here, once, by kinds of evidence and never by scenario: what a bug of ours, a
+race or a busy machine can mix up. What does not fit the rest is doubted: a condition
+that reads it is unknown, and the run has no verdict. Nothing is asked of a field that
+an older document does not have.
+
+Whether somebody changed a run afterwards is not seen here, but from the record of its
+hashes (``failure.documents.hashes``).
 """
 
 from __future__ import annotations
@@ -15,10 +18,9 @@ import re
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from datetime import UTC, timedelta
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
 from itertools import pairwise
-from statistics import median
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -39,7 +41,7 @@ from mmrepro.probes.data import (
     SyscallsData,
 )
 from mmrepro.probes.log_forms import ERROR_LEVELS, FORMS, TRACEBACK, written
-from mmrepro.traffic.evidence import Evidence, Phase, RequestRecord
+from mmrepro.traffic.evidence import Event, Evidence, Phase, RequestRecord
 
 Doubts = Iterator[tuple[str, str]]
 """What is doubted (a field of Evidence, or a kind of probe data; EVERYTHING), and
@@ -64,20 +66,13 @@ CLOCK_S = 1.0
 SLACK_S = 0.1
 """Moments and durations are taken by different threads, and rounded."""
 TURN_S = 0.002
-"""Requests of one client are numbered in turn, each as it is sent."""
+"""A phase begins so long before or after the event that notes it."""
 LATE_S = 30.0
 """An event may be written so long after what it tells of: the loop of a starved machine
 stands."""
 ZONE = timedelta(minutes=15)
 FARTHEST = timedelta(hours=14)
 """Logs have the local time: off by a whole number of ZONE, at most FARTHEST."""
-CHAT = "/v1/chat/completions"
-PICTURE = re.compile(r"\b(?:image|picture|photo)s?\b")
-"""In the label of a request that shows one."""
-FEW = 64
-"""A text has at most one token a character, and the tokens of the chat template. That
-is found from texts of so few characters; an image has more tokens than as many
-besides."""
 OUTSIDE = (9, 15, 2, 1, 3, 10, 12, 24, 30)
 """Signals that somebody sends: KILL, TERM, INT, HUP, QUIT, a batch system's USR1 and
 USR2, XCPU of a limit, PWR. A crash raises others in its own process."""
@@ -94,9 +89,6 @@ LOG_FORMS = {form.engine for form in FORMS}
 """Engines whose lines have a form of their own."""
 STOPPED = "T"
 """By a signal; a tracer's own stop is t."""
-LEVELS = ("", "DEBUG", "INFO", "WARN", "WARNING", "ERROR", "CRITICAL")
-KEPT = 25
-"""Lines of a pattern that a log reading keeps: the first 20 and the last 5."""
 FOREVER = re.compile(r".*_(?:total|count|bucket)|process_start_time_seconds")
 """Metrics that a server which is not started again never lowers. Not sums: those of
 durations have been recorded to shrink."""
@@ -107,19 +99,18 @@ class Run:
     """What a run says of itself, for its evidence to be held against.
 
     Attributes:
-        known: the engine and the variant are ones that this mmrepro has; else why not.
-        wheel, packages: the file's name; ``name==version`` of all that was resolved.
+        known: why the engine or the variant is none that this mmrepro has; "": it is.
+        wheel: the file's name.
         kernels: release of the wheel, where it lends its compiled files to another's
             Python.
+        packages: ``name==version`` of all that was resolved.
         command: of its server, as a cold start runs it.
         began, ended: of the run; None: not known yet.
         passed: whether the gate was noted to pass; None: there was none.
-        latencies_s: of the gate's requests, as they were noted.
         deadline_s: after which silence counts, by the gate's rule; None: the gate did
             not pass.
         waited_s: deadline of the check, where the scenario made another of it.
         sources: file and qualified name of definitions that the scenario is about.
-        patterns: expressions by which the log was searched.
         utc_offset_s: of the machine's local time; None: not noted.
     """
 
@@ -133,11 +124,9 @@ class Run:
     began: Moment | None = None
     ended: Moment | None = None
     passed: bool | None = None
-    latencies_s: tuple[float, ...] | None = None
     deadline_s: float | None = None
     waited_s: float | None = None
     sources: tuple[tuple[str, str], ...] = ()
-    patterns: Mapping[str, str] = field(default_factory=dict)
     utc_offset_s: float | None = None
 
     def option(self, *names: str) -> str:
@@ -150,6 +139,11 @@ class Run:
         packages."""
         lender = f"{self.engine.name}-{self.kernels}-"
         return bool(self.kernels) and environment.startswith(lender)
+
+    @property
+    def number(self) -> str:
+        """The release, without what a build adds to it."""
+        return self.release.partition("+")[0]
 
     @property
     def environment(self) -> str:
@@ -184,30 +178,37 @@ def named(evidence: Evidence, run: Run) -> Doubts:
     if run.known:
         yield EVERYTHING, run.known
     own = {_plain(name) for name in (run.engine.name, *run.engine.distributions)}
-    versions = {_plain(n): v for n, _, v in (p.partition("==") for p in run.packages)}
-    told = {f"the package {name}": versions[name] for name in own & versions.keys()}
-    project, _, rest = run.wheel.partition("-")
-    wheel = rest.partition("-")[0]
-    if run.kernels and wheel != run.kernels:
-        yield (
-            EVERYTHING,
-            f"the wheel is {run.wheel}, the compiled files are of {run.kernels}",
-        )
-    if versions and not run.kernels and versions.get(_plain(project), wheel) != wheel:
-        yield EVERYTHING, f"the wheel is {run.wheel}, the packages have another"
-    if _plain(project) in own and not run.kernels:
-        told["the wheel"] = wheel
+    versions: dict[str, str] = {}
+    for package in run.packages:
+        name, _, version = package.partition("==")
+        versions[_plain(name)] = version
+    of_release = {f"the package {name}": versions[name] for name in own & {*versions}}
+
+    distribution, _, rest = run.wheel.partition("-")
+    project, wheel = _plain(distribution), rest.partition("-")[0]
+    if run.kernels:
+        if wheel != run.kernels:
+            yield (
+                EVERYTHING,
+                f"the wheel is {run.wheel}, the compiled files are of {run.kernels}",
+            )
+    else:
+        if versions and versions.get(project, wheel) != wheel:
+            yield EVERYTHING, f"the wheel is {run.wheel}, the packages have another"
+        if project in own:
+            of_release["the wheel"] = wheel
+
     if run.environment and run.packages:
-        told["the environment"] = run.environment.removeprefix(
-            run.engine.name + "-"
-        ).split("-")[0]
-        if not run.environment.startswith(run.engine.name + "-"):
+        begin = f"{run.engine.name}-"
+        if not run.environment.startswith(begin):
             yield (
                 EVERYTHING,
                 f"the server ran in {run.environment}, not of {run.engine.name}",
             )
-    for what, version in told.items():
-        if version.partition("+")[0] != run.release.partition("+")[0]:
+        within = run.environment.removeprefix(begin)
+        of_release["the environment"] = within.split("-")[0]
+    for what, version in of_release.items():
+        if version.partition("+")[0] != run.number:
             yield EVERYTHING, f"{what} is of {version}, the run of {run.release}"
 
 
@@ -216,32 +217,29 @@ def _plain(name: str) -> str:
 
 
 def reproduced_here(evidence: Evidence, run: Run) -> Doubts:
-    """What the reproducers print is of the environment and the release of the run, and
-    theirs."""
-    for one in evidence.reproducers:
-        for name, value in one.facts.items():
-            if name == run.engine.name and value != run.release.partition("+")[0]:
+    """What the reproducers print is of the environment and the release of the run."""
+    for reproducer in evidence.reproducers:
+        for name, value in reproducer.facts.items():
+            if name == run.engine.name and value != run.number:
                 yield (
                     "reproducers",
-                    f"{one.name} ran in {name} {value}, the run in {run.release}",
+                    f"{reproducer.name} ran in {name} {value}, the run in "
+                    f"{run.release}",
                 )
-            for other in ENVIRONMENT.findall(str(value)):
-                if (
-                    run.environment
-                    and other != run.environment
-                    and not run.of_kernels(other)
-                ):
-                    yield (
-                        "reproducers",
-                        f"{one.name} ran in {other}, the run in {run.environment}",
-                    )
-        if one.facts and one.exit_code != 0:
-            yield (
-                "reproducers",
-                f"{one.name} ended with {one.exit_code} and has results",
-            )
-    if len({one.name for one in evidence.reproducers}) < len(evidence.reproducers):
-        yield "reproducers", "a reproducer has two results"
+            for other in _other_environments(str(value), run):
+                yield (
+                    "reproducers",
+                    f"{reproducer.name} ran in {other}, the run in {run.environment}",
+                )
+
+
+def _other_environments(text: str, run: Run) -> Iterator[str]:
+    """Environments that a text names, and that are not the run's."""
+    if not run.environment:
+        return
+    for other in ENVIRONMENT.findall(text):
+        if other != run.environment and not run.of_kernels(other):
+            yield other
 
 
 def one_server(evidence: Evidence, run: Run) -> Doubts:
@@ -250,7 +248,7 @@ def one_server(evidence: Evidence, run: Run) -> Doubts:
     port = run.option("--port", "--server-port")
     model = run.option("--served-model-name", "--model-name")
     places = [(kind, urlsplit(url)) for kind, url in _addresses(evidence)]
-    usual = Counter(url.netloc for _, url in places).most_common()
+    usual = Counter(url.netloc for _, url in places).most_common(1)
     first = usual[0][0] if usual else ""
     for kind, url in places:
         if url.netloc != first or (port and url.port != int(port)):
@@ -262,24 +260,31 @@ def one_server(evidence: Evidence, run: Run) -> Doubts:
                 "connections",
                 f"they are of port {data.port}, the server listens on {port}",
             )
-        if isinstance(data, MetricsData):
-            served = {s.labels.get("model_name") for s in data.samples} - {None, model}
-            if model and served:
+        if isinstance(data, MetricsData) and model:
+            served = {sample.labels.get("model_name") for sample in data.samples}
+            others = served - {None, model}
+            if others:
                 yield (
                     "metrics",
-                    f"they are of the model {served.pop()}, {model} was served",
+                    f"they are of the model {others.pop()}, {model} was served",
                 )
         if isinstance(data, HttpData):
             yield from _front(data, run, model)
-        for use in data.processes if isinstance(data, ProcessesData) else ():
-            listens = PORT.search(use.cmdline)
-            behind = isinstance(data, ProcessesData) and use.pid != data.root_pid
-            behind = behind and PROXY.search(" ".join(run.command)) is not None
-            if listens and port and listens[1] != port and not behind:
-                yield (
-                    "processes",
-                    f"process {use.pid} listens on {listens[1]}, the server on {port}",
-                )
+        if isinstance(data, ProcessesData) and port:
+            yield from _listening(data, run, port)
+
+
+def _listening(data: ProcessesData, run: Run, port: str) -> Doubts:
+    proxied = PROXY.search(" ".join(run.command)) is not None
+    for use in data.processes:
+        # Servers behind the proxy of a pair have ports of their own.
+        behind = proxied and use.pid != data.root_pid
+        listens = PORT.search(use.cmdline)
+        if listens and listens[1] != port and not behind:
+            yield (
+                "processes",
+                f"process {use.pid} listens on {listens[1]}, the server on {port}",
+            )
 
 
 def _addresses(evidence: Evidence) -> Iterator[tuple[str, str]]:
@@ -294,8 +299,6 @@ def _front(data: HttpData, run: Run, model: str) -> Doubts:
     for answer in data.answers:
         if why := not_the_engines(answer.status, answer.body):
             yield "http", f"{answer.path}: {why}"
-        if answer.status is not None and (answer.timed_out or answer.error):
-            yield "http", f"{answer.path} has an answer, and none"
         for entry in _entries(answer.body):
             owner, name = entry.get("owned_by"), entry.get("id")
             if owner not in (None, run.engine.name) or (
@@ -315,131 +318,100 @@ def one_tree(evidence: Evidence, run: Run) -> Doubts:
     """One tree of processes, whose core lives from before the trigger on; all else is
     of it."""
     readings = [r.data for r in _theirs(evidence) if isinstance(r.data, ProcessesData)]
-    begun = (
-        STARTED.match(event.text) for event in evidence.events if event.phase == "start"
-    )
-    started = [int(found[1]) for found in begun if found]
-    roots = {data.root_pid for data in readings} | set(started[-1:])
+    roots = {data.root_pid for data in readings}
+    started = _started(event for event in evidence.events if event.phase == "start")
+    if started:
+        roots.add(started[-1])
     if len(roots) > 1:
         yield "processes", f"they are of two servers, processes {_listed(roots)}"
-    pids = {pid for data in readings for pid in (*data.vanished, data.root_pid)}
-    there = {use.pid for data in readings for use in data.processes}
-    # Of a server that is gone nobody knows them.
-    pids = pids | there if there else set()
-    core, worker = run.engine.core_role, run.engine.worker_role
-    traced: dict[str, set[int]] = {}
-    for result in _theirs(evidence):
-        if isinstance(result.data, SyscallsData):
-            traced.setdefault(result.phase, set()).add(result.data.pid)
-    if any(pids != other for pids, other in pairwise(traced.values())):
-        yield "syscalls", "they are of one process in one phase, of another in the next"
-    ranks = {
-        u.pid for d in readings for u in d.processes if worker and worker in u.role
-    }
-    cores = [
-        {u.pid for u in data.processes if core and core in u.role} for data in readings
-    ]
-    seen = [one for one in cores if one]
-    if any(a != b for a, b in pairwise(seen)):
+
+    core = run.engine.core_role
+    cores = [_pids_of(data, core) for data in readings]
+    cores = [pids for pids in cores if pids]
+    if any(before != after for before, after in pairwise(cores)):
         yield "processes", f"{core} was started again between the readings"
         yield "metrics", f"{core} was started again between the readings"
-    yield from _lives(evidence, readings, core)
+    yield from _lives(evidence, readings)
+    yield from _traced(evidence, run, readings)
+
+
+def _started(events: Iterable[Event]) -> list[int]:
+    """The process ids of servers whose start is noted."""
+    matches = [STARTED.match(event.text) for event in events]
+    return [int(match[1]) for match in matches if match]
+
+
+def _pids_of(data: ProcessesData, role: str) -> set[int]:
+    """Processes of a role; none of a role that the engine does not have."""
+    return {use.pid for use in data.processes if role and role in use.role}
+
+
+def _traced(evidence: Evidence, run: Run, readings: Sequence[ProcessesData]) -> Doubts:
+    """Stacks and system calls are of the server's core or of its workers."""
+    ours: set[int] = set()
+    seen: set[int] = set()
+    workers: set[int] = set()
+    for data in readings:
+        ours |= {use.pid for use in data.processes}
+        seen |= _pids_of(data, run.engine.core_role)
+        workers |= _pids_of(data, run.engine.worker_role)
+    if ours:  # of a server that is gone nobody knows them
+        for data in readings:
+            ours |= {*data.vanished, data.root_pid}
+
+    traced: dict[str, set[int]] = {}
     for result in _theirs(evidence):
-        data = result.data
-        if isinstance(data, StacksData):
-            for pid in {s.pid for s in data.samples} | set(data.denied):
-                if pids and pid not in pids:
-                    yield (
-                        "stacks",
-                        f"they are of process {pid}, which is none of this server",
-                    )
-                elif seen and pid not in ranks and not any(pid in one for one in seen):
-                    yield "stacks", f"they are of process {pid}, which is no {core}"
-        if isinstance(data, SyscallsData):
-            if pids and data.pid not in pids:
+        pids: set[int] = set()
+        if isinstance(result.data, StacksData):
+            pids = {s.pid for s in result.data.samples} | set(result.data.denied)
+        elif isinstance(result.data, SyscallsData):
+            pids = {result.data.pid}
+            traced.setdefault(result.phase, set()).add(result.data.pid)
+        for pid in pids:
+            if ours and pid not in ours:
                 yield (
-                    "syscalls",
-                    f"they are of process {data.pid}, which is none of this server",
+                    _kind(result),
+                    f"they are of process {pid}, which is none of this server",
                 )
-            elif (
-                seen
-                and data.pid not in ranks
-                and not any(data.pid in one for one in seen)
-            ):
-                yield "syscalls", f"they are of process {data.pid}, which is no {core}"
+            elif seen and pid not in seen | workers:
+                yield (
+                    _kind(result),
+                    f"they are of process {pid}, which is no {run.engine.core_role}",
+                )
+    if any(before != after for before, after in pairwise(traced.values())):
+        yield "syscalls", "they are of one process in one phase, of another in the next"
 
 
-def _lives(evidence: Evidence, readings: Sequence[ProcessesData], core: str) -> Doubts:
-    """Every process has one start and one parent, of this server, before the first
-    request."""
-    first = min(
-        (r.sent.wall.timestamp() for r in evidence.requests_in("gate")), default=None
-    )
-    begun = (event for event in evidence.events if STARTED.match(event.text))
-    since = max((event.at.wall.timestamp() for event in begun), default=None)
+def _lives(evidence: Evidence, readings: Sequence[ProcessesData]) -> Doubts:
+    """Every process has one start, of this server, before the first request: an id may
+    be given again to another process."""
+    sent = [r.sent.wall.timestamp() for r in evidence.requests_in("gate")]
+    started = [e.at.wall.timestamp() for e in evidence.events if STARTED.match(e.text)]
     known: dict[int, ProcessUse] = {}
     for data in readings:
-        here = {use.pid: use for use in data.processes}
-        if len(here) < len(data.processes) or 0 in here:
-            yield "processes", "a process stands there twice, or is none"
-        if data.root_pid not in {*here, *data.vanished}:
-            yield "processes", f"the server's own process {data.root_pid} is not there"
-        alive = {use.pid for use in data.processes if use.state not in DEAD}
-        parents = {*here, *data.vanished, data.root_pid}
-        if data.root_pid not in alive and (root := known.get(data.root_pid)):
-            # What a server leaves goes to the process that started it.
-            parents.add(root.ppid)
         for use in data.processes:
             before = known.setdefault(use.pid, use)
-            if use.pid != data.root_pid and use.ppid not in parents:
-                yield "processes", f"process {use.pid} is no child of this server"
-            if before.ppid != use.ppid and (
-                use.pid == data.root_pid or before.ppid in alive
-            ):
-                yield "processes", f"process {use.pid} has two parents"
-            if core in before.role and core not in use.role and use.state not in DEAD:
-                yield (
-                    "processes",
-                    f"process {use.pid} is called {before.role} and {use.role}",
-                )
             born = use.created_wall
             if born is None or before.created_wall is None:
                 continue
             if _apart(born, before.created_wall):
                 yield "processes", f"process {use.pid} has two starts"
-            if (
-                first
-                and (use.role or use.state in DEAD)
-                and _past(born, first, CLOCK_S)
-            ):
+            works = bool(use.role) or use.state in DEAD
+            if sent and works and _past(born, min(sent), CLOCK_S):
                 yield (
                     "processes",
                     f"{use.role or use.name} was started after the first request",
                 )
-            if since is not None and _past(since, born, EARLY_S):
+            if started and _past(max(started), born, EARLY_S):
                 yield "processes", f"process {use.pid} is older than the server"
-            above = here.get(use.ppid)
-            if above is not None and _past(above.created_wall or born, born, CLOCK_S):
-                yield (
-                    "processes",
-                    f"process {use.pid} is older than the one that started it",
-                )
-    ids: dict[tuple[str, float | None], int] = {}
-    for data in readings:
-        often = Counter((use.role, use.created_wall) for use in data.processes)
-        for use in data.processes:
-            one = (use.role, use.created_wall)
-            if all(one) and often[one] == 1 and ids.setdefault(one, use.pid) != use.pid:
-                yield "processes", f"{use.role} has two process ids"
+
     root = known.get(readings[0].root_pid) if readings else None
+    if root is None or not root.created_wall:
+        return
     for result in _theirs(evidence):
-        if (
-            root is not None
-            and root.created_wall
-            and isinstance(result.data, MetricsData)
-        ):
-            told = result.data.total("process_start_time_seconds")
-            if told is not None and _apart(told, root.created_wall):
+        if isinstance(result.data, MetricsData):
+            born = result.data.total("process_start_time_seconds")
+            if born is not None and _apart(born, root.created_wall):
                 yield (
                     "metrics",
                     "they are of a process that was started at another time",
@@ -448,25 +420,16 @@ def _lives(evidence: Evidence, readings: Sequence[ProcessesData], core: str) -> 
 
 def environments(evidence: Evidence, run: Run) -> Doubts:
     """Processes and tracebacks name one environment: that of the run."""
-    if not run.environment:
-        return
-    texts = [
-        ("processes", use.cmdline)
-        for result in _theirs(evidence)
-        if isinstance(result.data, ProcessesData)
-        for use in result.data.processes
-    ]
-    texts += [
-        ("logs", line.text)
-        for result in _theirs(evidence)
-        if isinstance(result.data, LogsData)
-        for line in _lines(result.data)
-    ]
-    for kind, text in texts:
-        for other in ENVIRONMENT.findall(text):
-            if other != run.environment and not run.of_kernels(other):
+    for result in _theirs(evidence):
+        texts: list[str] = []
+        if isinstance(result.data, ProcessesData):
+            texts = [use.cmdline for use in result.data.processes]
+        elif isinstance(result.data, LogsData):
+            texts = [line.text for line in _lines(result.data)]
+        for text in texts:
+            for other in _other_environments(text, run):
                 yield (
-                    kind,
+                    _kind(result),
                     f"it is of the environment {other}, the run of {run.environment}",
                 )
 
@@ -484,53 +447,23 @@ def _moments(evidence: Evidence) -> Iterator[tuple[str, Phase | str, Moment]]:
         yield "events", event.phase, event.at
 
 
-def clocks(evidence: Evidence, run: Run) -> Doubts:
-    """Wall and monotonic clock of every moment are as far apart as of all others."""
-    found = list(_moments(evidence))
-    samples = (
-        r.data.samples for r in evidence.probes if isinstance(r.data, StacksData)
-    )
-    found += [("stacks", "", s.taken) for some in samples for s in some]
-    found += [(EVERYTHING, "", m) for m in (run.began, run.ended) if m is not None]
-    apart = [m.wall.timestamp() - m.mono for _, _, m in found]
-    if not apart:
-        return
-    usual = median(apart)
-    for (what, _, moment), one in zip(found, apart, strict=True):
-        if _apart(one, usual):
-            yield (
-                what,
-                f"its clocks disagree by {one - usual:.1f} s at {moment.wall:%H:%M:%S}",
-            )
-    for what, _, moment in found:
+def within_the_run(evidence: Evidence, run: Run) -> Doubts:
+    """Nothing was sent, read or noted before the run began or after it ended."""
+    for what, _, moment in _moments(evidence):
         before = run.began is not None and _past(run.began.mono, moment.mono)
-        if before or (run.ended is not None and _past(moment.mono, run.ended.mono)):
+        after = run.ended is not None and _past(moment.mono, run.ended.mono)
+        if before or after:
             yield what, "it is of another time than the run"
-    points = [point.mono for point in evidence.series]
-    if any(b < a for a, b in pairwise(points)) and not _gpu(evidence):
-        yield "series", "its points are in no order"
 
 
-def _gpu(evidence: Evidence) -> bool:
-    """Two samplers take turns in one series."""
-    return any(point.gpu_pct or point.gpu_bytes for point in evidence.series)
-
-
-def order(evidence: Evidence, run: Run) -> Doubts:
-    """Phases follow each other: what is of the check comes after what is of the
-    trigger."""
-    events = [event.at.mono for event in evidence.events]
-    if any(_past(a, b) for a, b in pairwise(events)):
-        yield "events", "the timeline is in no order"
-    places = [ORDER[event.phase] for event in evidence.events]
-    if places != sorted(places):
-        yield "events", "the phases of the timeline are in no order"
+def in_phase(evidence: Evidence, run: Run) -> Doubts:
+    """What is of a phase was done in it: an answer that came late is of the phase in
+    which it was asked for."""
     begins: dict[int, float] = {}
     for event in evidence.events:
         if event.source == "stage" and event.text in STAGES:
             begins.setdefault(ORDER[STAGES[event.text]], event.at.mono)
-    asked = evidence.requests
-    for record in asked:
+    for record in evidence.requests:
         begun = begins.get(ORDER[record.phase]) if record.phase in ORDER else None
         if begun is not None and _ended(record) < begun:
             yield (
@@ -544,52 +477,14 @@ def order(evidence: Evidence, run: Run) -> Doubts:
             yield what, f"nothing of it is done in the phase {phase!r}"
             continue
         place = ORDER[phase]
-        begin = max(
-            (at for earlier, at in begins.items() if earlier <= place), default=None
-        )
-        end = min((at for later, at in begins.items() if later > place), default=None)
+        begun_before = [at for earlier, at in begins.items() if earlier <= place]
+        begun_after = [at for later, at in begins.items() if later > place]
+        # The recorder's phase is set just before or after the stage is noted.
         turn = 0.0 if what == "requests" else TURN_S
-        if (begin is not None and _past(begin, moment.mono, turn)) or (
-            end is not None and _past(moment.mono, end, turn)
-        ):
+        early = begun_before and _past(max(begun_before), moment.mono, turn)
+        late = begun_after and _past(moment.mono, min(begun_after), turn)
+        if early or late:
             yield what, f"it is called one of the {phase}, and was at another time"
-        if not begins and any(
-            (ORDER[r.phase] > place and _past(moment.mono, r.sent.mono))
-            or (ORDER[r.phase] < place and _past(r.sent.mono, moment.mono))
-            for r in asked
-        ):
-            yield what, f"it is called one of the {phase}, and was at another time"
-
-
-def in_turn(evidence: Evidence, run: Run) -> Doubts:
-    """Requests are numbered as they were sent and noted as they ended; readings lie
-    apart."""
-    records = evidence.requests
-    if {r.id for r in records} != set(range(1, len(records) + 1)):
-        yield "requests", "a request has another's number, or one is missing"
-    by_id = sorted(records, key=lambda r: r.id)
-    places = [ORDER[r.phase] for r in by_id if r.phase in ORDER]
-    if places != sorted(places):
-        yield "requests", "the phases of its requests are in no order"
-    for a, b in pairwise(by_id):
-        if _past(a.sent.mono, b.sent.mono, TURN_S):
-            yield (
-                "requests",
-                f"{b.label!r} was sent before {a.label!r}, and is numbered after it",
-            )
-    for a, b in pairwise(records):
-        if _past(_ended(a), _ended(b)):
-            yield (
-                "requests",
-                f"{a.label!r} ended after {b.label!r}, and stands before it",
-            )
-    last: dict[tuple[str, str], float] = {}
-    for result in evidence.probes:
-        if result.probe != "logs":
-            at, key = result.started.mono, (result.probe, result.phase)
-            if key in last and at <= last[key]:
-                yield _kind(result), "its readings are of one moment, or in no order"
-            last[key] = at
 
 
 def _past(later: float, earlier: float, slack: float = SLACK_S) -> bool:
@@ -607,64 +502,11 @@ def _ended(record: RequestRecord) -> float:
     return record.sent.mono + record.latency_s
 
 
-def told(evidence: Evidence, run: Run) -> Doubts:
-    """The timeline tells of each request, probe and reproducer what its record does."""
-    said = Counter((event.source, event.text) for event in evidence.events)
-    when = {
-        (event.source, event.text): event.at.mono for event in reversed(evidence.events)
-    }
-    latest = {(event.source, event.text): event.at.mono for event in evidence.events}
-    if evidence.events or run.began is not None:
-        for record in evidence.requests:
-            key = ("client", record.told)
-            if said[key] <= 0:
-                yield "requests", f"the timeline has no {record.told[:120]!r}"
-            elif _past(when[key], _ended(record)) or _past(_ended(record), latest[key]):
-                yield (
-                    "requests",
-                    f"{record.label!r} ended when the timeline has it otherwise",
-                )
-            said[key] -= 1
-        for (source, text), left in said.items():
-            if source == "client" and left > 0:
-                yield (
-                    "requests",
-                    f"the timeline has {text[:120]!r}, which no record is of",
-                )
-    heads = Counter(
-        found[0]
-        for event in evidence.events
-        if event.source == "probe"
-        and (found := re.match(r"probe .*? in [\d.]+", event.text))
-    )
-    if heads:
-        for result in evidence.probes:
-            head = f"probe {result.probe}: {result.status} in {result.seconds:.2f}"
-            if heads[head] <= 0:
-                yield _kind(result), f"the timeline has no {head!r} s"
-            heads[head] -= 1
-    for one in evidence.reproducers:
-        text = f"reproducer {one.name}: {one.error or f'ended with {one.exit_code}'}"
-        others = [
-            e.text
-            for e in evidence.events
-            if e.text.startswith(f"reproducer {one.name}: ")
-        ]
-        if others and not any(
-            t.startswith(f"{text} in {one.seconds:.2f} s") for t in others
-        ):
-            yield "reproducers", f"the timeline has {others[0]!r}"
-
-
 def windows(evidence: Evidence, run: Run) -> Doubts:
-    """Windows are above zero and within their probe; samples are of different moments
-    in it."""
-    asked: dict[bool, list[str]] = {}
+    """Windows are above zero and within their probe, and so are samples."""
     for result in evidence.probes:
         data, begin = result.data, result.started.mono
         end = begin + result.seconds
-        if result.seconds < 0:
-            yield _kind(result), "it took less than no time"
         if isinstance(data, ProcessesData | SyscallsData) and (
             data.window_s <= 0 or _past(data.window_s, result.seconds)
         ):
@@ -674,26 +516,10 @@ def windows(evidence: Evidence, run: Run) -> Doubts:
             )
         if isinstance(data, InferenceData) and _past(data.seconds, result.seconds):
             yield "inference", f"it waited {data.seconds:g} s of {result.seconds:.2f} s"
-        if isinstance(data, HttpData):
-            if any(
-                a.seconds < 0 or _past(a.seconds, result.seconds) for a in data.answers
-            ):
-                yield "http", "an endpoint was asked for longer than all of them"
-            paths = [answer.path for answer in data.answers]
-            if asked.setdefault(result.phase == "control", paths) != paths:
-                yield "http", f"{paths} were asked, and other endpoints at another time"
         if isinstance(data, StacksData):
-            if result.ok and not data.samples:
-                yield "stacks", "it was read, and nothing is there"
-            times = [s.taken.mono for s in data.samples]
+            times = [sample.taken.mono for sample in data.samples]
             if any(_past(begin, t) or _past(t, end) for t in times):
                 yield "stacks", "a sample is of another time"
-            of_each = {
-                pid: [s.taken.mono for s in data.samples if s.pid == pid]
-                for pid in {s.pid for s in data.samples}
-            }
-            if any(b <= a for each in of_each.values() for a, b in pairwise(each)):
-                yield "stacks", "its samples are of one moment, or in no order"
 
 
 # --------------------------------------------------------------- how long it was waited
@@ -703,16 +529,8 @@ def silence(evidence: Evidence, run: Run) -> Doubts:
     """No answer means that the whole deadline passed, by the gate's rule, and nothing
     came."""
     rule = run.deadline_s
-    measured = [r.latency_s for r in evidence.requests_in("gate") if r.answered]
-    if run.latencies_s is not None and measured and list(run.latencies_s) != measured:
-        yield "requests", "the latencies of the gate are others than were noted in it"
     for record in evidence.requests:
         label, waited = record.label, record.latency_s
-        if waited < 0 or record.deadline_s <= 0:
-            yield "requests", f"{label!r} took {waited:g} s of {record.deadline_s:g}"
-        ttft = record.ttft_s
-        if ttft is not None and (ttft < 0 or _past(ttft, waited)):
-            yield "requests", f"{label!r} began after it had ended"
         if not record.timed_out:
             if _past(waited, record.deadline_s, LATE_S):
                 yield "requests", f"{label!r} was answered long after its deadline"
@@ -736,10 +554,6 @@ def silence(evidence: Evidence, run: Run) -> Doubts:
             continue
         if why := foreign_error(data.status, data.error):
             yield "inference", why
-        if data.answered and (data.status != 200 or data.error):
-            yield "inference", "it was answered and failed"
-        if not data.answered and data.status == 200 and not data.error:
-            yield "inference", "it was answered, and not"
         if (
             data.answered
             or data.status is not None
@@ -770,154 +584,7 @@ def came(record: RequestRecord) -> bool:
     return any(parts) or record.ttft_s is not None or bool(record.completion_tokens)
 
 
-# ------------------------------------------------------------------ what it holds
-
-
-def images(evidence: Evidence, run: Run) -> Doubts:
-    """A picture that is called the same is the same, by its digest, and is there."""
-    looks: dict[str, tuple[object, ...]] = {}
-    sent_as = Counter(
-        (i.name, i.sha256) for r in evidence.requests for i in r.images if i.name
-    )
-    called = Counter(name for name, _ in sent_as)
-    owners: dict[tuple[Phase, str], str] = {}
-    kinds: dict[str, tuple[object, ...]] = {}
-    pictured: dict[tuple[str, str], bool] = {}
-    named_so = Counter(
-        i.name
-        for r in evidence.requests
-        for i in r.images
-        if i.name and _says(r.label, i.name)
-    )
-    shown = [name for name, often in named_so.items() if often > 1]
-    for record in evidence.requests:
-        for sent in record.images:
-            look = (sent.width, sent.height, sent.bytes, sent.pixels, sent.coarse)
-            if looks.setdefault(sent.sha256, look) != look:
-                yield "requests", f"{record.label!r}: one digest is of two pictures"
-            if not re.fullmatch(r"[0-9a-f]{64}", sent.sha256):
-                yield "requests", f"{record.label!r}: a digest is none"
-            if not sent.name and called:
-                yield (
-                    "requests",
-                    f"{record.label!r}: one picture has no name, others have",
-                )
-            # A name that is given again, to a picture that is used again, is a new
-            # name.
-            if called[sent.name] > 1 and sent_as[sent.name, sent.sha256] == 1:
-                yield (
-                    "requests",
-                    f"{record.label!r}: {sent.name} is another picture elsewhere",
-                )
-            if owners.setdefault((record.phase, sent.sha256), sent.name) != sent.name:
-                yield (
-                    "requests",
-                    f"{record.label!r}: {sent.name} is the picture of another name",
-                )
-        kind = (bool(record.images), record.method, record.path, record.stream)
-        if kinds.setdefault(_stem(record.label), kind) != kind:
-            yield (
-                "requests",
-                f"{record.label!r} is not like the other ones of that name",
-            )
-        about = record.label.rpartition(": ")[2].partition(",")[0]
-        if pictured.setdefault((record.path, about), bool(record.images)) != bool(
-            record.images
-        ):
-            yield "requests", f"{record.label!r} is without the picture of another one"
-        shows = PICTURE.search(record.label) and "text" not in record.label
-        if shows and not record.images and record.path == CHAT:
-            yield "requests", f"{record.label!r} has no picture"
-        absent = {name for name in shown if _says(record.label, name)}
-        if absent and not record.images and "text" not in record.label:
-            yield "requests", f"{record.label!r} is without {absent.pop()}"
-        generated = record.path.endswith(("/completions", "/generate", "/responses"))
-        if (record.completion_tokens and not generated) or not record.path.startswith(
-            "/"
-        ):
-            yield (
-                "requests",
-                f"{record.label!r} has an answer that {record.path} does not give",
-            )
-        prompted = record.images or record.prompt_chars
-        if record.method not in ("GET", "POST") or (
-            record.method == "GET" and prompted
-        ):
-            yield (
-                "requests",
-                f"{record.label!r} was a {record.method or 'nothing'} with a prompt",
-            )
-    texts = [
-        (record, record.prompt_tokens - record.prompt_chars)
-        for record in evidence.requests
-        if record.prompt_tokens is not None
-        and record.prompt_chars
-        and record.path == CHAT
-        if not record.images
-    ]
-    template = min((more for r, more in texts if r.prompt_chars <= FEW), default=0)
-    for record, more in texts:
-        if more > template + FEW:
-            yield (
-                "requests",
-                f"{record.label!r} has no picture, and {record.prompt_tokens} tokens",
-            )
-
-
-def _says(label: str, name: str) -> bool:
-    return re.search(rf"\b{re.escape(name)}\b", label) is not None
-
-
-def _stem(label: str) -> str:
-    return re.sub(r"\d+", "#", re.sub(r" \(\d+\)$", "", label))
-
-
-def sums(evidence: Evidence, run: Run) -> Doubts:
-    """The numbers of an answer agree with each other."""
-    for record in evidence.requests:
-        tokens, prompt, total = (
-            record.completion_tokens,
-            record.prompt_tokens,
-            record.total_tokens,
-        )
-        cached, most = record.cached_tokens, record.max_tokens
-        wrong = {
-            "its tokens do not add up": None not in (prompt, total, tokens)
-            and total != (prompt or 0) + (tokens or 0),
-            "it has other tokens than it counts": record.tokens
-            and tokens not in (None, len(record.tokens)),
-            "tokens and logprobs are not as many": record.logprobs
-            and len(record.tokens) != len(record.logprobs),
-            "more of it is cached than was asked": None not in (cached, prompt)
-            and not 0 <= (cached or 0) <= (prompt or 0),
-            "it has more tokens than were asked for": record.path == CHAT
-            and most
-            and tokens is not None
-            and tokens > most * max(1, len(record.choices)),
-            "its text is not as long as it says": len(record.prompt_head)
-            != min(record.prompt_chars, 200),
-            "its client left, and waited": record.left and record.timed_out,
-            "it is no stream, and came in parts": not record.stream
-            and (record.ttft_s is not None or record.done is not None or record.pieces),
-            "its text is not of its tokens": record.tokens
-            and "\ufffd" not in record.text
-            and record.text not in ("", "".join(record.tokens)),
-            "its wait and its error are not as long": record.timed_out
-            and not _waited(record),
-            "it failed, and has an answer": record.status not in (200, None)
-            and came(record),
-            "its answers are in no order": [c.index for c in record.choices]
-            != list(range(len(record.choices))),
-        }
-        for why in (why for why, holds in wrong.items() if holds):
-            yield "requests", f"{record.label!r}: {why}"
-
-
-def _waited(record: RequestRecord) -> bool:
-    found = re.fullmatch(r"no complete answer in ([\d.]+) s", record.error)
-    return found is not None and not _apart(
-        float(found[1]), record.latency_s, 2 * SLACK_S
-    )
+# ------------------------------------------------------------------ whose counters
 
 
 def counted(evidence: Evidence, run: Run) -> Doubts:
@@ -930,8 +597,6 @@ def counted(evidence: Evidence, run: Run) -> Doubts:
         for sample in result.data.samples:
             if sample.value is not None and FOREVER.fullmatch(sample.name):
                 key = (sample.name, tuple(sorted(sample.labels.items())))
-                if key in now:
-                    yield "metrics", f"{sample.name} stands there twice"
                 now[key] = sample.value
         for key, value in before.items():
             if key not in now or now[key] < value:
@@ -946,12 +611,13 @@ def counted(evidence: Evidence, run: Run) -> Doubts:
 
 
 def logs(evidence: Evidence, run: Run) -> Doubts:
-    """Each line is one line: of this log, in its order and time, found by what looked
-    for it."""
+    """Its lines are of the engine and release, of the time and of the processes of the
+    run."""
     for result in evidence.probes:
         if isinstance(result.data, LogsData) and result.ok:
-            found = [*_kept(result.data, run), *_dated(result, evidence, run)]
+            found = [*_dated(result, evidence, run)]
             found += _of_another_engine(result.data, run)
+            # The other server's processes are in no reading of this one's.
             if result.phase != "control":
                 found += _writers(result.data, evidence)
             for why in found:
@@ -966,178 +632,100 @@ def _lines(data: LogsData) -> list[LogLine]:
 
 
 def _of_another_engine(data: LogsData, run: Run) -> Iterator[str]:
-    own, number = run.engine.name, run.release.partition("+")[0]
-    # Minivllm has vLLM's.
-    if data.engine not in (
-        "",
-        own,
-        own if own in LOG_FORMS else "vllm",
-    ):
+    own = run.engine.name
+    # minivllm writes lines in vLLM's form: an engine without a form of its own may.
+    form = own if own in LOG_FORMS else "vllm"
+    if data.engine not in ("", own, form):
         yield f"it has the lines of {data.engine}, the run is of {own}"
     release = data.release.partition("+")[0]
-    # It has its own number.
-    tree = run.kernels and (release == run.kernels or "dev" in release)
-    if release not in ("", number) and not tree:
-        yield f"it is of {own} {release}, the run of {number}"
-
-
-def _kept(data: LogsData, run: Run) -> Iterator[str]:
-    known: dict[int, LogLine] = {}
-    for line in _lines(data):
-        if known.setdefault(line.number, line) != line and not data.files:
-            yield f"line {line.number} is two lines"
-        if not data.earlier_lines < line.number <= data.lines and not data.files:
-            yield f"line {line.number} is none of the {data.lines} of this log"
-    sourced = any(line.source for line in known.values())
-    formed = any(line.engine for line in known.values())
-    levels: dict[str, bool] = {}
-    for line in known.values():
-        timed = bool(line.level and line.time)
-        odd = bool(line.source) != timed and (line.source or (timed and sourced))
-        if odd and not formed:  # else its reader knew each engine's form
-            yield f"line {line.number} is in another form than the engine's"
-        after = known.get(line.number + 1)
-        if line.level not in LEVELS:
-            yield f"line {line.number} has the level {line.level!r}"
-        fails = line.level in LEVELS[-2:]
-        if line.source and levels.setdefault(line.source, fails) != fails:
-            yield f"line {line.number} has another level than its place logs at"
-        goes_on = after is not None and after.text.startswith(" ")
-        if (
-            after is None
-            or not goes_on
-            or (after.process, after.time) != (line.process, line.time)
-        ):
-            continue
-        if after.source != line.source:
-            yield f"line {after.number} goes on with another's traceback"
-    for name, lines in data.matches.items():
-        pattern = re.compile(run.patterns.get(name, ""))
-        for line in lines:
-            private = "[redacted:" in line.text
-            if not private and not any(map(pattern.search, _as_written(line, run))):
-                yield f"line {line.number} is none of {name}"
-        count = data.match_counts.get(name, 0)
-        if len(lines) != min(count, KEPT):
-            yield f"{len(lines)} of {count} lines are kept of {name}"
-        if any(b.number <= a.number for a, b in pairwise(lines)) and not data.files:
-            yield f"the lines of {name} are in no order"
-    missing = {
-        name for name, count in data.match_counts.items() if count
-    } - data.matches.keys()
-    if missing:
-        yield f"no line is kept of {missing.pop()}"
-    if len(data.errors) != min(data.error_count, 50):
-        yield f"{len(data.errors)} of {data.error_count} error lines are kept"
-    if any(b.number <= a.number for a, b in pairwise(data.errors)) and not data.files:
-        yield "its errors are in no order"
-    errors = {line.number for line in data.errors}
-    for line in _lines(data):
-        first = data.error_count <= 50 or any(line.number < number for number in errors)
-        if first and _is_error(line) != (line.number in errors):
-            yield f"line {line.number} is an error, and is none"
+    # A source tree over a release's compiled files has a number of its own.
+    of_tree = run.kernels and (release == run.kernels or "dev" in release)
+    if release not in ("", run.number) and not of_tree:
+        yield f"it is of {own} {release}, the run of {run.number}"
 
 
 def _is_error(line: LogLine) -> bool:
     return line.level in ERROR_LEVELS or TRACEBACK in line.own_words
 
 
-def _as_written(line: LogLine, run: Run) -> Iterator[str]:
-    """The line, as the forms of the engines have it."""
-    yield line.text
-    yield f"({line.process}) {line.level} {line.time} [{line.source}] {line.text}"
-    yield (
-        f"{line.time} - {run.engine.name} - {line.level} - {line.source} - {line.text}"
-    )
-
-
 def _dated(result: ProbeResult, evidence: Evidence, run: Run) -> Iterator[str]:  # type: ignore[type-arg]
+    """What is of another time in a log, whose lines have the machine's local time."""
     data = result.data
     assert isinstance(data, LogsData)
-    read = result.started.wall.astimezone(UTC).replace(tzinfo=None)
-    lines = sorted(_lines(data), key=lambda line: line.number)
-    dated = [
-        (line, at) for line in lines if (at := written(line.time, read)) is not None
-    ]
-    if len(dated) < sum(bool(line.time) for line in lines):
-        yield "a line has a time that there is not"
-    if not data.files:
-        for (a, at), (b, then) in pairwise(dated):
-            # Some lines have whole seconds alone, and two processes write past each
-            # other.
-            earliest = at if then.microsecond else at.replace(microsecond=0)
-            if then < earliest - timedelta(seconds=CLOCK_S * (a.process != b.process)):
-                yield f"line {b.number} is older than line {a.number} before it"
-    if not dated:
+    second = timedelta(seconds=1)  # most lines have whole seconds
+    read = _utc(result.started)
+    times: list[tuple[LogLine, datetime]] = []
+    for line in sorted(_lines(data), key=lambda line: line.number):
+        at = written(line.time, read)
+        if at is not None:
+            times.append((line, at))
+    if not times:
         return
-    newest = max(at for _, at in dated)
+
+    newest = max(at for _, at in times)
     if run.utc_offset_s is not None:
         zone = timedelta(seconds=run.utc_offset_s)
     else:  # the nearest zone in which nothing was logged after it was read
-        zone = -((read - newest + timedelta(seconds=1)) // ZONE) * ZONE
+        zone = -((read - newest + second) // ZONE) * ZONE
     # A busy machine reads a long log for seconds, and the engine goes on writing.
     ended = read + timedelta(seconds=result.seconds)
-    if abs(zone) > FARTHEST or newest - zone > ended + timedelta(seconds=1):
+    if abs(zone) > FARTHEST or newest - zone > ended + second:
         yield (
             f"it is of another day: its last line is of {newest}, it was read at {read}"
         )
     if run.utc_offset_s is not None and run.began is not None:
-        began = run.began.wall.astimezone(UTC).replace(tzinfo=None) + zone
-        if newest < began - timedelta(seconds=1):
+        began = _utc(run.began) + zone
+        if newest < began - second:
             yield (
                 f"it is older than the run: its last line is of {newest}, the "
                 f"run began {began}"
             )
-    sent = [r.sent.wall for r in evidence.requests_in("trigger")]
-    if not sent or evidence.never_ready:
+
+    triggers = evidence.requests_in("trigger")
+    if not triggers or evidence.never_ready:
         return
-    asked = min(sent).astimezone(UTC).replace(tzinfo=None) + zone
+    asked = min(_utc(record.sent) for record in triggers) + zone
     matched = {line.number for found in data.matches.values() for line in found}
-    for line, at in dated:
-        if (
-            line.number in matched
-            and _is_error(line)
-            and at < asked - timedelta(seconds=1)
-        ):
+    for line, at in times:
+        early = at < asked - second
+        if early and line.number in matched and _is_error(line):
             yield f"line {line.number} was there before the trigger's first request"
 
 
+def _utc(moment: Moment) -> datetime:
+    """As logs have it: without a zone."""
+    return moment.wall.astimezone(UTC).replace(tzinfo=None)
+
+
 def _writers(data: LogsData, evidence: Evidence) -> Iterator[str]:
-    """A process that is called as one of the tree is that one."""
-    uses = [
-        use
-        for result in _theirs(evidence)
-        if isinstance(result.data, ProcessesData)
-        for use in result.data.processes
-    ]
-    begun = (STARTED.match(event.text) for event in evidence.events)
-    started = {found[1] for found in begun if found}
-    named = {pid for line in _lines(data) for _, pid in PID.findall(line.process)}
+    """What is of a process of another server: one that is called as one of ours."""
+    uses: list[ProcessUse] = []
+    for result in _theirs(evidence):
+        if isinstance(result.data, ProcessesData):
+            uses += result.data.processes
+    lines = _lines(data)
+    writers = [(line, *pair) for line in lines for pair in PID.findall(line.process)]
+
+    started = {str(pid) for pid in _started(evidence.events)}
+    named = {pid for _, _, pid in writers}
     if not uses and started and named and not named & started:
         yield (
             f"it is of the processes {', '.join(sorted(named))}, none of which was "
             "started"
         )
     pids = {str(use.pid) for use in uses}
-    ours = {
-        name
-        for line in _lines(data)
-        for name, pid in PID.findall(line.process)
-        if pid in pids
-    }
-    for line in _lines(data):
-        for name, pid in PID.findall(line.process):
-            if name in ours and pid not in pids:
-                yield (
-                    f"line {line.number} is of {line.process}, others are of "
-                    f"this server's {name}"
-                )
-            same = {use.pid for use in uses if use.role and use.role in name}
-            if same and int(pid) not in same:
-                yield (
-                    f"line {line.number} is of {line.process}, which is none of this "
-                    "server"
-                )
+    ours = {name for _, name, pid in writers if pid in pids}
+    for line, name, pid in writers:
+        if name in ours and pid not in pids:
+            yield (
+                f"line {line.number} is of {line.process}, others are of "
+                f"this server's {name}"
+            )
+        same = {str(use.pid) for use in uses if use.role and use.role in name}
+        if same and pid not in same:
+            yield (
+                f"line {line.number} is of {line.process}, which is none of this server"
+            )
 
 
 def frames(evidence: Evidence, run: Run) -> Doubts:
@@ -1184,10 +772,6 @@ def replies(evidence: Evidence, run: Run) -> Doubts:
     for record in evidence.requests:
         if why := foreign_error(record.status, record.error):
             yield "requests", f"{record.label!r}: {why}"
-        if record.status is None and not (
-            record.timed_out or record.left or record.error
-        ):
-            yield "requests", f"{record.label!r} has no answer, and no reason"
 
 
 def not_the_engines(status: int | None, body: str) -> str:
@@ -1329,14 +913,10 @@ CHECKS: Sequence[Callable[[Evidence, Run], Doubts]] = (
     one_server,
     one_tree,
     environments,
-    clocks,
-    order,
-    in_turn,
-    told,
+    within_the_run,
+    in_phase,
     windows,
     silence,
-    images,
-    sums,
     counted,
     logs,
     frames,

@@ -14,6 +14,7 @@ from mmrepro.base import common_options as common
 from mmrepro.base.errors import UsageError
 from mmrepro.base.options import EVIDENCE, LIMITS, Command, option, text_of
 from mmrepro.base.text.sanitize import one_line
+from mmrepro.probes import PROBES
 
 NAME: Final = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 VALUE: Final = re.compile(r"[!-~][ -~]*")
@@ -148,6 +149,10 @@ class DiagnoseCommand(LiveCommand):
     """
 
     COMMAND: ClassVar[str] = "diagnose"
+    DOCUMENTS: ClassVar[tuple[str, ...]] = (
+        "mmrepro.failure.documents.diagnosis:Diagnosis",
+        "mmrepro.failure.documents.fleet:Fleet",
+    )
     pid: int = option(
         0, "A process of the server.", "PID", shown="who listens there", least=0
     )
@@ -170,6 +175,13 @@ class DiagnoseCommand(LiveCommand):
         "Send one inference; --no-request only observes.",
         group=EVIDENCE,
         name="--request/--no-request",
+    )
+    only: str | None = option(
+        None,
+        "Collect one kind of evidence, print it as JSON and judge nothing.",
+        "KIND",
+        EVIDENCE,
+        choices=tuple(PROBES),
     )
     native: bool = option(
         False, "C frames as well: pauses the server for each sample.", group=EVIDENCE

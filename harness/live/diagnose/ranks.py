@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 from mmrepro.base.units import size
 from mmrepro.engines import ENGINES
-from mmrepro.engines.waits import COMPILERS, PLACES, Wait, Waiting, waiting
+from mmrepro.engines.waits import COMPILERS, Wait, Waiting, wait_places, waiting
 from mmrepro.failure.documents.diagnosis import (
     Assessment,
     Rank,
@@ -331,7 +331,7 @@ def _telling(
 
 
 def _waiting(view: View, frames: Sequence[Frame], *, leader: bool) -> Waiting | None:
-    places = PLACES.get(view.facts.engine, ())
+    places = wait_places(view.facts.engine)
     return waiting(_python(frames), places, view.facts.release, leader=leader)
 
 

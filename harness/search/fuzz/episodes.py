@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from random import Random
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 from mmrepro.engines.features import feature
 from mmrepro.engines.models.tiny import TINY
-from mmrepro.search.fuzz.limits import Limits, learning_case, narrowing_case
+from mmrepro.search.fuzz.limits import ServerLimits, learning_case, narrowing_case
 from mmrepro.search.fuzz.options import Dialect, dialect_of
 from mmrepro.search.fuzz.requests import RESETS, STATIC, TILE, Maker
 from mmrepro.search.fuzz.steering import (
@@ -34,7 +34,7 @@ from mmrepro.traffic.case.model import (
     ServerWanted,
 )
 
-Kind: TypeAlias = Literal["learning", "mixed", "steady", "many"]
+_Kind: TypeAlias = Literal["learning", "mixed", "steady", "many"]
 
 REQUESTS = 40
 """Of a mixed episode, about."""
@@ -43,7 +43,7 @@ STEADY, BLOCKS = 8, 10
 by itself. """
 NARROWING = 3
 """Further learning episodes, at most: each leaves a seventh of what lies between."""
-KINDS: tuple[Kind, ...] = (
+KINDS: tuple[_Kind, ...] = (
     "mixed",
     "mixed",
     "many",
@@ -54,37 +54,37 @@ KINDS: tuple[Kind, ...] = (
     "mixed",
 )
 """In turn."""
-CHANGED = 0.4
+_CHANGED = 0.4
 """Share of mixed episodes that are changed ones, where there are some worth it."""
-FROM = 0.6
+_FROM = 0.6
 """The same, of what was given by --from."""
-MODERN_COMPARED = 0.85
+_MODERN_COMPARED = 0.85
 """The same of the profile modern: what its features break is mostly silent."""
-COMPARED = 0.25
+_COMPARED = 0.25
 """Share of mixed episodes whose requests are greedy, with logprobs, so that answers
 compare; all of engines that are exact without."""
-MOTIF, OF_FEATURE = 0.5, 0.8
+_MOTIF, _OF_FEATURE = 0.5, 0.8
 """Chance of each motif in a new episode, and of those of a server's feature where it is
 on."""
-SEED, CHOICES = ("seed",), ("n", "temperature")
+_SEED, _CHOICES = ("seed",), ("n", "temperature")
 """What the profile modern leaves out, since it would hide all else: on a CPU vLLM's
 engine ends by a seed and a prompt in chunks (scenario seeded-chunk), and by drafts it
 answers greedy requests wrong beside sampled ones (vllm#55005)."""
-RIDS = ("rid", "request_id", "session_id")
+_RIDS = ("rid", "request_id", "session_id")
 """What is doubled has no id of its own."""
-AT_ONCE = (1, 1, 2, 4, 8)
-MODERN_AT_ONCE = (1, 2, 4, 4, 8)
+_AT_ONCE = (1, 1, 2, 4, 8)
+_MODERN_AT_ONCE = (1, 2, 4, 4, 8)
 """The profile modern asks for more: its features act between requests that share a
 step."""
 MOST_OPERATIONS = 80
 
 
 @dataclass(frozen=True)
-class Planned:
+class PlannedEpisode:
     """What an episode sends."""
 
     number: int
-    kind: Kind
+    kind: _Kind
     case: Case
     switches: tuple[Switch, ...] = ()
     origin: str = "new"
@@ -117,7 +117,7 @@ class Episodes:
     pictures: bool
     given: Mapping[str, Image] = field(default_factory=dict)
     source: Case | None = None
-    limits: Limits = field(default_factory=Limits)
+    limits: ServerLimits = field(default_factory=ServerLimits)
     interesting: dict[int, Case] = field(default_factory=dict)
     less: dict[Switch, float] = field(default_factory=dict)
     apart: list[frozenset[Switch]] = field(default_factory=list)
@@ -129,23 +129,24 @@ class Episodes:
     def dialect(self) -> Dialect:
         return dialect_of(self.server.engine)
 
-    def next(self, number: int) -> Planned:
-        """Episode ``number``; the first one, 0, learns the server's limits, and the
+    def next(self, number: int) -> PlannedEpisode:
+        """Plan episode ``number``; the first one, 0, learns the server's limits, and the
         next ones do where the server does not tell what it does not serve."""
         if number == 0:
-            return Planned(
-                0, "learning", learning_case(self.server, pictures=self.pictures)
-            )
+            case = learning_case(self.server, pictures=self.pictures)
+            return PlannedEpisode(0, "learning", case)
+        # Where the server tells its limits, the first episode has learnt all of them.
         if number <= NARROWING and self.limits.untold:
-            return Planned(number, "learning", narrowing_case(self.server, self.limits))
+            return PlannedEpisode(
+                number, "learning", narrowing_case(self.server, self.limits)
+            )
+
         random = Random(f"{self.seed}/{number}")  # noqa: S311
         kind = KINDS[(number - 1) % len(KINDS)]
+        # It is all about pictures.
         if kind == "many" and not self.pictures:
             kind = "mixed"
-        among = offered(self.dialect, pictures=self.pictures, modern=self.modern)
-        among = [one for one in among if frozenset({one}) not in self.apart]
-        lead = lead_of(self.seed, number, among)
-        on = drawn(random, among, self.less, lead, self.apart, self.untried)
+        on = self._switches(number, random)
         maker = Maker(
             f"e{number}",
             random,
@@ -162,8 +163,18 @@ class Episodes:
                 case = self._steady(maker)
             case _:
                 return self._mixed(number, maker)
-        case = with_features(self._titled(case, number), on)
-        return Planned(number, kind, case, tuple(sorted(on)))
+
+        case = _with_features(self._titled(case, number), on)
+        return PlannedEpisode(number, kind, case, tuple(sorted(on)))
+
+    def _switches(self, number: int, random: Random) -> set[Switch]:
+        """Draw what an episode's requests and its server have."""
+        among: list[Switch] = []
+        for switch in offered(self.dialect, pictures=self.pictures, modern=self.modern):
+            if frozenset({switch}) not in self.apart:
+                among.append(switch)
+        lead = lead_of(self.seed, number, among)
+        return drawn(random, among, self.less, lead, self.apart, self.untried)
 
     def _titled(self, case: Case, number: int) -> Case:
         title = f"episode {number} of seed {self.seed}"
@@ -174,62 +185,71 @@ class Episodes:
 
     # ------------------------------------------------------------------ mixed
 
-    def _mixed(self, number: int, maker: Maker) -> Planned:
+    def _mixed(self, number: int, maker: Maker) -> PlannedEpisode:
         random = maker.random
         base, origin = self._base(random)
-        case = self._new(maker) if base is None else changed(base, random, maker)
+        case = self._new(maker) if base is None else _changed(base, random, maker)
         if self.modern:
-            case = _without(
-                case, (*SEED, *(CHOICES if maker.on.intersection(SPECULATION) else ()))
-            )
+            hiding: tuple[str, ...] = _SEED
+            if maker.on.intersection(SPECULATION):
+                hiding += _CHOICES
+            case = _without(case, hiding)
+
         plain = PLAIN.get(self.server.engine)
-        share = MODERN_COMPARED if self.modern else COMPARED
+        share = _MODERN_COMPARED if self.modern else _COMPARED
         compared = plain is not None and (plain.exact or random.random() < share)
         if compared:
             case = comparable(case)
-        if asks_adapters(case) and not maker.on.intersection(ADAPTERS):
-            apart = {one for group in ONE_OF if ADAPTERS[0] in group for one in group}
-            maker.on -= apart - {ADAPTERS[0]}
-            maker.on.add(ADAPTERS[0])
-            maker.on = without_groups(maker.on, self.apart, ADAPTERS[0])
+        if _asks_adapters(case) and not maker.on.intersection(ADAPTERS):
+            self._switch_adapters_on(maker)
         if Switch.FILES in maker.on:
             case = _without(case, self.dialect.salts)
         switches = tuple(sorted(maker.on))
-        case = with_features(self._titled(case, number), maker.on)
-        return Planned(number, "mixed", case, switches, origin, compared)
+        case = _with_features(self._titled(case, number), maker.on)
+        return PlannedEpisode(number, "mixed", case, switches, origin, compared)
+
+    def _switch_adapters_on(self, maker: Maker) -> None:
+        """A server with adapters, without what no such server has."""
+        adapters = ADAPTERS[0]
+        for group in ONE_OF:
+            if adapters in group:
+                maker.on -= set(group)
+        maker.on.add(adapters)
+        maker.on = without_groups(maker.on, self.apart, adapters)
 
     def _base(self, random: Random) -> tuple[Case | None, str]:
-        """What is changed, and what it is called."""
-        if (
-            self.source is not None
-            and self.source.operations
-            and random.random() < FROM
-        ):
-            return self.source.model_copy(
-                update={"server": self.server}
-            ), self.source.title
-        if not self.interesting or random.random() >= CHANGED:
+        """Choose what is changed, and name it."""
+        source = self.source
+        if source is not None and source.operations and random.random() < _FROM:
+            return source.model_copy(update={"server": self.server}), source.title
+        if not self.interesting or random.random() >= _CHANGED:
             return None, "new"
         numbers = list(self.interesting)
-        weights = [1 + place for place in range(len(numbers))]  # the newest ones most
+        weights = range(1, len(numbers) + 1)  # the newest ones most
         number = random.choices(numbers, weights)[0]
         case = self.interesting[number].model_copy(update={"server": self.server})
         return case, f"episode {number}"
 
     def _new(self, maker: Maker) -> Case:
+        # Each draw moves all that follow it: their order is the seed's meaning.
         random = maker.random
         count = random.randint(REQUESTS * 3 // 4, REQUESTS * 5 // 4)
-        at_once = random.choice(MODERN_AT_ONCE if self.modern else AT_ONCE)
+        at_once = random.choice(_MODERN_AT_ONCE if self.modern else _AT_ONCE)
         placed: list[tuple[float, Operation]] = []
         for motif in _MOTIFS:
-            if random.random() < (OF_FEATURE if motif in _OF_FEATURES else MOTIF):
-                ops = motif(maker)
-                begin = random.random() * 0.5
-                step = random.choice((0.001, 0.1))
-                placed += [(begin + n * step, op) for n, op in enumerate(ops)]
+            chance = _OF_FEATURE if motif in _OF_FEATURES else _MOTIF
+            if random.random() >= chance:
+                continue
+            ops = motif(maker)
+            begin = random.random() * 0.5
+            step = random.choice((0.001, 0.1))
+            placed += [(begin + n * step, op) for n, op in enumerate(ops)]
+
+        # Motifs come first: plain requests fill what is left between them.
         while len(placed) < count:
             placed.append((random.random(), maker.request()))
-        ordered = [op for _, op in sorted(placed, key=lambda one: one[0])]
+        placed.sort(key=lambda timed: timed[0])
+        ordered = [op for _, op in placed]
         barred = self._barred(ordered, at_once, random)
         return _renumbered(Case(server=self.server), barred, maker.images)
 
@@ -238,22 +258,29 @@ class Episodes:
     ) -> list[Operation]:
         """So many at once; who uses a picture again mostly waits for the one before,
         and who asks an adapter for its coming."""
-        made: list[Operation] = []
-        last: dict[str, str] = {}
+        barred: list[Operation] = []
+        last: dict[str, str] = {}  # by picture or adapter: the request that had it last
         for op in ops:
-            after = [f"running<={at_once - 1}"] if made else []
-            after += ["running<=0"] if made and op.path == RESETS else []
+            after: list[str] = []
+            if barred:
+                after.append(f"running<={at_once - 1}")
+                if op.path == RESETS:
+                    after.append("running<=0")
             adapter = adapter_of(op)
-            after += [f"{last[adapter]}.end"] if adapter in last else []
-            last |= {adapter: op.id} if op.path in CHANGES else {}
+            if adapter in last:
+                after.append(f"{last[adapter]}.end")
+            if op.path in CHANGES:
+                last[adapter] = op.id
             before = [last[name] for name in op.images if name in last]
             if before and random.random() < 0.7:
                 after.append(f"{before[-1]}.end")
-            elif made and made[-1].stream and random.random() < 0.15:
-                after.append(f"{made[-1].id}.first-token")
-            made.append(op.model_copy(update={"after": after}))
-            last |= dict.fromkeys(op.images, op.id)
-        return made
+            elif barred and barred[-1].stream and random.random() < 0.15:
+                after.append(f"{barred[-1].id}.first-token")
+            barred.append(op.model_copy(update={"after": after}))
+            for name in op.images:
+                last[name] = op.id
+
+        return barred
 
     def _case(self, operations: list[Operation], images: Mapping[str, Image]) -> Case:
         case = Case(server=self.server, images=dict(images), operations=operations)
@@ -262,27 +289,30 @@ class Episodes:
     # ------------------------------------------------------------------ steady and many
 
     def _steady(self, maker: Maker) -> Case:
-        """The same block of requests again and again: what grows with it is kept by the
-        engine."""
+        """Send the same block of requests again and again: what grows with it is kept by
+        the engine."""
         random = maker.random
         maker.on -= {Switch.OVER, Switch.EDGES, Switch.GROWTH, Switch.N, Switch.SAMPLED}
         block = [maker.request(plain=True) for _ in range(STEADY - 4)]
-        block += [
-            maker.request(max_tokens=200, leave="tokens>=2", plain=True)
-            for _ in range(4)
-        ]
+        for _ in range(4):
+            leaving = maker.request(max_tokens=200, leave="tokens>=2", plain=True)
+            block.append(leaving)
         random.shuffle(block)
         operations: list[Operation] = []
         for turn in range(BLOCKS):
             for place, op in enumerate(block):
-                after = [f"running<={random.choice((0, 1, 3))}"] if operations else []
+                after: list[str] = []
+                if operations:
+                    after.append(f"running<={random.choice((0, 1, 3))}")
                 update = {"id": f"b{turn + 1}-{place + 1}", "after": after}
                 operations.append(op.model_copy(update=update))
+
         return self._case(operations, maker.images)
 
     def _many(self, maker: Maker) -> Case:
         """Many small pictures under one text: by the birthday problem two of them
         collide in a short hash."""
+        # Everything else would hide two pictures that are taken for one.
         maker.on = {Switch.IMAGES}
         question = "which one of all the little pictures is this one here"
         operations = []
@@ -294,25 +324,30 @@ class Episodes:
             operations.append(
                 op.model_copy(update={"after": after, "parameters": parameters})
             )
+
         roomy = [*self.server.args, *self.dialect.roomy]
         case = self._case(operations, maker.images)
         server = self.server.model_copy(update={"args": roomy})
         return case.model_copy(update={"server": server})
 
 
-def with_features(case: Case, on: Collection[Switch]) -> Case:
-    """On a server that has what of ``on`` is a server's."""
+def _with_features(case: Case, on: Collection[Switch]) -> Case:
+    """Give the case's server what of ``on`` is a server's."""
     server = case.server
-    found = [feature(server.engine, str(one)) for one in SERVERS if one in on]
-    args = [*server.args, *(word for one in found for word in one.args)]
-    env = {name: value for one in found for name, value in one.env.items()}
+    features = [
+        feature(server.engine, str(switch)) for switch in SERVERS if switch in on
+    ]
+    args, env = list(server.args), dict(server.env)
+    for wanted in features:
+        args += wanted.args
+        env.update(wanted.env)
     usual = dialect_of(server.engine).model
-    model = next((one.model for one in found if one.model != usual), server.model)
+    models = [wanted.model for wanted in features if wanted.model != usual]
+    model = models[0] if models else server.model
     if model != server.model and TINY[model].bfloat16_only:
         args.append("--dtype=bfloat16")
-    update = {"args": args, "env": {**server.env, **env}, "model": model}
-    wanted = server.model_copy(update=update)
-    return case.model_copy(update={"server": wanted})
+    update = {"args": args, "env": env, "model": model}
+    return case.model_copy(update={"server": server.model_copy(update=update)})
 
 
 def features_left(
@@ -320,33 +355,30 @@ def features_left(
 ) -> set[Switch]:
     """Those of the switches ``on`` of which ``server`` has an option, or the model, and
     ``plain`` has not."""
-    args = {*server.args} - {*plain.args}
+    args = set(server.args) - set(plain.args)
     model = server.model if server.model != plain.model else ""
-    there = {Switch(one): feature(server.engine, one) for one in on if one in SERVERS}
-    return {
-        one
-        for one, its in there.items()
-        if args.intersection(its.args) or its.model == model
-    }
+    left: set[Switch] = set()
+    for name in on:
+        if name not in SERVERS:
+            continue
+        wanted = feature(server.engine, name)
+        if args.intersection(wanted.args) or wanted.model == model:
+            left.add(Switch(name))
+
+    return left
 
 
 def _without(case: Case, parameters: Collection[str]) -> Case:
     """Its requests without them: what it was made of may have what a switch rules
     out."""
-    operations = [
-        op.model_copy(
-            update={
-                "parameters": {
-                    k: v for k, v in op.parameters.items() if k not in parameters
-                }
-            }
-        )
-        for op in case.operations
-    ]
+    operations: list[Operation] = []
+    for op in case.operations:
+        kept = {k: v for k, v in op.parameters.items() if k not in parameters}
+        operations.append(op.model_copy(update={"parameters": kept}))
     return case.model_copy(update={"operations": operations})
 
 
-def asks_adapters(case: Case) -> bool:
+def _asks_adapters(case: Case) -> bool:
     return any(op.model or op.path in CHANGES for op in case.operations)
 
 
@@ -373,10 +405,11 @@ def _fill(maker: Maker) -> list[Operation]:
         return []
     count = maker.random.choice((5, 10))
     size = maker.random.choice(((280, 420), (420, 420)))
-    return [
-        maker.request([maker.picture(size)], max_tokens=1, leave="")
-        for _ in range(count)
-    ]
+    ops: list[Operation] = []
+    for _ in range(count):
+        name = maker.picture(size)
+        ops.append(maker.request([name], max_tokens=1, leave=""))
+    return ops
 
 
 def _related(maker: Maker) -> list[Operation]:
@@ -401,12 +434,8 @@ def _gone_then_again(maker: Maker) -> list[Operation]:
     where = maker.random.choice(("sent", "first-token", "tokens>=2"))
     op = maker.request(leave=where, max_tokens=64)
     parameters = op.parameters | {"max_tokens": 4}
-    return [
-        op,
-        op.model_copy(
-            update={"id": f"{op.id}b", "leave": "", "parameters": parameters}
-        ),
-    ]
+    update = {"id": f"{op.id}b", "leave": "", "parameters": parameters}
+    return [op, op.model_copy(update=update)]
 
 
 def _full_house(maker: Maker) -> list[Operation]:
@@ -427,10 +456,10 @@ def _repeating(maker: Maker) -> list[Operation]:
     word = maker.text(round(maker.limits.overhead) + random.randint(3, 9))
     texts = [word * random.randint(3, 9), word * 3 + maker.question(), maker.question()]
     lengths = [random.choice((5, 17, 40)) for _ in texts]
-    return [
-        maker.request([], text, max_tokens=limit, leave="")
-        for text, limit in zip(texts, lengths, strict=True)
-    ]
+    ops: list[Operation] = []
+    for text, length in zip(texts, lengths, strict=True):
+        ops.append(maker.request([], text, max_tokens=length, leave=""))
+    return ops
 
 
 def _in_turn(maker: Maker) -> list[Operation]:
@@ -451,14 +480,18 @@ def _come_and_gone(maker: Maker) -> list[Operation]:
     if not maker.on.intersection(ADAPTERS):
         return []
     text = maker.text(maker.random.choice((40, 70, 130)))
+
+    def asked(name: str) -> Operation:
+        return maker.of(name, maker.request([], text, max_tokens=8, leave=""))
+
     ops: list[Operation] = []
     for adapter in maker.random.sample(STATIC, 2):
         name = maker.loaded(adapter)
-        ops += [maker.loading(name, adapter)]
-        for _ in range(2):
-            ops.append(maker.of(name, maker.request([], text, max_tokens=8, leave="")))
-        ops += [maker.unloading(name)]
-        ops.append(maker.of(name, maker.request([], text, max_tokens=8, leave="")))
+        ops.append(maker.loading(name, adapter))
+        ops += [asked(name), asked(name)]
+        ops.append(maker.unloading(name))
+        ops.append(asked(name))
+
     return ops
 
 
@@ -471,10 +504,8 @@ def _kept_and_fetched(maker: Maker) -> list[Operation]:
     text = maker.text(max(80, min(limits.context, limits.room) // 3))
     ops = [maker.request([], text, max_tokens=4, leave=""), maker.reset()]
     ops.append(maker.request([], max_tokens=33, leave=""))
-    ops += [
-        maker.request([], text + more, max_tokens=16, leave="")
-        for more in ("", " and more")
-    ]
+    for more in ("", " and more"):
+        ops.append(maker.request([], text + more, max_tokens=16, leave=""))
     return ops
 
 
@@ -484,15 +515,14 @@ def _more_than_fits(maker: Maker) -> list[Operation]:
     if Switch.FILES not in maker.on:
         return []
     limits = maker.limits
-    tokens = max(
-        80, min(limits.longest, limits.room // 4) - maker.random.randint(8, 40)
-    )
+    short_of_it = min(limits.longest, limits.room // 4) - maker.random.randint(8, 40)
+    tokens = max(80, short_of_it)
     texts = [maker.text(tokens, shared=False) for _ in range(6)]
-    return [
-        maker.request([], text, max_tokens=n, leave="")
-        for n in (2, 8)
-        for text in texts
-    ]
+    ops: list[Operation] = []
+    for length in (2, 8):
+        for text in texts:
+            ops.append(maker.request([], text, max_tokens=length, leave=""))
+    return ops
 
 
 def _goes_on(maker: Maker) -> list[Operation]:
@@ -509,6 +539,7 @@ def _goes_on(maker: Maker) -> list[Operation]:
         )
         more = text + " and more" * count
         ops.append(maker.request([], more, max_tokens=random.choice((8, 16)), leave=""))
+
     return ops
 
 
@@ -534,8 +565,8 @@ _MOTIFS = (
 # ---------------------------------------------------------------------- changing
 
 
-def changed(base: Case, random: Random, maker: Maker) -> Case:
-    """``base`` with some requests left out, doubled, moved together, changed or put
+def _changed(base: Case, random: Random, maker: Maker) -> Case:
+    """Leave some requests of ``base`` out, double, move together, change or put some
     in."""
     operations = list(base.operations)
     for _ in range(random.randint(1, 4)):
@@ -548,44 +579,45 @@ def changed(base: Case, random: Random, maker: Maker) -> Case:
         match kind:
             case "leave out":
                 count = random.randint(1, max(1, len(operations) // 4))
-                operations = operations[:place] + operations[place + count :]
+                del operations[place : place + count]
             case "double":
                 count = random.randint(1, 5)
-                operations[place + count : place + count] = operations[
-                    place : place + count
-                ]
+                doubled = operations[place : place + count]
+                operations[place + count : place + count] = doubled
             case "change":
                 operations[place] = _other(operations[place], random)
             case "put in" | "motif":
+                # The plain ones are drawn for a motif too: draws that follow stay as
+                # they were for each seed.
                 fresh = [maker.request() for _ in range(random.randint(1, 6))]
                 if kind == "motif":
                     fresh = random.choice(_MOTIFS)(maker)
-                operations[place:place] = [
-                    op.model_copy(
-                        update={"id": f"new-{op.id}", "after": ["running<=1"]}
-                    )
-                    for op in fresh
-                ]
+                operations[place:place] = [_put_in(op) for op in fresh]
             case _:
-                bar = f"running<={random.choice(AT_ONCE) - 1}"
-                operations = [
-                    op.model_copy(update={"after": [bar]}) for op in operations
-                ]
-    return _renumbered(
-        base, operations[:MOST_OPERATIONS], {**base.images, **maker.images}
-    )
+                bar = {"after": [f"running<={random.choice(_AT_ONCE) - 1}"]}
+                operations = [op.model_copy(update=bar) for op in operations]
+
+    images = {**base.images, **maker.images}
+    return _renumbered(base, operations[:MOST_OPERATIONS], images)
+
+
+def _put_in(op: Operation) -> Operation:
+    return op.model_copy(update={"id": f"new-{op.id}", "after": ["running<=1"]})
 
 
 def _other(op: Operation, random: Random) -> Operation:
     kind = random.choice(("stream", "leave", "max_tokens", "stay"))
     match kind:
         case "stream":
-            return op if op.leave else op.model_copy(update={"stream": not op.stream})
+            if op.leave:
+                return op
+            return op.model_copy(update={"stream": not op.stream})
         case "leave":
             where = random.choice(("sent", "first-token", "tokens>=2"))
             return op.model_copy(update={"leave": where, "stream": where != "sent"})
         case "stay":
             return op.model_copy(update={"leave": ""})
+
     tokens = random.choice((1, 2, 8, 64))
     return op.model_copy(update={"parameters": {**op.parameters, "max_tokens": tokens}})
 
@@ -593,27 +625,36 @@ def _other(op: Operation, random: Random) -> Operation:
 def _renumbered(
     base: Case, operations: Sequence[Operation], images: Mapping[str, Image]
 ) -> Case:
-    """With new names, in order; who waited for one that is gone waits for nobody."""
+    """Give new names, in order; who waited for one that is gone waits for nobody."""
     names: dict[str, str] = {}
     used: set[object] = set()
-    made: list[Operation] = []
+    renumbered: list[Operation] = []
     for number, op in enumerate(operations, 1):
-        after = []
-        for text in op.after:
-            before = Barrier.parse(text).op
-            if not before:
-                after.append(text)
-            elif before in names:
-                after.append(names[before] + text.removeprefix(before))
         id = f"r{number}"
-        own = {
-            k: v
-            for k, v in op.parameters.items()
-            if k not in RIDS or (k, v) not in used
-        }
-        used |= {(k, own[k]) for k in RIDS if k in own}
-        update = {"id": id, "after": after if made else [], "parameters": own}
-        made.append(op.model_copy(update=update))
+        parameters: dict[str, Any] = {}
+        for name, value in op.parameters.items():
+            if name not in _RIDS:
+                parameters[name] = value
+            elif (name, value) not in used:
+                parameters[name] = value
+                used.add((name, value))
+
+        after = _renamed(op.after, names) if renumbered else []
+        update = {"id": id, "after": after, "parameters": parameters}
+        renumbered.append(op.model_copy(update=update))
         names[op.id] = id
-    whole = base.model_copy(update={"operations": made, "images": dict(images)})
-    return whole.keeping([op.id for op in made])
+
+    whole = base.model_copy(update={"operations": renumbered, "images": dict(images)})
+    return whole.keeping([op.id for op in renumbered])
+
+
+def _renamed(barriers: Sequence[str], names: Mapping[str, str]) -> list[str]:
+    """Barriers with the new names of the operations that they wait for."""
+    renamed: list[str] = []
+    for text in barriers:
+        before = Barrier.parse(text).op
+        if not before:
+            renamed.append(text)
+        elif before in names:
+            renamed.append(names[before] + text.removeprefix(before))
+    return renamed

@@ -25,7 +25,7 @@ from mmrepro.failure.documents.replay import (
 )
 from mmrepro.runs.judge import Deadlines
 from mmrepro.search.fuzz.episodes import Episodes, features_left
-from mmrepro.search.fuzz.limits import Limits
+from mmrepro.search.fuzz.limits import ServerLimits
 from mmrepro.search.fuzz.steering import (
     ENOUGH,
     LESS,
@@ -44,12 +44,12 @@ from mmrepro.traffic.case.sending import PlayState
 from pydantic import Field, TypeAdapter
 
 
-class Began(Line):
+class EpisodeBegan(Line):
     kind: Literal["began"] = "began"
     episode: Episode
 
 
-class Ended(Line):
+class EpisodeEnded(Line):
     """An episode, judged.
 
     Attributes:
@@ -64,7 +64,7 @@ class Ended(Line):
     elapsed_s: float
     seen: Observation
     features: list[str] = []
-    limits: Limits
+    limits: ServerLimits
     silent: bool = False
     blocks: int = 0
     answer_s: float
@@ -80,7 +80,7 @@ class Ended(Line):
         return Deadlines(self.answer_s, self.suspect_s, self.rule)
 
 
-class Led(Line):
+class PursuitLed(Line):
     """What the pursuit of an episode begins with.
 
     Attributes:
@@ -130,11 +130,13 @@ class Finished(Line):
         return f"{self.of} was finished"
 
 
-KeptLine: TypeAlias = Ended | Led | Pursued | Finished
-LineT = TypeVar("LineT", Ended, Led, Pursued, Finished)
-AnyLine: TypeAlias = Annotated[Head | Began | KeptLine, Field(discriminator="kind")]
+KeptLine: TypeAlias = EpisodeEnded | PursuitLed | Pursued | Finished
+LineT = TypeVar("LineT", EpisodeEnded, PursuitLed, Pursued, Finished)
+_AnyLine: TypeAlias = Annotated[
+    Head | EpisodeBegan | KeptLine, Field(discriminator="kind")
+]
 EPISODES = JournalKind(
-    "session", EPISODES_FILE, ".fuzz.lock", FUZZ_FILE, TypeAdapter(AnyLine)
+    "session", EPISODES_FILE, ".fuzz.lock", FUZZ_FILE, TypeAdapter(_AnyLine)
 )
 
 
@@ -165,8 +167,8 @@ class Knowledge:
     episodes: Episodes
     folder: Path
     features: set[str] = field(default_factory=set)
-    ended: dict[int, Ended] = field(default_factory=dict)
-    led: dict[int, Led] = field(default_factory=dict)
+    ended: dict[int, EpisodeEnded] = field(default_factory=dict)
+    led: dict[int, PursuitLed] = field(default_factory=dict)
     also: list[str] = field(default_factory=list)
     lasted: list[float] = field(default_factory=list)
     started: set[Switch] = field(default_factory=set)
@@ -182,51 +184,60 @@ class Knowledge:
         return [bucket for bucket in dict.fromkeys(buckets) if not self.handled(bucket)]
 
     def unfinished(self, busy: Collection[str] = ()) -> Found | None:
-        """The worst finding that was not shrunk to its end, and may be: its requests
-        show it without a comparison, in one block. ``busy``: buckets that are pursued
-        now."""
-        left = [
-            found
-            for found in self.fuzz.found
-            if found.finding.confirmed
-            and not found.finding.shrunk
-            and found.finding.requests > 1
-            and found.folder not in self._finished
-            and found.finding.bucket not in busy
-            and found.replay.count(AGAIN) < AGAINS
-            and not self.ended[found.episode].silent
-            and not self.ended[found.episode].blocks
-        ]
+        """Choose the worst finding that was not shrunk to its end, and may be: its requests
+        show it without a comparison, in one block.
+
+        ``busy``: buckets that are pursued now.
+        """
+        left: list[Found] = []
+        for found in self.fuzz.found:
+            if found.finding.bucket not in busy and self._may_shrink(found):
+                left.append(found)
         return min(left, key=lambda f: f.finding.finding_class.place, default=None)
+
+    def _may_shrink(self, found: Found) -> bool:
+        """Whether less may be left of a finding when it is taken up again."""
+        finding = found.finding
+        if not finding.confirmed or finding.shrunk or finding.requests <= 1:
+            return False
+        if found.folder in self._finished or found.replay.count(AGAIN) >= AGAINS:
+            return False
+        episode = self.ended[found.episode]
+        return not episode.silent and not episode.blocks
 
     def handled(self, bucket: str) -> bool:
         """It was found, comes with what was found, or was tried often enough."""
-        known = [*self._confirmed(), *self.also]
-        tried = sum(n for one, n in self._tries.items() if alike(one, bucket))
-        return any(alike(bucket, one) for one in known) or tried >= TRIES
+        if _is_among(bucket, self._confirmed()) or _is_among(bucket, self.also):
+            return True
+        tries = 0
+        for tried, number in self._tries.items():
+            if alike(tried, bucket):
+                tries += number
+        return tries >= TRIES
 
     def _confirmed(self) -> list[str]:
         return [f.finding.bucket for f in self.fuzz.found if f.finding.confirmed]
 
     def take(self, line: KeptLine) -> list[Found]:
-        """What a line changes, whether it was written now or by an earlier call; what
-        it found."""
+        """Take in what a line changes, whether it was written now or by an earlier call.
+        Returns what it found."""
         match line:
-            case Ended():
+            case EpisodeEnded():
                 self._take_ended(line)
-            case Led():
+            case PursuitLed():
                 self.led[line.number] = line
                 self.fuzz.starts += line.starts
             case Pursued():
                 return self._take_pursued(line)
             case _:
                 return self._take_finished(line)
+
         return []
 
-    def _take_ended(self, line: Ended) -> None:
+    def _take_ended(self, line: EpisodeEnded) -> None:
         fuzz, episode = self.fuzz, line.episode
         fuzz.episodes.append(episode)
-        fuzz.episodes.sort(key=lambda one: one.number)
+        fuzz.episodes.sort(key=lambda other: other.number)
         self.ended[episode.number] = line
         fuzz.elapsed_s = line.elapsed_s
         fuzz.starts += episode.starts
@@ -237,96 +248,104 @@ class Knowledge:
         self.episodes.limits = line.limits
         fuzz.learnt = line.limits.learnt
         known = {_without_numbers(text) for text in fuzz.unseen}
-        fuzz.unseen += [t for t in line.seen.unseen if _without_numbers(t) not in known]
+        for text in line.seen.unseen:
+            if _without_numbers(text) not in known:
+                fuzz.unseen.append(text)
         for what, number in line.seen.counted.items():
             fuzz.counted[what] = fuzz.counted.get(what, 0) + number
-        its = {Switch(name) for name in episode.switches} & {*SERVERS}
-        if episode.state != PlayState.START_FAILED:
-            self.started |= its
-        elif any(
-            alike(one, bucket)
-            for one in episode.buckets
-            for bucket in self._confirmed()
-        ):
-            self._unfit.append(frozenset(its))
-        self._keep_apart()
+        self._take_start(episode)
         if episode.kind == "mixed" and worth(line.features) >= ENOUGH:
             case, _ = read_case(self.folder / EPISODES_DIR / f"{episode.number:04d}")
             self.episodes.interesting[episode.number] = case
 
+    def _take_start(self, episode: Episode) -> None:
+        """Whether a server with the episode's switches starts."""
+        switches = {Switch(name) for name in episode.switches}.intersection(SERVERS)
+        if episode.state != PlayState.START_FAILED:
+            self.started |= switches
+        else:
+            confirmed = self._confirmed()
+            if any(_is_among(bucket, confirmed) for bucket in episode.buckets):
+                self._unfit.append(frozenset(switches))
+        self._keep_apart()
+
     def _take_pursued(self, line: Pursued) -> list[Found]:
-        news: list[Found] = []
-        fuzz, ended = self.fuzz, self.ended[line.number]
-        shown = self.led[line.number].seen.play.buckets
+        ended = self.ended[line.number]
         ended.episode.pursued = line.replay
         replay = self._replayed(line)
-        told = [finding.bucket for finding in replay.findings]
-        for finding in replay.findings:
-            fuzz.found = [
-                f for f in fuzz.found if not alike(f.finding.bucket, finding.bucket)
-            ]
-            self._tries[finding.bucket] += not finding.confirmed
-            self._number += 1
-            found = Found(
-                id=f"F{self._number}",
-                episode=line.number,
-                after_s=ended.elapsed_s,
-                replay=line.replay,
-                folder=f"{line.replay}/{finding.id}",
-                finding=finding,
-            )
-            fuzz.found.append(found)
-            self._learn_from(finding, line.replay)
-            news.append(found)
-            if (
-                finding.confirmed
-                and finding.finding_class is FindingClass.START_FAILURE
-            ):
-                self._learn_from_start(line, finding)
+        news = [self._take_finding(line, finding) for finding in replay.findings]
+        self._take_others(line, replay)
+        return news
+
+    def _take_finding(self, line: Pursued, finding: Finding) -> Found:
+        """Add a finding in place of an earlier one that is alike."""
+        fuzz = self.fuzz
+        bucket = finding.bucket
+        fuzz.found = [f for f in fuzz.found if not alike(f.finding.bucket, bucket)]
+        # What was not confirmed a few times is left alone.
+        self._tries[bucket] += not finding.confirmed
+        self._number += 1
+        found = Found(
+            id=f"F{self._number}",
+            episode=line.number,
+            after_s=self.ended[line.number].elapsed_s,
+            replay=line.replay,
+            folder=f"{line.replay}/{finding.id}",
+            finding=finding,
+        )
+        fuzz.found.append(found)
+        self._learn_from(finding, line.replay)
+        is_start = finding.finding_class is FindingClass.START_FAILURE
+        if finding.confirmed and is_start:
+            self._learn_from_start(line, finding)
+        return found
+
+    def _take_others(self, line: Pursued, replay: Replay) -> None:
+        """What the episode showed besides: the same requests show it as well, or it was
+        seen once."""
+        fuzz, ended = self.fuzz, self.ended[line.number]
+        found = [finding.bucket for finding in replay.findings]
+        shown = self.led[line.number].seen.play.buckets
         unproven = [sighting.bucket for sighting in replay.unconfirmed]
-        together = bool(replay.findings)
         for sighting in ended.seen.sightings:
             bucket = sighting.bucket
-            if any(alike(bucket, one) for one in [*told, *self.also]) or self.handled(
-                bucket
-            ):
+            if _is_among(bucket, found) or self.handled(bucket):
                 continue
-            pursued = any(alike(bucket, one) for one in shown)
-            if together and pursued and bucket not in unproven and not ended.silent:
-                self.also.append(bucket)  # what the same requests show as well
+            pursued = _is_among(bucket, shown)
+            together = pursued and bool(replay.findings) and not ended.silent
+            if together and bucket not in unproven:
+                self.also.append(bucket)
                 continue
             self._tries[bucket] += pursued
-            if not any(alike(once.sighting.bucket, bucket) for once in fuzz.once):
+            once = [earlier.sighting.bucket for earlier in fuzz.once]
+            if not _is_among(bucket, once):
                 fuzz.once.append(SeenOnce(episode=line.number, sighting=sighting))
-        fuzz.once = [
-            one
-            for one in fuzz.once
-            if not any(alike(one.sighting.bucket, b) for b in told)
-        ]
-        return news
+
+        fuzz.once = [o for o in fuzz.once if not _is_among(o.sighting.bucket, found)]
 
     def _take_finished(self, line: Finished) -> list[Found]:
         """The finding, if less is left of it now."""
         better: list[Found] = []
         self._finished.add(line.of)
         replay = self._replayed(line)
-        found = next((one for one in self.fuzz.found if one.folder == line.of), None)
+        found = next((f for f in self.fuzz.found if f.folder == line.of), None)
         if found is None:  # meanwhile another episode's pursuit found the same
             return better
         old = found.finding
         for new in replay.findings:
             less = new.shrunk or new.requests < old.requests
-            if not (new.confirmed and less and alike(new.bucket, old.bucket)):
+            if not new.confirmed or not less or not alike(new.bucket, old.bucket):
                 continue
             update: dict[str, object] = {"requests_before": old.requests_before}
             if new.known is None and old.known is not None:
-                update |= {
-                    n: getattr(old, n) for n in ("known", "known_variant", "known_why")
-                }
+                update["known"] = old.known
+                update["known_variant"] = old.known_variant
+                update["known_why"] = old.known_why
             found.finding = new.model_copy(update=update)
             found.replay, found.folder = line.replay, f"{line.replay}/{new.id}"
             self._learn_from(found.finding, line.replay)
             better = [found]
+
         return better
 
     def _replayed(self, line: Pursued | Finished) -> Replay:
@@ -349,11 +368,12 @@ class Knowledge:
         if finding.shrunk:
             for switch in needed_by(left):
                 self.episodes.less[switch] = self.episodes.less.get(switch, 1.0) * LESS
+        # One mitigation at a time: a second might change what the first keeps away.
         if finding.known is None or self.episodes.server.mitigation:
             return
         named = Named(known=finding.known, variant=finding.known_variant)
-        release = self.fuzz.server.release
-        if keep_away := mitigation(named, release):
+        keep_away = mitigation(named, self.fuzz.server.release)
+        if keep_away:
             server = self.episodes.server.model_copy(update={"mitigation": keep_away})
             self.episodes.server = server
             self.fuzz.limits.append(
@@ -365,31 +385,43 @@ class Knowledge:
         """What the server does not start with is left out from now on."""
         left, _ = read_case(self.folder / line.replay / finding.id)
         plain = self.fuzz.server
-        its = features_left(
-            left.server, plain, self.ended[line.number].episode.switches
-        )
-        self.stuck = self.stuck or not (its or {*left.server.args} - {*plain.args})
-        self._unfit_for_certain.append(frozenset(its))
+        episode = self.ended[line.number].episode
+        switches = features_left(left.server, plain, episode.switches)
+        if not switches and set(left.server.args) <= set(plain.args):
+            self.stuck = True
+        self._unfit_for_certain.append(frozenset(switches))
         self._keep_apart()
 
     def _keep_apart(self) -> None:
         """What is left out from now on. Where a known failure to start comes again,
         only switches that never started are to blame, if there is one."""
-        groups = {
-            *self._unfit_for_certain,
-            *(its - self.started or its for its in self._unfit),
-        }
-        groups -= {frozenset()}
-        apart = [one for one in groups if not any(other < one for other in groups)]
+        groups = set(self._unfit_for_certain)
+        for switches in self._unfit:
+            groups.add(switches - self.started or switches)
+        # A server that starts with none of its switches is another matter: see stuck.
+        groups.discard(frozenset())
+
+        apart: list[frozenset[Switch]] = []
+        for group in groups:
+            has_smaller = any(other < group for other in groups)
+            if not has_smaller:
+                apart.append(group)
+
         episodes = self.episodes
         episodes.apart = sorted(apart, key=sorted)
-        episodes.untried = tuple(
-            one for one in SERVERS if apart and one not in self.started
-        )
-        self.fuzz.limits = [one for one in self.fuzz.limits if not one.endswith(UNFIT)]
-        self.fuzz.limits += [
-            f"{' and '.join(sorted(one))}: {UNFIT}" for one in episodes.apart
-        ]
+        episodes.untried = ()
+        if apart:
+            untried = [switch for switch in SERVERS if switch not in self.started]
+            episodes.untried = tuple(untried)
+
+        limits = [text for text in self.fuzz.limits if not text.endswith(UNFIT)]
+        for group in episodes.apart:
+            limits.append(f"{' and '.join(sorted(group))}: {UNFIT}")
+        self.fuzz.limits = limits
+
+
+def _is_among(bucket: str, others: Iterable[str]) -> bool:
+    return any(alike(bucket, other) for other in others)
 
 
 def _without_numbers(text: str) -> str:

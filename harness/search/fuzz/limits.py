@@ -33,28 +33,28 @@ REFUSAL = "refusal"
 SHORT, LONGER = 8, 72
 """Letters of two prompts, by which the template's tokens and the tokens a letter are
 learnt."""
-LADDER = (0.35, 0.6, 0.9, 1.3, 3.0)
+_LADDER = (0.35, 0.6, 0.9, 1.3, 3.0)
 """Of the context that the server was started with: prompts whose answers tell what it
 takes."""
-RUNGS = 6
+_RUNGS = 6
 """Lengths that a further learning episode asks for, between what is served and what is
 not."""
 NARROW = 24
 """Tokens between the two from which on that is told well enough."""
-LADDER_BASE = 2048
+_LADDER_BASE = 2048
 """The context, at most: where it is longer, the KV cache of a tiny model ends before
 it."""
-LETTERS = "defghijk"
+_LETTERS = "defghijk"
 SIZES = ((28, 28), (56, 56), (56, 112), (112, 112), (196, 308), (280, 420), (420, 420))
 """Width and height of the pictures whose tokens are learnt; most engines count 28 x 28
 as one."""
-PER_TOKEN = 28 * 28
-MOST_LIMITS = 12
+_PER_TOKEN = 28 * 28
+_MOST_LIMITS = 12
 _GET_S, _GET_BYTES = 5.0, 4 << 20
 _NUMBER = re.compile(r"\b\d{2,7}\b")
 
 
-class Limits(Record):
+class ServerLimits(Record):
     """What is known of a server. ``overhead``, ``per_letter``: tokens of a chat's
     template, and of a letter, as its usage told."""
 
@@ -74,7 +74,7 @@ class Limits(Record):
     ] = None
 
     def named(self, name: str) -> list[int]:
-        return [one.tokens for one in self.learnt if one.name == name]
+        return [limit.tokens for limit in self.learnt if limit.name == name]
 
     @property
     def context(self) -> int:
@@ -92,32 +92,33 @@ class Limits(Record):
 
     def letters(self, tokens: int, images: Iterable[tuple[int, int]] = ()) -> int:
         """Letters of a text that makes a prompt of ``tokens``, 1 at least."""
-        left = tokens - self.overhead - sum(self.of_image(size) for size in images)
+        left = tokens - self.overhead - sum(map(self.of_image, images))
         return max(1, round(left / self.per_letter))
 
     def of_image(self, size: tuple[int, int]) -> int:
         width, height = size
-        told = self.images.get(f"{width}x{height}")
-        return told if told is not None else max(1, round(width * height / PER_TOKEN))
+        tokens = self.images.get(f"{width}x{height}")
+        if tokens is not None:
+            return tokens
+        return max(1, round(width * height / _PER_TOKEN))
 
     @property
     def untold(self) -> bool:
         """Something that the server does not tell of ends between what it serves and
         what not."""
-        if (
-            self.refused is None
-            or not self.served
-            or self.refused - self.served <= NARROW
-        ):
+        if self.refused is None or not self.served:
             return False
-        return not any(self.served <= one.tokens <= self.refused for one in self.learnt)
+        if self.refused - self.served <= NARROW:
+            return False
+        between = range(self.served, self.refused + 1)
+        return not any(limit.tokens in between for limit in self.learnt)
 
     def edges(self) -> list[int]:
         """Lengths where something ends, smallest first."""
-        found = {one.tokens for one in self.learnt if one.name != BLOCK}
+        edges = {limit.tokens for limit in self.learnt if limit.name != BLOCK}
         if self.refused is not None and self.served:
-            found |= {self.served, (self.served + self.refused) // 2, self.refused}
-        return sorted(found)
+            edges |= {self.served, (self.served + self.refused) // 2, self.refused}
+        return sorted(edges)
 
 
 # ---------------------------------------------------------------------- asking
@@ -131,42 +132,45 @@ def learning_case(server: ServerWanted, *, pictures: bool) -> Case:
     for number, size in enumerate(SIZES if pictures else ()):
         images[f"size{number}"] = Noise(seed=number, size=size)
         asked.append([Part(image=f"size{number}"), Part(text="c" * SHORT)])
-    base = min(LADDER_BASE, server.max_model_len)
-    lengths = [max(LONGER, round(base * share)) for share in LADDER]
+    base = min(_LADDER_BASE, server.max_model_len)
+    lengths = [max(LONGER, round(base * share)) for share in _LADDER]
     asked += _of_letters(lengths)
     return _asking(server, asked, images)
 
 
-def narrowing_case(server: ServerWanted, limits: Limits) -> Case:
+def narrowing_case(server: ServerWanted, limits: ServerLimits) -> Case:
     """Prompts of text between the longest that was served and the shortest that was
     not, each a step longer."""
     refused = limits.refused or limits.served
-    step = (refused - limits.served) / (RUNGS + 1)
-    lengths = [round(limits.served + step * (rung + 1)) for rung in range(RUNGS)]
-    return _asking(
-        server, _of_letters([limits.letters(tokens) for tokens in lengths]), {}
-    )
+    # Each further episode leaves a seventh of what lies between.
+    step = (refused - limits.served) / (_RUNGS + 1)
+    lengths: list[int] = []
+    for rung in range(1, _RUNGS + 1):
+        tokens = round(limits.served + step * rung)
+        lengths.append(limits.letters(tokens))
+    return _asking(server, _of_letters(lengths), {})
 
 
 def _of_letters(lengths: Iterable[int]) -> Iterator[str]:
     """Texts of which no two begin alike."""
-    return (letter * length for letter, length in zip(LETTERS, lengths, strict=False))
+    return (letter * length for letter, length in zip(_LETTERS, lengths, strict=False))
 
 
 def _asking(
     server: ServerWanted, asked: Iterable[str | list[Part]], images: dict[str, Image]
 ) -> Case:
-    """One after another."""
-    operations = [
-        Operation(
+    """Make a case of prompts, one after another."""
+    operations: list[Operation] = []
+    for number, content in enumerate(asked, 1):
+        operation = Operation(
             id=f"r{number}",
             after=[f"r{number - 1}.end"] if number > 1 else [],
             path=CHAT,
             messages=[Message(role="user", content=content)],
             parameters={"max_tokens": 1, "temperature": 0},
         )
-        for number, content in enumerate(asked, 1)
-    ]
+        operations.append(operation)
+
     return Case(
         title="what the server tells of its limits",
         server=server,
@@ -183,47 +187,63 @@ def look_at_limits(url: str, pid: int, log: Path) -> LiveLook:
 
 def learn(
     server: ServerWanted, played: Played, log: Path, asked: list[Learnt]
-) -> Limits:
+) -> ServerLimits:
     """What a play of :func:`learning_case` told, its log, and its endpoints."""
-    source = "--max-model-len"
-    found = [Learnt(name=CONTEXT, tokens=server.max_model_len, source=source), *asked]
-    found += by_log(log)
     records = [r for r in played.evidence.requests if r.phase == "trigger"]
-    found += _refusals(records)
+    started_with = Learnt(
+        name=CONTEXT, tokens=server.max_model_len, source="--max-model-len"
+    )
+    every = [started_with, *asked, *by_log(log), *_refusals(records)]
     kept: dict[int, Learnt] = {}
-    for one in found:  # each number once, under the first name that it was told by
-        if one.tokens > 1:
-            kept.setdefault(one.tokens, one)
-    limits = Limits(learnt=list(kept.values())[:MOST_LIMITS])
-    by_letters = {
-        r.prompt_chars: r.prompt_tokens for r in records if not r.images and r.answered
-    }
+    for limit in every:  # each number once, under the first name that it has
+        if limit.tokens > 1:
+            kept.setdefault(limit.tokens, limit)
+    limits = ServerLimits(learnt=list(kept.values())[:_MOST_LIMITS])
+    _learn_letters(limits, records)
+    _learn_images(limits, records)
+    return narrowed(limits, records)
+
+
+def _learn_letters(limits: ServerLimits, records: Iterable[RequestRecord]) -> None:
+    """Two prompts of known lengths tell what the template takes, and what a letter."""
+    by_letters: dict[int, int | None] = {}
+    for record in records:
+        if record.answered and not record.images:
+            by_letters[record.prompt_chars] = record.prompt_tokens
     short, longer = by_letters.get(SHORT), by_letters.get(LONGER)
+    # A server that counts no letters, or not by them, tells nothing here.
     if short and longer and longer > short:
         limits.per_letter = (longer - short) / (LONGER - SHORT)
         limits.overhead = short - SHORT * limits.per_letter
+
+
+def _learn_images(limits: ServerLimits, records: Iterable[RequestRecord]) -> None:
+    """What a prompt has beyond its text is its picture."""
     for record in records:
         if record.answered and record.prompt_tokens and record.images:
             image = record.images[0]
             text = limits.overhead + record.prompt_chars * limits.per_letter
             tokens = round(record.prompt_tokens - text)
             limits.images[f"{image.width}x{image.height}"] = max(1, tokens)
-    return narrowed(limits, records)
 
 
-def narrowed(limits: Limits, records: Iterable[RequestRecord]) -> Limits:
+def narrowed(limits: ServerLimits, records: Iterable[RequestRecord]) -> ServerLimits:
     """With what further answers to prompts of text tell of what is served and what is
     not."""
-    texts = [r for r in records if r.path == CHAT and not r.images and not r.left]
-    served = max([limits.served, *(r.prompt_tokens or 0 for r in texts if r.answered)])
-    asked = [] if limits.refused is None else [limits.refused]
-    asked += [
-        round(limits.overhead + r.prompt_chars * limits.per_letter)
-        for r in texts
-        if r.status is not None and r.status >= 400
-    ]
+    served = limits.served
+    too_long = [] if limits.refused is None else [limits.refused]
+    for record in records:
+        if record.path != CHAT or record.images or record.left:
+            continue
+        if record.answered:
+            served = max(served, record.prompt_tokens or 0)
+        if record.status is not None and record.status >= 400:
+            tokens = limits.overhead + record.prompt_chars * limits.per_letter
+            too_long.append(round(tokens))
+
     # Shorter ones were refused for something else than their length.
-    refused = min((tokens for tokens in asked if tokens > served), default=None)
+    longer = [tokens for tokens in too_long if tokens > served]
+    refused = min(longer, default=None)
     return limits.model_copy(update={"served": served, "refused": refused})
 
 
@@ -231,9 +251,9 @@ def narrowed(limits: Limits, records: Iterable[RequestRecord]) -> Limits:
 
 
 def _json(url: str, path: str) -> Mapping[str, object]:
-    got = fetch("GET", url + path, timeout_s=_GET_S, max_bytes=_GET_BYTES)
+    answer = fetch("GET", url + path, timeout_s=_GET_S, max_bytes=_GET_BYTES)
     try:
-        body = json.loads(got.body) if got.status == 200 else {}
+        body = json.loads(answer.body) if answer.status == 200 else {}
     except ValueError:
         return {}
     return body if isinstance(body, dict) else {}
@@ -241,8 +261,12 @@ def _json(url: str, path: str) -> Mapping[str, object]:
 
 def _models(url: str) -> Iterator[Learnt]:
     cards = _json(url, "/v1/models").get("data")
-    for card in cards if isinstance(cards, list) else []:
-        length = card.get("max_model_len") if isinstance(card, dict) else None
+    if not isinstance(cards, list):
+        return
+    for card in cards:
+        if not isinstance(card, dict):
+            continue
+        length = card.get("max_model_len")
         if isinstance(length, int):
             yield Learnt(name=CONTEXT, tokens=length, source="/v1/models")
 
@@ -263,9 +287,9 @@ def _info(url: str) -> Iterator[Learnt]:
 
 
 def _metrics(url: str) -> Iterator[Learnt]:
-    got = fetch("GET", url + "/metrics", timeout_s=_GET_S, max_bytes=_GET_BYTES)
-    if got.status == 200:
-        yield from by_metrics(got.body.decode("utf-8", "replace"))
+    answer = fetch("GET", url + "/metrics", timeout_s=_GET_S, max_bytes=_GET_BYTES)
+    if answer.status == 200:
+        yield from by_metrics(answer.body.decode("utf-8", "replace"))
 
 
 def _refusals(records: Iterable[RequestRecord]) -> Iterator[Learnt]:
@@ -274,8 +298,9 @@ def _refusals(records: Iterable[RequestRecord]) -> Iterator[Learnt]:
     for record in records:
         if record.status is None or not 400 <= record.status < 500:
             continue
-        for found in _NUMBER.finditer(record.error):
-            tokens = int(found[0])
+        for number in _NUMBER.findall(record.error):
+            tokens = int(number)
+            # The refusal repeats how long the prompt was: that is no limit.
             own = abs(tokens - record.prompt_chars) <= 2 * LONGER
             if tokens >= SHORT and tokens != record.status and not own:
                 yield Learnt(

@@ -26,14 +26,21 @@ from mmrepro.failure.documents.replay import (
     bucket_words,
 )
 from mmrepro.runs.play.players import PlayOptions
-from mmrepro.search.fuzz.episodes import Planned
-from mmrepro.search.fuzz.knowledge import AGAIN, Began, Ended, Finished, Led, Pursued
-from mmrepro.search.fuzz.limits import learn, narrowed
+from mmrepro.search.fuzz.episodes import PlannedEpisode
+from mmrepro.search.fuzz.knowledge import (
+    AGAIN,
+    EpisodeBegan,
+    EpisodeEnded,
+    Finished,
+    Pursued,
+    PursuitLed,
+)
+from mmrepro.search.fuzz.limits import ServerLimits, learn, narrowed
 from mmrepro.search.fuzz.steering import features
 from mmrepro.search.oracle.comparison import agreeing, compare_with_reference, compared
-from mmrepro.search.oracle.judged import Judged, alike
+from mmrepro.search.oracle.judged import OracleReport, alike
 from mmrepro.search.oracle.reference import has_own_format, reference_case
-from mmrepro.search.replay.attempts import StartingPoint, requests
+from mmrepro.search.replay.attempts import CaseResult, StartingPoint, requests
 from mmrepro.search.replay.options import ReplayCommand
 from mmrepro.search.replay.pursue import FATAL
 from mmrepro.search.replay.session import Rounds
@@ -41,6 +48,7 @@ from mmrepro.search.replay.simplify import as_sent, in_order
 from mmrepro.search.replay.store import (
     PLAYS_DIR,
     VERDICTS,
+    Observation,
     ReplayFolder,
     note_server,
     observation_of,
@@ -53,10 +61,10 @@ if TYPE_CHECKING:
     from mmrepro.search.fuzz.session import Fuzzing
 
 
-def play_episode(session: Fuzzing, planned: Planned) -> Ended:
-    """Written down before it begins and after it has ended; the first also learns the
-    server's limits."""
-    learning, case, known = planned.number == 0, planned.case, session.known
+def play_episode(session: Fuzzing, planned: PlannedEpisode) -> EpisodeEnded:
+    """Play an episode: written down before it begins and after it has ended; the first
+    also learns the server's limits."""
+    case = planned.case
     episode = Episode(
         number=planned.number,
         kind=planned.kind,
@@ -68,27 +76,73 @@ def play_episode(session: Fuzzing, planned: Planned) -> Ended:
     folder = session.episode_dir(episode.number)
     shutil.rmtree(folder, ignore_errors=True)  # of a call that was killed in the middle
     session.keep_case(case, folder)
-    session.journal.append(Began(episode=episode))
+    session.journal.append(EpisodeBegan(episode=episode))
+
     began, deadlines = time.monotonic(), session.deadlines
     options = PlayOptions(deadlines, blocks=planned.blocks)
-    result = session.tried(case, folder / "play", name, options, learning=learning)
+    is_first = planned.number == 0
+    result = session.tried(case, folder / "play", name, options, learning=is_first)
     played = result.played
     assert played is not None
     note_server(session.fuzz, [folder / "play"])
     judged = session.judged(case, played)
+
     silent = False
+    known = session.known
+    # A reference takes two more starts: only where the answers are all that is left to
+    # doubt.
     news = known.new(sighting.bucket for sighting in judged.sightings)
     if planned.compared and played.state is PlayState.ENDED and not news:
         beside = _beside(session, case, played, folder / "reference", name)
         silent = bool(beside.sightings)
-        judged = Judged.of([judged, beside])
+        judged = OracleReport.of([judged, beside])
         episode.compared, episode.starts = True, 2
+
     log = folder / "play" / played.log_file
-    limits = known.episodes.limits
-    if learning:
-        limits = learn(session.options.server, played, log, result.looked.learnt)
-    else:
-        limits = narrowed(limits, played.evidence.requests)
+    seen = _observed(session, episode, case, played, judged)
+    new = sorted(features(case, played, log) - known.features)
+    episode.state, episode.buckets = seen.play.state, seen.play.buckets
+    episode.answers = dict(Counter(seen.answers.values()))
+    episode.new = len(new)
+    episode.seconds = round(time.monotonic() - began, 2)
+    limits = _learnt_limits(session, planned, result, log)
+    shutil.rmtree(folder / "reference", ignore_errors=True)
+    if not seen.sightings:
+        shutil.rmtree(folder / "play", ignore_errors=True)
+    ended = EpisodeEnded(
+        episode=episode,
+        elapsed_s=round(session.elapsed_s, 2),
+        seen=seen,
+        features=new,
+        limits=limits,
+        silent=silent,
+        blocks=planned.blocks,
+        answer_s=deadlines.answer_s,
+        suspect_s=deadlines.suspect_s,
+        rule=deadlines.rule,
+    )
+    line = session.take(ended)
+
+    quiet = "nothing is wrong" if episode.state == "ended" else episode.state
+    outcome, bad = bucket_words(episode.buckets) or quiet, bool(episode.buckets)
+    session.report_ended(name, outcome, episode.seconds, f"{episode.new} new", bad=bad)
+    return line
+
+
+def _learnt_limits(
+    session: Fuzzing, planned: PlannedEpisode, result: CaseResult, log: Path
+) -> ServerLimits:
+    """The server's limits, as they are known after an episode."""
+    played = result.played
+    assert played is not None
+    if planned.number == 0:
+        return learn(session.options.server, played, log, result.looked.learnt)
+    return narrowed(session.known.episodes.limits, played.evidence.requests)
+
+
+def _observed(
+    session: Fuzzing, episode: Episode, case: Case, played: Played, judged: OracleReport
+) -> Observation:
     facts = PlayFacts(
         number=episode.number,
         what="an episode",
@@ -96,43 +150,19 @@ def play_episode(session: Fuzzing, planned: Planned) -> Ended:
         state="",
     )
     seen = observation_of(case, played, judged, facts)
+    folder = session.episode_dir(episode.number)
     seen.folder = f"../{EPISODES_DIR}/{folder.name}/play"
-    new = sorted(features(case, played, log) - known.features)
-    episode.state, episode.buckets = seen.play.state, seen.play.buckets
-    episode.answers = dict(Counter(seen.answers.values()))
-    episode.new = len(new)
-    episode.seconds = round(time.monotonic() - began, 2)
-    shutil.rmtree(folder / "reference", ignore_errors=True)
-    if not seen.sightings:
-        shutil.rmtree(folder / "play", ignore_errors=True)
-    line = session.take(
-        Ended(
-            episode=episode,
-            elapsed_s=round(session.elapsed_s, 2),
-            seen=seen,
-            features=new,
-            limits=limits,
-            silent=silent,
-            blocks=planned.blocks,
-            answer_s=deadlines.answer_s,
-            suspect_s=deadlines.suspect_s,
-            rule=deadlines.rule,
-        )
-    )
-    quiet = "nothing is wrong" if episode.state == "ended" else episode.state
-    outcome, bad = bucket_words(episode.buckets) or quiet, bool(episode.buckets)
-    session.report_ended(name, outcome, episode.seconds, f"{episode.new} new", bad=bad)
-    return line
+    return seen
 
 
 def _beside(
     session: Fuzzing, case: Case, played: Played, folder: Path, name: str
-) -> Judged:
+) -> OracleReport:
     """What the same requests to a plain server hold against its answers."""
     engine = get_engine(session.options.server.engine)
     options = PlayOptions(session.deadlines, look="none", canary=False)
 
-    def held(plain: Case) -> Judged:
+    def held(plain: Case) -> OracleReport:
         reference = session.tried(plain, folder, name, options).played
         assert reference is not None
         return compare_with_reference(case, played, reference)
@@ -145,30 +175,32 @@ def _beside(
 
 # ----------------------------------------------------------------------- what it showed
 
-STRAIGHT = "straight"
+_STRAIGHT = "straight"
 PURSUIT = 40
 """Starts of servers for what one episode showed, at most."""
-PURSUIT_S, PURSUIT_SHARE = 300.0, 0.2
+_PURSUIT_S, _PURSUIT_SHARE = 300.0, 0.2
 """Seconds for what ends or stops a server, or that share of the budget, if it is
 more."""
 LESSER_S, LESSER_SHARE = 100.0, 0.07
 """The same for all else."""
-FINISH_AFTER = 0.5
+_FINISH_AFTER = 0.5
 """Share of the budget after which what was not shrunk to its end is taken up again."""
-FINISH_SHARE, FINISH_LESSER = 0.5, 0.15
+_FINISH_SHARE, _FINISH_LESSER = 0.5, 0.15
 """Of the time that is left then: for what ends or stops a server, and for all else."""
 FINISH = 3 * PURSUIT
 """Starts of servers for that, at most."""
-LONG_S = 10.0
+_LONG_S = 10.0
 """A deadline from which on it is measured again before a hang is played again and
 again."""
 
 
-def pursue(session: Fuzzing, line: Ended) -> None:
-    """What is new in an episode, if anything is, and nobody pursues it now."""
+def pursue(session: Fuzzing, line: EpisodeEnded) -> None:
+    """Pursue what is new in an episode, if anything is, and nobody pursues it now."""
     known, episode = session.known, line.episode
-    new = known.new(line.seen.play.buckets)
-    new = [b for b in new if not any(alike(b, other) for other in session.pursued)]
+    new: list[str] = []
+    for bucket in known.new(line.seen.play.buckets):
+        if not any(alike(bucket, other) for other in session.pursued):
+            new.append(bucket)
     if not new or episode.pursued:
         return
     place = f"e{episode.number:04d}"
@@ -177,52 +209,61 @@ def pursue(session: Fuzzing, line: Ended) -> None:
         _measure_again(session, line.seen.sightings)
         led = known.led.get(episode.number) or _led(session, line, new)
         source = session.episode_dir(episode.number)
-        source = source / STRAIGHT if led.straight else source
-        handled = [
-            b for f in session.fuzz.found if known.handled(b := f.finding.bucket)
-        ]
-        handled += known.also
-        handled += [b for b in led.seen.play.buckets if b not in new]
+        if led.straight:
+            source = source / _STRAIGHT
         least_s, share = LESSER_S, LESSER_SHARE
-        if any(one.finding_class in FATAL for one in led.seen.sightings):
-            least_s, share = PURSUIT_S, PURSUIT_SHARE
+        if any(sighting.finding_class in FATAL for sighting in led.seen.sightings):
+            least_s, share = _PURSUIT_S, _PURSUIT_SHARE
         time_s = max(least_s, share * session.options.budget_s)
         start = StartingPoint(
             led.seen,
             line.silent,
             line.blocks,
-            handled=tuple(handled),
+            handled=tuple(_handled(session, led, new)),
             deadlines=session.deadlines,
             until=min(session.until, began + time_s),
             end=session.until + session.grace_s,
         )
         _replay(session, source, place, PURSUIT, start)
-        session.take(
-            Pursued(
-                number=episode.number,
-                replay=place,
-                elapsed_s=round(session.elapsed_s, 2),
-                seconds=round(time.monotonic() - began, 2),
-            )
+        pursued = Pursued(
+            number=episode.number,
+            replay=place,
+            elapsed_s=round(session.elapsed_s, 2),
+            seconds=round(time.monotonic() - began, 2),
         )
+        session.take(pursued)
+
+
+def _handled(session: Fuzzing, led: PursuitLed, new: Sequence[str]) -> list[str]:
+    """Buckets that the pursuit of ``new`` leaves alone."""
+    known = session.known
+    handled: list[str] = []
+    for found in session.fuzz.found:
+        if known.handled(found.finding.bucket):
+            handled.append(found.finding.bucket)
+    handled += known.also
+    handled += [bucket for bucket in led.seen.play.buckets if bucket not in new]
+    return handled
 
 
 def unfinished(session: Fuzzing) -> Found | None:
     """A finding that is to be shrunk further now."""
-    early = session.elapsed_s < FINISH_AFTER * session.options.budget_s
+    early = session.elapsed_s < _FINISH_AFTER * session.options.budget_s
     if early or not session.options.shrink:
         return None
     return session.known.unfinished(session.pursued)
 
 
 def finish(session: Fuzzing, found: Found) -> None:
-    """Goes on with what is left of it."""
-    place, of = f"{found.replay}{AGAIN}{found.finding.id}", found.folder
-    began, bucket = time.monotonic(), found.finding.bucket
-    with session.pursuing([bucket]):
-        _measure_again(session, [found.finding])
+    """Go on with what is left of a finding."""
+    finding = found.finding
+    place = f"{found.replay}{AGAIN}{finding.id}"
+    source = found.folder  # the finding's own: it moves when less is left of it
+    began = time.monotonic()
+    with session.pursuing([finding.bucket]):
+        _measure_again(session, [finding])
         others = [f.finding.bucket for f in session.fuzz.found if f is not found]
-        share = FINISH_SHARE if found.finding.finding_class in FATAL else FINISH_LESSER
+        share = _FINISH_SHARE if finding.finding_class in FATAL else _FINISH_LESSER
         start = StartingPoint(
             again=True,
             handled=(*others, *session.known.also),
@@ -230,15 +271,14 @@ def finish(session: Fuzzing, found: Found) -> None:
             until=began + share * (session.until - began),
             end=session.until + session.grace_s,
         )
-        _replay(session, session.folder / of, place, FINISH, start)
-        session.take(
-            Finished(
-                of=of,
-                replay=place,
-                elapsed_s=round(session.elapsed_s, 2),
-                seconds=round(time.monotonic() - began, 2),
-            )
+        _replay(session, session.folder / source, place, FINISH, start)
+        finished = Finished(
+            of=source,
+            replay=place,
+            elapsed_s=round(session.elapsed_s, 2),
+            seconds=round(time.monotonic() - began, 2),
         )
+        session.take(finished)
 
 
 def _replay(
@@ -249,6 +289,7 @@ def _replay(
     folder, options = session.folder / place, session.options
     goes_on = VERDICTS.is_in(folder)
     case, _ = read_case(folder if goes_on else source)
+    # A replay that was killed goes on with its own case: the source may be gone.
     if not goes_on:
         write_case(case, prepared(folder), read_contents(case, source))
     wanted = ReplayCommand(
@@ -268,43 +309,46 @@ def _replay(
 
 
 def _measure_again(session: Fuzzing, seen: Sequence[Sighting | Finding]) -> None:
-    """The deadline, where a busy moment made it long: each attempt at a hang lasts as
-    long."""
-    hangs = any(one.finding_class is FindingClass.HANG for one in seen)
-    if hangs and session.deadlines.answer_s > LONG_S:
+    """Measure the deadline again, where a busy moment made it long: each attempt at a
+    hang lasts as long."""
+    hangs = any(shown.finding_class is FindingClass.HANG for shown in seen)
+    if hangs and session.deadlines.answer_s > _LONG_S:
+        # A busy moment made it long, and each attempt at a hang lasts as long.
         deadlines = session.measured()
         if deadlines.answer_s < session.deadlines.answer_s:
             session.deadlines = deadlines
 
 
-def _led(session: Fuzzing, line: Ended, new: Sequence[str]) -> Led:
+def _led(session: Fuzzing, line: EpisodeEnded, new: Sequence[str]) -> PursuitLed:
     """The episode's requests one after another, if they show the worst of it as well;
     else the episode as it was."""
     number = line.episode.number
-    led = Led(number=number, straight=False, seen=line.seen)
+    led = PursuitLed(number=number, straight=False, seen=line.seen)
     folder = session.episode_dir(number)
     case, _ = read_case(folder)
     straight = in_order(as_sent(case, line.seen))
     late = time.monotonic() >= session.until
-    if straight != case and not line.silent and not line.blocks and not late:
-        place, name = folder / STRAIGHT, f"episode {number}, one after another"
-        shutil.rmtree(place, ignore_errors=True)
-        session.keep_case(straight, place)
-        options = PlayOptions(session.deadlines)
-        played = session.tried(straight, place / "play", name, options).played
-        assert played is not None
-        judged = session.judged(straight, played)
-        facts = PlayFacts(
-            number=0,
-            what="one after another",
-            requests=len(straight.operations),
-            state="",
-        )
-        seen = observation_of(straight, played, judged, facts)
-        led.starts = 1
-        if seen.has(new[0]):
-            led.straight, led.seen = True, seen
-        shutil.rmtree(place / "play", ignore_errors=True)
-        outcome = bucket_words(seen.play.buckets) or seen.play.state
-        session.report_ended(name, outcome, seen.play.seconds, bad=led.straight)
+    if straight == case or line.silent or line.blocks or late:
+        return session.take(led)
+
+    place, name = folder / _STRAIGHT, f"episode {number}, one after another"
+    shutil.rmtree(place, ignore_errors=True)
+    session.keep_case(straight, place)
+    options = PlayOptions(session.deadlines)
+    played = session.tried(straight, place / "play", name, options).played
+    assert played is not None
+    judged = session.judged(straight, played)
+    facts = PlayFacts(
+        number=0,
+        what="one after another",
+        requests=len(straight.operations),
+        state="",
+    )
+    seen = observation_of(straight, played, judged, facts)
+    led.starts = 1
+    if seen.has(new[0]):
+        led.straight, led.seen = True, seen
+    shutil.rmtree(place / "play", ignore_errors=True)
+    outcome = bucket_words(seen.play.buckets) or seen.play.state
+    session.report_ended(name, outcome, seen.play.seconds, bad=led.straight)
     return session.take(led)

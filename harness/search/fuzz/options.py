@@ -18,7 +18,7 @@ from mmrepro.search.replay.options import ServerCommand
 from mmrepro.traffic.case.model import ServerWanted
 
 
-class Profile(StrEnum):
+class FuzzProfile(StrEnum):
     """What kind of day the server has."""
 
     PRESSURE = "pressure"
@@ -59,7 +59,7 @@ class Dialect:
         adapter: what stands before an adapter's name where it is asked.
         adapters: what stands before the paths that load and unload one.
         modern: options of the profile of that name; (): there is none.
-        features: those of :data:`FEATURES` that its episodes may have.
+        features: those of the engine that its episodes may have.
         model: tiny model that it serves.
     """
 
@@ -193,7 +193,9 @@ def dialect_of(engine: str) -> Dialect:
     return DIALECTS.get(engine, Dialect(pressure=()))
 
 
-def under(profile: Profile, wanted: ServerWanted, *, length_told: bool) -> ServerWanted:
+def under(
+    profile: FuzzProfile, wanted: ServerWanted, *, length_told: bool
+) -> ServerWanted:
     """The server of ``profile``: ``wanted`` with its options.
 
     Args:
@@ -205,22 +207,24 @@ def under(profile: Profile, wanted: ServerWanted, *, length_told: bool) -> Serve
         UsageError: the engine has no such profile.
     """
     dialect = dialect_of(wanted.engine)
-    if profile is Profile.PLAIN:
+    if profile is FuzzProfile.PLAIN:
         return wanted.model_copy(update={"args": [*dialect.tells, *wanted.args]})
     length = wanted.max_model_len if length_told else dialect.max_model_len
-    if profile is Profile.MODERN and not dialect.modern:
+    if profile is FuzzProfile.MODERN and not dialect.modern:
         known = ", ".join(name for name, one in DIALECTS.items() if one.modern)
         raise UsageError(
             f"There is no profile modern for {wanted.engine}.",
             hint=f"mmrepro fuzz {known}",
         )
+
     pressure, env = dialect.pressure, dict(dialect.env)
-    if profile is Profile.MODERN:
+    if profile is FuzzProfile.MODERN:
         pressure = dialect.modern
         for (
             name
         ) in dialect.features:  # of all of them: their servers have one fork server
             env |= feature(wanted.engine, name).env
+
     return wanted.model_copy(
         update={
             "args": [*dialect.tells, *pressure, *wanted.args],
@@ -232,8 +236,8 @@ def under(profile: Profile, wanted: ServerWanted, *, length_told: bool) -> Serve
 
 # ------------------------------------------------------------------------------ options
 
-BUDGET_S = 1800.0
-LEAST_S = 10.0
+_BUDGET_S = 1800.0
+_LEAST_S = 10.0
 
 
 @dataclass(frozen=True)
@@ -241,12 +245,13 @@ class FuzzCommand(ServerCommand):
     """Options of ``mmrepro fuzz``; its ``server`` has the options of the profile."""
 
     COMMAND: ClassVar[str] = "fuzz"
+    DOCUMENTS: ClassVar[tuple[str, ...]] = ("mmrepro.failure.documents.replay:Fuzz",)
     engine: str = common.ENGINE_NAME("", argument=True, required=True)
     release: str = common.RELEASE("", shown="the known scenarios' last")
     tree: str = common.SOURCE("")
     kernels: str = common.KERNELS("")
-    profile: Profile = option(
-        Profile.PRESSURE,
+    profile: FuzzProfile = option(
+        FuzzProfile.PRESSURE,
         "pressure: small caches and KV; plain: the engine's defaults; text: pressure "
         "without images; hazards: clients that do what the documentation warns of; "
         "modern: speculation, LoRA, a KV connector and tools, in changing "
@@ -264,7 +269,7 @@ class FuzzCommand(ServerCommand):
         names="record",
     )
     budget_s: float = common.BUDGET(
-        BUDGET_S,
+        _BUDGET_S,
         help="Time for it, e.g. 10m or 2h; building an environment does not count.",
         shown="30m",
     )
@@ -281,7 +286,7 @@ class FuzzCommand(ServerCommand):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.budget_s < LEAST_S:
+        if self.budget_s < _LEAST_S:
             raise UsageError(
                 (
                     f"--budget {exact_duration(self.budget_s)} is not enough for one "

@@ -8,7 +8,7 @@ from random import Random
 from typing import Any, Final
 
 from mmrepro.runs.play.limits import BLOCK, KV
-from mmrepro.search.fuzz.limits import SIZES, Limits
+from mmrepro.search.fuzz.limits import SIZES, ServerLimits
 from mmrepro.search.fuzz.options import Dialect
 from mmrepro.search.fuzz.steering import ADAPTERS, Switch
 from mmrepro.traffic.case.model import (
@@ -28,16 +28,16 @@ from mmrepro.traffic.case.model import (
     Tiles,
 )
 
-LAYOUTS: Final = ((2, 4), (4, 2), (2, 6), (3, 4), (3, 2), (1, 4))
+_LAYOUTS: Final = ((2, 4), (4, 2), (2, 6), (3, 4), (3, 2), (1, 4))
 """Rows and columns of tiles."""
-QUESTIONS = (
+_QUESTIONS = (
     "what is this",
     "describe the picture",
     "and now",
     "list three things",
     "hello there",
 )
-ODD_TEXTS = (
+_ODD_TEXTS = (
     "",
     " ",
     "\x00\x07\x1b[31m",
@@ -48,17 +48,17 @@ ODD_TEXTS = (
     "<image>",
     "{{ '%s' % 1 }}",
 )
-GROWN = (1, 4, 16, 40)
+_GROWN = (1, 4, 16, 40)
 """Tokens before a limit at which a prompt ends whose answer grows beyond it."""
-MOST_GROWN = 700
+_MOST_GROWN = 700
 """Tokens of an answer that is let grow from what is served to what is not: seconds, on
 a CPU."""
-SALT_NAMES = ("tenant-a", "tenant-b", "tenant-ab")
+_SALT_NAMES = ("tenant-a", "tenant-b", "tenant-ab")
 TILE = 28
 STATIC = ("lora-a", "lora-b")
 """Adapters that a server with adapters has from its start."""
 RESETS = "/reset_prefix_cache"
-TOOLS: Final = tuple(
+_TOOLS: Final = tuple(
     {
         "type": "function",
         "function": {
@@ -91,7 +91,7 @@ class Maker:
         self,
         name: str,
         random: Random,
-        limits: Limits,
+        limits: ServerLimits,
         dialect: Dialect,
         on: set[Switch],
         given: Mapping[str, Image] | None = None,
@@ -104,7 +104,7 @@ class Maker:
         self._fresh = list(self.images)
         self._used: list[str] = []
         self._beginnings: list[str] = []
-        self._questions = random.sample(QUESTIONS, 2)
+        self._questions = random.sample(_QUESTIONS, 2)
         self._count = 0
 
     # ------------------------------------------------------------------ one request
@@ -145,11 +145,7 @@ class Maker:
         if leave is None and Switch.LEAVE in self.on and random.random() < 0.15:
             leave = random.choice(("sent", "first-token", "tokens>=2", "tokens>=5"))
             parameters["max_tokens"] = max(limit, random.choice((16, 64)))
-        adapter = None
-        if self.always_adapted or (
-            self.on.intersection(ADAPTERS) and random.random() < 0.4
-        ):
-            adapter = random.choice(STATIC)
+        adapter = random.choice(STATIC) if self._is_adapted() else None
         return Operation(
             id=f"r{self._count}",
             path=path,
@@ -161,31 +157,45 @@ class Maker:
             leave=leave or "",
         )
 
+    def _is_adapted(self) -> bool:
+        """Whether the next request asks an adapter."""
+        if self.always_adapted:
+            return True
+        return bool(self.on.intersection(ADAPTERS)) and self.random.random() < 0.4
+
     def _messages(self, shown: Sequence[str], text: str) -> list[Message]:
         random = self.random
-        uuid = Switch.UUID in self.on and random.random() < 0.5
-        parts = []
-        for name in shown:
-            shared = uuid and self.hazards and random.random() < 0.2
-            named = "shared" if shared else f"id-{name}"
-            parts.append(Part(image=name, uuid=named if uuid else None))
+        parts = self._parts(shown)
+        content: str | list[Part] = text
         if parts:
-            told = Part(text=text)
+            words = Part(text=text)
             behind = random.random() < 0.9  # most clients put the picture first
-            content: str | list[Part] = [*parts, told] if behind else [told, *parts]
-        else:
-            content = text
+            content = [*parts, words] if behind else [words, *parts]
+
         messages = [Message(role="user", content=content)]
         if Switch.TURNS in self.on and random.random() < 0.3:
             if random.random() < 0.5:
-                messages.insert(
-                    0, Message(role="system", content="Answer in one sentence.")
-                )
+                system = Message(role="system", content="Answer in one sentence.")
+                messages.insert(0, system)
             messages += [
                 Message(role="assistant", content="yes"),
                 Message(role="user", content=self.question()),
             ]
+
         return messages
+
+    def _parts(self, shown: Sequence[str]) -> list[Part]:
+        """The pictures of a message, with names of their own or without."""
+        random = self.random
+        if Switch.UUID not in self.on or random.random() >= 0.5:
+            return [Part(image=name) for name in shown]
+        parts: list[Part] = []
+        for name in shown:
+            # One name for several pictures is what the documentation warns of.
+            shared = self.hazards and random.random() < 0.2
+            parts.append(Part(image=name, uuid="shared" if shared else f"id-{name}"))
+
+        return parts
 
     # -------------------------------------------------------------- requests of servers
 
@@ -233,10 +243,12 @@ class Maker:
         """A text that makes a prompt of ``tokens``, with those pictures; ``shared``:
         others may begin with it, and it with what others begin with."""
         letters = self.limits.letters(tokens, [self.size(name) for name in images])
-        begin, reuse = "", shared and Switch.REUSE in self.on
+        begin = ""
+        reuse = shared and Switch.REUSE in self.on
         if reuse and self._beginnings and self.random.random() < 0.5:
             begin = self.random.choice(self._beginnings)[:letters]
         made = begin + self._letters(letters - len(begin))
+        # Few beginnings are shared often, which a prefix cache needs to be tested.
         if reuse and len(self._beginnings) < 4:
             self._beginnings.append(made)
         return made
@@ -250,21 +262,20 @@ class Maker:
 
     def question(self) -> str:
         if Switch.ODD in self.on and self.random.random() < 0.3:
-            return self.random.choice(ODD_TEXTS)
+            return self.random.choice(_ODD_TEXTS)
         return self.random.choice(self._questions)
 
     def _length(self) -> int | None:
         """Tokens of a prompt; None: a question, as short as it is."""
         random, limits = self.random, self.limits
-        kinds: list[tuple[float, str]] = [
-            (6.0, "question"),
-            (2.0, "short"),
-            (0.8, "half"),
-        ]
-        kinds += [(1.2, "over")] if Switch.OVER in self.on else []
-        kinds += [(2.0, "edge")] if Switch.EDGES in self.on and limits.edges() else []
-        kinds += [(1.5, "block")] if Switch.BLOCKS in self.on else []
-        kind = random.choices([k for _, k in kinds], [w for w, _ in kinds])[0]
+        weights = {"question": 6.0, "short": 2.0, "half": 0.8}
+        if Switch.OVER in self.on:
+            weights["over"] = 1.2
+        if Switch.EDGES in self.on and limits.edges():
+            weights["edge"] = 2.0
+        if Switch.BLOCKS in self.on:
+            weights["block"] = 1.5
+        (kind,) = random.choices(list(weights), list(weights.values()))
         match kind:
             case "question":
                 return None
@@ -275,14 +286,13 @@ class Maker:
             case "over":
                 return round(limits.context * random.choice((1.01, 1.2, 2.0)))
             case "edge":
-                return max(
-                    1, random.choice(limits.edges()) + random.choice((-2, -1, 0, 1))
-                )
+                edge = random.choice(limits.edges())
+                return max(1, edge + random.choice((-2, -1, 0, 1)))
+
         size = random.choice(limits.named(BLOCK) or [16])
         most = max(1, limits.context // size - 1)
-        return max(
-            2, size * random.randint(1, min(most, 12)) + random.choice((-1, 0, 1))
-        )
+        blocks = random.randint(1, min(most, 12))
+        return max(2, size * blocks + random.choice((-1, 0, 1)))
 
     def _growing(self) -> tuple[int, int] | None:
         """A prompt just short of a limit, and an answer that ends at it or beyond; now
@@ -291,13 +301,13 @@ class Maker:
         if Switch.GROWTH not in self.on or random.random() > 0.15:
             return None
         between = (limits.refused or 0) - limits.served
-        untold = not limits.named(KV) and limits.served and 0 < between <= MOST_GROWN
-        if untold and random.random() < 0.4:
+        is_between = limits.served > 0 and 0 < between <= _MOST_GROWN
+        if is_between and not limits.named(KV) and random.random() < 0.4:
             return limits.served, between + 24  # where it ends lies between the two
         end = random.choice(
             [limits.longest, limits.longest, limits.room, *limits.edges()]
         )
-        short = random.choice(GROWN)
+        short = random.choice(_GROWN)
         return max(1, end - short), max(1, short + random.choice((-1, 0, 1, 2, 24)))
 
     # ------------------------------------------------------------------ pictures
@@ -322,12 +332,12 @@ class Maker:
         return name
 
     def _supplied(self) -> str:
-        """One of those that were given, first those that were not sent yet; "":
+        """Choose one of those that were given, first those that were not sent yet; "":
         none."""
         if not self._fresh or self.random.random() > 0.6:
             return ""
-        given = [name for name in self._fresh if name not in self._used] or self._fresh
-        return self.random.choice(given)
+        unsent = [name for name in self._fresh if name not in self._used]
+        return self.random.choice(unsent or self._fresh)
 
     def related(self) -> tuple[str, str]:
         """Two pictures that an engine might take for one."""
@@ -335,15 +345,17 @@ class Maker:
         if len(self._fresh) > 1 and random.random() < 0.7:
             first, second = random.sample(self._fresh, 2)
             return first, second
-        first, second = (f"{self.name}p{len(self.images) + n}" for n in (1, 2))
+        count = len(self.images)
+        first, second = f"{self.name}p{count + 1}", f"{self.name}p{count + 2}"
         seed = random.randrange(1 << 30)
         if random.random() < 0.7:
-            rows, columns = random.choice(LAYOUTS)
+            rows, columns = random.choice(_LAYOUTS)
             self.images[first] = Tiles(seed=seed, rows=rows, columns=columns)
             self.images[second] = Relayout(of=first, rows=columns, columns=rows)
         else:
             self.images[first] = Noise(seed=seed, size=random.choice(SIZES))
             self.images[second] = Near(of=first, seed=seed, pixels=1)
+
         self._used += [first, second]
         return first, second
 
@@ -353,34 +365,38 @@ class Maker:
         if Switch.RELATIVES in self.on and size is None and random.random() < 0.6:
             self.images[name] = self._relative()
         else:
-            picked = size or random.choice(
-                (*SIZES, *SIZES[4:], (random.randint(20, 300), 84))
-            )
-            self.images[name] = Noise(seed=random.randrange(1 << 30), size=picked)
+            if size is None:
+                odd_width = (random.randint(20, 300), 84)
+                large_sizes = SIZES[4:]  # twice as likely
+                size = random.choice((*SIZES, *large_sizes, odd_width))
+            self.images[name] = Noise(seed=random.randrange(1 << 30), size=size)
+
         return name
 
     def _relative(self) -> Image:
         random = self.random
-        tiled = [
-            n
-            for n, i in self.images.items()
-            if isinstance(i, Tiles) and n in self._used
-        ]
-        plain = [
-            n for n in self._used if not isinstance(self.images[n], Content | Collision)
-        ]
+        tiled: list[str] = []
+        for name, image in self.images.items():
+            if isinstance(image, Tiles) and name in self._used:
+                tiled.append(name)
+        plain: list[str] = []
+        for name in self._used:
+            if not isinstance(self.images[name], Content | Collision):
+                plain.append(name)
         pick = random.random()
         if tiled and pick < 0.5:
             of = random.choice(tiled)
             first = self.images[of]
             assert isinstance(first, Tiles)
             return Relayout(of=of, rows=first.columns, columns=first.rows)
+
         if plain and pick < 0.65:
             return Near(
                 of=random.choice(plain),
                 seed=random.randrange(1 << 30),
                 pixels=random.choice((1, 1, 5)),
             )
+
         if plain and pick < 0.75:
             return Resized(of=random.choice(plain), size=random.choice(SIZES))
         if pick < 0.8:
@@ -390,7 +406,8 @@ class Maker:
                 random.randrange(256),
             )
             return Solid(colour=colour, size=random.choice(SIZES))
-        rows, columns = random.choice(LAYOUTS)
+
+        rows, columns = random.choice(_LAYOUTS)
         return Tiles(seed=random.randrange(1 << 30), rows=rows, columns=columns)
 
     def size(self, name: str) -> tuple[int, int]:
@@ -403,57 +420,58 @@ class Maker:
                 return image.columns * TILE, image.rows * TILE
             case Near():
                 return self.size(image.of)
+
         return TILE, TILE
 
     # ------------------------------------------------------------------ parameters
 
     def _parameters(self, path: str) -> dict[str, Any]:
         random, on, dialect = self.random, self.on, self.dialect
-        made: dict[str, Any] = {}
+        parameters: dict[str, Any] = {}
 
         def chosen(switch: Switch, odds: float) -> bool:
             return switch in on and random.random() < odds
 
         if chosen(Switch.N, 0.15):
-            made |= {"n": random.choice((2, 3, 5)), "temperature": 0.8}
+            parameters["n"] = random.choice((2, 3, 5))
+            parameters["temperature"] = 0.8
         if chosen(Switch.SAMPLED, 0.25):
-            made |= {
-                "temperature": random.choice((0.3, 1.0, 2.0)),
-                "seed": random.randrange(1000),
-            }
+            parameters["temperature"] = random.choice((0.3, 1.0, 2.0))
+            parameters["seed"] = random.randrange(1000)
         if chosen(Switch.STOP, 0.2):
-            made |= self._stop()
+            parameters |= self._stop()
         if chosen(Switch.LOGPROBS, 0.2):
             top = random.choice(dialect.logprobs)
-            made |= (
-                {"logprobs": True, "top_logprobs": top}
-                if path == CHAT
-                else {"logprobs": top}
-            )
+            if path == CHAT:
+                parameters |= {"logprobs": True, "top_logprobs": top}
+            else:
+                parameters["logprobs"] = top
+
         if chosen(Switch.PRIORITY, 0.3):
-            made[dialect.priority] = random.choice((-1, 0, 1, 5))
+            parameters[dialect.priority] = random.choice((-1, 0, 1, 5))
         if chosen(Switch.SALT, 0.4):
-            made[random.choice(dialect.salts)] = random.choice(SALT_NAMES)
+            parameters[random.choice(dialect.salts)] = random.choice(_SALT_NAMES)
         if chosen(Switch.RID, 0.3):
             # Numbered as clients do: each once, and one begins as another does.
             number = dialect.rid == "session_id"
-            made[dialect.rid] = self._count if number else f"user{self._count}"
+            parameters[dialect.rid] = self._count if number else f"user{self._count}"
+
         if chosen(Switch.GRAMMAR, 0.25):
-            made |= random.choice(dialect.shaped)
+            parameters |= random.choice(dialect.shaped)
         elif path == CHAT and chosen(Switch.TOOLS, 0.25):
-            made |= {
-                "tools": list(TOOLS),
-                "tool_choice": random.choice(("required", "auto")),
-            }
-        return made
+            parameters["tools"] = list(_TOOLS)
+            parameters["tool_choice"] = random.choice(("required", "auto"))
+
+        return parameters
 
     def _stop(self) -> dict[str, Any]:
         random = self.random
         kind = random.random()
         if kind < 0.5:
             return {"stop": random.choice(("a", " ", "z", ["ab", "q"], "\n"))}
-        ids = [random.choice((0, 1, 255, 1_151_935))]
-        return {
-            "stop_token_ids": ids,
-            **({"min_tokens": 1} if random.random() < 0.5 else {}),
+        stops: dict[str, Any] = {
+            "stop_token_ids": [random.choice((0, 1, 255, 1_151_935))]
         }
+        if random.random() < 0.5:
+            stops["min_tokens"] = 1
+        return stops

@@ -4,7 +4,7 @@ it."""
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ from mmrepro.base.records import parsed
 from mmrepro.engines import get_engine
 from mmrepro.failure.documents.replay import EPISODES_FILE, FUZZ_FILE, Fuzz
 from mmrepro.search.fuzz.knowledge import EPISODES
-from mmrepro.search.fuzz.options import FuzzCommand, Profile, dialect_of, under
+from mmrepro.search.fuzz.options import FuzzCommand, FuzzProfile, dialect_of, under
 from mmrepro.search.replay.known import usual_server
 from mmrepro.search.replay.unlisted import refuse_unlisted
 from mmrepro.traffic.capture.messages import Contents
@@ -30,24 +30,30 @@ from mmrepro.traffic.case.model import (
     ServerWanted,
 )
 
-MAX_BYTES = 64 << 20
+_MAX_BYTES = 64 << 20
+
+
+_KEPT: Mapping[str, tuple[str, Callable[[str], object]]] = {
+    "profile": ("--profile", FuzzProfile),
+    "seed": ("--seed", int),
+    "repeat": ("--repeat", int),
+    "source": ("--from", Path),
+    "blind": ("--blind", bool),
+}
+"""Options that a session which is continued keeps: what each is called where they are
+written down, and how it is read."""
 
 
 def settled(asked: FuzzCommand) -> FuzzCommand:
-    """The options with the server; a session that is continued keeps its own, where
-    nothing else is asked for. Raises UsageError: no such engine or release; or the kept
-    server has what a file may not set."""
-    kept, budget_s = (
-        kept_options(asked.resume) if asked.resume is not None else ({}, None)
-    )
+    """Settle the options with the server; a session that is continued keeps its own,
+    where nothing else is asked for. Raises UsageError: no such engine or release; or
+    the kept server has what a file may not set."""
+    kept: dict[str, str] = {}
+    budget_s = None
+    if asked.resume is not None:
+        kept, budget_s = kept_options(asked.resume)
     changes: dict[str, Any] = {}
-    for option, name, parse in (
-        ("profile", "--profile", Profile),
-        ("seed", "--seed", int),
-        ("repeat", "--repeat", int),
-        ("source", "--from", Path),
-        ("blind", "--blind", bool),
-    ):
+    for option, (name, parse) in _KEPT.items():
         if kept.get(name) and not asked.given(option):
             changes[option] = parse(kept[name])
     if kept.get("--no-shrink") and not asked.given("shrink"):
@@ -62,20 +68,19 @@ def settled(asked: FuzzCommand) -> FuzzCommand:
 
 
 def server_of(
-    engine: str, profile: Profile, asked: dict[str, Any], kept: str
+    engine: str, profile: FuzzProfile, asked: dict[str, Any], kept: str
 ) -> ServerWanted:
-    """The server: that of the engine's scenarios, under ``profile``, with what
+    """Return the server: that of the engine's scenarios, under ``profile``, with what
     ``asked`` says; a session that is continued has the ``kept`` one, unless something
-    is asked for. Raises
-    UsageError: no such engine or release."""
-    found = get_engine(engine)
+    is asked for. Raises UsageError: no such engine or release."""
+    adapter = get_engine(engine)
     if kept and not asked:
         return ServerWanted.model_validate_json(kept)
     usual = usual_server(engine)
-    if profile is Profile.MODERN:
+    if profile is FuzzProfile.MODERN:
         usual = usual.model_copy(update={"model": dialect_of(engine).model})
     wanted = ServerWanted.model_validate({**usual.model_dump(), **asked})
-    found.environment_spec(wanted.release, "cpu")
+    adapter.environment_spec(wanted.release, "cpu")
     return under(profile, wanted, length_told="max_model_len" in asked)
 
 
@@ -87,32 +92,36 @@ def kept_options(folder: Path) -> tuple[dict[str, str], float | None]:
             line = file.readline(1 << 20)
     except OSError:
         return {}, None  # the session says what is wrong
+
     head = EPISODES.head(line, folder)
     try:
-        budget_s = parsed(Fuzz, read_file(folder / FUZZ_FILE, MAX_BYTES)).budget_s
+        budget_s = parsed(Fuzz, read_file(folder / FUZZ_FILE, _MAX_BYTES)).budget_s
     except (OSError, ValueError):  # a session that was cut short has none yet
         budget_s = None
+
     return head.decides, budget_s
 
 
 # ------------------------------------------------------------------------------- --from
 
-MEDIA = {
+_MEDIA = {
     ".png": "image/png",
     ".jpg": "image/jpeg",
     ".jpeg": "image/jpeg",
     ".webp": "image/webp",
 }
-MOST_PICTURES = 64
+_MOST_PICTURES = 64
 
 
 @dataclass(frozen=True)
-class Source:
-    """Attributes:
-    name: of the file or folder, without those above it; "": nothing was given.
-    images: to be used besides those that are made up.
-    case: to be changed.
-    contents: the pictures' bytes, by SHA-256.
+class FuzzSource:
+    """What --from gives.
+
+    Attributes:
+        name: of the file or folder, without those above it; "": nothing was given.
+        images: to be used besides those that are made up.
+        case: to be changed.
+        contents: the pictures' bytes, by SHA-256.
     """
 
     name: str = ""
@@ -121,7 +130,8 @@ class Source:
     contents: Contents | Mapping[str, bytes] = field(default_factory=dict)
 
     def keep(self, folder: Path) -> Contents | Mapping[str, bytes]:
-        """The pictures, in the session's folder as well. Raises UnwritableOutput."""
+        """Keep the pictures in the session's folder as well. Raises UnwritableOutput: it
+        cannot be written."""
         try:
             if self.contents:
                 (folder / IMAGES_DIR).mkdir(exist_ok=True)
@@ -131,43 +141,47 @@ class Source:
             raise UnwritableOutput(
                 f"{folder} cannot be written: {error.strerror}."
             ) from error
+
         return self.contents
 
 
-def read_source(place: Path | None, server: ServerWanted) -> Source:
+def read_source(place: Path | None, server: ServerWanted) -> FuzzSource:
     """A folder of pictures, or whatever ``mmrepro replay`` reads. Raises UsageError: it
     is neither, or holds nothing."""
     if place is None:
-        return Source()
+        return FuzzSource()
     if is_folder(place) and not is_file(place / CASE_FILE):
         return _pictures(place)
     captured = read(place, server)
     case = captured.case.model_copy(update={"server": server, "title": place.name})
     contents = captured.contents
-    return Source(place.name, dict(case.images), case, contents)
+    return FuzzSource(place.name, dict(case.images), case, contents)
 
 
-def _pictures(folder: Path) -> Source:
+def _is_picture(file: Path) -> bool:
+    return file.suffix.lower() in _MEDIA and is_file(file)
+
+
+def _pictures(folder: Path) -> FuzzSource:
     images: dict[str, Image] = {}
     contents: dict[str, bytes] = {}
     try:
-        files = sorted(
-            p for p in folder.iterdir() if p.suffix.lower() in MEDIA and is_file(p)
-        )
-        for number, file in enumerate(files[:MOST_PICTURES], 1):
+        files = sorted(filter(_is_picture, folder.iterdir()))
+        for number, file in enumerate(files[:_MOST_PICTURES], 1):
             data = read_file(file, MAX_IMAGE_BYTES)
             sha256 = hashlib.sha256(data).hexdigest()
             contents[sha256] = data
-            images[f"given{number}"] = Content(
-                sha256=sha256, media_type=MEDIA[file.suffix.lower()]
-            )
+            media_type = _MEDIA[file.suffix.lower()]
+            images[f"given{number}"] = Content(sha256=sha256, media_type=media_type)
     except OSError as error:
         raise UsageError(
             f"{folder} cannot be read: {error.strerror or error}."
         ) from error
+
     if not images:
         raise UsageError(
             f"{folder} holds neither a {CASE_FILE} nor a picture.",
-            hint=f"pictures are files that end in {', '.join(MEDIA)}",
+            hint=f"pictures are files that end in {', '.join(_MEDIA)}",
         )
-    return Source(folder.resolve().name, images, None, contents)
+
+    return FuzzSource(folder.resolve().name, images, None, contents)

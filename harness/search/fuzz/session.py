@@ -13,7 +13,7 @@ from mmrepro.base.machine.host import host_facts
 from mmrepro.base.machine.journal import Head, Journal
 from mmrepro.base.records import Moment
 from mmrepro.base.text.redact import Redactor
-from mmrepro.campaign.campaign import Campaign, State
+from mmrepro.campaign.campaign import Campaign, CampaignState
 from mmrepro.campaign.events import RunEnded
 from mmrepro.engines.models.tiny import TINY
 from mmrepro.failure.documents import Fidelity
@@ -23,11 +23,17 @@ from mmrepro.runs.judge import Deadlines
 from mmrepro.runs.play.players import PlayOptions
 from mmrepro.search.fuzz import minimisations
 from mmrepro.search.fuzz.episodes import Episodes
-from mmrepro.search.fuzz.knowledge import EPISODES, Ended, KeptLine, Knowledge, LineT
+from mmrepro.search.fuzz.knowledge import (
+    EPISODES,
+    EpisodeEnded,
+    KeptLine,
+    Knowledge,
+    LineT,
+)
 from mmrepro.search.fuzz.limits import look_at_limits
 from mmrepro.search.fuzz.minimisations import play_episode
-from mmrepro.search.fuzz.options import FuzzCommand, Profile
-from mmrepro.search.fuzz.server import Source, read_source
+from mmrepro.search.fuzz.options import FuzzCommand, FuzzProfile
+from mmrepro.search.fuzz.server import FuzzSource, read_source
 from mmrepro.search.replay.attempts import (
     ENDINGS,
     CaseResult,
@@ -41,10 +47,10 @@ from mmrepro.traffic.capture.messages import Contents
 from mmrepro.traffic.case.files import write_case
 from mmrepro.traffic.case.model import Case
 
-DEFAULT_ROOT = "fuzz"
-SHARE = 0.8
+_DEFAULT_ROOT = "fuzz"
+_SHARE = 0.8
 """An episode begins while there is time for so much of one."""
-GRACE = 0.05
+_GRACE = 0.05
 """Of the budget."""
 
 
@@ -89,10 +95,11 @@ class Fuzzing(CaseSearch[Fuzz]):
     def standing(self) -> str:
         """How many episodes there were, what was found, and the time that is left."""
         fuzz = self.fuzz
-        left = max(
-            0.0, fuzz.budget_s - (self.elapsed_s if self._opened else fuzz.elapsed_s)
-        )
-        findings = f"{len(fuzz.found)} finding{'s' * (len(fuzz.found) != 1)}"
+        spent_s = self.elapsed_s if self._opened else fuzz.elapsed_s
+        left = max(0.0, fuzz.budget_s - spent_s)
+        findings = f"{len(fuzz.found)} findings"
+        if len(fuzz.found) == 1:
+            findings = "1 finding"
         return f"{len(fuzz.episodes)} episodes, {findings}, {left:.0f} s left"
 
     # ------------------------------------------------------------------ time
@@ -111,16 +118,17 @@ class Fuzzing(CaseSearch[Fuzz]):
     def grace_s(self) -> float:
         """For confirming what was found last: of how often it shows nothing was known
         else."""
-        return GRACE * self.options.budget_s
+        return _GRACE * self.options.budget_s
 
     def _over(self) -> bool:
         """Whether there is no time for one more episode, or no sense in it."""
         if self.known.stuck:
             why = "the server does not start: nothing else can be tried"
-            self.fuzz.limits += [why] if why not in self.fuzz.limits else []
+            if why not in self.fuzz.limits:
+                self.fuzz.limits.append(why)
             return True
         usual = max(self.known.lasted[-3:], default=0.0)
-        return self.elapsed_s + SHARE * usual >= self.options.budget_s
+        return self.elapsed_s + _SHARE * usual >= self.options.budget_s
 
     # ------------------------------------------------------------------ lines of work
 
@@ -130,14 +138,15 @@ class Fuzzing(CaseSearch[Fuzz]):
             return self._take_up
         if not self._opened or self._over():
             return None
-        if (unfinished := minimisations.unfinished(self)) is not None:
+        unfinished = minimisations.unfinished(self)
+        if unfinished is not None:
             return lambda: minimisations.finish(self, unfinished)
         return self._episode
 
     def _take_up(self) -> None:
         """Go on with what earlier calls left; the budget begins when a server has
         answered."""
-        ended = [line for line in self.journal.kept if isinstance(line, Ended)]
+        ended = [line for line in self.journal.kept if isinstance(line, EpisodeEnded)]
         self.deadlines = ended[-1].deadlines if ended else self.measured()
         self._began = time.monotonic() - self.fuzz.elapsed_s
         self._opened = True
@@ -145,14 +154,19 @@ class Fuzzing(CaseSearch[Fuzz]):
             minimisations.pursue(self, line)
 
     def _episode(self) -> None:
-        """One episode, and what it showed."""
+        """Play an episode, and pursue what it showed."""
         taken = self.known.ended.keys() | self._playing
-        number = next(n for n in range(len(taken) + 1) if n not in taken)
+        # Several lines of work play at once, and a killed call leaves gaps: the first
+        # number that is free.
+        number = 0
+        while number in taken:
+            number += 1
         self._playing.add(number)
         try:
             line = play_episode(self, self.known.episodes.next(number))
         finally:
             self._playing.discard(number)
+
         minimisations.pursue(self, line)
 
     # ------------------------------------------------------------ within a line of work
@@ -179,19 +193,17 @@ class Fuzzing(CaseSearch[Fuzz]):
         """An attempt, with its files in ``place``; it also learns the server's
         limits."""
         inside = place.relative_to(self.folder).as_posix()
-        look = look_at_limits if learning else None
-        return self.attempt(
-            CaseRun(
-                inside,
-                what,
-                self.servers,
-                inside,
-                case=case,
-                contents=self.folder,
-                options=options,
-                look=look,
-            )
+        order = CaseRun(
+            inside,
+            what,
+            self.servers,
+            inside,
+            case=case,
+            contents=self.folder,
+            options=options,
+            look=look_at_limits if learning else None,
         )
+        return self.attempt(order)
 
     def episode_dir(self, number: int) -> Path:
         return self.folder / EPISODES_DIR / f"{number:04d}"
@@ -234,11 +246,11 @@ class Fuzzing(CaseSearch[Fuzz]):
         try:
             yield
         finally:
-            self.pursued = [one for one in self.pursued if one not in buckets]
+            self.pursued = [b for b in self.pursued if b not in buckets]
 
     def _take(self, line: KeptLine) -> None:
-        for one in self.known.take(line):
-            self.campaign.emit(found_event(one.id, one.finding))
+        for found in self.known.take(line):
+            self.campaign.emit(found_event(found.id, found.finding))
 
     # ------------------------------------------------------------ asked by the campaign
 
@@ -256,7 +268,7 @@ class Fuzzing(CaseSearch[Fuzz]):
             if isinstance(line, KeptLine):
                 self._take(line)
 
-    def end(self, state: State, failure: str) -> Fuzz:
+    def end(self, state: CampaignState, failure: str) -> Fuzz:
         self.break_off()
         with self.journal:
             self.fuzz.state, self.fuzz.failure = ENDINGS[state], failure
@@ -271,10 +283,10 @@ class Fuzzing(CaseSearch[Fuzz]):
     def write(self) -> None:
         self._write_documents(Redactor().redact_model(self.fuzz), self.folder)
 
-    def _prepare(self) -> Source:
+    def _prepare(self) -> FuzzSource:
         """The session's folder, and what it begins with: kept there, pictures and
         all."""
-        self.folder = campaign_folder(self.options, EPISODES, DEFAULT_ROOT)
+        self.folder = campaign_folder(self.options, EPISODES, _DEFAULT_ROOT)
         source = read_source(self.options.source, self.options.server)
         if self.options.resume is None:
             self.folder = prepared(self.folder)
@@ -283,20 +295,19 @@ class Fuzzing(CaseSearch[Fuzz]):
 
     def _episodes(self) -> Episodes:
         options, source = self.options, self._source
-        sees = options.server.model not in TINY or bool(
-            TINY[options.server.model].image_tokens
-        )
+        tiny = TINY.get(options.server.model)
+        sees = tiny is None or bool(tiny.image_tokens)
         return Episodes(
             options.seed,
             options.server,
-            pictures=sees and options.profile is not Profile.TEXT,
+            pictures=sees and options.profile is not FuzzProfile.TEXT,
             given=source.images,
             source=source.case,
-            hazards=options.profile is Profile.HAZARDS,
-            modern=options.profile is Profile.MODERN,
+            hazards=options.profile is FuzzProfile.HAZARDS,
+            modern=options.profile is FuzzProfile.MODERN,
         )
 
-    def _blank(self, source: Source) -> Fuzz:
+    def _blank(self, source: FuzzSource) -> Fuzz:
         options = self.options
         return Fuzz(
             mmrepro_version=mmrepro.__version__,

@@ -116,15 +116,15 @@ ODDS: Mapping[Switch, float] = {
     Switch.LOGPROBS: 0.35,
     Switch.ODD: 0.25,
 }
-USUAL_ODDS = 0.45
+_USUAL_ODDS = 0.45
 LESS = 0.35
 """By so much a switch is less likely once a fatal failure was found that needs it."""
-LEAST = 0.05
+_LEAST = 0.05
 
 
 def offered(dialect: Dialect, *, pictures: bool, modern: bool = False) -> list[Switch]:
     """Those that the engine's API has; ``modern``: those of its servers as well."""
-    there = {
+    there: dict[Switch, object] = {
         Switch.N: dialect.several,
         Switch.SALT: dialect.salts,
         Switch.RID: dialect.rid,
@@ -136,9 +136,10 @@ def offered(dialect: Dialect, *, pictures: bool, modern: bool = False) -> list[S
         Switch.RELATIVES: pictures,
         Switch.SEVERAL: pictures,
         Switch.UUID: pictures and dialect.uuids,
-        **{one: modern and str(one) in dialect.features for one in SERVERS},
     }
-    return [one for one in Switch if there.get(one, True)]
+    for switch in SERVERS:
+        there[switch] = modern and str(switch) in dialect.features
+    return [switch for switch in Switch if there.get(switch, True)]
 
 
 def drawn(
@@ -149,22 +150,30 @@ def drawn(
     apart: Iterable[frozenset[Switch]] = (),
     untried: tuple[Switch, ...] = (),
 ) -> set[Switch]:
-    """Those of one episode; ``less``: what their odds are multiplied by; ``lead``: one
-    that the episode has for certain; ``apart``: groups with all of which no server
-    starts;
-    ``untried``: those of which there is one at most, so that a start that fails has one
-        reason."""
+    """Draw the switches of one episode.
+
+    Args:
+        less: what their odds are multiplied by.
+        lead: a switch that the episode has for certain.
+        apart: groups with all of which no server starts.
+        untried: those of which there is one at most, so that a start that fails has one
+            reason.
+    """
     on = set()
-    for one in among:
-        odds = ODDS.get(one, USUAL_ODDS) * less.get(one, 1.0)
-        if one is lead or random.random() < max(LEAST, odds):
-            on.add(one)
+    for switch in among:
+        odds = ODDS.get(switch, _USUAL_ODDS) * less.get(switch, 1.0)
+        if switch is lead or random.random() < max(_LEAST, odds):
+            on.add(switch)
+
+    # Without pictures these would stand for nothing.
     if Switch.IMAGES not in on:
         on -= {Switch.RELATIVES, Switch.SEVERAL, Switch.UUID}
     for group in (*ONE_OF, untried):
-        there = [one for one in group if one in on]
+        there = [switch for switch in group if switch in on]
         if len(there) > 1:
-            on -= {*there} - {lead if lead in there else random.choice(there)}
+            stays = lead if lead in there else random.choice(there)
+            on -= set(there) - {stays}
+
     return without_groups(on, apart, lead)
 
 
@@ -175,6 +184,7 @@ def without_groups(
     can."""
     for together in apart:
         if together <= on:
+            # Always the same one of a group, so that a seed makes the same episode.
             on = on - {min(together - {keep}, default=keep)}
     return on
 
@@ -182,14 +192,18 @@ def without_groups(
 def lead_of(seed: int, number: int, among: Iterable[Switch]) -> Switch | None:
     """The switch of :data:`LEADS` that episode ``number`` has for certain; None: there
     is none."""
-    offered = {*among}
-    groups = [
-        left for group in LEADS if (left := [one for one in group if one in offered])
-    ]
+    there = set(among)
+    groups: list[list[Switch]] = []
+    for group in LEADS:
+        left: list[Switch] = [switch for switch in group if switch in there]
+        if left:
+            groups.append(left)
+
     if not groups:
         return None
     Random(f"{seed}/leads").shuffle(groups)  # noqa: S311
-    return Random(f"{seed}/{number}/lead").choice(groups[number % len(groups)])  # noqa: S311
+    turn = groups[number % len(groups)]
+    return Random(f"{seed}/{number}/lead").choice(turn)  # noqa: S311
 
 
 _BY_PARAMETER = {
@@ -215,82 +229,90 @@ _BY_PARAMETER = {
 
 def needed_by(case: Case) -> set[Switch]:
     """What is unusual in the requests of a shrunk case."""
-    return {one for op in case.operations for one in _of(op)}
+    needed: set[Switch] = set()
+    for op in case.operations:
+        needed |= _of(op)
+    return needed
 
 
 def _of(op: Operation) -> set[Switch]:
-    found = {_BY_PARAMETER[name] for name in op.parameters if name in _BY_PARAMETER}
-    parts = [part for message in op.messages or [] for part in message.parts()]
+    switches = {_BY_PARAMETER[name] for name in op.parameters if name in _BY_PARAMETER}
     if op.leave:
-        found.add(Switch.LEAVE)
+        switches.add(Switch.LEAVE)
     if len(op.images) > 1:
-        found.add(Switch.SEVERAL)
-    if any(part.uuid is not None for part in parts):
-        found.add(Switch.UUID)
-    return found
+        switches.add(Switch.SEVERAL)
+    for message in op.messages or []:
+        if any(part.uuid is not None for part in message.parts()):
+            switches.add(Switch.UUID)
+    return switches
 
 
 # --------------------------------------------------------------- what an episode showed
 
-LOG, ANSWER, METRIC, PAIR = "log", "answer", "metric", "pair"
-WORTH = {LOG: 3, ANSWER: 5, METRIC: 2, PAIR: 0}
+_LOG, _ANSWER, _METRIC, _PAIR = "log", "answer", "metric", "pair"
+_WORTH = {_LOG: 3, _ANSWER: 5, _METRIC: 2, _PAIR: 0}
 """Of a new one. Pairs of requests are told; there are always new ones."""
 ENOUGH = 3
 """Worth from which on an episode is changed into others."""
-MOST_LINES, MOST_BYTES = 20_000, 8 << 20
+_MOST_LINES, _MOST_BYTES = 20_000, 8 << 20
 _COUNTED = re.compile(r"_(?:created|bucket|sum)$")
 
 
 def features(case: Case, played: Played, log: Path) -> set[str]:
     """Each as its kind and a short text; the same failure gives the same ones. Pure,
     but for the log."""
-    found = {f"{LOG}:{text}" for text in _templates(log)}
-    sent = sent_of(case, played)
-    shown = [(_kind(one.op), _answer(one.record)) for one in sent]
-    found |= {f"{ANSWER}:{kind}:{answer}" for kind, answer in shown}
-    found |= {f"{METRIC}:{text}" for text in _metrics(played)}
-    labels = [f"{kind}={answer[:12]}" for kind, answer in shown]
-    found |= {f"{PAIR}:{first} {second}" for first, second in pairwise(labels)}
-    kept = set()
-    for text in found:  # as a digest: a log's words may be long, and are somebody's
-        kind, _, rest = text.partition(":")
-        digest = hashlib.blake2b(rest.encode("utf-8", "replace"), digest_size=6)
-        kept.add(f"{kind}:{digest.hexdigest()}")
-    return kept
+    digests = {_digest(_LOG, text) for text in _templates(log)}
+    digests |= {_digest(_METRIC, text) for text in _metrics(played)}
+    labels: list[str] = []
+    for sent in sent_of(case, played):
+        kind, answer = _kind(sent.op), _answer(sent.record)
+        digests.add(_digest(_ANSWER, f"{kind}:{answer}"))
+        labels.append(f"{kind}={answer[:12]}")
+
+    for first, second in pairwise(labels):
+        digests.add(_digest(_PAIR, f"{first} {second}"))
+    return digests
 
 
-def kinds(found: Iterable[str]) -> dict[str, int]:
-    """How many there are of each kind."""
+def _digest(kind: str, text: str) -> str:
+    """A digest in place of the text: a log's words may be long, and are somebody's."""
+    digest = hashlib.blake2b(text.encode("utf-8", "replace"), digest_size=6)
+    return f"{kind}:{digest.hexdigest()}"
+
+
+def kinds(shown: Iterable[str]) -> dict[str, int]:
+    """Count the features of each kind."""
     counted: dict[str, int] = {}
-    for text in found:
+    for text in shown:
         kind = text.partition(":")[0]
         counted[kind] = counted.get(kind, 0) + 1
     return counted
 
 
 def worth(new: Iterable[str]) -> int:
-    return sum(WORTH[kind] * number for kind, number in kinds(new).items())
+    return sum(_WORTH[kind] * number for kind, number in kinds(new).items())
 
 
 def _templates(log: Path) -> Iterator[str]:
     """Of each line of the log what stays the same whatever its numbers are."""
     try:
         with log.open("rb") as file:
-            lines = file.read(MOST_BYTES).decode("utf-8", "replace").splitlines()
+            lines = file.read(_MOST_BYTES).decode("utf-8", "replace").splitlines()
     except OSError:
         return
-    for line in dict.fromkeys(lines[:MOST_LINES]):
+    for line in dict.fromkeys(lines[:_MOST_LINES]):
         yield normalised(without_prefix(line)[:300])
 
 
 def _kind(op: Operation) -> str:
     """What is unusual in a request."""
-    parts = [op.path.rpartition("/")[2], "i" * min(3, len(op.images))]
-    parts += ["s"] if op.stream else []
-    parts += ["l"] if op.leave else []
-    return "".join(
-        [*parts, *sorted(name[:4] for name in op.parameters if name not in _USUAL)]
-    )
+    kind = op.path.rpartition("/")[2] + "i" * min(3, len(op.images))
+    if op.stream:
+        kind += "s"
+    if op.leave:
+        kind += "l"
+    unusual = [name[:4] for name in op.parameters if name not in _USUAL]
+    return kind + "".join(sorted(unusual))
 
 
 _USUAL = ("max_tokens", "temperature", "seed", "ignore_eos", "return_token_ids")

@@ -14,7 +14,7 @@ from mmrepro.base.records import FindingClass
 from mmrepro.engines import Engine
 from mmrepro.engines.base import SERVED_MODEL
 from mmrepro.failure.documents.replay import Sighting
-from mmrepro.search.oracle.judged import Judged, Sent, sent_of, sighting
+from mmrepro.search.oracle.judged import OracleReport, Sent, sent_of, sighting
 from mmrepro.search.oracle.loud import NO_SUCH
 from mmrepro.search.oracle.reference import CHANGES, LOADS, PLAIN, static_adapters
 from mmrepro.traffic.case.model import Case, Operation
@@ -34,42 +34,42 @@ def adapter_of(op: Operation) -> str:
     return (op.model or "").removeprefix(f"{SERVED_MODEL}:")
 
 
-def adapters(case: Case, played: Played, engine: Engine) -> Judged:
+def adapters(case: Case, played: Played, engine: Engine) -> OracleReport:
     """Whether adapters were there as they were loaded and unloaded."""
     sent = sent_of(case, played)
-    changes = [one for one in sent if one.op.path in CHANGES]
+    changes = [request for request in sent if request.op.path in CHANGES]
     if not changes:
-        return Judged()
+        return OracleReport()
     static = {word.partition("=")[0] for word in static_adapters(case.server.args)}
     reloads = engine.name in PLAIN and PLAIN[engine.name].reloads
-    found: dict[str, list[tuple[str, str]]] = {}
-    for one in sent:
-        name = adapter_of(one.op)
+    wrong: dict[str, list[tuple[str, str]]] = {}
+    for request in sent:
+        name = adapter_of(request.op)
         if (
-            not one.generates
+            not request.generates
             or not name
-            or one.record.left
-            or one.record.status is None
+            or request.record.left
+            or request.record.status is None
         ):
             continue
+
         own = [change for change in changes if adapter_of(change.op) == name]
-        there = _there(one, own, name in static, reloads=reloads)
-        if there is False and one.record.status == 200:
-            said = f"{one.op.id} was answered by {name}, which was not loaded"
-            found.setdefault("adapter-gone", []).append((one.op.id, said))
-        elif there and one.record.status in NO_SUCH:
-            said = (
-                f"{one.op.id} asked {name}, which was loaded: HTTP {one.record.status}"
-            )
-            found.setdefault("adapter-missing", []).append((one.op.id, said))
-    return Judged(sightings=[*_sightings(found)])
+        there = _there(request, own, name in static, reloads=reloads)
+        if there is False and request.record.status == 200:
+            said = f"{request.op.id} was answered by {name}, which was not loaded"
+            wrong.setdefault("adapter-gone", []).append((request.op.id, said))
+        elif there and request.record.status in NO_SUCH:
+            said = f"{request.op.id} asked {name}, which was loaded: HTTP {request.record.status}"
+            wrong.setdefault("adapter-missing", []).append((request.op.id, said))
+
+    return OracleReport(sightings=[*_sightings(wrong)])
 
 
-def _sightings(found: dict[str, list[tuple[str, str]]]) -> Iterator[Sighting]:
-    for kind, told in sorted(found.items()):
-        ids = [id for id, _ in told]
+def _sightings(wrong: dict[str, list[tuple[str, str]]]) -> Iterator[Sighting]:
+    for kind, answers in sorted(wrong.items()):
+        ids = [id for id, _ in answers]
         more = f" (and {len(ids) - 1} more)" if len(ids) > 1 else ""
-        said = f"{told[0][1]}{more}."
+        said = f"{answers[0][1]}{more}."
         yield sighting(FindingClass.PROTOCOL, kind, said, EXPECTED[kind], by=ids)
 
 
@@ -88,4 +88,5 @@ def _there(
         if change.record.status == 200:
             gone = None if reloads else False
             there = True if change.op.path in LOADS else gone
+
     return there

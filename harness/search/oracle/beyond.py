@@ -86,7 +86,7 @@ _LIMITS = tuple(
         r"(?P<op>the stand-in has no operators .{1,60})",
     )
 )
-ILLEGAL = -4
+_ILLEGAL = -4
 """Exit code of a process that met an instruction which this processor does not have
 (SIGILL)."""
 
@@ -115,9 +115,10 @@ def limit_of(
                 return " ".join(op.split()).strip(" .,:'\"`") or " ".join(
                     found[0].split()
                 )
+
     return (
         "an instruction that this processor lacks (SIGILL)"
-        if exit_code == ILLEGAL
+        if exit_code == _ILLEGAL
         else ""
     )
 

@@ -34,7 +34,7 @@ from mmrepro.engines.sglang import OPTIONS as SGLANG_OPTIONS
 from mmrepro.failure.documents.replay import Expectation, Sighting
 from mmrepro.failure.signature.answers import grade
 from mmrepro.search.oracle.adapters import adapter_of
-from mmrepro.search.oracle.judged import Judged, Sent, sent_of, sighting
+from mmrepro.search.oracle.judged import OracleReport, Sent, sent_of, sighting
 from mmrepro.search.oracle.loud import INVALID
 from mmrepro.search.oracle.reference import CHANGES
 from mmrepro.traffic.capture.texts import common
@@ -43,16 +43,16 @@ from mmrepro.traffic.case.sending import Played, PlayState
 from mmrepro.traffic.evidence import ImageSent, RequestRecord
 from packaging.version import Version
 
-LONGEST_TOKEN = 64
+_LONGEST_TOKEN = 64
 """Bytes: no vocabulary has longer tokens but for runs of one character, which count
 once."""
-WHOLE_TOKENS = 64
+_WHOLE_TOKENS = 64
 """Pictures of up to so many tokens, with sides of whole tokens, no tiny model's
 processor resizes. """
-COARSE_STEP = 4
+_COARSE_STEP = 4
 """Levels of 256: mean colours of a part of a picture that differ by so much differ
 after any resizing as well."""
-Item: TypeAlias = str | ImageSent
+_Item: TypeAlias = str | ImageSent
 _MARKUP = re.compile(
     r"<\|[^|>]{1,40}\|>|<t\d+>|</?s>|\[/?INST\]|</?think>|<image>|<(?:start|end)_of_"
 )
@@ -60,7 +60,7 @@ _MARKUP = re.compile(
 
 
 @dataclass(frozen=True)
-class Prompt:
+class _Prompt:
     """What was sent before an answer.
 
     Attributes:
@@ -75,7 +75,7 @@ class Prompt:
     """
 
     name: str
-    orders: tuple[tuple[Item, ...], ...]
+    orders: tuple[tuple[_Item, ...], ...]
     tokens: int | None = None
     generated: int | None = None
     salt: str = ""
@@ -86,7 +86,7 @@ class Prompt:
 
 
 @dataclass(frozen=True)
-class Rules:
+class _Rules:
     """How tokens and pictures compare on a server.
 
     Attributes:
@@ -99,7 +99,7 @@ class Rules:
     bytewise: bool
     by_features: bool
 
-    def least_tokens(self, items: Sequence[Item]) -> int:
+    def least_tokens(self, items: Sequence[_Item]) -> int:
         """Tokens that certainly stand for ``items``."""
         total = 0
         for item in items:
@@ -111,7 +111,8 @@ class Rules:
                 total += len(item.encode("utf-8", "replace"))
             else:
                 once = re.sub(r"(.)\1+", r"\1", item)
-                total += len(once.encode("utf-8", "replace")) // LONGEST_TOKEN
+                total += len(once.encode("utf-8", "replace")) // _LONGEST_TOKEN
+
         return total
 
     def _is_whole(self, picture: ImageSent) -> bool:
@@ -120,7 +121,7 @@ class Rules:
             self.bytewise
             and min(sides) > 0
             and not any(side % FACTOR for side in sides)
-            and sides[0] * sides[1] <= WHOLE_TOKENS * FACTOR**2
+            and sides[0] * sides[1] <= _WHOLE_TOKENS * FACTOR**2
         )
 
     def may_be_one(self, one: ImageSent, other: ImageSent) -> bool:
@@ -132,9 +133,9 @@ class Rules:
         if self._is_whole(one) and self._is_whole(other):
             return False
         a, b = bytes.fromhex(one.coarse), bytes.fromhex(other.coarse)
-        return all(abs(x - y) < COARSE_STEP for x, y in zip(a, b, strict=True))
+        return all(abs(x - y) < _COARSE_STEP for x, y in zip(a, b, strict=True))
 
-    def most_shared(self, prompt: Prompt, earlier: Prompt) -> int | None:
+    def most_shared(self, prompt: _Prompt, earlier: _Prompt) -> int | None:
         """Most tokens of ``prompt`` that a sound cache takes from ``earlier``; None:
         unknown."""
         assert prompt.tokens is not None
@@ -149,11 +150,12 @@ class Rules:
             isinstance(item, str) for item in (*prompt.orders[0], *earlier.orders[0])
         ):
             pairs = pairs[:1]  # without pictures the orders are one
+
         return max(
             0, *(self._limit(prompt, mine, theirs, earlier) for mine, theirs in pairs)
         )
 
-    def _of_ids(self, prompt: Prompt, earlier: Prompt) -> int | None:
+    def _of_ids(self, prompt: _Prompt, earlier: _Prompt) -> int | None:
         if prompt.ids is None or earlier.ids is None:
             return None
         same = common(prompt.ids, earlier.ids)
@@ -163,10 +165,10 @@ class Rules:
 
     def _limit(
         self,
-        prompt: Prompt,
-        mine: Sequence[Item],
-        theirs: Sequence[Item],
-        earlier: Prompt,
+        prompt: _Prompt,
+        mine: Sequence[_Item],
+        theirs: Sequence[_Item],
+        earlier: _Prompt,
     ) -> int:
         rest, ended = self._behind(mine, theirs, told=earlier.told)
         tokens = prompt.tokens or 0
@@ -177,8 +179,8 @@ class Rules:
         return min(tokens, tokens - self.least_tokens(rest) + more)
 
     def _behind(
-        self, mine: Sequence[Item], theirs: Sequence[Item], *, told: bool
-    ) -> tuple[Sequence[Item], bool]:
+        self, mine: Sequence[_Item], theirs: Sequence[_Item], *, told: bool
+    ) -> tuple[Sequence[_Item], bool]:
         """What of ``mine`` lies behind the place where they part; whether ``theirs``
         ends there."""
         for place, item in enumerate(mine):
@@ -200,15 +202,16 @@ class Rules:
                 or not self.may_be_one(item, other)
             ):
                 return mine[place:], False
+
         return [], len(mine) >= len(theirs)
 
 
 # -------------------------------------------------------------------- prompts of a play
 
 
-def prompt_of(
+def _prompt_of(
     sent: Sent, *, bytewise: bool, salted: bool, adapted: bool = False
-) -> Prompt:
+) -> _Prompt:
     """Of an operation.
 
     Args:
@@ -219,7 +222,7 @@ def prompt_of(
     record, prompt = sent.record, sent.op.prompt
     pictures = list(record.images)
     odd = len(pictures) != len(sent.op.images)
-    groups: list[list[Item]] = []
+    groups: list[list[_Item]] = []
     if isinstance(prompt, str):
         odd = odd or bool(_MARKUP.search(prompt))
         groups.append([_key(prompt, bytewise=bytewise)])
@@ -227,6 +230,7 @@ def prompt_of(
         group, strange = _group(message, pictures, bytewise=bytewise)
         odd = odd or strange
         groups.append(group)
+
     salt = (
         [sent.parameter(name, "") for name in ("cache_salt", "extra_key")]
         if salted
@@ -234,7 +238,7 @@ def prompt_of(
     )
     # What an adapter computed is its own.
     salt += [adapter_of(sent.op)] if adapted else []
-    return Prompt(
+    return _Prompt(
         sent.op.id,
         _orders(groups),
         record.prompt_tokens,
@@ -248,11 +252,11 @@ def prompt_of(
     )
 
 
-def prompt_of_record(record: RequestRecord, *, bytewise: bool) -> Prompt:
+def _prompt_of_record(record: RequestRecord, *, bytewise: bool) -> _Prompt:
     """Of another request of the harness, as far as its record tells: one message, and
     of its text the beginning."""
     text = _key(record.prompt_head, bytewise=bytewise)
-    return Prompt(
+    return _Prompt(
         record.label,
         _orders([[*record.images, text]]),
         record.prompt_tokens,
@@ -263,21 +267,21 @@ def prompt_of_record(record: RequestRecord, *, bytewise: bool) -> Prompt:
     )
 
 
-NOTHING = Prompt("", ((), (), ()), generated=0)
+_NOTHING = _Prompt("", ((), (), ()), generated=0)
 """What may always be in a cache: what a template puts before everything."""
 
 
 def _generated(record: RequestRecord, limit: int | None) -> int | None:
-    told = record.completion_tokens if record.answered else None
-    return limit if told is None else told
+    tokens = record.completion_tokens if record.answered else None
+    return limit if tokens is None else tokens
 
 
 def _group(
     message: Message, pictures: list[ImageSent], *, bytewise: bool
-) -> tuple[list[Item], bool]:
+) -> tuple[list[_Item], bool]:
     """Its text and pictures, the latter taken from ``pictures``; whether it has
     anything odd."""
-    group: list[Item] = []
+    group: list[_Item] = []
     odd = False
     for part in message.parts():
         if part.text is not None:
@@ -287,22 +291,23 @@ def _group(
             group.append(pictures.pop(0))
         else:
             odd = True
+
     return group, odd
 
 
-def _orders(groups: list[list[Item]]) -> tuple[tuple[Item, ...], ...]:
+def _orders(groups: list[list[_Item]]) -> tuple[tuple[_Item, ...], ...]:
     flat = [item for group in groups for item in group]
     by_message = [item for group in groups for item in _pictures_first(group)]
     return tuple(_merged(items) for items in (flat, by_message, _pictures_first(flat)))
 
 
-def _pictures_first(items: list[Item]) -> list[Item]:
+def _pictures_first(items: list[_Item]) -> list[_Item]:
     return sorted(items, key=lambda item: isinstance(item, str))
 
 
-def _merged(items: Sequence[Item]) -> tuple[Item, ...]:
+def _merged(items: Sequence[_Item]) -> tuple[_Item, ...]:
     """Texts beside each other are one."""
-    merged: list[Item] = []
+    merged: list[_Item] = []
     for item in items:
         if isinstance(item, str) and merged and isinstance(merged[-1], str):
             merged[-1] += item
@@ -319,21 +324,21 @@ def _key(text: str, *, bytewise: bool) -> str:
 
 # ---------------------------------------------------------------------------- the bound
 
-BY_PICTURE = ("vllm", "minivllm")
+_BY_PICTURE = ("vllm", "minivllm")
 """Engines whose caches go by the picture, not by what the processor makes of it."""
-SALTED = {"vllm": "0.11.0", "sglang": "0.5.11"}
+_SALTED = {"vllm": "0.11.0", "sglang": "0.5.11"}
 """Engines whose caches go by ``cache_salt``, and since when: SGLang 0.5.6 takes it, and
 its scheduler drops it (scenarios/pad_value_collision)."""
-TELLS = {"vllm": "--enable-prompt-tokens-details", "sglang": "--enable-cache-report"}
+_TELLS = {"vllm": "--enable-prompt-tokens-details", "sglang": "--enable-cache-report"}
 """Options with which an engine reports cached tokens."""
-OWN_OPTIONS = tuple(name for name, _, _ in SGLANG_OPTIONS)
+_OWN_OPTIONS = tuple(name for name, _, _ in SGLANG_OPTIONS)
 """That mmrepro's own servers have in any case: nobody is advised to set them."""
-STARTED_AGAIN = ("vllm:num_preemptions_total", "minivllm:num_preemptions_total")
+_STARTED_AGAIN = ("vllm:num_preemptions_total", "minivllm:num_preemptions_total")
 """A request that is preempted finds its own tokens in the cache when it comes again;
 SGLang does not count those."""
 
 
-PROMPTLESS = CHANGES | {
+_PROMPTLESS = CHANGES | {
     "/tokenize",
     "/detokenize",
     "/reset_prefix_cache",
@@ -343,24 +348,25 @@ PROMPTLESS = CHANGES | {
 is known."""
 
 
-def cache_bound(case: Case, played: Played, engine: Engine) -> Judged:
+def cache_bound(case: Case, played: Played, engine: Engine) -> OracleReport:
     """Whether any operation took more from the cache than there can have been for
     it."""
-    told = [
-        one
-        for one in sent_of(case, played)
-        if one.generates
-        and one.n == 1
-        and one.record.answered
-        and None not in (one.record.cached_tokens, one.record.prompt_tokens)
+    reported = [
+        request
+        for request in sent_of(case, played)
+        if request.generates
+        and request.n == 1
+        and request.record.answered
+        and None not in (request.record.cached_tokens, request.record.prompt_tokens)
     ]
-    if not told:
+    if not reported:
         if not any(
-            one.generates and one.record.answered for one in sent_of(case, played)
+            request.generates and request.record.answered
+            for request in sent_of(case, played)
         ):
-            return Judged()
-        option = TELLS.get(case.server.engine, "")
-        in_force = option in OWN_OPTIONS or has_option(case.server.args, option)
+            return OracleReport()
+        option = _TELLS.get(case.server.engine, "")
+        in_force = option in _OWN_OPTIONS or has_option(case.server.args, option)
         how = (
             f" ({case.server.engine} does with {option})"
             if option and not in_force
@@ -370,44 +376,52 @@ def cache_bound(case: Case, played: Played, engine: Engine) -> Judged:
             f"No answer tells how many tokens came from the cache{how}: its bound was "
             "not judged."
         )
-        return Judged(unseen=[why])
+        return OracleReport(unseen=[why])
+
     if played.state is not PlayState.ENDED:
-        return Judged(unseen=["The play did not end: the cache bound was not judged."])
+        return OracleReport(
+            unseen=["The play did not end: the cache bound was not judged."]
+        )
     if paired(case.server.args):
-        return Judged(
+        return OracleReport(
             unseen=[
                 "A decode server has a prompt's tokens from its prefill server: the "
                 "cache bound was not judged."
             ]
         )
+
     if _preempted(played, engine):
-        return Judged(
+        return OracleReport(
             unseen=[
                 "Requests were preempted, and find their own tokens in the cache when "
                 "they come again: the cache bound was not judged."
             ]
         )
-    rules = Rules(
-        bytewise=case.server.model in TINY, by_features=engine.name not in BY_PICTURE
+
+    rules = _Rules(
+        bytewise=case.server.model in TINY, by_features=engine.name not in _BY_PICTURE
     )
-    since = SALTED.get(engine.name)
+    since = _SALTED.get(engine.name)
     salted = since is not None and Version(case.server.release) >= Version(since)
     earlier = _prompts(case, played, rules, salted=salted)
     sightings, unknown = [], 0
-    for one in told:
-        found, known = _judged(one, earlier, rules)
+    for request in reported:
+        found, known = _judged(request, earlier, rules)
         sightings += [found] if found else []
         unknown += not known
+
     unseen = [
         f"Of {unknown} prompts it cannot be told what they share with earlier ones."
     ]
-    return Judged(sightings=_by_bucket(sightings), unseen=unseen if unknown else [])
+    return OracleReport(
+        sightings=_by_bucket(sightings), unseen=unseen if unknown else []
+    )
 
 
 def _preempted(played: Played, engine: Engine) -> bool:
     """Whether a request may have been; where the engine counts that, and nothing tells,
     it may."""
-    names = [name for name in STARTED_AGAIN if name.startswith(f"{engine.name}:")]
+    names = [name for name in _STARTED_AGAIN if name.startswith(f"{engine.name}:")]
     if not names:
         return False
     if played.before is None or played.after is None:
@@ -418,21 +432,25 @@ def _preempted(played: Played, engine: Engine) -> bool:
     return before is None or after is None or after > before
 
 
-def _prompts(case: Case, played: Played, rules: Rules, *, salted: bool) -> list[Prompt]:
+def _prompts(
+    case: Case, played: Played, rules: _Rules, *, salted: bool
+) -> list[_Prompt]:
     """All that was sent to the server, by the case and by the harness, but for what was
     refused for its length before it ran: such a prompt is in no cache."""
     sent = sent_of(case, played)
-    names = {one.op.id for one in sent}
+    names = {request.op.id for request in sent}
     adapted = "--enable-lora" in case.server.args
     ours = [
-        prompt_of(one, bytewise=rules.bytewise, salted=salted, adapted=adapted)
-        for one in sent
-        if one.op.path not in PROMPTLESS
-        and one.op.method == "POST"
-        and not (one.record.status in INVALID and grade(one.record).kind == "refusal")
+        _prompt_of(request, bytewise=rules.bytewise, salted=salted, adapted=adapted)
+        for request in sent
+        if request.op.path not in _PROMPTLESS
+        and request.op.method == "POST"
+        and not (
+            request.record.status in INVALID and grade(request.record).kind == "refusal"
+        )
     ]
     others = [
-        prompt_of_record(record, bytewise=rules.bytewise)
+        _prompt_of_record(record, bytewise=rules.bytewise)
         for record in played.evidence.requests
         if record.label not in names and record.prompt_chars
     ]
@@ -440,7 +458,7 @@ def _prompts(case: Case, played: Played, rules: Rules, *, salted: bool) -> list[
 
 
 def _judged(
-    one: Sent, earlier: Sequence[Prompt], rules: Rules
+    one: Sent, earlier: Sequence[_Prompt], rules: _Rules
 ) -> tuple[Sighting | None, bool]:
     """What is wrong with an answer, and whether it could be judged."""
     record = one.record
@@ -450,7 +468,7 @@ def _judged(
         return _sighting(one, "whole", tokens, f"its prompt has {tokens}"), True
     if not cached:
         return None, True
-    best, whose = rules.most_shared(mine, NOTHING), ""
+    best, whose = rules.most_shared(mine, _NOTHING), ""
     if best is None:
         return None, False
     for other in earlier:
@@ -463,6 +481,7 @@ def _judged(
             best, whose = shared, other.name
         if best >= cached:
             return None, True
+
     with_whom = (
         f"{whose} shares" if whose else "what a template puts before a prompt has"
     )
@@ -473,7 +492,7 @@ def _judged(
 
 def _sighting(one: Sent, kind: str, most: int, bound: str) -> Sighting:
     record = one.record
-    found = sighting(
+    shown = sighting(
         FindingClass.CACHE_BOUND,
         kind,
         f"{one.op.id}: {record.cached_tokens} of {record.prompt_tokens} prompt tokens "
@@ -481,8 +500,8 @@ def _sighting(one: Sent, kind: str, most: int, bound: str) -> Sighting:
         "No more tokens come from the cache than an earlier prompt shares.",
         by=[one.op.id],
     )
-    found.expectations = [Expectation(operation=one.op.id, cached_at_most=most)]
-    return found
+    shown.expectations = [Expectation(operation=one.op.id, cached_at_most=most)]
+    return shown
 
 
 def _by_bucket(sightings: Sequence[Sighting]) -> list[Sighting]:

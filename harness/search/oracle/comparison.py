@@ -4,29 +4,29 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 
 from mmrepro.base.records import FindingClass
 from mmrepro.failure.documents.replay import Expectation, Sighting
 from mmrepro.search.oracle import near_ties
-from mmrepro.search.oracle.judged import Judged, sighting
+from mmrepro.search.oracle.judged import OracleReport, sighting
 from mmrepro.search.oracle.loud import GRAMMARS
-from mmrepro.search.oracle.near_ties import Answer, Compared, Verdict
+from mmrepro.search.oracle.near_ties import Compared, TieVerdict, TokenAnswer
 from mmrepro.search.oracle.promises import EXPECTED, unlike
 from mmrepro.search.oracle.reference import PLAIN, greedy, rounds
 from mmrepro.traffic.case.model import Case, Operation
 from mmrepro.traffic.case.sending import Played, PlayState
 from mmrepro.traffic.evidence import RequestRecord
 
-NAMED = 3
+_NAMED = 3
 """Operations whose answers a sighting tells of; all that it is about are listed."""
-LEAST_ALIKE = 4
+_LEAST_ALIKE = 4
 """Tokens that another request's answer must share with one that is taken for it, at
 least: short answers are alike by chance. One token is enough where the prompt is as
 long as the other's too."""
-WEIGHING = frozenset(
+_WEIGHING = frozenset(
     (
         "repetition_penalty",
         "presence_penalty",
@@ -37,7 +37,7 @@ WEIGHING = frozenset(
     )
 )
 """Parameters that change the odds of tokens; logprobs are told without them."""
-SHAPING = WEIGHING | {
+SHAPING = _WEIGHING | {
     "min_tokens",
     "bad_words",
     "allowed_token_ids",
@@ -59,60 +59,60 @@ _REFUSAL = re.compile(
     re.IGNORECASE,
 )
 """How models decline: to one request as to another."""
-ANSWERS = (FindingClass.CROSS_TALK, FindingClass.WRONG_ANSWER)
+_ANSWERS = (FindingClass.CROSS_TALK, FindingClass.WRONG_ANSWER)
 
 
-def compare_with_reference(case: Case, played: Played, reference: Played) -> Judged:
-    """What the reference's answers hold against those of ``played``. Pure.
+def compare_with_reference(
+    case: Case, played: Played, reference: Played
+) -> OracleReport:
+    """Hold the answers of ``played`` against the reference's. Pure.
 
     ``reference`` may be of a larger case: answers are found by their operations' names.
     """
     if reference.state is PlayState.START_FAILED:
         why = f" ({reference.said})" if reference.said else ""
-        return Judged(
-            unseen=[
-                f"The reference's server did not start{why}: no answer was compared."
-            ]
-        )
-    return _Comparison(case, played, reference).judged()
+        said = f"The reference's server did not start{why}: no answer was compared."
+        return OracleReport(unseen=[said])
+    return _ReferenceComparison(case, played, reference).judged()
 
 
-def compared(judged: Judged) -> bool:
+def compared(judged: OracleReport) -> bool:
     """Whether answers are not the reference's."""
-    return any(one.finding_class in ANSWERS for one in judged.sightings)
+    return any(sighting.finding_class in _ANSWERS for sighting in judged.sightings)
 
 
-def agreeing(judged: Judged, own: Judged) -> Judged:
-    """What two references hold against the same answers, one of them in the server's
-    own format.
+def agreeing(judged: OracleReport, own: OracleReport) -> OracleReport:
+    """Keep what two references hold against the same answers, one of them in the
+    server's own format.
 
     Of an answer that only the float32 reference does not give, the format is the
     reason: rounding moves the odds of two tokens by a nat now and then, without any
     neighbour or cache."""
-    wrong = {
-        op
-        for one in own.sightings
-        if one.finding_class in ANSWERS
-        for op in one.operations
-    }
-    kept, rounded = [], 0
-    for one in judged.sightings:
-        if one.finding_class not in ANSWERS:
-            kept.append(one)
+    wrong: set[str] = set()
+    for shown in own.sightings:
+        if shown.finding_class in _ANSWERS:
+            wrong.update(shown.operations)
+    kept: list[Sighting] = []
+    rounded = 0
+    for shown in judged.sightings:
+        if shown.finding_class not in _ANSWERS:
+            kept.append(shown)
             continue
-        left = [op for op in one.operations if op in wrong]
-        rounded += len(one.operations) - len(left)
+        left = [op for op in shown.operations if op in wrong]
+        # Only the number format tells these from the reference.
+        rounded += len(shown.operations) - len(left)
         if left:
-            expectations = [e for e in one.expectations if e.operation in left]
+            expectations = [e for e in shown.expectations if e.operation in left]
             update = {"operations": left, "expectations": expectations}
-            kept.append(one.model_copy(update=update))
+            kept.append(shown.model_copy(update=update))
+
     counted = dict(judged.counted)
     if rounded:
         counted["answers compared: only the number format differs"] = rounded
     return judged.model_copy(update={"sightings": kept, "counted": counted})
 
 
-class _Comparison:
+class _ReferenceComparison:
     """One play beside the reference's."""
 
     def __init__(self, case: Case, played: Played, reference: Played) -> None:
@@ -121,39 +121,50 @@ class _Comparison:
         self.counted: Counter[str] = Counter()
         self.exact = not rounds(case.server)
         self.pairs = list(self._pairs())
+
         drifts = [list(near_ties.drift(mine, right)) for _, mine, right in self.pairs]
-        most = [max(each, default=0.0) for each in drifts]
-        self.moved = (
-            {n: most[n] for n in near_ties.outliers(most)} if self.exact else {}
-        )
+        self.moved: dict[int, float] = {}
         """By place among ``pairs``: nats, of answers whose odds no noise moves so
         far."""
-        calm = (d for n, each in enumerate(drifts) if n not in self.moved for d in each)
+        if self.exact:
+            most = [max(nats, default=0.0) for nats in drifts]
+            self.moved = {place: most[place] for place in near_ties.outliers(most)}
+        # Answers that moved too far would widen the bound that they are held against.
+        calm: list[float] = []
+        for place, nats in enumerate(drifts):
+            if place not in self.moved:
+                calm += nats
         self.bound = near_ties.bound_of(calm, exact=self.exact)
 
-    def _pairs(self) -> Iterator[tuple[Operation, Answer, Answer]]:
+    def _pairs(self) -> Iterator[tuple[Operation, TokenAnswer, TokenAnswer]]:
         for op in self.case.operations:
             mine, right = self.mine.get(op.id), self.right.get(op.id)
-            if mine is None or right is None or (why := _not_compared(op, mine, right)):
-                self.counted[
-                    f"answers not compared: {why if mine and right else 'not sent'}"
-                ] += 1
+            if mine is None or right is None:
+                self.counted["answers not compared: not sent"] += 1
                 continue
-            both = zip(near_ties.answers(mine), near_ties.answers(right), strict=False)
+            why = _not_compared(op, mine, right)
+            if why:
+                self.counted[f"answers not compared: {why}"] += 1
+                continue
             misled = mine.stream and PLAIN[self.case.server.engine].streams_mislead
-            for one, other in both:
-                yield op, replace(one, tokens=()) if misled else one, other
+            answers, references = near_ties.answers(mine), near_ties.answers(right)
+            for answer, expected in zip(answers, references, strict=False):
+                if misled:
+                    answer = replace(answer, tokens=())
+                yield op, answer, expected
 
-    def judged(self) -> Judged:
+    def judged(self) -> OracleReport:
         if self.bound is None:
-            unseen = [
+            said = (
                 "Answers differ from the reference's by noise alone: none was compared."
-            ]
-            sightings = list(_sightings({}, {}, dict(self._usage(set(), set()))))
-            return Judged(
-                sightings=sightings, counted=dict(self.counted), unseen=unseen
             )
-        untold = PLAIN[self.case.server.engine].exact and self.exact
+            sightings = list(_sightings({}, {}, dict(self._usage(set(), set()))))
+            return OracleReport(
+                sightings=sightings, counted=dict(self.counted), unseen=[said]
+            )
+
+        # The answers of an exact engine are the reference's to the letter.
+        to_the_letter = PLAIN[self.case.server.engine].exact and self.exact
         wrong: dict[str, str] = {}
         swapped: dict[str, str] = {}
         same: set[str] = set()
@@ -162,46 +173,47 @@ class _Comparison:
                 mine,
                 right,
                 self.bound,
-                exact=untold,
+                exact=to_the_letter,
                 shaped=not SHAPING.isdisjoint(op.parameters),
-                masked=WEIGHING.isdisjoint(op.parameters),
+                masked=_WEIGHING.isdisjoint(op.parameters),
             )
-            if whose := self._whose(op, mine, compared):
+            whose = self._whose(op, mine, compared)
+            if whose:
                 swapped[op.id] = f"{op.id} got the answer to {whose}"
-            elif compared.verdict is Verdict.DIFFERS:
+                continue
+            if compared.verdict is TieVerdict.DIFFERS:
                 wrong.setdefault(op.id, f"{op.id}, {compared.said}")
-            elif place in self.moved:
+                continue
+            if place in self.moved:
                 said = f"the odds of its tokens moved by {self.moved[place]:.3f} nats"
-                wrong.setdefault(
-                    op.id, f"{op.id}, {said}, noise is below {self.bound:.3f}"
-                )
-            else:
-                self.counted[f"answers compared: {compared.verdict}"] += 1
-                token_by_token = untold or (mine.tokens and right.tokens)
-                if compared.verdict is Verdict.SAME and mine.whole and token_by_token:
-                    same.add(op.id)
+                said = f"{op.id}, {said}, noise is below {self.bound:.3f}"
+                wrong.setdefault(op.id, said)
+                continue
+            self.counted[f"answers compared: {compared.verdict}"] += 1
+            token_by_token = to_the_letter or (mine.tokens and right.tokens)
+            if compared.verdict is TieVerdict.SAME and mine.whole and token_by_token:
+                same.add(op.id)
+
         usage = dict(self._usage({*swapped, *wrong}, same))
         sightings = list(_sightings(swapped, wrong, usage))
-        if parts := dict(self._parts(same)):
-            said, by = (
-                f"A stream is told otherwise than the whole: {_some(parts)}.",
-                list(parts),
-            )
-            words = EXPECTED["stream-parts"]
-            sightings.append(
-                sighting(FindingClass.PROTOCOL, "stream-parts", said, words, by=by)
-            )
-        for one in sightings:
-            if untold and one.finding_class is not FindingClass.PROTOCOL:
-                # The reference's answers, which a sound server gives to the letter.
-                one.expectations = [
-                    Expectation(operation=op.id, text=self.right[op.id].text)
-                    for op in self.case.operations
-                    if op.id in one.operations and not op.leave
-                ]
-        return Judged(sightings=sightings, counted=dict(self.counted))
+        sightings += self._stream_parts(same)
+        if to_the_letter:
+            for shown in sightings:
+                if shown.finding_class is not FindingClass.PROTOCOL:
+                    shown.expectations = self._expectations(shown.operations)
 
-    def _whose(self, op: Operation, mine: Answer, compared: Compared) -> str:
+        return OracleReport(sightings=sightings, counted=dict(self.counted))
+
+    def _expectations(self, operations: Sequence[str]) -> list[Expectation]:
+        """The reference's answers, which a sound server gives to the letter."""
+        expectations: list[Expectation] = []
+        for op in self.case.operations:
+            if op.id in operations and not op.leave:
+                text = self.right[op.id].text
+                expectations.append(Expectation(operation=op.id, text=text))
+        return expectations
+
+    def _whose(self, op: Operation, mine: TokenAnswer, compared: Compared) -> str:
         """The operation to which the reference gave the answer that ``op`` got; "": to
         none.
 
@@ -209,40 +221,48 @@ class _Comparison:
         same, as have those that a model declines: there, the prompt's length must be
         that of the other one as well."""
         assert self.bound is not None
-        told = _length(self.mine, op.id)
-        foreign = told is not None and told != _length(self.right, op.id)
-        same = compared.verdict is Verdict.SAME
-        if same or (compared.verdict is not Verdict.DIFFERS and not foreign):
+        if compared.verdict is TieVerdict.SAME:
             return ""
-        found: list[str] = []
+        length = _length(self.mine, op.id)
+        foreign = length is not None and length != _length(self.right, op.id)
+        if compared.verdict is not TieVerdict.DIFFERS and not foreign:
+            return ""
+        least = max(1 if foreign else _LEAST_ALIKE, compared.alike + 1)
+        owners: list[str] = []
         for other in self._by_start.get(_starts(mine)[0], []):
-            if other == op.id or (foreign and _length(self.right, other) != told):
+            if other == op.id or (foreign and _length(self.right, other) != length):
                 continue
             like = near_ties.compare(mine, self._answers[other], self.bound)
-            far = like.alike >= max(1 if foreign else LEAST_ALIKE, compared.alike + 1)
-            if far and like.verdict in (Verdict.SAME, Verdict.NEAR_TIE):
-                found.append(other)
-        asked = {
-            id: (one.messages, one.prompt)
-            for id in found
-            if (one := self.case.operation(id))
-        }
-        several = any(prompt != asked[found[0]] for prompt in asked.values())
-        if not foreign and (several or _REFUSAL.match(mine.text)):
+            is_like = like.verdict in (TieVerdict.SAME, TieVerdict.NEAR_TIE)
+            if is_like and like.alike >= least:
+                owners.append(other)
+
+        if not owners:
+            return ""
+        if not foreign and (self._several(owners) or _REFUSAL.match(mine.text)):
             return ""  # what many get is nobody's own
-        return found[0] if found else ""
+        return owners[0]
+
+    def _several(self, ids: Sequence[str]) -> bool:
+        """Whether the operations ask for different things."""
+        prompts: list[object] = []
+        for id in ids:
+            op = self.case.operation(id)
+            if op:
+                prompts.append((op.messages, op.prompt))
+        return any(prompt != prompts[0] for prompt in prompts)
 
     @cached_property
-    def _answers(self) -> dict[str, Answer]:
+    def _answers(self) -> dict[str, TokenAnswer]:
         """The reference's answers that a request may be given by mistake."""
-        records = (
-            (op.id, self.right.get(op.id)) for op in self.case.operations if greedy(op)
-        )
-        return {
-            id: near_ties.answers(record)[0]
-            for id, record in records
-            if record is not None and record.answered and record.choices
-        }
+        answers: dict[str, TokenAnswer] = {}
+        for op in self.case.operations:
+            record = self.right.get(op.id)
+            if record is None or not greedy(op):
+                continue
+            if record.answered and record.choices:
+                answers[op.id] = near_ties.answers(record)[0]
+        return answers
 
     @cached_property
     def _by_start(self) -> dict[str, list[str]]:
@@ -252,35 +272,49 @@ class _Comparison:
                 starts.setdefault(start, []).append(id)
         return starts
 
+    def _stream_parts(self, same: set[str]) -> Iterator[Sighting]:
+        parts = dict(self._parts(same))
+        if not parts:
+            return
+        kind = "stream-parts"
+        said = f"A stream is told otherwise than the whole: {_some(parts)}."
+        by = list(parts)
+        yield sighting(FindingClass.PROTOCOL, kind, said, EXPECTED[kind], by=by)
+
     def _parts(self, same: set[str]) -> Iterator[tuple[str, str]]:
         """Operations that stream, and what of the ``same`` tokens is told otherwise
-        than by the reference, which does not; what is cut short leaves a parser in the
-        middle."""
+        than by the reference, which does not."""
         for id in sorted(same):
             mine, right = self.mine[id], self.right[id]
-            if mine.stream and not right.stream and mine.finish_reason != "length":
-                for one, other in zip(mine.choices, right.choices, strict=False):
-                    if one.token_ids == other.token_ids and (why := unlike(one, other)):
-                        yield id, f"{id}, {why}"
+            if not mine.stream or right.stream:
+                continue
+            if mine.finish_reason == "length":
+                continue  # what is cut short leaves a parser in the middle
+            for choice, other in zip(mine.choices, right.choices, strict=False):
+                if choice.token_ids != other.token_ids:
+                    continue
+                why = unlike(choice, other)
+                if why:
+                    yield id, f"{id}, {why}"
 
     def _usage(self, known: set[str], same: set[str]) -> Iterator[tuple[str, str]]:
-        """Operations and what is told of them otherwise than by the reference: of those
+        """Operations and what their usage says otherwise than the reference's: of those
         that got the ``same`` answer the length of that too; nothing of those of which
         it is ``known``."""
         for op in self.case.operations:
             mine, right = self.mine.get(op.id), self.right.get(op.id)
             if mine is None or right is None or not (mine.answered and right.answered):
                 continue
-            fields = ["prompt_tokens"] if op.id not in known else []
+            fields: list[str] = []
+            if op.id not in known:
+                fields.append("prompt_tokens")
             if op.id in same:
                 fields += ["completion_tokens", "finish_reason"]
             for field in fields:
-                told, expected = getattr(mine, field), getattr(right, field)
-                if None not in (told, expected) and told != expected:
-                    yield (
-                        op.id,
-                        f"{op.id} says {field} {told}, the reference {expected}",
-                    )
+                value, expected = getattr(mine, field), getattr(right, field)
+                if None not in (value, expected) and value != expected:
+                    said = f"{op.id} says {field} {value}, the reference {expected}"
+                    yield op.id, said
                     break
 
 
@@ -292,10 +326,12 @@ def _records(played: Played) -> dict[str, RequestRecord]:
 def _length(records: Mapping[str, RequestRecord], id: str) -> int | None:
     """Tokens of the prompt, as its answer tells it."""
     record = records.get(id)
-    return record.prompt_tokens if record is not None and record.answered else None
+    if record is None or not record.answered:
+        return None
+    return record.prompt_tokens
 
 
-def _starts(answer: Answer) -> list[str]:
+def _starts(answer: TokenAnswer) -> list[str]:
     """How it begins: its first token, if it is told, and its first character."""
     return [token.text for token in answer.tokens[:1]] + [answer.text[:1]]
 
@@ -310,9 +346,9 @@ def _not_compared(op: Operation, mine: RequestRecord, right: RequestRecord) -> s
         return "not answered"
     if not right.answered:
         return "the reference did not answer"
-    return (
-        "" if near_ties.answers(mine) and near_ties.answers(right) else "no completion"
-    )
+    if near_ties.answers(mine) and near_ties.answers(right):
+        return ""
+    return "no completion"
 
 
 def _sightings(
@@ -330,6 +366,7 @@ def _sightings(
             expected,
             by=list(swapped),
         )
+
     if wrong:
         said = f"Answers are not those of the reference: {_some(wrong)}."
         yield sighting(
@@ -339,6 +376,7 @@ def _sightings(
             expected,
             by=list(wrong),
         )
+
     if usage:
         yield sighting(
             FindingClass.PROTOCOL,
@@ -351,6 +389,9 @@ def _sightings(
 
 
 def _some(said: Mapping[str, str]) -> str:
-    shown = list(said.values())[:NAMED]
+    shown = list(said.values())[:_NAMED]
     more = len(said) - len(shown)
-    return "; ".join(shown) + (f"; and {more} more" if more > 0 else "")
+    text = "; ".join(shown)
+    if more > 0:
+        text += f"; and {more} more"
+    return text

@@ -19,8 +19,8 @@ from pathlib import Path
 
 from mmrepro.base.records import FindingClass
 from mmrepro.search.oracle import near_ties
-from mmrepro.search.oracle.judged import Judged
-from mmrepro.search.oracle.near_ties import Answer, Verdict
+from mmrepro.search.oracle.judged import OracleReport
+from mmrepro.search.oracle.near_ties import TieVerdict, TokenAnswer
 from mmrepro.search.oracle.reference import comparable
 from mmrepro.traffic.capture.texts import common
 from mmrepro.traffic.case.files import pictures
@@ -29,8 +29,8 @@ from mmrepro.traffic.case.sending import Played
 from mmrepro.traffic.drive import Picture
 
 LEAST_RUNS = 5
-SIGNIFICANCE = 0.01
-MOST_SUSPECTS = 3
+_SIGNIFICANCE = 0.01
+_MOST_SUSPECTS = 3
 """Each wants plays of its own."""
 
 
@@ -40,7 +40,7 @@ def crosstalk(
     play: Callable[[Case], Played],
     *,
     contents: Path | None = None,
-) -> Judged:
+) -> OracleReport:
     """Play ``case`` some times as it is, and as often with other neighbours, for each
     of ``suspects``.
 
@@ -51,78 +51,69 @@ def crosstalk(
     Raises:
         UsageError: a picture of the case cannot be read.
     """
-    tested = list(suspects)[:MOST_SUSPECTS]
-    judged = [
-        Judged(unseen=[f"{id}: whether its neighbours' content matters was not tried."])
-        for id in suspects[MOST_SUSPECTS:]
-    ]
+    tested = list(suspects)[:_MOST_SUSPECTS]
+    judged: list[OracleReport] = []
+    for id in suspects[_MOST_SUSPECTS:]:
+        said = f"{id}: whether its neighbours' content matters was not tried."
+        judged.append(OracleReport(unseen=[said]))
     each = runs_needed(len(tested))
     asked = comparable(case)
     sizes = pictures(case, contents)
     as_it_is: list[Played] = []
     for id in tested:
-        swapped = []
+        swapped: list[Played] = []
         # In turn: what drifts with time drifts on both sides.
-        for number in range(each):
+        for number in range(1, each + 1):
             if len(as_it_is) < each:
                 as_it_is.append(play(asked))
-            swapped.append(play(other_neighbours(asked, id, number + 1, sizes)))
-        judged.append(depends(id, as_it_is, swapped, SIGNIFICANCE / len(tested)))
-    return Judged.of(judged)
+            swapped.append(play(other_neighbours(asked, id, number, sizes)))
+        judged.append(_depends(id, as_it_is, swapped, _SIGNIFICANCE / len(tested)))
+
+    return OracleReport.of(judged)
 
 
 def runs_needed(suspects: int) -> int:
     """Plays of each side with which the test can be significant for so many suspects at
     once."""
     runs = LEAST_RUNS
-    while 2 / comb(2 * runs, runs) >= SIGNIFICANCE / max(suspects, 1):
+    while 2 / comb(2 * runs, runs) >= _SIGNIFICANCE / max(suspects, 1):
         runs += 1
     return runs
 
 
-def depends(
+def _depends(
     id: str, as_it_is: Sequence[Played], swapped: Sequence[Played], significance: float
-) -> Judged:
-    """What two sides of plays say of the operation ``id``. Pure."""
-    ours, theirs = (list(_answers(id, plays)) for plays in (as_it_is, swapped))
+) -> OracleReport:
+    """Judge what two sides of plays say of the operation ``id``. Pure."""
+    ours, theirs = list(_answers(id, as_it_is)), list(_answers(id, swapped))
     if min(len(ours), len(theirs)) < LEAST_RUNS:
         said = (
-            f"{len(ours)} and {len(theirs)} answers, at least {LEAST_RUNS} a side are "
-            "needed"
+            f"{id}: whether its neighbours' content matters: {len(ours)} and "
+            f"{len(theirs)} answers, at least {LEAST_RUNS} a side are needed."
         )
-        return Judged(
-            unseen=[f"{id}: whether its neighbours' content matters: {said}."]
-        )
-    drifts = [
-        d for one, other in combinations(ours, 2) for d in near_ties.drift(one, other)
-    ]
+        return OracleReport(unseen=[said])
+
+    drifts: list[float] = []
+    for answer, other in combinations(ours, 2):
+        drifts += near_ties.drift(answer, other)
     bound = near_ties.bound_of(drifts)
     if bound is None:
-        return Judged(
-            unseen=[
-                f"{id}: its answers differ by noise alone, with the same neighbours."
-            ]
-        )
-    everything = [*ours, *theirs]
-    # Without logprobs a near-tie cannot be told, and the two sides say what chance
-    # does.
-    differ = (Verdict.DIFFERS, Verdict.NOT_COMPARABLE)
-    apart = {
-        (i, j): float(
-            near_ties.compare(everything[i], everything[j], bound).verdict in differ
-        )
-        for i, j in combinations(range(len(everything)), 2)
-    }
-    chance = permutation_test(apart, len(ours), len(everything))
+        said = f"{id}: its answers differ by noise alone, with the same neighbours."
+        return OracleReport(unseen=[said])
+
+    apart = _apart([*ours, *theirs], bound)
+    chance = permutation_test(apart, len(ours), len(ours) + len(theirs))
     if chance >= significance:
-        return Judged(
+        return OracleReport(
             counted={"cross-talk tried: content of neighbours does not matter": 1}
         )
-    between = sum(
-        apart[i, j] for i in range(len(ours)) for j in range(len(ours), len(everything))
-    )
+
+    between = 0.0
+    for (first, second), far in apart.items():
+        if first < len(ours) <= second:
+            between += far
     share = f"{between:.0f} of {len(ours) * len(theirs)} pairs of answers differ"
-    return Judged.found(
+    return OracleReport.found(
         FindingClass.CROSS_TALK,
         "neighbours' content",
         f"The answer to {id} depends on what other requests hold: with other contents "
@@ -131,6 +122,20 @@ def depends(
         "The same answer, whatever other requests of the same shape hold.",
         by=[id],
     )
+
+
+def _apart(
+    answers: Sequence[TokenAnswer], bound: float
+) -> dict[tuple[int, int], float]:
+    """1 for each two answers that differ, by their places; else 0."""
+    # Without logprobs a near-tie cannot be told, and the two sides say what chance
+    # does.
+    differ = (TieVerdict.DIFFERS, TieVerdict.NOT_COMPARABLE)
+    apart: dict[tuple[int, int], float] = {}
+    for i, j in combinations(range(len(answers)), 2):
+        verdict = near_ties.compare(answers[i], answers[j], bound).verdict
+        apart[i, j] = float(verdict in differ)
+    return apart
 
 
 def permutation_test(
@@ -152,11 +157,12 @@ def permutation_test(
 
     seen = distance(frozenset(range(first)))
     ways = combinations(range(total), first)
+    # Sums in another order differ in the last bits of a float.
     as_far = sum(distance(frozenset(chosen)) >= seen - 1e-9 for chosen in ways)
     return as_far / comb(total, first)
 
 
-def _answers(id: str, plays: Sequence[Played]) -> Iterator[Answer]:
+def _answers(id: str, plays: Sequence[Played]) -> Iterator[TokenAnswer]:
     for played in plays:
         record = played.record(id)
         if record is not None and (record.answered or record.left):
@@ -183,34 +189,40 @@ class _Others:
     ) -> None:
         self.source, self.seed, self.sizes = case, seed, sizes
         self.target = case.operation(target)
-        self.ids = sorted(
-            {
-                id
-                for op in case.operations
-                if isinstance(op.prompt, list)
-                for id in op.prompt
-            }
-        )
+        ids: set[int] = set()
+        for op in case.operations:
+            if isinstance(op.prompt, list):
+                ids.update(op.prompt)
+        self.ids = sorted(ids)
         own = {sizes[name].png for name in self.target.images}
-        others = [name for name in case.images if sizes[name].png not in own]
-        # Under names of their own: one of the target's pictures may be made of the old
-        # one.
-        free = (name for n in count(1) if (name := f"other-{n}") not in case.images)
-        self.names = dict(zip(others, free, strict=False))
+        self.names: dict[str, str] = {}
+        numbers = count(1)
+        for name in case.images:
+            if sizes[name].png in own:
+                continue
+            # Under names of their own: one of the target's pictures may be made of the old
+            # one.
+            self.names[name] = self._free_name(numbers)
+
+    def _free_name(self, numbers: Iterator[int]) -> str:
+        while (name := f"other-{next(numbers)}") in self.source.images:
+            pass
+        return name
 
     def case(self) -> Case:
         operations = [self._other(op) for op in self.source.operations]
         images = dict(self.source.images)
-        for old, new in self.names.items():  # pictures that were the same still are
+        for old, new in self.names.items():
+            # The seed follows from the picture: pictures that were the same still are.
             picture, key = self.sizes[old], str(self.seed).encode()
             digest = hashlib.blake2b(picture.png, digest_size=4, key=key).digest()
             size = (max(picture.width, 1), max(picture.height, 1))
             images[new] = Noise(seed=int.from_bytes(digest, "big"), size=size)
-        made = self.source.model_copy(
-            update={"operations": operations, "images": images}
-        )
+
+        update = {"operations": operations, "images": images}
+        changed = self.source.model_copy(update=update)
         # Without pictures that nobody needs.
-        return made.keeping({op.id for op in operations})
+        return changed.keeping({op.id for op in operations})
 
     def _other(self, op: Operation) -> Operation:
         """All of the target's is shared with it, so that it comes out as it was."""
@@ -222,18 +234,20 @@ class _Others:
             changed["prompt"] = reworded(op.prompt, self.seed, common(op.prompt, own))
         elif op.prompt is not None:
             changed["prompt"] = self._numbers(op.prompt)
+
         return op.model_copy(update=changed)
 
     def _messages(self, messages: list[Message]) -> list[Message]:
         """Texts are other ones from the first place on that is not the target's."""
-        own = [(m.role, part) for m in self.target.messages or [] for part in m.parts()]
+        own: list[tuple[str, Part]] = []
+        for message in self.target.messages or []:
+            own += [(message.role, part) for part in message.parts()]
         place, shared, before = 0, True, ""
-        made = []
+        changed: list[Message] = []
         for message in messages:
-            parts = []
+            parts: list[Part] = []
             for part in message.parts():
                 theirs = own[place] if shared and place < len(own) else None
-                here = (message.role, part)
                 place += 1
                 if part.text is not None:
                     keep = 0
@@ -246,11 +260,14 @@ class _Others:
                     before += json.dumps(part.model_dump(mode="json"))
                     image = self.names.get(part.image or "", part.image)
                     parts.append(part.model_copy(update={"image": image}))
-                shared = shared and here == theirs
+
+                shared = shared and (message.role, part) == theirs
+
             plain = isinstance(message.content, str)
             content = (parts[0].text or "") if plain else parts
-            made.append(message.model_copy(update={"content": content}))
-        return made
+            changed.append(message.model_copy(update={"content": content}))
+
+        return changed
 
     def _numbers(self, prompt: list[int]) -> list[int]:
         own = self.target.prompt if isinstance(self.target.prompt, list) else []
@@ -264,7 +281,7 @@ class _Others:
         return made
 
 
-RANGES = (
+_RANGES = (
     ("a", 26),
     ("A", 26),
     ("0", 10),
@@ -290,15 +307,16 @@ def reworded(text: str, seed: int, keep: int, before: str = "") -> str:
         else:
             number = int.from_bytes(digest.copy().digest()[:4], "big")
             made.append(chr(ord(first) + number % count))
+
     return "".join(made)
 
 
 def _range(letter: str) -> tuple[str, int]:
     """Letters that may stand in its place."""
     if letter.isascii():
-        for first, count in RANGES[:3]:
+        for first, count in _RANGES[:3]:
             if 0 <= ord(letter) - ord(first) < count:
                 return first, count
         return letter, 0
     size = len(letter.encode("utf-8", "replace"))
-    return RANGES[size + 1] if size > 1 else (letter, 0)
+    return _RANGES[size + 1] if size > 1 else (letter, 0)

@@ -3,127 +3,133 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Literal
 
 from mmrepro.base.records import FindingClass
 from mmrepro.engines import Engine
-from mmrepro.search.oracle.judged import Judged, Sent, sent_of, sighting
+from mmrepro.failure.documents.replay import Sighting
+from mmrepro.search.oracle.judged import OracleReport, Sent, sent_of, sighting
 from mmrepro.search.oracle.promises import ids_of, misfit, unlike
 from mmrepro.traffic.case.model import Case, Expect
 from mmrepro.traffic.case.sending import Played, PlayState
-from mmrepro.traffic.evidence import ChoiceSeen
+from mmrepro.traffic.evidence import ChoiceSeen, RequestRecord
 
 
-def expected(case: Case, played: Played, engine: Engine) -> Judged:
-    """Every expectation of the case. What has no answer since the server died or hangs
-    is not
-    judged: that is told by itself."""
-    sent = {one.op.id: one for one in sent_of(case, played)}
-    found: dict[str, list[tuple[str, str]]] = {}
-    unseen = []
+def expected(case: Case, played: Played, engine: Engine) -> OracleReport:
+    """Judge every expectation of the case. What has no answer since the server died or
+    hangs is not judged: another oracle reports that."""
+    by_id = {sent.op.id: sent for sent in sent_of(case, played)}
+    unmet: dict[str, list[tuple[str, str]]] = {}
+    unseen: list[str] = []
     for op in case.operations:
         if op.expect is None:
             continue
-        one = sent.get(op.id)
-        if one is None or one.record.left or one.record.status is None:
-            ended = played.state is PlayState.ENDED
+        sent = by_id.get(op.id)
+        if sent is None or sent.record.left or sent.record.status is None:
             unseen.append(
                 f"What is expected of {op.id} was not judged: it has no answer."
             )
-            if ended and one is not None and op.expect.status and not one.record.left:
-                found.setdefault("status", []).append(
-                    (op.id, f"no answer: {one.record.error}")
-                )
+            ended = played.state is PlayState.ENDED and bool(op.expect.status)
+            if ended and sent is not None and not sent.record.left:
+                said = f"no answer: {sent.record.error}"
+                unmet.setdefault("status", []).append((op.id, said))
             continue
-        for kind, said in _unmet(one, op.expect, sent, case):
+
+        for kind, said in _unmet(sent, op.expect, by_id, case):
             if kind:
-                found.setdefault(kind, []).append((op.id, said))
+                unmet.setdefault(kind, []).append((op.id, said))
             else:
                 unseen.append(f"What is expected of {op.id} was not judged: {said}.")
-    sightings = []
-    for kind, told in sorted(found.items()):
-        ids = [id for id, _ in told]
+
+    sightings: list[Sighting] = []
+    for kind, answers in sorted(unmet.items()):
+        ids = [id for id, _ in answers]
         more = f" (and {len(ids) - 1} more)" if len(ids) > 1 else ""
-        said = f"{ids[0]}{more}: {told[0][1]}."
+        said = f"{ids[0]}{more}: {answers[0][1]}."
         words = "The answer is as the case expects it."
         sightings.append(sighting(FindingClass.EXPECTATION, kind, said, words, by=ids))
-    return Judged(sightings=sightings, unseen=unseen)
+
+    return OracleReport(sightings=sightings, unseen=unseen)
 
 
 def _unmet(
-    one: Sent, expect: Expect, sent: dict[str, Sent], case: Case
+    sent: Sent, expect: Expect, by_id: Mapping[str, Sent], case: Case
 ) -> Iterator[tuple[str, str]]:
     """Kinds and sentences of what is otherwise; of kind "": it cannot be judged, and
     why."""
-    record = one.record
+    record = sent.record
     if expect.status is not None and not _is_status(record.status, expect.status):
         more = f" ({record.error[:120]})" if record.error else ""
-        yield (
-            "status",
-            f"the status is {record.status}{more}, and {expect.status} is expected",
-        )
+        said = f"the status is {record.status}{more}, and {expect.status} is expected"
+        yield "status", said
         return
-    texts = [choice.text for choice in record.choices] or [record.text or record.error]
-    if expect.text is not None:
-        for text in (t for t in texts if re.search(expect.text, t) is None):
-            yield "text", f"{text[:80]!r} has nothing like {expect.text!r}"
-    if expect.not_text is not None:
-        for text in (t for t in texts if re.search(expect.not_text, t)):
-            yield "not-text", f"{text[:80]!r} has something like {expect.not_text!r}"
-    if expect.json_schema is not None:
-        for text in texts:
-            if why := misfit(text, expect.json_schema):
-                yield "schema", f"{text[:60]!r}: {why}"
+
+    yield from _texts(record, expect)
     for end in expect.ends_after:
-        if (other := sent.get(end)) is not None and one.end < other.end:
+        other = by_id.get(end)
+        if other is not None and sent.end < other.end:
             yield "order", f"it ended before {end}"
+
+    # A refusal has no tokens, and no reason to end.
     if record.status != 200:
         return
+
     if expect.finish is not None:
-        for reason in {choice.finish_reason for choice in record.choices} - {
-            expect.finish
-        }:
+        reasons = {choice.finish_reason for choice in record.choices}
+        for reason in reasons - {expect.finish}:
             yield "finish", f"it ended with {reason}, and {expect.finish} is expected"
+
     if expect.same_as is not None:
-        yield from _same(one, sent.get(expect.same_as))
+        yield from _same(sent, by_id.get(expect.same_as))
     for choice in record.choices:
-        yield from _tokens(one, choice, expect, case)
+        yield from _tokens(sent, choice, expect, case)
     asked = (expect.tokens, expect.only, expect.never, expect.finish)
-    if not record.choices and any(one is not None for one in asked):
+    if not record.choices and asked != (None, None, None, None):
         yield "", "its answer has no tokens that are known"
 
 
+def _texts(record: RequestRecord, expect: Expect) -> Iterator[tuple[str, str]]:
+    """What of an answer's texts is otherwise."""
+    texts = [choice.text for choice in record.choices]
+    if not texts:
+        texts = [record.text or record.error]
+    for text in texts:
+        if expect.text is not None and re.search(expect.text, text) is None:
+            yield "text", f"{text[:80]!r} has nothing like {expect.text!r}"
+    for text in texts:
+        if expect.not_text is not None and re.search(expect.not_text, text):
+            yield "not-text", f"{text[:80]!r} has something like {expect.not_text!r}"
+    for text in texts:
+        why = ""
+        if expect.json_schema is not None:
+            why = misfit(text, expect.json_schema)
+        if why:
+            yield "schema", f"{text[:60]!r}: {why}"
+
+
 def _is_status(status: int | None, expected: str) -> bool:
-    return str(status) == expected or (
-        expected.endswith("xx") and str(status)[:1] == expected[:1]
-    )
+    if str(status) == expected:
+        return True
+    return expected.endswith("xx") and str(status)[:1] == expected[:1]
 
 
-def _same(one: Sent, other: Sent | None) -> Iterator[tuple[str, str]]:
+def _same(sent: Sent, other: Sent | None) -> Iterator[tuple[str, str]]:
     if other is None or other.record.status is None:
         yield "", "what it is held against has no answer"
         return
-    if one.record.status != other.record.status:
-        yield (
-            "same",
-            (
-                f"its status is {one.record.status}, and {other.op.id}'s "
-                f"{other.record.status}"
-            ),
-        )
+    name, mine, right = other.op.id, sent.record, other.record
+    if mine.status != right.status:
+        yield "same", f"its status is {mine.status}, and {name}'s {right.status}"
         return
-    a, b = one.record.choices, other.record.choices
-    if len(a) != len(b) or not a:
-        if one.record.text != other.record.text or len(a) != len(b):
-            yield (
-                "same",
-                f"{len(a)} answers, and {other.op.id} has {len(b)}, or another text",
-            )
+    a, b = mine.choices, right.choices
+    if len(a) != len(b) or (not a and mine.text != right.text):
+        yield "same", f"{len(a)} answers, and {name} has {len(b)}, or another text"
         return
-    for mine, right in zip(a, b, strict=True):
-        if why := unlike(mine, right):
-            yield "same", f"beside {other.op.id} {why}"
+    for choice, other_choice in zip(a, b, strict=True):
+        why = unlike(choice, other_choice)
+        if why:
+            yield "same", f"beside {name} {why}"
             return
 
 
@@ -135,45 +141,54 @@ _COMPARE: dict[str, Callable[[int, int], bool]] = {
 
 
 def _tokens(
-    one: Sent, choice: ChoiceSeen, expect: Expect, case: Case
+    sent: Sent, choice: ChoiceSeen, expect: Expect, case: Case
 ) -> Iterator[tuple[str, str]]:
     ids = ids_of(choice, case.server.model)
-    told = expect.tokens
-    if isinstance(told, list):
+    wanted = expect.tokens
+    if isinstance(wanted, list):
         if ids is None:
             yield "", "the answer does not tell its tokens' ids"
-        elif ids != told:
-            yield "tokens", f"the tokens are {ids[:12]}, and {told[:12]} are expected"
-    elif told is not None:
-        sign, number = re.fullmatch(r"([<>]=)?(\d+)", str(told)).groups("")  # type: ignore[union-attr]
-        count = one.record.completion_tokens if one.n == 1 else None
-        count = (
-            (len(choice.token_ids) or len(choice.tokens) or None)
-            if count is None
-            else count
-        )
+        elif ids != wanted:
+            said = f"the tokens are {ids[:12]}, and {wanted[:12]} are expected"
+            yield "tokens", said
+    elif wanted is not None:
+        sign, number = re.fullmatch(r"([<>]=)?(\d+)", str(wanted)).groups("")  # type: ignore[union-attr]
+        count = _count(sent, choice)
         if count is None:
             yield "", "the answer does not tell how many tokens it has"
         elif not _COMPARE[sign](count, int(number)):
-            yield "tokens", f"{count} tokens, and {told} are expected"
-    for kind, given in (("only", expect.only), ("never", expect.never)):
-        if given is None:
-            continue
-        tokens: list[Any] | None = (
-            ids if all(type(t) is int for t in given) else choice.tokens
-        )
-        if not tokens:
-            yield (
-                "",
-                "the answer does not tell its tokens (logprobs, or return_token_ids)",
-            )
-            continue
-        wrong = [t for t in tokens if (t in given) == (kind == "never")]
-        if wrong:
-            yield (
-                kind,
-                (
-                    f"token {wrong[0]!r} is "
-                    f"{'one of' if kind == 'never' else 'none of'} {given}"
-                ),
-            )
+            yield "tokens", f"{count} tokens, and {wanted} are expected"
+
+    yield from _only(ids, choice, "only", expect.only)
+    yield from _only(ids, choice, "never", expect.never)
+
+
+def _count(sent: Sent, choice: ChoiceSeen) -> int | None:
+    """Tokens of a choice; None: the answer does not tell."""
+    # The usage counts the tokens of all choices together.
+    if sent.n == 1 and sent.record.completion_tokens is not None:
+        return sent.record.completion_tokens
+    return len(choice.token_ids) or len(choice.tokens) or None
+
+
+def _only(
+    ids: list[int] | None,
+    choice: ChoiceSeen,
+    kind: Literal["only", "never"],
+    given: Sequence[Any] | None,
+) -> Iterator[tuple[str, str]]:
+    """The first token that is none of those ``given``, or one of what never comes."""
+    if given is None:
+        return
+    numbers = all(type(token) is int for token in given)
+    tokens: Sequence[Any] | None = ids if numbers else choice.tokens
+    if not tokens:
+        yield "", "the answer does not tell its tokens (logprobs, or return_token_ids)"
+        return
+    for token in tokens:
+        if kind == "never" and token in given:
+            yield kind, f"token {token!r} is one of {given}"
+            return
+        if kind == "only" and token not in given:
+            yield kind, f"token {token!r} is none of {given}"
+            return

@@ -25,48 +25,51 @@ from mmrepro.search.oracle.cache_bound import cache_bound
 from mmrepro.search.oracle.expected import expected
 from mmrepro.search.oracle.judged import (
     GENERATES,
-    Judged,
+    OracleReport,
     Sent,
     sent_of,
     sighting,
     silent_bucket,
 )
-from mmrepro.search.oracle.near_ties import Answer, Verdict
+from mmrepro.search.oracle.near_ties import TieVerdict, TokenAnswer
 from mmrepro.search.oracle.protocol import protocol
 from mmrepro.traffic.case.model import Case
 from mmrepro.traffic.case.sending import Played, PlayState, Reading
 from mmrepro.traffic.evidence import RequestRecord
 
-EXACT = ("minivllm",)
+_EXACT = ("minivllm",)
 """Engines whose greedy answers are the same for any batch, chunk and cache: float32,
 and tested."""
 
 
-def canary(played: Played, engine: Engine) -> Judged:
+def canary(played: Played, engine: Engine) -> OracleReport:
     """Whether the canary is answered as before, word for word, but for near-ties."""
     before, after = played.record(CANARY_BEFORE), played.record(CANARY_AFTER)
     if before is None or after is None:
-        return Judged(
+        return OracleReport(
             unseen=["The canary was not asked both before and after the traffic."]
         )
+
     if not before.answered or not after.answered:
-        return Judged(
+        return OracleReport(
             unseen=["The canary was not answered both before and after the traffic."]
         )
+
     if before.text == after.text:
-        return Judged()
-    exact = engine.name in EXACT
-    mine = next(iter(near_ties.answers(after)), Answer(after.text))
-    right = next(iter(near_ties.answers(before)), Answer(before.text))
+        return OracleReport()
+    exact = engine.name in _EXACT
+    mine = next(iter(near_ties.answers(after)), TokenAnswer(after.text))
+    right = next(iter(near_ties.answers(before)), TokenAnswer(before.text))
     bound = near_ties.bound_of((), exact=exact) or 0.0
     compared = near_ties.compare(mine, right, bound, exact=exact)
-    if compared.verdict in (Verdict.SAME, Verdict.NEAR_TIE):
-        return Judged(counted={"canary: near-tie": 1})
-    if compared.verdict is Verdict.NOT_COMPARABLE:
-        return Judged(
+    if compared.verdict in (TieVerdict.SAME, TieVerdict.NEAR_TIE):
+        return OracleReport(counted={"canary: near-tie": 1})
+    if compared.verdict is TieVerdict.NOT_COMPARABLE:
+        return OracleReport(
             unseen=[f"The canary's answer changed ({compared.said}): it may be a tie."]
         )
-    return Judged.found(
+
+    return OracleReport.found(
         FindingClass.CANARY,
         "text",
         f"The canary was answered {before.text[:60]!r} before the traffic and "
@@ -75,11 +78,11 @@ def canary(played: Played, engine: Engine) -> Judged:
     )
 
 
-def judge(case: Case, played: Played, *, engine: Engine) -> Judged:
+def judge(case: Case, played: Played, *, engine: Engine) -> OracleReport:
     """What the oracles hold against ``played``, the worst first. Pure."""
     if played.state is PlayState.START_FAILED:
         return loud.start_failure(played, engine)
-    return Judged.of(
+    return OracleReport.of(
         [
             loud.death(case, played, engine),
             loud.hang(played, engine),
@@ -98,17 +101,17 @@ def judge(case: Case, played: Played, *, engine: Engine) -> Judged:
 
 # ---------------------------------------------------------------------- the idle server
 
-SETTLES_S = 0.05
+_SETTLES_S = 0.05
 
 
-class Span(NamedTuple):
+class _CacheSpan(NamedTuple):
     """From the least to the most."""
 
     least: float
     most: float
 
 
-def ledger(case: Case, played: Played, engine: Engine) -> Judged:
+def ledger(case: Case, played: Played, engine: Engine) -> OracleReport:
     """Whether any counter contradicts the sum over all requests between the two
     readings.
 
@@ -121,14 +124,16 @@ def ledger(case: Case, played: Played, engine: Engine) -> Judged:
     the reading after it is possibly not counted yet: an engine may count when it has
     sent."""
     if played.state is not PlayState.ENDED:
-        return Judged(
+        return OracleReport(
             unseen=["The play did not end: the server's counters were not judged."]
         )
+
     before, after = played.before, played.after
     if before is None or after is None or not after.metrics:
-        return Judged(
+        return OracleReport(
             unseen=["The server's counters were not read before and after the traffic."]
         )
+
     entries = list(_entries(case, played, before, after))
     sightings, unseen = [], []
     for name, (people, counted) in _COUNTERS.items():
@@ -137,9 +142,9 @@ def ledger(case: Case, played: Played, engine: Engine) -> Judged:
             unseen.append(f"The server does not count {people}.")
             continue
         # A counter without a value has none yet.
-        used = next(one for one in names if one in after.metrics)
+        used = next(name for name in names if name in after.metrics)
         grown = last - before.metrics.get(used, 0.0)
-        anything = Span(0.0, math.inf)
+        anything = _CacheSpan(0.0, math.inf)
         spans = [anything if entry.other else counted(entry, case) for entry in entries]
         least, most = (
             sum(span.least for span in spans),
@@ -159,7 +164,8 @@ def ledger(case: Case, played: Played, engine: Engine) -> Judged:
                 "The counters grow by what was served.",
             )
         )
-    return Judged(sightings=sightings, unseen=unseen)
+
+    return OracleReport(sightings=sightings, unseen=unseen)
 
 
 # ------------------------------------------------------------------ what a request adds
@@ -187,18 +193,20 @@ class _Entry:
         """It was served whole, and says how many tokens that took."""
         return self.record.answered and self.n == 1 and not self.record.cut_short
 
-    def span(self, exact: float | None, most: float) -> Span:
+    def span(self, exact: float | None, most: float) -> _CacheSpan:
         """``exact`` where the answer tells it."""
         if exact is None:
-            return Span(0.0, most)
-        return Span(0.0 if self.late else exact, exact)
+            return _CacheSpan(0.0, most)
+        return _CacheSpan(0.0 if self.late else exact, exact)
 
 
 def _entries(
     case: Case, played: Played, before: Reading, after: Reading
 ) -> Iterator[_Entry]:
     """The requests between the readings, the harness's own as well."""
-    ours: dict[str, Sent] = {one.op.id: one for one in sent_of(case, played)}
+    ours: dict[str, Sent] = {
+        request.op.id: request for request in sent_of(case, played)
+    }
     for record in played.evidence.requests:
         end = record.sent.mono + record.latency_s
         if end <= before.mono or record.sent.mono >= after.mono:
@@ -210,42 +218,44 @@ def _entries(
         if record.path not in GENERATES:
             yield _Entry(record, other=True)
             continue
-        late = end > after.mono - SETTLES_S or record.sent.mono < before.mono
+        late = end > after.mono - _SETTLES_S or record.sent.mono < before.mono
         if sent is None:
             yield _Entry(record, limit=record.max_tokens, late=late)
         else:
             yield _Entry(record, sent.n, sent.limit, late)
 
 
-def _finished(entry: _Entry, case: Case) -> Span:
+def _finished(entry: _Entry, case: Case) -> _CacheSpan:
     # An answer is counted once, or once for each choice, and a prompt that several
     # share once more.
     if entry.told:
         return entry.span(1.0, 1.0)
     whole = entry.record.answered and not entry.record.cut_short
     least = 1.0 if whole and not entry.late else 0.0
-    return Span(least, entry.n + 1.0)
+    return _CacheSpan(least, entry.n + 1.0)
 
 
-def _prompt_tokens(entry: _Entry, case: Case) -> Span:
-    told = entry.record.prompt_tokens
-    if entry.told and told is not None:
-        return entry.span(told, told)
-    most = (entry.n + 1.0) * (told if told is not None else case.server.max_model_len)
+def _prompt_tokens(entry: _Entry, case: Case) -> _CacheSpan:
+    tokens = entry.record.prompt_tokens
+    if entry.told and tokens is not None:
+        return entry.span(tokens, tokens)
+    most = (entry.n + 1.0) * (
+        tokens if tokens is not None else case.server.max_model_len
+    )
     if entry.record.status is not None and 400 <= entry.record.status < 500:
         most = math.inf  # refused for its length, maybe
-    return Span(0.0, most)
+    return _CacheSpan(0.0, most)
 
 
-def _generated(entry: _Entry, case: Case) -> Span:
-    told = entry.record.completion_tokens
-    if entry.told and told is not None:
-        return entry.span(told, told)
+def _generated(entry: _Entry, case: Case) -> _CacheSpan:
+    tokens = entry.record.completion_tokens
+    if entry.told and tokens is not None:
+        return entry.span(tokens, tokens)
     limit = entry.limit if entry.limit is not None else case.server.max_model_len
-    return Span(0.0, (entry.n + 1.0) * limit)
+    return _CacheSpan(0.0, (entry.n + 1.0) * limit)
 
 
-_COUNTERS: dict[str, tuple[str, Callable[[_Entry, Case], Span]]] = {
+_COUNTERS: dict[str, tuple[str, Callable[[_Entry, Case], _CacheSpan]]] = {
     "finished": ("requests that ended", _finished),
     "prompt_tokens": ("prompt tokens", _prompt_tokens),
     "generation_tokens": ("generated tokens", _generated),
@@ -253,34 +263,34 @@ _COUNTERS: dict[str, tuple[str, Callable[[_Entry, Case], Span]]] = {
 """By their short name (``Engine.metrics``): for people, and what a request adds."""
 
 
-PROMPT_GAUGES = ("vllm", "minivllm")
+_PROMPT_GAUGES = ("vllm", "minivllm")
 """Engines that set their gauges at each step, the last one included."""
-KV_USE = {
+_KV_USE = {
     "vllm": ("vllm:kv_cache_usage_perc", "vllm:gpu_cache_usage_perc"),
     "minivllm": ("minivllm:kv_cache_usage_perc",),
 }
 """Share of the KV cache that requests hold; cached prefixes are free blocks to both."""
-KV_SLACK = 1e-6
-LEAST_BLOCKS = 3
-LEAST_BLOCKS_OF_MEMORY = 5
+_KV_SLACK = 1e-6
+_LEAST_BLOCKS = 3
+_LEAST_BLOCKS_OF_MEMORY = 5
 """Allocators and logs make it rougher than a count."""
-SHARE_OF_REQUESTS = 0.25
+_SHARE_OF_REQUESTS = 0.25
 """A leak that is worth a report takes a thread or a file in every fourth request at
 least: a pool that is still filling adds fewer, one at a time."""
 LEAST_STEP = 2
 NO_BLOCKS = (
     "Threads, files and memory were not judged: that needs equal blocks of requests, "
-    f"{LEAST_BLOCKS} at least."
+    f"{_LEAST_BLOCKS} at least."
 )
 MIB = 1 << 20
-PER_REQUEST = 32 << 10
+_PER_REQUEST = 32 << 10
 """Bytes: what a log, a counter's labels or a request's text may leave."""
-PER_PIXEL = 96
+_PER_PIXEL = 96
 """Bytes: a picture in a cache, as three float32 channels twice over, its embedding, and
 its copy in a second process."""
 
 
-def quiescence(case: Case, played: Played, engine: Engine) -> Judged:
+def quiescence(case: Case, played: Played, engine: Engine) -> OracleReport:
     """What the idle server still holds, and what grew with each block.
 
     Running, waiting and the use of the KV cache are gauges; they count only of engines
@@ -293,26 +303,27 @@ def quiescence(case: Case, played: Played, engine: Engine) -> Judged:
     every one of them counts, beyond what the block itself may rightly leave: pictures
     are kept in caches."""
     if played.state is not PlayState.ENDED:
-        return Judged()
+        return OracleReport()
     before, after = played.before, played.after
     if before is None or after is None:
-        return Judged(
+        return OracleReport(
             unseen=["The idle server was not read before and after the traffic."]
         )
+
     held = case.changes_server or any(
         op.path == "/open_session" for op in case.operations
     )
     idle = [] if held else [_gauges(after, engine), _kv_use(before, after, engine)]
-    return Judged.of([*idle, _growth(case, played)])
+    return OracleReport.of([*idle, _growth(case, played)])
 
 
-def _gauges(after: Reading, engine: Engine) -> Judged:
+def _gauges(after: Reading, engine: Engine) -> OracleReport:
     sightings, unseen = [], []
     for name in ("running", "waiting"):
         value = after.first(engine.metrics.get(name, ()))
         if value is None:
             unseen.append(f"The server does not tell how many requests are {name}.")
-        elif value and engine.name not in PROMPT_GAUGES:
+        elif value and engine.name not in _PROMPT_GAUGES:
             unseen.append(
                 f"The server sets its count of {name} requests now and then only."
             )
@@ -323,34 +334,36 @@ def _gauges(after: Reading, engine: Engine) -> Judged:
                     f"{value:g} requests are {name} on a server that serves nobody",
                 )
             )
-    return Judged(sightings=sightings, unseen=unseen)
+
+    return OracleReport(sightings=sightings, unseen=unseen)
 
 
-def _kv_use(before: Reading, after: Reading, engine: Engine) -> Judged:
-    names = KV_USE.get(engine.name, ())
+def _kv_use(before: Reading, after: Reading, engine: Engine) -> OracleReport:
+    names = _KV_USE.get(engine.name, ())
     first, last = before.first(names), after.first(names)
     if first is None or last is None:
-        return Judged(
+        return OracleReport(
             unseen=["The server does not tell how much of its KV cache is in use."]
         )
-    if last <= first + KV_SLACK:
-        return Judged()
+
+    if last <= first + _KV_SLACK:
+        return OracleReport()
     said = (
         f"{last:.2%} of the KV cache is in use on an idle server, {first:.2%} before "
         "the traffic"
     )
-    return Judged(sightings=[_residue("kv-use", said)])
+    return OracleReport(sightings=[_residue("kv-use", said)])
 
 
 # ------------------------------------------------------------------- growth over blocks
 
 
-def _growth(case: Case, played: Played) -> Judged:
+def _growth(case: Case, played: Played) -> OracleReport:
     blocks = played.blocks
-    if len(blocks) < LEAST_BLOCKS:
-        return Judged(unseen=[NO_BLOCKS])
+    if len(blocks) < _LEAST_BLOCKS:
+        return OracleReport(unseen=[NO_BLOCKS])
     requests = len(sent_of(case, played)) / len(blocks)
-    step = max(LEAST_STEP, SHARE_OF_REQUESTS * requests)
+    step = max(LEAST_STEP, _SHARE_OF_REQUESTS * requests)
     sightings = []
     for name, people, read in _COUNTED:
         grown = _grown(blocks, read, [step] * (len(blocks) - 1))
@@ -359,15 +372,17 @@ def _growth(case: Case, played: Played) -> Judged:
                 f"{grown:.0f} more {people} with each block of {requests:.0f} requests"
             )
             sightings.append(_residue(name, said))
+
     grown = None
-    if len(blocks) >= LEAST_BLOCKS_OF_MEMORY:
+    if len(blocks) >= _LEAST_BLOCKS_OF_MEMORY:
         grown = _grown(blocks, lambda r: r.rss_bytes, list(_allowed(case, played)))
     if grown is not None:
         said = (
             f"{size(grown, 1)} more memory with each block of {requests:.0f} requests"
         )
         sightings.append(_residue("memory", said))
-    return Judged(sightings=sightings)
+
+    return OracleReport(sightings=sightings)
 
 
 _COUNTED: tuple[tuple[str, str, Callable[[Reading], float | None]], ...] = (
@@ -408,16 +423,16 @@ def _allowed(case: Case, played: Played) -> Iterator[float]:
     seen: set[str] = set()
     begins = [float("-inf"), *(reading.mono for reading in played.blocks)]
     for number, (begin, end) in enumerate(pairwise(begins)):
-        of_block = [one for one in sent if begin <= one.begin < end]
+        of_block = [request for request in sent if begin <= request.begin < end]
         new = {
             image.sha256: image.width * image.height
-            for one in of_block
-            for image in one.record.images
+            for request in of_block
+            for image in request.record.images
             if image.sha256 not in seen
         }
         seen |= new.keys()
         if number:
-            yield MIB + PER_REQUEST * len(of_block) + PER_PIXEL * sum(new.values())
+            yield MIB + _PER_REQUEST * len(of_block) + _PER_PIXEL * sum(new.values())
 
 
 def _residue(kind: str, said: str) -> Sighting:

@@ -26,18 +26,18 @@ from mmrepro.traffic.case.sending import Played
 from mmrepro.traffic.evidence import RequestRecord
 from pydantic import Field
 
-TOP_FRAMES = 3
-WORDS = 12
+_TOP_FRAMES = 3
+_WORDS = 12
 """Of a message: what comes later is mostly about the one request."""
-INWARD = " > "
-ENOUGH = 3
+_INWARD = " > "
+_ENOUGH = 3
 """Samples of which it means something that all of them lie below an idle loop."""
 
 _TYPE = re.compile(
     r"^(?:[A-Za-z_]\w*\.)*([A-Za-z_]\w*(?:Error|Exception|Exit|Interrupt|Fault"
     r"|Timeout))\b"
 )
-PLAIN = ("AssertionError", "RuntimeError", "ValueError", "Exception")
+_PLAIN = ("AssertionError", "RuntimeError", "ValueError", "Exception")
 """Types of exceptions of which one function may raise several for different reasons."""
 _QUOTED = re.compile(r"\"[^\"\n]*\"|`[^`\n]*`|(?<!\w)'[^'\n]*'(?!\w)")
 _PATH = re.compile(r"(?<!\w)[\w.~-]*(?:/[\w.@+=~-]+)+/?")
@@ -57,7 +57,7 @@ def normalised(message: str) -> str:
     text = " ".join(message.split())
     for pattern in (_QUOTED, _PATH, _HEX, _NUMBERED):
         text = pattern.sub("*", text)
-    text = _SEVERAL.sub("*", " ".join(text.split()[:WORDS]))
+    text = _SEVERAL.sub("*", " ".join(text.split()[:_WORDS]))
     return text.strip(" .:,;").replace("/", " ")
 
 
@@ -68,8 +68,8 @@ def loud_bucket(
     frames: Sequence[str],
     otherwise: str,
 ) -> str:
-    """Of an exception: its type and the top functions; its message where the type says
-    nothing, or there is no traceback.
+    """Make the bucket of an exception: its type and the top functions; its message
+    where the type says nothing, or there is no traceback.
 
     Args:
         causes: lines that say why, the one that matters first.
@@ -79,17 +79,20 @@ def loud_bucket(
     cause = causes[0] if causes else otherwise
     cause = cause.strip()
     typed = _TYPE.match(cause)
-    top = [name for name in frames if not name.startswith("<")][:TOP_FRAMES]
+    top = [name for name in frames if not name.startswith("<")][:_TOP_FRAMES]
     what = normalised(cause) or "no cause"
     if typed and top:
-        said = normalised(cause[typed.end() :]) if typed[1] in PLAIN else ""
+        said = normalised(cause[typed.end() :]) if typed[1] in _PLAIN else ""
         what = f"{typed[1]}: {said}" if said else typed[1]
-    return "/".join([engine, str(kind), what, *([" < ".join(top)] if top else [])])
+    parts = [engine, str(kind), what]
+    if top:
+        parts.append(" < ".join(top))
+    return "/".join(parts)
 
 
 def hang_bucket(engine: str, path: Sequence[str]) -> str:
     """``path``: functions of the engine, outermost first; (): no stack was seen."""
-    return "/".join([engine, str(FindingClass.HANG), INWARD.join(path)])
+    return "/".join([engine, str(FindingClass.HANG), _INWARD.join(path)])
 
 
 def silent_bucket(kind: FindingClass, what: str) -> str:
@@ -107,12 +110,13 @@ def alike(one: str, other: str) -> bool:
     a, b = (text.split("/", 2) for text in (one, other))
     if len(a) != 3 or len(b) != 3 or a[:2] != b[:2] or a[1] != FindingClass.HANG:
         return False
+    # Stacks are samples: one look goes deeper than another.
     shorter, longer = sorted((_path(a[2]), _path(b[2])), key=len)
     return longer[: len(shorter)] == shorter
 
 
 def _path(text: str) -> list[str]:
-    return text.split(INWARD) if text else []
+    return text.split(_INWARD) if text else []
 
 
 # ---------------------------------------------------------------------- stacks
@@ -124,7 +128,7 @@ def hang_path(
     engine: str,
     idle_loops: Iterable[str] = (),
 ) -> list[str]:
-    """Where a hanging engine stands: functions of the engine, outermost first.
+    """Return where a hanging engine is stuck: functions of the engine, outermost first.
 
     The thread is the one that runs in most samples; if none runs in half of them, the
     engine waits, and its main thread says where. Of its stacks only what all samples
@@ -136,40 +140,49 @@ def hang_path(
         samples: further looks at the same process.
         idle_loops: functions that turn round while there is nothing to do.
     """
-    looks = [sample.threads for sample in samples if sample.threads] or (
-        [list(stack)] if stack else []
-    )
-    if not looks:
-        return []
+    looks = [sample.threads for sample in samples if sample.threads]
+    if not looks and stack:
+        looks = [list(stack)]
     by_thread: dict[str, list[ThreadStack]] = {}
-    for thread in (thread for threads in looks for thread in threads):
-        if any(_of(engine, frame) for frame in thread.frames):
-            by_thread.setdefault(thread.name, []).append(thread)
+    for threads in looks:
+        for thread in threads:
+            if any(_of(engine, frame) for frame in thread.frames):
+                by_thread.setdefault(thread.name, []).append(thread)
+
     if not by_thread:
         return []
+
     busiest = max(by_thread, key=lambda name: _busy(by_thread[name]))
     if _busy(by_thread[busiest]) < len(looks):
+        # None runs in half of the samples: the main thread says what is waited for.
         busiest = min(by_thread, key=lambda name: (name != "MainThread", name))
     paths = [_engine_path(frames, engine) for frames in _whole(by_thread[busiest])]
     shared = list(commonprefix([path for path in paths if path]))  # noqa: RUF071 - of lists
-    idle = next((i for i, name in enumerate(shared) if name in set(idle_loops)), None)
-    # Where it turned just then says nothing.
-    if idle is not None and len(paths) < ENOUGH:
-        return shared[: idle + 1]
+    if len(paths) < _ENOUGH:
+        # Where an idle loop turned just then says nothing.
+        idle = set(idle_loops)
+        for place, name in enumerate(shared):
+            if name in idle:
+                return shared[: place + 1]
+
     return shared
 
 
 def _busy(thread: Sequence[ThreadStack]) -> int:
     """Two for each sample in which it runs with the interpreter's lock."""
-    return sum(bool(one.active) + bool(one.owns_gil) for one in thread)
+    return sum(bool(sample.active) + bool(sample.owns_gil) for sample in thread)
 
 
 def _whole(thread: Sequence[ThreadStack]) -> list[list[Frame]]:
     """Its samples, outermost first, that begin as most of them do: others are torn."""
-    inward = [list(reversed(one.frames)) for one in thread if one.frames]
-    roots = Counter((frames[0].function, frames[0].file) for frames in inward)
-    root = max(roots, key=lambda one: roots[one])
-    return [frames for frames in inward if (frames[0].function, frames[0].file) == root]
+    inward = [list(reversed(sample.frames)) for sample in thread if sample.frames]
+    roots = Counter(_root(frames) for frames in inward)
+    root = max(roots, key=lambda root: roots[root])
+    return [frames for frames in inward if _root(frames) == root]
+
+
+def _root(inward: Sequence[Frame]) -> tuple[str, str]:
+    return inward[0].function, inward[0].file
 
 
 def _of(engine: str, frame: Frame) -> bool:
@@ -180,23 +193,32 @@ def _engine_path(inward: Sequence[Frame], engine: str) -> list[str]:
     """Outermost first: the engine's functions below the innermost root that has some,
     down to the first frame of a library; without comprehensions and lambdas."""
     frames = [f for f in inward if not f.file.endswith(_WRAPPERS)]
-    roots = [i for i, f in enumerate(frames) if any(mark in f.file for mark in _ROOTS)]
-    start = next(
-        (i for i in reversed(roots) if any(_of(engine, f) for f in frames[i:])), 0
-    )
     path: list[str] = []
-    for frame in frames[start:]:
-        if _of(engine, frame):
-            path += [] if frame.name.startswith("<") else [frame.name]
-        elif path:
-            break
+    for frame in frames[_start(frames, engine) :]:
+        if not _of(engine, frame):
+            if path:
+                break
+        elif not frame.name.startswith("<"):
+            path.append(frame.name)
+
     return path
+
+
+def _start(frames: Sequence[Frame], engine: str) -> int:
+    """The place of the innermost root with a function of the engine below it."""
+    below = False
+    for place in reversed(range(len(frames))):
+        below = below or _of(engine, frames[place])
+        is_root = any(mark in frames[place].file for mark in _ROOTS)
+        if is_root and below:
+            return place
+    return 0
 
 
 # --------------------------------------------------------------- what an oracle reports
 
 
-class Judged(Record):
+class OracleReport(Record):
     """Sightings, what was seen and is none, and what could not be judged."""
 
     sightings: Annotated[list[Sighting], Field(description="worst class first")] = []
@@ -209,7 +231,7 @@ class Judged(Record):
     ] = []
 
     @classmethod
-    def of(cls, parts: Iterable[Judged]) -> Self:
+    def of(cls, parts: Iterable[OracleReport]) -> Self:
         """All of ``parts`` in one."""
         sightings: list[Sighting] = []
         counted: dict[str, int] = {}
@@ -221,6 +243,7 @@ class Judged(Record):
             untestable += part.untestable
             for what, number in part.counted.items():
                 counted[what] = counted.get(what, 0) + number
+
         sightings.sort(key=lambda sighting: sighting.finding_class.place)
         return cls(
             sightings=sightings,
@@ -255,6 +278,20 @@ def sighting(
 
 GENERATES = (CHAT, COMPLETIONS)
 _ANY_STREAM = ("stream", "stream_options")
+_ASKED = {
+    "method",
+    "path",
+    "query",
+    "headers",
+    "model",
+    "messages",
+    "prompt",
+    "parameters",
+    "body",
+    "data",
+    "form",
+}
+"""Fields of an operation that say what is asked for."""
 
 
 @dataclass(frozen=True)
@@ -279,20 +316,30 @@ class Sent:
     @property
     def n(self) -> int:
         """Answers asked for."""
-        wanted = [self.parameter("n", 1), self.parameter("best_of", 1)]
-        given = (
-            self.parameter("prompt", []) if self.op.prompt is None else self.op.prompt
-        )
-        prompts = given if isinstance(given, list) else []
-        several = len(prompts) if any(not isinstance(p, int) for p in prompts) else 1
-        return max([1, *(w for w in wanted if isinstance(w, int))]) * several
+        most = 1
+        for name in ("n", "best_of"):
+            wanted = self.parameter(name, 1)
+            if isinstance(wanted, int):
+                most = max(most, wanted)
+        return most * self._prompts
+
+    @property
+    def _prompts(self) -> int:
+        """Prompts of a completion: a list of numbers is one, of tokens."""
+        prompt = self.op.prompt
+        if prompt is None:
+            prompt = self.parameter("prompt", [])
+        if not isinstance(prompt, list):
+            return 1
+        return 1 if all(isinstance(part, int) for part in prompt) else len(prompt)
 
     @property
     def limit(self) -> int | None:
         """Most tokens asked for, of each answer; None: not told."""
         for name in ("max_completion_tokens", "max_tokens"):
-            if type(found := self.op.parameters.get(name)) is int and found > 0:
-                return found
+            given = self.op.parameters.get(name)
+            if type(given) is int and given > 0:
+                return given
         return None
 
     @property
@@ -304,25 +351,10 @@ class Sent:
         """All that is asked for, but for whether it streams; equal texts ask for the
         same."""
         op = self.op.model_dump(
-            mode="json",
-            include={
-                "method",
-                "path",
-                "query",
-                "headers",
-                "model",
-                "messages",
-                "prompt",
-            }
-            | {"parameters", "body", "data", "form"},
-            exclude_none=True,
-            warnings=False,
+            mode="json", include=_ASKED, exclude_none=True, warnings=False
         )
-        op["parameters"] = {
-            name: value
-            for name, value in op["parameters"].items()
-            if name not in _ANY_STREAM
-        }
+        for name in _ANY_STREAM:
+            op["parameters"].pop(name, None)
         return json.dumps(op, sort_keys=True)
 
     def parameter(self, name: str, otherwise: Any = None) -> Any:
@@ -335,7 +367,8 @@ def sent_of(case: Case, played: Played) -> list[Sent]:
     """In the order in which they were sent; their bodies taken apart, as far as they
     can be."""
     records = {record.label: record for record in reversed(played.evidence.requests)}
-    sent = [
-        Sent(opened(op), records[op.id]) for op in case.operations if op.id in records
-    ]
-    return sorted(sent, key=lambda one: one.begin)
+    requests: list[Sent] = []
+    for op in case.operations:
+        if op.id in records:
+            requests.append(Sent(opened(op), records[op.id]))
+    return sorted(requests, key=lambda sent: sent.begin)

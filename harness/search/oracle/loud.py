@@ -12,18 +12,18 @@ import json
 import re
 import signal
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from mmrepro.base.records import FindingClass
 from mmrepro.engines import Engine
 from mmrepro.failure.documents.replay import Sighting
 from mmrepro.failure.signature.answers import grade
 from mmrepro.failure.signature.coherence import sent_by_others
-from mmrepro.probes.data import StacksData
+from mmrepro.probes.data import StackSample, StacksData
 from mmrepro.runs.play.observing import CANARY_AFTER, CANARY_BEFORE
 from mmrepro.search.oracle import beyond
 from mmrepro.search.oracle.judged import (
-    Judged,
+    OracleReport,
     Sent,
     hang_bucket,
     hang_path,
@@ -60,7 +60,7 @@ GRAMMARS = (
     "json_schema",
 )
 """Parameters with which an answer follows a grammar, and ends where that does."""
-OWN_WORDS = (
+_OWN_WORDS = (
     "the stream ended without [DONE]",
     "not a chat completion",
     "a broken stream",
@@ -68,18 +68,21 @@ OWN_WORDS = (
 """Errors that our client words: broken forms, which the protocol's oracle judges."""
 
 
-def start_failure(played: Played, engine: Engine) -> Judged:
+def start_failure(played: Played, engine: Engine) -> OracleReport:
     """The server did not become ready."""
     if played.state is not PlayState.START_FAILED:
-        return Judged()
+        return OracleReport()
+    # Another process took the port between the choice and the start.
     if any(_PORT.search(cause) for cause in played.causes):
-        return Judged(
+        return OracleReport(
             unseen=["The server found its port taken: its start says nothing."]
         )
-    if what := beyond.limit_of([*played.causes, played.said], played.device):
-        return Judged(untestable=[beyond.sentence(what, "the server's start")])
+
+    limit = beyond.limit_of([*played.causes, played.said], played.device)
+    if limit:
+        return OracleReport(untestable=[beyond.sentence(limit, "the server's start")])
     kind = FindingClass.START_FAILURE
-    return Judged.found(
+    return OracleReport.found(
         kind,
         loud_bucket(engine.name, kind, played.causes, played.frames, played.said),
         _because("The server did not start", played),
@@ -87,26 +90,33 @@ def start_failure(played: Played, engine: Engine) -> Judged:
     )
 
 
-def death(case: Case, played: Played, engine: Engine) -> Judged:
+def death(case: Case, played: Played, engine: Engine) -> OracleReport:
     """The server ended, and nobody sent it a signal."""
     if played.state is not PlayState.DIED:
-        return Judged()
+        return OracleReport()
     sent_it = sent_by_others(played.exit_code, played.evidence, engine.ends_itself)
+    # A kernel without memory and a person kill alike.
     if sent_it is not None and not played.ends_itself:
         name = signal.Signals(sent_it).name
-        told = (
+        said = (
             f"{name} ended the server: somebody sent it, or a kernel that is out of "
-            "memory."
+            "memory. That it died tells nothing of the requests."
         )
-        return Judged(unseen=[f"{told} That it died tells nothing of the requests."])
+        return OracleReport(unseen=[said])
+
     # Operations that were on their way when the server died.
-    sent = (one for one in sent_of(case, played) if not one.record.left)
-    lost = [one.op.id for one in sent if _DEAD.search(_failure(one.record))]
-    if what := beyond.limit_of(played.causes, played.device, played.exit_code):
-        return Judged(untestable=[beyond.sentence(what, _whose(played.stuck or lost))])
+    lost: list[str] = []
+    for sent in sent_of(case, played):
+        if not sent.record.left and _DEAD.search(_failure(sent.record)):
+            lost.append(sent.op.id)
+    limit = beyond.limit_of(played.causes, played.device, played.exit_code)
+    if limit:
+        return OracleReport(
+            untestable=[beyond.sentence(limit, _whose(played.stuck or lost))]
+        )
     kind = FindingClass.DEATH
     ended = _ended(played.exit_code)
-    return Judged.found(
+    return OracleReport.found(
         kind,
         loud_bucket(engine.name, kind, played.causes, played.frames, ended),
         _because(f"The server ended ({ended})", played),
@@ -115,18 +125,18 @@ def death(case: Case, played: Played, engine: Engine) -> Judged:
     )
 
 
-def hang(played: Played, engine: Engine) -> Judged:
+def hang(played: Played, engine: Engine) -> OracleReport:
     """A request has no answer, and nothing moves."""
     if played.state is not PlayState.HUNG:
-        return Judged()
-    looks = [
-        sample
-        for _, data in played.evidence.results(StacksData, "check", "trigger")
-        for sample in data.samples
-    ]
+        return OracleReport()
+    looks: list[StackSample] = []
+    for _, data in played.evidence.results(StacksData, "check", "trigger"):
+        looks += data.samples
     path = hang_path(played.stack, looks, engine.name, engine.idle_loops)
     where = f", inside {path[-1]}" if path else ""
-    waiting = f"{len(played.stuck)} request{'s' if len(played.stuck) != 1 else ''}"
+    waiting = f"{len(played.stuck)} requests"
+    if len(played.stuck) == 1:
+        waiting = "1 request"
     deadline = f" after {played.deadline_s:.0f} s" if played.deadline_s else ""
     found = sighting(
         FindingClass.HANG,
@@ -135,27 +145,27 @@ def hang(played: Played, engine: Engine) -> Judged:
         "Every request gets an answer.",
         by=played.stuck,
     )
-    unseen = (
-        [] if path else ["No stack shows where it hangs: hangs are not told apart."]
-    )
-    return Judged(sightings=[found], unseen=unseen)
+    unseen: list[str] = []
+    if not path:
+        unseen.append("No stack shows where it hangs: hangs are not told apart.")
+    return OracleReport(sightings=[found], unseen=unseen)
 
 
-def failing(case: Case, played: Played, engine: Engine) -> Judged:
+def failing(case: Case, played: Played, engine: Engine) -> OracleReport:
     """The canary, answered before the traffic, fails after it, on a server that
     lives."""
     after = _failed_canary(played)
     ended = "" if after is not None else _loop_ended(played)
     if after is None and not ended:
-        return Judged()
-    lost = _failed_for_good(case, played)
-    if what := beyond.limit_of(played.causes, played.device):
-        return Judged(
-            untestable=[beyond.sentence(what, _whose([one.op.id for one in lost]))]
-        )
-    if after and not lost and not any(one.record.left for one in sent_of(case, played)):
+        return OracleReport()
+    lost = [sent.op.id for sent in _failed_for_good(case, played)]
+    limit = beyond.limit_of(played.causes, played.device)
+    if limit:
+        return OracleReport(untestable=[beyond.sentence(limit, _whose(lost))])
+    left = any(sent.record.left for sent in sent_of(case, played))
+    if after and not lost and not left:
         # Each request was answered: one that fails is no server that fails for good.
-        return Judged.found(
+        return OracleReport.found(
             FindingClass.SERVER_ERROR,
             _bucket(engine, None, after),
             (
@@ -164,9 +174,10 @@ def failing(case: Case, played: Played, engine: Engine) -> Judged:
             ),
             "An answer, as before the traffic.",
         )
+
     kind = FindingClass.FAILING
     if after is None:
-        return Judged.found(
+        return OracleReport.found(
             kind,
             loud_bucket(engine.name, kind, [ended], played.frames, ""),
             (
@@ -174,11 +185,12 @@ def failing(case: Case, played: Played, engine: Engine) -> Judged:
                 f"{ended[:200]}"
             ),
             "What was answered once is answered again.",
-            by=[one.op.id for one in lost],
+            by=lost,
         )
+
     since = f", as the {len(lost)} requests before it were" if len(lost) > 1 else ""
     cause = f": {played.causes[0][:200]}" if played.causes else ""
-    return Judged.found(
+    return OracleReport.found(
         kind,
         loud_bucket(engine.name, kind, played.causes, played.frames, _failure(after)),
         (
@@ -186,7 +198,7 @@ def failing(case: Case, played: Played, engine: Engine) -> Judged:
             f"{_told(after)}{since}{cause}"
         ),
         "What was answered once is answered again.",
-        by=[one.op.id for one in lost],
+        by=lost,
     )
 
 
@@ -215,72 +227,94 @@ def _failed_canary(played: Played) -> RequestRecord | None:
 def _failed_for_good(case: Case, played: Played) -> list[Sent]:
     """The last requests, all of which failed: those that ended after the last one that
     did not."""
-    sent = [one for one in sent_of(case, played) if not one.record.left]
-    sound = [
-        one.end for one in sent if _no_failure(one.record) or not _failure(one.record)
-    ]
-    return [one for one in sent if one.end > max(sound, default=0.0)]
+    requests = [sent for sent in sent_of(case, played) if not sent.record.left]
+    last_sound = 0.0
+    for sent in requests:
+        if _no_failure(sent.record) or not _failure(sent.record):
+            last_sound = max(last_sound, sent.end)
+    return [sent for sent in requests if sent.end > last_sound]
 
 
-def server_errors(case: Case, played: Played, engine: Engine) -> Judged:
+def server_errors(case: Case, played: Played, engine: Engine) -> OracleReport:
     """Answers of 500 and above, and connections that a living server broke."""
-    found: dict[str, list[Sent]] = {}
+    by_bucket: dict[str, list[Sent]] = {}
     counted: Counter[str] = Counter()
     lost: list[str] = []
     untestable: list[str] = []
     if _failed_canary(played) or _loop_ended(played):
-        lost = [one.op.id for one in _failed_for_good(case, played)]
-    for one in sent_of(case, played):
-        record = one.record
+        lost = [sent.op.id for sent in _failed_for_good(case, played)]
+    for sent in sent_of(case, played):
+        record = sent.record
         if record.left or record.timed_out:
             continue
-        if what := _no_failure(record):
+        what = _no_failure(record)
+        if what:
             counted[what] += 1
-            if limit := beyond.limit_of([record.error], played.device):
-                untestable.append(beyond.sentence(limit, one.op.id))
-        elif words := _failure(record):
-            if played.state is PlayState.DIED and _DEAD.search(words):
-                counted["answers lost when the server died"] += 1
-            elif one.op.id in lost:
-                counted["answers lost since the server fails every request"] += 1
-            elif what := _beyond(record, words, played):
-                untestable.append(beyond.sentence(what, one.op.id))
-            else:
-                found.setdefault(_bucket(engine, one, record), []).append(one)
-    return Judged(
-        sightings=list(_sightings(found)), counted=dict(counted), untestable=untestable
+            limit = beyond.limit_of([record.error], played.device)
+            if limit:
+                untestable.append(beyond.sentence(limit, sent.op.id))
+            continue
+
+        words = _failure(record)
+        if not words:
+            continue
+        if played.state is PlayState.DIED and _DEAD.search(words):
+            counted["answers lost when the server died"] += 1
+            continue
+        if sent.op.id in lost:
+            counted["answers lost since the server fails every request"] += 1
+            continue
+        limit = _beyond(record, words, played)
+        if limit:
+            untestable.append(beyond.sentence(limit, sent.op.id))
+        else:
+            bucket = _bucket(engine, sent, record)
+            by_bucket.setdefault(bucket, []).append(sent)
+
+    return OracleReport(
+        sightings=list(_sightings(by_bucket)),
+        counted=dict(counted),
+        untestable=untestable,
     )
 
 
 def _beyond(record: RequestRecord, words: str, played: Played) -> str:
     """What this machine cannot do, by the answer; by the log's first exception where
     the answer says nothing."""
-    silent = record.error == "" or bool(_OPAQUE.search(words))
-    return beyond.limit_of(
-        [record.error, *(played.causes[:1] if silent else [])], played.device
-    )
+    lines = [record.error]
+    if record.error == "" or _OPAQUE.search(words):
+        lines += played.causes[:1]
+    return beyond.limit_of(lines, played.device)
 
 
-def _sightings(found: dict[str, list[Sent]]) -> Iterator[Sighting]:
-    for bucket, sent in found.items():
-        first = sent[0].record
-        more = f", and {len(sent) - 1} more" if len(sent) > 1 else ""
+def _sightings(by_bucket: Mapping[str, Sequence[Sent]]) -> Iterator[Sighting]:
+    for bucket, requests in by_bucket.items():
+        first = requests[0].record
+        more = f", and {len(requests) - 1} more" if len(requests) > 1 else ""
         yield sighting(
             FindingClass.SERVER_ERROR,
             bucket,
-            f"{sent[0].op.id}{more}: {_told(first)}.",
+            f"{requests[0].op.id}{more}: {_told(first)}.",
             "An answer, or a refusal that says what is wrong with the request.",
-            by=[one.op.id for one in sent],
+            by=[sent.op.id for sent in requests],
         )
 
 
-def _bucket(engine: Engine, one: Sent | None, record: RequestRecord) -> str:
+def _bucket(engine: Engine, sent: Sent | None, record: RequestRecord) -> str:
     """Of the answer alone: which exception of the log belongs to it is not known. A
     stream tells the status inside. Where it says nothing, a request with a grammar
     fails for something else than one without."""
-    words, status = _failure(record), error_code(record) or record.status or "no answer"
-    if one and _OPAQUE.search(words) and any(one.parameter(name) for name in GRAMMARS):
+    words, status = (
+        _failure(record),
+        _error_code(record) or record.status or "no answer",
+    )
+    if (
+        sent
+        and _OPAQUE.search(words)
+        and any(sent.parameter(name) for name in GRAMMARS)
+    ):
         words += ", with a grammar"
+
     return "/".join([engine.name, str(FindingClass.SERVER_ERROR), str(status), words])
 
 
@@ -302,7 +336,7 @@ def _no_failure(record: RequestRecord) -> str:
         return f"answers of {record.status}: no such endpoint"
     if record.status is not None and 400 <= record.status < 500:
         return "requests refused"
-    code = error_code(record)
+    code = _error_code(record)
     if record.error and code is not None and code < 500:
         return "requests refused"
     if record.finish_reason in ("error", "abort") and grade(record).explained:
@@ -313,9 +347,10 @@ def _no_failure(record: RequestRecord) -> str:
 def _failure(record: RequestRecord) -> str:
     """The normalised words of a server's failure; "": it is none."""
     if record.error:
-        if record.error.startswith(OWN_WORDS):
+        if record.error.startswith(_OWN_WORDS):
             return ""
         return normalised(error_words(record)) or "no words"
+
     if record.status is not None and record.status >= 500:
         return "no words"
     if record.finish_reason in ("error", "abort"):
@@ -333,13 +368,14 @@ def error_object(record: RequestRecord) -> dict[str, object] | None:
             body = ast.literal_eval(record.error)
         except (ValueError, SyntaxError, MemoryError, RecursionError):
             return None
+
     if not isinstance(body, dict):
         return None
     inner = body.get("error")
     return inner if isinstance(inner, dict) else body
 
 
-def error_code(record: RequestRecord) -> int | None:
+def _error_code(record: RequestRecord) -> int | None:
     """The status that an error inside a stream names."""
     error = error_object(record) or {}
     code = error.get("code")

@@ -22,29 +22,29 @@ are 1/16 apart, and each of the two tokens' logits may be off by a step or two i
 play."""
 FLOOR_EXACT = 0.002
 """Nats; float32 on both sides: sums of some hundred products in another order."""
-OUTLIER, OTHERS = 0.05, 8
+OUTLIER, _OTHERS = 0.05, 8
 """Nats by which no order of float32 sums moves odds, where so many answers at least are
 there and most of them moved by less than ``FLOOR_EXACT``."""
-TAIL, TIMES = 99, 3.0
+_TAIL, _TIMES = 99, 3.0
 """The bound is so many times that percentile of what is seen where the answers
 agree."""
-LEAST_SEEN = 50
+_LEAST_SEEN = 50
 """Readings of the odds that a percentile wants."""
-CEILING = 2.0
+_CEILING = 2.0
 """Nats. Where that much is noise (odds moved sevenfold), answers are not worth
 comparing."""
-FORBIDDEN = -1000.0
+_FORBIDDEN = -1000.0
 """A logprob below it is no number that was computed: softmax ends at -104 in float32. A
 mask stood there (a grammar, ``min_tokens``), which vLLM writes as -9999 and SGLang as
 -inf."""
-HIDDEN = ("", "\ufffd")
+HIDDEN = frozenset(("", "\ufffd"))
 """Bytes of a character that is not whole: other tokens are spelled the same."""
-WINDOW = 4
+_WINDOW = 4
 """Tokens before and behind a place that was found by text alone: a character has up to
 four."""
 
 
-class Verdict(StrEnum):
+class TieVerdict(StrEnum):
     SAME = "same"
     NEAR_TIE = "near-tie"
     DIFFERS = "differs"
@@ -99,15 +99,17 @@ class Token:
         likeliest: at least that; None: it cannot be told."""
         if not self.others or other.hidden or self._overwritten:
             return None
-        told = [logprob for text, logprob in self.others if text == other.text]
-        return self.logprob - max(told or [min(logprob for _, logprob in self.others)])
+        logprobs = [logprob for text, logprob in self.others if text == other.text]
+        return self.logprob - max(
+            logprobs or [min(logprob for _, logprob in self.others)]
+        )
 
     def passed_over(self, other: Token) -> float:
         """By how much ``other`` was likelier, as far as that is told; 0: it was not."""
-        told = [logprob for text, logprob in self.others if text == other.text]
+        logprobs = [logprob for text, logprob in self.others if text == other.text]
         return (
-            max(0.0, told[0] - self.logprob)
-            if len(told) == 1 and not other.hidden
+            max(0.0, logprobs[0] - self.logprob)
+            if len(logprobs) == 1 and not other.hidden
             else 0.0
         )
 
@@ -116,9 +118,9 @@ class Token:
         told."""
         odds = self.odds(other)
         return (
-            self.logprob > FORBIDDEN
+            self.logprob > _FORBIDDEN
             and odds is not None
-            and self.logprob - odds < FORBIDDEN
+            and self.logprob - odds < _FORBIDDEN
         )
 
     @property
@@ -141,7 +143,7 @@ class Token:
 
 
 @dataclass(frozen=True)
-class Answer:
+class TokenAnswer:
     """What one choice of an answer holds. ``whole``: its end was seen, and nothing was
     cut off."""
 
@@ -150,7 +152,7 @@ class Answer:
     whole: bool = True
 
     @classmethod
-    def of(cls, choice: ChoiceSeen, *, whole: bool = True) -> Answer:
+    def of(cls, choice: ChoiceSeen, *, whole: bool = True) -> TokenAnswer:
         count = len(choice.tokens)
         top = [*choice.top, *([[]] * (count - len(choice.top)))]
         ids = choice.token_ids if len(choice.token_ids) == count else [None] * count
@@ -167,30 +169,25 @@ class Compared:
 
     Attributes:
         alike: tokens (without logprobs: characters) before the first difference.
-        moved: nats by which the odds of the two tokens moved there; None: it cannot be
-            told.
+        moved: nats by which the odds of the two tokens moved there; None: undecided.
     """
 
-    verdict: Verdict
+    verdict: TieVerdict
     alike: int = 0
     moved: float | None = None
     said: str = ""
 
 
-def answers(record: RequestRecord) -> list[Answer]:
+def answers(record: RequestRecord) -> list[TokenAnswer]:
     """The choices of ``record``, in order; [] if there is none."""
-    return [
-        Answer.of(
-            choice,
-            whole=record.answered
-            and len(choice.text) < TEXT_LIMIT
-            and len(choice.tokens) < MAX_LOGPROBS,
-        )
-        for choice in record.choices
-    ]
+    given: list[TokenAnswer] = []
+    for choice in record.choices:
+        cut = len(choice.text) >= TEXT_LIMIT or len(choice.tokens) >= MAX_LOGPROBS
+        given.append(TokenAnswer.of(choice, whole=record.answered and not cut))
+    return given
 
 
-def drift(one: Answer, other: Answer) -> Iterator[float]:
+def drift(one: TokenAnswer, other: TokenAnswer) -> Iterator[float]:
     """How far the odds of any two tokens moved from ``one`` to ``other``, where they
     agree."""
     for a, b in zip(one.tokens, other.tokens, strict=False):
@@ -210,7 +207,7 @@ def outliers(drifts: Sequence[float]) -> set[int]:
         drifts: of each answer how far its odds moved at most; both plays ran in
             float32.
     """
-    if len(drifts) < OTHERS or median(drifts) > FLOOR_EXACT:
+    if len(drifts) < _OTHERS or median(drifts) > FLOOR_EXACT:
         return set()
     return {place for place, moved in enumerate(drifts) if moved > OUTLIER}
 
@@ -224,15 +221,15 @@ def bound_of(drifts: Iterable[float], *, exact: bool = False) -> float | None:
     """
     floor = FLOOR_EXACT if exact else FLOOR_ROUNDED
     seen = list(drifts)
-    if len(seen) < LEAST_SEEN:
+    if len(seen) < _LEAST_SEEN:
         return floor
-    bound = max(floor, TIMES * quantiles(seen, n=100)[TAIL - 1])
-    return bound if bound < CEILING else None
+    bound = max(floor, _TIMES * quantiles(seen, n=100)[_TAIL - 1])
+    return bound if bound < _CEILING else None
 
 
 def compare(
-    one: Answer,
-    other: Answer,
+    one: TokenAnswer,
+    other: TokenAnswer,
     bound: float,
     *,
     exact: bool = False,
@@ -255,11 +252,11 @@ def compare(
     if place is not None:
         return _judged(one, other, place, bound, shaped, masked)
     if _same_text(one, other):
-        return Compared(Verdict.SAME, len(one.tokens) or len(one.text))
+        return Compared(TieVerdict.SAME, len(one.tokens) or len(one.text))
     return _by_text(one, other, bound, exact)
 
 
-def _parting(one: Answer, other: Answer) -> int | None:
+def _parting(one: TokenAnswer, other: TokenAnswer) -> int | None:
     """The first place with different tokens; None: there is none in what both tell."""
     for place, (a, b) in enumerate(zip(one.tokens, other.tokens, strict=False)):
         if not a.like(b):
@@ -270,7 +267,7 @@ def _parting(one: Answer, other: Answer) -> int | None:
     return None
 
 
-def _same_text(one: Answer, other: Answer) -> bool:
+def _same_text(one: TokenAnswer, other: TokenAnswer) -> bool:
     if one.whole and other.whole:
         return one.text == other.text
     short, long = sorted((one, other), key=lambda answer: answer.whole)
@@ -278,15 +275,21 @@ def _same_text(one: Answer, other: Answer) -> bool:
 
 
 def _judged(
-    one: Answer, other: Answer, place: int, bound: float, shaped: bool, masked: bool
+    one: TokenAnswer,
+    other: TokenAnswer,
+    place: int,
+    bound: float,
+    shaped: bool,
+    masked: bool,
 ) -> Compared:
     """Two answers whose tokens part at ``place``."""
     before = zip(one.tokens[:place], other.tokens[:place], strict=True)
     for earlier, pair in enumerate(before):
         if why := _parted_unseen(pair, bound, shaped):
             return Compared(
-                Verdict.NEAR_TIE, earlier, None, f"token {earlier + 1} {why}"
+                TieVerdict.NEAR_TIE, earlier, None, f"token {earlier + 1} {why}"
             )
+
     a = one.tokens[place] if place < len(one.tokens) else None
     b = other.tokens[place] if place < len(other.tokens) else None
     moved = _moved(a, b, shaped)
@@ -294,18 +297,21 @@ def _judged(
         moved = max(
             filter(None, (moved, a.passed_over(b), b.passed_over(a))), default=moved
         )
+
     said = f"token {place + 1}: {_named(a)} against {_named(b)}"
     said += _spelled(one, other, (a, b))
     if moved is None:
         return Compared(
-            Verdict.NOT_COMPARABLE, place, None, f"{said}, without logprobs"
+            TieVerdict.NOT_COMPARABLE, place, None, f"{said}, without logprobs"
         )
+
     if a is not None and b is not None and b.forbids(a) != a.forbids(b):
         refused = _named(a if b.forbids(a) else b)
         said += f"; a mask, such as a grammar's, forbids {refused} in the other answer"
     else:
         said += f"; the odds moved by {moved:.3f} nats, noise is below {bound:.3f}"
-    verdict = Verdict.NEAR_TIE if moved < bound else Verdict.DIFFERS
+
+    verdict = TieVerdict.NEAR_TIE if moved < bound else TieVerdict.DIFFERS
     return Compared(verdict, place, moved, said)
 
 
@@ -317,6 +323,7 @@ def _parted_unseen(pair: tuple[Token, Token], bound: float, shaped: bool) -> str
         len(leads) < len(pair) or min(leads) < bound
     ):
         return "is part of a character, and may be another one"
+
     if not shaped and leads and -bound < min(leads) < 0 <= max(leads):
         return "is not the likeliest in one of the plays"  # what follows may be about the other
     return ""
@@ -328,43 +335,47 @@ def _moved(a: Token | None, b: Token | None, shaped: bool) -> float | None:
     Where a play says that it did not take the likeliest token, what counts is how much
     likelier the other one was: then it is the choice that is odd, not the odds."""
     if a is not None and b is not None:
-        told = [a.odds(b), b.odds(a)]
+        moves = [a.odds(b), b.odds(a)]
     else:  # one of them ended there, by a token that need not be shown
         token = a or b
-        told = [token.lead if token else None]
-    known = [odds for odds in told if odds is not None]
+        moves = [token.lead if token else None]
+
+    known = [odds for odds in moves if odds is not None]
     if not known:
         return None
     return abs(sum(known)) if shaped or min(known) >= 0 else max(map(abs, known))
 
 
-def _by_text(one: Answer, other: Answer, bound: float, exact: bool) -> Compared:
+def _by_text(
+    one: TokenAnswer, other: TokenAnswer, bound: float, exact: bool
+) -> Compared:
     """Texts that part, of which at most one comes with tokens that tell where."""
     alike = _alike(one, other)
     said = (
         f"after {alike} characters: {_cut(one.text, alike)} against "
         f"{_cut(other.text, alike)}"
     )
-    told = other if other.tokens else one
-    leads = list(_leads(told, alike))
+    spelled = other if other.tokens else one
+    leads = list(_leads(spelled, alike))
     if leads:
         moved = min(leads)
-        verdict = Verdict.NEAR_TIE if moved < bound else Verdict.DIFFERS
+        verdict = TieVerdict.NEAR_TIE if moved < bound else TieVerdict.DIFFERS
         said += f"; the token there led by {moved:.3f} nats, noise is below {bound:.3f}"
         return Compared(verdict, alike, moved, said)
+
     if exact:
-        return Compared(Verdict.DIFFERS, alike, None, said)
-    return Compared(Verdict.NOT_COMPARABLE, alike, None, f"{said}, without logprobs")
+        return Compared(TieVerdict.DIFFERS, alike, None, said)
+    return Compared(TieVerdict.NOT_COMPARABLE, alike, None, f"{said}, without logprobs")
 
 
-def _alike(one: Answer, other: Answer) -> int:
+def _alike(one: TokenAnswer, other: TokenAnswer) -> int:
     """Characters before the first difference."""
     pairs = zip(one.text, other.text, strict=False)
     ends = min(len(one.text), len(other.text))
     return next((at for at, (a, b) in enumerate(pairs) if a != b), ends)
 
 
-def _leads(answer: Answer, alike: int) -> Iterator[float]:
+def _leads(answer: TokenAnswer, alike: int) -> Iterator[float]:
     """What led by how much around the character ``alike``: of all tokens that may stand
     there."""
     at, first, last = 0, 0, len(answer.tokens) - 1
@@ -376,7 +387,8 @@ def _leads(answer: Answer, alike: int) -> Iterator[float]:
         else:
             last = place
             break
-    for token in answer.tokens[max(0, first - WINDOW) : last + WINDOW + 1]:
+
+    for token in answer.tokens[max(0, first - _WINDOW) : last + _WINDOW + 1]:
         if token.lead is not None:
             yield token.lead
 
@@ -389,7 +401,7 @@ def _unique(top: Sequence[tuple[str, float]]) -> dict[str, float]:
 
 
 def _spelled(
-    one: Answer, other: Answer, tokens: tuple[Token | None, Token | None]
+    one: TokenAnswer, other: TokenAnswer, tokens: tuple[Token | None, Token | None]
 ) -> str:
     """Where the tokens that part are known by their numbers: what the texts say from
     there on."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from typing import Any, Final
 
@@ -45,7 +45,8 @@ EXPECTED: Final = {
     ),
 }
 
-TOKENS: Final = ("allowed_token_ids", "logit_bias", "bad_words")
+_TOKEN_ID: Final = re.compile(r"token_id:(\d{1,9})")
+_TOKENS: Final = ("allowed_token_ids", "logit_bias", "bad_words")
 _GUIDED_UNTIL: Final = Version("0.12")
 """vLLM knows ``guided_json`` and its kind before it; later ones ignore them."""
 _BAD_WORDS_OF_COMPLETIONS: Final = Version("0.32")
@@ -57,15 +58,15 @@ _SHORT_STOP: Final = 2
 has; two characters lie within them however they were tokenized."""
 
 
-def promises(one: Sent, case: Case, engine: Engine) -> Iterator[tuple[str, str]]:
+def promises(sent: Sent, case: Case, engine: Engine) -> Iterator[tuple[str, str]]:
     """Kinds and sentences of what is broken."""
-    if one.parameter("use_beam_search"):
+    if sent.parameter("use_beam_search"):
         return
-    for choice in one.record.choices:
-        name = f"choice {choice.index}: " if one.n > 1 else ""
+    for choice in sent.record.choices:
+        name = f"choice {choice.index}: " if sent.n > 1 else ""
         rules = (_tokens, _stop, _longer, _offsets, _structured, _called)
         for rule in rules:
-            for kind, said in rule(one, choice, case, engine):
+            for kind, said in rule(sent, choice, case, engine):
                 yield kind, name + said
 
 
@@ -73,41 +74,48 @@ def promises(one: Sent, case: Case, engine: Engine) -> Iterator[tuple[str, str]]
 
 
 def ids_of(choice: ChoiceSeen, model: str) -> list[int] | None:
-    """Of its tokens; None: they are not told. A tiny model's follow from the text: a
-    byte each."""
+    """Return the ids of its tokens; None: they are not told. A tiny model's follow from
+    the text: a byte each."""
     if choice.token_ids:
         return choice.token_ids
-    named = [re.fullmatch(r"token_id:(\d{1,9})", token) for token in choice.tokens]
-    if named and all(named):
-        return [int(one[1]) for one in named if one]
-    broken = "\ufffd" in choice.text or len(choice.text) >= TEXT_LIMIT
-    return (
-        None
-        if broken or not choice.text or model not in TINY
-        else [*encoded(model, choice.text)]
-    )
+    numbers: list[int] = []
+    for token in choice.tokens:
+        named = _TOKEN_ID.fullmatch(token)
+        if named:
+            numbers.append(int(named[1]))
+
+    if numbers and len(numbers) == len(choice.tokens):
+        return numbers
+    if not choice.text or model not in TINY:
+        return None
+    # Half a character has lost its bytes, and a long text its end.
+    if "\ufffd" in choice.text or len(choice.text) >= TEXT_LIMIT:
+        return None
+    return [*encoded(model, choice.text)]
 
 
 def _tokens(
-    one: Sent, choice: ChoiceSeen, case: Case, engine: Engine
+    sent: Sent, choice: ChoiceSeen, case: Case, engine: Engine
 ) -> Iterator[tuple[str, str]]:
     ids = ids_of(choice, case.server.model)
-    if ids is None or one.parameter("echo") or engine.name not in ("vllm", "sglang"):
+    if ids is None or sent.parameter("echo") or engine.name not in ("vllm", "sglang"):
         return
     if engine.name == "vllm":
-        allowed = one.parameter("allowed_token_ids")
-        if isinstance(allowed, list) and (
-            others := [t for t in ids if t not in allowed]
-        ):
+        allowed = sent.parameter("allowed_token_ids")
+        others: list[int] = []
+        if isinstance(allowed, list):
+            others = [token for token in ids if token not in allowed]
+        if others:
             yield "allowed-token-ids", f"token {others[0]} is none of allowed_token_ids"
-        yield from _bad_words(one, ids, case)
-    yield from _bias(one, ids)
+        yield from _bad_words(sent, ids, case)
+
+    yield from _bias(sent, ids)
 
 
-def _bad_words(one: Sent, ids: list[int], case: Case) -> Iterator[tuple[str, str]]:
-    words = one.parameter("bad_words")
+def _bad_words(sent: Sent, ids: list[int], case: Case) -> Iterator[tuple[str, str]]:
+    words = sent.parameter("bad_words")
     old = Version(case.server.release) < _BAD_WORDS_OF_COMPLETIONS
-    if not isinstance(words, list) or (one.op.path != CHAT and old):
+    if not isinstance(words, list) or (sent.op.path != CHAT and old):
         return
     for word in words:
         # As vLLM takes it apart (sampling_params.py, update_from_tokenizer), without
@@ -131,38 +139,36 @@ def encoded(model: str, text: str) -> tuple[int, ...]:
         return ()
 
 
-def _bias(one: Sent, ids: list[int]) -> Iterator[tuple[str, str]]:
-    given = one.parameter("logit_bias")
-    others = (
-        "allowed_token_ids",
-        "bad_words",
-        "min_tokens",
-        *GRAMMARS,
-        *_PENALTIES,
-        "tools",
-    )
-    if not isinstance(given, dict) or any(one.parameter(name) for name in others):
+def _bias(sent: Sent, ids: list[int]) -> Iterator[tuple[str, str]]:
+    given = sent.parameter("logit_bias")
+    if not isinstance(given, dict) or any(map(sent.parameter, _BESIDE_BIAS)):
         return
-    bias = {
-        int(t): float(b) for t, b in given.items() if str(t).isdigit() and _is_number(b)
-    }
+    bias: dict[int, float] = {}
+    for token, value in given.items():
+        if str(token).isdigit() and _is_number(value):
+            bias[int(token)] = float(value)
     banned = [token for token in ids if bias.get(token, 0.0) <= -_FORCED]
     if banned:
-        yield (
-            "logit-bias",
-            f"token {banned[0]} is drawn, with a bias of {bias[banned[0]]:g}",
-        )
+        least = bias[banned[0]]
+        yield "logit-bias", f"token {banned[0]} is drawn, with a bias of {least:g}"
     forced = {token for token, value in bias.items() if value >= _FORCED}
     free = [token for token in ids if token not in forced]
     if forced and free:
-        value = max(bias.values())
-        yield (
-            "logit-bias",
-            f"token {free[0]} is drawn, and another has a bias of {value:g}",
-        )
+        most = max(bias.values())
+        said = f"token {free[0]} is drawn, and another has a bias of {most:g}"
+        yield "logit-bias", said
 
 
 _PENALTIES: Final = ("frequency_penalty", "presence_penalty", "repetition_penalty")
+_BESIDE_BIAS: Final = (
+    "allowed_token_ids",
+    "bad_words",
+    "min_tokens",
+    *GRAMMARS,
+    *_PENALTIES,
+    "tools",
+)
+"""Parameters beside which a bias alone does not decide what is drawn."""
 
 
 def _is_number(value: object) -> bool:
@@ -173,121 +179,125 @@ def _is_number(value: object) -> bool:
 
 
 def _stop(
-    one: Sent, choice: ChoiceSeen, case: Case, engine: Engine
+    sent: Sent, choice: ChoiceSeen, case: Case, engine: Engine
 ) -> Iterator[tuple[str, str]]:
-    given = one.parameter("stop")
-    words = (
-        [given] if isinstance(given, str) else given if isinstance(given, list) else []
-    )
     kept = ("include_stop_str_in_output", "no_stop_trim", "min_tokens", "echo")
-    if engine.name not in ("vllm", "sglang") or any(
-        one.parameter(name) for name in kept
-    ):
+    if engine.name not in ("vllm", "sglang") or any(map(sent.parameter, kept)):
         return
-    if engine.name == "sglang":  # at the longest answer it looks for no stop word
-        words = [w for w in words if isinstance(w, str) and len(w) <= _SHORT_STOP]
-        words = words if choice.finish_reason == "stop" else []
+    words = _stop_words(sent)
+    if engine.name == "sglang":
+        # At the longest answer it looks for no stop word.
+        if choice.finish_reason != "stop":
+            return
+        words = [word for word in words if len(word) <= _SHORT_STOP]
+
     for word in words:
-        if isinstance(word, str) and word and word in choice.text:
-            yield (
-                "stop-text",
-                f"the stop word {word!r} is in the text {choice.text[:60]!r}",
-            )
+        if word in choice.text:
+            said = f"the stop word {word!r} is in the text {choice.text[:60]!r}"
+            yield "stop-text", said
             return
 
 
+def _stop_words(sent: Sent) -> list[str]:
+    given = sent.parameter("stop")
+    if isinstance(given, str):
+        given = [given]
+    if not isinstance(given, list):
+        return []
+    return [word for word in given if isinstance(word, str) and word]
+
+
 def _longer(
-    one: Sent, choice: ChoiceSeen, case: Case, engine: Engine
+    sent: Sent, choice: ChoiceSeen, case: Case, engine: Engine
 ) -> Iterator[tuple[str, str]]:
-    told = len(choice.token_ids)
-    if one.limit is not None and told > one.limit and not one.parameter("echo"):
-        yield "max-tokens", f"{told} tokens, and at most {one.limit} were asked for"
+    count = len(choice.token_ids)
+    if sent.limit is not None and count > sent.limit and not sent.parameter("echo"):
+        yield "max-tokens", f"{count} tokens, and at most {sent.limit} were asked for"
 
 
 def _offsets(
-    one: Sent, choice: ChoiceSeen, case: Case, engine: Engine
+    sent: Sent, choice: ChoiceSeen, case: Case, engine: Engine
 ) -> Iterator[tuple[str, str]]:
     """Of a text that its tokens make up whole; a stream that holds text back for a stop
     word tells its offsets by what it has sent."""
     offsets, tokens = choice.text_offsets, choice.tokens
-    if engine.name != "vllm" or not offsets or one.parameter("echo"):
+    if engine.name != "vllm" or not offsets or sent.parameter("echo"):
         return
-    if (one.record.stream and one.parameter("stop")) or len(tokens) >= MAX_LOGPROBS:
+    # Text is held back for a stop word, and the record keeps so many tokens only.
+    if (sent.record.stream and sent.parameter("stop")) or len(tokens) >= MAX_LOGPROBS:
         return
-    if "".join(tokens) != choice.text or any(token in HIDDEN for token in tokens):
+    if "".join(tokens) != choice.text or not HIDDEN.isdisjoint(tokens):
         return
     right = [0]
     for token in tokens[:-1]:
         right.append(right[-1] + len(token))
-    if offsets != right:
-        at = next(
-            (
-                n
-                for n, pair in enumerate(zip(offsets, right, strict=False))
-                if len({*pair}) > 1
-            ),
-            0,
-        )
-        yield (
-            "text-offset",
-            f"token {at} begins at {right[at]}, and text_offset is {offsets[:12]}",
-        )
+    if offsets == right:
+        return
+    at = 0  # also where one list is only longer than the other
+    for place, (offset, expected) in enumerate(zip(offsets, right, strict=False)):
+        if offset != expected:
+            at = place
+            break
+
+    said = f"token {at} begins at {right[at]}, and text_offset is {offsets[:12]}"
+    yield "text-offset", said
 
 
 # ------------------------------------------------------------------ structured outputs
 
 
 def _structured(
-    one: Sent, choice: ChoiceSeen, case: Case, engine: Engine
+    sent: Sent, choice: ChoiceSeen, case: Case, engine: Engine
 ) -> Iterator[tuple[str, str]]:
+    if engine.name not in ("vllm", "sglang") or parses(case.server.args):
+        return
     cut = choice.finish_reason != "stop" or len(choice.text) >= TEXT_LIMIT
-    ends = any(
-        one.parameter(name)
-        for name in ("stop", "stop_token_ids", "tools", "stop_regex")
-    )
-    if (
-        cut
-        or ends
-        or not choice.text
-        or parses(case.server.args)
-        or engine.name not in ("vllm", "sglang")
-    ):
+    ends = ("stop", "stop_token_ids", "tools", "stop_regex")
+    if cut or not choice.text or any(map(sent.parameter, ends)):
         return
     old = engine.name == "vllm" and Version(case.server.release) < _GUIDED_UNTIL
-    yield from _fits(choice.text, wanted(one, engine.name, guided=old))
+    yield from _fits(choice.text, _wanted(sent, engine.name, guided=old))
 
 
-def wanted(one: Sent, engine: str, *, guided: bool) -> tuple[str, Any]:
-    """Which form was asked for: json, choice or regex, and what it is; ("", None):
-    none.
-    ``guided``: the engine knows the older names."""
-    form = one.parameter("response_format")
-    found: list[tuple[str, Any]] = []
+def _wanted(sent: Sent, engine: str, *, guided: bool) -> tuple[str, Any]:
+    """Return which form was asked for: json, choice or regex, and what it is; ("",
+    None): none.
+
+    ``guided``: the engine knows the older names.
+    """
+    forms: list[tuple[str, Any]] = []
+    form = sent.parameter("response_format")
     if isinstance(form, dict) and form.get("type") == "json_object":
-        found.append(("json", {"type": "object"}))
+        forms.append(("json", {"type": "object"}))
     if isinstance(form, dict) and form.get("type") == "json_schema":
         inner = form.get("json_schema")
         if isinstance(inner, dict) and inner.get("strict") is not False:
-            found.append(("json", inner.get("schema")))
-    own = one.parameter("structured_outputs") if engine == "vllm" else None
+            forms.append(("json", inner.get("schema")))
+
+    own = sent.parameter("structured_outputs") if engine == "vllm" else None
     if isinstance(own, dict):
-        found += [
-            (kind, own[kind]) for kind in ("json", "choice", "regex") if own.get(kind)
-        ]
-    names = {"guided_json": "json", "guided_choice": "choice", "guided_regex": "regex"}
-    names = (
-        names
-        if guided
-        else {"regex": "regex", "json_schema": "json"}
-        if engine == "sglang"
-        else {}
-    )
-    found += [
-        (kind, one.parameter(name))
-        for name, kind in names.items()
-        if one.parameter(name)
-    ]
-    return found[0] if len(found) == 1 else ("", None)
+        for kind in ("json", "choice", "regex"):
+            if own.get(kind):
+                forms.append((kind, own[kind]))
+
+    names: dict[str, str] = {}
+    if guided:
+        names = _GUIDED
+    elif engine == "sglang":
+        names = {"regex": "regex", "json_schema": "json"}
+
+    for name, kind in names.items():
+        if sent.parameter(name):
+            forms.append((kind, sent.parameter(name)))
+    # Which of several forms an engine follows is not known.
+    return forms[0] if len(forms) == 1 else ("", None)
+
+
+_GUIDED: Final = {
+    "guided_json": "json",
+    "guided_choice": "choice",
+    "guided_regex": "regex",
+}
 
 
 def _fits(text: str, form: tuple[str, Any]) -> Iterator[tuple[str, str]]:
@@ -301,6 +311,7 @@ def _fits(text: str, form: tuple[str, Any]) -> Iterator[tuple[str, str]]:
             return
         if fits is None:
             yield "schema", f"{text[:60]!r} does not match {what[:60]!r}"
+
     if kind == "json":
         try:
             schema = json.loads(what) if isinstance(what, str) else what
@@ -339,16 +350,19 @@ def loosened(schema: Any) -> Any:
         if name not in schema:
             continue
         if name in ("properties", "$defs", "definitions") and isinstance(value, dict):
-            kept[name] = {key: loosened(one) for key, one in value.items()}
+            kept[name] = {key: loosened(inner) for key, inner in value.items()}
         elif name == "anyOf" and isinstance(value, list):
-            kept[name] = [loosened(one) for one in value]
+            kept[name] = [loosened(inner) for inner in value]
         elif name == "additionalProperties":
             # Beside patternProperties it is about fewer fields than are known here.
-            kept |= {} if "patternProperties" in schema else {name: loosened(value)}
+            if "patternProperties" not in schema:
+                kept[name] = loosened(value)
         elif name == "items":
-            kept |= {} if "prefixItems" in schema else {name: loosened(value)}
+            if "prefixItems" not in schema:
+                kept[name] = loosened(value)
         else:
             kept[name] = value
+
     return kept
 
 
@@ -363,29 +377,34 @@ def misfit(text: str, schema: Any) -> str:
         value = json.loads(text)
     except (ValueError, RecursionError):
         return "no JSON"
+
     try:
         Draft202012Validator.check_schema(schema)
         error = next(iter(Draft202012Validator(schema).iter_errors(value)), None)
     except (SchemaError, Unresolvable, RecursionError):
         return ""
+
     assert isinstance(error, ValidationError | None)
     return "" if error is None else f"{error.json_path}: {error.message[:120]}"
 
 
 def _called(
-    one: Sent, choice: ChoiceSeen, case: Case, engine: Engine
+    sent: Sent, choice: ChoiceSeen, case: Case, engine: Engine
 ) -> Iterator[tuple[str, str]]:
     if choice.finish_reason == "tool_calls" and not choice.tool_calls:
         yield "finish-tool-calls", "it ended with tool_calls, and no tool is called"
-    given = one.parameter("tool_choice")
+    given = sent.parameter("tool_choice")
     forced = given == "required" or isinstance(given, dict)
     whole = choice.finish_reason in ("stop", "tool_calls")
-    ends = any(one.parameter(name) for name in ("stop", "stop_token_ids", "min_tokens"))
+    ends = any(
+        sent.parameter(name) for name in ("stop", "stop_token_ids", "min_tokens")
+    )
     if engine.name != "vllm" or not forced or not whole or ends or _reasons(case):
         return
-    if _may_be_cut(one, choice):
+    # A call that was cut off is no call, and breaks no promise.
+    if _may_be_cut(sent, choice):
         return
-    schemas = _tools(one.parameter("tools"))
+    schemas = _tools(sent.parameter("tools"))
     if isinstance(given, dict):
         name = (given.get("function") or {}).get("name")
         schemas = {name: schemas[name]} if name in schemas else {}
@@ -396,6 +415,7 @@ def _called(
             "tool-choice",
             f"tool_choice is {json.dumps(given)[:60]}, and no tool is called",
         )
+
     for call in choice.tool_calls:
         if call.name not in schemas:
             yield "tool-choice", f"{call.name!r} is called, which is none of the tools"
@@ -405,26 +425,26 @@ def _called(
                 yield "tool-choice", f"{call.name}({call.arguments[:60]}): {why}"
 
 
-def _may_be_cut(one: Sent, choice: ChoiceSeen) -> bool:
+def _may_be_cut(sent: Sent, choice: ChoiceSeen) -> bool:
     """Whether it may have ended for its length: vLLM tells a call that was cut there
     (0.32.0, a named tool) by another reason."""
-    told = len(choice.token_ids) or (
-        one.record.completion_tokens if one.n == 1 else None
-    )
-    return one.limit is not None and (told is None or told >= one.limit)
+    if sent.limit is None:
+        return False
+    count = len(choice.token_ids) or None
+    if count is None and sent.n == 1:
+        count = sent.record.completion_tokens
+    return count is None or count >= sent.limit
 
 
 def _tools(tools: object) -> dict[str, Any]:
-    functions = (
-        [one.get("function") for one in tools or [] if isinstance(one, dict)]
-        if isinstance(tools, list)
-        else []
-    )
-    return {
-        str(one.get("name")): one.get("parameters") or {"type": "object"}
-        for one in functions
-        if isinstance(one, dict)
-    }
+    """The schemas of the tools' arguments, by the tools' names."""
+    schemas: dict[str, Any] = {}
+    for tool in tools if isinstance(tools, list) else []:
+        function = tool.get("function") if isinstance(tool, dict) else None
+        if isinstance(function, dict):
+            schema = function.get("parameters") or {"type": "object"}
+            schemas[str(function.get("name"))] = schema
+    return schemas
 
 
 def parses(args: list[str]) -> bool:
@@ -440,24 +460,28 @@ def _reasons(case: Case) -> bool:
 
 
 def unlike(a: ChoiceSeen, b: ChoiceSeen) -> str:
-    """What differs between two answers that should be one: text, reasoning or calls of
-    tools; "": nothing does. Spaces around a part are a parser's; arguments are compared
-    as JSON."""
+    """Say what differs between two answers that should be one: text, reasoning or calls
+    of tools; "": nothing does. Spaces around a part are a parser's; arguments are
+    compared as JSON."""
     for name in ("text", "reasoning"):
-        one, other = getattr(a, name).strip(), getattr(b, name).strip()
-        if one != other and max(len(one), len(other)) < TEXT_LIMIT - 1:
-            return f"the {name} is {one[:60]!r} and {other[:60]!r}"
-    calls = [
-        [(c.name, _read(c.arguments)) for c in choice.tool_calls] for choice in (a, b)
-    ]
-    if calls[0] != calls[1]:
-        shown = [
-            [f"{name}({str(given)[:40]})" for name, given in some] for some in calls
-        ]
-        return f"the calls of tools are {shown[0]} and {shown[1]}"
+        part, other = getattr(a, name).strip(), getattr(b, name).strip()
+        if part != other and max(len(part), len(other)) < TEXT_LIMIT - 1:
+            return f"the {name} is {part[:60]!r} and {other[:60]!r}"
+
+    calls, others = _calls(a), _calls(b)
+    if calls != others:
+        return f"the calls of tools are {_shown(calls)} and {_shown(others)}"
     if a.finish_reason != b.finish_reason:
         return f"the end is {a.finish_reason} and {b.finish_reason}"
     return ""
+
+
+def _calls(choice: ChoiceSeen) -> list[tuple[str | None, Any]]:
+    return [(call.name, _read(call.arguments)) for call in choice.tool_calls]
+
+
+def _shown(calls: Sequence[tuple[str | None, Any]]) -> list[str]:
+    return [f"{name}({str(arguments)[:40]})" for name, arguments in calls]
 
 
 def _read(arguments: str) -> Any:

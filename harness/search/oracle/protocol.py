@@ -8,15 +8,16 @@ promise is not asked of it."""
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from itertools import combinations
+from itertools import combinations, islice
 
 from mmrepro.base.records import FindingClass
 from mmrepro.engines import Engine
 from mmrepro.engines.base import has_option
 from mmrepro.engines.models.tiny import TINY
+from mmrepro.failure.documents.replay import Sighting
 from mmrepro.search.oracle import promises
 from mmrepro.search.oracle.adapters import adapter_of
-from mmrepro.search.oracle.judged import Judged, Sent, sent_of, sighting
+from mmrepro.search.oracle.judged import OracleReport, Sent, sent_of, sighting
 from mmrepro.search.oracle.loud import GRAMMARS, INVALID, NO_SUCH, error_object
 from mmrepro.search.oracle.near_ties import HIDDEN
 from mmrepro.search.oracle.reference import CHANGES
@@ -24,12 +25,12 @@ from mmrepro.traffic.case.model import Case
 from mmrepro.traffic.case.sending import Played, PlayState
 from mmrepro.traffic.reading import ERROR_LIMIT, MAX_LOGPROBS, TEXT_LIMIT
 
-SEVERAL = ("vllm", "sglang")
+_SEVERAL = ("vllm", "sglang")
 """Engines that give several answers to one request; others take ``n`` for one."""
-KNOWN_LIMIT = ("vllm", "sglang", "minivllm")
+_KNOWN_LIMIT = ("vllm", "sglang", "minivllm")
 """Engines that end an answer of a tiny model for its length at its own limit or the
 server's, and nowhere else; a real model's own configuration may have another one."""
-OWN_LIMITS = (
+_OWN_LIMITS = (
     "--max-model-len",
     "--context-length",
     "--max-total-tokens",
@@ -38,15 +39,15 @@ OWN_LIMITS = (
     "--generation-config",
 )
 """Options that set another limit than the case's."""
-HOLDS_BACK = ("sglang",)
+_HOLDS_BACK = ("sglang",)
 """Engines whose streams do not tell the logprobs of tokens at the end that are half a
 character (0.5.6: 21 of 24 in a play of a sound server)."""
-TELLS_USAGE = ("vllm", "sglang", "minivllm")
-LEAVES = 16
+_TELLS_USAGE = ("vllm", "sglang", "minivllm")
+_LEAVES = 16
 """Tokens that an engine may leave of the server's limit: SGLang stops some before
 it."""
-MALFORMED = ("not a chat completion", "a broken stream")
-NO_DONE = "the stream ended without [DONE]"
+_MALFORMED = ("not a chat completion", "a broken stream")
+_NO_DONE = "the stream ended without [DONE]"
 FINISHES = (
     "stop",
     "length",
@@ -56,30 +57,32 @@ FINISHES = (
     "abort",
     "error",
 )
-PAIRS = 2000
+_PAIRS = 2000
 """Pairs of equal requests that are compared; all of some hundred are."""
 
 
-def protocol(case: Case, played: Played, engine: Engine) -> Judged:
-    """Every rule on every answer."""
-    sent = [one for one in sent_of(case, played) if one.generates]
-    found: dict[str, list[tuple[str, str]]] = {}
-    for one in sent:
-        for kind, said in _broken(one, case, engine):
+def protocol(case: Case, played: Played, engine: Engine) -> OracleReport:
+    """Hold every answer against every rule."""
+    requests = [sent for sent in sent_of(case, played) if sent.generates]
+    broken: dict[str, list[tuple[str, str]]] = {}
+    for sent in requests:
+        for kind, said in _broken(sent, case, engine):
             if kind == "no-done" and played.state is PlayState.DIED:
                 continue  # the end of the server ended it
-            found.setdefault(kind, []).append((one.op.id, said))
-    for ids, kind, said in _unequal(sent, case):
-        found.setdefault(kind, []).extend((id, said) for id in ids)
-    sightings = []
-    for kind, told in sorted(found.items()):
-        ids = list(dict.fromkeys(id for id, _ in told))
+            broken.setdefault(kind, []).append((sent.op.id, said))
+
+    for ids, kind, said in _unequal(requests, case):
+        broken.setdefault(kind, []).extend((id, said) for id in ids)
+
+    sightings: list[Sighting] = []
+    for kind, answers in sorted(broken.items()):
+        ids = list(dict.fromkeys(id for id, _ in answers))
         more = f" (and {len(ids) - 1} more)" if len(ids) > 1 else ""
-        said = f"{ids[0]}{more}: {told[0][1]}."
-        sightings.append(
-            sighting(FindingClass.PROTOCOL, kind, said, EXPECTED[kind], by=ids)
-        )
-    return Judged(sightings=sightings)
+        said = f"{ids[0]}{more}: {answers[0][1]}."
+        expected = EXPECTED[kind]
+        sightings.append(sighting(FindingClass.PROTOCOL, kind, said, expected, by=ids))
+
+    return OracleReport(sightings=sightings)
 
 
 EXPECTED = {
@@ -105,23 +108,24 @@ EXPECTED = {
 }
 """What a sound server does, for each kind of finding."""
 
-Rule = Callable[[Sent, Case, Engine], Iterator[tuple[str, str]]]
+_Rule = Callable[[Sent, Case, Engine], Iterator[tuple[str, str]]]
 
 
-def _broken(one: Sent, case: Case, engine: Engine) -> Iterator[tuple[str, str]]:
+def _broken(sent: Sent, case: Case, engine: Engine) -> Iterator[tuple[str, str]]:
     """Kinds and sentences of what is wrong with one answer."""
-    record = one.record
+    record = sent.record
     if record.left or record.timed_out or record.status is None:
         return
     if record.status >= 400:
-        yield from _error_shape(one)
-    elif record.error.startswith(MALFORMED):
+        yield from _error_shape(sent)
+    elif record.error.startswith(_MALFORMED):
         yield "malformed", record.error[:200]
-    elif record.error == NO_DONE:
+    elif record.error == _NO_DONE:
         yield "no-done", "the stream ended without [DONE]"
-    if record.error not in ("", NO_DONE) or record.status != 200:
+
+    if record.error not in ("", _NO_DONE) or record.status != 200:
         return
-    rules: tuple[Rule, ...] = (
+    rules: tuple[_Rule, ...] = (
         _ends,
         _length,
         _stops,
@@ -131,30 +135,28 @@ def _broken(one: Sent, case: Case, engine: Engine) -> Iterator[tuple[str, str]]:
         promises.promises,
     )
     for rule in rules:
-        yield from rule(one, case, engine)
+        yield from rule(sent, case, engine)
 
 
-def _error_shape(one: Sent) -> Iterator[tuple[str, str]]:
+def _error_shape(sent: Sent) -> Iterator[tuple[str, str]]:
     """Of refusals alone: of an endpoint that is not there, or of a failure, no form is
     promised."""
-    record = one.record
-    if (
-        record.status not in INVALID
-        or record.status in NO_SUCH
-        or len(record.error) >= ERROR_LIMIT
-    ):
+    record = sent.record
+    if record.status not in INVALID or record.status in NO_SUCH:
         return
+    if len(record.error) >= ERROR_LIMIT:
+        return  # it was cut short
     error = error_object(record) or {}
-    if not any(error.get(name) for name in ("message", "detail", "error")):
+    if not any(map(error.get, ("message", "detail", "error"))):
         yield "error-shape", f"HTTP {record.status} with {record.error[:120]!r}"
 
 
-def _ends(one: Sent, case: Case, engine: Engine) -> Iterator[tuple[str, str]]:
-    record = one.record
+def _ends(sent: Sent, case: Case, engine: Engine) -> Iterator[tuple[str, str]]:
+    record = sent.record
     if record.after_done:
         yield "after-done", f"{record.after_done} lines of data came after [DONE]"
-    for choice in one.record.choices:
-        name = f"choice {choice.index}" if one.n > 1 else "the answer"
+    for choice in sent.record.choices:
+        name = f"choice {choice.index}" if sent.n > 1 else "the answer"
         if choice.finish_reason is None:
             yield "finish-reason", f"{name} ended without a finish reason"
         elif choice.finish_reason not in FINISHES:
@@ -169,116 +171,113 @@ def _ends(one: Sent, case: Case, engine: Engine) -> Iterator[tuple[str, str]]:
             )
 
 
-def _length(one: Sent, case: Case, engine: Engine) -> Iterator[tuple[str, str]]:
+def _length(sent: Sent, case: Case, engine: Engine) -> Iterator[tuple[str, str]]:
     """Of the answers, whose tokens the usage counts."""
-    record, limit = one.record, one.limit
+    record, limit = sent.record, sent.limit
     tokens, reason = record.completion_tokens, record.finish_reason
-    if (
-        limit is not None
-        and tokens is not None
-        and one.n > 1
-        and tokens > limit * one.n
-    ):
-        yield (
-            "max-tokens",
-            f"{tokens} tokens in {one.n} answers, and {limit} each were asked for",
-        )
-    if limit is None or tokens is None or one.n > 1 or one.parameter("echo"):
+    if limit is None or tokens is None:
+        return
+    if sent.n > 1:
+        if tokens > limit * sent.n:
+            said = (
+                f"{tokens} tokens in {sent.n} answers, and {limit} each were asked for"
+            )
+            yield "max-tokens", said
+        return
+
+    if sent.parameter("echo"):
         return
     if tokens > limit:
         yield "finish-length", f"{tokens} tokens, and at most {limit} were asked for"
-    elif reason == "length" and tokens < limit and _limit_is_known(case, engine):
-        whole = (record.prompt_tokens or 0) + tokens
-        if (
-            record.prompt_tokens is not None
-            and whole < case.server.max_model_len - LEAVES
-        ):
-            yield (
-                "finish-length",
-                (
-                    f"ended for its length after {tokens} tokens of {limit}, {whole} "
-                    "with its prompt"
-                ),
-            )
+        return
+    if reason != "length" or tokens == limit or record.prompt_tokens is None:
+        return
+    if not _limit_is_known(case, engine):
+        return
+    # Near the end of the context it may have ended for that.
+    whole = record.prompt_tokens + tokens
+    if whole < case.server.max_model_len - _LEAVES:
+        said = f"ended for its length after {tokens} tokens of {limit}, {whole} with "
+        yield "finish-length", f"{said}its prompt"
 
 
-def _stops(one: Sent, case: Case, engine: Engine) -> Iterator[tuple[str, str]]:
+def _stops(sent: Sent, case: Case, engine: Engine) -> Iterator[tuple[str, str]]:
     """With the end token ignored, and nothing else that ends an answer, there is no
     stop."""
     ends = ("stop", "stop_token_ids", "tools", *GRAMMARS)
-    if one.parameter("ignore_eos") is not True or any(
-        one.parameter(name) for name in ends
-    ):
+    if sent.parameter("ignore_eos") is not True or any(map(sent.parameter, ends)):
         return
-    for choice in one.record.choices:
+    said = "it stopped, with ignore_eos, and no stop word or token was given"
+    for choice in sent.record.choices:
         if choice.finish_reason == "stop":
-            yield (
-                "finish-stop",
-                "it stopped, with ignore_eos, and no stop word or token was given",
-            )
+            yield "finish-stop", said
 
 
 def _limit_is_known(case: Case, engine: Engine) -> bool:
     server = case.server
-    own = any(has_option(server.args, option) for option in OWN_LIMITS)
-    return engine.name in KNOWN_LIMIT and server.model in TINY and not own
+    own = any(has_option(server.args, option) for option in _OWN_LIMITS)
+    return engine.name in _KNOWN_LIMIT and server.model in TINY and not own
 
 
-def _usage(one: Sent, case: Case, engine: Engine) -> Iterator[tuple[str, str]]:
-    record = one.record
+def _usage(sent: Sent, case: Case, engine: Engine) -> Iterator[tuple[str, str]]:
+    record = sent.record
     counts = (record.prompt_tokens, record.completion_tokens, record.total_tokens)
     if None not in counts:
         prompt, completion, total = (count or 0 for count in counts)
         if prompt + completion != total:
             yield "usage", f"{prompt} and {completion} tokens, and {total} in total"
-        if not prompt and one.op.prompt != []:
+        if not prompt and sent.op.prompt != []:
             yield "usage", "a prompt of no tokens"
-    default = {"include_usage": True} if one.op.layout is None else {}
-    options = one.parameter("stream_options", default)
-    asked = not record.stream or (
-        isinstance(options, dict) and options.get("include_usage")
-    )
-    if (
-        engine.name in TELLS_USAGE
-        and asked
-        and record.done is not False
-        and not record.usages
-    ):
+
+    if engine.name not in _TELLS_USAGE or record.usages or record.done is False:
+        return
+    if not record.stream or _asks_usage(sent):
         yield "usage-missing", "the answer tells no usage"
 
 
-def _counts(one: Sent, case: Case, engine: Engine) -> Iterator[tuple[str, str]]:
+def _asks_usage(sent: Sent) -> bool:
+    """Whether a stream is asked for its usage: our client does, unless a recording says
+    how the request was laid out."""
+    default = {"include_usage": True} if sent.op.layout is None else {}
+    options = sent.parameter("stream_options", default)
+    return isinstance(options, dict) and bool(options.get("include_usage"))
+
+
+def _counts(sent: Sent, case: Case, engine: Engine) -> Iterator[tuple[str, str]]:
     """Pieces and logprobs against the usage; a piece is at least one token, but for the
     last: what was held back (half a character, a possible stop word) may come by
     itself."""
-    record = one.record
+    record = sent.record
     tokens = record.completion_tokens
-    if tokens is None or one.parameter("echo"):
+    if tokens is None or sent.parameter("echo"):
         return
-    choices = one.record.choices
+    choices = sent.record.choices
     parsed = any(choice.tool_calls or choice.reasoning for choice in choices)
+    # A piece is a token at least, but a parser sends its own pieces.
     if record.pieces > tokens + len(choices) and not parsed:
         yield (
             "completion-tokens",
             f"{record.pieces} pieces, and {tokens} tokens in the usage",
         )
+
     shown = sum(len(choice.tokens) for choice in choices)
     cut = any(len(choice.tokens) >= MAX_LOGPROBS for choice in choices)
-    told = all(choice.tokens for choice in choices) and engine.name in SEVERAL
-    held_back = record.stream and engine.name in HOLDS_BACK
+    is_told = all(choice.tokens for choice in choices) and engine.name in _SEVERAL
+    held_back = record.stream and engine.name in _HOLDS_BACK
     least = 0 if held_back else tokens - len(choices)
-    if told and choices and not cut and not least <= shown <= tokens:
+    if is_told and choices and not cut and not least <= shown <= tokens:
         yield (
             "completion-tokens",
             f"{shown} tokens with logprobs, and {tokens} in the usage",
         )
 
 
-def _choices(one: Sent, case: Case, engine: Engine) -> Iterator[tuple[str, str]]:
-    record = one.record
+def _choices(sent: Sent, case: Case, engine: Engine) -> Iterator[tuple[str, str]]:
+    record = sent.record
     indexes = [choice.index for choice in record.choices]
-    wanted = one.n if engine.name in SEVERAL else 1
-    if wanted > 1 and one.parameter("best_of", 1) != 1:
+    # Other engines take n for one.
+    wanted = sent.n if engine.name in _SEVERAL else 1
+    if wanted > 1 and sent.parameter("best_of", 1) != 1:
         return
     if indexes and indexes != list(range(wanted)):
         yield "choices", f"choices {indexes}, and {wanted} were asked for"
@@ -287,86 +286,68 @@ def _choices(one: Sent, case: Case, engine: Engine) -> Iterator[tuple[str, str]]
 # ---------------------------------------------------------------------- equal requests
 
 
-def _unequal(sent: Sequence[Sent], case: Case) -> Iterator[tuple[list[str], str, str]]:
+def _unequal(
+    requests: Sequence[Sent], case: Case
+) -> Iterator[tuple[list[str], str, str]]:
     """Requests with one body whose answers contradict each other: ids, kind,
     sentence."""
     groups: dict[str, list[Sent]] = {}
-    for one in sent:
-        groups.setdefault(one.body, []).append(one)
+    for sent in requests:
+        groups.setdefault(sent.body, []).append(sent)
     changed = {adapter_of(op) for op in case.operations if op.path in CHANGES}
     for group in groups.values():
         yield from _prompt_tokens(group)
-        # Or it may be there for one of them only.
+        # An adapter that comes and goes may be there for one of them only.
         if adapter_of(group[0].op) not in changed:
             yield from _refused_once(group)
-        for done, (one, other) in enumerate(combinations(group, 2)):
-            if done >= PAIRS:
-                break
-            yield from _stream_text(one, other)
+        for sent, other in islice(combinations(group, 2), _PAIRS):
+            yield from _stream_text(sent, other)
 
 
 def _prompt_tokens(group: Sequence[Sent]) -> Iterator[tuple[list[str], str, str]]:
-    told = {
-        one.op.id: one.record.prompt_tokens
-        for one in group
-        if one.record.answered and one.record.prompt_tokens is not None
-    }
-    if len(set(told.values())) > 1:
-        counts = ", ".join(f"{id}: {tokens}" for id, tokens in list(told.items())[:6])
-        yield (
-            list(told),
-            "prompt-tokens",
-            f"equal prompts of different lengths ({counts})",
-        )
+    lengths: dict[str, int] = {}
+    for sent in group:
+        record = sent.record
+        if record.answered and record.prompt_tokens is not None:
+            lengths[sent.op.id] = record.prompt_tokens
+
+    if len(set(lengths.values())) > 1:
+        shown = list(lengths.items())[:6]
+        counts = ", ".join(f"{id}: {tokens}" for id, tokens in shown)
+        said = f"equal prompts of different lengths ({counts})"
+        yield list(lengths), "prompt-tokens", said
 
 
 def _refused_once(group: Sequence[Sent]) -> Iterator[tuple[list[str], str, str]]:
-    served = [one.op.id for one in group if one.record.answered]
-    refused = [one.op.id for one in group if one.record.status in INVALID]
+    served = [sent.op.id for sent in group if sent.record.answered]
+    refused = [sent.op.id for sent in group if sent.record.status in INVALID]
     if served and refused:
-        yield (
-            [*served, *refused],
-            "refusal",
-            (
-                f"{served[0]} was served, and {refused[0]}, which asks for the same, "
-                "refused"
-            ),
-        )
+        said = f"{served[0]} was served, and {refused[0]}, which asks for the same, "
+        yield [*served, *refused], "refusal", f"{said}refused"
 
 
-def _stream_text(one: Sent, other: Sent) -> Iterator[tuple[list[str], str, str]]:
+def _stream_text(sent: Sent, other: Sent) -> Iterator[tuple[list[str], str, str]]:
     """A stream and a whole answer of one request, with the same tokens."""
-    records = (one.record, other.record)
-    if one.op.stream == other.op.stream or not all(
-        record.answered for record in records
-    ):
+    if sent.op.stream == other.op.stream:
         return
-    for a, b in zip(one.record.choices, other.record.choices, strict=False):
-        comparable = a.tokens and a.tokens == b.tokens and len(a.tokens) < MAX_LOGPROBS
-        if any(token in HIDDEN for token in a.tokens):
+    if not (sent.record.answered and other.record.answered):
+        return
+    ids = [sent.op.id, other.op.id]
+    for a, b in zip(sent.record.choices, other.record.choices, strict=False):
+        if not a.tokens or a.tokens != b.tokens or len(a.tokens) >= MAX_LOGPROBS:
+            continue
+        if not HIDDEN.isdisjoint(a.tokens):
             continue  # half a character: other tokens look the same
         if a.tool_calls or b.tool_calls or a.reasoning or b.reasoning:
             # Of an answer that is cut short a parser has a part, and of the whole none.
-            whole = a.finish_reason != "length" and b.finish_reason != "length"
-            if comparable and whole and (why := promises.unlike(a, b)):
-                yield (
-                    [one.op.id, other.op.id],
-                    "stream-parts",
-                    f"of the same tokens {why}",
-                )
+            if "length" in (a.finish_reason, b.finish_reason):
+                continue
+            why = promises.unlike(a, b)
+            if why:
+                yield ids, "stream-parts", f"of the same tokens {why}"
             continue
+
         short = max(len(a.text), len(b.text)) < TEXT_LIMIT
-        if (
-            comparable
-            and short
-            and a.text != b.text
-            and a.finish_reason == b.finish_reason
-        ):
-            yield (
-                [one.op.id, other.op.id],
-                "stream-text",
-                (
-                    f"the same {len(a.tokens)} tokens are {a.text[:60]!r} and "
-                    f"{b.text[:60]!r}"
-                ),
-            )
+        if short and a.text != b.text and a.finish_reason == b.finish_reason:
+            said = f"the same {len(a.tokens)} tokens are {a.text[:60]!r} and "
+            yield ids, "stream-text", f"{said}{b.text[:60]!r}"

@@ -26,18 +26,18 @@ from mmrepro.traffic.case.model import (
 )
 from packaging.version import Version
 
-TOP_LOGPROBS = 5
+_TOP_LOGPROBS = 5
 LOADS = frozenset({"/v1/load_lora_adapter", "/load_lora_adapter"})
 UNLOADS = frozenset({"/v1/unload_lora_adapter", "/unload_lora_adapter"})
 """Requests of vLLM and SGLang that make a server have an adapter, or have it no
 more."""
 CHANGES = LOADS | UNLOADS
-MODULES = ("--lora-modules", "--lora-paths")
+_MODULES = ("--lora-modules", "--lora-paths")
 """Options with the adapters that it has from its start."""
 
 
 @dataclass(frozen=True)
-class Plain:
+class _Plain:
     """What makes an engine's server plain.
 
     Attributes:
@@ -67,7 +67,7 @@ class Plain:
     can ask for logprobs."""
     reloads: bool = False
     """Who asks an adapter that was unloaded has it loaded again, from where it was."""
-    modules: str = MODULES[0]
+    modules: str = _MODULES[0]
     slots: tuple[str, ...] = ("--max-loras", "--max-cpu-loras")
     """Options with the adapters, and with how many there is room for."""
 
@@ -76,7 +76,7 @@ PLAIN = {
     # The encoder cache has no switch. Without both others a picture gets a name of its
     # own in each request, so that it never finds one
     # (v1/engine/processor.py:_maybe_build_mm_uuids of 0.11.0).
-    "vllm": Plain(
+    "vllm": _Plain(
         args=(
             "--no-enable-prefix-caching",
             "--mm-processor-cache-gb=0",
@@ -101,7 +101,7 @@ PLAIN = {
         ),
         tells_ids=True,
     ),
-    "sglang": Plain(
+    "sglang": _Plain(
         args=(
             "--disable-radix-cache",
             "--max-running-requests=1",
@@ -126,7 +126,7 @@ PLAIN = {
         # tokenizer_manager.py of 0.5.23, _resolve_lora_path: what was loaded once stays
         # known, and unloading, by whoever, is taken for an eviction.
         reloads=True,
-        modules=MODULES[1],
+        modules=_MODULES[1],
         slots=("--max-loras-per-batch",),
         env=(("SGLANG_VLM_CACHE_SIZE_MB", "0"),),
         # Two tokens in one piece of a stream are told with the likeliest ones of the
@@ -135,7 +135,7 @@ PLAIN = {
         # entrypoints/openai/serving_chat.py).
         streams_mislead=True,
     ),
-    "lmdeploy": Plain(
+    "lmdeploy": _Plain(
         args=("--max-batch-size=1", "--max-prefill-token-num={tokens}"),
         flags=(("--enable-prefix-caching", 0),),
         logprobs=("--logprobs-mode=raw_logprobs",),
@@ -146,7 +146,7 @@ PLAIN = {
             "differ are not judged.",
         ),
     ),
-    "minivllm": Plain(
+    "minivllm": _Plain(
         args=(
             "--no-prefix-caching",
             "--mm-cache-tokens=0",
@@ -157,8 +157,8 @@ PLAIN = {
         exact=True,
     ),
 }
-CHANCE = ("temperature", "top_p", "top_k", "min_p", "seed")
-LEAST_TOKENS = 2048
+_CHANCE = ("temperature", "top_p", "top_k", "min_p", "seed")
+_LEAST_TOKENS = 2048
 """Tokens of a step, at least: some releases refuse fewer."""
 
 
@@ -172,22 +172,16 @@ def reference_case(case: Case, engine: Engine, *, own_format: bool = False) -> C
     Raises KeyError: there is no plain form of that engine's server.
     """
     plain = PLAIN[engine.name]
-    tokens = max(case.server.max_model_len, LEAST_TOKENS)
+    tokens = max(case.server.max_model_len, _LEAST_TOKENS)
     asked = comparable(case)
     given, env = options_of(engine.name, asked.server.args, case.server.env)
     args = [*_without(given, plain.flags), *_adapters(given, asked.operations, plain)]
     own_format = own_format or _bfloat16_only(case.server)
-    args += [
-        arg.format(tokens=tokens)
-        for arg in plain.args
-        if not (own_format and arg.startswith("--dtype="))
-    ]
-    server = case.server.model_copy(
-        update={
-            "args": args,
-            "env": {**env, **dict(plain.env)},
-        }
-    )
+    for arg in plain.args:
+        if not (own_format and arg.startswith("--dtype=")):
+            args.append(arg.format(tokens=tokens))
+    variables = {**env, **dict(plain.env)}
+    server = case.server.model_copy(update={"args": args, "env": variables})
     operations: list[Operation] = []
     for op in asked.operations:
         if op.path in CHANGES:
@@ -199,17 +193,20 @@ def reference_case(case: Case, engine: Engine, *, own_format: bool = False) -> C
         )
         update = {"after": after, "leave": "", "at_s": None, "stream": stream}
         operations.append(op.model_copy(update=update))
+
     return asked.model_copy(update={"server": server, "operations": operations})
 
 
 def static_adapters(args: Sequence[str]) -> list[str]:
     """``name=folder`` of each adapter that a server has from its start."""
-    behind = next((args[n + 1 :] for n, word in enumerate(args) if word in MODULES), ())
+    behind = next(
+        (args[n + 1 :] for n, word in enumerate(args) if word in _MODULES), ()
+    )
     return list(takewhile(lambda word: not word.startswith("--"), behind))
 
 
 def _adapters(
-    args: list[str], operations: Sequence[Operation], plain: Plain
+    args: list[str], operations: Sequence[Operation], plain: _Plain
 ) -> list[str]:
     """Options by which each adapter that a server loads, ever, is there from the start,
     with room for all; [] of a server without adapters. A name that two adapters had is
@@ -217,20 +214,23 @@ def _adapters(
     if "--enable-lora" not in args:
         return []
     named: dict[str, set[str]] = {}
-    loaded = [
-        f"{op.parameters.get('lora_name')}={op.parameters.get('lora_path')}"
-        for op in operations
-        if op.path in LOADS
-    ]
+    loaded: list[str] = []
+    for op in operations:
+        if op.path in LOADS:
+            adapter = op.parameters.get("lora_name")
+            loaded.append(f"{adapter}={op.parameters.get('lora_path')}")
     for word in [*static_adapters(args), *loaded]:
         name, _, folder = word.partition("=")
         named.setdefault(name, set()).add(folder)
-    words = [
-        f"{name}={min(folders)}" for name, folders in named.items() if len(folders) == 1
-    ]
-    # The model alone may take one.
-    room = [f"{option}={len(named) + 1}" for option in plain.slots]
-    return [*room, plain.modules, *words] if words else room
+    words: list[str] = []
+    for name, folders in named.items():
+        if len(folders) == 1:
+            words.append(f"{name}={min(folders)}")
+    most = len(named) + 1  # the model alone may take one
+    room = [f"{option}={most}" for option in plain.slots]
+    if not words:
+        return room
+    return [*room, plain.modules, *words]
 
 
 def reference_limits(engine: Engine) -> list[str]:
@@ -246,8 +246,8 @@ def comparable(case: Case) -> Case:
 
     It changes what the sampler computes, so it is for the plays that are compared only:
     a loud failure is looked for, and shrunk, with the case as it is."""
-    plain = PLAIN.get(case.server.engine, Plain(args=()))
-    told = not plain.exact and Version(case.server.release) >= Version(
+    plain = PLAIN.get(case.server.engine, _Plain(args=()))
+    tells = not plain.exact and Version(case.server.release) >= Version(
         plain.logprobs_since
     )
     awaited = (
@@ -258,10 +258,11 @@ def comparable(case: Case) -> Case:
         if not op.apart:
             operations.append(op)
             continue
-        asked = _greedily(op) | (_asking_logprobs(op, plain) if told else {})
+        asked = _greedily(op) | (_asking_logprobs(op, plain) if tells else {})
         stream = op.stream and op.id in awaited
         operations.append(op.model_copy(update={"parameters": asked, "stream": stream}))
-    args = [*case.server.args, *(plain.logprobs if told else ())]
+
+    args = [*case.server.args, *(plain.logprobs if tells else ())]
     server = case.server.model_copy(update={"args": args})
     return case.model_copy(update={"server": server, "operations": operations})
 
@@ -270,7 +271,7 @@ def with_logprobs(case: Case) -> Case:
     """The case as it is, but for its greedy requests: they ask for logprobs, if the
     engine has some. What the server computes stays nearly the same, and a near tie can
     be told."""
-    plain = PLAIN.get(case.server.engine, Plain(args=(), exact=True))
+    plain = PLAIN.get(case.server.engine, _Plain(args=(), exact=True))
     if plain.exact or Version(case.server.release) < Version(plain.logprobs_since):
         return case
     operations = []
@@ -279,6 +280,7 @@ def with_logprobs(case: Case) -> Case:
             asked = {**op.parameters, **_asking_logprobs(op, plain)}
             op = op.model_copy(update={"parameters": asked})
         operations.append(op)
+
     args = [*case.server.args, *plain.logprobs]
     server = case.server.model_copy(update={"args": args})
     return case.model_copy(update={"server": server, "operations": operations})
@@ -303,23 +305,24 @@ def _greedily(op: Operation) -> dict[str, Any]:
         or op.path not in (CHAT, COMPLETIONS)
     ):
         return asked
-    return {name: asked[name] for name in asked if name not in CHANCE} | {
+
+    return {name: asked[name] for name in asked if name not in _CHANCE} | {
         "temperature": 0
     }
 
 
-def _asking_logprobs(op: Operation, plain: Plain) -> dict[str, Any]:
+def _asking_logprobs(op: Operation, plain: _Plain) -> dict[str, Any]:
     given = op.parameters.get("top_logprobs" if op.path == CHAT else "logprobs")
-    top = max(given if isinstance(given, int) else 0, TOP_LOGPROBS)
+    top = max(given if isinstance(given, int) else 0, _TOP_LOGPROBS)
     # By their numbers, the likeliest ones as well: many tokens of a part of a character
     # are spelled alike, and of those a completion tells the last one only.
     asked = (
         ("return_token_ids", "return_tokens_as_token_ids") if plain.tells_ids else ()
     )
-    told = dict.fromkeys(asked, True)
+    parameters = dict.fromkeys(asked, True)
     if op.path == CHAT:
-        return {"logprobs": True, "top_logprobs": top, **told}
-    return {"logprobs": top, **told} if op.path == COMPLETIONS else {}
+        return {"logprobs": True, "top_logprobs": top, **parameters}
+    return {"logprobs": top, **parameters} if op.path == COMPLETIONS else {}
 
 
 def _without(args: list[str], flags: tuple[tuple[str, int], ...]) -> list[str]:
@@ -335,6 +338,7 @@ def _without(args: list[str], flags: tuple[tuple[str, int], ...]) -> list[str]:
             skip = 0 if equals else values[name]
         else:
             kept.append(arg)
+
     return kept
 
 
@@ -364,12 +368,12 @@ def rounds(server: ServerWanted) -> bool:
     """Whether the server that is played computes in a shorter format than float32, as
     far as its options tell."""
     given = [*server.args, ""]
-    told = [
+    formats = [
         arg.partition("=")[2] or given[place + 1]
         for place, arg in enumerate(server.args)
         if arg.partition("=")[0] == "--dtype"
     ]
     plain = PLAIN.get(server.engine)
-    if not told or told[-1] == "auto":
+    if not formats or formats[-1] == "auto":
         return plain is None or not plain.exact
-    return told[-1] not in ("float32", "float")
+    return formats[-1] not in ("float32", "float")

@@ -18,28 +18,28 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 from mmrepro.base.errors import InfrastructureError, UnwritableOutput, UsageError
 from mmrepro.base.machine.journal import JournalKind
 from mmrepro.base.records import FindingClass, Record
-from mmrepro.campaign.campaign import State
-from mmrepro.campaign.events import Found, RunEnded
+from mmrepro.campaign.campaign import CampaignState
+from mmrepro.campaign.events import Established, RunEnded
 from mmrepro.campaign.search import Search, Spent
-from mmrepro.campaign.work import Began, Here, OnServers, Order, Working
+from mmrepro.campaign.work import OnServers, Order, StartedRun, Working, Workplace
 from mmrepro.engines import get_engine
 from mmrepro.failure.documents.folder import new_folder, refuse_taken
 from mmrepro.failure.documents.replay import Finding, PlayFacts, bucket_words
 from mmrepro.runs.judge import Deadlines
 from mmrepro.runs.play.players import PlayOptions, Servers
 from mmrepro.search.oracle.judge import judge
-from mmrepro.search.oracle.judged import Judged
+from mmrepro.search.oracle.judged import OracleReport
 from mmrepro.search.replay.known import diagnosed, named
 from mmrepro.search.replay.options import ServerCommand
 from mmrepro.search.replay.silent import Silent
 from mmrepro.search.replay.store import (
     PLAYS_DIR,
+    AttemptWanted,
     Key,
     LiveLook,
     Named,
     Observation,
     ReplayFolder,
-    Wanted,
     observation_of,
 )
 from mmrepro.traffic.capture.client import ClientRun, ClientWanted
@@ -50,14 +50,14 @@ from mmrepro.traffic.case.sending import Played
 if TYPE_CHECKING:
     pass
 
-ENDINGS: dict[State, Literal["complete", "interrupted", "failed"]] = {
-    State.COMPLETE: "complete",
-    State.OUT_OF_TIME: "complete",
-    State.INTERRUPTED: "interrupted",
-    State.FAILED: "failed",
+ENDINGS: dict[CampaignState, Literal["complete", "interrupted", "failed"]] = {
+    CampaignState.COMPLETE: "complete",
+    CampaignState.OUT_OF_TIME: "complete",
+    CampaignState.INTERRUPTED: "interrupted",
+    CampaignState.FAILED: "failed",
 }
 """The state of a campaign, as its document has it."""
-LookAt = Callable[[str, int, Path], LiveLook]
+_LookAt = Callable[[str, int, Path], LiveLook]
 """Looks at a server that still lives, by its address, first process and log. Can be
 pickled."""
 DocumentT = TypeVar("DocumentT")
@@ -101,7 +101,7 @@ class CaseRun(OnServers):
     case: Case | None = None
     contents: Path | None = None
     options: PlayOptions = field(default_factory=PlayOptions)
-    look: LookAt | None = None
+    look: _LookAt | None = None
     client: ClientWanted | None = None
 
     def __getstate__(self) -> dict[str, Any]:
@@ -118,7 +118,7 @@ class CaseRun(OnServers):
         """Without its log nothing can be judged."""
         raise InfrastructureError(why)
 
-    def carry_out(self, here: Here, root: Path) -> Working:
+    def carry_out(self, here: Workplace, root: Path) -> Working:
         yield self.began
         made = CaseResult(id=self.id, place=self.place, machine=here.machine)
         player, began = here.players.of(self.servers, root), time.monotonic()
@@ -139,6 +139,7 @@ class CaseRun(OnServers):
                 player.play, self.case, contents, self.options, folder, on_look=look
             )
             made.played, made.error = self.attempted(folder, play)
+
         made.seconds = round(time.monotonic() - began, 2)
         yield made
 
@@ -155,6 +156,7 @@ def campaign_folder(options: ServerCommand, journal: JournalKind, root: str) -> 
                 hint=f"without --resume: {options.command_line()}",
             )
         return options.resume.resolve()
+
     if options.out is None:
         return new_folder(root, server.engine, server.release)
     if journal.is_in(options.out):
@@ -162,6 +164,7 @@ def campaign_folder(options: ServerCommand, journal: JournalKind, root: str) -> 
             f"{options.out} already holds a {journal.what}.",
             hint=f"--resume {options.out} goes on with it; or choose another --out",
         )
+
     refuse_taken(options.out)
     return options.out
 
@@ -207,7 +210,7 @@ class CaseSearch(Search[DocumentT, CaseResult]):
         del self.done[made.id, 1], self._orders[made.id]
         return made
 
-    def judged(self, case: Case, played: Played) -> Judged:
+    def judged(self, case: Case, played: Played) -> OracleReport:
         """What is wrong with it by itself."""
         return judge(case, played, engine=get_engine(case.server.engine))
 
@@ -224,7 +227,7 @@ class CaseSearch(Search[DocumentT, CaseResult]):
 
     # ------------------------------------------------------------ asked by the campaign
 
-    def order_of(self, want: Began) -> Order:
+    def order_of(self, want: StartedRun) -> Order:
         return self._orders[want.id]
 
     def keep(self, line: CaseResult) -> tuple[str, int]:
@@ -235,7 +238,7 @@ class CaseSearch(Search[DocumentT, CaseResult]):
 # ------------------------------------------------------------------------ of one replay
 
 PLAYED_FILE = "played.json"
-LAST, USUAL_S = 5, 5.0
+_LAST, _USUAL_S = 5, 5.0
 """Attempts by which it is known how many more there is time for; seconds, before there
 are any."""
 
@@ -246,7 +249,7 @@ class StartingPoint:
     showed.
 
     Attributes:
-        seen: that attempt; None: there is none, and all of the case is looked at.
+        seen: that attempt; None: there is none, and all of the case is inspected.
         compared: it was wrong beside a reference, and by itself nothing was.
         blocks: it was made in so many blocks.
         again: the case is what was left of a finding: nothing besides is looked for.
@@ -256,7 +259,7 @@ class StartingPoint:
         end: the same, of attempts that confirm.
         brief: what the case itself shows, and neither what that hides nor side
             findings.
-        loud: of a brief one: answers are not held against a reference.
+        loud: of a brief replay: answers are not held against a reference.
         starts: a server that does not start is pursued.
         classes: of findings that are asked for: where one of them shows, others are
             only noted.
@@ -323,8 +326,8 @@ class Attempts:
         left = self.files.options.budget - len(self.facts) + self.unasked
         if math.isinf(self.until):
             return left
-        took = [facts.seconds for facts in self.facts if facts.seconds][-LAST:]
-        usual = max(took, default=USUAL_S)
+        took = [facts.seconds for facts in self.facts if facts.seconds][-_LAST:]
+        usual = max(took, default=_USUAL_S)
         return max(0, min(left, int((self.until - time.monotonic()) / usual)))
 
     @contextmanager
@@ -355,12 +358,13 @@ class Attempts:
         else:
             line = kept
             facts.seconds = kept.seen.play.seconds
+
         self.deadlines = line.deadlines
         assert self.deadlines is not None
         self._report(facts, kept=kept is not None, quiet=known is not None)
         return self.deadlines
 
-    def play(self, wanted: Wanted, bucket: str = "") -> Observation:
+    def play(self, wanted: AttemptWanted, bucket: str = "") -> Observation:
         """One attempt; what was asked for before costs no start.
 
         Args:
@@ -371,22 +375,26 @@ class Attempts:
         """
         return self.several([wanted], bucket)[0]
 
-    def several(self, wanted: Sequence[Wanted], bucket: str = "") -> list[Observation]:
+    def several(
+        self, wanted: Sequence[AttemptWanted], bucket: str = ""
+    ) -> list[Observation]:
         """As :meth:`play`; beside each other where places are free."""
         works: dict[Key, Callable[[], None]] = {}
-        for one in wanted:
-            key = self._key(one)
+        for attempt in wanted:
+            key = self._key(attempt)
             if key in self._asked or key in works:
                 continue
             if self.left < 1:
                 raise Spent
-            facts = self._counted(one.what, len(one.case.operations))
-            works[key] = functools.partial(self._known, key, facts, one, bucket)
+            facts = self._counted(attempt.what, len(attempt.case.operations))
+            works[key] = functools.partial(self._known, key, facts, attempt, bucket)
+
         if len(works) > 1:
             self.search.beside(list(works.values()))
+        # What no free place made is made here, one after the other.
         for key in works.keys() - self._asked.keys():
             works[key]()
-        return [self._asked[self._key(one)] for one in wanted]
+        return [self._asked[self._key(attempt)] for attempt in wanted]
 
     def whole(self, seen: Observation) -> Played:
         """All that an attempt recorded; it was kept beside its log."""
@@ -404,7 +412,7 @@ class Attempts:
 
     # ------------------------------------------------------------------ one attempt
 
-    def _key(self, wanted: Wanted) -> Key:
+    def _key(self, wanted: AttemptWanted) -> Key:
         cut = f"/{self.blocks}" if self.blocks else ""
         return Key(case_digest(wanted.case) + cut, wanted.how, wanted.nth)
 
@@ -416,21 +424,25 @@ class Attempts:
         self.facts.append(facts)
         return facts
 
-    def _known(self, key: Key, facts: PlayFacts, wanted: Wanted, bucket: str) -> None:
+    def _known(
+        self, key: Key, facts: PlayFacts, wanted: AttemptWanted, bucket: str
+    ) -> None:
         """It is made, or an earlier call made it."""
         kept = self.files.ended.get(key)
         seen = kept.seen if kept else self._made(key, facts, wanted, bucket)
         for name in ("state", "buckets", "start_s", "seconds", "early"):
             setattr(facts, name, getattr(seen.play, name))
         self._asked[key] = seen
-        for one in facts.buckets:
-            best = self.smallest.get(one)
+        for shown in facts.buckets:
+            best = self.smallest.get(shown)
+            # Side findings begin with the smallest case that showed them.
             if best is None or len(wanted.case.operations) < len(best[0].operations):
-                self.smallest[one] = wanted.case, seen
+                self.smallest[shown] = wanted.case, seen
+
         self._report(facts, kept=kept is not None)
 
     def _made(
-        self, key: Key, facts: PlayFacts, wanted: Wanted, bucket: str
+        self, key: Key, facts: PlayFacts, wanted: AttemptWanted, bucket: str
     ) -> Observation:
         """What it showed, written down. Raises Spent: judging it takes one more
         start."""
@@ -448,6 +460,7 @@ class Attempts:
             look = functools.partial(
                 diagnosed, self.deadlines.answer_s, wanted.case.server
             )
+
         order = CaseRun(
             self._id(key),
             self._name(facts),
@@ -464,7 +477,7 @@ class Attempts:
         assert played is not None
         facts.error = result.error
         alone = self.search.judged(case, played)
-        judged = Judged.of([alone, self.comparison.judge(case, played)])
+        judged = OracleReport.of([alone, self.comparison.judge(case, played)])
         seen = observation_of(case, played, judged, facts.model_copy())
         seen.folder = place
         if bucket:
@@ -473,6 +486,7 @@ class Attempts:
             (self.folder / place / PLAYED_FILE).write_text(
                 played.model_dump_json(), encoding="utf-8"
             )
+
         return self.files.end_attempt(key, seen).seen
 
     # ------------------------------------------------------------------ its names
@@ -494,7 +508,7 @@ class Attempts:
 
 
 def requests(number: int) -> str:
-    return f"{number} request{'s' * (number != 1)}"
+    return "1 request" if number == 1 else f"{number} requests"
 
 
 def name_of(facts: PlayFacts, budget: int) -> str:
@@ -506,20 +520,21 @@ def name_of(facts: PlayFacts, budget: int) -> str:
 def attempt_ended(name: str, facts: PlayFacts, *, kept: bool) -> RunEnded:
     """The event of an attempt that has ended, now or in an earlier call."""
     quiet = "nothing is wrong" if facts.state == "ended" else facts.state
+    detail = ""
+    if facts.error:
+        detail = f"the one before it counts for nothing: {facts.error}"
     return RunEnded(
         what=name,
         index=1,
         outcome=bucket_words(facts.buckets) or quiet,
-        detail=f"the one before it counts for nothing: {facts.error}"
-        if facts.error
-        else "",
+        detail=detail,
         tone="bad" if facts.buckets else "soft",
         seconds=facts.seconds,
         kept=kept,
     )
 
 
-def found(name: str, finding: Finding) -> Found:
+def found(name: str, finding: Finding) -> Established:
     """The event of a finding that is new, or has more to say."""
     known = f"known: {finding.known}" if finding.known else "unknown"
     confirmed = "confirmed" if finding.confirmed else "not confirmed"
@@ -527,4 +542,4 @@ def found(name: str, finding: Finding) -> Found:
     rate = f"{finding.rate.failed} of {finding.rate.plays} attempts"
     words = f"{finding.finding_class}, {known}, {confirmed}{shrunk}, {rate}"
     text = f"{name}: {words}, {requests(finding.requests)}: {finding.said}"
-    return Found(text=text, tone="bad" if finding.confirmed else "unsure")
+    return Established(text=text, tone="bad" if finding.confirmed else "unsure")

@@ -16,7 +16,7 @@ from mmrepro.campaign.bisect.options import BisectCommand
 from mmrepro.campaign.bisect.plan import Field
 from mmrepro.campaign.bisect.session import Bisecting
 from mmrepro.campaign.trial import TrialOptions, incident_in
-from mmrepro.campaign.work import Began
+from mmrepro.campaign.work import StartedRun
 from mmrepro.failure.documents import INCIDENT_FILE, Incident
 from mmrepro.failure.documents.finding import load as load_finding
 from mmrepro.failure.documents.here import FINDING, LAST, names, place
@@ -32,20 +32,20 @@ from mmrepro.scenario.registry import scenario_names
 from mmrepro.search.oracle.judged import alike
 from mmrepro.search.replay.options import ReplayCommand
 from mmrepro.search.replay.pursue import COMPARED, LOUD
-from mmrepro.search.replay.store import PLAYS_DIR, VERDICTS, Ended
+from mmrepro.search.replay.store import PLAYS_DIR, VERDICTS, AttemptEnded
 from mmrepro.search.replay.unlisted import refuse_unlisted
 from mmrepro.traffic.case.files import case_digest, read_case, read_contents, write_case
 from mmrepro.traffic.case.model import CASE_DIR, CASE_FILE, Case
 
-NOT_SERVED = ("401", "403", "404", "405", "501")
+_NOT_SERVED = ("401", "403", "404", "405", "501")
 """Statuses of a release that has no such endpoint: a request so answered tested
 nothing."""
-STARTS = 14
+_STARTS = 14
 """Servers that one replay without shrinking starts, about, at most."""
 
 
 @dataclass(frozen=True)
-class Subject:
+class CaseSubject:
     """A case that is to be bisected.
 
     Attributes:
@@ -103,15 +103,18 @@ class Subject:
         """How it is run, from the copy that is written into ``folder``. Raises
         UsageError: an image is missing; UnwritableOutput."""
         self.write(folder)
-        one = self.finding
-        if one is None:
+        finding = self.finding
+        if finding is None:
             return ByReplay(folder / CASE_FILE)
         return ByReplay(
-            folder / CASE_FILE, one.bucket, one.known or "", dict(one.observed)
+            folder / CASE_FILE,
+            finding.bucket,
+            finding.known or "",
+            dict(finding.observed),
         )
 
 
-def subject(word: str) -> Subject | None:
+def subject(word: str) -> CaseSubject | None:
     """The case or finding that ``word`` names; None: it is a scenario's name, or its
     file.
 
@@ -129,16 +132,19 @@ def subject(word: str) -> Subject | None:
     named = FINDING.fullmatch(word) or word.isdecimal() or word == LAST
     if not (there or named or path.suffix == ".json" or word in names("finding")):
         return None
-    found = place(path, "finding")
+    there_is = place(path, "finding")
     try:
-        loaded = load_finding(found)
+        loaded = load_finding(there_is)
     except BadIncident:
-        case, folder = read_case(found)
-        return Subject(found, _playable(case, found), folder)
+        case, folder = read_case(there_is)
+        return CaseSubject(there_is, _playable(case, there_is), folder)
+
     if loaded.case is None or loaded.folder is None:
-        raise UsageError(f"{found} has no case that could be sent.")
+        raise UsageError(f"{there_is} has no case that could be sent.")
     # The images of a finding's case lie in its own folder.
-    return Subject(found, _playable(loaded.case, found), loaded.folder, loaded.finding)
+    return CaseSubject(
+        there_is, _playable(loaded.case, there_is), loaded.folder, loaded.finding
+    )
 
 
 def _playable(case: Case, place: Path) -> Case:
@@ -166,7 +172,7 @@ class ByReplay:
     known: str = ""
     observed: Mapping[str, str] = field(default_factory=dict)
     file: str = REPLAY_FILE
-    starts: int = STARTS
+    starts: int = _STARTS
 
     def command(self, cell: Cell, options: TrialOptions) -> ReplayCommand:
         return ReplayCommand(
@@ -186,54 +192,62 @@ class ByReplay:
         except BadIncident:
             kind = Lost.USAGE if code == ExitCode.USAGE else Lost.INFRASTRUCTURE
             return {"lost": kind, "error": words or f"mmrepro replay ended with {code}"}
+
         if replay.state != "complete":
             return {"lost": Lost.INFRASTRUCTURE, "error": replay.failure or words}
         shown = self._shown(replay)
         buckets = [shown[0]] if shown else []
-        buckets += [f.bucket for f in replay.findings]
-        told: dict[str, object] = {
+        buckets += [finding.bucket for finding in replay.findings]
+        facts: dict[str, object] = {
             "fidelity": replay.fidelity,
             "start_mode": replay.start_mode,
             "conditions": dict.fromkeys(buckets, Truth.MET),
         }
         if shown is not None:
-            return {**told, "outcome": Outcome.REPRODUCED, "explanation": shown[1]}
-        starts = [
-            f for f in replay.findings if f.finding_class is FindingClass.START_FAILURE
-        ]
-        if starts:
-            return {**told, "lost": Lost.INFRASTRUCTURE, "error": starts[0].observation}
-        outcome, why = self._without(replay, answers_in(folder))
-        return {**told, "outcome": outcome, "explanation": why}
+            return {**facts, "outcome": Outcome.REPRODUCED, "explanation": shown[1]}
+        for finding in replay.findings:
+            if finding.finding_class is FindingClass.START_FAILURE:
+                error = finding.observation
+                return {**facts, "lost": Lost.INFRASTRUCTURE, "error": error}
+        outcome, why = self._without(replay, _answers_in(folder))
+        return {**facts, "outcome": outcome, "explanation": why}
 
     def _shown(self, replay: Replay) -> tuple[str, str] | None:
         """The failure as the replay shows it, its bucket and a sentence; None: it does
         not."""
-        for one in replay.findings:
-            known = bool(self.known) and one.known == self.known
-            if known or (
-                alike(one.bucket, self.bucket) if self.bucket else _starts(one)
-            ):
-                rate = f"{one.rate.failed} of {one.rate.plays} attempts"
-                return one.bucket, f"{one.observation} ({rate})"
+        for finding in replay.findings:
+            if self._is_it(finding):
+                rate = f"{finding.rate.failed} of {finding.rate.plays} attempts"
+                return finding.bucket, f"{finding.observation} ({rate})"
+
         for seen in replay.unconfirmed:
             if self.bucket and alike(seen.bucket, self.bucket):
                 return seen.bucket, f"{seen.said.rstrip('.')} (once, and not again)"
         return None
+
+    def _is_it(self, finding: Finding) -> bool:
+        if self.known and finding.known == self.known:
+            return True
+        if self.bucket:
+            return alike(finding.bucket, self.bucket)
+        return _starts(finding)
 
     def _without(
         self, replay: Replay, answers: Mapping[str, str]
     ) -> tuple[Outcome, str]:
         """The outcome of a replay that does not show the failure, and why."""
         for op, answer in answers.items():
-            if answer in NOT_SERVED and not self.observed.get(op, "").startswith(
-                answer
-            ):
+            # A release that does not have the endpoint tests nothing of it.
+            was_so = self.observed.get(op, "").startswith(answer)
+            if answer in _NOT_SERVED and not was_so:
                 return Outcome.INCONCLUSIVE, f"{op} got {answer}: nothing was tested"
-        if other := next((f for f in replay.findings if f.finding_class in LOUD), None):
-            said = f"another failure: {other.finding_class}, {other.observation}"
-            return Outcome.DIFFERENT_FAILURE, said
-        if any(f"/{one}" in f"/{self.bucket}" for one in COMPARED) and replay.unseen:
+
+        for finding in replay.findings:
+            if finding.finding_class in LOUD:
+                said = f"another failure: {finding.finding_class}, "
+                return Outcome.DIFFERENT_FAILURE, said + finding.observation
+        compared = any(f"/{kind}" in f"/{self.bucket}" for kind in COMPARED)
+        if compared and replay.unseen:
             return Outcome.INCONCLUSIVE, replay.unseen[0]
         refused = [
             f"{op} got {answer}" for op, answer in answers.items() if answer[:1] == "4"
@@ -247,13 +261,17 @@ def _starts(finding: Finding) -> bool:
     return finding.confirmed and finding.finding_class is not FindingClass.START_FAILURE
 
 
-def answers_in(folder: Path) -> dict[str, str]:
+def _answers_in(folder: Path) -> dict[str, str]:
     """What came of each request in the first attempt of the replay in ``folder``: its
     status, stuck, left, unsent or broken; {}: nothing can be read."""
     try:
         lines = (folder / VERDICTS_FILE).read_bytes().splitlines()
         read = (VERDICTS.lines.validate_json(line) for line in lines)
-        whole = (one for one in read if isinstance(one, Ended) and one.how == "whole")
+        whole = (
+            line
+            for line in read
+            if isinstance(line, AttemptEnded) and line.how == "whole"
+        )
         return dict(next(whole).seen.answers)
     except (OSError, ValueError, StopIteration):
         return {}
@@ -264,7 +282,7 @@ class BisectingCase(Bisecting):
 
     def __init__(
         self,
-        subject: Subject,
+        subject: CaseSubject,
         options: BisectCommand,
         field: Field,
         *,
@@ -283,13 +301,13 @@ class BisectingCase(Bisecting):
         """By the case's place: the name is of this bisection only."""
         return super().command(**{"scenario": os.fspath(self.subject.place), **changed})
 
-    def attempt(self, want: Began) -> Attempt:
+    def attempt(self, want: StartedRun) -> Attempt:
         """Of a case alone, the first run that shows a failure says which one is looked
         for."""
         attempt = super().attempt(want)
         if attempt.outcome is Outcome.REPRODUCED and not self.making.bucket:
             self.making.bucket = next(iter(attempt.conditions))
-            self.making.observed = answers_in(self.folder / attempt.incident)
+            self.making.observed = _answers_in(self.folder / attempt.incident)
         return attempt
 
     def incident(self, attempt: Attempt) -> Incident | None:

@@ -10,13 +10,13 @@ from dataclasses import dataclass, field
 from mmrepro.campaign.search import Spent
 from mmrepro.failure.documents.replay import Rate
 from mmrepro.search.replay.attempts import Attempts
-from mmrepro.search.replay.shrink import Verdict
-from mmrepro.search.replay.store import Observation, Wanted
+from mmrepro.search.replay.shrink import CandidateVerdict
+from mmrepro.search.replay.store import AttemptWanted, Observation
 from mmrepro.traffic.case.files import case_digest
 from mmrepro.traffic.case.model import Case
 
-CONFIDENCE = 0.95
-WRONG = 0.05
+_CONFIDENCE = 0.95
+_WRONG = 0.05
 """Chance that any of the steps of a shrinking takes a failing case for one that does
 not fail."""
 _STEPS = 60
@@ -26,14 +26,13 @@ _STEPS = 60
 def rate_of(failed: int, plays: int) -> Rate:
     """With its exact (Clopper-Pearson) interval: each end leaves half of the doubt
     outside."""
-    doubt = (1 - CONFIDENCE) / 2
-    low = 0.0 if not failed else _where(lambda p: _at_least(failed, plays, p) < doubt)
-    high = (
-        1.0
-        if failed == plays
-        else _where(lambda p: _at_least(failed + 1, plays, p) < 1 - doubt)
-    )
-    return Rate(failed=failed, plays=plays, low=low, high=high, confidence=CONFIDENCE)
+    doubt = (1 - _CONFIDENCE) / 2
+    low, high = 0.0, 1.0
+    if failed:
+        low = _where(lambda p: _at_least(failed, plays, p) < doubt)
+    if failed != plays:
+        high = _where(lambda p: _at_least(failed + 1, plays, p) < 1 - doubt)
+    return Rate(failed=failed, plays=plays, low=low, high=high, confidence=_CONFIDENCE)
 
 
 def repeats(rate: float, steps: int, most: int) -> int:
@@ -45,7 +44,9 @@ def repeats(rate: float, steps: int, most: int) -> int:
         return 1
     if rate <= 0:
         return most
-    needed = math.ceil(math.log(WRONG / max(1, steps)) / math.log(1 - rate))
+    # All steps together may be wrong once in twenty cases, so each may be by that share
+    # alone.
+    needed = math.ceil(math.log(_WRONG / max(1, steps)) / math.log(1 - rate))
     return max(1, min(most, needed))
 
 
@@ -67,7 +68,10 @@ def _where(below: Callable[[float], bool]) -> float:
     low, high = 0.0, 1.0
     for _ in range(_STEPS):
         middle = (low + high) / 2
-        low, high = (middle, high) if below(middle) else (low, middle)
+        if below(middle):
+            low = middle
+        else:
+            high = middle
     return (low + high) / 2
 
 
@@ -76,24 +80,27 @@ GIVE_UP, MOST = 7, 12
 of every second play shows itself again within seven in 99 of 100 cases."""
 SELDOM = 24
 """Plays in all of what was seen again, and not yet as often as confirms it."""
-WIDE = 0.6
+_WIDE = 0.6
 """An interval as wide as this tells little more than that it comes and goes."""
 
 
 def tally(seens: Sequence[Observation]) -> dict[str, tuple[int, int]]:
-    """Of each bucket how often it was seen again, and in how many plays: that it was
-    seen at all is why it is asked for, so its first sighting counts for nothing. The
-    worst class first."""
-    found: dict[str, tuple[int, int]] = {}
+    """Count of each bucket how often it was seen again, and in how many plays. The
+    worst class comes first."""
+    counts: dict[str, tuple[int, int]] = {}
     classes: dict[str, int] = {}
     for number, seen in enumerate(seens):
         for sighting in seen.sightings:
             bucket = sighting.bucket
-            if bucket not in found:
-                others = [s.has(bucket) for n, s in enumerate(seens) if n != number]
-                found[bucket] = sum(others), len(others)
-                classes[bucket] = sighting.finding_class.place
-    return dict(sorted(found.items(), key=lambda item: classes[item[0]]))
+            if bucket in counts:
+                continue
+            # That it was seen at all is why it is asked for: its first sighting would
+            # raise the rate, and counts for nothing.
+            others = [s for n, s in enumerate(seens) if n != number]
+            counts[bucket] = sum(s.has(bucket) for s in others), len(others)
+            classes[bucket] = sighting.finding_class.place
+
+    return dict(sorted(counts.items(), key=lambda item: classes[item[0]]))
 
 
 def decided(
@@ -109,12 +116,13 @@ def decided(
     least = max(least, repeat)
     if plays < least:
         return False
+    # It showed each time, or never: no interval is needed.
     if failed in (0, plays):
         return failed == plays or plays >= max(give_up, least)
     if failed < repeat:
         return plays >= max(SELDOM, least)
     rate = rate_of(failed, plays)
-    return plays >= max(MOST, least) or rate.high - rate.low <= WIDE
+    return plays >= max(MOST, least) or rate.high - rate.low <= _WIDE
 
 
 @dataclass
@@ -136,8 +144,8 @@ class Candidates:
     repeats: int = 1
     reserve: int = 0
     jobs: int = 1
-    known: dict[str, Verdict] = field(default_factory=dict)
-    made: dict[str, Verdict] = field(default_factory=dict)
+    known: dict[str, CandidateVerdict] = field(default_factory=dict)
+    made: dict[str, CandidateVerdict] = field(default_factory=dict)
 
     @property
     def left(self) -> int:
@@ -145,12 +153,12 @@ class Candidates:
         return max(0, self.plays.left - self.reserve) // self.repeats
 
     @property
-    def verdicts(self) -> dict[str, Verdict]:
+    def verdicts(self) -> dict[str, CandidateVerdict]:
         """All that there are."""
         return {**self.known, **self.made}
 
-    def __call__(self, case: Case, what: str) -> Verdict:
-        """Raises Spent."""
+    def __call__(self, case: Case, what: str) -> CandidateVerdict:
+        """Judge a candidate. Raises Spent: no start is left for it."""
         digest = case_digest(case)
         if digest in self.known:
             return self.known[digest]._replace(again=True)
@@ -160,25 +168,31 @@ class Candidates:
         for index in range(1, self.repeats + 1):
             if self.plays.left - self.reserve < 1:
                 raise Spent
-            seen = self.plays.play(Wanted(case, "shrink", index, what))
+            seen = self.plays.play(AttemptWanted(case, "shrink", index, what))
             if self.shows(seen):
-                self.known[digest] = Verdict(True, 1, index, seen)
+                self.known[digest] = CandidateVerdict(True, 1, index, seen)
                 break
         else:
-            self.known[digest] = Verdict(False, 0, self.repeats)
+            self.known[digest] = CandidateVerdict(False, 0, self.repeats)
+
         return self.known[digest]
 
     def beside(self, candidates: Sequence[tuple[Case, str]]) -> None:
         """Make attempts at these at once: one that is asked for, and others that may
         be; they count as starts once they are. Only where one attempt at each tells."""
-        new = {case_digest(case): (case, what) for case, what in candidates}
-        new = {
-            digest: one for digest, one in new.items() if digest not in self.verdicts
-        }
+        verdicts = self.verdicts
+        new: dict[str, AttemptWanted] = {}
+        for case, what in candidates:
+            digest = case_digest(case)
+            if digest not in verdicts:
+                new[digest] = AttemptWanted(case, "shrink", 1, what)
+
         if self.repeats > 1 or len(new) < 2 or self.left < len(new):
             return
-        wanted = [Wanted(case, "shrink", 1, what) for case, what in new.values()]
-        for digest, seen in zip(new, self.plays.several(wanted), strict=True):
+        seens = self.plays.several(list(new.values()))
+        for digest, seen in zip(new, seens, strict=True):
             fails = self.shows(seen)
-            self.made[digest] = Verdict(fails, int(fails), 1, seen if fails else None)
+            self.made[digest] = CandidateVerdict(
+                fails, int(fails), 1, seen if fails else None
+            )
         self.plays.unasked += len(new)

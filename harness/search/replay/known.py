@@ -37,25 +37,26 @@ from mmrepro.traffic.case.sending import Played, PlayState
 from packaging.version import Version
 
 DIAGNOSIS_DIR = "diagnosis"
-LOG_S = 30.0
-TRIED = 3
+_LOG_S = 30.0
+_TRIED = 3
 """Scenarios that are named where none fits."""
 
 
 def diagnosed(
     deadline_s: float, server: ServerWanted, url: str, pid: int, log: Path
 ) -> LiveLook:
-    """Diagnoses a server while it lives; the incident goes beside the attempt's
+    """Diagnose a server while it lives; the incident goes beside the attempt's
     evidence."""
     out = log.parent.parent / DIAGNOSIS_DIR
     options = DiagnoseCommand(
         url=url, pid=pid, logs=(log,), out=out, deadline_s=max(1.0, deadline_s)
     )
     try:
-        found = diagnose(options, typed=server.args)
+        incident = diagnose(options, typed=server.args)
     except MmreproError as error:
         return LiveLook(why=f"the server could not be looked at: {error.message}")
-    return LiveLook(matches=found.diagnosis.matches, diagnosis=DIAGNOSIS_DIR)
+
+    return LiveLook(matches=incident.diagnosis.matches, diagnosis=DIAGNOSIS_DIR)
 
 
 def named(
@@ -76,32 +77,35 @@ def named(
     if not seen.has(bucket):
         return seen
     matches = looked.matches
+    # Nobody could look at a server that was gone: its log is what is left.
     if played.state in (PlayState.START_FAILED, PlayState.DIED):
         matches = by_log(case, played, folder)
     if matches is None:
-        found = Named(why=looked.why or "nobody looked at the server")
+        name = Named(why=looked.why or "nobody looked at the server")
+    # The worst failure of an attempt comes first, and is what a signature would
+    # recognise.
     elif not alike(seen.sightings[0].bucket, bucket):
         worse = seen.sightings[0].finding_class
-        found = Named(
+        name = Named(
             why=f"the same requests also show a {worse}: a name would be of that"
         )
     else:
-        found = best(matches)
+        name = best(matches)
+
     sighting = seen.sighting(bucket)
-    if (
-        found.known is None
-        and sighting is not None
-        and sighting.finding_class in SILENT
-    ):
-        refused = [op for op, answer in seen.answers.items() if answer[:1] == "4"]
-        taken = {op for op in seen.sent if op not in refused} | set(sighting.operations)
-        found = recognised(
-            sighting, case.keeping(taken), folder, found.why, played.device
-        )
+    silent = sighting is not None and sighting.finding_class in SILENT
+    if name.known is None and sighting is not None and silent:
+        taken = set(sighting.operations)
+        for op in seen.sent:
+            if not seen.answers.get(op, "").startswith("4"):
+                taken.add(op)
+        left = case.keeping(taken)
+        name = recognised(sighting, left, folder, name.why, played.device)
+
     hung = played.state is PlayState.HUNG
     diagnosis = looked.diagnosis if hung else ""
-    found = found.model_copy(update={"bucket": bucket, "diagnosis": diagnosis})
-    return seen.model_copy(update={"named": found})
+    name = name.model_copy(update={"bucket": bucket, "diagnosis": diagnosis})
+    return seen.model_copy(update={"named": name})
 
 
 def by_log(case: Case, played: Played, folder: Path) -> list[Match]:
@@ -112,7 +116,7 @@ def by_log(case: Case, played: Played, folder: Path) -> list[Match]:
     probe = LogsProbe(
         folder / played.log_file, union(scenarios), engine.progress_pattern or None
     )
-    result = run_probe(probe, folder, LOG_S, phase="check", label="known")
+    result = run_probe(probe, folder, _LOG_S, phase="check", label="known")
     gone = {CORE_ALIVE: False} if played.state is PlayState.DIED else {}
     known = {
         "facts": played.evidence.facts | gone,
@@ -135,9 +139,9 @@ def best(matches: Sequence[Match]) -> Named:
     first = matches[0] if matches else None
     if first is not None and first.fit is Fit.MATCH:
         return Named(known=first.scenario, variant=first.variant, why=first.why)
-    close = [m for m in matches if m.fit in (Fit.LIKELY, Fit.SYMPTOM_ONLY)][:TRIED]
-    told = "; ".join(f"{m.scenario}: {m.fit}, {m.why}" for m in close)
-    return Named(why=told or "no known failure's signature is met")
+    close = [m for m in matches if m.fit in (Fit.LIKELY, Fit.SYMPTOM_ONLY)][:_TRIED]
+    words = "; ".join(f"{m.scenario}: {m.fit}, {m.why}" for m in close)
+    return Named(why=words or "no known failure's signature is met")
 
 
 def recognised(
@@ -156,6 +160,7 @@ def recognised(
         made = pictures(case, folder.parent.parent)
     except UsageError as error:
         return Named(why=f"{why}; the pictures cannot be read: {error.message}")
+
     failure = Failure(
         sighting.finding_class,
         sighting.bucket,
@@ -164,25 +169,28 @@ def recognised(
         made,
         device,
     )
-    told = [why]
+    reasons = [why]
     for scenario in all_scenarios():
         if scenario.engine != case.server.engine:
             continue
         if type(scenario).recognises is Scenario.recognises:
             continue
+        # A scenario may be anybody's: what it raises is not this replay's failure.
         try:
-            found = scenario.recognises(failure)
+            judged = scenario.recognises(failure)
         except Exception as error:
-            found = Judgement.unknown(
+            judged = Judgement.unknown(
                 f"looking for it failed: {type(error).__name__}: {error}"
             )
-        if found.truth is Truth.MET:
+
+        if judged.truth is Truth.MET:
             return Named(
-                known=scenario.name, variant=scenario.variant, why=found.observed
+                known=scenario.name, variant=scenario.variant, why=judged.observed
             )
-        if found.truth is Truth.UNKNOWN:
-            told.append(f"{scenario.full_name}: {found.observed}")
-    return Named(why="; ".join(told))
+        if judged.truth is Truth.UNKNOWN:
+            reasons.append(f"{scenario.full_name}: {judged.observed}")
+
+    return Named(why="; ".join(reasons))
 
 
 def mitigation(named: Named, release: str) -> str:
@@ -193,22 +201,24 @@ def mitigation(named: Named, release: str) -> str:
     scenario = known_scenario(named.known, trust=False)
     if named.variant not in ("", scenario.variant):
         return ""
-    for one in scenario.mitigations:
-        if not one.release and one.effective_on.contains(
-            Version(release), prereleases=True
-        ):
-            return f"{scenario.name}/{one.name}"
+    version = Version(release)
+    for way in scenario.mitigations:
+        if way.release:
+            continue
+        if way.effective_on.contains(version, prereleases=True):
+            return f"{scenario.name}/{way.name}"
+
     return ""
 
 
 # -------------------------------------------------------------- a scenario of a finding
 
-INWARD = " > "
+_INWARD = " > "
 """Between the functions of a hang's bucket, outermost first."""
 
 
 @dataclass(frozen=True)
-class Signature:
+class _Signature:
     """What of a class of findings a scenario looks for, as Python.
 
     Attributes:
@@ -223,50 +233,58 @@ class Signature:
     healthy: str = ""
 
 
-def signature_of(finding: Finding, case: Case) -> Signature:
+def signature_of(finding: Finding, case: Case) -> _Signature:
     """What a run of the case must show to be this finding again."""
     pattern = exception_pattern(finding.log_lines)
-    logged = ('in_log("the log holds the exception that the replay saw", "exception")',)
-    failing = [
-        op for op in finding.operations if op in {one.id for one in case.operations}
-    ]
+    logged: tuple[str, ...] = ()
+    if pattern:
+        words = "the log holds the exception that the replay saw"
+        logged = (f'in_log("{words}", "exception")',)
+    ids = {op.id for op in case.operations}
+    failing = [op for op in finding.operations if op in ids]
     if finding.finding_class is FindingClass.HANG:
+        symptoms = ("some_request_unanswered()", "new_request_unanswered()")
         path = hang_path(finding.bucket)
-        stands = (f"stands_in({', '.join(map(repr, path))})",) if path else ()
-        seen = ("some_request_unanswered()", "new_request_unanswered()")
-        return Signature(
-            seen, stands or (logged if pattern else ()), "" if stands else pattern
-        )
+        if not path:
+            return _Signature(symptoms, logged, pattern)
+        functions = ", ".join(map(repr, path))
+        return _Signature(symptoms, (f"stands_in({functions})",))
+
     if finding.finding_class is FindingClass.DEATH:
-        return Signature(("server_gone()",), logged if pattern else (), pattern)
+        return _Signature(("server_gone()",), logged, pattern)
     if finding.finding_class is FindingClass.FAILING:
-        return Signature(("every_request_fails()",), logged if pattern else (), pattern)
+        return _Signature(("every_request_fails()",), logged, pattern)
     if finding.finding_class is FindingClass.SERVER_ERROR:
         labels = ", ".join(map(repr, failing[:3]))
-        fails = (f"fails_in_server({labels})",) if labels else ()
-        healthy = f", answered({labels})" if labels else ""
-        return Signature(fails, logged if pattern else (), pattern, healthy=healthy)
-    return Signature(observed=_observed(finding, failing or [case.operations[-1].id]))
+        if not labels:
+            return _Signature((), logged, pattern)
+        fails = (f"fails_in_server({labels})",)
+        return _Signature(fails, logged, pattern, healthy=f", answered({labels})")
+
+    return _Signature(observed=_observed(finding, failing or [case.operations[-1].id]))
 
 
 def _observed(finding: Finding, failing: list[str]) -> dict[str, str]:
     """What is seen of the first answer that shows it."""
-    for one in finding.expectations:
-        if one.cached_at_most is not None:
+    for expectation in finding.expectations:
+        operation, most = expectation.operation, expectation.cached_at_most
+        if most is not None:
             return {
-                "statement": f"{one.operation} takes more than {one.cached_at_most} "
-                "tokens from the cache",
-                "label": one.operation,
-                "test": f"(sent.cached_tokens or 0) > {one.cached_at_most}",
+                "statement": f"{operation} takes more than {most} tokens from the "
+                "cache",
+                "label": operation,
+                "test": f"(sent.cached_tokens or 0) > {most}",
                 "told": "{sent.cached_tokens} tokens from the cache",
             }
-        if one.text is not None:
+
+        if expectation.text is not None:
             return {
-                "statement": f"{one.operation} is answered otherwise than it should be",
-                "label": one.operation,
-                "test": f"sent.answered and sent.text != {one.text!r}",
+                "statement": f"{operation} is answered otherwise than it should be",
+                "label": operation,
+                "test": f"sent.answered and sent.text != {expectation.text!r}",
                 "told": "{sent.reply} {sent.text[:80]!r}",
             }
+
     return {
         "statement": "TODO: what of the answer shows it",
         "label": failing[0],
@@ -279,7 +297,7 @@ def hang_path(bucket: str) -> list[str]:
     """The functions in which a hang of this bucket stands, outermost first; []: none
     are known."""
     where = bucket.rpartition("/")[2]
-    return where.split(INWARD) if where else []
+    return where.split(_INWARD) if where else []
 
 
 def exception_pattern(lines: list[str]) -> str:
@@ -289,9 +307,13 @@ def exception_pattern(lines: list[str]) -> str:
         r"(?:[A-Za-z_]\w*\.)*([A-Za-z_]\w*(?:Error|Exception|Exit|Interrupt))\b(.*)"
     )
     for line in lines:
-        if found := named.search(line):
-            words = re.split(r"[\d'\"`/]|0x", found[2], maxsplit=1)[0][:60].rstrip()
-            return re.escape(found[1] + words).replace("\\ ", " ")
+        raised = named.search(line)
+        if raised is None:
+            continue
+        steady = re.split(r"[\d'\"`/]|0x", raised[2], maxsplit=1)[0]
+        words = steady[:60].rstrip()
+        return re.escape(raised[1] + words).replace("\\ ", " ")
+
     return ""
 
 
@@ -304,8 +326,7 @@ def server_wanted(
     """The server: a case's own, for a recording that of the engine's scenarios; what
     ``asked`` says goes over both. Raises UsageError: no engine, or none of that name,
     no such release, or a case that sets what others may not set."""
-    places = (place for place in (resume, file) if place)
-    kept = next((p for p in places if p.name == CASE_FILE or holds_case(p)), None)
+    kept = _case_in(resume) or _case_in(file)
     own = read_case(kept)[0].server if kept else None
     if own is not None and asked.get("engine", own.engine) != own.engine:
         raise UsageError(
@@ -313,6 +334,7 @@ def server_wanted(
             "engine has other options.",
             hint=f"leave --engine out, or change the server in {CASE_FILE}",
         )
+
     if own is None:
         if "engine" not in asked:
             raise UsageError(
@@ -323,21 +345,28 @@ def server_wanted(
         own = usual_server(asked["engine"])
     else:
         refuse_unlisted(own, kept or file, asked)
+
     wanted = ServerWanted.model_validate({**own.model_dump(), **asked})
     get_engine(wanted.engine).environment_spec(wanted.release, "cpu")
     return wanted
+
+
+def _case_in(place: Path | None) -> Path | None:
+    """The place itself, if it is a case or a folder that holds one."""
+    if place and (place.name == CASE_FILE or holds_case(place)):
+        return place
+    return None
 
 
 def usual_server(engine: str) -> ServerWanted:
     """The newest release that a known scenario runs, and the tiny model that goes with
     it."""
     known = last_known(engine)
+    names = [name for name, tiny in TINY.items() if type(tiny) is type(known.model)]
     return ServerWanted(
         engine=engine,
         release=known.release,
-        model=next(
-            name for name, tiny in TINY.items() if type(tiny) is type(known.model)
-        ),
+        model=names[0],
         max_model_len=known.max_model_len,
     )
 
@@ -346,6 +375,13 @@ def last_known(engine: str) -> Scenario:
     """The known scenario of ``engine`` with the newest release: release and model go
     together. Of several the one with the model that scenarios have by themselves."""
     tiny = {type(model) for model in TINY.values()}
-    found = [s for s in all_scenarios() if s.engine == engine and type(s.model) in tiny]
     usual = type(Scenario.model)
-    return max(found, key=lambda one: (Version(one.release), type(one.model) is usual))
+
+    def newest(scenario: Scenario) -> tuple[Version, bool]:
+        return Version(scenario.release), type(scenario.model) is usual
+
+    scenarios: list[Scenario] = []
+    for scenario in all_scenarios():
+        if scenario.engine == engine and type(scenario.model) in tiny:
+            scenarios.append(scenario)
+    return max(scenarios, key=newest)

@@ -12,10 +12,10 @@ from mmrepro.base.machine.files import device_of
 from mmrepro.base.options import ENGINE, LIMITS, Command, option
 from mmrepro.engines.models.tiny import TINY
 from mmrepro.runs.options import StartMode
-from mmrepro.traffic.capture.mooncake import Excerpt
+from mmrepro.traffic.capture.mooncake import RecordingExcerpt
 from mmrepro.traffic.case.model import ServerWanted
 
-BUDGET, REPEATS, TIMEOUT_S = 40, 3, 600.0
+_BUDGET, _REPEATS, _TIMEOUT_S = 40, 3, 600.0
 NO_SERVER = ServerWanted(engine="", release="")
 
 
@@ -42,7 +42,7 @@ class ServerCommand(Command):
     seed: int = common.SEED(0)
     shrink: bool = common.SHRINK(True)
     repeat: int = common.REPEAT(
-        REPEATS,
+        _REPEATS,
         help="Number of replays on fresh servers that confirm a finding.",
         most=100,
     )
@@ -51,7 +51,7 @@ class ServerCommand(Command):
         help="How servers are started; see mmrepro run --help. auto means warm here.",
     )
     timeout_s: float = common.TIMEOUT(
-        TIMEOUT_S, help="Time limit until a server is ready."
+        _TIMEOUT_S, help="Time limit until a server is ready."
     )
     ray: str = common.RAY("")
     events: str = common.EVENTS("")
@@ -98,6 +98,7 @@ class ServerCommand(Command):
             if not (sign and name.isidentifier()):
                 raise UsageError(f"--env {text}: a variable is given as NAME=VALUE.")
             env[name] = value
+
         asked = {
             "release": self.release,
             "model": self.model,
@@ -116,8 +117,8 @@ class TrafficCommand(ServerCommand):
     window: tuple[float, float] | None = common.WINDOW(None)
 
     @property
-    def excerpt(self) -> Excerpt:
-        return Excerpt(self.first, *(self.window or ()))
+    def excerpt(self) -> RecordingExcerpt:
+        return RecordingExcerpt(self.first, *(self.window or ()))
 
 
 @dataclass(frozen=True)
@@ -126,6 +127,11 @@ class ReplayCommand(TrafficCommand):
     ``resume``."""
 
     COMMAND: ClassVar[str] = "replay"
+    DOCUMENTS: ClassVar[tuple[str, ...]] = (
+        "mmrepro.failure.documents.replay:Replay",
+        # Nothing prints a case, which people write by hand: it is what is read here.
+        "mmrepro.traffic.case.model:Case",
+    )
     file: Path = option(
         Path(),
         "A HAR, an OpenAI Batch JSONL, a Mooncake trace, a log of vLLM or SGLang, or a "
@@ -175,7 +181,7 @@ class ReplayCommand(TrafficCommand):
         "[REQUEST:]NAME=VALUE",
     )
     budget: int = option(
-        BUDGET, "Maximum number of server starts.", "N", LIMITS, least=2, most=10_000
+        _BUDGET, "Maximum number of server starts.", "N", LIMITS, least=2, most=10_000
     )
     jobs: int | None = common.JOBS(
         None, help="Number of servers at a time.", shown="as memory and cores allow"
@@ -189,12 +195,12 @@ class ReplayCommand(TrafficCommand):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.repeat < 1:
-            raise UsageError("--repeat is at least 1.", hint=f"--repeat {REPEATS}")
+            raise UsageError("--repeat is at least 1.", hint=f"--repeat {_REPEATS}")
         if self.budget < 2 + self.repeat:
             raise UsageError(
                 f"--budget {self.budget} is not enough: one start for the deadlines, "
                 f"one for the traffic, and {self.repeat} that confirm what it shows.",
-                hint=f"--budget {BUDGET}",
+                hint=f"--budget {_BUDGET}",
             )
 
     def written(self) -> Self:

@@ -5,20 +5,21 @@ from __future__ import annotations
 import os
 import shutil
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 import psutil
+from mmrepro.base.errors import UsageError
 from mmrepro.base.machine.files import is_there
 from mmrepro.base.records import FindingClass
-from mmrepro.campaign.campaign import Campaign, State
+from mmrepro.campaign.campaign import Campaign, CampaignState
 from mmrepro.campaign.events import Note
 from mmrepro.campaign.search import Spent
 from mmrepro.failure.documents.folder import prepared
 from mmrepro.failure.documents.replay import Answer, Finding, Replay, Sighting
 from mmrepro.search.oracle.judge import NO_BLOCKS
-from mmrepro.search.oracle.judged import Judged, alike
+from mmrepro.search.oracle.judged import OracleReport, alike
 from mmrepro.search.replay.attempts import (
     ENDINGS,
     Attempts,
@@ -39,10 +40,10 @@ from mmrepro.search.replay.pursue import (
 )
 from mmrepro.search.replay.store import (
     VERDICTS,
+    AttemptWanted,
     Named,
     Observation,
     ReplayFolder,
-    Wanted,
     WriteReplay,
     answers_of,
 )
@@ -51,31 +52,32 @@ from mmrepro.traffic.capture.messages import Captured
 from mmrepro.traffic.capture.read import read
 from mmrepro.traffic.capture.scale import scale
 from mmrepro.traffic.case.expecting import expecting
+from mmrepro.traffic.case.fetching import asks_elsewhere
 from mmrepro.traffic.case.files import read_case, write_case
 from mmrepro.traffic.case.model import Case
 from mmrepro.traffic.case.sending import PlayState
 from mmrepro.traffic.case.typed import in_order
 
-BOXED = (
+_BOXED = (
     "Servers and clients run in a box (bubblewrap): no network, none of your "
     "files, no rights."
 )
-UNBOXED = (
+_UNBOXED = (
     "Servers and clients run WITHOUT a box, with this machine's network and your files."
 )
-ALONE = 2
+_ALONE = 2
 """Plays of traffic that showed nothing and in which nothing runs beside anything
 else."""
-SHOWN = 12
+_SHOWN = 12
 """Requests of the first play that are listed, at most."""
-QUIET_S = 120.0
+_QUIET_S = 120.0
 """For playing traffic again that showed nothing."""
-LED, LET_GO = 2, 4
+_LED, _LET_GO = 2, 4
 """Plays that show again what somebody else's play showed, before it is shrunk; and
 plays that do not, after which it is let go: other traffic may show it better."""
-OF_ANOTHER = 3
+_OF_ANOTHER = 3
 """Starts that a further finding takes besides its confirmation, about."""
-JOB_BYTES = 3 << 30
+_JOB_BYTES = 3 << 30
 """Memory that a second server must find free: vLLM's, with a tiny model, takes about
 1.5 GiB."""
 
@@ -112,10 +114,15 @@ class Rounds:
             if not (loud or self._start.loud or self._replay.nothing_tested):
                 self._compared(case)
             return
-        if named is not None and (keep_away := mitigation(named, case.server.release)):
+
+        keep_away = ""
+        if named is not None:
+            keep_away = mitigation(named, case.server.release)
+        if keep_away:
             self._mitigated(case, keep_away)
         elif not (loud or self._replay.untestable or self._replay.nothing_tested):
             self._compared(case)
+
         self._side_findings()
 
     def once_more(self, case: Case, what: str) -> None:
@@ -135,31 +142,36 @@ class Rounds:
     def _round(
         self, case: Case, what: str, limits: tuple[str, ...] = ()
     ) -> tuple[bool, Named | None]:
-        """Plays a case until it is known how often it shows what, and makes findings of
+        """Play a case until it is known how often it shows what, and make findings of
         that.
 
         Returns whether it showed anything loud, and the name of the fatal failure, if
         it is known."""
-        seens = []
+        seens: list[Observation] = []
         try:
-            first = self._start.seen or self.plays.play(Wanted(case, "whole", 1, what))
+            first = self._start.seen or self.plays.play(
+                AttemptWanted(case, "whole", 1, what)
+            )
             seens.append(first)
             self._say(first)
             self._answered(case, first)
             started = first.play.state != PlayState.START_FAILED
+            # A server that does not start tells nothing of the requests.
             if not (started or self._start.starts):
                 self._replay.unconfirmed += first.sightings
                 return True, None
+            # The whole case is the smallest one so far of all that it shows.
             for bucket in first.play.buckets:
                 self.plays.smallest.setdefault(bucket, (case, first))
             with self.plays.confirming():
                 while self._open(seens) or self._quiet(case, seens):
-                    again = Wanted(case, "confirm", len(seens), f"{what}, again")
+                    again = AttemptWanted(case, "confirm", len(seens), f"{what}, again")
                     seens.append(self.plays.play(again))
         except Spent:
             self._replay.limits.append(
                 f"{what} was played {len(seens)} times: --budget"
             )
+
         return self._found(case, seens, limits)
 
     def _found(
@@ -173,11 +185,9 @@ class Rounds:
         fatal: Named | None = None
         loud = False
         counts = self._pursuable(seens)
-        sure = [b for b, (failed, _) in counts.items() if failed]
+        sure = [bucket for bucket, (failed, _) in counts.items() if failed]
         for bucket, (failed, plays) in counts.items():
-            seen = next(s for s in seens if s.has(bucket))
-            sighting = seen.sighting(bucket)
-            assert sighting is not None
+            sighting = _first_sighting(seens, bucket)
             loud = loud or sighting.finding_class in LOUD
             if not failed:
                 self._replay.unconfirmed.append(sighting)
@@ -187,12 +197,13 @@ class Rounds:
             before = len(case.operations)
             start = Start(bucket, smaller, small_seen, rate, before, limits, simpler)
             later = len(sure) - sure.index(bucket) - 1
-            reserve = later * (self._options.repeat + OF_ANOTHER)
+            reserve = later * (self._options.repeat + _OF_ANOTHER)
             if sighting.finding_class in FATAL:
                 reserve += 1  # to see what comes after it, if it is known
             named = self._finding(start, min(reserve, self.plays.left // 2))
             if sighting.finding_class in FATAL and fatal is None:
                 fatal = named
+
         return loud, fatal
 
     def _finding(self, start: Start, reserve: int) -> Named | None:
@@ -210,7 +221,12 @@ class Rounds:
         """Whether exactly the same requests were left of another failure: then it is
         what else they show, and no finding of its own."""
         left = [op.id for op in case.operations], case.server.mitigation
-        other = next((f for f, of in self._left if of == left and left[0]), None)
+        other: Finding | None = None
+        for earlier, left_of_it in self._left:
+            if left[0] and left_of_it == left:
+                other = earlier
+                break
+
         if other is None or not (finding.shrunk and other.shrunk):
             self._left.append((finding, left))
             return False
@@ -225,26 +241,21 @@ class Rounds:
     def _mitigated(self, case: Case, keep_away: str) -> None:
         """Once more, with the known fatal failure kept away: what did it hide?"""
         server = case.server.model_copy(update={"mitigation": keep_away})
-        limit = (
-            f"found with the mitigation {keep_away} on, which keeps a known failure "
-            "away"
-        )
+        limit = f"found with the mitigation {keep_away} on, which keeps a known failure away"
         kept = case.model_copy(update={"server": server})
-        known = [f.bucket for f in self._replay.findings]
+        known = [finding.bucket for finding in self._replay.findings]
         if self.plays.left < 1:
             why = f"what comes after it, with {keep_away}, was not looked at: --budget"
             self._replay.limits.append(why)
             return
+
         begun = len(self.plays.facts)
         loud, _ = self._round(kept, f"the whole case, with {keep_away}", (limit,))
-        seen = {
-            bucket for facts in self.plays.facts[begun:] for bucket in facts.buckets
-        }
-        if any(alike(one, other) for one in seen for other in known):
-            why = (
-                f"with the mitigation {keep_away} something of what is known is still "
-                "seen"
-            )
+        seen: list[str] = []
+        for facts in self.plays.facts[begun:]:
+            seen += facts.buckets
+        if any(_is_among(bucket, known) for bucket in seen):
+            why = f"with the mitigation {keep_away} something of what is known is still seen"
             self._replay.limits.append(why)
         elif not loud:
             self._compared(kept, (limit,))
@@ -254,40 +265,22 @@ class Rounds:
         known = len(self._replay.findings)
         try:
             with self.plays.confirming():
-                found = self._silent.compare(case)
-            if found is None:
+                comparison = self._silent.compare(case)
+            if comparison is None:
                 return
-            asked, first = found
-            # What the whole case's play could not see was seen now.
+            asked, first = comparison
             if self.plays.blocks:
-                self._replay.unseen = [
-                    text for text in self._replay.unseen if text != NO_BLOCKS
-                ]
+                # What the whole case's play could not see was seen now.
+                unseen = [text for text in self._replay.unseen if text != NO_BLOCKS]
+                self._replay.unseen = unseen
             self._say(first)
-            seens = [first]
-            try:
-                with self.plays.confirming():
-                    while self._open(seens) or self._led_to(seens):
-                        what = "held against the reference, again"
-                        seens.append(
-                            self.plays.play(Wanted(asked, "confirm", len(seens), what))
-                        )
-            except Spent:
-                told = (
-                    f"what is held against the reference was played {len(seens)} times"
-                )
-                self._replay.limits.append(f"{told}: --budget")
+            seens = self._held_against_reference(asked, first)
             self.plays.blocks = 0  # what is left out may lie in another block then
-            limit = (
-                "found with the requests made greedy and with logprobs: so "
-                "answers compare"
-            )
+            limit = "found with the requests made greedy and with logprobs: so answers compare"
             self._found(asked, seens, (*limits, limit), simpler=False)
             for finding in self._replay.findings[known:]:
-                if (
-                    finding.finding_class is FindingClass.WRONG_ANSWER
-                    and finding.confirmed
-                ):
+                wrong = finding.finding_class is FindingClass.WRONG_ANSWER
+                if wrong and finding.confirmed:
                     self._crossed(finding)
         except Spent:
             self._replay.unseen.append(
@@ -295,15 +288,30 @@ class Rounds:
             )
         finally:
             self._silent.reference, self.plays.blocks = None, 0
-            self._say(Judged.of(self._silent.judged))
+            self._say(OracleReport.of(self._silent.judged))
+
+    def _held_against_reference(
+        self, asked: Case, first: Observation
+    ) -> list[Observation]:
+        """Play what is compared until it is known how often it is wrong."""
+        seens = [first]
+        what = "held against the reference, again"
+        try:
+            with self.plays.confirming():
+                while self._open(seens) or self._led_to(seens):
+                    again = AttemptWanted(asked, "confirm", len(seens), what)
+                    seens.append(self.plays.play(again))
+        except Spent:
+            played = f"what is held against the reference was played {len(seens)} times"
+            self._replay.limits.append(f"{played}: --budget")
+
+        return seens
 
     def _led_to(self, seens: list[Observation]) -> bool:
         """Whether what another play showed beside its reference is still waited for."""
-        return (
-            self._start.compared
-            and len(seens) <= LET_GO
-            and not any(seen.sightings for seen in seens)
-        )
+        if not self._start.compared or len(seens) > _LET_GO:
+            return False
+        return not any(seen.sightings for seen in seens)
 
     def _crossed(self, finding: Finding) -> None:
         """Does the wrong answer follow from what other requests hold? Then it is
@@ -312,55 +320,70 @@ class Rounds:
         judged = self._silent.cross_talk(left, finding.operations)
         self._say(judged)
         for sighting in judged.sightings:
-            finding.finding_class, finding.bucket = (
-                sighting.finding_class,
-                sighting.bucket,
-            )
+            finding.finding_class = sighting.finding_class
+            finding.bucket = sighting.bucket
             show(finding, sighting)
             self.plays.grew(finding)
 
     def _side_findings(self) -> None:
         """What only a smaller case showed, on the way: is it there again?"""
+        what = "a smaller case that showed something else, again"
         for bucket, (case, seen) in sorted(self.plays.smallest.items()):
-            # One option may not go without another: the server that was given does
-            # start.
+            # One option may not go without another: the server that was given does start.
             if self._handled(bucket) or seen.play.state == PlayState.START_FAILED:
                 continue
             seens = [seen]
             try:
                 while self._open(seens):
-                    what = "a smaller case that showed something else, again"
-                    seens.append(
-                        self.plays.play(Wanted(case, "confirm", len(seens), what))
-                    )
+                    again = AttemptWanted(case, "confirm", len(seens), what)
+                    seens.append(self.plays.play(again))
             except Spent:
                 self._replay.limits.append(
                     "what a smaller case showed was not confirmed: --budget"
                 )
+
             self._found(case, seens, ())
 
     def _pursuable(self, seens: list[Observation]) -> dict[str, tuple[int, int]]:
         """As :func:`tally`, of what is not handled yet; of what is asked for, where
         that shows."""
-        counts = {b: c for b, c in tally(seens).items() if not self._handled(b)}
-        kinds = {s.bucket: s.finding_class for seen in seens for s in seen.sightings}
-        mine = {b: c for b, c in counts.items() if kinds[b] in self._start.classes}
-        if mine and (others := {str(kinds[b]) for b in counts.keys() - mine.keys()}):
+        kinds: dict[str, FindingClass] = {}
+        for seen in seens:
+            for sighting in seen.sightings:
+                kinds[sighting.bucket] = sighting.finding_class
+        counts: dict[str, tuple[int, int]] = {}
+        mine: dict[str, tuple[int, int]] = {}
+        others: set[str] = set()
+        for bucket, count in tally(seens).items():
+            if self._handled(bucket):
+                continue
+            counts[bucket] = count
+            if kinds[bucket] in self._start.classes:
+                mine[bucket] = count
+            else:
+                others.add(str(kinds[bucket]))
+
+        if not mine:
+            return counts
+        if others:
             text = f"also observed, and not pursued: {', '.join(sorted(others))}"
-            self._replay.limits += [text] if text not in self._replay.limits else []
-        return mine or counts
+            if text not in self._replay.limits:
+                self._replay.limits.append(text)
+
+        return mine
 
     def _open(self, seens: list[Observation]) -> bool:
         """Whether one more play of the same case is worth a server."""
-        counts = self._pursuable(seens)
         repeat, give_up = self._options.repeat, GIVE_UP
         if self._start.seen is not None:  # what is left is confirmed in any case
-            repeat, give_up = min(repeat, LED), LET_GO
-        return any(
-            not (self._start.brief and failed >= repeat)
-            and not decided(failed, plays, repeat, give_up=give_up)
-            for failed, plays in counts.values()
-        )
+            repeat, give_up = min(repeat, _LED), _LET_GO
+        for failed, plays in self._pursuable(seens).values():
+            if self._start.brief and failed >= repeat:
+                continue
+            if not decided(failed, plays, repeat, give_up=give_up):
+                return True
+
+        return False
 
     def _answered(self, case: Case, first: Observation) -> None:
         """The first play says what each request tested, before anything is played
@@ -368,57 +391,72 @@ class Rounds:
         if self._replay.answers or self._start.seen is not None:
             return
         self._replay.answers = answers_of(case, first)
-        for line in answer_lines(self._replay.answers):
+        for line in _answer_lines(self._replay.answers):
             self.plays.search.campaign.emit(Note(text=line))
 
     def _quiet(self, case: Case, seens: list[Observation]) -> bool:
         """Whether a case that showed nothing is worth one more play: what comes and
         goes may not have come. Not of traffic that takes minutes, nor of requests that
         were all refused; and once of requests of which none runs beside another."""
-        nothing = not any(seen.sightings or seen.untestable for seen in seens)
-        took = sum(seen.play.seconds for seen in seens)
-        if not nothing or self._replay.nothing_tested:
+        if any(seen.sightings or seen.untestable for seen in seens):
             return False
-        most = self._start.quiet or ALONE if in_order(case) else GIVE_UP
-        return len(seens) < most and took < QUIET_S
+        if self._replay.nothing_tested:
+            return False
+        most = GIVE_UP
+        if in_order(case):
+            most = self._start.quiet or _ALONE
+        took = sum(seen.play.seconds for seen in seens)
+        return len(seens) < most and took < _QUIET_S
 
     def _handled(self, bucket: str) -> bool:
-        told: list[Finding | Sighting] = [
-            *self._replay.findings,
-            *self._replay.unconfirmed,
-        ]
-        known = [
-            *(one.bucket for one in told),
-            *self._with_another,
-            *self._start.handled,
-        ]
-        return any(alike(bucket, one) for one in known)
-
-    def _say(self, judged: Judged | Observation) -> None:
         replay = self._replay
-        replay.unseen += [text for text in judged.unseen if text not in replay.unseen]
-        replay.untestable += [
-            t for t in judged.untestable if t not in replay.untestable
-        ]
+        findings = [finding.bucket for finding in replay.findings]
+        unconfirmed = [sighting.bucket for sighting in replay.unconfirmed]
+        known = [*findings, *unconfirmed, *self._with_another, *self._start.handled]
+        return _is_among(bucket, known)
+
+    def _say(self, judged: OracleReport | Observation) -> None:
+        """Add what a play could not see, could not test, and counted."""
+        replay = self._replay
+        for text in judged.unseen:
+            if text not in replay.unseen:
+                replay.unseen.append(text)
+        for text in judged.untestable:
+            if text not in replay.untestable:
+                replay.untestable.append(text)
         for what, number in judged.counted.items():
             replay.counted[what] = replay.counted.get(what, 0) + number
 
 
-def answer_lines(answers: Sequence[Answer]) -> list[str]:
-    """``r1 POST /v1/completions: 400 in 0.02 s: …``, and of many how many have which
-    status."""
-    lines = []
-    for one in answers[:SHOWN]:
-        took = "" if one.seconds is None else f" in {one.seconds:.2f} s"
-        words = one.words.removeprefix(one.status).strip()
-        said = f": {words}" if words else ""
-        lines.append(
-            f"{one.operation} {one.method} {one.path}: {one.status}{took}{said}"
-        )
-    if rest := Counter(one.status for one in answers[SHOWN:]):
-        lines.append(
-            ", ".join(f"{number} × {status}" for status, number in rest.items())
-        )
+def _is_among(bucket: str, others: Iterable[str]) -> bool:
+    return any(alike(bucket, other) for other in others)
+
+
+def _first_sighting(seens: Sequence[Observation], bucket: str) -> Sighting:
+    """The sighting of a bucket in the first of the plays that shows it."""
+    seen = next(seen for seen in seens if seen.has(bucket))
+    sighting = seen.sighting(bucket)
+    assert sighting is not None
+    return sighting
+
+
+def _answer_lines(answers: Sequence[Answer]) -> list[str]:
+    """List ``r1 POST /v1/completions: 400 in 0.02 s: …``, and of many how many have
+    which status."""
+    lines: list[str] = []
+    for answer in answers[:_SHOWN]:
+        line = f"{answer.operation} {answer.method} {answer.path}: {answer.status}"
+        if answer.seconds is not None:
+            line += f" in {answer.seconds:.2f} s"
+        words = answer.words.removeprefix(answer.status).strip()
+        if words:
+            line += f": {words}"
+        lines.append(line)
+
+    rest = Counter(answer.status for answer in answers[_SHOWN:])
+    if rest:
+        counts = [f"{number} × {status}" for status, number in rest.items()]
+        lines.append(", ".join(counts))
     return lines
 
 
@@ -427,13 +465,17 @@ def jobs_of(asked: ReplayCommand) -> int | None:
     one at a time, unless more are asked for. None: as Ray has machines."""
     if asked.jobs or asked.ray:
         return asked.jobs
+    # Two servers would share its memory.
     if asked.on_gpu:
         return 1
     cores = len(os.sched_getaffinity(0))
-    return 2 if cores >= 4 and psutil.virtual_memory().available >= 2 * JOB_BYTES else 1
+    if cores >= 4 and psutil.virtual_memory().available >= 2 * _JOB_BYTES:
+        return 2
+    return 1
 
 
-DEFAULT_ROOT = "replays"
+_DEFAULT_ROOT = "replays"
+_ELSEWHERE = "would make the server ask another machine or read a file, without a box"
 
 
 class Replaying(CaseSearch[Replay]):
@@ -469,7 +511,7 @@ class Replaying(CaseSearch[Replay]):
 
     def begin(self, campaign: Campaign[Replay]) -> None:
         super().begin(campaign)
-        campaign.emit(Note(text=BOXED if self.options.boxed else UNBOXED))
+        campaign.emit(Note(text=_BOXED if self.options.boxed else _UNBOXED))
         self._files = ReplayFolder(self.folder, self.case, self.options, self._write)
 
     def more(self) -> Callable[[], None] | None:
@@ -482,7 +524,7 @@ class Replaying(CaseSearch[Replay]):
         assert self._files is not None
         Rounds(self, self._files).run()
 
-    def end(self, state: State, failure: str) -> Replay:
+    def end(self, state: CampaignState, failure: str) -> Replay:
         assert self._files is not None
         self.break_off()
         with self._files as files:
@@ -494,21 +536,41 @@ class Replaying(CaseSearch[Replay]):
     def _read(self) -> Case:
         """The case, which is in the replay's folder afterwards, with its pictures."""
         options, server = self.options, {"server": self.options.server}
-        self.folder = campaign_folder(options, VERDICTS, DEFAULT_ROOT)
+        self.folder = campaign_folder(options, VERDICTS, _DEFAULT_ROOT)
         if options.resume is not None:
-            return read_case(self.folder)[0].model_copy(update=server)
+            return self._only_here(read_case(self.folder)[0].model_copy(update=server))
         captured = self._captured()
-        model = (
-            Path(options.server.model) if is_there(Path(options.server.model)) else None
-        )
+        place = Path(options.server.model)
+        model = place if is_there(place) else None
         if options.scale:
             captured = scale(captured, options.server.max_model_len, model=model)
         if options.anonymise:
             captured = anonymise(captured, options.seed, model)
         case = self._expecting(captured.case.model_copy(update=server))
+        case = self._only_here(case)
         self.folder = prepared(self.folder)
         write_case(case, self.folder, captured.contents)
         return case
+
+    def _only_here(self, case: Case) -> Case:
+        """Without a box: without requests that the server would ask others for. Raises
+        UsageError: none is left."""
+        if self.options.boxed:
+            return case
+        kept = [op.id for op in case.operations if not asks_elsewhere(op)]
+        if len(kept) == len(case.operations):
+            return case
+        if not kept:
+            raise UsageError(
+                "Each request of the case would make the server ask another machine or "
+                "read a file, and there is no box that keeps it from that.",
+                hint="leave --no-box out (docs/box.md)",
+            )
+        left = case.keeping(kept)
+        gone = {_ELSEWHERE: len(case.operations) - len(left.operations)}
+        origin = case.origin
+        told = origin.model_copy(update={"left_out": {**origin.left_out, **gone}})
+        return left.model_copy(update={"origin": told})
 
     def _expecting(self, case: Case) -> Case:
         """With what ``--expect`` says. Raises UsageError."""

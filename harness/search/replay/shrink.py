@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from mmrepro.campaign.search import Spent
 from mmrepro.failure.documents.replay import Needed, Step
 from mmrepro.search.replay.simplify import (
-    Change,
+    Simplification,
     abnormal,
     all_at_once,
     all_options_left_out,
@@ -39,12 +39,12 @@ from mmrepro.traffic.case.model import Case
 if TYPE_CHECKING:
     from mmrepro.search.replay.confirm import Candidates
 
-FEW, MANY = 3, 12
+_FEW, _MANY = 3, 12
 """So few of a class are left out one by one; of so many not all are needed, most
 likely."""
 
 
-class Verdict(NamedTuple):
+class CandidateVerdict(NamedTuple):
     """What the plays of one candidate said. ``seen``: of the failing one."""
 
     fails: bool
@@ -67,10 +67,10 @@ class _Unknown(Exception):
 class _Guesses:
     """Verdicts that are known or assumed, in place of attempts."""
 
-    verdicts: Mapping[str, Verdict]
+    verdicts: Mapping[str, CandidateVerdict]
     left = sys.maxsize
 
-    def __call__(self, case: Case, what: str) -> Verdict:
+    def __call__(self, case: Case, what: str) -> CandidateVerdict:
         """Raises _Unknown."""
         if (verdict := self.verdicts.get(case_digest(case))) is None:
             raise _Unknown(case, what)
@@ -219,7 +219,7 @@ class Shrinking:
         failing = set(self._culprits())
         for name, members in grouped(kind, self.ids).items():
             gone = [op for op in members if op in self.ids and op not in failing]
-            if FEW < len(gone) < len(self.ids):
+            if _FEW < len(gone) < len(self.ids):
                 self.drop(gone, f"without the {len(gone)} × {name}")
 
     # ------------------------------------------------------------------ within a class
@@ -233,7 +233,7 @@ class Shrinking:
         failing = set(self._culprits())
         for name, members in grouped(kind, self.ids).items():
             rest = [op for op in members if op not in failing]
-            if len(rest) > FEW:
+            if len(rest) > _FEW:
                 rest.sort(key=lambda op: order.get(op, len(order)))
                 self._search(rest, str(name))
 
@@ -242,12 +242,12 @@ class Shrinking:
 
         ``rest`` was left out as a whole before, and it did not fail then.
         """
-        while len(rest) > MANY:
+        while len(rest) > _MANY:
             rest = rest[self._most(rest, name) + 1 :]
             if self.drop(rest, f"without the other {len(rest)} × {name}"):
                 return
         # Of a few, halves; what stays then is left out one by one.
-        while len(rest) >= FEW:
+        while len(rest) >= _FEW:
             halves = rest[: len(rest) // 2], rest[len(rest) // 2 :]
             what = f"of the other {len(rest)} × {name}"
             gone = next(
@@ -381,7 +381,7 @@ class Shrinking:
                     self.needed_options[change.name] = Needed(what=change.name, why=why)
         self._plainly = self.case
 
-    def _change(self, change: Change) -> bool:
+    def _change(self, change: Simplification) -> bool:
         case = change.made(self.case)
         return case == self.case or self._try(case, change.what).fails
 
@@ -401,7 +401,7 @@ class Shrinking:
     def drop(self, ids: Sequence[str], what: str) -> bool:
         return self.keep([op for op in self.ids if op not in ids], what)
 
-    def _try(self, case: Case, what: str) -> Verdict:
+    def _try(self, case: Case, what: str) -> CandidateVerdict:
         test = self.test
         known = test.verdicts
         if (
@@ -423,7 +423,9 @@ class Shrinking:
         whole, first = self._whole
         while len(found) < number:
             case = found[-1][0]
-            verdict = Verdict(likely, int(likely), 1, restricted(self.seen, case))
+            verdict = CandidateVerdict(
+                likely, int(likely), 1, restricted(self.seen, case)
+            )
             known = {**known, case_digest(case): verdict}
             twin = replace(
                 self,
@@ -444,7 +446,7 @@ class Shrinking:
                 likely = twin._likely
         return found
 
-    def _note(self, case: Case, what: str, verdict: Verdict) -> None:
+    def _note(self, case: Case, what: str, verdict: CandidateVerdict) -> None:
         if verdict.fails:
             self.case = self._plan = case
             self.seen = verdict.seen or self.seen
@@ -473,6 +475,6 @@ class Shrinking:
         return ([op for op in found if op in images] or found or sent[-1:])[:1]
 
 
-def _why(verdict: Verdict, of: str) -> str:
+def _why(verdict: CandidateVerdict, of: str) -> str:
     plays = f"{verdict.plays} play{'s' * (verdict.plays > 1)}"
     return f"without it: no such failure in {plays} of {of}"

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from mmrepro.engines import Engine
 from mmrepro.search.oracle.comparison import agreeing, compare_with_reference, compared
 from mmrepro.search.oracle.crosstalk import crosstalk, runs_needed
-from mmrepro.search.oracle.judged import Judged
+from mmrepro.search.oracle.judged import OracleReport
 from mmrepro.search.oracle.reference import (
     PLAIN,
     comparable,
@@ -20,16 +20,16 @@ from mmrepro.search.oracle.reference import (
     reference_case,
     reference_limits,
 )
-from mmrepro.search.replay.store import BLOCKS, Observation, Wanted
+from mmrepro.search.replay.store import BLOCKS, AttemptWanted, Observation
 from mmrepro.traffic.case.model import Case
 from mmrepro.traffic.case.sending import Played
 
 if TYPE_CHECKING:
     from mmrepro.search.replay.attempts import Attempts
 
-LEAST_OF_BLOCK = 8
+_LEAST_OF_BLOCK = 8
 """Operations: of fewer nothing is told by what grows from block to block."""
-MOST_SUSPECTS = 1
+_MOST_SUSPECTS = 1
 """Of whom cross-talk is asked: each takes ten plays."""
 
 
@@ -50,36 +50,37 @@ class Silent:
     contents: Path | None
     reference: Played | None = None
     own: Played | None = None
-    judged: list[Judged] = field(default_factory=list)
+    judged: list[OracleReport] = field(default_factory=list)
     _own_case: Case | None = None
 
-    def judge(self, case: Case, played: Played) -> Judged:
+    def judge(self, case: Case, played: Played) -> OracleReport:
         """What the reference holds against ``played``; nothing, while there is none.
         Raises Spent: there is no start left for a second one."""
         plain = self._own_case
         if self.reference is None or case is plain:
-            return Judged()
+            return OracleReport()
         judged = compare_with_reference(case, played, self.reference)
         if not compared(judged) or plain is None:
             return judged
         if self.own is None:
             said = "the reference, in the server's own number format"
             self.own = self.plays.whole(
-                self.plays.play(Wanted(plain, "silent", 2, said))
+                self.plays.play(AttemptWanted(plain, "silent", 2, said))
             )
+
         return agreeing(judged, compare_with_reference(case, played, self.own))
 
     def compare(self, case: Case) -> tuple[Case, Observation] | None:
         """The case with what is needed to compare it, and its play; None: there is no
         reference, and ``judged`` says why. Raises Spent."""
         limits = reference_limits(self.engine)
-        self.judged.append(Judged(unseen=limits))
+        self.judged.append(OracleReport(unseen=limits))
         if self.engine.name not in PLAIN or not case.operations:
             return None
         asked = comparable(case)
         plain = reference_case(case, self.engine)
         said = "the reference: one after another, caches off"
-        reference = self.plays.play(Wanted(plain, "silent", 1, said))
+        reference = self.plays.play(AttemptWanted(plain, "silent", 1, said))
         self.reference, self.own, self._own_case = (
             self.plays.whole(reference),
             None,
@@ -87,28 +88,29 @@ class Silent:
         )
         if has_own_format(case):
             self._own_case = reference_case(case, self.engine, own_format=True)
-        if len(asked.operations) >= BLOCKS * LEAST_OF_BLOCK:
+        if len(asked.operations) >= BLOCKS * _LEAST_OF_BLOCK:
             self.plays.blocks = BLOCKS
-        told = "what is held against the reference"
-        return asked, self.plays.play(Wanted(asked, "silent", 1, told))
+        what = "what is held against the reference"
+        return asked, self.plays.play(AttemptWanted(asked, "silent", 1, what))
 
-    def cross_talk(self, case: Case, suspects: Sequence[str]) -> Judged:
+    def cross_talk(self, case: Case, suspects: Sequence[str]) -> OracleReport:
         """Whether a wrong answer follows from what its neighbours hold. Raises
         Spent."""
-        asked = [op.id for op in case.operations if op.id in suspects][:MOST_SUSPECTS]
+        asked = [op.id for op in case.operations if op.id in suspects][:_MOST_SUSPECTS]
         if not asked or len(case.operations) < 2:
-            return Judged()
+            return OracleReport()
         needed = 2 * runs_needed(len(asked))
         if self.plays.left < needed:
             why = f"{needed} plays are needed, {self.plays.left} are left: --budget"
             whose = ", ".join(asked)
-            return Judged(
+            return OracleReport(
                 unseen=[f"{whose}: whether its neighbours' content matters: {why}"]
             )
+
         numbers = count(1)
 
         def tried(case: Case) -> Played:
-            wanted = Wanted(
+            wanted = AttemptWanted(
                 case, "silent", next(numbers), "cross-talk: other neighbours"
             )
             return self.plays.whole(self.plays.play(wanted))

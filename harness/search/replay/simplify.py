@@ -7,11 +7,12 @@ import functools
 import re
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
+from mmrepro.failure.documents.replay import Sighting
 from mmrepro.search.replay.store import Observation
 from mmrepro.traffic.case.bodies import opened
 from mmrepro.traffic.case.model import (
@@ -19,10 +20,13 @@ from mmrepro.traffic.case.model import (
     Collision,
     Content,
     Image,
+    Message,
     Noise,
     Operation,
     Part,
 )
+
+T = TypeVar("T")
 
 
 def as_sent(case: Case, seen: Observation) -> Case:
@@ -35,23 +39,27 @@ def as_sent(case: Case, seen: Observation) -> Case:
 
 
 def restricted(seen: Observation, case: Case) -> Observation:
-    """What an attempt showed of the operations that ``case`` has."""
+    """Return what an attempt showed of the operations that ``case`` has."""
     ids = {op.id for op in case.operations}
-    sightings = [
-        one.model_copy(
-            update={"operations": [op for op in one.operations if op in ids]}
-        )
-        for one in seen.sightings
-    ]
-    kept: dict[str, Any] = {
-        name: {op: value for op, value in getattr(seen, name).items() if op in ids}
-        for name in ("times", "answers", "sizes")
+    sightings: list[Sighting] = []
+    for sighting in seen.sightings:
+        left = [op for op in sighting.operations if op in ids]
+        sightings.append(sighting.model_copy(update={"operations": left}))
+    update: dict[str, object] = {
+        "times": _of(ids, seen.times),
+        "answers": _of(ids, seen.answers),
+        "sizes": _of(ids, seen.sizes),
+        "sent": [op for op in seen.sent if op in ids],
+        "sightings": sightings,
     }
-    sent = [op for op in seen.sent if op in ids]
-    return seen.model_copy(update={**kept, "sent": sent, "sightings": sightings})
+    return seen.model_copy(update=update)
 
 
-class _Span(NamedTuple):
+def _of(ids: Collection[str], by_operation: Mapping[str, T]) -> dict[str, T]:
+    return {op: value for op, value in by_operation.items() if op in ids}
+
+
+class _SentSpan(NamedTuple):
     sent: float
     end: float
     place: int
@@ -70,49 +78,55 @@ def as_it_went(case: Case, seen: Observation) -> Case:
     ends = [span.end for span in by_end]
     latest = list(accumulate((span.sent for span in by_end), max))
     ids = [op.id for op in case.operations]
-    operations = []
+    operations: list[Operation] = []
     for span, op in zip(spans, case.operations, strict=True):
-        before = bisect_right(ends, span.sent)
         after = list(op.after)
+        before = bisect_right(ends, span.sent)
         if before:
-            # Who had ended before another one of them was sent is waited for by that
-            # one.
+            # Whoever had ended before another of them was sent is waited for by that
+            # one already.
             first = bisect_right(ends, latest[before - 1])
-            last = next(
-                one for one in by_end[:before] if one.sent == latest[before - 1]
-            )
-            waited = {*by_end[first:before], last}
-            names = (
-                f"{ids[p]}.end"
-                for p in sorted(w.place for w in waited)
-                if p < span.place
-            )
-            after = list(dict.fromkeys([*after, *names]))
+            last = _sent_at(latest[before - 1], by_end)
+            places = {waited.place for waited in (*by_end[first:before], last)}
+            for place in sorted(places):
+                barrier = f"{ids[place]}.end"
+                # A case waits for what stands before it: its barriers make no circle.
+                if place < span.place and barrier not in after:
+                    after.append(barrier)
+
         operations.append(op.model_copy(update={"after": after}))
+
     return case.model_copy(update={"operations": operations})
 
 
-def _spans(case: Case, seen: Observation) -> list[_Span]:
+def _sent_at(moment: float, spans: Iterable[_SentSpan]) -> _SentSpan:
+    """The first of the spans that was sent then."""
+    return next(span for span in spans if span.sent == moment)
+
+
+def _spans(case: Case, seen: Observation) -> list[_SentSpan]:
     """Of each operation, in the case's order; of what had none, a made-up one after all
     others."""
     known = list(seen.times.values())
     close = max((end for _, end in known if end is not None), default=0.0)
     close = max(close, *(sent for sent, _ in known)) + 1 if known else 1.0
-    spans, later = [], close
+    spans: list[_SentSpan] = []
+    later = close
     for place, op in enumerate(case.operations):
         if op.id in seen.times:
             sent, end = seen.times[op.id]
-            spans.append(_Span(sent, close if end is None else end, place))
+            spans.append(_SentSpan(sent, close if end is None else end, place))
         else:
-            spans.append(_Span(later, later + 1, place))
+            spans.append(_SentSpan(later, later + 1, place))
             later += 2
+
     return spans
 
 
 # ----------------------------------------------------------- operations that look alike
 
 
-class Kind(NamedTuple):
+class _Kind(NamedTuple):
     """What decides whether two operations are dropped together."""
 
     path: str
@@ -127,96 +141,102 @@ class Kind(NamedTuple):
         return f"{self.path} {shown}, answered {self.answer}{left}"
 
 
-def kinds(case: Case, seen: Observation) -> dict[str, Kind]:
-    """The kind of each operation, by what the attempt ``seen`` showed of it."""
-    shared = shared_images(case)
-    found = {}
+def kinds(case: Case, seen: Observation) -> dict[str, _Kind]:
+    """Return the kind of each operation, by what the attempt ``seen`` showed of it."""
+    shared = _shared_images(case)
+    by_operation: dict[str, _Kind] = {}
     for op in case.operations:
         answer = seen.answers.get(op.id, "")
-        # One that is stuck would have been answered.
+        # A stuck request would have been answered.
         known = answer if answer[:1] in ("4", "5") else "200"
-        images = (
-            "none"
-            if not op.images
-            else "shared"
-            if shared.intersection(op.images)
-            else "new"
-        )
-        found[op.id] = Kind(op.path, known, images, bool(op.leave))
-    return found
+        images = "none"
+        if op.images:
+            images = "new" if shared.isdisjoint(op.images) else "shared"
+        by_operation[op.id] = _Kind(op.path, known, images, bool(op.leave))
+
+    return by_operation
 
 
-def grouped(kinds: Mapping[str, Kind], ids: Iterable[str]) -> dict[Kind, list[str]]:
+def grouped(kinds: Mapping[str, _Kind], ids: Iterable[str]) -> dict[_Kind, list[str]]:
     """``ids`` by their kind, the largest group first."""
-    groups: dict[Kind, list[str]] = {}
+    groups: dict[_Kind, list[str]] = {}
     for op in ids:
         groups.setdefault(kinds[op], []).append(op)
     return dict(sorted(groups.items(), key=lambda item: -len(item[1])))
 
 
 def stand_ins(case: Case, seen: Observation) -> list[list[str]]:
-    """Operations of which one may stand for the others: of one kind, with as many
+    """Group operations of which one may replace the others: of one kind, with as many
     images of the same sizes that no other operation has, the same parameters and about
     as long a text."""
-    shared, kind = shared_images(case), kinds(case, seen)
+    shared, kind = _shared_images(case), kinds(case, seen)
     groups: dict[object, list[str]] = {}
     for number, op in enumerate(case.operations):
-        texts = [
-            part.text or "" for message in op.messages or [] for part in message.parts()
-        ]
-        looks = (
-            kind[op.id],
-            seen.sizes.get(op.id, ""),
-            tuple(sorted((name, repr(value)) for name, value in op.parameters.items())),
-            op.method,
-            op.query,
-            op.body,
-            op.data,
-            str(op.form),
-            op.expect and str(op.expect),
-            op.stream,
-            op.leave,
-            (sum(map(len, texts)) + len(str(op.prompt or ""))).bit_length(),
-        )
-        own = op.id in seen.sent and not shared.intersection(op.images)
+        looks = (kind[op.id], seen.sizes.get(op.id, ""), _looks(op))
+        own = op.id in seen.sent and shared.isdisjoint(op.images)
         groups.setdefault(looks if own else number, []).append(op.id)
+
     return list(groups.values())
+
+
+def _looks(op: Operation) -> tuple[object, ...]:
+    """What two operations have in common of which one may replace the other."""
+    letters = len(str(op.prompt or ""))
+    for message in op.messages or []:
+        letters += sum(len(part.text or "") for part in message.parts())
+    parameters = sorted((name, repr(value)) for name, value in op.parameters.items())
+    return (
+        tuple(parameters),
+        op.method,
+        op.query,
+        op.body,
+        op.data,
+        str(op.form),
+        op.expect and str(op.expect),
+        op.stream,
+        op.leave,
+        letters.bit_length(),
+    )
 
 
 def sharing(case: Case, ids: Iterable[str]) -> set[str]:
     """Those that have an image in common with one of ``ids``; these themselves as
     well."""
-    chosen = set(ids)
-    seeds = {name for op in case.operations if op.id in chosen for name in op.images}
     groups = _families(case)
-    wanted = {groups[name] for name in seeds}
-    return chosen | {
-        op.id
-        for op in case.operations
-        if any(groups[name] in wanted for name in op.images)
-    }
+    chosen = set(ids)
+    wanted: set[str] = set()
+    for op in case.operations:
+        if op.id in chosen:
+            wanted.update(groups[name] for name in op.images)
+    for op in case.operations:
+        if not wanted.isdisjoint(groups[name] for name in op.images):
+            chosen.add(op.id)
+    return chosen
 
 
-def shared_images(case: Case) -> set[str]:
+def _shared_images(case: Case) -> set[str]:
     """Images that are used more than once, under whatever name, or that others are made
     of."""
     groups = _families(case)
-    uses = Counter(groups[name] for op in case.operations for name in op.images)
+    uses: Counter[str] = Counter()
+    for op in case.operations:
+        uses.update(groups[name] for name in op.images)
     return {name for name, group in groups.items() if uses[group] > 1}
 
 
 def _families(case: Case) -> dict[str, str]:
     """Each image's first relative: one with the same bytes, or that it is made of."""
-    found: dict[str, str] = {}
+    relatives: dict[str, str] = {}
     contents: dict[str, str] = {}
     for name, image in case.images.items():
         if isinstance(image, Content):
-            found[name] = contents.setdefault(image.sha256, name)
+            relatives[name] = contents.setdefault(image.sha256, name)
         elif isinstance(image, Collision):
-            found[name] = contents.setdefault(image.family, name)
+            relatives[name] = contents.setdefault(image.family, name)
         else:
-            found[name] = found.get(getattr(image, "of", ""), name)
-    return found
+            relatives[name] = relatives.get(getattr(image, "of", ""), name)
+
+    return relatives
 
 
 def abnormal(seen: Observation) -> list[str]:
@@ -226,8 +246,8 @@ def abnormal(seen: Observation) -> list[str]:
 
 # ------------------------------------------------------------------------------ simpler
 
-WORDS = 3
-KEPT = frozenset(
+_WORDS = 3
+_KEPT = frozenset(
     {
         "max_tokens",
         "max_completion_tokens",
@@ -256,7 +276,7 @@ request."""
 
 
 @dataclass(frozen=True)
-class Change:
+class Simplification:
     """One simplification. ``name``: what it takes away, where it takes one thing
     away."""
 
@@ -265,33 +285,42 @@ class Change:
     name: str = ""
 
 
-def changes(case: Case, seen: Observation) -> list[Change]:
+def changes(case: Case, seen: Observation) -> list[Simplification]:
     """Those that change ``case``, the ones that tell a reader the most first."""
     refused = {op for op, answer in seen.answers.items() if answer.startswith("4")}
 
-    def fewer(op: Operation) -> dict[str, Any]:
-        kept = {name: value for name, value in op.parameters.items() if name in KEPT}
-        return {"parameters": kept}
+    def short(op: Operation) -> dict[str, Any]:
+        return _shorter(op, refused)
 
     offered = (
-        Change("one request after another", in_order),
-        Change(
+        Simplification("one request after another", in_order),
+        Simplification(
             "no streams, and no client that goes away",
-            lambda c: _each(c, lambda op: {"stream": False, "leave": ""}),
+            functools.partial(_each, change=_patient),
         ),
-        Change(
-            "no parameters but those that bound the answer", lambda c: _each(c, fewer)
+        Simplification(
+            "no parameters but those that bound the answer",
+            functools.partial(_each, change=_bounding),
         ),
-        Change("short texts", lambda c: _each(c, lambda op: _shorter(op, refused))),
-        Change(
+        Simplification("short texts", functools.partial(_each, change=short)),
+        Simplification(
             "noise of the same size in the place of the pictures",
-            lambda c: _noise(c, seen),
+            functools.partial(_noise, seen=seen),
         ),
     )
     return [change for change in offered if change.made(case) != case]
 
 
-def all_at_once(case: Case, seen: Observation) -> Change | None:
+def _patient(op: Operation) -> dict[str, Any]:
+    return {"stream": False, "leave": ""}
+
+
+def _bounding(op: Operation) -> dict[str, Any]:
+    kept = {name: value for name, value in op.parameters.items() if name in _KEPT}
+    return {"parameters": kept}
+
+
+def all_at_once(case: Case, seen: Observation) -> Simplification | None:
     """All of :func:`changes` together; None: there are none."""
     single = changes(case, seen)
     if not single:
@@ -302,26 +331,26 @@ def all_at_once(case: Case, seen: Observation) -> Change | None:
             case = change.made(case)
         return case
 
-    return Change("; ".join(change.what for change in single), made)
+    return Simplification("; ".join(change.what for change in single), made)
 
 
-def all_options_left_out(case: Case) -> Change | None:
+def all_options_left_out(case: Case) -> Simplification | None:
     """None: there are not several."""
     if len(_options(case.server.args)) < 2:
         return None
     server = case.server.model_copy(update={"args": []})
-    return Change(
+    return Simplification(
         "without any option", lambda c: c.model_copy(update={"server": server})
     )
 
 
-def options_left_out(case: Case) -> Iterator[Change]:
-    """The same server without one of its options, with the values that follow it."""
+def options_left_out(case: Case) -> Iterator[Simplification]:
+    """Offer the same server without one of its options, with the values that follow
+    it."""
     for words in _options(case.server.args):
         name = " ".join(words)
-        yield Change(
-            f"without the option {name}", functools.partial(_without, words), name
-        )
+        without = functools.partial(_without, words)
+        yield Simplification(f"without the option {name}", without, name)
 
 
 def _options(args: list[str]) -> list[tuple[str, ...]]:
@@ -334,11 +363,12 @@ def _options(args: list[str]) -> list[tuple[str, ...]]:
 
 
 def _without(words: tuple[str, ...], case: Case) -> Case:
-    left = [group for group in _options(case.server.args) if group != words]
-    args = [word for group in left for word in group]
-    return case.model_copy(
-        update={"server": case.server.model_copy(update={"args": args})}
-    )
+    args: list[str] = []
+    for group in _options(case.server.args):
+        if group != words:
+            args += group
+    server = case.server.model_copy(update={"args": args})
+    return case.model_copy(update={"server": server})
 
 
 def in_order(case: Case) -> Case:
@@ -355,48 +385,60 @@ def _shorter(op: Operation, refused: set[str]) -> dict[str, Any]:
     length, the text stays."""
     if op.id in refused or op.messages is None:
         return {}
-    messages = []
+    messages: list[Message] = []
     for message in op.messages:
-        content: str | list[Part] | None = [
-            part
-            if part.text is None
-            else part.model_copy(update={"text": _words(part.text)})
-            for part in message.parts()
-        ]
-        if message.content is None or isinstance(message.content, str):
-            content = message.content and _words(message.content)
+        content = message.content
+        if isinstance(content, str):
+            content = _words(content)
+        elif content is not None:
+            content = [_short_part(part) for part in message.parts()]
         messages.append(message.model_copy(update={"content": content}))
+
     return {"messages": messages}
+
+
+def _short_part(part: Part) -> Part:
+    if part.text is None:
+        return part
+    return part.model_copy(update={"text": _words(part.text)})
 
 
 def _words(text: str) -> str:
     words = text.split()
-    return text if len(words) <= WORDS else " ".join(words[:WORDS])
+    if len(words) <= _WORDS:
+        return text
+    return " ".join(words[:_WORDS])
 
 
 def _noise(case: Case, seen: Observation) -> Case:
     """Only where an attempt told the size; what is one picture stays one."""
     sizes: dict[str, tuple[int, int]] = {}
     for op in case.operations:
-        told = seen.sizes.get(op.id, "").split()
-        if len(told) == len(op.images):
-            for name, text in zip(op.images, told, strict=True):
-                width, height = map(int, text.split("x"))
-                if width and height:
-                    sizes[name] = (width, height)
+        observed = seen.sizes.get(op.id, "").split()
+        if len(observed) != len(op.images):
+            continue
+        for name, text in zip(op.images, observed, strict=True):
+            width, height = map(int, text.split("x"))
+            if width and height:
+                sizes[name] = (width, height)
+
     images: dict[str, Image] = dict(case.images)
     seeds: dict[str, int] = {}
     for name, image in case.images.items():
         if isinstance(image, Content) and name in sizes:
             seed = seeds.setdefault(image.sha256, len(seeds) + 1)
             images[name] = Noise(seed=seed, size=sizes[name])
+
     return case.model_copy(update={"images": images})
 
 
 def _each(case: Case, change: Callable[[Operation], dict[str, Any]]) -> Case:
-    operations = []
+    operations: list[Operation] = []
     for op in case.operations:
         plain = opened(op)
-        changed = plain.model_copy(update=change(plain)) if plain.apart else plain
+        changed = plain
+        if plain.apart:
+            changed = plain.model_copy(update=change(plain))
+        # An operation that does not change keeps the form in which it was recorded.
         operations.append(op if changed == plain else changed)
     return case.model_copy(update={"operations": operations})

@@ -33,7 +33,7 @@ from mmrepro.failure.documents.replay import (
     Sighting,
 )
 from mmrepro.runs.judge import Deadlines
-from mmrepro.search.oracle.judged import Judged, alike
+from mmrepro.search.oracle.judged import OracleReport, alike
 from mmrepro.search.replay.options import ReplayCommand
 from mmrepro.traffic.case.files import case_digest
 from mmrepro.traffic.case.model import Case, Operation
@@ -41,7 +41,7 @@ from mmrepro.traffic.case.sending import Played
 from mmrepro.traffic.evidence import RequestRecord
 from pydantic import Field, TypeAdapter, ValidationError
 
-STUCK, LEFT, UNSENT, BROKEN = "stuck", "left", "unsent", "broken"
+STUCK, _LEFT, UNSENT, _BROKEN = "stuck", "left", "unsent", "broken"
 _SHOWN = 160
 _FRAMES, _LINES = 12, 12
 
@@ -125,49 +125,51 @@ class Observation(Record):
 
 
 def observation_of(
-    case: Case, played: Played, judged: Judged, play: PlayFacts
+    case: Case, played: Played, judged: OracleReport, play: PlayFacts
 ) -> Observation:
-    """``play`` gets the state and the buckets."""
+    """Make an observation of a judged play; ``play`` gets the state and the buckets."""
     play.state, play.early = played.state.value, played.early
     play.buckets = list(dict.fromkeys(s.bucket for s in judged.sightings))
     play.start_s, play.seconds = played.start_s, played.seconds
-    records = {r.label: r for r in played.evidence.requests}
-    mine = [(op, records.get(op.id)) for op in case.operations]
-    began = min((r.sent.mono for _, r in mine if r is not None), default=0.0)
-    sent = sorted(
-        (r.sent.mono, number) for number, (_, r) in enumerate(mine) if r is not None
-    )
+    records = {record.label: record for record in played.evidence.requests}
     stuck = set(played.stuck)
     stack = played.frames  # of the exception, where no thread was looked at
     if played.stack:
         stack = [f"{f.name} ({f.file}:{f.line})" for f in played.stack[0].frames]
-    return Observation(
+    seen = Observation(
         play=play,
         sightings=judged.sightings,
         counted=judged.counted,
         unseen=judged.unseen,
         untestable=judged.untestable,
         said=played.said,
-        sent=[case.operations[number].id for _, number in sent],
-        times={
-            op.id: (
-                round(r.sent.mono - began, 4),
-                None if op.id in stuck else round(r.sent.mono - began + r.latency_s, 4),
-            )
-            for op, r in mine
-            if r is not None
-        },
-        answers={op.id: _answer(op, r, stuck) for op, r in mine},
-        observed={op.id: _observed(op, r, stuck) for op, r in mine},
-        sizes={
-            op.id: " ".join(f"{i.width}x{i.height}" for i in r.images)
-            for op, r in mine
-            if r is not None and r.images
-        },
         stack=stack[:_FRAMES],
         log_lines=played.causes[:_LINES],
         deadline_s=played.deadline_s,
     )
+
+    moments: list[tuple[float, str]] = []
+    for op in case.operations:
+        record = records.get(op.id)
+        seen.answers[op.id] = _answer(op, record, stuck)
+        seen.observed[op.id] = _observed(op, record, stuck)
+        if record is None:
+            continue
+        moments.append((record.sent.mono, op.id))
+        if record.images:
+            sizes = [f"{image.width}x{image.height}" for image in record.images]
+            seen.sizes[op.id] = " ".join(sizes)
+
+    began = min((moment for moment, _ in moments), default=0.0)
+    for moment, id in moments:
+        ended = None
+        if id not in stuck:
+            ended = round(moment - began + records[id].latency_s, 4)
+        seen.times[id] = (round(moment - began, 4), ended)
+    # The sort is stable: of requests sent at once the case's order stays.
+    moments.sort(key=lambda sent: sent[0])
+    seen.sent = [id for _, id in moments]
+    return seen
 
 
 def _answer(op: Operation, record: RequestRecord | None, stuck: set[str]) -> str:
@@ -178,8 +180,8 @@ def _answer(op: Operation, record: RequestRecord | None, stuck: set[str]) -> str
     if record.status is not None and record.status >= 400:
         return str(record.status)
     if op.leave:
-        return LEFT
-    return BROKEN if record.status is None or record.error else str(record.status)
+        return _LEFT
+    return _BROKEN if record.status is None or record.error else str(record.status)
 
 
 def _observed(op: Operation, record: RequestRecord | None, stuck: set[str]) -> str:
@@ -213,6 +215,7 @@ def answers_of(case: Case, seen: Observation) -> list[Answer]:
                 seconds=None if ended is None else round(ended - sent, 2),
             )
         )
+
     return made
 
 
@@ -221,16 +224,16 @@ _MESSAGE = re.compile(r'"(?:message|detail)": ?"((?:[^"\\]|\\.)*)')
 
 def _first_words(observed: str) -> str:
     """Of an error's JSON its message, with the status before it."""
-    found = _MESSAGE.search(observed)
-    if found is None or not observed[:3].isdigit():
+    worded = _MESSAGE.search(observed)
+    if worded is None or not observed[:3].isdigit():
         return observed
-    message = found[1].replace("\\n", " ").replace('\\"', '"')
+    message = worded[1].replace("\\n", " ").replace('\\"', '"')
     return " ".join(f"{observed[:3]} {message}".split())
 
 
 # --------------------------------------------------------------------------- the folder
 
-How: TypeAlias = Literal["calibration", "whole", "confirm", "look", "shrink", "silent"]
+_How: TypeAlias = Literal["calibration", "whole", "confirm", "look", "shrink", "silent"]
 """What an attempt is for, as far as it changes how it is made."""
 PLAYS_DIR = "plays"
 BLOCKS = 6
@@ -244,7 +247,7 @@ class Key(NamedTuple):
     which of several alike it is."""
 
     digest: str
-    how: How
+    how: _How
     nth: int
 
     @property
@@ -253,16 +256,16 @@ class Key(NamedTuple):
         return {"digest": self.digest, "how": self.how, "index": self.nth}
 
 
-class Wanted(NamedTuple):
+class AttemptWanted(NamedTuple):
     """One attempt that is asked for."""
 
     case: Case
-    how: How
+    how: _How
     nth: int
     what: str
 
 
-class Head(journal.Head):
+class ReplayHead(journal.Head):
     """The first line: whose attempts follow."""
 
     case: Annotated[
@@ -279,17 +282,17 @@ class Head(journal.Head):
 class _OfAttempt(Line):
     number: int
     digest: str
-    how: How
+    how: _How
     index: int
 
 
-class Began(_OfAttempt):
+class AttemptBegan(_OfAttempt):
     kind: Literal["began"] = "began"
     what: str
     requests: int
 
 
-class Ended(_OfAttempt):
+class AttemptEnded(_OfAttempt):
     kind: Literal["ended"] = "ended"
     seen: Observation
     answer_s: Annotated[
@@ -313,9 +316,11 @@ class Ended(_OfAttempt):
         return Deadlines(self.answer_s, self.suspect_s, self.rule)
 
 
-AnyLine: TypeAlias = Annotated[Head | Began | Ended, Field(discriminator="kind")]
+_AnyLine: TypeAlias = Annotated[
+    ReplayHead | AttemptBegan | AttemptEnded, Field(discriminator="kind")
+]
 VERDICTS = JournalKind(
-    "replay", VERDICTS_FILE, ".replay.lock", REPLAY_FILE, TypeAdapter(AnyLine)
+    "replay", VERDICTS_FILE, ".replay.lock", REPLAY_FILE, TypeAdapter(_AnyLine)
 )
 
 
@@ -345,15 +350,15 @@ class ReplayFolder:
             "--seed": str(options.seed),
             "--device": options.on_gpu,
         }
-        head = Head(
+        head = ReplayHead(
             mmrepro_version=mmrepro.__version__,
             id=uuid.uuid4().hex[:12],
             case=case_digest(case),
             decides=decides,
         )
         self.journal = Journal(VERDICTS, folder, head)
-        kept = [line for line in self.journal.kept if isinstance(line, Ended)]
-        self.ended: dict[Key, Ended] = {line.key: line for line in kept}
+        kept = [line for line in self.journal.kept if isinstance(line, AttemptEnded)]
+        self.ended: dict[Key, AttemptEnded] = {line.key: line for line in kept}
         self.replay = self._blank()
         self.write()
 
@@ -367,22 +372,24 @@ class ReplayFolder:
         """Write down that it is made."""
         number, what, asked = facts.number, facts.what, facts.requests
         self.journal.append(
-            Began(**key.fields, number=number, what=what, requests=asked)
+            AttemptBegan(**key.fields, number=number, what=what, requests=asked)
         )
 
     def end_attempt(
         self, key: Key, seen: Observation, deadlines: Deadlines | None = None
-    ) -> Ended:
+    ) -> AttemptEnded:
         """Write down what it showed. Raises UsageError: it ended before."""
         measured = {} if deadlines is None else asdict(deadlines)
-        line = Ended(**key.fields, number=seen.play.number, seen=seen, **measured)
+        line = AttemptEnded(
+            **key.fields, number=seen.play.number, seen=seen, **measured
+        )
         self.ended[key] = self.journal.append(line)
         return self.ended[key]
 
     def attempted(self, facts: Iterable[PlayFacts], *, kept_s: float = 0.0) -> None:
         """Another attempt is known. ``kept_s``: seconds of it that an earlier call
         spent."""
-        self.replay.plays = [one for one in facts if one.state]
+        self.replay.plays = [play for play in facts if play.state]
         self.replay.kept_s += kept_s
         if not self.replay.start_mode:
             note_server(self.replay, sorted(self.folder.glob(f"{PLAYS_DIR}/*")))
@@ -430,7 +437,7 @@ class ReplayFolder:
 def note_server(document: Replay | Fuzz, folders: Iterable[Path]) -> None:
     """How the server was set up, by the first incident of a start that is in one of
     them; of a later server, what stood in there."""
-    there = {one.name for one in document.stand_ins}
+    there = {stand_in.name for stand_in in document.stand_ins}
     for folder in folders:
         try:
             incident = Incident.model_validate_json(
@@ -438,6 +445,7 @@ def note_server(document: Replay | Fuzz, folders: Iterable[Path]) -> None:
             )
         except (OSError, ValidationError):
             continue
+
         engine = incident.engine
         if not document.start_mode:
             document.settings, document.wheel = engine.settings, engine.wheel
@@ -447,9 +455,12 @@ def note_server(document: Replay | Fuzz, folders: Iterable[Path]) -> None:
                 incident.stand_ins,
             )
             document.host = incident.host
-        elif more := [one for one in incident.stand_ins if one.name not in there]:
+        elif more := [
+            stand_in for stand_in in incident.stand_ins if stand_in.name not in there
+        ]:
             document.stand_ins, document.fidelity = (
                 document.stand_ins + more,
                 incident.fidelity,
             )
+
         return

@@ -16,13 +16,13 @@ from mmrepro.engines import get_engine
 from mmrepro.engines.models.tiny import TINY
 from mmrepro.traffic.case.model import CASE_FILE, ServerWanted
 
-NOTHING_TYPED: Collection[str] = ()
+_NOTHING_TYPED: Collection[str] = ()
 
 
 def refuse_unlisted(
     server: ServerWanted,
     place: Path,
-    typed: Collection[str] = NOTHING_TYPED,
+    typed: Collection[str] = _NOTHING_TYPED,
     *,
     command: str = "",
 ) -> None:

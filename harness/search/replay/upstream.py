@@ -33,18 +33,18 @@ from mmrepro.runs.play.player import replayed
 from mmrepro.runs.start import ServerSpec
 from mmrepro.traffic.case.model import ServerWanted
 
-PYTEST = ("pytest", "_pytest", "py", "pluggy", "iniconfig", "pygments")
+_PYTEST = ("pytest", "_pytest", "py", "pluggy", "iniconfig", "pygments")
 """What pytest is made of, all of it Python: it is lent to an environment that has
 none."""
-TIMEOUT_S = 900.0
-LAST_LINES = 12
-TEST = "test_upstream.py"
-SILENT = "it answers nothing at all"
+_TIMEOUT_S = 900.0
+_LAST_LINES = 12
+_TEST = "test_upstream.py"
+_SILENT = "it answers nothing at all"
 """What a test asserts first: where nothing is answered, nothing is tested."""
 
 
 @dataclass(frozen=True)
-class Verdict:
+class _TreeVerdict:
     """What a test said of one tree.
 
     Attributes:
@@ -83,22 +83,25 @@ def confirmed(
         MmreproError: as ``ensure``.
     """
     text = write("")
-    bad = run(text, kind, server, server.release, say)
+    bad = _run(text, kind, server, server.release, say)
     if bad.red is not True:
         raise _of_no_use(bad, "fail", "where the finding is")
-    told = [f"It fails with {bad.tree}: {bad.said}."]
+    sentences = [f"It fails with {bad.tree}: {bad.said}."]
     if good:
-        fixed = run(text, kind, server, good, say)
+        fixed = _run(text, kind, server, good, say)
         if fixed.red is not False:
             raise _of_no_use(fixed, "pass", "which is said to be without the failure")
-        told.append(f"It passes with {fixed.tree}.")
+        sentences.append(f"It passes with {fixed.tree}.")
     else:
-        told.append("It was not run on a tree without the failure: none was named.")
+        sentences.append(
+            "It was not run on a tree without the failure: none was named."
+        )
+
     device = device_of("auto")
-    told.append(
+    sentences.append(
         f"Run by mmrepro on {'a CPU' if device == 'cpu' else 'a GPU'}{_lent(server)}."
     )
-    return write(" ".join(told))
+    return write(" ".join(sentences))
 
 
 def _lent(server: ServerWanted) -> str:
@@ -109,7 +112,7 @@ def _lent(server: ServerWanted) -> str:
     return ", with stand-ins for GPU kernels" if device_of("auto") == "cpu" else ""
 
 
-def _of_no_use(verdict: Verdict, wanted: str, where: str) -> NotConfirmed:
+def _of_no_use(verdict: _TreeVerdict, wanted: str, where: str) -> NotConfirmed:
     came = {True: "fails", False: "passes", None: "cannot be run"}[verdict.red]
     return NotConfirmed(
         (
@@ -121,13 +124,13 @@ def _of_no_use(verdict: Verdict, wanted: str, where: str) -> NotConfirmed:
     )
 
 
-def run(
+def _run(
     text: str,
     kind: FindingClass,
     server: ServerWanted,
     release: str,
     say: Callable[[str], None],
-) -> Verdict:
+) -> _TreeVerdict:
     """Run the test with ``release``, in a folder that has the form of the engine's own
     tests."""
     environment = ensure(spec_for(server.engine, release), progress=say)
@@ -139,7 +142,7 @@ def run(
         environment.in_use(),
     ):
         folder = Path(name)
-        test = _tests(folder, server.engine) / TEST
+        test = _tests(folder, server.engine) / _TEST
         test.write_text(text, encoding="utf-8")
         log, report = folder / "log", folder / "report.xml"
         with log.open("wb") as output:
@@ -163,14 +166,17 @@ def run(
             )
             with _ended(child):
                 try:
-                    child.wait(TIMEOUT_S)
+                    child.wait(_TIMEOUT_S)
                 except subprocess.TimeoutExpired:
-                    why = f"it did not end within {TIMEOUT_S:g} s"
-                    return Verdict(
+                    why = f"it did not end within {_TIMEOUT_S:g} s"
+                    return _TreeVerdict(
                         tree, None, why, time.monotonic() - began, _last(log)
                     )
+
         red, said = _read(report, kind)
-        return Verdict(tree, red, said, round(time.monotonic() - began, 1), _last(log))
+        return _TreeVerdict(
+            tree, red, said, round(time.monotonic() - began, 1), _last(log)
+        )
 
 
 def _tests(folder: Path, engine: str) -> Path:
@@ -198,17 +204,18 @@ def _variables(
     lent, temporary = folder / "lent", folder / "tmp"
     lent.mkdir()
     temporary.mkdir()
-    for module in PYTEST:
-        found = importlib.util.find_spec(module)
-        if found is None or found.origin is None:
+    for module in _PYTEST:
+        spec = importlib.util.find_spec(module)
+        if spec is None or spec.origin is None:
             raise UsageError(f"{module} is not installed.", hint="pip install pytest")
-        origin = Path(found.origin)
+        origin = Path(spec.origin)
         origin = origin.parent if origin.name == "__init__.py" else origin
         if (environment.site_packages / origin.name).exists():
             continue
         # pluggy asks for its version.
         for one in (origin, *origin.parent.glob(f"{module}-*.dist-info")):
             (lent / one.name).symlink_to(one)
+
     own = run_variables(plan.env, str(temporary))
     paths = [own.get("PYTHONPATH", ""), str(folder), str(lent)]
     own["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
@@ -228,7 +235,7 @@ def _ended(child: subprocess.Popen[bytes]) -> Iterator[None]:
         yield
     finally:
         for sent in (signal.SIGTERM, signal.SIGKILL):
-            left = [one for one in psutil.pids() if _session(one) == child.pid]
+            left = [pid for pid in psutil.pids() if _session(pid) == child.pid]
             for pid in left:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, sent)
@@ -260,6 +267,7 @@ def _read(report: Path, kind: FindingClass) -> tuple[bool | None, str]:
         suite = ElementTree.parse(report).getroot().find("testsuite")  # noqa: S314 - pytest's
     except (OSError, ElementTree.ParseError):
         suite = None
+
     if suite is None or suite.get("tests") in (None, "0"):
         return None, "pytest ran no test"
     broken = [*suite.iter("error"), *suite.iter("failure")]
@@ -273,7 +281,7 @@ def _read(report: Path, kind: FindingClass) -> tuple[bool | None, str]:
     # pytest puts the rewritten expression behind the sentence, unittest before it.
     said = asserted[-1].partition(" assert not")[0] if asserted else message
     said = one_line(said.rpartition(" is not false : ")[2], 300).rstrip(".")
-    if said.endswith(SILENT):
+    if said.endswith(_SILENT):
         return None, said
     if broken[0].tag == "failure" and (asserted or kind is FindingClass.START_FAILURE):
         return True, said
@@ -282,4 +290,4 @@ def _read(report: Path, kind: FindingClass) -> tuple[bool | None, str]:
 
 def _last(log: Path) -> tuple[str, ...]:
     lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
-    return tuple(one_line(line, 200) for line in lines[-LAST_LINES:] if line.strip())
+    return tuple(one_line(line, 200) for line in lines[-_LAST_LINES:] if line.strip())

@@ -5,7 +5,8 @@ from __future__ import annotations
 
 import builtins
 import re
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Collection, Sequence
 from typing import Final
 
 from mmrepro.base.errors import UsageError
@@ -15,6 +16,7 @@ from mmrepro.failure.documents.replay import (
     Claim,
     Finding,
     Replay,
+    ReportFacts,
     ReproVerdict,
     Sighting,
 )
@@ -157,77 +159,88 @@ BY_EACH: Final = LOUD | {FindingClass.PROTOCOL, FindingClass.EXPECTATION}
 
 
 def read_claim(title: str, text: str) -> Claim:
-    """What a report observed, by its title and its text without commands and
+    """Read what a report observed, by its title and its text without commands and
     clients."""
     whole = f"{title}\n{text}"
     classes: list[FindingClass] = []
     status = _status(title) or _status(text)
-    # A status of 500 beside it is how a client sees it, and is not enough.
+    # A status of 500 beside a death is how a client sees it, and is not enough.
     if _DEATH.search(whole):
         classes += [FindingClass.DEATH, FindingClass.FAILING]
     elif status is not None and status >= 500:
         classes.append(FindingClass.SERVER_ERROR)
+
     if _CRASH.search(whole):
-        loose = (FindingClass.DEATH, FindingClass.FAILING, FindingClass.SERVER_ERROR)
-        classes += loose if status is None else loose[:2]
+        classes += [FindingClass.DEATH, FindingClass.FAILING]
+        if status is None:
+            classes.append(FindingClass.SERVER_ERROR)
+
     if _HANG.search(whole) and not classes:
         classes.append(FindingClass.HANG)
     elif _HANG.search(title):
         classes.insert(0, FindingClass.HANG)
+
     if _START.search(whole):
         classes.insert(0, FindingClass.START_FAILURE)
     for pattern, kind in _SILENT:
         if not classes and re.search(pattern, whole, re.IGNORECASE):
             classes.append(kind)
-    found = [
-        name for name in dict.fromkeys(_EXCEPTION.findall(text)) if name not in _ECHOES
-    ]
+    names = dict.fromkeys(_EXCEPTION.findall(text))
+    exceptions = [name for name in names if name not in _ECHOES]
     hardware = _HARDWARE.search(whole) or _GPU_CODE.search(whole)
     return Claim(
         classes=list(dict.fromkeys(classes)),
         status=status,
-        exceptions=found[:20],
+        exceptions=exceptions[:20],
         hardware=" ".join(hardware[0].split())[:80] if hardware else "",
     )
 
 
 def claim_of(word: str) -> Claim:
-    """``--reported``: a status, or a class of findings. Raises UsageError."""
+    """Read ``--reported``: a status, or a class of findings. Raises UsageError: it is
+    neither."""
     if re.fullmatch(r"[1-5]\d\d", word):
         status = int(word)
         kinds = [FindingClass.SERVER_ERROR] if status >= 500 else []
         return Claim(status=status, classes=kinds)
-    named = {
+
+    named = {kind.value: kind for kind in FindingClass}
+    named |= {
         "crash": FindingClass.DEATH,
         "dies": FindingClass.DEATH,
         "hangs": FindingClass.HANG,
     }
-    kind = named.get(word) or next(
-        (one for one in FindingClass if one.value == word), None
-    )
+    kind = named.get(word)
     if kind is None:
         raise UsageError(
             f"--reported {word}: a status such as 500, or what is wrong.",
             hint=f"one of {', '.join(FindingClass)}",
         )
-    both = {FindingClass.DEATH: [FindingClass.DEATH, FindingClass.FAILING]}
-    return Claim(classes=both.get(kind, [kind]))
+
+    # How a server that died looks depends on whether its API process lives on.
+    if kind is FindingClass.DEATH:
+        return Claim(classes=[FindingClass.DEATH, FindingClass.FAILING])
+    return Claim(classes=[kind])
 
 
 def _status(text: str) -> int | None:
     """The status that a text reports, and not one that it wishes for; the most frequent
     one."""
-    seen: dict[int, int] = {}
-    for found in _STATUS.finditer(text):
-        before = text[max(0, found.start(1) - _WISHED_CHARS) : found.start(1)]
-        before = before[max(before.rfind(mark) for mark in ".\n;,") + 1 :]
-        if not _WISHED.search(before):
-            seen[int(found[1])] = seen.get(int(found[1]), 0) + 1
+    seen: Counter[int] = Counter()
+    for reported in _STATUS.finditer(text):
+        place = reported.start(1)
+        before = text[max(0, place - _WISHED_CHARS) : place]
+        sentence = max(before.rfind(mark) for mark in ".\n;,") + 1
+        if not _WISHED.search(before[sentence:]):
+            seen[int(reported[1])] += 1
+
     lowered = text.lower()
     for words, status in _NAMED_STATUS.items():
         if words in lowered:
-            seen[status] = seen.get(status, 0) + 1
-    return max(seen, key=lambda status: (seen[status], status)) if seen else None
+            seen[status] += 1
+    if not seen:
+        return None
+    return max(seen, key=lambda status: (seen[status], status))
 
 
 # -------------------------------------------------------------------------- the verdict
@@ -245,7 +258,7 @@ _LIMITS: Final = re.compile(
 )
 """How a refusal reads that is about the server's options or its stand-in, and not the
 request."""
-MOST_TOKENS: Final = 300_000
+_MOST_TOKENS: Final = 300_000
 """No model has as many (Gemma 3: 262,208): a token id beyond is in no vocabulary."""
 _VOCABULARIES: Final = (
     (r"llama-?3|llama-?guard-?3|hermes-3|nemotron-nano-8b", 128_256),
@@ -266,15 +279,15 @@ _VOCABULARIES: Final = (
 """Tokens of a family's largest vocabulary: ``vocab_size`` of their configurations."""
 
 
-def vocabulary(model: str) -> int:
+def _vocabulary(model: str) -> int:
     """How many tokens a model has at most, by its name."""
     found = (
         size for form, size in _VOCABULARIES if re.search(form, model, re.IGNORECASE)
     )
-    return next(found, MOST_TOKENS)
+    return next(found, _MOST_TOKENS)
 
 
-def _limit(words: str, tokens: int = MOST_TOKENS) -> bool:
+def _limit(words: str, tokens: int = _MOST_TOKENS) -> bool:
     """Whether a refusal is about the server's options or its stand-in. A token id that
     the real model, of ``tokens``, lacks as well is refused for itself."""
     if "vocab" in words.lower():
@@ -285,70 +298,79 @@ def _limit(words: str, tokens: int = MOST_TOKENS) -> bool:
 
 
 def concluded(replay: Replay) -> tuple[ReproVerdict, str]:
-    """What the replay of a report shows, and the sentence. The report's own facts are
-    in it."""
+    """Conclude what the replay of a report shows, with the sentence. The report's own
+    facts are in it."""
     report = replay.report
     assert report is not None
     claim = report.claim
-    found = [f for f in replay.findings if f.confirmed]
-    if shown := next((f for f in found if matches(f, claim)), None):
-        return ReproVerdict.REPRODUCED, _reproduced(shown)
-    real = next((one.what for one in report.replaced if one.model), "")
-    tokens = vocabulary(real)
-    if (answer := _as_reported(replay.answers, claim, tokens)) is not None:
+    confirmed = [finding for finding in replay.findings if finding.confirmed]
+    for finding in confirmed:
+        if matches(finding, claim):
+            return ReproVerdict.REPRODUCED, _reproduced(finding)
+    real = next((item.what for item in report.replaced if item.model), "")
+    tokens = _vocabulary(real)
+    answer = _as_reported(replay.answers, claim, tokens)
+    if answer is not None:
         words = f"{answer.operation} got {answer.words}, as in the report"
         return ReproVerdict.REPRODUCED, words
-    if replay.untestable and not found:
+    if replay.untestable and not confirmed:
         return ReproVerdict.NEEDS_HARDWARE, replay.untestable[0]
+
     start = FindingClass.START_FAILURE
-    not_started = next(
-        (s for s in replay.unconfirmed if s.finding_class is start), None
-    )
+    not_started = _of_class(replay.unconfirmed, {start})
     if not_started is not None and start not in claim.classes:
         return _untold(replay, f"nothing was tested: {not_started.said}")
-    once: list[Finding | Sighting] = [
-        *(f for f in replay.findings if not f.confirmed),
-        *replay.unconfirmed,
-    ]
-    if mine := next((one for one in once if matches(one, claim)), None):
-        return (
-            ReproVerdict.UNPROVEN,
-            f"observed, and not as often as confirms it: {mine.said}",
-        )
-    started = [f for f in found if f.finding_class is FindingClass.START_FAILURE]
-    if started:
-        return _untold(replay, f"nothing was tested: {started[0].said}")
-    wrong = LOUD if claim.words else BY_EACH
-    if other := next((f for f in found if f.finding_class in wrong), None):
+    once: list[Finding | Sighting] = [f for f in replay.findings if not f.confirmed]
+    once += replay.unconfirmed
+    for shown in once:
+        if matches(shown, claim):
+            said = f"observed, and not as often as confirms it: {shown.said}"
+            return ReproVerdict.UNPROVEN, said
+
+    started = _of_class(confirmed, {start})
+    if started is not None:
+        return _untold(replay, f"nothing was tested: {started.said}")
+    other = _of_class(confirmed, LOUD if claim.words else BY_EACH)
+    if other is not None:
         claimed = f", not the {claim.words} of the report" if claim.words else ""
-        return ReproVerdict.DIFFERENT, f"{other.finding_class}{claimed}: {other.said}"
+        said = f"{other.finding_class}{claimed}: {other.said}"
+        return ReproVerdict.DIFFERENT, said
+
     if report.died:
         said = (
             "the server ended while the client ran, and not when its requests "
             "were sent again"
         )
         return ReproVerdict.UNPROVEN, said
+
     return _silent(replay, real, tokens)
 
 
-def matches(found: Finding | Sighting, claim: Claim) -> bool:
+def _of_class(
+    shown: Sequence[Finding | Sighting], kinds: Collection[FindingClass]
+) -> Finding | Sighting | None:
+    """The first of these classes."""
+    return next((item for item in shown if item.finding_class in kinds), None)
+
+
+def matches(shown: Finding | Sighting, claim: Claim) -> bool:
     """Whether what was observed is what the report has: its class, and not another
     exception."""
-    kind = found.finding_class
+    kind = shown.finding_class
     if kind is FindingClass.EXPECTATION:
         return True  # somebody wrote down what is right
     if kind is FindingClass.START_FAILURE and kind not in claim.classes:
         return False
-    lines = found.log_lines if isinstance(found, Finding) else []
-    mine = {
-        name for line in [*lines[:3], found.said] for name in _EXCEPTION.findall(line)
-    }
-    mine -= _ECHOES
+    mine = _exceptions(shown)
     named = set(claim.exceptions)
     if not claim.classes and claim.status is None:
-        return kind in LOUD and (not (mine and named) or bool(mine & named))
+        if kind not in LOUD:
+            return False
+        return not (mine and named) or bool(mine & named)
+
     if kind not in LOUD:
         return kind in claim.classes
+    # One exception in common is enough: a log holds those that follow from it as well.
     if mine & named:
         return True
     if mine and named and kind is not FindingClass.HANG:
@@ -356,18 +378,24 @@ def matches(found: Finding | Sighting, claim: Claim) -> bool:
     return kind in claim.classes
 
 
+def _exceptions(shown: Finding | Sighting) -> set[str]:
+    """Exceptions of the engine itself, in the first lines of its log and the
+    sentence."""
+    lines = shown.log_lines[:3] if isinstance(shown, Finding) else []
+    names: set[str] = set()
+    for line in [*lines, shown.said]:
+        names.update(_EXCEPTION.findall(line))
+    return names - _ECHOES
+
+
 def _as_reported(answers: Sequence[Answer], claim: Claim, tokens: int) -> Answer | None:
     """An answer that is the refusal which the report complains of."""
     if claim.status is None or claim.status >= 500:
         return None
-    return next(
-        (
-            one
-            for one in answers
-            if one.status == str(claim.status) and not _limit(one.words, tokens)
-        ),
-        None,
-    )
+    for answer in answers:
+        if answer.status == str(claim.status) and not _limit(answer.words, tokens):
+            return answer
+    return None
 
 
 def _reproduced(finding: Finding) -> str:
@@ -397,46 +425,62 @@ def _silent(replay: Replay, real: str, tokens: int) -> tuple[ReproVerdict, str]:
     assert report is not None
     claim, answers = report.claim, replay.tested
     if not answers:
-        said = "no request was sent"
-        if report.output.strip():
-            # The verdict is pasted in public: none of the client's own words are in it.
-            printed = report.output.strip().splitlines()[-1]
-            said += (
-                f"; its client ended with {_exception(printed, claim)}, as the report "
-                "shows"
-            )
-            if missing := _NO_PACKAGE.search(printed):
-                said += (
-                    f" (--container IMAGE, of one that has {missing[1] or missing[2]})"
-                )
-        return ReproVerdict.NOTHING_TESTED, f"nothing was tested: {said}"
-    refused = [one for one in answers if one.refused]
-    if limited := next((one for one in refused if _is_limit(one, tokens)), None):
-        said = f"nothing was tested: {limited.operation} got {limited.words}"
-        if "vocab" in limited.words.lower():
+        said = f"nothing was tested: {_not_sent(report)}"
+        return ReproVerdict.NOTHING_TESTED, said
+    refused = [answer for answer in answers if answer.refused]
+    for answer in refused:
+        if not _is_limit(answer, tokens):
+            continue
+        said = f"nothing was tested: {answer.operation} got {answer.words}"
+        if "vocab" in answer.words.lower():
             said += f" (the tiny model has fewer tokens than {real or 'the real one'})"
         return _untold(replay, said)
+
     if len(refused) == len(answers) and not claim.words:
         return _untold(replay, replay.nothing_tested)
     if refused and claim.words:
         status, _, words = refused[0].words.partition(" ")
         said = f"{status}, not the {claim.words} of the report: {words}"
     else:
-        last = next((one for one in reversed(answers) if not one.refused), answers[-1])
-        tested = f"{len(answers)} request" + "s" * (len(answers) != 1)
-        claimed = f", not the {claim.words} of the report" if claim.words else ""
-        first_words = f"{last.operation} got {last.status}{claimed}"
-        wrong = ", ".join(
-            dict.fromkeys(f.finding_class for f in replay.findings if f.confirmed)
-        )
-        nothing = (
-            f"what is wrong is another class ({wrong})" if wrong else "nothing is wrong"
-        )
-        said = f"{tested} answered, and {nothing}: {first_words}"
+        said = _answered(replay, claim)
+
     verdict, why = _untold(replay, "")
     if verdict is ReproVerdict.NEEDS_HARDWARE:
         return verdict, f"{why}; here {said}"
     return ReproVerdict.NOT_REPRODUCED, said
+
+
+def _not_sent(report: ReportFacts) -> str:
+    """Why no request was sent, as far as the client's last line says."""
+    said = "no request was sent"
+    if not report.output.strip():
+        return said
+    # The verdict is pasted in public: none of the client's own words are in it.
+    printed = report.output.strip().splitlines()[-1]
+    name = _exception(printed, report.claim)
+    said += f"; its client ended with {name}, as the report shows"
+    missing = _NO_PACKAGE.search(printed)
+    if missing:
+        package = missing[1] or missing[2]
+        said += f" (--container IMAGE, of one that has {package})"
+    return said
+
+
+def _answered(replay: Replay, claim: Claim) -> str:
+    """How the requests were answered that show nothing of what the report has."""
+    answers = replay.tested
+    last = next((a for a in reversed(answers) if not a.refused), answers[-1])
+    tested = "1 request" if len(answers) == 1 else f"{len(answers)} requests"
+    claimed = f", not the {claim.words} of the report" if claim.words else ""
+    wrong: dict[str, None] = {}
+    for finding in replay.findings:
+        if finding.confirmed:
+            wrong[finding.finding_class] = None
+    nothing = "nothing is wrong"
+    if wrong:
+        nothing = f"what is wrong is another class ({', '.join(wrong)})"
+    words = f"{last.operation} got {last.status}{claimed}"
+    return f"{tested} answered, and {nothing}: {words}"
 
 
 def _is_limit(answer: Answer, tokens: int) -> bool:
@@ -448,15 +492,17 @@ def _untold(replay: Replay, otherwise: str) -> tuple[ReproVerdict, str]:
     """Nothing can be said: for want of what is not here, or ``otherwise``."""
     report = replay.report
     assert report is not None
-    missing = [one for one in report.replaced if one.essential]
+    missing = [item for item in report.replaced if item.essential]
     if report.claim.hardware:
         said = (
             f"not testable here: the report has {report.claim.hardware!r}, which needs "
             "a GPU"
         )
         return ReproVerdict.NEEDS_HARDWARE, said
+
     if missing:
-        names = ", ".join(one.what for one in missing[:4])
+        names = ", ".join(item.what for item in missing[:4])
         said = f"not testable here without {names}: {missing[0].why}"
         return ReproVerdict.NEEDS_HARDWARE, said
+
     return ReproVerdict.NOTHING_TESTED, otherwise

@@ -15,7 +15,7 @@ _CLOSES: Final = re.compile(r"[ \t>]*+(?P<marks>[`~]{3,}+)[ \t]*+")
 
 
 @dataclass(frozen=True)
-class Fence:
+class _Fence:
     """A fenced block, from ``begin`` to ``end`` of the text.
 
     Attributes:
@@ -32,7 +32,7 @@ class Fence:
     above: str
 
 
-def fences(text: str) -> Iterator[Fence]:
+def fences(text: str) -> Iterator[_Fence]:
     """The blocks of ``text``, in order. One that is not closed goes to the end."""
     at, above = 0, ""
     opened: tuple[int, re.Match[str], str] | None = None
@@ -48,7 +48,9 @@ def fences(text: str) -> Iterator[Fence]:
         elif _closes(line, opened[1]["mark"]):
             yield _fence(opened, text[inside:at], at + len(line))
             above, opened = line, None
+
         at = after
+
     if opened is not None:
         yield _fence(opened, text[inside:], len(text))
 
@@ -58,9 +60,9 @@ def _closes(line: str, mark: str) -> bool:
     return closes is not None and closes["marks"].startswith(mark)
 
 
-def _fence(opened: tuple[int, re.Match[str], str], inside: str, end: int) -> Fence:
+def _fence(opened: tuple[int, re.Match[str], str], inside: str, end: int) -> _Fence:
     begin, opens, above = opened
-    return Fence(begin, end, opens["indent"], opens["kind"], inside, above)
+    return _Fence(begin, end, opens["indent"], opens["kind"], inside, above)
 
 
 def without_fences(text: str, instead: str) -> str:

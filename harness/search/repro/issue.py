@@ -12,7 +12,7 @@ import json
 import re
 import shlex
 import textwrap
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any, Final
@@ -171,7 +171,7 @@ def _starts(line: str) -> bool:
 
 
 @dataclass(frozen=True)
-class Block:
+class _ReportBlock:
     """A fenced or an indented block. ``section``: the heading above it; ``line``: the
     last line of text before it."""
 
@@ -223,10 +223,10 @@ def read_issue(text: str) -> Issue:
             limit.
     """
     try:
-        found = within_limits(
+        fields = within_limits(
             lambda: _as_json(read_here(text)), LIMITS, expected=UsageError
         )
-        return _form().validate_json(json.dumps(found), strict=True)
+        return _form().validate_json(json.dumps(fields), strict=True)
     except OverLimit as error:
         why = f"The report {error}."
     except WorkFailed as error:
@@ -240,6 +240,7 @@ def read_issue(text: str) -> Issue:
         raise InfrastructureError(
             f"No process to read the report in: {error.strerror}."
         ) from error
+
     raise UsageError(
         why, hint='--server "vllm serve MODEL" --client "python client.py"'
     )
@@ -252,41 +253,49 @@ def _form() -> TypeAdapter[Issue]:
 
 
 def _as_json(issue: Issue) -> dict[str, Any]:
-    fields = {one.name: getattr(issue, one.name) for one in dataclasses.fields(issue)}
-    return fields | {"claim": issue.claim.model_dump(mode="json")}
+    names = [item.name for item in dataclasses.fields(issue)]
+    values = {name: getattr(issue, name) for name in names}
+    return values | {"claim": issue.claim.model_dump(mode="json")}
 
 
 def read_here(text: str) -> Issue:
     """Read a report in this process. Raises UsageError: its server's command cannot be
     read."""
     text = text.replace("\r\n", "\n").removeprefix("\ufeff").replace("\0", "\ufffd")
-    title = _TITLE.search(text)
-    first = next((line.strip() for line in text.splitlines() if line.strip()), "")
-    named = title[1] if title else "" if first.startswith("#") else first[:300]
-    issue = Issue(title=named.strip())
+    issue = Issue(title=_title(text))
     blocks = list(_blocks(text))
     prose = without_fences(text, "\n")
     _server(issue, blocks, prose)
     _client(issue, blocks, prose)
     _release(issue, text)
     shown = [block.text for block in blocks if not _ENVIRONMENT.search(block.section)]
-    said = "\n".join([prose, *shown])
+    observed = "\n".join([prose, *shown])
     for taken in (issue.client, issue.server):
-        said = said.replace(taken, " ") if taken else said
-    issue.claim = read_claim(issue.title, said)
+        if taken:
+            observed = observed.replace(taken, " ")
+    issue.claim = read_claim(issue.title, observed)
     return issue
 
 
-def _blocks(text: str) -> Iterator[Block]:
+def _title(text: str) -> str:
+    """The title, else the first line of a report that begins with none."""
+    title = _TITLE.search(text)
+    if title:
+        return title[1].strip()
+    first = next((line.strip() for line in text.splitlines() if line.strip()), "")
+    return "" if first.startswith("#") else first[:300].strip()
+
+
+def _blocks(text: str) -> Iterator[_ReportBlock]:
     section, read = "", 0
     for fence in fences(text):
         for heading in _HEADING.finditer(text, read, fence.begin):
             section = heading[1]
         read = fence.begin
         lines = [line.removeprefix(fence.indent) for line in fence.text.splitlines()]
-        yield Block("\n".join(lines), fence.kind.lower(), section, fence.above)
-    for found in _INDENTED.finditer(without_fences(text, "\n\n")):
-        yield Block(textwrap.dedent(found[1]).strip("\n"), "", "")
+        yield _ReportBlock("\n".join(lines), fence.kind.lower(), section, fence.above)
+    for indented in _INDENTED.finditer(without_fences(text, "\n\n")):
+        yield _ReportBlock(textwrap.dedent(indented[1]).strip("\n"), "", "")
 
 
 def _logical(text: str) -> list[str]:
@@ -299,71 +308,84 @@ def _logical(text: str) -> list[str]:
         else:
             lines.append(line)
         going = line.rstrip().endswith("\\")
+
     return lines
 
 
-def _server(issue: Issue, blocks: Sequence[Block], prose: str) -> None:
+def _server(issue: Issue, blocks: Sequence[_ReportBlock], prose: str) -> None:
     """The first command that starts a server, with the variables set in its block."""
-    found: list[str] = []
+    commands: list[str] = []
     for block in blocks:
-        if block.kind in ("python", "py", "json"):
-            continue
-        before: list[str] = []
-        for line in _logical(block.text):
-            plain = PROMPT.sub("", line)
-            if is_server_command(plain) and _starts(plain):
-                found.append("\n".join([*before[-_MOST_BEFORE:], plain]))
-            elif re.match(r"\s*(?:export\s+)?[A-Za-z_]\w*=\S*\s*$", plain):
-                before.append(plain.strip())
-    found += [one for one in _INLINE.findall(prose) if is_server_command(one)]
-    bare = (PROMPT.sub("", line) for line in _logical(prose))  # without a fence
-    found += [
-        one.strip() for one in bare if is_server_command(one) and _PLAIN.match(one)
-    ]
-    found += filter(None, (of_manifest(block.text) for block in blocks))
-    if not found:  # a script that starts its server itself
+        if block.kind not in ("python", "py", "json"):
+            commands += _typed_in(block)
+    commands += [text for text in _INLINE.findall(prose) if is_server_command(text)]
+    for line in _logical(prose):  # without a fence
+        plain = PROMPT.sub("", line)
+        if is_server_command(plain) and _PLAIN.match(plain):
+            commands.append(plain.strip())
+
+    commands += filter(None, (of_manifest(block.text) for block in blocks))
+    if not commands:
         for block in blocks:
-            found += started_by(block.text)
-            if not found:
-                lines = [
-                    line for line in _logical(block.text) if is_server_command(line)
-                ]
-                found += [
-                    PROMPT.sub("", line) for line in lines if not _LOG_LINE.search(line)
-                ]
-    if found:
-        issue.server = _configured(found[0], blocks)
-        if len(dict.fromkeys(found)) > 1:
-            count = len(dict.fromkeys(found))
-            issue.notes.append(
-                f"The report has {count} servers' commands: the first one is run."
-            )
+            commands += _started_by(block.text)
+            if not commands:
+                commands += _lines_of_log(block)
+
+    if not commands:
+        return
+    issue.server = _configured(commands[0], blocks)
+    count = len(set(commands))
+    if count > 1:
+        issue.notes.append(
+            f"The report has {count} servers' commands: the first one is run."
+        )
+
+
+def _typed_in(block: _ReportBlock) -> Iterator[str]:
+    """Commands of a block that start a server, each with the variables that are set
+    before it."""
+    before: list[str] = []
+    for line in _logical(block.text):
+        plain = PROMPT.sub("", line)
+        if is_server_command(plain) and _starts(plain):
+            yield "\n".join([*before[-_MOST_BEFORE:], plain])
+        elif re.match(r"\s*(?:export\s+)?[A-Za-z_]\w*=\S*\s*$", plain):
+            before.append(plain.strip())
+
+
+def _lines_of_log(block: _ReportBlock) -> Iterator[str]:
+    """Lines with a server's command that no log wrote, whatever is before it."""
+    for line in _logical(block.text):
+        if is_server_command(line) and not _LOG_LINE.search(line):
+            yield PROMPT.sub("", line)
 
 
 _MOST_BEFORE: Final = 200
 """Lines with variables that go before a command."""
 
 
-def _configured(command: str, blocks: Sequence[Block]) -> str:
+def _configured(command: str, blocks: Sequence[_ReportBlock]) -> str:
     """A command with the options of its ``--config``, where the report shows that
     file."""
     given = re.search(r"--config[= ]\s*(\S+)", command)
-    shown = _named(blocks).get(given[1].rpartition("/")[2]) if given else None
-    if given is None or shown is None:
+    if given is None:
         return command
-    options = next(iter(read_yaml(shown)), None)
+    shown = _named(blocks).get(given[1].rpartition("/")[2])
+    options = next(iter(read_yaml(shown)), None) if shown is not None else None
     if options is None:
         return command
-    words = []
+    words: list[str] = []
     for name, value in options.items() if isinstance(options, dict) else ():
-        plain = json.dumps(value) if isinstance(value, dict) else str(value)
-        words += (
-            [f"--{name}"] if value is True else [f"--{name}", plain] if value else []
-        )
+        if value is True:
+            words.append(f"--{name}")
+        elif value:
+            plain = json.dumps(value) if isinstance(value, dict) else str(value)
+            words += [f"--{name}", plain]
+
     return f"{command[: given.start()]}{shlex.join(words)}{command[given.end() :]}"
 
 
-def started_by(script: str) -> Iterator[str]:
+def _started_by(script: str) -> Iterator[str]:
     """Servers' commands in a Python script: a list of words, or one text."""
     tree = _python(script)
     if tree is None:
@@ -375,7 +397,8 @@ def started_by(script: str) -> Iterator[str]:
     for node in ast.walk(tree):
         if isinstance(node, ast.Name):
             continue
-        words = [_word(one, known) for one in getattr(node, "elts", [])[:_MOST_LISTED]]
+        elements = getattr(node, "elts", [])[:_MOST_LISTED]
+        words = [_word(element, known) for element in elements]
         text = shlex.join(filter(None, words)) or _word(node, known)
         if is_server_command(text):
             yield text
@@ -384,27 +407,28 @@ def started_by(script: str) -> Iterator[str]:
 def _word(node: ast.AST, known: Mapping[str, str]) -> str:
     """What an expression is as text; "": that is not known, or longer than any
     command."""
-    if isinstance(node, ast.Constant):
-        text = (
-            str(node.value) if not isinstance(node.value, int) else _number(node.value)
-        )
-    elif isinstance(node, ast.Name):
-        text = known.get(node.id, "")
-    elif isinstance(node, ast.JoinedStr):
-        text = "".join(_word(one, known) for one in node.values)
-    elif isinstance(node, ast.FormattedValue):
-        text = _word(node.value, known)
-    elif isinstance(node, ast.Attribute):
-        text = "python" if node.attr == "executable" else ""
-    elif (
-        isinstance(node, ast.Call)
-        and getattr(node.func, "id", "") == "str"
-        and node.args
-    ):
-        text = _word(node.args[0], known)
-    else:
-        text = ""
+    text = _whole_word(node, known)
     return text if len(text) <= _LONGEST_WORD else ""
+
+
+def _whole_word(node: ast.AST, known: Mapping[str, str]) -> str:
+    match node:
+        case ast.Constant(value=int(value)):
+            return _number(value)
+        case ast.Constant(value=value):
+            return str(value)
+        case ast.Name(id=name):
+            return known.get(name, "")
+        case ast.JoinedStr(values=values):
+            return "".join(_word(value, known) for value in values)
+        case ast.FormattedValue(value=value):
+            return _word(value, known)
+        case ast.Attribute(attr="executable"):  # sys.executable
+            return "python"
+        case ast.Call(func=ast.Name(id="str"), args=[value, *_]):
+            return _word(value, known)
+
+    return ""
 
 
 _LONGEST_WORD: Final = 2000
@@ -417,80 +441,119 @@ def _number(value: int) -> str:
     return str(value) if value.bit_length() < 1000 else ""
 
 
-def _client(issue: Issue, blocks: Sequence[Block], prose: str) -> None:
-    scripts: list[tuple[str, str]] = []
-    perhaps: list[tuple[str, str]] = []
-    curls: list[str] = []
-    bodies: list[str] = []
+def _client(issue: Issue, blocks: Sequence[_ReportBlock], prose: str) -> None:
+    clients = _Clients()
     for block in blocks:
-        text = _as_bash(block) if block.kind in (*_SHELLS, *_WINDOWS) else block.text
-        shell = block.kind in _SHELLS and _IN_SHELL.search(text)
-        written = block.kind not in ("diff", "text", "log")
-        offline = _OFFLINE.search(text)
-        python = written and (
-            _CLIENT_CODE.search(text)
-            or (
-                not offline
-                and _IMPORTS.search(text)
-                and _CALLS.search(text)
-                and _is_python(text)
-            )
-        )
-        if python and not shell:
-            surely = scripts if _CLIENT_CODE.search(text) else perhaps
-            surely.append(("python", _without_prompt(text)))
-        elif python or _CURL.search(text) or (shell and _CLIENT_WORDS.search(text)):
-            curls.append(_without_server(text))
-        elif raw := _RAW_HTTP.match(text):
-            curls.append(_curl_of(raw))
-        elif written and (body := _body(text)):
-            bodies.append(body)
-        elif offline:
-            issue.offline = True
-        elif written and not issue.other_client:
-            found = (
-                name
-                for name, form in _OTHER_CLIENTS
-                if re.search(form, text, re.MULTILINE)
-            )
-            issue.other_client = next(found, "")
-    curls += (
-        [one for one in _INLINE.findall(prose) if re.match(r"curl\s", one)]
-        if not curls
-        else []
-    )
-    if not (curls or scripts or bodies or perhaps) and (
-        bare_code := _bare_python(prose)
-    ):
-        scripts.append(("python", bare_code))
+        _sort(issue, clients, block)
+    if not clients.curls:
+        clients.curls += [c for c in _INLINE.findall(prose) if re.match(r"curl\s", c)]
+    if not clients.any:
+        script = _bare_python(prose)
+        if script:
+            clients.scripts.append(script)
+
     bare = re.search(r"^(?:\$ )?curl\s", prose, re.MULTILINE)  # without a fence
-    if bare and not (curls or scripts or bodies or perhaps):
-        curls.append(_without_server(prose[bare.start() :]))
-    if curls:
-        scripts.append(("shell", "\n".join(curls)))
-    scripts += [*perhaps, *(("json", body) for body in bodies)]
-    if scripts:
-        issue.client_kind, issue.client = scripts[0]
-        issue.offline, issue.other_client = False, ""
-        others = [kind for kind, _ in scripts[1:] if kind != "json"]
-        if others:
-            more = len(others)
-            issue.notes.append(
-                f"The report has {more} more client{'s' * (more > 1)}: the first one "
-                "is run."
-            )
-        _files(issue, blocks)
+    if bare and not clients.any:
+        clients.curls.append(_without_server(prose[bare.start() :]))
+
+    in_order = clients.in_order()
+    if not in_order:
+        return
+    issue.client_kind, issue.client = in_order[0]
+    issue.offline, issue.other_client = False, ""
+    others = [kind for kind, _ in in_order[1:] if kind != "json"]
+    if others:
+        more = "1 more client" if len(others) == 1 else f"{len(others)} more clients"
+        issue.notes.append(f"The report has {more}: the first one is run.")
+    _files(issue, blocks)
+
+
+@dataclass
+class _Clients:
+    """What of a report's blocks may be run.
+
+    Attributes:
+        scripts: Python that calls a server.
+        perhaps: Python that may call one: it names an address.
+        curls: lines of a shell.
+        bodies: of requests.
+    """
+
+    scripts: list[str] = field(default_factory=list)
+    perhaps: list[str] = field(default_factory=list)
+    curls: list[str] = field(default_factory=list)
+    bodies: list[str] = field(default_factory=list)
+
+    @property
+    def any(self) -> bool:
+        return bool(self.curls or self.scripts or self.bodies or self.perhaps)
+
+    def in_order(self) -> list[tuple[str, str]]:
+        """Kinds and texts, the likeliest client first."""
+        clients = [("python", script) for script in self.scripts]
+        if self.curls:
+            clients.append(("shell", "\n".join(self.curls)))
+        clients += [("python", script) for script in self.perhaps]
+        clients += [("json", body) for body in self.bodies]
+        return clients
+
+
+def _sort(issue: Issue, clients: _Clients, block: _ReportBlock) -> None:
+    """Put a block among the clients of its kind; note one that is not run."""
+    text = block.text
+    if block.kind in (*_SHELLS, *_WINDOWS):
+        text = _as_bash(block)
+    shell = block.kind in _SHELLS and _IN_SHELL.search(text)
+    written = block.kind not in ("diff", "text", "log")
+    surely = written and _CLIENT_CODE.search(text)
+    python = surely or (written and _may_call(text))
+    if python and not shell:
+        scripts = clients.scripts if surely else clients.perhaps
+        scripts.append(_without_prompt(text))
+        return
+
+    if python or _CURL.search(text) or (shell and _CLIENT_WORDS.search(text)):
+        clients.curls.append(_without_server(text))
+        return
+    raw = _RAW_HTTP.match(text)
+    if raw:
+        clients.curls.append(_curl_of(raw))
+        return
+    body = _body(text) if written else ""
+    if body:
+        clients.bodies.append(body)
+    elif _OFFLINE.search(text):
+        issue.offline = True
+    elif written and not issue.other_client:
+        issue.other_client = _other_client(text)
+
+
+def _may_call(text: str) -> bool:
+    """Whether it is Python that names a server's address."""
+    if _OFFLINE.search(text):
+        return False
+    if not (_IMPORTS.search(text) and _CALLS.search(text)):
+        return False
+    return _is_python(text)
+
+
+def _other_client(text: str) -> str:
+    """What a client is written for that is not run; "": it is none."""
+    for name, form in _OTHER_CLIENTS:
+        if re.search(form, text, re.MULTILINE):
+            return name
+    return ""
 
 
 def _bare_python(prose: str) -> str:
     """A script without a fence: from its import as far as it is Python, to the next
     heading."""
-    found = _CLIENT_CODE.search(prose)
-    if found is None:
+    begins = _CLIENT_CODE.search(prose)
+    if begins is None:
         return ""
-    lines = _HEADING.split(prose[found.start() :].lstrip("\n"), maxsplit=1)[
-        0
-    ].splitlines()
+    below = prose[begins.start() :].lstrip("\n")
+    section = _HEADING.split(below, maxsplit=1)[0]
+    lines = section.splitlines()
     for _ in range(_MOST_TRIES):
         script = "\n".join(lines)
         try:
@@ -502,6 +565,7 @@ def _bare_python(prose: str) -> str:
             lines = lines[: max(0, min(wrong, len(lines) - 1))]
         except (ValueError, RecursionError, MemoryError):
             break
+
     return ""
 
 
@@ -529,22 +593,20 @@ def _curl_of(request: re.Match[str]) -> str:
         words += ["--data-raw", body.strip()]
         if "content-type" not in headers.lower():
             words += ["-H", "Content-Type: application/json"]
+
     return shlex.join(words)
 
 
-def _as_bash(block: Block) -> str:
+def _as_bash(block: _ReportBlock) -> str:
     """A block's curl lines as bash has them: PowerShell and cmd continue lines and
     quote by other marks."""
     text = block.text
-    continued = (
-        line.rstrip().endswith((" `", " ^"))
-        for line in text.splitlines()
-        if "curl" in line
-    )
-    if not (block.kind in _WINDOWS or "curl.exe" in text or any(continued)):
-        return text
+    if block.kind not in _WINDOWS and "curl.exe" not in text:
+        curls = [line for line in text.splitlines() if "curl" in line]
+        if not any(line.rstrip().endswith((" `", " ^")) for line in curls):
+            return text
     text = CONTINUED.sub(" \\\n", re.sub(r"\bcurl\.exe\b", "curl", text))
-    return re.sub(r"'[^']*'", lambda found: found[0].replace('\\"', '"'), text)
+    return re.sub(r"'[^']*'", lambda quoted: quoted[0].replace('\\"', '"'), text)
 
 
 def _is_python(text: str) -> bool:
@@ -568,41 +630,47 @@ _RUN: Final = re.compile(
 )
 
 
-def _named(blocks: Sequence[Block]) -> dict[str, str]:
+def _named(blocks: Sequence[_ReportBlock]) -> dict[str, str]:
     """Blocks below a line that ends with a file's name, by that."""
-    return {
-        name.rpartition("/")[2]: block.text
-        for block in blocks
-        for name in _FILE_NAME.findall(block.line)[-1:]
-    }
+    named: dict[str, str] = {}
+    for block in blocks:
+        names = _FILE_NAME.findall(block.line)
+        if names:
+            named[names[-1].rpartition("/")[2]] = block.text
+    return named
 
 
-def _files(issue: Issue, blocks: Sequence[Block]) -> None:
+def _files(issue: Issue, blocks: Sequence[_ReportBlock]) -> None:
     """Blocks that the report names as files, where its client opens them; a Python
     script's own command, where that has arguments."""
     named = _named(blocks)
     bodies = [block.text for block in blocks if _body(block.text)]
-    for found in _FILE_NAME.finditer(issue.client):
-        name = found[0].rpartition("/")[2]
+    for opened in _FILE_NAME.finditer(issue.client):
+        name = opened[0].rpartition("/")[2]
         if name in named:
             issue.files[name] = named[name]
-        elif len(bodies) == 1 and _is_sent(issue.client, found.start()):
+        elif len(bodies) == 1 and _is_sent(issue.client, opened.start()):
             issue.files[name] = bodies[0]
+
     if issue.client_kind == "python":
-        runs = [
-            found for block in blocks for found in _RUN.finditer(_joined(block.text))
-        ]
-        scripts = [b for b in blocks if _without_prompt(b.text) == issue.client]
-        for found in runs:
-            name = found[1].rpartition("/")[2]
+        _run_by_command(issue, blocks, named)
+
+
+def _run_by_command(
+    issue: Issue, blocks: Sequence[_ReportBlock], named: Mapping[str, str]
+) -> None:
+    """Run a script by the command that the report shows, if that has arguments."""
+    scripts = [b for b in blocks if _without_prompt(b.text) == issue.client]
+    if not scripts:
+        return
+    for block in blocks:
+        for command in _RUN.finditer(_joined(block.text)):
+            name = command[1].rpartition("/")[2]
             lone = name not in named or named[name] == scripts[0].text
-            if (
-                scripts
-                and lone
-                and found[0].rstrip() != found[0][: found.end(1) - found.start()]
-            ):
+            bare = command[0][: command.end(1) - command.start()]
+            if lone and command[0].rstrip() != bare:
                 issue.files[name], issue.client_kind = issue.client, "shell"
-                issue.client = found[0].strip().replace(found[1], name) + "\n"
+                issue.client = command[0].strip().replace(command[1], name) + "\n"
                 return
 
 
@@ -625,14 +693,14 @@ def _joined(text: str) -> str:
 def _without_prompt(text: str) -> str:
     lines = text.splitlines()
     if any(line.startswith(">>> ") for line in lines):
-        return "\n".join(
-            line[4:] for line in lines if line.startswith((">>> ", "... "))
-        )
-    # A notebook's.
-    return "\n".join(line for line in lines if not re.match(r"[!%]\w", line))
+        typed = [line[4:] for line in lines if line.startswith((">>> ", "... "))]
+        return "\n".join(typed)
+    # A notebook's lines for a shell, and its magics, are no Python.
+    plain = [line for line in lines if not re.match(r"[!%]\w", line)]
+    return "\n".join(plain)
 
 
-MOST_CHARS: Final = 65_536
+_MOST_CHARS: Final = 65_536
 """No report on GitHub is longer, and no block in it is read further."""
 
 
@@ -643,7 +711,7 @@ def _without_server(text: str) -> str:
     Where lines have a shell's prompt, only those with one are typed; else the client's
     own lines are, assignments, functions and their calls, and what belongs to a loop or
     a condition."""
-    lines = _logical(text[:MOST_CHARS])
+    lines = _logical(text[:_MOST_CHARS])
     typed = any(re.match(r"\s*\$ ", line) for line in lines)
     kept: list[str] = []
     functions: set[str] = set()
@@ -658,18 +726,21 @@ def _without_server(text: str) -> str:
             continue
         if waits and re.match(r"\s*sleep\s", plain):
             continue  # for the server's start
+        # The pause after a server's start is not the client's.
         waits = waits and not plain.strip()
-        if begins := None if inside else FUNCTION.match(plain):
+        begins = None if inside else FUNCTION.match(plain)
+        if begins:
             functions.add(begins[1] or begins[2])
         called = re.match(r"\s*([\w-]+)", plain)
-        command = _CLIENT_LINE.match(plain) or (
-            called is not None and called[1] in functions
-        )
-        shell = plain != line if typed else _SHELL_LINE.match(plain) or compounds > 0
+        is_call = called is not None and called[1] in functions
+        command = _CLIENT_LINE.match(plain) or is_call
+        is_shell = compounds > 0 or _SHELL_LINE.match(plain) is not None
+        shell = plain != line if typed else is_shell
         if inside or command or begins or shell:
             kept.append(plain)
             compounds += len(_BEGINS.findall(plain)) - len(_ENDS.findall(plain))
             open_text.read(plain)
+
     return "\n".join(kept).strip() + "\n"
 
 
@@ -698,27 +769,36 @@ def _body(text: str) -> str:
         return ""
     plain = "\n".join(_without_comment(line) for line in text.split("\n"))
     plain = re.sub(r",(\s*[}\]])", r"\1", plain)
-    for one, read in (
+    ways: tuple[tuple[str, Callable[[str], Any]], ...] = (
         (text, json.loads),
         (plain, json.loads),
         (text, ast.literal_eval),
-    ):
+    )
+    for number, (written, read) in enumerate(ways):
         try:
-            body = read(one)
+            body = read(written)
         except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
             continue
-        keys = {"messages", "prompt", "input", "text", "token_ids", "input_ids"}
-        answer = {"choices", "meta_info", "usage", "object", "error"}
-        if isinstance(body, dict) and keys & body.keys() and not answer & body.keys():
-            return text if one is text and read is json.loads else json.dumps(body)
+        if _is_request(body):
+            return json.dumps(body) if number else text
+
     return ""
+
+
+def _is_request(body: object) -> bool:
+    """Whether an object has what a request asks with, and nothing of an answer."""
+    if not isinstance(body, dict):
+        return False
+    asks = {"messages", "prompt", "input", "text", "token_ids", "input_ids"}
+    answers = {"choices", "meta_info", "usage", "object", "error"}
+    return bool(asks & body.keys()) and answers.isdisjoint(body)
 
 
 def _without_comment(line: str) -> str:
     """A line of JSON without the comment after its last string."""
     after = line.rfind('"') + 1
-    found = _COMMENT.search(line, after)
-    return line if found is None else line[: found.start()]
+    comment = _COMMENT.search(line, after)
+    return line if comment is None else line[: comment.start()]
 
 
 _COMMENT: Final = re.compile(r"(?:^|(?<=[\s,{\[]))(?://|#)")
@@ -728,42 +808,54 @@ def _release(issue: Issue, text: str) -> None:
     if issue.server:
         asked = parse(issue.server)
         issue.engine, issue.release = asked.engine, asked.release
-    counts = {
-        engine: len(re.findall(engine, text, re.IGNORECASE)) for engine in _ENGINES
-    }
-    most = max(counts, key=lambda engine: counts[engine])
     if not issue.engine:
-        foreign = {
-            n: len(re.findall(f, text, re.IGNORECASE)) for n, f in _OTHER_ENGINES
-        }
-        other = max(foreign, key=lambda name: foreign[name])
-        issue.other_engine = other if foreign[other] > counts[most] else ""
-        issue.engine = most if counts[most] and not issue.other_engine else ""
+        _engine(issue, text)
     if issue.release:
         return
     if issue.engine:
-        found = [*re.finditer(issue.engine + _TO_NUMBER + _NUMBER, text, re.IGNORECASE)]
-        found = [one for one in found if not _works(one, text)] or found
-        found.sort(key=lambda one: not _is_declared(one, text))
-        if found:
-            issue.release = found[0][1]
+        pattern = issue.engine + _TO_NUMBER + _NUMBER
+        releases = list(re.finditer(pattern, text, re.IGNORECASE))
+        # One in which all is well is none that fails, unless there is no other.
+        failing = [release for release in releases if not _works(release, text)]
+        failing = failing or releases
+        failing.sort(key=lambda release: not _is_declared(release, text))
+        if failing:
+            issue.release = failing[0][1]
             return
-    if logged := _LOGGED.search(text):
+
+    logged = _LOGGED.search(text)
+    if logged:
         issue.release = logged[1]
 
 
-def _is_declared(found: re.Match[str], text: str) -> bool:
+def _engine(issue: Issue, text: str) -> None:
+    """The engine that a text names most often; of another one the report is of that."""
+    counts: dict[str, int] = {}
+    for engine in _ENGINES:
+        counts[engine] = len(re.findall(engine, text, re.IGNORECASE))
+    most = max(counts, key=lambda engine: counts[engine])
+    others: dict[str, int] = {}
+    for name, form in _OTHER_ENGINES:
+        others[name] = len(re.findall(form, text, re.IGNORECASE))
+    other = max(others, key=lambda name: others[name])
+    # A report of ours may compare with another engine.
+    if others[other] > counts[most]:
+        issue.other_engine = other
+    elif counts[most]:
+        issue.engine = most
+
+
+def _is_declared(release: re.Match[str], text: str) -> bool:
     """Whether a line says nothing but the release, as those of an environment do."""
-    before = text[text.rfind("\n", 0, found.start()) + 1 : found.start()]
-    return bool(
-        re.fullmatch(r"[\s|*>#`-]*", before) and re.search(r"[:=|：]", found[0])
-    )
+    line_begin = text.rfind("\n", 0, release.start()) + 1
+    before = text[line_begin : release.start()]
+    if not re.fullmatch(r"[\s|*>#`-]*", before):
+        return False
+    return re.search(r"[:=|：]", release[0]) is not None
 
 
-def _works(found: re.Match[str], text: str) -> bool:
+def _works(release: re.Match[str], text: str) -> bool:
     """Whether a text has a release as one in which nothing is wrong."""
-    before = text[max(0, found.start() - 60) : found.start()]
-    return bool(
-        _WELL_BEFORE.search(before)
-        or _WELL_AFTER.match(text[found.end() : found.end() + 60])
-    )
+    before = text[max(0, release.start() - 60) : release.start()]
+    after = text[release.end() : release.end() + 60]
+    return bool(_WELL_BEFORE.search(before) or _WELL_AFTER.match(after))

@@ -11,7 +11,7 @@ from mmrepro.base import common_options as common
 from mmrepro.base.options import LIMITS, option
 from mmrepro.search.replay.options import ReplayCommand
 
-REPEATS, CLIENT_S = 2, 120.0
+_REPEATS, _CLIENT_S = 2, 120.0
 
 
 @dataclass(frozen=True)
@@ -19,6 +19,7 @@ class ReproCommand(ReplayCommand):
     """A bug report to a verdict; a replay otherwise."""
 
     COMMAND: ClassVar[str] = "repro"
+    DOCUMENTS: ClassVar[tuple[str, ...]] = ("mmrepro.failure.documents.replay:Replay",)
     file: Path | None = option(  # type: ignore[assignment]
         None,
         "The report, as Markdown: its server, client and release are taken from it.",
@@ -62,12 +63,12 @@ class ReproCommand(ReplayCommand):
         "", shown="the report's, or the nearest one that is installed"
     )
     repeat: int = common.REPEAT(
-        REPEATS,
+        _REPEATS,
         help="Number of replays on fresh servers that confirm a finding.",
         most=100,
     )
     client_timeout: float = option(
-        CLIENT_S, "Time limit of the client.", "SECONDS", LIMITS, least=1, most=3600
+        _CLIENT_S, "Time limit of the client.", "SECONDS", LIMITS, least=1, most=3600
     )
 
     box: bool = common.BOX(

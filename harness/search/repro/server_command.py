@@ -24,12 +24,14 @@ from mmrepro.engines.starts import GONE
 from mmrepro.failure.documents.replay import Replaced
 from packaging.version import InvalidVersion, Version
 
-LEAST_LENGTH, MOST_LENGTH, OF_PICTURES = 512, 32768, 2048
+_LEAST_LENGTH, _MOST_LENGTH, _OF_PICTURES = 512, 32768, 2048
 """Tokens of a context: at least, at most (what the tiny models have), and for
 pictures."""
-MOST_NOTES = 40
+_MOST_NOTES = 40
 """What resembles an unknown option is searched for among hundreds: of more nobody reads
 it."""
+MOST_REPLACED = 100
+"""Rows on what a command's options became: a report may hold thousands of them."""
 
 # -------------------------------------------------------------------- what is asked for
 
@@ -127,10 +129,10 @@ def plain_command(engine: str, traffic: str) -> str:
 
 def is_server_command(text: str) -> bool:
     """Whether ``text`` starts one of the engines' servers."""
-    found = _SERVE.search(text)
-    if found is None:
+    served = _SERVE.search(text)
+    if served is None:
         return False
-    if "run" not in found[0].split():
+    if "run" not in served[0].split():
         return True
     return any(_IMAGE.match(word.strip("\"'")) for word in text.split())
 
@@ -156,6 +158,7 @@ def parse(text: str) -> ServerAsked:
                 _take_word(asked, word)
             values = []
         asked.options.append((option.name, values))
+
     _take_out(asked)
     return asked
 
@@ -183,6 +186,7 @@ def _words(text: str) -> tuple[list[str], dict[str, str]]:
     ):
         # As a text program changes what is pasted into it.
         text = re.sub(typed, meant, text)
+
     lists = {name: _split(inside) for name, inside in _ARRAY.findall(text)}
     # An option taken out.
     joined = re.sub(rf"({CONTINUED.pattern})[ \t]*#[^\n]*\n", r"\1", text)
@@ -200,11 +204,13 @@ def _words(text: str) -> tuple[list[str], dict[str, str]]:
                 '--server "vllm serve MODEL --flags …", or sglang, lmdeploy, docker run'
             ),
         )
+
     lines[chosen] = lines[chosen].lstrip("# ")  # root's prompt
     for line in lines[:chosen]:
         for part in re.split(r"\s*(?:;|&&)\s*", line.strip()):
             if found := _ASSIGNED.match(part):
                 variables[found[1]] = _unquoted(found[2])
+
     try:
         lexer = shlex.shlex(
             _whole(lines[chosen:]), posix=True, punctuation_chars=";&|<>"
@@ -269,6 +275,7 @@ def _command_in(
             skip = False
         else:
             commands[-1].append(word)
+
     command = next((c for c in commands if is_server_command(" ".join(c))), commands[0])
     for other in commands:
         if other is command:
@@ -276,6 +283,7 @@ def _command_in(
         for word in other:
             if found := _ASSIGNED.match(word):
                 variables[found[1]] = found[2]
+
     before = 0
     while before < len(command) and (found := _ASSIGNED.match(command[before])):
         variables[found[1]] = found[2]
@@ -287,14 +295,15 @@ def _command_in(
         words_of_it = _expanded(word, variables, lists)
         expanded += words_of_it
         letters += sum(map(len, words_of_it))
-        if len(expanded) > MOST_WORDS or letters > MOST_LETTERS:
+        if len(expanded) > _MOST_WORDS or letters > _MOST_LETTERS:
             raise UsageError(
-                f"The server's command has more than {MOST_WORDS:,} words."
+                f"The server's command has more than {_MOST_WORDS:,} words."
             )
+
     return expanded
 
 
-MOST_WORDS, MOST_LETTERS = 10_000, 1 << 18
+_MOST_WORDS, _MOST_LETTERS = 10_000, 1 << 18
 """Of a command, with its variables filled in."""
 
 
@@ -326,11 +335,13 @@ def _engine(words: list[str], text: str) -> tuple[str, list[str], str, dict[str,
         engine, words, release, env = _in_image(words[program + 2 :])
         if words and not is_server_command(" ".join(words)):
             return engine, words[words[:1] == ["serve"] :], release, env
+
     if inner := next(
         (w for w in words if re.search(r"\s", w) and is_server_command(w)), ""
     ):
         words, set_before = _words(inner)  # of a shell: -c "…"
         env |= set_before
+
     names = [Path(word).name.partition("@")[0] for word in words]
     for at, name in enumerate(names):
         if name in ("vllm", "sglang") and names[at + 1 : at + 2] == ["serve"]:
@@ -349,6 +360,7 @@ def _engine(words: list[str], text: str) -> tuple[str, list[str], str, dict[str,
                 rest = rest[1:]
             if module.endswith((".api_server", ".launch_server", ".server", ".main")):
                 return engine, rest, release, env
+
     raise UsageError(f"No engine's server is in {' '.join(text.split())[:80]!r}.")
 
 
@@ -367,14 +379,16 @@ def _in_image(words: list[str]) -> tuple[str, list[str], str, dict[str, str]]:
         elif word.startswith(("-e=", "--env=")):
             name, _, value = word.partition("=")[2].partition("=")
             env[name] = value
+
         before = words[at - 1] if at else ""
         if before.startswith("-") and "=" not in before and before not in _DOCKER_FLAGS:
             continue  # the value of an option
-        found = None if word.startswith("-") else _IMAGE.match(word)
-        if found is not None:
-            engine = next(n for n in ("vllm", "sglang", "lmdeploy") if found[n])
-            version = _VERSION.search(found["tag"] or "")
+        image = None if word.startswith("-") else _IMAGE.match(word)
+        if image is not None:
+            engine = next(n for n in ("vllm", "sglang", "lmdeploy") if image[n])
+            version = _VERSION.search(image["tag"] or "")
             return engine, words[at + 1 :], version[1] if version else "", env
+
     raise UsageError("The container's image is none of vLLM, SGLang or LMDeploy.")
 
 
@@ -394,10 +408,10 @@ def of_manifest(text: str) -> str:
     plain = textwrap.dedent(text[begin.start() if begin else 0 :])
     quoted = _BARE.sub(lambda found: found[1] + json.dumps(found[2]), plain)
     documents = read_yaml(plain) or read_yaml(quoted)
-    for one in _containers(documents):
-        if not _IMAGE.match(str(one["image"])):
+    for container in _containers(documents):
+        if not _IMAGE.match(str(container["image"])):
             continue
-        variables = one.get("environment") or one.get("env") or []
+        variables = container.get("environment") or container.get("env") or []
         if isinstance(variables, dict):
             variables = [f"{name}={value}" for name, value in variables.items()]
         pairs = [
@@ -406,12 +420,15 @@ def of_manifest(text: str) -> str:
             else str(v)
             for v in (variables if isinstance(variables, list) else [])
         ]
-        words = [word for pair in pairs for word in ("-e", pair)] + [str(one["image"])]
+        words = [word for pair in pairs for word in ("-e", pair)] + [
+            str(container["image"])
+        ]
         for key in ("entrypoint", "command", "args"):
-            given = one.get(key) or []
+            given = container.get(key) or []
             listed = given if isinstance(given, list) else [given]
             words += _split(given) if isinstance(given, str) else map(str, listed)
         return shlex.join(["docker", "run", *words])
+
     return ""
 
 
@@ -437,6 +454,7 @@ def _take_out(asked: ServerAsked) -> None:
                 asked.port = int(values[0])
         else:
             kept.append((name, values))
+
     asked.options = kept
 
 
@@ -461,7 +479,7 @@ _GPU: Final = "it needs a GPU"
 _WEIGHTS: Final = "it is about the real model's weights"
 _OURS: Final = "mmrepro sets it itself"
 _ALONE: Final = "the server is one on this machine, for this test"
-HARMLESS: Final[Mapping[str, str]] = {
+_HARMLESS: Final[Mapping[str, str]] = {
     **dict.fromkeys(
         (
             "--gpu-memory-utilization",
@@ -551,7 +569,7 @@ HARMLESS: Final[Mapping[str, str]] = {
     ),
 }
 """Options that are left out, and why; a failure of requests hardly hangs on them."""
-NEEDED: Final[Mapping[str, str]] = {
+_NEEDED: Final[Mapping[str, str]] = {
     **dict.fromkeys(
         (
             "--tensor-parallel-size",
@@ -762,6 +780,7 @@ def translated(
             Replaced(what=what, by="--backend pytorch", why=why, essential=True)
         )
         asked.options = [one for one in asked.options if one[0] != "--backend"]
+
     args: list[str] = list(extra)
     length = needed = _needed(traffic)
     notes = [
@@ -778,24 +797,29 @@ def translated(
         plain = name.partition(".")[0]  # --speculative-config.method
         if name in _LENGTHS:
             length = _tokens(value) or length
-            most, why = MOST_LENGTH, "the tiny model has no more positions"
+            most, why = _MOST_LENGTH, "the tiny model has no more positions"
             if not _ASKS_TOKENS.search(traffic):
                 most = needed
                 why = (
                     "random weights do not stop: an answer without max_tokens "
                     "fills the context"
                 )
+
             if length > most:
                 replaced.append(Replaced(what=shown, by=f"{name} {most}", why=why))
                 length = most
             continue
-        if plain in HARMLESS:
-            replaced.append(Replaced(what=shown, why=HARMLESS[plain]))
+
+        if plain in _HARMLESS:
+            replaced.append(Replaced(what=shown, why=_HARMLESS[plain]))
             continue
-        if plain in NEEDED and not (gpu and NEEDED[plain] == _GPU):
+        if plain in _NEEDED and not (gpu and _NEEDED[plain] == _GPU):
             if value not in _DEFAULTS:
-                replaced.append(Replaced(what=shown, why=NEEDED[plain], essential=True))
+                replaced.append(
+                    Replaced(what=shown, why=_NEEDED[plain], essential=True)
+                )
             continue
+
         if not gpu and name == "--dtype" and value in ("float16", "half"):
             replaced.append(
                 Replaced(what=shown, why="a CPU computes in bfloat16 or float32")
@@ -806,7 +830,7 @@ def translated(
                 f"{shown} takes a variable that nothing sets here.",
                 hint=f'--server "… {name} VALUE"',
             )
-        if known and not _is_known(name, known) and len(notes) < MOST_NOTES:
+        if known and not _is_known(name, known) and len(notes) < _MOST_NOTES:
             gone = GONE.get(asked.engine, {}).get(name, "")
             words = did_you_mean(name, known) if not gone else f" {gone.capitalize()}."
             notes.append(f"The release's parser does not have {name}.{words}")
@@ -817,6 +841,7 @@ def translated(
             replaced.append(Replaced(what=shown, why=refusal, essential=True))
             continue
         args += [name, *values]
+
     env = {}
     for name, value in asked.env.items():
         if name == "VLLM_USE_V1" and value == "0":
@@ -835,7 +860,22 @@ def translated(
             replaced.append(Replaced(what=what, why=refusal, essential=of_engine))
         else:
             env[name] = value
-    return Translated(model, length, tuple(args), env, tuple(replaced), tuple(notes))
+    rows = _bounded(replaced)
+    return Translated(model, length, tuple(args), env, rows, tuple(notes[:_MOST_NOTES]))
+
+
+def _bounded(replaced: list[Replaced]) -> tuple[Replaced, ...]:
+    """The first rows, and one that counts the others. It is essential where one of them
+    is, so that a verdict is no surer than with all of them."""
+    rows, others = replaced[:MOST_REPLACED], replaced[MOST_REPLACED:]
+    if not others:
+        return tuple(rows)
+    last = Replaced(
+        what=f"the rest ({len(others)} options and variables)",
+        why=f"only the first {MOST_REPLACED} are listed",
+        essential=any(row.essential for row in others),
+    )
+    return (*rows, last)
 
 
 def _expanded_name(written: str, allowed: Allowed, known: Iterable[str]) -> str:
@@ -849,7 +889,7 @@ def _expanded_name(written: str, allowed: Allowed, known: Iterable[str]) -> str:
 
 
 def _is_listed(name: str, allowed: Allowed) -> bool:
-    left_out = name in HARMLESS or name in NEEDED
+    left_out = name in _HARMLESS or name in _NEEDED
     return (
         left_out
         or allowed.is_flag(name)
@@ -873,7 +913,7 @@ _ASKS_TOKENS: Final = re.compile(
 
 
 _TIMES: Final = re.compile(r"[\"')\]]\s*\*\s*(\d{2,6})\b")
-OF_REPEATED = 16
+_OF_REPEATED = 16
 """Bytes of a text that a script repeats, about."""
 
 
@@ -883,22 +923,23 @@ def _needed(traffic: str) -> int:
     asked = max(
         (int(n) for n in _ASKS_TOKENS.findall(traffic) if len(n) < 8), default=0
     )
-    pictures = OF_PICTURES if _PICTURES.search(traffic) else 0
-    repeated = sum(int(times) for times in _TIMES.findall(traffic)) * OF_REPEATED
+    pictures = _OF_PICTURES if _PICTURES.search(traffic) else 0
+    repeated = sum(int(times) for times in _TIMES.findall(traffic)) * _OF_REPEATED
     wanted = (
-        min(MOST_LENGTH, len(traffic) + asked + pictures + repeated) + LEAST_LENGTH // 2
+        min(_MOST_LENGTH, len(traffic) + asked + pictures + repeated)
+        + _LEAST_LENGTH // 2
     )
-    return min(MOST_LENGTH, -(-wanted // LEAST_LENGTH) * LEAST_LENGTH)
+    return min(_MOST_LENGTH, -(-wanted // _LEAST_LENGTH) * _LEAST_LENGTH)
 
 
 def _tokens(text: str) -> int | None:
     """``4096``, ``16k`` (thousands) and ``16K`` (of 1024), as vLLM's parser reads
     them."""
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)([kKmM]?)", text)
-    if found is None:
+    number = re.fullmatch(r"(\d+(?:\.\d+)?)([kKmM]?)", text)
+    if number is None:
         return None
-    scale = {"": 1, "k": 1000, "K": 1024, "m": 10**6, "M": 1 << 20}[found[2]]
-    return max(16, int(float(found[1]) * scale))
+    scale = {"": 1, "k": 1000, "K": 1024, "m": 10**6, "M": 1 << 20}[number[2]]
+    return max(16, int(float(number[1]) * scale))
 
 
 # ---------------------------------------------------------------------------- the model
@@ -970,8 +1011,10 @@ def _model(
     """The tiny model, what is said of it, and options that it needs."""
     name = asked.model
     lowered = name.lower()
-    found = next((t for pattern, t in _FAMILIES if re.search(pattern, lowered)), "text")
-    tiny = found or "text"
+    family = next(
+        (t for pattern, t in _FAMILIES if re.search(pattern, lowered)), "text"
+    )
+    tiny = family or "text"
     if tiny == "text" and _PICTURES.search(traffic):
         tiny = "qwen2-vl"
     if tiny == "text" and not _TOKEN_IDS.search(traffic):
@@ -979,6 +1022,7 @@ def _model(
             t for t, form, built in _TEXTS if re.search(form, lowered) and serves(built)
         )
         tiny = next(near, tiny)
+
     if asked.engine == "minivllm":
         tiny = "qwen3"
     kind, names = _SAME[tiny]
@@ -986,11 +1030,11 @@ def _model(
     why = "random weights, of the same architecture" if same else "random weights"
     if name and not same:
         why = "random weights, of another architecture"
-    if not found:
+    if not family:
         why = "no tiny model reads audio"
     what = name or "the model"
     replaced = [
-        Replaced(what=what, by=kind, why=why, model=True, essential=not found),
+        Replaced(what=what, by=kind, why=why, model=True, essential=not family),
     ]
     extra = ["--trust-remote-code"] if tiny == "dots-ocr" else []
     given = {option for option, _ in asked.options}
@@ -1004,6 +1048,7 @@ def _model(
         extra += ["--runner", "pooling"]
         why = "the stand-in is served as such a model"
         replaced.append(Replaced(what="", by="--runner pooling", why=why))
+
     return tiny, replaced, extra
 
 
@@ -1029,7 +1074,7 @@ def options_of(engine: str, packages: Path) -> Mapping[str, bool]:
     Returns:
         Rather too many names than too few: {} where nothing could be read.
     """
-    found: dict[str, bool] = {}
+    known: dict[str, bool] = {}
     for pattern in _SOURCES.get(engine, ()):
         for file in sorted((packages / engine).glob(pattern)):
             try:
@@ -1037,11 +1082,12 @@ def options_of(engine: str, packages: Path) -> Mapping[str, bool]:
             except OSError:
                 continue
             for name, switch in _LITERAL.findall(text):
-                found[name] = found.get(name, False) or bool(switch)
+                known[name] = known.get(name, False) or bool(switch)
             for name, _, kind in _FIELD.findall(text):
                 option = "--" + name.replace("_", "-")
-                found[option] = found.get(option, False) or kind == "bool"
-    return found
+                known[option] = known.get(option, False) or kind == "bool"
+
+    return known
 
 
 _TRIED: Final[Mapping[str, Version]] = {
@@ -1101,6 +1147,7 @@ def release_here(engine: str, wanted: str, here: Iterable[str]) -> tuple[str, st
         return str(
             versions[-1]
         ), f"No release is named: the newest one here, {versions[-1]}, is run."
+
     asked = _version(wanted)
     if asked is None:
         raise UsageError(f"{wanted!r} is not a release of {engine}.")

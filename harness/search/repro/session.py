@@ -19,6 +19,7 @@ from mmrepro.base.machine.files import (
     device_of,
     is_file,
     is_folder,
+    open_to_read,
     read_file,
     write_file,
 )
@@ -48,7 +49,7 @@ from mmrepro.search.replay.confirm import GIVE_UP
 from mmrepro.search.replay.known import server_wanted
 from mmrepro.search.replay.pursue import LOUD
 from mmrepro.search.replay.session import Replaying, Rounds
-from mmrepro.search.replay.store import Wanted, WriteReplay
+from mmrepro.search.replay.store import AttemptWanted, WriteReplay
 from mmrepro.search.repro.claim import BY_EACH, claim_of, concluded, matches
 from mmrepro.search.repro.issue import Issue, read_issue
 from mmrepro.search.repro.options import ReproCommand
@@ -74,19 +75,21 @@ from mmrepro.traffic.capture.messages import UNSEEN_SIZE, Captured
 from mmrepro.traffic.capture.read import holds_case, read
 from mmrepro.traffic.case.expecting import checked
 from mmrepro.traffic.case.files import read_case, write_case
-from mmrepro.traffic.case.model import CASE_FILE, Case, ServerWanted
+from mmrepro.traffic.case.model import CASE_FILE, Case, Operation, ServerWanted
 from mmrepro.traffic.drive import noise
 from packaging.version import Version
 
-MAX_TEXT = 4 << 20
-HEAD = 1 << 20
-SLOW_ANSWER_S = 1.0
-MOST_IN_A_ROW, IN_A_ROW_S, MANY = 10, 20.0, 30
+_MAX_TEXT = 4 << 20
+_HEAD = 1 << 20
+_MOST_PICTURES = 100
+"""That replace those which a client names and a report does not bring."""
+_SLOW_ANSWER_S = 1.0
+_MOST_IN_A_ROW, _IN_A_ROW_S, _MANY = 10, 20.0, 30
 """Times that requests without a failure are sent again; seconds of that; requests at
 most."""
-EARLIER, MAX_REPLAY = 200, 16 << 20
+_EARLIER, _MAX_REPLAY = 200, 16 << 20
 """Replays among which the same failure is looked for, the newest; bytes of one."""
-WRITTEN_OTHERWISE: Final = (
+_WRITTEN_OTHERWISE: Final = (
     ".http",
     ".rest",
     ".ps1",
@@ -97,21 +100,21 @@ WRITTEN_OTHERWISE: Final = (
     ".mjs",
 )
 """Files that are read as a report's block of that kind."""
-CLIENT_DIR: Final = "client"
-RUN_FILE: Final = "client.json"
-NO_FILE: Final = Path()
-TRIED: Final = re.compile(r"device-side assert|v1/worker/gpu/")
+_CLIENT_DIR: Final = "client"
+_RUN_FILE: Final = "client.json"
+_NO_FILE: Final = Path()
+_TRIED: Final = re.compile(r"device-side assert|v1/worker/gpu/")
 """What a report says of a GPU, and a CPU may show as well: an index that is out of
 range, which is an exception there; code of vLLM's second model runner, which asks for
 Triton."""
-SEVERAL_GPUS: Final = re.compile(r"NCCL|NVLink", re.IGNORECASE)
+_SEVERAL_GPUS: Final = re.compile(r"NCCL|NVLink", re.IGNORECASE)
 """In what a report says of its hardware."""
 
 # ------------------------------------------------------------------------ what is asked
 
 
 @dataclass(frozen=True)
-class Client:
+class _Client:
     """Where requests come from: a script that is run, or a ``file`` that is read.
 
     Attributes:
@@ -136,34 +139,27 @@ class Client:
 
 
 @dataclass(frozen=True)
-class ReproAsked:
+class _ReproAsked:
     """A report, read: the server, the client, and the facts that its document has."""
 
     server: ServerWanted
-    client: Client
+    client: _Client
     facts: ReportFacts
 
 
-def asked_for(options: ReproCommand) -> ReproAsked:
+def asked_for(options: ReproCommand) -> _ReproAsked:
     """Read a report and the words beside it. Raises UsageError: what is missing, in a
     sentence."""
     issue = _issue(options)
     client = _client(options, issue)
     traffic = client.texts.strip() or _head(client.file)
-    given = claim_of(options.reported) if options.reported else Claim()
-    claim = issue.claim
-    if options.on_gpu and not SEVERAL_GPUS.search(claim.hardware):
-        claim.hardware = ""  # it is here
-    if options.reported:
-        claim = given.model_copy(
-            update={"exceptions": claim.exceptions, "hardware": claim.hardware}
-        )
+    claim = _claim(options, issue)
     text = _server_text(options.server_command) or issue.server
     if not text and issue.engine and not (options.engine or client.file):
         text = plain_command(issue.engine, client.text)
         issue.notes.append(f"The report has no server's command: {text} is taken.")
     facts = ReportFacts(
-        source=options.file.name if options.file not in (None, NO_FILE) else "",
+        source=options.file.name if options.file not in (None, _NO_FILE) else "",
         server=text,
         client=client.shown,
         claim=claim,
@@ -173,20 +169,35 @@ def asked_for(options: ReproCommand) -> ReproAsked:
         server = _translated_server(options, issue, text, traffic, facts)
     else:
         server = _own_server(options, issue, client)
+
     fixed = options.fixed
     if fixed == "newest":
         fixed = max(_here(server.engine, options.device), key=Version, default="")
     facts.asked = fixed
-    return ReproAsked(server, client, facts)
+    return _ReproAsked(server, client, facts)
+
+
+def _claim(options: ReproCommand, issue: Issue) -> Claim:
+    """What the report observed, or ``--reported`` says. Raises UsageError: it is no
+    such word."""
+    given = claim_of(options.reported) if options.reported else None
+    claim = issue.claim
+    if options.on_gpu and not _SEVERAL_GPUS.search(claim.hardware):
+        claim.hardware = ""  # it is here
+    if given is None:
+        return claim
+    kept = {"exceptions": claim.exceptions, "hardware": claim.hardware}
+    return given.model_copy(update=kept)
 
 
 def _issue(options: ReproCommand) -> Issue:
-    if options.file in (None, NO_FILE):
+    if options.file in (None, _NO_FILE):
         return Issue()
     try:
-        text = read_file(options.file, MAX_TEXT).decode("utf-8", "replace")
+        text = read_file(options.file, _MAX_TEXT).decode("utf-8", "replace")
     except OSError as error:
         raise UsageError(f"{options.file} cannot be read: {error.strerror}.") from error
+
     issue = read_issue(text)
     if issue.other_engine and not options.server_command:
         raise UsageError(
@@ -196,6 +207,7 @@ def _issue(options: ReproCommand) -> Issue:
             ),
             hint='--server "vllm serve MODEL" to send its requests to one of these',
         )
+
     return issue
 
 
@@ -211,18 +223,18 @@ def _is_missing(path: str, script: Path | None) -> bool:
     """Whether a file that a client names is not beside it, and would be in its
     folder."""
     beside_it = script.parent if script is not None else Path("/nowhere")
-    whole = (beside_it / path).resolve()
-    return not is_file(whole) and (
-        Path(path).is_absolute() or ".." not in Path(path).parts
-    )
+    if is_file((beside_it / path).resolve()):
+        return False
+    return Path(path).is_absolute() or ".." not in Path(path).parts
 
 
 def _head(file: Path | None) -> str:
     if file is None:
         return ""
-    file = file / CASE_FILE if is_folder(file) else file
-    with contextlib.suppress(OSError), file.open("rb") as opened:
-        return opened.read(HEAD).decode("utf-8", "replace")
+    if is_folder(file):
+        file = file / CASE_FILE
+    with contextlib.suppress(OSError), open_to_read(file) as opened:
+        return opened.read(_HEAD).decode("utf-8", "replace")
     return ""
 
 
@@ -231,26 +243,25 @@ def _head(file: Path | None) -> str:
 _PYTHON: Final = re.compile(r"^(?:\S*/)?python3\.\d+$")
 
 
-def _client(options: ReproCommand, issue: Issue) -> Client:
+def _client(options: ReproCommand, issue: Issue) -> _Client:
     """Raises UsageError: there is none, or it cannot be read."""
     if options.client:
         return _given_client(options.client)
     if issue.client:
         return _of_report(issue)
     if options.resume is not None and is_file(options.resume / CASE_FILE):
-        return Client("", file=options.resume / CASE_FILE)
-    if (
-        FindingClass.START_FAILURE in issue.claim.classes
-        or options.reported == "start-failure"
-    ):
-        return Client("")  # the start is the failure
+        return _Client("", file=options.resume / CASE_FILE)
+    is_start = FindingClass.START_FAILURE in issue.claim.classes
+    if is_start or options.reported == "start-failure":
+        return _Client("")  # the start is the failure
     if issue.offline:
         raise UsageError(
             "The report runs the engine in its own process (vllm.LLM, sglang.Engine, "
             "pipeline); mmrepro repro tests servers.",
             hint='--client "python client.py" with the same requests to a server',
         )
-    what = "The report has" if options.file not in (None, NO_FILE) else "There is"
+
+    what = "The report has" if options.file not in (None, _NO_FILE) else "There is"
     if issue.other_client:
         raise UsageError(
             f"The report's client is {issue.other_client}, which mmrepro does not run.",
@@ -259,6 +270,7 @@ def _client(options: ReproCommand, issue: Issue) -> Client:
                 "request's body"
             ),
         )
+
     raise UsageError(
         (
             f"{what} no client: no script with openai or requests, no curl, no "
@@ -271,7 +283,7 @@ def _client(options: ReproCommand, issue: Issue) -> Client:
     )
 
 
-def _of_report(issue: Issue) -> Client:
+def _of_report(issue: Issue) -> _Client:
     if issue.client_kind == "python":
         made = _script("client.py", issue.client, "a Python script of the report")
     elif issue.client_kind == "shell":
@@ -279,13 +291,14 @@ def _of_report(issue: Issue) -> Client:
         shown = f"{named} of the report" if named else "curl lines of the report"
         made = _script("client.sh", issue.client, shown)
     else:
-        return Client(
+        return _Client(
             "a request's body of the report", name="body.json", text=issue.client
         )
+
     return replace(made, files=issue.files)
 
 
-def _given_client(text: str) -> Client:
+def _given_client(text: str) -> _Client:
     whole = Path(text)
     if is_folder(whole) or is_file(whole):
         return _of_file(whole, text)
@@ -293,6 +306,7 @@ def _given_client(text: str) -> Client:
         words = shlex.split(with_plain_commands(text))
     except ValueError as error:
         raise UsageError(f"--client cannot be read: {error}.") from error
+
     if text.lstrip().startswith("curl "):
         return _script("client.sh", text, text)
     scripts = [Path(word) for word in words[1:] if is_file(Path(word))]
@@ -304,25 +318,24 @@ def _given_client(text: str) -> Client:
             ),
             hint='--client "python client.py"',
         )
+
     script = scripts[0]
-    return replace(
-        _script(script.name, _text(script), text),
-        words=tuple(
-            script.name if word == str(script) else _PYTHON.sub("python3", word)
-            for word in words
-        ),
-        script=script.resolve(),
-    )
+    command: list[str] = []
+    for word in words:
+        is_script = word == str(script)
+        command.append(script.name if is_script else _PYTHON.sub("python3", word))
+    client = _script(script.name, _text(script), text)
+    return replace(client, words=tuple(command), script=script.resolve())
 
 
-def _of_file(file: Path, shown: str) -> Client:
+def _of_file(file: Path, shown: str) -> _Client:
     """By what it is: a script, a request's body, or what a replay reads."""
     if is_folder(file) or file.suffix in (".har", ".jsonl", ".log"):
-        return Client(shown, file=file)
+        return _Client(shown, file=file)
     text = _text(file)
     if file.suffix in (".py", ".sh") or text.startswith("#!"):
         made = _script(file.name, text, shown)
-    elif file.suffix in WRITTEN_OTHERWISE:
+    elif file.suffix in _WRITTEN_OTHERWISE:
         issue = read_issue(f"````{file.suffix[1:]}\n{text}\n````")
         if not issue.client:
             what = issue.other_client or "nothing that is read here"
@@ -333,24 +346,26 @@ def _of_file(file: Path, shown: str) -> Client:
                     "a request's body"
                 ),
             )
+
         made = replace(_of_report(issue), shown=shown)
     elif (
         file.suffix != ".json" and "curl " in text and not text.lstrip().startswith("{")
     ):
         made = _script(file.name, text, shown, as_shell=True)
     else:
-        return Client(shown, file=file)
+        return _Client(shown, file=file)
+
     return replace(made, script=file.resolve())
 
 
 def _text(file: Path) -> str:
     try:
-        return read_file(file, MAX_TEXT).decode("utf-8", "replace")
+        return read_file(file, _MAX_TEXT).decode("utf-8", "replace")
     except OSError as error:
         raise UsageError(f"{file} cannot be read: {error.strerror}.") from error
 
 
-def _script(name: str, text: str, shown: str, *, as_shell: bool = False) -> Client:
+def _script(name: str, text: str, shown: str, *, as_shell: bool = False) -> _Client:
     shell = (
         as_shell
         or name.endswith(".sh")
@@ -358,7 +373,7 @@ def _script(name: str, text: str, shown: str, *, as_shell: bool = False) -> Clie
     )
     words = ("bash", name) if shell else ("python3", name)
     text = with_plain_commands(text) if shell else text
-    return Client(shown, words=words, name=name, text=text)
+    return _Client(shown, words=words, name=name, text=text)
 
 
 # --------------------------------------------------------------------------- the server
@@ -366,7 +381,7 @@ def _script(name: str, text: str, shown: str, *, as_shell: bool = False) -> Clie
 
 def _here(engine: str, device: str) -> list[str]:
     """Releases of an engine whose environment for that device is on this machine."""
-    made = (one.manifest for one in list_environments(sizes=False))
+    made = (environment.manifest for environment in list_environments(sizes=False))
     wanted = engine, device_of(device)
     return [m.release for m in made if (m.engine, m.device) == wanted and not m.commit]
 
@@ -380,6 +395,7 @@ def _translated_server(
             f"--engine {options.engine}, and the command starts {command.engine}.",
             hint="leave --engine out",
         )
+
     release = options.release
     if not release:
         named = command.release or issue.release
@@ -390,6 +406,7 @@ def _translated_server(
                 f"The report names no release of {command.engine}; here are {listed}.",
                 hint="--release VERSION",
             )
+
         release, said = release_here(command.engine, named, here)
         release = release or named
         facts.notes += [said] if said else []
@@ -398,12 +415,14 @@ def _translated_server(
                 f"No release of {command.engine} is named, and none is installed here.",
                 hint="--release VERSION",
             )
+
     known, has = None, lambda name: False
     environment = existing(spec_for(command.engine, release, options.device))
     if environment is not None:
         packages = environment.site_packages
         known = options_of(command.engine, packages) or None
         has = partial(serves, command.engine, release, packages)
+
     made: Translated = translated(
         command, known, traffic, gpu=bool(options.on_gpu), serves=has
     )
@@ -423,16 +442,17 @@ def _translated_server(
     return wanted
 
 
-def _own_server(options: ReproCommand, issue: Issue, client: Client) -> ServerWanted:
+def _own_server(options: ReproCommand, issue: Issue, client: _Client) -> ServerWanted:
     """Without a command: a case's own, or what the options say. Raises UsageError."""
     named = {"engine": options.engine} if options.engine else {}
-    place = client.file or NO_FILE
+    place = client.file or _NO_FILE
     if not (named or options.resume or (client.file and holds_case(place))):
-        what = "The report has" if options.file not in (None, NO_FILE) else "There is"
+        what = "The report has" if options.file not in (None, _NO_FILE) else "There is"
         raise UsageError(
             f"{what} no server's command.",
             hint='--server "vllm serve MODEL --flags …"',
         )
+
     return server_wanted(place, options.resume, named | options.asked)
 
 
@@ -461,34 +481,37 @@ class Reproducing(Replaying):
 
     def begin(self, campaign: Campaign[Replay]) -> None:
         recorded, scripted = self.case, bool(self.asked.client.words)
-        # What is journaled is the same before and after the client has run.
         if scripted:
+            # What is journaled is the same before and after the client has run.
             self.case = recorded.keeping([])
         super().begin(campaign)
         self.replay.report = self.asked.facts
-        self.replay.limits += [one.words for one in self.asked.facts.replaced]
+        replaced = [item.words for item in self.asked.facts.replaced]
+        self.replay.limits += replaced
         if scripted and recorded.operations:
             self._known(recorded, _read_run(self.folder))
-        for line in [*(one.words for one in self.facts.replaced), *self.facts.notes]:
+        for line in [*replaced, *self.facts.notes]:
             campaign.emit(Note(text=line))
 
     def run(self) -> None:
         """All of it, to the verdict."""
         assert self._files is not None
         claim = self.facts.claim
-        if claim.hardware and not TRIED.search(claim.hardware):
+        # Nothing that is run on a CPU could confirm or refute it.
+        if claim.hardware and not _TRIED.search(claim.hardware):
             why = (
                 f"not testable here: the report has {claim.hardware!r}, which needs a "
                 "GPU"
             )
             self._conclude(ReproVerdict.NEEDS_HARDWARE, why)
             return
+
         silent = [kind for kind in claim.classes if kind not in BY_EACH]
         # One start less than measuring them: a hang is noticed some seconds later.
-        deadlines = derive([SLOW_ANSWER_S])
+        deadlines = derive([_SLOW_ANSWER_S])
         if self.asked.client.words and not self._files.case.operations:
             deadlines = self._recorded().deadlines or deadlines
-        quiet = GIVE_UP if failed_before(self.replay, self._files.case) else 1
+        quiet = GIVE_UP if _failed_before(self.replay, self._files.case) else 1
         starts = FindingClass.START_FAILURE in claim.classes
         start = StartingPoint(
             brief=True,
@@ -504,7 +527,7 @@ class Reproducing(Replaying):
             self._in_a_row(rounds)
         self._on_fixed(rounds)
         for finding in self.replay.findings:
-            finding.same_as = earlier(finding, self.folder)
+            finding.same_as = _earlier(finding, self.folder)
         self._conclude(*concluded(self.replay))
 
     def end(self, state: Any, failure: str) -> Replay:
@@ -543,84 +566,105 @@ class Reproducing(Replaying):
     def _recorded(self) -> Any:
         """Run the client on a server of its own, and make a case of what it sent."""
         client = self.asked.client
-        text, changed = with_plain_addresses(client.text)
-        self.facts.notes += changed
-        files = {
-            name: with_plain_addresses(said)[0] for name, said in client.files.items()
-        }
-        lacks = [
-            one for one in pictures_in(client.texts) if _is_missing(one, client.script)
-        ]
-        for path in filter(os.path.isabs, lacks):  # read-only there
-            text = text.replace(path, Path(path).name)
-            files = {
-                name: said.replace(path, Path(path).name)
-                for name, said in files.items()
-            }
-        folder = self._held.enter_context(beside(client.script, text, client.name))
-        for name, said in files.items():
-            (folder / name).write_text(said, encoding="utf-8")
-        for path in lacks:
-            made = folder / (Path(path).name if Path(path).is_absolute() else path)
-            made.parent.mkdir(parents=True, exist_ok=True)
-            write_file(made, noise(made.name, 1, UNSEEN_SIZE).png)
-            by = "noise of {} x {}".format(*UNSEEN_SIZE)
-            stands = Replaced(what=path, by=by, why="the picture is not here")
-            self.facts.replaced.append(stands)
-            self.replay.limits.append(stands.words)
-            changed.append(stands.words)
+        folder, words, changed = self._client_folder()
         wanted = ClientWanted(
             client.words,
             folder,
-            script=with_plain_addresses(client.texts)[0],
+            script=words,
             image=self.options.container,
-            ports=tuple(filter(None, (_port(self.facts.server),))),
+            ports=_ports(self.facts.server),
             limit_s=self.options.client_timeout,
         )
         what = f"the client ({client.shown}), which nobody vouches for"
-        order = CaseRun("client", what, self.servers, CLIENT_DIR, client=wanted)
+        order = CaseRun("client", what, self.servers, _CLIENT_DIR, client=wanted)
         result = self.attempt(order)
         run = result.client or ClientRun()
-        file = self.folder / CLIENT_DIR / RECORDED
-        case = Case(server=self.options.server)
-        contents: Any = {}
-        if is_file(file) and json.loads(file.read_bytes())["log"]["entries"]:
-            try:
-                captured = read(file, self.options.server)
-            except UsageError as error:
-                run.notes.append(error.message)
-            else:
-                case, contents = captured.case, captured.contents
-                case = case.model_copy(update={"server": self.options.server})
-                case = self._expecting(case)
+        case, contents = self._recording(run)
         write_case(case, self.folder, contents)
-        (self.folder / CLIENT_DIR).mkdir(exist_ok=True)
-        write_file(self.folder / CLIENT_DIR / RUN_FILE, run.model_dump_json())
+        (self.folder / _CLIENT_DIR).mkdir(exist_ok=True)
+        write_file(self.folder / _CLIENT_DIR / _RUN_FILE, run.model_dump_json())
         self._known(case, run)
-        ran = f"The client ran {run.isolation}." if run.isolation else ""
-        printed = run.output.strip().rpartition("\n")[2] if not case.operations else ""
-        last = (
-            f"The last line of the client: {one_line(printed, 160)}" if printed else ""
-        )
-        for line in filter(None, [*changed, ran, *run.notes, last]):
+
+        lines = list(changed)
+        if run.isolation:
+            lines.append(f"The client ran {run.isolation}.")
+        lines += run.notes
+        printed = run.output.strip().rpartition("\n")[2]
+        if printed and not case.operations:
+            lines.append(f"The last line of the client: {one_line(printed, 160)}")
+        for line in filter(None, lines):
             self.campaign.emit(Note(text=line))
         return result
+
+    def _client_folder(self) -> tuple[Path, str, list[str]]:
+        """The folder in which the client is run, with its files and what replaces its
+        pictures; all that the client says; and what was changed, in sentences."""
+        client = self.asked.client
+        text, changed = with_plain_addresses(client.text)
+        words = with_plain_addresses(client.texts)[0]
+        self.facts.notes += changed
+        files: dict[str, str] = {}
+        for name, content in client.files.items():
+            files[name] = with_plain_addresses(content)[0]
+        missing = [
+            path
+            for path in pictures_in(client.texts)
+            if _is_missing(path, client.script)
+        ][:_MOST_PICTURES]
+        for path in filter(os.path.isabs, missing):
+            # A whole path lies outside the client's folder, where nothing can be written.
+            text = text.replace(path, Path(path).name)
+            for name in files:
+                files[name] = files[name].replace(path, Path(path).name)
+
+        folder = self._held.enter_context(beside(client.script, text, client.name))
+        for name, content in files.items():
+            (folder / name).write_text(content, encoding="utf-8")
+        width, height = UNSEEN_SIZE
+        for path in missing:
+            name = Path(path).name if Path(path).is_absolute() else path
+            picture = folder / name
+            picture.parent.mkdir(parents=True, exist_ok=True)
+            write_file(picture, noise(picture.name, 1, UNSEEN_SIZE).png)
+            replaced = Replaced(
+                what=path,
+                by=f"noise of {width} x {height}",
+                why="the picture is not here",
+            )
+            self.facts.replaced.append(replaced)
+            self.replay.limits.append(replaced.words)
+            changed.append(replaced.words)
+
+        return folder, words, changed
+
+    def _recording(self, run: ClientRun) -> tuple[Case, Any]:
+        """The case of what the client sent, and its pictures; without requests where there
+        are none, or they cannot be read."""
+        file = self.folder / _CLIENT_DIR / RECORDED
+        nothing = Case(server=self.options.server)
+        if not is_file(file) or not json.loads(file.read_bytes())["log"]["entries"]:
+            return nothing, {}
+        try:
+            captured = read(file, self.options.server)
+        except UsageError as error:
+            run.notes.append(error.message)
+            return nothing, {}
+
+        case = captured.case.model_copy(update={"server": self.options.server})
+        return self._expecting(case), captured.contents
 
     def _known(self, case: Case, run: ClientRun) -> None:
         """What the client sent is the case."""
         assert self._files is not None
         self._files.case = case
-        replay = self.replay
-        replay.origin, replay.requests, replay.images = (
-            case.origin,
-            len(case.operations),
-            len(case.images),
-        )
-        ended = f"It was ended: {run.ended}." if run.ended else ""
-        facts = self.facts
+        replay, facts = self.replay, self.facts
+        replay.origin = case.origin
+        replay.requests, replay.images = len(case.operations), len(case.images)
         self._client_ran = run.ran
         facts.isolation, facts.output, facts.died = run.isolation, run.output, run.died
-        facts.notes += [*run.notes, *filter(None, [ended])]
+        facts.notes += run.notes
+        if run.ended:
+            facts.notes.append(f"It was ended: {run.ended}.")
 
     # -------------------------------------------------------------- what comes and goes
 
@@ -630,47 +674,52 @@ class Reproducing(Replaying):
         tries."""
         assert self._files is not None
         replay, case, claim = self.replay, self._files.case, self.facts.claim
-        told = [*replay.findings, *replay.unconfirmed, *replay.untestable]
-        loud = not claim.classes or set(claim.classes) & (
-            LOUD - {FindingClass.START_FAILURE}
-        )
-        answered = [one.seconds or 0.0 for one in replay.answers if not one.refused]
-        times = int(min(MOST_IN_A_ROW, IN_A_ROW_S / max(0.1, sum(answered))))
-        if told or not (loud and answered) or len(case.operations) > MANY or times < 2:
+        if replay.findings or replay.unconfirmed or replay.untestable:
             return
+        loud = LOUD - {FindingClass.START_FAILURE}
+        if claim.classes and loud.isdisjoint(claim.classes):
+            return
+        answered = [
+            answer.seconds or 0.0 for answer in replay.answers if not answer.refused
+        ]
+        if not answered or len(case.operations) > _MANY:
+            return
+        times = int(min(_MOST_IN_A_ROW, _IN_A_ROW_S / max(0.1, sum(answered))))
+        if times < 2:
+            return
+        what = f"its requests {times} times in a row"
         try:
-            rounds.once_more(
-                in_a_row(case, times), f"its requests {times} times in a row"
-            )
+            rounds.once_more(in_a_row(case, times), what)
         except Spent:
             return
+
         if not (replay.findings or replay.unconfirmed):
-            self.facts.notes.append(
-                f"Sent {times} times in a row on one server: nothing as well."
-            )
-            self.campaign.emit(Note(text=self.facts.notes[-1]))
+            said = f"Sent {times} times in a row on one server: nothing as well."
+            self.facts.notes.append(said)
+            self.campaign.emit(Note(text=said))
 
     # ------------------------------------------------------------------ another release
 
     def _on_fixed(self, rounds: Rounds) -> None:
+        """Replay a confirmed finding on the release that is to have the fix: one that the
+        report is about, if there is one."""
         release, replay = self.facts.asked, self.replay
-        found = [
-            f for f in replay.findings if f.confirmed and matches(f, self.facts.claim)
-        ]
-        found = found or [f for f in replay.findings if f.confirmed]
-        if not release or not found:
+        confirmed = [finding for finding in replay.findings if finding.confirmed]
+        if not release or not confirmed:
             return
         if release == self.options.server.release:
             replay.limits.append(f"--fixed {release}: it is the release that was run")
             return
-        for finding in found[:1]:
-            try:
-                self.facts.fixed.append(self._held_against(finding, release, rounds))
-            except Spent:
-                replay.limits.append(
-                    f"{finding.id} was not replayed on {release}: --budget"
-                )
-            rounds.plays.grew(finding)
+        claimed = [f for f in confirmed if matches(f, self.facts.claim)]
+        finding = (claimed or confirmed)[0]
+        try:
+            self.facts.fixed.append(self._held_against(finding, release, rounds))
+        except Spent:
+            replay.limits.append(
+                f"{finding.id} was not replayed on {release}: --budget"
+            )
+
+        rounds.plays.grew(finding)
 
     def _held_against(
         self, finding: Finding, release: str, rounds: Rounds
@@ -679,34 +728,32 @@ class Reproducing(Replaying):
         case, _ = read_case(self.folder / finding.case_file)
         server = case.server.model_copy(update={"release": release})
         other = case.model_copy(update={"server": server})
-        seen = rounds.plays.play(
-            Wanted(other, "confirm", 1, f"{finding.id}: on {release}")
-        )
+        what = f"{finding.id}: on {release}"
+        seen = rounds.plays.play(AttemptWanted(other, "confirm", 1, what))
 
         def on(state: Any, said: str) -> OnRelease:
             return OnRelease(
                 release=release, finding=finding.id, state=state, said=said
             )
 
-        kinds = [one.finding_class for one in seen.sightings]
-        observed = "; ".join(
-            f"{op}: {words}" for op, words in list(seen.observed.items())[:3]
-        )
         if seen.has(finding.bucket):
             return on("still", seen.sightings[0].said)
+        kinds = [sighting.finding_class for sighting in seen.sightings]
         if FindingClass.START_FAILURE in kinds and finding.finding_class not in kinds:
             return on("not-tested", seen.sightings[0].said)
-        if same := next((s for s in seen.sightings if s.finding_class in LOUD), None):
-            return on("other", same.said)
-        if seen.answers and all(
-            one in ("401", "403", "404", "405") for one in seen.answers.values()
-        ):
+        for sighting in seen.sightings:
+            if sighting.finding_class in LOUD:
+                return on("other", sighting.said)
+        lines = [f"{op}: {words}" for op, words in seen.observed.items()]
+        observed = "; ".join(lines[:3])
+        not_served = {"401", "403", "404", "405"}
+        if seen.answers and not_served.issuperset(seen.answers.values()):
             return on("not-tested", observed)
         return on("fixed", observed)
 
 
 def in_a_row(case: Case, times: int) -> Case:
-    """A case ``times`` times, each when all requests before it have ended."""
+    """Repeat a case ``times`` times, each when all requests before it have ended."""
     operations = list(case.operations)
     before = operations
     for number in range(2, times + 1):
@@ -714,15 +761,29 @@ def in_a_row(case: Case, times: int) -> Case:
         ended = [f"{op.id}.end" for op in before]
         before = []
         for op in case.operations:
-            after = [_renamed(text, names) for text in op.after] or ended
-            values = {name: _renamed(of, names) for name, of in op.values.items()}
-            expect = op.expect and op.expect.model_copy(
-                update={"others": [names[one] for one in op.expect.others]}
-            )
-            changed = {"after": after, "values": values, "expect": expect, "at_s": None}
-            before.append(op.model_copy(update={"id": names[op.id], **changed}))
+            renamed = _renamed_operation(op, names)
+            if not op.after:
+                renamed = renamed.model_copy(update={"after": ended})
+            before.append(renamed)
         operations += before
+
     return case.model_copy(update={"operations": operations})
+
+
+def _renamed_operation(op: Operation, names: Mapping[str, str]) -> Operation:
+    """An operation under its new name, at no time of its own."""
+    expect = op.expect
+    if expect:
+        others = [names[other] for other in expect.others]
+        expect = expect.model_copy(update={"others": others})
+    update = {
+        "id": names[op.id],
+        "after": [_renamed(text, names) for text in op.after],
+        "values": {name: _renamed(of, names) for name, of in op.values.items()},
+        "expect": expect,
+        "at_s": None,
+    }
+    return op.model_copy(update=update)
 
 
 def _renamed(text: str, names: Mapping[str, str]) -> str:
@@ -731,45 +792,52 @@ def _renamed(text: str, names: Mapping[str, str]) -> str:
     return f"{names.get(op, op)}{dot}{rest}"
 
 
-def failed_before(replay: Replay, case: Case) -> bool:
+def _failed_before(replay: Replay, case: Case) -> bool:
     """Whether the client saw a failure when it was recorded: it may come and go."""
-    seen = [op.recorded.status for op in case.operations if op.recorded is not None]
-    died = replay.report is not None and replay.report.died
-    return died or any(status is not None and status >= 500 for status in seen)
+    if replay.report is not None and replay.report.died:
+        return True
+    for op in case.operations:
+        status = op.recorded.status if op.recorded is not None else None
+        if status is not None and status >= 500:
+            return True
+    return False
 
 
-def earlier(finding: Finding, folder: Path) -> str:
+def _earlier(finding: Finding, folder: Path) -> str:
     """The folder of an earlier finding with the same bucket, among the replays beside
     ``folder``; "": there is none, or it has a name."""
     if finding.known is not None:
         return ""
     files = [f for f in folder.parent.glob(f"*/{REPLAY_FILE}") if f.parent != folder]
     files.sort(key=lambda file: file.stat().st_mtime, reverse=True)
-    for file in files[:EARLIER]:
+    for file in files[:_EARLIER]:
         try:
-            others = json.loads(read_file(file, MAX_REPLAY))["findings"]
+            others = json.loads(read_file(file, _MAX_REPLAY))["findings"]
             for other in others:
                 if alike(other["bucket"], finding.bucket):
                     return f"{file.parent.name}/{other['folder']}"
         except (OSError, ValueError, LookupError, TypeError):
             continue
+
     return ""
 
 
-def _port(command: str) -> int | None:
-    return parse(command).port if command else None
+def _ports(command: str) -> tuple[int, ...]:
+    """The port that a command says, if it says one."""
+    port = parse(command).port if command else None
+    return (port,) if port else ()
 
 
 def _read_run(folder: Path) -> ClientRun:
     try:
         return ClientRun.model_validate_json(
-            (folder / CLIENT_DIR / RUN_FILE).read_bytes()
+            (folder / _CLIENT_DIR / _RUN_FILE).read_bytes()
         )
     except (OSError, ValueError):
         return ClientRun()
 
 
-def releases_of(asked: ReproAsked) -> Iterator[str]:
+def releases_of(asked: _ReproAsked) -> Iterator[str]:
     """Releases that are started: the report's, and the one that it is compared with."""
     yield asked.server.release
     if asked.facts.asked:

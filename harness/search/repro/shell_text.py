@@ -62,4 +62,5 @@ class ShellText:
                 self.quote = char
             elif char == "#" and not line[place - 1 : place].strip():
                 return
+
             place += 1

@@ -13,17 +13,17 @@ from mmrepro.base.errors import BadIncident, ExitCode, UsageError
 from mmrepro.campaign.bisect.measured import (
     CERTAIN,
     NOTHING,
-    Reading,
+    MeanChange,
     differ,
     is_step,
     reading,
 )
 from mmrepro.campaign.bisect.options import BisectCommand
 from mmrepro.campaign.bisect.plan import Field
-from mmrepro.campaign.bisect.search import CLEAR, Found, SearchOptions
+from mmrepro.campaign.bisect.search import CLEAR, SearchOptions, SideFinding
 from mmrepro.campaign.bisect.session import Bisecting
 from mmrepro.campaign.trial import TrialOptions
-from mmrepro.campaign.work import Began
+from mmrepro.campaign.work import StartedRun
 from mmrepro.failure.documents import Incident
 from mmrepro.failure.documents.ledger import Attempt, Cell, Lost, Measured
 from mmrepro.failure.documents.searches import (
@@ -37,21 +37,21 @@ from mmrepro.failure.documents.upgrade import UPGRADE_FILE, Upgrade
 from mmrepro.failure.signature import Outcome
 from mmrepro.runs.changes import FEWEST, Metric
 from mmrepro.scenario.registry import scenario_names
-from mmrepro.search.replay.bisected import BisectingCase, Subject, subject
+from mmrepro.search.replay.bisected import BisectingCase, CaseSubject, subject
 from mmrepro.search.replay.known import server_wanted
 from mmrepro.search.upgrade.options import UpgradeCommand
 from mmrepro.traffic.capture.read import read
 from mmrepro.traffic.case.model import CASE_FILE
 
-END_RUNS = 3
+_END_RUNS = 3
 """Comparisons of the two ends, at most, until it is known whether they differ."""
-BUDGET = 12
+_BUDGET = 12
 """Comparisons at most, once one of them has left it open."""
-STARTS = 100
+_STARTS = 100
 """Servers that one comparison starts, at most."""
 
 
-def traffic(asked: BisectCommand) -> Subject:
+def traffic(asked: BisectCommand) -> CaseSubject:
     """What is sent to each point. Raises UsageError: no such traffic, or no engine."""
     if (known := subject(asked.scenario)) is not None:
         return known
@@ -60,6 +60,7 @@ def traffic(asked: BisectCommand) -> Subject:
             f"{asked.scenario} is a failure: a metric is measured under traffic.",
             hint=f"mmrepro bisect night.har --engine vllm --measure {asked.measure}",
         )
+
     if not asked.engine:
         raise UsageError(
             "--engine says which engine the traffic is played on.",
@@ -68,12 +69,13 @@ def traffic(asked: BisectCommand) -> Subject:
                 "vllm"
             ),
         )
+
     place = Path(asked.scenario)
     named: dict[str, object] = {"engine": asked.engine}
     if asked.server_args:
         named["args"] = list(asked.server_args)
     captured = read(place, server_wanted(place, None, named))
-    return Subject(place, captured.case, place.parent, contents=captured.contents)
+    return CaseSubject(place, captured.case, place.parent, contents=captured.contents)
 
 
 @dataclass
@@ -92,7 +94,7 @@ class ByComparison:
     worse: float
     server_args: tuple[str, ...] = ()
     file: str = UPGRADE_FILE
-    starts: int = STARTS
+    starts: int = _STARTS
 
     def command(self, cell: Cell, options: TrialOptions) -> UpgradeCommand:
         share = f"{self.metric.relative(self.worse):.2%}"
@@ -119,27 +121,30 @@ class ByComparison:
                 "lost": kind,
                 "error": words or f"mmrepro upgrade ended with {code}",
             }
+
         name = self.metric.name
-        found = [
+        changes = [
             b.changes[name] for b in made.blocks if not b.error and name in b.changes
         ]
-        if len(found) < FEWEST:
+        # An interval needs some blocks; fewer would call noise a step.
+        if len(changes) < FEWEST:
             why = next((b.error for b in made.blocks if b.error), made.failure or words)
             why = why or f"{self.metric.words} was not measured"
             return {"lost": Lost.INFRASTRUCTURE, "error": why}
+
         sign = 1 if self.metric.worse == "higher" else -1
-        one = Measured(
+        measured = Measured(
             metric=name,
-            change=sign * statistics.fmean(found),
-            error=statistics.stdev(found) / math.sqrt(len(found)),
-            blocks=len(found),
+            change=sign * statistics.fmean(changes),
+            error=statistics.stdev(changes) / math.sqrt(len(changes)),
+            blocks=len(changes),
         )
-        moved = one.change > self.worse / 2
+        moved = measured.change > self.worse / 2
         return {
             "outcome": Outcome.REPRODUCED if moved else Outcome.NOT_REPRODUCED,
-            "measured": one,
+            "measured": measured,
             "explanation": (
-                f"{self.metric.words}: {one.change:+.2%}, {len(found)} blocks"
+                f"{self.metric.words}: {measured.change:+.2%}, {len(changes)} blocks"
             ),
         }
 
@@ -151,14 +156,14 @@ class BisectingMetric(BisectingCase):
 
     def __init__(
         self,
-        subject: Subject,
+        subject: CaseSubject,
         options: BisectCommand,
         field: Field,
         *,
         write: Callable[[Bisection, Path], object],
     ) -> None:
         self.metric = options.metric
-        self._moved: Reading | None = None
+        self._moved: MeanChange | None = None
         self._why, self._untold = "", False
         """Why there is nothing to search for; whether it could not be told."""
         super().__init__(subject, options, field, write=write)
@@ -186,7 +191,7 @@ class BisectingMetric(BisectingCase):
             options.confidence,
             options.repeat,
             options.linear,
-            budget=BUDGET,
+            budget=_BUDGET,
             always=True,
         )
 
@@ -210,25 +215,27 @@ class BisectingMetric(BisectingCase):
     def _ends(self, bad: int) -> int | None:
         name, good = self._board.names[bad], self._board.names[self.good]
         self._why, self._untold = f"{name} cannot be measured against {good}", True
-        for _ in range(END_RUNS):
+        for _ in range(_END_RUNS):
             self._board.run(bad)
-            if (found := reading(self.field.points[bad].runs)) is None:
+            if (moved := reading(self.field.points[bad].runs)) is None:
                 continue
-            apart = differ(found, self.options.worse_by)
+            apart = differ(moved, self.options.worse_by)
             self._why = (
                 f"{self.metric.words} of {name} against {good}: "
-                f"{found.words(self.metric)}"
+                f"{moved.words(self.metric)}"
             )
             if apart:
-                self._moved = found
+                self._moved = moved
                 # What a probe has to tell apart is known from here on.
-                self.making.worse = max(found.mean / 2, self.options.worse_by / 2)
+                self.making.worse = max(moved.mean / 2, self.options.worse_by / 2)
                 self._weighed(bad)
                 return bad
+
             if apart is False:
                 self._why += f": it did not move by {self.options.worse} to the worse"
                 self._untold = False
                 return None
+
         self._why += "; this machine is too noisy to tell"
         return None
 
@@ -248,23 +255,24 @@ class BisectingMetric(BisectingCase):
     def _weighed(self, number: int) -> None:
         """What all runs of a point tell together."""
         point = self.field.points[number]
-        if (found := reading(point.runs)) is None:
+        if (weighed := reading(point.runs)) is None:
             return
-        point.why = f"{self.metric.words}: {found.words(self.metric)}"
+        point.why = f"{self.metric.words}: {weighed.words(self.metric)}"
         if self._moved is None:
             return
-        odds = self._board.odds[number] = found.odds(self._moved)
+        odds = self._board.odds[number] = weighed.odds(self._moved)
         point.verdict = PointVerdict.BAD if odds > 0 else PointVerdict.GOOD
         if abs(odds) < CLEAR:
             point.verdict = PointVerdict.BOTH
 
-    def adjust(self, side: Side, found: Found | None) -> None:
+    def adjust(self, side: Side, found: SideFinding | None) -> None:
         """In the words of a metric."""
         if self._moved is None:
             side.explanation = self._why
             if self._untold:
                 side.conclusion = SideConclusion.INCONCLUSIVE
             return
+
         if found is None or found.bad is None or found.beyond is None:
             return
         after, before = self._reading(found.bad), self._reading(found.beyond)
@@ -277,6 +285,7 @@ class BisectingMetric(BisectingCase):
                 f"{after.words(self.metric)} in {names[found.bad]}, and "
                 f"{before.words(self.metric)} in {names[found.beyond]}"
             )
+
         if not is_step(self._moved, before, after):
             step = self.metric.relative(after.mean - before.mean)
             whole = self.metric.relative(self._moved.mean)
@@ -286,13 +295,13 @@ class BisectingMetric(BisectingCase):
                 "that has come"
             )
 
-    def _reading(self, number: int) -> Reading:
-        found = reading(self.field.points[number].runs)
-        return NOTHING if found is None or number == self.good else found
+    def _reading(self, number: int) -> MeanChange:
+        known = reading(self.field.points[number].runs)
+        return NOTHING if known is None or number == self.good else known
 
     # ------------------------------------------------------------------ a run
 
-    def attempt(self, want: Began) -> Attempt:
+    def attempt(self, want: StartedRun) -> Attempt:
         return Bisecting.attempt(self, want)
 
     def incident(self, attempt: Attempt) -> Incident | None:

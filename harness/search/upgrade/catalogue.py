@@ -6,7 +6,7 @@ What recorded runs of a release show counts before the range that a scenario dec
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 
 from mmrepro.engines.base import has_option
 from mmrepro.failure.documents.upgrade import Difference, Outcome
@@ -17,98 +17,120 @@ from mmrepro.search.oracle.loud import GRAMMARS
 from mmrepro.search.upgrade.failures import difference
 from mmrepro.tools.catalogue.find import entries
 from mmrepro.tools.catalogue.recorded import load
-from mmrepro.tools.catalogue.standing import Known, known
+from mmrepro.tools.catalogue.standing import RecordedScenario, known
 from mmrepro.traffic.case.bodies import opened
 from mmrepro.traffic.case.model import Case, Operation, ServerWanted
 from packaging.version import InvalidVersion, Version
 
-IMAGES, GRAMMAR, LEAVES, STREAM = (
-    "images",
-    "a grammar",
-    "a client that leaves",
-    "a stream",
-)
+_IMAGES = "images"
+_GRAMMAR = "a grammar"
+_LEAVES = "a client that leaves"
+_STREAM = "a stream"
 """Words of ``Scenario.needs``."""
 
 
 def compare(case: Case, new: ServerWanted, device: str = "") -> list[Difference]:
-    """The known failures that the case's own server has and ``new`` has not, and the
-    other way round. One that the traffic cannot meet is listed, one of NEW that it
-    could meet matters."""
+    """Compare the known failures of the case's own server with those of ``new``. One
+    that the traffic cannot meet is listed, one of NEW that it could meet matters."""
     old = case.server
     try:
         releases = Version(old.release), Version(new.release)
     except InvalidVersion:
         said = "Known failures were not looked up: a source tree is no release."
         return [difference("known failures", Outcome.NONE, said)]
+
     if old.engine != new.engine or releases[0] == releases[1]:
         return []
+
     ops = [opened(op) for op in case.operations]
-    every, _ = known(load(recorded_runs()))
-    failures = [one for one in every if one.scenario.engine == old.engine]
-    failures = [one for one in failures if not one.scenario.spares(device)]
-    found: list[Difference] = []
-    apart: dict[bool, list[str]] = {True: [], False: []}
-    for one in failures:
-        before, after = (_has(one, server) for server in (old, new))
-        name, has = one.scenario.name, after[0]
-        if before[0] == after[0] or any(name == done.subject for done in found):
+    differences: dict[str, Difference] = {}
+    not_met: dict[bool, list[str]] = {True: [], False: []}
+    for failure in _failures(old.engine, device):
+        name = failure.scenario.name
+        before, after = _has(failure, old), _has(failure, new)
+        if before[0] == after[0] or name in differences:
             continue  # of several variants the first one that the traffic could meet
-        could = _could_meet(one.scenario, new if has else old, ops)
-        if not could:
-            apart[has].append(name)
-            continue
-        sides = ("NEW has it", "OLD has not") if has else ("OLD has it", "NEW has not")
-        reasons = (after[1], before[1]) if has else (before[1], after[1])
-        both = zip(sides, reasons, strict=True)
-        said = f"{name} ({one.scenario.title}): "
-        said += ", ".join(f"{side} ({why})" for side, why in both)
-        said += f"; {fixed}" if (fixed := _fixed(one.scenario)) else ""
-        said += f"; the traffic could meet it: {could}."
-        evidence = [f"{r.id} {r.url}" for r in one.scenario.references]
-        found.append(
-            difference(
-                name,
-                Outcome.DIFFERENCE,
-                said,
-                matters=has,
-                sides=(not has, has),
-                evidence=evidence,
-            )
-        )
-    met = {one.subject for one in found}
-    return [
-        *found,
-        *_listed({has: [*dict.fromkeys(names)] for has, names in apart.items()}, met),
+        is_of_new = after[0]
+        could = _could_meet(failure.scenario, new if is_of_new else old, ops)
+        if could:
+            differences[name] = _differing(failure.scenario, before, after, could)
+        elif name not in not_met[is_of_new]:
+            not_met[is_of_new].append(name)
+
+    listed: list[Difference] = []
+    for is_of_new, names in not_met.items():
+        # The traffic may have met a later variant.
+        listed += _listed(is_of_new, [n for n in names if n not in differences])
+    return [*differences.values(), *listed]
+
+
+def _failures(engine: str, device: str) -> Iterator[RecordedScenario]:
+    """Known failures of an engine that the device does not spare."""
+    every, _ = known(load(recorded_runs()))
+    for failure in every:
+        scenario = failure.scenario
+        if scenario.engine == engine and not scenario.spares(device):
+            yield failure
+
+
+def _differing(
+    scenario: Scenario, before: tuple[bool, str], after: tuple[bool, str], could: str
+) -> Difference:
+    """State a failure of one side that the traffic could meet.
+
+    Args:
+        before: whether OLD has it, and by what that is known; ``after`` the same of NEW.
+        could: what of the traffic it needs.
+    """
+    is_of_new = after[0]
+    if is_of_new:
+        sides = f"NEW has it ({after[1]}), OLD has not ({before[1]})"
+    else:
+        sides = f"OLD has it ({before[1]}), NEW has not ({after[1]})"
+
+    said = f"{scenario.name} ({scenario.title}): {sides}"
+    fixed = _fixed(scenario)
+    if fixed:
+        said += f"; {fixed}"
+    said += f"; the traffic could meet it: {could}."
+    references = [
+        f"{reference.id} {reference.url}" for reference in scenario.references
     ]
+    return difference(
+        scenario.name,
+        Outcome.DIFFERENCE,
+        said,
+        matters=is_of_new,
+        sides=(not is_of_new, is_of_new),
+        evidence=references,
+    )
 
 
-def _listed(
-    apart: Mapping[bool, Sequence[str]], met: Collection[str]
-) -> Iterator[Difference]:
-    for has, all_names in apart.items():
-        if names := [name for name in all_names if name not in met]:
-            side = "NEW alone has" if has else "OLD alone has"
-            said = f"{side} these known failures too, which this traffic cannot meet: "
-            said += f"{', '.join(names)}."
-            yield difference(
-                "other known failures",
-                Outcome.DIFFERENCE,
-                said,
-                sides=(not has, has),
-                evidence=names,
-            )
+def _listed(is_of_new: bool, names: Sequence[str]) -> Iterator[Difference]:
+    if not names:
+        return
+    side = "NEW alone has" if is_of_new else "OLD alone has"
+    said = f"{side} these known failures too, which this traffic cannot meet: "
+    said += f"{', '.join(names)}."
+    yield difference(
+        "other known failures",
+        Outcome.DIFFERENCE,
+        said,
+        sides=(not is_of_new, is_of_new),
+        evidence=names,
+    )
 
 
-def _has(one: Known, server: ServerWanted) -> tuple[bool, str]:
+def _has(failure: RecordedScenario, server: ServerWanted) -> tuple[bool, str]:
     """Whether a release has the failure, and by what that is known."""
-    outcomes = {run.outcome for run in one.at(server.release)}
+    # What was seen counts before what was declared.
+    outcomes = {run.outcome for run in failure.at(server.release)}
     if RunOutcome.REPRODUCED in outcomes:
         return True, "reproduced in a recorded run"
     if RunOutcome.NOT_REPRODUCED in outcomes:
         return False, "not reproduced in a recorded run"
-    affected = one.scenario.affects(server.release)
-    return affected, f"by its range, {one.scenario.affected_range}"
+    affected = failure.scenario.affects(server.release)
+    return affected, f"by its range, {failure.scenario.affected_range}"
 
 
 def _could_meet(
@@ -121,36 +143,44 @@ def _could_meet(
         return ""  # an option of the command keeps it away
     if not scenario.needs:
         return "it needs nothing that traffic shows"
-    return next(
-        (f"it has {need}" for need in scenario.needs if _met(need, facts, ops)), ""
-    )
+    for need in scenario.needs:
+        if _met(need, facts, ops):
+            return f"it has {need}"
+    return ""
 
 
 def _met(need: str, facts: LiveFacts, ops: Sequence[Operation]) -> bool:
     """Whether all that ``need`` names is there, whatever one request has of it."""
     if " and " in need:
-        return all(_met(one, facts, ops) for one in need.split(" and "))
-    if need == STREAM:
+        return all(_met(part, facts, ops) for part in need.split(" and "))
+    if need == _STREAM:
         return any(op.stream for op in ops)
-    if need == IMAGES:
+    if need == _IMAGES:
         return any(op.images for op in ops)
-    if need == GRAMMAR:
-        return any(op.parameters.get(name) for op in ops for name in GRAMMARS)
-    if need == LEAVES:
+    if need == _GRAMMAR:
+        return any(_has_grammar(op) for op in ops)
+    if need == _LEAVES:
         return any(op.leave for op in ops)
     if need.startswith("-"):
-        name, valued, value = need.partition("=")
-        return (
-            facts.option(name) == value if valued else has_option(facts.command, name)
-        )
+        return _has_option(need, facts)
     return any(op.parameters.get(need) is not None for op in ops)
+
+
+def _has_grammar(op: Operation) -> bool:
+    return any(op.parameters.get(name) for name in GRAMMARS)
+
+
+def _has_option(need: str, facts: LiveFacts) -> bool:
+    """Whether the command has the option, with the value if ``need`` says one."""
+    name, valued, value = need.partition("=")
+    if valued:
+        return facts.option(name) == value
+    return has_option(facts.command, name)
 
 
 def _fixed(scenario: Scenario) -> str:
     """Where it is fixed, as far as that is known."""
-    told = (
-        one.fixed
-        for one in entries()
-        if (one.kind, one.name) == ("scenario", scenario.name)
-    )
-    return next(told, scenario.upstream.words)
+    for entry in entries():
+        if entry.kind == "scenario" and entry.name == scenario.name:
+            return entry.fixed
+    return scenario.upstream.words

@@ -15,11 +15,12 @@ from mmrepro.failure.documents.upgrade import Area, Difference, Outcome, SideRun
 from mmrepro.search.oracle.judged import alike, normalised
 from mmrepro.search.oracle.loud import OVERLOADED, error_words
 from mmrepro.traffic.case.model import Case
+from mmrepro.traffic.evidence import RequestRecord
 from pydantic import JsonValue
 
-REPEATED = 2
+_REPEATED = 2
 """Runs of each side that a statement wants."""
-SHOWN = 3
+_SHOWN = 3
 
 
 def compare(
@@ -29,82 +30,92 @@ def compare(
     case: Case,
     known: Sequence[Difference] = (),
 ) -> list[Difference]:
-    """Failures of one side alone. A server that does not start is left to ``starts``.
+    """State failures of one side alone. A server that does not start is left to
+    ``starts``.
 
     Args:
         known: differences of answers and of the protocol: what an oracle holds against
-            the form of the same answers is not named twice.
+            the form of the same answers is not stated twice.
     """
-    old, new = ([run for run in runs if run.started] for runs in (old, new))
+    old = [run for run in old if run.started]
+    new = [run for run in new if run.started]
     if not old or not new:
         return []
-    named = {
-        id for one in known if one.outcome is Outcome.DIFFERENCE for id in one.evidence
-    }
-    findings = [_stated(one, len(old), len(new)) for one in _findings(old, new, named)]
-    failing = {
-        id for run in (*old, *new) for one in run.sightings for id in one.operations
-    }
-    found = [*findings, *_statuses(old, new, case, failing)]
-    if not any(one.outcome is not Outcome.NONE for one in found):
+
+    known_ids: set[str] = set()
+    for item in known:
+        if item.outcome is Outcome.DIFFERENCE:
+            known_ids.update(item.evidence)
+    failing: set[str] = set()
+    for run in (*old, *new):
+        for sighting in run.sightings:
+            failing.update(sighting.operations)
+
+    differences: list[Difference] = []
+    for failure in _failures(old, new, known_ids):
+        differences.append(_stated(failure, len(old), len(new)))
+    differences += _statuses(old, new, case, failing)
+    if all(item.outcome is Outcome.NONE for item in differences):
         said = f"Nothing fails on one side alone, in {len(old)} and {len(new)} runs."
-        return [*found, difference("failures", Outcome.NONE, said)]
-    return found
+        differences.append(difference("failures", Outcome.NONE, said))
+    return differences
 
 
 @dataclass(frozen=True)
-class _Finding:
-    """One failure: runs of each side that show it."""
+class _Failure:
+    """A failure, and how many runs of each side show it."""
 
     sighting: Sighting
     old: int
     new: int
 
 
-def _findings(
-    old: Sequence[SideRun], new: Sequence[SideRun], named: set[str]
-) -> Iterator[_Finding]:
+def _failures(
+    old: Sequence[SideRun], new: Sequence[SideRun], known_ids: set[str]
+) -> Iterator[_Failure]:
     distinct: list[Sighting] = []
+    # NEW's words for a failure come first where both sides show it.
     for run in (*new, *old):
-        for one in run.sightings:
-            form = (
-                one.finding_class is FindingClass.PROTOCOL
-                and {*one.operations} <= named
-            )
-            start = one.finding_class is FindingClass.START_FAILURE
-            if not (
-                form
-                or start
-                or any(alike(one.bucket, other.bucket) for other in distinct)
-            ):
-                distinct.append(one)
-    for one in sorted(distinct, key=lambda sighting: sighting.finding_class.place):
-        yield _Finding(one, _showing(old, one), _showing(new, one))
+        for sighting in run.sightings:
+            if sighting.finding_class is FindingClass.START_FAILURE:
+                continue
+            is_form = sighting.finding_class is FindingClass.PROTOCOL
+            if is_form and known_ids.issuperset(sighting.operations):
+                continue
+            if not _is_among(sighting, distinct):
+                distinct.append(sighting)
+
+    distinct.sort(key=lambda sighting: sighting.finding_class.place)
+    for sighting in distinct:
+        yield _Failure(sighting, _showing(old, sighting), _showing(new, sighting))
+
+
+def _is_among(sighting: Sighting, others: Sequence[Sighting]) -> bool:
+    return any(alike(sighting.bucket, other.bucket) for other in others)
 
 
 def _showing(runs: Sequence[SideRun], sighting: Sighting) -> int:
-    return sum(
-        any(alike(sighting.bucket, one.bucket) for one in run.sightings) for run in runs
-    )
+    return sum(_is_among(sighting, run.sightings) for run in runs)
 
 
-def _stated(one: _Finding, old: int, new: int) -> Difference:
-    said, kind = one.sighting.said, one.sighting.finding_class
-    counts = f"{one.new} of {new} runs of NEW and {one.old} of {old} of OLD"
-    if one.old and one.new:
+def _stated(failure: _Failure, old: int, new: int) -> Difference:
+    said = failure.sighting.said
+    counts = f"{failure.new} of {new} runs of NEW and {failure.old} of {old} of OLD"
+    if failure.old and failure.new:
         outcome, words = Outcome.NONE, f"Both sides show it ({counts}): {said}"
-    elif max(one.old, one.new) < REPEATED or min(old, new) < REPEATED:
+    elif max(failure.old, failure.new) < _REPEATED or min(old, new) < _REPEATED:
         outcome, words = Outcome.UNTOLD, f"Not repeated often enough ({counts}): {said}"
     else:
-        side = "NEW" if one.new else "OLD"
+        side = "NEW" if failure.new else "OLD"
         outcome, words = Outcome.DIFFERENCE, f"{side} alone fails ({counts}): {said}"
+
     return difference(
-        str(kind),
+        str(failure.sighting.finding_class),
         outcome,
         words,
-        matters=outcome is Outcome.DIFFERENCE and bool(one.new),
-        sides=(one.old, one.new),
-        evidence=one.sighting.operations,
+        matters=outcome is Outcome.DIFFERENCE and bool(failure.new),
+        sides=(failure.old, failure.new),
+        evidence=failure.sighting.operations,
     )
 
 
@@ -114,10 +125,10 @@ def _stated(one: _Finding, old: int, new: int) -> Difference:
 def _statuses(
     old: Sequence[SideRun], new: Sequence[SideRun], case: Case, failing: set[str]
 ) -> Iterator[Difference]:
-    """Requests that one side answers and the other one refuses, by what is said of
-    them."""
+    """Requests that one side answers and the other one refuses, grouped by the words of
+    the error."""
     groups: dict[tuple[int, int, str], list[str]] = {}
-    told: dict[tuple[int, int, str], str] = {}  # by group: the first error in full
+    errors: dict[tuple[int, int, str], str] = {}  # by group: the first error in full
     for op in case.operations:
         if op.id in failing:
             continue
@@ -127,21 +138,25 @@ def _statuses(
         words = before[1] or after[1]
         key = before[0], after[0], normalised(words)
         groups.setdefault(key, []).append(op.id)
-        told.setdefault(key, words)
+        errors.setdefault(key, words)
+
+    repeated = min(len(old), len(new)) >= _REPEATED
     for key, ids in groups.items():
         before_status, after_status, _ = key
-        names = ", ".join(ids[:SHOWN]) + (
-            f" and {len(ids) - SHOWN} more" if ids[SHOWN:] else ""
-        )
         refused = after_status >= 400
-        verb = f"NEW answers {after_status} where OLD answers {before_status}"
-        words = " ".join(told[key].split())[:200]
-        said = f"{verb}: {names}" + (f" ({words})" if words else "")
-        repeated = min(len(old), len(new)) >= REPEATED
+        said = f"NEW answers {after_status} where OLD answers {before_status}: "
+        said += ", ".join(ids[:_SHOWN])
+        if len(ids) > _SHOWN:
+            said += f" and {len(ids) - _SHOWN} more"
+        words = " ".join(errors[key].split())[:200]
+        if words:
+            said += f" ({words})"
+        if not repeated:
+            said = f"Not repeated often enough: {said}"
         yield difference(
             "refused requests" if refused else "requests answered",
             Outcome.DIFFERENCE if repeated else Outcome.UNTOLD,
-            f"{said}." if repeated else f"Not repeated often enough: {said}.",
+            f"{said}.",
             matters=refused and repeated,
             sides=(before_status, after_status),
             evidence=ids,
@@ -151,18 +166,25 @@ def _statuses(
 def _status(runs: Sequence[SideRun], id: str) -> tuple[int, str] | None:
     """The status of an operation and what its error says; None: no answer, an
     overloaded server, or another status in another run."""
-    records = [
-        record for run in runs if run.played and (record := run.played.record(id))
-    ]
-    statuses = {
-        record.status for record in records if not (record.left or record.timed_out)
-    }
+    records: list[RequestRecord] = []
+    for run in runs:
+        record = run.played.record(id) if run.played else None
+        if record:
+            records.append(record)
+
+    statuses: set[int | None] = set()
+    for record in records:
+        if not (record.left or record.timed_out):
+            statuses.add(record.status)
     if len(statuses) != 1 or len(records) < len(runs):
         return None
     status = statuses.pop()
+    # What an overloaded or failing server answers is chance; failures are the oracles'
+    # matter.
     if status is None or status in OVERLOADED or status >= 500:
         return None
-    return status, error_words(records[0]) if records[0].error else ""
+    words = error_words(records[0]) if records[0].error else ""
+    return status, words
 
 
 def difference(
@@ -174,7 +196,7 @@ def difference(
     sides: tuple[JsonValue, JsonValue] = (None, None),
     evidence: Sequence[str] = (),
 ) -> Difference:
-    """One of failures; ``sides``: what OLD and what NEW has."""
+    """State a difference of failures; ``sides``: what OLD and what NEW has."""
     return Difference(
         area=Area.FAILURES,
         subject=subject,

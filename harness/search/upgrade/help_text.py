@@ -7,7 +7,7 @@ minivllm not at all."""
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from mmrepro.engines import Engine
 from mmrepro.engines.environments.spec import Environment
@@ -39,27 +39,31 @@ def commands(engine: Engine, environment: Environment) -> list[list[str]]:
 
 
 def read(text: str) -> list[OptionSeen]:
-    """The options that ``text`` lists, in its order, without ``--help`` and positional
-    ones."""
-    found: list[tuple[str, list[str]]] = []
+    """Read the options that ``text`` lists, in its order, without ``--help`` and
+    positional ones."""
+    entries: list[tuple[str, list[str]]] = []
     current: list[str] | None = None
-    usage = False
+    in_usage = False
     for line in text.splitlines():
-        usage = bool(line.strip()) and (usage or line.lower().startswith("usage:"))
-        if usage or not line.strip():
+        if not line.strip():
+            in_usage = False
+            continue
+        if in_usage or line.lower().startswith("usage:"):
+            in_usage = True
             continue
         if _HEAD.match(line):
             head, _, tail = line.strip().partition("  ")
             current = [tail.strip()]
-            found.append((head, current))
+            entries.append((head, current))
         elif line.startswith(" " * 3) and current is not None:
             current.append(line.strip())
-        else:  # a group's title, or what is said of it
+        else:  # a group's title, or its description
             current = None
+
     options: dict[str, OptionSeen] = {}  # LMDeploy lists some in two groups
-    for head, lines in found:
-        one = _option(head, " ".join(filter(None, lines)))
-        options.setdefault(one.name, one)
+    for head, lines in entries:
+        option = _option(head, " ".join(filter(None, lines)))
+        options.setdefault(option.name, option)
     options.pop("--help", None)
     return [*options.values()]
 
@@ -67,19 +71,15 @@ def read(text: str) -> list[OptionSeen]:
 def _option(head: str, text: str) -> OptionSeen:
     pairs = _SPELLING.findall(head)
     names = [name for name, _ in pairs]
-    long = [
-        name for name in names if name.startswith("--") and not name.startswith("--no-")
-    ]
-    value = next((told for _, told in pairs if told), "")
+    name = _main_name(names)
+    value = next((placeholder for _, placeholder in pairs if placeholder), "")
+    # The default behind the text is vLLM's form, the one within it LMDeploy's.
     default = _DEFAULT.search(text) or _WITHIN.search(text)
     if default:
         text = text[: default.start()]
-    name = next(
-        iter(long or [name for name in names if name.startswith("--")] or names)
-    )
     return OptionSeen(
         name=name,
-        aliases=[one for one in names if one != name],
+        aliases=[alias for alias in names if alias != name],
         value=value,
         default=default["value"] if default else None,
         choices=list(_choices(value)),
@@ -87,9 +87,22 @@ def _option(head: str, text: str) -> OptionSeen:
     )
 
 
+def _main_name(names: Sequence[str]) -> str:
+    """The first long name that switches nothing off, else the first long one, else the
+    first."""
+    long = [name for name in names if name.startswith("--")]
+    for name in long:
+        if not name.startswith("--no-"):
+            return name
+    return long[0] if long else names[0]
+
+
 def _choices(value: str) -> Iterator[str]:
     """Of a placeholder such as ``{a,b}``, ``{a,b} or …`` and ``['a', 'b']``; of ``[N
     ...]`` none."""
-    found = _CHOICES.match(value)
-    if found and (value.startswith(("{", "[{")) or "'" in value):
-        yield from (one.strip(" '\"") for one in found["all"].split(","))
+    listed = _CHOICES.match(value)
+    if listed is None:
+        return
+    if value.startswith(("{", "[{")) or "'" in value:
+        for choice in listed["all"].split(","):
+            yield choice.strip(" '\"")

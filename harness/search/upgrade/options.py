@@ -14,8 +14,8 @@ from mmrepro.runs.changes import CONFIDENCE, METRICS, metric_of, thresholds
 from mmrepro.search.replay.options import NO_SERVER, TrafficCommand
 from mmrepro.traffic.case.model import ServerWanted
 
-BUDGET_S = 1800.0
-AT_ONCE = 8
+_BUDGET_S = 1800.0
+_AT_ONCE = 8
 
 
 @dataclass(frozen=True)
@@ -24,6 +24,9 @@ class UpgradeCommand(TrafficCommand):
     in ``resume``."""
 
     COMMAND: ClassVar[str] = "upgrade"
+    DOCUMENTS: ClassVar[tuple[str, ...]] = (
+        "mmrepro.failure.documents.upgrade:Upgrade",
+    )
     old: str = option(
         "",
         "The release that runs.",
@@ -83,7 +86,7 @@ class UpgradeCommand(TrafficCommand):
     )
     device: str = common.DEVICE("auto")
     budget_s: float = common.BUDGET(
-        BUDGET_S,
+        _BUDGET_S,
         help="Time for it, e.g. 30m or 2h; it ends as soon as all is settled.",
         shown="30m",
     )
@@ -113,7 +116,7 @@ class UpgradeCommand(TrafficCommand):
         group=LIMITS,
     )
     at_once: int = option(
-        AT_ONCE, "Requests under way at saturation.", "N", LIMITS, least=1, most=256
+        _AT_ONCE, "Requests under way at saturation.", "N", LIMITS, least=1, most=256
     )
     out: Path | None = common.OUT(None, shown="upgrades/…")
     new_server: ServerWanted = field(default_factory=lambda: NO_SERVER)
@@ -141,6 +144,7 @@ class UpgradeCommand(TrafficCommand):
             extra = new
         else:
             new, extra = new or old, ""
+
         missing = not (self.tree or old) or not (self.new_tree or new)
         if extra or missing:
             raise UsageError(
@@ -149,6 +153,7 @@ class UpgradeCommand(TrafficCommand):
                 else "Which two are compared?",
                 hint="mmrepro upgrade 0.32.0 0.33.0 --engine vllm --traffic night.har",
             )
+
         return old, new
 
     @property

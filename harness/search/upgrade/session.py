@@ -25,11 +25,11 @@ from mmrepro.base.machine.host import child_environment, host_facts
 from mmrepro.base.machine.journal import Journal, JournalKind, Line
 from mmrepro.base.records import Moment, Record
 from mmrepro.base.text.redact import Redactor
-from mmrepro.campaign.campaign import Campaign, State
-from mmrepro.campaign.events import Found, RunEnded
-from mmrepro.campaign.measure import Measured, MeasureRun
+from mmrepro.campaign.campaign import Campaign, CampaignState
+from mmrepro.campaign.events import Established, RunEnded
+from mmrepro.campaign.measure import MeasuredBlock, MeasureRun
 from mmrepro.campaign.search import Search, Spent
-from mmrepro.campaign.work import Began, Order
+from mmrepro.campaign.work import Order, StartedRun
 from mmrepro.engines import get_engine, spec_for
 from mmrepro.engines.environments.build import existing
 from mmrepro.failure.documents.folder import prepared
@@ -74,31 +74,31 @@ from mmrepro.traffic.case.model import Case, ServerWanted
 from mmrepro.traffic.case.sending import Played, PlayState
 from pydantic import Field, TypeAdapter
 
-DEFAULT_ROOT = "upgrades"
-RUNS_DIR, BLOCKS_DIR = "runs", "blocks"
-TOGETHER_BYTES = 6 << 30
+_DEFAULT_ROOT = "upgrades"
+_RUNS_DIR, _BLOCKS_DIR = "runs", "blocks"
+_TOGETHER_BYTES = 6 << 30
 """Memory that is free where two servers live at once: each takes 1.5 GiB with a tiny
 model."""
-HELP_S = 180.0
-LEAST_S, MOST_S = 6.0, 60.0
+_HELP_S = 180.0
+_LEAST_S, _MOST_S = 6.0, 60.0
 """Seconds of traffic of a block on each side, at least and at most; between them, as
 long as two starts take. A machine is slower for a second now and then: a block has more
 parts than that."""
-PARTS_S, ANSWERS = (0.2, 30.0), 5.0
+_PARTS_S, _ANSWERS = (0.2, 30.0), 5.0
 """Seconds of a part, at least and at most; between them, as long as so many answers
 take."""
 UNEVEN = 1.15
 """By how much a machine may be slower in some blocks than in others before it is
 said."""
-BROKEN_BLOCKS = 3
+_BROKEN_BLOCKS = 3
 """In a row, after which nothing more is measured."""
-ORDER: tuple[Side, Side] = ("old", "new")
-LONG_PLAY = 1 / 6
+_ORDER: tuple[Side, Side] = ("old", "new")
+_LONG_PLAY = 1 / 6
 """Of the budget: where all of the traffic takes longer, it is played once on each side,
 not twice, so that there is time to measure."""
 
 
-class Head(journal.Head):
+class UpgradeHead(journal.Head):
     """The first line: whose runs follow."""
 
     case: Annotated[str, Field(description="digest of the traffic")]
@@ -120,7 +120,7 @@ class Calibrated(Line):
         return "The deadlines were measured"
 
 
-class Ran(Line):
+class RunLine(Line):
     kind: Literal["run"] = "run"
     run: SideRun
 
@@ -138,13 +138,13 @@ class MeasuredLine(Line):
         return f"Block {self.block.index} was measured"
 
 
-AnyLine: TypeAlias = Annotated[
-    Head | Calibrated | Ran | MeasuredLine, Field(discriminator="kind")
+_AnyLine: TypeAlias = Annotated[
+    UpgradeHead | Calibrated | RunLine | MeasuredLine, Field(discriminator="kind")
 ]
 RUNS = JournalKind(
-    "comparison", RUNS_FILE, ".upgrade.lock", UPGRADE_FILE, TypeAdapter(AnyLine)
+    "comparison", RUNS_FILE, ".upgrade.lock", UPGRADE_FILE, TypeAdapter(_AnyLine)
 )
-WriteUpgrade = Callable[[Upgrade, Path], object]
+_WriteUpgrade = Callable[[Upgrade, Path], object]
 
 
 class Upgrading(Search[Upgrade, Record]):
@@ -158,7 +158,7 @@ class Upgrading(Search[Upgrade, Record]):
 
     kind = "comparison"
 
-    def __init__(self, options: UpgradeCommand, *, write: WriteUpgrade) -> None:
+    def __init__(self, options: UpgradeCommand, *, write: _WriteUpgrade) -> None:
         """``write`` writes the documents below the folder, each time that they have
         grown."""
         super().__init__()
@@ -197,7 +197,7 @@ class Upgrading(Search[Upgrade, Record]):
         try:
             if not self.options.only:
                 self._play(self._deadlines())
-            if all(run.started for some in self.runs.values() for run in some):
+            if all(run.started for run in self._both()):
                 self._measure()
         except Spent:
             self._limit("the time was over (--budget) before all was settled")
@@ -208,36 +208,44 @@ class Upgrading(Search[Upgrade, Record]):
             order = CaseRun("deadlines", "deadlines", self.servers)
             result = self._made(order, order.began)
             assert isinstance(result, CaseResult)
-            found = result.deadlines
-            assert found is not None
-            kept = self._append(
-                Calibrated(
-                    answer_s=found.answer_s, suspect_s=found.suspect_s, rule=found.rule
-                )
+            measured = result.deadlines
+            assert measured is not None
+            line = Calibrated(
+                answer_s=measured.answer_s,
+                suspect_s=measured.suspect_s,
+                rule=measured.rule,
             )
+            kept = self._append(line)
+
         return Deadlines(kept.answer_s, kept.suspect_s, kept.rule)
 
     def _play(self, deadlines: Deadlines) -> None:
         """All of the traffic, twice on each side, A B B A; once, where that takes
         long."""
-        kept = {
-            (r.run.side, r.run.index): r.run for r in self._kept if isinstance(r, Ran)
-        }
+        kept: dict[tuple[Side, int], SideRun] = {}
+        for line in self._kept:
+            if isinstance(line, RunLine):
+                kept[line.run.side, line.run.index] = line.run
         for index in (1, 2):
             works: list[Callable[[], object]] = []
-            for side in ORDER if (self.options.seed + index) % 2 else ORDER[::-1]:
+            # A B B A: what drifts with time, such as a machine that grows warm, does
+            # not favour a side.
+            in_order = (self.options.seed + index) % 2
+            for side in _ORDER if in_order else _ORDER[::-1]:
                 if (side, index) in kept:
                     self._ran(kept[side, index], kept=True)
-                else:
-                    works.append(
-                        functools.partial(self._play_one, side, index, deadlines)
-                    )
+                    continue
+                work = functools.partial(self._play_one, side, index, deadlines)
+                works.append(work)
+
             if works:
                 self.beside(works)
             self._compare()
-            long = max(run.seconds for some in self.runs.values() for run in some)
-            once = index == 1 and len(kept) <= len(ORDER)
-            if once and long > LONG_PLAY * self.options.budget_s:
+            long = max(run.seconds for run in self._both())
+            once = index == 1 and len(kept) <= len(_ORDER)
+            # The second play tells what a side does now and then; the rest of the time
+            # is better spent on measuring.
+            if once and long > _LONG_PLAY * self.options.budget_s:
                 self._limit(
                     "all of the traffic was played once on each side, since that takes "
                     "more than a sixth of the time (--budget): what a side does now "
@@ -251,14 +259,16 @@ class Upgrading(Search[Upgrade, Record]):
             f"{side} {index}",
             f"{side}, {self.sides[side].label}, all of the traffic, play {index}",
             self.servers,
-            f"{RUNS_DIR}/{side}-{index}",
+            f"{_RUNS_DIR}/{side}-{index}",
             case=case,
             contents=self.folder,
             options=PlayOptions(deadlines, early=False, blocks=6, bodies=True),
         )
         result = self._made(order, order.began)
         assert isinstance(result, CaseResult)
-        self._ran(self._append(Ran(run=self._observed(side, index, case, result))).run)
+        self._ran(
+            self._append(RunLine(run=self._observed(side, index, case, result))).run
+        )
 
     def _observed(
         self, side: Side, index: int, case: Case, result: CaseResult
@@ -266,7 +276,10 @@ class Upgrading(Search[Upgrade, Record]):
         played, folder = result.played, self.folder / result.place
         assert played is not None
         (folder / PLAYED_FILE).write_text(played.model_dump_json(), encoding="utf-8")
-        return SideRun(
+        fields: dict[str, dict[str, list[str]]] = {}
+        for id, body in played.bodies.items():
+            fields[id] = protocol.fields_of(body.encode(), played.headers.get(id))
+        run = SideRun(
             side=side,
             index=index,
             state=played.state,
@@ -274,14 +287,13 @@ class Upgrading(Search[Upgrade, Record]):
             start_s=played.start_s,
             seconds=result.seconds,
             sightings=self.judged(case, played),
-            fields={
-                id: protocol.fields_of(body.encode(), played.headers.get(id))
-                for id, body in played.bodies.items()
-            },
-            config=configuration.of_log(folder / played.log_file) if index == 1 else {},
-            options=self.listed_options(side) if index == 1 else [],
+            fields=fields,
             folder=result.place,
         )
+        if index == 1:  # a server's options do not change from start to start
+            run.config = configuration.of_log(folder / played.log_file)
+            run.options = self.listed_options(side)
+        return run
 
     def judged(self, case: Case, played: Played) -> list[Any]:
         """What is wrong with it by itself."""
@@ -304,45 +316,42 @@ class Upgrading(Search[Upgrade, Record]):
                     env=env,
                     capture_output=True,
                     text=True,
-                    timeout=HELP_S,
+                    timeout=_HELP_S,
                     check=False,
                 )
             except (OSError, subprocess.TimeoutExpired):
                 continue
-            if found := help_text.read(ended.stdout):
-                return found
+
+            options = help_text.read(ended.stdout)
+            if options:
+                return options
+
         return []
 
     def _ran(self, run: SideRun, *, kept: bool = False) -> None:
-        some = self.runs[run.side]
         file = self.folder / run.folder / PLAYED_FILE
-        some.append(
-            run.model_copy(
-                update={"played": Played.model_validate_json(file.read_bytes())}
-            )
+        played = Played.model_validate_json(file.read_bytes())
+        of_side = self.runs[run.side]
+        of_side.append(run.model_copy(update={"played": played}))
+        of_side.sort(key=lambda other: other.index)
+        # All that was played lies in the run's folder: the document stays small.
+        bare: dict[str, object] = {"played": None, "fields": {}}
+        self.document.runs = [other.model_copy(update=bare) for other in self._both()]
+        kinds = dict.fromkeys(s.finding_class for s in run.sightings)
+        event = RunEnded(
+            what=f"{run.side}, all of the traffic",
+            index=run.index,
+            outcome=", ".join(kinds) or run.state,
+            tone="bad" if kinds else "soft",
+            seconds=run.seconds,
+            kept=kept,
         )
-        some.sort(key=lambda one: one.index)
-        both = [*self.runs["old"], *self.runs["new"]]
-        self.document.runs = [
-            r.model_copy(update={"played": None, "fields": {}}) for r in both
-        ]
-        what = f"{run.side}, all of the traffic"
-        bad = bool(run.sightings)
-        outcome = (
-            ", ".join(dict.fromkeys(s.finding_class for s in run.sightings))
-            or run.state
-        )
-        self.campaign.emit(
-            RunEnded(
-                what=what,
-                index=run.index,
-                outcome=outcome,
-                tone="bad" if bad else "soft",
-                seconds=run.seconds,
-                kept=kept,
-            )
-        )
+        self.campaign.emit(event)
         self.write()
+
+    def _both(self) -> list[SideRun]:
+        """All runs of all of the traffic, OLD's before NEW's."""
+        return [*self.runs["old"], *self.runs["new"]]
 
     # ------------------------------------------------------------------ blocks
 
@@ -353,27 +362,29 @@ class Upgrading(Search[Upgrade, Record]):
         for look in LOOKS:
             wanted = range(len(self.blocks) + 1, look + 1)
             for index in wanted:
-                if (block := kept.get(index)) is None:
+                block = kept.get(index)
+                if block is None:
                     order = self._block(index)
                     made = self._made(order, order.began)
-                    assert isinstance(made, Measured)
+                    assert isinstance(made, MeasuredBlock)
                     block = self._append(MeasuredLine(block=made.block)).block
                 self._took(block, kept=index in kept)
+                # A block may fail by chance; several in a row do not.
                 broken = broken + 1 if block.error else 0
-                if broken == BROKEN_BLOCKS:
+                if broken == _BROKEN_BLOCKS:
                     self._limit(f"nothing more was measured: {block.error}")
                     return
+
             self._compare()
             if enough(self._changes()):
                 self._enough = True
                 return
 
     def _block(self, index: int) -> MeasureRun:
-        started = [run.start_s for some in self.runs.values() for run in some]
-        started += [
-            values.get("start", 0.0) for b in self.blocks for values in (b.old, b.new)
-        ]
-        seconds = min(MOST_S, max(LEAST_S, 2 * max(started, default=0.0)))
+        started = [run.start_s for run in self._both()]
+        for block in self.blocks:
+            started += [block.old.get("start", 0.0), block.new.get("start", 0.0)]
+        seconds = min(_MOST_S, max(_LEAST_S, 2 * max(started, default=0.0)))
         measuring = Measuring(
             self.sides["old"],
             self.sides["new"],
@@ -382,12 +393,12 @@ class Upgrading(Search[Upgrade, Record]):
             index=index,
             seed=self.options.seed,
             together=self.document.interleaved == "requests",
-            part_s=min(PARTS_S[1], max(PARTS_S[0], ANSWERS * self._answer_s())),
+            part_s=min(_PARTS_S[1], max(_PARTS_S[0], _ANSWERS * self._answer_s())),
             seconds=seconds,
             at_once=self.options.at_once,
             only=self.options.only,
         )
-        place = f"{BLOCKS_DIR}/{index:03d}"
+        place = f"{_BLOCKS_DIR}/{index:03d}"
         return MeasureRun(
             "block",
             "old and new in turn, block",
@@ -398,15 +409,13 @@ class Upgrading(Search[Upgrade, Record]):
 
     def _answer_s(self) -> float:
         """What an answer takes."""
-        played = [
-            run.played for some in self.runs.values() for run in some if run.played
-        ]
-        took = [
-            r.latency_s for one in played for r in one.evidence.requests if r.answered
-        ]
-        took += [
-            block.old["latency"] for block in self.blocks if "latency" in block.old
-        ]
+        took: list[float] = []
+        for run in self._both():
+            requests = run.played.evidence.requests if run.played else []
+            took += [record.latency_s for record in requests if record.answered]
+        for block in self.blocks:
+            if "latency" in block.old:
+                took.append(block.old["latency"])
         return statistics.median(took) if took else 1.0
 
     def _took(self, block: Block, *, kept: bool) -> None:
@@ -438,15 +447,21 @@ class Upgrading(Search[Upgrade, Record]):
     def _compare(self, *, last: bool = False) -> None:
         """All differences, from what is known now."""
         made = sum(map(len, self.runs.values()))
+        # Comparing all runs takes seconds, and only another run changes what comes of
+        # it.
         if self._of_runs[0] != made:
             self._of_runs = made, self.compared()
-        found = [*self._of_runs[1], *map(difference, self._changes(last=last))]
+        differences = [*self._of_runs[1], *map(difference, self._changes(last=last))]
         before = {d.subject for d in self.document.matter}
         order = list(Area)
-        self.document.differences = sorted(found, key=lambda d: order.index(d.area))
-        for one in self.document.matter:
-            if one.subject not in before:
-                self.campaign.emit(Found(text=f"{one.subject}: {one.statement}"))
+        self.document.differences = sorted(
+            differences, key=lambda d: order.index(d.area)
+        )
+        for item in self.document.matter:
+            if item.subject not in before:
+                self.campaign.emit(
+                    Established(text=f"{item.subject}: {item.statement}")
+                )
         self.write()
 
     def compared(self) -> list[Difference]:
@@ -473,27 +488,26 @@ class Upgrading(Search[Upgrade, Record]):
         """What is to be said of the whole, at its end."""
         document, blocks = self.document, [b for b in self.blocks if not b.error]
         self._compare(last=not self._enough)
-        if not any(d.metric for d in document.differences) and all(
-            run.started for run in document.runs
-        ):
-            few = f"too few blocks were measured for an interval: {len(blocks)}"
-            why = (
-                few
-                if blocks
-                else self.blocks[-1].error
-                if self.blocks
-                else "nothing was measured"
-            )
+        measured = any(d.metric for d in document.differences)
+        if not measured and all(run.started for run in document.runs):
+            why = "nothing was measured"
+            if blocks:
+                why = f"too few blocks were measured for an interval: {len(blocks)}"
+            elif self.blocks:
+                why = self.blocks[-1].error
             untold = Difference(
                 area=Area.SPEED, subject="times", outcome=Outcome.UNTOLD, statement=why
             )
             document.differences.append(untold)
+
         busy = [block.client_busy for block in blocks]
+        # The median: one block on a busy machine says nothing of the whole.
         if busy and sorted(busy)[len(busy) // 2] > BUSY:
             self._limit(
                 f"the client was the bottleneck: it computed for {max(busy):.0%} of "
                 "the time, so the servers may differ by more"
             )
+
         noise = sorted(block.noise for block in blocks)
         if noise and noise[len(noise) // 2] > 0.2:
             cores = os.cpu_count() or 1
@@ -501,6 +515,7 @@ class Upgrading(Search[Upgrade, Record]):
                 f"other programs took {noise[len(noise) // 2]:.1f} of {cores} cores "
                 "meanwhile"
             )
+
         fast, slow = paces(blocks)
         if slow > UNEVEN * fast:
             self._limit(
@@ -527,7 +542,7 @@ class Upgrading(Search[Upgrade, Record]):
             "--at-once": str(options.at_once),
             "--interleave": options.interleave,
         }
-        head = Head(
+        head = UpgradeHead(
             mmrepro_version=mmrepro.__version__,
             id=uuid.uuid4().hex[:12],
             case=case_digest(self.case),
@@ -546,37 +561,37 @@ class Upgrading(Search[Upgrade, Record]):
         assert self._journal is not None
         return self._journal.append(line)
 
-    def _made(self, order: CaseRun | MeasureRun, began: Began) -> Record:
+    def _made(self, order: CaseRun | MeasureRun, began: StartedRun) -> Record:
         self._orders[began.key] = order
         made = self.result(began)
         del self.done[began.key], self._orders[began.key]
         return made
 
-    def order_of(self, want: Began) -> Order:
+    def order_of(self, want: StartedRun) -> Order:
         return self._orders[want.key]
 
     def keep(self, line: Record) -> tuple[str, int]:
         """Whoever asked for it writes it down."""
-        assert isinstance(line, CaseResult | Measured)
-        return line.id, line.block.index if isinstance(line, Measured) else 1
+        assert isinstance(line, CaseResult | MeasuredBlock)
+        return line.id, line.block.index if isinstance(line, MeasuredBlock) else 1
 
-    def affords(self, want: Began) -> bool:
+    def affords(self, want: StartedRun) -> bool:
         order, took = self.order_of(want), [block.seconds for block in self.blocks[-3:]]
         if not took and isinstance(order, MeasureRun):
-            started = [
-                max((run.start_s for run in some), default=0)
-                for some in self.runs.values()
-            ]
+            starts_s = 0.0
+            for runs in self.runs.values():
+                starts_s += max((run.start_s for run in runs), default=0)
             # Both sides, of the first block.
-            took = [sum(started) + 2 * order.measuring.seconds]
+            took = [starts_s + 2 * order.measuring.seconds]
+
         took = took or [run.seconds for run in self.document.runs]
         return self.campaign.fits(max(took, default=0.0))
 
-    def end(self, state: State, failure: str) -> Upgrade:
+    def end(self, state: CampaignState, failure: str) -> Upgrade:
         self.break_off()
         document = self.document
         try:
-            if state is not State.FAILED:
+            if state is not CampaignState.FAILED:
                 self._conclude()
             document.state, document.failure = ENDINGS[state], failure
             document.finished = Moment.now()
@@ -584,6 +599,7 @@ class Upgrading(Search[Upgrade, Record]):
         finally:
             if self._journal is not None:
                 self._journal.close()
+
         return document
 
     def write(self) -> None:
@@ -594,7 +610,7 @@ class Upgrading(Search[Upgrade, Record]):
     def _read(self) -> Case:
         """The traffic, which is in the folder afterwards, with its pictures."""
         options, server = self.options, {"server": self.options.server}
-        self.folder = campaign_folder(options, RUNS, DEFAULT_ROOT)
+        self.folder = campaign_folder(options, RUNS, _DEFAULT_ROOT)
         if options.resume is not None:
             return read_case(self.folder)[0].model_copy(update=server)
         captured = read(
@@ -668,9 +684,7 @@ def _interleaved(options: UpgradeCommand) -> Literal["requests", "servers"]:
         return options.interleave
     engine = get_engine(options.server.engine)
     spec = spec_for(options.server.engine, options.server.release, options.device)
-    room = psutil.virtual_memory().available >= TOGETHER_BYTES
-    return (
-        "requests"
-        if spec.device == "cpu" and not engine.idle_loops and room
-        else "servers"
-    )
+    room = psutil.virtual_memory().available >= _TOGETHER_BYTES
+    if spec.device == "cpu" and not engine.idle_loops and room:
+        return "requests"
+    return "servers"

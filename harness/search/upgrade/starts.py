@@ -16,23 +16,23 @@ from mmrepro.failure.documents.upgrade import (
     Difference,
     OptionSeen,
     Outcome,
-    Side,
     SideRun,
 )
 from mmrepro.search.upgrade.configuration import fields
 from mmrepro.traffic.case.model import ServerWanted
 from pydantic import JsonValue
 
-ALIKE_TEXT, ALIKE_NAME = 0.75, 0.8
+_ALIKE_TEXT, _ALIKE_NAME = 0.75, 0.8
 """Shares (difflib's ratio) of a help text, or of a name, from which on two options may
 be one."""
-LEAST_WORDS = 5
+_LEAST_WORDS = 5
 """Words of a help text that say anything: 'enable it' fits many options."""
-SHOWN = 6
+_SHOWN = 6
 _PLACE = re.compile(r" at 0x[0-9a-f]+|(?<![\w:])(?:/[\w.+@-]+){2,}")
 """What differs from machine to machine, or from process to process."""
 _DIGITS = re.compile(r"\d+")
-PER_START = re.compile(
+_OPTION = re.compile(r"--?[A-Za-z]")
+_PER_START = re.compile(
     r"(?:^|_)(?:seed|port|ports|host|addr|address|path|dir|folder|model|tokenizer|id"
     r"|name|ipc|uuid|"
     r"socket|url|token|pid|time)$"
@@ -47,70 +47,85 @@ def compare(
     old_server: ServerWanted,
     new_server: ServerWanted,
 ) -> list[Difference]:
-    """What of the starts differs: gone options that the new server's command uses come
-    first."""
-    before, after = (
-        next((run.options for run in runs if run.options), []) for runs in (old, new)
-    )
-    asked = list(_used(new_server.args))
-    found: list[Difference] = []
+    """State what of the starts differs: gone options that the new server's command uses
+    come first."""
+    before, after = _options(old), _options(new)
+    used = list(_used(new_server.args))
+    differences: list[Difference] = []
     if before and after:
-        found += _used_and_gone(before, after, asked, new)
-        gone = [one.subject for one in found]
-        found += _listed(before, after, gone)
+        differences += _used_and_gone(before, after, used, new)
+        gone = [difference.subject for difference in differences]
+        differences += _listed(before, after, gone)
     elif old and new:
-        lacking = " and ".join(
-            side for side, there in (("OLD", before), ("NEW", after)) if not there
-        )
-        found.append(_untold("options", f"The options of {lacking} could not be read."))
-    told = any(one.matters for one in found)
-    return [*found, *_states(old, new, told), *_settings(old, new)]
+        lacking: list[str] = []
+        if not before:
+            lacking.append("OLD")
+        if not after:
+            lacking.append("NEW")
+        said = f"The options of {' and '.join(lacking)} could not be read."
+        differences.append(_untold("options", said))
+
+    explained = any(difference.matters for difference in differences)
+    return [*differences, *_states(old, new, explained), *_settings(old, new)]
+
+
+def _options(runs: Sequence[SideRun]) -> Sequence[OptionSeen]:
+    """What the first run that lists options lists; []: none does."""
+    return next((run.options for run in runs if run.options), [])
 
 
 # ------------------------------------------------------------------------ starts at all
 
 
 def _states(
-    old: Sequence[SideRun], new: Sequence[SideRun], told: bool
+    old: Sequence[SideRun], new: Sequence[SideRun], explained: bool
 ) -> Iterator[Difference]:
-    """``told``: an option says why NEW does not start."""
-    failed: dict[Side, list[SideRun]] = {
-        "old": [run for run in old if not run.started],
-        "new": [run for run in new if not run.started],
-    }
-    if not (failed["old"] or failed["new"]):
+    """State which side does not start.
+
+    ``explained``: an option says why NEW does not.
+    """
+    old_failed = [run for run in old if not run.started]
+    new_failed = [run for run in new if not run.started]
+    if not (old_failed or new_failed):
         return
-    if len(failed["old"]) == len(old):
-        why = _why(failed["old"])
-        yield _untold(
-            "starts", f"OLD does not start, so nothing could be compared{why}"
-        )
+    # Where OLD never starts there is nothing to hold NEW against.
+    if len(old_failed) == len(old):
+        said = f"OLD does not start, so nothing could be compared{_why(old_failed)}"
+        yield _untold("starts", said)
         return
-    counts = f"{len(failed['new'])} of {len(new)} starts of NEW failed"
-    if failed["old"]:
-        counts += f", and {len(failed['old'])} of {len(old)} of OLD"
-    every = len(failed["new"]) == len(new) and not failed["old"]
-    if every and told:
+
+    if old_failed or len(new_failed) < len(new):
+        counts = f"{len(new_failed)} of {len(new)} starts of NEW failed"
+        if old_failed:
+            counts += f", and {len(old_failed)} of {len(old)} of OLD"
+        yield _untold("starts", f"{counts}{_why([*new_failed, *old_failed])}")
         return
-    if every:
-        yield Difference(
-            area=Area.START,
-            subject="starts",
-            outcome=Outcome.DIFFERENCE,
-            matters=True,
-            statement=f"NEW does not start{_why(failed['new'])}",
-            old=True,
-            new=False,
-            evidence=[run.folder for run in failed["new"] if run.folder],
-        )
-    else:
-        yield _untold("starts", f"{counts}{_why([*failed['new'], *failed['old']])}")
+
+    if explained:
+        return
+    yield Difference(
+        area=Area.START,
+        subject="starts",
+        outcome=Outcome.DIFFERENCE,
+        matters=True,
+        statement=f"NEW does not start{_why(new_failed)}",
+        old=True,
+        new=False,
+        evidence=[run.folder for run in new_failed if run.folder],
+    )
 
 
 def _why(runs: Sequence[SideRun]) -> str:
-    causes = [cause for run in runs if run.played for cause in run.played.causes]
-    cause = next(filter(None, [*causes, *(run.error for run in runs)]), "")
-    return f": {' '.join(cause.split())[:200]}" if cause else "."
+    """The first cause that a log shows, else the first error, as a sentence's end."""
+    causes: list[str] = []
+    for run in runs:
+        if run.played:
+            causes += run.played.causes
+    causes += [run.error for run in runs]
+    cause = next(filter(None, causes), "")
+    if not cause:
+        return "."
+    return f": {' '.join(cause.split())[:200]}"
 
 
 # ---------------------------------------------------------------------------- options
@@ -119,7 +134,7 @@ def _why(runs: Sequence[SideRun]) -> str:
 def _used_and_gone(
     before: Sequence[OptionSeen],
     after: Sequence[OptionSeen],
-    asked: Sequence[tuple[str, str]],
+    used: Sequence[tuple[str, str]],
     new: Sequence[SideRun],
 ) -> Iterator[Difference]:
     """Options of the new server's command that NEW does not list, or whose value it
@@ -127,34 +142,40 @@ def _used_and_gone(
     there, was = _by_name(after), _by_name(before)
     unstarted = [run for run in new if not run.started]
     stops = bool(new) and len(unstarted) == len(new)
-    for name, value in asked:
-        one, earlier = _lookup(there, name), _lookup(was, name)
-        if one is None and earlier is not None:
-            perhaps = next(
-                (b for a, b in _renamed([earlier], _added(before, after))), None
-            )
+    for name, value in used:
+        option, earlier = _lookup(there, name), _lookup(was, name)
+        if option is None and earlier is not None:
             said = f"NEW has no {earlier.name}, which the server's command uses"
-            said += f"; perhaps it is {perhaps.name} now" if perhaps else ""
-            said += f"; NEW does not start{_why(unstarted)}" if stops else "."
-        elif one is not None and value and one.choices and value not in one.choices:
-            if earlier is None or not (value in earlier.choices or not earlier.choices):
-                continue  # OLD refuses it as well
+            renamed = next(_renamed([earlier], _added(before, after)), None)
+            if renamed is not None:
+                said += f"; perhaps it is {renamed[1].name} now"
+        elif option is not None and _is_value_gone(value, option, earlier):
             said = (
-                f"NEW does not list the value {value} of {one.name}, which the command "
-                "uses"
+                f"NEW does not list the value {value} of {option.name}, which the "
+                "command uses"
             )
-            said += f"; NEW does not start{_why(unstarted)}" if stops else "."
         else:
             continue
+
+        said += f"; NEW does not start{_why(unstarted)}" if stops else "."
         yield Difference(
             area=Area.START,
-            subject=(earlier or one or OptionSeen(name=name)).name,
+            subject=(earlier or option or OptionSeen(name=name)).name,
             outcome=Outcome.DIFFERENCE,
             matters=True,
             statement=said,
             old=_facts(earlier),
-            new=_facts(one),
+            new=_facts(option),
         )
+
+
+def _is_value_gone(value: str, option: OptionSeen, earlier: OptionSeen | None) -> bool:
+    """Whether NEW does not list a value that OLD takes."""
+    if not value or not option.choices or value in option.choices:
+        return False
+    if earlier is None:
+        return False
+    return not earlier.choices or value in earlier.choices
 
 
 def _listed(
@@ -162,61 +183,39 @@ def _listed(
 ) -> Iterator[Difference]:
     """What differs in the lists: information, one statement a kind."""
     gone, added = _added(after, before), _added(before, after)
-    gone = [one for one in gone if one.name not in known]
-    pairs = list(_renamed(gone, added))
-    renamed = {name for a, b in pairs for name in (a.name, b.name)}
+    gone = [option for option in gone if option.name not in known]
+    renamed = list(_renamed(gone, added))
+    renamed_names: set[str] = set()
+    for old, new in renamed:
+        renamed_names |= {old.name, new.name}
+
     was, there = _by_name(before), _by_name(after)
-    both = [
-        (one, other)
-        for one in before
-        if (other := _lookup(there, one.name)) is not None
-    ]
-    spelled = [
-        (alias, other.name)
-        for one, other in both
-        for alias in (one.name, *one.aliases)
-        if alias not in there
-    ]
-    changed = [one for a, b in both for one in _defaults(a, b)]
-    # None is "not given": the engine may still come to the value that it was.
-    open_ones = [words for words, *values in changed if "None" in values]
-    defaults = [words for words, *values in changed if "None" not in values]
-    dropped = [
-        (b.name, lost)
-        for a, b in both
-        if a.choices and b.choices and (lost := sorted({*a.choices} - {*b.choices}))
-    ]
-    more = [
-        (b.name, won)
-        for a, b in both
-        if a.choices and b.choices and (won := sorted({*b.choices} - {*a.choices}))
-    ]
-    switches = [(a.name, b.value) for a, b in both if bool(a.value) != bool(b.value)]
+    changes = _OptionChanges()
+    for option in before:
+        now = _lookup(there, option.name)
+        if now is not None:
+            changes.add(option, now, there)
+
     yield from _kind(
-        "options gone", [one.name for one in gone if one.name not in renamed]
+        "options gone", [old.name for old in gone if old.name not in renamed_names]
     )
     yield from _kind(
-        "options perhaps renamed", [f"{a.name} → {b.name}" for a, b in pairs]
+        "options perhaps renamed", [f"{old.name} → {new.name}" for old, new in renamed]
     )
+    yield from _kind("spellings gone", changes.spellings)
     yield from _kind(
-        "spellings gone", [f"{alias} (now {name})" for alias, name in spelled]
+        "options that take a value now, or none any more", changes.switches
     )
+    yield from _kind("defaults changed", changes.defaults)
     yield from _kind(
-        "options that take a value now, or none any more",
-        [f"{name} {value or '(a switch)'}" for name, value in switches],
+        "defaults that one side leaves to the engine", changes.open_defaults
     )
-    yield from _kind("defaults changed", defaults)
-    yield from _kind("defaults that one side leaves to the engine", open_ones)
+    yield from _kind("values gone", changes.values_gone)
+    yield from _kind("values added", changes.values_added)
     yield from _kind(
-        "values gone", [f"{name}: {', '.join(lost)}" for name, lost in dropped]
+        "options added", [new.name for new in added if new.name not in renamed_names]
     )
-    yield from _kind(
-        "values added", [f"{name}: {', '.join(won)}" for name, won in more]
-    )
-    yield from _kind(
-        "options added", [one.name for one in added if one.name not in renamed]
-    )
-    if was.keys() == there.keys() and not (changed or dropped or more or switches):
+    if was.keys() == there.keys() and not changes.any_value:
         statement = (
             f"Both list the same {len(before)} options, with the same defaults and "
             "values."
@@ -229,36 +228,85 @@ def _listed(
         )
 
 
-def _defaults(a: OptionSeen, b: OptionSeen) -> Iterator[tuple[str, str, str]]:
+class _OptionChanges:
+    """What changed of the options that both sides list, as words of a statement."""
+
+    def __init__(self) -> None:
+        self.spellings: list[str] = []
+        self.switches: list[str] = []
+        self.defaults: list[str] = []
+        self.open_defaults: list[str] = []
+        """One side's is None, "not given": the engine may still come to the value that
+        it was."""
+        self.values_gone: list[str] = []
+        self.values_added: list[str] = []
+
+    @property
+    def any_value(self) -> bool:
+        """Whether anything changed but spellings."""
+        return bool(
+            self.switches
+            or self.defaults
+            or self.open_defaults
+            or self.values_gone
+            or self.values_added
+        )
+
+    def add(
+        self, old: OptionSeen, new: OptionSeen, there: Mapping[str, OptionSeen]
+    ) -> None:
+        """Add an option's changes; ``there``: all of NEW's, by each spelling."""
+        for alias in (old.name, *old.aliases):
+            if alias not in there:
+                self.spellings.append(f"{alias} (now {new.name})")
+        if bool(old.value) != bool(new.value):
+            self.switches.append(f"{old.name} {new.value or '(a switch)'}")
+        for words, *values in _defaults(old, new):
+            if "None" in values:
+                self.open_defaults.append(words)
+            else:
+                self.defaults.append(words)
+
+        if old.choices and new.choices:
+            lost = sorted(set(old.choices) - set(new.choices))
+            won = sorted(set(new.choices) - set(old.choices))
+            if lost:
+                self.values_gone.append(f"{new.name}: {', '.join(lost)}")
+            if won:
+                self.values_added.append(f"{new.name}: {', '.join(won)}")
+
+
+def _defaults(old: OptionSeen, new: OptionSeen) -> Iterator[tuple[str, str, str]]:
     """What changed of an option's default, in words and both values; of one with fields
     those that both have."""
-    if a.default is None or b.default is None or _plain(a.default) == _plain(b.default):
+    if old.default is None or new.default is None:
         return
-    was, there = fields(a.default), fields(b.default)
+    if _plain(old.default) == _plain(new.default):
+        return
+    was, there = fields(old.default), fields(new.default)
+    # A default with fields is compared field by field, those of one side alone left
+    # out.
     for name in sorted(was.keys() & there.keys()):
         if _plain(was[name]) != _plain(there[name]):
-            words = f"{b.name}.{name} {_short(was[name])} → {_short(there[name])}"
+            words = f"{new.name}.{name} {_short(was[name])} → {_short(there[name])}"
             yield words, was[name], there[name]
+
     if not (was and there):
-        yield (
-            f"{b.name} {_short(a.default)} → {_short(b.default)}",
-            a.default,
-            b.default,
-        )
+        words = f"{new.name} {_short(old.default)} → {_short(new.default)}"
+        yield words, old.default, new.default
 
 
 def _kind(what: str, names: Sequence[str]) -> Iterator[Difference]:
     if not names:
         return
-    more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
+    shown = ", ".join(names[:_SHOWN])
+    if len(names) > _SHOWN:
+        shown += f" and {len(names) - _SHOWN} more"
     yield Difference(
         area=Area.START,
         subject=what,
         outcome=Outcome.DIFFERENCE,
-        statement=(
-            f"{what[0].upper()}{what[1:]} ({len(names)}): "
-            f"{', '.join(names[:SHOWN])}{more}."
-        ),
+        statement=f"{what[0].upper()}{what[1:]} ({len(names)}): {shown}.",
         evidence=list(names),
     )
 
@@ -268,16 +316,20 @@ def _renamed(
 ) -> Iterator[tuple[OptionSeen, OptionSeen]]:
     """Pairs that may be one option under two names, the likeliest first; each is in one
     pair."""
-    scored = [
-        (score, i, j)
-        for i, a in enumerate(gone)
-        for j, b in enumerate(added)
-        if bool(a.value) == bool(b.value) and (score := _alike(a, b))
-    ]
-    taken: set[tuple[str, int]] = set()
-    for _, i, j in sorted(scored, key=lambda one: (-one[0], one[1], one[2])):
-        if not taken & {("gone", i), ("added", j)}:
-            taken |= {("gone", i), ("added", j)}
+    scored: list[tuple[float, int, int]] = []
+    for i, old in enumerate(gone):
+        for j, new in enumerate(added):
+            score = _alike(old, new) if bool(old.value) == bool(new.value) else 0.0
+            if score:
+                # The higher score is sorted before the lower one.
+                scored.append((-score, i, j))
+
+    taken_gone: set[int] = set()
+    taken_added: set[int] = set()
+    for _, i, j in sorted(scored):
+        if i not in taken_gone and j not in taken_added:
+            taken_gone.add(i)
+            taken_added.add(j)
             yield gone[i], added[j]
 
 
@@ -289,19 +341,22 @@ def _alike(a: OptionSeen, b: OptionSeen) -> float:
     name = SequenceMatcher(None, a.name, b.name, autojunk=False).ratio()
     words, others = a.text.lower().split(), b.text.lower().split()
     text = 0.0
-    if min(len(words), len(others)) >= LEAST_WORDS:
+    if min(len(words), len(others)) >= _LEAST_WORDS:
         text = SequenceMatcher(None, words, others, autojunk=False).ratio()
-    if _DIGITS.sub("", a.name) == _DIGITS.sub("", b.name) and text < ALIKE_TEXT:
+    # Names that differ in a number alone are two options.
+    if _DIGITS.sub("", a.name) == _DIGITS.sub("", b.name) and text < _ALIKE_TEXT:
         return 0.0
-    shared = {*a.name.strip("-").split("-")} & {*b.name.strip("-").split("-")}
-    if text >= ALIKE_TEXT and (shared or text == 1.0):
+    # Texts are copied from option to option: a word of the name must be shared, or the
+    # text be the very same.
+    shared = set(a.name.strip("-").split("-")) & set(b.name.strip("-").split("-"))
+    if text >= _ALIKE_TEXT and (shared or text == 1.0):
         return name + text
-    untold = not (words and others)
-    return (
-        name + text
-        if name >= ALIKE_NAME and (untold or text >= ALIKE_TEXT / 2)
-        else 0.0
-    )
+    if name < _ALIKE_NAME:
+        return 0.0
+    one_without_text = not (words and others)
+    if one_without_text or text >= _ALIKE_TEXT / 2:
+        return name + text
+    return 0.0
 
 
 def _added(
@@ -309,31 +364,41 @@ def _added(
 ) -> list[OptionSeen]:
     """Options of ``after`` none of whose spellings ``before`` has."""
     was = _by_name(before)
-    return [
-        one
-        for one in after
-        if not any(name in was for name in (one.name, *one.aliases))
-    ]
+    added: list[OptionSeen] = []
+    for option in after:
+        if was.keys().isdisjoint((option.name, *option.aliases)):
+            added.append(option)
+    return added
 
 
 def _by_name(options: Sequence[OptionSeen]) -> dict[str, OptionSeen]:
-    return {name: one for one in options for name in (one.name, *one.aliases)}
+    by_name: dict[str, OptionSeen] = {}
+    for option in options:
+        by_name.update(dict.fromkeys((option.name, *option.aliases), option))
+    return by_name
 
 
 def _lookup(options: Mapping[str, OptionSeen], name: str) -> OptionSeen | None:
     """An option by a name as a command spells it: vLLM takes ``--a_b`` for ``--a-b``,
     and the fields of a JSON value as ``--a.field``."""
-    spelled = (name, name.replace("_", "-"), name.partition(".")[0].rstrip("+"))
-    return next((options[one] for one in spelled if one in options), None)
+    dashed = name.replace("_", "-")
+    whole = name.partition(".")[0].rstrip("+")
+    # As it is typed first: another option may be called as the repaired form is.
+    for spelling in (name, dashed, whole):
+        if spelling in options:
+            return options[spelling]
+    return None
 
 
 def _used(args: Sequence[str]) -> Iterator[tuple[str, str]]:
     """The options of a command and their first values."""
     for arg, following in zip(args, [*args[1:], ""], strict=False):
-        if re.match(r"--?[A-Za-z]", arg):
-            name, equals, value = arg.partition("=")
-            given = "" if re.match(r"--?[A-Za-z]", following) else following
-            yield name, value if equals else given
+        if not _OPTION.match(arg):
+            continue
+        name, equals, value = arg.partition("=")
+        if not equals:
+            value = "" if _OPTION.match(following) else following
+        yield name, value
 
 
 # ------------------------------------------------------------------------ configuration
@@ -341,15 +406,18 @@ def _used(args: Sequence[str]) -> Iterator[tuple[str, str]]:
 
 def _settings(old: Sequence[SideRun], new: Sequence[SideRun]) -> Iterator[Difference]:
     """What the servers themselves say that they run with."""
-    before, after = (
-        next((run.config for run in runs if run.config), {}) for runs in (old, new)
-    )
-    changed = [
-        f"{name} {_short(before[name])} → {_short(after[name])}"
-        for name in sorted(before.keys() & after.keys())
-        if not PER_START.search(name) and _plain(before[name]) != _plain(after[name])
-    ]
+    before, after = _config(old), _config(new)
+    changed: list[str] = []
+    for name in sorted(before.keys() & after.keys()):
+        was, now = before[name], after[name]
+        if not _PER_START.search(name) and _plain(was) != _plain(now):
+            changed.append(f"{name} {_short(was)} → {_short(now)}")
     yield from _kind("settings in effect differ", changed)
+
+
+def _config(runs: Sequence[SideRun]) -> Mapping[str, str]:
+    """The settings of the first run that shows some; {}: none does."""
+    return next((run.config for run in runs if run.config), {})
 
 
 def _plain(value: str | None) -> str:

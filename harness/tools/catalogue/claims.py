@@ -2,7 +2,7 @@
 
 ``tests/evidence/record.py --table`` makes the shipped file
 (``scenarios/data/claims.json``) from the recordings in ``tests/evidence``. ``mmrepro
-claims`` prints it."""
+show --claims`` prints it."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from mmrepro.tools.catalogue.recorded import ON_GPU, of_incident, shipped
 from packaging.version import Version
 from pydantic import Field
 
-VERSION: Final = 1
+_VERSION: Final = 1
 
 
-class Judgement(Record):
+class _Judgement(Record):
     status: ClaimStatus
     observed: str
     release: str
@@ -42,9 +42,9 @@ class JudgedClaim(Record):
     id: str
     text: str
     made_in: Annotated[str, Field(description="the report, issue or article")]
-    judged: Judgement
+    judged: _Judgement
     elsewhere: Annotated[
-        list[Judgement],
+        list[_Judgement],
         Field(
             description="plain runs of other releases that say otherwise, one a release"
         ),
@@ -71,7 +71,7 @@ def load(path: Path) -> list[JudgedClaim]:
 def dumped(claims: Sequence[JudgedClaim]) -> str:
     """The data file's text: a claim a line."""
     lines = ",\n".join(one.model_dump_json(exclude_defaults=True) for one in claims)
-    return f'{{"schema_version": {VERSION}, "claims": [\n{lines}\n]}}\n'
+    return f'{{"schema_version": {_VERSION}, "claims": [\n{lines}\n]}}\n'
 
 
 def judged(incidents: Iterable[tuple[str, Incident]]) -> list[JudgedClaim]:
@@ -89,7 +89,7 @@ def judged(incidents: Iterable[tuple[str, Incident]]) -> list[JudgedClaim]:
         declared = known_scenario(run.scenario, trust=False).with_variant(run.variant)
         own = declared.release == run.release
         for claim in incident.claims:
-            told = Judgement(
+            told = _Judgement(
                 status=claim.status,
                 observed=claim.observed,
                 release=run.release,
@@ -101,6 +101,7 @@ def judged(incidents: Iterable[tuple[str, Incident]]) -> list[JudgedClaim]:
             key = (run.scenario, claim.id, claim.text)
             said = _Said(told, run.variant, claim.source, plain=run.plain, own=own)
             claims.setdefault(key, []).append(said)
+
     return [
         _of(*key, alike)
         for key, said in sorted(claims.items())
@@ -112,7 +113,7 @@ class _Said:
     """A judgement and where it stands among those of its claim."""
 
     def __init__(
-        self, told: Judgement, variant: str, made_in: str, *, plain: bool, own: bool
+        self, told: _Judgement, variant: str, made_in: str, *, plain: bool, own: bool
     ) -> None:
         self.told, self.variant, self.made_in, self.plain = (
             told,
@@ -164,4 +165,5 @@ def _of(scenario: str, id: str, text: str, said: Sequence[_Said]) -> JudgedClaim
 
 
 def words(status: ClaimStatus) -> str:
+    """Write a claim's status in words."""
     return status.value.replace("-", " ")

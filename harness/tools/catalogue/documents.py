@@ -14,14 +14,14 @@ from pydantic import Field
 if TYPE_CHECKING:
     from mmrepro.scenario.reading import DeclaredScenario
 
-Facts = dict[str, Any]
+_Facts = dict[str, Any]
 
 
 class ListDocument(Document, kind="list"):
     """The known failures; of one that cannot be loaded its name and why, as
     ``error``."""
 
-    scenarios: list[Facts]
+    scenarios: list[_Facts]
 
 
 class AliveDocument(Document, kind="alive"):
@@ -49,16 +49,16 @@ class ScenarioDocument(Document, kind="scenario"):
     variants: list[str]
     failure_class: str | None
     severity: str | None
-    upstream: Facts
+    upstream: _Facts
     variant: str
     summary: str
     explanation: str
     server_args: list[str]
-    conditions: list[Facts]
-    mitigations: list[Facts]
+    conditions: list[_Facts]
+    mitigations: list[_Facts]
     options: dict[str, str]
-    factors: list[Facts]
-    references: list[Facts]
+    factors: list[_Facts]
+    references: list[_Facts]
     declared_only: Annotated[
         bool,
         Field(
@@ -67,7 +67,7 @@ class ScenarioDocument(Document, kind="scenario"):
     ] = False
 
 
-def listed(loaded: Scenario) -> Facts:
+def listed(loaded: Scenario) -> _Facts:
     """What it is, what a user observes, how bad that is, and what the engine's project
     says."""
     upstream = loaded.upstream
@@ -113,7 +113,7 @@ def shown(
     return ScenarioDocument(**facts)
 
 
-def listed_as_declared(read: DeclaredScenario) -> Facts:
+def listed_as_declared(read: DeclaredScenario) -> _Facts:
     """As :func:`listed`, of a file that was not run."""
     return {
         "name": read.name,
@@ -148,5 +148,5 @@ def shown_as_declared(read: DeclaredScenario) -> ScenarioDocument:
     return ScenarioDocument(**facts)
 
 
-def _of(given: object, *names: str) -> Facts:
+def _of(given: object, *names: str) -> _Facts:
     return {name: getattr(given, name) for name in names}

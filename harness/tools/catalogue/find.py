@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import lru_cache
@@ -21,21 +20,21 @@ INDEX = Path(__file__).with_name("index.json")
 """Made by ``python -m mmrepro.cli.find_index``; a test holds it against the
 scenarios."""
 
-MAX_CHARS = 1 << 20
+_MAX_CHARS = 1 << 20
 """Of a text; of a longer one its end."""
-MAX_LINE = 4000
-MIN_FRAGMENT = 10
+_MAX_LINE = 4000
+_MIN_FRAGMENT = 10
 """Characters of a piece of a known message that stand for it."""
-MAX_PERHAPS = 5
-LEAST_COVER = 0.5
+_MAX_PERHAPS = 5
+_LEAST_COVER = 0.5
 """Part of a question's words, by their weight, that a description shares with it."""
-LEAST_SHARE = 0.6
+_LEAST_SHARE = 0.6
 """A description that fits by less than that part of the best one is left out."""
-LONG = 40
+_LONG = 40
 """Words: a longer text is a paste, in which only messages and functions are looked
 for."""
 
-Sure = Literal["this", "perhaps"]
+_Sure = Literal["this", "perhaps"]
 
 _REFERENCE = re.compile(
     r"https?://(?:www\.)?github\.com/(?P<owner>[\w.-]+)/(?P<name>[\w.-]+)/"
@@ -84,7 +83,7 @@ class Pattern:
 
 
 @dataclass(frozen=True)
-class Entry:
+class IndexEntry:
     """One thing that a text may belong to."""
 
     kind: Literal["scenario", "class", "finding"]
@@ -115,9 +114,11 @@ class Matched(NamedTuple):
 
 
 @dataclass
-class Found:
-    entry: Entry
-    sure: Sure
+class IndexHit:
+    """An entry that the text may be about, and what speaks for it."""
+
+    entry: IndexEntry
+    sure: _Sure
     because: list[str] = field(default_factory=list)
     score: float = 0.0
 
@@ -135,20 +136,24 @@ class Found:
 # ------------------------------------------------------------------ the index
 
 
-def entry_of(made: Mapping[str, Any]) -> Entry:
+def _entry_of(made: Mapping[str, Any]) -> IndexEntry:
     patterns = tuple(
         Pattern(p["name"], p["regex"], tuple(p["texts"]), p["sure"], p["rank"])
         for p in made["patterns"]
     )
     references = tuple((r[0], r[1], r[2]) for r in made["references"])
     lists = {name: tuple(made[name]) for name in ("workarounds", "frames", "see")}
-    return Entry(**{**made, **lists, "patterns": patterns, "references": references})
+    return IndexEntry(
+        **{**made, **lists, "patterns": patterns, "references": references}
+    )
 
 
 @lru_cache(maxsize=1)
-def entries() -> tuple[Entry, ...]:
+def entries() -> tuple[IndexEntry, ...]:
     """All that the index holds."""
-    return tuple(entry_of(one) for one in json.loads(INDEX.read_text(encoding="utf-8")))
+    return tuple(
+        _entry_of(one) for one in json.loads(INDEX.read_text(encoding="utf-8"))
+    )
 
 
 # ------------------------------------------------------------------ the search
@@ -156,10 +161,10 @@ def entries() -> tuple[Entry, ...]:
 
 def find(
     text: str,
-    among: Sequence[Entry] = (),
+    among: Sequence[IndexEntry] = (),
     *,
     matched: Mapping[str, Matched] | None = None,
-) -> list[Found]:
+) -> list[IndexHit]:
     """What ``text`` belongs to, surest and best first; []: nothing is known of it.
 
     Args:
@@ -167,7 +172,7 @@ def find(
         matched: of a log, in place of its text: the lines that match each expression.
     """
     known = among or entries()
-    text = text[-MAX_CHARS:]
+    text = text[-_MAX_CHARS:]
     named = _by_reference(text, known)
     patterns = (
         _by_pattern(text, known) if matched is None else _of_lines(matched, known)
@@ -178,12 +183,12 @@ def find(
         f for f in _by_words(text, known) if (f.entry.kind, f.entry.name) not in taken
     ]
     if any(f.sure == "this" for f in sure):
-        perhaps = perhaps[:2] if len(_tokens(text)) <= LONG else []
+        perhaps = perhaps[:2] if len(_tokens(text)) <= _LONG else []
     ordered = sorted(sure, key=lambda f: (f.sure != "this", *_order(f)))
     return [*ordered, *perhaps]
 
 
-def _order(found: Found) -> tuple[int, float, str]:
+def _order(found: IndexHit) -> tuple[int, float, str]:
     """A known failure is more precise than its class."""
     # A teaching engine, which has others' faults.
     planted = found.entry.engine == "minivllm"
@@ -204,6 +209,7 @@ def references_in(text: str) -> list[str]:
             match["number"] or match["number2"],
         )
         found.append(f"{owner}/{name}#{number}".lstrip("/").lower())
+
     return list(dict.fromkeys(found))
 
 
@@ -230,7 +236,7 @@ def _names(reference: tuple[str, str, str]) -> set[str]:
     return names
 
 
-def _by_reference(text: str, known: Iterable[Entry]) -> list[Found]:
+def _by_reference(text: str, known: Iterable[IndexEntry]) -> list[IndexHit]:
     asked = references_in(text)
     bare = _BARE.fullmatch(text.strip())
     found = []
@@ -238,21 +244,24 @@ def _by_reference(text: str, known: Iterable[Entry]) -> list[Found]:
         for reference in entry.references:
             names = _names(reference)
             if hits := [one for one in asked if one in names]:
-                found.append(Found(entry, "this", [f"it names {hits[0]}"], 10.0))
+                found.append(IndexHit(entry, "this", [f"it names {hits[0]}"], 10.0))
                 break
             if bare and any(one.endswith(f"#{bare[1]}") for one in names):
                 found.append(
-                    Found(entry, "perhaps", [f"{reference[0]} has that number"], 2.0)
+                    IndexHit(entry, "perhaps", [f"{reference[0]} has that number"], 2.0)
                 )
                 break
+
     return found
 
 
-def _by_pattern(text: str, known: Iterable[Entry]) -> list[Found]:
-    lines = [line[:MAX_LINE] for line in text.splitlines()]
+def _by_pattern(text: str, known: Iterable[IndexEntry]) -> list[IndexHit]:
+    lines = [line[:_MAX_LINE] for line in text.splitlines()]
     whole = _plain(text)
     fragment = (
-        whole if len(lines) <= 2 and len(whole) >= MIN_FRAGMENT and " " in whole else ""
+        whole
+        if len(lines) <= 2 and len(whole) >= _MIN_FRAGMENT and " " in whole
+        else ""
     )
     functions = [a or b for a, b in _FUNCTION.findall(text)]
     deciding = _deciding(lines, known)
@@ -272,19 +281,27 @@ def _by_pattern(text: str, known: Iterable[Entry]) -> list[Found]:
             sure = sure or bool(hits)
         if because:
             found.append(_counted(entry, because, sure=sure or len(hits) > 1))
+
     return found
 
 
-def _deciding(lines: Sequence[str], known: Iterable[Entry]) -> set[int]:
+def _deciding(lines: Sequence[str], known: Iterable[IndexEntry]) -> set[int]:
     """Ranks of the rules that fit a line first."""
-    rules = sorted(
-        ((p.rank, p) for entry in known for p in entry.patterns if p.rank is not None),
-        key=lambda pair: pair[0],
-    )
-    first = (
-        next((rank for rank, p in rules if _matches(p, line)), None) for line in lines
-    )
-    return {rank for rank in first if rank is not None}
+    rules = []
+    for entry in known:
+        for pattern in entry.patterns:
+            if pattern.rank is not None:
+                rules.append((pattern.rank, pattern))
+
+    rules.sort(key=lambda rule: rule[0])
+    deciding = set()
+    for line in lines:
+        for rank, pattern in rules:
+            if _matches(pattern, line):
+                deciding.add(rank)
+                break
+
+    return deciding
 
 
 def _matches(pattern: Pattern, line: str) -> bool:
@@ -294,14 +311,22 @@ def _matches(pattern: Pattern, line: str) -> bool:
     return re.search(pattern.regex, line) is not None
 
 
-def _of_lines(matched: Mapping[str, Matched], known: Iterable[Entry]) -> list[Found]:
+def _of_lines(
+    matched: Mapping[str, Matched], known: Iterable[IndexEntry]
+) -> list[IndexHit]:
     found = []
     for entry in known:
-        hits = [p for p in entry.patterns if p.regex in matched]
-        because = [f"its {p.name}, {_first(p, matched[p.regex])}" for p in hits]
-        if hits:
-            sure = any(p.sure for p in hits) or len(hits) > 1
-            found.append(_counted(entry, because, sure=sure))
+        hits = [pattern for pattern in entry.patterns if pattern.regex in matched]
+        if not hits:
+            continue
+        because = []
+        for pattern in hits:
+            line = _first(pattern, matched[pattern.regex])
+            because.append(f"its {pattern.name}, {line}")
+        # Two patterns that are not sure by themselves are together.
+        sure = len(hits) > 1 or hits[0].sure
+        found.append(_counted(entry, because, sure=sure))
+
     return found
 
 
@@ -314,30 +339,33 @@ def _first(pattern: Pattern, lines: Matched) -> str:
     return f"line {lines.number}{more}: {words[:100]}"
 
 
-def _counted(entry: Entry, because: list[str], *, sure: bool) -> Found:
-    return Found(entry, "this" if sure else "perhaps", because, 1.0 + len(because))
+def _counted(entry: IndexEntry, because: list[str], *, sure: bool) -> IndexHit:
+    return IndexHit(entry, "this" if sure else "perhaps", because, 1.0 + len(because))
 
 
 def _shows(pattern: Pattern, lines: Sequence[str], fragment: str) -> str:
     """What of the text the pattern fits; "": nothing."""
     if fragment and any(fragment in _plain(text) for text in pattern.texts):
         return fragment
-    line = next((line for line in lines if _matches(pattern, line)), "")
-    if not line:
-        return ""
-    found = re.search(pattern.regex, line)
-    return found[0].strip()[:100] or line.strip()[:100] if found else ""
+    for line in lines:
+        if _matches(pattern, line):
+            fit = re.search(pattern.regex, line)
+            words = fit[0].strip() if fit else ""
+            return words[:100] or line.strip()[:100]
+    return ""
 
 
-def _stands(entry: Entry, functions: Sequence[str]) -> str:
+def _stands(entry: IndexEntry, functions: Sequence[str]) -> str:
     """The innermost functions of its stack, where the text holds them next to each
     other."""
     wanted = entry.frames[:3]
     if len(wanted) < 2:
         return ""
-    for order in (wanted, wanted[::-1]):
-        width = len(order)
-        if any(tuple(functions[i : i + width]) == order for i in range(len(functions))):
+    # A traceback has the innermost function last, py-spy has it first.
+    orders = (wanted, wanted[::-1])
+    for start in range(len(functions)):
+        neighbours = tuple(functions[start : start + len(wanted)])
+        if neighbours in orders:
             return " ← ".join(wanted)
     return ""
 
@@ -352,11 +380,13 @@ def _plain(text: str) -> str:
 def _tokens(text: str) -> list[str]:
     """Words of three letters at least, and the parts of names: ``EngineCore`` is
     ``enginecore``, ``engine`` and ``core``."""
-    found = []
+    words = []
     for word in _WORD.findall(text):
-        parts = [part.lower() for part in _PART.findall(word)]
-        found += [word.lower(), *(part for part in parts if len(parts) > 1)]
-    return [_stem(w) for w in found if len(w) > 2 and w not in _STOP]
+        words.append(word.lower())
+        parts = _PART.findall(word)
+        if len(parts) > 1:
+            words += [part.lower() for part in parts]
+    return [_stem(word) for word in words if len(word) > 2 and word not in _STOP]
 
 
 def _stem(word: str) -> str:
@@ -366,45 +396,59 @@ def _stem(word: str) -> str:
     return word
 
 
-def _by_words(text: str, known: Sequence[Entry]) -> list[Found]:
+def _by_words(text: str, known: Sequence[IndexEntry]) -> list[IndexHit]:
     asked = set(_tokens(text))
-    if not asked or len(asked) > LONG or is_reference(text):
+    if not asked or len(asked) > _LONG or is_reference(text):
         return []
-    bags = [
-        (entry, set(_tokens(f"{entry.name} {entry.title} {entry.words}")))
-        for entry in known
-    ]
-    often = Counter(token for _, bag in bags for token in bag)
-    weight = {token: math.log(1 + len(bags) / (1 + often[token])) for token in asked}
+    bags = [set(_tokens(f"{e.name} {e.title} {e.words}")) for e in known]
+    weight = _weights(asked, bags)
     total = sum(weight.values())
     found = []
-    for entry, bag in bags:
+    for entry, bag in zip(known, bags, strict=True):
         shared = asked & bag
-        if not shared or (len(shared) < 2 <= len(asked)):
-            continue
         heading = asked & set(_tokens(f"{entry.name} {entry.title}"))
-        if len(shared) == 1 and not heading:
+        if not _says_enough(asked, shared, heading):
             continue
         cover = sum(weight[token] for token in shared) / total
+        if cover < _LEAST_COVER:
+            continue
+        # What is in the heading counts half as much again.
         score = cover + 0.5 * sum(weight[token] for token in heading) / total
-        if cover >= LEAST_COVER:
-            shown = sorted(shared, key=lambda token: -weight[token])[:6]
-            words = [
-                w
-                for w in dict.fromkeys(_WORD.findall(text))
-                if set(_tokens(w)) & set(shown)
-            ]
-            found.append(
-                Found(entry, "perhaps", [f"words: {', '.join(words[:8])}"], score)
-            )
-    found.sort(key=lambda f: (-f.score, f.entry.name))
+        shown = set(sorted(shared, key=lambda token: -weight[token])[:6])
+        because = f"words: {', '.join(_words_of(text, shown)[:8])}"
+        found.append(IndexHit(entry, "perhaps", [because], score))
+
+    found.sort(key=lambda hit: (-hit.score, hit.entry.name))
     best = found[0].score if found else 0.0
-    return [f for f in found if f.score >= LEAST_SHARE * best][:MAX_PERHAPS]
+    near = [hit for hit in found if hit.score >= _LEAST_SHARE * best]
+    return near[:_MAX_PERHAPS]
 
 
-def _merged(found: Iterable[Found]) -> list[Found]:
+def _weights(asked: set[str], bags: Sequence[set[str]]) -> dict[str, float]:
+    """The rarer a word is among the entries, the more it tells."""
+    weights = {}
+    for token in asked:
+        often = sum(token in bag for bag in bags)
+        weights[token] = math.log(1 + len(bags) / (1 + often))
+    return weights
+
+
+def _says_enough(asked: set[str], shared: set[str], heading: set[str]) -> bool:
+    """Two words in common; one alone where only one is asked for, in the heading."""
+    if len(shared) >= 2:
+        return True
+    return len(shared) == len(asked) == 1 and bool(heading)
+
+
+def _words_of(text: str, tokens: set[str]) -> list[str]:
+    """The words of the text that have one of the tokens, each once."""
+    words = dict.fromkeys(_WORD.findall(text))
+    return [word for word in words if not tokens.isdisjoint(_tokens(word))]
+
+
+def _merged(found: Iterable[IndexHit]) -> list[IndexHit]:
     """Each entry once, with all that speaks for it."""
-    by_entry: dict[tuple[str, str], Found] = {}
+    by_entry: dict[tuple[str, str], IndexHit] = {}
     for one in found:
         key = (one.entry.kind, one.entry.name)
         if key not in by_entry:

@@ -23,11 +23,11 @@ from mmrepro.history.ledger import History
 from packaging.version import InvalidVersion, Version
 from pydantic import Field
 
-R = TypeVar("R", bound=Record)
+_R = TypeVar("_R", bound=Record)
 
-VERSION: Final = 1
-MAX_BYTES: Final = 8 << 20
-CHANGES: Final = ("--mitigation", "--flip", "--server-arg", "--option")
+_VERSION: Final = 1
+_MAX_BYTES: Final = 8 << 20
+_CHANGES: Final = ("--mitigation", "--flip", "--server-arg", "--option")
 """Options of ``mmrepro run`` that make another experiment of a scenario."""
 UPGRADE: Final = "release"
 """The mitigation that is another release: a plain run of that one."""
@@ -69,8 +69,8 @@ class RecordedRun(Record):
         return Version(self.release)
 
 
-class RecordedRuns(Record):
-    schema_version: Literal[1] = VERSION
+class _RecordedRuns(Record):
+    schema_version: Literal[1] = _VERSION
     runs: list[RecordedRun]
 
 
@@ -80,10 +80,10 @@ def load(path: Path) -> list[RecordedRun]:
     Raises:
         InfrastructureError: it is not there, or is none.
     """
-    return shipped(path, RecordedRuns, "recorded runs").runs
+    return shipped(path, _RecordedRuns, "recorded runs").runs
 
 
-def shipped(path: Path, of: type[R], what: str) -> R:
+def shipped(path: Path, of: type[_R], what: str) -> _R:
     """A data file that comes with mmrepro; ``what`` it lists.
 
     Raises:
@@ -91,11 +91,12 @@ def shipped(path: Path, of: type[R], what: str) -> R:
     """
     hint = "it comes with mmrepro: install that again"
     try:
-        return parsed(of, read_file(path, MAX_BYTES))
+        return parsed(of, read_file(path, _MAX_BYTES))
     except OSError as error:
         why = f"{path.name} cannot be read: {error.strerror or error}."
     except Unfit as error:
         why = f"{path.name} holds no {what}: {error}."
+
     raise InfrastructureError(f"The list of {what} in {why}", hint=hint)
 
 
@@ -106,7 +107,7 @@ def dumped(runs: Iterable[RecordedRun]) -> str:
         runs, key=lambda r: (r.scenario, r.variant, _sortable(r), r.at, r.source)
     )
     lines = [r.model_dump_json(exclude_defaults=True) for r in ordered]
-    head = json.dumps({"schema_version": VERSION})[:-1]
+    head = json.dumps({"schema_version": _VERSION})[:-1]
     return f'{head}, "runs": [\n' + ",\n".join(lines) + "\n]}\n"
 
 
@@ -127,6 +128,7 @@ def of_incident(incident: Incident, source: str) -> RecordedRun | None:
         or "--commit" in command
     ):
         return None
+
     if ".py" in "".join(command[2:3]) or TreeLabel.of(engine.release):
         return None
     applied = [m for m in incident.mitigations if m.applied]
@@ -176,7 +178,7 @@ def _changes(command: Sequence[str]) -> Iterator[str]:
     words = iter(command)
     for word in words:
         name, equals, value = word.partition("=")
-        if name in CHANGES:
+        if name in _CHANGES:
             text = value if equals else next(words, "")
             if name != "--mitigation":
                 yield f"{name}={text}"

@@ -22,12 +22,12 @@ from mmrepro.tools.catalogue.recorded import ON_GPU, UPGRADE, RecordedRun
 from packaging.version import Version
 from pydantic import Field
 
-DEVICE_BUILD: Final = re.compile(r"(?:cpu|cu\d+|rocm[\d.]*|xpu|tpu|hpu|npu|musa)")
+_DEVICE_BUILD: Final = re.compile(r"(?:cpu|cu\d+|rocm[\d.]*|xpu|tpu|hpu|npu|musa)")
 """In a release's label: one and the same source, built for another device."""
 
 
 @dataclass(frozen=True)
-class Cured:
+class _Cured:
     """What was seen of a mitigation: the releases on which it took the cause away, on
     which the failure did not show though its cause was not seen to be gone, and on
     which it did show."""
@@ -41,7 +41,9 @@ class Cured:
 
 
 @dataclass(frozen=True)
-class Known:
+class RecordedScenario:
+    """A scenario, and the recorded runs of it."""
+
     scenario: Scenario
     runs: tuple[RecordedRun, ...] = field(repr=False)
 
@@ -80,31 +82,40 @@ class Known:
             if r.version in (asked, Version(asked.public))
             or (
                 r.version.local
-                and DEVICE_BUILD.fullmatch(r.version.local)
+                and _DEVICE_BUILD.fullmatch(r.version.local)
                 and Version(r.version.public) == Version(asked.public)
             )
         ]
 
-    def cures(self) -> list[Cured]:
+    def cures(self) -> list[_Cured]:
         """Each mitigation of the scenario, with what was seen of it."""
         return [self._cured(m.name, m.release) for m in self.scenario.mitigations]
 
-    def _cured(self, name: str, release: str) -> Cured:
+    def _cured(self, name: str, release: str) -> _Cured:
         if name == UPGRADE and release:
-            later = [r for r in self.plain if r.version >= Version(release)]
+            later = [run for run in self.plain if run.version >= Version(release)]
             helped, failed = _split(later)
-            return Cured(name, _releases(helped), (), _releases(failed), release)
-        alone = [r for r in self.runs if r.mitigations == [name] and not r.changes]
-        alone = [r for r in alone if not self._spared(r)]
-        alone.sort(key=lambda r: (r.version, r.at))
+            return _Cured(name, _releases(helped), (), _releases(failed), release)
+
+        alone = []
+        for run in self.runs:
+            by_itself = run.mitigations == [name] and not run.changes
+            if by_itself and not self._spared(run):
+                alone.append(run)
+
+        alone.sort(key=lambda run: (run.version, run.at))
         good, failed = _split(alone)
+
+        # A mitigation has helped only on a release that has the failure without it.
         ill = self.releases(Outcome.REPRODUCED)
-        helped = [
-            r for r in good if r.helped or (r.helped is None and r.release in ill)
-        ]
-        told = _releases(helped)
-        hidden = tuple(one for one in _releases(good) if one not in told)
-        return Cured(name, told, hidden, _releases(failed))
+        helped = []
+        for run in good:
+            if run.helped or (run.helped is None and run.release in ill):
+                helped.append(run)
+
+        works_on = _releases(helped)
+        hidden = tuple(other for other in _releases(good) if other not in works_on)
+        return _Cured(name, works_on, hidden, _releases(failed))
 
 
 def _split(runs: Sequence[RecordedRun]) -> tuple[list[RecordedRun], list[RecordedRun]]:
@@ -121,7 +132,7 @@ def _releases(runs: Iterable[RecordedRun]) -> tuple[str, ...]:
 
 def known(
     runs: Iterable[RecordedRun], names: Sequence[str] = (), *, trust: bool = False
-) -> tuple[list[Known], dict[str, BrokenScenario]]:
+) -> tuple[list[RecordedScenario], dict[str, BrokenScenario]]:
     """The registered scenarios, each variant by itself, and those that cannot be
     loaded.
 
@@ -143,11 +154,16 @@ def known(
             broken[name] = error
             continue
         for one in loaded.variants or (loaded,):
-            found.append(Known(one, tuple(by_name.get((one.name, one.variant), ()))))
+            found.append(
+                RecordedScenario(one, tuple(by_name.get((one.name, one.variant), ())))
+            )
+
     return found, broken
 
 
-def strangers(runs: Iterable[RecordedRun], scenarios: Iterable[Known]) -> list[str]:
+def strangers(
+    runs: Iterable[RecordedRun], scenarios: Iterable[RecordedScenario]
+) -> list[str]:
     """Names of recorded failures that no scenario here has any more."""
     there = {(k.scenario.name, k.scenario.variant) for k in scenarios}
     missing = {(r.scenario, r.variant) for r in runs} - there
@@ -231,6 +247,7 @@ def newest_of(
         why = "The package index lists no release for this machine"
     except MmreproError as error:
         why = error.message.rstrip(".")
+
     known = {r.release for r in runs if r.engine == engine and r.plain} | {release}
     whole = {one for one in known if not Version(one).is_prerelease} or known
     return Newest(
@@ -238,12 +255,15 @@ def newest_of(
     )
 
 
-def standings(failures: Sequence[Known], newest: Iterable[Newest]) -> list[Standing]:
+def standings(
+    failures: Sequence[RecordedScenario], newest: Iterable[Newest]
+) -> list[Standing]:
+    """Judge where each failure stands."""
     by_engine = {one.engine: one.release for one in newest}
     return [_standing(one, by_engine[one.scenario.engine]) for one in failures]
 
 
-def _standing(one: Known, newest: str) -> Standing:
+def _standing(one: RecordedScenario, newest: str) -> Standing:
     scenario, there = one.scenario, one.at(newest)
     made = Standing(
         scenario=scenario.name,
@@ -263,11 +283,13 @@ def _standing(one: Known, newest: str) -> Standing:
         made.alive = True
     elif made.outcome == Outcome.NOT_REPRODUCED:
         made.alive = False
+
     if one.plain:
         last = one.plain[-1]
         ends = one.at(last.release)
         made.last_release, made.last_outcome = last.release, _outcome(ends)
         made.last_at = max(r.at for r in ends)
+
     return made
 
 
@@ -284,7 +306,7 @@ def _outcome(runs: Sequence[RecordedRun]) -> str:
     return next((one.value for one in order if one in seen), NOT_RUN)
 
 
-HEAD: Final = """\
+_HEAD: Final = """\
 # The catalogue
 
 Each line is one failure that mmrepro knows. `mmrepro list --markdown` prints this page from the
@@ -297,7 +319,7 @@ scenarios and from their recorded runs; `tests/evidence/record.py --table` write
 - **Upstream**: the state in the project's tracker, and the day of the look-up.
 - `mmrepro list --alive` lists the failures that are still unfixed in the newest release.
 """
-COLUMNS: Final = (
+_COLUMNS: Final = (
     "failure",
     "engine",
     "class",
@@ -307,7 +329,7 @@ COLUMNS: Final = (
     "workaround",
     "upstream",
 )
-SEEN: Final = (
+_SEEN: Final = (
     ("reproduced", Outcome.REPRODUCED),
     ("not", Outcome.NOT_REPRODUCED),
     ("fails otherwise", Outcome.DIFFERENT_FAILURE),
@@ -315,64 +337,83 @@ SEEN: Final = (
 )
 
 
-def page(failures: Sequence[Known]) -> str:
-    lines = [HEAD, table_row(COLUMNS), table_row(["---"] * len(COLUMNS))]
-    lines += [table_row(_cells(one)) for one in failures]
-    runs = [run for one in failures for run in one.runs]
-    days = sorted(run.at.date().isoformat() for run in runs)
-    when = f", {' to '.join(dict.fromkeys((days[0], days[-1])))}" if days else ""
-    lines += ["", f"{len(failures)} failures; {len(runs)} recorded runs{when}."]
+def page(failures: Sequence[RecordedScenario]) -> str:
+    """The catalogue in Markdown: a row for each failure, then what the words mean."""
+    lines = [_HEAD, _table_row(_COLUMNS), _table_row(["---"] * len(_COLUMNS))]
+    days: set[str] = set()
+    runs = 0
+    for failure in failures:
+        lines.append(_table_row(_cells(failure)))
+        runs += len(failure.runs)
+        days.update(run.at.date().isoformat() for run in failure.runs)
+
+    when = ""
+    if days:
+        # One day alone is no range.
+        ends = dict.fromkeys((min(days), max(days)))
+        when = f", {' to '.join(ends)}"
+
+    lines += ["", f"{len(failures)} failures; {runs} recorded runs{when}."]
     lines += ["", "## Words", "", "| class | what a user observes |", "|---|---|"]
-    lines += [f"| {name.words} | {told} |" for name, told in SEES.items()]
+    lines += [f"| {name.words} | {meaning} |" for name, meaning in SEES.items()]
     lines += ["", "| severity | whom one such request harms |", "|---|---|"]
-    lines += [f"| {name} | {told} |" for name, told in HARMS.items()]
+    lines += [f"| {name} | {meaning} |" for name, meaning in HARMS.items()]
     return "\n".join(lines) + "\n"
 
 
-def _cells(one: Known) -> list[str]:
-    scenario = one.scenario
+def _cells(failure: RecordedScenario) -> list[str]:
+    scenario = failure.scenario
     kind, severity = scenario.failure_class, scenario.severity
+    name = f"`{scenario.name}`"
+    if scenario.variant:
+        name += f" ({scenario.variant})"
     return [
-        f"`{scenario.name}`" + (f" ({scenario.variant})" if scenario.variant else ""),
+        name,
         scenario.engine,
         kind.words if kind else "not declared",
         str(severity or "not declared"),
-        releases(one),
+        releases(failure),
         scenario.title,
-        "; ".join(map(cure, one.cures())) or "none known",
-        upstream(scenario.upstream),
+        "; ".join(map(cure, failure.cures())) or "none known",
+        _upstream(scenario.upstream),
     ]
 
 
-def releases(one: Known) -> str:
+def releases(failure: RecordedScenario) -> str:
     """``>=0.14.0, <0.24.0`` and the outcomes of its runs."""
-    seen = [
-        f"{words}: {', '.join(found)}"
-        for words, outcome in SEEN
-        if (found := one.releases(outcome))
-    ]
-    if one.on_gpu:
-        no = "not " if one.scenario.spares("cuda") else ""
-        seen.append(f"{no}on a GPU: {', '.join(one.on_gpu)}")
-    return f"{one.scenario.affected_where}<br>{'; '.join(seen) or 'not run'}"
+    seen = []
+    for words, outcome in _SEEN:
+        of_outcome = failure.releases(outcome)
+        if of_outcome:
+            seen.append(f"{words}: {', '.join(of_outcome)}")
+    if failure.on_gpu:
+        no = "not " if failure.scenario.spares("cuda") else ""
+        seen.append(f"{no}on a GPU: {', '.join(failure.on_gpu)}")
+    return f"{failure.scenario.affected_where}<br>{'; '.join(seen) or 'not run'}"
 
 
-def cure(of: Cured) -> str:
+def cure(of: _Cured) -> str:
+    """The mitigation, and on which releases it worked."""
+    seen = []
+    if of.helped:
+        seen.append(f"works on {', '.join(of.helped)}")
+    if of.hidden:
+        seen.append(f"hides it on {', '.join(of.hidden)}")
+    if of.failed:
+        seen.append(f"no help on {', '.join(of.failed)}")
     name = f"release {of.release}" if of.release else f"`{of.name}`"
-    seen = [f"works on {', '.join(of.helped)}"] if of.helped else []
-    seen += [f"hides it on {', '.join(of.hidden)}"] if of.hidden else []
-    seen += [f"no help on {', '.join(of.failed)}"] if of.failed else []
     return f"{name} ({'; '.join(seen) or 'untested'})"
 
 
-def upstream(said: Upstream) -> str:
-    told = said.words
-    if said.source is not None:
-        told += f": [{said.source.id}]({said.source.url})"
-    return f"{told}, {said.looked_up}" if said.looked_up else told
+def _upstream(upstream: Upstream) -> str:
+    text = upstream.words
+    source = upstream.source
+    if source is not None:
+        text += f": [{source.id}]({source.url})"
+    return f"{text}, {upstream.looked_up}" if upstream.looked_up else text
 
 
-def table_row(cells: Iterable[str]) -> str:
+def _table_row(cells: Iterable[str]) -> str:
     """A row of a Markdown table; each cell becomes one line."""
     plain = (" ".join(cell.split()).replace("|", "\\|") for cell in cells)
     return "| " + " | ".join(plain) + " |"

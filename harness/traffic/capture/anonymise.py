@@ -28,17 +28,18 @@ _BASE64: Final = string.ascii_letters + string.digits + "+/"
 _DATA_URL: Final = re.compile(
     r"data:[a-z]{1,20}/[a-z0-9.+-]{1,40}(?=[;,])", re.IGNORECASE
 )
-T = TypeVar("T")
+_T = TypeVar("_T")
 
 
-class _Changed(Changes):
-    """Puts something else in the place of each."""
+class _Anonymised(Changes):
+    """Puts something made up in the place of each text, name and content."""
 
     def __init__(
         self, gathered: Gathered, made: MadeUp, looks: Looks, seed: int
     ) -> None:
         self.dropped: Counter[str] = Counter()
-        self._made, self._looks = made, looks
+        self._made = made
+        self._looks = looks
         self._chance = random.Random(f"names {seed}")  # noqa: S311
         self._names: dict[str, str] = {}
         self._payloads: dict[str, str] = {}
@@ -67,38 +68,42 @@ class _Changed(Changes):
         return self._payloads[payload]
 
     def _new_name(self, length: int) -> str:
-        """Of the same length, if there is room; letters never stand side by side."""
+        """Make up a name of the same length, if there is room; letters never stand side
+        by side."""
         taken = set(self._names.values())
         while True:
             for _ in range(20):
-                name = "n" + "".join(
-                    self._chance.choices(string.digits, k=max(0, length - 1))
-                )
+                digits = self._chance.choices(string.digits, k=max(0, length - 1))
+                name = "n" + "".join(digits)
                 if name not in taken:
                     return name
             length += 1
 
     def _new_data(self, payload: str) -> str:
+        """Make up a content, as a data URL where it was one."""
         head, comma, body = payload.rpartition(",")
-        if comma and (kind := _DATA_URL.match(head)):
+        kind = _DATA_URL.match(head) if comma else None
+        if kind is not None:
+            # What else stands in a data URL may be the name of a file.
             encoded = ";base64" if head.lower().endswith(";base64") else ""
-            head = kind[0] + encoded  # without the name of a file
+            head = kind[0] + encoded
         data = canonical(body)
         if data:
-            return head + comma + base64.b64encode(self._looks.data(data)).decode()
-        mixed = "".join(
-            self._chance.choice(_BASE64) if c in _BASE64 else c for c in body
-        )
-        return head + comma + mixed
+            drawn = self._looks.data(data)
+            return head + comma + base64.b64encode(drawn).decode()
+        mixed: list[str] = []
+        for sign in body:
+            known = sign in _BASE64
+            mixed.append(self._chance.choice(_BASE64) if known else sign)
+        return head + comma + "".join(mixed)
 
 
 def anonymise(captured: Captured, seed: int = 0, model: Path | None = None) -> Captured:
-    """Every text replaced by random text of the same token length and the same sharing
-    of prefixes, every picture by noise of the same size and identity.
+    """Replace every text by random text of the same token length and the same sharing
+    of prefixes, and every picture by noise of the same size and identity.
 
-    Args:
-        model: folder with the ``tokenizer.json`` whose tokens count. None: the tiny
-            models', of about one token a byte.
+    Args: model: folder with the ``tokenizer.json`` whose tokens count. None: the tiny
+        models', of about one token a byte.
 
     Raises:
         UsageError: there is no such tokenizer.
@@ -108,18 +113,16 @@ def anonymise(captured: Captured, seed: int = 0, model: Path | None = None) -> C
     for operation in case.operations:
         rewritten(operation, gathered)
     texts = {*gathered.prompts, *gathered.texts}
-    avoid = {
-        w.lower() for text in (*texts, *gathered.names) for w in _WORDS.findall(text)
-    }
+    avoid = _words_of([*texts, *gathered.names])
     vocabulary = Vocabulary(model, case.server.model, avoid)
     made = MadeUp(texts, gathered.of_ids, vocabulary, seed)
     kept = Contents()
     looks = Looks(case, captured.contents, kept, seed)
-    changed = _Changed(gathered, made, looks, seed)
-    operations = [_shown_less(rewritten(op, changed)) for op in case.operations]
-    notes = list(_notes(made, looks, changed))
+    changes = _Anonymised(gathered, made, looks, seed)
+    operations = [_shown_less(rewritten(op, changes)) for op in case.operations]
+    notes = [*case.origin.notes, *_notes(made, looks, changes)]
     origin = case.origin.model_copy(
-        update={"anonymised": True, "file": "", "notes": [*case.origin.notes, *notes]}
+        update={"anonymised": True, "file": "", "notes": notes}
     )
     anonymous = case.model_copy(
         update={
@@ -132,9 +135,17 @@ def anonymise(captured: Captured, seed: int = 0, model: Path | None = None) -> C
     return Captured(anonymous, kept)
 
 
+def _words_of(texts: Iterable[str]) -> set[str]:
+    """Return the words that random text must not hold, by chance, again."""
+    words: set[str] = set()
+    for text in texts:
+        words.update(word.lower() for word in _WORDS.findall(text))
+    return words
+
+
 def _shown_less(operation: Operation) -> Operation:
-    """Without the answer's text; what a refusal says of the longest prompt stays. Nor
-    is anything expected of the words of an answer."""
+    """Drop the answer's text; what a refusal says of the longest prompt stays. Nor is
+    anything expected of the words of an answer."""
     if operation.expect is not None:
         words = {"text": None, "not_text": None, "json_schema": None}
         expect = operation.expect.model_copy(update=words)
@@ -148,7 +159,8 @@ def _shown_less(operation: Operation) -> Operation:
     return operation.model_copy(update={"recorded": less})
 
 
-def _notes(made: MadeUp, looks: Looks, changed: _Changed) -> Iterator[str]:
+def _notes(made: MadeUp, looks: Looks, changes: _Anonymised) -> Iterator[str]:
+    """Yield sentences on what became of the case."""
     yield (
         "Texts are random, with as many tokens and beginning alike as long as the "
         "recorded ones; tools, files, unknown fields of forms and parts of paths have "
@@ -165,7 +177,7 @@ def _notes(made: MadeUp, looks: Looks, changed: _Changed) -> Iterator[str]:
             f"{looks.unread} sounds, films or files are random bytes of the same "
             "lengths, which no decoder reads: only pictures, WAV and MP3 are made anew."
         )
-    for what, count in changed.dropped.items():
+    for what, count in changes.dropped.items():
         yield f"{count} times {what} was left away."
     if made.uneven:
         yield (
@@ -197,13 +209,12 @@ class MadeUp:
         """Texts whose stand-in has another number of tokens."""
         self._vocabulary = vocabulary
         self._chance = random.Random(f"made up {seed}")  # noqa: S311 - no secret
-        self._ordinary = [
-            i for i in range(vocabulary.size) if i not in vocabulary.special
-        ]
+        special = vocabulary.special
+        self._ordinary = [id for id in range(vocabulary.size) if id not in special]
         self._texts: dict[str, str] = {"": ""}
         self._prompts: dict[tuple[int, ...], list[int]] = {(): []}
-        self._of_texts(set(texts) - {""})
-        self._of_prompts({tuple(prompt) for prompt in prompts} - {()})
+        self._make_texts(set(texts) - {""})
+        self._make_prompts({tuple(prompt) for prompt in prompts} - {()})
 
     def text(self, text: str) -> str:
         return self._texts[text]
@@ -211,18 +222,22 @@ class MadeUp:
     def ids(self, ids: Sequence[int]) -> list[int]:
         return self._prompts[tuple(ids)]
 
-    def _of_texts(self, texts: set[str]) -> None:
-        encoded: dict[tuple[int, ...], list[str]] = {}
+    def _make_texts(self, texts: set[str]) -> None:
+        # Texts that are the same tokens get one stand-in.
+        by_ids: dict[tuple[int, ...], list[str]] = {}
         for text in sorted(texts):
-            encoded.setdefault(tuple(self._vocabulary.encode(text)), []).append(text)
-        for ids, pieces in self._branched(
-            sorted(encoded), self._pieces, self._other_piece
-        ):
-            made = self._vocabulary.text(pieces)
-            self.uneven += len(self._vocabulary.encode(made)) != len(ids)
-            self._texts |= dict.fromkeys(encoded[tuple(ids)], made)
+            ids = tuple(self._vocabulary.encode(text))
+            by_ids.setdefault(ids, []).append(text)
 
-    def _of_prompts(self, prompts: set[tuple[int, ...]]) -> None:
+        branched = self._branched(sorted(by_ids), self._pieces, self._other_piece)
+        for prompt, pieces in branched:
+            made = self._vocabulary.text(pieces)
+            # A tokenizer may join pieces of random text that it never joined before.
+            self.uneven += len(self._vocabulary.encode(made)) != len(prompt)
+            for text in by_ids[tuple(prompt)]:
+                self._texts[text] = made
+
+    def _make_prompts(self, prompts: set[tuple[int, ...]]) -> None:
         """Ids that the vocabulary lacks become others that it lacks."""
         for ids, made in self._branched(sorted(prompts), self._ids, self._other_id):
             self._prompts[tuple(ids)] = made
@@ -230,19 +245,19 @@ class MadeUp:
     def _branched(
         self,
         ordered: Sequence[tuple[int, ...]],
-        units: Callable[[Sequence[int]], list[T]],
-        other: Callable[[int, T, set[T]], T],
-    ) -> Iterator[tuple[Sequence[int], list[T]]]:
-        """Each of the sorted prompts with its stand-in, made of ``units``; where it
+        units: Callable[[Sequence[int]], list[_T]],
+        other: Callable[[int, _T, set[_T]], _T],
+    ) -> Iterator[tuple[Sequence[int], list[_T]]]:
+        """Yield each of the sorted prompts with its stand-in, made of ``units``; where it
         parts from those that begin alike, ``other`` gives what none of them has in that
         place."""
-        before: list[T] = []
-        used: dict[
-            int, set[T]
-        ] = {}  # by depth, what stands there behind the same beginning
+        before: list[_T] = []
+        # By depth: the units that stand there behind the beginning that is shared now.
+        used: dict[int, set[_T]] = {}
         for ids, shared in branches(ordered):
-            for depth in [d for d in used if d > shared]:
-                del used[depth]
+            for depth in list(used):
+                if depth > shared:
+                    del used[depth]
             made = [*before[:shared], *units(ids[shared:])]
             if shared < len(ids):
                 taken = used.setdefault(shared, set())
@@ -254,10 +269,9 @@ class MadeUp:
 
     def _pieces(self, ids: Sequence[int]) -> list[str]:
         pieces = self._chance.choices(self._vocabulary.pieces, k=len(ids))
-        special = self._vocabulary.special
-        return [
-            special.get(real, piece) for real, piece in zip(ids, pieces, strict=True)
-        ]
+        for place, id in enumerate(ids):
+            pieces[place] = self._vocabulary.special.get(id, pieces[place])
+        return pieces
 
     def _other_piece(self, real: int, made: str, taken: set[str]) -> str:
         if real in self._vocabulary.special:
@@ -267,11 +281,12 @@ class MadeUp:
         return other or made
 
     def _ids(self, ids: Sequence[int]) -> list[int]:
-        size, made = self._vocabulary.size, []
-        for real in ids:
-            if real in self._vocabulary.special:
-                made.append(real)
-            elif 0 <= real < size:
+        size = self._vocabulary.size
+        made: list[int] = []
+        for id in ids:
+            if id in self._vocabulary.special:
+                made.append(id)
+            elif 0 <= id < size:
                 made.append(self._chance.choice(self._ordinary))
             else:
                 made.append(size + self._chance.randrange(1 << 24))
@@ -282,6 +297,8 @@ class MadeUp:
             return made
         if made >= self._vocabulary.size:
             return max(taken) + 1
-        left = [i for i in self._ordinary if i not in taken]
-        self.alike += not left
-        return self._chance.choice(left) if left else made
+        left = [id for id in self._ordinary if id not in taken]
+        if left:
+            return self._chance.choice(left)
+        self.alike += 1
+        return made

@@ -34,8 +34,8 @@ LIMIT_S, SILENT_S, DEAD_S = 120.0, 30.0, 5.0
 after the server's end."""
 COPIED_BYTES, COPIED_FILES, COPIED_DEPTH = 64 << 20, 2000, 20
 OUTPUT, MOST_OUTPUT = 64 << 10, 256 << 20
-PROCESSES = 512
-POLL_S = 0.05
+_PROCESSES = 512
+_POLL_S = 0.05
 PORTS: Final = (8000, 30000, 23333, 8080, 80)
 """That clients call by default: of vLLM, of SGLang, of LMDeploy, and of the web."""
 _LOCAL: Final = frozenset({"localhost", "127.0.0.1", "0.0.0.0", "::1", "[::1]"})  # noqa: S104
@@ -57,7 +57,7 @@ _BARE: Final = re.compile(
 )
 """A host and its port, as curl takes them without a scheme."""
 _NUMBER: Final = re.compile(r"(?<![\w.])(\d{4,5})(?![\w.])")
-MANY_PORTS: Final = 40
+_MANY_PORTS: Final = 40
 MOST_PORTS, MOST_HOSTS = 200, 100
 """A script may name thousands; so many lead to the recording."""
 _VARIABLE: Final = re.compile(r"https?://\$\{?([A-Za-z_]\w*)\}?")
@@ -134,7 +134,7 @@ class ClientRun(Record):
 
 
 @dataclass(frozen=True)
-class Called:
+class CalledServers:
     """What a script calls.
 
     Attributes:
@@ -153,68 +153,82 @@ class Called:
     reads: tuple[str, ...] = ()
 
 
-def called(script: str) -> Called:
-    """The servers that ``script`` names. An address without a port and without a path
-    of the API is none: a picture's, say."""
+def called(script: str) -> CalledServers:
+    """Return the servers that ``script`` names. An address without a port and without a
+    path of the API is none: a picture's, say."""
     ports: list[int] = []
     hosts: list[str] = []
-    for found in _ADDRESS.finditer(script):
-        if not (found["port"] or found["api"] or found["host"] in _LOCAL):
-            continue
-        ports.append(int(found["port"] or 80))
-        hosts.append(found["host"])
-    for host, port in _PAIR.findall(script):
+    for address in _ADDRESS.finditer(script):
+        host, port = address["host"], address["port"]
+        if port or address["api"] or host in _LOCAL:
+            ports.append(int(port or 80))
+            hosts.append(host)
+    for host, number in _PAIR.findall(script):
         if host in _LOCAL:
-            ports.append(int(port))
-    for host, port in _BARE.findall(script):
-        ports.append(int(port))
+            ports.append(int(number))
+    for host, number in _BARE.findall(script):
+        ports.append(int(number))
         hosts.append(host)
-    ports += [int(port) for port in _PORT.findall(script)]
+    ports += [int(number) for number in _PORT.findall(script)]
+
+    # A placeholder in angle brackets, or an address of IPv6, is none to look up.
     others = [h for h in dict.fromkeys(hosts) if h not in _LOCAL and h[0] not in "<["]
-    numbers = tuple(h for h in others if re.fullmatch(r"\d+(?:\.\d+){3}", h))
-    known = set(
-        re.findall(r"^[ \t]*(?:export\s+)?([A-Za-z_]\w*)=", script, re.MULTILINE)
-    )
-    known |= set(
-        re.findall(r"\b(?:for|read|local|declare)\s+(?:-\w+\s+)*(\w+)", script)
-    )
+    numbers = [host for host in others if _IPV4.fullmatch(host)]
+    names = [host for host in others if host not in numbers]
+    known = {*_SETS.findall(script), *_LOOPS.findall(script)}
     variables = [v for v in dict.fromkeys(_VARIABLE.findall(script)) if v not in known]
-    reads = [next(filter(None, names)) for names in _READ.findall(script)]
-    guessed = [n for n in map(int, _NUMBER.findall(script)) if 1024 <= n < 65536]
-    return Called(
+    reads: dict[str, None] = {}
+    for forms in _READ.findall(script):
+        # One of the pattern's forms matched: the others are empty.
+        name = next(filter(None, forms))
+        if name not in known:
+            reads[name] = None
+    guessed: dict[int, None] = {}
+    for text in _NUMBER.findall(script):
+        if 1024 <= int(text) < 65536:
+            guessed[int(text)] = None
+    return CalledServers(
         ports=tuple(port for port in dict.fromkeys(ports) if 0 < port < 65536),
-        guessed=tuple(dict.fromkeys(guessed))[:MANY_PORTS],
-        reads=tuple(v for v in dict.fromkeys(reads) if v not in known),
-        names=tuple(h for h in others if h not in numbers),
-        numbers=numbers,
+        guessed=tuple(guessed)[:_MANY_PORTS],
+        reads=tuple(reads),
+        names=tuple(names),
+        numbers=tuple(numbers),
         variables=tuple(variables),
     )
 
 
+_IPV4: Final = re.compile(r"\d+(?:\.\d+){3}")
+_SETS: Final = re.compile(r"^[ \t]*(?:export\s+)?([A-Za-z_]\w*)=", re.MULTILINE)
+_LOOPS: Final = re.compile(r"\b(?:for|read|local|declare)\s+(?:-\w+\s+)*(\w+)")
+"""Variables that a script sets itself: by an assignment, and by other words."""
+
+
 def with_plain_addresses(script: str) -> tuple[str, list[str]]:
-    """``script`` with a local address in place of what no proxy can answer for: a
-    placeholder in angle brackets, or a server behind TLS; and sentences on that."""
+    """Return ``script`` with a local address in place of what no proxy can answer for:
+    a placeholder in angle brackets, or a server behind TLS; and sentences on that."""
     changed: list[str] = []
 
-    def plain(found: re.Match[str]) -> str:
-        host, server = found["host"], bool(found["port"] or found["api"])
-        held = host.startswith("<")
-        if not held and not (found["scheme"] == "https" and (server or host in _LOCAL)):
-            return found[0]
-        port = found["port"] or ("8000" if held else "443")
-        new = f"http://127.0.0.1:{port}{found['api'] or ''}"
-        changed.append(f"{found[0]} is read as {new}.")
+    def plain(address: re.Match[str]) -> str:
+        host = address["host"]
+        is_placeholder = host.startswith("<")
+        is_server = bool(address["port"] or address["api"]) or host in _LOCAL
+        behind_tls = address["scheme"] == "https" and is_server
+        if not is_placeholder and not behind_tls:
+            return address[0]
+        port = address["port"] or ("8000" if is_placeholder else "443")
+        new = f"http://127.0.0.1:{port}{address['api'] or ''}"
+        changed.append(f"{address[0]} is read as {new}.")
         return new
 
     return _ADDRESS.sub(plain, script), list(dict.fromkeys(changed))
 
 
 def with_plain_commands(script: str) -> str:
-    """A shell's script without what prepares an environment: it runs in one that has no
-    network."""
-    return _RUNNER.sub("python3 ", _PREPARES.sub(r"\1:", script)).replace(
-        "python3 python", "python"
-    )
+    """Drop from a shell's script what prepares an environment: it runs in one that has
+    no network."""
+    script = _PREPARES.sub(r"\1:", script)
+    script = _RUNNER.sub("python3 ", script)
+    return script.replace("python3 python", "python")
 
 
 def pictures_in(script: str) -> list[str]:
@@ -227,8 +241,9 @@ def pictures_in(script: str) -> list[str]:
 
 @contextlib.contextmanager
 def beside(script: Path | None, text: str = "", name: str = "client") -> Iterator[Path]:
-    """A new folder with a client's files, which is removed at the end: a copy of what
-    lies beside ``script``, if that is not too much, and in it ``text`` as ``name``.
+    """Make a new folder with a client's files, which is removed at the end: a copy of
+    what lies beside ``script``, if that is not too much, and in it ``text`` as
+    ``name``.
 
     Nothing in it is a link, so that what is written into it later stays there.
     """
@@ -238,8 +253,9 @@ def beside(script: Path | None, text: str = "", name: str = "client") -> Iterato
         folder = Path(made).resolve() / "work"
         folder.mkdir()
         if script is not None:
-            for file in _copied_with(script.resolve().parent):
-                target = folder / file.relative_to(script.resolve().parent)
+            source = script.resolve().parent
+            for file in _copied_with(source):
+                target = folder / file.relative_to(source)
                 target.parent.mkdir(parents=True, exist_ok=True)
                 with contextlib.suppress(OSError):  # it went away, or is closed to us
                     _copy_plain(file, target)
@@ -250,8 +266,8 @@ def beside(script: Path | None, text: str = "", name: str = "client") -> Iterato
 
 
 def _copied_with(folder: Path) -> list[Path]:
-    """The plain files in and below ``folder`` that a client gets; none where they are
-    too many or too large, or where the folder is a home or holds one.
+    """Return the plain files in and below ``folder`` that a client gets; none where
+    they are too many or too large, or where the folder is a home or holds one.
 
     Files and folders whose names begin with a dot are left out: those of a home hold
     keys, and those of a project hold environments and histories."""
@@ -263,6 +279,7 @@ def _copied_with(folder: Path) -> list[Path]:
     for place, folders, names in os.walk(folder):
         depth = len(Path(place).relative_to(folder).parts)
         visible = [name for name in folders if not name.startswith(".")]
+        # os.walk goes into the folders that are left in its own list.
         folders[:] = visible if depth < COPIED_DEPTH else []
         for name in names:
             file = Path(place) / name
@@ -326,7 +343,7 @@ def run_client(
         hosts=calls.names[:MOST_HOSTS],
         addresses=calls.numbers[:MOST_HOSTS],
         limits=Limits(
-            memory=MEMORY, address_space=MEMORY, processes=PROCESSES, cpu_s=CPU_S
+            memory=MEMORY, address_space=MEMORY, processes=_PROCESSES, cpu_s=CPU_S
         ),
         removed=(wanted.folder.parent,),
     )
@@ -385,8 +402,8 @@ def run_trusted(
     return made
 
 
-def _ports(wanted: ClientWanted, calls: Called) -> tuple[int, ...]:
-    """Those that lead to the recording, the likeliest first."""
+def _ports(wanted: ClientWanted, calls: CalledServers) -> tuple[int, ...]:
+    """Return those that lead to the recording, the likeliest first."""
     ports = dict.fromkeys([*calls.ports, *wanted.ports, *PORTS, *calls.guessed])
     return tuple(ports)[:MOST_PORTS]
 
@@ -402,26 +419,22 @@ _MEANT: Final = (
 
 
 def _variables(
-    wanted: ClientWanted, calls: Called, port: int, model: str
+    wanted: ClientWanted, calls: CalledServers, port: int, model: str
 ) -> dict[str, str]:
-    """Those of the client: none of ours, and where the server is."""
-    url, python = f"http://127.0.0.1:{port}", wanted.python or Path(sys.executable)
-    base = (
-        f"{url}/v1"
-        if "base_url" in wanted.script and "/v1" not in wanted.script
-        else url
-    )
-    meant = {
-        name: next((value for form, value in _MEANT if re.search(form, name, re.I)), "")
-        for name in calls.reads
-    }
+    """Return the variables of the client: none of ours, and where the server is."""
+    url = f"http://127.0.0.1:{port}"
+    python = wanted.python or Path(sys.executable)
+    base = url
+    if "base_url" in wanted.script and "/v1" not in wanted.script:
+        base = f"{url}/v1"
+    read: dict[str, str] = {}
+    for name in calls.reads:
+        form = _meant(name)
+        if form:
+            read[name] = form.format(port=port, url=base, model=model)
     places = [str(python.parent), "/usr/local/bin", "/usr/bin", "/bin", "/usr/sbin"]
     return {
-        **{
-            name: value.format(port=port, url=base, model=model)
-            for name, value in meant.items()
-            if value
-        },
+        **read,
         "PATH": os.pathsep.join(places),
         "HOME": str(wanted.folder),
         "TMPDIR": str(wanted.folder),
@@ -439,10 +452,18 @@ def _variables(
     }
 
 
+def _meant(name: str) -> str:
+    """Return what a variable of that name holds; "": nobody knows."""
+    for pattern, form in _MEANT:
+        if re.search(pattern, name, re.IGNORECASE):
+            return form
+    return ""
+
+
 # -------------------------------------------------------------------------- a container
 
 
-def container_program() -> str:
+def _container_program() -> str:
     """``docker`` or ``podman``, whichever is here. Raises UsageError: neither
     answers."""
     for name in ("podman", "docker"):
@@ -461,13 +482,13 @@ def container_program() -> str:
 def _run_contained(
     wanted: ClientWanted,
     recording: BoxedRecording,
-    calls: Called,
+    calls: CalledServers,
     ports: Sequence[int],
     variables: dict[str, str],
     alive: Callable[[], bool],
 ) -> ClientRun:
     """As ``run_client``, in a container of the image that the user has named."""
-    program, name = container_program(), f"mmrepro-client-{secrets.token_hex(6)}"
+    program, name = _container_program(), f"mmrepro-client-{secrets.token_hex(6)}"
     notes = _without_numbers(wanted, calls)
     command = _container(wanted, recording, variables, calls, ports, program, name)
     try:
@@ -492,7 +513,7 @@ def _container(
     wanted: ClientWanted,
     recording: BoxedRecording,
     variables: dict[str, str],
-    calls: Called,
+    calls: CalledServers,
     ports: Sequence[int],
     program: str,
     name: str,
@@ -558,7 +579,7 @@ def _container(
     return [*command, "--", *inside]
 
 
-def _without_numbers(wanted: ClientWanted, calls: Called) -> list[str]:
+def _without_numbers(wanted: ClientWanted, calls: CalledServers) -> list[str]:
     """A container's loopback has no further addresses: those in its scripts become the
     usual one. Returns sentences."""
     for file in (wanted.folder / word for word in wanted.command):
@@ -603,7 +624,7 @@ def _watched(
     began, gone = time.monotonic(), 0.0
     try:
         while child.poll() is None and not made.ended:
-            time.sleep(POLL_S)
+            time.sleep(_POLL_S)
             now = time.monotonic()
             gone = 0.0 if alive() else gone or now
             if now - began > wanted.limit_s:

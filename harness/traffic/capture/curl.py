@@ -13,7 +13,14 @@ from mmrepro.traffic.capture.exchanges import Exchange
 from mmrepro.traffic.capture.messages import Unusable
 
 CURL = re.compile(r"(?:^|[\n;&|(])[ \t]*(?:[$>%][ \t]+)?(?:time[ \t]+)?curl[ \t\\]")
-MAX_FILE: Final = 32 << 20
+_MAX_FILE: Final = 32 << 20
+_BEFORE_A_COMMAND: Final = ("$", ">", "%", "time")
+"""What stands before a command that was copied with its prompt."""
+# Characters that Unicode gives no meaning mark what is put in place of a script's text.
+_DOCUMENT: Final = "\ufdd0"
+"""Begins the mark in place of a heredoc; its number follows."""
+_MISSING: Final = "\ufdd1"
+"""Stands on both sides of a variable that the script does not set."""
 _HERE = re.compile(r"<<(?P<tabs>-?)[ \t]*+(?P<mark>['\"]?)(?P<word>\w++)(?P=mark)")
 _WORD = re.compile(
     r"(?P<blank>[ \t]+|\\\n)|(?P<comment>(?<!\S)\#[^\n]*)|(?P<end>\n|&&|\|\||[;|&()])"
@@ -41,186 +48,265 @@ _DATA: Final = ("-d", "--data", "--data-ascii", "--data-raw", "--data-binary", "
 
 
 def curl_requests(text: str, folder: Path) -> Iterator[Exchange | Unusable]:
-    """Each command's request, or why it cannot be had. ``folder``: where files that it
-    sends are looked for."""
+    """Yield each command's request, or why it cannot be had.
+
+    Files that a command sends are looked for in ``folder``.
+    """
     text = text.replace("\r\n", "\n")
-    text, here = _without_documents(text)
-    known: dict[str, str] = {}
-    for words in _commands(text, known):
-        while words and words[0] in ("$", ">", "%", "time"):
+    text, documents = _without_documents(text)
+    variables: dict[str, str] = {}
+    for words in _commands(text, variables):
+        while words and words[0] in _BEFORE_A_COMMAND:
             words = words[1:]
-        given = words[1:] if words[:1] == ["export"] else words
-        if len(given) == 1 and (found := _SET.fullmatch(given[0])):
-            known[found[1]] = found[2]
-        elif words[:1] == ["curl"]:
+        if words[:1] == ["curl"]:
             try:
-                yield _request(words[1:], folder, here)
+                yield _request(words[1:], folder, documents)
             except Unusable as why:
                 yield why
+            continue
+        # What is set here is seen by the commands behind it: _commands reads on later.
+        setting = words[1:] if words[:1] == ["export"] else words
+        match = _SET.fullmatch(setting[0]) if len(setting) == 1 else None
+        if match is not None:
+            variables[match[1]] = match[2]
 
 
 def _without_documents(text: str) -> tuple[str, list[str]]:
-    """A script with a mark in place of each heredoc, and the heredocs. One that is not
-    closed is none."""
+    """Return a script with a mark in place of each heredoc, and the heredocs.
+
+    A heredoc that is not closed stays as it is.
+    """
     lines = text.split("\n")
-    ends: dict[str, list[int]] = {}
+    # Places of each line that may close a heredoc, in falling order, so that the next
+    # one is the last of its list: a script of many heredocs is read once.
+    places: dict[str, list[int]] = {}
     for number in range(len(lines) - 1, -1, -1):
-        ends.setdefault(lines[number].strip(" \t"), []).append(number)
+        places.setdefault(lines[number].strip(" \t"), []).append(number)
+
     kept: list[str] = []
-    here: list[str] = []
+    documents: list[str] = []
     at = 0
     while at < len(lines):
         line = lines[at]
         at += 1
-        found = _HERE.search(line)
-        closing = ends.get(found["word"], []) if found else []
+        opening = _HERE.search(line)
+        closing = places.get(opening["word"], []) if opening else []
         while closing and closing[-1] < at:
-            closing.pop()  # the lists are in falling order: the next one is last
-        if found is None or not closing:
+            closing.pop()
+        if opening is None or not closing:
             kept.append(line)
             continue
+
         end = closing[-1]
         document = lines[at:end]
-        if found["tabs"]:
-            document = [one.lstrip("\t") for one in document]
-        here.append("".join(f"{one}\n" for one in document))
-        kept.append(
-            f"{line[: found.start()]} \ufdd0{len(here) - 1} {line[found.end() :]}"
-        )
+        if opening["tabs"]:
+            document = [line.lstrip("\t") for line in document]
+        mark = f" {_DOCUMENT}{len(documents)} "
+        documents.append("".join(f"{line}\n" for line in document))
+        kept.append(line[: opening.start()] + mark + line[opening.end() :])
         at = end + 1
-    return "\n".join(kept), here
+    return "\n".join(kept), documents
 
 
-def _commands(text: str, known: dict[str, str]) -> Iterator[list[str]]:
+def _commands(text: str, variables: dict[str, str]) -> Iterator[list[str]]:
+    """Yield the words of each command; quoted pieces that touch are one word."""
     words: list[str] = []
     word: str | None = None
-    for found in _WORD.finditer(text):
-        if found["single"] is not None:
-            word = (word or "") + found["single"]
-        elif found["double"] is not None:
-            word = (word or "") + _filled(found["double"], known, quoted=True)
-        elif found["escaped"] is not None:
-            word = (word or "") + found["escaped"]
-        elif found["plain"] is not None:
-            word = (word or "") + _filled(found["plain"], known)
-        else:
-            words += [] if word is None else [word]
+    for token in _WORD.finditer(text):
+        piece = _piece(token, variables)
+        if piece is not None:
+            word = (word or "") + piece
+            continue
+        if word is not None:
+            words.append(word)
             word = None
-            if found["end"] is not None:
-                yield words
-                words = []
-    yield [*words, *([] if word is None else [word])]
+        if token["end"] is not None:
+            yield words
+            words = []
+    if word is not None:
+        words.append(word)
+    yield words
 
 
-def _filled(text: str, known: dict[str, str], *, quoted: bool = False) -> str:
-    """With the script's own variables; another one stays as it stands, and is missed
-    later."""
+def _piece(token: re.Match[str], variables: dict[str, str]) -> str | None:
+    """Return what a token adds to a word; None: it ends the word."""
+    if token["single"] is not None:
+        return token["single"]
+    if token["double"] is not None:
+        return _filled(token["double"], variables, quoted=True)
+    if token["escaped"] is not None:
+        return token["escaped"]
+    if token["plain"] is not None:
+        return _filled(token["plain"], variables)
+    return None
 
-    def value(found: re.Match[str]) -> str:
-        if (kept := found["kept"]) is not None:
-            plain = quoted and kept in '"\\$`\n'
-            return ("" if kept == "\n" else kept) if plain else found[0]
-        name = found["bare"] or found["braced"]
-        return known.get(name, f"\ufdd1{name or found['run']}\ufdd1")
+
+def _filled(text: str, variables: dict[str, str], *, quoted: bool = False) -> str:
+    """Return the text with the script's own variables; another one stays as it is, and
+    is missed later."""
+
+    def value(match: re.Match[str]) -> str:
+        escaped = match["kept"]
+        if escaped is not None:
+            # Between double quotes a backslash goes before these signs only, and a
+            # line that it ends goes on.
+            if not quoted or escaped not in '"\\$`\n':
+                return match[0]
+            return "" if escaped == "\n" else escaped
+        name = match["bare"] or match["braced"]
+        missing = f"{_MISSING}{name or match['run']}{_MISSING}"
+        return variables.get(name, missing)
 
     return _VARIABLE.sub(value, text)
 
 
-def _request(words: list[str], folder: Path, here: list[str]) -> Exchange:
-    """Raises Unusable."""
-    method, url, headers, data, form = "", "", [], [], []
-    get, at = False, 0
-    documents = [here[int(word[1:])] for word in words if word.startswith("\ufdd0")]
-    words = [word for word in words if not word.startswith("\ufdd0")]
+class _CurlOptions:
+    """The options of a command that make its request, as they are read."""
+
+    def __init__(self, folder: Path, documents: list[str]) -> None:
+        self._folder = folder
+        self._documents = documents
+        self.method = ""
+        self.url = ""
+        self.headers: list[tuple[str, str]] = []
+        self.data: list[bytes] = []
+        self.form: list[bytes] = []
+        self.in_query = False
+        """Whether the data goes into the query."""
+
+    def take(self, word: str, value: str) -> None:
+        """Take an option and its value. Raises Unusable."""
+        if word in ("-X", "--request"):
+            self.method = value.upper()
+        elif word in ("-H", "--header"):
+            name, _, rest = value.partition(":")
+            self.headers.append((name.strip(), rest.strip()))
+        elif word in _DATA or word == "--data-urlencode":
+            self.data.append(_data(word, value, self._folder, self._documents))
+            if word == "--json":
+                self.headers.append(("Content-Type", "application/json"))
+                self.headers.append(("Accept", "application/json"))
+        elif word in ("-F", "--form", "--form-string"):
+            literal = word == "--form-string"
+            self.form.append(_field(value, self._folder, literal=literal))
+        elif word in ("-G", "--get"):
+            self.in_query = True
+        elif word in ("-I", "--head"):
+            self.method = self.method or "HEAD"
+        elif word == "--url":
+            self.url = self.url or value
+        elif not word.startswith("-"):
+            self.url = self.url or word
+
+    def body(self) -> bytes:
+        """Return the body; its type is added to the headers, unless they have one."""
+        if self.form:
+            multipart = "multipart/form-data; boundary=mmrepro-curl"
+            self.headers.append(("Content-Type", multipart))
+            return b"".join(self.form) + b"--mmrepro-curl--\r\n"
+        typed = any(name.lower() == "content-type" for name, _ in self.headers)
+        if self.data and not typed:
+            self.headers.append(("Content-Type", "application/x-www-form-urlencoded"))
+        return b"&".join(self.data)
+
+    def target(self) -> str:
+        """Return path and query."""
+        parts = urlsplit(self.url if "://" in self.url else f"http://{self.url}")
+        # The machine that is asked may be a variable: it is another one here.
+        target = re.sub(f"^{_MISSING}[^{_MISSING}]*{_MISSING}", "", parts.path or "/")
+        if not target.startswith("/"):
+            target = f"/{target}"
+        if parts.query:
+            target += f"?{parts.query}"
+        return target
+
+
+def _request(words: list[str], folder: Path, documents: list[str]) -> Exchange:
+    """Return the request that a command's words make. Raises Unusable."""
+    sent_documents: list[str] = []
+    plain_words: list[str] = []
+    for word in words:
+        if word.startswith(_DOCUMENT):
+            sent_documents.append(documents[int(word[1:])])
+        else:
+            plain_words.append(word)
+
+    options = _CurlOptions(folder, sent_documents)
+    for word, value in _with_values(plain_words):
+        options.take(word, value)
+    body = options.body()
+    target = options.target()
+    if options.in_query and body:
+        joint = "&" if "?" in target else "?"
+        target = f"{target}{joint}{body.decode()}"
+        body = b""
+
+    sent_text = target + body.decode("utf-8", "replace")
+    if re.search(f"{_MISSING}[^{_MISSING}]*{_MISSING}", sent_text):
+        raise Unusable("a variable of the shell that the script does not set")
+    usual_method = "POST" if options.data or options.form else "GET"
+    return Exchange(options.method or usual_method, target, options.headers, body)
+
+
+def _with_values(words: list[str]) -> Iterator[tuple[str, str]]:
+    """Yield each option with its value, and each other word with none."""
+    at = 0
     while at < len(words):
         word, value = words[at], ""
         at += 1
         if word.startswith("--") and "=" in word:
             word, _, value = word.partition("=")
-        elif re.fullmatch(r"-[XHdF].+", word) and not word.startswith("--"):
+        elif not word.startswith("--") and re.fullmatch(r"-[XHdF].+", word):
+            # A short option's value may touch it: -XPOST.
             word, value = word[:2], word[2:]
         elif _VALUED.fullmatch(word) and at < len(words):
-            value, at = words[at], at + 1
-        if word in ("-X", "--request"):
-            method = value.upper()
-        elif word in ("-H", "--header"):
-            name, _, rest = value.partition(":")
-            headers.append((name.strip(), rest.strip()))
-        elif word in _DATA or word == "--data-urlencode":
-            data.append(_data(word, value, folder, documents))
-            if word == "--json":
-                headers += [
-                    ("Content-Type", "application/json"),
-                    ("Accept", "application/json"),
-                ]
-        elif word in ("-F", "--form", "--form-string"):
-            form.append(_field(value, folder, literal=word == "--form-string"))
-        elif word in ("-G", "--get"):
-            get = True
-        elif word in ("-I", "--head"):
-            method = method or "HEAD"
-        elif word == "--url" or not word.startswith("-"):
-            url = url or (value if word == "--url" else word)
-    body = b"&".join(data)
-    if form:
-        body = b"".join(form) + b"--mmrepro-curl--\r\n"
-        headers.append(("Content-Type", "multipart/form-data; boundary=mmrepro-curl"))
-    elif data and not any(name.lower() == "content-type" for name, _ in headers):
-        headers.append(("Content-Type", "application/x-www-form-urlencoded"))
-    parts = urlsplit(url if "://" in url else f"http://{url}")
-    # The machine that is asked may be a variable: it is another one here.
-    target = re.sub(r"^\ufdd1[^\ufdd1]*\ufdd1", "", (parts.path or "/"))
-    target = target if target.startswith("/") else f"/{target}"
-    target += f"?{parts.query}" if parts.query else ""
-    if get and body:
-        target, body = f"{target}{'&' if '?' in target else '?'}{body.decode()}", b""
-    missing = re.search(
-        "\ufdd1([^\ufdd1]*)\ufdd1", target + body.decode("utf-8", "replace")
-    )
-    if missing is not None:
-        raise Unusable("a variable of the shell that the script does not set")
-    return Exchange(
-        method or ("POST" if data or form else "GET"), target, headers, body
-    )
+            value = words[at]
+            at += 1
+        yield word, value
 
 
 def _data(word: str, value: str, folder: Path, documents: list[str]) -> bytes:
-    """Raises Unusable: its file cannot be read."""
+    """Return what an option for data sends. Raises Unusable: its file cannot be
+    read."""
     if word == "--data-urlencode":
         name, sign, rest = value.partition("=")
-        return (
-            f"{name}{sign}{quote_plus(rest)}".encode()
-            if sign
-            else quote_plus(value).encode()
-        )
+        if not sign:
+            return quote_plus(value).encode()
+        return f"{name}={quote_plus(rest)}".encode()
+
     if not value.startswith("@") or word == "--data-raw":
         return value.encode("utf-8", "surrogatepass")
     piped = value == "@-" and documents
     data = documents[0].encode() if piped else _file(value[1:], folder)
-    return (
-        data if word in ("--data-binary", "--json") else re.sub(rb"[\r\n\0]", b"", data)
-    )
+    if word in ("--data-binary", "--json"):
+        return data
+    # As curl does: the other options drop ends of lines of a file.
+    return re.sub(rb"[\r\n\0]", b"", data)
 
 
 def _field(value: str, folder: Path, *, literal: bool) -> bytes:
-    """Raises Unusable."""
-    name, _, said = value.partition("=")
-    head, data = f'Content-Disposition: form-data; name="{name}"', said.encode()
-    if said[:1] in ("@", "<") and not literal:
-        path, *more = said[1:].split(";")
+    """Return a part of a form; the value of a ``literal`` one names no file. Raises
+    Unusable."""
+    name, _, content = value.partition("=")
+    head = f'Content-Disposition: form-data; name="{name}"'
+    data = content.encode()
+    if content[:1] in ("@", "<") and not literal:
+        path, *more = content[1:].split(";")
         data = _file(path.strip('"'), folder)
-        options = dict(one.strip().partition("=")[::2] for one in more)
-        if said[0] == "@":
-            head += f'; filename="{options.get("filename", Path(path).name)}"'
-            head += (
-                f"\r\nContent-Type: {options.get('type', 'application/octet-stream')}"
-            )
+        if content[0] == "@":  # "<" sends a file's content as a plain field
+            options: dict[str, str] = {}
+            for option in more:
+                key, _, setting = option.strip().partition("=")
+                options[key] = setting
+            filename = options.get("filename", Path(path).name)
+            media_type = options.get("type", "application/octet-stream")
+            head += f'; filename="{filename}"\r\nContent-Type: {media_type}'
     return b"--mmrepro-curl\r\n" + head.encode() + b"\r\n\r\n" + data + b"\r\n"
 
 
 def _file(name: str, folder: Path) -> bytes:
-    """Raises Unusable."""
+    """Raises Unusable: it cannot be read."""
     try:
-        return read_file(folder / name, MAX_FILE)
+        return read_file(folder / name, _MAX_FILE)
     except OSError as error:
         raise Unusable("a file that the command sends and that is not there") from error

@@ -82,11 +82,11 @@ class Hears:
 
     def __init__(self, bodies: Bodies) -> None:
         self.bodies = bodies
-        self._answers = Answers()
+        self._answers = AnswerReader()
 
     def heard(
         self, exchange: Exchange, took: float | None
-    ) -> tuple[RecordedRequest, Answer]:
+    ) -> tuple[RecordedRequest, RecordedAnswer]:
         """Raises Unusable."""
         operation = self.bodies.request(
             exchange.method, exchange.target, exchange.headers, exchange.body
@@ -100,7 +100,7 @@ class Hears:
             recorded=answer.recorded,
             pieces=answer.pieces,
             left=exchange.left,
-            offers=offered(exchange.answer),
+            offers=_offered(exchange.answer),
         )
         return heard, answer
 
@@ -112,26 +112,29 @@ def captured(
     file: str = "",
     format: str = "proxy",
 ) -> Captured:
-    """The case of what a proxy saw, in the order of sending; what cannot be played is
-    counted in its origin."""
-    tally, bodies = Tally(file, format), Bodies(Contents(), own=True)
-    hears, found = Hears(bodies), []
-    for one in exchanges:
+    """Return the case of what a proxy saw, in the order of sending; what cannot be
+    played is counted in its origin."""
+    tally = Tally(file, format)
+    bodies = Bodies(Contents(), own=True)
+    hears = Hears(bodies)
+    requests: list[RecordedRequest] = []
+    for exchange in exchanges:
         tally.read += 1
-        took = None if one.begin is None or one.end is None else one.end - one.begin
+        took: float | None = None
+        if exchange.begin is not None and exchange.end is not None:
+            took = exchange.end - exchange.begin
         try:
-            heard, _ = hears.heard(one, took)
+            request, _ = hears.heard(exchange, took)
         except Unusable as why:
             tally.left_out[str(why)] += 1
             continue
-        if one.leave_s is not None:
-            operation = heard.operation.model_copy(
-                update={"leave": f"{one.leave_s:.3f}s"}
-            )
-            heard = replace(heard, operation=operation, left=False)
-        found.append(heard)
+        if exchange.leave_s is not None:
+            leave = f"{exchange.leave_s:.3f}s"
+            operation = request.operation.model_copy(update={"leave": leave})
+            request = replace(request, operation=operation, left=False)
+        requests.append(request)
     tally.dropped.update(bodies.dropped)
-    case, ordered = case_of(found, server, bodies)
+    case, ordered = case_of(requests, server, bodies)
     origin = Origin(
         format=format,
         file=file,
@@ -141,9 +144,8 @@ def captured(
         notes=[*ordered, *bodies.notes()],
     )
     case = case.model_copy(update={"origin": origin})
-    bodies.contents.keep(
-        {i.sha256 for i in case.images.values() if isinstance(i, Content)}
-    )
+    pictures = [image for image in case.images.values() if isinstance(image, Content)]
+    bodies.contents.keep({picture.sha256 for picture in pictures})
     return Captured(case, bodies.contents)
 
 
@@ -154,20 +156,20 @@ _LEAST: Final = 6
 _OFFERED: Final = ("id", "response.id", "meta_info.id", "session_id", "message.id")
 
 
-def offered(answer: str) -> dict[str, str]:
-    """Values by which later requests may call what an answer is about: value, where it
-    stands."""
-    found: dict[str, str] = {}
+def _offered(answer: str) -> dict[str, str]:
+    """Return values by which later requests may call what an answer is about: value,
+    where it stands."""
+    offered: dict[str, str] = {}
     for document in documents(answer)[:_LEAST]:
         if isinstance(document, str):
-            found.setdefault(document, "")
+            offered.setdefault(document, "")
         for path in _OFFERED:
             value: Any = document
             for name in path.split("."):
                 value = value.get(name) if isinstance(value, dict) else None
             if isinstance(value, str):
-                found.setdefault(value, path)
-    return {value: path for value, path in found.items() if len(value) >= _LEAST}
+                offered.setdefault(value, path)
+    return {value: path for value, path in offered.items() if len(value) >= _LEAST}
 
 
 # ------------------------------------------------------------------ answers
@@ -176,7 +178,7 @@ _DATA = re.compile(r"^data:[ \t]*(.*?)\r?$", re.MULTILINE)
 
 
 @dataclass(frozen=True)
-class Answer:
+class RecordedAnswer:
     """``pieces``: of a stream, with text; ``whole``: nothing is missing at its end."""
 
     recorded: Recorded
@@ -184,7 +186,7 @@ class Answer:
     whole: bool = True
 
 
-class Answers:
+class AnswerReader:
     """Reads answers; what looks like a secret in one is replaced, everywhere by the
     same."""
 
@@ -193,33 +195,37 @@ class Answers:
 
     def read(
         self, status: int | None, text: str, seconds: float | None, stream: bool
-    ) -> Answer:
-        """``stream``: the request asked for one."""
-        recorded = Recorded(
-            status=status, seconds=None if seconds is None else round(seconds, 4)
-        )
-        pieces, whole, said = 0, True, text
+    ) -> RecordedAnswer:
+        """Read one answer. ``stream``: the request asked for a stream."""
+        took = None if seconds is None else round(seconds, 4)
+        recorded = Recorded(status=status, seconds=took)
+        pieces = 0
+        whole = True
+        words = text
+        # A recording may be cut anywhere: what was read before stays.
         try:
             if stream and status == 200:
-                whole, said = not _DATA.search(text), ""
+                whole = not _DATA.search(text)
+                words = ""
                 for line in _DATA.finditer(text):
                     if line[1] == "[DONE]":
                         whole = True
                         break
                     piece = self._take(json.loads(line[1]), recorded)
                     pieces += bool(piece)
-                    said = (said + piece)[: HEAD * 2]
+                    words = (words + piece)[: HEAD * 2]
                 whole = whole or recorded.finish_reason is not None
                 recorded.pieces = pieces or None
             elif status == 200:
-                said = self._take(json.loads(text), recorded)
+                words = self._take(json.loads(text), recorded)
         except MALFORMED:
             pass
-        recorded.text = self._redactor.redact(_clean(said)[: HEAD * 2])[:HEAD]
-        return Answer(recorded, pieces, whole)
+        # More than is kept is redacted, so that no secret is cut at the end.
+        recorded.text = self._redactor.redact(_clean(words)[: HEAD * 2])[:HEAD]
+        return RecordedAnswer(recorded, pieces, whole)
 
     def _take(self, body: Any, recorded: Recorded) -> str:
-        """The text of one document; its counts go into ``recorded``."""
+        """Return the text of one document; its counts go into ``recorded``."""
         usage = body.get("usage") or {}
         recorded.prompt_tokens = _count(
             usage.get("prompt_tokens"), recorded.prompt_tokens
@@ -227,13 +233,15 @@ class Answers:
         recorded.completion_tokens = _count(
             usage.get("completion_tokens"), recorded.completion_tokens
         )
-        text = ""
-        for choice in (body.get("choices") or [])[:1]:
-            told = choice.get("finish_reason")
-            if isinstance(told, str):
-                recorded.finish_reason = _clean(told[:40])
-            inner = choice.get("message") or choice.get("delta") or {}
-            text = inner.get("content") or choice.get("text") or ""
+        choices = body.get("choices") or []
+        if not choices:
+            return ""
+        choice = choices[0]
+        reason = choice.get("finish_reason")
+        if isinstance(reason, str):
+            recorded.finish_reason = _clean(reason[:40])
+        inner = choice.get("message") or choice.get("delta") or {}
+        text = inner.get("content") or choice.get("text") or ""
         return text if isinstance(text, str) else ""
 
 

@@ -28,15 +28,15 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-SIDE = 28
+_SIDE = 28
 """Of the tiles in which a picture's layout is told; as of ``traffic.drive.tiles``."""
-BANDS = 64
+_BANDS = 64
 """Pictures that are alike in one of so many bands are compared whole."""
 FEW = 0.02
 """Pictures that differ in no more of their pixels are near duplicates."""
-MOST_PIXELS = 32 << 20
-LARGEST = 8192
-SMALLEST = 8
+_MOST_PIXELS = 32 << 20
+_LARGEST = 8192
+_SMALLEST = 8
 """Bytes: of less nobody hears or sees anything."""
 
 
@@ -51,7 +51,8 @@ class Looks:
         self.replaced = 0
         self.unread = 0
         """Sounds, films and files in whose place are bytes that no decoder reads."""
-        self._old, self._case = contents, case
+        self._old = contents
+        self._case = case
         self._chance = random.Random(f"looks {seed}")  # noqa: S311 - no secret
         self.images: dict[str, Image] = {}
         self._seeds: dict[bytes, int] = {}
@@ -60,9 +61,9 @@ class Looks:
         self._bands: dict[tuple[Any, ...], str] = {}
         self._layouts: dict[str, str] = {}
         for name, image in case.images.items():
-            self.images[name] = (
-                self._stand_in(name, image) if isinstance(image, Content) else image
-            )
+            if isinstance(image, Content):
+                image = self._stand_in(name, image)
+            self.images[name] = image
 
     def data(self, data: bytes) -> bytes:
         """For a picture, or something else, that stands in a text."""
@@ -74,6 +75,7 @@ class Looks:
     # ------------------------------------------------------------------ one picture
 
     def _stand_in(self, name: str, image: Content) -> Image:
+        """Return what replaces a picture; it has the same relations to earlier ones."""
         self.replaced += 1
         data = self._old[image.sha256]
         seen = look(data)
@@ -81,25 +83,26 @@ class Looks:
             return self._kept(image, self._broken(data))
         if seen.pixels is not None:
             same = self._pixels.setdefault(_digest(seen.pixels), name)
-            # Another file with the same pixels: the same picture to an engine.
             if same != name:
+                # Another file with the same pixels: the same picture to an engine.
                 return self.images[same]
             related = self._relayout(name, seen.pixels) or self._near(name, seen.pixels)
             if related is not None:
                 return related
-            if seen.form in ("PNG RGB", "JPEG RGB") and max(seen.size) <= LARGEST:
+            if seen.form in ("PNG RGB", "JPEG RGB") and max(seen.size) <= _LARGEST:
                 return Noise(seed=self._seed(data), size=seen.size)
         return self._kept(image, self._drawn(seen, self._seed(data)))
 
     def _kept(self, image: Content, data: bytes) -> Content:
         return image.model_copy(update={"sha256": self.contents.add(data)})
 
-    def _drawn(self, seen: Look, seed: int) -> bytes:
-        """A picture of that size, format and mode; cut where that one was."""
+    def _drawn(self, seen: DecodedPicture, seed: int) -> bytes:
+        """Draw a picture of that size, format and mode; cut where that one was."""
         from PIL import Image as Pillow
 
         assert seen.size is not None
-        if seen.size[0] * seen.size[1] <= MOST_PIXELS:
+        width, height = seen.size
+        if width * height <= _MOST_PIXELS:
             drawn = noise("", seed, seen.size).png
             pixels = Pillow.open(io.BytesIO(drawn)).convert("RGB")
         else:
@@ -110,6 +113,7 @@ class Looks:
         try:
             pixels.convert(mode).save(buffer, kind)
         except (OSError, ValueError, KeyError):
+            # Pillow reads more formats and modes than it writes.
             buffer = io.BytesIO()
             pixels.save(buffer, "PNG")
         made = buffer.getvalue()
@@ -121,10 +125,14 @@ class Looks:
         import numpy as np
 
         height, width = pixels.shape[:2]
-        rows, columns = height // SIDE, width // SIDE
-        if height % SIDE or width % SIDE or not (0 < rows <= 64 and 0 < columns <= 64):
+        rows, columns = height // _SIDE, width // _SIDE
+        if (
+            height % _SIDE
+            or width % _SIDE
+            or not (0 < rows <= 64 and 0 < columns <= 64)
+        ):
             return None
-        tiles = pixels.reshape(rows, SIDE, columns, SIDE, 3).transpose(0, 2, 1, 3, 4)
+        tiles = pixels.reshape(rows, _SIDE, columns, _SIDE, 3).transpose(0, 2, 1, 3, 4)
         digest = hashlib.sha256(np.ascontiguousarray(tiles).tobytes()).hexdigest()
         of = self._layouts.setdefault(digest, name)
         if of == name:
@@ -133,7 +141,7 @@ class Looks:
         if isinstance(first, Noise):
             size = first.size
             first = Tiles(
-                seed=first.seed, rows=size[1] // SIDE, columns=size[0] // SIDE
+                seed=first.seed, rows=size[1] // _SIDE, columns=size[0] // _SIDE
             )
             self.images[of] = first
         if not isinstance(first, Tiles):
@@ -141,10 +149,14 @@ class Looks:
         return Relayout(of=of, rows=rows, columns=columns)
 
     def _near(self, name: str, pixels: NDArray[np.uint8]) -> Image | None:
+        """Return a near duplicate of an earlier picture that differs in as many pixels;
+        None: no earlier one is near."""
         import numpy as np
 
+        # Near duplicates have a band in common: only such are compared whole.
         seen: set[str] = set()
-        for number, band in enumerate(np.array_split(pixels, min(BANDS, len(pixels)))):
+        bands = np.array_split(pixels, min(_BANDS, len(pixels)))
+        for number, band in enumerate(bands):
             key = (number, pixels.shape, hashlib.sha256(band.tobytes()).digest())
             of = self._bands.setdefault(key, name)
             if of == name or of in seen:
@@ -156,16 +168,17 @@ class Looks:
             if other is None or other.shape != pixels.shape:
                 continue
             differing = int((other != pixels).any(axis=2).sum())
-            if 0 < differing <= FEW * pixels.shape[0] * pixels.shape[1]:
-                return Near(
-                    of=of, seed=self._chance.randrange(1 << 30), pixels=differing
-                )
+            height, width = pixels.shape[:2]
+            if 0 < differing <= FEW * height * width:
+                seed = self._chance.randrange(1 << 30)
+                return Near(of=of, seed=seed, pixels=differing)
         return None
 
     def _broken(self, data: bytes) -> bytes:
-        """What is no picture stays none, of the same length."""
-        made, read = noise_like(data, random.Random(self._seed(data)))  # noqa: S311
-        self.unread += not read and len(data) > SMALLEST
+        """Return what is no picture either, of the same length."""
+        chance = random.Random(self._seed(data))  # noqa: S311
+        made, is_read = noise_like(data, chance)
+        self.unread += not is_read and len(data) > _SMALLEST
         return made
 
     def _seed(self, data: bytes) -> int:
@@ -175,7 +188,7 @@ class Looks:
 
 
 @dataclass(frozen=True)
-class Look:
+class DecodedPicture:
     """What Pillow makes of some bytes.
 
     ``size``: None where it is no picture. ``form``: format and mode. ``cut``: the
@@ -187,7 +200,8 @@ class Look:
     pixels: NDArray[np.uint8] | None = None
 
 
-def look(data: bytes) -> Look:
+def look(data: bytes) -> DecodedPicture:
+    """Decode a picture, as far as it can be decoded."""
     import numpy as np
     from PIL import Image as Pillow
 
@@ -195,16 +209,19 @@ def look(data: bytes) -> Look:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             opened = Pillow.open(io.BytesIO(data))
-            size, form = opened.size, f"{opened.format} {opened.mode}"
+            size = opened.size
+            form = f"{opened.format} {opened.mode}"
     except Exception:  # decoders raise whatever they like
-        return Look()
-    if size[0] * size[1] > MOST_PIXELS:
-        return Look(size, form)
+        return DecodedPicture()
+    width, height = size
+    if width * height > _MOST_PIXELS:
+        return DecodedPicture(size, form)
     try:
         with opened:
-            return Look(size, form, pixels=np.asarray(opened.convert("RGB")))
+            pixels = np.asarray(opened.convert("RGB"))
     except Exception:
-        return Look(size, form, cut=True)
+        return DecodedPicture(size, form, cut=True)
+    return DecodedPicture(size, form, pixels=pixels)
 
 
 def _digest(pixels: NDArray[np.uint8]) -> str:

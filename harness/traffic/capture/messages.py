@@ -28,6 +28,7 @@ from mmrepro.base.text.addresses import goes_out, is_address, is_local
 from mmrepro.base.text.redact import names_a_secret
 from mmrepro.traffic.capture.parsing import no_constant
 from mmrepro.traffic.case.bodies import JSON_TYPE, are_messages, body, is_prompt, opened
+from mmrepro.traffic.case.fetching import HOSTS, fetches
 from mmrepro.traffic.case.model import (
     CHAT,
     COMPLETIONS,
@@ -47,18 +48,16 @@ from mmrepro.traffic.drive import Picture
 class Contents(Mapping[str, bytes]):
     """Pictures by the SHA-256 of their bytes, each a file of its own: memory holds
     none.
-    ``folder``: where they lie, or shall lie. None: a temporary one, gone with this
-        object."""
+
+    ``folder`` is where they lie, or shall lie. None: a temporary one, gone with this
+    object."""
 
     def __init__(self, folder: Path | None = None) -> None:
-        self._temporary = (
-            tempfile.TemporaryDirectory(prefix="mmrepro-") if folder is None else None
-        )
-        self.folder = (
-            Path(self._temporary.name)
-            if self._temporary is not None
-            else Path(folder or "")
-        )
+        self._temporary: tempfile.TemporaryDirectory[str] | None = None
+        if folder is None:
+            self._temporary = tempfile.TemporaryDirectory(prefix="mmrepro-")
+            folder = Path(self._temporary.name)
+        self.folder = folder
         self._sizes: dict[str, int] = {}
 
     def add(self, data: bytes) -> str:
@@ -104,8 +103,6 @@ class Captured:
 
 # ------------------------------------------------------------------ bodies
 
-GENERATE = "/generate"
-"""SGLang's own."""
 MAX_DEPTH = 60
 UNSEEN_SIZE = (224, 224)
 """Of a picture that the recording names by address only."""
@@ -125,7 +122,6 @@ _FETCHED: Final = (
     "data_2",
 )
 """Fields of a body in which pictures and sounds may be given by address."""
-_HOSTS: Final = re.compile(r"(?:.*_)?(?:hosts?|ip|addr)", re.IGNORECASE)
 _SURROGATE = re.compile("[\ud800-\udfff]")
 _WHO: Final = frozenset(
     {"user", "safety_identifier", "metadata", "prompt_cache_key", "conversation_id"}
@@ -208,23 +204,32 @@ class Bodies:
     def request(
         self, method: str, target: str, headers: Iterable[tuple[str, str]], raw: bytes
     ) -> Operation:
-        """Any request; its body byte for byte, but for what must not go further. Raises
-        Unusable."""
+        """Make an operation of any request; its body byte for byte, but for what must not
+        go further. Raises Unusable."""
         path, query = self._target(target)
-        told = list(headers)
-        kind = next((v for name, v in told if name.lower() == "content-type"), "")
-        about: dict[str, Any] = {"method": method, "path": path, "query": query}
-        about["headers"] = self._headers(told, json=kind.partition(";")[0] == JSON_TYPE)
+        headers = list(headers)
+        kind = ""
+        for name, value in headers:
+            if name.lower() == "content-type":
+                kind = value
+                break
+        kept_headers = self._headers(headers, json=kind.partition(";")[0] == JSON_TYPE)
+        about: dict[str, Any] = {
+            "method": method,
+            "path": path,
+            "query": query,
+            "headers": kept_headers,
+        }
         if not raw:
             return Operation(id="r", model="", **about)
+        form = None
         if kind.lower().startswith("multipart/form-data"):
             form = _form(raw, kind)
-            if form is not None:
-                about["headers"].pop("Content-Type", None)
-                self.models.update(
-                    part.text or "" for part in form if part.name == "model"
-                )
-                return Operation(id="r", form=form, **about)
+        if form is not None:
+            # Its boundary is another one when the form is sent again.
+            kept_headers.pop("Content-Type", None)
+            self.models.update(part.text or "" for part in form if part.name == "model")
+            return Operation(id="r", form=form, **about)
         try:
             text = raw.decode("utf-8")
         except UnicodeDecodeError:
@@ -232,8 +237,9 @@ class Bodies:
         return self._written(text, about)
 
     def _written(self, text: str, about: dict[str, Any]) -> Operation:
-        """A body of text: taken apart where putting it together again gives the same
-        bytes, or where something of it may not stay; else as it is. Raises Unusable."""
+        """Make an operation of a body of text: taken apart where putting it together again
+        gives the same bytes, or where something of it may not stay; else as it is. Raises
+        Unusable."""
         before = self.dropped.copy(), self.changed.copy()
         as_it_is = Operation(id="r", body=text, **about)
         try:
@@ -241,49 +247,60 @@ class Bodies:
             apart = self.operation(about["path"], fields)
         except (ValueError, RecursionError, AsItIs):
             self.dropped, self.changed = before
-            if _fetches(text):
+            if fetches(text):
                 raise Unusable(
                     "an address of another machine in a body that stays as it is"
                 ) from None
             named = opened(as_it_is) if "model" in text else as_it_is
             return self._with_model(as_it_is, named.parameters.get("lora_name"))
+
         model = fields.get("model")
         layout = Layout(
             keys=list(fields),
             compact=_COMPACT.match(text) is not None,
             ascii=text.isascii(),
         )
-        update = {**about, "layout": layout, "model": None if "model" in fields else ""}
+        # None: the model of the server that is asked; "": none is named.
+        server_model = None if "model" in fields else ""
+        update = {**about, "layout": layout, "model": server_model}
         apart = apart.model_copy(update=update)
-        if (self.dropped, self.changed) != before:
+        may_not_stay = (self.dropped, self.changed) != before
+        if may_not_stay or self._is_same(apart, model, text):
             return self._with_model(apart, model)
-        made = None
-        if isinstance(model, str | None):
-            named = (
-                apart if model is None else apart.model_copy(update={"model": model})
-            )
-            with contextlib.suppress(UnicodeEncodeError):
-                made = body(named, self._pictures(apart), "")
-        return self._with_model(apart if made == text.encode() else as_it_is, model)
+        return self._with_model(as_it_is, model)
+
+    def _is_same(self, apart: Operation, model: object, text: str) -> bool:
+        """Whether a body that was taken apart becomes the same bytes again."""
+        if model is not None:
+            if not isinstance(model, str):
+                return False
+            apart = apart.model_copy(update={"model": model})
+        try:
+            return body(apart, self._pictures(apart), "") == text.encode()
+        except UnicodeEncodeError:
+            return False
 
     def _with_model(self, operation: Operation, model: object) -> Operation:
-        """With the model that it names, if that is one which stays."""
+        """Name the model that the request names, if that is one which stays."""
         if operation.path.endswith("load_lora_adapter"):
             loaded = opened(operation).parameters.get("lora_name")
-            self.adapters |= {loaded} if isinstance(loaded, str) else set()
-        stays = isinstance(model, str) and model in self.adapters
-        return operation.model_copy(update={"model": model}) if stays else operation
+            if isinstance(loaded, str):
+                self.adapters.add(loaded)
+        if isinstance(model, str) and model in self.adapters:
+            return operation.model_copy(update={"model": model})
+        return operation
 
     def _pictures(self, operation: Operation) -> dict[str, Picture]:
-        found = {}
+        pictures: dict[str, Picture] = {}
         for name in operation.images:
-            if isinstance(image := self.images[name], Content):
+            image = self.images[name]
+            if isinstance(image, Content):
                 data = self.contents[image.sha256]
-                found[name] = Picture(name, data, 0, 0, image.media_type)
-        return found
+                pictures[name] = Picture(name, data, 0, 0, image.media_type)
+        return pictures
 
     def printed(self, path: str, fields: object) -> Operation:
-        """A body of JSON that a log printed. Raises Unusable."""
+        """Make an operation of a body of JSON that a log printed. Raises Unusable."""
         if not isinstance(fields, dict):
             raise Unusable("a body that is no JSON object")
         try:
@@ -294,18 +311,19 @@ class Bodies:
             raise Unusable(f"a body nested deeper than {MAX_DEPTH}") from error
 
     def operation(self, path: str, body: object) -> Operation:
-        """A body of JSON, taken apart. Raises Unusable; AsItIs: it would be another one
+        """Take a body of JSON apart. Raises Unusable; AsItIs: it would be another one
         then."""
         if not isinstance(body, dict):
             raise AsItIs("a body that is no JSON object")
-        fields = {str(k): v for k, v in body.items()}
+        fields = {str(name): value for name, value in body.items()}
         self.models.add(str(fields.pop("model", "")))
         stream = fields.pop("stream", None)
         if stream not in (None, False, True):
             raise AsItIs("stream is neither true nor false")
-        messages, prompt = None, None
+        messages: list[Message] | None = None
+        prompt: Any = None
         if path == CHAT and are_messages(fields.get("messages")):
-            messages = [self._message(m) for m in fields.pop("messages")]
+            messages = [self._message(message) for message in fields.pop("messages")]
         if path == COMPLETIONS and is_prompt(fields.get("prompt")):
             prompt = self._text(fields.pop("prompt"))
         self._only_here(fields)
@@ -319,80 +337,87 @@ class Bodies:
         )
 
     def notes(self) -> Iterator[str]:
-        """Sentences on what was changed."""
-        for name, said in _CHANGED.items():
-            if count := self.changed[name]:
-                yield f"{count} {said}."
+        """Yield sentences on what was changed."""
+        for name, sentence in _CHANGED.items():
+            if self.changed[name]:
+                yield f"{self.changed[name]} {sentence}."
         named = len(self.models - {""} - self.adapters)
         if named > 1:
-            yield (
-                f"The requests named {named} models; all go to the one that is started."
-            )
-        for what, said in _DROPPED.items():
-            if count := self.dropped[what]:
-                yield f"{count} {said}."
+            yield f"The requests named {named} models; all go to the one that is started."
+        for name, sentence in _DROPPED.items():
+            if self.dropped[name]:
+                yield f"{self.dropped[name]} {sentence}."
 
     # ----------------------------------------------------------------- path and headers
 
     def _target(self, target: str) -> tuple[str, str]:
-        """Path and query as they are played. Raises Unusable."""
+        """Return path and query as they are played. Raises Unusable."""
         try:
             parts = urlsplit(target)
         except ValueError as error:
             raise Unusable("an entry without an address") from error
-        path = played_path(parts.path, whole=self.own)
+        path = _played_path(parts.path, whole=self.own)
         if not path.startswith("/"):
             raise Unusable("an entry without an address")
         self.changed["prefix"] += path.rstrip("/") != parts.path.rstrip("/")
-        kept = []
+        kept: list[str] = []
         for pair in parts.query.split("&") if parts.query else []:
-            secret = names_a_secret(pair.partition("=")[0]) or pair.startswith("key=")
-            self.dropped["query"] += secret
-            kept += [] if secret else [pair]
-        return re.sub(r"\s", "%20", path), re.sub(r"\s", "%20", "&".join(kept))
+            name, _, _ = pair.partition("=")
+            if names_a_secret(name) or pair.startswith("key="):
+                self.dropped["query"] += 1
+            else:
+                kept.append(pair)
+        query = "&".join(kept)
+        return re.sub(r"\s", "%20", path), re.sub(r"\s", "%20", query)
 
     def _headers(
         self, headers: Iterable[tuple[str, str]], *, json: bool
     ) -> dict[str, str]:
+        """Return the headers that are sent again."""
         kept: dict[str, str] = {}
         for name, value in headers:
             low = name.lower()
             if _SECRET_HEADERS.fullmatch(low) or names_a_secret(low):
                 self.dropped["cookie" if "cookie" in low else "credential"] += 1
-            elif (
-                _NOT_KEPT.fullmatch(low)
-                or not _HEADER.fullmatch(name)
-                or not (self.own or low in _PLAIN_HEADERS)
-            ):
+            elif not self._may_keep(name):
                 self.dropped["header"] += 1
             elif low == "content-type":
-                kept |= {} if json else {"Content-Type": value}
+                if not json:
+                    kept["Content-Type"] = value
             elif (low, value) != ("accept", "*/*"):
                 kept[name] = value
         return kept
 
+    def _may_keep(self, name: str) -> bool:
+        """Whether a header that is no secret may go further."""
+        low = name.lower()
+        if _NOT_KEPT.fullmatch(low) or not _HEADER.fullmatch(name):
+            return False
+        return self.own or low in _PLAIN_HEADERS
+
     # ------------------------------------------------------------------ messages
 
     def _message(self, message: dict[str, Any]) -> Message:
-        content = message.get("content")
-        more = {k: v for k, v in message.items() if k not in ("role", "content")}
-        return Message(
-            role=self._text(message["role"]),
-            content=(
-                [part for one in content for part in self._part(one)]
-                if isinstance(content, list)
-                else self._text(content)
-            ),
-            more=self._kept(more),
-        )
+        more = dict(message)
+        more.pop("role", None)
+        content = more.pop("content", None)
+        role = self._text(message["role"])
+        if isinstance(content, list):
+            parts: list[Part] = []
+            for part in content:
+                parts += self._part(part)
+            content = parts
+        else:
+            content = self._text(content)
+        return Message(role=role, content=content, more=self._kept(more))
 
     def _part(self, part: dict[str, Any]) -> list[Part]:
-        """The part; none where it was nothing but an address."""
+        """Return the part; none where it was nothing but an address."""
         kind = part.get("type")
         if kind == "text" and isinstance(part.get("text"), str) and len(part) == 2:
             return [Part(text=self._text(part["text"]))]
         if kind == "image_url":
-            return self._image(part)
+            return [self._image(part)]
         before = self.dropped["address"]
         kept = self._kept(part, fetched=True)
         if self.dropped["address"] > before:
@@ -400,42 +425,44 @@ class Bodies:
             return []
         return [Part(raw=kept)]
 
-    def _image(self, part: dict[str, Any]) -> list[Part]:
+    def _image(self, part: dict[str, Any]) -> Part:
         shown = part.get("image_url")
         more = set(part) - {"type", "image_url"}
-        # SGLang adds it.
-        more -= {"modalities"} if part.get("modalities") == "image" else set()
+        if part.get("modalities") == "image":
+            more.discard("modalities")  # SGLang adds it
         detail = None
         if isinstance(shown, dict):
             more |= set(shown) - {"url", "detail"}
-            detail, shown = shown.get("detail"), shown.get("url")
+            detail = shown.get("detail")
+            shown = shown.get("url")
         if not isinstance(shown, str) or not isinstance(detail, str | None):
-            return [Part(raw=self._kept(part))]
+            return Part(raw=self._kept(part))
         if shown[:5].lower() != "data:":
             if self._stays(shown):
-                return [Part(raw=part)]
+                return Part(raw=part)
             self.dropped["address"] += 1
-            return [Part(image=self._by_address(shown), detail=detail)]
-        found = _DATA_URL.match(shown)
-        data = None if found is None or more else canonical(shown[found.end() :])
-        if found is None or data is None:
+            return Part(image=self._by_address(shown), detail=detail)
+
+        # A picture has a name of its own only if its bytes give the same text again.
+        head = _DATA_URL.match(shown)
+        data = None
+        if head is not None and not more:
+            data = canonical(shown[head.end() :])
+        if head is None or data is None:
             self.changed["image-raw"] += not more
-            return [Part(raw=self._kept(part))]
-        return [Part(image=self._by_content(data, found[1]), detail=detail)]
+            return Part(raw=self._kept(part))
+        return Part(image=self._by_content(data, head[1]), detail=detail)
 
     def _by_content(self, data: bytes, media_type: str) -> str:
         digest = self.contents.add(data)
-        return self._name(
-            ("content", f"{digest} {media_type}"),
-            Content(sha256=digest, media_type=media_type),
-        )
+        content = Content(sha256=digest, media_type=media_type)
+        return self._name(("content", f"{digest} {media_type}"), content)
 
     def _by_address(self, address: str) -> str:
         self.changed["image-by-address"] += 1
         number = sum(kind == "address" for kind, _ in self._named)
-        return self._name(
-            ("address", address), Noise(seed=number + 1, size=UNSEEN_SIZE)
-        )
+        noise = Noise(seed=number + 1, size=UNSEEN_SIZE)
+        return self._name(("address", address), noise)
 
     def _name(self, identity: tuple[str, str], image: Image) -> str:
         name = self._named.setdefault(identity, f"i{len(self._named) + 1}")
@@ -445,14 +472,13 @@ class Bodies:
     # ------------------------------------------------------------------ anything
 
     def _only_here(self, fields: dict[str, Any]) -> None:
-        """Pictures and sounds of SGLang's own requests are also read from paths on its
-        machine. Raises Unusable."""
+        """Refuse what a server would read elsewhere: pictures and sounds of SGLang's own
+        requests are also read from paths on its machine. Raises Unusable."""
         for name in ("image_data", "video_data", "audio_data"):
             for value in _leaves(fields.get(name)):
-                if isinstance(value, str) and not (
-                    _carried(value) or self._stays(value)
-                ):
-                    raise Unusable("pictures or sounds by address or path")
+                if not isinstance(value, str) or _carried(value) or self._stays(value):
+                    continue
+                raise Unusable("pictures or sounds by address or path")
 
     def _stays(self, address: str) -> bool:
         """Whether an address may stay: nobody is asked but this machine, and it names
@@ -464,49 +490,43 @@ class Bodies:
     def _kept(
         self, fields: dict[str, Any], depth: int = 0, fetched: bool = False
     ) -> dict[str, Any]:
-        """Without credentials and addresses of others, to any depth; who asked has
-        another name.
-        ``fetched``: within what a server fetches pictures and sounds for."""
-        kept = {}
+        """Drop credentials and addresses of others, to any depth; who asked gets another
+        name. ``fetched``: within what a server fetches pictures and sounds for."""
+        kept: dict[str, Any] = {}
         for name, value in fields.items():
             inside = fetched or (depth == 0 and name in _FETCHED)
-            # Deeper, a name may be that of a tool's parameter, and what it holds a
-            # schema.
+            # Deeper, a name may be that of a tool's parameter, and what it holds a schema.
             own = depth == 0 or not isinstance(value, dict | list)
             if name in _WHO and own and not self.own:
                 kept[name] = self._renamed(value)
             elif names_a_secret(name) and own:
                 self.dropped["credential"] += 1
-            elif (
-                _HOSTS.fullmatch(name)
-                and isinstance(value, str)
-                and not is_local(value)
-            ):
+            elif _is_other_host(name, value):
                 self.changed["host"] += 1
                 kept[name] = "127.0.0.1"
-            elif (
-                (inside or not self.own)
-                and _is_address(name, value)
-                and not self._stays(value)
-            ):
+            elif (inside or not self.own) and self._is_other_address(name, value):
                 self.dropped["address"] += 1
             else:
                 kept[self._text(name)] = self._value(value, depth + 1, inside)
         return kept
 
+    def _is_other_address(self, name: str, value: Any) -> bool:
+        """Whether a field is an address that may not stay."""
+        return _is_address(name, value) and not self._stays(value)
+
     def _renamed(self, value: Any) -> Any:
-        """The same shape, with other texts of the same lengths."""
+        """Return the same shape, with other texts of the same lengths."""
         if isinstance(value, dict):
-            return {self._text(name): self._renamed(one) for name, one in value.items()}
+            return {
+                self._text(name): self._renamed(item) for name, item in value.items()
+            }
         if isinstance(value, list):
-            return [self._renamed(one) for one in value]
+            return [self._renamed(item) for item in value]
         if not isinstance(value, str) or not value:
             return value
         self.changed["who"] += 1
-        made = f"u{len(self._stand_ins) + 1}"
-        return self._stand_ins.setdefault(
-            value, made.ljust(len(value), "0")[: len(value)]
-        )
+        made = f"u{len(self._stand_ins) + 1}".ljust(len(value), "0")
+        return self._stand_ins.setdefault(value, made[: len(value)])
 
     def _value(self, value: Any, depth: int, fetched: bool = False) -> Any:
         if depth > MAX_DEPTH:
@@ -520,36 +540,22 @@ class Bodies:
         return self._text(value)
 
     def _text(self, value: Any) -> Any:
-        """``value``, if it is a text as it can be written to a file again."""
+        """Return ``value``. Raises AsItIs: it is a text that no file can hold."""
         if isinstance(value, str) and _SURROGATE.search(value):
             raise AsItIs("halves of characters")
         return value
 
 
-_FIELD_OF_ADDRESS: Final = re.compile(
-    (
-        r'"(?:[^"\\]|\\.){0,40}url(?:[^"\\]|\\.){0,10}"\s*+:\s*+"(?P<value>(?:[^"\\]'
-        r"|\\.){0,2000})"
-    ),
-    re.IGNORECASE,
-)
-
-
-def _fetches(text: str) -> bool:
-    """Whether a body that is no JSON, or that cannot be taken apart, gives a server an
-    address of another machine to fetch, as a field whose name has ``url`` in it."""
-    for found in _FIELD_OF_ADDRESS.finditer(text):
-        try:
-            value = json.loads(f'"{found["value"]}"', strict=False)
-        except ValueError:
-            value = found["value"]
-        if goes_out(value):
-            return True
-    return False
+def _is_other_host(name: str, value: object) -> bool:
+    """Whether a field names another machine as a host."""
+    if not isinstance(value, str) or not HOSTS.fullmatch(name):
+        return False
+    return not is_local(value)
 
 
 def canonical(text: str) -> bytes | None:
-    """The bytes of a Base64 text; None where encoding them again gives another text."""
+    """Return the bytes of a Base64 text; None where encoding them again gives another
+    text."""
     try:
         data = base64.b64decode(text)
     except (binascii.Error, ValueError):
@@ -566,36 +572,38 @@ def _is_address(name: str, value: object) -> bool:
 
 
 def _leaves(value: Any) -> list[Any]:
-    """Raises RecursionError: it is nested without end, which JSON that was parsed is
-    not."""
-    if isinstance(value, list):
-        return [leaf for item in value for leaf in _leaves(item)]
+    """Return what lists within lists hold. Raises RecursionError: they are nested
+    without end, which JSON that was parsed is not."""
     if isinstance(value, dict):
         return [value.get("url", "")]
-    return [] if value is None else [value]
+    if not isinstance(value, list):
+        return [] if value is None else [value]
+    leaves: list[Any] = []
+    for item in value:
+        leaves += _leaves(item)
+    return leaves
 
 
-def _carried(value: object) -> bool:
-    """The picture or sound itself: a data: URL, or Base64 of some length."""
-    if not isinstance(value, str):
-        return False
-    return value[:5].lower() == "data:" or (
-        len(value) >= 64 and canonical(value) is not None
-    )
+def _carried(value: str) -> bool:
+    """Whether it is the picture or sound itself: a data: URL, or Base64 of some
+    length."""
+    if value[:5].lower() == "data:":
+        return True
+    return len(value) >= 64 and canonical(value) is not None
 
 
 def _form(raw: bytes, kind: str) -> list[FormPart] | None:
-    """The fields of a multipart body; None: it is none, or not as a server reads it."""
-    head = f"Content-Type: {kind}\r\nMIME-Version: 1.0\r\n\r\n".encode(
-        "latin-1", "replace"
-    )
+    """Return the fields of a multipart body; None: it is none, or not as a server reads
+    it."""
+    head = f"Content-Type: {kind}\r\nMIME-Version: 1.0\r\n\r\n"
+    message = head.encode("latin-1", "replace") + raw
     try:
-        read = message_from_bytes(head + raw, policy=HTTP)
+        read = message_from_bytes(message, policy=HTTP)
     except RecursionError:  # forms within forms: no server reads that
         return None
     if not read.is_multipart() or read.defects:
         return None
-    fields = []
+    fields: list[FormPart] = []
     for part in read.iter_parts():
         name = part.get_param("name", header="content-disposition")
         data = part.get_payload(decode=True)
@@ -620,10 +628,14 @@ _BEHIND_A_GATEWAY: Final = re.compile(
 _WITHOUT_VERSION: Final = re.compile(r"(?:/[\w.~%-]+)*/chat/completions")
 
 
-def played_path(path: str, *, whole: bool) -> str:
-    """The path under which it is played: as it is, whole; of a completion without what
-    a gateway put before it. ``whole``: the slash at its end counts."""
-    path = path if whole else path.rstrip("/")
-    if found := _BEHIND_A_GATEWAY.fullmatch(path):
-        return found["path"]
-    return CHAT if _WITHOUT_VERSION.fullmatch(path) else path or "/"
+def _played_path(path: str, *, whole: bool) -> str:
+    """Return the path under which it is played: as it is, whole; of a completion
+    without what a gateway put before it. ``whole``: the slash at its end counts."""
+    if not whole:
+        path = path.rstrip("/")
+    behind = _BEHIND_A_GATEWAY.fullmatch(path)
+    if behind:
+        return behind["path"]
+    if _WITHOUT_VERSION.fullmatch(path):
+        return CHAT
+    return path or "/"

@@ -31,7 +31,7 @@ from mmrepro.base.records import Record
 from mmrepro.engines import ENGINES
 from mmrepro.engines.models.tiny import TINY
 from mmrepro.traffic.capture.messages import Captured
-from mmrepro.traffic.capture.parsing import Line, no_constant
+from mmrepro.traffic.capture.parsing import TextLine, no_constant
 from mmrepro.traffic.capture.recorded import MAX_TEXT, RecordedRequest
 from mmrepro.traffic.capture.scale import Lengths
 from mmrepro.traffic.capture.texts import Gathered, Vocabulary, rewritten
@@ -42,17 +42,18 @@ from mmrepro.traffic.case.model import (
     Case,
     Message,
     Operation,
+    Part,
     ServerWanted,
 )
 from pydantic import Field
 
 BLOCK, BAILIAN_BLOCK = 512, 16
-AT_ONCE = 256
+_AT_ONCE = 256
 """Requests of a trace that wait for their answers at the same time, at most: as many
 connections as a client may well hold."""
-MOST_IDS = 4 << 20
+_MOST_IDS = 4 << 20
 """Hash ids of all rows that are kept."""
-MOST_TOKENS: Final = 1 << 24
+_MOST_TOKENS: Final = 1 << 24
 _NAMES: Final = {
     "at": ("timestamp", "created_time"),
     "input": ("input_length", "input_tokens"),
@@ -61,7 +62,7 @@ _NAMES: Final = {
 
 
 @dataclass(frozen=True)
-class Excerpt:
+class RecordingExcerpt:
     """The part of a recording that is read: requests that were sent from ``begin`` to
     before ``end``, in seconds after the first one, and of these the ``first`` so many;
     None: all."""
@@ -71,28 +72,31 @@ class Excerpt:
     end: float = math.inf
 
     def __bool__(self) -> bool:
-        return self != Excerpt()
+        return self != RecordingExcerpt()
 
     def has(self, at_s: float) -> bool:
         return self.begin <= at_s < self.end
 
     def places(self, moments: Sequence[float | None]) -> list[int]:
-        """Which of the requests that were sent at these ``moments`` are wanted; one
+        """Return which of the requests that were sent at these ``moments`` are wanted; one
         without a time counts as sent with the one before it."""
-        origin = min((m for m in moments if m is not None), default=0.0)
-        found, last = [], 0.0
+        known = [moment for moment in moments if moment is not None]
+        origin = min(known, default=0.0)
+        wanted: list[int] = []
+        last = 0.0
         for place, moment in enumerate(moments):
-            last = last if moment is None else moment - origin
+            if moment is not None:
+                last = moment - origin
             if self.has(last):
-                found.append(place)
-        return found[: self.first]
+                wanted.append(place)
+        return wanted[: self.first]
 
 
-WHOLE: Final = Excerpt()
+WHOLE: Final = RecordingExcerpt()
 
 
 @dataclass(frozen=True)
-class Row:
+class TraceRow:
     """A request of a trace.
 
     Attributes:
@@ -115,7 +119,7 @@ class Row:
 class Trace:
     """Rows in the order of their arrival, and the number of tokens of a block."""
 
-    rows: list[Row]
+    rows: list[TraceRow]
     block: int = BLOCK
     notes: list[str] = field(default_factory=list)
 
@@ -125,145 +129,184 @@ class Trace:
 
 def is_trace(keys: set[str]) -> bool:
     """Whether an object with these fields is a row of a trace."""
-    return "hash_ids" in keys or bool(
-        keys.intersection(_NAMES["input"])
-        and keys & {*_NAMES["at"], *_NAMES["output"], "delay"}
-    )
+    if "hash_ids" in keys:
+        return True
+    beside = {*_NAMES["at"], *_NAMES["output"], "delay"}
+    return bool(keys.intersection(_NAMES["input"]) and keys & beside)
 
 
 def read_trace(
-    lines: Iterable[Line], file: str, limit: int, excerpt: Excerpt = WHOLE
+    lines: Iterable[TextLine], file: str, limit: int, excerpt: RecordingExcerpt = WHOLE
 ) -> Trace:
-    """The rows of ``file``, as far as they are wanted: nothing behind the last of these
-    is read.
+    """Read the rows of ``file`` that are wanted: nothing behind the last of these is
+    read.
 
     Raises:
         UsageError: one sentence, which names the line.
     """
-    rows: list[tuple[int, Row]] = []
-    notes = []
-    ids, origin, most = 0, None, min(limit, excerpt.first or limit)
-    seconds = False
+    rows: list[tuple[int, TraceRow]] = []
+    notes: list[str] = []
+    kept_ids = 0
+    most_rows = min(limit, excerpt.first or limit)
+    origin: float | None = None
+    in_seconds = False
     texts: dict[str, int] = {}
     for line in lines:
         if not line.text.strip():
             continue
+        last = rows[-1][1].at_s if rows else 0.0
         try:
-            told = _object(line)
-            seconds = seconds or "chat_id" in told
-            row = _row(told, seconds, texts, rows[-1][1].at_s if rows else 0.0)
+            fields = _object(line)
+            # A chat_id is a field of Bailian's rows, whose times are seconds.
+            in_seconds = in_seconds or "chat_id" in fields
+            row = _row(fields, in_seconds, texts, last)
         except ValueError as why:
             raise UsageError(
                 f"{file}, line {line.number}: {why}.",
                 hint='a row is {"timestamp": ms, "input_length": N, "output_length": N, '
                 '"hash_ids": [N, …]}',
             ) from why
-        origin = row.at_s if origin is None else origin
+        if origin is None:
+            origin = row.at_s
         if not excerpt.has(row.at_s - origin):
             continue
-        if len(rows) == most or ids + len(row.blocks) > MOST_IDS:
+        if len(rows) == most_rows or kept_ids + len(row.blocks) > _MOST_IDS:
             if len(rows) != excerpt.first:
                 notes.append(f"Only the first {len(rows)} rows of the trace are read.")
             break
-        ids += len(row.blocks)
+        kept_ids += len(row.blocks)
         rows.append((line.number, row))
-    block = _block(rows, file, BAILIAN_BLOCK if seconds else BLOCK)
-    return Trace(
-        sorted((row for _, row in rows), key=lambda row: row.at_s), block, notes
-    )
+    block = _block(rows, file, BAILIAN_BLOCK if in_seconds else BLOCK)
+    in_order = sorted((row for _, row in rows), key=lambda row: row.at_s)
+    return Trace(in_order, block, notes)
 
 
-def _object(line: Line) -> dict[str, Any]:
+def _object(line: TextLine) -> dict[str, Any]:
     """Raises ValueError, with a clause for people."""
     if line.cut:
         raise ValueError("it is too long")
     try:
-        told = json.loads(line.text, parse_constant=no_constant)
+        fields = json.loads(line.text, parse_constant=no_constant)
     except (ValueError, RecursionError):
         raise ValueError("it is no JSON") from None
-    if not isinstance(told, dict):
+    if not isinstance(fields, dict):
         raise ValueError("it is no JSON object")
-    if not is_trace(set(told)):
+    if not is_trace(set(fields)):
         raise ValueError("it has no input_length")
-    return told
+    return fields
 
 
 def _row(
-    told: dict[str, Any], seconds: bool, texts: dict[str, int], last: float
-) -> Row:
-    """Raises ValueError, with a clause for people."""
-    at = _of(told, "at")
+    fields: dict[str, Any], in_seconds: bool, texts: dict[str, int], last: float
+) -> TraceRow:
+    """Read a row; without a time it arrives at ``last``. ``texts`` are the ids of
+    blocks that are texts. Raises ValueError, with a clause for people."""
+    at = _of(fields, "at")
     if at is not None and (type(at) not in (int, float) or not 0 <= at < 1e15):
         raise ValueError("its timestamp is no number of milliseconds from 0 on")
-    counts = []
-    for name, least in (("input", 1), ("output", 0)):
-        count = _of(told, name)
-        if type(count) is float and count.is_integer():
-            count = int(count)
-        if type(count) is not int or not least <= count <= MOST_TOKENS:
-            raise ValueError(
-                f"its {name}_length is no number of tokens from {least} on"
-            )
-        counts.append(count)
-    given = told.get("hash_ids") or []
-    if not isinstance(given, list) or not all(type(one) in (int, str) for one in given):
+    at_s = last
+    if at is not None:
+        at_s = at if in_seconds else at / 1000
+    prompt = _tokens(fields, "input", 1)
+    answer = _tokens(fields, "output", 0)
+    session = fields.get("session_id")
+    return TraceRow(
+        at_s=at_s,
+        prompt=prompt,
+        answer=max(1, answer),
+        blocks=_block_ids(fields, texts),
+        session="" if session is None else str(session)[:200],
+    )
+
+
+def _tokens(fields: dict[str, Any], name: str, least: int) -> int:
+    """Raises ValueError, with a clause for people."""
+    count = _of(fields, name)
+    if type(count) is float and count.is_integer():
+        count = int(count)
+    if type(count) is not int or not least <= count <= _MOST_TOKENS:
+        raise ValueError(f"its {name}_length is no number of tokens from {least} on")
+    return count
+
+
+def _block_ids(fields: dict[str, Any], texts: dict[str, int]) -> Sequence[int]:
+    """Return the ids of a row's blocks. Raises ValueError, with a clause for people."""
+    given = fields.get("hash_ids") or []
+    if not isinstance(given, list) or not all(type(id) in (int, str) for id in given):
         raise ValueError("its hash_ids are no list of numbers")
-    blocks = [
-        one if type(one) is int else ~texts.setdefault(one, len(texts)) for one in given
-    ]
-    if any(abs(one) >= 1 << 63 for one in blocks):  # unsigned ones of 64 bits
-        blocks = [(one + (1 << 63)) % (1 << 64) - (1 << 63) for one in blocks]
-    session = told.get("session_id")
-    return Row(
-        last if at is None else at if seconds else at / 1000,
-        counts[0],
-        max(1, counts[1]),
-        array("q", blocks),
-        "" if session is None else str(session)[:200],
-    )
+    blocks: list[int] = []
+    for id in given:
+        # Ids that are texts are numbered from -1 down.
+        number = id if type(id) is int else ~texts.setdefault(id, len(texts))
+        blocks.append(number)
+    if any(abs(number) >= 1 << 63 for number in blocks):
+        # Unsigned ids of 64 bits go into an array of signed ones.
+        blocks = [(number + (1 << 63)) % (1 << 64) - (1 << 63) for number in blocks]
+    return array("q", blocks)
 
 
-def _of(told: Mapping[str, Any], name: str) -> Any:
-    return next((told[one] for one in _NAMES[name] if told.get(one) is not None), None)
+def _of(fields: Mapping[str, Any], name: str) -> Any:
+    """Return the field that a trace may call by several names; None: it has none."""
+    for key in _NAMES[name]:
+        if fields.get(key) is not None:
+            return fields[key]
+    return None
 
 
-def _block(rows: Sequence[tuple[int, Row]], file: str, usual: int) -> int:
-    """Tokens of a block: as usual, or the largest power of 2 that fits all rows. Raises
-    UsageError: a row has more blocks than its prompt."""
-    many = [(number, row) for number, row in rows if len(row.blocks) > 1]
-    if not many:
+def _block(rows: Sequence[tuple[int, TraceRow]], file: str, usual: int) -> int:
+    """Return tokens of a block: as usual, or the largest power of 2 that fits all rows.
+
+    Raises UsageError: a row has more blocks than its prompt.
+    """
+    several = [(number, row) for number, row in rows if len(row.blocks) > 1]
+    if not several:
         return usual
-    number, tight = min(
-        many, key=lambda one: (one[1].prompt - 1) / (len(one[1].blocks) - 1)
-    )
-    most = (tight.prompt - 1) // (len(tight.blocks) - 1)
+
+    # All blocks but the last are full, and the last has a token at least.
+    def tokens_a_block(numbered: tuple[int, TraceRow]) -> float:
+        _, row = numbered
+        return (row.prompt - 1) / (len(row.blocks) - 1)
+
+    number, tightest = min(several, key=tokens_a_block)
+    most = (tightest.prompt - 1) // (len(tightest.blocks) - 1)
     if most >= usual:
         return usual
     block = 1 << max(0, most.bit_length() - 1)
-    whole = all(
-        len(r.blocks) in (r.prompt // block, -(-r.prompt // block)) for _, r in many
-    )
-    if most < 1 or not whole:
+    fits = all(_fits(row, block) for _, row in several)
+    if most < 1 or not fits:
         raise UsageError(
-            f"{file}, line {number}: {len(tight.blocks)} hash_ids are too many for "
-            f"{tight.prompt} tokens in blocks of {usual}."
+            f"{file}, line {number}: {len(tightest.blocks)} hash_ids are too many for "
+            f"{tightest.prompt} tokens in blocks of {usual}."
         )
     return block
+
+
+def _fits(row: TraceRow, block: int) -> bool:
+    """Whether a row has as many blocks of that size as its prompt, with or without a
+    last one that is not full."""
+    full = row.prompt // block
+    begun = -(-row.prompt // block)
+    return len(row.blocks) in (full, begun)
 
 
 # ------------------------------------------------------------------- made into requests
 
 
-class _Node:
-    """A block behind all those before it; ``used``: pieces that its successors begin
-    with."""
+class _PromptBlock:
+    """A block of a prompt, behind all those before it."""
 
-    def __init__(self, text: list[str], branch: _Node | None) -> None:
-        self.text, self.next = text, dict[Any, _Node]()
-        self.used: set[str] = set() if text or branch is None else branch.used
+    def __init__(self, text: list[str], parent: _PromptBlock | None) -> None:
+        self.text = text
+        self.next: dict[Any, _PromptBlock] = {}
+        self.used: set[str] = set()
+        """Pieces that its successors begin with."""
+        if parent is not None and not text:
+            # What follows an empty block stands where the block does, and must differ
+            # from what follows the blocks beside it too.
+            self.used = parent.used
 
 
-class _Prompts:
+class _MadeUpPrompts:
     """Prompts of a trace: equal blocks are equal texts, and others part at their first
     token."""
 
@@ -272,49 +315,54 @@ class _Prompts:
         """Blocks that begin with the token of another one: no other was left."""
         self._vocabulary = vocabulary
         self._chance = random.Random(f"trace {seed}")  # noqa: S311 - no secret
-        self._root = _Node([], None)
+        self._root = _PromptBlock([], None)
 
     def text(self, spans: Iterable[tuple[object, int, int]]) -> str:
-        """``spans``: of each block its id, its tokens here, and its tokens where it is
-        whole."""
-        node, pieces = self._root, list[str]()
+        """Return the text of ``spans``: of each block its id, its tokens here, and its
+        tokens where it is whole."""
+        block = self._root
+        pieces: list[str] = []
         for name, length, whole in spans:
-            if name not in node.next:
-                node.next[name] = _Node(self._new(whole, node.used), node)
-            node = node.next[name]
-            pieces += node.text[:length]
+            if name not in block.next:
+                block.next[name] = _PromptBlock(self._new(whole, block.used), block)
+            block = block.next[name]
+            pieces += block.text[:length]
         return self._vocabulary.joint.join(pieces)
 
     def _new(self, length: int, used: set[str]) -> list[str]:
-        made = self._chance.choices(self._vocabulary.pieces, k=length)
-        if made:
+        """Make up a block that begins with none of the ``used`` pieces."""
+        pieces = self._chance.choices(self._vocabulary.pieces, k=length)
+        if pieces:
             other = self._vocabulary.other(used, self._chance)
             self.alike += other is None
-            made[0] = other or made[0]
-            used.add(made[0])
-        return made
+            pieces[0] = other or pieces[0]
+            used.add(pieces[0])
+        return pieces
 
 
 def requests_of(
     trace: Trace, server: ServerWanted, seed: int = 0
 ) -> tuple[list[RecordedRequest], list[str]]:
-    """A greedy, streamed completion for each row, with exactly its tokens by the
-    model's tokenizer, and sentences on what was changed. Lengths and blocks are scaled
-    by one factor, if the model is too short for them. Raises UsageError: the model has
-    no tokenizer."""
+    """Make a greedy, streamed completion of each row, with exactly its tokens by the
+    model's tokenizer; also return sentences on what was changed. Lengths and blocks are
+    scaled by one factor, if the model is too short for them. Raises UsageError: the
+    model has no tokenizer."""
     folder = None if server.model in TINY else Path(server.model)
     vocabulary = Vocabulary(folder, server.model)
     engine = ENGINES.get(server.engine)
     frame = engine.chat_frame if engine is not None else None
-    around = (
-        vocabulary.ends if frame is None else len(vocabulary.encode("".join(frame)))
-    )
+    around = vocabulary.ends
+    if frame is not None:
+        around = len(vocabulary.encode("".join(frame)))
     longest = max((row.prompt + row.answer for row in trace.rows), default=1)
     # An answer of less than a token becomes one.
     most = max(server.max_model_len - around - 1, 1)
     factor = min(1.0, most / longest)
-    prompts = _Prompts(vocabulary, seed)
-    found, notes, size, longer = [], list(trace.notes), 0, 0
+
+    prompts = _MadeUpPrompts(vocabulary, seed)
+    requests: list[RecordedRequest] = []
+    notes = list(trace.notes)
+    size = longer = 0
     for number, row in enumerate(trace.rows):
         # What the engine puts around a prompt belongs to its tokens.
         length = math.floor(row.prompt * factor) - around
@@ -325,16 +373,11 @@ def requests_of(
             notes.append(f"Only the first {number} requests fit a case.")
             break
         text = prompts.text(_spans(row, number, length, trace.block, factor))
-        parameters = {
-            "max_tokens": max(1, math.floor(row.answer * factor)),
-            "temperature": 0,
-            "ignore_eos": True,
-        }
-        sent: dict[str, Any] = {"path": COMPLETIONS, "prompt": text}
-        if frame is not None:
-            sent = {"path": CHAT, "messages": [Message(role="user", content=text)]}
-        operation = Operation(id="r1", parameters=parameters, stream=True, **sent)
-        found.append(RecordedRequest(operation, at_s=row.at_s, running=AT_ONCE - 1))
+        answer = max(1, math.floor(row.answer * factor))
+        operation = _operation(text, answer, in_chat=frame is not None)
+        request = RecordedRequest(operation, at_s=row.at_s, running=_AT_ONCE - 1)
+        requests.append(request)
+
     notes.append(
         "The prompts are made up, greedy and streamed: equal blocks are equal text, "
         "and lengths are exact by the model's tokenizer."
@@ -354,18 +397,27 @@ def requests_of(
         notes.append(
             f"{prompts.alike} blocks begin with the same token as another one."
         )
-    return found, notes
+    return requests, notes
+
+
+def _operation(text: str, answer: int, *, in_chat: bool) -> Operation:
+    """Return a greedy, streamed request whose answer has exactly so many tokens."""
+    parameters = {"max_tokens": answer, "temperature": 0, "ignore_eos": True}
+    prompt: dict[str, Any] = {"path": COMPLETIONS, "prompt": text}
+    if in_chat:
+        messages = [Message(role="user", content=text)]
+        prompt = {"path": CHAT, "messages": messages}
+    return Operation(id="r1", parameters=parameters, stream=True, **prompt)
 
 
 def _spans(
-    row: Row, number: int, length: int, block: int, factor: float
+    row: TraceRow, number: int, length: int, block: int, factor: float
 ) -> Iterator[tuple[object, int, int]]:
-    """Blocks of a prompt that is scaled to ``length`` tokens; what is behind them is
-    its own."""
+    """Yield blocks of a prompt that is scaled to ``length`` tokens; what is behind them
+    is its own."""
+    sizes = row.sizes or itertools.repeat(block)
     begin = end = 0
-    for name, size in zip(
-        row.blocks, row.sizes or itertools.repeat(block), strict=False
-    ):
+    for name, size in zip(row.blocks, sizes, strict=False):
         end += size
         whole = math.floor(end * factor)
         yield name, min(whole, length) - begin, whole - begin
@@ -374,16 +426,18 @@ def _spans(
         yield f"row {number}", length - begin, length - begin
 
 
-def in_sessions(case: Case, rows: Sequence[Row]) -> Case:
-    """A row of a session waits for the answer of the one before it."""
+def in_sessions(case: Case, rows: Sequence[TraceRow]) -> Case:
+    """Let each row of a session wait for the answer of the one before it."""
     last: dict[str, str] = {}
-    operations = []
-    for op, row in zip(case.operations, rows, strict=False):
+    operations: list[Operation] = []
+    for operation, row in zip(case.operations, rows, strict=False):
+        before = last.get(row.session)
+        if before is not None:
+            after = [f"{before}.end", *operation.after]
+            operation = operation.model_copy(update={"after": after})
         if row.session:
-            if before := last.get(row.session):
-                op = op.model_copy(update={"after": [f"{before}.end", *op.after]})
-            last[row.session] = op.id
-        operations.append(op)
+            last[row.session] = operation.id
+        operations.append(operation)
     return case.model_copy(update={"operations": operations})
 
 
@@ -438,9 +492,9 @@ def write_trace(captured: Captured, file: Path, model: Path | None = None) -> Wr
         UnwritableOutput: the file cannot be written.
     """
     left: Counter[str] = Counter()
-    found = list(_counted(captured, model, left))
-    known = [one.answer for one in found if one.answer is not None]
-    if not known:
+    requests = list(_counted(captured, model, left))
+    answers = [request.answer for request in requests if request.answer is not None]
+    if not answers:
         raise UsageError(
             (
                 "The recording tells of no request how many tokens were generated or "
@@ -451,30 +505,28 @@ def write_trace(captured: Captured, file: Path, model: Path | None = None) -> Wr
                 "in each request"
             ),
         )
-    usual = round(statistics.median(known))
-    both = [one for one in found if one.prompt is not None and one.units]
-    units = sum(len(one.units) for one in both)
-    stretch = sum(one.prompt or 0 for one in both) / units if units else 1.0
+    usual = round(statistics.median(answers))
+    stretch = _stretch(requests)
     key = os.urandom(32)
-    lines, ids, total = [], set[int](), 0
-    prompts = answers = 0
-    for one in found:
-        length = one.prompt or max(1, round(len(one.units) * stretch))
-        answer = usual if one.answer is None else one.answer
-        blocks = _hashed(one.units, length, stretch, key)
+    lines: list[str] = []
+    distinct: set[int] = set()
+    blocks = prompt_tokens = answer_tokens = 0
+    for request in requests:
+        estimate = max(1, round(len(request.units) * stretch))
+        length = request.prompt or estimate
+        answer = usual if request.answer is None else request.answer
+        ids = _hashed(request.units, length, stretch, key)
         row = {
-            "timestamp": one.at_ms,
+            "timestamp": request.at_ms,
             "input_length": length,
             "output_length": answer,
-            "hash_ids": blocks,
+            "hash_ids": ids,
         }
         lines.append(json.dumps(row) + "\n")
-        ids.update(blocks)
-        total, prompts, answers = (
-            total + len(blocks),
-            prompts + length,
-            answers + answer,
-        )
+        distinct.update(ids)
+        blocks += len(ids)
+        prompt_tokens += length
+        answer_tokens += answer
     try:
         write_file(file, "".join(lines))
     except OSError as error:
@@ -483,19 +535,32 @@ def write_trace(captured: Captured, file: Path, model: Path | None = None) -> Wr
         ) from error
     return Written(
         file=file.name,
-        requests=len(found),
-        seconds=max(one.at_ms for one in found) / 1000,
-        prompt_tokens=prompts,
-        answer_tokens=answers,
-        blocks=total,
-        distinct=len(ids),
-        notes=list(_notes(captured, found, usual, stretch, model, left)),
+        requests=len(requests),
+        seconds=max(request.at_ms for request in requests) / 1000,
+        prompt_tokens=prompt_tokens,
+        answer_tokens=answer_tokens,
+        blocks=blocks,
+        distinct=len(distinct),
+        notes=list(_notes(captured, requests, usual, stretch, model, left)),
     )
+
+
+def _stretch(requests: Sequence[_Counted]) -> float:
+    """Return how many tokens of the server's count a unit of ours is, where both are
+    known."""
+    prompts = units = 0
+    for request in requests:
+        if request.prompt is not None and request.units:
+            prompts += request.prompt
+            units += len(request.units)
+    return prompts / units if units else 1.0
 
 
 def _counted(
     captured: Captured, model: Path | None, left: Counter[str]
 ) -> Iterator[_Counted]:
+    """Yield the requests that generate tokens; why others are ``left`` out is
+    counted."""
     case = captured.case
     lengths = Lengths(case, captured.contents, Vocabulary(model, case.server.model))
     at_ms = 0
@@ -507,32 +572,47 @@ def _counted(
             left[f"{recorded.status} was answered"] += 1
             continue
         units = _units(operation, case, lengths)
-        asked = next(
-            (n for n in map(_fields(operation).get, _ASKED) if type(n) is int), None
-        )
-        if not units or operation.path.rstrip("/").endswith(
-            ("embeddings", "score", "rerank")
-        ):
+        path = operation.path.rstrip("/")
+        if not units or path.endswith(("embeddings", "score", "rerank")):
             left["no token is generated"] += 1
             continue
-        told = (recorded.completion_tokens, recorded.pieces) if recorded else ()
-        answer = next((n for n in (*told, asked) if n is not None), None)
-        yield _Counted(
-            at_ms, units, recorded.prompt_tokens if recorded else None, answer
-        )
+        prompt = recorded.prompt_tokens if recorded else None
+        yield _Counted(at_ms, units, prompt, _answer_tokens(operation))
+
+
+def _answer_tokens(operation: Operation) -> int | None:
+    """Return the tokens of its answer, or else the pieces that came of it, or else how
+    many it asks for."""
+    recorded = operation.recorded
+    if recorded is not None:
+        if recorded.completion_tokens is not None:
+            return recorded.completion_tokens
+        if recorded.pieces is not None:
+            return recorded.pieces
+    fields = _fields(operation)
+    for name in _ASKED:
+        value = fields.get(name)
+        if type(value) is int:
+            return value
+    return None
 
 
 def _fields(operation: Operation) -> dict[str, Any]:
-    inner = operation.parameters.get("sampling_params")
-    return {**operation.parameters, **(inner if isinstance(inner, dict) else {})}
+    """Return its parameters, with those that stand in ``sampling_params``."""
+    fields = dict(operation.parameters)
+    sampling = operation.parameters.get("sampling_params")
+    if isinstance(sampling, dict):
+        fields.update(sampling)
+    return fields
 
 
 def _units(operation: Operation, case: Case, lengths: Lengths) -> Sequence[int]:
-    """What becomes of a prompt, in order: ids of tokens, and numbers for the rest.
-    Tools stand in front, as in most chat templates; a template's own tokens are one for
-    each message."""
+    """Return what becomes of a prompt, in order: ids of tokens, and numbers for the
+    rest. Tools stand in front, as in most chat templates; a template's own tokens are
+    one for each message."""
     units = array("q")
-    if tools := operation.parameters.get("tools"):
+    tools = operation.parameters.get("tools")
+    if tools:
         units.extend(lengths.ids(json.dumps(tools)))
     if operation.messages is None:
         gathered = Gathered()
@@ -540,66 +620,78 @@ def _units(operation: Operation, case: Case, lengths: Lengths) -> Sequence[int]:
         for text in gathered.prompts:
             units.extend(lengths.ids(text))
         for ids in gathered.of_ids:
-            units.extend(n if abs(n) < 1 << 62 else 0 for n in ids)
+            # What a client sent as an id may be any number.
+            units.extend(id if abs(id) < 1 << 62 else 0 for id in ids)
         return units
     for message in operation.messages:
         units.append(_number(message.role))
         for part in message.parts():
-            if part.text is not None:
-                units.extend(lengths.ids(part.text))
-            elif part.image is not None:
-                kind = case.images[part.image]
-                picture = _number(f"{kind.kind} {kind.model_dump_json()}")
-                units.extend([picture] * max(1, lengths.images[part.image]))
-            else:
-                units.append(_number(json.dumps(part.raw, sort_keys=True)))
+            units.extend(_part_units(part, case, lengths))
         if message.more:
             units.extend(lengths.ids(json.dumps(message.more)))
     return units
 
 
+def _part_units(part: Part, case: Case, lengths: Lengths) -> Sequence[int]:
+    """Return the units of a part of a message: as many equal ones as a picture has
+    tokens."""
+    if part.text is not None:
+        return lengths.ids(part.text)
+    if part.image is None:
+        return [_number(json.dumps(part.raw, sort_keys=True))]
+    image = case.images[part.image]
+    number = _number(f"{image.kind} {image.model_dump_json()}")
+    return [number] * max(1, lengths.images[part.image])
+
+
 def _number(text: str) -> int:
-    """For what is no token: none of the ids that a vocabulary has."""
+    """Return a number for what is no token: none of the ids that a vocabulary has."""
     digest = hashlib.blake2b(text.encode("utf-8", "replace"), digest_size=7).digest()
     return int.from_bytes(digest, "big") | 1 << 60
 
 
 def _hashed(units: Sequence[int], length: int, stretch: float, key: bytes) -> list[int]:
-    """An id for each block of ``length`` tokens; equal ones are equal prefixes."""
-    blocks = -(-length // BLOCK)
-    ends = [min(len(units), math.floor(n * BLOCK / stretch)) for n in range(1, blocks)]
-    begin, before, found = 0, b"", []
-    for end in (*ends, len(units)):
+    """Return an id for each block of ``length`` tokens; equal ones are equal
+    prefixes."""
+    count = -(-length // BLOCK)
+    ids: list[int] = []
+    begin = 0
+    chained = b""
+    for number in range(1, count + 1):
+        # Blocks are of tokens, and ``stretch`` tokens are a unit; the last one takes
+        # what is left.
+        end = min(len(units), math.floor(number * BLOCK / stretch))
+        if number == count:
+            end = len(units)
         data = array("q", units[begin:end]).tobytes()
-        before = hashlib.blake2b(before + data, key=key, digest_size=16).digest()
-        found.append(int.from_bytes(before[:8], "big") >> 12)
+        chained = hashlib.blake2b(chained + data, key=key, digest_size=16).digest()
+        ids.append(int.from_bytes(chained[:8], "big") >> 12)
         begin = end
-    return found
+    return ids
 
 
 def _notes(
     captured: Captured,
-    found: Sequence[_Counted],
+    requests: Sequence[_Counted],
     usual: int,
     stretch: float,
     model: Path | None,
     left: Mapping[str, int],
 ) -> Iterator[str]:
+    """Yield sentences on what the trace's numbers are."""
     for why, count in left.items():
         yield f"{count} requests are left out: {why}."
-    unknown = sum(one.answer is None for one in found)
+    unknown = sum(request.answer is None for request in requests)
     if unknown:
         yield (
             f"Of {unknown} requests no answer's length is known: the others' "
             f"median, {usual}."
         )
-    counted = sum(one.prompt is None for one in found)
-    tokenizer = (
-        "the tiny models' tokenizer, one token a byte"
-        if model is None
-        else str(model.name)
-    )
-    if counted == len(found):
+    counted = sum(request.prompt is None for request in requests)
+    tokenizer = "the tiny models' tokenizer, one token a byte"
+    if model is not None:
+        tokenizer = str(model.name)
+    if counted == len(requests):
         yield f"Prompts are counted by {tokenizer}, without a chat template."
     elif counted:
         yield (

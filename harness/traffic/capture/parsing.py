@@ -19,11 +19,11 @@ CUT = "\ufdd0mmrepro-cut\ufdd0"
 """At the end of a string that was cut. U+FDD0 is no character: no text holds one."""
 
 CHUNK = 1 << 18
-MOST_SILENCE = 4 << 20
+_MOST_SILENCE = 4 << 20
 """Bytes outside strings without an event."""
 _REST_OF_CHARACTER = re.compile(rb"[0-9A-Fa-f]{0,4}[\x80-\xbf]{0,3}")
 """What may be missing of ``\\u12`` or of a character of several bytes."""
-BACKSLASH = 0x5C
+_BACKSLASH = 0x5C
 _BOM = b"\xef\xbb\xbf"
 
 
@@ -86,11 +86,12 @@ class _Shortened:
                 self._rest = b""
                 break
             self._shorten(self._rest + chunk, out)
-        if self.fed > MOST_SILENCE:
-            raise BadJson(f"a value of more than {units.size(MOST_SILENCE)}")
+        if self.fed > _MOST_SILENCE:
+            raise BadJson(f"a value of more than {units.size(_MOST_SILENCE)}")
         return b"".join(out)
 
     def _shorten(self, data: bytes, out: list[bytes]) -> None:
+        """Add what is kept of ``data``; what cannot be told yet is the ``_rest``."""
         at = 0
         self._rest = b""
         while at < len(data):
@@ -99,7 +100,9 @@ class _Shortened:
                 end = len(data) if quote < 0 else quote + 1
                 out.append(data[at:end])
                 self.fed += end - at
-                self._inside, self._length, at = quote >= 0, 0, end
+                self._inside = quote >= 0
+                self._length = 0
+                at = end
                 continue
             end = _end(data, at)
             if end < 0:
@@ -110,15 +113,20 @@ class _Shortened:
                 return
             self._kept(data[at:end], out)
             out.append(b'"')
-            self._inside, at = False, end + 1
+            self._inside = False
+            at = end + 1
 
     def _kept(self, piece: bytes, out: list[bytes]) -> None:
-        before, self._length = self._length, self._length + len(piece)
+        """Add a piece of a string, as far as there is room for it."""
+        before = self._length
+        self._length += len(piece)
         if self._length <= MAX_TEXT:
             out.append(piece)
         elif before <= MAX_TEXT:
+            # The piece that goes too far: only a character that is begun ends.
             rest = _REST_OF_CHARACTER.match(piece)
-            out += [rest[0] if rest else b"", CUT.encode()]
+            out.append(rest[0] if rest else b"")
+            out.append(CUT.encode())
 
 
 def _end(data: bytes, at: int) -> int:
@@ -132,7 +140,7 @@ def _end(data: bytes, at: int) -> int:
 def _backslashes(data: bytes, begin: int, end: int) -> int:
     """How many there are directly before ``end``."""
     at = end
-    while at > begin and data[at - 1] == BACKSLASH:
+    while at > begin and data[at - 1] == _BACKSLASH:
         at -= 1
     return end - at
 
@@ -143,7 +151,7 @@ MAX_LINE = 48 << 20
 
 
 @dataclass(frozen=True)
-class Line:
+class TextLine:
     """``number`` from 1; ``cut``: longer than ``MAX_LINE``, and only its beginning is
     here;
     ``time``: of a log's line, as printed."""
@@ -154,7 +162,8 @@ class Line:
     time: str = ""
 
 
-def lines(file: BinaryIO) -> Iterator[Line]:
+def lines(file: BinaryIO) -> Iterator[TextLine]:
+    """Yield each line; of one that is too long the rest is read over."""
     number = 0
     while data := file.readline(MAX_LINE):
         number += 1
@@ -164,7 +173,8 @@ def lines(file: BinaryIO) -> Iterator[Line]:
             whole = rest.endswith(b"\n") or len(rest) < MAX_LINE
             data = data[:1000]
         cut = len(data) == 1000 and not data.endswith(b"\n")
-        yield Line(number, data.decode("utf-8", "replace").removeprefix("\ufeff"), cut)
+        text = data.decode("utf-8", "replace").removeprefix("\ufeff")
+        yield TextLine(number, text, cut)
 
 
 # ------------------------------------------------------------------ as Python prints it
@@ -189,9 +199,12 @@ def arguments(printed: str) -> dict[str, Any]:
 
 
 def _called(tree: ast.Call) -> dict[str, Any]:
-    return {
-        word.arg: _value(word.value) for word in tree.keywords if word.arg is not None
-    }
+    """Raises ValueError."""
+    values: dict[str, Any] = {}
+    for word in tree.keywords:
+        if word.arg is not None:  # None: **more
+            values[word.arg] = _value(word.value)
+    return values
 
 
 def _value(node: ast.expr) -> Any:
@@ -213,7 +226,7 @@ def _value(node: ast.expr) -> Any:
 
 
 def text_of(printed: str) -> str | None:
-    """What ``repr`` printed; None for ``None``. Raises ValueError."""
+    """Return what ``repr`` printed; None for ``None``. Raises ValueError."""
     try:
         value = ast.literal_eval(printed)
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
@@ -231,14 +244,16 @@ def no_constant(name: str) -> Any:
 # ---------------------------------------------------------- what logs of requests share
 
 
-def not_default(told: dict[str, Any], defaults: dict[str, Any]) -> dict[str, Any]:
-    """Sampling parameters that are not at their defaults; a tuple holds several
-    defaults."""
-    kept = {
-        n: told[n] for n in ("max_tokens", "temperature") if told.get(n) is not None
-    }
+def not_default(parameters: dict[str, Any], defaults: dict[str, Any]) -> dict[str, Any]:
+    """Return the sampling parameters that are not at their defaults; a tuple holds
+    several defaults."""
+    kept: dict[str, Any] = {}
+    # These two have no default that all servers share.
+    for name in ("max_tokens", "temperature"):
+        if parameters.get(name) is not None:
+            kept[name] = parameters[name]
     for name, usual in defaults.items():
-        value = told.get(name)
+        value = parameters.get(name)
         at_default = value in usual if isinstance(usual, tuple) else value == usual
         if value is not None and not at_default:
             kept[name] = value

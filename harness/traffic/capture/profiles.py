@@ -13,12 +13,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Final, NamedTuple
 
-from mmrepro.traffic.capture.mooncake import WHOLE, Excerpt, Row, Trace
+from mmrepro.traffic.capture.mooncake import WHOLE, RecordingExcerpt, Trace, TraceRow
 
-REQUESTS = 200
+_REQUESTS = 200
 """Of a profile, if no other number is asked for."""
-MOST_SESSIONS = 100_000
-ARRIVAL_S = 0.5
+_MOST_SESSIONS = 100_000
+_ARRIVAL_S = 0.5
 """Mean time between two sessions."""
 _ZIPF = 1.1
 """Of 1000 documents the 30 first are asked for in about 60 % of all cases."""
@@ -37,11 +37,11 @@ class Spread(NamedTuple):
         )
 
 
-DOCUMENT: Final = Spread(400, 0.5)
+_DOCUMENT: Final = Spread(400, 0.5)
 
 
 @dataclass(frozen=True)
-class Profile:
+class TrafficProfile:
     """A shape of load.
 
     Attributes:
@@ -66,7 +66,7 @@ class Profile:
 
 
 PROFILES: Final = {
-    "chat": Profile(
+    "chat": TrafficProfile(
         256,
         # Means of 69.5 and 214.5 tokens.
         Spread(42),
@@ -74,7 +74,7 @@ PROFILES: Final = {
         "LMSYS-Chat-1M (ICLR 2024), table 1: tokens of prompts and answers, turns",
         turns=2.0,
     ),
-    "code": Profile(
+    "code": TrafficProfile(
         0,
         Spread(1500, 0.7),
         Spread(13),
@@ -83,7 +83,7 @@ PROFILES: Final = {
             "1500 and 13"
         ),
     ),
-    "rag": Profile(
+    "rag": TrafficProfile(
         128,
         Spread(100, 0.5),
         Spread(130),
@@ -91,7 +91,7 @@ PROFILES: Final = {
         "add 1000 tokens and more to a question of 100",
         documents=1000,
     ),
-    "agents": Profile(
+    "agents": TrafficProfile(
         20_000,
         # 90 % are below 5342 and 1671.
         Spread(857, 1.43),
@@ -104,58 +104,60 @@ PROFILES: Final = {
 }
 
 
-def trace_of(name: str, seed: int = 0, excerpt: Excerpt = WHOLE) -> Trace:
-    """The profile's requests in the order of their arrival, the same for the same
-    seed."""
+def trace_of(name: str, seed: int = 0, excerpt: RecordingExcerpt = WHOLE) -> Trace:
+    """Make up the profile's requests in the order of their arrival, the same for the
+    same seed."""
     profile = PROFILES[name]
     chance = random.Random(f"{name} {seed}")  # noqa: S311 - no secret
-    wanted = excerpt.first or REQUESTS
-    rows: list[Row] = []
+    wanted = excerpt.first or _REQUESTS
+    rows: list[TraceRow] = []
     begin_s = 0.0
-    for number in range(MOST_SESSIONS):
+    for number in range(_MOST_SESSIONS):
         # Sessions begin in order: what begins later cannot be among the first ones.
-        if begin_s >= excerpt.end or (
-            len(rows) >= wanted and rows[wanted - 1].at_s <= begin_s
-        ):
+        enough = len(rows) >= wanted and rows[wanted - 1].at_s <= begin_s
+        if enough or begin_s >= excerpt.end:
             break
-        found = [
-            r for r in _session(profile, number, begin_s, chance) if excerpt.has(r.at_s)
-        ]
-        rows = sorted([*rows, *found], key=lambda row: row.at_s)[:wanted]
-        begin_s += chance.expovariate(1 / ARRIVAL_S)
+        for row in _session(profile, number, begin_s, chance):
+            if excerpt.has(row.at_s):
+                rows.append(row)
+        rows = sorted(rows, key=lambda row: row.at_s)[:wanted]
+        begin_s += chance.expovariate(1 / _ARRIVAL_S)
     notes = [
         f"The traffic is made up, with the lengths of the profile {name}: "
         f"{profile.source}. Arrivals are Poisson, two sessions a second, a choice of "
         "mmrepro's."
     ]
-    return Trace([replace(row, at_s=round(row.at_s, 3)) for row in rows], notes=notes)
+    rounded = [replace(row, at_s=round(row.at_s, 3)) for row in rows]
+    return Trace(rounded, notes=notes)
 
 
 def _session(
-    profile: Profile, number: int, at_s: float, chance: random.Random
-) -> Iterator[Row]:
+    profile: TrafficProfile, number: int, at_s: float, chance: random.Random
+) -> Iterator[TraceRow]:
     blocks, sizes = [0], [profile.system]
     if profile.documents:
         for place in _popular(profile, chance):
             # A document has one length, whoever asks for it.
             blocks.append(-1 - place)
-            sizes.append(DOCUMENT.draw(random.Random(place)))  # noqa: S311 - no secret
+            sizes.append(_DOCUMENT.draw(random.Random(place)))  # noqa: S311 - no secret
     stop = 1 / profile.turns
     own = number << 20
     while True:
-        blocks, sizes = (
-            [*blocks, (own := own + 1)],
-            [*sizes, profile.asked.draw(chance)],
-        )
+        # New lists each time: a row keeps those of its own.
+        own += 1
+        blocks = [*blocks, own]
+        sizes = [*sizes, profile.asked.draw(chance)]
         answer = profile.answered.draw(chance)
-        yield Row(at_s, sum(sizes), answer, blocks, f"s{number}", sizes)
+        yield TraceRow(at_s, sum(sizes), answer, blocks, f"s{number}", sizes)
         if chance.random() < stop:
             return
-        blocks, sizes = [*blocks, (own := own + 1)], [*sizes, answer]
+        own += 1
+        blocks = [*blocks, own]
+        sizes = [*sizes, answer]
         at_s += chance.expovariate(1 / profile.pause_s)
 
 
-def _popular(profile: Profile, chance: random.Random) -> list[int]:
+def _popular(profile: TrafficProfile, chance: random.Random) -> list[int]:
     """Documents that a search finds, the most popular first, each once."""
     weights = [1 / rank**_ZIPF for rank in range(1, profile.documents + 1)]
     drawn = chance.choices(range(profile.documents), weights, k=profile.retrieved)

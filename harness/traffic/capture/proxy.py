@@ -44,7 +44,7 @@ from mmrepro.traffic.capture.recording import (
 
 __all__ = ["CLIENT_LEFT", "NO_ANSWER", "SERVER_CLOSED", "RecordingProxy", "entry_of"]
 
-MAX_ANSWER: Final = 8 << 20
+_MAX_ANSWER: Final = 8 << 20
 """Bytes of one answer that are recorded; all of it is passed on."""
 MAX_RECORDING: Final = 256 << 20
 """Bytes of all heads, bodies and answers."""
@@ -55,7 +55,8 @@ RECEIVES_S: Final = 60.0
 """Until the next request of a connection is there whole, and until an answer is taken
 on."""
 LOOK_S, SETTLES_S, LINGERS_S = 0.2, 0.5, 2.0
-RETRY: Final = "x-stainless-retry-count"
+_THIS_MACHINE: Final = re.compile(r"^(?:127\.0\.0\.1|0\.0\.0\.0|\[::1?\])(?=:|$)")
+_RETRY: Final = "x-stainless-retry-count"
 """Header with which the clients of OpenAI and Anthropic number what they send again."""
 _HOP: Final = frozenset(
     {
@@ -123,13 +124,13 @@ class RecordingProxy:
         port of 127.0.0.1. Raises OSError."""
         made: _TcpServer | _UnixServer
         if isinstance(place, Path):
-            made = _UnixServer(str(place), _Handler)
+            made = _UnixServer(str(place), _ProxyHandler)
         elif isinstance(place, socket.socket):
-            made = _UnixServer("", _Handler, bind_and_activate=False)
+            made = _UnixServer("", _ProxyHandler, bind_and_activate=False)
             made.socket.close()
             made.socket = place
         else:
-            made = _TcpServer(("127.0.0.1", place), _Handler)
+            made = _TcpServer(("127.0.0.1", place), _ProxyHandler)
         made.proxy = self
         self._servers.append(made)
         threading.Thread(target=made.serve_forever, args=(LOOK_S,), daemon=True).start()
@@ -151,40 +152,41 @@ class RecordingProxy:
     @property
     def notes(self) -> list[str]:
         """Sentences on what it did not record."""
-        said = [
-            f"The client tried a {what}: that is left out." for what in self.refused
-        ]
+        sentences: list[str] = []
+        for what in self.refused:
+            sentences.append(f"The client tried a {what}: that is left out.")
         if self.retried:
-            said.append(
-                f"{self.retried} requests that the client's library repeats are left "
-                "out."
+            sentences.append(
+                f"{self.retried} requests that the client's library repeats are left out."
             )
         if len(self.hosts) > 1:
-            named = ", ".join([*self.hosts][:_HOSTS_SHOWN])
+            names = ", ".join([*self.hosts][:_HOSTS_SHOWN])
             more = len(self.hosts) - _HOSTS_SHOWN
-            named += f" and {more} more" if more > 0 else ""
-            said.append(f"The client calls {named}: one server answers for all.")
-        said += [
-            f"Requests that are refused and left out: {count}, each with {what}."
-            for what, count in self.malformed.items()
-        ]
+            if more > 0:
+                names += f" and {more} more"
+            sentences.append(f"The client calls {names}: one server answers for all.")
+        for what, count in self.malformed.items():
+            sentences.append(
+                f"Requests that are refused and left out: {count}, each with {what}."
+            )
         if self.slow:
-            said.append(
+            sentences.append(
                 f"Connections closed after {RECEIVES_S:.0f} s without a whole request "
                 f"or a reader: {self.slow}."
             )
         if self.crowded:
-            said.append(
-                f"Connections refused because {MAX_CONNECTIONS} were open: "
-                f"{self.crowded}."
+            sentences.append(
+                f"Connections refused because {MAX_CONNECTIONS} were open: {self.crowded}."
             )
         if self.cut:
-            said.append(f"Answers of which only the beginning is recorded: {self.cut}.")
-        return said
+            sentences.append(
+                f"Answers of which only the beginning is recorded: {self.cut}."
+            )
+        return sentences
 
     def write(self, file: Path) -> None:
         """Write what was recorded. Raises OSError."""
-        # The last answer is out, and its entry is not whole.
+        # A client may have its last answer before that answer's entry is whole.
         end = time.monotonic() + SETTLES_S
         while self.open and time.monotonic() < end:
             time.sleep(LOOK_S / 10)
@@ -193,7 +195,7 @@ class RecordingProxy:
     # ------------------------------------------------------------ asked by the handlers
 
     def begin(self, request: KeptRequest, *, again: bool) -> int:
-        """Record a request, unless it is sent ``again``; returns its number. Raises
+        """Record a request, unless it is sent ``again``; return its number. Raises
         RecordingFull."""
         with self._lock:
             if again:
@@ -219,28 +221,27 @@ class RecordingProxy:
             self.malformed[what if known else "something else wrong"] += 1
 
     def called(self, host: str) -> str:
-        """The host as which a request is recorded, whose client called ``host``."""
-        host = re.sub(
-            r"^(?:127\.0\.0\.1|0\.0\.0\.0|\[::1?\])(?=:|$)", "localhost", host
-        )
+        """Return the host as which a request is recorded, whose client called ``host``."""
+        host = _THIS_MACHINE.sub("localhost", host)
         with self._lock:
             if len(self.hosts) < _MOST_HOSTS:
                 self.hosts[host] = None
             return next(iter(self.hosts))
 
     def served_name(self, body: bytes) -> bytes:
-        """``body`` with the served model's name in place of the client's; else byte for
-        byte."""
+        """Put the served model's name in place of the client's in ``body``; else it stays
+        byte for byte."""
         begin, name, end = self.name_in(body)
         return body[:begin] + name + body[end:]
 
     def name_in(self, body: bytes) -> tuple[int, bytes, int]:
-        """Where the client's name of the model begins, what takes its place, and where
-        it ends."""
-        found = _name_in_form(body) or _name_in_json(body)
-        if found is None:
+        """Return where the client's name of the model begins, what takes its place, and
+        where it ends."""
+        span = _name_in_form(body) or _name_in_json(body)
+        if span is None:
             return 0, b"", 0
-        return found[0], json.dumps(self.model)[1:-1].encode(), found[1]
+        begin, end = span
+        return begin, json.dumps(self.model)[1:-1].encode(), end
 
 
 # ------------------------------------------------------------------ the model's name
@@ -260,7 +261,8 @@ _FORM_NAME: Final = re.compile(rb'(?im)^content-disposition:[^\r\n]*?\bname="mod
 
 
 def _name_in_json(body: bytes) -> tuple[int, int] | None:
-    """Where the outermost object's ``model`` stands, also in what is nearly JSON."""
+    """Return where the outermost object's ``model`` stands, also in what is nearly
+    JSON."""
     depth = 0
     for count, token in enumerate(_TOKEN.finditer(body)):
         if token["opens"] is not None:
@@ -275,7 +277,7 @@ def _name_in_json(body: bytes) -> tuple[int, int] | None:
 
 
 def _name_in_form(body: bytes) -> tuple[int, int] | None:
-    """Where the value of the field ``model`` of a multipart form stands."""
+    """Return where the value of the field ``model`` of a multipart form stands."""
     if not body.startswith(b"--"):
         return None
     boundary = body[: max(0, body.find(b"\r\n", 0, 300))]
@@ -284,9 +286,9 @@ def _name_in_form(body: bytes) -> tuple[int, int] | None:
     at = 0
     for _ in range(_MOST_PARTS):
         at = body.find(boundary, at)
-        head_end = -1 if at < 0 else body.find(b"\r\n\r\n", at, at + _MOST_PART_HEAD)
         if at < 0:
             return None
+        head_end = body.find(b"\r\n\r\n", at, at + _MOST_PART_HEAD)
         if head_end >= 0 and _FORM_NAME.search(body, at, head_end):
             begin = head_end + len(b"\r\n\r\n")
             end = body.find(b"\r\n", begin)
@@ -367,7 +369,7 @@ _UNREADABLE_HEADS: Final = {
 }
 
 
-class _Handler(BaseHTTPRequestHandler):
+class _ProxyHandler(BaseHTTPRequestHandler):
     """One connection of a client."""
 
     protocol_version = "HTTP/1.1"
@@ -415,7 +417,8 @@ class _Handler(BaseHTTPRequestHandler):
         the unread. Raises OSError."""
         self.connection.shutdown(socket.SHUT_WR)
         self.connection.settimeout(LINGERS_S)
-        end, left = time.monotonic() + LINGERS_S, MAX_BODY
+        end = time.monotonic() + LINGERS_S
+        left = MAX_BODY
         while left > 0 and time.monotonic() < end:
             taken = len(self.connection.recv(PIECE))
             if not taken:
@@ -444,7 +447,8 @@ class _Handler(BaseHTTPRequestHandler):
             self._pass(request)
 
     def _request_line(self) -> bytes:
-        """b"": it is too long, and that is answered, or there is none."""
+        """Read the first line; b"": it is too long, and that is answered, or there is
+        none."""
         try:
             return self._stream.readline()
         except http.client.LineTooLong:
@@ -453,7 +457,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     @contextlib.contextmanager
     def _by_when(self) -> Iterator[None]:
-        """What is done within is ended where it takes too long."""
+        """End what is done within where it takes too long."""
         self.server.due[self.connection] = time.monotonic() + RECEIVES_S
         try:
             yield
@@ -485,7 +489,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _pass(self, request: KeptRequest) -> None:
         proxy = self.server.proxy
-        again = self.headers.get(RETRY, "0") not in ("", "0")
+        again = self.headers.get(_RETRY, "0") not in ("", "0")
         try:
             number = proxy.begin(request, again=again)
         except RecordingFull:
@@ -499,15 +503,15 @@ class _Handler(BaseHTTPRequestHandler):
             proxy.end(number)
 
     def _url(self) -> str:
+        """Return the address that the client called, as it is recorded."""
+        # A client that takes us for a proxy sends the whole address in its first line.
         parts = urlsplit(self.path)
-        host = (
-            parts.netloc.rpartition("@")[2] or self.headers.get("Host") or "localhost"
-        )
-        path = (
-            self.path
-            if self.path.startswith("/")
-            else urlunsplit(("", "", *parts[2:4], ""))
-        )
+        host = parts.netloc.rpartition("@")[2]
+        if not host:
+            host = self.headers.get("Host") or "localhost"
+        path = self.path
+        if not path.startswith("/"):
+            path = urlunsplit(("", "", parts.path, parts.query, ""))
         return f"http://{self.server.proxy.called(host)}{path}"
 
     # -------------------------------------------------------------- the server's answer
@@ -532,11 +536,9 @@ class _Handler(BaseHTTPRequestHandler):
     def _send_on(self, onward: http.client.HTTPConnection, body: KeptBytes) -> None:
         """Send the request with the served model's name. Raises OSError,
         HTTPException."""
-        path = (
-            self.path
-            if self.path.startswith("/")
-            else "/" + self.path.split("/", 3)[-1]
-        )
+        path = self.path
+        if not path.startswith("/"):
+            path = "/" + path.split("/", 3)[-1]
         begin, name, end = self._name_in(body)
         length = body.length - (end - begin) + len(name)
         onward.putrequest(self.command, path, skip_accept_encoding=True)
@@ -560,7 +562,7 @@ class _Handler(BaseHTTPRequestHandler):
             return proxy.name_in(body.whole())
 
     def _waited(self, onward: http.client.HTTPConnection) -> bool:
-        """Whether the server answers; False: the client has gone before."""
+        """Wait for the server's answer; return False if the client has gone before."""
         client = self.connection
         both = select.poll()  # select() takes no file descriptor above 1023
         both.register(onward.sock, select.POLLIN)
@@ -574,17 +576,19 @@ class _Handler(BaseHTTPRequestHandler):
                     return False
             except OSError:
                 return False
-            time.sleep(LOOK_S)  # it already sends its next request
+            # It already sends its next request, which makes every poll return at once.
+            time.sleep(LOOK_S)
 
     def _relay(
         self, number: int, request: KeptRequest, answer: http.client.HTTPResponse
     ) -> None:
         """Send the answer on, piece by piece, and record its beginning."""
-        left, closed = False, ""
         request.status = answer.status
         request.content_type = (answer.getheader("Content-Type") or "")[:1000]
         request.answered = True
-        known = answer.length is not None
+        chunked = answer.length is None
+        left = False
+        closed = ""
         keeps = True
         try:
             self._send_head(answer)
@@ -597,25 +601,27 @@ class _Handler(BaseHTTPRequestHandler):
                 closed = SERVER_CLOSED
                 break
             if not piece:
+                # A length that is left: the server ended before it.
                 closed = SERVER_CLOSED if answer.length else ""
                 break
             self.server.proxy.moved(number)
             keeps = keeps and self._keep(request.answer, piece)
-            left = not self._sent(
-                piece if known else b"%x\r\n%s\r\n" % (len(piece), piece)
-            )
-        if not (left or closed or known) and self.command != "HEAD":
+            sent = b"%x\r\n%s\r\n" % (len(piece), piece) if chunked else piece
+            left = not self._sent(sent)
+
+        complete = not left and not closed
+        if complete and chunked and self.command != "HEAD":
             self._sent(b"0\r\n\r\n")
         with contextlib.suppress(RecordingFull):
             request.answer.close()
-        self.close_connection = self.close_connection or left or bool(closed)
+        self.close_connection = self.close_connection or not complete
         request.error = CLIENT_LEFT if left else closed
 
     def _keep(self, kept: KeptBytes, piece: bytes) -> bool:
         """Record a piece of an answer; False: it has reached its bound, or the
         recording has."""
         try:
-            if kept.length >= MAX_ANSWER:
+            if kept.length >= _MAX_ANSWER:
                 raise RecordingFull
             kept.add(piece)
         except RecordingFull:
@@ -633,15 +639,13 @@ class _Handler(BaseHTTPRequestHandler):
         return True
 
     def _send_head(self, answer: http.client.HTTPResponse) -> None:
-        """Raises OSError."""
-        headers: list[tuple[str, str]] = [
-            (name, value)
-            for name, value in answer.getheaders()
-            if name.lower() not in _HOP
-        ]
+        """Raises OSError, ValueError."""
         self.send_response_only(answer.status, answer.reason)
-        for name, value in [*headers, _framing(answer.length)]:
-            self.send_header(name, value)
+        for name, value in answer.getheaders():
+            if name.lower() not in _HOP:
+                self.send_header(name, value)
+        name, value = _framing(answer.length)
+        self.send_header(name, value)
         self.end_headers()
 
 

@@ -28,14 +28,14 @@ from mmrepro.traffic.capture.har import Har, settled
 from mmrepro.traffic.capture.messages import Bodies, Captured, Contents, Unusable
 from mmrepro.traffic.capture.mooncake import (
     WHOLE,
-    Excerpt,
+    RecordingExcerpt,
     Trace,
     in_sessions,
     is_trace,
     read_trace,
     requests_of,
 )
-from mmrepro.traffic.capture.parsing import MAX_TEXT, BadJson, Line, events, lines
+from mmrepro.traffic.capture.parsing import MAX_TEXT, BadJson, TextLine, events, lines
 from mmrepro.traffic.capture.profiles import PROFILES, trace_of
 from mmrepro.traffic.capture.recorded import (
     SLACK_S,
@@ -51,6 +51,7 @@ from mmrepro.traffic.case.model import (
     CHAT,
     COMPLETIONS,
     IMAGES_DIR,
+    Case,
     Content,
     Operation,
     Origin,
@@ -78,7 +79,7 @@ NAMES = {
     "vllm-log": "log of vLLM",
     "sglang-log": "log of SGLang",
 }
-MOST_EVENTS = 10_000
+_MOST_EVENTS = 10_000
 
 
 def read(
@@ -87,7 +88,7 @@ def read(
     *,
     host: str = "",
     concurrency: int | None = None,
-    excerpt: Excerpt = WHOLE,
+    excerpt: RecordingExcerpt = WHOLE,
     seed: int = 0,
 ) -> Captured:
     """The requests in ``file``: HAR, OpenAI Batch JSONL, a Mooncake trace, curl
@@ -120,15 +121,7 @@ def read(
             kind = _sniffed(opened, file.name)
             opened.seek(0)
             if kind == "case":
-                case, below = read_case(file)
-                contents = Contents(below / IMAGES_DIR)
-                contents.has(
-                    i.sha256 for i in case.images.values() if isinstance(i, Content)
-                )
-                if excerpt:
-                    places = excerpt.places([op.at_s for op in case.operations])
-                    case = case.keeping({case.operations[place].id for place in places})
-                return Captured(case, contents)
+                return _of_case(file, excerpt)
             if kind == "mooncake":
                 trace = read_trace(lines(opened), file.name, LIMIT, excerpt)
                 origin = Origin(format=kind, file=file.name, sha256=_digest(opened))
@@ -136,16 +129,20 @@ def read(
             tally = Tally(file.name, kind)
             bodies = Bodies(Contents(), own=kind in ("batch", "curl", "body"))
             bodies.adapters |= adapters(server)
-            heard = _requests(opened, bodies, tally, host, file.parent)
-            moments = [h.begin if h.at_s is None else h.at_s for h in heard]
-            heard = [heard[place] for place in excerpt.places(moments)]
+            requests = _requests(opened, bodies, tally, host, file.parent)
+            moments: list[float | None] = []
+            for request in requests:
+                moments.append(request.begin if request.at_s is None else request.at_s)
+            requests = [requests[place] for place in excerpt.places(moments)]
             tally.dropped.update(bodies.dropped)
             digest = _digest(opened)
-            if not heard:
+            if not requests:
                 raise _nothing_in(file.name)
+
+        # Lines of a log have an order; the times of a HAR are rounded.
         slack = SLACK_S if kind == "har" else 0.0
         case, ordered = case_of(
-            heard, server, bodies, concurrency=concurrency, slack=slack
+            requests, server, bodies, concurrency=concurrency, slack=slack
         )
         origin = Origin(
             format=kind,
@@ -158,9 +155,7 @@ def read(
         )
         title = f"{len(case.operations)} requests from a {NAMES[kind]}"
         case = case.model_copy(update={"origin": origin, "title": title})
-        bodies.contents.keep(
-            {i.sha256 for i in case.images.values() if isinstance(i, Content)}
-        )
+        bodies.contents.keep(_digests(case))
         return Captured(case, bodies.contents)
     except OSError as error:
         raise UsageError(
@@ -171,6 +166,26 @@ def read(
 def _digest(file: BufferedReader) -> str:
     file.seek(0)
     return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _of_case(file: Path, excerpt: RecordingExcerpt) -> Captured:
+    """Return a case that was captured before. Raises UsageError."""
+    case, below = read_case(file)
+    contents = Contents(below / IMAGES_DIR)
+    contents.has(_digests(case))
+    if excerpt:
+        places = excerpt.places([op.at_s for op in case.operations])
+        case = case.keeping({case.operations[place].id for place in places})
+    return Captured(case, contents)
+
+
+def _digests(case: Case) -> set[str]:
+    """Return the digests of the pictures that it keeps by content."""
+    digests: set[str] = set()
+    for image in case.images.values():
+        if isinstance(image, Content):
+            digests.add(image.sha256)
+    return digests
 
 
 def _nothing_in(name: str) -> UsageError:
@@ -190,19 +205,20 @@ def _of_trace(
     """Raises UsageError."""
     if not trace.rows:
         raise _nothing_in(origin.file)
-    heard, notes = requests_of(trace, server, seed)
+    requests, notes = requests_of(trace, server, seed)
     bodies = Bodies(Contents())
-    case, ordered = case_of(heard, server, bodies, concurrency=concurrency)
+    case, order_notes = case_of(requests, server, bodies, concurrency=concurrency)
     case = in_sessions(case, trace.rows)
-    told = ordered if concurrency is not None else []
-    origin = origin.model_copy(
-        update={"read": len(trace.rows), "notes": [*told, *notes]}
-    )
-    kind = f"{NAMES[origin.format]}{f' {origin.file}' * (origin.format == 'profile')}"
+    # A trace has its order from its times; only another one needs a sentence.
+    if concurrency is not None:
+        notes = [*order_notes, *notes]
+    origin = origin.model_copy(update={"read": len(trace.rows), "notes": notes})
+    kind = NAMES[origin.format]
+    if origin.format == "profile":
+        kind += f" {origin.file}"
     title = f"{len(case.operations)} requests from a {kind}"
-    return Captured(
-        case.model_copy(update={"origin": origin, "title": title}), bodies.contents
-    )
+    case = case.model_copy(update={"origin": origin, "title": title})
+    return Captured(case, bodies.contents)
 
 
 def holds_case(place: Path) -> bool:
@@ -211,11 +227,9 @@ def holds_case(place: Path) -> bool:
         return is_file(place / CASE_FILE)
     try:
         with open_to_read(place) as opened:
-            begins = (
-                opened.read(1 << 10).removeprefix(b"\xef\xbb\xbf").lstrip()[:1] == b"{"
-            )
+            head = opened.read(1 << 10).removeprefix(b"\xef\xbb\xbf").lstrip()
             opened.seek(0)
-            return begins and _json_kind(opened) == "case"
+            return head.startswith(b"{") and _json_kind(opened) == "case"
     except OSError:
         return False
 
@@ -223,62 +237,62 @@ def holds_case(place: Path) -> bool:
 def _requests(
     file: BufferedReader, bodies: Bodies, tally: Tally, host: str, folder: Path
 ) -> list[RecordedRequest]:
-    """The requests of a recording, at least one. Raises UsageError."""
-    found, heard = Latest(tally, LIMIT), None
+    """Return the requests of a recording, at least one. Raises UsageError."""
+    latest = Latest(tally, LIMIT)
+    requests: list[RecordedRequest] | None = None
     match tally.format:
         case "har":
             har = Har(file, bodies, tally, host)
-            for one in har.requests():
-                found.add(one)
+            for request in har.requests():
+                latest.add(request)
             if len(har.hosts) > 1:
-                shown = [
-                    f"{host} ({count})" for host, count in har.hosts.most_common(5)
-                ]
-                more = f" and {len(har.hosts) - 5} more" if len(har.hosts) > 5 else ""
-                raise UsageError(
-                    (
-                        f"{tally.file} has requests to several hosts: "
-                        f"{', '.join(shown)}{more}."
-                    ),
-                    hint=f"choose one: --host {har.hosts.most_common(1)[0][0]}",
-                )
-            heard = settled(list(found), har.creator)
+                raise _several_hosts(tally.file, har)
+            requests = settled(list(latest), har.creator)
         case "batch":
-            for one in batch_requests(lines(file), bodies, tally):
-                found.add(one)
+            for request in _batch_requests(lines(file), bodies, tally):
+                latest.add(request)
         case "curl" | "body":
-            text = (
-                file.read(MAX_TEXT)
-                .decode("utf-8", "surrogateescape")
-                .removeprefix("\ufeff")
-            )
-            given = (
-                curl_requests(text, folder) if tally.format == "curl" else _plain(text)
-            )
+            text = file.read(MAX_TEXT).decode("utf-8", "surrogateescape")
+            text = text.removeprefix("\ufeff")
+            is_curl = tally.format == "curl"
+            exchanges = curl_requests(text, folder) if is_curl else _plain(text)
             hears = Hears(bodies)
-            for exchange in given:
+            for exchange in exchanges:
                 tally.read += 1
                 try:
                     if isinstance(exchange, Unusable):
                         raise exchange
-                    found.add(hears.heard(exchange, None)[0])
+                    request, _ = hears.heard(exchange, None)
+                    latest.add(request)
                 except Unusable as why:
                     tally.left_out[str(why)] += 1
         case "vllm-log":
-            VllmLog(bodies, tally, found).read(messages(lines(file)))
+            VllmLog(bodies, tally, latest).read(messages(lines(file)))
         case _:
-            SglangLog(bodies, tally, found).read(messages(lines(file)))
-    if not found:
-        left = "; ".join(
-            f"{count} × {why}" for why, count in tally.left_out.most_common(4)
-        )
-        told = f" ({left})" if left else ""
+            SglangLog(bodies, tally, latest).read(messages(lines(file)))
+    if not latest:
+        reasons = tally.left_out.most_common(4)
+        left = "; ".join(f"{count} × {why}" for why, count in reasons)
+        shown = f" ({left})" if left else ""
         raise UsageError(
             f"{tally.file} has no request that can be played, of {tally.read} that "
-            f"were read{told}.",
+            f"were read{shown}.",
             hint=RECIPE,
         )
-    return heard or list(found)
+    return requests or list(latest)
+
+
+def _several_hosts(file: str, har: Har) -> UsageError:
+    hosts = har.hosts.most_common(5)
+    shown = ", ".join(f"{host} ({count})" for host, count in hosts)
+    more = len(har.hosts) - 5
+    if more > 0:
+        shown += f" and {more} more"
+    busiest, _ = hosts[0]
+    return UsageError(
+        f"{file} has requests to several hosts: {shown}.",
+        hint=f"choose one: --host {busiest}",
+    )
 
 
 # ---------------------------------------------------------------------- which format
@@ -315,8 +329,9 @@ def _sniffed(file: BufferedReader, name: str) -> str:
 
 
 def _json_kind(file: BufferedReader) -> str:
-    """By the first keys of the first object; "": by none."""
-    key, keys = "", set()
+    """Return the format by the first keys of the first object; "": by none."""
+    key = ""
+    keys: set[str] = set()
     try:
         for count, (event, value, depth) in enumerate(events(file)):
             if event == "map_key" and depth == 1:
@@ -324,15 +339,14 @@ def _json_kind(file: BufferedReader) -> str:
                 keys.add(key)
             elif event == "start_map" and depth == 1 and key == "log":
                 return "har"
-            found = _by_keys(keys)
-            if (
-                found not in ("", "body")
-                or count > MOST_EVENTS
-                or (count and not depth)
-            ):
-                return found
+            kind = _by_keys(keys)
+            # A body may still be a line of a batch: that has one inside.
+            is_known = kind not in ("", "body")
+            has_ended = count > 0 and not depth
+            if is_known or has_ended or count > _MOST_EVENTS:
+                return kind
     except BadJson:
-        pass
+        pass  # a file that is cut has its first keys
     return _by_keys(keys)
 
 
@@ -389,52 +403,68 @@ _OF_RESPONSES: Final = {
 }
 
 
-def path_of(fields: Mapping[str, Any]) -> str:
-    """Where a body is sent that stands by itself, by its fields; "": no known place."""
+def _path_of(fields: Mapping[str, Any]) -> str:
+    """Return where a body is sent that stands by itself, by its fields; "": no known
+    place."""
     if "input" in fields:
         return "/v1/responses" if _OF_RESPONSES & fields.keys() else "/v1/embeddings"
-    return next((path for names, path in _BY_FIELDS if names <= fields.keys()), "")
+    for names, path in _BY_FIELDS:
+        if names <= fields.keys():
+            return path
+    return ""
 
 
 def _plain(text: str) -> Iterator[Exchange | Unusable]:
-    """A body, or one on each line."""
+    """Yield the request of a body, or of one on each line."""
+    for body in _bodies(text):
+        names = set(re.findall(r'"(\w+)"\s*:', body))
+        with contextlib.suppress(ValueError, RecursionError):
+            names = {name for name, *_ in members(body)}
+        path = _path_of(dict.fromkeys(names))
+        if path:
+            yield Exchange("POST", path, [], body.encode("utf-8", "surrogateescape"))
+        else:
+            yield Unusable("a body whose path is not known")
+
+
+def _bodies(text: str) -> list[str]:
+    whole = text.strip("\n")
     try:
         json.loads(text)
-        bodies = [text.strip("\n")]
     except (ValueError, RecursionError):
-        bodies = [line for line in text.splitlines() if line.strip()]
-        if not all(
-            line.startswith("{") and line.rstrip().endswith("}") for line in bodies
-        ):
-            bodies = [text.strip("\n")]  # one that is broken
-    for one in bodies:
-        names = set(re.findall(r'"(\w+)"\s*:', one))
-        with contextlib.suppress(ValueError, RecursionError):
-            names = {name for name, *_ in members(one)}
-        path = path_of(dict.fromkeys(names))
-        yield (
-            Exchange("POST", path, [], one.encode("utf-8", "surrogateescape"))
-            if path
-            else (Unusable("a body whose path is not known"))
+        lines = [line for line in text.splitlines() if line.strip()]
+        objects = all(
+            line.startswith("{") and line.rstrip().endswith("}") for line in lines
         )
+        # Else it is one body that is broken.
+        return lines if objects else [whole]
+    return [whole]
 
 
 def adapters(server: ServerWanted) -> set[str]:
-    """Names of models that the server's own options load."""
-    options = ("--lora-modules", "--lora-paths", "--adapters")
-    args, found, inside = server.args, set(), False
-    for word in (one for arg in args for one in arg.split("=", 1) if one):
-        inside = word in options or (inside and not word.startswith("--"))
-        if inside and word not in options:
-            found.add(word.partition("=")[0])
-    return found
+    """Return names of models that the server's own options load."""
+    words: list[str] = []
+    for argument in server.args:
+        words += [word for word in argument.split("=", 1) if word]
+
+    # Such an option takes several words, up to the next option: NAME=PATH or NAME.
+    names: set[str] = set()
+    inside = False
+    for word in words:
+        if word in ("--lora-modules", "--lora-paths", "--adapters"):
+            inside = True
+        elif word.startswith("--"):
+            inside = False
+        elif inside:
+            names.add(word.partition("=")[0])
+    return names
 
 
 # ------------------------------------------------------------------ batch files
 
 
-def batch_requests(
-    lines: Iterator[Line], bodies: Bodies, tally: Tally
+def _batch_requests(
+    lines: Iterator[TextLine], bodies: Bodies, tally: Tally
 ) -> Iterator[RecordedRequest]:
     """Raises UsageError: it is the file of the answers."""
     for line in lines:
@@ -447,8 +477,8 @@ def batch_requests(
             tally.left_out[str(why)] += 1
 
 
-def _operation(line: Line, bodies: Bodies, tally: Tally) -> Operation:
-    """Raises Unusable, UsageError."""
+def _operation(line: TextLine, bodies: Bodies, tally: Tally) -> Operation:
+    """Return the operation of a line of a batch. Raises Unusable, UsageError."""
     if line.cut:
         raise Unusable("a line that is too long")
     try:
@@ -469,26 +499,34 @@ def _operation(line: Line, bodies: Bodies, tally: Tally) -> Operation:
     method = str(request.get("method", "POST")).upper()
     if method not in METHODS:
         raise Unusable("a method that is none of HTTP")
-    body = next(
-        (line.text[a:b] for name, a, b in members(line.text) if name == "body"), ""
-    )
-    written = request.get("body")
-    if body == "null":
-        body = ""
-    elif isinstance(written, str):  # not the API's form: a body that may be broken
-        body = written
-    headers = request.get("headers")
-    given = headers.items() if isinstance(headers, dict) else []
-    told = [(str(name), str(value)) for name, value in given]
+    body = _body_of(line.text, request)
+    headers = [("Content-Type", JSON_TYPE)] if body else []
+    given = request.get("headers")
+    if isinstance(given, dict):
+        headers += [(str(name), str(value)) for name, value in given.items()]
     try:
         target = urlsplit(str(request.get("url", "")) or "/")
     except ValueError as error:
         raise Unusable("an entry without an address") from error
     path = target._replace(scheme="", netloc="", fragment="").geturl()
-    kind = [("Content-Type", JSON_TYPE)] if body else []
-    return bodies.request(
-        method, path, [*kind, *told], body.encode("utf-8", "surrogateescape")
-    )
+    raw = body.encode("utf-8", "surrogateescape")
+    return bodies.request(method, path, headers, raw)
+
+
+def _body_of(text: str, request: dict[str, Any]) -> str:
+    """Return the body of a line as it stands there, byte for byte; "": it has none."""
+    body = ""
+    for name, begin, end in members(text):
+        if name == "body":
+            body = text[begin:end]
+            break
+    if body == "null":
+        return ""
+    written = request.get("body")
+    if isinstance(written, str):
+        # Not the API's form: a body that may be broken.
+        return written
+    return body
 
 
 # ------------------------------------------------------------------ what was lost

@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 
 from mmrepro.traffic.capture.recording import PIECE
 
-MAX_HEAD: Final = 64 << 10
+_MAX_HEAD: Final = 64 << 10
 """Bytes of all header lines of a request, and of the trailer of its body."""
 MAX_BODY: Final = 64 << 20
 _MAX_CHUNK_LINE: Final = 1000
@@ -33,16 +33,16 @@ class MalformedRequest(Exception):
 
 
 class BoundedHead:
-    """A stream whose lines have ``MAX_HEAD`` bytes in all, until ``begin`` is called
+    """A stream whose lines have ``_MAX_HEAD`` bytes in all, until ``begin`` is called
     again."""
 
     def __init__(self, stream: BufferedIOBase) -> None:
         self._stream = stream
-        self._left = MAX_HEAD
+        self._left = _MAX_HEAD
 
     def begin(self) -> None:
         """The header lines of another request follow."""
-        self._left = MAX_HEAD
+        self._left = _MAX_HEAD
 
     def readline(self, limit: int = -1, /) -> bytes:
         """Raises LineTooLong: all lines together are."""
@@ -89,25 +89,20 @@ def check_head(method: str, target: str, headers: Message) -> None:
 
 
 def body_of(stream: BoundedHead, headers: Message) -> Iterator[bytes]:
-    """The body in pieces, without its framing.
+    """Yield the body in pieces, without its framing.
 
     Raises:
         MalformedRequest: its framing is wrong, it is longer than ``MAX_BODY``, or it
             ends early.
     """
-    codings = [
-        one
-        for value in headers.get_all("Transfer-Encoding") or []
-        for one in _list(value)
-    ]
+    codings = _words(headers, "Transfer-Encoding")
     if codings == ["chunked"]:
         yield from _chunks(stream)
         return
     if codings not in ([], ["identity"]):
         raise MalformedRequest(501, "a body in another coding than chunked")
-    lengths = {
-        one for value in headers.get_all("Content-Length") or [] for one in _list(value)
-    }
+    # The same length may be sent twice; with two lengths nobody knows where it ends.
+    lengths = set(_words(headers, "Content-Length"))
     if len(lengths) > 1:
         raise MalformedRequest(400, "two different Content-Lengths")
     length = lengths.pop() if lengths else "0"
@@ -116,8 +111,13 @@ def body_of(stream: BoundedHead, headers: Message) -> Iterator[bytes]:
     yield from _exactly(stream, int(length), 0)
 
 
-def _list(value: str) -> list[str]:
-    return [one.strip().lower() for one in value.split(",")]
+def _words(headers: Message, name: str) -> list[str]:
+    """Return the values of a header, in small letters; it may come several times, with
+    several values each."""
+    words: list[str] = []
+    for value in headers.get_all(name) or []:
+        words += [word.strip().lower() for word in value.split(",")]
+    return words
 
 
 def _chunks(stream: BoundedHead) -> Iterator[bytes]:

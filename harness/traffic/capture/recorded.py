@@ -20,7 +20,7 @@ before."""
 
 
 @dataclass(frozen=True)
-class Span:
+class RequestSpan:
     """When a request was sent, and when its answer was complete, on any one clock.
 
     ``end`` is None where the recording does not tell: nothing waits for that end.
@@ -38,17 +38,21 @@ class Waits:
     sent: int | None = None
 
     def barriers(self, names: Sequence[str]) -> list[str]:
-        texts = [f"{names[i]}.end" for i in self.ends]
-        return texts if self.sent is None else [*texts, f"{names[self.sent]}.sent"]
+        texts = [f"{names[place]}.end" for place in self.ends]
+        if self.sent is not None:
+            texts.append(f"{names[self.sent]}.sent")
+        return texts
 
 
-def waits(spans: Sequence[Span], slack: float = SLACK_S) -> list[Waits]:
-    """For each of ``spans``, which stand in the order of sending: it is sent behind the
-    one before it, and when all those have ended that had ended in the recording. What
-    follows from other waits is left out: the one waited for had itself waited for it.
+def waits(spans: Sequence[RequestSpan], slack: float = SLACK_S) -> list[Waits]:
+    """Return what each of ``spans`` waits for, which stand in the order of sending: it
+    is sent behind the one before it, and when all those have ended that had ended in
+    the recording. What follows from other waits is left out: the one waited for had
+    itself waited for it.
     """
     found: list[Waits] = []
     running: list[tuple[float, int]] = []
+    """A heap of ends, with the places of their spans."""
     ended: list[int] = []
     latest = -1
     """Of those that have ended, the one that was sent last."""
@@ -57,22 +61,22 @@ def waits(spans: Sequence[Span], slack: float = SLACK_S) -> list[Waits]:
             _, done = heapq.heappop(running)
             ended.append(done)
             latest = max(latest, done)
-        ended = [i for i in ended if not _implied(spans, i, latest, slack)]
+        ended = [other for other in ended if not _implied(spans, other, latest, slack)]
         before = place - 1 if place and place - 1 not in ended else None
         found.append(Waits(tuple(sorted(ended)), before))
         if span.end is not None:
+            # Clocks of a recording may put an end before its begin.
             heapq.heappush(running, (max(span.end, span.begin), place))
     return found
 
 
-def _implied(spans: Sequence[Span], place: int, by: int, slack: float) -> bool:
-    """``by`` was sent after ``place`` had ended, so it waits for that itself."""
-    end = spans[place].end
-    return (
-        place < by
-        and end is not None
-        and max(end, spans[place].begin) <= spans[by].begin + slack
-    )
+def _implied(spans: Sequence[RequestSpan], place: int, by: int, slack: float) -> bool:
+    """Whether ``by`` was sent after ``place`` had ended, so that it waits for that
+    itself."""
+    span = spans[place]
+    if place >= by or span.end is None:
+        return False
+    return max(span.end, span.begin) <= spans[by].begin + slack
 
 
 # ------------------------------------------------------------------ requests
@@ -148,12 +152,14 @@ class Latest:
         return self._number
 
     def change(self, number: int, **changes: Any) -> None:
-        """What a later line tells of it; nothing, if it is no longer kept."""
-        if (heard := self._kept.get(number)) is not None:
-            self._kept[number] = replace(heard, **changes)
+        """Change what a later line says of it; nothing, if it is no longer kept."""
+        request = self._kept.get(number)
+        if request is not None:
+            self._kept[number] = replace(request, **changes)
 
     def change_all(self, changed: Callable[[RecordedRequest], RecordedRequest]) -> None:
-        self._kept = {number: changed(heard) for number, heard in self._kept.items()}
+        for number, request in self._kept.items():
+            self._kept[number] = changed(request)
 
     def __iter__(self) -> Iterator[RecordedRequest]:
         return iter(self._kept.values())
@@ -163,124 +169,138 @@ class Latest:
 
 
 def case_of(
-    heard: Iterable[RecordedRequest],
+    recorded: Iterable[RecordedRequest],
     server: ServerWanted,
     bodies: Bodies,
     *,
     concurrency: int | None = None,
     slack: float = SLACK_S,
 ) -> tuple[Case, list[str]]:
-    """The case, and sentences on how its order came about. ``concurrency``: so many at
-    once, whatever the recording tells of that; None: as it tells."""
-    found = list(heard)
+    """Return the case, and sentences on how its order came about. ``concurrency``: so
+    many at once, whatever the recording says of that; None: as it says."""
+    requests = list(recorded)
     notes: list[str] = []
-    timed = [h for h in found if h.begin is not None]
-    if concurrency is None and timed and any(h.end is not None for h in timed):
-        found, unknown = _in_time(found)
-        names = [f"r{number}" for number in range(1, len(found) + 1)]
-        spans = [Span(h.begin or 0.0, h.end) for h in found]
-        after = [one.barriers(names) for one in waits(spans, slack)]
+    if concurrency is None and _has_times(requests):
+        requests, unknown = _in_time(requests)
+        names = [f"r{number}" for number in range(1, len(requests) + 1)]
+        spans = [RequestSpan(request.begin or 0.0, request.end) for request in requests]
+        after = [wait.barriers(names) for wait in waits(spans, slack)]
         if unknown:
             notes.append(
                 f"{unknown} requests have no time that can be believed: each is sent "
                 "behind the one before it."
             )
     else:
-        after = [_behind(place, h, concurrency) for place, h in enumerate(found)]
-        if concurrency is not None:
-            notes.append(
-                f"The requests are sent in order, up to {concurrency} at once, as was "
-                "asked for."
-            )
-        elif any(h.running is not None for h in found):
-            notes.append(
-                "The recording tells how many requests ran beside each, not which."
-            )
-        else:
-            notes.append(
-                "The recording tells no times: each request waits for the one before "
-                "it."
-            )
-    operations = _named(found, after)
+        after = []
+        for place, request in enumerate(requests):
+            after.append(_behind(place, request, concurrency))
+        notes.append(_order_note(requests, concurrency))
+    operations = _named(requests, after)
     case = Case(server=server, images=bodies.images, operations=operations)
     return case.keeping({op.id for op in operations}), notes
 
 
-def _behind(place: int, heard: RecordedRequest, concurrency: int | None) -> list[str]:
-    """Of a recording without times: each after the one before, or beside so many
-    others."""
+def _has_times(requests: Sequence[RecordedRequest]) -> bool:
+    """Whether a request has a begin, and one of these an end."""
+    timed = [request for request in requests if request.begin is not None]
+    return any(request.end is not None for request in timed)
+
+
+def _order_note(requests: Sequence[RecordedRequest], concurrency: int | None) -> str:
+    """Return a sentence on the order of a recording without times."""
+    if concurrency is not None:
+        return (
+            f"The requests are sent in order, up to {concurrency} at once, as was "
+            "asked for."
+        )
+    if any(request.running is not None for request in requests):
+        return "The recording tells how many requests ran beside each, not which."
+    return "The recording tells no times: each request waits for the one before it."
+
+
+def _behind(place: int, request: RecordedRequest, concurrency: int | None) -> list[str]:
+    """Return what a request of a recording without times waits for: the one before it,
+    or that few enough others run."""
     if not place:
         return []
-    running = heard.running if concurrency is None else concurrency - 1
+    running = request.running if concurrency is None else concurrency - 1
     if running is None or (concurrency is not None and running < 1):
         return [f"r{place}.end"]
     return [f"r{place}.sent", f"running<={running}"]
 
 
 def _named(
-    found: Sequence[RecordedRequest], after: Sequence[list[str]]
+    requests: Sequence[RecordedRequest], after: Sequence[list[str]]
 ) -> list[Operation]:
-    moments = [h.begin if h.at_s is None else h.at_s for h in found]
-    first = min((m for m in moments if m is not None), default=0.0)
+    """Return their operations, which are called r1, r2 and so on."""
+    moments: list[float | None] = []
+    for request in requests:
+        moments.append(request.begin if request.at_s is None else request.at_s)
+    first = min((moment for moment in moments if moment is not None), default=0.0)
+
     known: dict[str, str] = {}
-    linked = []
-    for number, h in enumerate(found, 1):
-        linked.append(_linked(h.operation, known))
-        known |= {
-            value: f"r{number}.{path}".rstrip(".")
-            for value, path in h.offers.items()
-            if value not in known
+    """Values of earlier answers, and where they stand."""
+    operations: list[Operation] = []
+    numbered = enumerate(zip(requests, moments, after, strict=True), 1)
+    for number, (request, moment, texts) in numbered:
+        linked = _linked(request.operation, known)
+        for value, path in request.offers.items():
+            known.setdefault(value, f"r{number}.{path}".rstrip("."))
+        update = {
+            "id": f"r{number}",
+            "after": texts,
+            "leave": request.leave,
+            "recorded": request.recorded,
+            "at_s": None if moment is None else round(moment - first, 4),
         }
-    return [
-        operation.model_copy(
-            update={
-                "id": f"r{number}",
-                "after": texts,
-                "leave": h.leave,
-                "recorded": h.recorded,
-                "at_s": None if moment is None else round(moment - first, 4),
-            }
-        )
-        for number, (h, operation, moment, texts) in enumerate(
-            zip(found, linked, moments, after, strict=True), 1
-        )
-    ]
+        operations.append(linked.model_copy(update=update))
+    return operations
 
 
 _STRINGS = re.compile(r'"([A-Za-z0-9_:.-]{6,200})"')
 
 
 def _linked(operation: Operation, known: Mapping[str, str]) -> Operation:
-    """Names that a server gave in earlier answers (``known``: where) are taken from
-    there anew."""
-    told = (
-        operation.body
-        if operation.body is not None
-        else json.dumps(operation.parameters)
-    )
+    """Take names that a server gave in earlier answers (``known``: where) from there
+    anew."""
+    text = operation.body
+    if text is None:
+        text = json.dumps(operation.parameters)
     segments = operation.path.split("/")
-    found = {one for one in (*_STRINGS.findall(told), *segments) if one in known}
-    if not found:
+    values = {value for value in _STRINGS.findall(text) if value in known}
+    values.update(segment for segment in segments if segment in known)
+    if not values:
         return operation
-    names = {value: f"v{number}" for number, value in enumerate(sorted(found), 1)}
-    for value, name in names.items():
-        told = told.replace(f'"{value}"', f'"${{{name}}}"')
-        segments = [f"${{{name}}}" if one == value else one for one in segments]
-    body = (
-        {"parameters": json.loads(told)} if operation.body is None else {"body": told}
-    )
-    values = {name: known[value] for value, name in names.items()}
-    return operation.model_copy(
-        update={**body, "path": "/".join(segments), "values": values}
-    )
+
+    sources: dict[str, str] = {}
+    for number, value in enumerate(sorted(values), 1):
+        name = f"v{number}"
+        sources[name] = known[value]
+        hole = f"${{{name}}}"
+        text = text.replace(f'"{value}"', f'"{hole}"')
+        segments = [hole if segment == value else segment for segment in segments]
+    update: dict[str, Any] = {"path": "/".join(segments), "values": sources}
+    if operation.body is None:
+        update["parameters"] = json.loads(text)
+    else:
+        update["body"] = text
+    return operation.model_copy(update=update)
 
 
-def _in_time(found: Sequence[RecordedRequest]) -> tuple[list[RecordedRequest], int]:
-    """In the order of sending, and how many tell no time: those go where they stand."""
-    believed: list[RecordedRequest] = []
-    last = min(h.begin for h in found if h.begin is not None)
-    for h in found:
-        last = last if h.begin is None else h.begin
-        believed.append(h if h.begin is not None else replace(h, begin=last, end=None))
-    unknown = sum(h.begin is None for h in found)
-    return sorted(believed, key=lambda h: h.begin or 0.0), unknown
+def _in_time(
+    requests: Sequence[RecordedRequest],
+) -> tuple[list[RecordedRequest], int]:
+    """Return them in the order of sending, and how many have no time: those go where
+    they stand."""
+    last = min(request.begin for request in requests if request.begin is not None)
+    unknown = 0
+    timed: list[tuple[float, RecordedRequest]] = []
+    for request in requests:
+        if request.begin is None:
+            unknown += 1
+            request = replace(request, begin=last, end=None)
+        else:
+            last = request.begin
+        timed.append((last, request))
+    timed.sort(key=lambda entry: entry[0])
+    return [request for _, request in timed], unknown

@@ -57,9 +57,10 @@ def _entry(method: str, url: str, headers: Sequence[tuple[str, str]]) -> dict[st
 
 
 def _content_type(headers: Iterable[tuple[str, str]]) -> str:
-    return next(
-        (value for name, value in headers if name.lower() == "content-type"), ""
-    )
+    for name, value in headers:
+        if name.lower() == "content-type":
+            return value
+    return ""
 
 
 def _text(body: bytes) -> dict[str, str]:
@@ -83,7 +84,9 @@ class Spool:
     """
 
     def __init__(self, most: int) -> None:
-        self.most, self.held, self.full = most, 0, False
+        self.most = most
+        self.held = 0
+        self.full = False
         self._end = 0
         self._lock = threading.Lock()
         file = tempfile.TemporaryFile(prefix="mmrepro-")  # noqa: SIM115  (outlives this function)
@@ -99,14 +102,16 @@ class Spool:
             self.held += count
 
     def write(self, data: bytes) -> tuple[int, int]:
-        """Write what was reserved; returns where it lies, and its length. Raises
+        """Write what was reserved; return where it lies, and its length. Raises
         RecordingFull."""
         with self._lock:
-            begin, at = self._end, 0
+            begin = self._end
+            at = 0
             try:
                 while at < len(data):
                     at += os.pwrite(self._file.fileno(), data[at:], begin + at)
-            except OSError as error:  # what is written of it is written over
+            except OSError as error:
+                # The end stays where it was: the next piece is written over this one.
                 self.full = True
                 raise RecordingFull from error
             self._end += len(data)
@@ -138,7 +143,7 @@ class KeptBytes:
                 self._flush()
 
     def close(self) -> None:
-        """Nothing is added any more. Raises RecordingFull."""
+        """Write the rest: nothing is added any more. Raises RecordingFull."""
         with self._lock:
             self._flush()
 
@@ -148,17 +153,20 @@ class KeptBytes:
             self._last = bytearray()
 
     def pieces(self) -> Iterator[bytes]:
-        """All of it as it is now, some ``PIECE`` bytes at a time."""
+        """Yield all of it as it is now, some ``PIECE`` bytes at a time."""
+        # Other threads add while this one reads: what they add later is not of it.
         with self._lock:
-            places, last = list(self._places), bytes(self._last)
+            places = list(self._places)
+            last = bytes(self._last)
         for begin, count in places:
-            for at in range(begin, begin + count, PIECE):
-                yield self._spool.read(at, min(PIECE, begin + count - at))
+            end = begin + count
+            for at in range(begin, end, PIECE):
+                yield self._spool.read(at, min(PIECE, end - at))
         if last:
             yield last
 
     def between(self, begin: int, end: int) -> Iterator[bytes]:
-        """The bytes from ``begin`` to ``end``, some at a time."""
+        """Yield the bytes from ``begin`` to ``end``, some at a time."""
         at = 0
         for piece in self.pieces():
             part = piece[max(0, begin - at) : max(0, end - at)]
@@ -172,10 +180,11 @@ class KeptBytes:
         return b"".join(self.pieces())
 
     def as_it_is_now(self) -> KeptBytes:
-        """A copy to which nothing is added while somebody reads it twice."""
+        """Return a copy to which nothing is added while somebody reads it twice."""
         copy = KeptBytes(self._spool)
         with self._lock:
-            copy._places, copy._last = list(self._places), bytearray(self._last)
+            copy._places = list(self._places)
+            copy._last = bytearray(self._last)
             copy.length = self.length
         return copy
 
@@ -203,38 +212,40 @@ class KeptRequest:
     """Whether the head of an answer came."""
 
     def entry(self) -> dict[str, Any]:
-        """The entry of a HAR, with whole bodies."""
+        """Return the entry of a HAR, with whole bodies."""
         entry = self._without_bodies()
         if self.body.length:
-            about = {"mimeType": self.request_type, **_text(self.body.whole())}
-            entry["request"]["postData"] = about
+            sent = {"mimeType": self.request_type, **_text(self.body.whole())}
+            entry["request"]["postData"] = sent
         if self.answered:
-            about = {"mimeType": self.content_type, **_text(self.answer.whole())}
-            entry["response"]["content"] = about
+            came = {"mimeType": self.content_type, **_text(self.answer.whole())}
+            entry["response"]["content"] = came
         return entry
 
     def _without_bodies(self) -> dict[str, Any]:
         entry: dict[str, Any] = json.loads(self.head.whole())
         entry["time"] = round(self.took_ms, 3)
-        entry["response"] |= {"status": self.status, "_error": self.error}
+        entry["response"]["status"] = self.status
+        entry["response"]["_error"] = self.error
         return entry
 
     def written(self) -> Iterator[bytes]:
-        """The entry as JSON, in pieces."""
+        """Yield the entry as JSON, in pieces: a body may be longer than memory."""
         entry = self._without_bodies()
-        # Text that no client can know, in place of each body: there the JSON is taken
-        # apart.
+        # A text that no client can know replaces each body: there the JSON is taken apart.
         marks: dict[str, KeptBytes] = {}
         if self.body.length:
             mark = secrets.token_hex(16)
             marks[mark] = self.body
-            about = {"mimeType": self.request_type, "text": mark}
-            entry["request"]["postData"] = about | _encoding(self.body)
+            sent = {"mimeType": self.request_type, "text": mark}
+            entry["request"]["postData"] = sent | _encoding(self.body)
         if self.answered:
+            # It is read twice, for its encoding and for its text, and may grow meanwhile.
+            answer = self.answer.as_it_is_now()
             mark = secrets.token_hex(16)
-            marks[mark] = answer = self.answer.as_it_is_now()
-            about = {"mimeType": self.content_type, "text": mark}
-            entry["response"]["content"] = about | _encoding(answer)
+            marks[mark] = answer
+            came = {"mimeType": self.content_type, "text": mark}
+            entry["response"]["content"] = came | _encoding(answer)
         rest = json.dumps(entry)
         for mark, kept in marks.items():
             before, _, rest = rest.partition(mark)
@@ -277,10 +288,11 @@ class Recording:
     def begin(
         self, method: str, url: str, headers: Sequence[tuple[str, str]], body: KeptBytes
     ) -> KeptRequest:
-        """A request that has no answer yet; ``keep`` records it. Raises
+        """Return a request that has no answer yet; ``keep`` records it. Raises
         RecordingFull."""
+        entry = _entry(method, url, headers)
         head = KeptBytes(self.spool)
-        head.add(json.dumps(_entry(method, url, headers)).encode())
+        head.add(json.dumps(entry).encode())
         head.close()
         return KeptRequest(head, body, KeptBytes(self.spool), _content_type(headers))
 
@@ -311,6 +323,7 @@ def _write(out: BinaryIO, requests: Sequence[KeptRequest]) -> None:
 
 
 def _encoding(kept: KeptBytes) -> dict[str, str]:
+    """Return the field that a HAR has for what is no text."""
     return {} if _is_text(kept) else {"encoding": "base64"}
 
 
@@ -326,8 +339,9 @@ def _is_text(kept: KeptBytes) -> bool:
 
 
 def _inside_json(kept: KeptBytes) -> Iterator[bytes]:
-    """Text as it stands between the quotes of JSON; what is none, as Base64."""
+    """Yield text as it stands between the quotes of JSON; what is none, as Base64."""
     if _is_text(kept):
+        # A character's bytes may lie in two pieces: the decoder keeps what is begun.
         decoder = codecs.getincrementaldecoder("utf-8")()
         for piece in kept.pieces():
             yield json.dumps(decoder.decode(piece), ensure_ascii=False)[1:-1].encode()

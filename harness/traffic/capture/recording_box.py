@@ -25,11 +25,11 @@ from mmrepro import probes, reproducers
 from mmrepro.base.box import GIB, WORK, Box, BoxOrder, Leads, Limits
 from mmrepro.base.errors import UsageError
 
-MODULE: Final = "mmrepro.traffic.capture.recording_box"
-STATUS_S: Final = 0.2
-MOST_LINE: Final = 1 << 20
-MOST_NOTES: Final = 50
-MOST_RECORDED: Final = GIB
+_MODULE: Final = "mmrepro.traffic.capture.recording_box"
+_STATUS_S: Final = 0.2
+_MOST_LINE: Final = 1 << 20
+_MOST_NOTES: Final = 50
+_MOST_RECORDED: Final = GIB
 READY_S, WRITTEN_S = 60.0, 120.0
 
 
@@ -74,12 +74,12 @@ class BoxedRecording:
                 "file": file.fileno(),
             }
             order = BoxOrder(
-                argv=(sys.executable, "-I", "-m", MODULE, json.dumps(asked)),
+                argv=(sys.executable, "-I", "-m", _MODULE, json.dumps(asked)),
                 env={"PATH": os.defpath, "LANG": "C.UTF-8"},
                 readable=(Path(sys.prefix), *_import_paths()),
                 leads=(Leads((self.port,), self.door, f"{self.port}\n"),),
                 descriptors=(listener.fileno(), file.fileno()),
-                limits=Limits(memory=2 * GIB, processes=2048, file=MOST_RECORDED),
+                limits=Limits(memory=2 * GIB, processes=2048, file=_MOST_RECORDED),
             )
             self._box = Box(order, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
         threading.Thread(target=self._listen, name="recording", daemon=True).start()
@@ -112,7 +112,7 @@ class BoxedRecording:
             raise UsageError(f"What the client sent could not be recorded: {why}.")
         # Copied: a box may still hold the file open.
         content = self._file.read_bytes()
-        file.write_bytes(content[:MOST_RECORDED])
+        file.write_bytes(content[:_MOST_RECORDED])
 
     def _listen(self) -> None:
         """Read how it stands, line by line."""
@@ -120,7 +120,7 @@ class BoxedRecording:
         stream = self._box.process.stdout
         assert stream is not None
         with contextlib.suppress(OSError, ValueError, TypeError, AttributeError):
-            while line := stream.readline(MOST_LINE):
+            while line := stream.readline(_MOST_LINE):
                 self._take(json.loads(line))
         self._silent_s = 0.0
         self._ready.set()
@@ -131,7 +131,7 @@ class BoxedRecording:
         self._ready.set()
         if "notes" in status:
             notes = [str(note)[:500] for note in status["notes"]]
-            self.notes = notes[:MOST_NOTES]
+            self.notes = notes[:_MOST_NOTES]
             self._done.set()
 
 
@@ -159,7 +159,7 @@ def main() -> None:
     written = WORK / "recorded.har"
     with RecordingProxy(asked["port"], asked["model"]) as proxy:
         proxy.listen(socket.socket(fileno=asked["listener"]))
-        while not _ended(STATUS_S):
+        while not _ended(_STATUS_S):
             print(json.dumps({"silent_s": round(proxy.silent_s, 2)}), flush=True)
         proxy.write(written)
         notes = proxy.notes

@@ -35,7 +35,7 @@ from mmrepro.traffic.case.model import (
     Solid,
 )
 
-U = TypeVar("U")
+_U = TypeVar("_U")
 
 _LIMIT = re.compile(
     r"maximum context length is (\d{1,9})|context length of (\d{1,9})", re.IGNORECASE
@@ -47,31 +47,32 @@ _ANSWER: Final = ("max_tokens", "max_completion_tokens", "min_tokens")
 _UNIT = re.compile(r"<\|\w{1,40}\|>|.", re.DOTALL)
 PATCH: Final = 28
 """Side in pixels of what becomes about one token (Qwen2-VL)."""
-AROUND: Final = 24
+_AROUND: Final = 24
 """Tokens that a chat template puts around a conversation, and a third of it around a
 message."""
 _STEPS: Final = 60
 
 
-class _Prompts(Changes):
-    """Prompts in their place; all else stays."""
+class _OtherPrompts(Changes):
+    """Changes prompts, texts and ids of tokens; all else stays."""
 
     def __init__(
         self,
-        becomes: Callable[[str], str],
-        become: Callable[[list[int]], list[int]] = lambda ids: ids,
+        change_text: Callable[[str], str],
+        change_ids: Callable[[list[int]], list[int]] = lambda ids: ids,
     ) -> None:
-        self._becomes, self._become = becomes, become
+        self._change_text = change_text
+        self._change_ids = change_ids
 
     def prompt(self, text: str) -> str:
-        return self._becomes(text)
+        return self._change_text(text)
 
     def ids(self, ids: list[int]) -> list[int]:
-        return self._become(ids)
+        return self._change_ids(ids)
 
 
 def _prompts(operation: Operation) -> tuple[list[str], list[list[int]]]:
-    """Texts of its prompt, in order, and prompts of token ids."""
+    """Return texts of its prompt, in order, and prompts of token ids."""
     gathered = Gathered()
     rewritten(operation, gathered)
     return gathered.prompts, gathered.of_ids
@@ -86,7 +87,10 @@ class Lengths:
     ) -> None:
         self._vocabulary = vocabulary
         self._known: dict[str, Sequence[int]] = {}
-        self.images = {n: _tokens(_size(n, case.images, contents)) for n in case.images}
+        self.images: dict[str, int] = {}
+        """Tokens of each picture."""
+        for name in case.images:
+            self.images[name] = _tokens(_size(name, case.images, contents))
 
     def ids(self, text: str) -> Sequence[int]:
         if text not in self._known:
@@ -98,26 +102,28 @@ class Lengths:
 
     def prompt(self, operation: Operation) -> int:
         operation = opened(operation)
-        total = AROUND + AROUND // 3 * len(operation.messages or [])
-        texts, ids = _prompts(operation)
-        total += sum(map(self.text, texts)) + sum(
-            self.images[n] for n in operation.images
-        )
-        return total + sum(map(len, ids))
+        texts, prompts_of_ids = _prompts(operation)
+        total = _AROUND + _AROUND // 3 * len(operation.messages or [])
+        total += sum(self.text(text) for text in texts)
+        total += sum(self.images[name] for name in operation.images)
+        total += sum(len(ids) for ids in prompts_of_ids)
+        return total
 
     def whole(self, operation: Operation) -> int:
-        """With the answer that is asked for."""
+        """Count its prompt and the answer that it asks for."""
         operation = opened(operation)
-        asked = [operation.parameters.get(name) for name in _ANSWER[:2]]
-        return self.prompt(operation) + max(
-            (n for n in asked if type(n) is int), default=1
-        )
+        limits: list[int] = []
+        for name in _ANSWER[:2]:
+            value = operation.parameters.get(name)
+            if type(value) is int:
+                limits.append(value)
+        return self.prompt(operation) + max(limits, default=1)
 
 
 def scale(
     captured: Captured, max_model_len: int, *, model: Path | None = None
 ) -> Captured:
-    """Texts, answers and pictures shortened by one factor, so that the longest prompt
+    """Shorten texts, answers and pictures by one factor, so that the longest prompt
     that was answered fits ``max_model_len``; what was too long stays too long.
 
     Args:
@@ -130,14 +136,14 @@ def scale(
     case, contents = captured.case, captured.contents
     vocabulary = Vocabulary(model, case.server.model)
     lengths = Lengths(case, contents, vocabulary)
-    refusals = (
-        _LIMIT.search(op.recorded.text) for op in case.operations if op.recorded
-    )
-    limit = next((int(one[1] or one[2]) for one in refusals if one), None)
+    limit = _limit_of(case)
     refused = {op.id for op in case.operations if _too_long(op, lengths, limit)}
     answered = [op for op in case.operations if op.id not in refused]
-    longest = max(map(lengths.whole, answered), default=1)
+    longest = max((lengths.whole(op) for op in answered), default=1)
     factor = min(1.0, max_model_len / longest)
+
+    # Marks and tiles stay whole, and stretches are rounded up: a scaled case is longer
+    # than the factor says, so the factor falls until all fit.
     units = _Units(case)
     for _ in range(_STEPS):
         scaled = _scaled(case, contents, units, factor)
@@ -147,10 +153,12 @@ def scale(
         if not over:
             break
         factor *= 0.9
-    operations = [
-        _lengthened(op, measured, max_model_len) if op.id in refused else op
-        for op in scaled.case.operations
-    ]
+
+    operations: list[Operation] = []
+    for operation in scaled.case.operations:
+        if operation.id in refused:
+            operation = _lengthened(operation, measured, max_model_len)
+        operations.append(operation)
     notes = list(case.origin.notes)
     if factor < 1:
         notes.append(
@@ -165,8 +173,20 @@ def scale(
             f"{len(over)} requests could not be made to fit: {', '.join(over[:5])}."
         )
     origin = case.origin.model_copy(update={"notes": notes, "scaled": factor < 1})
-    shown = scaled.case.model_copy(update={"operations": operations, "origin": origin})
-    return replace(scaled, case=shown)
+    update = {"operations": operations, "origin": origin}
+    return replace(scaled, case=scaled.case.model_copy(update=update))
+
+
+def _limit_of(case: Case) -> int | None:
+    """Return the longest context of the recorded server, as its first refusal that
+    names it says."""
+    for operation in case.operations:
+        if operation.recorded is None:
+            continue
+        refusal = _LIMIT.search(operation.recorded.text)
+        if refusal is not None:
+            return int(refusal[1] or refusal[2])
+    return None
 
 
 def _too_long(operation: Operation, lengths: Lengths, limit: int | None) -> bool:
@@ -180,9 +200,9 @@ def _too_long(operation: Operation, lengths: Lengths, limit: int | None) -> bool
 def _lengthened(
     operation: Operation, lengths: Lengths, max_model_len: int
 ) -> Operation:
-    """Its last text goes on, until it does not fit: what it shares with others
+    """Lengthen its last text until it does not fit: what it shares with others
     stays."""
-    missing = max_model_len + AROUND * 4 - lengths.prompt(operation)
+    missing = max_model_len + _AROUND * 4 - lengths.prompt(operation)
     if missing <= 0:
         return operation
     left = len(_prompts(operation)[0])
@@ -192,7 +212,7 @@ def _lengthened(
         left -= 1
         return text if left else text + " 0" * missing
 
-    return rewritten(operation, _Prompts(longer))
+    return rewritten(operation, _OtherPrompts(longer))
 
 
 # ---------------------------------------------------------------------- shorter
@@ -203,51 +223,59 @@ class _Units:
 
     def __init__(self, case: Case) -> None:
         texts: set[str] = set()
-        prompts: set[tuple[int, ...]] = set()
+        prompts_of_ids: set[tuple[int, ...]] = set()
         for operation in case.operations:
-            some, ids = _prompts(operation)
-            texts.update(some)
-            prompts.update(map(tuple, ids))
+            prompts, of_ids = _prompts(operation)
+            texts.update(prompts)
+            prompts_of_ids.update(tuple(ids) for ids in of_ids)
         self._texts = sorted(tuple(_UNIT.findall(text)) for text in texts)
-        self._prompts = sorted(prompts)
-        self._parted = places(self._texts), places(self._prompts)
+        self._ids = sorted(prompts_of_ids)
+        self._texts_part = places(self._texts)
+        self._ids_part = places(self._ids)
 
-    def shorter(self, factor: float) -> _Prompts:
-        """Between two places at which others part, the first of the units stay: what
-        began alike still does, and what parted still parts with the same one."""
-        texts = {
-            "".join(units): "".join(_between(units, parted, factor, _letters))
-            for units, parted in zip(self._texts, self._parted[0], strict=True)
-        }
-        prompts = {
-            ids: _between(ids, parted, factor, _some)
-            for ids, parted in zip(self._prompts, self._parted[1], strict=True)
-        }
-        return _Prompts(lambda text: texts[text], lambda ids: prompts[tuple(ids)])
+    def shorter(self, factor: float) -> _OtherPrompts:
+        """Keep the first units between two places at which others part: what began alike
+        still does, and what parted still parts with the same unit."""
+        texts: dict[str, str] = {}
+        for units, parted in zip(self._texts, self._texts_part, strict=True):
+            texts["".join(units)] = "".join(_between(units, parted, factor, _letters))
+        prompts: dict[tuple[int, ...], list[int]] = {}
+        for ids, parted in zip(self._ids, self._ids_part, strict=True):
+            prompts[ids] = _between(ids, parted, factor, _some)
+        return _OtherPrompts(lambda text: texts[text], lambda ids: prompts[tuple(ids)])
 
 
 def _between(
-    units: Sequence[U],
+    units: Sequence[_U],
     parted: Sequence[int],
     factor: float,
-    first: Callable[[Sequence[U], float], list[U]],
-) -> list[U]:
-    ends = [*(place for place in parted if place < len(units)), len(units)]
-    pairs = zip([0, *ends[:-1]], ends, strict=True)
-    return [unit for begin, end in pairs for unit in first(units[begin:end], factor)]
+    first: Callable[[Sequence[_U], float], list[_U]],
+) -> list[_U]:
+    """Return what ``first`` keeps of each stretch between two places."""
+    kept: list[_U] = []
+    begin = 0
+    for end in parted:
+        if end < len(units):
+            kept += first(units[begin:end], factor)
+            begin = end
+    kept += first(units[begin:], factor)
+    return kept
 
 
-def _some(units: Sequence[U], factor: float) -> list[U]:
+def _some(units: Sequence[_U], factor: float) -> list[_U]:
     return list(units[: math.ceil(len(units) * factor)])
 
 
 def _letters(units: Sequence[str], factor: float) -> list[str]:
-    """Marks stay, all of them."""
-    left = math.ceil(sum(len(u) == 1 for u in units) * factor)
+    """Keep all marks, and the first of the letters."""
+    letters = sum(1 for unit in units if len(unit) == 1)
+    left = math.ceil(letters * factor)
     kept = []
     for unit in units:
-        left -= len(unit) == 1
-        if len(unit) > 1 or left >= 0:
+        is_mark = len(unit) > 1
+        if not is_mark:
+            left -= 1
+        if is_mark or left >= 0:
             kept.append(unit)
     return kept
 
@@ -260,30 +288,28 @@ def _scaled(
         for name, data in contents.items():
             assert kept.add(data) == name
         return Captured(case, kept)
-    changes = units.shorter(factor)
-    smaller = _Smaller(contents, kept, factor)
-    operations = [_fewer(rewritten(op, changes), factor) for op in case.operations]
-    images = {name: smaller.image(image) for name, image in case.images.items()}
-    return Captured(
-        case.model_copy(update={"operations": operations, "images": images}), kept
-    )
+
+    prompts = units.shorter(factor)
+    pictures = _SmallerPictures(contents, kept, factor)
+    operations = [_fewer(rewritten(op, prompts), factor) for op in case.operations]
+    images = {name: pictures.image(image) for name, image in case.images.items()}
+    update = {"operations": operations, "images": images}
+    return Captured(case.model_copy(update=update), kept)
 
 
 def _fewer(operation: Operation, factor: float) -> Operation:
-    """Tokens that are asked for, and that barriers count."""
-    parameters: dict[str, Any] = {
-        name: max(1, round(value * factor))
-        if name in _ANSWER and type(value) is int and value > 0
-        else value
-        for name, value in operation.parameters.items()
-    }
-    update = {
-        "parameters": parameters,
-        "after": [_barrier(text, factor) for text in operation.after],
-        "leave": operation.leave
-        if not operation.leave or LEAVE_S.match(operation.leave)
-        else _barrier(operation.leave, factor),
-    }
+    """Scale the tokens that it asks for, and those that its barriers count."""
+    parameters: dict[str, Any] = dict(operation.parameters)
+    for name in _ANSWER:
+        value = parameters.get(name)
+        if type(value) is int and value > 0:
+            parameters[name] = max(1, round(value * factor))
+
+    leave = operation.leave
+    if leave and not LEAVE_S.match(leave):  # a barrier, and no number of seconds
+        leave = _barrier(leave, factor)
+    after = [_barrier(text, factor) for text in operation.after]
+    update = {"parameters": parameters, "after": after, "leave": leave}
     return operation.model_copy(update=update)
 
 
@@ -312,26 +338,31 @@ def _size(
 
 
 def _tokens(size: tuple[int, int]) -> int:
-    return 2 + round(size[0] / PATCH) * round(size[1] / PATCH) if all(size) else 0
+    """Return the tokens of a picture, as Qwen2-VL's patches make them; two more stand
+    around them."""
+    width, height = size
+    if not width or not height:
+        return 0
+    return 2 + round(width / PATCH) * round(height / PATCH)
 
 
-class _Smaller:
-    """Pictures of a smaller area; those that differ still do."""
+class _SmallerPictures:
+    """Makes pictures of a smaller area; those that differ still do."""
 
     def __init__(
         self, contents: Mapping[str, bytes], kept: Contents, factor: float
     ) -> None:
-        self._contents, self._kept, self._factor = contents, kept, factor
+        self._contents = contents
+        self._kept = kept
+        self._factor = factor
         self._made: dict[str, str] = {}
+        """Digest of a picture's bytes: digest of the smaller one's."""
 
     def image(self, image: Image) -> Image:
-        """Tiles and colliding pictures stay: in another size they would be others."""
+        """Return the smaller picture. Tiles and colliding pictures stay: in another
+        size they would be others."""
         if isinstance(image, Content):
-            if image.sha256 not in self._made:
-                self._made[image.sha256] = self._resized(self._contents[image.sha256])
-            digest = self._made[image.sha256]
-            told = "image/png" if digest != image.sha256 else image.media_type
-            return Content(sha256=digest, media_type=told)
+            return self._smaller_content(image)
         if isinstance(image, Noise | Solid | Resized):
             return image.model_copy(update={"size": self._sides(image.size)})
         if isinstance(image, Near):
@@ -339,13 +370,26 @@ class _Smaller:
             return image.model_copy(update={"pixels": pixels})
         return image
 
+    def _smaller_content(self, image: Content) -> Content:
+        if image.sha256 not in self._made:
+            self._made[image.sha256] = self._resized(self._contents[image.sha256])
+        digest = self._made[image.sha256]
+        unchanged = digest == image.sha256
+        media_type = image.media_type if unchanged else "image/png"
+        return Content(sha256=digest, media_type=media_type)
+
     def _sides(self, size: tuple[int, int]) -> tuple[int, int]:
-        width, height = (
-            min(n, max(PATCH, round(n * math.sqrt(self._factor)))) for n in size
-        )
-        return width, height
+        width, height = size
+        return self._side(width), self._side(height)
+
+    def _side(self, pixels: int) -> int:
+        """Scale one side, so that the area is scaled by the factor; no side becomes
+        less than a patch, or longer than it was."""
+        smaller = round(pixels * math.sqrt(self._factor))
+        return min(pixels, max(PATCH, smaller))
 
     def _resized(self, data: bytes) -> str:
+        """Return the digest of the smaller picture, which is kept."""
         from PIL import Image as Pillow
 
         seen = look(data)
@@ -357,5 +401,6 @@ class _Smaller:
             small.save(buffer, "PNG")
             if hashlib.sha256(buffer.getvalue()).hexdigest() not in self._kept:
                 break
-            small.putpixel((0, 0), (number, 255 - number, number))  # two became one
+            # Two pictures became one by getting smaller: a pixel tells them apart.
+            small.putpixel((0, 0), (number, 255 - number, number))
         return self._kept.add(buffer.getvalue())

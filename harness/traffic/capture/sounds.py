@@ -7,7 +7,7 @@ import random
 import struct
 from typing import Final
 
-Made = tuple[bytes, bool]
+_Made = tuple[bytes, bool]
 """The bytes, and whether a decoder reads them as it would have read the others."""
 
 _SIGNATURES: Final = (
@@ -73,37 +73,47 @@ _LAYER_3: Final = {
 13818-3."""
 
 
-def noise_like(data: bytes, chance: random.Random) -> Made:
-    """Bytes that tell nothing of ``data`` but its kind, length and, of a WAV or MP3,
-    how it sounds to a decoder: so many channels and samples."""
-    if data[:4] == b"RIFF" and data[8:12] == b"WAVE" and (wave := _wave(data, chance)):
-        return wave, True
-    if (frames := _frames(data)) is not None:
+def noise_like(data: bytes, chance: random.Random) -> _Made:
+    """Make bytes that tell nothing of ``data`` but its kind, length and, of a WAV or
+    MP3, how it sounds to a decoder: so many channels and samples."""
+    if data[:4] == b"RIFF" and data[8:12] == b"WAVE":
+        wave = _wave(data, chance)
+        if wave:
+            return wave, True
+    frames = _frames(data)
+    if frames is not None:
         return frames, True
     kept = _signature(data)
     return kept + chance.randbytes(len(data) - len(kept)), False
 
 
 def _wave(data: bytes, chance: random.Random) -> bytes:
-    """A WAV with the same format and noise for its samples; nothing if it is broken."""
+    """Make a WAV with the same format and noise for its samples; nothing if it is
+    broken."""
     out = bytearray(data[:12])
     names: set[bytes] = set()
     at = 12
     while at + 8 <= len(data):
-        name, size = data[at : at + 4], data[at + 4 : at + 8]
+        name = data[at : at + 4]
+        size = data[at + 4 : at + 8]
         length = struct.unpack("<I", size)[0]
         body = data[at + 8 : at + 8 + length]
         if name == b"fmt ":
             out += name + size + _format(body)
         elif name == b"data":
             out += name + size + chance.randbytes(len(body))
-        else:  # artists, notes, whatever a recorder adds
+        else:
+            # Artists, notes, whatever a recorder adds.
             out += b"JUNK" + size + bytes(len(body))
         names.add(name)
-        at += 8 + length + length % 2  # a chunk of odd length has a byte behind it
+
+        # A chunk of odd length has a byte behind it.
+        at += 8 + length + length % 2
         out += bytes(max(0, min(at, len(data)) - len(out)))
     out += bytes(len(data) - len(out))
-    return bytes(out) if {b"fmt ", b"data"} <= names else b""
+    if b"fmt " not in names or b"data" not in names:
+        return b""
+    return bytes(out)
 
 
 def _format(body: bytes) -> bytes:
@@ -111,34 +121,49 @@ def _format(body: bytes) -> bytes:
 
 
 def _frames(data: bytes) -> bytes | None:
-    """Silent frames of MP3, of the same rates and as long together; None if it is
+    """Make silent frames of MP3, of the same rates and as long together; None if it is
     none."""
-    at = 0
-    if data[:3] == b"ID3" and len(data) > 10:  # titles and names stand before the sound
-        size = 0
-        for part in data[6:10]:
-            size = size << 7 | part & 0x7F
-        at = 10 + size
+    at = _behind_titles(data)
     header = data[at : at + 4]
-    # A frame of layer III.
-    if len(header) < 4 or header[0] != 0xFF or header[1] & 0xE6 != 0xE2:
+    is_layer_3 = len(header) == 4 and header[0] == 0xFF and header[1] & 0xE6 == 0xE2
+    if not is_layer_3:
         return None
-    version, bits, rate = header[1] >> 3 & 3, header[2] >> 4, header[2] >> 2 & 3
+
+    version = header[1] >> 3 & 3
+    bits = header[2] >> 4
+    rate = header[2] >> 2 & 3
     if version == 1 or not 0 < bits < 15 or rate == 3:
-        return None
-    bitrate = _LAYER_3[version == 3][bits - 1] * 1000
-    length = (144 if version == 3 else 72) * bitrate // _RATES[version][rate]
+        return None  # reserved, or a rate that the frame does not say
+    is_mpeg_1 = version == 3
+    bitrate = _LAYER_3[is_mpeg_1][bits - 1] * 1000
+    length = (144 if is_mpeg_1 else 72) * bitrate // _RATES[version][rate]
+
     # No check sum and no padding follow; side information of zeros is silence.
-    frame = bytes([0xFF, header[1] | 1, header[2] & 0xFC, header[3] & 0xC0]) + bytes(
-        length - 4
-    )
+    silent = bytes([0xFF, header[1] | 1, header[2] & 0xFC, header[3] & 0xC0])
+    frame = silent + bytes(length - 4)
     whole = frame * (len(data) // length + 1)
     return whole[: len(data)]
 
 
+def _behind_titles(data: bytes) -> int:
+    """Return where the sound begins: titles and names stand before it in an ID3 tag."""
+    if data[:3] != b"ID3" or len(data) <= 10:
+        return 0
+    # Seven bits of each byte are the tag's size, so that none looks like a frame.
+    size = 0
+    for part in data[6:10]:
+        size = size << 7 | part & 0x7F
+    return 10 + size
+
+
 def _signature(data: bytes) -> bytes:
+    """Return the first bytes, by which a kind of file is known."""
     if data[4:8] == b"ftyp":
+        if len(data) < 12:
+            return b""
         brand = data[8:12] if data[8:12] in _BRANDS else b"isom"
-        return data[:8] + brand if len(data) >= 12 else b""
-    found = (signature for signature in _SIGNATURES if data.startswith(signature))
-    return next(found, b"")
+        return data[:8] + brand
+    for signature in _SIGNATURES:
+        if data.startswith(signature):
+            return signature
+    return b""

@@ -7,10 +7,10 @@ import random
 import re
 import string
 import tempfile
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Hashable, Iterable, Iterator, Sequence
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 from urllib.parse import quote
 
 from mmrepro.base.errors import UsageError
@@ -22,11 +22,9 @@ from mmrepro.traffic.case.model import FormPart, Message, Operation, Part
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
-from collections.abc import Hashable, Iterator
-from typing import TypeVar
 
 _SHOWN: Final = ("image_data", "audio_data", "video_data", "file_data")
-ROLES: Final = frozenset(
+_ROLES: Final = frozenset(
     {"system", "user", "assistant", "tool", "developer", "function"}
 )
 _PROTOCOL: Final = frozenset(  # their values are the interface's words, not somebody's
@@ -231,7 +229,7 @@ _SEGMENTS: Final = frozenset(  # of the paths of engines' interfaces
         "vertex_generate",
     ]
 )
-_FIELDS: Final = frozenset(  # of forms
+_FIELDS: Final = frozenset(
     [
         "model",
         "file",
@@ -445,31 +443,35 @@ class Gathered(Changes):
 
 
 def rewritten(operation: Operation, by: Changes) -> Operation:
-    """The operation with each of its texts as ``by`` gives it; its body is taken
+    """Return the operation with each of its texts as ``by`` gives it; its body is taken
     apart."""
     if operation.body is not None and "\\u" in operation.body:
         operation = operation.model_copy(update={"body": _whole(operation.body)})
     operation = opened(operation)
-    prompt = operation.prompt
-    update: dict[str, Any] = {
-        "parameters": {
-            name: (_structured if name in _STRUCTURED else _plain)(name, value, by)
-            for name, value in _coded(operation.parameters, by).items()
-        }
-    }
-    update["headers"] = {
-        n: _open(n, value, by) for n, value in operation.headers.items()
-    }
+    update: dict[str, Any] = {}
+
+    # ``by`` may count or draw by chance: the order of these steps is a part of what
+    # comes out.
+    parameters: dict[str, Any] = {}
+    for name, value in _coded(operation.parameters, by).items():
+        change = _structured if name in _STRUCTURED else _plain
+        parameters[name] = change(name, value, by)
+    update["parameters"] = parameters
+    headers: dict[str, str] = {}
+    for name, value in operation.headers.items():
+        headers[name] = _open(name, value, by)
+    update["headers"] = headers
     update["path"] = _path(operation.path, by)
     update["query"] = _query(operation.query, by)
     if operation.model:
         update["model"] = by.text(operation.model)
     if operation.messages is not None:
-        update["messages"] = [_message(m, by) for m in operation.messages]
-    if prompt is not None:
-        update["prompt"] = (
-            by.prompt(prompt) if isinstance(prompt, str) else by.ids(prompt)
-        )
+        messages = [_message(message, by) for message in operation.messages]
+        update["messages"] = messages
+    if isinstance(operation.prompt, str):
+        update["prompt"] = by.prompt(operation.prompt)
+    elif operation.prompt is not None:
+        update["prompt"] = by.ids(operation.prompt)
     if operation.body is not None:  # it is no JSON
         update["body"] = _broken(operation.body, by)
     if operation.data is not None:
@@ -480,7 +482,7 @@ def rewritten(operation: Operation, by: Changes) -> Operation:
 
 
 _STRING = re.compile(
-    r'"(?:[^"\\]|\\.)*"\s*:|"(?P<said>(?:[^"\\]|\\.)+)(?:"|$)', re.DOTALL
+    r'"(?:[^"\\]|\\.)*"\s*:|"(?P<string>(?:[^"\\]|\\.)+)(?:"|$)', re.DOTALL
 )
 """A name, or a string; the last one may lack its end."""
 _HOST = re.compile(r"https?://[^/?#]*/?")
@@ -488,18 +490,21 @@ _HOST = re.compile(r"https?://[^/?#]*/?")
 
 
 def _open(name: str, value: str, by: Changes) -> str:
-    """The value of a header, or in a query: what is one of the protocol's own words
-    stays."""
-    if name.lower() in ("content-type", "accept"):
-        found = _MEDIA_TYPE.match(value)
-        return found[0] if found else "*/*"
-    plain = name.lower() == "anthropic-version" or "${" in value
-    own = value.lower() in _OPEN_WORDS or _NUMBER.fullmatch(value) is not None
-    return value if plain or own else by.text(value)
+    """Change the value of a header, or in a query: what is one of the protocol's own
+    words stays."""
+    name = name.lower()
+    if name in ("content-type", "accept"):
+        media_type = _MEDIA_TYPE.match(value)
+        return media_type[0] if media_type else "*/*"
+    if name == "anthropic-version" or "${" in value:
+        return value
+    if value.lower() in _OPEN_WORDS or _NUMBER.fullmatch(value):
+        return value
+    return by.text(value)
 
 
 def _query(query: str, by: Changes) -> str:
-    pairs = []
+    pairs: list[str] = []
     for pair in query.split("&"):
         name, sign, value = pair.partition("=")
         if name and not _PARAMETER.fullmatch(name):
@@ -509,9 +514,9 @@ def _query(query: str, by: Changes) -> str:
 
 
 def _path(path: str, by: Changes) -> str:
-    """The interface's own segments stay, and those that stand for a value of an answer;
-    ids, users and whatever else somebody names have other names."""
-    parts = []
+    """Change a path. The interface's own segments stay, and those that stand for a
+    value of an answer; ids, users and whatever else somebody names have other names."""
+    parts: list[str] = []
     for part in path.split("/"):
         own = not part or part in _SEGMENTS or "${" in part
         parts.append(part if own else by.name(part))
@@ -519,31 +524,36 @@ def _path(path: str, by: Changes) -> str:
 
 
 def _file_name(name: str, by: Changes) -> str:
-    """Another name with the same ending, by which servers tell kinds of files."""
+    """Return another name with the same ending, by which servers tell kinds of
+    files."""
     stem, dot, ending = name.rpartition(".")
-    if dot and ending.lower() in _ENDINGS:
-        return (by.name(stem) if stem else "") + dot + ending
-    return by.name(name)
+    if not dot or ending.lower() not in _ENDINGS:
+        return by.name(name)
+    if stem:
+        stem = by.name(stem)
+    return stem + dot + ending
 
 
 def _whole(text: str) -> str:
-    """JSON without halves of characters, which are no text."""
+    """Return JSON without halves of characters, which are no text."""
     try:
-        told = json.dumps(json.loads(text), ensure_ascii=False)
+        whole = json.dumps(json.loads(text), ensure_ascii=False)
     except (ValueError, RecursionError):
         return text
-    return told.encode("utf-8", "replace").decode()
+    return whole.encode("utf-8", "replace").decode()
 
 
 def _broken(text: str, by: Changes) -> str:
-    """Of what is nearly JSON: the strings, but for names; of anything else all of
+    """Change the strings of what is nearly JSON, but for names; of anything else all of
     it."""
     if not text.lstrip().startswith(("{", "[")):
         return by.text(text)
 
-    def changed(found: re.Match[str]) -> str:
-        said = found["said"]
-        return found[0] if said is None else found[0].replace(said, by.text(said))
+    def changed(match: re.Match[str]) -> str:
+        string = match["string"]
+        if string is None:
+            return match[0]
+        return match[0].replace(string, by.text(string))
 
     return _STRING.sub(changed, text)
 
@@ -572,13 +582,13 @@ def _is_open_field(part: FormPart) -> bool:
 
 
 def _message(message: Message, by: Changes) -> Message:
-    content: str | list[Part] | None
-    if message.content is None or isinstance(message.content, str):
-        content = message.content and by.prompt(message.content)
-    else:
-        content = [_part(part, by) for part in message.content]
-    role = message.role if message.role in ROLES else by.name(message.role)
-    more = {k: _calls(k, v, by) for k, v in message.more.items()}
+    content: str | list[Part] | None = message.content
+    if isinstance(content, list):
+        content = [_part(part, by) for part in content]
+    elif content:
+        content = by.prompt(content)
+    role = message.role if message.role in _ROLES else by.name(message.role)
+    more = {name: _calls(name, value, by) for name, value in message.more.items()}
     return message.model_copy(update={"role": role, "content": content, "more": more})
 
 
@@ -588,7 +598,9 @@ def _part(part: Part, by: Changes) -> Part:
     if part.raw is not None:
         raw = {name: _raw(name, value, by) for name, value in part.raw.items()}
         return Part.model_construct(raw=raw)
-    return part.model_copy(update={"uuid": by.name(part.uuid)}) if part.uuid else part
+    if part.uuid:
+        return part.model_copy(update={"uuid": by.name(part.uuid)})
+    return part
 
 
 def _is_own(value: str) -> bool:
@@ -598,35 +610,40 @@ def _is_own(value: str) -> bool:
 
 
 def _raw(name: str, value: Any, by: Changes) -> Any:
+    """Change a part of a message that is kept as it is."""
     if isinstance(value, dict):
-        return {k: _raw(k, v, by) for k, v in value.items()}
+        return {key: _raw(key, item, by) for key, item in value.items()}
     if isinstance(value, list):
         return [_raw(name, item, by) for item in value]
     if not isinstance(value, str) or name in _PROTOCOL:
         return value
-    if _is_own(value) and (host := _HOST.match(value)):
+    host = _HOST.match(value) if _is_own(value) else None
+    if host is not None:
         place, question, query = value[host.end() :].partition("?")
         return host[0] + _path(place, by) + question + _query(query, by)
     if name == "text":
         return by.prompt(value)
-    is_data = (
-        name in ("url", "data", *_SHOWN)
-        or value[:5].lower() == "data:"
-        or len(value) > 1000
-    )
-    return by.data(value) if is_data else by.text(value)
+    # A long text under a name that is not known is taken for a picture or sound.
+    if _is_data(name, value) or len(value) > 1000:
+        return by.data(value)
+    return by.text(value)
+
+
+def _is_data(name: str, value: str) -> bool:
+    """Whether a text is an image, sound or film, or names one."""
+    return name in ("url", "data", *_SHOWN) or value[:5].lower() == "data:"
 
 
 def _calls(name: str, value: Any, by: Changes) -> Any:
-    """Fields of a message: tool calls, names, a model's reasoning."""
+    """Change fields of a message: tool calls, names, a model's reasoning."""
     if name == "arguments" and isinstance(value, str):
         try:
-            told = json.loads(value)
+            arguments = json.loads(value)
         except (ValueError, RecursionError):
             return by.text(value)
-        return json.dumps(_structured("", told, by))
+        return json.dumps(_structured("", arguments, by))
     if isinstance(value, dict):
-        return {k: _calls(k, v, by) for k, v in value.items()}
+        return {key: _calls(key, item, by) for key, item in value.items()}
     if isinstance(value, list):
         return [_calls(name, item, by) for item in value]
     if not isinstance(value, str) or name in _PROTOCOL:
@@ -635,21 +652,23 @@ def _calls(name: str, value: Any, by: Changes) -> Any:
 
 
 def _coded(fields: dict[str, Any], by: Changes) -> dict[str, Any]:
-    """Without the patterns, grammars and templates that do not stay."""
-    return {
-        name: value
-        for name, value in fields.items()
-        if not (name in _CODE and isinstance(value, str)) or by.code(value)
-    }
+    """Drop the patterns, grammars and templates that do not stay."""
+    kept: dict[str, Any] = {}
+    for name, value in fields.items():
+        is_code = name in _CODE and isinstance(value, str)
+        if not is_code or by.code(value):
+            kept[name] = value
+    return kept
 
 
 def _structured(name: str, value: Any, by: Changes) -> Any:
-    """Tools, and schemas of answers: names of properties are names."""
+    """Change tools, and schemas of answers: names of properties are names."""
     if isinstance(value, dict):
-        return {
-            k if k in _SCHEMA else by.name(k): _structured(k, v, by)
-            for k, v in _coded(value, by).items()
-        }
+        changed: dict[str, Any] = {}
+        for key, item in _coded(value, by).items():
+            new_key = key if key in _SCHEMA else by.name(key)
+            changed[new_key] = _structured(key, item, by)
+        return changed
     if isinstance(value, list):
         return [_structured(name, item, by) for item in value]
     if not isinstance(value, str) or name in _PROTOCOL | _CODE or value in _WORDS:
@@ -658,25 +677,24 @@ def _structured(name: str, value: Any, by: Changes) -> Any:
 
 
 def _plain(name: str, value: Any, by: Changes) -> Any:
-    """Parameters: their names are the interface's."""
+    """Change parameters: their names are the interface's."""
     if isinstance(value, dict):
-        names = by.name if name == "metadata" else str  # whose keys somebody makes up
-        return {names(k): _plain(k, v, by) for k, v in _coded(value, by).items()}
+        changed: dict[str, Any] = {}
+        for key, item in _coded(value, by).items():
+            # Keys of metadata are made up by whoever asks.
+            new_key = by.name(key) if name == "metadata" else str(key)
+            changed[new_key] = _plain(key, item, by)
+        return changed
     if isinstance(value, list):
-        whole = name in ("prompt", "input_ids") and all(
-            type(item) is int for item in value
-        )
-        return (
-            by.ids(value)
-            if whole and value
-            else [_plain(name, item, by) for item in value]
-        )
+        of_ids = all(type(item) is int for item in value)
+        if value and of_ids and name in ("prompt", "input_ids"):
+            return by.ids(value)
+        return [_plain(name, item, by) for item in value]
     if not isinstance(value, str) or name in _PROTOCOL | _CODE or value in _WORDS:
         return value
     if name in ("prompt", "text", "content"):
         return by.prompt(value)
-    is_data = name in ("url", "data", *_SHOWN) or value[:5].lower() == "data:"
-    return by.data(value) if is_data else by.text(value)
+    return by.data(value) if _is_data(name, value) else by.text(value)
 
 
 # ------------------------------------------------------------------ random text
@@ -710,64 +728,78 @@ class Vocabulary:
     ) -> None:
         self._tokenizer = _tokenizer(model, kind)
         added = self._tokenizer.get_added_tokens_decoder()
-        self.special = {i: token.content for i, token in added.items() if token.special}
+        self.special = {
+            id: token.content for id, token in added.items() if token.special
+        }
         self.size = self._tokenizer.get_vocab_size()
         self.ends = len(self._tokenizer.encode("").ids)
         """Special tokens that a plain prompt gets at its ends."""
         words = self._words(avoid)
         self.joint = " " if words else ""
-        self.pieces: Sequence[str] = words or [
-            sign
-            for sign in _SIGNS
-            if len(self.encode(sign)) == 1 and len(self.encode(sign * 2)) == 2
-        ]
-        self._more: Sequence[str] = [] if words else self._spare()
+        self.pieces: Sequence[str] = words
+        self._more: Sequence[str] = []
+        if not words:
+            self.pieces = [sign for sign in _SIGNS if self._is_a_token(sign)]
+            self._more = self._spare()
+
+    def _is_a_token(self, sign: str) -> bool:
+        """Whether a sign is a token, also beside itself: some tokenizers join such."""
+        return len(self.encode(sign)) == 1 and len(self.encode(sign * 2)) == 2
 
     def encode(self, text: str) -> list[int]:
         return self._tokenizer.encode(text, add_special_tokens=False).ids
 
     def other(self, used: Collection[str], chance: random.Random) -> str | None:
-        """A piece that is none of ``used``; None: there is no other."""
+        """Return a piece that is none of ``used``; None: there is no other."""
+        # Some are drawn first: to look through all pieces takes long where few are used.
         for _ in range(8):
-            if (piece := chance.choice(self.pieces)) not in used:
+            piece = chance.choice(self.pieces)
+            if piece not in used:
                 return piece
-        left = [p for p in self.pieces if p not in used] or [
-            p for p in self._more if p not in used
-        ]
+        left = [piece for piece in self.pieces if piece not in used]
+        if not left:
+            left = [piece for piece in self._more if piece not in used]
         return chance.choice(left) if left else None
 
     def text(self, pieces: Sequence[str]) -> str:
+        """Join pieces; no joint stands at either side of a special token."""
         if not self.joint:
             return "".join(pieces)
         special = set(self.special.values())
-        out: list[str] = []
-        for before, piece in zip(["", *pieces], pieces, strict=False):
-            beside = before and before not in special and piece not in special
-            out += [self.joint, piece] if beside else [piece]
-        return "".join(out)
+        joined: list[str] = []
+        before = ""
+        for piece in pieces:
+            if before and before not in special and piece not in special:
+                joined.append(self.joint)
+            joined.append(piece)
+            before = piece
+        return "".join(joined)
 
     # ------------------------------------------------------------------ pieces
 
     def _words(self, avoid: Collection[str]) -> list[str]:
+        """Return words that are a token each; none, if there are too few."""
+        # Tokenizers mark a word that follows a space.
         known = {token.lstrip("Ġ▁") for token in self._tokenizer.get_vocab()}
         words = sorted(w for w in known if _WORD.fullmatch(w) and w not in avoid)
         random.Random("words").shuffle(words)  # noqa: S311
         words = words[: _MOST_WORDS * 2]
+
         # At the beginning and behind another one: both are one token, and no more.
-        doubled = self._tokenizer.encode_batch(
-            [f"{w} {w}" for w in words], add_special_tokens=False
-        )
+        pairs = [f"{word} {word}" for word in words]
+        doubled = self._tokenizer.encode_batch(pairs, add_special_tokens=False)
         alone = self._tokenizer.encode_batch(words, add_special_tokens=False)
-        fitting = [
-            word
-            for word, two, one in zip(words, doubled, alone, strict=True)
-            if len(two.ids) == 2 and len(one.ids) == 1
-        ]
+        fitting: list[str] = []
+        for word, two, single in zip(words, doubled, alone, strict=True):
+            if len(two.ids) == 2 and len(single.ids) == 1:
+                fitting.append(word)
         return fitting[:_MOST_WORDS] if len(fitting) >= _ENOUGH_WORDS else []
 
     def _spare(self) -> list[str]:
-        known = self._tokenizer.get_added_tokens_decoder().values()
-        return sorted(t.content for t in known if _FILLER.fullmatch(t.content))
+        """Return the tokens that only fill a tiny model's vocabulary."""
+        added = self._tokenizer.get_added_tokens_decoder().values()
+        contents = [token.content for token in added]
+        return sorted(content for content in contents if _FILLER.fullmatch(content))
 
 
 def _tokenizer(model: Path | None, kind: str) -> Tokenizer:
@@ -805,9 +837,9 @@ def _tokenizer_of(server_model: str) -> Tokenizer:
 
 
 def encoded_by(server_model: str, text: str) -> list[int]:
-    """Ids of a text's tokens, without special ones at its ends, by the model of a
-    case's server (a tiny one's name, or a folder). Raises UsageError: there is no such
-    tokenizer."""
+    """Return ids of a text's tokens, without special ones at its ends, by the model of
+    a case's server (a tiny one's name, or a folder). Raises UsageError: there is no
+    such tokenizer."""
     return list(_tokenizer_of(server_model).encode(text, add_special_tokens=False).ids)
 
 
@@ -817,8 +849,8 @@ T = TypeVar("T", bound=Hashable)
 
 
 def branches(texts: Sequence[Sequence[T]]) -> Iterator[tuple[Sequence[T], int]]:
-    """Each of ``texts``, sorted and each once, and how many units it shares with the
-    one before."""
+    """Yield each of ``texts``, sorted and each once, and how many units it shares with
+    the one before."""
     before: Sequence[T] = ()
     for units in texts:
         yield units, common(before, units)
@@ -826,9 +858,11 @@ def branches(texts: Sequence[Sequence[T]]) -> Iterator[tuple[Sequence[T], int]]:
 
 
 def common(one: Sequence[T], other: Sequence[T]) -> int:
-    """Length of the longest common prefix."""
-    low, high = 0, min(len(one), len(other))
-    while low < high:  # comparing slices is much faster than unit by unit
+    """Return the length of the longest common prefix."""
+    low = 0
+    high = min(len(one), len(other))
+    # Comparing slices is much faster than unit by unit.
+    while low < high:
         middle = (low + high + 1) // 2
         if one[low:middle] == other[low:middle]:
             low = middle
@@ -838,23 +872,28 @@ def common(one: Sequence[T], other: Sequence[T]) -> int:
 
 
 def places(texts: Sequence[Sequence[T]]) -> list[list[int]]:
-    """For each of the sorted ``texts``: where others part from it, ascending."""
-    shared = [shared for _, shared in branches(texts)]
-    found: list[set[int]] = [set() for _ in texts]
-    for order in (range(len(texts)), range(len(texts) - 1, -1, -1)):
-        stack: list[int] = []
-        step = order.step
-        for place in order:
-            near = (
-                shared[place]
-                if step > 0
-                else shared[place + 1]
-                if place + 1 < len(texts)
-                else 0
-            )
-            while stack and stack[-1] >= near:
-                stack.pop()
-            if near:
-                stack.append(near)
-            found[place].update(stack)
-    return [sorted(one) for one in found]
+    """Return for each of the sorted ``texts`` where others part from it, ascending."""
+    shared = [length for _, length in branches(texts)]
+    with_next = [*shared[1:], 0]
+    parted: list[set[int]] = [set() for _ in texts]
+    forwards = range(len(texts))
+    _add_places(forwards, shared, parted)
+    _add_places(reversed(forwards), with_next, parted)
+    return [sorted(lengths) for lengths in parted]
+
+
+def _add_places(
+    order: Iterable[int], shared: Sequence[int], parted: list[set[int]]
+) -> None:
+    """Add where each text parts from those that come before it in ``order``. ``shared``
+    is how much each has in common with the one right before it."""
+    # What a text shares with all before it falls from the nearest one on: the stack
+    # holds the lengths that are left.
+    stack: list[int] = []
+    for place in order:
+        near = shared[place]
+        while stack and stack[-1] >= near:
+            stack.pop()
+        if near:
+            stack.append(near)
+        parted[place].update(stack)

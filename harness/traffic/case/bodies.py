@@ -23,7 +23,7 @@ from mmrepro.traffic.case.model import (
 )
 from mmrepro.traffic.drive import Picture
 
-BOUNDARY: Final = "mmrepro-7f3b1c0d9a5e4826"
+_BOUNDARY: Final = "mmrepro-7f3b1c0d9a5e4826"
 JSON_TYPE: Final = "application/json"
 _NAMES_A_MODEL: Final = re.compile(
     r"/v\d+/(?!.*lora_adapter|loads?$|encode$).+|/(?:score|rerank|pooling|classify"
@@ -67,29 +67,33 @@ def wire(
     model: str,
     answers: Mapping[str, str] | None = None,
 ) -> Wire:
-    """The request for a server that serves ``model``. ``answers``: by operation, whole
-    texts of earlier answers. Raises NoValue."""
-    told = {
-        name: _value(said, answers or {}) for name, said in operation.values.items()
-    }
-    target = operation.path + (f"?{operation.query}" if operation.query else "")
-    headers = {name: _filled(value, told) for name, value in operation.headers.items()}
+    """Return the request for a server that serves ``model``. ``answers``: by operation,
+    whole texts of earlier answers. Raises NoValue."""
+    values: dict[str, Any] = {}
+    for name, source in operation.values.items():
+        values[name] = _value(source, answers or {})
+    target = operation.path
+    if operation.query:
+        target += f"?{operation.query}"
+    headers = {name: _filled(text, values) for name, text in operation.headers.items()}
     sent = body(operation, pictures, model)
-    if told:
-        sent = _filled_json(sent.decode("utf-8", "surrogateescape"), told).encode(
-            "utf-8", "surrogateescape"
-        )
-        plain = {name: quote(_plain(value), safe="") for name, value in told.items()}
-        target = _filled(target, plain)
+    if values:
+        # A body may hold bytes that are no text; they come back as they were.
+        text = sent.decode("utf-8", "surrogateescape")
+        sent = _filled_json(text, values).encode("utf-8", "surrogateescape")
+        quoted: dict[str, str] = {}
+        for name, value in values.items():
+            quoted[name] = quote(_plain(value), safe="")
+        target = _filled(target, quoted)
     if sent and not any(name.lower() == "content-type" for name in headers):
-        multipart = f"multipart/form-data; boundary={BOUNDARY}"
+        multipart = f"multipart/form-data; boundary={_BOUNDARY}"
         headers["Content-Type"] = JSON_TYPE if operation.form is None else multipart
     return Wire(operation.method, target, headers, sent)
 
 
 def placed(operation: Operation, cache: Path | None) -> Operation:
-    """With the folder of each tiny model or adapter that its body names as
-    ``{tiny:NAME}``; see :func:`with_folders`."""
+    """Put the folder of each tiny model or adapter in place of ``{tiny:NAME}`` in its
+    body; see :func:`with_folders`."""
     text = operation.model_dump_json()
     if not named_in([text]):
         return operation
@@ -97,45 +101,49 @@ def placed(operation: Operation, cache: Path | None) -> Operation:
 
 
 def body(operation: Operation, pictures: Mapping[str, Picture], model: str) -> bytes:
-    """The request's body for a server that serves ``model``; the same bytes each time.
+    """Return the request's body for a server that serves ``model``; the same bytes each
+    time.
 
     Without a layout a stream asks for its usage, unless the operation's own parameters
     say otherwise. What the operation says itself goes before parameters of the same
     name."""
     if operation.data is not None:
         return base64.b64decode(operation.data)
-    named = model if operation.model is None else operation.model
+    if operation.model is not None:
+        model = operation.model
     if operation.body is not None:
-        return _renamed(operation.body, named).encode()
+        return _renamed(operation.body, model).encode()
     if operation.form is not None:
-        return b"".join(_field(part, named) for part in operation.form) + _END
-    fields = _fields(operation, pictures, named)
+        return b"".join(_field(part, model) for part in operation.form) + _END
+    fields = _fields(operation, pictures, model)
     if not fields and operation.layout is None:
         return b""
+
     layout = operation.layout or Layout(keys=[])
     ordered = {name: fields[name] for name in layout.keys if name in fields} | fields
     separators = (",", ":") if layout.compact else None
-    return json.dumps(
-        ordered, separators=separators, ensure_ascii=layout.ascii
-    ).encode()
+    text = json.dumps(ordered, separators=separators, ensure_ascii=layout.ascii)
+    return text.encode()
 
 
 def _fields(
     operation: Operation, pictures: Mapping[str, Picture], model: str
 ) -> dict[str, Any]:
+    """Return the fields of its body."""
     fields: dict[str, Any] = dict(operation.parameters)
     fields.pop("stream", None)
     fields.pop("model", None)
-    said = operation.messages is not None or operation.prompt is not None
-    if model and (operation.model is not None or said or names_a_model(operation)):
+    has_prompt = operation.messages is not None or operation.prompt is not None
+    names_model = operation.model is not None or has_prompt
+    if model and (names_model or _names_a_model(operation)):
         fields["model"] = model
     if operation.messages is not None:
         fields["messages"] = [
-            {"role": m.role, "content": _content(m.content, pictures), **_beside(m)}
-            for m in operation.messages
+            _sent_message(message, pictures) for message in operation.messages
         ]
     if operation.prompt is not None:
         fields["prompt"] = operation.prompt
+
     if operation.stream:
         usage = {} if operation.layout else {"stream_options": {"include_usage": True}}
         fields = {**usage, **fields, "stream": True}
@@ -144,72 +152,86 @@ def _fields(
     return fields
 
 
-def names_a_model(operation: Operation) -> bool:
+def _names_a_model(operation: Operation) -> bool:
     """Whether a request of that kind names a model, if it has a body."""
-    return operation.method not in ("GET", "DELETE", "HEAD", "OPTIONS") and bool(
-        _NAMES_A_MODEL.fullmatch(operation.path)
-    )
+    if operation.method in ("GET", "DELETE", "HEAD", "OPTIONS"):
+        return False
+    return _NAMES_A_MODEL.fullmatch(operation.path) is not None
 
 
-def _beside(message: Message) -> dict[str, Any]:
-    return {
-        k: value for k, value in message.more.items() if k not in ("role", "content")
-    }
-
-
-def _content(content: str | list[Part] | None, pictures: Mapping[str, Picture]) -> Any:
-    if content is None or isinstance(content, str):
-        return content
-    return [_part(part, pictures) for part in content]
+def _sent_message(message: Message, pictures: Mapping[str, Picture]) -> dict[str, Any]:
+    """Return a message as it is sent, with its further fields behind."""
+    content: Any = message.content
+    if isinstance(content, list):
+        content = [_part(part, pictures) for part in content]
+    sent = {"role": message.role, "content": content}
+    for name, value in message.more.items():
+        sent.setdefault(name, value)
+    return sent
 
 
 def _part(part: Part, pictures: Mapping[str, Picture]) -> dict[str, Any]:
-    if part.image is not None:
-        named = {} if part.uuid is None else {"uuid": part.uuid}
-        shown = {"url": pictures[part.image].data_url}
-        shown |= {} if part.detail is None else {"detail": part.detail}
-        return {"type": "image_url", "image_url": shown, **named}
-    return {"type": "text", "text": part.text} if part.raw is None else part.raw
+    """Return a part of a message as it is sent."""
+    if part.image is None:
+        if part.raw is not None:
+            return part.raw
+        return {"type": "text", "text": part.text}
+    shown = {"url": pictures[part.image].data_url}
+    if part.detail is not None:
+        shown["detail"] = part.detail
+    sent: dict[str, Any] = {"type": "image_url", "image_url": shown}
+    if part.uuid is not None:
+        sent["uuid"] = part.uuid
+    return sent
 
 
 # ------------------------------------------------------------------ forms
 
-_END: Final = f"--{BOUNDARY}--\r\n".encode()
+_END: Final = f"--{_BOUNDARY}--\r\n".encode()
 
 
 def _field(part: FormPart, model: str) -> bytes:
+    """Return a field of a form as it is sent, with ``model`` as the model's name."""
     head = f'Content-Disposition: form-data; name="{part.name}"'
-    head += "" if part.filename is None else f'; filename="{part.filename}"'
-    head += f"\r\nContent-Type: {part.media_type}" if part.media_type else ""
+    if part.filename is not None:
+        head += f'; filename="{part.filename}"'
+    if part.media_type:
+        head += f"\r\nContent-Type: {part.media_type}"
     text = model if part.name == "model" and model else part.text
     data = base64.b64decode(part.data or "") if text is None else text.encode()
-    return f"--{BOUNDARY}\r\n{head}\r\n\r\n".encode() + data + b"\r\n"
+    return f"--{_BOUNDARY}\r\n{head}\r\n\r\n".encode() + data + b"\r\n"
 
 
 # ------------------------------------------------------------------ the model's name
 
 
 def _renamed(text: str, model: str) -> str:
-    """``text`` with ``model`` as its own model's name; "": as it is.
+    """Return ``text`` with ``model`` as its own model's name; "": as it is.
 
     Of JSON the name stands at the top; of what is none, where it first seems to.
     """
-    found = _model_at(text) if model else None
-    if found is None:
+    span = _model_at(text) if model else None
+    if span is None:
         return text
-    return text[: found[0]] + json.dumps(model)[1:-1] + text[found[1] :]
+    begin, end = span
+    return text[:begin] + json.dumps(model)[1:-1] + text[end:]
 
 
 def _model_at(text: str) -> tuple[int, int] | None:
-    """Where the text of a body names its model, between the quotes; None: nowhere."""
+    """Return where the text of a body names its model, between the quotes; None:
+    nowhere."""
+    span: tuple[int, int] | None = None
     try:
-        found = [span for key, *span in members(text) if key == "model"]
+        for name, begin, end in members(text):
+            if name == "model":
+                span = begin, end  # of a name that comes twice the last one counts
     except (ValueError, RecursionError):
         first = _MODEL.search(text)
-        return first and first.span(1)
-    if not found or text[found[-1][0]] != '"':
+        return first.span(1) if first else None
+    if span is None or text[span[0]] != '"':
         return None
-    return found[-1][0] + 1, found[-1][1] - 1
+    begin, end = span
+    return begin + 1, end - 1
 
 
 _SPACE = re.compile(r"[ \t\n\r]*")
@@ -217,23 +239,23 @@ _DECODER = json.JSONDecoder()
 
 
 def members(text: str) -> Iterator[tuple[str, int, int]]:
-    """Name, begin and end of each value of a JSON object, in order, also one that comes
-    twice. Raises ValueError: it is none."""
+    """Yield name, begin and end of each value of a JSON object, in order, also one that
+    comes twice. Raises ValueError: it is none."""
 
-    def after(at: int, signs: str) -> int:
+    def after(at: int, sign: str) -> int:
         at = _space(text, at)
-        if text[at : at + 1] not in tuple(signs):
-            raise ValueError(f"no {signs} at {at}")
+        if text[at : at + 1] != sign:
+            raise ValueError(f"no {sign} at {at}")
         return _space(text, at + 1)
 
     at = after(0, "{")
     while text[at : at + 1] != "}":
         if text[at : at + 1] != '"':
             raise ValueError(f"no name at {at}")
-        key, at = _DECODER.raw_decode(text, at)
+        name, at = _DECODER.raw_decode(text, at)
         begin = after(at, ":")
         _, at = _DECODER.raw_decode(text, begin)
-        yield key, begin, at
+        yield name, begin, at
         end = _space(text, at)
         at = end if text[end : end + 1] == "}" else after(at, ",")
 
@@ -246,68 +268,77 @@ def _space(text: str, at: int) -> int:
 # ------------------------------------------------------------ values of earlier answers
 
 
-def _value(said: str, answers: Mapping[str, str]) -> Any:
-    """Raises NoValue."""
-    source, _, path = said.partition(".")
-    answer = answers.get(source, "")
-    for document in documents(answer):
-        found = document
+def _value(source: str, answers: Mapping[str, str]) -> Any:
+    """Return the value at ``OPERATION.PATH`` of an earlier answer: of the first document
+    that has it. Raises NoValue."""
+    id, _, path = source.partition(".")
+    names = path.split(".") if path else []
+    for document in documents(answers.get(id, "")):
+        value = document
         try:
-            for name in path.split(".") if path else []:
-                found = found[int(name)] if isinstance(found, list) else found[name]
+            for name in names:
+                value = value[int(name)] if isinstance(value, list) else value[name]
         except (LookupError, ValueError, TypeError):
             continue
-        return found
-    raise NoValue(f"the answer to {source} has no {path or 'value'}")
+        return value
+    raise NoValue(f"the answer to {id} has no {path or 'value'}")
 
 
 def documents(answer: str) -> list[Any]:
-    """The JSON that an answer is, or that the events of a stream are."""
+    """Return the JSON that an answer is, or that the events of a stream are."""
     try:
         return [json.loads(answer)]
     except (ValueError, RecursionError):
         pass
-    found = []
+    events: list[Any] = []
     for line in answer.splitlines():
-        if line.startswith("data:"):
-            try:
-                found.append(json.loads(line[5:]))
-            except (ValueError, RecursionError):
-                continue
-    return found
+        if not line.startswith("data:"):
+            continue
+        try:
+            events.append(json.loads(line[5:]))
+        except (ValueError, RecursionError):
+            continue  # [DONE], and what a server cut
+    return events
 
 
 def _plain(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value)
 
 
-def _filled(text: str, told: Mapping[str, Any]) -> str:
-    return re.sub(
-        _HOLE,
-        lambda hole: _plain(told[hole["name"]]) if hole["name"] in told else hole[0],
-        text,
-    )
-
-
-def _filled_json(text: str, told: Mapping[str, Any]) -> str:
-    """A text that is nothing but the name becomes the value, a number too; else its
-    text."""
+def _filled(text: str, values: Mapping[str, Any]) -> str:
+    """Put values of earlier answers in the holes of a text; those of others stay."""
 
     def filled(hole: re.Match[str]) -> str:
-        if (name := hole["name"] or hole["inner"]) not in told:
+        if hole["name"] not in values:
             return hole[0]
-        value = told[name]
-        return json.dumps(value) if hole["name"] else json.dumps(_plain(value))[1:-1]
+        return _plain(values[hole["name"]])
 
-    return re.sub(f'"{_HOLE}"|{_HOLE.replace("?P<name>", "?P<inner>")}', filled, text)
+    return re.sub(_HOLE, filled, text)
+
+
+def _filled_json(text: str, values: Mapping[str, Any]) -> str:
+    """Put values in the holes of JSON. A text that is nothing but a hole becomes the
+    value, a number too; within a longer one it is text."""
+
+    def filled(hole: re.Match[str]) -> str:
+        name = hole["name"] or hole["inner"]
+        if name not in values:
+            return hole[0]
+        value = values[name]
+        if hole["name"]:
+            return json.dumps(value)
+        return json.dumps(_plain(value))[1:-1]
+
+    inner = _HOLE.replace("?P<name>", "?P<inner>")
+    return re.sub(f'"{_HOLE}"|{inner}', filled, text)
 
 
 # ------------------------------------------------------------ as JSON, whoever wrote it
 
 
 def opened(operation: Operation) -> Operation:
-    """The operation with a body that was kept as it is taken apart, where that is an
-    object of JSON; pictures stay in it as they are. What its bytes were is lost."""
+    """Take a body apart that was kept as it is, where that is an object of JSON;
+    pictures stay in it as they are. What its bytes were is lost."""
     if operation.body is None:
         return operation
     try:
@@ -316,40 +347,41 @@ def opened(operation: Operation) -> Operation:
         return operation
     if not isinstance(fields, dict):
         return operation
-    keys = list(fields)
+    layout = Layout(keys=list(fields))
     fields.pop("model", None)
     stream = fields.pop("stream", None)
     update: dict[str, Any] = {
         "body": None,
         "stream": stream is True,
-        "layout": Layout(keys=keys),
+        "layout": layout,
+        "parameters": fields,
     }
     if are_messages(fields.get("messages")):
-        update["messages"] = [_message(one) for one in fields.pop("messages")]
+        update["messages"] = [_message(message) for message in fields.pop("messages")]
     if operation.path == COMPLETIONS and is_prompt(fields.get("prompt")):
         update["prompt"] = fields.pop("prompt")
-    return operation.model_copy(update={**update, "parameters": fields})
+    return operation.model_copy(update=update)
 
 
 def _message(message: dict[str, Any]) -> Message:
     content = message.get("content")
-    more = {
-        name: value
-        for name, value in message.items()
-        if name not in ("role", "content")
-    }
     if isinstance(content, list):
-        content = [
-            Part(text=part["text"])
-            if part.keys() == {"type", "text"} and isinstance(part["text"], str)
-            else Part.model_construct(raw=part)
-            for part in content
-        ]
+        content = [_opened_part(part) for part in content]
+    more = dict(message)
+    more.pop("role", None)
+    more.pop("content", None)
+    # Not checked: whatever somebody sent must come out again.
     return Message.model_construct(role=message["role"], content=content, more=more)
 
 
+def _opened_part(part: dict[str, Any]) -> Part:
+    if part.keys() == {"type", "text"} and isinstance(part["text"], str):
+        return Part(text=part["text"])
+    return Part.model_construct(raw=part)
+
+
 def are_messages(value: object) -> bool:
-    return isinstance(value, list) and all(map(_is_message, value))
+    return isinstance(value, list) and all(_is_message(message) for message in value)
 
 
 def _is_message(value: object) -> bool:
@@ -362,9 +394,8 @@ def _is_message(value: object) -> bool:
 
 
 def is_prompt(value: object) -> bool:
-    """Text, or ids of tokens; several prompts in one request are kept as they are."""
-    return isinstance(value, str) or (
-        isinstance(value, list)
-        and bool(value)
-        and all(type(item) is int for item in value)
-    )
+    """Whether it is text, or ids of tokens; several prompts in one request are kept as
+    they are."""
+    if isinstance(value, list):
+        return bool(value) and all(type(item) is int for item in value)
+    return isinstance(value, str)

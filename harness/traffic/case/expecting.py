@@ -22,13 +22,14 @@ from pydantic import ValidationError
 _TYPED = re.compile(
     r"(?:(?P<op>[A-Za-z][\w-]*):)?(?P<name>[a-z][a-z_-]*)=(?P<value>.*)", re.DOTALL
 )
-NAMES: Final = tuple(Expect.model_fields)
-WHOLE: Final = "non-streamed"
-MAX_SCHEMA: Final = 1 << 20
+_ID = re.compile(r"[A-Za-z][\w-]*")
+_NAMES: Final = tuple(Expect.model_fields)
+_WHOLE: Final = "non-streamed"
+_MAX_SCHEMA: Final = 1 << 20
 
 
 def expecting(case: Case, texts: list[str] | tuple[str, ...]) -> Case:
-    """The case with what ``texts`` expect: ``status=4xx`` of every request,
+    """Return the case with what ``texts`` expect: ``status=4xx`` of every request,
     ``r2:text=REGEX`` of one. ``same-as=non-streamed`` puts a request that does not
     stream behind each that does.
 
@@ -41,28 +42,34 @@ def expecting(case: Case, texts: list[str] | tuple[str, ...]) -> Case:
 
 
 def checked(texts: list[str] | tuple[str, ...]) -> None:
-    """Expectations of requests that are not known yet. Raises UsageError: one of them
-    is none."""
+    """Check expectations of requests that are not known yet. Raises UsageError: one of
+    them is none."""
     for text in texts:
-        found = _TYPED.fullmatch(text)
-        id = (found and found["op"]) or "r1"
-        value = found["value"] if found is not None else ""
-        others = [
-            one for one in value.split(",") if re.fullmatch(r"[A-Za-z][\w-]*", one)
-        ]
-        ids = dict.fromkeys([id, *others])
-        server = ServerWanted(engine="vllm", release="0")
-        made = [
-            Operation(id=one, prompt="x", path=COMPLETIONS, stream=True) for one in ids
-        ]
-        _with(Case(server=server, operations=made), text)
+        _with(_made_up_case(text), text)
+
+
+def _made_up_case(text: str) -> Case:
+    """Return a case with a request for each id that the expectation may name."""
+    typed = _TYPED.fullmatch(text)
+    ids = ["r1"]
+    if typed is not None:
+        values = typed["value"].split(",")
+        others = [value for value in values if _ID.fullmatch(value)]
+        ids = [typed["op"] or "r1", *others]
+    operations: list[Operation] = []
+    for id in dict.fromkeys(ids):
+        operation = Operation(id=id, prompt="x", path=COMPLETIONS, stream=True)
+        operations.append(operation)
+    server = ServerWanted(engine="vllm", release="0")
+    return Case(server=server, operations=operations)
 
 
 def _with(case: Case, text: str) -> Case:
-    found = _TYPED.fullmatch(text)
-    name = found["name"].replace("-", "_") if found is not None else ""
-    if found is None or name not in NAMES:
-        known = ", ".join(one.replace("_", "-") for one in NAMES)
+    """Return the case with one expectation. Raises UsageError."""
+    typed = _TYPED.fullmatch(text)
+    name = typed["name"].replace("-", "_") if typed is not None else ""
+    if typed is None or name not in _NAMES:
+        known = ", ".join(_NAMES).replace("_", "-")
         raise UsageError(
             (
                 f"--expect {text}: an expectation is [REQUEST:]NAME=VALUE, and NAME "
@@ -71,78 +78,93 @@ def _with(case: Case, text: str) -> Case:
             hint="--expect status=200",
         )
     ids = [op.id for op in case.operations]
-    if found["op"] and found["op"] not in ids:
+    id = typed["op"]
+    if id and id not in ids:
         raise UsageError(
-            f"--expect {text}: there is no request {found['op']}.",
+            f"--expect {text}: there is no request {id}.",
             hint=f"they are {', '.join(ids)}",
         )
-    value = _value(name, found["value"], text)
+
+    value = _value(name, typed["value"], text)
     operations: list[Operation] = []
-    for op in case.operations:
-        operations.append(op)
-        if found["op"] in (None, op.id):
-            if value == WHOLE:
-                operations[-1:] = _twins(op, ids)
-            else:
-                operations[-1] = _expects(op, name, value, text)
-    if value == WHOLE and len(operations) == len(case.operations):
+    for operation in case.operations:
+        if id not in (None, operation.id):
+            operations.append(operation)
+        elif value == _WHOLE:
+            operations += _twins(operation, ids)
+        else:
+            operations.append(_expects(operation, name, value, text))
+    if value == _WHOLE and len(operations) == len(case.operations):
         raise UsageError(
             f"--expect {text}: no such request streams to its end.",
             hint="--expect same-as=r1, with the id of another request",
         )
-    made = case.model_copy(update={"operations": operations})
+    expected = case.model_copy(update={"operations": operations})
     try:
-        return Case.model_validate(made.model_dump())
+        return Case.model_validate(expected.model_dump())
     except ValidationError as error:
-        said = error.errors()[0]["msg"].removeprefix("Value error, ")
-        raise UsageError(f"--expect {text}: {said}.") from error
+        raise _refusal(text, error) from error
+
+
+def _refusal(text: str, error: ValidationError) -> UsageError:
+    problem = error.errors()[0]["msg"].removeprefix("Value error, ")
+    return UsageError(f"--expect {text}: {problem}.")
 
 
 def _expects(op: Operation, name: str, value: Any, text: str) -> Operation:
-    before = {} if op.expect is None else op.expect.model_dump(exclude_none=True)
+    """Return the operation with one expectation more. Raises UsageError."""
+    fields = {} if op.expect is None else op.expect.model_dump(exclude_none=True)
+    fields[name] = value
     try:
-        return op.model_copy(
-            update={"expect": Expect.model_validate({**before, name: value})}
-        )
+        expect = Expect.model_validate(fields)
     except ValidationError as error:
-        said = error.errors()[0]["msg"].removeprefix("Value error, ")
-        raise UsageError(f"--expect {text}: {said}.") from error
+        raise _refusal(text, error) from error
+    return op.model_copy(update={"expect": expect})
 
 
 def _value(name: str, text: str, given: str) -> Any:
-    """Raises UsageError."""
+    """Return what an expectation's text means. Raises UsageError."""
     if name in ("only", "never") or (name == "tokens" and "," in text):
         parts = [part.strip() for part in text.split(",")]
         return [int(part) if part.isdigit() else part for part in parts]
     if name == "ends_after":
         return text.split(",")
     if name == "json_schema":
-        try:
-            raw = (
-                read_file(Path(text[1:]), MAX_SCHEMA)
-                if text.startswith("@")
-                else text.encode()
-            )
-            return json.loads(raw)
-        except (OSError, ValueError, RecursionError) as error:
-            raise UsageError(
-                f"--expect {given}: the schema cannot be read: {error}."
-            ) from error
-    return WHOLE if name == "same_as" and text in (WHOLE, "streamed") else text
+        return _schema(text, given)
+    if name == "same_as" and text in (_WHOLE, "streamed"):
+        return _WHOLE
+    return text
+
+
+def _schema(text: str, given: str) -> Any:
+    """Return the JSON that the text is, or that ``@FILE`` holds. Raises UsageError."""
+    raw = text.encode()
+    try:
+        if text.startswith("@"):
+            raw = read_file(Path(text[1:]), _MAX_SCHEMA)
+        return json.loads(raw)
+    except (OSError, ValueError, RecursionError) as error:
+        raise UsageError(
+            f"--expect {given}: the schema cannot be read: {error}."
+        ) from error
 
 
 def _twins(op: Operation, ids: list[str]) -> list[Operation]:
-    """A request that streams, and the same behind it that does not; another one
+    """Return a request that streams, and the same behind it that does not; another one
     alone."""
     plain = opened(op)
     id = f"{op.id}-whole"
     if not plain.stream or op.leave or id in ids:
         return [op]
-    layout = plain.layout
-    parameters = {k: v for k, v in plain.parameters.items() if k != "stream_options"}
-    update = {"id": id, "after": [f"{op.id}.end"], "stream": False, "expect": None}
-    whole = plain.model_copy(
-        update={**update, "parameters": parameters, "layout": layout}
-    )
+    parameters = dict(plain.parameters)
+    parameters.pop("stream_options", None)  # an error without a stream
+    update = {
+        "id": id,
+        "after": [f"{op.id}.end"],
+        "stream": False,
+        "expect": None,
+        "parameters": parameters,
+    }
+    whole = plain.model_copy(update=update)
     expect = (op.expect or Expect()).model_copy(update={"same_as": id})
     return [op.model_copy(update={"expect": expect}), whole]

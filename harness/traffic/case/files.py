@@ -141,12 +141,12 @@ def _plain(case: Case) -> dict[str, Any]:
 
 # ----------------------------------------------------------------------------- pictures
 
-FAMILIES = {
+_FAMILIES = {
     "pad-value": ("mmrepro.scenarios.data", "pad_value_pair", ("A.png", "B.png"))
 }
 """Collision family: package that ships it, folder in it, files of the members. Data,
 not code."""
-MAX_PIXELS = 64 << 20
+_MAX_PIXELS = 64 << 20
 """As Pillow's own bound against small files of enormous pictures, roughly."""
 
 
@@ -183,7 +183,7 @@ def _made(
             assert isinstance(of, Tiles)  # the case holds to it
             return tiles(name, image.rows, image.columns, of.seed)
         case Collision():
-            package, below, files = FAMILIES[image.family]
+            package, below, files = _FAMILIES[image.family]
             file = resources.files(package) / below / files[image.member]
             return _whole(name, file.read_bytes(), "image/png")
 
@@ -209,7 +209,7 @@ def _pixels(name: str, of: Picture) -> Pixels:
     from PIL import Image as Pillow
 
     try:
-        if of.width * of.height > MAX_PIXELS:
+        if of.width * of.height > _MAX_PIXELS:
             raise ValueError("it is too large")
         with Pillow.open(io.BytesIO(of.png)) as opened:
             return opened.convert("RGB")

@@ -38,7 +38,7 @@ LEAVE_S = re.compile(r"^(\d{1,4}(?:\.\d{1,3})?)s$")
 """``leave`` of a client that goes away so many seconds after its request was sent."""
 
 Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z][A-Za-z0-9_-]{0,63}$")]
-VariableName = Annotated[
+_VariableName = Annotated[
     str, StringConstraints(pattern=r"^[A-Za-z_][A-Za-z0-9_]{0,127}$")
 ]
 Size = Annotated[
@@ -198,16 +198,21 @@ class Part(Record):
 
 
 def _address(value: object, named: bool = False) -> str:
-    """The first address in a part that is no ``data:``; "": there is none.
+    """Return the first address in a part that is no ``data:``; "": there is none.
 
     ``named``: the field is called so; a text that merely is one fetches nothing.
     """
+    if isinstance(value, str):
+        return value if named and goes_out(value) else ""
+    addresses: list[str] = []
     if isinstance(value, dict):
-        found = (_address(v, "url" in k.lower()) for k, v in value.items())
-        return next(filter(None, found), "")
-    if isinstance(value, list):
-        return next(filter(None, (_address(one, named) for one in value)), "")
-    return value if named and isinstance(value, str) and goes_out(value) else ""
+        addresses = [_address(v, "url" in k.lower()) for k, v in value.items()]
+    elif isinstance(value, list):
+        addresses = [_address(item, named) for item in value]
+    for address in addresses:
+        if address:
+            return address
+    return ""
 
 
 def _bytes(text: str | None) -> None:
@@ -227,11 +232,9 @@ class Message(Record):
     ] = {}
 
     def parts(self) -> list[Part]:
-        return (
-            [Part(text=self.content)]
-            if isinstance(self.content, str)
-            else self.content or []
-        )
+        if isinstance(self.content, str):
+            return [Part(text=self.content)]
+        return self.content or []
 
 
 class Recorded(Record):
@@ -463,22 +466,24 @@ class Operation(Record):
     @property
     def sources(self) -> list[str]:
         """Operations whose answers it takes values from."""
-        return list(
-            dict.fromkeys(value.partition(".")[0] for value in self.values.values())
-        )
+        sources: dict[str, None] = {}
+        for value in self.values.values():
+            id, _, _ = value.partition(".")
+            sources[id] = None
+        return list(sources)
 
     @property
     def images(self) -> list[str]:
         """Names of its images, in order, with repetitions."""
-        return [
-            p.image
-            for m in self.messages or []
-            for p in m.parts()
-            if p.image is not None
-        ]
+        names: list[str] = []
+        for message in self.messages or []:
+            for part in message.parts():
+                if part.image is not None:
+                    names.append(part.image)
+        return names
 
 
-ANOTHER_SERVER = re.compile(
+_ANOTHER_SERVER = re.compile(
     r"/(?:sleep|pause\w*|release_\w+|terminate|scale_elastic_ep|.*weights?\b.*"
     r"|update_weights_\w+"
     r"|\w*_weight_\w+|merge_lora\w*|set_lora\w*|load_model|resume_memory_occupation)"
@@ -501,7 +506,7 @@ class ServerWanted(Record):
     ] = "qwen2-vl"
     max_model_len: Annotated[int, Field(ge=16)] = 2048
     args: Annotated[list[str], Field(description="options of the server")] = []
-    env: dict[VariableName, str] = {}
+    env: dict[_VariableName, str] = {}
     mitigation: Annotated[
         str,
         # Names alone: a path ending in .py would be a scenario file, which is run.
@@ -597,15 +602,15 @@ class Case(Record):
     def changes_server(self) -> bool:
         """Whether it asks the server for what makes it another one: other weights, or
         sleep."""
-        return any(ANOTHER_SERVER.fullmatch(op.path) for op in self.operations)
+        return any(_ANOTHER_SERVER.fullmatch(op.path) for op in self.operations)
 
     def operation(self, id: str) -> Operation:
         """Raises KeyError."""
         return {op.id: op for op in self.operations}[id]
 
     def keeping(self, ids: Collection[str]) -> Case:
-        """The case with only these operations; nothing else starts earlier relative to
-        the rest.
+        """Return the case with only these operations; nothing else starts earlier relative
+        to the rest.
 
         Who waited for one that is gone waits for what that one waited for, and images
         that nobody needs are gone as well. Who takes a value from one that is gone is
@@ -615,29 +620,34 @@ class Case(Record):
             if not ids.issuperset(op.sources):
                 ids.discard(op.id)
         inherited: dict[str, list[str]] = {}
-        operations = []
+        """Of each operation so far: what it waits for, of those that stay."""
+        operations: list[Operation] = []
         for op in self.operations:
-            after: list[str] = []
+            barriers: dict[str, None] = {}
             for text in op.after:
-                gone = (before := Barrier.parse(text).op) and before not in ids
-                after += inherited[before] if gone else [text]
-            inherited[op.id] = after = list(dict.fromkeys(after))
+                before = Barrier.parse(text).op
+                if before and before not in ids:
+                    barriers.update(dict.fromkeys(inherited[before]))
+                else:
+                    barriers[text] = None
+            inherited[op.id] = list(barriers)
             if op.id in ids:
-                expect = op.expect if op.expect is None else _held(op.expect, ids)
-                operations.append(
-                    op.model_copy(update={"after": after, "expect": expect})
-                )
+                expect = None if op.expect is None else _held(op.expect, ids)
+                update = {"after": list(barriers), "expect": expect}
+                operations.append(op.model_copy(update=update))
+
         names = {name for op in operations for name in op.images}
-        # What is made of others comes later.
+        # An image stands behind the one that it is made of.
         for name, image in reversed(self.images.items()):
-            if name in names and (of := getattr(image, "of", None)) is not None:
+            of = getattr(image, "of", None)
+            if name in names and of is not None:
                 names.add(of)
         images = {name: image for name, image in self.images.items() if name in names}
         return self.model_copy(update={"operations": operations, "images": images})
 
 
 def _held(expect: Expect, ids: Collection[str]) -> Expect:
-    """Without what it says of operations that are gone."""
+    """Drop what it says of operations that are gone."""
     same = expect.same_as if expect.same_as in ids else None
-    after = [one for one in expect.ends_after if one in ids]
+    after = [id for id in expect.ends_after if id in ids]
     return expect.model_copy(update={"same_as": same, "ends_after": after})

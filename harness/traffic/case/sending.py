@@ -22,7 +22,7 @@ from mmrepro.traffic.case.files import pictures, read_case
 from mmrepro.traffic.case.model import LEAVE_S, Barrier, Operation
 from mmrepro.traffic.drive import Drive, Picture
 from mmrepro.traffic.evidence import Evidence, RequestRecord
-from mmrepro.traffic.reading import Watch
+from mmrepro.traffic.reading import RequestWatch
 from pydantic import Field
 
 
@@ -55,11 +55,12 @@ class Reading(Record):
     ] = {}
 
     def first(self, names: Iterable[str]) -> float | None:
-        """The first metric of ``names`` that the server has; None: it has none of
+        """Return the first metric of ``names`` that the server has; None: it has none of
         them."""
-        return next(
-            (self.metrics[name] for name in names if name in self.metrics), None
-        )
+        for name in names:
+            if name in self.metrics:
+                return self.metrics[name]
+        return None
 
 
 class Played(Record):
@@ -141,8 +142,11 @@ class Played(Record):
     ] = False
 
     def record(self, op: str) -> RequestRecord | None:
-        """The request of operation ``op``; None: it was not sent."""
-        return next((r for r in self.evidence.requests if r.label == op), None)
+        """Return the request of operation ``op``; None: it was not sent."""
+        for request in self.evidence.requests:
+            if request.label == op:
+                return request
+        return None
 
 
 Time = Literal["fast", "real", "order"]
@@ -170,27 +174,31 @@ class Barriers:
         self.time = time
         self.unsent = {op.id: op for op in operations}
         self.running: set[str] = set()
-        self._waits = {
-            op.id: [
-                *map(Barrier.parse, [*op.after, *(f"{one}.end" for one in op.sources)])
-            ]
-            for op in operations
-        }
-        self._first_at = min(
-            (op.at_s for op in operations if op.at_s is not None), default=0.0
-        )
+        self._waits: dict[str, list[Barrier]] = {}
+        self._counted: set[str] = set()
+        """Operations whose pieces somebody waits for."""
+        for op in operations:
+            # What it takes a value from must have ended, too.
+            texts = [*op.after, *(f"{source}.end" for source in op.sources)]
+            barriers = [Barrier.parse(text) for text in texts]
+            self._waits[op.id] = barriers
+            for barrier in barriers:
+                if barrier.event in ("first-token", "tokens"):
+                    self._counted.add(barrier.op)
+        times = [op.at_s for op in operations if op.at_s is not None]
+        self._first_at = min(times, default=0.0)
         self._written: set[str] = set()
         self._pieces: dict[str, int] = {}
         self._ended = set(ended)
-        waited = [barrier for waits in self._waits.values() for barrier in waits]
-        self._counted = {b.op for b in waited if b.event in ("first-token", "tokens")}
 
     def ready(self, elapsed_s: float = math.inf) -> list[Operation]:
-        """Those that may be sent now, in the order of the file; they run from now on.
+        """Return those that may be sent now, in the order of the file; they run from now
+        on.
 
         ``elapsed_s``: since the first one was sent; with ``real`` time later ones wait
         for theirs."""
-        going = []
+        going: list[Operation] = []
+        # Each that goes counts as running for the barriers of the next.
         while (op := self._next(elapsed_s)) is not None:
             del self.unsent[op.id]
             self.running.add(op.id)
@@ -198,34 +206,40 @@ class Barriers:
         return going
 
     def _next(self, elapsed_s: float) -> Operation | None:
+        """Return the one that may be sent now; None: none may."""
         if self.time == "order":
-            return None if self.running else next(iter(self.unsent.values()), None)
+            return None if self.running else self._first(self.unsent.values())
         due = [op for op in self.unsent.values() if self._due_s(op) <= elapsed_s]
         for op in due:
             if all(self._holds(barrier) for barrier in self._waits[op.id]):
                 return op
+
+        # Where nothing runs and nothing is still to come, no barrier will hold any more.
         later = len(due) < len(self.unsent)
-        return None if self.running or later else next(iter(due), None)
+        return None if self.running or later else self._first(due)
+
+    @staticmethod
+    def _first(operations: Iterable[Operation]) -> Operation | None:
+        return next(iter(operations), None)
 
     def next_due_s(self, elapsed_s: float) -> float | None:
-        """When the next one's time comes, after ``elapsed_s``; None: no time is waited
-        for."""
-        later = (
-            due for op in self.unsent.values() if (due := self._due_s(op)) > elapsed_s
-        )
-        return min(later, default=None)
+        """Return when the next one's time comes, after ``elapsed_s``; None: no time is
+        waited for."""
+        times = [self._due_s(op) for op in self.unsent.values()]
+        return min((due for due in times if due > elapsed_s), default=None)
 
     def written(self, id: str) -> None:
-        """The request is out."""
+        """Note that the request is out."""
         self._written.add(id)
 
     def piece(self, id: str, pieces: int) -> bool:
-        """So many tokens of the answer have come; whether anybody may wait for that."""
+        """Note how many tokens of the answer have come; return whether anybody may wait for
+        that."""
         self._pieces[id] = pieces
         return id in self._counted
 
     def end(self, id: str) -> None:
-        """Answered, refused, given up, or its client went away."""
+        """Note that it was answered, refused, given up, or its client went away."""
         self.running.discard(id)
         self._ended.add(id)
 
@@ -254,11 +268,11 @@ class Barriers:
 
 # ------------------------------------------------------------------ clients
 
-GIVE_UP_S = 5.0
-DYING_S = 1.0
+_GIVE_UP_S = 5.0
+_DYING_S = 1.0
 """Seconds, at most, from a broken connection until the end of the server's process is
 seen."""
-MOST_BODY = 64 << 10
+_MOST_BODY = 64 << 10
 """Characters of an answer that are kept as they came."""
 
 
@@ -287,15 +301,14 @@ class Sending:
         bodies: bool = False,
     ) -> None:
         """``bodies``: keep each answer as it came, and its headers."""
-        self.traffic, self.pictures, self.deadline_s, self.time = (
-            traffic,
-            pictures,
-            deadline_s,
-            at,
-        )
+        self.traffic = traffic
+        self.pictures = pictures
+        self.deadline_s = deadline_s
+        self.time = at
         self.pending: dict[str, tuple[asyncio.Task[RequestRecord], float]] = {}
         self.unsent: list[str] = []
-        self.progress, self.progressed = 0, time.monotonic()
+        self.progress = 0
+        self.progressed = time.monotonic()
         self.alive: Callable[[], bool] = lambda: True
         self.times: dict[str, list[float]] = {}
         self.headers: dict[str, dict[str, str]] = {}
@@ -303,17 +316,19 @@ class Sending:
         self._ended: set[str] = set()
         self._broke = -math.inf
         self._answers: dict[str, str] = {}
-        self._all = bodies
+        self._keeps_all = bodies
         self._changed = asyncio.Event()
 
     async def perform(self, operations: Sequence[Operation]) -> None:
         """Send them by their barriers until all have ended, or until it is stopped."""
         barriers = Barriers(operations, self.time, self._ended)
         for op in operations:
-            for id in (*op.sources, *([op.id] if self._all else [])):
+            kept = [*op.sources, op.id] if self._keeps_all else op.sources
+            for id in kept:
                 self._answers.setdefault(id, "")
         began = time.monotonic()
         while (barriers.unsent or barriers.running) and not self.stopped.is_set():
+            # Cleared before anything is looked at: a change meanwhile wakes it at once.
             self._changed.clear()
             if barriers.unsent and not await self._lives():
                 break
@@ -321,8 +336,9 @@ class Sending:
             for op in barriers.ready(elapsed):
                 self._launch(op, barriers)
             due = barriers.next_due_s(elapsed)
+            timeout = None if due is None else due - elapsed
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(None if due is None else due - elapsed):
+                async with asyncio.timeout(timeout):
                     await self._changed.wait()
         self.unsent += barriers.unsent
 
@@ -330,20 +346,18 @@ class Sending:
         """Whether the server runs; where a connection broke, that is known a moment
         later."""
         while alive := self.alive():
-            if self.stopped.is_set() or time.monotonic() > self._broke + DYING_S:
+            if self.stopped.is_set() or time.monotonic() > self._broke + _DYING_S:
                 break
-            await asyncio.sleep(DYING_S / 20)
+            await asyncio.sleep(_DYING_S / 20)
         return alive
 
     @property
     def bodies(self) -> dict[str, str]:
-        """Answers as they came, by operation, cut at :data:`MOST_BODY`; {}: none are
+        """Answers as they came, by operation, cut at :data:`_MOST_BODY`; {}: none are
         kept."""
-        return (
-            {id: text[:MOST_BODY] for id, text in self._answers.items()}
-            if self._all
-            else {}
-        )
+        if not self._keeps_all:
+            return {}
+        return {id: text[:_MOST_BODY] for id, text in self._answers.items()}
 
     def stop(self) -> None:
         """Send nothing more, and wait for nothing."""
@@ -353,9 +367,9 @@ class Sending:
     async def ask(
         self, label: str, data: bytes, path: str, text: str
     ) -> RequestRecord | None:
-        """A request of that ``text`` beside the operations; None: it has no answer, and
-        waits."""
-        watch = Watch(sent=self._moved, piece=lambda _: self._moved())
+        """Send a request of that ``text`` beside the operations; None: it has no answer,
+        and waits."""
+        watch = RequestWatch(sent=self._moved, piece=lambda _: self._moved())
         sending = self.traffic.send(
             label, data, watch, path=path, text=text, deadline_s=self.deadline_s
         )
@@ -366,80 +380,56 @@ class Sending:
         return task.result() if task.done() else None
 
     def hold(self) -> None:
-        """Nobody gives up: what is to be looked at may be over when a client goes
+        """Let nobody give up: what is to be looked at may be over when a client goes
         away."""
         for task, _ in self.pending.values():
             self.traffic.hold(task)
 
     async def give_up(self, within_s: float = 0.0) -> None:
-        """Whoever has no answer ``within_s`` seconds goes."""
+        """Let everybody go who has no answer ``within_s`` seconds."""
         tasks = {task for task, _ in self.pending.values()}
-        if tasks and within_s:
+        if not tasks:
+            return
+        if within_s:
             await asyncio.wait(tasks, timeout=within_s)
         for task in tasks:
             self.traffic.release(task, now=True)
-        if tasks:
-            _, late = await asyncio.wait(tasks, timeout=GIVE_UP_S)
-            for task in late:
-                task.cancel()
-            await asyncio.gather(*late, return_exceptions=True)
+        _, late = await asyncio.wait(tasks, timeout=_GIVE_UP_S)
+        for task in late:
+            task.cancel()
+        await asyncio.gather(*late, return_exceptions=True)
 
     # ------------------------------------------------------------------ inner workings
 
     def _launch(self, op: Operation, barriers: Barriers) -> None:
-        def written() -> None:
-            barriers.written(op.id)
-            self._moved(wake=True)
-
-        def piece(pieces: int) -> None:
-            now = time.monotonic()
-            times.append(now)
-            self.pending[op.id] = self.pending[op.id][0], now
-            self._moved(wake=barriers.piece(op.id, pieces))
-
-        def heard(data: bytes) -> None:
-            if op.id in self._answers:
-                self._answers[op.id] += data.decode("utf-8", "replace")
-
-        def headed(told: Mapping[str, str]) -> None:
-            if self._all:
-                self.headers[op.id] = dict(told)
-
+        """Begin to send an operation, unless an earlier answer lacks what it takes."""
         models = cache_root() / MODELS_DIR
+        model = self.traffic.model
         try:
-            sent = wire(
-                placed(op, models), self.pictures, self.traffic.model, self._answers
-            )
+            sent = wire(placed(op, models), self.pictures, model, self._answers)
         except NoValue as why:
             self.traffic.recorder.event(f"{op.id} is not sent: {why}", level="warning")
             self.unsent.append(op.id)
             barriers.end(op.id)
             self._changed.set()
             return
-        told = opened(op)
-        left_after = LEAVE_S.match(op.leave)
-        leave_s = float(left_after[1]) if left_after else None
-        watch = Watch(written, piece, leave_at(op), leave_s, heard, headed)
-        texts = [
-            p.text for m in told.messages or [] for p in m.parts() if p.text is not None
-        ]
-        limit = told.parameters.get(
-            "max_tokens", told.parameters.get("max_completion_tokens")
-        )
+        parts = opened(op)
         sending = self.traffic.send(
             op.id,
             sent.body,
-            watch,
+            self._watch(op, barriers),
             path=op.path,
             target=sent.target,
             method=sent.method,
             headers=sent.headers,
-            stream=told.stream,
+            stream=parts.stream,
             images=[self.pictures[name].sent() for name in op.images],
-            text=told.prompt if isinstance(told.prompt, str) else "\n".join(texts),
-            max_tokens=limit if type(limit) is int else None,
+            text=_prompt_text(parts),
+            max_tokens=_limit(parts),
             deadline_s=self.deadline_s,
         )
+        times = [time.monotonic()]
+        self.times[op.id] = times
 
         def ended(task: asyncio.Task[RequestRecord]) -> None:
             times.append(time.monotonic())
@@ -449,8 +439,33 @@ class Sending:
             self._ended.add(op.id)
             self._moved(wake=True)
 
-        times = self.times[op.id] = [time.monotonic()]
         self._begun(op.id, sending).add_done_callback(ended)
+
+    def _watch(self, op: Operation, barriers: Barriers) -> RequestWatch:
+        """Return who tells the barriers, and keeps, what comes of an operation."""
+
+        def written() -> None:
+            barriers.written(op.id)
+            self._moved(wake=True)
+
+        def piece(pieces: int) -> None:
+            now = time.monotonic()
+            self.times[op.id].append(now)
+            task, _ = self.pending[op.id]
+            self.pending[op.id] = task, now
+            self._moved(wake=barriers.piece(op.id, pieces))
+
+        def heard(data: bytes) -> None:
+            if op.id in self._answers:
+                self._answers[op.id] += data.decode("utf-8", "replace")
+
+        def headed(headers: Mapping[str, str]) -> None:
+            if self._keeps_all:
+                self.headers[op.id] = dict(headers)
+
+        left_after = LEAVE_S.match(op.leave)
+        leave_s = float(left_after[1]) if left_after else None
+        return RequestWatch(written, piece, leave_at(op), leave_s, heard, headed)
 
     def _begun(
         self, label: str, sending: Coroutine[Any, Any, RequestRecord]
@@ -472,26 +487,49 @@ class Sending:
             self._changed.set()
 
 
+def _prompt_text(operation: Operation) -> str:
+    """Return the text of a prompt, or of all its messages."""
+    if isinstance(operation.prompt, str):
+        return operation.prompt
+    texts: list[str] = []
+    for message in operation.messages or []:
+        for part in message.parts():
+            if part.text is not None:
+                texts.append(part.text)
+    return "\n".join(texts)
+
+
+def _limit(operation: Operation) -> int | None:
+    """Return how many tokens it asks for, at most."""
+    parameters = operation.parameters
+    limit = parameters.get("max_tokens", parameters.get("max_completion_tokens"))
+    return limit if type(limit) is int else None
+
+
 def leave_at(op: Operation) -> int | None:
-    """At how many pieces its client goes away; 0: once it is sent; None: it stays, or
-    goes by the clock."""
+    """Return at how many pieces its client goes away; 0: once it is sent; None: it
+    stays, or goes by the clock."""
     if not op.leave or LEAVE_S.match(op.leave):
         return None
     barrier = Barrier.parse(op.leave)
-    return {"sent": 0, "first-token": 1}.get(barrier.event, barrier.count)
+    if barrier.event == "sent":
+        return 0
+    if barrier.event == "first-token":
+        return 1
+    return barrier.count
 
 
 # ------------------------------------------------------------------------- as a trigger
 
-LOOK_S = 0.1
+_LOOK_S = 0.1
 
 
 async def play_case(drive: Drive, folder: Path) -> bool:
     """Send the requests of the case in ``folder`` by its barriers, called by their ids.
 
     A request without an answer, while nothing else moves, ends it: the request waits
-    on, as with ``Drive.ask``, and what would come later is not sent. Whether all of it
-    was sent.
+    on, as with ``Drive.ask``, and what would come later is not sent. Returns whether
+    all of it was sent.
 
     Raises:
         UsageError: there is no case, or a picture of it is missing.
@@ -500,11 +538,10 @@ async def play_case(drive: Drive, folder: Path) -> bool:
     sending = Sending(drive.traffic, pictures(case, contents), drive.deadline_s, "fast")
     performing = asyncio.ensure_future(sending.perform(case.operations))
     try:
-        while not (await asyncio.wait({performing}, timeout=LOOK_S))[0]:
-            if (
-                sending.pending
-                and time.monotonic() - sending.progressed > drive.suspect_s
-            ):
+        while not performing.done():
+            await asyncio.wait({performing}, timeout=_LOOK_S)
+            still_s = time.monotonic() - sending.progressed
+            if not performing.done() and sending.pending and still_s > drive.suspect_s:
                 sending.stop()
                 sending.hold()
     finally:

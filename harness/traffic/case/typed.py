@@ -12,7 +12,7 @@ from mmrepro.base.records import Setting
 from mmrepro.engines.models.tiny import BESIDE, TINY, with_folders
 from mmrepro.traffic.case.model import SCRIPT_FILE, Barrier, Case
 
-MODEL_DIR: Final = BESIDE
+_MODEL_DIR: Final = BESIDE
 CPU_OPTIONS: Final = {
     "sglang": (
         "--device",
@@ -124,7 +124,7 @@ def server_steps(case: Case, settings: list[Setting], project: str = "") -> list
         if "/" in server.model.strip("/")
         else server.model
     )
-    model = MODEL_DIR if written else own
+    model = _MODEL_DIR if written else own
     lines = [f"pip install {project or server.engine}=={server.release}"]
     if server.engine == "minivllm":
         lines = [
@@ -134,5 +134,5 @@ def server_steps(case: Case, settings: list[Setting], project: str = "") -> list
             )
         ]
     if written and case.operations:
-        lines.append(f"python3 {SCRIPT_FILE} --write-model {MODEL_DIR}")
+        lines.append(f"python3 {SCRIPT_FILE} --write-model {_MODEL_DIR}")
     return [*lines, server_command(case, settings, model)]

@@ -15,7 +15,7 @@ Phase = Literal["start", "control", "gate", "trigger", "check", "after", "stop"]
 P = TypeVar("P", bound=ProbeData)
 
 _MESSAGE = re.compile(r'"message": "((?:[^"\\]|\\.)*)"')
-FILES_EACH = 3
+_FILES_EACH = 3
 """Raw files of one probe result that are named as evidence: stacks have dozens."""
 
 
@@ -184,12 +184,8 @@ class RequestRecord(Record):
     @property
     def answered(self) -> bool:
         """A well-formed completion came back in time."""
-        return (
-            self.status == 200
-            and not self.timed_out
-            and not self.error
-            and not self.left
-        )
+        failed = self.timed_out or bool(self.error) or self.left
+        return self.status == 200 and not failed
 
     @property
     def cut_short(self) -> bool:
@@ -307,57 +303,61 @@ class Evidence(Record):
         return [r for r in self.requests if r.phase in phases]
 
     def labelled(self, label: str) -> list[RequestRecord]:
-        """Requests whose label is ``label`` or starts with ``label`` and a space."""
-        return [
-            r
-            for r in self.requests
-            if r.label == label or r.label.startswith(label + " ")
-        ]
+        """Return requests whose label is ``label`` or starts with ``label`` and a space."""
+        longer = f"{label} "
+        requests: list[RequestRecord] = []
+        for request in self.requests:
+            if request.label == label or request.label.startswith(longer):
+                requests.append(request)
+        return requests
 
     def results(
         self, data_type: type[P], *phases: Phase, partial: bool = False
     ) -> Iterator[tuple[AnyProbeResult, P]]:
-        """Usable results of one kind of evidence, oldest first, of the given phases.
+        """Yield usable results of one kind of evidence, oldest first, of the given phases.
 
         Without phases: of all but "control", which tells of another server.
 
-        Args:
-            partial: also what a probe had when it failed or ran out of time. Good to
-                show, never to judge: half a log does not tell that a line is absent.
+        Args: partial: also what a probe had when it failed or ran out of time. Good to
+            show, never to judge: half a log does not tell that a line is absent.
         """
         self.reads(data_type.model_fields["kind"].default)
+        # By __dict__: reading the field would note the doubts of all probes.
         for result in self.__dict__["probes"]:
-            if (
-                isinstance(result.data, data_type)
-                and (result.ok or partial)
-                and (result.phase in phases if phases else result.phase != "control")
-            ):
-                # A log is no copy: it is named itself.
-                file = getattr(result.data, "file", "")
-                _note(result.raw[:FILES_EACH] or ([Path(file).name] if file else []))
-                yield result, result.data
+            if not isinstance(result.data, data_type) or not (result.ok or partial):
+                continue
+            wanted = result.phase in phases if phases else result.phase != "control"
+            if not wanted:
+                continue
+            files = result.raw[:_FILES_EACH]
+            # A log is no copy: it is named itself.
+            log = getattr(result.data, "file", "")
+            if not files and log:
+                files = [Path(log).name]
+            _note(files)
+            yield result, result.data
 
     def why_missing(self, probe: str, *phases: Phase) -> str:
-        """Why there is no usable result of ``probe``: for a condition that is
+        """Return why there is no usable result of ``probe``: for a condition that is
         unknown."""
         ran = False
         self.reads(probe)
         for result in self.__dict__["probes"]:
-            if result.probe == probe and (not phases or result.phase in phases):
-                if not result.ok:
-                    return f"probe {probe}: {result.status}: {result.reason}"
-                ran = True
-        return (
-            f"probe {probe} ran but does not tell"
-            if ran
-            else f"probe {probe} was not run"
-        )
+            if result.probe != probe or (phases and result.phase not in phases):
+                continue
+            if not result.ok:
+                return f"probe {probe}: {result.status}: {result.reason}"
+            ran = True
+        if ran:
+            return f"probe {probe} ran but does not tell"
+        return f"probe {probe} was not run"
 
     def reproducer(self, name: str) -> ReproducerResult | None:
-        found = next((r for r in self.reproducers if r.name == name), None)
-        if found is not None:
-            _note([f"{name}.json"])
-        return found
+        for result in self.reproducers:
+            if result.name == name:
+                _note([f"{name}.json"])
+                return result
+        return None
 
 
 class Held(Evidence):

@@ -5,10 +5,11 @@ import itertools
 import threading
 import time
 from collections.abc import Callable, Mapping
+from http import HTTPStatus
 from pathlib import Path
 from typing import Any, Literal
-from urllib.request import ProxyHandler, build_opener
 
+from mmrepro.base.machine.answer import get
 from mmrepro.base.machine.nvml import Nvml, NvmlAbsent
 from mmrepro.base.records import EVIDENCE_DIR, Moment
 from mmrepro.base.text.sanitize import Mask, unmasked
@@ -17,7 +18,7 @@ from mmrepro.probes.metrics import parse_metrics
 from mmrepro.probes.processes import CpuMeter
 from mmrepro.traffic.evidence import Event, Evidence, Phase, RequestRecord, SeriesPoint
 
-Level = Literal["info", "warning", "error"]
+_Level = Literal["info", "warning", "error"]
 Listener = Callable[[Event], None]
 
 
@@ -37,7 +38,7 @@ class Recorder:
         self._lock = threading.Lock()
 
     def event(
-        self, text: str, *, source: str = "harness", level: Level = "info"
+        self, text: str, *, source: str = "harness", level: _Level = "info"
     ) -> None:
         event = Event(
             at=Moment.now(), phase=self.phase, source=source, text=text, level=level
@@ -70,7 +71,7 @@ class Recorder:
             self.evidence.series.append(point)
 
 
-def _level(record: RequestRecord) -> Level:
+def _level(record: RequestRecord) -> _Level:
     if record.left:
         return "info"
     if record.timed_out or record.status is None or record.status >= 500:
@@ -78,12 +79,13 @@ def _level(record: RequestRecord) -> Level:
     return "info" if record.status < 400 else "warning"
 
 
-INTERVAL_S = 0.25
-METRICS_EVERY = 2
+_INTERVAL_S = 0.25
+_MOST_METRICS = 4 << 20
+_METRICS_EVERY = 2
 GPU_INTERVAL_S = 0.5
 """NVML measures utilisation over a span of its own, 1/6 s to 1 s by its
 documentation."""
-SHOWN = ("running", "waiting", "finished")
+_SHOWN = ("running", "waiting", "finished")
 
 
 class Pace:
@@ -125,20 +127,23 @@ class GpuSampler(Pace):
             self.recorder.event(f"the GPU is not sampled: {absent}", level="warning")
 
     def _point(self, nvml: Nvml) -> None:
-        mono, seen = time.monotonic(), nvml.sample()
-        pct = {
-            str(gpu): float(pct) for gpu, (pct, _) in seen.items() if pct is not None
-        }
-        held = {
-            str(gpu): float(held) for gpu, (_, held) in seen.items() if held is not None
-        }
-        if len(pct) < len(seen):  # MIG, perhaps
+        mono = time.monotonic()
+        seen = nvml.sample()
+        pct: dict[str, float] = {}
+        held: dict[str, float] = {}
+        for gpu, (used_pct, used_bytes) in seen.items():
+            if used_pct is not None:
+                pct[str(gpu)] = float(used_pct)
+            if used_bytes is not None:
+                held[str(gpu)] = float(used_bytes)
+        if len(pct) < len(seen):
+            # A GPU that is cut into slices (MIG) has no utilisation of its own.
             for (gpu, number), used in nvml.sample_slices().items():
-                held |= {f"{gpu}/{number}": float(used)} if used is not None else {}
+                if used is not None:
+                    held[f"{gpu}/{number}"] = float(used)
         if pct or held:
-            self.recorder.point(
-                SeriesPoint(mono=round(mono, 3), gpu_pct=pct, gpu_bytes=held)
-            )
+            point = SeriesPoint(mono=round(mono, 3), gpu_pct=pct, gpu_bytes=held)
+            self.recorder.point(point)
 
 
 class Sampler(Pace):
@@ -154,12 +159,11 @@ class Sampler(Pace):
         role_of: Callable[[str, str], str] | None = None,
         gpu: GpuSampler | None = None,
     ) -> None:
-        super().__init__(recorder, "sampler", INTERVAL_S)
+        super().__init__(recorder, "sampler", _INTERVAL_S)
         self.url = metrics_url
-        self.names = {short: names[short] for short in SHOWN if short in names}
+        self.names = {short: names[short] for short in _SHOWN if short in names}
         self._meter = CpuMeter(root_pid, role_of=role_of)
         self._with_metrics = threading.Event()
-        self._opener = build_opener(ProxyHandler({}))
         self._gpu = gpu
 
     def start(self) -> None:
@@ -181,31 +185,42 @@ class Sampler(Pace):
         count = 0
         while not self._stop.wait(self.interval_s):
             count += 1
-            point = SeriesPoint(
-                mono=round(time.monotonic(), 3), cpu_pct=self._meter.read()
-            )
-            if self._with_metrics.is_set() and count % METRICS_EVERY == 0:
+            mono = round(time.monotonic(), 3)
+            point = SeriesPoint(mono=mono, cpu_pct=self._meter.read())
+            if self._with_metrics.is_set() and count % _METRICS_EVERY == 0:
                 point.metrics = self._metrics()
             self.recorder.point(point)
 
     def _metrics(self) -> dict[str, float]:
+        """Return the shown metrics, each summed over its label sets; {}: the server does
+        not answer."""
         try:
-            with self._opener.open(self.url, timeout=2) as answer:
-                text = answer.read(4 << 20).decode("utf-8", "replace")
-        except (OSError, ValueError):
+            status, body = get(self.url, _MOST_METRICS)
+        except OSError:
             return {}
-        wanted = {name for names in self.names.values() for name in names}
-        lines = [
-            ln for ln in text.splitlines() if ln.split("{")[0].split(" ")[0] in wanted
-        ]
+        if status != HTTPStatus.OK:
+            return {}
+        text = body.decode("utf-8", "replace")
+
+        # Only the lines that are wanted are parsed: the whole text has thousands.
+        wanted: set[str] = set()
+        for names in self.names.values():
+            wanted.update(names)
+        lines: list[str] = []
+        for line in text.splitlines():
+            name = line.split("{")[0].split(" ")[0]
+            if name in wanted:
+                lines.append(line)
         samples, _ = parse_metrics("\n".join(lines) + "\n")
-        found = {}
+        values: dict[str, list[float]] = {}
+        for sample in samples:
+            if sample.value is not None:
+                values.setdefault(sample.name, []).append(sample.value)
+
+        metrics: dict[str, float] = {}
         for short, names in self.names.items():
             for name in names:
-                values = [
-                    s.value for s in samples if s.name == name and s.value is not None
-                ]
-                if values:
-                    found[short] = sum(values)
+                if name in values:
+                    metrics[short] = sum(values[name])
                     break
-        return found
+        return metrics

@@ -18,23 +18,11 @@ from mmrepro.base.machine.journal import JournalKind
 from mmrepro.base.records import Record
 from mmrepro.campaign.ablate.options import AblateCommand
 from mmrepro.campaign.ablate.session import Ablating
-from mmrepro.campaign.accept.judging import (
-    EVERYWHERE,
-    GPU_ONLY,
-    Child,
-    Ended,
-    Judged,
-    Part,
-    Step,
-)
-from mmrepro.campaign.accept.running import StepRun, beside
-from mmrepro.campaign.accept.session import Accepting
 from mmrepro.campaign.bisect.plan import field_of
 from mmrepro.campaign.bisect.session import Bisecting
 from mmrepro.campaign.campaign import Policy
 from mmrepro.campaign.matrix.session import Nightly, begin
-from mmrepro.campaign.work import Began, Here, LocalPlaces, Places
-from mmrepro.failure.documents.acceptance import Row, Status
+from mmrepro.campaign.work import LocalPlaces, Places
 from mmrepro.failure.documents.ledger import Attempt, Cell, Lost
 from mmrepro.failure.documents.replay import Sighting
 from mmrepro.failure.documents.searches import (
@@ -57,7 +45,6 @@ from mmrepro.traffic.case.files import write_case
 from mmrepro.traffic.case.model import Case
 from mmrepro.traffic.case.sending import Played
 from mmrepro.traffic.evidence import Evidence
-from test_accept_session import blank
 from test_bisect_session import GHOST, OPTIONS, Made, listed, truth
 from worlds import World, WorldTrials, as_in_0_23, environment
 
@@ -216,45 +203,6 @@ def _place(kind: JournalKind, folder: Path) -> dict[str, Any]:
     return {"resume" if kind.is_in(folder) else "out": folder}
 
 
-def accept(folder: Path, say: Say, jobs: int = 1) -> Opened:
-    """Seven steps of two parts: one fails, one is late, one is not for this device."""
-
-    class Made(StepRun):
-        def _run(self, here: Here, incident: Path, *rest: Any) -> Ended:
-            say(self.began.id)
-            if here.stopped():
-                raise KeyboardInterrupt
-            beside(incident, "out").write_text("{}")
-            code = {"s2": 1, "s5": None}.get(self.step.name, 0)
-            return Ended("cpu", code, 1.0, 1.0, incident, incident)
-
-    class Policy(Accepting):
-        def order_of(self, want: Began) -> Made:
-            return Made(**vars(super().order_of(want)))
-
-    def judge(ended: Ended) -> Judged:
-        status = Status.PASSED if ended.exit_code == 0 else Status.FAILED
-        return Judged([Row(asked="it", status=status, seen=str(ended.exit_code))])
-
-    def step(n: int) -> Step:
-        devices = GPU_ONLY if n == 4 else EVERYWHERE
-        return Step(
-            f"s{n}", f"step {n}", Child(("run",)), judge, 1.0, 2.0, devices, "no GPU"
-        )
-
-    parts = [
-        Part(name, name, [step(n) for n in some])
-        for name, some in (("a", range(3)), ("b", range(3, 7)))
-    ]
-    policy = Policy(
-        folder, parts, blank(parts, "cpu"), write=lambda acceptance, folder: None
-    )
-    return Opened(
-        policy,
-        LocalPlaces(FakeTrials(lambda cell, index: Lost.USAGE), FakeProvisions(), jobs),
-    )
-
-
 def ablate(folder: Path, say: Say, jobs: int = 1) -> Opened:
     """Two factors of the ghost key, one of which cures; a run of one is lost at
     first."""
@@ -286,6 +234,5 @@ KINDS: dict[str, Callable[..., Opened]] = {
     "replay": replay,
     "fuzz": fuzz,
     "ablate": ablate,
-    "accept": accept,
     "upgrade": upgrade,
 }

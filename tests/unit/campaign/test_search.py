@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 from mmrepro.base.errors import PlaceLost
 from mmrepro.base.records import Record
-from mmrepro.campaign.campaign import Campaign, State
+from mmrepro.campaign.campaign import Campaign, CampaignState
 from mmrepro.campaign.events import CampaignEvent, Note, RunBegan
 from mmrepro.campaign.search import Search, Spent
-from mmrepro.campaign.work import Began, Order, Working
+from mmrepro.campaign.work import Order, StartedRun, Working
 
 
 class Squared(Record):
@@ -24,7 +24,7 @@ class Squared(Record):
 class Square:
     """An order: the square of the number that the wish is called after."""
 
-    def __init__(self, want: Began) -> None:
+    def __init__(self, want: StartedRun) -> None:
         self.want = want
 
     def answer(self) -> Squared:
@@ -94,22 +94,23 @@ class Sums(Search[str, Squared]):
         work = next(self.work, None)
         return None if work is None else lambda: work(self)
 
-    def order_of(self, want: Began) -> Order:
+    def order_of(self, want: StartedRun) -> Order:
         return Square(want)  # type: ignore[return-value]
 
     def keep(self, line: Squared) -> tuple[str, int]:
         self.written += 1
         return line.id, line.index
 
-    def affords(self, want: Began) -> bool:
+    def affords(self, want: StartedRun) -> bool:
         return self.written < self.most
 
-    def end(self, state: State, failure: str) -> str:
+    def end(self, state: CampaignState, failure: str) -> str:
         return f"{state}: {self.said}{failure and ': '}{failure}"
 
     def of(self, *numbers: int) -> list[int]:
         return [
-            line.value for line in self.results([Began(str(n), 1) for n in numbers])
+            line.value
+            for line in self.results([StartedRun(str(n), 1) for n in numbers])
         ]
 
 

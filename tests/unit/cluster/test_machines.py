@@ -28,7 +28,7 @@ from mmrepro.campaign.cluster.remote import (
 from mmrepro.campaign.matrix.options import Cluster
 from mmrepro.campaign.schedule import Next, groups_of
 from mmrepro.campaign.trial import TrialOptions
-from mmrepro.campaign.work import Began, CellsUntilWhole, began_of
+from mmrepro.campaign.work import CellsUntilWhole, StartedRun, began_of
 from mmrepro.failure.documents.ledger import Attempt
 from mmrepro.failure.signature import Outcome
 
@@ -292,7 +292,7 @@ def test_what_they_send_is_put_into_the_ledgers_folder(tmp_path: Path) -> None:
     (machine,) = there.there()
     told = list(machine.work(ORDER, tmp_path / "here"))
     assert says == ["ray-00000001: fetching minivllm"]
-    assert [type(t) for t in told] == [Began, Attempt]
+    assert [type(t) for t in told] == [StartedRun, Attempt]
     assert isinstance(told[1], Attempt)
     assert (tmp_path / "here" / told[1].incident / "whole").is_file()
     assert fake.cancelled == []
@@ -302,7 +302,7 @@ def test_an_attempt_without_its_incident_does_not_count(tmp_path: Path) -> None:
     fake = FakeRay([node(1)], sends=list(sent(tmp_path, incident=False)))
     (machine,) = cluster(fake)[0].there()
     working = machine.work(ORDER, tmp_path / "here")
-    assert isinstance(next(working), Began)
+    assert isinstance(next(working), StartedRun)
     with pytest.raises(PlaceLost, match="did not arrive"):
         next(working)
 
@@ -357,7 +357,7 @@ def test_whatever_ray_raises_is_one_plain_sentence(
     there, _ = cluster(fake)
     (machine,) = there.there()
     working = machine.work(ORDER, tmp_path)
-    assert isinstance(next(working), Began)
+    assert isinstance(next(working), StartedRun)
     with pytest.raises(PlaceLost) as caught:
         next(working)
     assert caught.value.message.startswith(told)
@@ -415,7 +415,7 @@ def test_stopping_ends_what_is_in_progress(tmp_path: Path, late: bool) -> None:
     there, _ = cluster(fake)
     (machine,) = there.there()
     working = machine.work(ORDER, tmp_path)
-    assert isinstance(next(working), Began)
+    assert isinstance(next(working), StartedRun)
     ended: list[BaseException] = []
 
     def on() -> None:

@@ -30,7 +30,7 @@ from mmrepro.campaign.cluster.remote import (
 )
 from mmrepro.campaign.schedule import groups_of
 from mmrepro.campaign.trial import TrialOptions, Trials
-from mmrepro.campaign.work import Began, CellsUntilWhole, Here
+from mmrepro.campaign.work import CellsUntilWhole, StartedRun, Workplace
 from mmrepro.failure.documents.ledger import Attempt, Cell, Lost
 from mmrepro.failure.signature import Outcome
 from mmrepro.runs.play.players import Players, Servers
@@ -57,10 +57,12 @@ class FakeOutfit:
     provided: FakeProvisions
     machines: list[str]
 
-    def here(self, machine: str, campaign: str, say: Callable[[str], None]) -> Here:
+    def here(
+        self, machine: str, campaign: str, say: Callable[[str], None]
+    ) -> Workplace:
         self.machines.append(machine)
         say(f"fetching for {campaign}")
-        return Here(self.made, self.provided, machine)
+        return Workplace(self.made, self.provided, machine)
 
 
 def outfit(**more: object) -> FakeOutfit:
@@ -77,7 +79,7 @@ def test_each_run_is_told_and_its_incident_comes_before_its_attempt(
     one = outfit()
     sent = list(carry_out(ORDER, one, "alpha"))
     assert sent.pop(0) == Said("fetching for n1")
-    assert [type(item) for item in sent] == [Began, Parcel, Attempt] * 2
+    assert [type(item) for item in sent] == [StartedRun, Parcel, Attempt] * 2
     assert one.machines == ["alpha"]
     assert one.provided.told[0] == "expect 1"
     parcel = sent[1]
@@ -120,7 +122,7 @@ def test_what_is_in_progress_is_ended_when_ray_cancels(
     )
     working = carry_out(ORDER, one, "alpha")
     assert isinstance(next(working), Said)
-    assert isinstance(next(working), Began)
+    assert isinstance(next(working), StartedRun)
     assert begun.wait(20)
     if how == "closed":
         working.close()
@@ -143,7 +145,7 @@ def test_what_fails_there_is_raised_here() -> None:
 
     working = carry_out(ORDER, outfit(during=during), "alpha")
     assert isinstance(next(working), Said)
-    assert isinstance(next(working), Began)
+    assert isinstance(next(working), StartedRun)
     with pytest.raises(OSError, match="No space"):
         next(working)
 
@@ -219,7 +221,7 @@ def test_an_attempt_at_a_case_is_made_there_and_its_files_come_before_its_result
     player = FakePlayer(lambda case: {op.id: "200" for op in case.operations})
 
     class Replays(FakeOutfit):
-        def here(self, machine: str, *more: Any) -> Here:
+        def here(self, machine: str, *more: Any) -> Workplace:
             players = Players(make=lambda *_: player)
             return replace(super().here(machine, *more), players=players)
 

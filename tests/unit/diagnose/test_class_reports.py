@@ -72,7 +72,7 @@ def test_a_class_is_in_every_report_and_as_it_is_written(gone: DiagnoseCommand) 
 
 
 def test_the_schema_tells_of_classes_and_of_connections() -> None:
-    told = CliRunner().invoke(app, ["schema"])
+    told = CliRunner().invoke(app, ["diagnose", "--json-schema"])
     definitions = json.loads(told.output)["$defs"]
     assert set(definitions["LiveClass"]["enum"]) == set(LiveClass)
     assert "classes" in definitions["Diagnosis"]["properties"]

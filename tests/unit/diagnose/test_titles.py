@@ -3,10 +3,8 @@ rank."""
 
 from __future__ import annotations
 
-import ast
 import subprocess
 import time
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,10 +14,9 @@ from mmrepro.failure.documents.diagnosis import ServerState, TargetFacts, Target
 from mmrepro.live.diagnose import classes_logged, discover, general, ranks
 from mmrepro.live.diagnose.discover import Target
 from mmrepro.live.diagnose.readings import View
-from mmrepro.live.diagnose.titles import in_order, whole
+from mmrepro.live.diagnose.titles import whole
 from mmrepro.probes.data import LogLine, LogsData
 from seen import CORE, FRONT, GREEN, SILENCE, answer, evidence, failed, target
-from test_waits import installed
 
 FIRST = 3000
 SGLANG = {"engine": "sglang", "core_role": "scheduler", "release": "0.5.23"}
@@ -372,54 +369,6 @@ def test_children_stand_in_the_order_of_their_start() -> None:
         for s in (stat(9, 1, 1), stat(3, 9, 30), stat(32767, 9, 20), stat(4, 9, 30))
     }
     assert processes.tree(9, among=among) == [9, 32767, 3, 4]
-
-
-# ----------------------------------------------------------------- the engines' sources
-
-STARTS = {
-    ("vllm", "Worker"): (
-        "vllm/v1/executor/multiproc_executor.py",
-        ["rank"],
-        "make_worker_process",
-    ),
-    ("vllm", "EngineCore"): ("vllm/v1/engine/utils.py", ["proc"], "start"),
-    ("sglang", "scheduler"): (
-        "sglang/srt/entrypoints/engine.py",
-        ["pp_rank", "tp_rank"],
-        "start",
-    ),
-}
-
-
-def loops(tree: ast.AST, call: str, inside: tuple[str, ...] = ()) -> list[list[str]]:
-    """What counts in the loops of its function around each call of ``call``."""
-    found: list[list[str]] = []
-    for node in ast.iter_child_nodes(tree):
-        within = () if isinstance(node, ast.FunctionDef) else inside
-        if isinstance(node, ast.Call) and getattr(node.func, "attr", "") == call:
-            found.append([name.removeprefix("local_") for name in inside])
-        if isinstance(node, ast.For):
-            first = (
-                node.target.elts[0]
-                if isinstance(node.target, ast.Tuple)
-                else node.target
-            )
-            within = (*inside, getattr(first, "id", ""))
-        found += loops(node, call, within)
-    return found
-
-
-@pytest.mark.parametrize("one", sorted(installed()) or [("none", "")], ids="-".join)
-def test_engines_start_ranks_in_their_order(one: tuple[str, str]) -> None:
-    engine, release = one
-    prefixes = [prefix for name, prefix in STARTS if name == engine]
-    if not prefixes:
-        pytest.skip(f"{engine}: no ranks by titles")
-    folder: Path = installed()[one]
-    for prefix in prefixes:
-        file, names, call = STARTS[engine, prefix]
-        around = loops(ast.parse((folder / file).read_text()), call)
-        assert (names in around) is in_order(engine, prefix, release), (file, around)
 
 
 @pytest.mark.parametrize(

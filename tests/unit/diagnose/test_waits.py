@@ -1,80 +1,32 @@
 """Where processes wait for each other: the table against the engines' sources.
 
 ``wait_places.json`` has the line of each place in each release, as it was installed
-when it was written (``python tests/unit/diagnose/test_waits.py``): what holds where no
-environment is."""
+when tests/engine/test_wait_places.py wrote it: what holds where no environment is."""
 
 from __future__ import annotations
 
-import ast
 import json
-import sys
 from pathlib import Path
 
 import pytest
 from mmrepro.engines import ENGINES
-from mmrepro.engines.environments.store import list_environments
-from mmrepro.engines.waits import PLACES, SGLANG, VLLM, Wait, WaitPlace, waiting
+from mmrepro.engines.waits import Wait, WaitPlace, wait_places, waiting
 from mmrepro.probes.data import Frame
 from seen import frames
 
+PLACES = {name: wait_places(name) for name in ENGINES}
+VLLM, SGLANG = PLACES["vllm"], PLACES["sglang"]
 KNOWN = Path(__file__).with_name("wait_places.json")
 RECORDED: dict[str, dict[str, dict[str, str]]] = json.loads(KNOWN.read_text())
-
-
-def line_of(source: str, place: WaitPlace) -> str:
-    """The line in which ``place.function`` calls ``place.calls``; "" where it does
-    not."""
-    lines = source.splitlines()
-    for node in ast.walk(ast.parse(source)):
-        named = isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and (
-            node.name == place.function
-        )
-        if not named and not (
-            isinstance(node, ast.Lambda) and place.function == "<lambda>"
-        ):
-            continue
-        for call in ast.walk(node):
-            if isinstance(call, ast.Call) and place.calls == (
-                getattr(call.func, "attr", None) or getattr(call.func, "id", None)
-            ):
-                return lines[call.lineno - 1].strip()
-    return ""
-
-
-def installed() -> dict[tuple[str, str], Path]:
-    found = {}
-    for stored in list_environments(sizes=False):
-        if "+" in stored.manifest.release:
-            continue  # somebody's tree
-        for folder in Path(stored.path).glob("venv/lib/python3*/site-packages"):
-            found[stored.manifest.engine, stored.manifest.release] = folder
-    return found
-
-
-def lines_in(folder: Path, engine: str, release: str) -> dict[str, str]:
-    found = {}
-    for place in [p for p in PLACES[engine] if p.covers(release)]:
-        file = folder / place.file
-        found[place.source] = line_of(file.read_text(), place) if file.is_file() else ""
-    return found
 
 
 RELEASES = [(engine, release) for engine in RECORDED for release in RECORDED[engine]]
 
 
 @pytest.mark.parametrize(("engine", "release"), RELEASES)
-def test_each_place_is_in_the_installed_source(engine: str, release: str) -> None:
-    folder = installed().get((engine, release))
-    if folder is None:
-        pytest.skip(f"no environment of {engine} {release}")
-    assert lines_in(folder, engine, release) == RECORDED[engine][release]
-
-
-@pytest.mark.parametrize(("engine", "release"), RELEASES)
 def test_the_recorded_lines_are_those_of_the_table(engine: str, release: str) -> None:
     lines = RECORDED[engine][release]
-    assert list(lines) == [p.source for p in PLACES[engine] if p.covers(release)]
+    assert list(lines) == [p.source for p in wait_places(engine) if p.covers(release)]
     for source, line in lines.items():
         assert source.rpartition(" ")[2] in line, (
             f"{source} is not in {engine} {release}"
@@ -82,7 +34,6 @@ def test_the_recorded_lines_are_those_of_the_table(engine: str, release: str) ->
 
 
 def test_no_place_is_of_no_release() -> None:
-    assert set(PLACES) <= set(ENGINES)
     for engine, places in PLACES.items():
         for place in places:
             assert any(place.covers(release) for release in RECORDED[engine]), (
@@ -202,15 +153,3 @@ def test_a_place_is_of_its_releases() -> None:
 
 def test_nothing_is_nothing() -> None:
     assert waiting([], VLLM) is None
-
-
-if __name__ == "__main__":
-    found: dict[str, dict[str, dict[str, str]]] = {}
-    for (engine, release), folder in sorted(installed().items()):
-        if engine in PLACES:
-            found.setdefault(engine, {})[release] = lines_in(folder, engine, release)
-    KNOWN.write_text(json.dumps(found, indent=1) + "\n")
-    missing = [
-        p for r in found.values() for lines in r.values() for p in lines if not lines[p]
-    ]
-    sys.exit(f"not found: {missing}" if missing else 0)

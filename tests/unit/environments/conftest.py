@@ -4,8 +4,10 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+from fake_uv import FakeProcess
 from mmrepro.engines.environments import resolving, uv
 from mmrepro.engines.environments.wheelhouse import own
 from toy_index import write
@@ -26,16 +28,31 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def fake_uv(cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The fake uv in place of the real one; gives the file with one line a call."""
+    """The fake uv in place of the real one; gives the file with one line a call.
+
+    It answers in this process: a start of Python for each call was most of what these
+    tests took."""
+    log = tmp_path / "calls"
+    log.touch()
+    monkeypatch.setenv("FAKE_UV_LOG", str(log))
+    monkeypatch.setattr(uv, "uv_binary", lambda: "fake-uv")
+    in_process = SimpleNamespace(**vars(subprocess) | {"Popen": FakeProcess})
+    monkeypatch.setattr(uv, "subprocess", in_process)
+    return log
+
+
+@pytest.fixture
+def fake_uv_program(
+    fake_uv: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Path:
+    """The fake uv as a program, for what is about processes; gives the same file."""
     program = tmp_path / "fake-uv"
     program.write_text(f"#!{sys.executable} -IS\n" + (HERE / "fake_uv.py").read_text())
     program.chmod(0o755)
-    log = tmp_path / "calls"
-    log.touch()
     monkeypatch.setenv("FAKE_UV", str(program))
-    monkeypatch.setenv("FAKE_UV_LOG", str(log))
     monkeypatch.setattr(uv, "uv_binary", lambda: str(program))
-    return log
+    monkeypatch.setattr(uv, "subprocess", subprocess)
+    return fake_uv
 
 
 @pytest.fixture(scope="module")
@@ -52,7 +69,7 @@ Builder = Callable[[], "subprocess.Popen[str]"]
 
 
 @pytest.fixture
-def builder(fake_uv: Path) -> Iterator[Builder]:
+def builder(fake_uv_program: Path) -> Iterator[Builder]:
     """Starts processes that build the same environment; ends what is left of them."""
     started: list[subprocess.Popen[str]] = []
 

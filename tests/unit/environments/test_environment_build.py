@@ -57,7 +57,7 @@ def gone(pid: int, deadline_s: float = 5.0) -> bool:
     return False
 
 
-def test_a_build_is_whole_and_then_reused(fake_uv: Path) -> None:
+def test_a_build_is_whole_and_then_reused(fake_uv_program: Path) -> None:
     phases: list[str] = []
     made = ensure(SPEC, progress=phases.append)
     assert not made.reused
@@ -82,7 +82,7 @@ def test_a_build_is_whole_and_then_reused(fake_uv: Path) -> None:
     assert ("left out", "triton") in noted
     assert "downloading torch (846.9MiB)" in phases
     assert made.state_dir.is_dir()
-    fake_uv.write_text("")
+    fake_uv_program.write_text("")
     again = ensure(SPEC)
     assert again.reused
     assert (again.path, again.packages, again.notes) == (
@@ -90,7 +90,7 @@ def test_a_build_is_whole_and_then_reused(fake_uv: Path) -> None:
         made.packages,
         made.notes,
     )
-    assert fake_uv.read_text() == ""  # nobody was asked
+    assert fake_uv_program.read_text() == ""  # nobody was asked
 
 
 def test_a_younger_wheel_and_its_other_name(fake_uv: Path) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from fake_player import FakePlayer, Fakes, fake_judge, unnamed
 from mmrepro.failure.documents.replay import EPISODES_FILE, Fuzz
-from mmrepro.search.fuzz.options import FuzzCommand, Profile, under
+from mmrepro.search.fuzz.options import FuzzCommand, FuzzProfile, under
 from mmrepro.search.fuzz.session import Fuzzing
 from mmrepro.search.replay.store import STUCK
 from mmrepro.traffic.case.model import Case, ServerWanted
@@ -19,9 +19,11 @@ VLLM = ServerWanted(engine="vllm", release="0.23.0")
 
 
 def server(
-    engine: str = "vllm", profile: Profile = Profile.PRESSURE, release: str = "0.1"
+    engine: str = "vllm",
+    profile: FuzzProfile = FuzzProfile.PRESSURE,
+    release: str = "0.1",
 ) -> ServerWanted:
-    usual = "qwen3-text" if profile is Profile.MODERN else "qwen2-vl"
+    usual = "qwen3-text" if profile is FuzzProfile.MODERN else "qwen2-vl"
     model = {"minivllm": "qwen3", "lmdeploy": "text"}.get(engine, usual)
     wanted = ServerWanted(engine=engine, release=release, model=model)
     return under(profile, wanted, length_told=False)

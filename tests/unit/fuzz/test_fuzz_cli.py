@@ -7,9 +7,9 @@ from pathlib import Path
 import in_process
 import pytest
 from mmrepro.base.errors import UsageError
-from mmrepro.base.options import Origin
+from mmrepro.base.options import OptionOrigin
 from mmrepro.cli.app import app
-from mmrepro.search.fuzz.options import FuzzCommand, Profile, dialect_of
+from mmrepro.search.fuzz.options import FuzzCommand, FuzzProfile, dialect_of
 from mmrepro.search.fuzz.server import kept_options, read_source, server_of, settled
 from mmrepro.traffic.case.files import write_case
 from mmrepro.traffic.case.model import Case, Content, ServerWanted
@@ -44,12 +44,12 @@ def test_bad_input_is_a_sentence(
 
 def test_the_server_is_the_scenarios_under_the_profile() -> None:
     made = server_of(
-        "vllm", Profile.PRESSURE, {"args": ["--mine"], "release": "0.23.0"}, ""
+        "vllm", FuzzProfile.PRESSURE, {"args": ["--mine"], "release": "0.23.0"}, ""
     )
     dialect = dialect_of("vllm")
     assert made.args == [*dialect.tells, *dialect.pressure, "--mine"]
     assert (made.release, made.max_model_len) == ("0.23.0", dialect.max_model_len)
-    longer = server_of("vllm", Profile.PRESSURE, {"max_model_len": 4096}, "")
+    longer = server_of("vllm", FuzzProfile.PRESSURE, {"max_model_len": 4096}, "")
     assert longer.max_model_len == 4096
 
 
@@ -59,8 +59,8 @@ def test_a_session_is_gone_on_with_as_it_began(tmp_path: Path) -> None:
 
     first = FuzzCommand(
         engine="vllm",
-        server=server_of("vllm", Profile.TEXT, {"args": ["--max-num-seqs=3"]}, ""),
-        profile=Profile.TEXT,
+        server=server_of("vllm", FuzzProfile.TEXT, {"args": ["--max-num-seqs=3"]}, ""),
+        profile=FuzzProfile.TEXT,
         seed=5,
         blind=True,
     )
@@ -69,11 +69,11 @@ def test_a_session_is_gone_on_with_as_it_began(tmp_path: Path) -> None:
     kept, budget_s = kept_options(tmp_path)
     assert budget_s is None, "there is no document yet"
     assert (kept["--seed"], kept["--profile"], kept["--blind"]) == ("5", "text", "yes")
-    assert server_of("vllm", Profile.TEXT, {}, kept["server"]) == first.server
+    assert server_of("vllm", FuzzProfile.TEXT, {}, kept["server"]) == first.server
     again = settled(FuzzCommand(engine="vllm", resume=tmp_path))
     assert again.decides == first.decides
     asked = FuzzCommand(
-        engine="vllm", resume=tmp_path, seed=0, origins={"seed": Origin.WORD}
+        engine="vllm", resume=tmp_path, seed=0, origins={"seed": OptionOrigin.WORD}
     )
     assert (settled(asked).seed, settled(asked).blind) == (0, True)
 
@@ -84,8 +84,8 @@ def test_what_a_file_may_not_set_is_asked_for_when_a_session_goes_on(
     from mmrepro.base.machine.journal import Head, Journal
     from mmrepro.search.fuzz.knowledge import EPISODES
 
-    server = server_of("vllm", Profile.TEXT, {"args": ["--worker-cls=a.B"]}, "")
-    first = FuzzCommand(engine="vllm", server=server, profile=Profile.TEXT)
+    server = server_of("vllm", FuzzProfile.TEXT, {"args": ["--worker-cls=a.B"]}, "")
+    first = FuzzCommand(engine="vllm", server=server, profile=FuzzProfile.TEXT)
     head = Head(mmrepro_version="1", id="x", decides=first.decides)
     Journal(EPISODES, tmp_path, head).close()
     again = FuzzCommand(engine="vllm", resume=tmp_path)
@@ -103,8 +103,8 @@ def test_a_session_with_a_private_path_among_its_variables_begins(
 
     def begun(path: str) -> None:
         asked = {"env": {"PYTHONPATH": path}}
-        server = server_of("vllm", Profile.TEXT, asked, "")
-        first = FuzzCommand(engine="vllm", server=server, profile=Profile.TEXT)
+        server = server_of("vllm", FuzzProfile.TEXT, asked, "")
+        first = FuzzCommand(engine="vllm", server=server, profile=FuzzProfile.TEXT)
         head = Head(mmrepro_version="1", id="x", decides=first.decides)
         Journal(EPISODES, tmp_path, head).close()
 
@@ -143,5 +143,5 @@ def test_a_folder_of_neither_is_a_sentence(tmp_path: Path) -> None:
 
 
 def test_its_schema_is_there() -> None:
-    done = CliRunner().invoke(app, ["schema", "--of", "fuzz"])
+    done = CliRunner().invoke(app, ["fuzz", "--json-schema"])
     assert "episodes" in json.loads(done.stdout)["properties"]

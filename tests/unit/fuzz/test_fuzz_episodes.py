@@ -17,10 +17,10 @@ from mmrepro.search.fuzz.episodes import (
     MOST_OPERATIONS,
     STEADY,
     Episodes,
-    Planned,
+    PlannedEpisode,
 )
-from mmrepro.search.fuzz.limits import Limits
-from mmrepro.search.fuzz.options import DIALECTS, Profile, dialect_of, under
+from mmrepro.search.fuzz.limits import ServerLimits
+from mmrepro.search.fuzz.options import DIALECTS, FuzzProfile, dialect_of, under
 from mmrepro.search.fuzz.requests import RESETS
 from mmrepro.search.fuzz.steering import (
     LEADS,
@@ -45,7 +45,7 @@ from mmrepro.traffic.case.model import (
     Tiles,
 )
 
-LIMITS = Limits(
+LIMITS = ServerLimits(
     learnt=[
         Learnt(name=CONTEXT, tokens=512, source="a"),
         Learnt(name=KV, tokens=768, source="b"),
@@ -178,7 +178,7 @@ def test_many_little_pictures_on_a_roomy_server() -> None:
 
 
 def test_without_pictures_there_are_none() -> None:
-    made = Episodes(1, server("vllm", Profile.TEXT), pictures=False, limits=LIMITS)
+    made = Episodes(1, server("vllm", FuzzProfile.TEXT), pictures=False, limits=LIMITS)
     for number in range(1, 17):
         planned = made.next(number)
         assert not planned.case.images
@@ -256,12 +256,12 @@ def test_what_ends_the_server_is_sent_less_often() -> None:
 def test_profiles_change_the_server_and_the_command_line_has_the_last_word(
     engine: str,
 ) -> None:
-    wanted = server(engine, Profile.PLAIN).model_copy(update={"args": ["--mine=1"]})
-    pressed = under(Profile.PRESSURE, wanted, length_told=True)
+    wanted = server(engine, FuzzProfile.PLAIN).model_copy(update={"args": ["--mine=1"]})
+    pressed = under(FuzzProfile.PRESSURE, wanted, length_told=True)
     assert pressed.args[-1] == "--mine=1"
     assert set(dialect_of(engine).pressure) <= set(pressed.args)
     assert pressed.max_model_len == wanted.max_model_len
-    plain = under(Profile.PLAIN, wanted, length_told=False)
+    plain = under(FuzzProfile.PLAIN, wanted, length_told=False)
     assert not set(dialect_of(engine).pressure) & set(plain.args)
 
 
@@ -298,13 +298,13 @@ def test_ids_begin_as_others_do() -> None:
 
 
 MODERN = {
-    engine: server(engine, Profile.MODERN, release)
+    engine: server(engine, FuzzProfile.MODERN, release)
     for engine, release in {"vllm": "0.32.0", "sglang": "0.5.23"}.items()
 }
 WANTED_MODERN = MODERN["vllm"]
 
 
-def modern(seed: int, number: int = 1, engine: str = "vllm") -> Planned:
+def modern(seed: int, number: int = 1, engine: str = "vllm") -> PlannedEpisode:
     made = Episodes(seed, MODERN[engine], pictures=False, limits=LIMITS, modern=True)
     return made.next(number)
 
@@ -482,4 +482,4 @@ def test_other_profiles_and_engines_have_none_of_it() -> None:
         assert not turned_on("vllm", planned.case.server.args).keys() - {"small-kv"}
         assert not any(op.model for op in planned.case.operations)
     with pytest.raises(UsageError, match="no profile modern for lmdeploy"):
-        under(Profile.MODERN, server("lmdeploy"), length_told=False)
+        under(FuzzProfile.MODERN, server("lmdeploy"), length_told=False)

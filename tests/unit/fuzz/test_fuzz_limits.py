@@ -17,7 +17,7 @@ from mmrepro.search.fuzz.limits import (
     REFUSAL,
     SHORT,
     SIZES,
-    Limits,
+    ServerLimits,
     learn,
     learning_case,
     look_at_limits,
@@ -161,7 +161,7 @@ def test_what_no_number_tells_of_is_asked_for_between_what_is_served_and_what_is
     None
 ):
     end, rounds = 617, 0
-    limits = narrowed(Limits(overhead=30), [record(60, 90)])
+    limits = narrowed(ServerLimits(overhead=30), [record(60, 90)])
     limits = narrowed(limits, [record(4000, None, 500, "no")])
     assert limits.untold
     while limits.untold:
@@ -193,7 +193,7 @@ def test_where_a_number_tells_it_or_nothing_is_refused_nothing_more_is_asked(
     served: int, refused: int | None, told: int, untold: bool
 ) -> None:
     learnt = [Learnt(name=CONTEXT, tokens=told, source="a")]
-    assert Limits(learnt=learnt, served=served, refused=refused).untold is untold
+    assert ServerLimits(learnt=learnt, served=served, refused=refused).untold is untold
 
 
 @given(
@@ -204,7 +204,7 @@ def test_where_a_number_tells_it_or_nothing_is_refused_nothing_more_is_asked(
 def test_letters_make_the_prompt_as_long_as_asked(
     overhead: int, tokens: int, images: list[tuple[int, int]]
 ) -> None:
-    limits = Limits(overhead=overhead)
+    limits = ServerLimits(overhead=overhead)
     letters = limits.letters(tokens, images)
     whole = overhead + letters + sum(map(limits.of_image, images))
     assert letters >= 1
@@ -219,7 +219,7 @@ def test_a_learning_case_asks_for_every_size_one_after_another() -> None:
 
 
 def test_the_smallest_number_of_a_kind_counts() -> None:
-    limits = Limits(
+    limits = ServerLimits(
         learnt=[Learnt(name=CONTEXT, tokens=n, source="") for n in (2048, 1024)]
         + [Learnt(name=KV, tokens=4096, source="")]
     )

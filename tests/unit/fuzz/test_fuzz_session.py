@@ -27,10 +27,10 @@ from mmrepro.engines.features import feature
 from mmrepro.failure.documents import INCIDENT_FILE, EngineFacts
 from mmrepro.failure.documents.replay import EPISODES_FILE
 from mmrepro.search.fuzz import knowledge
-from mmrepro.search.fuzz.options import Profile, dialect_of
+from mmrepro.search.fuzz.options import FuzzProfile, dialect_of
 from mmrepro.search.fuzz.steering import Switch
-from mmrepro.search.oracle.judged import Judged
-from mmrepro.search.oracle.near_ties import Answer
+from mmrepro.search.oracle.judged import OracleReport
+from mmrepro.search.oracle.near_ties import TokenAnswer
 from mmrepro.search.replay.store import STUCK, Named, note_server
 from mmrepro.traffic.case.files import read_case
 from mmrepro.traffic.case.model import Case
@@ -189,8 +189,8 @@ def test_what_the_server_does_not_start_with_is_left_out_and_the_session_goes_on
             lambda case: well(case) if starts(case.server.args) else {NO_START: ""},
             clock,
         ),
-        server=server(profile=Profile.MODERN),
-        profile=Profile.MODERN,
+        server=server(profile=FuzzProfile.MODERN),
+        profile=FuzzProfile.MODERN,
         budget_s=2400.0,
     )
     fuzz = session.execute()
@@ -263,11 +263,11 @@ def test_answers_are_held_against_a_reference_and_what_differs_is_pursued(
                 record.finish_reason = "length"
             return made
 
-    def answers(record: Any) -> list[Answer]:
-        return [Answer(record.text, whole=True)]
+    def answers(record: Any) -> list[TokenAnswer]:
+        return [TokenAnswer(record.text, whole=True)]
 
     monkeypatch.setattr("mmrepro.search.oracle.near_ties.answers", answers)
-    quiet = lambda case, played, engine: Judged()  # noqa: E731
+    quiet = lambda case, played, engine: OracleReport()  # noqa: E731
     session, _ = fuzzing(
         tmp_path,
         Answering(well, clock),

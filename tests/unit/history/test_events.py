@@ -7,7 +7,7 @@ from mmrepro.failure.documents.ledger import Cell, Event, EventKind, NightState
 from mmrepro.failure.signature import Outcome
 from mmrepro.history.events import diff, events
 from mmrepro.history.ledger import History, NightRuns
-from mmrepro.history.states import VERDICTS, State, settle
+from mmrepro.history.states import VERDICTS, JobState, settle
 
 OLD, MID, NEW, NEWER = cell("0.9.0"), cell("0.23.0"), cell("0.24.0"), cell("0.100.0")
 FLIPS = {EventKind.FIXED_IN, EventKind.BUG_RETURNED}
@@ -331,7 +331,7 @@ def test_fixed_and_returned_are_only_of_releases_that_no_night_had(
                 states = {
                     settle(f.attempts_of(c)).state for f in nights[:n] for c in cells
                 }
-                assert State.FLAKY not in states
+                assert JobState.FLAKY not in states
 
 
 @given(LETTERS, PARTS, st.integers(2, 4))

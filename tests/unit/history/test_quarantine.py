@@ -6,7 +6,11 @@ from pathlib import Path
 import pytest
 from made_nights import cell
 from mmrepro.base.errors import UsageError
-from mmrepro.history.concerns import Entry, Quarantine, load_quarantine as load
+from mmrepro.history.concerns import (
+    Quarantine,
+    QuarantineEntry,
+    load_quarantine as load,
+)
 
 DAY = date(2026, 11, 22)
 ENTRY = """
@@ -25,9 +29,11 @@ def loaded(tmp_path: Path, text: str) -> Quarantine:
     return load(path)
 
 
-def entry(**more: object) -> Entry:
+def entry(**more: object) -> QuarantineEntry:
     words = dict.fromkeys(("reason", "issue", "owner"), "x")
-    return Entry.model_validate({"scenario": "ghost", "expires": DAY, **words, **more})
+    return QuarantineEntry.model_validate(
+        {"scenario": "ghost", "expires": DAY, **words, **more}
+    )
 
 
 def test_an_entry_is_found_until_its_last_day(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, strategies as st
 from made_nights import LETTERS, attempt, attempts
 from mmrepro.failure.signature import Outcome
-from mmrepro.history.states import VERDICTS, State, fisher, settle, surprise, wilson
+from mmrepro.history.states import VERDICTS, JobState, fisher, settle, surprise, wilson
 
 RUNS = st.text("rndil", max_size=7)
 
@@ -15,18 +15,22 @@ RUNS = st.text("rndil", max_size=7)
 @pytest.mark.parametrize(
     ("letters", "state", "why"),
     [
-        ("", State.MISSING, "no run"),
-        ("ll", State.LOST, "2 × lost (infrastructure)"),
-        ("li", State.INCONCLUSIVE, "1 × lost (infrastructure), 1 × inconclusive"),
-        ("nii", State.NOT_REPRODUCED, "2 × inconclusive, 1 × not-reproduced"),
-        ("lr", State.REPRODUCED, "1 × lost (infrastructure), 1 × reproduced"),
-        ("dd", State.DIFFERENT_FAILURE, "2 × different-failure"),
-        ("rnr", State.FLAKY, "2 × reproduced, 1 × not-reproduced, under one key"),
-        ("dn", State.FLAKY, "1 × different-failure, 1 × not-reproduced, under one key"),
-        ("rd", State.FLAKY, "1 × reproduced, 1 × different-failure, under one key"),
+        ("", JobState.MISSING, "no run"),
+        ("ll", JobState.LOST, "2 × lost (infrastructure)"),
+        ("li", JobState.INCONCLUSIVE, "1 × lost (infrastructure), 1 × inconclusive"),
+        ("nii", JobState.NOT_REPRODUCED, "2 × inconclusive, 1 × not-reproduced"),
+        ("lr", JobState.REPRODUCED, "1 × lost (infrastructure), 1 × reproduced"),
+        ("dd", JobState.DIFFERENT_FAILURE, "2 × different-failure"),
+        ("rnr", JobState.FLAKY, "2 × reproduced, 1 × not-reproduced, under one key"),
+        (
+            "dn",
+            JobState.FLAKY,
+            "1 × different-failure, 1 × not-reproduced, under one key",
+        ),
+        ("rd", JobState.FLAKY, "1 × reproduced, 1 × different-failure, under one key"),
     ],
 )
-def test_under_one_key(letters: str, state: State, why: str) -> None:
+def test_under_one_key(letters: str, state: JobState, why: str) -> None:
     settled = settle(attempts(letters))
     assert (settled.state, settled.why) == (state, why)
     assert settled.lost == letters.count("l")
@@ -39,37 +43,37 @@ def test_one_state_follows_from_the_verdicts_alone(letters: str) -> None:
     settled = settle(attempts(letters))
     kinds = {LETTERS[x] for x in letters} - {None, Outcome.INCONCLUSIVE}
     if len(kinds) > 1:
-        assert settled.state is State.FLAKY
+        assert settled.state is JobState.FLAKY
     elif kinds:
         assert settled.state.value == kinds.pop()
         assert settled.state in VERDICTS
     else:
-        assert settled.state in (State.INCONCLUSIVE, State.LOST, State.MISSING)
+        assert settled.state in (JobState.INCONCLUSIVE, JobState.LOST, JobState.MISSING)
     assert settle(attempts("".join(sorted(letters)))).state is settled.state
 
 
 def test_different_keys_are_no_contradiction_and_the_worst_counts() -> None:
     warm, cold = {"start mode": "warm"}, {"start mode": "cold"}
     settled = settle([attempt("n", 1, parts=warm), attempt("r", 2, parts=cold)])
-    assert settled.state is State.REPRODUCED
+    assert settled.state is JobState.REPRODUCED
     assert settled.differing == ("start mode",)
     assert settled.why.endswith("different keys, which differ in: start mode")
     other = settle([attempt("n", 1, parts=warm), attempt("d", 2, parts=cold)])
-    assert other.state is State.DIFFERENT_FAILURE
+    assert other.state is JobState.DIFFERENT_FAILURE
     again = settle([attempt("n", 1, parts=warm), attempt("n", 2, parts=cold)])
-    assert (again.state, again.differing) == (State.NOT_REPRODUCED, ())
+    assert (again.state, again.differing) == (JobState.NOT_REPRODUCED, ())
     both = [
         attempt("n", 1, parts=warm),
         attempt("r", 2, parts=cold),
         attempt("r", 3, parts=warm),
     ]
-    assert settle(both).state is State.FLAKY
+    assert settle(both).state is JobState.FLAKY
 
 
 def test_a_key_that_nobody_knows_excuses_nothing() -> None:
     runs = [a.model_copy(update={"key": ""}) for a in attempts("rn")]
     settled = settle(runs)
-    assert settled.state is State.FLAKY
+    assert settled.state is JobState.FLAKY
     assert settled.why.endswith("under a key nobody knows")
     assert settled.keys == frozenset()
 

@@ -25,7 +25,7 @@ from mmrepro.kv_budget import (
     smallest,
     steps,
 )
-from mmrepro.kv_budget.eras import Engine
+from mmrepro.kv_budget.eras import BudgetEngine
 
 # ------------------------------------------------------------------ LMDeploy
 
@@ -294,13 +294,13 @@ DEEPSEEK = Geometry(layers=61, kv_heads=1, k_dim=576, v_dim=0, mla=True)
     ],
 )
 def test_bytes_of_a_token(
-    model: Geometry, engine: Engine, options: dict, tokens: int
+    model: Geometry, engine: BudgetEngine, options: dict, tokens: int
 ) -> None:
     assert model.token_bytes(engine, **options) == tokens
 
 
 @pytest.mark.parametrize("engine", [VLLM, SGLANG])
-def test_what_has_no_formula_is_refused(engine: Engine) -> None:
+def test_what_has_no_formula_is_refused(engine: BudgetEngine) -> None:
     with pytest.raises(UsageError, match="No formula here"):
         LLAMA_8B.token_bytes(engine, kv_dtype="nvfp4")
     with pytest.raises(UsageError, match=r"it is odd\. Give --block-bytes"):

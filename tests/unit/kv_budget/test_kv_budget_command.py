@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from mmrepro import cli
 from mmrepro.base.errors import ExitCode
-from mmrepro.kv_budget.rendering import Point, text_curve
+from mmrepro.kv_budget.rendering import CurvePoint, text_curve
 
 REPORT = ("--free", "6784MiB", "--runtime", "5061MiB", "--block-bytes", "8388608")
 Said = subprocess.CompletedProcess[str]
@@ -213,13 +213,13 @@ def test_the_engine_is_told_by_its_setting(kv) -> None:
 def test_the_curve_as_text() -> None:
     """A straight line from 1 to 100: the row that 50 tokens are in is dashed where it
     is empty."""
-    line = [Point(Decimal(n) / 100, n) for n in range(1, 101)]
+    line = [CurvePoint(Decimal(n) / 100, n) for n in range(1, 101)]
     rows = text_curve(line, 50, width=10, height=10)
     assert rows[0].startswith("      100 ┤")
     assert [row[:9].strip() for row in rows[:10]].index("50") == 4
     assert rows[4] == "       50 ┤╌╌╌╌╌▁████"
     assert rows[9].endswith("┤▁█████████")
-    assert text_curve([Point(Decimal("0.5"), 0)]) == []
+    assert text_curve([CurvePoint(Decimal("0.5"), 0)]) == []
 
 
 def test_the_curve_as_a_picture(kv, tmp_path: Path) -> None:

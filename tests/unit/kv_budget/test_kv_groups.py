@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from mmrepro.base.errors import UsageError
 from mmrepro.kv_budget.answer import answer
-from mmrepro.kv_budget.options import Device, KvBudgetCommand
+from mmrepro.kv_budget.options import KvBudgetCommand, MemoryDevice
 
 RECORDED = json.loads((Path(__file__).parent / "groups.json").read_text())
 CASES = [
@@ -49,7 +49,7 @@ def test_vllm_counts_the_same(
             tmp_path,
             case["model"],
             release=release,
-            device=Device.CPU,
+            device=MemoryDevice.CPU,
             context=case["context"],
             kv_space=Decimal(case["gib"]),
             **options,

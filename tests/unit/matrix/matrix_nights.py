@@ -11,8 +11,8 @@ from mmrepro.base.records import HostFacts, Moment
 from mmrepro.campaign.campaign import Campaign
 from mmrepro.campaign.events import Handler
 from mmrepro.campaign.matrix.session import Nightly, Slicing
-from mmrepro.campaign.schedule import Group
-from mmrepro.campaign.work import CellsUntilWhole, Here, Order, Places, Working
+from mmrepro.campaign.schedule import EnvironmentGroup
+from mmrepro.campaign.work import CellsUntilWhole, Order, Places, Working, Workplace
 from mmrepro.failure.documents.ledger import Attempt, Cell, Lost, Night, Planned, Role
 from mmrepro.failure.signature import Outcome
 from mmrepro.history.ledger import AnyRecord, Ledger, NightRuns
@@ -126,14 +126,14 @@ class FakeProvisions:
     refused: str = ""
     told: list[str] = field(default_factory=list)
 
-    def expect(self, groups: Sequence[Group]) -> None:
+    def expect(self, groups: Sequence[EnvironmentGroup]) -> None:
         self.told.append(f"expect {len(groups)}")
 
-    def prepare(self, group: Group) -> str:
+    def prepare(self, group: EnvironmentGroup) -> str:
         self.told.append(f"prepare {group.release}")
         return self.refused
 
-    def prefetch(self, group: Group) -> None:
+    def prefetch(self, group: EnvironmentGroup) -> None:
         self.told.append(f"prefetch {group.release}")
 
     @contextlib.contextmanager
@@ -144,10 +144,10 @@ class FakeProvisions:
         finally:
             self.told.append("cold")
 
-    def seconds(self, group: Group) -> float:
+    def seconds(self, group: EnvironmentGroup) -> float:
         return 0.0
 
-    def done(self, group: Group) -> None:
+    def done(self, group: EnvironmentGroup) -> None:
         self.told.append(f"done {group.release}")
 
     def stop(self) -> None:
@@ -179,14 +179,14 @@ class FakePlace:
         self.gone = False
         self._step = 0
 
-    def has(self, group: Group) -> bool:
+    def has(self, group: EnvironmentGroup) -> bool:
         return group.name in self.known
 
     def work(self, order: Order, root: Path) -> Working:
         assert isinstance(order, CellsUntilWhole)
         self.orders.append(order)
         self.known.add(order.group.name)
-        working = order.carry_out(Here(self.trials, FakeProvisions()), root)
+        working = order.carry_out(Workplace(self.trials, FakeProvisions()), root)
         while True:
             # A loss while a run is under way: the run is made, and nobody hears of it.
             told = next(working, None)
@@ -216,7 +216,7 @@ class FakePlaces:
             [] if self.late > 0 else [place for place in self.places if not place.gone]
         )
 
-    def expect(self, groups: Sequence[Group]) -> None:
+    def expect(self, groups: Sequence[EnvironmentGroup]) -> None:
         pass
 
     def stop(self) -> None:

@@ -10,7 +10,7 @@ import pytest
 from mmrepro.base.records import WheelFacts
 from mmrepro.campaign import provisions
 from mmrepro.campaign.provisions import Bound, Provisions
-from mmrepro.campaign.schedule import Group
+from mmrepro.campaign.schedule import EnvironmentGroup
 from mmrepro.campaign.trial import TrialOptions
 from mmrepro.engines.environments.spec import EnvironmentSpec, Manifest
 from mmrepro.failure.documents.ledger import Cell, Planned
@@ -99,9 +99,11 @@ def test_uv_forgets_what_only_the_dropped_one_had(
 # ---------------------------------------------------------------- fetched ahead
 
 
-def group(release: str) -> Group:
+def group(release: str) -> EnvironmentGroup:
     cell = Cell(scenario="a", engine="sglang", release=release, device="cpu")
-    return Group("sglang", release, "cpu", "", (Planned(night="n", cell=cell),))
+    return EnvironmentGroup(
+        "sglang", release, "cpu", "", (Planned(night="n", cell=cell),)
+    )
 
 
 @pytest.fixture

@@ -9,10 +9,16 @@ import pytest
 from grids import examples
 from hypothesis import given, strategies as st
 from matrix_nights import planned
-from mmrepro.campaign.schedule import Costs, Dispatcher, Group, Slice, groups_of
+from mmrepro.campaign.schedule import (
+    Costs,
+    Dispatcher,
+    EnvironmentGroup,
+    Slice,
+    groups_of,
+)
 
 
-def groups(*sizes: int) -> list[Group]:
+def groups(*sizes: int) -> list[EnvironmentGroup]:
     """Environments 1.0, 2.0, … with so many cells each."""
     names = "abcdefghijklmnopqrstuvwxyz"
     return groups_of(
@@ -23,17 +29,20 @@ def groups(*sizes: int) -> list[Group]:
 
 
 def costs(
-    plan: Sequence[Group], seconds: float = 10.0, build: float = 0.0, setup: float = 0.0
+    plan: Sequence[EnvironmentGroup],
+    seconds: float = 10.0,
+    build: float = 0.0,
+    setup: float = 0.0,
 ) -> Costs:
     names = [p.cell.id for group in plan for p in group.cells]
     return Costs(dict.fromkeys(names, seconds), lambda group: build, setup)
 
 
-def nothing(group: Group) -> bool:
+def nothing(group: EnvironmentGroup) -> bool:
     return False
 
 
-def releases(*those: str) -> Callable[[Group], bool]:
+def releases(*those: str) -> Callable[[EnvironmentGroup], bool]:
     return lambda group: group.release in those
 
 

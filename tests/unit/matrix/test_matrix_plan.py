@@ -12,7 +12,7 @@ from hypothesis import given, strategies as st
 from mmrepro.base.errors import UsageError
 from mmrepro.campaign.matrix import plan as planning, selectors
 from mmrepro.campaign.matrix.options import MatrixRunCommand, Rows, load
-from mmrepro.campaign.matrix.plan import Plan, dry_run, sharded
+from mmrepro.campaign.matrix.plan import NightPlan, dry_run, sharded
 from mmrepro.campaign.schedule import Estimates, groups_of
 from mmrepro.engines import spec_for
 from mmrepro.engines.environments.index import Listed
@@ -45,21 +45,21 @@ def nothing(spec: EnvironmentSpec) -> Sequence[Listed]:
 
 def plan(
     *scenarios: str, ask: object = listing, releases: str = "", **over: Any
-) -> Plan:
+) -> NightPlan:
     wanted = selectors.parse(releases) if releases else ()
     settings = MatrixRunCommand(**{"device": "cpu", "releases": wanted, **over})
     rows = [Rows(scenario=list(scenarios))]
     return planning.plan("n", rows, settings, MatrixRunCommand(), listing=ask)  # type: ignore[arg-type]
 
 
-def cells(made: Plan) -> list[str]:
+def cells(made: NightPlan) -> list[str]:
     return [
         " ".join([p.cell.release, p.cell.row, p.expected or ""]).strip()
         for p in made.cells
     ]
 
 
-def releases(made: Plan) -> list[str]:
+def releases(made: NightPlan) -> list[str]:
     return [p.cell.release for p in made.cells]
 
 
@@ -90,6 +90,25 @@ def test_the_catalogues_night_has_every_scenario() -> None:
                     assert (name, one.variant, one.release, (cure.name,)) in ran, (
                         cure.name
                     )
+
+
+def test_the_gpus_file_has_what_only_a_gpu_shows() -> None:
+    loaded = load(Path(__file__).parents[3] / "docs/gpu.toml")
+    assert (loaded.matrix.device, loaded.matrix.start_mode) == ("cuda", "cold")
+    rows = {
+        (name, *(row.releases or ())) for row in loaded.cell for name in row.scenario
+    }
+    assert {
+        ("ghost-key-eviction", "0.23.0"),
+        ("mm-cache-desync", "0.23.0"),
+        ("undersized-kv-budget", "0.18.0"),
+        ("pad-value-collision", "0.5.17"),
+    } <= rows
+    made = planning.plan(
+        "n", loaded.cell, MatrixRunCommand(), loaded.matrix, listing=listing
+    )
+    masks = [p for p in made.cells if p.cell.variant == "reused-mask"]
+    assert [p.cell.mitigations for p in masks] == [(), ("fix",)]
 
 
 def _behind(one: Scenario) -> set[str]:

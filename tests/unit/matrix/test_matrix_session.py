@@ -26,7 +26,7 @@ from mmrepro.campaign.work import INCIDENTS, LocalPlaces
 from mmrepro.failure.documents.ledger import Cell, Lost, NightState, Planned
 from mmrepro.failure.signature import Outcome
 from mmrepro.history.ledger import Ledger, NightRuns, read
-from mmrepro.history.states import State, settle
+from mmrepro.history.states import JobState, settle
 
 BAD, GOOD, UNSURE = Outcome.REPRODUCED, Outcome.NOT_REPRODUCED, Outcome.INCONCLUSIVE
 BROKEN = Lost.INFRASTRUCTURE
@@ -130,7 +130,7 @@ def test_a_surprise_is_confirmed_and_nothing_is_run_until_green(tmp_path: Path) 
     assert roles(runs, b) == ["planned not-reproduced", *["confirm reproduced"] * 3]
     assert roles(runs, c) == ["planned infrastructure", "retry reproduced"]
     assert roles(runs, d) == ["planned timeout"]
-    assert settle(runs.attempts_of(b)).state is State.FLAKY
+    assert settle(runs.attempts_of(b)).state is JobState.FLAKY
     assert runs.night.state is NightState.COMPLETE
     assert read(tmp_path).night("n1").attempts == runs.attempts
 

@@ -28,8 +28,8 @@ from matrix_simulate import ASSUMED_BYTES, NEAR, NONE, OWN, Packages
 from mmrepro.base.records import WheelFacts
 from mmrepro.campaign.matrix import plan as planning
 from mmrepro.campaign.matrix.session import Slicing, begin
-from mmrepro.campaign.schedule import ASSUMED_BUILD_S, Group, groups_of
-from mmrepro.campaign.work import Began, CellsUntilWhole, Here, Order, Working
+from mmrepro.campaign.schedule import ASSUMED_BUILD_S, EnvironmentGroup, groups_of
+from mmrepro.campaign.work import CellsUntilWhole, Order, StartedRun, Working, Workplace
 from mmrepro.engines.environments.spec import Manifest
 from mmrepro.engines.environments.store import Size, Stored
 from mmrepro.failure.signature import Outcome
@@ -38,7 +38,7 @@ from mmrepro.history.ledger import Ledger
 MIB = 2**20
 
 
-def plan(*sizes: int) -> list[Group]:
+def plan(*sizes: int) -> list[EnvironmentGroup]:
     return groups_of(
         planned(f"s{n}", f"{number}.0")
         for number, size in enumerate(sizes, 1)
@@ -47,7 +47,7 @@ def plan(*sizes: int) -> list[Group]:
 
 
 def times(
-    groups: list[Group],
+    groups: list[EnvironmentGroup],
     run: float = 10.0,
     build: float = 0.0,
     setup: float = 0.0,
@@ -67,7 +67,9 @@ def times(
     )
 
 
-def result(groups: list[Group], with_times: Times, fleet: Fleet) -> Simulated:
+def result(
+    groups: list[EnvironmentGroup], with_times: Times, fleet: Fleet
+) -> Simulated:
     return simulate(groups, with_times, [fleet])[0]
 
 
@@ -182,12 +184,12 @@ class Sleeping(FakeProvisions):
         self.build, self.setup = build, setup
         self.there: dict[str, threading.Thread] = {}
 
-    def prepare(self, group: Group) -> str:
+    def prepare(self, group: EnvironmentGroup) -> str:
         self.prefetch(group)
         self.there[group.name].join()
         return ""
 
-    def prefetch(self, group: Group) -> None:
+    def prefetch(self, group: EnvironmentGroup) -> None:
         if group.name not in self.there:
             building = threading.Thread(target=time.sleep, args=(self.build,))
             self.there[group.name] = building
@@ -218,14 +220,14 @@ class SleepingPlace:
         self.took: dict[str, float] = {}
         """By cell: until the ledger had it."""
 
-    def has(self, group: Group) -> bool:
+    def has(self, group: EnvironmentGroup) -> bool:
         return group.name in self.provisions.there
 
     def work(self, order: Order, root: Path) -> Working:
         there, began, cell = self.has(order.group), 0.0, ""
         assert isinstance(order, CellsUntilWhole)
-        for told in order.carry_out(Here(self.trials, self.provisions), root):
-            if isinstance(told, Began):
+        for told in order.carry_out(Workplace(self.trials, self.provisions), root):
+            if isinstance(told, StartedRun):
                 if there and not cell and self.ended:
                     self.setups.append(time.monotonic() - self.ended)
                 began, cell = time.monotonic(), told.id

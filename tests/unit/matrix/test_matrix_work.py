@@ -10,7 +10,7 @@ from matrix_nights import FakeProvisions, FakeTrials, attempt, planned
 from mmrepro.campaign import provisions as module
 from mmrepro.campaign.schedule import groups_of
 from mmrepro.campaign.trial import TrialOptions, cell_of, run_options
-from mmrepro.campaign.work import Began, CellsUntilWhole, Here
+from mmrepro.campaign.work import CellsUntilWhole, StartedRun, Workplace
 from mmrepro.engines.environments.spec import starts_seen
 from mmrepro.engines.supervise.warm import Refused
 from mmrepro.failure.documents.ledger import Attempt, Cell, Lost, Planned
@@ -59,11 +59,11 @@ def told(
             return made.model_copy(update={"seconds": takes})
 
     trials = Timed(lambda cell, index: BAD, pass_by)
-    here = Here(trials, provisions or FakeProvisions(), clock=lambda: now[0])
+    here = Workplace(trials, provisions or FakeProvisions(), clock=lambda: now[0])
     made = order.carry_out(here, root)
     return [
         f"{one.what.partition(' ')[0]}{one.index}"
-        if isinstance(one, Began)
+        if isinstance(one, StartedRun)
         else f"{one.outcome or one.lost}"
         for one in made
     ]
@@ -118,7 +118,7 @@ def test_the_next_environment_is_fetched_if_there_is_time_for_it(
 def test_a_closed_order_leaves_no_parent(tmp_path: Path) -> None:
     provisions = FakeProvisions()
     working = order(CELLS).carry_out(
-        Here(FakeTrials(lambda cell, index: BAD), provisions), tmp_path
+        Workplace(FakeTrials(lambda cell, index: BAD), provisions), tmp_path
     )
     next(working)
     assert provisions.told[-1] == "warm 3"
@@ -128,7 +128,7 @@ def test_a_closed_order_leaves_no_parent(tmp_path: Path) -> None:
 
 def test_cells_of_one_environment_are_entered_without_leaving_it() -> None:
     provisions = FakeProvisions()
-    here = Here(FakeTrials(lambda cell, index: BAD), provisions)
+    here = Workplace(FakeTrials(lambda cell, index: BAD), provisions)
     first, second, other = (
         groups_of([planned(n, r)])[0] for n, r in ("a1", "b1", "a2")
     )

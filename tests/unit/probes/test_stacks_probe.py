@@ -17,7 +17,7 @@ from mmrepro.base import processes
 from mmrepro.probes import stacks
 from mmrepro.probes.base import ProbeStatus, run_probe
 from mmrepro.probes.data import StackSample
-from mmrepro.probes.stacks import Dump, Outcome, StacksProbe, parse_dump
+from mmrepro.probes.stacks import PySpyDump, SampleOutcome, StacksProbe, parse_dump
 
 LOCAL_REPR_LIMIT = 200
 
@@ -206,7 +206,7 @@ def test_torn_reads_are_retried_then_one_sample_pauses(
     ):
         calls.append(blocking)
         if not blocking:
-            return Dump(Outcome.TORN, [], b"", "Bad address")
+            return PySpyDump(SampleOutcome.TORN, [], b"", "Bad address")
         return real(
             py_spy, pid, blocking=True, with_locals=with_locals, timeout_s=timeout_s
         )

@@ -31,6 +31,9 @@ METHODS = [
     pytest.param(False, id="proc"),
 ]
 
+WINDOWS_S = (0.5, 1, 2, 4, 8, 16)
+"""Each is longer than the one before: a victim on a busy machine has a small share."""
+
 
 def collect(pid: int, evidence, use_strace: bool, window_s: float = 0.5):
     result = run_probe(
@@ -41,11 +44,14 @@ def collect(pid: int, evidence, use_strace: bool, window_s: float = 0.5):
 
 
 def collect_while_it_runs(pid: int, evidence, use_strace: bool):
-    """Watch it for longer until it had some time on a core, however small its share."""
-    for window_s in (0.5, 1, 2, 4, 8, 16):
+    """Watch it for longer until it had some time on a core, however small its share.
+
+    Thirty clock ticks: of ten, the one that met it in the kernel would already be a
+    tenth of its user time."""
+    for window_s in WINDOWS_S:
         before = cpu_s(pid)
         data = collect(pid, evidence, use_strace, window_s)
-        if cpu_s(pid) - before >= 3 * ENOUGH_S:
+        if cpu_s(pid) - before >= 10 * ENOUGH_S:
             break
     return data
 
@@ -84,8 +90,12 @@ def test_a_blocked_process_is_blocked_and_not_spinning(
 @needs_strace
 def test_calls_are_counted_by_name(start_victim, evidence):
     victim = start_victim("calling")
-    data = collect(victim.pid, evidence, use_strace=True)
-    stats = {name: n for name, n in data.counts.items() if "stat" in name}
+    # How many it makes in half a second is up to its share of a processor: 17 were seen.
+    for window_s in WINDOWS_S:
+        data = collect(victim.pid, evidence, use_strace=True, window_s=window_s)
+        stats = {name: n for name, n in data.counts.items() if "stat" in name}
+        if sum(stats.values()) > 200:
+            break
     assert sum(stats.values()) > 200
     assert data.total == sum(data.counts.values())
     assert data.verdict in ("working", "busy-in-kernel"), data.why

@@ -18,7 +18,7 @@ from mmrepro.failure.documents import Fidelity
 from mmrepro.failure.documents.replay import Replay, Sighting
 from mmrepro.runs.judge import Deadlines
 from mmrepro.runs.play.players import Players
-from mmrepro.search.oracle.judged import Judged
+from mmrepro.search.oracle.judged import OracleReport
 from mmrepro.search.replay.attempts import CaseResult
 from mmrepro.search.replay.options import ReplayCommand
 from mmrepro.search.replay.session import Replaying
@@ -115,10 +115,10 @@ def record(number: int, case: Case, op: Any, answer: str) -> RequestRecord:
     )
 
 
-def fake_judge(case: Case, played: Played, *, engine: object) -> Judged:
+def fake_judge(case: Case, played: Played, *, engine: object) -> OracleReport:
     if played.state is PlayState.START_FAILED:
         kind = FindingClass.START_FAILURE
-        return Judged(
+        return OracleReport(
             sightings=[Sighting(finding_class=kind, bucket="fake start", said="no")]
         )
     answers = {}
@@ -126,7 +126,7 @@ def fake_judge(case: Case, played: Played, *, engine: object) -> Judged:
         request = played.record(op.id)
         assert request is not None
         answers[op.id] = STUCK if op.id in played.stuck else str(request.status)
-    return Judged(sightings=fake_seen(case, answers).sightings)
+    return OracleReport(sightings=fake_seen(case, answers).sightings)
 
 
 def unnamed(
@@ -165,7 +165,7 @@ class Fakes:
     def dir(self) -> Path:
         return self.folder  # type: ignore[attr-defined,no-any-return]
 
-    def judged(self, case: Case, played: Played) -> Judged:
+    def judged(self, case: Case, played: Played) -> OracleReport:
         engine = get_engine(case.server.engine)
         return self.judge(case, played, engine=engine)  # type: ignore[no-any-return]
 

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 
 from mmrepro.base.records import FindingClass
 from mmrepro.failure.documents.replay import Expectation, PlayFacts, Sighting
-from mmrepro.search.replay.shrink import Spent, Verdict
+from mmrepro.search.replay.shrink import CandidateVerdict, Spent
 from mmrepro.search.replay.store import STUCK, UNSENT, Observation
 from mmrepro.traffic.case.files import case_digest
 from mmrepro.traffic.case.model import (
@@ -107,8 +107,8 @@ class FakeTest:
         self.jobs = 1
         self.rounds = 0
         self.plays = 0
-        self.known: dict[str, Verdict] = {}
-        self.made: dict[str, Verdict] = {}
+        self.known: dict[str, CandidateVerdict] = {}
+        self.made: dict[str, CandidateVerdict] = {}
         self.asked: list[tuple[str, int, bool]] = []
 
     @property
@@ -116,10 +116,10 @@ class FakeTest:
         return self.budget - self.plays
 
     @property
-    def verdicts(self) -> dict[str, Verdict]:
+    def verdicts(self) -> dict[str, CandidateVerdict]:
         return {**self.known, **self.made}
 
-    def __call__(self, case: Case, what: str) -> Verdict:
+    def __call__(self, case: Case, what: str) -> CandidateVerdict:
         digest = case_digest(case)
         if digest in self.known:
             return self.known[digest]._replace(again=True)
@@ -131,7 +131,7 @@ class FakeTest:
         seen = fake_seen(case, self.engine(case), self.plays)
         fails = seen.has(self.bucket)
         self.asked.append((what, len(case.operations), fails))
-        self.known[digest] = Verdict(fails, int(fails), 1, seen)
+        self.known[digest] = CandidateVerdict(fails, int(fails), 1, seen)
         return self.known[digest]
 
     def beside(self, candidates: Sequence[tuple[Case, str]]) -> None:

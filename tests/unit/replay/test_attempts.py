@@ -12,7 +12,7 @@ from fake_plays import SERVER, answered_until, fake_case, fake_op
 from mmrepro.base.errors import InfrastructureError
 from mmrepro.campaign.provisions import Provisions
 from mmrepro.campaign.trial import TrialOptions, Trials
-from mmrepro.campaign.work import Began, Here
+from mmrepro.campaign.work import StartedRun, Workplace
 from mmrepro.runs.judge import Deadlines
 from mmrepro.runs.play.players import Players, PlayOptions, Servers
 from mmrepro.search.replay.attempts import CaseResult, CaseRun
@@ -24,10 +24,10 @@ PNG = b"the bytes of an image"
 IMAGE = Content(sha256=hashlib.sha256(PNG).hexdigest())
 
 
-def here(player: FakePlayer) -> Here:
+def here(player: FakePlayer) -> Workplace:
     options = TrialOptions()
     players = Players(make=lambda *_: player)
-    return Here(Trials(options), Provisions(options), "alpha", players=players)
+    return Workplace(Trials(options), Provisions(options), "alpha", players=players)
 
 
 def order(folder: Path) -> CaseRun:
@@ -64,7 +64,7 @@ def test_an_attempt_on_another_machine_has_the_images(tmp_path: Path) -> None:
     there = pickle.loads(sent)
     player = Reading(lambda case: answered_until(case, None))
     began, made = there.carry_out(here(player), tmp_path / "there")
-    assert isinstance(began, Began)
+    assert isinstance(began, StartedRun)
     assert isinstance(made, CaseResult)
     assert (made.id, made.place, made.machine) == ("whole/1", "plays/0001", "alpha")
     assert there.files(made) == str(there.folder(began)) == "plays/0001"

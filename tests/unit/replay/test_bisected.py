@@ -29,8 +29,8 @@ from mmrepro.failure.documents.stored import document_json
 from mmrepro.failure.signature import Outcome
 from mmrepro.reports.bisection import KIND
 from mmrepro.reports.documents import keep
-from mmrepro.search.replay.bisected import BisectingCase, ByReplay, Subject, subject
-from mmrepro.search.replay.store import Ended, Observation
+from mmrepro.search.replay.bisected import BisectingCase, ByReplay, CaseSubject, subject
+from mmrepro.search.replay.store import AttemptEnded, Observation
 from mmrepro.traffic.case.files import write_case
 from test_bisect_session import listed
 from typer.testing import CliRunner
@@ -58,7 +58,7 @@ def kept(folder: Path, made: Replay, answers: Mapping[str, str] | None = None) -
         write_case(CASE, folder / one.folder)
     facts = PlayFacts(number=2, what="the whole case", requests=5, state="ended")
     seen = Observation(play=facts, answers=dict(answers or {}))
-    line = Ended(number=2, digest="d", how="whole", index=1, seen=seen)
+    line = AttemptEnded(number=2, digest="d", how="whole", index=1, seen=seen)
     (folder / "verdicts.jsonl").write_text(line.model_dump_json() + "\n")
     return folder
 
@@ -250,7 +250,7 @@ class World:
 def bisected(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
-    what: Subject,
+    what: CaseSubject,
     shows: Mapping[str, Any],
 ) -> tuple[Bisection, World]:
     world = World(shows, [])

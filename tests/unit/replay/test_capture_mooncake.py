@@ -15,8 +15,8 @@ from mmrepro.base.errors import UsageError
 from mmrepro.cli.app import app
 from mmrepro.traffic.capture import read
 from mmrepro.traffic.capture.messages import Captured
-from mmrepro.traffic.capture.mooncake import Excerpt, read_trace, write_trace
-from mmrepro.traffic.capture.parsing import Line
+from mmrepro.traffic.capture.mooncake import RecordingExcerpt, read_trace, write_trace
+from mmrepro.traffic.capture.parsing import TextLine
 from mmrepro.traffic.capture.profiles import PROFILES
 from mmrepro.traffic.capture.texts import common, encoded_by
 from mmrepro.traffic.case.model import COMPLETIONS, Case, Operation, ServerWanted
@@ -209,15 +209,15 @@ def test_an_engine_without_plain_completions_gets_chats_of_the_same_lengths(
     )
 
 
-def endless() -> Iterator[Line]:
+def endless() -> Iterator[TextLine]:
     for number in itertools.count():
-        yield Line(number + 1, row(number * 1000))
+        yield TextLine(number + 1, row(number * 1000))
 
 
 def test_no_more_is_read_than_is_wanted() -> None:
-    made = read_trace(endless(), "t", 20_000, Excerpt(first=3))
+    made = read_trace(endless(), "t", 20_000, RecordingExcerpt(first=3))
     assert [one.at_s for one in made.rows] == [0, 1, 2]
-    made = read_trace(endless(), "t", 5, Excerpt(begin=10))
+    made = read_trace(endless(), "t", 5, RecordingExcerpt(begin=10))
     assert [one.at_s for one in made.rows] == [10, 11, 12, 13, 14]
     assert made.notes == ["Only the first 5 rows of the trace are read."]
 
@@ -226,11 +226,11 @@ def test_a_part_of_any_recording(tmp_path: Path) -> None:
     recorded = write(tmp_path, har([entry(chat(str(n)), at=n) for n in range(6)]))
     traced = trace(tmp_path, *(row(n * 1000) for n in range(6)))
     for file in (recorded, traced):
-        assert len(read(file, LONG, excerpt=Excerpt(2)).case.operations) == 2
-        part = read(file, LONG, excerpt=Excerpt(2, 2, 5)).case.operations
+        assert len(read(file, LONG, excerpt=RecordingExcerpt(2)).case.operations) == 2
+        part = read(file, LONG, excerpt=RecordingExcerpt(2, 2, 5)).case.operations
         assert [op.at_s for op in part] == [0, 1]
         with pytest.raises(UsageError, match="no request in that time"):
-            read(file, LONG, excerpt=Excerpt(None, 9))
+            read(file, LONG, excerpt=RecordingExcerpt(None, 9))
     with pytest.raises(UsageError, match=r"--window 5\.\.2 is no span of time"):
         read_window("5..2")
     for text in ("1m..2m", "0..30s", "1h..7d"):
@@ -412,7 +412,7 @@ def test_a_profile_is_traffic_where_there_is_no_recording(name: str) -> None:
     assert moments == sorted(moments)
     assert read(Path(name), SERVER).case == case
     assert read(Path(name), SERVER, seed=1).case != case
-    few = read(Path(name), SERVER, excerpt=Excerpt(5)).case.operations
+    few = read(Path(name), SERVER, excerpt=RecordingExcerpt(5)).case.operations
     assert [op.at_s for op in few] == moments[:5]
     if PROFILES[name].system:
         assert min(sharing(made[:20]).values()) > 10, "all begin with the system prompt"

@@ -3,11 +3,11 @@
 import time
 
 from hypothesis import given, strategies as st
-from mmrepro.traffic.capture.recorded import Span, Waits, waits
+from mmrepro.traffic.capture.recorded import RequestSpan, Waits, waits
 
 SPANS = st.lists(
     st.builds(
-        lambda begin, length: Span(
+        lambda begin, length: RequestSpan(
             begin / 4, None if length is None else (begin + length) / 4
         ),
         st.integers(0, 40),
@@ -36,7 +36,9 @@ def implied(found: list[Waits], place: int) -> set[int]:
 
 
 @given(spans=SPANS, slack=st.sampled_from([0.0, 0.3]))
-def test_the_order_of_the_recording_is_kept(spans: list[Span], slack: float) -> None:
+def test_the_order_of_the_recording_is_kept(
+    spans: list[RequestSpan], slack: float
+) -> None:
     ordered = sorted(spans, key=lambda span: span.begin)
     found = waits(ordered, slack)
     for place, span in enumerate(ordered):
@@ -58,18 +60,18 @@ def test_the_order_of_the_recording_is_kept(spans: list[Span], slack: float) -> 
 
 
 def test_without_overlap_each_waits_for_the_one_before() -> None:
-    found = waits([Span(n, n + 0.5) for n in range(4)])
+    found = waits([RequestSpan(n, n + 0.5) for n in range(4)])
     assert found == [Waits(), Waits((0,)), Waits((1,)), Waits((2,))]
 
 
 def test_what_runs_together_waits_for_nothing_but_the_sending() -> None:
-    found = waits([Span(n, 10.0) for n in range(3)] + [Span(11.0, 12.0)])
+    found = waits([RequestSpan(n, 10.0) for n in range(3)] + [RequestSpan(11.0, 12.0)])
     assert found == [Waits(), Waits((), 0), Waits((), 1), Waits((0, 1, 2))]
 
 
 def test_a_night_of_requests_is_put_in_order_at_once() -> None:
     """Quadratic would be minutes."""
-    spans = [Span(n / 100, n / 100 + (n % 37) / 10) for n in range(20_000)]
+    spans = [RequestSpan(n / 100, n / 100 + (n % 37) / 10) for n in range(20_000)]
     begun = time.monotonic()
     found = waits(spans)
     assert time.monotonic() - begun < 20

@@ -12,14 +12,14 @@ from lying_proxy import Lie, LyingProxy, lying
 from made_up_answers import answered, play, prompt_of
 from mmrepro.base.records import FindingClass
 from mmrepro.search.oracle.comparison import compare_with_reference
-from mmrepro.search.oracle.judged import Judged
+from mmrepro.search.oracle.judged import OracleReport
 from mmrepro.search.oracle.reference import comparable
 from mmrepro.traffic import Traffic
 from mmrepro.traffic.case.bodies import body
 from mmrepro.traffic.case.model import Case, Message, Operation, ServerWanted
 from mmrepro.traffic.case.sending import Played, PlayState
 from mmrepro.traffic.evidence.recorder import Recorder
-from mmrepro.traffic.reading import Watch
+from mmrepro.traffic.reading import RequestWatch
 
 REQUESTS, TOKENS = 120, 8
 
@@ -103,7 +103,7 @@ async def played_through(proxy: LyingProxy, tmp_path: Path) -> Played:
 
             async def send(op: Operation) -> None:
                 async with room:
-                    watch = Watch(lambda: None, lambda _: None)
+                    watch = RequestWatch(lambda: None, lambda _: None)
                     asked = body(op, {}, "tiny")
                     await traffic.send(
                         op.id, asked, watch, stream=op.stream, deadline_s=30
@@ -114,7 +114,7 @@ async def played_through(proxy: LyingProxy, tmp_path: Path) -> Played:
     return Played(state=PlayState.ENDED, evidence=recorder.evidence)
 
 
-def judged_through(proxy: LyingProxy, tmp_path: Path) -> tuple[Played, Judged]:
+def judged_through(proxy: LyingProxy, tmp_path: Path) -> tuple[Played, OracleReport]:
     played = asyncio.run(played_through(proxy, tmp_path))
     return played, compare_with_reference(CASE, played, play(CASE, tokens=TOKENS))
 
@@ -126,11 +126,11 @@ def touched(proxy: LyingProxy) -> list[set[str]]:
 
 
 @pytest.fixture(scope="module")
-def honest(tmp_path_factory: pytest.TempPathFactory) -> tuple[Played, Judged]:
+def honest(tmp_path_factory: pytest.TempPathFactory) -> tuple[Played, OracleReport]:
     return judged_through(LyingProxy(), tmp_path_factory.mktemp("honest"))
 
 
-def test_an_honest_proxy_is_not_noticed(honest: tuple[Played, Judged]) -> None:
+def test_an_honest_proxy_is_not_noticed(honest: tuple[Played, OracleReport]) -> None:
     played, judged = honest
     assert all(record.answered for record in played.evidence.requests)
     assert judged.sightings == []
@@ -158,7 +158,7 @@ def test_swapped_answers_are_flagged_and_no_others(tmp_path: Path) -> None:
 
 
 def test_flipped_near_ties_are_counted_and_not_flagged(
-    honest: tuple[Played, Judged], tmp_path: Path
+    honest: tuple[Played, OracleReport], tmp_path: Path
 ) -> None:
     proxy = LyingProxy(lie="flip-near-tie", p=1.0, bound=0.15)
     _, judged = judged_through(proxy, tmp_path)

@@ -15,12 +15,12 @@ from mmrepro.engines import get_engine
 from mmrepro.failure.documents.replay import Learnt
 from mmrepro.runs.play.limits import CONTEXT
 from mmrepro.search.fuzz.episodes import RESETS, Episodes
-from mmrepro.search.fuzz.limits import Limits
-from mmrepro.search.fuzz.options import Profile, under
+from mmrepro.search.fuzz.limits import ServerLimits
+from mmrepro.search.fuzz.options import FuzzProfile, under
 from mmrepro.search.oracle.adapters import adapter_of, adapters
 from mmrepro.search.oracle.cache_bound import cache_bound
 from mmrepro.search.oracle.comparison import compare_with_reference
-from mmrepro.search.oracle.judged import Judged
+from mmrepro.search.oracle.judged import OracleReport
 from mmrepro.search.oracle.reference import LOADS, UNLOADS, comparable, reference_case
 from mmrepro.traffic.case.model import CHAT, COMPLETIONS, Case, Operation, ServerWanted
 from mmrepro.traffic.case.sending import Played, PlayState
@@ -29,14 +29,14 @@ from mmrepro.traffic.evidence import ChoiceSeen, Evidence, RequestRecord
 VLLM = get_engine("vllm")
 SERVERS = {
     engine: under(
-        Profile.MODERN,
+        FuzzProfile.MODERN,
         ServerWanted(engine=engine, release=release, model="qwen3-text"),
         length_told=False,
     )
     for engine, release in {"vllm": "0.32.0", "sglang": "0.5.23"}.items()
 }
 LOAD, UNLOAD = "/v1/load_lora_adapter", "/v1/unload_lora_adapter"
-LIMITS = Limits(learnt=[Learnt(name=CONTEXT, tokens=512, source="a")])
+LIMITS = ServerLimits(learnt=[Learnt(name=CONTEXT, tokens=512, source="a")])
 MISSING = {"status": 404, "error": '{"error": {"message": "no"}}'}
 SWAPPED = "cross-talk/"
 """Of an answer that the other adapter gives to the same prompt."""
@@ -180,7 +180,7 @@ def cases(count: int, *, with_path: str = "", engine: str = "vllm") -> Iterator[
             yield case.keeping(kept)
 
 
-def held(case: Case, server: ModernServer) -> Judged:
+def held(case: Case, server: ModernServer) -> OracleReport:
     """What the oracles hold against the server."""
     played = server.play(case)
     alone = ModernServer()
@@ -189,7 +189,7 @@ def held(case: Case, server: ModernServer) -> Judged:
     words = [word.partition("=") for word in plain.server.args if "={tiny:" in word]
     alone.weights = {name: folder[-2] for name, _, folder in words}
     beside = compare_with_reference(case, played, alone.play(plain))
-    return Judged.of(
+    return OracleReport.of(
         [adapters(case, played, engine), cache_bound(case, played, engine), beside]
     )
 

@@ -15,9 +15,9 @@ from mmrepro.scenario.more import Failure
 from mmrepro.scenario.registry import load_scenario
 from mmrepro.scenario.sglang import patches
 from mmrepro.scenarios.borrowed_faults import PAD_RANGE, digest
-from mmrepro.tools.collide import worker
-from mmrepro.tools.collide.search import identify
-from mmrepro.tools.collide.worker import Place
+from mmrepro.scenarios.pad_value_collision.collide import worker
+from mmrepro.scenarios.pad_value_collision.collide.search import identify
+from mmrepro.scenarios.pad_value_collision.collide.worker import EnginePlace
 from mmrepro.traffic.case.files import pictures
 from mmrepro.traffic.case.model import (
     Case,
@@ -204,10 +204,10 @@ def test_a_picture_of_no_pixels_is_nobodys_alias() -> None:
 def engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     """A made-up SGLang; the pad value's expression is given."""
 
-    def made(pad: str) -> Place:
+    def made(pad: str) -> EnginePlace:
         folder = write_engine(tmp_path / "engine", pad=pad)
         env = {"PYTHONPATH": str(folder), "PYTHONDONTWRITEBYTECODE": "1"}
-        place = Place(
+        place = EnginePlace(
             "sglang", "0.0", "cpu", Path(sys.executable), env, folder / "model"
         )
         monkeypatch.setattr(worker, "place_for", lambda *_, **__: place)
@@ -217,7 +217,7 @@ def engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 def colliding(
-    place: Place, folder: Path
+    place: EnginePlace, folder: Path
 ) -> tuple[dict[str, Image], tuple[str, str], str]:
     """Noise, two of whom have one pad value, and one that has another."""
     images: dict[str, Image] = {
@@ -285,7 +285,7 @@ def test_the_layout_explains_it_without_the_engine(
 def test_an_engine_that_cannot_be_asked_leaves_it_open(
     monkeypatch: pytest.MonkeyPatch, error: Exception
 ) -> None:
-    def none(*_: object, **__: object) -> Place:
+    def none(*_: object, **__: object) -> EnginePlace:
         raise error
 
     monkeypatch.setattr(worker, "place_for", none)

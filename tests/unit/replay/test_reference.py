@@ -8,7 +8,7 @@ from mmrepro.base.records import FindingClass
 from mmrepro.engines import get_engine
 from mmrepro.failure.documents.replay import Sighting
 from mmrepro.search.oracle.comparison import agreeing, compare_with_reference, compared
-from mmrepro.search.oracle.judged import Judged
+from mmrepro.search.oracle.judged import OracleReport
 from mmrepro.search.oracle.reference import (
     PLAIN,
     comparable,
@@ -49,7 +49,7 @@ def case_of(count: int = 40, engine: str = "vllm", *args: str) -> Case:
     )
 
 
-def classes(judged: Judged) -> list[FindingClass]:
+def classes(judged: OracleReport) -> list[FindingClass]:
     return [sighting.finding_class for sighting in judged.sightings]
 
 
@@ -439,19 +439,19 @@ def test_a_play_of_fewer_requests_is_held_against_the_same_reference() -> None:
 # ---------------------------------------------------------------------- two references
 
 
-def wrong(kind: FindingClass, *operations: str) -> Judged:
+def wrong(kind: FindingClass, *operations: str) -> OracleReport:
     sighting = Sighting(
         finding_class=kind,
         bucket=f"{kind}/x",
         operations=list(operations),
         said="it differs",
     )
-    return Judged(sightings=[sighting])
+    return OracleReport(sightings=[sighting])
 
 
 def test_what_only_the_number_format_changes_is_counted() -> None:
     judged = wrong(FindingClass.WRONG_ANSWER, "r1", "r2")
-    for own in (Judged(), wrong(FindingClass.PROTOCOL, "r1")):
+    for own in (OracleReport(), wrong(FindingClass.PROTOCOL, "r1")):
         both = agreeing(judged, own)
         assert both.sightings == []
         assert both.counted == {"answers compared: only the number format differs": 2}
@@ -462,7 +462,7 @@ def test_what_only_the_number_format_changes_is_counted() -> None:
 
 def test_what_says_nothing_of_answers_stays() -> None:
     judged = wrong(FindingClass.PROTOCOL, "r1")
-    assert agreeing(judged, Judged()).sightings == judged.sightings
+    assert agreeing(judged, OracleReport()).sightings == judged.sightings
     assert not compared(judged)
     assert compared(wrong(FindingClass.CROSS_TALK, "r1"))
 

@@ -10,11 +10,19 @@ from mmrepro.base.errors import BadIncident, UsageError
 from mmrepro.base.machine.journal import Journal
 from mmrepro.failure.documents.replay import VERDICTS_FILE, PlayFacts
 from mmrepro.runs.judge import Deadlines
-from mmrepro.search.replay.store import VERDICTS, Began, Ended, Head, Observation
+from mmrepro.search.replay.store import (
+    VERDICTS,
+    AttemptBegan,
+    AttemptEnded,
+    Observation,
+    ReplayHead,
+)
 from mmrepro.traffic.case.files import case_digest
 from test_shrink import ghost_trace
 
-HEAD = Head(mmrepro_version="1", id="abc", case="d" * 64, decides={"--time": "fast"})
+HEAD = ReplayHead(
+    mmrepro_version="1", id="abc", case="d" * 64, decides={"--time": "fast"}
+)
 HERE = Path(__file__).parent
 
 
@@ -25,7 +33,7 @@ def seen(number: int) -> Observation:
     return Observation(play=facts, answers={"r1": "200"}, folder=f"plays/{number:04d}")
 
 
-def journal(folder: Path, head: Head = HEAD) -> Journal:
+def journal(folder: Path, head: ReplayHead = HEAD) -> Journal:
     return Journal(VERDICTS, folder, head)
 
 
@@ -33,8 +41,8 @@ def digest(number: int) -> str:
     return f"{number:064d}"
 
 
-def ended(number: int, of: Observation | None = None) -> Ended:
-    return Ended(
+def ended(number: int, of: Observation | None = None) -> AttemptEnded:
+    return AttemptEnded(
         number=number,
         digest=digest(number),
         how="shrink",
@@ -45,7 +53,7 @@ def ended(number: int, of: Observation | None = None) -> Ended:
 
 def in_it(journal: Journal) -> set[str]:
     """Of the attempts that had ended in earlier calls: their digests."""
-    return {line.digest for line in journal.kept if isinstance(line, Ended)}
+    return {line.digest for line in journal.kept if isinstance(line, AttemptEnded)}
 
 
 def test_what_ended_is_there_again_and_what_only_began_is_not(tmp_path: Path) -> None:
@@ -57,7 +65,7 @@ def test_what_ended_is_there_again_and_what_only_began_is_not(tmp_path: Path) ->
                 "index": 1,
                 "requests": 3,
             }
-            first.append(Began(number=number, what="a play", **began))  # type: ignore[arg-type]
+            first.append(AttemptBegan(number=number, what="a play", **began))  # type: ignore[arg-type]
         first.append(ended(1))
         limits = Deadlines(6.0, 2.4, "a rule")
         told = {
@@ -65,7 +73,7 @@ def test_what_ended_is_there_again_and_what_only_began_is_not(tmp_path: Path) ->
             "suspect_s": limits.suspect_s,
             "rule": limits.rule,
         }
-        measured = Ended(
+        measured = AttemptEnded(
             number=3, digest="", how="calibration", index=1, seen=seen(3), **told
         )  # type: ignore[arg-type]
         first.append(measured)

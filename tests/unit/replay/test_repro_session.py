@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import threading
 from collections.abc import Callable
 from itertools import chain, repeat
 from pathlib import Path
@@ -530,3 +532,15 @@ def test_only_what_is_reported_is_pursued_where_it_shows(tmp_path: Path) -> None
     assert made.report.verdict == "reproduced"
     assert [f.finding_class for f in made.findings] == ["server-error"]
     assert "also observed, and not pursued: hang" in made.limits
+
+
+def test_a_pipe_in_place_of_a_case_is_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "case.json")
+    asked = [tmp_path, tmp_path / "case.json"]
+    heads: list[str] = []
+    reader = threading.Thread(
+        target=lambda: heads.extend(map(sessions._head, asked)), daemon=True
+    )
+    reader.start()
+    reader.join(10)
+    assert heads == ["", ""]

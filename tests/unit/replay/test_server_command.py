@@ -5,6 +5,8 @@ from pathlib import Path
 import pytest
 from mmrepro.base.errors import UsageError
 from mmrepro.search.repro.server_command import (
+    MOST_NOTES,
+    MOST_REPLACED,
     is_server_command,
     of_manifest,
     options_of,
@@ -466,3 +468,17 @@ def test_an_alias_of_a_few_values_is_read() -> None:
     )
     assert "vllm/vllm-openai:v0.24.0" in of_manifest(text)
     assert of_manifest(POD)
+
+
+def test_rows_on_a_hostile_command_are_bounded_and_the_verdict_is_no_surer() -> None:
+    # The parser of no engine has these, and one needs a GPU: it is the last.
+    options = " ".join(f"--hostile-{number} x" for number in range(3000))
+    asked = parse(f"vllm serve m/m a b c {options} --tensor-parallel-size 4")
+    asked.unread = [f"word{number}" for number in range(3000)]
+    made = translated(asked, None, "")
+    assert len(made.replaced) == MOST_REPLACED + 1
+    assert made.replaced[-1].what.startswith("the rest (29")
+    assert made.replaced[-1].essential
+    assert len(made.notes) == MOST_NOTES
+    few = translated(parse("vllm serve m/m --tensor-parallel-size 4"), None, "")
+    assert len(few.replaced) == 2

@@ -8,11 +8,11 @@ from fake_plays import fake_case, fake_op
 from mmrepro.base.records import FindingClass
 from mmrepro.engines import get_engine
 from mmrepro.failure.documents.replay import Sighting
-from mmrepro.search.oracle.judged import Judged
+from mmrepro.search.oracle.judged import OracleReport
 from mmrepro.search.replay import silent
 from mmrepro.search.replay.attempts import Attempts
 from mmrepro.search.replay.silent import Silent
-from mmrepro.search.replay.store import Wanted
+from mmrepro.search.replay.store import AttemptWanted
 from mmrepro.traffic.case.model import Case, ServerWanted
 from mmrepro.traffic.case.sending import Played, PlayState
 
@@ -29,7 +29,7 @@ class FakePlays:
         self.silent = Silent(cast("Attempts", self), get_engine("sglang"), None)
         self.played: list[tuple[str, list[str]]] = []
 
-    def play(self, wanted: Wanted) -> Any:
+    def play(self, wanted: AttemptWanted) -> Any:
         dtype = "--dtype=float32" in wanted.case.server.args
         plain = "--disable-radix-cache" in wanted.case.server.args
         said = "float32" if dtype else "plain" if plain else "as it is"
@@ -46,7 +46,7 @@ class FakePlays:
 def plays(monkeypatch: pytest.MonkeyPatch) -> FakePlays:
     """Each server answers otherwise than every other one."""
 
-    def differs(case: Case, played: Played, reference: Played) -> Judged:
+    def differs(case: Case, played: Played, reference: Played) -> OracleReport:
         same = played.said == reference.said
         wrong = Sighting(
             finding_class=FindingClass.WRONG_ANSWER,
@@ -54,7 +54,7 @@ def plays(monkeypatch: pytest.MonkeyPatch) -> FakePlays:
             said="x",
             operations=["r1"],
         )
-        return Judged(sightings=[] if same else [wrong])
+        return OracleReport(sightings=[] if same else [wrong])
 
     monkeypatch.setattr(silent, "compare_with_reference", differs)
     case = fake_case([fake_op("r1"), fake_op("r2")])

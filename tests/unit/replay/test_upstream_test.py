@@ -263,7 +263,7 @@ def engines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(upstream, "ensure", lambda *_, **__: made)
     monkeypatch.setattr(upstream, "spec_for", lambda *_: None)
     monkeypatch.setattr(upstream, "_variables", variables)
-    monkeypatch.setattr(replay_script, "LEAST_DEADLINE_S", 1.0)
+    monkeypatch.setattr(replay_script, "_LEAST_DEADLINE_S", 1.0)
 
 
 def run(one: Finding, case: Case, bad: str, good: str) -> str:

@@ -2,7 +2,7 @@
 
 from datetime import UTC, datetime
 
-from mmrepro.base.records import GpuFacts, Moment
+from mmrepro.base.records import Moment
 from mmrepro.failure.documents import (
     ClaimResult,
     ClaimStatus,
@@ -10,15 +10,6 @@ from mmrepro.failure.documents import (
     HostFacts,
     ScenarioFacts,
     StandIn,
-)
-from mmrepro.failure.documents.acceptance import (
-    Acceptance,
-    GpuUse,
-    PartRecord,
-    Peak,
-    Row,
-    Status,
-    StepRecord,
 )
 from mmrepro.failure.documents.ledger import Attempt, Lost
 from mmrepro.failure.documents.searches import (
@@ -250,62 +241,4 @@ def bisection() -> Bisection:
             posterior=[Chance(last_bad="0.23.0", probability=0.97)],
         ),
         limits=["which change between the two releases is the cause is not stated"],
-    )
-
-
-# --------------------------------------------------------------------------- acceptance
-
-
-def row(status: Status, seen: str = "as it should be") -> Row:
-    return Row(
-        asked="does | it?", expected="so", source="CUDA", seen=seen, status=status
-    )
-
-
-def step(name: str, *rows: Row, whole: bool = True) -> StepRecord:
-    return StepRecord(
-        step=name,
-        title=name,
-        key="k",
-        command=f"mmrepro run {name} --device cuda",
-        created=NOW,
-        seconds=12.5,
-        exit_code=0 if whole else None,
-        whole=whole,
-        incident=f"race/{name}" if whole else "",
-        rows=list(rows),
-    )
-
-
-def acceptance(*parts: PartRecord) -> Acceptance:
-    """Without parts given: one with a row of each status, and one that was not
-    reached."""
-    card = GpuFacts(
-        index=0,
-        name="NVIDIA H100 80GB HBM3",
-        uuid="GPU-534e6eff",
-        memory_bytes=80 << 30,
-        memory_used_bytes=0,
-        driver="580.159.04",
-        cuda="13.0",
-        taken=True,
-    )
-    use = GpuUse(
-        step="pinned", gpu=0, readings=3, memory_bytes=Peak(least=0, most=2**30)
-    )
-    rows = [row(status, f"observed {status}") for status in Status]
-    shown = PartRecord(
-        part="race", title="it races", steps=[step("pinned", *rows)], gpu=[use]
-    )
-    return Acceptance(
-        mmrepro_version="0.1.0",
-        created=NOW,
-        seconds=12.5,
-        budget_s=1500,
-        device="cuda",
-        command="mmrepro accept --device cuda --out accepted",
-        resume="mmrepro accept --device cuda --out accepted --resume",
-        host=HOST.model_copy(update={"gpus": [card.name], "gpu_facts": [card]}),
-        parts=[*parts]
-        or [shown, PartRecord(part="device-assert", title="it stops", steps=[])],
     )

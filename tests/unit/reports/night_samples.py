@@ -20,7 +20,7 @@ from mmrepro.failure.documents.ledger import (
     Planned,
 )
 from mmrepro.failure.signature import Outcome, Truth
-from mmrepro.history.concerns import Entry, Quarantine
+from mmrepro.history.concerns import Quarantine, QuarantineEntry
 from mmrepro.history.ledger import History
 from mmrepro.history.nightly import NightView
 from mmrepro.reports.blocks import Block
@@ -422,7 +422,7 @@ def excused(*cells: tuple[str, str]) -> Quarantine:
     """With an entry for each of these scenarios and releases."""
     return Quarantine(
         tuple(
-            Entry(
+            QuarantineEntry(
                 scenario=scenario,
                 releases=f"=={release}",
                 reason="known drift",

@@ -47,7 +47,7 @@ from mmrepro.reports.replay_sequence import (
     picture,
     sequence,
 )
-from mmrepro.reports.svg import Line, steps
+from mmrepro.reports.svg import StepLine, steps
 from mmrepro.traffic.case.model import Case
 from rendered import printed, section
 from strict_html import Html
@@ -147,7 +147,9 @@ def path_of(svg: str) -> list[tuple[float, float]]:
 
 
 def test_a_chart_of_steps_is_true_to_its_numbers() -> None:
-    svg = str(steps("left", [Line("f1", [(0, 8), (1, 8), (2, 4), (4, 0)])], "steps"))
+    svg = str(
+        steps("left", [StepLine("f1", [(0, 8), (1, 8), (2, 4), (4, 0)])], "steps")
+    )
     corners = path_of(svg)
     (x0, y0), (x4, y4) = corners[0], corners[-1]
     assert x4 > x0
@@ -164,14 +166,17 @@ def test_a_chart_of_steps_is_true_to_its_numbers() -> None:
 def test_no_number_leaves_the_chart(most: int) -> None:
     svg = str(
         steps(
-            "x", [Line("f1", [(0, most), (most, 1)])] * 9, "steps", [(most, "F1")] * 99
+            "x",
+            [StepLine("f1", [(0, most), (most, 1)])] * 9,
+            "steps",
+            [(most, "F1")] * 99,
         )
     )
     ElementTree.fromstring(svg)
     assert len(svg) < 30_000
     height = float(re.search(r'viewBox="0 0 1080 ([\d.]+)"', svg)[1])  # type: ignore[index]
     assert all(0 <= x <= 1080 and 0 <= y <= height for x, y in path_of(svg))
-    assert not steps("x", [Line("f1", [(0, 1)])], "steps")
+    assert not steps("x", [StepLine("f1", [(0, 1)])], "steps")
 
 
 def test_what_a_step_gave_back_is_not_left_out() -> None:

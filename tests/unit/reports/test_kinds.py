@@ -10,30 +10,28 @@ from typing import Any
 
 import jsonschema
 import pytest
-from campaign_samples import ablation, acceptance, bisection
+from campaign_samples import ablation, bisection
 from finding_samples import whole_fuzz, whole_replay
 from grids import grid
 from hostile import ACTIVE, HOSTILE, markdown_tokens, plant, shape
 from mmrepro.base.errors import BadIncident, UsageError
 from mmrepro.reports import (
     ablation as ablations,
-    acceptance as acceptances,
     bisection as bisections,
     fuzz as fuzzing,
     incident as runs,
     replay as replays,
 )
-from mmrepro.reports.documents import Kind, keep, kind_of, render
+from mmrepro.reports.documents import ReportKind, keep, kind_of, render
 from mmrepro.reports.terminal import LINES
 from rendered import printed
 from sample import sample_incident
 from strict_html import Html
 
-KINDS: dict[str, tuple[Kind[Any], Callable[[], Any]]] = {
+KINDS: dict[str, tuple[ReportKind[Any], Callable[[], Any]]] = {
     "replay": (replays.KIND, whole_replay),
     "fuzz": (fuzzing.KIND, whole_fuzz),
     "ablation": (ablations.KIND, ablation),
-    "acceptance": (acceptances.KIND, acceptance),
     "bisection": (bisections.KIND, bisection),
     "incident": (runs.KIND, sample_incident),
 }

@@ -11,7 +11,7 @@ from mmrepro.reports.exhibits import (
     HEIGHT,
     PLOT_W,
     TOP,
-    Pool,
+    ImagePool,
     birthday_curve,
     percent,
 )
@@ -39,7 +39,7 @@ def test_the_points_of_interest_are_told() -> None:
 
 
 def test_the_curve_is_the_probability() -> None:
-    svg = str(birthday_curve(20, pools=[Pool(1000, "x")]))
+    svg = str(birthday_curve(20, pools=[ImagePool(1000, "x")]))
     path = re.search(r'class="line s0" d="M([^"]+)"', svg)
     assert path is not None
     points = [tuple(map(float, p.split())) for p in path[1].split("L")]
@@ -61,14 +61,14 @@ def test_the_curve_is_the_probability() -> None:
 @given(
     st.integers(1, 64),
     st.lists(
-        st.builds(Pool, st.integers(-5, 10**30), st.text(max_size=30)), max_size=20
+        st.builds(ImagePool, st.integers(-5, 10**30), st.text(max_size=30)), max_size=20
     ),
     st.lists(
-        st.builds(Pool, st.integers(-5, 10**30), st.text(max_size=30)), max_size=20
+        st.builds(ImagePool, st.integers(-5, 10**30), st.text(max_size=30)), max_size=20
     ),
 )
 def test_wild_pools_stay_in_the_frame(
-    bits: int, pools: list[Pool], seen: list[Pool]
+    bits: int, pools: list[ImagePool], seen: list[ImagePool]
 ) -> None:
     root = ET.fromstring(str(birthday_curve(bits, pools, seen=seen, standalone=True)))
     for element in root.iter():

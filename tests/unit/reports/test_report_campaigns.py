@@ -1,30 +1,22 @@
-"""Pages of an ablation, a bisection and an acceptance that are other than those in
+"""Pages of an ablation and a bisection that are other than those in
 ``golden``."""
 
-from collections.abc import Sequence
-
-import pytest
 from campaign_samples import (
     ablation,
-    acceptance,
     bisection,
     cell,
     point,
-    row,
     run,
-    step,
 )
-from mmrepro.failure.documents.acceptance import PartRecord, Status
 from mmrepro.failure.documents.searches import CellState, SideConclusion
 from mmrepro.failure.signature import Outcome, Truth
 from mmrepro.reports import (
     ablation as ablations,
-    acceptance as acceptances,
     bisection as bisections,
 )
 from mmrepro.reports.blocks import Page, Picture, spans
 from mmrepro.reports.documents import render
-from rendered import printed, rows, section, table_rows
+from rendered import rows, section, table_rows
 
 
 def titles(page: Page) -> list[str]:
@@ -122,44 +114,3 @@ def test_sides_that_found_nothing_are_named() -> None:
     assert page.subject.endswith("first bad: no boundary")
     commit = point("a" * 40, Outcome.REPRODUCED).model_copy(update={"commit": "a" * 40})
     assert commit.model_copy(update={"release": "0.9"}).label == ("aaaaaaaaaaaa (0.9)")
-
-
-# --------------------------------------------------------------------------- acceptance
-
-
-@pytest.mark.parametrize(
-    ("statuses", "label", "tone"),
-    [
-        ((Status.PASSED, Status.NOT_TESTED), "Passed", "good"),
-        ((Status.PASSED, Status.FAILED, Status.BROKEN_OFF), "Failed", "bad"),
-        ((Status.PASSED, Status.BROKEN_OFF), "Not whole", "unsure"),
-        ((Status.NOT_TESTED,), "Not tested", "unsure"),
-    ],
-)
-def test_the_badge_of_an_acceptance(
-    statuses: Sequence[Status], label: str, tone: str
-) -> None:
-    part = PartRecord(part="race", title="", steps=[step("a", *map(row, statuses))])
-    found = acceptances.compose(acceptance(part)).badge
-    assert (found.label, found.tone) == (label, tone)
-
-
-def test_what_is_left_comes_with_its_command() -> None:
-    late = step("late", row(Status.BROKEN_OFF), whole=False)
-    left = acceptances.compose(
-        acceptance(PartRecord(part="race", title="", steps=[late]))
-    )
-    assert left.commands[-1][1].endswith("--resume")
-    assert left.warning is not None
-    whole = PartRecord(part="race", title="", steps=[step("a", row(Status.PASSED))])
-    done = acceptances.compose(acceptance(whole))
-    assert done.warning is None
-    assert len(done.commands) == 1
-
-
-def test_an_acceptance_of_many_parts_fits_on_a_screen() -> None:
-    parts = [PartRecord(part=f"part-{n}", title="it runs", steps=[]) for n in range(40)]
-    lines = printed(acceptances.compose(acceptance(*parts))).splitlines()
-    assert sum(-(-len(line) // 100) for line in lines) == 20
-    assert any(line.endswith("more lines: --full") for line in lines)
-    assert lines[-1].startswith("NOT TESTED")

@@ -11,11 +11,11 @@ from hostile import ACTIVE, HOSTILE, SOME, plant
 from hypothesis import HealthCheck, example, given, strategies as st
 from markdown_it import MarkdownIt
 from mmrepro.failure.documents.ledger import Cell, Planned
-from mmrepro.history.concerns import Entry, Quarantine
+from mmrepro.history.concerns import Quarantine, QuarantineEntry
 from mmrepro.history.ledger import History
 from mmrepro.history.nightly import NightView
-from mmrepro.history.squares import LOOKS, Standing
-from mmrepro.history.states import State
+from mmrepro.history.squares import LOOKS, SquareStanding
+from mmrepro.history.states import JobState
 from mmrepro.reports import html as pages
 from mmrepro.reports.grid import chart, pace
 from mmrepro.reports.nightly import history_blocks, write_night
@@ -37,7 +37,7 @@ from strict_html import Html
 NOW_OR_THEN = ("0.11.0", "0.23.0", "0.33.0")
 KNOWN = Quarantine(
     (
-        Entry(
+        QuarantineEntry(
             scenario="shape-alias",
             releases="==0.5.17",
             reason="known drift",
@@ -68,7 +68,7 @@ def planted(text: str) -> tuple[History, NightView]:
         return plant(record, text).model_copy(update=kept)  # type: ignore[no-any-return]
 
     records: list[object] = []
-    excuse: list[Entry] = []
+    excuse: list[QuarantineEntry] = []
     for runs in BASE.nights:
         name = runs.night.id
         records.append(put(runs.night, id=name))
@@ -153,7 +153,9 @@ BENIGN_MARKDOWN = markdown(planted("two words")[1])
 
 def test_the_planted_night_has_something_of_everything() -> None:
     _, night = planted("two words")
-    assert set(night.standings) == {s for s in Standing if s is not Standing.UNJUDGED}
+    assert set(night.standings) == {
+        s for s in SquareStanding if s is not SquareStanding.UNJUDGED
+    }
     assert night.events
 
 
@@ -311,7 +313,7 @@ def contrast(one: str, other: str) -> float:
 @pytest.mark.parametrize("theme", ["light", "dark"])
 def test_what_is_on_the_page_can_be_read(theme: str) -> None:
     known = colours(theme)
-    for state in State:
+    for state in JobState:
         assert contrast(known[state.value], known[f"{state.value}-soft"]) >= 4.5
         assert contrast(known["loud"], known[state.value]) >= 4.5
         # A square's edge on the range.
@@ -323,8 +325,8 @@ def test_what_is_on_the_page_can_be_read(theme: str) -> None:
 
 
 def test_no_state_is_shown_by_its_colour_alone() -> None:
-    assert len({look.mark for look in LOOKS.values()}) == len(State) == len(LOOKS)
-    assert all(f".sq.{state.value} " in STYLE for state in State)
+    assert len({look.mark for look in LOOKS.values()}) == len(JobState) == len(LOOKS)
+    assert all(f".sq.{state.value} " in STYLE for state in JobState)
 
 
 def test_planned_jobs_are_shown_even_if_never_run() -> None:

@@ -13,8 +13,8 @@ from mmrepro.failure.documents.ledger import Event, EventKind, NightState, Plann
 from mmrepro.failure.signature import Outcome
 from mmrepro.history.concerns import Quarantine
 from mmrepro.history.ledger import History
-from mmrepro.history.squares import LOOKS, Standing, affects
-from mmrepro.history.states import State
+from mmrepro.history.squares import LOOKS, SquareStanding, affects
+from mmrepro.history.states import JobState
 from mmrepro.reports.blocks import Table, words
 from mmrepro.reports.grid import band
 from mmrepro.reports.nightly import compose
@@ -64,28 +64,32 @@ def test_every_format_counts_every_cell_once(
     made = shown(history, excused(*known))
     assert sum(made.states.values()) == sum(made.standings.values()) == len(plan)
     document = json.loads(as_json(made))
-    assert document["counts"]["states"] == {s.value: made.states[s] for s in State}
+    assert document["counts"]["states"] == {s.value: made.states[s] for s in JobState}
     assert Counter(c["standing"] for c in document["cells"]) == +Counter(
         document["counts"]["standings"]
     )
-    for state in State:
+    for state in JobState:
         text = f"{made.states[state]} {LOOKS[state].word}"
         assert (text in compose(made).counts) == bool(made.states[state])
-    for standing in (Standing.SURPRISE, Standing.FLAKY, Standing.UNTESTED):
+    for standing in (
+        SquareStanding.SURPRISE,
+        SquareStanding.FLAKY,
+        SquareStanding.UNTESTED,
+    ):
         assert (f"{made.standings[standing]} " in made.badge.label) == bool(
             made.standings[standing]
         )
     suite = ET.fromstring(junit(made))
-    red = made.standings[Standing.SURPRISE] + made.standings[Standing.FLAKY]
+    red = made.standings[SquareStanding.SURPRISE] + made.standings[SquareStanding.FLAKY]
     assert int(suite.attrib["failures"]) == red
     assert (
         int(suite.attrib["errors"])
-        == made.states[State.LOST] + made.states[State.MISSING]
+        == made.states[JobState.LOST] + made.states[JobState.MISSING]
     )
     assert int(suite.attrib["tests"]) == len(plan)
     if made.badge.tone == "good":
         assert not red
-        assert not made.standings[Standing.UNTESTED]
+        assert not made.standings[SquareStanding.UNTESTED]
 
 
 # ------------------------------------------------------------------ states
@@ -94,28 +98,38 @@ def test_every_format_counts_every_cell_once(
 @pytest.mark.parametrize(
     ("expected", "outcomes", "state", "standing"),
     [
-        (REPRODUCED, [REPRODUCED], State.REPRODUCED, Standing.EXPECTED),
-        (HEALTHY, [REPRODUCED, REPRODUCED], State.REPRODUCED, Standing.SURPRISE),
-        (HEALTHY, [REPRODUCED, HEALTHY], State.FLAKY, Standing.FLAKY),
-        (HEALTHY, [Outcome.INCONCLUSIVE], State.INCONCLUSIVE, Standing.UNTESTED),
-        (HEALTHY, [None, None], State.LOST, Standing.UNTESTED),
-        (HEALTHY, [], State.MISSING, Standing.UNTESTED),
-        (None, [HEALTHY], State.NOT_REPRODUCED, Standing.UNJUDGED),
+        (REPRODUCED, [REPRODUCED], JobState.REPRODUCED, SquareStanding.EXPECTED),
+        (
+            HEALTHY,
+            [REPRODUCED, REPRODUCED],
+            JobState.REPRODUCED,
+            SquareStanding.SURPRISE,
+        ),
+        (HEALTHY, [REPRODUCED, HEALTHY], JobState.FLAKY, SquareStanding.FLAKY),
+        (
+            HEALTHY,
+            [Outcome.INCONCLUSIVE],
+            JobState.INCONCLUSIVE,
+            SquareStanding.UNTESTED,
+        ),
+        (HEALTHY, [None, None], JobState.LOST, SquareStanding.UNTESTED),
+        (HEALTHY, [], JobState.MISSING, SquareStanding.UNTESTED),
+        (None, [HEALTHY], JobState.NOT_REPRODUCED, SquareStanding.UNJUDGED),
     ],
 )
 def test_what_a_square_means(
     expected: Outcome | None,
     outcomes: list[Outcome | None],
-    state: State,
-    standing: Standing,
+    state: JobState,
+    standing: SquareStanding,
 ) -> None:
     c = cell()
     history = one_night((c, expected, runs_of(c, expected, *outcomes)))
     [square] = shown(history).squares
     assert (square.state, square.standing) == (state, standing)
     known = shown(history, excused((c.scenario, c.release))).squares[0]
-    forgiven = standing in (Standing.SURPRISE, Standing.FLAKY)
-    assert known.standing is (Standing.QUARANTINED if forgiven else standing)
+    forgiven = standing in (SquareStanding.SURPRISE, SquareStanding.FLAKY)
+    assert known.standing is (SquareStanding.QUARANTINED if forgiven else standing)
 
 
 def test_lost_and_missing_are_never_green() -> None:
@@ -231,7 +245,7 @@ def test_what_is_wrong_with_the_quarantine_is_said_everywhere() -> None:
     made = shown(
         one_night((c, HEALTHY, runs_of(c, HEALTHY, REPRODUCED))), Quarantine((expired,))
     )
-    assert made.squares[0].standing is Standing.SURPRISE
+    assert made.squares[0].standing is SquareStanding.SURPRISE
     for text in (markdown(made), on_terminal(made), as_json(made)):
         assert "expired on 2026-01-01 and counts no more" in text
 

@@ -106,12 +106,12 @@ def test_nothing_to_draw() -> None:
 
 
 def test_a_sparkline_has_its_width_and_peak() -> None:
-    track = timeline.Track("x", [(float(i), float(i)) for i in range(100)])
+    track = timeline.SampledTrack("x", [(float(i), float(i)) for i in range(100)])
     line = timeline.sparkline(track, 20)
     assert len(line) == 20
     assert line[0] == "▁"
     assert line[-1] == "█"
-    assert timeline.sparkline(timeline.Track("x", [(1.0, 0.0)]), 5) == "▁" * 5
+    assert timeline.sparkline(timeline.SampledTrack("x", [(1.0, 0.0)]), 5) == "▁" * 5
 
 
 def test_a_span_of_durations() -> None:

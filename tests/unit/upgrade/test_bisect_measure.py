@@ -18,7 +18,7 @@ from mmrepro.base.errors import UsageError
 from mmrepro.base.machine.host import host_facts
 from mmrepro.base.options import Command
 from mmrepro.base.records import Moment
-from mmrepro.campaign.bisect.measured import Reading, differ, is_step, reading
+from mmrepro.campaign.bisect.measured import MeanChange, differ, is_step, reading
 from mmrepro.campaign.bisect.options import BisectCommand
 from mmrepro.campaign.bisect.plan import field_of
 from mmrepro.campaign.campaign import Campaign
@@ -245,9 +245,10 @@ def test_the_commit_of_a_clone_by_the_command(
     monkeypatch.setattr(where, "Provisions", lambda *rest: FakeProvisions())
     clone = Clone(tmp_path / "tree")
     states = ("0", "0.001", "0", "0.05", "0.051", "0.05")
-    made = [
-        clone.commit(f"c{n}", state=text, other=f"{n}") for n, text in enumerate(states)
+    changes = [
+        (f"c{n}", {"state": text, "other": f"{n}"}) for n, text in enumerate(states)
     ]
+    made = clone.commits(changes)
     write_case(CASE, tmp_path / "mine")
     words = [
         "bisect",
@@ -316,13 +317,13 @@ def test_what_several_runs_tell_together() -> None:
     assert apart.error > 4 * both.error, (
         "runs that contradict each other are less exact"
     )
-    whole = Reading(0.05, 0.002, 10)
+    whole = MeanChange(0.05, 0.002, 10)
     assert whole.odds(whole) > 8
-    assert Reading(0.0, 0.002, 10).odds(whole) < -8
-    assert abs(Reading(0.025, 0.002, 10).odds(whole)) < 1
-    assert abs(Reading(0.05, 0.1, 10).odds(whole)) < 1, "noise is no verdict"
+    assert MeanChange(0.0, 0.002, 10).odds(whole) < -8
+    assert abs(MeanChange(0.025, 0.002, 10).odds(whole)) < 1
+    assert abs(MeanChange(0.05, 0.1, 10).odds(whole)) < 1, "noise is no verdict"
     assert differ(whole, 0.05) is True
     assert differ(replace(whole, mean=0.01), 0.05) is False
-    assert differ(Reading(0.05, 0.05, 5), 0.05) is None
-    assert is_step(whole, Reading(0.001, 0.002, 10), whole)
-    assert not is_step(whole, Reading(0.03, 0.002, 10), whole)
+    assert differ(MeanChange(0.05, 0.05, 5), 0.05) is None
+    assert is_step(whole, MeanChange(0.001, 0.002, 10), whole)
+    assert not is_step(whole, MeanChange(0.03, 0.002, 10), whole)

@@ -1,5 +1,0 @@
-"""Two different pictures that an engine takes for one: the arithmetic, the search, the
-result.
-
-``place_for("sglang", "0.5.6")`` names an environment, ``find_pair(place, …)`` searches
-in it. Some imports are heavy; ``mmrepro.failure.documents.model`` alone is not."""

@@ -1,0 +1,85 @@
+"""The tiers of tests/unit: what is listed as slow is there, and what is dear is told."""
+
+from pathlib import Path
+
+import costs
+import pytest
+
+ROOT = Path(__file__).parents[2]
+CONFTEST = """
+import costs
+
+def pytest_addoption(parser):
+    costs.add_options(parser)
+
+def pytest_configure(config):
+    costs.register(config)
+"""
+TESTS = """
+import subprocess, sys, time
+import pytest
+
+def burn(seconds):
+    end = time.process_time() + seconds
+    while time.process_time() < end:
+        pass
+
+@pytest.fixture(scope="module")
+def dear():
+    burn(0.3)
+
+def test_of_a_dear_fixture(dear): pass
+
+def test_dear(): burn(0.3)
+
+def test_dear_child():
+    code = "import time\\nwhile time.process_time() < 0.3: pass"
+    subprocess.run([sys.executable, "-S", "-c", code], check=True)
+
+def test_asleep(): time.sleep(0.3)
+"""
+
+
+def test_the_slow_tests_are_there() -> None:
+    """One that was renamed would be waited for without a word."""
+    gone = []
+    for name in costs.slow_tests():
+        file, _, function = name.partition("::")
+        place = ROOT / file
+        definition = f"def {function.rpartition('::')[2]}("
+        if not place.exists() or definition not in place.read_text():
+            gone.append(name)
+    assert not gone, f"write {costs.SLOW_TESTS.name} anew, or rename them there"
+
+
+def test_processor_time_of_children_counts_and_sleep_does_not(
+    pytester: pytest.Pytester,
+) -> None:
+    pytester.makeconftest(CONFTEST)
+    pytester.makepyfile(TESTS)
+    done = pytester.runpytest("--most-seconds", "0.25", "--costs", "costs.jsonl")
+    assert done.ret == pytest.ExitCode.TESTS_FAILED
+    dear = [line for line in done.outlines if line.startswith("TOO DEAR")]
+    assert sorted(line.split()[2].rpartition("::")[2] for line in dear) == [
+        "test_dear:",
+        "test_dear_child:",
+    ]
+    done.assert_outcomes(passed=4)
+    assert '"kind": "fixture"' in (pytester.path / "costs.jsonl").read_text()
+    assert pytester.runpytest("--most-seconds", "100").ret == pytest.ExitCode.OK
+
+
+def test_tiers_are_made_of_what_was_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    seconds = {"a.py::one[x]": 0.1, "a.py::one[y]": 0.5, "a.py::two": 0.2}
+    seconds |= {f"a.py::three[{row}]": 0.3 for row in range(20)}
+    lines = [
+        f'{{"kind": "test", "name": "{name}", "seconds": {spent}}}\n'
+        for name, spent in seconds.items()
+    ]
+    (tmp_path / "costs.jsonl").write_text("".join(lines))
+    monkeypatch.setattr(costs, "SLOW_TESTS", tmp_path / "slow_tests.txt")
+    costs.write_tiers([str(tmp_path / "costs.jsonl")])
+    assert costs.slow_tests() == {"a.py::one", "a.py::three"}
+    assert "fast: 1 tests of 1 functions" in capsys.readouterr().out
