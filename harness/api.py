@@ -92,11 +92,14 @@ def diagnose(
     Raises:
         UsageError: no address, an unknown engine, or a folder that cannot be used.
     """
+    from mmrepro.live.diagnose.cause_rules import with_rules
     from mmrepro.live.diagnose.options import DiagnoseCommand
     from mmrepro.live.diagnose.session import diagnose as observe
     from mmrepro.reports import write_reports
 
-    diagnosed = observe(_asked(DiagnoseCommand, {"url": url, **options}), events)
+    asked = _asked(DiagnoseCommand, {"url": url, **options})
+    with with_rules(asked.rules):
+        diagnosed = observe(asked, events)
     if diagnosed.folder is not None:
         write_reports(diagnosed.folder)
     return diagnosed.diagnosis

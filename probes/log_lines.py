@@ -289,6 +289,10 @@ class Block:
         assert before is not None
         return before
 
+    def by_itself(self, start: int) -> Reading:
+        """The line that begins there, without what the lines before it say of it."""
+        return self._alone(start, self._bare(start))
+
     def last(self) -> Reading | None:
         """The last line, for what it says of the next block's first one."""
         return self.reading(self.data.rfind(b"\n")) if len(self) else None

@@ -293,6 +293,10 @@ WRAPPINGS: tuple[Wrapping, ...] = (
     ),
     _prefix(
         "grep -H",
+        # An exception's class, and the source that a native program names, are no
+        # file that somebody searched.
+        rb"(?![^\s:]*(?:Error|Exception|Exit|Interrupt|Timeout|Warning): )"
+        rb"(?![^\s:]*\.(?:cu|cuh|cc|cpp|hpp|py):\d)"
         rb"(?P<stream>[^\s:|\[(]{1,400}\.[A-Za-z]{2,4}[\w.]{0,20})"
         rb"(?::\d+(?=:)|-\d+(?=-))?[:-]",
     ),

@@ -25,9 +25,9 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, BinaryIO, Self
 
-import hyperscan
 from mmrepro.probes.base import Probe, RawSink, Subject, TimedOut, Unavailable
 from mmrepro.probes.data import LogLine, LogPattern, LogsData
+from mmrepro.probes.log_anchors import Finder, anchors_of
 from mmrepro.probes.log_excerpt import Excerpt
 from mmrepro.probes.log_files import (
     BROKEN,
@@ -101,8 +101,8 @@ class LogsProbe(Probe[LogsData]):
         rotated: each file's rotated predecessors are read before it.
         marks: engine -> expression of a line that each of its starts logs; a group
             "release".
-        around: what stands around lines that match it is kept, and its beginning and
-            end.
+        around: by kind, a pattern; what stands around lines that match one is kept,
+            and the log's beginning and end.
     """
 
     name = "logs"
@@ -125,7 +125,7 @@ class LogsProbe(Probe[LogsData]):
         life: Life | None = None,
         rotated: bool = False,
         marks: Mapping[str, Pattern] | None = None,
-        around: Pattern | None = None,
+        around: Mapping[str, Pattern] | None = None,
     ) -> None:
         self.marks = marks
         self.around = around
@@ -252,59 +252,26 @@ def identify(
     return found if found.engine else None
 
 
-class _Texts:
-    """Finds many plain texts in one pass (Hyperscan).
-
-    Measured on 2 GiB with eight texts: 0.7 s; one expression of Python's ``re`` over
-    all of them takes 10 s, ``bytes.find`` for each 4.4 s. A diagnosis looks for a
-    hundred texts and more."""
-
-    def __init__(self, texts: Iterable[bytes]) -> None:
-        self._texts = list(dict.fromkeys(texts))
-        self._database = hyperscan.Database()
-        self._database.compile(
-            expressions=[
-                b"".join(b"\\x%02x" % byte for byte in text) for text in self._texts
-            ],
-            ids=list(range(len(self._texts))),
-            elements=len(self._texts),
-            flags=[0] * len(self._texts),
-        )
-        self._scratch = hyperscan.Scratch(self._database)
-
-    def scan(self, data: bytes) -> dict[bytes, list[int]]:
-        """For each text the offsets of the last byte of its occurrences."""
-        found: list[list[int]] = [[] for _ in self._texts]
-
-        def note(
-            row: int, _start: int, end: int, _flags: int, _context: object
-        ) -> None:
-            found[row].append(end - 1)
-
-        self._database.scan(data, match_event_handler=note, scratch=self._scratch)
-        return dict(zip(self._texts, found, strict=True))
-
-
 class _Search:
     """One expression, and the first and last lines that it matched."""
 
     def __init__(self, pattern: Pattern, first: int, last: int) -> None:
         self.regex = re.compile(pattern)
-        known = texts_of(pattern)
-        self.texts = known.texts
+        self.anchors = anchors_of(pattern)
         self.clients = isinstance(pattern, LogPattern) and pattern.clients
+        known = texts_of(pattern)
         # A line with one of the texts matches: nothing but counting is left to do.
-        self.plain = known.plain and not self.clients
+        self.plain = tuple(known.texts or ()) if known.plain else ()
         self.keep = first
         self.count = 0
         self.first: list[Line] = []
         self.last: deque[Line] = deque(maxlen=last)
 
     def among(self, found: Mapping[bytes, list[int]]) -> list[int] | None:
-        """Offsets of all its texts, in order; None: every line has to be tried."""
-        if self.texts is None:
+        """Offsets of all its anchors, in order; None: every line has to be tried."""
+        if self.anchors is None:
             return None
-        return sorted(offset for text in self.texts for offset in found[text])
+        return sorted(offset for anchor in self.anchors for offset in found[anchor])
 
     def matches(self, block: Block, start: int) -> bool:
         read = block.reading(start)
@@ -317,14 +284,14 @@ class _Search:
         kept = self.last.maxlen or 0
         if (
             self.plain
+            and not self.clients
             and self.count >= self.keep
             and len(starts) > kept
             and not block.has_long
         ):
             starts, passed = starts[len(starts) - kept :], starts[: len(starts) - kept]
-            texts = self.texts or ()
             self.count += sum(
-                block.plainly(start, texts) or self.matches(block, start)
+                block.plainly(start, self.plain) or self.matches(block, start)
                 for start in passed
             )
         for start in starts:
@@ -365,7 +332,7 @@ class Scanner:
         added: Pattern | None = None,
         life: Life | None = None,
         marks: Mapping[str, Pattern] | None = None,
-        around: Pattern | None = None,
+        around: Mapping[str, Pattern] | None = None,
     ) -> None:
         self.file = file
         self.stream = ""
@@ -379,8 +346,8 @@ class Scanner:
         # Those after the last line of progress: never scheduled, it seems.
         self._stuck = None if added is None else _Search(added, MAX_STUCK, 0)
         self._marks = {name: _Search(p, 1, 1) for name, p in (marks or {}).items()}
-        anchors = None if around is None else _Search(around, 0, 0)
-        self._excerpt = anchors and Excerpt(anchors)
+        ends = [_Search(pattern, 0, 0) for pattern in (around or {}).values()]
+        self._excerpt = None if around is None else Excerpt(ends)
         self._last: dict[bytes, tuple[Block, int] | None] = {}  # by prefix
         self._inside: dict[str, tuple[Block, int]] = {}  # by process
         self._peeler: Peeler | None = None
@@ -395,11 +362,12 @@ class Scanner:
             self._progress,
             self._stuck,
         ]
-        wanted.append(anchors)
-        texts = [text for search in wanted if search for text in search.texts or ()]
-        self._texts = _Texts(
-            [*_ERROR_TEXTS, *GLUED, *texts, *(life.texts if life else ())]
-        )
+        wanted += ends
+        anchors = [*_ERROR_TEXTS, *GLUED, *(life.texts if life else ())]
+        for search in wanted:
+            if search is not None:
+                anchors += search.anchors or ()
+        self._finder = Finder(anchors)
 
     def _forget(self) -> None:
         """Drop what was found so far: it is of an earlier life."""
@@ -634,7 +602,7 @@ class Scanner:
         return list(self._streams.values())
 
     def _twin(self) -> Scanner:
-        shared = (self._texts, self._streams, self._peeler)
+        shared = (self._finder, self._streams, self._peeler)
         memo: dict[int, Any] = {id(one): one for one in shared}
         memo[id(self._streams)] = {}
         return copy.deepcopy(self, memo)
@@ -677,7 +645,7 @@ class Scanner:
                 ANSI.sub(b"", block.data), block.before, previous=self._previous
             )
             heads = block.heads(known)
-        found = self._texts.scan(block.data)
+        found = self._finder.scan(block.data)
         after = -1
         if self._life and (after := self._life.begins(block, found)) >= 0:
             self._forget()
@@ -687,7 +655,7 @@ class Scanner:
             if at_end:
                 return
             block = block.since(after)
-            found = self._texts.scan(block.data)
+            found = self._finder.scan(block.data)
             heads = block.heads(known)
         self._last_words(block, found, *heads)
         levels = [o for text in _ERROR_TEXTS for o in found[text]]
@@ -742,10 +710,13 @@ class Scanner:
             return next(((block, start) for start in found), None)
 
         if self._forms.total() < MAX_FORMS:
-            self._forms += Counter(
-                block.reading(start).engine for start in islice(block.forward(), 4)
-            )
-            del self._forms[""]
+            for start in islice(block.forward(), 4):
+                # A line that has no engine's form by itself has none by those before
+                # it, which are many where all begin alike: access lines.
+                if not block.by_itself(start).engine:
+                    continue
+                if engine := block.reading(start).engine:
+                    self._forms[engine] += 1
         if self._first_timed is None:
             self._first_timed = first_of(islice(block.forward(), NEAR))
         self._last_timed = first_of(islice(block.backward(), NEAR)) or self._last_timed

@@ -72,6 +72,13 @@ SCENARIOS = Option(
 ENGINE_NAME = Option(
     "vllm, sglang, lmdeploy or minivllm.", "ENGINE", name="--engine", names="engine"
 )
+RULES = Option(
+    "Your own rules for lines of logs, tried before all others: "
+    "docs/logs.md#your-own-rules.",
+    "FILE",
+    EVIDENCE,
+    name="--rules",
+)
 VARIANT = Option("Variant of the scenario; see mmrepro show SCENARIO.", "NAME")
 RELEASE = Option(
     "Release of the engine.", "VERSION", shown="the scenario's", names="release"

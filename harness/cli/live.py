@@ -40,6 +40,13 @@ def diagnose(asked: DiagnoseCommand) -> None:
 
     Example:  mmrepro diagnose http://127.0.0.1:8000
     """
+    from mmrepro.live.diagnose.cause_rules import with_rules
+
+    with with_rules(asked.rules):
+        _diagnose(asked)
+
+
+def _diagnose(asked: DiagnoseCommand) -> None:
     from mmrepro.live.diagnose.session import diagnose as observe
     from mmrepro.live.fleet.session import is_several, required
 
@@ -222,6 +229,13 @@ def watch(asked: WatchCommand) -> None:
 
     Example:  mmrepro watch http://127.0.0.1:8000 --http 9400
     """
+    from mmrepro.live.diagnose.cause_rules import with_rules
+
+    with with_rules(asked.rules):
+        _watch(asked)
+
+
+def _watch(asked: WatchCommand) -> None:
     import threading
     from functools import partial
 

@@ -31,6 +31,7 @@ class LogsCommand(Command):
     deadline: float = option(
         600.0, "Time to read.", "SECONDS", LIMITS, least=1, most=common.WEEK_S
     )
+    rules: Path | None = common.RULES(None)
     full: bool = common.FULL(
         False, help="Print counts, last words and what else there is."
     )
@@ -52,7 +53,11 @@ def logs(asked: LogsCommand) -> None:
 
     with while_reading():
         read = read_logs(
-            asked.files, asked.engine, alone=asked.alone, deadline_s=asked.deadline
+            asked.files,
+            asked.engine,
+            alone=asked.alone,
+            deadline_s=asked.deadline,
+            rules=asked.rules,
         )
     reading = published(read)
     if asked.json:

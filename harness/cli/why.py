@@ -51,6 +51,7 @@ class WhyCommand(Command):
     log: Path | None = option(
         None, "Where COMMAND's output goes.", "FILE", OUTPUT, shown="why-DATE-TIME.log"
     )
+    rules: Path | None = common.RULES(None)
     json: bool = common.JSON(False)
     verbose: bool = common.VERBOSE(False)
     child: tuple[str, ...] = ()
@@ -72,6 +73,7 @@ def why(asked: WhyCommand) -> None:
     from mmrepro.base.errors import UsageError
     from mmrepro.engines import get_engine
     from mmrepro.failure.documents.published import published
+    from mmrepro.live.diagnose.cause_rules import with_rules
 
     if bool(asked.files) == bool(asked.child):
         raise UsageError(
@@ -79,7 +81,8 @@ def why(asked: WhyCommand) -> None:
             hint="mmrepro why server.log, or mmrepro why -- vllm serve MODEL",
         )
     engine = None if asked.engine == "auto" else get_engine(asked.engine)
-    answer = _watched(asked, engine) if asked.child else _read(asked, engine)
+    with with_rules(asked.rules):
+        answer = _watched(asked, engine) if asked.child else _read(asked, engine)
     answer = published(answer)
     emit(answer) if asked.json else _print(answer)
     if code := _code(answer):

@@ -14,13 +14,11 @@ from __future__ import annotations
 
 import contextlib
 import re
-import tomllib
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from functools import cache, partial
-from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, Final
 
@@ -37,6 +35,7 @@ from mmrepro.probes.log_wraps import Peeler
 
 if TYPE_CHECKING:
     from mmrepro.engines.base import Engine
+    from mmrepro.engines.log_rules import LogRule
 
 # ------------------------------------------------------------------ what a cause is
 
@@ -514,28 +513,32 @@ VALUES: Final[Mapping[str, Callable[[Found], Mapping[str, str]]]] = {
 """What ``values`` of a row means: adds to what its groups found."""
 
 
-def _text(value: str | Sequence[str]) -> str:
-    return value if isinstance(value, str) else "".join(value)
+MORE_KEYS: Final = frozenset({"kinds", "echo", "engine", "values"})
+"""What a row has besides what rules for lines of logs have."""
 
 
 @cache
 def rules() -> tuple[Rule, ...]:
     """The rows of ``starts.toml``, in its order."""
-    text = files("mmrepro.engines").joinpath("starts.toml").read_text(encoding="utf-8")
-    return tuple(
-        Rule(
-            fault=StartFault(row["fault"]),
-            kinds=re.compile(_text(row["kinds"])) if "kinds" in row else None,
-            pattern=re.compile(_text(row["pattern"])),
-            sentence=row["sentence"],
-            advice=tuple(row["advice"]),
-            source=row["source"],
-            certain=not row.get("likely", False),
-            echo=row.get("echo", False),
-            engine=row.get("engine", ""),
-            values=VALUES[row["values"]] if "values" in row else None,
-        )
-        for row in tomllib.loads(text)["rule"]
+    # A run that ends well never asks why a start failed, and loads no rules.
+    from mmrepro.engines.log_rules import shipped_rules
+
+    return tuple(map(_rule_of, shipped_rules("starts.toml", more=MORE_KEYS)))
+
+
+def _rule_of(row: LogRule) -> Rule:
+    kinds, values = row.more.get("kinds"), row.more.get("values")
+    return Rule(
+        fault=StartFault(row.name),
+        kinds=re.compile("".join(kinds)) if kinds else None,
+        pattern=re.compile(row.expression),
+        sentence=row.sentence,
+        advice=row.advice,
+        source=row.source,
+        certain=row.certainty == "certain",
+        echo=row.more.get("echo", False),
+        engine=row.more.get("engine", ""),
+        values=VALUES[values] if values else None,
     )
 
 
@@ -686,7 +689,7 @@ def start_cause(lines: Sequence[LogLine], asked: Asked = Asked()) -> FailedStart
     for event in events:
         if event.kind == "hint":
             continue
-        rule, match = _matching(event, asked.engine)
+        rule, match = matching(event, asked.engine)
         if rule is None or match is None:
             continue
         cause = _cause(rule, match, event, lines, asked)
@@ -716,7 +719,7 @@ def _hinted(
     """What a warning says of the failure after it."""
     for event in events:
         rule, match = (
-            _matching(event, asked.engine) if event.kind == "hint" else (None, None)
+            matching(event, asked.engine) if event.kind == "hint" else (None, None)
         )
         if rule is not None and match is not None:
             return _cause(rule, match, event, lines, asked)
@@ -763,7 +766,8 @@ def _with_first(cause: FailedStart, events: Sequence[Raised]) -> FailedStart:
     return replace(cause, why=why)
 
 
-def _matching(event: Raised, engine: str) -> tuple[Rule | None, re.Match[str] | None]:
+def matching(event: Raised, engine: str) -> tuple[Rule | None, re.Match[str] | None]:
+    """The first rule that fits the exception, and what it matched."""
     for rule in rules():
         if rule.kinds is not None and not rule.kinds.fullmatch(event.short):
             continue

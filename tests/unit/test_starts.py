@@ -9,16 +9,21 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings, strategies as st
 from mmrepro.engines import ENGINES, get_engine
+from mmrepro.engines.log_rules import shipped_rules
 from mmrepro.engines.models.tiny import TinyText
 from mmrepro.engines.starts import (
     GONE,
+    MORE_KEYS,
     OPTIONS,
     Asked,
     FailedStart,
     LineReader,
+    Rule,
     StartFault,
     explain,
     lines_of,
+    matching,
+    raised,
     rules,
     start_cause,
 )
@@ -969,3 +974,21 @@ def test_every_engine_names_the_same_options() -> None:
     assert {frozenset(names) for names in OPTIONS.values()} == {
         frozenset(OPTIONS["vllm"])
     }
+
+
+# ------------------------------------------------------------------ rules and examples
+
+
+@pytest.mark.parametrize("rule", rules(), ids=lambda rule: rule.fault.value)
+def test_a_rule_is_the_first_that_fits_its_example(rule: Rule) -> None:
+    (row,) = [
+        row
+        for row in shipped_rules("starts.toml", more=MORE_KEYS)
+        if row.expression == rule.pattern.pattern and row.sentence == rule.sentence
+    ]
+    for example in row.examples:
+        events = list(raised(lines(example)))
+        engines = [rule.engine] if rule.engine else ["vllm", "sglang", "lmdeploy"]
+        assert any(
+            matching(event, engine)[0] is rule for event in events for engine in engines
+        ), example

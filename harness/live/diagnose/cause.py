@@ -128,6 +128,7 @@ class Event:
     raised: Raised | None = None
     why: tuple[str, ...] = ()
     by: str = ""
+    advice: tuple[str, ...] = ()
 
     @property
     def number(self) -> int:
@@ -457,6 +458,8 @@ class _Life:
                     "A request ended the engine, by its field "
                     f"{' or '.join(found.fields)}"
                 )
+        if rule is not None and rule.sentence:
+            by = rule.sentence
         who = rules.WHOSE.search(one.intro) if not one.process else None
         process = who["name"] if who else one.process
         return Event(
@@ -471,6 +474,7 @@ class _Life:
             raised=one,
             why=why,
             by=by,
+            advice=rule.advice if rule else (),
         )
 
     # ------------------------------------------------------------ start
@@ -582,7 +586,7 @@ class _Life:
         return Cause(
             name=name,
             certainty=event.sure,
-            sentence=f"{event.by}: {event.text[:SHOWN]}"
+            sentence=f"{event.by.rstrip('.')}: {event.text[:SHOWN]}"
             if event.by
             else _sentence(name, event.text),
             exception=event.text[: 2 * SHOWN],
@@ -591,7 +595,10 @@ class _Life:
             line=_at(event.line),
             file=event.line.file,
             why=[first, *event.why, *why],
-            advice=advice_for(name, self.engine, event.text, self.settings),
+            advice=[
+                *event.advice,
+                *advice_for(name, self.engine, event.text, self.settings),
+            ],
         )
 
     @cached_property
@@ -1019,7 +1026,8 @@ def _alone(line: LogLine, text: str) -> Event | None:
     why: tuple[str, ...] = ()
     said = public_line(line)
     shown, process = said.strip(), line.process
-    if "%|" in shown and (found := rule.expression.search(said)):
+    bar = "%|" in shown and rule.bounded is None
+    if bar and (found := rule.expression.search(said)):
         shown = said[found.start() :].strip()  # a bar of progress stands before it
     if match := rules.XID.search(text):
         code = int(match["code"])
@@ -1043,6 +1051,8 @@ def _alone(line: LogLine, text: str) -> Event | None:
         line.when,
         rule.effect,
         why=why,
+        by=rule.sentence,
+        advice=rule.advice,
     )
 
 

@@ -1,20 +1,38 @@
-"""What the words of engines, libraries and the kernel mean: one table. Where each is
-from stands beside it.
+"""What the words of engines, libraries and the kernel mean.
 
-A rule is tried on exceptions and, where ``alone``, on any line's own words; the first
-that fits decides. Echoes are what others say of a failure that was printed before."""
+The rules are the rows of ``engines/rules/ends.toml``, each with its source and its
+examples; what a long log is searched for follows from them. A rule is tried on
+exceptions and, where ``alone``, on any line's own words; the first that fits decides.
+Echoes are what others say of a failure that was printed before."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
 
-from mmrepro.failure.documents.cause import CauseClass as C, StartCause
+from mmrepro.engines.log_rules import (
+    BoundedExpression,
+    LogRule,
+    read_rules,
+    shipped_rules,
+    shipped_signs,
+)
+from mmrepro.failure.documents.cause import (
+    CAUSE_WORDS,
+    Cause,
+    CauseClass as C,
+    StartCause,
+)
 from mmrepro.failure.documents.diagnosis import Certainty
 from mmrepro.live.diagnose.raised import Raised
 from mmrepro.probes.data import LogLine
+from mmrepro.probes.log_anchors import words_of
+from mmrepro.probes.log_words import public_line
 
+SHOWN = 240
 CERTAIN, LIKELY, POSSIBLE = Certainty.CERTAIN, Certainty.LIKELY, Certainty.POSSIBLE
 
 StartRule = Callable[[Sequence[LogLine], Raised | None, str], StartCause | None]
@@ -41,15 +59,12 @@ START_RULES: list[StartRule] = [_start]
 class Rule:
     """What a text means.
 
-    Attributes:
-        name: the class.
-        expression: searched in an exception's type and message, or in a line's own
-            words.
-        sure: at most so sure; a class that is often the effect of another is never
-            certain.
-        alone: a line without an exception says it too.
-        effect: it follows from what happened elsewhere, as a rule: what says more goes
-            before it.
+    Attributes: name: the class. expression: searched in an exception's type and
+        message, or in a line's own words. sure: at most so sure; a class that is often
+        the effect of another is never certain. alone: a line without an exception says
+        it too. effect: it follows from what happened elsewhere, as a rule: what says
+        more goes before it. sentence, advice: beside the class's own. bounded: in place
+        of the expression, where somebody else wrote it.
     """
 
     name: C
@@ -57,22 +72,33 @@ class Rule:
     sure: Certainty = CERTAIN
     alone: bool = True
     effect: bool = False
+    sentence: str = ""
+    advice: tuple[str, ...] = ()
+    bounded: BoundedExpression | None = None
+
+    def matches(self, text: str) -> bool:
+        """Whether its words stand in ``text``."""
+        if self.bounded is not None:
+            return self.bounded.matches(text)
+        return self.expression.search(text) is not None
 
 
-def _rule(
-    name: C,
-    expression: str,
-    sure: Certainty = CERTAIN,
-    *,
-    alone: bool = True,
-    effect: bool = False,
-) -> Rule:
-    return Rule(name, re.compile(expression), sure, alone, effect)
+def made_of(rule: LogRule) -> Rule:
+    """The rule as it is tried, of a row that comes with the package."""
+    return Rule(
+        name=C(rule.name),
+        expression=re.compile(rule.expression),
+        sure=Certainty(rule.certainty),
+        alone=rule.alone,
+        effect=rule.effect,
+        sentence=rule.sentence,
+        advice=rule.advice,
+    )
 
 
 CUDA_SETUP = re.compile(
     r"no kernel image|invalid device ordinal|initialization error|driver version|"
-    r"invalid device function|not supported|PTX|unsupported|no CUDA-capable device"
+    r"invalid device function|not supported(?! on global)|PTX|unsupported|no CUDA-capable device"
     r"|error 80[1-4]"
 )
 """Errors of CUDA that a set-up brings about, and no kernel's."""
@@ -105,291 +131,11 @@ XIDS: Mapping[int, str] = {
 }
 """NVIDIA, "Xid Errors"."""
 XID = re.compile(r"Xid \((?P<bus>[^)]*)\): (?P<code>\d+)(?:, (?P<rest>.*))?")
-_GPU = r"(?:CUDA|HIP|ROCm|cuda|hip|Triton Error \[(?:CUDA|HIP)\])"
 
-RULES: tuple[Rule, ...] = (
-    # ------------------------------------------------------------- the kernel
-    _rule(
-        C.OUT_OF_HOST_MEMORY,
-        r"(?:Out of memory|[Mm]emory cgroup out of memory"
-        r"|oom-kill).{0,80}?[Kk]ill(?:ed)? process "
-        r"\d+|oom-kill:constraint=|invoked oom-killer|OOMKilled",
-        CERTAIN,
-    ),
-    _rule(
-        C.GPU_FAULT,
-        r"NVRM: .*(?:has fallen off the bus|GPU is lost)|NVRM: Xid \(|GPU is lost",
-        CERTAIN,
-    ),
-    _rule(
-        C.NATIVE_CRASH,
-        r"(?:segfault at [0-9a-f]+ ip|trap invalid opcode|general protection "
-        r"fault) ?.* (?:in|error:?\d)",
-        CERTAIN,
-    ),
-    # ------------------------------------------------------------- memory of a GPU
-    _rule(
-        C.OUT_OF_GPU_MEMORY,
-        # torch; TurboMind (src/turbomind/utils); cuBLAS; NCCL; Triton; cumem of vLLM
-        rf"(?:torch\.)?(?:cuda\.)?OutOfMemoryError: (?:{_GPU}|XPU|NPU) out of memory"
-        rf"|{_GPU} out of memory|{_GPU}[\w ]{{0,30}}[:]? ?\[?out of memory"
-        r"|CUDA (?:runtime |driver )?error: out of memory"
-        r"|CUDA[_ ]ERROR[_ ]OUT[_ ]OF[_ ]MEMORY"
-        r"|CUBLAS_STATUS_ALLOC_FAILED|cudaErrorMemoryAllocation|Cuda failure 2\b|"
-        r"Cuda failure 'out of memory'|hipErrorOutOfMemory|HIPBLAS_STATUS_ALLOC_FAILED|"
-        r"CUDNN_STATUS_ALLOC_FAILED|NPU out of memory|torch\.OutOfMemoryError|"
-        r"torch\.cuda\.OutOfMemoryError",
-        CERTAIN,
-    ),
-    # --------------------------------------------------------- a GPU, or a kernel on it
-    _rule(
-        C.GPU_FAULT,
-        # cudaGetErrorString (CUDA 12 and 13), as torch, Triton, TurboMind, NCCL print
-        # it
-        r"an illegal memory access was encountered|illegal instruction was encountered|"
-        r"misaligned address|device-side assert triggered|unspecified launch failure|"
-        r"invalid program counter|hardware stack error"
-        r"|operation not supported on global/shared|"
-        r"uncorrectable (?:ECC|NVLink) error|the launch timed out and was terminated|"
-        r"cudaErrorIllegalAddress|cudaErrorLaunchFailure|cudaErrorAssert"
-        r"|CUDA_ERROR_ILLEGAL_|"
-        r"CUDA_ERROR_LAUNCH_FAILED|CUDA_ERROR_ASSERT|CUDA_ERROR_HARDWARE_STACK|"
-        r"Memory access fault by GPU|HSA_STATUS_ERROR_"
-        r"|Error: Failed to initialize the TMA|"
-        r"C(?:UBLAS|UDNN|UTLASS|USOLVER)_STATUS_(?:EXECUTION_FAILED|INTERNAL_ERROR)|"
-        r"cuBLAS.{0,40}execution failed|Unable to determine the device handle for GPU|"
-        r"CUDA error: unknown error|CUDA error: (?:CUDA-capable device\(s\) is/are busy"
-        r"|device "
-        r"kernel image is invalid)|[Ee]ncountered uncorrectable|hipErrorIllegalAddress|"
-        r"hipErrorLaunchFailure|Cuda failure (?:700|710|715|716|719|'an illegal"
-        r"|'unspecified)",
-        CERTAIN,
-    ),
-    _rule(
-        C.GPU_FAULT,
-        r": block: \[\d+,\d+,\d+\], thread: \[\d+,\d+,\d+\] Assertion ",
-        CERTAIN,
-    ),
-    _rule(
-        C.GPU_FAULT,
-        r"(?:CUDA|HIP) (?:runtime "
-        r"|driver )?error:? ?(?:\d+ )?\(?.{0,60}(?:invalid argument|"
-        r"invalid configuration argument|invalid resource handle"
-        r"|too many resources requested|"
-        r"initialization error|invalid device function|operation not permitted|"
-        r"peer access|context is destroyed|driver shutting down)|CUDA error: "
-        r"|HIP error: |"
-        r"CUDA runtime error|CUDA driver error|Triton Error \[|cuda runtime error|"
-        r"CU(?:BLAS|DNN)_STATUS_(?!NOT_SUPPORTED|ALLOC)|\[TM\]\[ERROR\].*CUDA|"
-        r"failed with error(?: code)?:? (?:invalid|an illegal|unspecified|misaligned"
-        r"|too many)",
-        LIKELY,
-    ),
-    # ------------------------------------------------------------ memory of the machine
-    _rule(
-        C.OUT_OF_HOST_MEMORY,
-        r"^(?:\w+\.)*MemoryError\b|std::bad_alloc|DefaultCPUAllocator: |"
-        r"Cannot allocate memory|not enough memory: you tried to allocate|"
-        r"running low on memory|ray\.exceptions\.OutOfMemoryError|"
-        r"task was killed due to the node running low|Out of memory: ",
-        LIKELY,
-    ),
-    # ------------------------------------------------------------- the KV cache
-    _rule(
-        C.OUT_OF_KV_CACHE,
-        # sglang/srt/mem_cache/common.py; vllm/v1/core/block_pool.py;
-        # vllm/core/block_manager*; lmdeploy/pytorch/paging, turbomind's SequenceManager
-        r"(?:Prefill|Decode) out of memory\. Try to lower"
-        r"|alloc_req_slots runs out of memory|"
-        r"out of memory\. Please set a smaller number for `--max-running-requests`|"
-        r"token_to_kv_pool.{0,40}out of memory|Cannot get \d+ free blocks from the pool"
-        r"|"
-        r"[Oo]ut of (?:free )?(?:KV|kv|cache) ?(?:cache )?blocks"
-        r"|No free blocks available|"
-        r"No enough free (?:gpu |cpu )?blocks|NoFreeBlocksError|"
-        r"cache out of memory, no request can be admitted|"
-        r"(?:KV|kv) cache (?:is )?(?:full|exhausted)(?!\. Retract)",
-        LIKELY,
-        alone=False,
-    ),
-    # ------------------------------------------------------------- placeholders
-    _rule(
-        C.PLACEHOLDER_COUNTS,
-        # vllm/model_executor/models/utils.py and v1/worker/utils.py, 0.11.0 to 0.32.0;
-        # sglang/srt/managers/mm_utils.py; transformers' models;
-        # lmdeploy/vl/model/base.py
-        r"Attempted to assign .{0,400}?(?:multimodal|image) tokens to \d+ placeholders|"
-        r"Expected number of multimodal embeddings to match number of input items|"
-        r"multimodal embedding does not match those in the input text|"
-        r"[Ff]eatures and (?:image|video|audio) tokens do not match|"
-        r"the number of image token id \d+ is not equal to input images",
-        LIKELY,
-        alone=False,
-    ),
-    # ------------------------------------------------------------ limits of the machine
-    _rule(
-        C.MACHINE_LIMIT,
-        r"Too many open files|Errno 24\b|can't start new thread|pthread_create failed|"
-        r"Resource temporarily unavailable|No space left on device|Errno 28\b|"
-        r"insufficient shared memory|unable to (?:allocate|open) shared memory|"
-        r"shared memory \(?shm\)? (?:size )?(?:is )?(?:too small|limit)|unable to mmap|"
-        r"Disk quota exceeded|Errno 122\b|Too many open files in system|"
-        r"std::system_error.{0,40}Resource|thread: Resource|inotify watch limit|"
-        r"Error while creating shared memory segment|failed to extend /dev/shm|"
-        r"Cannot allocate memory.{0,60}(?:memlock|ibv_|reg_mr|pthread|fork)|MAP_FAILED",
-        CERTAIN,
-    ),
-    # ------------------------------------------------------------- collectives
-    _rule(
-        C.COLLECTIVE_TIMEOUT,
-        # torch/csrc/distributed/c10d: ProcessGroupNCCL.cpp, ProcessGroupGloo.cpp,
-        # TCPStore.cpp
-        r"Watchdog caught collective operation timeout|collective operation timeout: |"
-        r"Some NCCL operations have failed or timed out|"
-        r"NCCL watchdog thread terminated with exception: .{0,40}(?:timeout|Watchdog)|"
-        r"wait timeout after \d+ms|Timed out waiting \d+ms for (?:recv|send) operation|"
-        r"[Hh]eartbeat monitor timed out"
-        r"|Timed out after \d+ seconds waiting for clients|"
-        r"Application timeout caused pair closure|ProcessGroup\w+'s watchdog got stuck|"
-        r"NCCL(?:'s)? [Tt]imeout|DistStoreError: |torch\.distributed\.DistStoreError|"
-        r"wait\(\) timed out|Barrier .{0,40}timed out|monitoredBarrier"
-        r"|HCCL.{0,60}timeout|"
-        r"Timeout waiting for (?:key|the key)|failed to (?:receive"
-        r"|recv).{0,40}ncclUniqueId",
-        LIKELY,
-        effect=True,
-    ),
-    # -------------------------------------------------------- standstills that are told
-    _rule(
-        C.HANG,
-        # sglang/srt/managers/scheduler.py, utils/watchdog.py; vllm/v1/engine watchdog,
-        # 0.33.0; vllm/engine/async_llm_engine.py of V0
-        r"[Ww]atchdog timeout(?: \(self\.| for| after|$|!)|Watchdog\w* (?:timed out"
-        r"|timeout)|"
-        r"Engine iteration timed out\. This should never happen|"
-        r"Health check failed\. (?:Server )?[Cc]ouldn't get a response from detokenizer"
-        r"|"
-        r"Engine is stuck|engine step .{0,30}stuck|\[Watchdog\].{0,120}(?:no progress"
-        r"|stuck|hang)|"
-        # vllm/utils/watch_dog.py, in its pull request vllm#55700
-        r"\[Watchdog\]Dumped stack to .{0,300} due to feed timeout",
-        LIKELY,
-        effect=True,
-    ),
-    # ------------------------------------------------------- workers that do not answer
-    _rule(
-        C.WORKER_UNRESPONSIVE,
-        # vllm/v1/executor/multiproc_executor.py; vllm/engine/multiprocessing/client.py
-        # of V0
-        r"RPC call to \w+ timed out|Timed out (?:in|waiting for) (?:RPC|the engine"
-        r"|worker)|"
-        r"[Hh]eartbeats? timed out|Engine (?:core )?(?:did not|didn't) (?:respond"
-        r"|reply)|"
-        r"did not receive (?:a )?(?:response|heartbeat) from"
-        r"|Timed out getting .{0,40}from worker|"
-        r"[Cc]ollective RPC .{0,40}timed out|GetTimeoutError|"
-        r"worker .{0,30}(?:not responding|unresponsive|did not respond)"
-        r"|No heartbeat received|"
-        r"ChannelTimeoutError|Timed out waiting for object available",
-        LIKELY,
-        effect=True,
-    ),
-    # ------------------------------------------------------------- the network
-    _rule(
-        C.NETWORK,
-        r"Connection reset by peer|Connection closed by (?:remote )?peer|Broken pipe|"
-        r"NET/IB ?: ?.{0,80}(?:error|completion)"
-        r"|Got completion from peer .{0,80}(?:error|status)|"
-        r"ncclRemoteError|ncclSystemError|ncclInternalError.{0,80}(?:socket|net)|"
-        r"socketPollConnect|socketProgress|Socket recv failed|No route to host|"
-        r"Connection refused|Network is unreachable|Connection timed out|ETIMEDOUT|"
-        r"ConnectionResetError|ConnectionRefusedError|BrokenPipeError|"
-        r"[Tt]he client socket has (?:timed out|failed to connect)|IBV_WC_"
-        r"|ibv_\w+ failed|"
-        r"Failed to connect to (?:store|remote|bootstrap|peer)|KVTransferError|"
-        r"Unable to find address for|gai_error|Name or service not known|"
-        r"Temporary failure in name resolution|recvValue failed"
-        r"|Failed to recv, got 0 bytes|"
-        r"sendBytes failed|DistNetworkError|Transfer Engine Return Error|"
-        r"Failed to (?:send|transfer) (?:kv|KV)|NIXL_ERR|nixlBackendError"
-        r"|nixlRemoteDisconnect",
-        POSSIBLE,
-        alone=False,
-        effect=True,
-    ),
-    _rule(
-        C.NETWORK,
-        r"NCCL WARN .{0,60}(?:NET/|[Ss]ocket|peer).{0,120}(?:error|failed|closed"
-        r"|refused|reset)|"
-        r"\[c10d\] .{0,80}(?:failed to connect|client socket has)|"
-        r"recvValue failed on SocketImpl|Connection closed by remote peer|"
-        r"Failed to check the \"should dump\" flag on TCPStore|"
-        r"(?:Decode|Prefill) transfer failed for request|KVTransferError",
-        POSSIBLE,
-        effect=True,
-    ),
-    # ------------------------------------------------------------- native code
-    _rule(
-        C.NATIVE_CRASH,
-        # CPython's faulthandler; glibc; glog; vLLM's and SGLang's words for exit codes
-        r"Fatal Python error: (?:Segmentation fault|Bus error|Illegal instruction|"
-        r"Floating[- ]point)|!!!!!!! Segfault encountered|\*\*\* SIG(?:SEGV|BUS|ILL"
-        r"|FPE) |"
-        r"Segmentation fault|segmentation fault|Caught signal (?:11|7|4|8) |"
-        r"Bus error|[Ii]llegal instruction(?! was)|"
-        r"[Ee]xit ?code[:= ]+-(?:11|7|4|8)\b|terminated with -(?:11|7|4|8)\b|"
-        r"unexpectedly failed with exit ?code[:= ]+(?:11|7)\b|"
-        r"exit code[:= ]+(?:139|135|132|136)\b|died (?:of|from|with) signal (?:11|7|4"
-        r"|8)\b|"
-        r"Signal(?:s\.| )SIG(?:SEGV|BUS|ILL|FPE)|SIG(?:SEGV|BUS|ILL|FPE)\b",
-        LIKELY,
-    ),
-    _rule(
-        C.NATIVE_CRASH,
-        r"Fatal Python error: |terminate called |double free or corruption|free\(\): |"
-        r"malloc\(\): |malloc_consolidate\(\)|corrupted size vs|munmap_chunk\(\)"
-        r"|realloc\(\): |"
-        r"stack smashing detected|pure virtual method called|Aborted \(core dumped\)|"
-        r"\*\*\* SIGABRT |[Ee]xit ?code[:= ]+-6\b|terminated with -6\b"
-        r"|exit code[:= ]+134\b|"
-        r"Signal(?:s\.| )SIGABRT|Caught signal 6 |core dumped|\[TM\]\[FATAL\]|"
-        r"Check failed: .{0,200}|Assertion [`'].{0,200}' failed|LLVM ERROR",
-        LIKELY,
-        effect=True,
-    ),
-    # ------------------------------------------------------------- signals
-    _rule(
-        C.KILLED_BY_SIGNAL,
-        r"[Ee]xit ?code[:= ]+-(?:9|15|2|1)\b|terminated with -(?:9|15|2|1)\b|"
-        r"unexpectedly failed with exit ?code[:= ]+9\b|"
-        r"exit code[:= ]+(?:137|143)\b|(?:^|\s)Killed\s*$|(?:^"
-        r"|: )(?:line \d+: *)?\d+ Killed\b|"
-        r"Signal(?:s\.| )SIGKILL|(?:killed|died|ended) (?:by|of|from|with) (?:signal "
-        r"|SIG)|"
-        r"SIGKILL\b|signal: killed",
-        LIKELY,
-        effect=True,
-    ),
-    _rule(
-        C.KILLED_BY_SIGNAL,
-        r"[Rr]eceived (?:signal )?(?:SIGTERM|SIGINT|15|2\b)|SIGTERM (?:received"
-        r"|triggered)|"
-        r"[Cc]aught (?:signal )?(?:SIGTERM|SIGINT|15\b)|KeyboardInterrupt|"
-        r"Gracefully exiting|got signal (?:SIGTERM|15|2)|Get signal\[|"
-        r"SIGTERM\. Draining|signal: terminated|Received SIGTERM",
-        LIKELY,
-        effect=True,
-    ),
-    # ------------------------------------------------------------- leaks
-    _rule(
-        C.ENGINE_DEFECT,
-        r"memory leak detected!|pool (?:is )?leak|(?:KV|kv) ?cache leak|"
-        r"memory pool (?:is )?leak",
-        LIKELY,
-        alone=False,
-    ),
-)
+ENDS = "ends.toml"
+RULES: tuple[Rule, ...] = tuple(map(made_of, shipped_rules(ENDS)))
 """First fit first."""
+SIGNS = shipped_signs(ENDS)
 
 START_TEXT = re.compile(
     r"^(?:\w+\.)*(?:ModuleNotFoundError|ImportError)\b|undefined symbol"
@@ -435,41 +181,9 @@ QUOTES = re.compile(
 )
 """What an echo says of the failure itself."""
 
-DEATHS = re.compile(
-    r"EngineCore encountered a fatal error|EngineCore failed to start|died unexpectedly"
-    r"|"
-    r"EngineDeadError|Engine process \(pid \d+\) died|is already dead"
-    r"|engine core exited unexpect|"
-    r"terminating server process|Engine (?:background )?(?:task|loop) (?:failed|is dead"
-    r"|has died)|"
-    r"Engine background task failed|WorkerProc (?:failed|hit an exception)"
-    r"|RayWorkerProc failed|"
-    r"\w(?:Scheduler|Manager|Controller|Router|Client|Server)? hit an exception|"
-    r"SIGQUIT received|[Rr]eceived (?:sigquit|SIGQUIT)|scheduler (?:is dead|died)|"
-    r"(?:Scheduler or DataParallelController|[Ss]ubprocess|[Cc]hild process) .{0,60}"
-    r"(?:terminated with|crashed|exited|unexpectedly failed|died)|"
-    r"Engine (?:main )?loop failed|Task <\w*[Ll]oop\w*> failed|TP process \d+ failed|"
-    r"Rank\[\d+\] failed|VllmWorkerProcess pid \d+ died|Worker .{0,60}(?:died|exited)|"
-    r"Killing local vLLM worker|AsyncLLM output_handler failed|MQLLMEngine terminated|"
-    r"Engine core initialization failed|Engine process failed to start|"
-    r"ActorDiedError|actor died|WorkerCrashedError|backend is dead|"
-    r"Scheduler hit|[Ee]ngine is dead|All workers? (?:have )?died|RayActorError|"
-    r"DPEngineCore.{0,30}fatal|process died|Shutting down .{0,30}because .{0,40}died",
-)
+DEATHS = re.compile(SIGNS["deaths"].expression)
 """That a process of the server is gone, or ends now."""
-STARTS_FAILED = re.compile(
-    r"EngineCore failed to start|Engine core initialization failed|"
-    r"Engine process failed to start|WorkerProc failed to start"
-    r"|WorkerProc initialization failed|"
-    r"died during initialization|Initialization failed\. Please"
-    r"|Capture cuda graph failed|"
-    r"Initialization failed\. (?:warmup )?error|Application startup failed|"
-    r"engine failed to start|Error executing method '?(?:load_model|init_\w+"
-    r"|determine_\w+|"
-    r"initialize_\w+|compile_\w+)|while processing method (?:load_model|init_\w+|"
-    r"determine_\w+|initialize_\w+)|"
-    r"exception in background process"
-)
+STARTS_FAILED = re.compile(SIGNS["starts-failed"].expression)
 AFTER_START = re.compile(r"(?<!\w)EngineCore encountered a fatal error")
 """vLLM's of an engine that was ready: of a start it says another one."""
 WHOSE = re.compile(r"(?P<name>[A-Z]\w+) hit an exception")
@@ -614,36 +328,87 @@ NO_LOGS: tuple[tuple[str, re.Pattern[str]], ...] = (
 """What a file seems to be whose lines have no log's form."""
 
 
+def all_rules() -> tuple[Rule, ...]:
+    """An operator's own rules, and those that come with the package."""
+    return (*_own, *RULES)
+
+
+_own: tuple[Rule, ...] = ()
+
+
+@contextmanager
+def with_rules(file: Path | None) -> Iterator[None]:
+    """Try the rules of an operator's file before all others, in this process.
+
+    Raises:
+        UsageError: they do not load.
+    """
+    global _own
+    before = _own
+    if file is not None:
+        _own = tuple(map(_bounded, read_rules(file, [name.value for name in C])))
+    try:
+        yield
+    finally:
+        _own = before
+
+
+def own_cause(lines: Sequence[LogLine]) -> Cause | None:
+    """What the first line means that one of an operator's rules fits; None: no rule
+    does, or there are none."""
+    if not _own:
+        return None
+    for line in lines:
+        for rule in _own:
+            if rule.matches(line.own_words):
+                return _cause_by(rule, line)
+    return None
+
+
+def _cause_by(rule: Rule, line: LogLine) -> Cause:
+    said = public_line(line, SHOWN).strip()
+    words = rule.sentence.rstrip(".") or CAUSE_WORDS[rule.name].capitalize()
+    return Cause(
+        name=rule.name,
+        certainty=rule.sure,
+        sentence=f"{words}: {said}",
+        exception=said,
+        process=line.process,
+        time=line.time,
+        line=line.number,
+        file=line.file,
+        why=[f"line {line.number}: {said}"],
+        advice=list(rule.advice),
+    )
+
+
+def _bounded(rule: LogRule) -> Rule:
+    """A rule of somebody else's: its expression takes no more time than its line is
+    long."""
+    return replace(made_of(rule), bounded=BoundedExpression(rule.expression))
+
+
 def meaning(text: str, *, exception: bool) -> Rule | None:
     """The first rule that fits an exception's or a line's words."""
-    for rule in RULES:
-        if (exception or rule.alone) and rule.expression.search(text):
+    for rule in all_rules():
+        if (exception or rule.alone) and rule.matches(text):
             return rule
     return None
 
 
-ANCHORS = re.compile(
-    r"encountered a fatal error|failed to start|died unexpectedly|EngineDeadError"
-    r"|already dead|"
-    r"hit an exception|SIGQUIT received|sigquit from a child|scheduler is dead"
-    r"|loop failed|"
-    r"background task failed|output_handler failed|initialization failed"
-    r"|Watchdog caught|"
-    r"atchdog timeout|\[Watchdog\]Dumped|watchdog thread terminated|Fatal Python error|"
-    r"terminate called|"
-    r"Segmentation fault|SIGSEGV|SIGBUS|SIGABRT|Segfault encountered|core dumped|Killed"
-    r"|"
-    r"Out of memory: |oom-kill|NVRM: |CUDA error|HIP error|CUDA runtime error"
-    r"|out of memory|"
-    r"OutOfMemoryError|illegal memory access|Too many open files"
-    r"|No space left on device|"
-    r"RPC call to|No heartbeat received|heartbeats timed out|exit code: -|exitcode|"
-    r"terminated with -|memory leak detected|start new thread|bad_alloc|NCCL error|"
-    r"DistBackendError|Connection closed by peer|Received SIGTERM|KeyboardInterrupt|"
-    r"process \(pid \d+\) died|\[TM\]\[FATAL\]|\[TM\]\[ERROR\]"
-    r"|Engine iteration timed out"
-)
-"""What of a large log is kept with what stands around it."""
+def places() -> Mapping[str, str]:
+    """What of a large log is kept with what stands around it: by class, the patterns of
+    its rules, and the signs of an end."""
+    kinds: dict[str, list[str]] = {}
+    for rule in RULES:
+        kinds.setdefault(rule.name.value, []).append(rule.expression.pattern)
+    for name, sign in SIGNS.items():
+        kinds[name] = [sign.expression]
+    for number, rule in enumerate(_own):
+        # Its words alone: they are plain texts, so that no backtracking is possible.
+        kinds[f"own-{number}"] = [*map(re.escape, words_of(rule.expression))]
+    return {kind: "|".join(patterns) for kind, patterns in kinds.items()}
+
 
 PATTERNS: Mapping[str, str] = {
     "cause-stands": STANDS.pattern,

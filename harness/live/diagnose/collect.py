@@ -17,7 +17,7 @@ from mmrepro.engines.base import UVICORN_STARTS
 from mmrepro.failure.documents.diagnosis import Effect
 from mmrepro.failure.signature import live_server as live
 from mmrepro.live.diagnose import discover
-from mmrepro.live.diagnose.cause_rules import ANCHORS
+from mmrepro.live.diagnose.cause_rules import places
 from mmrepro.live.diagnose.classes_logged import LOG_PATTERNS as CLASS_PATTERNS
 from mmrepro.live.diagnose.discover import Target
 from mmrepro.live.diagnose.options import DiagnoseCommand
@@ -469,7 +469,7 @@ class Collector:
                 added=added,
                 life=Life(starts, since),
                 marks=log_marks(),
-                around=ANCHORS,
+                around=places(),
             )
 
         logs = self.target.facts.logs[:MAX_LOGS]

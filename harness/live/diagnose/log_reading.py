@@ -49,6 +49,7 @@ def read_logs(
     alone: bool = False,
     deadline_s: float = 600.0,
     more: Mapping[str, str] | None = None,
+    rules: Path | None = None,
 ) -> LogReading:
     """Read ``paths`` as one timeline, and judge each server in it.
 
@@ -57,10 +58,22 @@ def read_logs(
         engine: its name; "auto": by the form of the lines.
         alone: without what was rotated away from them.
         more: patterns whose lines are wanted besides, by name.
+        rules: an operator's own, tried before all others.
 
     Raises:
-        UsageError: no such engine, or nothing could be read.
+        UsageError: no such engine, the rules do not load, or nothing could be read.
     """
+    with cause_rules.with_rules(rules):
+        return _read_logs(paths, engine, alone, deadline_s, more or {})
+
+
+def _read_logs(
+    paths: Sequence[Path],
+    engine: str,
+    alone: bool,
+    deadline_s: float,
+    more: Mapping[str, str],
+) -> LogReading:
     with tempfile.TemporaryDirectory(prefix="mmrepro-logs-") as folder:
         given, files = dumps.sort(kept(paths, Path(folder)))
         if given and not files:
@@ -75,13 +88,13 @@ def read_logs(
                 **LOG_PATTERNS,
                 **scenario_patterns(chosen),
                 STACKS: STACKS_HERE,
-                **(more or {}),
+                **more,
             },
             chosen.progress_pattern if chosen else None,
             added=chosen.added_pattern or None if chosen else None,
             rotated=not alone,
             marks=log_marks(),
-            around=cause_rules.ANCHORS,
+            around=cause_rules.places(),
         )
         result = run_probe(probe, Path(folder), deadline_s)
         stacks = _stacks_in(result.data)

@@ -117,6 +117,7 @@ class LiveCommand(Command):
         name="--log",
         shown="where its output goes",
     )
+    rules: Path | None = common.RULES(None)
     headers: Mapping[str, str] = common.HEADER({}, read=read_headers)
     """They are written nowhere: one of them is an API key."""
     out: Path | None = common.OUT(None, shown="incidents/…")

@@ -38,6 +38,7 @@ from mmrepro.engines.starts import (
 from mmrepro.engines.supervise import EngineProcess, answers
 from mmrepro.failure.documents.cause import Cause, CauseClass, StartCause
 from mmrepro.failure.documents.diagnosis import Certainty
+from mmrepro.live.diagnose import cause_rules
 from mmrepro.live.diagnose.raised import Raised
 from mmrepro.probes.base import run_probe
 from mmrepro.probes.data import LogLine
@@ -425,6 +426,9 @@ def read_start(
     if ready is not None and not gone:
         words = f"The server started: line {ready.number} says so."
         return answer.model_copy(update={"state": StartState.READY, "sentence": words})
+    if (own := cause_rules.own_cause(lines)) is not None and ready is None:
+        update = {"state": StartState.FAILED, "sentence": own.sentence, "cause": own}
+        return answer.model_copy(update=update)
     ranges = asked_ranges(name, release, places) if name else {}
     asked = Asked(name, release, stage, ranges, exit_code)
     cause = start_cause(lines, asked)

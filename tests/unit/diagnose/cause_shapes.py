@@ -36,7 +36,7 @@ class Shape:
 
 def read(text: str) -> list[ServerInLog]:
     scanner = Scanner(
-        cause_rules.PATTERNS, None, marks=log_marks(), around=cause_rules.ANCHORS
+        cause_rules.PATTERNS, None, marks=log_marks(), around=cause_rules.places()
     )
     return servers(scanner.scan(io.BytesIO(text.encode())))
 

@@ -48,7 +48,7 @@ from mmrepro.failure.documents.diagnosis import Certainty
 from mmrepro.live.diagnose import cause, cause_rules
 from mmrepro.live.diagnose.cause_advice import ADVICE, advice_for
 from mmrepro.live.diagnose.log_reading import read_logs
-from mmrepro.probes.log_lines import texts_of
+from mmrepro.probes.log_anchors import anchors_of
 from mmrepro.probes.logs import Scanner
 
 ORDER = list(Certainty)
@@ -360,7 +360,7 @@ def test_a_traceback_without_marks_is_kept_whole(tmp_path: Path) -> None:
 
 def test_an_excerpt_is_bounded() -> None:
     text = (fatal("KeyError: 1") + worked() * 300) * 200
-    scanner = Scanner({}, None, around=cause_rules.ANCHORS)
+    scanner = Scanner({}, None, around=cause_rules.places())
     import io
 
     data = scanner.scan(io.BytesIO(text.encode()))
@@ -484,9 +484,10 @@ def test_every_class_has_words_and_advice() -> None:
             assert advice_for(name, engine, "Too many open files")
 
 
-def test_the_anchors_are_found_by_plain_texts() -> None:
-    for expression in (cause_rules.ANCHORS, *cause_rules.PATTERNS.values()):
-        assert texts_of(expression).texts, expression
+def test_the_anchors_are_found_by_words() -> None:
+    expressions = [*cause_rules.places().values(), *cause_rules.PATTERNS.values()]
+    for expression in expressions:
+        assert anchors_of(expression), expression
 
 
 def test_names_in_json_are_those_of_the_documentation() -> None:

@@ -89,7 +89,9 @@ def read(text: str, engine: str) -> LogsData:
     adapter = ENGINES[engine]
     patterns = {**LOG_PATTERNS, **adapter.log_patterns}
     progress = adapter.progress_pattern or None
-    scanner = Scanner(patterns, progress, file="engine.log", around=cause_rules.ANCHORS)
+    scanner = Scanner(
+        patterns, progress, file="engine.log", around=cause_rules.places()
+    )
     return scanner.scan(io.BytesIO(text.encode()))
 
 
