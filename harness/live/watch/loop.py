@@ -232,11 +232,11 @@ def diagnosed(
     )
     found = diagnose(
         DiagnoseCommand(
-            asked.url,
-            asked.model,
-            asked.logs,
-            asked.headers,
-            folder,
+            url=asked.url,
+            model=asked.model,
+            logs=asked.logs,
+            headers=asked.headers,
+            out=folder,
             deadline_s=deadline_s,
         )
     )
