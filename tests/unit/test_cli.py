@@ -121,14 +121,6 @@ def test_a_number_that_no_clock_or_integer_holds(
     assert any(one in said.stderr for one in words)
 
 
-def test_a_budget_that_no_timeout_holds(here: Here) -> None:
-    said = here("fuzz", "minivllm", "--budget=30d")
-    assert (said.returncode, "more than a week" in said.stderr) == (
-        ExitCode.USAGE,
-        True,
-    )
-
-
 @pytest.mark.parametrize("command", [("incidents",), ("matrix", "diff"), ("replay",)])
 def test_a_name_that_no_file_can_have(here: Here, command: tuple[str, ...]) -> None:
     """Whoever looks for it raises OSError, wherever that is."""
