@@ -590,7 +590,7 @@ PAGE = """\
 # Broken starts of real engines
 
 ```sh
-python benchmarks/broken_starts.py --out docs/lab/starts.md [--only ENGINE…]
+python benchmarks/broken_starts.py --out FILE [--only ENGINE…]
 ```
 
 Each row is a real engine on a CPU with one thing broken, started by [`mmrepro why`](../why.md)

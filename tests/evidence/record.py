@@ -6,7 +6,7 @@ Usage:  uv run python tests/evidence/record.py                 # run and pack wh
         uv run python tests/evidence/record.py --rejudge NAME… # write the present judgement in
         uv run python tests/evidence/record.py --table         # README's table, the lists that are
                                                                # shipped, the pages, the
-                                                               verdicts
+                                                               # verdicts, the index of find
         uv run python tests/evidence/record.py --verdicts      # verdicts.json alone, imposters too
 
 A recording is NAME.zip: the ``incident.json`` of one real run and the manifest that a
@@ -34,6 +34,7 @@ from typing import Final
 from mmrepro import __version__
 from mmrepro.base.errors import MmreproError
 from mmrepro.base.text.redact import PLACEHOLDER, Redactor
+from mmrepro.cli import find_index
 from mmrepro.failure.documents import INCIDENT_FILE, Incident
 from mmrepro.failure.documents.hashes import HASHES_FILE, packed_chain
 from mmrepro.failure.documents.stored import MANIFEST_FILE, BundledFile, BundleManifest
@@ -447,6 +448,7 @@ def write_lists() -> None:
     head, begin, rest = README.read_text().partition("<!-- table -->\n")
     _, end, tail = rest.partition("<!-- end -->")
     README.write_text(head + begin + table(found) + "\n" + end + tail)
+    find_index.main()
 
 
 def main() -> int:
