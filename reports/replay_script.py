@@ -24,6 +24,7 @@ from mmrepro.base.errors import UsageError
 from mmrepro.base.records import FindingClass, Setting, StandIn
 from mmrepro.base.text.sanitize import one_line
 from mmrepro.engines.models.tiny import ADAPTERS, TINY, named_in
+from mmrepro.engines.serving import serving
 from mmrepro.failure.documents.replay import Finding
 from mmrepro.traffic.case.bodies import opened, placed, wire
 from mmrepro.traffic.case.files import pictures
@@ -37,7 +38,6 @@ from mmrepro.traffic.case.model import (
     Operation,
 )
 from mmrepro.traffic.case.typed import (
-    CPU_OPTIONS,
     in_order,
     server_options,
     server_steps,
@@ -182,13 +182,13 @@ def upstream_test(
             hint="mmrepro replay case.json --model qwen2-vl",
         )
 
-    length = {"vllm": "--max-model-len", "sglang": "--context-length"}[engine]
+    length = serving(engine).length_option
     given = [
         length,
         str(case.server.max_model_len),
         *server_options(settings, [length]),
     ]
-    given, on_cpu = _parted(given, CPU_OPTIONS.get(engine, ()))
+    given, on_cpu = _parted(given, serving(engine).cpu_options)
     more = {
         "engine": engine,
         "checked": textwrap.fill(_comment(checked or "It was not run."), _WIDTH),

@@ -5,6 +5,7 @@
     vllm/allowed.toml    options and variables that others may set   (allowed.py)
     vllm/features.toml   what a server does besides                  (features.py)
     vllm/waits.toml      where its processes wait                    (waits.py)
+    vllm/serving.toml    how people start its server                 (serving.py)
 
 An engine is there when its folder has an ``engine.toml``. All other tables may be
 missing. Reading one imports no adapter."""
@@ -12,13 +13,15 @@ missing. Reading one imports no adapter."""
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 FACTS: Final = "engine.toml"
+
+Row = TypeVar("Row")
 
 
 @dataclass(frozen=True)
@@ -72,6 +75,15 @@ def table(engine: str, file: str) -> dict[str, Any]:
     if folder is None or not (folder / file).is_file():
         return {}
     return _table(folder / file)
+
+
+def made_of(kind: Callable[..., Row], row: Mapping[str, Any]) -> Row:
+    """Make a ``kind`` of a table's row; lists become tuples. Raises TypeError: a key
+    that it does not have."""
+    values = {}
+    for name, value in row.items():
+        values[name] = tuple(value) if isinstance(value, list) else value
+    return kind(**values)
 
 
 def _table(file: Path) -> dict[str, Any]:

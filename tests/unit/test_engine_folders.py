@@ -19,7 +19,14 @@ from mmrepro.engines.waits import Wait, wait_places, waiting
 from mmrepro.probes.data import Frame
 
 MADE_UP = Path(__file__).with_name("made_up_engines")
-TABLES = ("engine.toml", "allowed.toml", "features.toml", "waits.toml", "starts.toml")
+TABLES = (
+    "engine.toml",
+    "allowed.toml",
+    "features.toml",
+    "waits.toml",
+    "starts.toml",
+    "serving.toml",
+)
 
 
 @pytest.mark.parametrize("name", [*ENGINES])

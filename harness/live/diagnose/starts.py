@@ -26,6 +26,7 @@ from mmrepro.base.records import Document
 from mmrepro.base.units import GIB, MIB, duration
 from mmrepro.engines import ENGINES, Engine, Signs
 from mmrepro.engines.environments.store import list_environments, site_packages
+from mmrepro.engines.serving import serving
 from mmrepro.engines.starts import (
     Asked,
     FailedStart,
@@ -554,10 +555,6 @@ IDLE_SHARE = 0.05
 MOST_LOG = 256 * MIB
 """Of the server's output; a start that writes more is ended."""
 
-DEFAULT_PORTS: Mapping[str, int] = {"vllm": 8000, "sglang": 30000, "lmdeploy": 23333}
-"""vllm/entrypoints/openai/cli_args.py, sglang/srt/server_args.py,
-lmdeploy/cli/serve.py."""
-
 
 class Follower:
     """The lines of a log that is being written; only what is new is read."""
@@ -589,7 +586,7 @@ def port_of(command: Sequence[str], engine: Engine | None) -> int | None:
             text = following if word == name else word.removeprefix(f"{name}=")
             if (word == name or word.startswith(f"{name}=")) and text.isdecimal():
                 return int(text)
-    return DEFAULT_PORTS.get(engine.name) if engine else None
+    return serving(engine.name).port if engine else None
 
 
 def watch_start(
