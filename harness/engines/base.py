@@ -19,6 +19,7 @@ from mmrepro.base.records import Fidelity, Setting, StandIn
 if TYPE_CHECKING:  # a scenario knows engines, and starts none
     from mmrepro.engines.allowed import Allowed
     from mmrepro.engines.environments.spec import Environment, EnvironmentSpec
+    from mmrepro.engines.promises import ApiPromises
     from mmrepro.engines.supervise import Entry
 from typing import Literal
 
@@ -267,6 +268,13 @@ class Engine(ABC):
         from mmrepro.engines.allowed import allowed_of
 
         return allowed_of(self.name)
+
+    @property
+    def promises(self) -> ApiPromises:
+        """What its API promises, for those who judge its answers."""
+        from mmrepro.engines.promises import promises_of
+
+        return promises_of(self.name)
 
     def environment_spec(self, release: str, device: str) -> EnvironmentSpec:
         """How to provision ``release``; by default from the index. Raises

@@ -26,6 +26,11 @@ TABLES = (
     "waits.toml",
     "starts.toml",
     "serving.toml",
+    "promises.toml",
+    "dialect.toml",
+    "plain.toml",
+    "issue_form.toml",
+    "advice.toml",
 )
 
 
