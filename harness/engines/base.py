@@ -137,6 +137,21 @@ class Signs:
     metrics: frozenset[str] = frozenset()
 
 
+@dataclass(frozen=True)
+class StackRole:
+    """Where the stack of a process begins.
+
+    Attributes:
+        role: what the process is; "": the core.
+        file: expression of the end of a file near the outer end of its stack.
+        functions: expression of a whole function's name in that file.
+    """
+
+    role: str
+    file: str
+    functions: str
+
+
 class Engine(ABC):
     """One inference engine: provision, launch, talk to it, find its processes and
     logs."""
@@ -191,6 +206,13 @@ class Engine(ABC):
     do."""
     worker_role: ClassVar[str] = ""
     """How the roles of processes begin that only run the model, beside the core."""
+    starts_in_order: ClassVar[Mapping[str, str]] = {}
+    """How the roles of processes begin that are started below one parent in the order of
+    their ranks: the releases that do so."""
+    stack_roles: ClassVar[tuple[StackRole, ...]] = ()
+    """Where the stacks of its processes begin, which tells their roles."""
+    dumps_requests: ClassVar[bool] = False
+    """Whether it writes files of requests, which no other engine does."""
     step_functions: ClassVar[tuple[str, ...]] = ()
     """Functions of the core that are on its stack during a step, and only then."""
     fatal_after_start: ClassVar[bool] = False

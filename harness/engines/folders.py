@@ -32,11 +32,17 @@ class EngineFacts:
         title: its name as its makers write it.
         order: its place where engines are listed.
         repository: ``owner/name`` of its source, as public issues have it.
+        teaching: it comes with mmrepro, and has others' faults: it has no releases on a
+            package index, and nobody reports a failure of it.
+        log_form: the engine in whose form it writes its log; "": it has its own, or
+            none.
     """
 
     title: str
     order: int
     repository: str
+    teaching: bool = False
+    log_form: str = ""
 
 
 def engine_folders() -> Iterator[Path]:
@@ -65,6 +71,11 @@ def folders() -> dict[str, Path]:
 def facts(engine: str) -> EngineFacts:
     """Read the facts of ``engine``. Raises KeyError: there is no such engine."""
     return EngineFacts(**_table(folders()[engine] / FACTS))
+
+
+def published() -> tuple[str, ...]:
+    """Names of the engines that people serve with, without those for teaching."""
+    return tuple(name for name in folders() if not facts(name).teaching)
 
 
 @cache

@@ -7,7 +7,13 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, ClassVar
 
 from mmrepro.base.records import Fidelity, Setting
-from mmrepro.engines.base import SERVED_MODEL, Engine, LaunchRequest, Mitigation
+from mmrepro.engines.base import (
+    SERVED_MODEL,
+    Engine,
+    LaunchRequest,
+    Mitigation,
+    StackRole,
+)
 from mmrepro.reproducers import reproducer_path
 
 if TYPE_CHECKING:
@@ -38,6 +44,9 @@ class MinivllmEngine(Engine):
     }
     ready_mark: ClassVar[str] = r"ready on port"
     core_role: ClassVar[str] = "EngineCore"
+    stack_roles: ClassVar[tuple[StackRole, ...]] = (
+        StackRole(role="", file=r"minivllm/", functions=".*"),
+    )
     own_fidelity: ClassVar[Fidelity | None] = Fidelity.TEACHING_ENGINE
     metrics: ClassVar[Mapping[str, tuple[str, ...]]] = {
         "running": ("minivllm:num_requests_running",),

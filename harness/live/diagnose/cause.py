@@ -15,6 +15,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import islice, pairwise
 
+from mmrepro.engines.folders import folders, published
 from mmrepro.failure.documents.cause import (
     CAUSE_WORDS,
     Cause,
@@ -234,7 +235,7 @@ def servers(data: LogsData) -> list[ServerInLog]:
 def _engine_of(cause: Cause) -> str:
     """By the title of the process that the kernel killed."""
     name = cause.process.partition("::")[0].casefold()
-    return name if name in ("vllm", "sglang") and "::" in cause.process else ""
+    return name if name in folders() and "::" in cause.process else ""
 
 
 # ---------------------------------------------------------------- the order of lines
@@ -556,7 +557,7 @@ class _Life:
             name: sum(
                 f"/{name}/" in file or file.startswith(f"{name}/") for file in files
             )
-            for name in ("vllm", "sglang", "lmdeploy")
+            for name in published()
         }
         best = max(counts, key=lambda name: counts[name])
         if not counts[best] and any(
