@@ -194,6 +194,8 @@ class Engine(ABC):
     log_mark: ClassVar[str] = ""
     """A line that only this engine logs while it starts; a group "release" tells
     which."""
+    release_word: ClassVar[str] = ""
+    """A word of the lines in which it logs its release; "": it logs none."""
     start_lines: ClassVar[tuple[str, ...]] = (UVICORN_STARTS,)
     """Lines that it logs at each start, and only then, in that order."""
     code: ClassVar[tuple[str, ...]] = ()
@@ -233,6 +235,15 @@ class Engine(ABC):
         from mmrepro.probes.processes import role_from_title
 
         return role_from_title(name, cmdline)
+
+    def wrote(self, source: str, words: str) -> bool:
+        """Whether a line is surely its own, though it is in another engine's form.
+
+        Args:
+            source: file and number that the line names, as ``server.py:12``.
+            words: what follows the line's beginning.
+        """
+        return False
 
     def fidelity_on(self, device: str) -> Fidelity:
         """Of a run on ``device`` with nothing replaced."""

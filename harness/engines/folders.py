@@ -36,6 +36,8 @@ class EngineFacts:
             package index, and nobody reports a failure of it.
         log_form: the engine in whose form it writes its log; "": it has its own, or
             none.
+        log_processes: expression of how the names of processes begin that only its
+            lines have; "": there are none.
     """
 
     title: str
@@ -43,6 +45,7 @@ class EngineFacts:
     repository: str
     teaching: bool = False
     log_form: str = ""
+    log_processes: str = ""
 
 
 def engine_folders() -> Iterator[Path]:

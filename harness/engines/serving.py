@@ -2,11 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cache
 
-from mmrepro.engines.folders import made_of, table
+from mmrepro.engines.folders import folders, made_of, table
+
+
+@dataclass(frozen=True)
+class UpstreamTests:
+    """How the engine's own tests start a server.
+
+    Attributes:
+        manner: the part of ``upstream_test.py.j2`` that is for it; "": not known.
+        folder: where such a test lies in its tree; "": anywhere.
+        utils: our file (``reproducers/``) that replaces the tests' own ``utils.py``,
+            which wheels do not have.
+        lent: what to say of that replacement.
+    """
+
+    manner: str = ""
+    folder: str = ""
+    utils: str = ""
+    lent: str = ""
 
 
 @dataclass(frozen=True)
@@ -19,7 +37,11 @@ class ServingFacts:
         plain: a command without options; ``{model}`` is filled in.
         install: the line that makes the engine available; "": ``pip install``.
         program: how a command line begins that starts it by its own program.
-        script: expression of the end of a file that starts it.
+        modules: expressions of modules that start it, as in ``python -m MODULE``.
+        script: expression of the files that start it, as commands have them.
+        any_script: the same of all releases' files, where a command is known to start
+            a server.
+        image: expression of the names of its images.
         port: where it listens by default; None: not known.
         length_option: the option with the longest prompt and answer.
         cpu_options: options that mmrepro gives it because there is no GPU.
@@ -35,13 +57,17 @@ class ServingFacts:
         registry: the file of the installed package that lists its architectures.
         tried: architectures, and its first release of which a CPU is known to serve
             them.
+        tests: how its own tests start a server.
     """
 
     command: tuple[str, ...] = ()
     plain: str = ""
     install: str = ""
     program: tuple[str, ...] = ()
+    modules: tuple[str, ...] = ()
     script: str = ""
+    any_script: str = ""
+    image: str = ""
     port: int | None = None
     length_option: str = ""
     cpu_options: tuple[str, ...] = ()
@@ -56,6 +82,7 @@ class ServingFacts:
     pooling_named: tuple[str, ...] = ()
     registry: str = ""
     tried: Mapping[str, str] = field(default_factory=dict)
+    tests: UpstreamTests = UpstreamTests()
 
     def typed(self, engine: str, model: str, length: str, port: str) -> list[str]:
         """The words that a person types to have the server."""
@@ -65,8 +92,18 @@ class ServingFacts:
         return [given.get(word, word) for word in self.command]
 
 
+def default_ports() -> Iterator[int]:
+    """Yield where servers of the engines listen by default."""
+    for engine in folders():
+        port = serving(engine).port
+        if port is not None:
+            yield port
+
+
 @cache
 def serving(engine: str) -> ServingFacts:
     """How ``engine``'s server is started; the common way where its folder says
     nothing."""
-    return made_of(ServingFacts, table(engine, "serving.toml"))
+    row = dict(table(engine, "serving.toml"))
+    row["tests"] = UpstreamTests(**row.get("tests", {}))
+    return made_of(ServingFacts, row)

@@ -3,6 +3,7 @@ switches."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, ClassVar
 
@@ -79,6 +80,11 @@ class MinivllmEngine(Engine):
         "EngineCore loop active|EngineCore waiting for work"
     )
 
+    def wrote(self, source: str, words: str) -> bool:
+        if _OWN_WORDS.match(words):
+            return True
+        return source.startswith("server.py:") and _SERVES.match(words) is not None
+
     def contract_watch(self) -> Mitigation | None:
         return Mitigation(
             "contract-probe", "its own checker", server_args=("--check-contract=log",)
@@ -117,6 +123,10 @@ class MinivllmEngine(Engine):
         yield Setting(name="OMP_NUM_THREADS", value="1", why="a tiny model")
 
 
+_OWN_WORDS = re.compile(
+    r'minivllm(?:: | cannot start)|\s*File "[^"]*/minivllm/\w+\.py"'
+)
+_SERVES = re.compile(r"ready on port \d|placeholder ids: ")
 _LAUNCHER = (
     "import sys; sys.path.insert(0, sys.argv.pop(1)); from minivllm.server "
     "import main; sys.exit(main())"

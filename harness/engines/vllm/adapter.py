@@ -95,6 +95,7 @@ class VllmEngine(Engine):
         "--uds",
     )
     worker_role: ClassVar[str] = "Worker"
+    release_word: ClassVar[str] = "version"
     # make_worker_process in v1/executor/multiproc_executor.py (0.33 does so in
     # threads), CoreEngineProcManager in v1/engine/utils.py.
     starts_in_order: ClassVar[Mapping[str, str]] = {

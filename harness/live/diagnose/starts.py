@@ -104,12 +104,9 @@ def engine_of(lines: Sequence[LogLine], command: Sequence[str] = ()) -> Engine |
         ]
         if len(known) == 1:
             return known[0]
-    if any(
-        _MINIVLLM.match(line.own_words)
-        or (line.source.startswith("server.py:") and _SERVES.match(line.own_words))
-        for line in lines
-    ):
-        return ENGINES["minivllm"]
+    for engine in ENGINES.values():
+        if any(engine.wrote(line.source, line.own_words) for line in lines):
+            return engine
     forms = Counter(line.engine for line in lines if line.engine)
     if forms:
         return ENGINES.get(forms.most_common(1)[0][0])
@@ -134,9 +131,6 @@ def engine_of(lines: Sequence[LogLine], command: Sequence[str] = ()) -> Engine |
     return ENGINES[best[0][0]] if best else None
 
 
-_MINIVLLM = re.compile(r'minivllm(?:: | cannot start)|\s*File "[^"]*/minivllm/\w+\.py"')
-_SERVES = re.compile(r"ready on port \d|placeholder ids: ")
-"""minivllm logs in vLLM's form."""
 _USAGE = re.compile(
     r"usage: (?:(?P<lmdeploy>lmdeploy\b)|(?P<minivllm>minivllm\b)|(?P<vllm>vllm\b"
     r"|api_server\.py)|"
@@ -163,9 +157,12 @@ _RELEASE = re.compile(
 
 def release_of(lines: Sequence[LogLine], engine: Engine | None) -> str:
     """As the log says it; "": it does not."""
-    for line in lines if engine else ():
+    if engine is None:
+        return ""
+    word = engine.release_word
+    for line in lines:
         words = line.own_words
-        said = engine is not None and engine.name == "vllm" and "version" in words[:200]
+        said = bool(word) and word in words[:200]
         if (said or "LLM engine (v" in words) and (match := _RELEASE.search(words)):
             found = match["api"] or match["core"] or match["folder"]
             return str(found).partition("+")[0]
@@ -261,10 +258,7 @@ def _looked(cause: FailedStart) -> FailedStart:
 
 # ---------------------------------------------------------------- the setting that fits
 
-_ARGUMENT = {
-    "vllm": re.compile(r"'gpu_memory_utilization': (?P<share>[\d.]+)"),
-    "sglang": re.compile(r"mem_fraction_static=(?P<share>[\d.]+)"),
-}
+_VLLM_SHARE = re.compile(r"'gpu_memory_utilization': (?P<share>[\d.]+)")
 _TOTAL = re.compile(
     r"/(?P<total>[\d.]+) GiB\) on startup|total capacity of (?P<other>[\d.]+) GiB"
 )
@@ -339,14 +333,14 @@ def _plan(
 
     text = "\n".join(line.text for line in lines)
     numbers = cause.numbers
-    if engine == "vllm" and {"length", "needed", "available"} <= numbers.keys():
+    if engine == VLLM.name and {"length", "needed", "available"} <= numbers.keys():
         match = _TOTAL.search(text)
         total = (
             float(match["total"] or match["other"]) * GIB
             if match
             else float(total_bytes)
         )
-        share = _ARGUMENT["vllm"].search(text)
+        share = _VLLM_SHARE.search(text)
         used = (
             float(share["share"])
             if share
@@ -364,7 +358,7 @@ def _plan(
             free=int(total),
             non_kv=int(total * used - float(numbers["available"]) * GIB),
         )
-    if engine == "sglang" and cause.fault is StartFault.KV_CACHE_TOO_SMALL:
+    if engine == SGLANG.name and cause.fault is StartFault.KV_CACHE_TOO_SMALL:
         from mmrepro.kv_budget import read_model
 
         memory = {m["which"]: float(m["gb"]) for m in _SGLANG.finditer(text)}

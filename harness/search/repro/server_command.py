@@ -20,7 +20,7 @@ from mmrepro.base.errors import UsageError, did_you_mean
 from mmrepro.base.machine.files import read_yaml
 from mmrepro.base.text.redact import names_a_secret
 from mmrepro.engines.allowed import Allowed, allowed_of, is_option
-from mmrepro.engines.folders import folders
+from mmrepro.engines.folders import facts, folders, published
 from mmrepro.engines.serving import serving
 from mmrepro.engines.starts import GONE
 from mmrepro.failure.documents.replay import Replaced
@@ -59,16 +59,55 @@ class ServerAsked:
     unread: list[str] = field(default_factory=list)
 
 
-_SERVE: Final = re.compile(
-    r"(?:^|[\s;&|(/\"'`\[=!])(?:(?:vllm|sglang)(?:@\S{1,100})?\s+serve\b|"
-    r"lmdeploy(?:@\S{1,100})?\s+serve\s+api_server\b|"
-    r"-m\s+(?:vllm\.entrypoints\.(?:openai\.)?api_server"
-    r"|vllm\.entrypoints\.cli\.main\s+serve|"
-    r"sglang\.launch_server|sglang\s+serve|lmdeploy\s+serve\s+api_server"
-    r"|minivllm\.server)\b|"
-    r"(?:vllm/entrypoints/(?:openai/)?api_server|sglang/launch_server)\.py\b|"
-    r"(?:docker|podman|nerdctl)\s+run\b)"
-)
+@cache
+def _serve_form(engines: tuple[str, ...]) -> re.Pattern[str]:
+    """The form of what starts a server of one of ``engines``, or a container."""
+    programs: list[str] = []
+    modules: list[str] = []
+    scripts: list[str] = []
+    for engine in engines:
+        server = serving(engine)
+        modules += server.modules
+        scripts += filter(None, [server.script])
+        if server.program:
+            name, *following = server.program
+            programs.append(r"\s+".join([rf"{name}(?:@\S{{1,100}})?", *following]))
+    ways = (
+        rf"(?:{'|'.join(programs)})\b",
+        rf"-m\s+(?:{'|'.join(modules)})\b",
+        rf"(?:{'|'.join(scripts)})\b",
+        r"(?:docker|podman|nerdctl)\s+run\b",
+    )
+    return re.compile(rf"(?:^|[\s;&|(/\"'`\[=!])(?:{'|'.join(ways)})")
+
+
+@cache
+def _image_form(engines: tuple[str, ...]) -> re.Pattern[str]:
+    """The form of an image of one of ``engines``: a group of the engine's name, and
+    the tag."""
+    names: list[str] = []
+    for engine in engines:
+        image = serving(engine).image
+        if image:
+            names.append(f"(?P<{engine}>{image})")
+    return re.compile(
+        rf"^(?:[\w.:-]+/)*(?:{'|'.join(names)})(?::(?P<tag>[\w.-]+))?(?:@sha256:\w+)?$"
+    )
+
+
+def _image(word: str) -> re.Match[str] | None:
+    return _image_form(tuple(folders())).match(word)
+
+
+@cache
+def _package_form(engines: tuple[str, ...]) -> re.Pattern[str]:
+    """The form of a package of one of ``engines``, with its release."""
+    return re.compile(
+        rf"\b({'|'.join(engines)})(?:\[[\w,]*\])?(?:==|@)v?"
+        r"(\d+\.\d+\.\d+(?:\.?(?:post|rc)\d+)?)"
+    )
+
+
 PROMPT: Final = re.compile(
     r"^[ \t]*(?:(?:\(\w+\)[ \t]*)?(?:PS[ \t]+)?(?:[A-Za-z]:[\\/][^>\n]{0,80}>"
     r"|[$%>][ \t])|"
@@ -80,15 +119,6 @@ CONTINUED: Final = re.compile(r"(?:(?<![ \t])[ \t]*\\|[ \t][`^])[ \t]*\r?\n")
 """The end of a line that goes on: in a Unix shell, in PowerShell (`), in cmd (^)."""
 _ARRAY: Final = re.compile(
     r"^[ \t]*(?:declare[ \t]+-a[ \t]+)?(\w+)\+?=\(([^)]{0,4000})\)", re.MULTILINE
-)
-_PACKAGE: Final = re.compile(
-    r"\b(vllm|sglang|lmdeploy)(?:\[[\w,]*\])?(?:==|@)v?(\d+\.\d+\.\d+(?:\.?(?:post"
-    r"|rc)\d+)?)"
-)
-_IMAGE: Final = re.compile(
-    r"^(?:[\w.:-]+/)*(?:(?P<vllm>vllm-openai[\w-]*|vllm)|(?P<sglang>sglang)"
-    r"|(?P<lmdeploy>lmdeploy))"
-    r"(?::(?P<tag>[\w.-]+))?(?:@sha256:\w+)?$"
 )
 _VERSION: Final = re.compile(r"(?:^|vllm_)v?(\d+\.\d+\.\d+(?:\.?(?:post|rc)\d+)?)")
 _ASSIGNED: Final = re.compile(
@@ -127,12 +157,12 @@ def plain_command(engine: str, traffic: str) -> str:
 
 def is_server_command(text: str) -> bool:
     """Whether ``text`` starts one of the engines' servers."""
-    served = _SERVE.search(text)
+    served = _serve_form(tuple(folders())).search(text)
     if served is None:
         return False
     if "run" not in served[0].split():
         return True
-    return any(_IMAGE.match(word.strip("\"'")) for word in text.split())
+    return any(_image(word.strip("\"'")) for word in text.split())
 
 
 def parse(text: str) -> ServerAsked:
@@ -140,7 +170,7 @@ def parse(text: str) -> ServerAsked:
     with its arguments. Raises UsageError: it is none that can be read, and why."""
     words, variables = _words(text)
     engine, rest, release, more = _engine(words, text)
-    named = dict(_PACKAGE.findall(text))
+    named = dict(_package_form(published()).findall(text))
     asked = ServerAsked(engine, release=release or named.get(engine, ""))
     used = {name for found in _USED.findall(text) for name in found}
     asked.env = {
@@ -372,7 +402,7 @@ def _started_by_program(names: Sequence[str], at: int) -> str:
 def _started_by_file(word: str) -> str:
     """The engine whose server a file starts, by the end of its path; "": none."""
     for engine in folders():
-        script = serving(engine).script
+        script = serving(engine).any_script
         if script and re.search(rf"(?:^|/){script}$", word):
             return engine
     return ""
@@ -397,13 +427,14 @@ def _in_image(words: list[str]) -> tuple[str, list[str], str, dict[str, str]]:
         before = words[at - 1] if at else ""
         if before.startswith("-") and "=" not in before and before not in _DOCKER_FLAGS:
             continue  # the value of an option
-        image = None if word.startswith("-") else _IMAGE.match(word)
+        image = None if word.startswith("-") else _image(word)
         if image is not None:
             engine = _of_image(image)
             version = _VERSION.search(image["tag"] or "")
             return engine, words[at + 1 :], version[1] if version else "", env
 
-    raise UsageError("The container's image is none of vLLM, SGLang or LMDeploy.")
+    *titles, last = (facts(name).title for name in folders() if serving(name).image)
+    raise UsageError(f"The container's image is none of {', '.join(titles)} or {last}.")
 
 
 def _of_image(image: re.Match[str]) -> str:
@@ -431,7 +462,7 @@ def of_manifest(text: str) -> str:
     quoted = _BARE.sub(lambda found: found[1] + json.dumps(found[2]), plain)
     documents = read_yaml(plain) or read_yaml(quoted)
     for container in _containers(documents):
-        if not _IMAGE.match(str(container["image"])):
+        if not _image(str(container["image"])):
             continue
         variables = container.get("environment") or container.get("env") or []
         if isinstance(variables, dict):
@@ -1012,19 +1043,19 @@ _TEXTS: Final = (
 
 def _gpu_backend_replaced(asked: ServerAsked) -> list[Replaced]:
     """Take a backend that needs a GPU out of the options, and say what replaces it."""
-    facts = serving(asked.engine)
+    server = serving(asked.engine)
     given: list[str] = []
     for name, values in asked.options:
         if name == "--backend":
             given = values
             break
-    if not facts.cpu_backend or given == [facts.cpu_backend]:
+    if not server.cpu_backend or given == [server.cpu_backend]:
         return []
 
     asked.options = [option for option in asked.options if option[0] != "--backend"]
-    what = " ".join(["--backend", *(given or [facts.gpu_backend])])
-    by = f"--backend {facts.cpu_backend}"
-    why = facts.gpu_backend_why
+    what = " ".join(["--backend", *(given or [server.gpu_backend])])
+    by = f"--backend {server.cpu_backend}"
+    why = server.gpu_backend_why
     return [Replaced(what=what, by=by, why=why, essential=True)]
 
 
@@ -1054,9 +1085,9 @@ def _model(
         )
         tiny = next(near, tiny)
 
-    facts = serving(asked.engine)
-    if facts.tiny:
-        tiny = facts.tiny
+    server = serving(asked.engine)
+    if server.tiny:
+        tiny = server.tiny
     kind, names = _SAME[tiny]
     same = bool(re.search(names, name, re.IGNORECASE))
     why = "random weights, of the same architecture" if same else "random weights"
@@ -1072,11 +1103,11 @@ def _model(
     given = {option for option, _ in asked.options}
     if "--trust-remote-code" in given:
         extra = []
-    kind_named = not given.isdisjoint(facts.pooling_named)
-    if facts.pooling and _POOLS.search(name) and not kind_named:
-        extra += facts.pooling
+    kind_named = not given.isdisjoint(server.pooling_named)
+    if server.pooling and _POOLS.search(name) and not kind_named:
+        extra += server.pooling
         why = "the stand-in is served as such a model"
-        replaced.append(Replaced(what="", by=" ".join(facts.pooling), why=why))
+        replaced.append(Replaced(what="", by=" ".join(server.pooling), why=why))
 
     return tiny, replaced, extra
 
@@ -1118,11 +1149,11 @@ def options_of(engine: str, packages: Path) -> Mapping[str, bool]:
 def serves(engine: str, release: str, packages: Path, architecture: str) -> bool:
     """Whether an installed engine has an architecture, by its source, and a CPU serves
     it."""
-    facts = serving(engine)
-    version, since = _version(release), facts.tried.get(architecture)
+    server = serving(engine)
+    version, since = _version(release), server.tried.get(architecture)
     if version is None or since is None or version < Version(since):
         return False
-    registry = packages / engine / facts.registry
+    registry = packages / engine / server.registry
     try:
         return f'"{architecture}"' in registry.read_text(
             encoding="utf-8", errors="replace"
