@@ -6,12 +6,18 @@
     vllm/features.toml   what a server does besides                  (features.py)
     vllm/waits.toml      where its processes wait                    (waits.py)
     vllm/serving.toml    how people start its server                 (serving.py)
+    vllm/promises.toml   what its API promises                       (promises.py)
+    vllm/dialect.toml    how requests are written for it             (dialects.py)
+    vllm/plain.toml      what makes its server a plain one           (plain.py)
+    vllm/issue_form.toml the form of its bug reports     (reports/issue_form.py)
+    vllm/advice.toml     what to do about a cause   (diagnose/cause_advice.py)
 
 An engine is there when its folder has an ``engine.toml``. All other tables may be
 missing. Reading one imports no adapter."""
 
 from __future__ import annotations
 
+import sys
 import tomllib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -53,9 +59,9 @@ def engine_folders() -> Iterator[Path]:
 
     The package's ``__path__`` is asked, so that a further folder of engines can be put
     beside ours."""
-    import mmrepro.engines
-
-    for place in mmrepro.engines.__path__:
+    # No import: reports read tables, and must not depend on what the package gives.
+    package = sys.modules[__name__.rpartition(".")[0]]
+    for place in package.__path__:
         for facts in Path(place).glob(f"*/{FACTS}"):
             yield facts.parent
 

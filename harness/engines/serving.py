@@ -42,6 +42,7 @@ class ServingFacts:
         any_script: the same of all releases' files, where a command is known to start
             a server.
         image: expression of the names of its images.
+        usage: expression of what argparse calls its program.
         port: where it listens by default; None: not known.
         length_option: the option with the longest prompt and answer.
         cpu_options: options that mmrepro gives it because there is no GPU.
@@ -68,6 +69,7 @@ class ServingFacts:
     script: str = ""
     any_script: str = ""
     image: str = ""
+    usage: str = ""
     port: int | None = None
     length_option: str = ""
     cpu_options: tuple[str, ...] = ()

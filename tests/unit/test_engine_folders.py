@@ -13,17 +13,18 @@ from pathlib import Path
 import mmrepro.engines
 import pytest
 from mmrepro.base.errors import UsageError
-from mmrepro.engines import ENGINES, Signs, get_engine, log_marks
+from mmrepro.engines import ENGINES, Signs, get_engine, log_marks, sglang
 from mmrepro.engines.dialects import dialect_of
 from mmrepro.engines.features import feature, features, turned_on
 from mmrepro.engines.folders import facts, folders, table
 from mmrepro.engines.plain import plain_server
 from mmrepro.engines.promises import promises_of
 from mmrepro.engines.serving import default_ports, serving
+from mmrepro.engines.starts import LineReader
 from mmrepro.engines.waits import Wait, wait_places, waiting
 from mmrepro.failure.documents.cause import CauseClass
 from mmrepro.live.diagnose.cause_advice import advice_for
-from mmrepro.live.diagnose.starts import port_of
+from mmrepro.live.diagnose.starts import engine_of, port_of
 from mmrepro.probes.data import Frame
 from mmrepro.reports.issue_form import Report, filled
 from mmrepro.search.fuzz.options import FuzzProfile, under
@@ -31,6 +32,8 @@ from mmrepro.search.oracle.reference import reference_case
 from mmrepro.search.repro.server_command import parse, plain_command
 from mmrepro.traffic.case.model import Case, ServerWanted
 from mmrepro.traffic.case.typed import server_command
+from packaging.specifiers import SpecifierSet
+from packaging.version import Version
 
 MADE_UP = Path(__file__).with_name("made_up_engines")
 TABLES = (
@@ -80,6 +83,36 @@ def test_its_tables_are_known_ones(name: str) -> None:
         assert row.what
     places = wait_places(name)
     assert len(set(places)) == len(places)
+
+
+@pytest.mark.parametrize("name", [*ENGINES])
+def test_what_its_tables_name_is_known(name: str) -> None:
+    server = serving(name)
+    for pattern in (*server.modules, server.script, server.image, server.usage):
+        re.compile(pattern)
+    for word in ("{model}", "{length}", "{port}"):
+        assert word in server.command
+    for release in (*server.tried.values(), promises_of(name).bad_words_since):
+        Version(release)
+    dialect = dialect_of(name)
+    assert {*dialect.features} <= {*features(name)}
+    assert plain_server(name) is not None
+    assert {*table(name, "advice.toml")} <= {*CauseClass}
+    form = table(name, "issue_form.toml")
+    known = {"ticks", "everything", *Report.__dataclass_fields__}
+    assert {part for _, part in form.get("parts", ())} <= known
+    for place in ENGINES[name].stack_roles:
+        re.compile(place.file)
+        re.compile(place.functions)
+    for releases in ENGINES[name].starts_in_order.values():
+        SpecifierSet(releases)
+
+
+def test_options_that_its_servers_have_in_any_case_are_those_of_the_adapter() -> None:
+    given = [name for name in ENGINES if promises_of(name).cached_option_given]
+    assert given == ["sglang"]
+    own = [option for option, _, _ in sglang.OPTIONS]
+    assert promises_of("sglang").cached_option in own
 
 
 def test_engines_are_listed_in_their_order() -> None:
@@ -150,6 +183,9 @@ def test_its_server_is_typed_read_and_found_by_its_port() -> None:
     assert (poured.engine, poured.model) == ("teapot", "nobody/oolong")
     assert port_of(["teapot"], get_engine("teapot")) == 4180
     assert 4180 in [*default_ports()]
+    usage = b"usage: teapot pour [-h] [--cups CUPS]\n"
+    refused = LineReader().take(usage, last=True)
+    assert engine_of(refused) is get_engine("teapot")
 
 
 @pytest.mark.usefixtures("teapot")

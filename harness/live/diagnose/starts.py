@@ -26,6 +26,7 @@ from mmrepro.base.records import Document
 from mmrepro.base.units import GIB, MIB, duration
 from mmrepro.engines import ENGINES, Engine, Signs
 from mmrepro.engines.environments.store import list_environments, site_packages
+from mmrepro.engines.folders import folders
 from mmrepro.engines.serving import serving
 from mmrepro.engines.starts import (
     Asked,
@@ -115,9 +116,9 @@ def engine_of(lines: Sequence[LogLine], command: Sequence[str] = ()) -> Engine |
             re.search(engine.log_mark, line.own_words) for line in lines
         ):
             return engine
-    usage = next((m for line in lines if (m := _USAGE.match(line.own_words))), None)
-    if usage is not None:
-        return ENGINES[next(name for name, found in usage.groupdict().items() if found)]
+    by_usage = _engine_by_usage(lines)
+    if by_usage is not None:
+        return by_usage
     module = re.compile(rf'^\s*(?:\| )?File "[^"]*/({"|".join(ENGINES)})/')
     frames = Counter(m[1] for line in lines if (m := module.match(line.own_words)))
     roles = Counter(
@@ -131,12 +132,17 @@ def engine_of(lines: Sequence[LogLine], command: Sequence[str] = ()) -> Engine |
     return ENGINES[best[0][0]] if best else None
 
 
-_USAGE = re.compile(
-    r"usage: (?:(?P<lmdeploy>lmdeploy\b)|(?P<minivllm>minivllm\b)|(?P<vllm>vllm\b"
-    r"|api_server\.py)|"
-    r"(?P<sglang>sglang\b|launch_server\.py))"
-)
-"""What argparse calls the program, where a start ends before it logs anything."""
+def _engine_by_usage(lines: Sequence[LogLine]) -> Engine | None:
+    """By what argparse calls the program, where a start ends before it logs
+    anything."""
+    for line in lines:
+        if not line.own_words.startswith("usage: "):
+            continue
+        for name in folders():
+            program = serving(name).usage
+            if program and re.match(rf"usage: (?:{program})", line.own_words):
+                return ENGINES[name]
+    return None
 
 
 def last_start(lines: Sequence[LogLine], engine: Engine | None) -> list[LogLine]:
