@@ -237,7 +237,7 @@ OWN_ENGINE = ("harness/engines/", "harness/scenario/", "scenarios/")
 LEFT = {
     "harness/kv_budget/eras.py": (3, "whose arithmetic each of its formulas is"),
     "harness/traffic/case/expecting.py": (1, "a case that no server ever gets"),
-    "probes/log_forms.py": (14, "probes lie below engines, and read any log"),
+    "probes/log_forms.py": (11, "probes lie below engines, and read any log"),
     "probes/unpickle.py": (1, "a Python package whose classes are read as data"),
 }
 """Where an engine's name is a constant: how often, and why."""
