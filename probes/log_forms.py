@@ -37,7 +37,6 @@ first. Ray's marks of whole servers are a collector's."""
 _RANK_IN_NAME = re.compile(r"(?:(?<=[_ ])|^)(?:TP|DP|PP|EP|DCP|PCP|CP)\d+")
 _RANK_NUMBER = re.compile(r"\brank=(\d+)")
 ERROR_LEVELS = frozenset({"ERROR", "CRITICAL", "FATAL"})
-ENGINE_NAMES = ("vllm", "sglang", "lmdeploy")
 _LETTERS = {"I": "INFO", "W": "WARNING", "E": "ERROR", "F": "CRITICAL"}
 
 
@@ -169,6 +168,7 @@ FORMS = (
         "kernel",
     ),
 )
+ENGINE_NAMES = frozenset(form.engine for form in FORMS if form.engine)
 
 _GLUED = re.compile(
     r"[^|\n]{0,200}?\d{1,3}%\|[^|\n]{0,200}\| [\d.]+[kMG]?/[\d.]+[kMG]? \[[^\]\n]{0,80}\] *(?=\S)"

@@ -15,6 +15,7 @@ from typing import Final
 from mmrepro.base.records import HostFacts, Setting, WheelFacts
 from mmrepro.base.text.sanitize import one_line
 from mmrepro.base.units import size
+from mmrepro.engines.folders import facts, folders, table
 from mmrepro.failure.documents import Incident
 from mmrepro.failure.documents.finding import LoadedFinding
 from mmrepro.failure.documents.public import public
@@ -42,10 +43,6 @@ _LIBRARIES: Final = (
     "triton",
     "nvidia-",
     "flashinfer",
-    "vllm",
-    "sglang",
-    "sgl-",
-    "lmdeploy",
     "xformers",
     "cachetools",
     "pillow",
@@ -75,44 +72,25 @@ _USUAL: Final = (
     ("Reproduction", "reproduction"),
     ("Environment", "environment"),
 )
-_CHECKED: Final = (("Checklist", "ticks"), *_USUAL)
-_FORMS: Final = {
-    "vllm": _IssueForm(
-        "[Bug]: ",
-        (
-            ("Your current environment", "environment"),
-            ("🐛 Describe the bug", "everything"),
-            ("Before submitting a new issue...", "ticks"),
-        ),
-        (
-            "Make sure you already searched for relevant issues, and asked the chatbot "
-            "living at the bottom right corner of the documentation page, which can "
-            "answer lots of frequently asked questions.",
-        ),
-    ),
-    "sglang": _IssueForm(
-        "[Bug] ",
-        _CHECKED,
-        (
-            "I searched related issues but found no solution.",
-            "The bug persists in the latest version.",
-            "Issues without environment info and a minimal reproducible demo are hard "
-            "to resolve and may receive no feedback.",
-            "If this is not a bug report but a general question, please start a "
-            "discussion. Otherwise, it will be closed.",
-            "Please use English. Otherwise, it will be closed.",
-        ),
-    ),
-    "lmdeploy": _IssueForm(
-        "[Bug] ",
-        (*_CHECKED, ("Error traceback", "traceback")),
-        (
-            "1. I have searched related issues but cannot get the expected help.",
-            "2. The bug has not been fixed in the latest version.",
-        ),
-    ),
-}
-_OTHER: Final = _IssueForm("", _USUAL)
+_FORM_FILE: Final = "issue_form.toml"
+
+
+def _form_of(engine: str) -> _IssueForm:
+    """The form of ``engine``'s repository, as its folder has it; a plain one where it
+    has none."""
+    row = table(engine, _FORM_FILE)
+    if not row:
+        return _IssueForm("", _USUAL)
+    parts = tuple((heading, which) for heading, which in row["parts"])
+    return _IssueForm(row["title"], parts, tuple(row["ticks"]))
+
+
+def _own_packages() -> tuple[str, ...]:
+    """How the names of all engines' own packages begin."""
+    names: list[str] = []
+    for engine in folders():
+        names += table(engine, _FORM_FILE).get("packages", ())
+    return tuple(names)
 
 
 @dataclass
@@ -224,10 +202,8 @@ def public_command(command: list[str]) -> str:
 
 def filled(report: Report) -> str:
     """The form's headings with the report below them, cut to what an issue may have."""
-    form = _FORMS.get(report.engine, _OTHER)
-    name = {"vllm": "vLLM", "sglang": "SGLang", "lmdeploy": "LMDeploy"}.get(
-        report.engine, ""
-    )
+    form = _form_of(report.engine)
+    name = facts(report.engine).title if form.title else ""
     head = [
         f"<!-- Title: {form.title}{one_line(report.title, 200).replace('--', '-')}",
         f"     One heading a field of {name or 'the'} bug-report form; look at it "
@@ -270,7 +246,8 @@ def _environment(
         ("Python of the harness", host.python),
     ]
     lines = [f"{label:<22}: {value}" for label, value in rows if value]
-    wanted = [p for p in packages if p.lower().replace("_", "-").startswith(_LIBRARIES)]
+    libraries = (*_LIBRARIES, *_own_packages())
+    wanted = [p for p in packages if p.lower().replace("_", "-").startswith(libraries)]
     if wanted:
         lines += [
             "",

@@ -23,7 +23,9 @@ from mmrepro import __version__
 from mmrepro.base.errors import UsageError
 from mmrepro.base.records import FindingClass, Setting, StandIn
 from mmrepro.base.text.sanitize import one_line
+from mmrepro.engines.folders import folders
 from mmrepro.engines.models.tiny import ADAPTERS, TINY, named_in
+from mmrepro.engines.serving import serving
 from mmrepro.failure.documents.replay import Finding
 from mmrepro.traffic.case.bodies import opened, placed, wire
 from mmrepro.traffic.case.files import pictures
@@ -37,7 +39,6 @@ from mmrepro.traffic.case.model import (
     Operation,
 )
 from mmrepro.traffic.case.typed import (
-    CPU_OPTIONS,
     in_order,
     server_options,
     server_steps,
@@ -78,8 +79,6 @@ _PROMISES: Final = (
     "prompt-tokens",
 )
 """Of what breaks the protocol: what a script cannot see by one answer's form."""
-_TESTED: Final = ("vllm", "sglang")
-"""Engines whose own tests start servers in a known manner."""
 _ABSENT: Final = {
     "hang": "every request was answered",
     "death": "the server lives",
@@ -146,12 +145,11 @@ def upstream_test(
             picture is missing.
     """
     kind, engine, name = finding.finding_class, case.server.engine, finding.server.label
-    if engine not in _TESTED:
+    manner = serving(engine).tests.manner
+    if not manner:
+        tested = [name for name in folders() if serving(name).tests.manner]
         raise UsageError(
-            (
-                f"An upstream test is written for {' and '.join(_TESTED)}, not for "
-                f"{engine}."
-            ),
+            f"An upstream test is written for {' and '.join(tested)}, not for {engine}.",
             hint=f"python3 {SCRIPT_FILE}, beside the finding",
         )
 
@@ -182,15 +180,15 @@ def upstream_test(
             hint="mmrepro replay case.json --model qwen2-vl",
         )
 
-    length = {"vllm": "--max-model-len", "sglang": "--context-length"}[engine]
+    length = serving(engine).length_option
     given = [
         length,
         str(case.server.max_model_len),
         *server_options(settings, [length]),
     ]
-    given, on_cpu = _parted(given, CPU_OPTIONS.get(engine, ()))
+    given, on_cpu = _parted(given, serving(engine).cpu_options)
     more = {
-        "engine": engine,
+        "manner": manner,
         "checked": textwrap.fill(_comment(checked or "It was not run."), _WIDTH),
         "arguments": literal([*given, *case.server.args]),
         # popen_launch_server gives --device by itself.

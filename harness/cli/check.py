@@ -70,8 +70,9 @@ def _fit(asked: CheckCommand) -> None:
     from mmrepro.base.machine.gpu import read_gpus
     from mmrepro.engines import spec_for
     from mmrepro.engines.environments.fit import Fits, asked_for, fit
+    from mmrepro.engines.folders import published
 
-    engine, release = asked_for(asked.release, ("vllm", "sglang", "lmdeploy"))
+    engine, release = asked_for(asked.release, published())
     report = fit(spec_for(engine, release, "cuda"), read_gpus())
     if asked.json:
         emit(report)

@@ -19,6 +19,7 @@ from mmrepro.base.records import Fidelity, Setting, StandIn
 if TYPE_CHECKING:  # a scenario knows engines, and starts none
     from mmrepro.engines.allowed import Allowed
     from mmrepro.engines.environments.spec import Environment, EnvironmentSpec
+    from mmrepro.engines.promises import ApiPromises
     from mmrepro.engines.supervise import Entry
 from typing import Literal
 
@@ -136,6 +137,21 @@ class Signs:
     metrics: frozenset[str] = frozenset()
 
 
+@dataclass(frozen=True)
+class StackRole:
+    """Where the stack of a process begins.
+
+    Attributes:
+        role: what the process is; "": the core.
+        file: expression of the end of a file near the outer end of its stack.
+        functions: expression of a whole function's name in that file.
+    """
+
+    role: str
+    file: str
+    functions: str
+
+
 class Engine(ABC):
     """One inference engine: provision, launch, talk to it, find its processes and
     logs."""
@@ -178,6 +194,8 @@ class Engine(ABC):
     log_mark: ClassVar[str] = ""
     """A line that only this engine logs while it starts; a group "release" tells
     which."""
+    release_word: ClassVar[str] = ""
+    """A word of the lines in which it logs its release; "": it logs none."""
     start_lines: ClassVar[tuple[str, ...]] = (UVICORN_STARTS,)
     """Lines that it logs at each start, and only then, in that order."""
     code: ClassVar[tuple[str, ...]] = ()
@@ -190,6 +208,13 @@ class Engine(ABC):
     do."""
     worker_role: ClassVar[str] = ""
     """How the roles of processes begin that only run the model, beside the core."""
+    starts_in_order: ClassVar[Mapping[str, str]] = {}
+    """How the roles of processes begin that are started below one parent in the order of
+    their ranks: the releases that do so."""
+    stack_roles: ClassVar[tuple[StackRole, ...]] = ()
+    """Where the stacks of its processes begin, which tells their roles."""
+    dumps_requests: ClassVar[bool] = False
+    """Whether it writes files of requests, which no other engine does."""
     step_functions: ClassVar[tuple[str, ...]] = ()
     """Functions of the core that are on its stack during a step, and only then."""
     fatal_after_start: ClassVar[bool] = False
@@ -210,6 +235,15 @@ class Engine(ABC):
         from mmrepro.probes.processes import role_from_title
 
         return role_from_title(name, cmdline)
+
+    def wrote(self, source: str, words: str) -> bool:
+        """Whether a line is surely its own, though it is in another engine's form.
+
+        Args:
+            source: file and number that the line names, as ``server.py:12``.
+            words: what follows the line's beginning.
+        """
+        return False
 
     def fidelity_on(self, device: str) -> Fidelity:
         """Of a run on ``device`` with nothing replaced."""
@@ -267,6 +301,13 @@ class Engine(ABC):
         from mmrepro.engines.allowed import allowed_of
 
         return allowed_of(self.name)
+
+    @property
+    def promises(self) -> ApiPromises:
+        """What its API promises, for those who judge its answers."""
+        from mmrepro.engines.promises import promises_of
+
+        return promises_of(self.name)
 
     def environment_spec(self, release: str, device: str) -> EnvironmentSpec:
         """How to provision ``release``; by default from the index. Raises

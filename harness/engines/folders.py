@@ -5,20 +5,29 @@
     vllm/allowed.toml    options and variables that others may set   (allowed.py)
     vllm/features.toml   what a server does besides                  (features.py)
     vllm/waits.toml      where its processes wait                    (waits.py)
+    vllm/serving.toml    how people start its server                 (serving.py)
+    vllm/promises.toml   what its API promises                       (promises.py)
+    vllm/dialect.toml    how requests are written for it             (dialects.py)
+    vllm/plain.toml      what makes its server a plain one           (plain.py)
+    vllm/issue_form.toml the form of its bug reports     (reports/issue_form.py)
+    vllm/advice.toml     what to do about a cause   (diagnose/cause_advice.py)
 
 An engine is there when its folder has an ``engine.toml``. All other tables may be
 missing. Reading one imports no adapter."""
 
 from __future__ import annotations
 
+import sys
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 FACTS: Final = "engine.toml"
+
+Row = TypeVar("Row")
 
 
 @dataclass(frozen=True)
@@ -29,11 +38,20 @@ class EngineFacts:
         title: its name as its makers write it.
         order: its place where engines are listed.
         repository: ``owner/name`` of its source, as public issues have it.
+        teaching: it comes with mmrepro, and has others' faults: it has no releases on a
+            package index, and nobody reports a failure of it.
+        log_form: the engine in whose form it writes its log; "": it has its own, or
+            none.
+        log_processes: expression of how the names of processes begin that only its
+            lines have; "": there are none.
     """
 
     title: str
     order: int
     repository: str
+    teaching: bool = False
+    log_form: str = ""
+    log_processes: str = ""
 
 
 def engine_folders() -> Iterator[Path]:
@@ -41,9 +59,9 @@ def engine_folders() -> Iterator[Path]:
 
     The package's ``__path__`` is asked, so that a further folder of engines can be put
     beside ours."""
-    import mmrepro.engines
-
-    for place in mmrepro.engines.__path__:
+    # No import: reports read tables, and must not depend on what the package gives.
+    package = sys.modules[__name__.rpartition(".")[0]]
+    for place in package.__path__:
         for facts in Path(place).glob(f"*/{FACTS}"):
             yield facts.parent
 
@@ -64,6 +82,11 @@ def facts(engine: str) -> EngineFacts:
     return EngineFacts(**_table(folders()[engine] / FACTS))
 
 
+def published() -> tuple[str, ...]:
+    """Names of the engines that people serve with, without those for teaching."""
+    return tuple(name for name in folders() if not facts(name).teaching)
+
+
 @cache
 def table(engine: str, file: str) -> dict[str, Any]:
     """Read a table of ``engine``, e.g. ``features.toml``; {}: it has none, or there is
@@ -72,6 +95,15 @@ def table(engine: str, file: str) -> dict[str, Any]:
     if folder is None or not (folder / file).is_file():
         return {}
     return _table(folder / file)
+
+
+def made_of(kind: Callable[..., Row], row: Mapping[str, Any]) -> Row:
+    """Make a ``kind`` of a table's row; lists become tuples. Raises TypeError: a key
+    that it does not have."""
+    values = {}
+    for name, value in row.items():
+        values[name] = tuple(value) if isinstance(value, list) else value
+    return kind(**values)
 
 
 def _table(file: Path) -> dict[str, Any]:

@@ -17,8 +17,8 @@ import pytest
 from mmrepro.base.errors import UsageError
 from mmrepro.engines import ENGINES, get_engine
 from mmrepro.engines.allowed import Allowed
+from mmrepro.engines.dialects import dialect_of
 from mmrepro.engines.features import features
-from mmrepro.search.fuzz.options import DIALECTS
 from mmrepro.search.replay.bisected import subject
 from mmrepro.search.replay.known import server_wanted
 from mmrepro.search.repro.server_command import (
@@ -560,7 +560,8 @@ def test_what_mmrepro_writes_itself_is_on_the_list() -> None:
         for name, one in features(engine).items():
             allowed = get_engine(engine).allowed
             assert allowed.refused([*one.args, *one.off], one.env) == [], name
-    for engine, dialect in DIALECTS.items():
+    for engine in ENGINES:
+        dialect = dialect_of(engine)
         words = (*dialect.tells, *dialect.pressure, *dialect.roomy, *dialect.modern)
         assert get_engine(engine).allowed.refused(words, dialect.env) == [], engine
     assert len(FOUND) > 15

@@ -5,7 +5,14 @@ from collections.abc import Iterator, Mapping
 from typing import ClassVar
 
 from mmrepro.base.records import Fidelity, Setting, StandIn
-from mmrepro.engines.base import SERVED_MODEL, Engine, LaunchRequest, Patch, two_threads
+from mmrepro.engines.base import (
+    SERVED_MODEL,
+    Engine,
+    LaunchRequest,
+    Patch,
+    StackRole,
+    two_threads,
+)
 from mmrepro.probes.data import LogPattern
 from packaging.version import Version
 
@@ -67,6 +74,12 @@ class LmdeployEngine(Engine):
         "lmdeploy.pytorch.engine",
     )
     model_package: ClassVar[str] = "lmdeploy.pytorch.models"
+    # Entry points of 0.18.0.
+    stack_roles: ClassVar[tuple[StackRole, ...]] = (
+        StackRole(
+            role="api_server", file=r"lmdeploy/serve/|lmdeploy/cli/", functions=".*"
+        ),
+    )
     owned_options: ClassVar[tuple[str, ...]] = (
         "--server-name",
         "--server-port",

@@ -3,11 +3,18 @@ switches."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, ClassVar
 
 from mmrepro.base.records import Fidelity, Setting
-from mmrepro.engines.base import SERVED_MODEL, Engine, LaunchRequest, Mitigation
+from mmrepro.engines.base import (
+    SERVED_MODEL,
+    Engine,
+    LaunchRequest,
+    Mitigation,
+    StackRole,
+)
 from mmrepro.reproducers import reproducer_path
 
 if TYPE_CHECKING:
@@ -38,6 +45,9 @@ class MinivllmEngine(Engine):
     }
     ready_mark: ClassVar[str] = r"ready on port"
     core_role: ClassVar[str] = "EngineCore"
+    stack_roles: ClassVar[tuple[StackRole, ...]] = (
+        StackRole(role="", file=r"minivllm/", functions=".*"),
+    )
     own_fidelity: ClassVar[Fidelity | None] = Fidelity.TEACHING_ENGINE
     metrics: ClassVar[Mapping[str, tuple[str, ...]]] = {
         "running": ("minivllm:num_requests_running",),
@@ -69,6 +79,11 @@ class MinivllmEngine(Engine):
     progress_pattern: ClassVar[str] = (
         "EngineCore loop active|EngineCore waiting for work"
     )
+
+    def wrote(self, source: str, words: str) -> bool:
+        if _OWN_WORDS.match(words):
+            return True
+        return source.startswith("server.py:") and _SERVES.match(words) is not None
 
     def contract_watch(self) -> Mitigation | None:
         return Mitigation(
@@ -108,6 +123,10 @@ class MinivllmEngine(Engine):
         yield Setting(name="OMP_NUM_THREADS", value="1", why="a tiny model")
 
 
+_OWN_WORDS = re.compile(
+    r'minivllm(?:: | cannot start)|\s*File "[^"]*/minivllm/\w+\.py"'
+)
+_SERVES = re.compile(r"ready on port \d|placeholder ids: ")
 _LAUNCHER = (
     "import sys; sys.path.insert(0, sys.argv.pop(1)); from minivllm.server "
     "import main; sys.exit(main())"

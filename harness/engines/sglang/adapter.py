@@ -16,6 +16,7 @@ from mmrepro.engines.base import (
     Engine,
     LaunchRequest,
     Patch,
+    StackRole,
     has_option,
     loopback,
     ranks_of,
@@ -118,6 +119,27 @@ class SglangEngine(Engine):
         "sglang.srt.model_executor.model_runner",
     )
     model_package: ClassVar[str] = "sglang.srt.models"
+    # _launch_scheduler_processes in srt/entrypoints/engine.py.
+    starts_in_order: ClassVar[Mapping[str, str]] = {"scheduler": "<0.5.24"}
+    # Entry points of 0.5.6 to 0.5.23.
+    stack_roles: ClassVar[tuple[StackRole, ...]] = (
+        StackRole(
+            role="scheduler",
+            file=r"sglang/srt/managers/scheduler\.py$",
+            functions="run_scheduler.*|event_.*",
+        ),
+        StackRole(
+            role="detokenizer",
+            file=r"sglang/srt/managers/detokenizer_manager\.py$",
+            functions="run_.*|event_loop",
+        ),
+        StackRole(
+            role="tokenizer_manager",
+            file=r"sglang/srt/entrypoints/|sglang/launch_server\.py$",
+            functions=".*",
+        ),
+    )
+    dumps_requests: ClassVar[bool] = True
     owned_options: ClassVar[tuple[str, ...]] = (
         "--host",
         "--port",

@@ -12,6 +12,7 @@ from mmrepro.engines.base import (
     LaunchRequest,
     Mitigation,
     Patch,
+    StackRole,
     has_option,
     loopback,
     ranks_of,
@@ -94,6 +95,41 @@ class VllmEngine(Engine):
         "--uds",
     )
     worker_role: ClassVar[str] = "Worker"
+    release_word: ClassVar[str] = "version"
+    # make_worker_process in v1/executor/multiproc_executor.py (0.33 does so in
+    # threads), CoreEngineProcManager in v1/engine/utils.py.
+    starts_in_order: ClassVar[Mapping[str, str]] = {
+        "Worker": "<0.33",
+        "EngineCore": "<0.34",
+    }
+    # Entry points of 0.5 to 0.32.
+    stack_roles: ClassVar[tuple[StackRole, ...]] = (
+        StackRole(
+            role="EngineCore",
+            file=r"vllm/v1/engine/core\.py$",
+            functions="run_engine_core|run_busy_loop",
+        ),
+        StackRole(
+            role="Worker",
+            file=r"vllm/v1/executor/multiproc_executor\.py$",
+            functions="worker_main|worker_busy_loop",
+        ),
+        StackRole(
+            role="DPCoordinator",
+            file=r"vllm/v1/engine/coordinator\.py$",
+            functions="run_coordinator|process_input",
+        ),
+        StackRole(
+            role="MQLLMEngine",
+            file=r"vllm/engine/multiprocessing/engine\.py$",
+            functions="run_.*|start",
+        ),
+        StackRole(
+            role="APIServer",
+            file=r"vllm/entrypoints/",
+            functions="run_server.*|run_api_server.*|main|cmd",
+        ),
+    )
     core_role: ClassVar[str] = "EngineCore"
     start_marks: ClassVar[Mapping[str, str]] = {
         "imports": r"non-default args|API server version",

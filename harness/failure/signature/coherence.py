@@ -27,6 +27,7 @@ from urllib.parse import urlsplit
 from mmrepro.base.records import Moment
 from mmrepro.engines import Engine
 from mmrepro.engines.base import PROXY
+from mmrepro.engines.folders import facts, folders
 from mmrepro.probes.data import (
     ConnectionsData,
     HttpData,
@@ -40,7 +41,7 @@ from mmrepro.probes.data import (
     StacksData,
     SyscallsData,
 )
-from mmrepro.probes.log_forms import ERROR_LEVELS, FORMS, TRACEBACK, written
+from mmrepro.probes.log_forms import ERROR_LEVELS, TRACEBACK, written
 from mmrepro.traffic.evidence import Event, Evidence, Phase, RequestRecord
 
 Doubts = Iterator[tuple[str, str]]
@@ -85,8 +86,6 @@ STARTED = re.compile(r"engine started as process (\d+)")
 EARLY_S = 5.0
 """A process may be so much older than the line that tells of its start."""
 DEAD = ("Z", "X")
-LOG_FORMS = {form.engine for form in FORMS}
-"""Engines whose lines have a form of their own."""
 STOPPED = "T"
 """By a signal; a tracer's own stop is t."""
 FOREVER = re.compile(r".*_(?:total|count|bucket)|process_start_time_seconds")
@@ -633,8 +632,8 @@ def _lines(data: LogsData) -> list[LogLine]:
 
 def _of_another_engine(data: LogsData, run: Run) -> Iterator[str]:
     own = run.engine.name
-    # minivllm writes lines in vLLM's form: an engine without a form of its own may.
-    form = own if own in LOG_FORMS else "vllm"
+    # An engine without a form of its own may write in another one's.
+    form = facts(own).log_form if own in folders() else ""
     if data.engine not in ("", own, form):
         yield f"it has the lines of {data.engine}, the run is of {own}"
     release = data.release.partition("+")[0]

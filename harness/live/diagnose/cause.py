@@ -15,6 +15,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import islice, pairwise
 
+from mmrepro.engines.folders import facts, folders, published
 from mmrepro.failure.documents.cause import (
     CAUSE_WORDS,
     Cause,
@@ -109,7 +110,6 @@ _TRIGGERED = re.compile(r"^\[shutdown\] API server: shutdown triggered")
 """vllm/entrypoints/launcher.py since 0.23: on SIGTERM and SIGINT, before anything else
 ends."""
 _KILLED = re.compile(r"[Kk]ill(?:ed)? process (?P<pid>\d+) \((?P<name>[^)]+)\)")
-_VLLM_PROCESS = re.compile(r"APIServer|EngineCore|Worker_|VllmWorker")
 _RANK = re.compile(r"\[(?:Rank|PG .{0,80}Rank) (\d+)\]")
 
 
@@ -234,7 +234,7 @@ def servers(data: LogsData) -> list[ServerInLog]:
 def _engine_of(cause: Cause) -> str:
     """By the title of the process that the kernel killed."""
     name = cause.process.partition("::")[0].casefold()
-    return name if name in ("vllm", "sglang") and "::" in cause.process else ""
+    return name if name in folders() and "::" in cause.process else ""
 
 
 # ---------------------------------------------------------------- the order of lines
@@ -556,14 +556,18 @@ class _Life:
             name: sum(
                 f"/{name}/" in file or file.startswith(f"{name}/") for file in files
             )
-            for name in ("vllm", "sglang", "lmdeploy")
+            for name in published()
         }
         best = max(counts, key=lambda name: counts[name])
-        if not counts[best] and any(
-            _VLLM_PROCESS.match(line.process) for line in self.lines
-        ):
-            return "vllm"
-        return best if counts[best] else ""
+        return best if counts[best] else self._engine_by_processes()
+
+    def _engine_by_processes(self) -> str:
+        """Whose processes the lines are of, by their names; "": they do not tell."""
+        for engine in folders():
+            form = facts(engine).log_processes
+            if form and any(re.match(form, line.process) for line in self.lines):
+                return engine
+        return ""
 
     def _last_progress(self, cause: Cause) -> LogLine | None:
         ends = [

@@ -1,10 +1,12 @@
-"""What to do next, by class: concrete, with the setting's name in that engine."""
+"""What to do next, by class: concrete, with the setting's name in that engine, as the
+``advice.toml`` of its folder has it."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping
 
+from mmrepro.engines.folders import table
 from mmrepro.failure.documents.cause import CauseClass as C
 
 _BLOCKING = (
@@ -120,64 +122,6 @@ ADVICE: Mapping[C, tuple[str, ...]] = {
     C.NOT_A_LOG: ("give what the server printed: its standard output and error",),
 }
 
-_OF_ENGINE: Mapping[tuple[C, str], tuple[str, ...]] = {
-    (C.GPU_FAULT, "vllm"): (
-        "--enforce-eager rules out CUDA graphs",
-        "another --attention-backend rules out a kernel",
-    ),
-    (C.GPU_FAULT, "sglang"): (
-        "--disable-cuda-graph rules out CUDA graphs",
-        "another --attention-backend rules out a kernel",
-    ),
-    (C.GPU_FAULT, "lmdeploy"): (
-        "--backend pytorch --eager-mode rules out TurboMind and graphs",
-    ),
-    (C.OUT_OF_GPU_MEMORY, "vllm"): (
-        "lower --gpu-memory-utilization, --max-num-batched-tokens or --max-num-seqs",
-    ),
-    (C.OUT_OF_GPU_MEMORY, "sglang"): (
-        "lower --mem-fraction-static, --chunked-prefill-size or --max-running-requests",
-    ),
-    (C.OUT_OF_GPU_MEMORY, "lmdeploy"): (
-        "lower --cache-max-entry-count, --max-prefill-token-num or --max-batch-size",
-    ),
-    (C.OUT_OF_HOST_MEMORY, "vllm"): (
-        (
-            "--mm-processor-cache-gb 0 takes the cache of pictures out of the "
-            "machine's memory"
-        ),
-    ),
-    (C.OUT_OF_KV_CACHE, "vllm"): (
-        "raise --gpu-memory-utilization, or lower --max-num-seqs",
-    ),
-    (C.OUT_OF_KV_CACHE, "sglang"): (
-        "lower --max-running-requests or raise --schedule-conservativeness; a larger "
-        "--mem-fraction-static has more room",
-    ),
-    (C.OUT_OF_KV_CACHE, "lmdeploy"): (
-        "raise --cache-max-entry-count, or lower --max-batch-size or --session-len",
-    ),
-    (C.COLLECTIVE_TIMEOUT, "vllm"): (
-        "--disable-custom-all-reduce rules out its own all-reduce",
-    ),
-    (C.COLLECTIVE_TIMEOUT, "sglang"): (
-        "--disable-custom-all-reduce rules out its own all-reduce",
-        "--dist-timeout is the time",
-    ),
-    (C.WORKER_UNRESPONSIVE, "vllm"): (
-        "VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS is how long a step may take",
-    ),
-    (C.HANG, "sglang"): ("--watchdog-timeout is how long a batch may take",),
-    (C.NEVER_FITS, "vllm"): (
-        (
-            "lower --max-model-len below the KV cache's size, or raise "
-            "--gpu-memory-utilization"
-        ),
-    ),
-    (C.OVERLOADED, "vllm"): ("lower --max-num-seqs if requests are preempted",),
-    (C.OVERLOADED, "sglang"): ("--max-queued-requests bounds its queue",),
-}
-
 _LIMITS: tuple[tuple[str, str], ...] = (
     (
         r"open files|Errno 24",
@@ -224,7 +168,8 @@ def advice_for(name: C, engine: str, text: str, settings: str = "") -> list[str]
         text: what the log says of it.
         settings: lines in which the server logs its own.
     """
-    told = [*_OF_ENGINE.get((name, engine), ()), *ADVICE.get(name, ())]
+    own = table(engine, "advice.toml").get(name.value, ())
+    told = [*own, *ADVICE.get(name, ())]
     if name is C.GPU_FAULT and _BROKEN_CARD.search(text):
         told = [_DRAIN, _CARD]
     if name is C.MACHINE_LIMIT:

@@ -17,7 +17,7 @@ from mmrepro.base.machine.files import files_below
 from mmrepro.base.records import Moment
 from mmrepro.base.units import size
 from mmrepro.engines import ENGINES, Engine
-from mmrepro.engines.base import Signs
+from mmrepro.engines.base import Signs, StackRole
 from mmrepro.failure.documents.cause import Cause, CauseClass, Certainty
 from mmrepro.failure.documents.diagnosis import Fit, Match, TargetFacts, TargetProcess
 from mmrepro.failure.documents.dumps import (
@@ -67,56 +67,6 @@ NATIVE_WAITS = {
 """Functions of the CUDA driver and runtime, of HIP, and of NCCL."""
 READABLE = re.compile(r"\.py$|^<")
 
-_ROLE_FRAMES: Sequence[tuple[str, str, str, str]] = (
-    (
-        "vllm",
-        r"vllm/v1/engine/core\.py$",
-        "EngineCore",
-        "run_engine_core|run_busy_loop",
-    ),
-    (
-        "vllm",
-        r"vllm/v1/executor/multiproc_executor\.py$",
-        "Worker",
-        "worker_main|worker_busy_loop",
-    ),
-    (
-        "vllm",
-        r"vllm/v1/engine/coordinator\.py$",
-        "DPCoordinator",
-        "run_coordinator|process_input",
-    ),
-    ("vllm", r"vllm/engine/multiprocessing/engine\.py$", "MQLLMEngine", "run_.*|start"),
-    (
-        "vllm",
-        r"vllm/entrypoints/",
-        "APIServer",
-        "run_server.*|run_api_server.*|main|cmd",
-    ),
-    (
-        "sglang",
-        r"sglang/srt/managers/scheduler\.py$",
-        "scheduler",
-        "run_scheduler.*|event_.*",
-    ),
-    (
-        "sglang",
-        r"sglang/srt/managers/detokenizer_manager\.py$",
-        "detokenizer",
-        "run_.*|event_loop",
-    ),
-    (
-        "sglang",
-        r"sglang/srt/entrypoints/|sglang/launch_server\.py$",
-        "tokenizer_manager",
-        ".*",
-    ),
-    ("lmdeploy", r"lmdeploy/serve/|lmdeploy/cli/", "api_server", ".*"),
-    ("minivllm", r"minivllm/", "", ".*"),
-)
-"""Engine, file, role, functions near the outer end of a stack of that process's. Entry
-points of vllm 0.5 to 0.32, sglang 0.5.6 to 0.5.23, lmdeploy 0.18.0."""
-
 
 def read(
     dumps: Sequence[Dump],
@@ -147,7 +97,7 @@ def read(
         [d.data for d in metrics if isinstance(d.data, MetricsData)]
     )
     if any(isinstance(d.data, RequestDumpData) for d in read_ones):
-        engine = engine or "sglang"  # no other engine writes such a file
+        engine = engine or _writes_requests()
     facts = _facts(samples, readings, engine, release)
     evidence = Evidence(
         probes=[
@@ -380,6 +330,22 @@ def _engine(signs: Signs, samples: Sequence[StackSample]) -> Engine | None:
     return ENGINES[counts.most_common(1)[0][0]] if counts else None
 
 
+def _writes_requests() -> str:
+    """The engine that alone writes files of requests."""
+    for engine in ENGINES.values():
+        if engine.dumps_requests:
+            return engine.name
+    return ""
+
+
+def _has_frame(frames: Sequence[Frame], place: StackRole) -> bool:
+    for frame in frames:
+        in_file = re.search(place.file, frame.file) is not None
+        if in_file and re.fullmatch(place.functions, frame.name):
+            return True
+    return False
+
+
 def _role(engine: Engine | None, sample: StackSample) -> str:
     role = (
         (engine.role_of if engine else role_from_title)("", sample.title)
@@ -389,13 +355,10 @@ def _role(engine: Engine | None, sample: StackSample) -> str:
     if role and ("::" in sample.title or role != sample.title):
         return role
     outward = [f for t in sample.threads for f in t.frames[-25:]]
-    for name, file, guess, functions in _ROLE_FRAMES:
-        if engine is not None and engine.name != name:
-            continue
-        if any(
-            re.search(file, f.file) and re.fullmatch(functions, f.name) for f in outward
-        ):
-            return guess or (engine.core_role if engine else "")
+    for known in [engine] if engine else ENGINES.values():
+        for place in known.stack_roles:
+            if _has_frame(outward, place):
+                return place.role or (engine.core_role if engine else "")
     return sample.title.split(" ")[0].rsplit("/", 1)[-1][:40] if sample.title else ""
 
 

@@ -26,6 +26,8 @@ from mmrepro.base.records import Document
 from mmrepro.base.units import GIB, MIB, duration
 from mmrepro.engines import ENGINES, Engine, Signs
 from mmrepro.engines.environments.store import list_environments, site_packages
+from mmrepro.engines.folders import folders
+from mmrepro.engines.serving import serving
 from mmrepro.engines.starts import (
     Asked,
     FailedStart,
@@ -103,12 +105,9 @@ def engine_of(lines: Sequence[LogLine], command: Sequence[str] = ()) -> Engine |
         ]
         if len(known) == 1:
             return known[0]
-    if any(
-        _MINIVLLM.match(line.own_words)
-        or (line.source.startswith("server.py:") and _SERVES.match(line.own_words))
-        for line in lines
-    ):
-        return ENGINES["minivllm"]
+    for engine in ENGINES.values():
+        if any(engine.wrote(line.source, line.own_words) for line in lines):
+            return engine
     forms = Counter(line.engine for line in lines if line.engine)
     if forms:
         return ENGINES.get(forms.most_common(1)[0][0])
@@ -117,9 +116,9 @@ def engine_of(lines: Sequence[LogLine], command: Sequence[str] = ()) -> Engine |
             re.search(engine.log_mark, line.own_words) for line in lines
         ):
             return engine
-    usage = next((m for line in lines if (m := _USAGE.match(line.own_words))), None)
-    if usage is not None:
-        return ENGINES[next(name for name, found in usage.groupdict().items() if found)]
+    by_usage = _engine_by_usage(lines)
+    if by_usage is not None:
+        return by_usage
     module = re.compile(rf'^\s*(?:\| )?File "[^"]*/({"|".join(ENGINES)})/')
     frames = Counter(m[1] for line in lines if (m := module.match(line.own_words)))
     roles = Counter(
@@ -133,15 +132,17 @@ def engine_of(lines: Sequence[LogLine], command: Sequence[str] = ()) -> Engine |
     return ENGINES[best[0][0]] if best else None
 
 
-_MINIVLLM = re.compile(r'minivllm(?:: | cannot start)|\s*File "[^"]*/minivllm/\w+\.py"')
-_SERVES = re.compile(r"ready on port \d|placeholder ids: ")
-"""minivllm logs in vLLM's form."""
-_USAGE = re.compile(
-    r"usage: (?:(?P<lmdeploy>lmdeploy\b)|(?P<minivllm>minivllm\b)|(?P<vllm>vllm\b"
-    r"|api_server\.py)|"
-    r"(?P<sglang>sglang\b|launch_server\.py))"
-)
-"""What argparse calls the program, where a start ends before it logs anything."""
+def _engine_by_usage(lines: Sequence[LogLine]) -> Engine | None:
+    """By what argparse calls the program, where a start ends before it logs
+    anything."""
+    for line in lines:
+        if not line.own_words.startswith("usage: "):
+            continue
+        for name in folders():
+            program = serving(name).usage
+            if program and re.match(rf"usage: (?:{program})", line.own_words):
+                return ENGINES[name]
+    return None
 
 
 def last_start(lines: Sequence[LogLine], engine: Engine | None) -> list[LogLine]:
@@ -162,9 +163,12 @@ _RELEASE = re.compile(
 
 def release_of(lines: Sequence[LogLine], engine: Engine | None) -> str:
     """As the log says it; "": it does not."""
-    for line in lines if engine else ():
+    if engine is None:
+        return ""
+    word = engine.release_word
+    for line in lines:
         words = line.own_words
-        said = engine is not None and engine.name == "vllm" and "version" in words[:200]
+        said = bool(word) and word in words[:200]
         if (said or "LLM engine (v" in words) and (match := _RELEASE.search(words)):
             found = match["api"] or match["core"] or match["folder"]
             return str(found).partition("+")[0]
@@ -260,10 +264,7 @@ def _looked(cause: FailedStart) -> FailedStart:
 
 # ---------------------------------------------------------------- the setting that fits
 
-_ARGUMENT = {
-    "vllm": re.compile(r"'gpu_memory_utilization': (?P<share>[\d.]+)"),
-    "sglang": re.compile(r"mem_fraction_static=(?P<share>[\d.]+)"),
-}
+_VLLM_SHARE = re.compile(r"'gpu_memory_utilization': (?P<share>[\d.]+)")
 _TOTAL = re.compile(
     r"/(?P<total>[\d.]+) GiB\) on startup|total capacity of (?P<other>[\d.]+) GiB"
 )
@@ -338,14 +339,14 @@ def _plan(
 
     text = "\n".join(line.text for line in lines)
     numbers = cause.numbers
-    if engine == "vllm" and {"length", "needed", "available"} <= numbers.keys():
+    if engine == VLLM.name and {"length", "needed", "available"} <= numbers.keys():
         match = _TOTAL.search(text)
         total = (
             float(match["total"] or match["other"]) * GIB
             if match
             else float(total_bytes)
         )
-        share = _ARGUMENT["vllm"].search(text)
+        share = _VLLM_SHARE.search(text)
         used = (
             float(share["share"])
             if share
@@ -363,7 +364,7 @@ def _plan(
             free=int(total),
             non_kv=int(total * used - float(numbers["available"]) * GIB),
         )
-    if engine == "sglang" and cause.fault is StartFault.KV_CACHE_TOO_SMALL:
+    if engine == SGLANG.name and cause.fault is StartFault.KV_CACHE_TOO_SMALL:
         from mmrepro.kv_budget import read_model
 
         memory = {m["which"]: float(m["gb"]) for m in _SGLANG.finditer(text)}
@@ -554,10 +555,6 @@ IDLE_SHARE = 0.05
 MOST_LOG = 256 * MIB
 """Of the server's output; a start that writes more is ended."""
 
-DEFAULT_PORTS: Mapping[str, int] = {"vllm": 8000, "sglang": 30000, "lmdeploy": 23333}
-"""vllm/entrypoints/openai/cli_args.py, sglang/srt/server_args.py,
-lmdeploy/cli/serve.py."""
-
 
 class Follower:
     """The lines of a log that is being written; only what is new is read."""
@@ -589,7 +586,7 @@ def port_of(command: Sequence[str], engine: Engine | None) -> int | None:
             text = following if word == name else word.removeprefix(f"{name}=")
             if (word == name or word.startswith(f"{name}=")) and text.isdecimal():
                 return int(text)
-    return DEFAULT_PORTS.get(engine.name) if engine else None
+    return serving(engine.name).port if engine else None
 
 
 def watch_start(

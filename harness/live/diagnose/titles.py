@@ -38,15 +38,6 @@ KINDS: Sequence[tuple[str, Literal["coordinator", "detokenizer"]]] = (
     ("data_parallel_controller", "coordinator"),
     ("detokenizer", "detokenizer"),
 )
-IN_ORDER = {
-    ("vllm", "Worker"): SpecifierSet("<0.33"),
-    ("vllm", "EngineCore"): SpecifierSet("<0.34"),
-    ("sglang", "scheduler"): SpecifierSet("<0.5.24"),
-}
-"""Releases that start the ranks below one parent in their order: make_worker_process in
-vllm/v1/ executor/multiproc_executor.py (0.33 does so in threads), CoreEngineProcManager
-in vllm/v1/engine/ utils.py, _launch_scheduler_processes in
-sglang/srt/entrypoints/engine.py."""
 LEAST = 6
 """Characters of a title that tell what a process was."""
 UNKNOWN = " of unknown rank"
@@ -96,9 +87,12 @@ def every(
 
 def in_order(engine: str, prefix: str, release: str) -> bool:
     """Whether the engine is known to start these ranks in their order."""
+    known = ENGINES[engine].starts_in_order if engine in ENGINES else {}
+    if prefix not in known:
+        return False
     try:
-        return IN_ORDER[engine, prefix].contains(Version(release), prereleases=True)
-    except (KeyError, InvalidVersion):
+        return SpecifierSet(known[prefix]).contains(Version(release), prereleases=True)
+    except InvalidVersion:
         return False
 
 

@@ -7,10 +7,11 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import Any, Literal, TypeAlias
 
+from mmrepro.engines.dialects import Dialect, dialect_of
 from mmrepro.engines.features import feature
 from mmrepro.engines.models.tiny import TINY
+from mmrepro.engines.plain import plain_server
 from mmrepro.search.fuzz.limits import ServerLimits, learning_case, narrowing_case
-from mmrepro.search.fuzz.options import Dialect, dialect_of
 from mmrepro.search.fuzz.requests import RESETS, STATIC, TILE, Maker
 from mmrepro.search.fuzz.steering import (
     ADAPTERS,
@@ -24,7 +25,7 @@ from mmrepro.search.fuzz.steering import (
     without_groups,
 )
 from mmrepro.search.oracle.adapters import adapter_of
-from mmrepro.search.oracle.reference import CHANGES, PLAIN, comparable
+from mmrepro.search.oracle.reference import CHANGES, comparable
 from mmrepro.traffic.case.model import (
     Barrier,
     Case,
@@ -195,7 +196,7 @@ class Episodes:
                 hiding += _CHOICES
             case = _without(case, hiding)
 
-        plain = PLAIN.get(self.server.engine)
+        plain = plain_server(self.server.engine)
         share = _MODERN_COMPARED if self.modern else _COMPARED
         compared = plain is not None and (plain.exact or random.random() < share)
         if compared:

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path
-from typing import Any, ClassVar, Final, Self
+from typing import ClassVar, Self
 
 from mmrepro.base import common_options as common
 from mmrepro.base.errors import UsageError
 from mmrepro.base.options import option
 from mmrepro.base.units import exact_duration
-from mmrepro.engines.base import SERVED_MODEL
+from mmrepro.engines.dialects import dialect_of
 from mmrepro.engines.features import feature
+from mmrepro.engines.folders import folders
 from mmrepro.search.replay.options import ServerCommand
 from mmrepro.traffic.case.model import ServerWanted
 
@@ -37,162 +37,6 @@ class FuzzProfile(StrEnum):
     cache, tools; texts only."""
 
 
-@dataclass(frozen=True)
-class Dialect:
-    """One engine, as far as what may be asked of it differs.
-
-    Attributes:
-        pressure: options of the profile of that name.
-        tells: options in every profile: what makes an answer tell more.
-        env: variables of the profile ``pressure``.
-        max_model_len: of it; None: that of the engine's scenarios.
-        roomy: options of an episode of many pictures: nothing that it sent is evicted.
-        many: pictures of such an episode.
-        several: it gives ``n`` answers.
-        completions: it has ``/v1/completions`` besides the chat.
-        salts: fields that set entries of the prefix cache apart.
-        rid: the field with which a client names a request; "": none.
-        uuids: a client may name a picture.
-        priority: the field; "": none.
-        logprobs: values of ``top_logprobs``, the last ones beyond what is allowed.
-        shaped: what a grammar is asked for with.
-        adapter: what stands before an adapter's name where it is asked.
-        adapters: what stands before the paths that load and unload one.
-        modern: options of the profile of that name; (): there is none.
-        features: those of the engine that its episodes may have.
-        model: tiny model that it serves.
-    """
-
-    pressure: tuple[str, ...]
-    tells: tuple[str, ...] = ()
-    env: Mapping[str, str] = field(default_factory=dict)
-    max_model_len: int | None = None
-    roomy: tuple[str, ...] = ()
-    many: int = 120
-    several: bool = False
-    completions: bool = True
-    salts: tuple[str, ...] = ()
-    rid: str = ""
-    uuids: bool = False
-    priority: str = ""
-    logprobs: tuple[int, ...] = ()
-    shaped: tuple[Mapping[str, Any], ...] = ()
-    adapter: str = ""
-    adapters: str = "/v1"
-    modern: tuple[str, ...] = ()
-    features: tuple[str, ...] = ()
-    model: str = "qwen3-text"
-
-
-_SCHEMA = {
-    "type": "object",
-    "properties": {"a": {"type": "integer"}, "b": {"enum": ["x", "y"]}},
-    "required": ["a", "b"],
-    "additionalProperties": False,
-}
-_OBJECT = {"type": "json_schema", "json_schema": {"name": "one", "schema": _SCHEMA}}
-_REGULAR = ("[ab]{1,6}", r"^(.*)$", r"^(|.*)$", "(yes|no)", r"\d{2}-\d{2}")
-"""The third one is legal, and has an empty alternative."""
-
-DIALECTS: Final[Mapping[str, Dialect]] = {
-    "vllm": Dialect(
-        pressure=(
-            "--mm-processor-cache-gb=0.01",
-            "--num-gpu-blocks-override=14",
-            "--max-num-seqs=4",
-            "--scheduling-policy=priority",
-        ),
-        tells=("--enable-prompt-tokens-details",),
-        max_model_len=1024,
-        several=True,
-        salts=("cache_salt",),
-        rid="request_id",
-        uuids=True,
-        priority="priority",
-        logprobs=(0, 1, 5, 20, 21, 1000),
-        shaped=(
-            {"response_format": _OBJECT},
-            {"response_format": {"type": "json_object"}},
-            *({"structured_outputs": {"regex": one}} for one in _REGULAR),
-            {"structured_outputs": {"choice": ["one", "two"]}},
-        ),
-        modern=(
-            "--dtype=float32",
-            "--max-num-seqs=4",
-            "--block-size=32",
-            "--num-gpu-blocks-override=48",
-            "--scheduling-policy=priority",
-        ),
-        features=(
-            "ngram",
-            "draft",
-            "lora",
-            "lora-evicted",
-            "file-connector",
-            "hybrid-prefix",
-            "parsers",
-            "chunked-prefill",
-            "no-async",
-        ),
-    ),
-    "sglang": Dialect(
-        pressure=(
-            "--max-total-tokens=3072",
-            "--max-running-requests=4",
-            "--chunked-prefill-size=512",
-        ),
-        env={"SGLANG_VLM_CACHE_SIZE_MB": "1"},
-        max_model_len=1024,
-        roomy=("--max-total-tokens=16384",),
-        several=True,
-        salts=("cache_salt", "extra_key"),
-        rid="rid",
-        priority="priority",
-        logprobs=(0, 1, 5, 20, 100, 100_000),
-        # No grammars: its backends refuse the tiny models' tokenizer, and are switched
-        # off.
-        modern=(
-            "--dtype=float32",
-            "--max-running-requests=4",
-            "--max-total-tokens=1536",
-            "--enable-priority-scheduling",
-        ),
-        features=("lora", "lora-evicted", "parsers", "chunked-prefill", "mixed-chunk"),
-        adapter=f"{SERVED_MODEL}:",
-        adapters="",
-    ),
-    "lmdeploy": Dialect(
-        pressure=("--cache-max-entry-count=0.003", "--max-batch-size=4"),
-        max_model_len=2048,
-        rid="session_id",
-        logprobs=(1, 5, 20),
-        shaped=(
-            {"response_format": _OBJECT},
-            {"response_format": {"type": "json_object"}},
-        ),
-    ),
-    "minivllm": Dialect(
-        pressure=(
-            "--num-blocks=65",
-            "--block-size=16",
-            "--max-num-seqs=4",
-            "--mm-cache-tokens=40",
-            "--max-batched-tokens=128",
-            "--async-scheduling",
-        ),
-        max_model_len=512,
-        roomy=("--num-blocks=4097", "--mm-cache-tokens=8192"),
-        many=600,
-        completions=False,
-    ),
-}
-"""What is not here is asked the common way."""
-
-
-def dialect_of(engine: str) -> Dialect:
-    return DIALECTS.get(engine, Dialect(pressure=()))
-
-
 def under(
     profile: FuzzProfile, wanted: ServerWanted, *, length_told: bool
 ) -> ServerWanted:
@@ -211,7 +55,7 @@ def under(
         return wanted.model_copy(update={"args": [*dialect.tells, *wanted.args]})
     length = wanted.max_model_len if length_told else dialect.max_model_len
     if profile is FuzzProfile.MODERN and not dialect.modern:
-        known = ", ".join(name for name, one in DIALECTS.items() if one.modern)
+        known = ", ".join(name for name in folders() if dialect_of(name).modern)
         raise UsageError(
             f"There is no profile modern for {wanted.engine}.",
             hint=f"mmrepro fuzz {known}",

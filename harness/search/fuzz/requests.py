@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 from random import Random
 from typing import Any, Final
 
+from mmrepro.engines.dialects import Dialect
 from mmrepro.runs.play.limits import BLOCK, KV
 from mmrepro.search.fuzz.limits import SIZES, ServerLimits
-from mmrepro.search.fuzz.options import Dialect
 from mmrepro.search.fuzz.steering import ADAPTERS, Switch
 from mmrepro.traffic.case.model import (
     CHAT,

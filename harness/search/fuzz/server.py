@@ -13,9 +13,10 @@ from mmrepro.base.errors import UnwritableOutput, UsageError
 from mmrepro.base.machine.files import is_file, is_folder, read_file, write_file
 from mmrepro.base.records import parsed
 from mmrepro.engines import get_engine
+from mmrepro.engines.dialects import dialect_of
 from mmrepro.failure.documents.replay import EPISODES_FILE, FUZZ_FILE, Fuzz
 from mmrepro.search.fuzz.knowledge import EPISODES
-from mmrepro.search.fuzz.options import FuzzCommand, FuzzProfile, dialect_of, under
+from mmrepro.search.fuzz.options import FuzzCommand, FuzzProfile, under
 from mmrepro.search.replay.known import usual_server
 from mmrepro.search.replay.unlisted import refuse_unlisted
 from mmrepro.traffic.capture.messages import Contents

@@ -18,7 +18,7 @@ from random import Random
 from typing import Final
 
 from mmrepro.engines.base import without_prefix
-from mmrepro.search.fuzz.options import Dialect
+from mmrepro.engines.dialects import Dialect
 from mmrepro.search.oracle.judged import normalised, sent_of
 from mmrepro.search.oracle.loud import error_words
 from mmrepro.traffic.case.model import Case, Operation

@@ -13,10 +13,11 @@ from collections.abc import Iterator, Sequence
 from mmrepro.base.records import FindingClass
 from mmrepro.engines import Engine
 from mmrepro.engines.base import SERVED_MODEL
+from mmrepro.engines.plain import plain_server
 from mmrepro.failure.documents.replay import Sighting
 from mmrepro.search.oracle.judged import OracleReport, Sent, sent_of, sighting
 from mmrepro.search.oracle.loud import NO_SUCH
-from mmrepro.search.oracle.reference import CHANGES, LOADS, PLAIN, static_adapters
+from mmrepro.search.oracle.reference import CHANGES, LOADS, static_adapters
 from mmrepro.traffic.case.model import Case, Operation
 from mmrepro.traffic.case.sending import Played
 
@@ -41,7 +42,8 @@ def adapters(case: Case, played: Played, engine: Engine) -> OracleReport:
     if not changes:
         return OracleReport()
     static = {word.partition("=")[0] for word in static_adapters(case.server.args)}
-    reloads = engine.name in PLAIN and PLAIN[engine.name].reloads
+    plain = plain_server(engine.name)
+    reloads = plain is not None and plain.reloads
     wrong: dict[str, list[tuple[str, str]]] = {}
     for request in sent:
         name = adapter_of(request.op)

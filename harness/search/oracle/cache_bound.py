@@ -30,7 +30,7 @@ from mmrepro.engines.base import has_option
 from mmrepro.engines.features import paired
 from mmrepro.engines.models.qwen import FACTOR
 from mmrepro.engines.models.tiny import TINY
-from mmrepro.engines.sglang import OPTIONS as SGLANG_OPTIONS
+from mmrepro.engines.promises import promises_of
 from mmrepro.failure.documents.replay import Expectation, Sighting
 from mmrepro.failure.signature.answers import grade
 from mmrepro.search.oracle.adapters import adapter_of
@@ -324,19 +324,6 @@ def _key(text: str, *, bytewise: bool) -> str:
 
 # ---------------------------------------------------------------------------- the bound
 
-_BY_PICTURE = ("vllm", "minivllm")
-"""Engines whose caches go by the picture, not by what the processor makes of it."""
-_SALTED = {"vllm": "0.11.0", "sglang": "0.5.11"}
-"""Engines whose caches go by ``cache_salt``, and since when: SGLang 0.5.6 takes it, and
-its scheduler drops it (scenarios/pad_value_collision)."""
-_TELLS = {"vllm": "--enable-prompt-tokens-details", "sglang": "--enable-cache-report"}
-"""Options with which an engine reports cached tokens."""
-_OWN_OPTIONS = tuple(name for name, _, _ in SGLANG_OPTIONS)
-"""That mmrepro's own servers have in any case: nobody is advised to set them."""
-_STARTED_AGAIN = ("vllm:num_preemptions_total", "minivllm:num_preemptions_total")
-"""A request that is preempted finds its own tokens in the cache when it comes again;
-SGLang does not count those."""
-
 
 _PROMPTLESS = CHANGES | {
     "/tokenize",
@@ -365,8 +352,10 @@ def cache_bound(case: Case, played: Played, engine: Engine) -> OracleReport:
             for request in sent_of(case, played)
         ):
             return OracleReport()
-        option = _TELLS.get(case.server.engine, "")
-        in_force = option in _OWN_OPTIONS or has_option(case.server.args, option)
+        promised = promises_of(case.server.engine)
+        option = promised.cached_option
+        given = promised.cached_option_given
+        in_force = given or has_option(case.server.args, option)
         how = (
             f" ({case.server.engine} does with {option})"
             if option and not in_force
@@ -399,10 +388,10 @@ def cache_bound(case: Case, played: Played, engine: Engine) -> OracleReport:
         )
 
     rules = _Rules(
-        bytewise=case.server.model in TINY, by_features=engine.name not in _BY_PICTURE
+        bytewise=case.server.model in TINY, by_features=not engine.promises.by_picture
     )
-    since = _SALTED.get(engine.name)
-    salted = since is not None and Version(case.server.release) >= Version(since)
+    since = engine.promises.salted_since
+    salted = bool(since) and Version(case.server.release) >= Version(since)
     earlier = _prompts(case, played, rules, salted=salted)
     sightings, unknown = [], 0
     for request in reported:
@@ -421,13 +410,13 @@ def cache_bound(case: Case, played: Played, engine: Engine) -> OracleReport:
 def _preempted(played: Played, engine: Engine) -> bool:
     """Whether a request may have been; where the engine counts that, and nothing tells,
     it may."""
-    names = [name for name in _STARTED_AGAIN if name.startswith(f"{engine.name}:")]
-    if not names:
+    counter = engine.promises.preemptions
+    if not counter:
         return False
     if played.before is None or played.after is None:
         return True
     before, after = (
-        reading.metrics.get(names[0]) for reading in (played.before, played.after)
+        reading.metrics.get(counter) for reading in (played.before, played.after)
     )
     return before is None or after is None or after > before
 

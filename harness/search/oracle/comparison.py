@@ -9,13 +9,14 @@ from dataclasses import replace
 from functools import cached_property
 
 from mmrepro.base.records import FindingClass
+from mmrepro.engines.plain import PlainServer, plain_server
 from mmrepro.failure.documents.replay import Expectation, Sighting
 from mmrepro.search.oracle import near_ties
 from mmrepro.search.oracle.judged import OracleReport, sighting
 from mmrepro.search.oracle.loud import GRAMMARS
 from mmrepro.search.oracle.near_ties import Compared, TieVerdict, TokenAnswer
 from mmrepro.search.oracle.promises import EXPECTED, unlike
-from mmrepro.search.oracle.reference import PLAIN, greedy, rounds
+from mmrepro.search.oracle.reference import greedy, rounds
 from mmrepro.traffic.case.model import Case, Operation
 from mmrepro.traffic.case.sending import Played, PlayState
 from mmrepro.traffic.evidence import RequestRecord
@@ -120,6 +121,7 @@ class _ReferenceComparison:
         self.mine, self.right = _records(played), _records(reference)
         self.counted: Counter[str] = Counter()
         self.exact = not rounds(case.server)
+        self.plain = plain_server(case.server.engine) or PlainServer(args=())
         self.pairs = list(self._pairs())
 
         drifts = [list(near_ties.drift(mine, right)) for _, mine, right in self.pairs]
@@ -146,7 +148,7 @@ class _ReferenceComparison:
             if why:
                 self.counted[f"answers not compared: {why}"] += 1
                 continue
-            misled = mine.stream and PLAIN[self.case.server.engine].streams_mislead
+            misled = mine.stream and self.plain.streams_mislead
             answers, references = near_ties.answers(mine), near_ties.answers(right)
             for answer, expected in zip(answers, references, strict=False):
                 if misled:
@@ -164,7 +166,7 @@ class _ReferenceComparison:
             )
 
         # The answers of an exact engine are the reference's to the letter.
-        to_the_letter = PLAIN[self.case.server.engine].exact and self.exact
+        to_the_letter = self.plain.exact and self.exact
         wrong: dict[str, str] = {}
         swapped: dict[str, str] = {}
         same: set[str] = set()

@@ -37,10 +37,6 @@ from mmrepro.traffic.case.model import Case
 from mmrepro.traffic.case.sending import Played, PlayState, Reading
 from mmrepro.traffic.evidence import RequestRecord
 
-_EXACT = ("minivllm",)
-"""Engines whose greedy answers are the same for any batch, chunk and cache: float32,
-and tested."""
-
 
 def canary(played: Played, engine: Engine) -> OracleReport:
     """Whether the canary is answered as before, word for word, but for near-ties."""
@@ -57,7 +53,7 @@ def canary(played: Played, engine: Engine) -> OracleReport:
 
     if before.text == after.text:
         return OracleReport()
-    exact = engine.name in _EXACT
+    exact = engine.promises.exact
     mine = next(iter(near_ties.answers(after)), TokenAnswer(after.text))
     right = next(iter(near_ties.answers(before)), TokenAnswer(before.text))
     bound = near_ties.bound_of((), exact=exact) or 0.0
@@ -263,13 +259,6 @@ _COUNTERS: dict[str, tuple[str, Callable[[_Entry, Case], _CacheSpan]]] = {
 """By their short name (``Engine.metrics``): for people, and what a request adds."""
 
 
-_PROMPT_GAUGES = ("vllm", "minivllm")
-"""Engines that set their gauges at each step, the last one included."""
-_KV_USE = {
-    "vllm": ("vllm:kv_cache_usage_perc", "vllm:gpu_cache_usage_perc"),
-    "minivllm": ("minivllm:kv_cache_usage_perc",),
-}
-"""Share of the KV cache that requests hold; cached prefixes are free blocks to both."""
 _KV_SLACK = 1e-6
 _LEAST_BLOCKS = 3
 _LEAST_BLOCKS_OF_MEMORY = 5
@@ -323,7 +312,7 @@ def _gauges(after: Reading, engine: Engine) -> OracleReport:
         value = after.first(engine.metrics.get(name, ()))
         if value is None:
             unseen.append(f"The server does not tell how many requests are {name}.")
-        elif value and engine.name not in _PROMPT_GAUGES:
+        elif value and not engine.promises.prompt_gauges:
             unseen.append(
                 f"The server sets its count of {name} requests now and then only."
             )
@@ -339,7 +328,7 @@ def _gauges(after: Reading, engine: Engine) -> OracleReport:
 
 
 def _kv_use(before: Reading, after: Reading, engine: Engine) -> OracleReport:
-    names = _KV_USE.get(engine.name, ())
+    names = engine.promises.kv_use
     first, last = before.first(names), after.first(names)
     if first is None or last is None:
         return OracleReport(

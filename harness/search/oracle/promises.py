@@ -1,9 +1,9 @@
 """What a request's own parameters promise of the answer: tokens, stop words, schemas,
 streams.
 
-A promise is asked of those engines and releases alone whose sources make it (vLLM 0.11
-to 0.32, SGLang 0.5.6 to 0.5.23 were read). What an answer does not tell, such as its
-tokens' ids, is not judged."""
+A promise is asked of those engines and releases alone whose folder has it
+(engines/promises.py). What an answer does not tell, such as its tokens' ids, is not
+judged."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from mmrepro.base.errors import UsageError
 from mmrepro.engines import Engine
 from mmrepro.engines.base import has_option
 from mmrepro.engines.models.tiny import TINY
+from mmrepro.engines.promises import ApiPromises
 from mmrepro.search.oracle.judged import Sent
 from mmrepro.search.oracle.loud import GRAMMARS
 from mmrepro.search.oracle.near_ties import HIDDEN
@@ -47,15 +48,8 @@ EXPECTED: Final = {
 
 _TOKEN_ID: Final = re.compile(r"token_id:(\d{1,9})")
 _TOKENS: Final = ("allowed_token_ids", "logit_bias", "bad_words")
-_GUIDED_UNTIL: Final = Version("0.12")
-"""vLLM knows ``guided_json`` and its kind before it; later ones ignore them."""
-_BAD_WORDS_OF_COMPLETIONS: Final = Version("0.32")
-"""vLLM takes ``bad_words`` of plain completions from it on; of chats since long."""
 _PARSES: Final = ("--reasoning-parser", "--tool-call-parser")
 _FORCED: Final = 100.0
-_SHORT_STOP: Final = 2
-"""Characters: SGLang looks for stop words in the last tokens only, as many as the word
-has; two characters lie within them however they were tokenized."""
 
 
 def promises(sent: Sent, case: Case, engine: Engine) -> Iterator[tuple[str, str]]:
@@ -98,23 +92,26 @@ def _tokens(
     sent: Sent, choice: ChoiceSeen, case: Case, engine: Engine
 ) -> Iterator[tuple[str, str]]:
     ids = ids_of(choice, case.server.model)
-    if ids is None or sent.parameter("echo") or engine.name not in ("vllm", "sglang"):
+    if ids is None or sent.parameter("echo"):
         return
-    if engine.name == "vllm":
+    if engine.promises.allowed_tokens:
         allowed = sent.parameter("allowed_token_ids")
         others: list[int] = []
         if isinstance(allowed, list):
             others = [token for token in ids if token not in allowed]
         if others:
             yield "allowed-token-ids", f"token {others[0]} is none of allowed_token_ids"
-        yield from _bad_words(sent, ids, case)
+        yield from _bad_words(sent, ids, case, engine)
 
-    yield from _bias(sent, ids)
+    if engine.promises.logit_bias:
+        yield from _bias(sent, ids)
 
 
-def _bad_words(sent: Sent, ids: list[int], case: Case) -> Iterator[tuple[str, str]]:
+def _bad_words(
+    sent: Sent, ids: list[int], case: Case, engine: Engine
+) -> Iterator[tuple[str, str]]:
     words = sent.parameter("bad_words")
-    old = Version(case.server.release) < _BAD_WORDS_OF_COMPLETIONS
+    old = Version(case.server.release) < Version(engine.promises.bad_words_since)
     if not isinstance(words, list) or (sent.op.path != CHAT and old):
         return
     for word in words:
@@ -182,14 +179,14 @@ def _stop(
     sent: Sent, choice: ChoiceSeen, case: Case, engine: Engine
 ) -> Iterator[tuple[str, str]]:
     kept = ("include_stop_str_in_output", "no_stop_trim", "min_tokens", "echo")
-    if engine.name not in ("vllm", "sglang") or any(map(sent.parameter, kept)):
+    promised = engine.promises
+    if not promised.stop_text or any(map(sent.parameter, kept)):
+        return
+    if choice.finish_reason != "stop" and not promised.stop_at_limit:
         return
     words = _stop_words(sent)
-    if engine.name == "sglang":
-        # At the longest answer it looks for no stop word.
-        if choice.finish_reason != "stop":
-            return
-        words = [word for word in words if len(word) <= _SHORT_STOP]
+    if promised.stop_chars:
+        words = [word for word in words if len(word) <= promised.stop_chars]
 
     for word in words:
         if word in choice.text:
@@ -221,7 +218,7 @@ def _offsets(
     """Of a text that its tokens make up whole; a stream that holds text back for a stop
     word tells its offsets by what it has sent."""
     offsets, tokens = choice.text_offsets, choice.tokens
-    if engine.name != "vllm" or not offsets or sent.parameter("echo"):
+    if not engine.promises.text_offsets or not offsets or sent.parameter("echo"):
         return
     # Text is held back for a stop word, and the record keeps so many tokens only.
     if (sent.record.stream and sent.parameter("stop")) or len(tokens) >= MAX_LOGPROBS:
@@ -249,22 +246,19 @@ def _offsets(
 def _structured(
     sent: Sent, choice: ChoiceSeen, case: Case, engine: Engine
 ) -> Iterator[tuple[str, str]]:
-    if engine.name not in ("vllm", "sglang") or parses(case.server.args):
+    promised = engine.promises
+    if not promised.structured or parses(case.server.args):
         return
     cut = choice.finish_reason != "stop" or len(choice.text) >= TEXT_LIMIT
     ends = ("stop", "stop_token_ids", "tools", "stop_regex")
     if cut or not choice.text or any(map(sent.parameter, ends)):
         return
-    old = engine.name == "vllm" and Version(case.server.release) < _GUIDED_UNTIL
-    yield from _fits(choice.text, _wanted(sent, engine.name, guided=old))
+    yield from _fits(choice.text, _wanted(sent, promised, case.server.release))
 
 
-def _wanted(sent: Sent, engine: str, *, guided: bool) -> tuple[str, Any]:
+def _wanted(sent: Sent, promised: ApiPromises, release: str) -> tuple[str, Any]:
     """Return which form was asked for: json, choice or regex, and what it is; ("",
-    None): none.
-
-    ``guided``: the engine knows the older names.
-    """
+    None): none."""
     forms: list[tuple[str, Any]] = []
     form = sent.parameter("response_format")
     if isinstance(form, dict) and form.get("type") == "json_object":
@@ -274,30 +268,24 @@ def _wanted(sent: Sent, engine: str, *, guided: bool) -> tuple[str, Any]:
         if isinstance(inner, dict) and inner.get("strict") is not False:
             forms.append(("json", inner.get("schema")))
 
-    own = sent.parameter("structured_outputs") if engine == "vllm" else None
+    own: object = None
+    if promised.structured_outputs:
+        own = sent.parameter("structured_outputs")
     if isinstance(own, dict):
         for kind in ("json", "choice", "regex"):
             if own.get(kind):
                 forms.append((kind, own[kind]))
 
-    names: dict[str, str] = {}
-    if guided:
-        names = _GUIDED
-    elif engine == "sglang":
-        names = {"regex": "regex", "json_schema": "json"}
+    until = promised.structured_fields_until
+    names = promised.structured_fields
+    if until and Version(release) >= Version(until):
+        names = {}  # later releases ignore them
 
     for name, kind in names.items():
         if sent.parameter(name):
             forms.append((kind, sent.parameter(name)))
     # Which of several forms an engine follows is not known.
     return forms[0] if len(forms) == 1 else ("", None)
-
-
-_GUIDED: Final = {
-    "guided_json": "json",
-    "guided_choice": "choice",
-    "guided_regex": "regex",
-}
 
 
 def _fits(text: str, form: tuple[str, Any]) -> Iterator[tuple[str, str]]:
@@ -399,7 +387,8 @@ def _called(
     ends = any(
         sent.parameter(name) for name in ("stop", "stop_token_ids", "min_tokens")
     )
-    if engine.name != "vllm" or not forced or not whole or ends or _reasons(case):
+    promised = engine.promises.tool_choice
+    if not promised or not forced or not whole or ends or _reasons(case):
         return
     # A call that was cut off is no call, and breaks no promise.
     if _may_be_cut(sent, choice):

@@ -25,11 +25,6 @@ from mmrepro.traffic.case.model import Case
 from mmrepro.traffic.case.sending import Played, PlayState
 from mmrepro.traffic.reading import ERROR_LIMIT, MAX_LOGPROBS, TEXT_LIMIT
 
-_SEVERAL = ("vllm", "sglang")
-"""Engines that give several answers to one request; others take ``n`` for one."""
-_KNOWN_LIMIT = ("vllm", "sglang", "minivllm")
-"""Engines that end an answer of a tiny model for its length at its own limit or the
-server's, and nowhere else; a real model's own configuration may have another one."""
 _OWN_LIMITS = (
     "--max-model-len",
     "--context-length",
@@ -39,10 +34,6 @@ _OWN_LIMITS = (
     "--generation-config",
 )
 """Options that set another limit than the case's."""
-_HOLDS_BACK = ("sglang",)
-"""Engines whose streams do not tell the logprobs of tokens at the end that are half a
-character (0.5.6: 21 of 24 in a play of a sound server)."""
-_TELLS_USAGE = ("vllm", "sglang", "minivllm")
 _LEAVES = 16
 """Tokens that an engine may leave of the server's limit: SGLang stops some before
 it."""
@@ -216,7 +207,7 @@ def _stops(sent: Sent, case: Case, engine: Engine) -> Iterator[tuple[str, str]]:
 def _limit_is_known(case: Case, engine: Engine) -> bool:
     server = case.server
     own = any(has_option(server.args, option) for option in _OWN_LIMITS)
-    return engine.name in _KNOWN_LIMIT and server.model in TINY and not own
+    return engine.promises.known_limit and server.model in TINY and not own
 
 
 def _usage(sent: Sent, case: Case, engine: Engine) -> Iterator[tuple[str, str]]:
@@ -229,7 +220,7 @@ def _usage(sent: Sent, case: Case, engine: Engine) -> Iterator[tuple[str, str]]:
         if not prompt and sent.op.prompt != []:
             yield "usage", "a prompt of no tokens"
 
-    if engine.name not in _TELLS_USAGE or record.usages or record.done is False:
+    if not engine.promises.tells_usage or record.usages or record.done is False:
         return
     if not record.stream or _asks_usage(sent):
         yield "usage-missing", "the answer tells no usage"
@@ -262,8 +253,10 @@ def _counts(sent: Sent, case: Case, engine: Engine) -> Iterator[tuple[str, str]]
 
     shown = sum(len(choice.tokens) for choice in choices)
     cut = any(len(choice.tokens) >= MAX_LOGPROBS for choice in choices)
-    is_told = all(choice.tokens for choice in choices) and engine.name in _SEVERAL
-    held_back = record.stream and engine.name in _HOLDS_BACK
+    is_told = (
+        all(choice.tokens for choice in choices) and engine.promises.several_answers
+    )
+    held_back = record.stream and engine.promises.holds_back
     least = 0 if held_back else tokens - len(choices)
     if is_told and choices and not cut and not least <= shown <= tokens:
         yield (
@@ -276,7 +269,7 @@ def _choices(sent: Sent, case: Case, engine: Engine) -> Iterator[tuple[str, str]
     record = sent.record
     indexes = [choice.index for choice in record.choices]
     # Other engines take n for one.
-    wanted = sent.n if engine.name in _SEVERAL else 1
+    wanted = sent.n if engine.promises.several_answers else 1
     if wanted > 1 and sent.parameter("best_of", 1) != 1:
         return
     if indexes and indexes != list(range(wanted)):

@@ -6,14 +6,14 @@ off, no chunked prefill, ``float32`` where the engine has it."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from itertools import takewhile
 from typing import Any
 
 from mmrepro.engines import Engine
-from mmrepro.engines.features import PAIR, options_of
+from mmrepro.engines.features import options_of
 from mmrepro.engines.models.tiny import TINY
+from mmrepro.engines.plain import PlainServer, plain_server
 from mmrepro.search.oracle.promises import parses
 from mmrepro.traffic.case.bodies import opened
 from mmrepro.traffic.case.model import (
@@ -36,127 +36,6 @@ _MODULES = ("--lora-modules", "--lora-paths")
 """Options with the adapters that it has from its start."""
 
 
-@dataclass(frozen=True)
-class _Plain:
-    """What makes an engine's server plain.
-
-    Attributes:
-        args: options that come last, and so win; ``{tokens}``: the longest prompt and
-            answer.
-        flags: options that are taken away: how many values follow each.
-        env: variables.
-        cannot: sentences on what it has no switch for.
-    """
-
-    args: tuple[str, ...]
-    flags: tuple[tuple[str, int], ...] = ()
-    env: tuple[tuple[str, str], ...] = ()
-    cannot: tuple[str, ...] = ()
-    tells_ids: bool = False
-    """Tokens' numbers come with an answer if its request says ``return_token_ids``."""
-    logprobs: tuple[str, ...] = ()
-    """Options without which logprobs are refused."""
-    logprobs_since: str = "0"
-    """Releases before it are not asked for logprobs: what they take was not tried."""
-    streams_mislead: bool = False
-    """Its streams tell the logprobs of some tokens twice and of others never: they are
-    not used, and what is compared does not stream, but where somebody waits for a
-    piece."""
-    exact: bool = False
-    """A greedy answer of a float32 server does not depend on the batch, and no request
-    can ask for logprobs."""
-    reloads: bool = False
-    """Who asks an adapter that was unloaded has it loaded again, from where it was."""
-    modules: str = _MODULES[0]
-    slots: tuple[str, ...] = ("--max-loras", "--max-cpu-loras")
-    """Options with the adapters, and with how many there is room for."""
-
-
-PLAIN = {
-    # The encoder cache has no switch. Without both others a picture gets a name of its
-    # own in each request, so that it never finds one
-    # (v1/engine/processor.py:_maybe_build_mm_uuids of 0.11.0).
-    "vllm": _Plain(
-        args=(
-            "--no-enable-prefix-caching",
-            "--mm-processor-cache-gb=0",
-            "--max-num-seqs=1",
-            "--no-enable-chunked-prefill",
-            "--max-num-batched-tokens={tokens}",
-            "--dtype=float32",
-        ),
-        flags=(
-            ("--max-num-partial-prefills", 1),
-            ("--max-long-partial-prefills", 1),
-            ("--speculative-config", 1),
-            ("--kv-transfer-config", 1),
-            (PAIR, 0),
-            ("--tensor-parallel-size", 1),
-            ("--pipeline-parallel-size", 1),
-            ("--data-parallel-size", 1),
-            ("--async-scheduling", 0),
-            ("--num-gpu-blocks-override", 1),
-            ("--max-loras", 1),
-            ("--max-cpu-loras", 1),
-        ),
-        tells_ids=True,
-    ),
-    "sglang": _Plain(
-        args=(
-            "--disable-radix-cache",
-            "--max-running-requests=1",
-            "--chunked-prefill-size=-1",
-            "--dtype=float32",
-        ),
-        flags=(
-            ("--enable-hierarchical-cache", 0),
-            ("--hicache-size", 1),
-            ("--hicache-ratio", 1),
-            ("--enable-mixed-chunk", 0),
-            ("--tp-size", 1),
-            ("--pp-size", 1),
-            ("--dp-size", 1),
-            ("--speculative-algorithm", 1),
-            ("--speculative-draft-model-path", 1),
-            ("--speculative-num-steps", 1),
-            ("--speculative-eagle-topk", 1),
-            ("--speculative-num-draft-tokens", 1),
-            ("--max-loras-per-batch", 1),
-        ),
-        # tokenizer_manager.py of 0.5.23, _resolve_lora_path: what was loaded once stays
-        # known, and unloading, by whoever, is taken for an eviction.
-        reloads=True,
-        modules=_MODULES[1],
-        slots=("--max-loras-per-batch",),
-        env=(("SGLANG_VLM_CACHE_SIZE_MB", "0"),),
-        # Two tokens in one piece of a stream are told with the likeliest ones of the
-        # first, and a piece without text is left out with its tokens: 21 of 33, and
-        # others in the next play (0.5.6; sglang#39260: _process_logprobs_tokens of
-        # entrypoints/openai/serving_chat.py).
-        streams_mislead=True,
-    ),
-    "lmdeploy": _Plain(
-        args=("--max-batch-size=1", "--max-prefill-token-num={tokens}"),
-        flags=(("--enable-prefix-caching", 0),),
-        logprobs=("--logprobs-mode=raw_logprobs",),
-        logprobs_since="0.18.0",
-        cannot=(
-            "LMDeploy has no float32: its reference rounds as the server that was "
-            "played; releases before 0.18.0 are not asked for logprobs: answers that "
-            "differ are not judged.",
-        ),
-    ),
-    "minivllm": _Plain(
-        args=(
-            "--no-prefix-caching",
-            "--mm-cache-tokens=0",
-            "--max-num-seqs=1",
-            "--max-batched-tokens={tokens}",
-            "--dtype=float32",
-        ),
-        exact=True,
-    ),
-}
 _CHANCE = ("temperature", "top_p", "top_k", "min_p", "seed")
 _LEAST_TOKENS = 2048
 """Tokens of a step, at least: some releases refuse fewer."""
@@ -171,7 +50,9 @@ def reference_case(case: Case, engine: Engine, *, own_format: bool = False) -> C
 
     Raises KeyError: there is no plain form of that engine's server.
     """
-    plain = PLAIN[engine.name]
+    plain = plain_server(engine.name)
+    if plain is None:
+        raise KeyError(engine.name)
     tokens = max(case.server.max_model_len, _LEAST_TOKENS)
     asked = comparable(case)
     given, env = options_of(engine.name, asked.server.args, case.server.env)
@@ -206,7 +87,7 @@ def static_adapters(args: Sequence[str]) -> list[str]:
 
 
 def _adapters(
-    args: list[str], operations: Sequence[Operation], plain: _Plain
+    args: list[str], operations: Sequence[Operation], plain: PlainServer
 ) -> list[str]:
     """Options by which each adapter that a server loads, ever, is there from the start,
     with room for all; [] of a server without adapters. A name that two adapters had is
@@ -235,9 +116,10 @@ def _adapters(
 
 def reference_limits(engine: Engine) -> list[str]:
     """Sentences on what the engine's reference cannot be."""
-    if engine.name not in PLAIN:
+    plain = plain_server(engine.name)
+    if plain is None:
         return [f"There is no reference for {engine.name}: answers were not compared."]
-    return list(PLAIN[engine.name].cannot)
+    return list(plain.cannot)
 
 
 def comparable(case: Case) -> Case:
@@ -246,7 +128,7 @@ def comparable(case: Case) -> Case:
 
     It changes what the sampler computes, so it is for the plays that are compared only:
     a loud failure is looked for, and shrunk, with the case as it is."""
-    plain = PLAIN.get(case.server.engine, _Plain(args=()))
+    plain = plain_server(case.server.engine) or PlainServer(args=())
     tells = not plain.exact and Version(case.server.release) >= Version(
         plain.logprobs_since
     )
@@ -271,8 +153,10 @@ def with_logprobs(case: Case) -> Case:
     """The case as it is, but for its greedy requests: they ask for logprobs, if the
     engine has some. What the server computes stays nearly the same, and a near tie can
     be told."""
-    plain = PLAIN.get(case.server.engine, _Plain(args=(), exact=True))
-    if plain.exact or Version(case.server.release) < Version(plain.logprobs_since):
+    plain = plain_server(case.server.engine)
+    if plain is None or plain.exact:
+        return case
+    if Version(case.server.release) < Version(plain.logprobs_since):
         return case
     operations = []
     for op in map(opened, case.operations):
@@ -311,7 +195,7 @@ def _greedily(op: Operation) -> dict[str, Any]:
     }
 
 
-def _asking_logprobs(op: Operation, plain: _Plain) -> dict[str, Any]:
+def _asking_logprobs(op: Operation, plain: PlainServer) -> dict[str, Any]:
     given = op.parameters.get("top_logprobs" if op.path == CHAT else "logprobs")
     top = max(given if isinstance(given, int) else 0, _TOP_LOGPROBS)
     # By their numbers, the likeliest ones as well: many tokens of a part of a character
@@ -325,17 +209,16 @@ def _asking_logprobs(op: Operation, plain: _Plain) -> dict[str, Any]:
     return {"logprobs": top, **parameters} if op.path == COMPLETIONS else {}
 
 
-def _without(args: list[str], flags: tuple[tuple[str, int], ...]) -> list[str]:
+def _without(args: list[str], flags: Mapping[str, int]) -> list[str]:
     """``args`` without those flags, however they are spelled."""
-    values = dict(flags)
     kept: list[str] = []
     skip = 0
     for arg in args:
         name, equals, _ = arg.partition("=")
         if skip:
             skip -= 1
-        elif name in values:
-            skip = 0 if equals else values[name]
+        elif name in flags:
+            skip = 0 if equals else flags[name]
         else:
             kept.append(arg)
 
@@ -353,7 +236,7 @@ def greedy(op: Operation) -> bool:
 def has_own_format(case: Case) -> bool:
     """Whether the reference computes in another number format than the case's
     server."""
-    plain = PLAIN.get(case.server.engine)
+    plain = plain_server(case.server.engine)
     formats = plain is not None and any(
         arg.startswith("--dtype=") for arg in plain.args
     )
@@ -373,7 +256,7 @@ def rounds(server: ServerWanted) -> bool:
         for place, arg in enumerate(server.args)
         if arg.partition("=")[0] == "--dtype"
     ]
-    plain = PLAIN.get(server.engine)
+    plain = plain_server(server.engine)
     if not formats or formats[-1] == "auto":
         return plain is None or not plain.exact
     return formats[-1] not in ("float32", "float")

@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mmrepro.engines import Engine
+from mmrepro.engines.plain import plain_server
 from mmrepro.search.oracle.comparison import agreeing, compare_with_reference, compared
 from mmrepro.search.oracle.crosstalk import crosstalk, runs_needed
 from mmrepro.search.oracle.judged import OracleReport
 from mmrepro.search.oracle.reference import (
-    PLAIN,
     comparable,
     has_own_format,
     reference_case,
@@ -75,7 +75,7 @@ class Silent:
         reference, and ``judged`` says why. Raises Spent."""
         limits = reference_limits(self.engine)
         self.judged.append(OracleReport(unseen=limits))
-        if self.engine.name not in PLAIN or not case.operations:
+        if plain_server(self.engine.name) is None or not case.operations:
             return None
         asked = comparable(case)
         plain = reference_case(case, self.engine)

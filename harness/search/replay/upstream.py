@@ -26,6 +26,7 @@ from mmrepro.base.text.sanitize import one_line
 from mmrepro.engines import spec_for
 from mmrepro.engines.environments.build import ensure
 from mmrepro.engines.environments.spec import Environment
+from mmrepro.engines.serving import serving
 from mmrepro.engines.supervise import free_port, run_variables
 from mmrepro.reproducers import reproducer_path
 from mmrepro.runs.options import RunCommand
@@ -105,10 +106,9 @@ def confirmed(
 
 
 def _lent(server: ServerWanted) -> str:
-    if server.engine == "vllm":
-        return (
-            ", with a RemoteOpenAIServer of its own, as wheels have no tests/utils.py"
-        )
+    lent = serving(server.engine).tests.lent
+    if lent:
+        return lent
     return ", with stand-ins for GPU kernels" if device_of("auto") == "cpu" else ""
 
 
@@ -180,15 +180,15 @@ def _run(
 
 
 def _tests(folder: Path, engine: str) -> Path:
-    """A folder for the test: in vLLM's tree ``tests/v1/e2e``, as deep as it is written
-    for."""
-    if engine != "vllm":
+    """A folder for the test, as deep in the engine's tree as it is written for."""
+    tests = serving(engine).tests
+    if not tests.folder:
         return folder
-    place = folder / "tests" / "v1" / "e2e"
+    place = folder / tests.folder
     place.mkdir(parents=True)
     for package in (place, *place.parents[:2]):
         (package / "__init__.py").touch()
-    shutil.copy(reproducer_path("vllm_tests_utils.py"), folder / "tests" / "utils.py")
+    shutil.copy(reproducer_path(tests.utils), folder / "tests" / "utils.py")
     return place
 
 

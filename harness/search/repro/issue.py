@@ -25,6 +25,7 @@ from mmrepro.base.machine.limited import (
     WorkLimits,
     within_limits,
 )
+from mmrepro.engines.folders import published
 from mmrepro.failure.documents.replay import Claim
 from mmrepro.search.repro.claim import read_claim
 from mmrepro.search.repro.fences import fences, without_fences
@@ -113,7 +114,6 @@ _CURL: Final = re.compile(r"^[^#\n]*\b(?:curl|wget)\s+", re.MULTILINE)
 _CLIENT_WORDS: Final = re.compile(
     r"\bimport\s+(?:\w+,\s*)*(?:openai|requests|httpx|urllib)\b"
 )
-_ENGINES: Final = ("vllm", "sglang", "lmdeploy")
 _TO_NUMBER: Final = (
     r"(?:\s++(?:version|nightly|release|main|latest|image|docker"
     r"|commit)\b)*+[\"'` |*]*+"
@@ -831,7 +831,7 @@ def _release(issue: Issue, text: str) -> None:
 def _engine(issue: Issue, text: str) -> None:
     """The engine that a text names most often; of another one the report is of that."""
     counts: dict[str, int] = {}
-    for engine in _ENGINES:
+    for engine in published():
         counts[engine] = len(re.findall(engine, text, re.IGNORECASE))
     most = max(counts, key=lambda engine: counts[engine])
     others: dict[str, int] = {}

@@ -20,6 +20,8 @@ from mmrepro.base.errors import UsageError, did_you_mean
 from mmrepro.base.machine.files import read_yaml
 from mmrepro.base.text.redact import names_a_secret
 from mmrepro.engines.allowed import Allowed, allowed_of, is_option
+from mmrepro.engines.folders import facts, folders, published
+from mmrepro.engines.serving import serving
 from mmrepro.engines.starts import GONE
 from mmrepro.failure.documents.replay import Replaced
 from packaging.version import InvalidVersion, Version
@@ -27,7 +29,7 @@ from packaging.version import InvalidVersion, Version
 _LEAST_LENGTH, _MOST_LENGTH, _OF_PICTURES = 512, 32768, 2048
 """Tokens of a context: at least, at most (what the tiny models have), and for
 pictures."""
-_MOST_NOTES = 40
+MOST_NOTES = 40
 """What resembles an unknown option is searched for among hundreds: of more nobody reads
 it."""
 MOST_REPLACED = 100
@@ -57,16 +59,55 @@ class ServerAsked:
     unread: list[str] = field(default_factory=list)
 
 
-_SERVE: Final = re.compile(
-    r"(?:^|[\s;&|(/\"'`\[=!])(?:(?:vllm|sglang)(?:@\S{1,100})?\s+serve\b|"
-    r"lmdeploy(?:@\S{1,100})?\s+serve\s+api_server\b|"
-    r"-m\s+(?:vllm\.entrypoints\.(?:openai\.)?api_server"
-    r"|vllm\.entrypoints\.cli\.main\s+serve|"
-    r"sglang\.launch_server|sglang\s+serve|lmdeploy\s+serve\s+api_server"
-    r"|minivllm\.server)\b|"
-    r"(?:vllm/entrypoints/(?:openai/)?api_server|sglang/launch_server)\.py\b|"
-    r"(?:docker|podman|nerdctl)\s+run\b)"
-)
+@cache
+def _serve_form(engines: tuple[str, ...]) -> re.Pattern[str]:
+    """The form of what starts a server of one of ``engines``, or a container."""
+    programs: list[str] = []
+    modules: list[str] = []
+    scripts: list[str] = []
+    for engine in engines:
+        server = serving(engine)
+        modules += server.modules
+        scripts += filter(None, [server.script])
+        if server.program:
+            name, *following = server.program
+            programs.append(r"\s+".join([rf"{name}(?:@\S{{1,100}})?", *following]))
+    ways = (
+        rf"(?:{'|'.join(programs)})\b",
+        rf"-m\s+(?:{'|'.join(modules)})\b",
+        rf"(?:{'|'.join(scripts)})\b",
+        r"(?:docker|podman|nerdctl)\s+run\b",
+    )
+    return re.compile(rf"(?:^|[\s;&|(/\"'`\[=!])(?:{'|'.join(ways)})")
+
+
+@cache
+def _image_form(engines: tuple[str, ...]) -> re.Pattern[str]:
+    """The form of an image of one of ``engines``: a group of the engine's name, and
+    the tag."""
+    names: list[str] = []
+    for engine in engines:
+        image = serving(engine).image
+        if image:
+            names.append(f"(?P<{engine}>{image})")
+    return re.compile(
+        rf"^(?:[\w.:-]+/)*(?:{'|'.join(names)})(?::(?P<tag>[\w.-]+))?(?:@sha256:\w+)?$"
+    )
+
+
+def _image(word: str) -> re.Match[str] | None:
+    return _image_form(tuple(folders())).match(word)
+
+
+@cache
+def _package_form(engines: tuple[str, ...]) -> re.Pattern[str]:
+    """The form of a package of one of ``engines``, with its release."""
+    return re.compile(
+        rf"\b({'|'.join(engines)})(?:\[[\w,]*\])?(?:==|@)v?"
+        r"(\d+\.\d+\.\d+(?:\.?(?:post|rc)\d+)?)"
+    )
+
+
 PROMPT: Final = re.compile(
     r"^[ \t]*(?:(?:\(\w+\)[ \t]*)?(?:PS[ \t]+)?(?:[A-Za-z]:[\\/][^>\n]{0,80}>"
     r"|[$%>][ \t])|"
@@ -78,15 +119,6 @@ CONTINUED: Final = re.compile(r"(?:(?<![ \t])[ \t]*\\|[ \t][`^])[ \t]*\r?\n")
 """The end of a line that goes on: in a Unix shell, in PowerShell (`), in cmd (^)."""
 _ARRAY: Final = re.compile(
     r"^[ \t]*(?:declare[ \t]+-a[ \t]+)?(\w+)\+?=\(([^)]{0,4000})\)", re.MULTILINE
-)
-_PACKAGE: Final = re.compile(
-    r"\b(vllm|sglang|lmdeploy)(?:\[[\w,]*\])?(?:==|@)v?(\d+\.\d+\.\d+(?:\.?(?:post"
-    r"|rc)\d+)?)"
-)
-_IMAGE: Final = re.compile(
-    r"^(?:[\w.:-]+/)*(?:(?P<vllm>vllm-openai[\w-]*|vllm)|(?P<sglang>sglang)"
-    r"|(?P<lmdeploy>lmdeploy))"
-    r"(?::(?P<tag>[\w.-]+))?(?:@sha256:\w+)?$"
 )
 _VERSION: Final = re.compile(r"(?:^|vllm_)v?(\d+\.\d+\.\d+(?:\.?(?:post|rc)\d+)?)")
 _ASSIGNED: Final = re.compile(
@@ -120,21 +152,17 @@ def plain_command(engine: str, traffic: str) -> str:
     """A server without options, of the model that ``traffic`` names."""
     named = _MODEL_NAMED.search(traffic)
     model = named[1] if named else "MODEL"
-    return {
-        "vllm": f"vllm serve {model}",
-        "sglang": f"python -m sglang.launch_server --model-path {model}",
-        "lmdeploy": f"lmdeploy serve api_server {model}",
-    }[engine]
+    return serving(engine).plain.replace("{model}", model)
 
 
 def is_server_command(text: str) -> bool:
     """Whether ``text`` starts one of the engines' servers."""
-    served = _SERVE.search(text)
+    served = _serve_form(tuple(folders())).search(text)
     if served is None:
         return False
     if "run" not in served[0].split():
         return True
-    return any(_IMAGE.match(word.strip("\"'")) for word in text.split())
+    return any(_image(word.strip("\"'")) for word in text.split())
 
 
 def parse(text: str) -> ServerAsked:
@@ -142,7 +170,7 @@ def parse(text: str) -> ServerAsked:
     with its arguments. Raises UsageError: it is none that can be read, and why."""
     words, variables = _words(text)
     engine, rest, release, more = _engine(words, text)
-    named = dict(_PACKAGE.findall(text))
+    named = dict(_package_form(published()).findall(text))
     asked = ServerAsked(engine, release=release or named.get(engine, ""))
     used = {name for found in _USED.findall(text) for name in found}
     asked.env = {
@@ -343,15 +371,13 @@ def _engine(words: list[str], text: str) -> tuple[str, list[str], str, dict[str,
         env |= set_before
 
     names = [Path(word).name.partition("@")[0] for word in words]
-    for at, name in enumerate(names):
-        if name in ("vllm", "sglang") and names[at + 1 : at + 2] == ["serve"]:
-            return name, words[at + 2 :], release, env
-        if name == "lmdeploy" and names[at + 1 : at + 3] == ["serve", "api_server"]:
-            return name, words[at + 3 :], release, env
-        if re.search(
-            r"(?:^|/)(?:vllm/entrypoints/.*api|sglang/launch)_server\.py$", words[at]
-        ):
-            engine = "vllm" if "vllm" in words[at] else "sglang"
+    for at in range(len(names)):
+        engine = _started_by_program(names, at)
+        if engine:
+            following = at + len(serving(engine).program)
+            return engine, words[following:], release, env
+        engine = _started_by_file(words[at])
+        if engine:
             return engine, words[at + 1 :], release, env
         if words[at : at + 1] == ["-m"] and at + 1 < len(words):
             module, rest = words[at + 1], words[at + 2 :]
@@ -362,6 +388,24 @@ def _engine(words: list[str], text: str) -> tuple[str, list[str], str, dict[str,
                 return engine, rest, release, env
 
     raise UsageError(f"No engine's server is in {' '.join(text.split())[:80]!r}.")
+
+
+def _started_by_program(names: Sequence[str], at: int) -> str:
+    """The engine whose own program is the word ``at`` and what follows; "": none."""
+    for engine in folders():
+        program = serving(engine).program
+        if program and tuple(names[at : at + len(program)]) == program:
+            return engine
+    return ""
+
+
+def _started_by_file(word: str) -> str:
+    """The engine whose server a file starts, by the end of its path; "": none."""
+    for engine in folders():
+        script = serving(engine).any_script
+        if script and re.search(rf"(?:^|/){script}$", word):
+            return engine
+    return ""
 
 
 _RUNNERS: Final = frozenset({"docker", "podman", "nerdctl"})
@@ -383,13 +427,22 @@ def _in_image(words: list[str]) -> tuple[str, list[str], str, dict[str, str]]:
         before = words[at - 1] if at else ""
         if before.startswith("-") and "=" not in before and before not in _DOCKER_FLAGS:
             continue  # the value of an option
-        image = None if word.startswith("-") else _IMAGE.match(word)
+        image = None if word.startswith("-") else _image(word)
         if image is not None:
-            engine = next(n for n in ("vllm", "sglang", "lmdeploy") if image[n])
+            engine = _of_image(image)
             version = _VERSION.search(image["tag"] or "")
             return engine, words[at + 1 :], version[1] if version else "", env
 
-    raise UsageError("The container's image is none of vLLM, SGLang or LMDeploy.")
+    *titles, last = (facts(name).title for name in folders() if serving(name).image)
+    raise UsageError(f"The container's image is none of {', '.join(titles)} or {last}.")
+
+
+def _of_image(image: re.Match[str]) -> str:
+    """The engine of an image: its group is the only one besides the tag's."""
+    groups = image.groupdict()
+    del groups["tag"]
+    (engine,) = (name for name, matched in groups.items() if matched)
+    return engine
 
 
 _BARE: Final = re.compile(
@@ -409,7 +462,7 @@ def of_manifest(text: str) -> str:
     quoted = _BARE.sub(lambda found: found[1] + json.dumps(found[2]), plain)
     documents = read_yaml(plain) or read_yaml(quoted)
     for container in _containers(documents):
-        if not _IMAGE.match(str(container["image"])):
+        if not _image(str(container["image"])):
             continue
         variables = container.get("environment") or container.get("env") or []
         if isinstance(variables, dict):
@@ -768,18 +821,7 @@ def translated(
         UsageError: an option's value is a variable that is set nowhere.
     """
     model, replaced, extra = _model(asked, traffic, serves)
-    backend = next(
-        (values for name, values in asked.options if name == "--backend"), []
-    )
-    if asked.engine == "lmdeploy" and backend != ["pytorch"]:
-        what, why = (
-            " ".join(["--backend", *(backend or ["turbomind"])]),
-            "TurboMind is a GPU's",
-        )
-        replaced.append(
-            Replaced(what=what, by="--backend pytorch", why=why, essential=True)
-        )
-        asked.options = [one for one in asked.options if one[0] != "--backend"]
+    replaced += _gpu_backend_replaced(asked)
 
     args: list[str] = list(extra)
     length = needed = _needed(traffic)
@@ -830,7 +872,7 @@ def translated(
                 f"{shown} takes a variable that nothing sets here.",
                 hint=f'--server "… {name} VALUE"',
             )
-        if known and not _is_known(name, known) and len(notes) < _MOST_NOTES:
+        if known and not _is_known(name, known) and len(notes) < MOST_NOTES:
             gone = GONE.get(asked.engine, {}).get(name, "")
             words = did_you_mean(name, known) if not gone else f" {gone.capitalize()}."
             notes.append(f"The release's parser does not have {name}.{words}")
@@ -861,7 +903,7 @@ def translated(
         else:
             env[name] = value
     rows = _bounded(replaced)
-    return Translated(model, length, tuple(args), env, rows, tuple(notes[:_MOST_NOTES]))
+    return Translated(model, length, tuple(args), env, rows, tuple(notes[:MOST_NOTES]))
 
 
 def _bounded(replaced: list[Replaced]) -> tuple[Replaced, ...]:
@@ -997,6 +1039,26 @@ _TEXTS: Final = (
     ),
 )
 """Tiny text models, names of models that they stand for, and the architecture."""
+
+
+def _gpu_backend_replaced(asked: ServerAsked) -> list[Replaced]:
+    """Take a backend that needs a GPU out of the options, and say what replaces it."""
+    server = serving(asked.engine)
+    given: list[str] = []
+    for name, values in asked.options:
+        if name == "--backend":
+            given = values
+            break
+    if not server.cpu_backend or given == [server.cpu_backend]:
+        return []
+
+    asked.options = [option for option in asked.options if option[0] != "--backend"]
+    what = " ".join(["--backend", *(given or [server.gpu_backend])])
+    by = f"--backend {server.cpu_backend}"
+    why = server.gpu_backend_why
+    return [Replaced(what=what, by=by, why=why, essential=True)]
+
+
 _TOKEN_IDS: Final = re.compile(
     r"token_ids|input_ids|logit_bias|input_embeds|prompt[\"']?\s*[:=]\s*\[+\s*\d",
     re.IGNORECASE,
@@ -1023,8 +1085,9 @@ def _model(
         )
         tiny = next(near, tiny)
 
-    if asked.engine == "minivllm":
-        tiny = "qwen3"
+    server = serving(asked.engine)
+    if server.tiny:
+        tiny = server.tiny
     kind, names = _SAME[tiny]
     same = bool(re.search(names, name, re.IGNORECASE))
     why = "random weights, of the same architecture" if same else "random weights"
@@ -1040,25 +1103,17 @@ def _model(
     given = {option for option, _ in asked.options}
     if "--trust-remote-code" in given:
         extra = []
-    if (
-        asked.engine == "vllm"
-        and _POOLS.search(name)
-        and not given & {"--runner", "--task"}
-    ):
-        extra += ["--runner", "pooling"]
+    kind_named = not given.isdisjoint(server.pooling_named)
+    if server.pooling and _POOLS.search(name) and not kind_named:
+        extra += server.pooling
         why = "the stand-in is served as such a model"
-        replaced.append(Replaced(what="", by="--runner pooling", why=why))
+        replaced.append(Replaced(what="", by=" ".join(server.pooling), why=why))
 
     return tiny, replaced, extra
 
 
 # ---------------------------------------------------------- what a release's parser has
 
-_SOURCES: Final[Mapping[str, tuple[str, ...]]] = {
-    "vllm": ("engine/arg_utils.py", "entrypoints/**/cli_args.py", "config/*.py"),
-    "sglang": ("srt/server_args.py", "srt/arg_groups/**/*.py", "srt/utils/common.py"),
-    "lmdeploy": ("cli/*.py",),
-}
 _LITERAL: Final = re.compile(r"""["'](--[a-z][\w-]*)["']([^()]{0,200}?store_true)?""")
 _FIELD: Final = re.compile(r"^ {4}([a-z]\w*) *: *(A\[)?(\w+)", re.MULTILINE)
 
@@ -1075,7 +1130,7 @@ def options_of(engine: str, packages: Path) -> Mapping[str, bool]:
         Rather too many names than too few: {} where nothing could be read.
     """
     known: dict[str, bool] = {}
-    for pattern in _SOURCES.get(engine, ()):
+    for pattern in serving(engine).sources:
         for file in sorted((packages / engine).glob(pattern)):
             try:
                 text = file.read_text(encoding="utf-8", errors="replace")
@@ -1090,24 +1145,15 @@ def options_of(engine: str, packages: Path) -> Mapping[str, bool]:
     return known
 
 
-_TRIED: Final[Mapping[str, Version]] = {
-    "Qwen3ForCausalLM": Version("0.11.0"),
-    "Qwen3MoeForCausalLM": Version("0.32.0"),
-    "Qwen3NextForCausalLM": Version("0.32.0"),
-}
-"""vLLM's first release of which a CPU is known to serve it (docs/lab/stack.md).
-SGLang's Qwen3 asks for ``sgl_kernel.fused_qk_norm_cpu`` (0.5.23), which our stand-in
-does not have."""
-
-
 @cache
 def serves(engine: str, release: str, packages: Path, architecture: str) -> bool:
     """Whether an installed engine has an architecture, by its source, and a CPU serves
     it."""
-    version, since = _version(release), _TRIED.get(architecture)
-    if engine != "vllm" or version is None or since is None or version < since:
+    server = serving(engine)
+    version, since = _version(release), server.tried.get(architecture)
+    if version is None or since is None or version < Version(since):
         return False
-    registry = packages / "vllm" / "model_executor" / "models" / "registry.py"
+    registry = packages / engine / server.registry
     try:
         return f'"{architecture}"' in registry.read_text(
             encoding="utf-8", errors="replace"

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 
+from mmrepro.engines.plain import plain_server
 from mmrepro.failure.documents.upgrade import Area, Difference, Outcome, SideRun
 from mmrepro.history.states import fisher
 from mmrepro.search.oracle import near_ties
@@ -20,7 +21,7 @@ from mmrepro.search.oracle.comparison import SHAPING
 from mmrepro.search.oracle.loud import GRAMMARS
 from mmrepro.search.oracle.near_ties import Compared, TieVerdict, Token, TokenAnswer
 from mmrepro.search.oracle.promises import unlike
-from mmrepro.search.oracle.reference import PLAIN, greedy, rounds
+from mmrepro.search.oracle.reference import greedy, rounds
 from mmrepro.traffic.case.bodies import opened
 from mmrepro.traffic.case.model import Case, Operation
 from mmrepro.traffic.evidence import ChoiceSeen, RequestRecord
@@ -101,7 +102,7 @@ class _AnswerComparison:
         self.case = case
         self.records = [_by_operation(case, old), _by_operation(case, new)]
         # What the engine's reference is like says how answers may be compared at all.
-        plain = PLAIN.get(case.server.engine)
+        plain = plain_server(case.server.engine)
         self.misled = plain is not None and plain.streams_mislead
         self.exact = plain is not None and plain.exact and not rounds(case.server)
         self.bound = near_ties.bound_of(self._drifts(), exact=self.exact)

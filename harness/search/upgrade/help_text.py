@@ -11,14 +11,12 @@ from collections.abc import Iterator, Sequence
 
 from mmrepro.engines import Engine
 from mmrepro.engines.environments.spec import Environment
+from mmrepro.engines.serving import serving
 from mmrepro.failure.documents.upgrade import OptionSeen
 
 WIDE = {"COLUMNS": "1000"}
 """Variables with which hardly a text is wrapped: argparse cuts words at their
 hyphens."""
-_SUBCOMMAND = {"lmdeploy": ("serve", "api_server")}
-_HELP = {"vllm": ("--help=all", "--help")}
-"""vLLM from 0.10 on lists its options only if it is asked for all."""
 _HEAD = re.compile(r"^  (?=--?[A-Za-z0-9])")
 _SPELLING = re.compile(
     r"(--?[A-Za-z0-9][\w.-]*)(?: (?!-)(.*?))?(?:, (?=--?[A-Za-z])|$)"
@@ -33,9 +31,9 @@ def commands(engine: Engine, environment: Environment) -> list[list[str]]:
     """What prints the options of the engine's server: the first one that lists some
     counts."""
     module = engine.module_in(environment.site_packages)
-    words = [*engine.interpreter_args(module), *_SUBCOMMAND.get(engine.name, ())]
-    helps = _HELP.get(engine.name, ("--help",))
-    return [[str(environment.python), *words, asked] for asked in helps]
+    facts = serving(engine.name)
+    words = [*engine.interpreter_args(module), *facts.subcommand]
+    return [[str(environment.python), *words, asked] for asked in facts.helps]
 
 
 def read(text: str) -> list[OptionSeen]:

@@ -190,8 +190,11 @@ def find(
 
 def _order(found: IndexHit) -> tuple[int, float, str]:
     """A known failure is more precise than its class."""
-    # A teaching engine, which has others' faults.
-    planted = found.entry.engine == "minivllm"
+    from mmrepro.engines.folders import facts, folders
+
+    # A teaching engine has others' faults.
+    engine = found.entry.engine
+    planted = engine in folders() and facts(engine).teaching
     return (found.entry.kind == "class") + 2 * planted, -found.score, found.entry.name
 
 

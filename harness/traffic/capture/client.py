@@ -24,6 +24,7 @@ from typing import IO, Final, Protocol
 from mmrepro.base.box import TEMPORARY, WORK, Box, BoxOrder, Leads, Limits
 from mmrepro.base.errors import UsageError
 from mmrepro.base.records import Record
+from mmrepro.engines.serving import default_ports
 from mmrepro.reproducers import reproducer_path
 from mmrepro.traffic.capture.proxy import RecordingProxy
 from mmrepro.traffic.capture.recording_box import BoxedRecording
@@ -36,8 +37,8 @@ COPIED_BYTES, COPIED_FILES, COPIED_DEPTH = 64 << 20, 2000, 20
 OUTPUT, MOST_OUTPUT = 64 << 10, 256 << 20
 _PROCESSES = 512
 _POLL_S = 0.05
-PORTS: Final = (8000, 30000, 23333, 8080, 80)
-"""That clients call by default: of vLLM, of SGLang, of LMDeploy, and of the web."""
+_WEB_PORTS: Final = (8080, 80)
+"""That clients call by default, beside those of the engines."""
 _LOCAL: Final = frozenset({"localhost", "127.0.0.1", "0.0.0.0", "::1", "[::1]"})  # noqa: S104
 _API: Final = (
     r"/(?:v\d|generate|inference|health|metrics|open_session|score|rerank"
@@ -404,7 +405,8 @@ def run_trusted(
 
 def _ports(wanted: ClientWanted, calls: CalledServers) -> tuple[int, ...]:
     """Return those that lead to the recording, the likeliest first."""
-    ports = dict.fromkeys([*calls.ports, *wanted.ports, *PORTS, *calls.guessed])
+    usual = [*default_ports(), *_WEB_PORTS]
+    ports = dict.fromkeys([*calls.ports, *wanted.ports, *usual, *calls.guessed])
     return tuple(ports)[:MOST_PORTS]
 
 

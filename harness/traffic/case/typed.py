@@ -10,18 +10,10 @@ from typing import Final
 
 from mmrepro.base.records import Setting
 from mmrepro.engines.models.tiny import BESIDE, TINY, with_folders
+from mmrepro.engines.serving import serving
 from mmrepro.traffic.case.model import SCRIPT_FILE, Barrier, Case
 
 _MODEL_DIR: Final = BESIDE
-CPU_OPTIONS: Final = {
-    "sglang": (
-        "--device",
-        "--attention-backend",
-        "--mm-attention-backend",
-        "--disable-overlap-schedule",
-    )
-}
-"""Options that mmrepro gives a server because there is no GPU."""
 
 
 def in_order(case: Case) -> bool:
@@ -41,51 +33,7 @@ def server_command(
     it."""
     server = case.server
     length = str(server.max_model_len)
-    begin = {
-        "vllm": [
-            "vllm",
-            "serve",
-            model,
-            "--max-model-len",
-            length,
-            "--port",
-            str(port),
-        ],
-        "sglang": [
-            "python3",
-            "-m",
-            "sglang.launch_server",
-            "--model-path",
-            model,
-            "--context-length",
-            length,
-            "--port",
-            str(port),
-        ],
-        "lmdeploy": [
-            "lmdeploy",
-            "serve",
-            "api_server",
-            model,
-            "--backend",
-            "pytorch",
-            "--session-len",
-            length,
-            "--server-port",
-            str(port),
-        ],
-        "minivllm": [
-            "python3",
-            "-m",
-            "minivllm.server",
-            "--model",
-            model,
-            "--max-model-len",
-            length,
-            "--port",
-            str(port),
-        ],
-    }.get(server.engine, [server.engine, "--model", model, "--port", str(port)])
+    begin = serving(server.engine).typed(server.engine, model, length, str(port))
     env = {s.name: s.value for s in settings if _of_use(s)} | server.env
     begin += server_options(settings, begin)
     variables = [f"{name}={shlex.quote(value)}" for name, value in env.items()]
@@ -125,14 +73,8 @@ def server_steps(case: Case, settings: list[Setting], project: str = "") -> list
         else server.model
     )
     model = _MODEL_DIR if written else own
-    lines = [f"pip install {project or server.engine}=={server.release}"]
-    if server.engine == "minivllm":
-        lines = [
-            (
-                "export PYTHONPATH=reproducers   # of the sources of mmrepro: "
-                "minivllm is there"
-            )
-        ]
+    install = serving(server.engine).install
+    lines = [install or f"pip install {project or server.engine}=={server.release}"]
     if written and case.operations:
         lines.append(f"python3 {SCRIPT_FILE} --write-model {_MODEL_DIR}")
     return [*lines, server_command(case, settings, model)]

@@ -4,8 +4,12 @@ from dataclasses import replace
 
 import pytest
 from fuzz_sessions import Clock
-from mmrepro.search.fuzz import episodes as generated
-from mmrepro.search.fuzz.options import DIALECTS
+from mmrepro.engines.dialects import Dialect, dialect_of
+from mmrepro.search.fuzz import episodes as generated, options, server
+
+
+def _small(engine: str) -> Dialect:
+    return replace(dialect_of(engine), many=8)
 
 
 @pytest.fixture
@@ -13,6 +17,6 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     """And small episodes: what a session does with them does not depend on their
     size."""
     monkeypatch.setattr(generated, "REQUESTS", 12)
-    for engine, dialect in DIALECTS.items():
-        monkeypatch.setitem(DIALECTS, engine, replace(dialect, many=8))  # type: ignore[misc]
+    for module in (generated, options, server):
+        monkeypatch.setattr(module, "dialect_of", _small)
     return Clock(monkeypatch)

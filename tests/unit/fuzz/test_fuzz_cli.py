@@ -9,7 +9,8 @@ import pytest
 from mmrepro.base.errors import UsageError
 from mmrepro.base.options import OptionOrigin
 from mmrepro.cli.app import app
-from mmrepro.search.fuzz.options import FuzzCommand, FuzzProfile, dialect_of
+from mmrepro.engines.dialects import dialect_of
+from mmrepro.search.fuzz.options import FuzzCommand, FuzzProfile
 from mmrepro.search.fuzz.server import kept_options, read_source, server_of, settled
 from mmrepro.traffic.case.files import write_case
 from mmrepro.traffic.case.model import Case, Content, ServerWanted

@@ -8,7 +8,9 @@ from fuzz_sessions import server
 from grids import examples
 from hypothesis import given, strategies as st
 from mmrepro.base.errors import UsageError
+from mmrepro.engines.dialects import dialect_of
 from mmrepro.engines.features import turned_on
+from mmrepro.engines.folders import folders
 from mmrepro.failure.documents.replay import Learnt
 from mmrepro.runs.play.limits import BLOCK, CONTEXT, KV
 from mmrepro.search.fuzz.episodes import (
@@ -20,7 +22,7 @@ from mmrepro.search.fuzz.episodes import (
     PlannedEpisode,
 )
 from mmrepro.search.fuzz.limits import ServerLimits
-from mmrepro.search.fuzz.options import DIALECTS, FuzzProfile, dialect_of, under
+from mmrepro.search.fuzz.options import FuzzProfile, under
 from mmrepro.search.fuzz.requests import RESETS
 from mmrepro.search.fuzz.steering import (
     LEADS,
@@ -53,7 +55,7 @@ LIMITS = ServerLimits(
     ],
     overhead=20,
 )
-ENGINES = st.sampled_from(sorted(DIALECTS))
+ENGINES = st.sampled_from(sorted(folders()))
 MIXED = [n for n in range(1, 9) if KINDS[n - 1] == "mixed"]
 
 
@@ -89,7 +91,7 @@ def test_each_is_a_case_that_can_be_played(engine: str, seed: int, number: int) 
     )
     foreign = {
         name
-        for other in DIALECTS.values()
+        for other in map(dialect_of, folders())
         for name in (*other.salts, other.rid, other.priority)
     } - {*dialect.salts, dialect.rid, dialect.priority}
     assert not told & foreign
@@ -252,7 +254,7 @@ def test_what_ends_the_server_is_sent_less_often() -> None:
     assert less < usual / 2
 
 
-@pytest.mark.parametrize("engine", sorted(DIALECTS))
+@pytest.mark.parametrize("engine", sorted(folders()))
 def test_profiles_change_the_server_and_the_command_line_has_the_last_word(
     engine: str,
 ) -> None:

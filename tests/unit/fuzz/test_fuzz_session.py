@@ -23,11 +23,12 @@ from fuzz_sessions import (
 )
 from mmrepro.base.errors import InfrastructureError, UsageError
 from mmrepro.base.records import Fidelity, StandIn
+from mmrepro.engines.dialects import dialect_of
 from mmrepro.engines.features import feature
 from mmrepro.failure.documents import INCIDENT_FILE, EngineFacts
 from mmrepro.failure.documents.replay import EPISODES_FILE
 from mmrepro.search.fuzz import knowledge
-from mmrepro.search.fuzz.options import FuzzProfile, dialect_of
+from mmrepro.search.fuzz.options import FuzzProfile
 from mmrepro.search.fuzz.steering import Switch
 from mmrepro.search.oracle.judged import OracleReport
 from mmrepro.search.oracle.near_ties import TokenAnswer

@@ -6,11 +6,11 @@ import pytest
 from made_up_answers import answered, play, prompt_of, record
 from mmrepro.base.records import FindingClass
 from mmrepro.engines import get_engine
+from mmrepro.engines.folders import folders
 from mmrepro.failure.documents.replay import Sighting
 from mmrepro.search.oracle.comparison import agreeing, compare_with_reference, compared
 from mmrepro.search.oracle.judged import OracleReport
 from mmrepro.search.oracle.reference import (
-    PLAIN,
     comparable,
     has_own_format,
     reference_case,
@@ -56,7 +56,7 @@ def classes(judged: OracleReport) -> list[FindingClass]:
 # ---------------------------------------------------------------------- the case
 
 
-@pytest.mark.parametrize("engine", sorted(PLAIN))
+@pytest.mark.parametrize("engine", sorted(folders()))
 def test_the_same_requests_one_after_another(engine: str) -> None:
     case = case_of(3, engine)
     case.operations[1] = operation(1, leave="tokens>=2", stream=True, at_s=3.0)

@@ -15,6 +15,7 @@ from mmrepro.base.errors import NotConfirmed, UsageError
 from mmrepro.base.records import FindingClass
 from mmrepro.cli.app import app
 from mmrepro.engines import sglang
+from mmrepro.engines.serving import serving
 from mmrepro.failure.documents.replay import REPLAY_FILE, Expectation, Finding
 from mmrepro.failure.documents.stored import document_json
 from mmrepro.reports import replay_script
@@ -23,7 +24,6 @@ from mmrepro.search.replay import upstream
 from mmrepro.search.replay.upstream import confirmed
 from mmrepro.traffic.case.files import write_case
 from mmrepro.traffic.case.model import Case
-from mmrepro.traffic.case.typed import CPU_OPTIONS
 from typer.testing import CliRunner
 
 CASE = Case(
@@ -116,7 +116,8 @@ def test_options_of_a_cpu_are_given_on_a_cpu_alone() -> None:
     assert "--attention-backend" not in always
     assert "--device" not in text  # popen_launch_server gives it
     assert "torch_native" in text.partition('if get_device() == "cpu":')[2]
-    assert CPU_OPTIONS["sglang"] == tuple(name for name, _, _ in sglang.CPU_OPTIONS)
+    named = tuple(name for name, _, _ in sglang.CPU_OPTIONS)
+    assert serving("sglang").cpu_options == named
 
 
 @pytest.mark.parametrize(
