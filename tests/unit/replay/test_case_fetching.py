@@ -10,7 +10,7 @@ import pytest
 from fake_player import FakePlayer, replaying
 from fake_plays import answered_until, fake_case, fake_op
 from mmrepro.base.errors import UsageError
-from mmrepro.search.replay.session import ELSEWHERE
+from mmrepro.search.replay.session import _ELSEWHERE
 from mmrepro.traffic.case.fetching import asks_elsewhere
 from mmrepro.traffic.case.model import Operation
 
@@ -94,7 +94,7 @@ def test_without_a_box_such_requests_are_not_sent_and_that_is_said(
     sent = [op.id for op in session.case.operations]
     assert sent == (["a", "r", "b"] if box else ["a", "b"])
     replay = session.execute()
-    assert replay.origin.left_out == ({} if box else {ELSEWHERE: 1})
+    assert replay.origin.left_out == ({} if box else {_ELSEWHERE: 1})
 
 
 def test_a_case_of_nothing_else_is_refused_without_a_box(tmp_path: Path) -> None:
