@@ -36,7 +36,7 @@ class EngineFacts:
     repository: str
 
 
-def engine_folders() -> Iterator[Path]:
+def _engine_folders() -> Iterator[Path]:
     """Yield the folder of each engine, in no order.
 
     The package's ``__path__`` is asked, so that a further folder of engines can be put
@@ -52,7 +52,7 @@ def engine_folders() -> Iterator[Path]:
 def folders() -> dict[str, Path]:
     """Folders by the engine's name, in the order in which engines are listed."""
     placed = []
-    for folder in engine_folders():
+    for folder in _engine_folders():
         order = EngineFacts(**_table(folder / FACTS)).order
         placed.append((order, folder.name, folder))
     return {name: folder for _, name, folder in sorted(placed)}

@@ -37,7 +37,7 @@ from packaging.version import InvalidVersion, Version
 
 OLDEST_PYTHON, NEWEST_PYTHON = (3, 10), (3, 13)
 # Tried after the harness's own, best served first.
-OTHER_PYTHONS = ("3.12", "3.11", "3.13", "3.10")
+_OTHER_PYTHONS = ("3.12", "3.11", "3.13", "3.10")
 
 _WRONG_PYTHON = re.compile(
     r"no wheels with a matching (?:Python|platform)|Python ABI tag|requires? Python"
@@ -75,9 +75,9 @@ def pythons(spec: EnvironmentSpec) -> list[str]:
     if spec.python:
         return [spec.python]
     if not OLDEST_PYTHON <= sys.version_info[:2] <= NEWEST_PYTHON:
-        return list(OTHER_PYTHONS)
+        return list(_OTHER_PYTHONS)
     own = f"{sys.version_info[0]}.{sys.version_info[1]}"
-    return [sys.executable, *(version for version in OTHER_PYTHONS if version != own)]
+    return [sys.executable, *(version for version in _OTHER_PYTHONS if version != own)]
 
 
 def interpreters(spec: EnvironmentSpec) -> list[Interpreter]:
@@ -277,7 +277,7 @@ def repackaged(spec: EnvironmentSpec, python: str) -> str:
 
 
 @dataclass(frozen=True)
-class Derived:
+class _Derived:
     """Requirements for uv, and what was changed in them."""
 
     requirements: list[str]
@@ -291,7 +291,7 @@ def requirements_of(metadata: str) -> list[str]:
 
 def derive(
     lines: Iterable[str], *, keep_local: bool = False, drop: Iterable[str] = ()
-) -> Derived:
+) -> _Derived:
     """What to resolve for an engine whose METADATA asks for ``lines``, those of extras
     left out.
 
@@ -344,7 +344,7 @@ def derive(
                     "own triton"
                 )
                 reasons.append(Reason("requirement left out", "triton", why))
-    return Derived([str(r) for r in kept], reasons)
+    return _Derived([str(r) for r in kept], reasons)
 
 
 def public_of(version: str) -> str:

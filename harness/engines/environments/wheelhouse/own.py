@@ -21,12 +21,12 @@ from mmrepro.engines.environments.wheelhouse.plan import Planned
 from packaging.utils import canonicalize_name
 
 NAME = "mmrepro"
-PROJECT = "pyproject.toml"
-CONSTRAINTS = "constraints.txt"
-RUN_EXTRA = re.compile(r"""\s*(?:;|and)\s*extra == ["']run["']""")
+_PROJECT = "pyproject.toml"
+_CONSTRAINTS = "constraints.txt"
+_RUN_EXTRA = re.compile(r"""\s*(?:;|and)\s*extra == ["']run["']""")
 # The same code gives the same wheel, byte for byte: the moment that its files are dated
 # by.
-EPOCH = "1767225600"
+_EPOCH = "1767225600"
 
 
 def version() -> str:
@@ -69,7 +69,7 @@ def build_wheel(source: Path, into: Path, what: str) -> Path:
         arguments = ["build", "--wheel", "-q", "--out-dir", name, str(source)]
         doing = f"building the wheel of {what}"
         run_uv(
-            arguments, doing=doing, cwd=Path(name), extra={"SOURCE_DATE_EPOCH": EPOCH}
+            arguments, doing=doing, cwd=Path(name), extra={"SOURCE_DATE_EPOCH": _EPOCH}
         )
         made = next(Path(name).glob("*.whl"))
         return Path(shutil.move(made, into / made.name))
@@ -85,9 +85,9 @@ def own_requirements(target: Target) -> list[Planned]:
     checkout = _checkout()
     with tempfile.TemporaryDirectory(prefix="mmrepro-") as name:
         folder = Path(name)
-        constraints = folder / CONSTRAINTS
-        if checkout is not None and (checkout / CONSTRAINTS).is_file():
-            shutil.copy2(checkout / CONSTRAINTS, constraints)
+        constraints = folder / _CONSTRAINTS
+        if checkout is not None and (checkout / _CONSTRAINTS).is_file():
+            shutil.copy2(checkout / _CONSTRAINTS, constraints)
         else:
             here = {canonicalize_name(d.name): d.version for d in distributions()}
             constraints.write_text(
@@ -116,12 +116,12 @@ def own_requirements(target: Target) -> list[Planned]:
 def _checkout() -> Path | None:
     """The folder with the sources that this runs from; None: it is installed."""
     folder = Path(__file__).parents[4]
-    return folder if (folder / PROJECT).is_file() else None
+    return folder if (folder / _PROJECT).is_file() else None
 
 
 def _project(checkout: Path) -> dict[str, Any]:
     project: dict[str, Any] = tomllib.loads(
-        (checkout / PROJECT).read_text(encoding="utf-8")
+        (checkout / _PROJECT).read_text(encoding="utf-8")
     )
     return project
 
@@ -137,7 +137,7 @@ def _requirements(checkout: Path | None) -> list[str]:
     if checkout is not None:
         project = _project(checkout)["project"]
         return [*project["dependencies"], *project["optional-dependencies"]["run"]]
-    lines = (RUN_EXTRA.sub("", line) for line in _installed().requires or [])
+    lines = (_RUN_EXTRA.sub("", line) for line in _installed().requires or [])
     return [line for line in lines if "extra ==" not in line]
 
 
@@ -147,7 +147,7 @@ def _sources(checkout: Path) -> list[str]:
     folders = project["tool"]["setuptools"]["package-dir"].values()
     tops = dict.fromkeys(Path(folder).parts[0] for folder in folders)
     files = [
-        PROJECT,
+        _PROJECT,
         "setup.py",
         project["project"]["readme"],
         *project["project"]["license-files"],

@@ -41,12 +41,12 @@ from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import canonicalize_name
 
 # Begin the names of what torch built with CUDA requires.
-OF_TORCH = (
+_OF_TORCH = (
     "nvidia-",
     "cuda-",
 )
-BY_REQUEST = "left out by request"
-ONLY_THEIRS = "only what is not carried needs it"
+_BY_REQUEST = "left out by request"
+_ONLY_THEIRS = "only what is not carried needs it"
 
 
 @dataclass(frozen=True)
@@ -172,7 +172,7 @@ class _Planner:
 
     def plan(self, leave_out: Collection[str], spare: Mapping[str, str]) -> Plan:
         left: dict[str, str] = {
-            canonicalize_name(name): BY_REQUEST for name in leave_out
+            canonicalize_name(name): _BY_REQUEST for name in leave_out
         }
         pins = self._pins()
         own = canonicalize_name(self.spec.project)
@@ -240,7 +240,7 @@ class _Planner:
                 detail=error.detail,
             ) from error
         closure = {one.project for one in locked(text)}
-        family = sorted(name for name in closure if name.startswith(OF_TORCH))
+        family = sorted(name for name in closure if name.startswith(_OF_TORCH))
         return {
             name: public_of(have[name]) for name in (*FAMILY, *family) if name in have
         }
@@ -337,7 +337,7 @@ class _Planner:
         if name in pins:
             return Planned(name, have, "host", why="it came with the target's torch")
         if name not in needed:
-            return Planned(name, version, "left-out", why=ONLY_THEIRS)
+            return Planned(name, version, "left-out", why=_ONLY_THEIRS)
         if public_of(have) == public_of(version):
             return Planned(name, have, "host", why="the target has the same version")
         if one.wheels:  # uv names only those that fit
