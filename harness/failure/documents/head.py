@@ -19,7 +19,7 @@ from pydantic import BaseModel
 from pydantic_core import from_json
 
 CHUNK = 1 << 16
-MAX_BYTES = 128 << 20
+_MAX_BYTES = 128 << 20
 _EVIDENCE = b'\n "evidence": {'
 """The last field of what ``write_incident`` writes, and nearly all of it. No text in
 the file holds a line break, so it can be nothing else."""
@@ -142,7 +142,7 @@ class Kind:
     also: str = ""
 
 
-DOCUMENTS = {
+_DOCUMENTS = {
     "fuzz.json": Kind("fuzz session", ("fuzz",)),
     "replay.json": Kind("replay", ("replay",), also="repro"),
     "upgrade.json": Kind("comparison", ("upgrade",)),
@@ -150,8 +150,8 @@ DOCUMENTS = {
     "bisection.json": Kind("bisection", ("bisect",)),
 }
 """By the file of its document."""
-NIGHTLY = Kind("nightly run", ("matrix", "run"))
-CAMPAIGN_FILES = {*DOCUMENTS, LEDGER_FILE}
+_NIGHTLY = Kind("nightly run", ("matrix", "run"))
+CAMPAIGN_FILES = {*_DOCUMENTS, LEDGER_FILE}
 COMPLETE = "complete"
 _NIGHT = b'{"kind": "night", '
 """The beginning of a ledger's line on the state of a nightly run."""
@@ -209,16 +209,16 @@ def campaigns_in(folder: Path, files: Collection[str]) -> Iterator[Listed]:
     """The campaigns whose records are right in ``folder``, newest first. Of a document
     no more is read than its beginning; of a ledger the lines on its nightly runs are
     looked for."""
-    names = [name for name in DOCUMENTS if name in files]
+    names = [name for name in _DOCUMENTS if name in files]
     for name in names:
         try:
             with open_to_read(folder / name) as file:
                 begins = from_json(file.read(CHUNK), allow_partial=True)
             head = CampaignHead.model_validate(begins)
-            yield Listed(folder, DOCUMENTS[name], head)
+            yield Listed(folder, _DOCUMENTS[name], head)
         except (OSError, ValueError) as error:
             why = str(getattr(error, "strerror", None) or error)
-            yield Listed(folder, DOCUMENTS[name], None, f"{name}: {why}")
+            yield Listed(folder, _DOCUMENTS[name], None, f"{name}: {why}")
     if not names and LEDGER_FILE in files:
         yield from _nights(folder)
 
@@ -236,12 +236,12 @@ def _nights(folder: Path) -> list[Listed]:
     newest = sorted(
         found.values(), key=lambda head: head.created.wall.timestamp(), reverse=True
     )
-    kinds = {kind.words[0]: kind for kind in DOCUMENTS.values()}
+    kinds = {kind.words[0]: kind for kind in _DOCUMENTS.values()}
 
     def kind(head: CampaignHead) -> Kind:
         """A bisection has a ledger too, and a kill may leave it without its
         document."""
-        return kinds.get("".join(head.command.split()[1:2]), NIGHTLY)
+        return kinds.get("".join(head.command.split()[1:2]), _NIGHTLY)
 
     return [Listed(folder, kind(head), head) for head in newest]
 
@@ -257,6 +257,6 @@ def _beginning(path: Path) -> bytes:
             end = text.find(_EVIDENCE, start)
             if end >= 0:
                 return bytes(text[:end].rstrip().removesuffix(b",") + b"}")
-            if len(text) > MAX_BYTES:
+            if len(text) > _MAX_BYTES:
                 raise ValueError("it is larger than any that mmrepro writes")
     return bytes(text)

@@ -27,7 +27,7 @@ from mmrepro.failure.documents.replay import FUZZ_FILE, REPLAY_FILE, Fuzz, Repla
 from mmrepro.failure.documents.stored import DocumentT, load_document
 from mmrepro.traffic.case.model import CASE_FILE
 
-ROOTS = ("incidents", "ablations", "bisections", "nights", "replays", "fuzz")
+_ROOTS = ("incidents", "ablations", "bisections", "nights", "replays", "fuzz")
 """Where commands put incidents by default."""
 LAST = "last"
 LISTS = "mmrepro incidents"
@@ -89,7 +89,7 @@ def places_of(roots: Sequence[Path]) -> list[Path]:
     )
     own = [Path()] if any(Path(name).is_file() for name in CAMPAIGN_FILES) else []
     return [
-        *dict.fromkeys([*(Path(n) for n in ROOTS if Path(n).is_dir()), *others, *own])
+        *dict.fromkeys([*(Path(n) for n in _ROOTS if Path(n).is_dir()), *others, *own])
     ]
 
 

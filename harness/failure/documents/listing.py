@@ -183,7 +183,7 @@ def find(roots: Sequence[Path], wanted: Wanted) -> Listing:
 
 # -------------------------------------------------------------------------- to continue
 
-IN_THE_PLAN: Final = ("--scenario", "--night", "--shard")
+_IN_THE_PLAN: Final = ("--scenario", "--night", "--shard")
 """Options of a nightly run whose outcome is written down; no other kind has them."""
 
 
@@ -235,7 +235,7 @@ def resume_words(folder: Path) -> list[str]:
             hint=f"mmrepro {' '.join(kind)} --help",
         )
     named = kind[0] in ("replay", "repro", "fuzz")
-    with_value = {"--out", *(["--resume"] if named else IN_THE_PLAN)}
+    with_value = {"--out", *(["--resume"] if named else _IN_THE_PLAN)}
     words, value = [], False
     for word in given:
         if word.partition("=")[0] in with_value:
