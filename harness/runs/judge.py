@@ -358,7 +358,7 @@ def _told(
 FLOOR_S = 6.0
 CEILING_S = 120.0
 FACTOR = 30.0
-SUSPECT_SHARE = 0.4
+_SUSPECT_SHARE = 0.4
 """Part of the deadline after which the check begins, while the request goes on
 waiting."""
 
@@ -405,7 +405,7 @@ def derive(latencies_s: Sequence[float]) -> Deadlines:
     answer = min(CEILING_S, max(FLOOR_S, FACTOR * warm))
     return Deadlines(
         answer_s=round(answer, 2),
-        suspect_s=round(answer * SUSPECT_SHARE, 2),
+        suspect_s=round(answer * _SUSPECT_SHARE, 2),
         rule=f"{FACTOR:g} × the slowest warm request of the gate ({warm:.2f} s), "
         f"at least {FLOOR_S:g} s, at most {CEILING_S:g} s",
     )
@@ -414,10 +414,10 @@ def derive(latencies_s: Sequence[float]) -> Deadlines:
 # -------------------------------------------------------------- what the evidence shows
 
 T = TypeVar("T")
-LINES_EACH = 3
+_LINES_EACH = 3
 MAX_LINES = 45
-MAX_FILE_BYTES = 4 << 20
-MAX_PICTURE_BYTES = 1 << 20
+_MAX_FILE_BYTES = 4 << 20
+_MAX_PICTURE_BYTES = 1 << 20
 """As ``Shown.png`` has it."""
 
 
@@ -474,7 +474,7 @@ def with_pictures(exhibits: list[Exhibit], folder: Path) -> list[Exhibit]:
         if (
             not shown.png
             and file.is_file()
-            and file.stat().st_size <= MAX_PICTURE_BYTES
+            and file.stat().st_size <= _MAX_PICTURE_BYTES
         ):
             shown.png = file.read_bytes()
     return exhibits
@@ -511,8 +511,8 @@ def log_excerpts(evidence: Evidence, scenario: Scenario) -> list[LogExcerpt]:
     lines: list[LogExcerpt] = []
     for pattern in dict.fromkeys((*scenario.key_log_patterns, "contract-violated")):
         count = data.match_counts.get(pattern, 0)
-        for line in data.matches.get(pattern, [])[:LINES_EACH]:
-            note = f"{count} lines like this" if count > LINES_EACH else ""
+        for line in data.matches.get(pattern, [])[:_LINES_EACH]:
+            note = f"{count} lines like this" if count > _LINES_EACH else ""
             lines.append(excerpt(data.file, line, note))
     for process, line in data.last_by_process.items():
         if process:
@@ -542,7 +542,7 @@ def read_definition(site_packages: Path, ref: SourceRef) -> SourceExcerpt | None
     lines."""
     path = site_packages / ref.file
     try:
-        if path.stat().st_size > MAX_FILE_BYTES:
+        if path.stat().st_size > _MAX_FILE_BYTES:
             return None
         text = path.read_text(encoding="utf-8", errors="replace")
         node = _find(ast.parse(text), ref.qualname.split("."))
@@ -568,15 +568,15 @@ def read_definition(site_packages: Path, ref: SourceRef) -> SourceExcerpt | None
     )
 
 
-Definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
+_Definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
 
 
-def _find(tree: ast.AST, names: list[str]) -> Definition | None:
+def _find(tree: ast.AST, names: list[str]) -> _Definition | None:
     """The last definition of that qualified name: overloads come before the real
     one."""
-    last: Definition | None = None
+    last: _Definition | None = None
     for node in ast.iter_child_nodes(tree):
-        if isinstance(node, Definition) and node.name == names[0]:
+        if isinstance(node, _Definition) and node.name == names[0]:
             last = node if len(names) == 1 else _find(node, names[1:]) or last
         elif isinstance(node, ast.If | ast.Try):
             last = _find(node, names) or last
