@@ -40,9 +40,9 @@ from pinned_mask import (
 )
 
 SEEN, NOT_SEEN, NOT_TRIED = 0, 1, 4
-SIZES = (1 << 10, 1 << 16, 1 << 20, 1 << 24)
+_SIZES = (1 << 10, 1 << 16, 1 << 20, 1 << 24)
 """Bytes. CUDA documents that pageable memory of up to 64 KiB is staged at once."""
-DELAY_S = 1.5
+_DELAY_S = 1.5
 """Host time between two steps in the report's own process, whose first request
 passed."""
 
@@ -79,7 +79,7 @@ class Case:
     race: bool = True
 
 
-CASES = (
+_CASES = (
     Case("busy", "rewritten at once, behind a waiting kernel", "new", "new"),
     Case(
         "busy-matmul", "rewritten at once, behind matmuls", "new", "new", work="matmul"
@@ -124,7 +124,7 @@ CASES = (
         ),
         "old",
         "new",
-        delay_s=DELAY_S,
+        delay_s=_DELAY_S,
     ),
     Case("graph", "a replayed graph holds work and copy", "new", None, graph=True),
     Case(
@@ -148,7 +148,7 @@ CASES = (
 
 
 @dataclass
-class Trial:
+class _Trial:
     """What ``repetitions`` of a case gave.
 
     Attributes:
@@ -186,8 +186,8 @@ class Trial:
         return self.busy_new == self.busy if self.busy else self.new == self.repetitions
 
 
-def tried(device: Cpu, case: Case, size: int, repetitions: int) -> Trial:
-    trial = Trial(case.name, case.what, size, rule=case.rule, emulation=case.emulation)
+def tried(device: Cpu, case: Case, size: int, repetitions: int) -> _Trial:
+    trial = _Trial(case.name, case.what, size, rule=case.rule, emulation=case.emulation)
     calls: list[float] = []
     try:
         host, target = device.buffer(size, pinned=case.pinned), device.blank(size)
@@ -217,7 +217,7 @@ def _once(
     target: Any,
     replay: Callable[[], None] | None,
     number: int,
-    trial: Trial,
+    trial: _Trial,
 ) -> float:
     """Seconds that the copy's (or the replay's) call took."""
     old, new = 1 + number % 100, 101 + number % 100
@@ -267,7 +267,7 @@ def _once(
 # ------------------------------------------------------------------ all of it
 
 
-def claims(trials: list[Trial], masks: list[MaskResult]) -> list[dict[str, str]]:
+def claims(trials: list[_Trial], masks: list[MaskResult]) -> list[dict[str, str]]:
     """What the trials say, each "confirmed", "refuted" or "not-tested"."""
     outcomes = {m.name: m.outcome for m in masks if m.outcome != "no answer"}
     told: list[dict[str, str]] = []
@@ -342,8 +342,8 @@ def claims(trials: list[Trial], masks: list[MaskResult]) -> list[dict[str, str]]
 
 def document(device: Cpu, sizes: tuple[int, ...], repetitions: int) -> dict[str, Any]:
     began = time.monotonic()
-    trials: list[Trial] = []
-    for case in CASES:
+    trials: list[_Trial] = []
+    for case in _CASES:
         if case.graph and not device.graphs:
             continue
         count = (
@@ -354,7 +354,7 @@ def document(device: Cpu, sizes: tuple[int, ...], repetitions: int) -> dict[str,
         instant = replace(case, delay_s=case.delay_s if device.name == "cuda" else 0.0)
         trials += [tried(device, instant, size, count) for size in sizes]
     masks = [masked(device.name, case) for case in MASKS]
-    racing = {case.name for case in CASES if case.race}
+    racing = {case.name for case in _CASES if case.race}
     torch_facts = {"torch": torch.__version__, "cuda": torch.version.cuda}
     gpu = torch.cuda.get_device_name() if device.name == "cuda" else None
     return {
@@ -403,7 +403,7 @@ def main(argv: list[str] | None = None) -> int:
         )
         return NOT_TRIED
     device = device_of(options.device)
-    found = document(device, tuple(options.size or SIZES), options.repetitions)
+    found = document(device, tuple(options.size or _SIZES), options.repetitions)
     if options.json:
         print(json.dumps(found))
     else:

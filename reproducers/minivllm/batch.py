@@ -10,7 +10,7 @@ from .contract import ContractError, History, SequenceView, StepView
 from .scheduler import Step
 from .sequence import ImageSequence
 
-Shape = tuple[int, int]
+_Shape = tuple[int, int]
 
 log = logging.getLogger(__name__)
 
@@ -62,8 +62,8 @@ class Batch:
     def view(
         self,
         config: EngineConfig,
-        rows: Shape | None = None,
-        inputs_embeds: Shape | None = None,
+        rows: _Shape | None = None,
+        inputs_embeds: _Shape | None = None,
         hidden: int = 0,
     ) -> StepView:
         """For the contract; the shapes of the embeddings that go in, and of all the
@@ -160,8 +160,8 @@ class Guard:
     def check(
         self,
         batch: Batch,
-        rows: Shape | None = None,
-        inputs_embeds: Shape | None = None,
+        rows: _Shape | None = None,
+        inputs_embeds: _Shape | None = None,
         hidden: int = 0,
     ) -> None:
         """Of a step with images as the model is about to get it.
