@@ -70,7 +70,7 @@ def variant(base: Any, *, touch: bool, popitem: bool) -> Any:
     """A subclass that counts evictions, with none, one or both parts of the fix."""
     evict = _fixed_popitem(base.popitem) if popitem else base.popitem
 
-    class Counted(base):
+    class CountedCache(base):
         evictions = 0
 
         def popitem(self, remove_pinned: bool = False) -> Any:
@@ -80,8 +80,8 @@ def variant(base: Any, *, touch: bool, popitem: bool) -> Any:
             return evict(self, remove_pinned)
 
     if touch:
-        Counted.touch = _fixed_touch
-    return Counted
+        CountedCache.touch = _fixed_touch
+    return CountedCache
 
 
 def ends(cls: Any) -> bool:

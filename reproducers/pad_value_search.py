@@ -3,7 +3,7 @@ environment.
 
 ``python pad_value_search.py REQUEST.json`` writes one JSON object a line to stdout
 (everything else that is printed goes to stderr). The request's ``task`` is ``search``,
-with the fields of the class ``Search`` below, or ``verify``, with ``model`` and
+with the fields of the class ``_PairSearch`` below, or ``verify``, with ``model`` and
 ``images`` (PNG files, by name).
 
 SGLang hashes an image as SHA-256 over the bytes of its preprocessed pixels and keeps 64
@@ -62,7 +62,7 @@ class Problem(Exception):
 
 
 @dataclass(frozen=True)
-class Search:
+class _PairSearch:
     """``first``, ``second``: PNG files, the families' common pictures."""
 
     began: float
@@ -81,7 +81,7 @@ class Search:
     jobs: int
 
 
-class Engine:
+class _SglangFeatures:
     """The installed SGLang: its image processor and its hash."""
 
     def __init__(self, model: str) -> None:
@@ -151,7 +151,7 @@ def _as_words(features: Any) -> _Array:
 
 
 @dataclass(frozen=True)
-class Table:
+class _PixelTable:
     """What each varying pixel does to the hashed words; the same for every family of
     one size.
 
@@ -185,7 +185,7 @@ def member(base: _Array, index: int, varying: int) -> _Array:
     return pixels
 
 
-def learn(words_of: Callable[[_Array], Any], base: Any, varying: int) -> Table:
+def learn(words_of: Callable[[_Array], Any], base: Any, varying: int) -> _PixelTable:
     """Ask the processor, as a black box, which words each varying pixel changes, and
     into what."""
     zero = member(base, 0, varying)
@@ -213,14 +213,14 @@ def learn(words_of: Callable[[_Array], Any], base: Any, varying: int) -> Table:
         words = words_of(zero)
         for k, place in enumerate(places):
             values[k][value] = words[place]
-    return Table(places, values)
+    return _PixelTable(places, values)
 
 
 class Family:
     """The images of one picture: SHA-256's state after the common bytes, and the bytes
     after it."""
 
-    def __init__(self, words: _Array, table: Table) -> None:
+    def __init__(self, words: _Array, table: _PixelTable) -> None:
         start = table.first * _WORD // _BLOCK * _BLOCK // _WORD
         self.tail = words[start:]
         self._places = [places - start for places in table.places]
@@ -276,7 +276,7 @@ class Hashers:
             self.pipes.append(ours)
             self.processes.append(process)
 
-    def prepare(self, families: list[tuple[_Array, Table]]) -> None:
+    def prepare(self, families: list[tuple[_Array, _PixelTable]]) -> None:
         for pipe in self.pipes:
             pipe.send(families)
 
@@ -322,7 +322,7 @@ def die_with_parent(parent: int) -> None:
 
 
 @dataclass(frozen=True)
-class Found:
+class _FoundPair:
     first: int
     second: int
     value: int
@@ -336,7 +336,7 @@ class Matcher:
         self._mask = np.uint64((1 << bits) - 1)
         self._all: list[_Array] = [np.empty(0, np.uint64), np.empty(0, np.uint64)]
 
-    def add(self, new: list[_Array]) -> Found | None:
+    def add(self, new: list[_Array]) -> _FoundPair | None:
         """Take in the next hashes of each family; the pair with the lowest indices, if
         any."""
         for k, hashes in enumerate(new):
@@ -353,15 +353,15 @@ class Matcher:
             self._all[0], self._all[1], return_indices=True
         )
         best = int(np.argmin(np.maximum(first, second)))
-        return Found(int(first[best]), int(second[best]), int(common[best]))
+        return _FoundPair(int(first[best]), int(second[best]), int(common[best]))
 
 
-def _import_engine(model: str, say: Callable[..., None]) -> Engine:
+def _import_engine(model: str, say: Callable[..., None]) -> _SglangFeatures:
     say("stage", text="importing the engine")
-    return Engine(model)
+    return _SglangFeatures(model)
 
 
-def search(request: Search, say: Callable[..., None]) -> None:
+def search(request: _PairSearch, say: Callable[..., None]) -> None:
     hashers = Hashers(request.jobs)  # before the engine's threads are there
     engine = _import_engine(request.model, say)
     start_s = time.time() - request.began
@@ -418,7 +418,7 @@ def search(request: Search, say: Callable[..., None]) -> None:
     )
 
 
-def check(engine: Engine, family: Family, base: _Array, varying: int) -> int:
+def check(engine: _SglangFeatures, family: Family, base: _Array, varying: int) -> int:
     """Compare predicted hashes with the engine's own; the number of images compared."""
     random = np.random.default_rng(0)
     indices = [0, (1 << (8 * varying)) - 1]
@@ -434,7 +434,7 @@ def check(engine: Engine, family: Family, base: _Array, varying: int) -> int:
     return len(indices)
 
 
-def _write_pair(request: Search, bases: list[_Array], found: Found) -> None:
+def _write_pair(request: _PairSearch, bases: list[_Array], found: _FoundPair) -> None:
     """A.png, B.png, and control.png: B with the highest bit of its last pixel's blue
     flipped."""
     first = member(bases[0], found.first, request.varying)
@@ -446,7 +446,10 @@ def _write_pair(request: Search, bases: list[_Array], found: Found) -> None:
 
 
 def verify(
-    engine: Engine, files: dict[str, str], say: Callable[..., None], **search: Any
+    engine: _SglangFeatures,
+    files: dict[str, str],
+    say: Callable[..., None],
+    **search: Any,
 ) -> None:
     """The engine's own hash and pad value of each PNG file, read as the server reads
     it.
@@ -481,7 +484,7 @@ def main() -> int:
     task = request.pop("task")
     try:
         if task == "search":
-            search(Search(**request), say)
+            search(_PairSearch(**request), say)
         else:
             verify(_import_engine(request["model"], say), request["images"], say)
     except Problem as problem:

@@ -51,7 +51,7 @@ passed."""
 
 
 @dataclass(frozen=True)
-class Case:
+class ReuseCase:
     """A buffer is written, copied behind some work, and written again.
 
     Attributes:
@@ -80,28 +80,28 @@ class Case:
 
 
 _CASES = (
-    Case("busy", "rewritten at once, behind a waiting kernel", "new", "new"),
-    Case(
+    ReuseCase("busy", "rewritten at once, behind a waiting kernel", "new", "new"),
+    ReuseCase(
         "busy-matmul", "rewritten at once, behind matmuls", "new", "new", work="matmul"
     ),
-    Case(
+    ReuseCase(
         "event-before",
         "the event waited for was recorded before work and copy, as in vLLM 0.12.0",
         "new",
         "new",
         event="before",
     ),
-    Case(
+    ReuseCase(
         "event-after",
         "the event was recorded after the copy",
         "old",
         "old",
         event="after",
     ),
-    Case(
+    ReuseCase(
         "pageable", "not pinned: staged, or the host waits", "old", "old", pinned=False
     ),
-    Case(
+    ReuseCase(
         "pageable-idle",
         "not pinned, nothing queued",
         "old",
@@ -109,14 +109,14 @@ _CASES = (
         pinned=False,
         work="",
     ),
-    Case(
+    ReuseCase(
         "idle",
         "nothing queued before the copy: who is first?",
         "either",
         "new",
         work="",
     ),
-    Case(
+    ReuseCase(
         "delay",
         (
             "rewritten 1.5 s later: the device has long been there; the emulation "
@@ -126,8 +126,8 @@ _CASES = (
         "new",
         delay_s=_DELAY_S,
     ),
-    Case("graph", "a replayed graph holds work and copy", "new", None, graph=True),
-    Case(
+    ReuseCase("graph", "a replayed graph holds work and copy", "new", None, graph=True),
+    ReuseCase(
         "graph-event",
         "the same, an event after the replay",
         "old",
@@ -135,7 +135,7 @@ _CASES = (
         event="after",
         graph=True,
     ),
-    Case(
+    ReuseCase(
         "graph-early",
         "rewritten before the replay: a graph holds the address, not the contents",
         "new",
@@ -186,7 +186,7 @@ class _Trial:
         return self.busy_new == self.busy if self.busy else self.new == self.repetitions
 
 
-def tried(device: Cpu, case: Case, size: int, repetitions: int) -> _Trial:
+def tried(device: Cpu, case: ReuseCase, size: int, repetitions: int) -> _Trial:
     trial = _Trial(case.name, case.what, size, rule=case.rule, emulation=case.emulation)
     calls: list[float] = []
     try:
@@ -201,7 +201,9 @@ def tried(device: Cpu, case: Case, size: int, repetitions: int) -> _Trial:
     return trial
 
 
-def _captured(device: Cpu, case: Case, host: Any, target: Any) -> Callable[[], None]:
+def _captured(
+    device: Cpu, case: ReuseCase, host: Any, target: Any
+) -> Callable[[], None]:
     graph = torch.cuda.CUDAGraph()
     device.wait()
     with torch.cuda.graph(graph):
@@ -212,7 +214,7 @@ def _captured(device: Cpu, case: Case, host: Any, target: Any) -> Callable[[], N
 
 def _once(
     device: Cpu,
-    case: Case,
+    case: ReuseCase,
     host: Any,
     target: Any,
     replay: Callable[[], None] | None,

@@ -361,7 +361,7 @@ class Stopped(WorkerWedged):
     )
 
 
-class Raised(WorkerWedged):
+class RaisedByWorker(WorkerWedged):
     """One worker of two raises in a step, and the other one waits for it in a
     collective operation.
 
@@ -511,5 +511,5 @@ class Replica(WorkerWedged):
 
 
 SCENARIO = with_variants(
-    WorkerWedged(), WedgedInC(), Stopped(), Raised(), Killed(), Replica()
+    WorkerWedged(), WedgedInC(), Stopped(), RaisedByWorker(), Killed(), Replica()
 )

@@ -20,7 +20,7 @@ from mmrepro.cli.options import DeclaredCommand, command
 if TYPE_CHECKING:
     from mmrepro.engines.environments.store import Stored
     from mmrepro.engines.environments.wheelhouse import Made
-    from mmrepro.engines.environments.wheelhouse.plan import Planned
+    from mmrepro.engines.environments.wheelhouse.plan import PlannedPackage
 
 _MAX_LIST_BYTES = 4 << 20
 _MAX_PROBLEMS = 20
@@ -433,7 +433,7 @@ def _print(made: Made, into: Path) -> None:
     table.add_column(f"{len(carried)} packages of {title}", no_wrap=True)
     table.add_column("MB", justify="right", no_wrap=True)
 
-    def row(text: str, packages: list[Planned]) -> None:
+    def row(text: str, packages: list[PlannedPackage]) -> None:
         sizes = [package.size for package in packages]
         total = sum(size or 0 for size in sizes)
         missing = sizes.count(None)
@@ -458,7 +458,7 @@ def _print(made: Made, into: Path) -> None:
         console.print(line, soft_wrap=True, highlight=False)
 
 
-def _not_carried(packages: Sequence[Planned]) -> list[str]:
+def _not_carried(packages: Sequence[PlannedPackage]) -> list[str]:
     """A line for each reason why packages are left out."""
     by_reason: dict[str, list[str]] = {}
     for package in packages:

@@ -22,7 +22,7 @@ FACTS: Final = "engine.toml"
 
 
 @dataclass(frozen=True)
-class EngineFacts:
+class _EngineFolder:
     """What is said of an engine without its adapter.
 
     Attributes:
@@ -53,15 +53,15 @@ def folders() -> dict[str, Path]:
     """Folders by the engine's name, in the order in which engines are listed."""
     placed = []
     for folder in _engine_folders():
-        order = EngineFacts(**_table(folder / FACTS)).order
+        order = _EngineFolder(**_table(folder / FACTS)).order
         placed.append((order, folder.name, folder))
     return {name: folder for _, name, folder in sorted(placed)}
 
 
 @cache
-def facts(engine: str) -> EngineFacts:
+def facts(engine: str) -> _EngineFolder:
     """Read the facts of ``engine``. Raises KeyError: there is no such engine."""
-    return EngineFacts(**_table(folders()[engine] / FACTS))
+    return _EngineFolder(**_table(folders()[engine] / FACTS))
 
 
 @cache

@@ -238,7 +238,7 @@ _SHOWN: Final = 300
 
 
 @dataclass(frozen=True)
-class Raised:
+class LoggedException:
     """An exception in a log, or what stands for one.
 
     Attributes:
@@ -268,7 +268,7 @@ class Raised:
         return re.sub(r"\s+", " ", head + first).strip()[:_SHOWN]
 
 
-def raised(lines: Sequence[LogLine]) -> Iterator[Raised]:
+def raised(lines: Sequence[LogLine]) -> Iterator[LoggedException]:
     """The exceptions of a log in its order, each with the lines that its message goes
     on for.
 
@@ -361,18 +361,18 @@ _BEFORE: Final = re.compile(
 0.8."""
 
 
-def _inner(kind: str, text: str, words: str, line: LogLine) -> Raised:
+def _inner(kind: str, text: str, words: str, line: LogLine) -> LoggedException:
     """pydantic wraps what a validator raised: ``1 validation error for X\\n Value
     error, …``."""
     words = _SPACED.sub(lambda m: m[1] + QUOTED_CHAR * len(m[2]) + m[1], words)
     if kind == "error" and (match := _BEFORE.match(words)):
-        return Raised(kind, text[match.end() :], words[match.end() :], line)
+        return LoggedException(kind, text[match.end() :], words[match.end() :], line)
     if kind.endswith("ValidationError") and (match := _PYDANTIC.match(words)):
         inner = {"Value": "ValueError", "Assertion": "AssertionError"}.get(
             match[1], kind
         )
-        return Raised(inner, text[match.end() :], words[match.end() :], line)
-    return Raised(kind, text, words, line)
+        return LoggedException(inner, text[match.end() :], words[match.end() :], line)
+    return LoggedException(kind, text, words, line)
 
 
 # ------------------------------------------------------------------ the table
@@ -381,7 +381,7 @@ Found = Mapping[str, str]
 
 
 @dataclass(frozen=True)
-class Rule:
+class StartRule:
     """A cause, by the words that state it.
 
     The fields are explained in ``starts.toml``. ``kinds`` None: any class of
@@ -518,7 +518,7 @@ MORE_KEYS: Final = frozenset({"kinds", "echo", "engine", "values"})
 
 
 @cache
-def rules() -> tuple[Rule, ...]:
+def rules() -> tuple[StartRule, ...]:
     """The rows of ``starts.toml``, in its order."""
     # A run that ends well never asks why a start failed, and loads no rules.
     from mmrepro.engines.log_rules import shipped_rules
@@ -526,9 +526,9 @@ def rules() -> tuple[Rule, ...]:
     return tuple(map(_rule_of, shipped_rules("starts.toml", more=MORE_KEYS)))
 
 
-def _rule_of(row: LogRule) -> Rule:
+def _rule_of(row: LogRule) -> StartRule:
     kinds, values = row.more.get("kinds"), row.more.get("values")
-    return Rule(
+    return StartRule(
         fault=StartFault(row.name),
         kinds=re.compile("".join(kinds)) if kinds else None,
         pattern=re.compile(row.expression),
@@ -714,7 +714,7 @@ def start_cause(lines: Sequence[LogLine], asked: Asked = Asked()) -> FailedStart
 
 
 def _hinted(
-    events: Sequence[Raised], lines: Sequence[LogLine], asked: Asked
+    events: Sequence[LoggedException], lines: Sequence[LogLine], asked: Asked
 ) -> FailedStart | None:
     """What a warning says of the failure after it."""
     for event in events:
@@ -738,7 +738,7 @@ _EFFECTS: Final = frozenset(
 """What the others raise once a process is gone."""
 
 
-def _wordless(events: Sequence[Raised], asked: Asked) -> FailedStart | None:
+def _wordless(events: Sequence[LoggedException], asked: Asked) -> FailedStart | None:
     """vLLM's engine process is gone, and no process raised anything that could be why:
     its front knows no exit code where it is read before the process is collected."""
     own = [event for event in events if event.kind not in ("hint", "error")]
@@ -756,7 +756,7 @@ def _wordless(events: Sequence[Raised], asked: Asked) -> FailedStart | None:
     )
 
 
-def _with_first(cause: FailedStart, events: Sequence[Raised]) -> FailedStart:
+def _with_first(cause: FailedStart, events: Sequence[LoggedException]) -> FailedStart:
     """With the exception that comes before the one that the table knows, if there is
     one."""
     first = next((e for e in events if e.kind not in ("hint", "error")), None)
@@ -766,7 +766,9 @@ def _with_first(cause: FailedStart, events: Sequence[Raised]) -> FailedStart:
     return replace(cause, why=why)
 
 
-def matching(event: Raised, engine: str) -> tuple[Rule | None, re.Match[str] | None]:
+def matching(
+    event: LoggedException, engine: str
+) -> tuple[StartRule | None, re.Match[str] | None]:
     """The first rule that fits the exception, and what it matched."""
     for rule in rules():
         if rule.kinds is not None and not rule.kinds.fullmatch(event.short):
@@ -786,9 +788,9 @@ class _Blank(dict[str, str]):
 
 
 def _cause(
-    rule: Rule,
+    rule: StartRule,
     match: re.Match[str],
-    event: Raised,
+    event: LoggedException,
     lines: Sequence[LogLine],
     asked: Asked,
 ) -> FailedStart:
@@ -833,7 +835,11 @@ def _format(template: str, fill: Mapping[str, object]) -> str:
 
 
 def _fill(
-    found: Found, rule: Rule, event: Raised, lines: Sequence[LogLine], asked: Asked
+    found: Found,
+    rule: StartRule,
+    event: LoggedException,
+    lines: Sequence[LogLine],
+    asked: Asked,
 ) -> Mapping[str, object]:
     engine, release = asked.engine or "the engine", asked.release
     opt = _Blank(OPTIONS.get(asked.engine, _ANY))
@@ -970,7 +976,7 @@ _SIGNALS: Final[Mapping[int, tuple[StartFault, str]]] = {
 }
 
 
-def _signalled(code: int, event: Raised | None, asked: Asked) -> FailedStart:
+def _signalled(code: int, event: LoggedException | None, asked: Asked) -> FailedStart:
     number = -code
     fault, words = _SIGNALS.get(
         number, (StartFault.KILLED, f"was ended by signal {number}")

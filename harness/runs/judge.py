@@ -95,7 +95,7 @@ def held(evidence: Evidence, facts: RunFacts) -> tuple[Mapping[str, str], Eviden
 
 
 @dataclass(frozen=True)
-class Effect:
+class MitigationEffect:
     """What a run tells of the mitigations that it had, all together.
 
     Attributes:
@@ -119,25 +119,25 @@ class Effect:
 
 def effect(
     scenario: Scenario, evidence: Evidence, facts: RunFacts, verdict: Verdict
-) -> Effect:
+) -> MitigationEffect:
     """Whether the run's mitigations prevented the failure, or only its symptom."""
     if verdict.outcome is Outcome.REPRODUCED:
-        return Effect(False, verdict.explanation)
+        return MitigationEffect(False, verdict.explanation)
     if verdict.outcome is not Outcome.NOT_REPRODUCED:
-        return Effect(None, verdict.explanation)
+        return MitigationEffect(None, verdict.explanation)
     upgraded = any(
         m.release for m in scenario.mitigations if m.name in facts.mitigations
     )
     if not upgraded and not scenario.affects(facts.release, facts.fidelity.device):
-        return Effect(
+        return MitigationEffect(
             None,
             f"{facts.release} needs no cure: affected is {scenario.affected_where}",
         )
     remains = guarded(lambda seen: scenario.cause_remains(seen, facts), evidence)
     told = f"no symptom; the cause: {remains.observed}"
     if remains.truth is Truth.UNKNOWN:
-        return Effect(None, told)
-    return Effect(
+        return MitigationEffect(None, told)
+    return MitigationEffect(
         remains.truth is Truth.NOT_MET, told, hides=remains.truth is Truth.MET
     )
 
@@ -223,7 +223,7 @@ def _run_of(incident: Incident, scenario: Scenario) -> Run:
 
 
 @dataclass(frozen=True)
-class Change:
+class ConditionChange:
     """A condition or claim, then and now; "": it was not there.
 
     Attributes:
@@ -247,7 +247,7 @@ class Rejudged:
 
     then: Verdict
     now: Verdict
-    parts: tuple[Change, ...]
+    parts: tuple[ConditionChange, ...]
 
     @property
     def differs(self) -> bool:
@@ -256,7 +256,7 @@ class Rejudged:
         return self.then.outcome is not self.now.outcome
 
     @property
-    def changes(self) -> list[Change]:
+    def changes(self) -> list[ConditionChange]:
         return [part for part in self.parts if part.differs]
 
 
@@ -332,14 +332,16 @@ def rejudge(incident: Incident, scenario: Scenario) -> Rejudged:
     before = _told(incident.verdict.conditions, incident.claims)
     after = _told(now.conditions, scenario.claim_results(evidence, facts))
     for mitigation in applied:
-        then = Effect(mitigation.effective, mitigation.observed, mitigation.hides)
+        then = MitigationEffect(
+            mitigation.effective, mitigation.observed, mitigation.hides
+        )
         for told, one in ((before, then), (after, told_now)):
             told["mitigation", mitigation.name] = ("mitigation", one.word, one.observed)
     parts = []
     for key in {**after, **before}:
         kind, _, observed = after.get(key) or before[key]
         then_, now_ = (told[key][1] if key in told else "" for told in (before, after))
-        parts.append(Change(kind, key[1], then_, now_, observed))
+        parts.append(ConditionChange(kind, key[1], then_, now_, observed))
     return Rejudged(incident.verdict, now, tuple(parts))
 
 
@@ -480,7 +482,9 @@ def with_pictures(exhibits: list[Exhibit], folder: Path) -> list[Exhibit]:
     return exhibits
 
 
-def note_effects(mitigations: Iterable[MitigationFacts], told: Effect) -> None:
+def note_effects(
+    mitigations: Iterable[MitigationFacts], told: MitigationEffect
+) -> None:
     """Of those that were not applied, a run tells nothing; the others it tells of
     together."""
     for mitigation in mitigations:

@@ -41,7 +41,7 @@ class _Unreadable(Exception):
     """The file holds no scenario that can be read so; a sentence's end says why."""
 
 
-class _Unknown(Exception):
+class _UnknownValue(Exception):
     """A value that only a run of the file would show."""
 
 
@@ -80,13 +80,13 @@ class _DeclaredFile:
         """The value of an expression. Raises Unknown."""
         self._steps += 1
         if depth > _MOST_DEPTH or self._steps > _MOST_STEPS:
-            raise _Unknown
+            raise _UnknownValue
         if isinstance(node, ast.Constant):
             return literal(node.value)
         if isinstance(node, ast.Name):
             bound = local.get(node.id) or self.bound.get(node.id)
             if bound is None:
-                raise _Unknown
+                raise _UnknownValue
             return self.value(bound, local, depth + 1)
         if isinstance(node, ast.Attribute):  # FailureClass.SILENT_HANG
             return node.attr
@@ -98,14 +98,14 @@ class _DeclaredFile:
             return self._combined(node, local, depth)
         if isinstance(node, ast.Call):
             return self._called(node, local, depth)
-        raise _Unknown
+        raise _UnknownValue
 
     def value_or_none(
         self, node: ast.expr, local: dict[str, ast.expr], depth: int = 0
     ) -> Any:
         try:
             return self.value(node, local, depth)
-        except _Unknown:
+        except _UnknownValue:
             return None
 
     def _items(
@@ -147,14 +147,14 @@ class _DeclaredFile:
                 return literal(left - right)
             if isinstance(node.op, ast.Mult):
                 return literal(left * right)
-        raise _Unknown
+        raise _UnknownValue
 
     def _called(
         self, node: ast.Call, local: dict[str, ast.expr], depth: int
     ) -> _RecordedCall:
         name = _name_of(node.func)
         if not name:
-            raise _Unknown
+            raise _UnknownValue
         named = {
             keyword.arg: self.value_or_none(keyword.value, local, depth + 1)
             for keyword in node.keywords[:_MOST_ITEMS]
@@ -170,7 +170,7 @@ def literal(value: object) -> str | int:
         return value[:_MOST_CHARS].encode("utf-8", "replace").decode()
     if isinstance(value, int) and value.bit_length() < 64:
         return value
-    raise _Unknown
+    raise _UnknownValue
 
 
 def _name_of(node: ast.expr) -> str:

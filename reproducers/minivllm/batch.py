@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from .config import EngineConfig
-from .contract import ContractError, History, SequenceView, StepView
+from .contract import ContractError, SequenceView, StepHistory, StepView
 from .scheduler import Step
 from .sequence import ImageSequence
 
@@ -155,7 +155,7 @@ class Guard:
 
     def __init__(self, config: EngineConfig) -> None:
         self.config = config
-        self.history = History()
+        self.history = StepHistory()
 
     def check(
         self,

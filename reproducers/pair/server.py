@@ -341,7 +341,7 @@ class Proxy(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
 
 
-class Front(ThreadingHTTPServer):
+class _PairFront(ThreadingHTTPServer):
     daemon_threads = True
     request_queue_size = 1024
 
@@ -359,7 +359,7 @@ def main() -> NoReturn:
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: asked.set())
     Proxy.prefills, Proxy.decodes = servers
-    front = Front(("127.0.0.1", port), Proxy)
+    front = _PairFront(("127.0.0.1", port), Proxy)
     threading.Thread(target=front.serve_forever, daemon=True).start()
     while not asked.wait(LOOK_S):
         if ended := [one for one in servers if one.code is not None]:

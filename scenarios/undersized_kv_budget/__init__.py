@@ -335,7 +335,7 @@ class WithImage(UndersizedKvBudget):
         )
 
 
-class FullSize(UndersizedKvBudget):
+class FullSizeBudget(UndersizedKvBudget):
     """The same with the report's own sizes: blocks of 8 MiB (takes minutes)."""
 
     variant = "full-size"
@@ -345,4 +345,4 @@ class FullSize(UndersizedKvBudget):
     )
 
 
-SCENARIO = with_variants(UndersizedKvBudget(), WithImage(), FullSize())
+SCENARIO = with_variants(UndersizedKvBudget(), WithImage(), FullSizeBudget())

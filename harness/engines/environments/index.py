@@ -28,7 +28,7 @@ from mmrepro.base.errors import (
 )
 from mmrepro.base.machine.files import replacing, write_file
 from mmrepro.engines.environments.releases import (
-    Interpreter,
+    EnvironmentPython,
     Release,
     best_wheel,
     end_of_day,
@@ -304,7 +304,9 @@ def project_page(project: str) -> Page:
     )
 
 
-def fitting(page: Page, project: str, pythons: Sequence[Interpreter]) -> list[Listed]:
+def fitting(
+    page: Page, project: str, pythons: Sequence[EnvironmentPython]
+) -> list[Listed]:
     """The releases with a wheel for one of ``pythons``: the latest build of each."""
     found: dict[Version, datetime | None] = {}
     for file in page.files:
@@ -319,7 +321,7 @@ def fitting(page: Page, project: str, pythons: Sequence[Interpreter]) -> list[Li
 
 
 def _version_of(
-    file: File, project: str, pythons: Sequence[Interpreter]
+    file: File, project: str, pythons: Sequence[EnvironmentPython]
 ) -> Version | None:
     """The version of a file that can be installed with one of ``pythons``."""
     if file.yanked is not False:  # a text is the reason

@@ -63,7 +63,7 @@ class Release:
 
 
 @dataclass(frozen=True)
-class Interpreter:
+class EnvironmentPython:
     """A Python that an environment may be made with, and the wheels that it takes."""
 
     version: str
@@ -80,20 +80,20 @@ def pythons(spec: EnvironmentSpec) -> list[str]:
     return [sys.executable, *(version for version in _OTHER_PYTHONS if version != own)]
 
 
-def interpreters(spec: EnvironmentSpec) -> list[Interpreter]:
+def interpreters(spec: EnvironmentSpec) -> list[EnvironmentPython]:
     """Return :func:`pythons` with their wheel tags."""
     platforms = list(tags.platform_tags())
 
-    def of(python: str) -> Interpreter:
+    def of(python: str) -> EnvironmentPython:
         if python == sys.executable:
             own = ".".join(map(str, sys.version_info[:3]))
-            return Interpreter(own, frozenset(tags.sys_tags()))
+            return EnvironmentPython(own, frozenset(tags.sys_tags()))
         major, minor = map(int, python.split(".")[:2])
         taken = tags.cpython_tags((major, minor), platforms=platforms)
         pure = tags.compatible_tags(
             (major, minor), f"cp{major}{minor}", platforms=platforms
         )
-        return Interpreter(python, frozenset([*taken, *pure]))
+        return EnvironmentPython(python, frozenset([*taken, *pure]))
 
     return [of(python) for python in pythons(spec)]
 

@@ -222,7 +222,7 @@ class ScriptedModel(TinyModel):
         dump(folder / "config.json", self.sized.config(ids))
         ends = {"eos_token_id": ids[_END], "pad_token_id": ids[_PAD]}
         dump(folder / "generation_config.json", dict(ends))
-        table = _Table(self, vocabulary)
+        table = _ScriptTable(self, vocabulary)
         write_weights(
             folder / self.weights_file,
             self.shapes(),
@@ -348,7 +348,7 @@ def _byte_letters(text: str) -> str:
     return "".join(letters for letters, _ in level.pre_tokenize_str(text))
 
 
-class _Table:
+class _ScriptTable:
     """What follows each token, as weights."""
 
     def __init__(self, model: ScriptedModel, vocabulary: _Vocabulary) -> None:

@@ -61,7 +61,7 @@ _POLL_S = 0.5
 _LOG_S = 10.0
 
 
-class Engine(BaseException):
+class _RunEngine(BaseException):
     """Raised in a forked engine's process, to leave the supervisor's frames behind."""
 
     def __init__(self, order: LaunchOrder) -> None:
@@ -107,7 +107,7 @@ def main() -> None:
     facts.write(order.facts_fd)
     try:
         serve(listener, facts, set(opened), order)
-    except Engine as engine:
+    except _RunEngine as engine:
         launched = engine.order
     else:
         forked.finish(0)
@@ -247,12 +247,12 @@ def supervise(connection: int, inherited: set[int], log: int = -1) -> NoReturn:
             except BaseException:
                 traceback.print_exc()
                 os._exit(1)
-            raise Engine(order)
+            raise _RunEngine(order)
         return _Forked(pid)
 
     try:
         supervisor.main(launch, log)
-    except Engine:
+    except _RunEngine:
         raise
     except BaseException:
         os._exit(1)

@@ -80,7 +80,7 @@ class Head(BaseModel):
 
 
 @dataclass(frozen=True)
-class Found:
+class FoundIncident:
     """A folder with an incident; ``head`` is None where it cannot be read, and ``why``
     tells."""
 
@@ -89,13 +89,15 @@ class Found:
     why: str = ""
 
 
-def read_head(folder: Path) -> Found:
+def read_head(folder: Path) -> FoundIncident:
     """The head of the incident in ``folder``; reads no more of the file than that
     takes."""
     try:
-        return Found(folder, parsed(Head, _beginning(folder / INCIDENT_FILE)))
+        return FoundIncident(folder, parsed(Head, _beginning(folder / INCIDENT_FILE)))
     except (OSError, ValueError) as error:
-        return Found(folder, None, str(getattr(error, "strerror", None) or error))
+        return FoundIncident(
+            folder, None, str(getattr(error, "strerror", None) or error)
+        )
 
 
 def record_folders(roots: Iterable[Path]) -> Iterator[tuple[Path, Collection[str]]]:
@@ -190,7 +192,7 @@ class CampaignHead(BaseModel):
 
 
 @dataclass(frozen=True)
-class Listed:
+class ListedCampaign:
     """A campaign; ``head`` is None where its document cannot be read, and ``why``
     tells."""
 
@@ -205,7 +207,7 @@ class Listed:
         return 0.0 if self.head is None else self.head.created.wall.timestamp()
 
 
-def campaigns_in(folder: Path, files: Collection[str]) -> Iterator[Listed]:
+def campaigns_in(folder: Path, files: Collection[str]) -> Iterator[ListedCampaign]:
     """The campaigns whose records are right in ``folder``, newest first. Of a document
     no more is read than its beginning; of a ledger the lines on its nightly runs are
     looked for."""
@@ -215,15 +217,15 @@ def campaigns_in(folder: Path, files: Collection[str]) -> Iterator[Listed]:
             with open_to_read(folder / name) as file:
                 begins = from_json(file.read(CHUNK), allow_partial=True)
             head = CampaignHead.model_validate(begins)
-            yield Listed(folder, _DOCUMENTS[name], head)
+            yield ListedCampaign(folder, _DOCUMENTS[name], head)
         except (OSError, ValueError) as error:
             why = str(getattr(error, "strerror", None) or error)
-            yield Listed(folder, _DOCUMENTS[name], None, f"{name}: {why}")
+            yield ListedCampaign(folder, _DOCUMENTS[name], None, f"{name}: {why}")
     if not names and LEDGER_FILE in files:
         yield from _nights(folder)
 
 
-def _nights(folder: Path) -> list[Listed]:
+def _nights(folder: Path) -> list[ListedCampaign]:
     """The last line counts of each night. A line that cannot be read is somebody else's
     to report: whoever opens the ledger hears which."""
     found: dict[str, CampaignHead] = {}
@@ -243,7 +245,7 @@ def _nights(folder: Path) -> list[Listed]:
         document."""
         return kinds.get("".join(head.command.split()[1:2]), _NIGHTLY)
 
-    return [Listed(folder, kind(head), head) for head in newest]
+    return [ListedCampaign(folder, kind(head), head) for head in newest]
 
 
 def _beginning(path: Path) -> bytes:

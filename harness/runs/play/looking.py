@@ -121,7 +121,7 @@ _SHARE = 0.95
 
 
 @dataclass(frozen=True)
-class Stand:
+class _TwoReadings:
     """Two readings, and stacks between them."""
 
     still: bool
@@ -148,7 +148,7 @@ async def counters(server: Started, traffic: Traffic) -> dict[str, float]:
 
 async def stand(
     server: Started, traffic: Traffic, client: Callable[[], int], folder: Path
-) -> Stand:
+) -> _TwoReadings:
     """Look for as long as it takes to tell standing still from slow work.
 
     Still: nothing that the engine or the client counts moves, and either all of the
@@ -162,17 +162,17 @@ async def stand(
     used = (cpu_ticks(pids) - ticks) / TICKS_PER_S / (time.monotonic() - began) * 100
     after = await counters(server, traffic)
     if client() != seen or before != after:
-        return Stand(False, "work goes on", threads)
+        return _TwoReadings(False, "work goes on", threads)
     silent = "no counter moves" if after else "no counter is told"
     if used < _ASLEEP_PCT:
-        return Stand(True, f"{silent}, and its processes sleep", threads)
+        return _TwoReadings(True, f"{silent}, and its processes sleep", threads)
     busiest = (
         threads[0] if threads and threads[0].active and threads[0].frames else None
     )
     if busiest and stays(busiest, samples, server.spec.engine.idle_loops):
         place = busiest.frames[0].function
-        return Stand(True, f"{silent}, and the core stays in {place}", threads)
-    return Stand(False, f"{silent}, but the core moves", threads)
+        return _TwoReadings(True, f"{silent}, and the core stays in {place}", threads)
+    return _TwoReadings(False, f"{silent}, but the core moves", threads)
 
 
 async def stacks(

@@ -97,7 +97,7 @@ class Watch:
     """What was seen so far."""
 
     def __init__(self) -> None:
-        self.history = contract.History()
+        self.history = contract.StepHistory()
         self.steps = self.marked = self.violations = 0
         self.missing: set[str] = set()
 

@@ -92,7 +92,7 @@ def _device_type() -> type:
     return torch.device
 
 
-class Event:
+class _CpuEvent:
     """Recorded at once: there is no queue of device work."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -110,12 +110,12 @@ class Event:
     def synchronize(self) -> None:
         pass
 
-    def elapsed_time(self, other: Event) -> float:
+    def elapsed_time(self, other: _CpuEvent) -> float:
         """Milliseconds."""
         return (other.at - self.at) * 1000
 
 
-class Stream:
+class _CpuStream:
     """Always empty."""
 
     cuda_stream = 0
@@ -136,7 +136,7 @@ class Stream:
         pass
 
     def record_event(self, event: Any = None) -> Any:
-        event = event or Event()
+        event = event or _CpuEvent()
         event.record(self)
         return event
 
@@ -171,7 +171,7 @@ def redirect(torch: Any) -> None:
         shared_memory_per_block_optin=101376,
         regs_per_multiprocessor=65536,
     )
-    only_stream = Stream()
+    only_stream = _CpuStream()
 
     def nothing(*args: Any, **kwargs: Any) -> None:
         pass
@@ -180,8 +180,8 @@ def redirect(torch: Any) -> None:
         return 0
 
     answers: dict[str, Any] = {
-        "Stream": Stream,
-        "Event": Event,
+        "Stream": _CpuStream,
+        "Event": _CpuEvent,
         "stream": _no_context,
         "device": _no_context,
         "current_stream": lambda *args: only_stream,

@@ -27,17 +27,17 @@ def forked() -> None:
         say(NAME, "loaded")
 
 
-class Missing:
+class _MissingName:
     """A name that can be imported, has attributes, and raises when it is called."""
 
     def __init__(self, name: str) -> None:
         self._name = name
         self.__name__ = name.rpartition(".")[2]
 
-    def __getattr__(self, name: str) -> Missing:
+    def __getattr__(self, name: str) -> _MissingName:
         if name.startswith("__"):
             raise AttributeError(name)
-        return Missing(f"{self._name}.{name}")
+        return _MissingName(f"{self._name}.{name}")
 
     def __call__(self, *args: Any, **kwargs: Any) -> NoReturn:
         say(NAME, f"called {self._name}")
@@ -47,23 +47,23 @@ class Missing:
 
 
 class _StubModule(ModuleType):
-    def __getattr__(self, name: str) -> Missing:
+    def __getattr__(self, name: str) -> _MissingName:
         if name.startswith("__"):
             raise AttributeError(name)
-        return Missing(f"{self.__name__}.{name}")
+        return _MissingName(f"{self.__name__}.{name}")
 
 
 class _Operators(_StubModule):
     """``torch.ops.sgl_kernel``: SGLang tells by ``hasattr`` whether the AMX backend is
     there, so that only the operators which it looks up unasked are answered for."""
 
-    def __getattr__(self, name: str) -> Missing:
+    def __getattr__(self, name: str) -> _MissingName:
         if not name.endswith("_cpu"):
             raise AttributeError(name)
         return super().__getattr__(name)
 
 
-class _Finder(MetaPathFinder, Loader):
+class _StubFinder(MetaPathFinder, Loader):
     def find_spec(
         self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
@@ -84,4 +84,4 @@ class _Finder(MetaPathFinder, Loader):
         say(NAME, "loaded")
 
 
-sys.meta_path.insert(0, _Finder())
+sys.meta_path.insert(0, _StubFinder())

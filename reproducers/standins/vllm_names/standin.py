@@ -42,7 +42,7 @@ def rotary_embedding(*args: Any, **kwargs: Any) -> NoReturn:
     )
 
 
-class _Finder(MetaPathFinder, Loader):
+class _NamesFinder(MetaPathFinder, Loader):
     def find_spec(
         self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
@@ -64,4 +64,4 @@ class _Finder(MetaPathFinder, Loader):
             say(NAME, f"loaded {name}")
 
 
-sys.meta_path.insert(0, _Finder())
+sys.meta_path.insert(0, _NamesFinder())

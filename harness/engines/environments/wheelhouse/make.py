@@ -32,7 +32,7 @@ from mmrepro.engines.environments.wheelhouse.model import (
     Wheelhouse,
     unneeded,
 )
-from mmrepro.engines.environments.wheelhouse.plan import Plan, Planned, plan
+from mmrepro.engines.environments.wheelhouse.plan import Plan, PlannedPackage, plan
 
 _AT_ONCE = 4  # downloads
 _FETCHED = ".fetched"
@@ -50,7 +50,7 @@ class Made:
     it."""
 
     plan: Plan | None
-    harness: list[Planned]
+    harness: list[PlannedPackage]
     house: Wheelhouse | None
     new_parts: list[str]
 
@@ -71,7 +71,7 @@ class Made:
         }
 
 
-def _facts(one: Planned) -> dict[str, Any]:
+def _facts(one: PlannedPackage) -> dict[str, Any]:
     fields = ("name", "version", "origin", "why")
     return {field: getattr(one, field) for field in fields} | {"bytes": one.size}
 
@@ -237,7 +237,7 @@ class _Fetch:
             name=own.NAME, version=own.version(), origin="wheel", file=made.name
         )
 
-    def fetch(self, packages: Sequence[Planned]) -> list[Package]:
+    def fetch(self, packages: Sequence[PlannedPackage]) -> list[Package]:
         """The packages, with the names of their files."""
         wanted = sum(one.file is not None for one in packages)
         done: list[Package] = []
@@ -248,7 +248,7 @@ class _Fetch:
                 self.say(f"{DOWNLOADING}: {there} of {wanted} packages are there")
         return done
 
-    def _one(self, one: Planned) -> Package:
+    def _one(self, one: PlannedPackage) -> Package:
         package = Package(
             name=one.name, version=one.version, origin=one.origin, why=one.why
         )

@@ -17,7 +17,7 @@ from mmrepro.base.errors import EnvironmentBuildError
 from mmrepro.engines.environments.releases import best_wheel
 from mmrepro.engines.environments.uv import interpreter_options, locked, run_uv
 from mmrepro.engines.environments.wheelhouse.model import Target
-from mmrepro.engines.environments.wheelhouse.plan import Planned
+from mmrepro.engines.environments.wheelhouse.plan import PlannedPackage
 from packaging.utils import canonicalize_name
 
 NAME = "mmrepro"
@@ -75,7 +75,7 @@ def build_wheel(source: Path, into: Path, what: str) -> Path:
         return Path(shutil.move(made, into / made.name))
 
 
-def own_requirements(target: Target) -> list[Planned]:
+def own_requirements(target: Target) -> list[PlannedPackage]:
     """Return what mmrepro needs on the target, in the versions of constraints.txt or of
     here.
 
@@ -110,7 +110,10 @@ def own_requirements(target: Target) -> list[Planned]:
                 f"Python {target.python} on {target.platform}.",
                 hint="another --python or --platform",
             )
-    return [Planned(p.project, p.version, "wheel", best_wheel(p.wheels)) for p in found]
+    return [
+        PlannedPackage(p.project, p.version, "wheel", best_wheel(p.wheels))
+        for p in found
+    ]
 
 
 def _checkout() -> Path | None:

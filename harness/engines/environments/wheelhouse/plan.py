@@ -50,7 +50,7 @@ _ONLY_THEIRS = "only what is not carried needs it"
 
 
 @dataclass(frozen=True)
-class Planned:
+class PlannedPackage:
     """One package. ``file``: what is fetched for it, a wheel or (``built``) its
     source."""
 
@@ -72,7 +72,7 @@ class Plan:
 
     spec: EnvironmentSpec
     release: releases.Release
-    packages: list[Planned]
+    packages: list[PlannedPackage]
     cutoff: str
     notes: list[tuple[str, str, str]]
 
@@ -196,10 +196,12 @@ class _Planner:
         packages = [self._planned(one, pins, left, needed) for one in found]
         if own in pins:
             have, why = self.target.have[own], "it is the target's torch"
-            packages.append(Planned(self.spec.project, have, "host", why=why))
+            packages.append(PlannedPackage(self.spec.project, have, "host", why=why))
         else:
             wheel = self.release.wheel
-            packages.append(Planned(self.spec.project, wheel.version, "wheel", wheel))
+            packages.append(
+                PlannedPackage(self.spec.project, wheel.version, "wheel", wheel)
+            )
         reasons = [*self.spec.reasons, *self.release.reasons]
         reasons += [*self.source.reasons, *self.resolver.reasons]
         return Plan(
@@ -329,21 +331,25 @@ class _Planner:
         pins: Collection[str],
         left: Mapping[str, str],
         needed: Collection[str],
-    ) -> Planned:
+    ) -> PlannedPackage:
         name, version = one.project, one.version
         have = self.target.have.get(name, "")
         if name in left:
-            return Planned(name, version, "left-out", why=left[name])
+            return PlannedPackage(name, version, "left-out", why=left[name])
         if name in pins:
-            return Planned(name, have, "host", why="it came with the target's torch")
+            return PlannedPackage(
+                name, have, "host", why="it came with the target's torch"
+            )
         if name not in needed:
-            return Planned(name, version, "left-out", why=_ONLY_THEIRS)
+            return PlannedPackage(name, version, "left-out", why=_ONLY_THEIRS)
         if public_of(have) == public_of(version):
-            return Planned(name, have, "host", why="the target has the same version")
+            return PlannedPackage(
+                name, have, "host", why="the target has the same version"
+            )
         if one.wheels:  # uv names only those that fit
-            return Planned(name, version, "wheel", best_wheel(one.wheels))
+            return PlannedPackage(name, version, "wheel", best_wheel(one.wheels))
         if one.sdist is not None:
-            return Planned(name, version, "built", one.sdist)
+            return PlannedPackage(name, version, "built", one.sdist)
         raise EnvironmentBuildError(
             f"{name} {version}, which {self.title} requires, has no wheel for Python "
             f"{self.target.python} on {self.target.platform}, and no source.",
