@@ -15,8 +15,8 @@ from importlib import import_module
 from typing import Any
 from unittest.mock import MagicMock
 
-ASKED = "user1"
-RUNNING = (ASKED, "user10-b", "user2", "other-user1")
+_ASKED = "user1"
+_RUNNING = (_ASKED, "user10-b", "user2", "other-user1")
 
 
 class Request:
@@ -30,8 +30,8 @@ class Request:
 
 
 def ended(asked: str) -> list[str]:
-    """Of ``RUNNING``, those that an abort of ``asked`` ends."""
-    requests = [Request(rid) for rid in RUNNING]
+    """Of ``_RUNNING``, those that an abort of ``asked`` ends."""
+    requests = [Request(rid) for rid in _RUNNING]
     scheduler: Any = MagicMock(
         chunked_req=None, waiting_queue=[], mm_receiver=None, cur_batch=None
     )
@@ -54,11 +54,11 @@ def ended(asked: str) -> list[str]:
 
 
 def main() -> None:
-    found, whole = ended(ASKED), ended(RUNNING[1])
+    found, whole = ended(_ASKED), ended(_RUNNING[1])
     facts = {
         "ended": ", ".join(found),
-        "ends_its_own": ASKED in found,
-        "ends_a_longer_one": RUNNING[1] in found,
+        "ends_its_own": _ASKED in found,
+        "ends_a_longer_one": _RUNNING[1] in found,
         "ends_others": bool({"user2", "other-user1"} & set(found)),
         "the_whole_id_ends": ", ".join(whole),
     }

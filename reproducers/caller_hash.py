@@ -14,7 +14,7 @@ from dataclasses import fields
 from importlib import import_module
 from typing import Any
 
-CALLERS = 0x5EED5EED5EED5EED
+_CALLERS = 0x5EED5EED5EED5EED
 
 
 def main() -> None:
@@ -38,7 +38,7 @@ def main() -> None:
 
     own, given = (
         [pad(seed, None) for seed in (1, 2)],
-        [pad(seed, CALLERS) for seed in (1, 2)],
+        [pad(seed, _CALLERS) for seed in (1, 2)],
     )
     print(
         json.dumps(

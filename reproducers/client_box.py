@@ -16,7 +16,7 @@ import subprocess
 import sys
 import threading
 
-FILE_BYTES = 256 << 20
+_FILE_BYTES = 256 << 20
 
 
 def main() -> int:
@@ -47,7 +47,7 @@ def main() -> int:
 
 def limit(memory: int, cpu: int) -> None:
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    resource.setrlimit(resource.RLIMIT_FSIZE, (FILE_BYTES, FILE_BYTES))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (_FILE_BYTES, _FILE_BYTES))
     if memory:
         resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
     if cpu:

@@ -25,7 +25,7 @@ from typing import Any
 import torch
 
 REFUSED, NOT_REFUSED, NOT_TRIED = 0, 1, 4
-MARK = "mmrepro device assert: "
+_MARK = "mmrepro device assert: "
 
 
 def index(device: str) -> Any:
@@ -42,23 +42,23 @@ def scatter(device: str) -> Any:
     return embeds.masked_scatter_(mask, torch.ones(2046, 64, device=device))
 
 
-def scatter_pinned(device: str) -> Any:
+def _scatter_pinned(device: str) -> Any:
     """``scatter``, in a process that copied from pinned memory, which is freed
     afterwards."""
     if device == "cuda":
         host = torch.zeros(2048, dtype=torch.bool, pin_memory=True)
-        PINNED.append(host)
+        _PINNED.append(host)
         host.to(device, non_blocking=True)
     return scatter(device)
 
 
-PINNED: list[Any] = []
-CAUSES: dict[str, Callable[[str], Any]] = {
+_PINNED: list[Any] = []
+_CAUSES: dict[str, Callable[[str], Any]] = {
     "index": index,
     "scatter": scatter,
-    "scatter-pinned": scatter_pinned,
+    "scatter-pinned": _scatter_pinned,
 }
-ASSERTIONS = {
+_ASSERTIONS = {
     "index": "indexSelect",
     "scatter": "masked_scatter_size_check",
     "scatter-pinned": "masked_scatter_size_check",
@@ -67,7 +67,7 @@ ASSERTIONS = {
 
 
 @dataclass
-class Refusal:
+class _Refusal:
     """One child.
 
     Attributes:
@@ -98,14 +98,14 @@ def _said(error: BaseException) -> str:
 def child(cause: str, device: str) -> None:
     """Prints what it saw, then lets the exception end the process, as an engine's
     would."""
-    found = Refusal(cause)
+    found = _Refusal(cause)
     if device == "cuda":
         # What comes up with the first use is no part of it.
         torch.zeros(1, device=device)
         torch.cuda.synchronize()
     raised: BaseException | None = None
     for name, call in (
-        ("launch", lambda: CAUSES[cause](device)),
+        ("launch", lambda: _CAUSES[cause](device)),
         ("synchronize", torch.cuda.synchronize if device == "cuda" else lambda: None),
     ):
         try:
@@ -119,13 +119,13 @@ def child(cause: str, device: str) -> None:
         torch.zeros(1, device=device).add(1).cpu()
     except Exception as error:
         found.afterwards = _said(error)
-    print(MARK + json.dumps(asdict(found)), flush=True)
-    PINNED.clear()
+    print(_MARK + json.dumps(asdict(found)), flush=True)
+    _PINNED.clear()
     if raised is not None:
         raise raised
 
 
-def refusal(cause: str, device: str, timeout_s: float = 120.0) -> Refusal:
+def refusal(cause: str, device: str, timeout_s: float = 120.0) -> _Refusal:
     """Run it in a child. ``CUDA_LAUNCH_BLOCKING`` is taken away: an engine runs
     without."""
     environment = {k: v for k, v in os.environ.items() if k != "CUDA_LAUNCH_BLOCKING"}
@@ -139,20 +139,22 @@ def refusal(cause: str, device: str, timeout_s: float = 120.0) -> Refusal:
         check=False,
     )
     lines = done.stdout.splitlines(keepends=True)
-    own = [line for line in lines if line.startswith(MARK)]
-    found = Refusal(**json.loads(own[-1].removeprefix(MARK))) if own else Refusal(cause)
+    own = [line for line in lines if line.startswith(_MARK)]
+    found = (
+        _Refusal(**json.loads(own[-1].removeprefix(_MARK))) if own else _Refusal(cause)
+    )
     found.exit_code = done.returncode
-    found.output = "".join(line for line in lines if not line.startswith(MARK))[
+    found.output = "".join(line for line in lines if not line.startswith(_MARK))[
         -20_000:
     ]
     return found
 
 
-def claims(device: str, found: list[Refusal]) -> list[dict[str, str]]:
+def claims(device: str, found: list[_Refusal]) -> list[dict[str, str]]:
     """What the children showed, each "confirmed", "refuted" or "not-tested" (on a
     CPU)."""
     of = {one.cause: one for one in found}
-    named = {name: of[name].output for name in ASSERTIONS}
+    named = {name: of[name].output for name in _ASSERTIONS}
     late = [of["index"], of["scatter"]]
     aborted = of["scatter-pinned"].exit_code
     told = {
@@ -167,7 +169,7 @@ def claims(device: str, found: list[Refusal]) -> list[dict[str, str]]:
         "named": (
             "the device prints which assertion failed, and where, before the exception",
             all(
-                ASSERTIONS[name] in output.partition("Error")[0]
+                _ASSERTIONS[name] in output.partition("Error")[0]
                 for name, output in named.items()
             ),
             "; ".join(output.partition("\n")[0] for output in named.values())[:400],
@@ -203,7 +205,7 @@ def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("--json", action="store_true")
-    parser.add_argument("--child", choices=CAUSES, help="do it, in this process")
+    parser.add_argument("--child", choices=_CAUSES, help="do it, in this process")
     options = parser.parse_args(argv)
     if options.device == "cuda" and not torch.cuda.is_available():
         said = "torch finds no CUDA device here"
@@ -212,7 +214,7 @@ def main(argv: list[str] | None = None) -> int:
     if options.child:
         child(options.child, options.device)
         return NOT_REFUSED
-    found = [refusal(cause, options.device) for cause in CAUSES]
+    found = [refusal(cause, options.device) for cause in _CAUSES]
     document = {
         "device": options.device,
         "gpu": torch.cuda.get_device_name() if options.device == "cuda" else None,

@@ -18,8 +18,8 @@ from typing import Any
 import torch
 
 WORKS, FAILS, NOT_TRIED = 0, 1, 4
-BYTES = 256 << 20
-WIDTH = 1024
+_BYTES = 256 << 20
+_WIDTH = 1024
 
 
 class NotHere(Exception):
@@ -27,21 +27,21 @@ class NotHere(Exception):
 
 
 def allocate(device: str) -> str:
-    block = torch.empty(BYTES, dtype=torch.uint8, device=device)
+    block = torch.empty(_BYTES, dtype=torch.uint8, device=device)
     block.fill_(7)
     wait(device)
     assert int(block[-1].item()) == 7
-    return f"{BYTES >> 20} MiB written and read back"
+    return f"{_BYTES >> 20} MiB written and read back"
 
 
 def compute(device: str) -> str:
     """A product of whole numbers: exact in float32, and the same wherever it is
     computed."""
     torch.manual_seed(0)
-    left, right = (torch.randint(-4, 5, (WIDTH, WIDTH)).float() for _ in range(2))
+    left, right = (torch.randint(-4, 5, (_WIDTH, _WIDTH)).float() for _ in range(2))
     found = (left.to(device) @ right.to(device)).cpu()
     assert torch.equal(found, left @ right), "the product is not that of the CPU"
-    return f"{WIDTH} x {WIDTH}, equal to the CPU's product"
+    return f"{_WIDTH} x {_WIDTH}, equal to the CPU's product"
 
 
 def copy(device: str) -> str:
@@ -49,16 +49,16 @@ def copy(device: str) -> str:
         raise NotHere("a CPU's tensors are in host memory")
     told = []
     for name, host in (
-        ("pageable", torch.ones(BYTES, dtype=torch.uint8)),
-        ("pinned", torch.ones(BYTES, dtype=torch.uint8).pin_memory()),
+        ("pageable", torch.ones(_BYTES, dtype=torch.uint8)),
+        ("pinned", torch.ones(_BYTES, dtype=torch.uint8).pin_memory()),
     ):
         host.to(device)
         wait(device)
         began = time.perf_counter()
         moved = host.to(device, non_blocking=True)
         wait(device)
-        rate = BYTES / (time.perf_counter() - began) / 1e9
-        assert int(moved.sum().item()) == BYTES
+        rate = _BYTES / (time.perf_counter() - began) / 1e9
+        assert int(moved.sum().item()) == _BYTES
         told.append(f"{name} {rate:.1f} GB/s")
     return ", ".join(told)
 
@@ -68,7 +68,7 @@ def graph(device: str) -> str:
     kept."""
     if device == "cpu":
         raise NotHere("a CPU has no CUDA graphs")
-    given = torch.zeros(WIDTH, device=device)
+    given = torch.zeros(_WIDTH, device=device)
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
@@ -82,7 +82,7 @@ def graph(device: str) -> str:
         given.fill_(value)
         captured.replay()
         seen.append(int(total.item()))
-    assert seen == [3 * WIDTH, 41 * WIDTH], seen
+    assert seen == [3 * _WIDTH, 41 * _WIDTH], seen
     return f"two replays: {seen}"
 
 
@@ -117,7 +117,7 @@ def wait(device: str) -> None:
         torch.cuda.synchronize()
 
 
-TRIALS: tuple[tuple[str, str, Callable[[str], str]], ...] = (
+_TRIALS: tuple[tuple[str, str, Callable[[str], str]], ...] = (
     ("allocate", "memory is allocated, written and read", allocate),
     ("compute", "a kernel computes what the CPU computes", compute),
     ("copy", "host memory reaches the device, pinned and not", copy),
@@ -157,7 +157,7 @@ def main(argv: list[str] | None = None) -> int:
         said = "torch finds no CUDA device here"
         print(json.dumps({"device": device, "error": said}) if options.json else said)
         return NOT_TRIED
-    claims = [tried(*trial, device) for trial in TRIALS]
+    claims = [tried(*trial, device) for trial in _TRIALS]
     found = {
         "device": device,
         "torch": torch.__version__,

@@ -20,7 +20,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-LIMIT = 10_000
+_LIMIT = 10_000
 """Evictions after which the loop counts as endless; the cache holds three items."""
 
 
@@ -28,17 +28,17 @@ class Endless(Exception):
     """The eviction loop did not end."""
 
 
-def find_vllm() -> Path:
+def _find_vllm() -> Path:
     spec = importlib.util.find_spec("vllm")
     if spec is None or spec.origin is None:
         sys.exit("vllm is not installed in this environment")
     return Path(spec.origin).parent
 
 
-def load_class() -> Any:
+def _load_class() -> Any:
     """The engine's LRUCache; from ``vllm.utils`` as a whole where it has no file of its
     own."""
-    root = find_vllm()
+    root = _find_vllm()
     if (root / "utils" / "cache.py").is_file():
         for name, folder in (("vllm", root), ("vllm.utils", root / "utils")):
             package = types.ModuleType(name)
@@ -48,13 +48,13 @@ def load_class() -> Any:
     return importlib.import_module("vllm.utils").LRUCache
 
 
-def fixed_touch(cache: Any, key: str) -> None:
+def _fixed_touch(cache: Any, key: str) -> None:
     """First part of the fix: only a key that is there has a place in the order."""
     if key in cache:
         cache._LRUCache__order.move_to_end(key)
 
 
-def fixed_popitem(original: Callable[..., Any]) -> Callable[..., Any]:
+def _fixed_popitem(original: Callable[..., Any]) -> Callable[..., Any]:
     """Second part of the fix: drop order-only keys before the oldest one is chosen."""
 
     def popitem(cache: Any, remove_pinned: bool = False) -> Any:
@@ -68,20 +68,20 @@ def fixed_popitem(original: Callable[..., Any]) -> Callable[..., Any]:
 
 def variant(base: Any, *, touch: bool, popitem: bool) -> Any:
     """A subclass that counts evictions, with none, one or both parts of the fix."""
-    evict = fixed_popitem(base.popitem) if popitem else base.popitem
+    evict = _fixed_popitem(base.popitem) if popitem else base.popitem
 
-    class Counted(base):
+    class CountedCache(base):
         evictions = 0
 
         def popitem(self, remove_pinned: bool = False) -> Any:
             self.evictions += 1
-            if self.evictions > LIMIT:
+            if self.evictions > _LIMIT:
                 raise Endless
             return evict(self, remove_pinned)
 
     if touch:
-        Counted.touch = fixed_touch
-    return Counted
+        CountedCache.touch = _fixed_touch
+    return CountedCache
 
 
 def ends(cls: Any) -> bool:
@@ -96,7 +96,7 @@ def ends(cls: Any) -> bool:
     return len(cache) == 3
 
 
-def article_test(cls: Any) -> dict[str, bool]:
+def _article_test(cls: Any) -> dict[str, bool]:
     """The unit test of the article of 2026-07-02, its operations in its order, and one
     more insert.
 
@@ -119,7 +119,7 @@ def article_test(cls: Any) -> dict[str, bool]:
 
 
 def facts() -> dict[str, Any]:
-    base = load_class()
+    base = _load_class()
     cache = variant(base, touch=False, popitem=False)(3)
     cache["a"] = 1
     cache.touch("ghost")
@@ -142,7 +142,7 @@ def facts() -> dict[str, Any]:
             variant(base, touch=False, popitem=True)
         ),
         "eviction_ends_with_both": ends(variant(base, touch=True, popitem=True)),
-        **article_test(variant(base, touch=False, popitem=False)),
+        **_article_test(variant(base, touch=False, popitem=False)),
     }
 
 

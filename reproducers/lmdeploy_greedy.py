@@ -12,15 +12,15 @@ import math
 import sys
 from typing import Any
 
-NEW_TOKENS = 12
-LENGTHS = (3, 64, 65, 700)
+_NEW_TOKENS = 12
+_LENGTHS = (3, 64, 65, 700)
 """Prompts below, at and above a block, and of many blocks."""
 
 
 def prompts(vocabulary: int) -> list[list[int]]:
     """Fixed prompts that look like noise: a linear congruence."""
     found = []
-    for length in LENGTHS:
+    for length in _LENGTHS:
         value, prompt = 12_345 + length, []
         for _ in range(length):
             value = (1_103_515_245 * value + 12_345) % 2**31
@@ -29,7 +29,7 @@ def prompts(vocabulary: int) -> list[list[int]]:
     return found
 
 
-def by_lmdeploy(model: str, asked: list[list[int]]) -> list[list[int]]:
+def _by_lmdeploy(model: str, asked: list[list[int]]) -> list[list[int]]:
     from lmdeploy.messages import GenerationConfig, PytorchEngineConfig
     from lmdeploy.pytorch.engine import Engine
 
@@ -37,7 +37,7 @@ def by_lmdeploy(model: str, asked: list[list[int]]) -> list[list[int]]:
         eager_mode=True, cache_max_entry_count=0.5, max_batch_size=8
     )
     engine = Engine.from_pretrained(model, engine_config=config)
-    greedy = GenerationConfig(max_new_tokens=NEW_TOKENS, top_k=1, ignore_eos=True)
+    greedy = GenerationConfig(max_new_tokens=_NEW_TOKENS, top_k=1, ignore_eos=True)
     answers = []
     for number, prompt in enumerate(asked):
         instance = engine.create_instance()
@@ -79,7 +79,7 @@ def judged(
 
 def main(model: str) -> None:
     asked = prompts(256)
-    answers = by_lmdeploy(model, asked)
+    answers = _by_lmdeploy(model, asked)
     behind = judged(model, asked, answers)
     every = [step for steps in behind for step in steps]
     facts = {

@@ -20,13 +20,13 @@ import types
 from types import FrameType
 from typing import Any
 
-FREE = 7_114_457_088
+_FREE = 7_114_457_088
 """Bytes, solved from the report (its gpu_mem 903 548 928 with 0.5, and the reserve that
 LMDeploy computes): 6784 MiB as LMDeploy logs it (>> 20). Blocks and gpu_mem below are
 consistent with the report by this choice and confirm none of its numbers; the bytes a
 block and the reserve do not depend on it."""
-PROMPT = 3446
-VOCABULARY = 92_553
+_PROMPT = 3446
+_VOCABULARY = 92_553
 LAYERS, KV_HEADS, HEAD = 32, 8, 128
 """InternVL2-8B's language model, InternLM2-7B."""
 
@@ -40,7 +40,7 @@ def load() -> Any:
             "this release sizes its KV cache elsewhere "
             "(pytorch/engine/executor/base.py)"
         )
-    torch.cuda.mem_get_info = lambda *args: (FREE, 4 * FREE)
+    torch.cuda.mem_get_info = lambda *args: (_FREE, 4 * _FREE)
     torch.cuda.empty_cache = lambda: None
     return model_agent
 
@@ -59,7 +59,7 @@ def model_config() -> Any:
         head_dim=HEAD,
         k_head_dim=HEAD,
         v_head_dim=HEAD,
-        vocab_size=VOCABULARY,
+        vocab_size=_VOCABULARY,
         dtype=torch.bfloat16,
     )
 
@@ -102,7 +102,7 @@ def quantised() -> dict[str, int]:
     return {f"block_bytes_{bits}_bit": int(size) for bits, size in sizes.items()}
 
 
-def instance_of(config: Any) -> tuple[Any, int]:
+def _instance_of(config: Any) -> tuple[Any, int]:
     """A real EngineInstance of a real Engine that has a cache's configuration and no
     model."""
     from lmdeploy.pytorch.config import SchedulerConfig
@@ -119,14 +119,14 @@ def instance_of(config: Any) -> tuple[Any, int]:
     return EngineInstance(engine), engine.max_session_len
 
 
-async def first_status(instance: Any) -> str:
+async def _first_status(instance: Any) -> str:
     """What the instance answers a prompt that is above its limit."""
-    async for output in instance.async_stream_infer(0, list(range(PROMPT))):
+    async for output in instance.async_stream_infer(0, list(range(_PROMPT))):
         return str(output.status.name)
     return "no output"
 
 
-def validation_error() -> str:
+def _validation_error() -> str:
     """What the response's model says of the finish reason that stands for such a
     status."""
     from lmdeploy.serve.openai.protocol import ChatCompletionResponseChoice, ChatMessage
@@ -143,11 +143,11 @@ def facts() -> dict[str, Any]:
     import lmdeploy
 
     model_agent = load()
-    found: dict[str, Any] = {"lmdeploy": lmdeploy.__version__, "free_mib": FREE >> 20}
+    found: dict[str, Any] = {"lmdeploy": lmdeploy.__version__, "free_mib": _FREE >> 20}
     found |= quantised()
     for name, share in (("small", 0.1), ("big", 0.5)):
         config, seen = sized(model_agent, share)
-        instance, limit = instance_of(config)
+        instance, limit = _instance_of(config)
         runtime = seen["__get_runtime_size"][0]
         found |= {
             "block_bytes": seen["get_cache_block_size"],
@@ -155,11 +155,11 @@ def facts() -> dict[str, Any]:
             f"pool_{name}": seen["__get_free_gpu_mem_size"],
             f"blocks_{name}": config.num_gpu_blocks,
             f"limit_{name}": limit,
-            f"fits_{name}": limit >= PROMPT,
+            f"fits_{name}": limit >= _PROMPT,
         }
-        if limit < PROMPT:
-            found[f"status_{name}"] = asyncio.run(first_status(instance))
-    error = validation_error()
+        if limit < _PROMPT:
+            found[f"status_{name}"] = asyncio.run(_first_status(instance))
+    error = _validation_error()
     return {
         **found,
         "finish_reason_error_allowed": not error,

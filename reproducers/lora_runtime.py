@@ -24,7 +24,7 @@ def key(name: str, number: int, path: str) -> str:
     return json.dumps(_gen_lora_extra_hash_keys(request))
 
 
-def refreshes() -> list[int]:
+def _refreshes() -> list[int]:
     """How often slots are worked out: for a first mapping, for the same, and after a
     move."""
     try:
@@ -46,7 +46,7 @@ def refreshes() -> list[int]:
 
 
 def main() -> None:
-    first, again, moved = refreshes()
+    first, again, moved = _refreshes()
     one = key("x", 1, "/one")
     print(
         json.dumps(

@@ -23,24 +23,24 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-SHIPPED = (
+_SHIPPED = (
     Path(__file__).resolve().parent.parent / "scenarios" / "data" / "pad_value_pair"
 )
 PREFIX, IMAGE_TOKENS, SUFFIX = [1, 2, 3], 9, [4, 5]
-PROCESSORS = (
+_PROCESSORS = (
     "sglang.srt.utils.hf_transformers.processor",
     "sglang.srt.utils.hf_transformers_utils",
 )
 """Where ``get_processor`` is: from about 0.5.10 on, and before."""
 
 
-def item_class() -> tuple[Any, Any]:
+def _item_class() -> tuple[Any, Any]:
     module = import_module("sglang.srt.managers.schedule_batch")
     return module.MultimodalDataItem, module.Modality.IMAGE
 
 
 def image_processor(model: str) -> Any:
-    for name in PROCESSORS:
+    for name in _PROCESSORS:
         try:
             return (
                 import_module(name).get_processor(model, use_fast=False).image_processor
@@ -68,9 +68,9 @@ def padded(item: Any, length: int) -> list[int]:
     return [item.pad_value] * length
 
 
-def pad_of(hash_value: int) -> int:
+def _pad_of(hash_value: int) -> int:
     """The pad value that the engine makes of a hash."""
-    cls, image = item_class()
+    cls, image = _item_class()
     item = cls(modality=image, feature=None, hash=hash_value)
     item.set_pad_value()
     return int(item.pad_value)
@@ -106,10 +106,10 @@ def matched(stored: list[int], asked: list[int], extra_key: str | None) -> int:
     else:
         cache.insert(key, value)
     asks = base.MatchPrefixParams(key=wanted) if match_params else wanted
-    return matched_length(cache.match_prefix(asks))
+    return _matched_length(cache.match_prefix(asks))
 
 
-def matched_length(result: Any) -> int:
+def _matched_length(result: Any) -> int:
     """0.5.23 gives the length; older releases the indices of the matched tokens."""
     length = getattr(result, "device_prefix_len", None)
     return len(result.device_indices) if length is None else int(length)
@@ -117,7 +117,7 @@ def matched_length(result: Any) -> int:
 
 def facts(model: str, pair: Path) -> dict[str, Any]:
     processor = image_processor(model)
-    cls, image = item_class()
+    cls, image = _item_class()
     found: dict[str, Any] = {"image_processor": type(processor).__name__}
     ids: dict[str, list[int]] = {}
     for name in ("A", "B", "control"):
@@ -134,11 +134,11 @@ def facts(model: str, pair: Path) -> dict[str, Any]:
     found["match_b_after_a"] = matched(ids["A"], ids["B"], None)
     found["match_control_after_a"] = matched(ids["A"], ids["control"], None)
     found["match_b_after_a_other_key"] = matched(ids["A"], ids["B"], "another")
-    low, high = pad_of(0), pad_of((1 << 30) - 1)
+    low, high = _pad_of(0), _pad_of((1 << 30) - 1)
     found |= {
         "pad_of_0": low,
         "pad_of_2_30_less_1": high,
-        "pad_of_2_30": pad_of(1 << 30),
+        "pad_of_2_30": _pad_of(1 << 30),
     }
     return found
 
@@ -149,4 +149,4 @@ if __name__ == "__main__":
     if not folder:
         sys.exit(__doc__)
     images = given[1] if len(given) > 1 else os.environ.get("MMREPRO_PAIR", "")
-    print(json.dumps(facts(folder, Path(images) if images else SHIPPED)))
+    print(json.dumps(facts(folder, Path(images) if images else _SHIPPED)))

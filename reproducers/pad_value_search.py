@@ -3,7 +3,7 @@ environment.
 
 ``python pad_value_search.py REQUEST.json`` writes one JSON object a line to stdout
 (everything else that is printed goes to stderr). The request's ``task`` is ``search``,
-with the fields of the class ``Search`` below, or ``verify``, with ``model`` and
+with the fields of the class ``_PairSearch`` below, or ``verify``, with ``model`` and
 ``images`` (PNG files, by name).
 
 SGLang hashes an image as SHA-256 over the bytes of its preprocessed pixels and keeps 64
@@ -39,22 +39,22 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-Array = np.ndarray[Any, Any]
+_Array = np.ndarray[Any, Any]
 
-WORD = 4
+_WORD = 4
 """Bytes: the processors' pixels are float32."""
-BLOCK = 64
+_BLOCK = 64
 """Bytes that SHA-256 takes at a time."""
 CHUNK = 4096
 """Images whose varying bytes are laid out at a time: about 3 MB."""
-SAMPLES = 6
+_SAMPLES = 6
 """Images of each family whose predicted hash is compared with the engine's own."""
-PROCESSORS = (
+_PROCESSORS = (
     "sglang.srt.utils.hf_transformers.processor",
     "sglang.srt.utils.hf_transformers_utils",
 )
 """Where ``get_processor`` is: from about 0.5.10 on, and before."""
-PACKAGES = ("sglang", "transformers", "torch", "numpy", "pillow")
+_PACKAGES = ("sglang", "transformers", "torch", "numpy", "pillow")
 
 
 class Problem(Exception):
@@ -62,7 +62,7 @@ class Problem(Exception):
 
 
 @dataclass(frozen=True)
-class Search:
+class _PairSearch:
     """``first``, ``second``: PNG files, the families' common pictures."""
 
     began: float
@@ -81,7 +81,7 @@ class Search:
     jobs: int
 
 
-class Engine:
+class _SglangFeatures:
     """The installed SGLang: its image processor and its hash."""
 
     def __init__(self, model: str) -> None:
@@ -100,14 +100,14 @@ class Engine:
     def facts(self) -> dict[str, Any]:
         return {
             "python": sys.version.split()[0],
-            "packages": {name: _version(name) for name in PACKAGES},
+            "packages": {name: _version(name) for name in _PACKAGES},
             "image_processor": type(self.processor).__name__,
             "set_pad_value": "".join(
                 inspect.getsourcelines(self._item.set_pad_value)[0]
             ),
         }
 
-    def features(self, pixels: Array) -> Any:
+    def features(self, pixels: _Array) -> Any:
         """The engine's tensor for (height, width, 3) bytes."""
         made = self.processor(images=[Image.fromarray(pixels)], return_tensors="pt")
         return made["pixel_values"]
@@ -117,7 +117,7 @@ class Engine:
         text = base64.b64encode(Path(path).read_bytes()).decode()
         return self._load(f"data:image/png;base64,{text}")[0].convert("RGB")
 
-    def identify(self, pixels: Array) -> tuple[int, int]:
+    def identify(self, pixels: _Array) -> tuple[int, int]:
         """(hash, pad value), by the engine's own ``MultimodalDataItem``."""
         item = self._item(modality=self._image, feature=self.features(pixels))
         item.set_pad_value()
@@ -125,7 +125,7 @@ class Engine:
 
 
 def _get_processor() -> Callable[..., Any]:
-    for name in PROCESSORS:
+    for name in _PROCESSORS:
         try:
             found = getattr(import_module(name), "get_processor", None)
         except ModuleNotFoundError:
@@ -142,31 +142,31 @@ def _version(name: str) -> str:
         return ""
 
 
-def as_words(features: Any) -> Array:
+def _as_words(features: Any) -> _Array:
     """The hashed bytes, as 32-bit words."""
     flat = features.detach().cpu().contiguous().reshape(-1).numpy()
-    if flat.dtype.itemsize != WORD:
+    if flat.dtype.itemsize != _WORD:
         raise Problem(f"the image processor gives {flat.dtype}, not float32")
     return flat.view(np.uint32)
 
 
 @dataclass(frozen=True)
-class Table:
+class _PixelTable:
     """What each varying pixel does to the hashed words; the same for every family of
     one size.
 
     ``places[k]``: indices of the words that pixel k changes; ``values[k]``: (256,
     words), what they become for each value of its blue."""
 
-    places: list[Array]
-    values: list[Array]
+    places: list[_Array]
+    values: list[_Array]
 
     @property
     def first(self) -> int:
         return min(int(p.min()) for p in self.places)
 
 
-def spot(shape: tuple[int, ...], k: int) -> tuple[int, int, int]:
+def _spot(shape: tuple[int, ...], k: int) -> tuple[int, int, int]:
     """Row, column, channel of varying value k: blue, leftwards from the bottom right
     corner."""
     return shape[0] - 1, shape[1] - 1 - k, 2
@@ -177,15 +177,15 @@ def digits(index: int, varying: int) -> list[int]:
     return [(index >> (8 * k)) & 255 for k in range(varying)]
 
 
-def member(base: Array, index: int, varying: int) -> Array:
+def member(base: _Array, index: int, varying: int) -> _Array:
     """Pixels of image ``index`` of the family of ``base``."""
     pixels = base.copy()
     for k, value in enumerate(digits(index, varying)):
-        pixels[spot(base.shape, k)] = value
+        pixels[_spot(base.shape, k)] = value
     return pixels
 
 
-def learn(words_of: Callable[[Array], Any], base: Any, varying: int) -> Table:
+def learn(words_of: Callable[[_Array], Any], base: Any, varying: int) -> _PixelTable:
     """Ask the processor, as a black box, which words each varying pixel changes, and
     into what."""
     zero = member(base, 0, varying)
@@ -193,7 +193,7 @@ def learn(words_of: Callable[[Array], Any], base: Any, varying: int) -> Table:
     places = []
     for k in range(varying):
         one = zero.copy()
-        one[spot(base.shape, k)] = 255
+        one[_spot(base.shape, k)] = 255
         changed = np.flatnonzero(words_of(one) != common)
         if changed.size == 0:
             raise Problem(
@@ -209,26 +209,26 @@ def learn(words_of: Callable[[Array], Any], base: Any, varying: int) -> Table:
     values = [np.empty((256, p.size), np.uint32) for p in places]
     for value in range(256):
         for k in range(varying):
-            zero[spot(base.shape, k)] = value
+            zero[_spot(base.shape, k)] = value
         words = words_of(zero)
         for k, place in enumerate(places):
             values[k][value] = words[place]
-    return Table(places, values)
+    return _PixelTable(places, values)
 
 
 class Family:
     """The images of one picture: SHA-256's state after the common bytes, and the bytes
     after it."""
 
-    def __init__(self, words: Array, table: Table) -> None:
-        start = table.first * WORD // BLOCK * BLOCK // WORD
+    def __init__(self, words: _Array, table: _PixelTable) -> None:
+        start = table.first * _WORD // _BLOCK * _BLOCK // _WORD
         self.tail = words[start:]
         self._places = [places - start for places in table.places]
         self._values = table.values
         self._state = hashlib.sha256(words[:start].tobytes())
         self._rows = np.tile(self.tail, (CHUNK, 1))
 
-    def hashes(self, start: int, stop: int) -> Array:
+    def hashes(self, start: int, stop: int) -> _Array:
         """The engine's 64-bit hashes of images start..stop-1."""
         chunks = [
             np.arange(at, min(at + CHUNK, stop)) for at in range(start, stop, CHUNK)
@@ -238,7 +238,7 @@ class Family:
         )
         return np.frombuffer(digests, ">u8")[::4].astype(np.uint64)
 
-    def _digests(self, index: Array) -> list[bytes]:
+    def _digests(self, index: _Array) -> list[bytes]:
         rows = self._rows[: len(index)]
         for k, (places, values) in enumerate(
             zip(self._places, self._values, strict=True)
@@ -276,11 +276,11 @@ class Hashers:
             self.pipes.append(ours)
             self.processes.append(process)
 
-    def prepare(self, families: list[tuple[Array, Table]]) -> None:
+    def prepare(self, families: list[tuple[_Array, _PixelTable]]) -> None:
         for pipe in self.pipes:
             pipe.send(families)
 
-    def hashes(self, start: int, stop: int) -> list[Array]:
+    def hashes(self, start: int, stop: int) -> list[_Array]:
         """Hashes of images start..stop-1, one array for each family."""
         step = -(-(stop - start) // len(self.pipes))
         bounds = [(at, min(at + step, stop)) for at in range(start, stop, step)]
@@ -322,7 +322,7 @@ def die_with_parent(parent: int) -> None:
 
 
 @dataclass(frozen=True)
-class Found:
+class _FoundPair:
     first: int
     second: int
     value: int
@@ -334,9 +334,9 @@ class Matcher:
 
     def __init__(self, bits: int) -> None:
         self._mask = np.uint64((1 << bits) - 1)
-        self._all: list[Array] = [np.empty(0, np.uint64), np.empty(0, np.uint64)]
+        self._all: list[_Array] = [np.empty(0, np.uint64), np.empty(0, np.uint64)]
 
-    def add(self, new: list[Array]) -> Found | None:
+    def add(self, new: list[_Array]) -> _FoundPair | None:
         """Take in the next hashes of each family; the pair with the lowest indices, if
         any."""
         for k, hashes in enumerate(new):
@@ -353,23 +353,23 @@ class Matcher:
             self._all[0], self._all[1], return_indices=True
         )
         best = int(np.argmin(np.maximum(first, second)))
-        return Found(int(first[best]), int(second[best]), int(common[best]))
+        return _FoundPair(int(first[best]), int(second[best]), int(common[best]))
 
 
-def import_engine(model: str, say: Callable[..., None]) -> Engine:
+def _import_engine(model: str, say: Callable[..., None]) -> _SglangFeatures:
     say("stage", text="importing the engine")
-    return Engine(model)
+    return _SglangFeatures(model)
 
 
-def search(request: Search, say: Callable[..., None]) -> None:
+def search(request: _PairSearch, say: Callable[..., None]) -> None:
     hashers = Hashers(request.jobs)  # before the engine's threads are there
-    engine = import_engine(request.model, say)
+    engine = _import_engine(request.model, say)
     start_s = time.time() - request.began
     say("stage", text="learning the image processor's bytes")
     bases = [np.asarray(engine.read(path)) for path in (request.first, request.second)]
 
-    def words_of(pixels: Array) -> Array:
-        return as_words(engine.features(pixels))
+    def words_of(pixels: _Array) -> _Array:
+        return _as_words(engine.features(pixels))
 
     began = time.perf_counter()
     learned = {base.shape: learn(words_of, base, request.varying) for base in bases}
@@ -395,7 +395,7 @@ def search(request: Search, say: Callable[..., None]) -> None:
     else:
         say("exhausted", images=2 * done)
         return
-    write_pair(request, bases, found)
+    _write_pair(request, bases, found)
     names = {
         name: str(Path(request.out) / f"{name}.png") for name in ("A", "B", "control")
     }
@@ -409,8 +409,8 @@ def search(request: Search, say: Callable[..., None]) -> None:
         images=2 * done,
         index_a=found.first,
         index_b=found.second,
-        hashed_bytes=int(words[0].size * WORD),
-        tail_bytes=int(families[0].tail.size * WORD),
+        hashed_bytes=int(words[0].size * _WORD),
+        tail_bytes=int(families[0].tail.size * _WORD),
         samples_checked=checked,
         start_s=round(start_s, 3),
         learn_s=round(learn_s, 4),
@@ -418,11 +418,11 @@ def search(request: Search, say: Callable[..., None]) -> None:
     )
 
 
-def check(engine: Engine, family: Family, base: Array, varying: int) -> int:
+def check(engine: _SglangFeatures, family: Family, base: _Array, varying: int) -> int:
     """Compare predicted hashes with the engine's own; the number of images compared."""
     random = np.random.default_rng(0)
     indices = [0, (1 << (8 * varying)) - 1]
-    indices += [int(i) for i in random.integers(0, 1 << (8 * varying), SAMPLES - 2)]
+    indices += [int(i) for i in random.integers(0, 1 << (8 * varying), _SAMPLES - 2)]
     for index in indices:
         predicted = int(family.hashes(index, index + 1)[0])
         true, _ = engine.identify(member(base, index, varying))
@@ -434,19 +434,22 @@ def check(engine: Engine, family: Family, base: Array, varying: int) -> int:
     return len(indices)
 
 
-def write_pair(request: Search, bases: list[Array], found: Found) -> None:
+def _write_pair(request: _PairSearch, bases: list[_Array], found: _FoundPair) -> None:
     """A.png, B.png, and control.png: B with the highest bit of its last pixel's blue
     flipped."""
     first = member(bases[0], found.first, request.varying)
     second = member(bases[1], found.second, request.varying)
     control = second.copy()
-    control[spot(control.shape, 0)] ^= 0x80
+    control[_spot(control.shape, 0)] ^= 0x80
     for name, pixels in (("A", first), ("B", second), ("control", control)):
         Image.fromarray(pixels).save(Path(request.out) / f"{name}.png", optimize=True)
 
 
 def verify(
-    engine: Engine, files: dict[str, str], say: Callable[..., None], **search: Any
+    engine: _SglangFeatures,
+    files: dict[str, str],
+    say: Callable[..., None],
+    **search: Any,
 ) -> None:
     """The engine's own hash and pad value of each PNG file, read as the server reads
     it.
@@ -462,7 +465,7 @@ def verify(
             "hash": f"{value:016x}",
             "pad_value": pad,
             "features_sha256": hashlib.sha256(
-                as_words(engine.features(pixels)).tobytes()
+                _as_words(engine.features(pixels)).tobytes()
             ).hexdigest(),
         }
     facts = engine.facts()
@@ -481,9 +484,9 @@ def main() -> int:
     task = request.pop("task")
     try:
         if task == "search":
-            search(Search(**request), say)
+            search(_PairSearch(**request), say)
         else:
-            verify(import_engine(request["model"], say), request["images"], say)
+            verify(_import_engine(request["model"], say), request["images"], say)
     except Problem as problem:
         say("problem", text=str(problem))
         return 1

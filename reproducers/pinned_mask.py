@@ -32,7 +32,7 @@ NAMES = ("cuda", "cpu", "emulated")
 BUSY_MS = 40.0
 """What the device is given to do before the copy: a vision tower takes about as
 long."""
-EMULATED = Path(__file__).parent / "standins" / "emulated_stream"
+_EMULATED = Path(__file__).parent / "standins" / "emulated_stream"
 
 
 def missing(name: str) -> str:
@@ -92,7 +92,7 @@ class Emulated(Cpu):
     name = "emulated"
 
     def __init__(self) -> None:
-        sys.path.insert(0, str(EMULATED))
+        sys.path.insert(0, str(_EMULATED))
         from mmrepro_stream.dispatch import Marks, StreamMode
         from mmrepro_stream.queue import Event, Stream
         from mmrepro_stream.watch import Watch
@@ -213,9 +213,9 @@ class Mask:
     budget: int = 2048
 
 
-REPORT = ((2, 4819),)
+_REPORT = ((2, 4819),)
 MASKS = (
-    Mask("three-steps", "the report's image", REPORT, 4900, "0.12.0", "assert"),
+    Mask("three-steps", "the report's image", _REPORT, 4900, "0.12.0", "assert"),
     Mask("two-steps", "an image of two steps", ((2, 2400),), 2410, "0.12.0", "silent"),
     Mask(
         "equal-count",
@@ -234,13 +234,13 @@ MASKS = (
         "right",
     ),
     Mask(
-        "three-steps-event", "the event after the copy", REPORT, 4900, "event", "right"
+        "three-steps-event", "the event after the copy", _REPORT, 4900, "event", "right"
     ),
     Mask(
-        "three-steps-two-buffers", "two buffers", REPORT, 4900, "two-buffers", "right"
+        "three-steps-two-buffers", "two buffers", _REPORT, 4900, "two-buffers", "right"
     ),
 )
-HIDDEN = 64
+_HIDDEN = 64
 
 
 @dataclass
@@ -274,7 +274,7 @@ class MaskResult:
     exit_code: int = 0
 
 
-def mask_steps(case: Mask) -> Iterator[tuple[int, int, list[tuple[int, int]]]]:
+def _mask_steps(case: Mask) -> Iterator[tuple[int, int, list[tuple[int, int]]]]:
     """(first token, tokens, image rows from and to) of each step of ``case``."""
     done = 0
     while done < case.prompt + 2:
@@ -284,11 +284,11 @@ def mask_steps(case: Mask) -> Iterator[tuple[int, int, list[tuple[int, int]]]]:
         done += count
 
 
-KEPT: list[Any] = []
+_KEPT: list[Any] = []
 """Buffers that are freed only when all is told."""
 
 
-def run_mask(device: Cpu, case: Mask) -> MaskResult:
+def _run_mask(device: Cpu, case: Mask) -> MaskResult:
     """In this process. As vLLM's ``_gather_mm_embeddings`` and
     ``_merge_multimodal_embeddings``."""
     result = MaskResult(case.name, case.what, emulation=case.emulation)
@@ -299,12 +299,12 @@ def run_mask(device: Cpu, case: Mask) -> MaskResult:
         )
         for _ in range(2 if case.order == "two-buffers" else 1)
     ]
-    KEPT.extend(pairs)
-    steps = list(mask_steps(case))
+    _KEPT.extend(pairs)
+    steps = list(_mask_steps(case))
     total = case.prompt + 2
-    embeddings = device.blank(total, HIDDEN, dtype=torch.float32)
-    embeddings.copy_(torch.arange(1, total + 1).float()[:, None].expand(-1, HIDDEN))
-    made = [device.blank(count, HIDDEN, dtype=torch.float32) for _, count, _ in steps]
+    embeddings = device.blank(total, _HIDDEN, dtype=torch.float32)
+    embeddings.copy_(torch.arange(1, total + 1).float()[:, None].expand(-1, _HIDDEN))
+    made = [device.blank(count, _HIDDEN, dtype=torch.float32) for _, count, _ in steps]
     marked = [device.blank(1, dtype=torch.int64) for _ in steps]
     prepared = device.event()
 
@@ -350,7 +350,7 @@ def run_mask(device: Cpu, case: Mask) -> MaskResult:
         result.as_emulated = result.outcome == case.emulation
         return result
     for (first, count, spans), got, ones in zip(steps, made, marked, strict=True):
-        wanted = torch.zeros(count, HIDDEN)
+        wanted = torch.zeros(count, _HIDDEN)
         for a, b in spans:
             wanted[a:b] = torch.arange(first + a + 1, first + b + 1).float()[:, None]
         result.rows.append((sum(b - a for a, b in spans), int(ones.cpu())))
@@ -361,9 +361,9 @@ def run_mask(device: Cpu, case: Mask) -> MaskResult:
 
 
 def masked(name: str, case: Mask) -> MaskResult:
-    """``run_mask``; on a GPU in a child, with what that printed."""
+    """``_run_mask``; on a GPU in a child, with what that printed."""
     if name != "cuda":
-        return run_mask(device_of(name), case)
+        return _run_mask(device_of(name), case)
     command = [sys.executable, __file__, "--device", name, case.name]
     done = subprocess.run(
         command, capture_output=True, text=True, timeout=120, check=False
@@ -387,7 +387,7 @@ def main(argv: list[str] | None = None) -> int:
         print(json.dumps({"device": options.device, "error": why}))
         return 4
     case = next(case for case in MASKS if case.name == options.case)
-    print(json.dumps(asdict(run_mask(device_of(options.device), case))), flush=True)
+    print(json.dumps(asdict(_run_mask(device_of(options.device), case))), flush=True)
     return 0
 
 

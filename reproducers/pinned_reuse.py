@@ -40,9 +40,9 @@ from pinned_mask import (
 )
 
 SEEN, NOT_SEEN, NOT_TRIED = 0, 1, 4
-SIZES = (1 << 10, 1 << 16, 1 << 20, 1 << 24)
+_SIZES = (1 << 10, 1 << 16, 1 << 20, 1 << 24)
 """Bytes. CUDA documents that pageable memory of up to 64 KiB is staged at once."""
-DELAY_S = 1.5
+_DELAY_S = 1.5
 """Host time between two steps in the report's own process, whose first request
 passed."""
 
@@ -51,7 +51,7 @@ passed."""
 
 
 @dataclass(frozen=True)
-class Case:
+class ReuseCase:
     """A buffer is written, copied behind some work, and written again.
 
     Attributes:
@@ -79,29 +79,29 @@ class Case:
     race: bool = True
 
 
-CASES = (
-    Case("busy", "rewritten at once, behind a waiting kernel", "new", "new"),
-    Case(
+_CASES = (
+    ReuseCase("busy", "rewritten at once, behind a waiting kernel", "new", "new"),
+    ReuseCase(
         "busy-matmul", "rewritten at once, behind matmuls", "new", "new", work="matmul"
     ),
-    Case(
+    ReuseCase(
         "event-before",
         "the event waited for was recorded before work and copy, as in vLLM 0.12.0",
         "new",
         "new",
         event="before",
     ),
-    Case(
+    ReuseCase(
         "event-after",
         "the event was recorded after the copy",
         "old",
         "old",
         event="after",
     ),
-    Case(
+    ReuseCase(
         "pageable", "not pinned: staged, or the host waits", "old", "old", pinned=False
     ),
-    Case(
+    ReuseCase(
         "pageable-idle",
         "not pinned, nothing queued",
         "old",
@@ -109,14 +109,14 @@ CASES = (
         pinned=False,
         work="",
     ),
-    Case(
+    ReuseCase(
         "idle",
         "nothing queued before the copy: who is first?",
         "either",
         "new",
         work="",
     ),
-    Case(
+    ReuseCase(
         "delay",
         (
             "rewritten 1.5 s later: the device has long been there; the emulation "
@@ -124,10 +124,10 @@ CASES = (
         ),
         "old",
         "new",
-        delay_s=DELAY_S,
+        delay_s=_DELAY_S,
     ),
-    Case("graph", "a replayed graph holds work and copy", "new", None, graph=True),
-    Case(
+    ReuseCase("graph", "a replayed graph holds work and copy", "new", None, graph=True),
+    ReuseCase(
         "graph-event",
         "the same, an event after the replay",
         "old",
@@ -135,7 +135,7 @@ CASES = (
         event="after",
         graph=True,
     ),
-    Case(
+    ReuseCase(
         "graph-early",
         "rewritten before the replay: a graph holds the address, not the contents",
         "new",
@@ -148,7 +148,7 @@ CASES = (
 
 
 @dataclass
-class Trial:
+class _Trial:
     """What ``repetitions`` of a case gave.
 
     Attributes:
@@ -186,8 +186,8 @@ class Trial:
         return self.busy_new == self.busy if self.busy else self.new == self.repetitions
 
 
-def tried(device: Cpu, case: Case, size: int, repetitions: int) -> Trial:
-    trial = Trial(case.name, case.what, size, rule=case.rule, emulation=case.emulation)
+def tried(device: Cpu, case: ReuseCase, size: int, repetitions: int) -> _Trial:
+    trial = _Trial(case.name, case.what, size, rule=case.rule, emulation=case.emulation)
     calls: list[float] = []
     try:
         host, target = device.buffer(size, pinned=case.pinned), device.blank(size)
@@ -201,7 +201,9 @@ def tried(device: Cpu, case: Case, size: int, repetitions: int) -> Trial:
     return trial
 
 
-def _captured(device: Cpu, case: Case, host: Any, target: Any) -> Callable[[], None]:
+def _captured(
+    device: Cpu, case: ReuseCase, host: Any, target: Any
+) -> Callable[[], None]:
     graph = torch.cuda.CUDAGraph()
     device.wait()
     with torch.cuda.graph(graph):
@@ -212,12 +214,12 @@ def _captured(device: Cpu, case: Case, host: Any, target: Any) -> Callable[[], N
 
 def _once(
     device: Cpu,
-    case: Case,
+    case: ReuseCase,
     host: Any,
     target: Any,
     replay: Callable[[], None] | None,
     number: int,
-    trial: Trial,
+    trial: _Trial,
 ) -> float:
     """Seconds that the copy's (or the replay's) call took."""
     old, new = 1 + number % 100, 101 + number % 100
@@ -267,7 +269,7 @@ def _once(
 # ------------------------------------------------------------------ all of it
 
 
-def claims(trials: list[Trial], masks: list[MaskResult]) -> list[dict[str, str]]:
+def claims(trials: list[_Trial], masks: list[MaskResult]) -> list[dict[str, str]]:
     """What the trials say, each "confirmed", "refuted" or "not-tested"."""
     outcomes = {m.name: m.outcome for m in masks if m.outcome != "no answer"}
     told: list[dict[str, str]] = []
@@ -342,8 +344,8 @@ def claims(trials: list[Trial], masks: list[MaskResult]) -> list[dict[str, str]]
 
 def document(device: Cpu, sizes: tuple[int, ...], repetitions: int) -> dict[str, Any]:
     began = time.monotonic()
-    trials: list[Trial] = []
-    for case in CASES:
+    trials: list[_Trial] = []
+    for case in _CASES:
         if case.graph and not device.graphs:
             continue
         count = (
@@ -354,7 +356,7 @@ def document(device: Cpu, sizes: tuple[int, ...], repetitions: int) -> dict[str,
         instant = replace(case, delay_s=case.delay_s if device.name == "cuda" else 0.0)
         trials += [tried(device, instant, size, count) for size in sizes]
     masks = [masked(device.name, case) for case in MASKS]
-    racing = {case.name for case in CASES if case.race}
+    racing = {case.name for case in _CASES if case.race}
     torch_facts = {"torch": torch.__version__, "cuda": torch.version.cuda}
     gpu = torch.cuda.get_device_name() if device.name == "cuda" else None
     return {
@@ -403,7 +405,7 @@ def main(argv: list[str] | None = None) -> int:
         )
         return NOT_TRIED
     device = device_of(options.device)
-    found = document(device, tuple(options.size or SIZES), options.repetitions)
+    found = document(device, tuple(options.size or _SIZES), options.repetitions)
     if options.json:
         print(json.dumps(found))
     else:

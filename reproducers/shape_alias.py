@@ -18,8 +18,8 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-TILE = 28
-PROCESSORS = (
+_TILE = 28
+_PROCESSORS = (
     "sglang.srt.utils.hf_transformers.processor",
     "sglang.srt.utils.hf_transformers_utils",
 )
@@ -27,7 +27,7 @@ PROCESSORS = (
 
 
 def image_processor(model: str) -> Any:
-    for name in PROCESSORS:
+    for name in _PROCESSORS:
         try:
             return (
                 import_module(name).get_processor(model, use_fast=False).image_processor
@@ -43,9 +43,11 @@ def tiles(rows: int, columns: int) -> Any:
     import numpy as np
     from PIL import Image
 
-    made = np.random.default_rng(7).integers(0, 256, (8, TILE, TILE, 3), dtype=np.uint8)
-    grid = made.reshape(rows, columns, TILE, TILE, 3).transpose(0, 2, 1, 3, 4)
-    return Image.fromarray(grid.reshape(rows * TILE, columns * TILE, 3))
+    made = np.random.default_rng(7).integers(
+        0, 256, (8, _TILE, _TILE, 3), dtype=np.uint8
+    )
+    grid = made.reshape(rows, columns, _TILE, _TILE, 3).transpose(0, 2, 1, 3, 4)
+    return Image.fromarray(grid.reshape(rows * _TILE, columns * _TILE, 3))
 
 
 def facts(model: str, pictures: dict[str, Any]) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from typing import Any
 CALLS = (
     '[{"name": "now", "arguments": {}}, {"name": "look", "arguments": {"at": "moon"}}]'
 )
-PARSERS = {
+_PARSERS = {
     "xlam": ("xlam_tool_parser", "xLAMToolParser", CALLS),
     "hunyuan_a13b": (
         "hunyuan_a13b_tool_parser",
@@ -41,7 +41,7 @@ class Tokenizer:
 
 def arguments(parser: str) -> dict[str, str]:
     """Those of the second call, whole and streamed; "": no such call came."""
-    module, name, text = PARSERS[parser]
+    module, name, text = _PARSERS[parser]
     cls: Any = getattr(import_module(f"vllm.tool_parsers.{module}"), name)
     protocol = import_module("vllm.entrypoints.openai.chat_completion.protocol")
     tools = [
@@ -83,6 +83,6 @@ def arguments(parser: str) -> dict[str, str]:
 if __name__ == "__main__":
     print(
         json.dumps(
-            {key: value for name in PARSERS for key, value in arguments(name).items()}
+            {key: value for name in _PARSERS for key, value in arguments(name).items()}
         )
     )

@@ -52,11 +52,11 @@ if TYPE_CHECKING:
 
 TOO_LONG, AGAIN = "image X, too long", "image X again"
 FILLS = ("fill 1", "fill 2", "fill 3", "fill 4", "fill 5")
-MAKING_ROOM = ("put", "received", "<genexpr>", "add", "_take", "_loop")
+_MAKING_ROOM = ("put", "received", "<genexpr>", "add", "_take", "_loop")
 """The engine's thread where it makes room for an image, innermost first."""
 
 
-def ghosts(stacks: StacksData) -> list[str]:
+def _ghosts(stacks: StacksData) -> list[str]:
     """The digests that pop_oldest looks at, from py-spy's locals."""
     digests = map(digest_in, stacks.texts("digest", frame="pop_oldest"))
     return [digest for digest in digests if digest]
@@ -124,7 +124,7 @@ class GhostKeyLru(mini.MinivllmFault):
         return Finding.of(evicted > len(older), said)
 
     def enough_stacks(self, samples: Sequence[StackSample]) -> bool:
-        return bool(ghosts(StacksData(samples=list(samples))))
+        return bool(_ghosts(StacksData(samples=list(samples))))
 
     symptoms = (
         symptom("an image is not answered", checks.unanswered, id="image-unanswered"),
@@ -144,7 +144,7 @@ class GhostKeyLru(mini.MinivllmFault):
 
     @cause("in every stack sample the engine's loop is inside ImageCache.put")
     def eviction_stack(self, stacks: StacksData) -> Finding:
-        return stays_in(stacks, "_loop", MAKING_ROOM, "pop_oldest")
+        return stays_in(stacks, "_loop", _MAKING_ROOM, "pop_oldest")
 
     @cause("the key that cannot be evicted is the mm_hash of that assertion")
     def ghost_is_the_key(self, stacks: StacksData, logs: Logs) -> Finding:
@@ -152,7 +152,7 @@ class GhostKeyLru(mini.MinivllmFault):
             m[1]
             for m in logs.search("cached-item-assertion", r"mm_hash='([0-9a-f]{64})'")
         }
-        return same_digest(ghosts(stacks), named, "pop_oldest looks at")
+        return same_digest(_ghosts(stacks), named, "pop_oldest looks at")
 
     works_after = (common.answered(AGAIN, *FILLS, mini.AFTER),)
 
@@ -160,7 +160,7 @@ class GhostKeyLru(mini.MinivllmFault):
 LABELS = FIRST, SECOND, OTHER = "picture A", "picture B", "picture C"
 PAD_RANGE = 1 << 16
 """That of reproducers/minivllm/config.py."""
-NO_CACHE = "--no-prefix-caching"
+_NO_CACHE = "--no-prefix-caching"
 
 
 def digest(picture: Picture) -> int:
@@ -169,12 +169,12 @@ def digest(picture: Picture) -> int:
     return int(hashlib.sha256(picture.png).hexdigest(), 16)
 
 
-def same_key(pair: PicturePair) -> bool:
+def _same_key(pair: PicturePair) -> bool:
     mine, other = digest(pair.mine), digest(pair.other)
     return mine != other and mine % PAD_RANGE == other % PAD_RANGE
 
 
-def images_first(op: Operation, pictures: Mapping[str, Picture]) -> list[object]:
+def _images_first(op: Operation, pictures: Mapping[str, Picture]) -> list[object]:
     """minivllm puts all pictures before the text, and knows no salt."""
     return [pictures[name] for name in op.images]
 
@@ -211,7 +211,7 @@ class PadValueKey(mini.MinivllmFault):
     needs = ("images",)
     origin = "sglang#2151"
     real = "; see pad-value-collision"
-    control_server = Control("the same server without prefix caching", (NO_CACHE,))
+    control_server = Control("the same server without prefix caching", (_NO_CACHE,))
     references = (
         issue(
             "sglang#2151",
@@ -295,10 +295,10 @@ class PadValueKey(mini.MinivllmFault):
         able = may_show(self, failure)
         if able.truth is not Truth.MET:
             return able
-        if NO_CACHE in failure.case.server.args:
-            return Finding.of(False, f"the server runs with {NO_CACHE}")
+        if _NO_CACHE in failure.case.server.args:
+            return Finding.of(False, f"the server runs with {_NO_CACHE}")
         what = f"one digest modulo {PAD_RANGE}, and another digest"
-        return explained(pairs(failure, images_first), same_key, what)
+        return explained(pairs(failure, _images_first), _same_key, what)
 
     works_after = (common.answered(*LABELS), common.as_by_control(*LABELS))
 
@@ -306,15 +306,15 @@ class PadValueKey(mini.MinivllmFault):
 PROMPT, GROWS = "a prompt of 300 characters", "an answer of 300 tokens"
 
 
-def configured(metrics: Metrics) -> int:
+def _configured(metrics: Metrics) -> int:
     """Tokens that the cache should hold, as the engine was configured. Raises
     Missing."""
     return mini.told(metrics, "kv_cache_blocks_configured") * mini.BLOCK_SIZE
 
 
-def tenth(metrics: Metrics) -> int:
+def _tenth(metrics: Metrics) -> int:
     """Tokens of a tenth of that, in whole blocks."""
-    return configured(metrics) // mini.BLOCK_SIZE // 10 * mini.BLOCK_SIZE
+    return _configured(metrics) // mini.BLOCK_SIZE // 10 * mini.BLOCK_SIZE
 
 
 class KvBudget(mini.MinivllmFault):
@@ -361,8 +361,8 @@ class KvBudget(mini.MinivllmFault):
     ) -> Finding:
         tokens, least, most = (
             mini.counted(requests, logs, PROMPT),
-            tenth(metrics),
-            configured(metrics),
+            _tenth(metrics),
+            _configured(metrics),
         )
         return Finding.of(
             least < tokens <= most, f"{tokens} tokens; {most} of room, a tenth {least}"
@@ -379,8 +379,8 @@ class KvBudget(mini.MinivllmFault):
                 r.completion_tokens or 0 for r in requests.within("gate", "trigger")
             )
             got = mini.told(metrics, "generation_tokens_total") - sum(others)
-        text = f"{before} + {got} tokens; a tenth is {tenth(metrics)}"
-        return Finding.of(before + got > tenth(metrics), text)
+        text = f"{before} + {got} tokens; a tenth is {_tenth(metrics)}"
+        return Finding.of(before + got > _tenth(metrics), text)
 
     def opaque_500(self, requests: Requests) -> Finding:
         return requests.failed(PROMPT, "internal error happened")
@@ -419,7 +419,7 @@ class KvBudget(mini.MinivllmFault):
             return Finding.unknown("the log names no prompt")
         has, asked = (
             mini.told(metrics, "kv_cache_blocks") * mini.BLOCK_SIZE,
-            configured(metrics),
+            _configured(metrics),
         )
         largest = max(prompts)
         text = f"the cache holds {has} tokens of the {asked} asked for"
@@ -431,7 +431,7 @@ class KvBudget(mini.MinivllmFault):
 
 
 TOGETHER = tuple(f"image {n} and a long text" for n in "1234")
-TEXT = "x" * 1820
+_TEXT = "x" * 1820
 """In steps of 96 a request's last one has room for a few rows of the next image, of
 64."""
 SCATTER = "Number of elements of source < number of ones in mask"
@@ -483,7 +483,7 @@ class ReusedMask(mini.MinivllmFault):
 
     async def trigger(self, drive: Drive) -> None:
         asked = (
-            drive.ask(label, text=TEXT, image=drive.picture(label, i))
+            drive.ask(label, text=_TEXT, image=drive.picture(label, i))
             for i, label in enumerate(TOGETHER, 1)
         )
         await asyncio.gather(*asked)

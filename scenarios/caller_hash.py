@@ -35,32 +35,32 @@ if TYPE_CHECKING:
     from mmrepro.traffic.case.model import Operation
 from mmrepro.traffic.reading import GENERATE
 
-REPRODUCER = "caller_hash.py"
-FIELD = pull("sglang#25300", "optional caller-supplied mm_hashes", "brought the field")
-SIZE = (168, 168)
-PROMPT = f"picture: <|vision_start|><|image_pad|><|vision_end|>{sglang.TEXT}"
-HASHES = {
+_REPRODUCER = "caller_hash.py"
+_FIELD = pull("sglang#25300", "optional caller-supplied mm_hashes", "brought the field")
+_SIZE = (168, 168)
+_PROMPT = f"picture: <|vision_start|><|image_pad|><|vision_end|>{sglang.TEXT}"
+_HASHES = {
     "X": "5eed00000000000a",
     "Y": "5eed00000000000b",
     sglang.CONTROL: "5eed00000000000c",
 }
 """Each order goes by its first picture's: caches that outlive a flush know nothing of
 it."""
-VICTIMS = ("Y after X", "X after Y")
+_VICTIMS = ("Y after X", "X after Y")
 UNNAMED, MALFORMED = ("X unnamed", "Y unnamed"), "X malformed"
 
 
-def own_answers(answers: ComparedAnswers) -> Finding:
+def _own_answers(answers: ComparedAnswers) -> Finding:
     return all_met(answers.own("X", "Y"), answers.own("Y", "X"))
 
 
-def falls_back(answers: ComparedAnswers) -> Finding:
+def _falls_back(answers: ComparedAnswers) -> Finding:
     return Finding.of(
         answers.whose(MALFORMED, "X", "Y") == "X", answers.to(MALFORMED).reply
     )
 
 
-def one_hash(mine: Operation, other: Operation) -> bool:
+def _one_hash(mine: Operation, other: Operation) -> bool:
     """Whether another picture of ``other`` had the hash that one of ``mine`` has."""
     if not mine.path == other.path == GENERATE:  # no other way takes hashes
         return False
@@ -88,7 +88,7 @@ class CallerHash(sglang.PictureAlias):
     # 0.5.17 takes the field, and 0.5.6 has none.
     affected = ">=0.5.17"
     pair = ("X", "Y")
-    reproducers = (REPRODUCER,)
+    reproducers = (_REPRODUCER,)
     log_patterns = sglang.PATCH_LOG
     mitigations = (
         sglang.mended(
@@ -102,8 +102,8 @@ class CallerHash(sglang.PictureAlias):
     )
     failure_class, severity = FailureClass.WRONG_ANSWERS, Severity.CRITICAL
     needs = ("images",)
-    upstream = Upstream(UpstreamState.DOCUMENTED, FIELD, "2026-11-25")
-    references = (FIELD,)
+    upstream = Upstream(UpstreamState.DOCUMENTED, _FIELD, "2026-11-25")
+    references = (_FIELD,)
     sources = (
         quote(
             "sglang/srt/managers/tokenizer_manager.py",
@@ -120,23 +120,23 @@ class CallerHash(sglang.PictureAlias):
 
     def pictures(self, drive: Drive) -> Mapping[str, Picture]:
         return {
-            name: drive.picture(name, 30 + n, SIZE) for n, name in enumerate(HASHES)
+            name: drive.picture(name, 30 + n, _SIZE) for n, name in enumerate(_HASHES)
         }
 
     async def ask(self, drive: Drive, label: str, picture: Picture) -> None:
         """In SGLang's own form; in the trigger with a hash, where it is not called
         otherwise."""
-        (name, *words), hashes = label.split(), dict(HASHES)
-        owner = words[-1] if words[-1] in HASHES and name != sglang.CONTROL else name
+        (name, *words), hashes = label.split(), dict(_HASHES)
+        owner = words[-1] if words[-1] in _HASHES and name != sglang.CONTROL else name
         hashes |= {name: "no hash"} if words[-1] == "malformed" else {}
         body = {
-            "text": PROMPT,
+            "text": _PROMPT,
             "image_data": [picture.data_url],
             "sampling_params": {"max_new_tokens": sglang.TOKENS, "temperature": 0},
             "return_logprob": True,
         }
         # In the gate the first word is "gate:".
-        if name in HASHES and words[-1] != "unnamed":
+        if name in _HASHES and words[-1] != "unnamed":
             body["mm_hashes"] = [hashes[owner]]
         data = json.dumps(body).encode()
         await drive.traffic.raw(
@@ -182,20 +182,20 @@ class CallerHash(sglang.PictureAlias):
 
     @cause("the wrong answers took the picture's tokens from the prefix cache")
     def kv_reused(self, answers: ComparedAnswers) -> Finding:
-        return answers.more_than_text(sglang.OTHER, *VICTIMS)
+        return answers.more_than_text(sglang.OTHER, *_VICTIMS)
 
     @cause(
         "by the engine's own code two pictures with one given hash have one pad value"
     )
     def hash_is_believed(self, reproducers: Reproducers) -> Finding:
         names = ("takes_hashes", "given_alike", "own_alike")
-        takes, given, own = (reproducers.truth(REPRODUCER, name) for name in names)
+        takes, given, own = (reproducers.truth(_REPRODUCER, name) for name in names)
         text = (
             "own: {own_x} and {own_y}; given: {given_x} and {given_y}; "
             "mm_hashes: {takes_hashes}"
         )
         return Finding.of(
-            takes and given and not own, text.format_map(reproducers.facts(REPRODUCER))
+            takes and given and not own, text.format_map(reproducers.facts(_REPRODUCER))
         )
 
     def recognises(self, failure: Failure) -> Finding:
@@ -205,14 +205,14 @@ class CallerHash(sglang.PictureAlias):
         if able.truth is not Truth.MET:
             return able
         return each_follows(
-            failure, one_hash, "a picture with the caller's hash of another one"
+            failure, _one_hash, "a picture with the caller's hash of another one"
         )
 
     works_after = (
         sglang.CONTROL,
         "unnamed-own",
-        answered(*VICTIMS),
-        own_answers,
+        answered(*_VICTIMS),
+        _own_answers,
         sglang.patch_worked,
         sglang.engines_own,
     )
@@ -248,7 +248,7 @@ class CallerHash(sglang.PictureAlias):
         claim(
             "malformed",
             "a malformed hash falls back to the engine's own",
-            by=falls_back,
+            by=_falls_back,
         ),
     )
 

@@ -29,8 +29,8 @@ from mmrepro.scenario.more import REFUSED, TinyText
 BLOCKS, BLOCK = 8, 128
 """Of the KV cache, and tokens of one (a CPU's default): 1024, of which 896 can be
 used."""
-LENGTH = BLOCKS * BLOCK
-FITS, NEVER = LENGTH - BLOCK - 16, LENGTH - BLOCK
+_LENGTH = BLOCKS * BLOCK
+FITS, NEVER = _LENGTH - BLOCK - 16, _LENGTH - BLOCK
 """Tokens of a prompt that fits, and of one that needs, with its answer, one block
 more."""
 CONTROL, PROMPT, TEXT = (
@@ -38,10 +38,12 @@ CONTROL, PROMPT, TEXT = (
     f"prompt of {NEVER} tokens",
     "meanwhile: text",
 )
-REPORT = issue(
+_REPORT = issue(
     "vllm#35541", "vLLM hangs indefinitely with low `num_gpu_blocks_override`"
 )
-FIELD = issue("vllm#47272", "a request larger than the usable KV blocks waits for ever")
+_FIELD = issue(
+    "vllm#47272", "a request larger than the usable KV blocks waits for ever"
+)
 
 
 class CapacityNever(Scenario):
@@ -64,11 +66,11 @@ class CapacityNever(Scenario):
     between was not run."""
     failure_class, severity = FailureClass.NEVER_FITS, Severity.CRITICAL
     upstream = Upstream(
-        UpstreamState.OPEN, REPORT, "2026-11-24", note="0.29.0 refuses to start so"
+        UpstreamState.OPEN, _REPORT, "2026-11-24", note="0.29.0 refuses to start so"
     )
-    references = (REPORT, FIELD)
+    references = (_REPORT, _FIELD)
     model = TinyText()
-    max_model_len = LENGTH
+    max_model_len = _LENGTH
     log_patterns = {
         REFUSED: r"To serve at least one request .*estimated maximum model length is \d+"
     }
@@ -141,10 +143,10 @@ class CapacityNever(Scenario):
                     "it never started, and names no length that fits"
                 )
             text = (
-                f"{NEVER} + 1 tokens; it can have {max(longest)}, and {LENGTH} are "
+                f"{NEVER} + 1 tokens; it can have {max(longest)}, and {_LENGTH} are "
                 "asked for"
             )
-            return Finding.of(max(longest) < NEVER + 1 <= LENGTH, text)
+            return Finding.of(max(longest) < NEVER + 1 <= _LENGTH, text)
         requests.first(PROMPT)
         blocks = int(vllm.cache_config(evidence, "num_gpu_blocks"))
         size = int(vllm.cache_config(evidence, "block_size"))
@@ -199,28 +201,28 @@ class CapacityNever(Scenario):
         claim(
             "hangs",
             "a request that can never fit hangs for ever",
-            REPORT,
+            _REPORT,
             by="no-answer",
             given="larger-than-usable",
         ),
         claim(
             "blocks-queue",
             "it blocks every later request",
-            REPORT,
+            _REPORT,
             by="no-answer-later",
             given="no-answer",
         ),
         claim(
             "null-block",
             "the null block is not counted: what fits all blocks need not fit",
-            FIELD,
+            _FIELD,
             by=("no-answer", "fits-below"),
             given="larger-than-usable",
         ),
         claim(
             "empty-cache",
             "it waits by reason capacity with a KV use of 0",
-            FIELD,
+            _FIELD,
             by="waiting-for-capacity",
             given="no-answer",
         ),

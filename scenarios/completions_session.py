@@ -40,13 +40,13 @@ BESIDE, NAMED, TEXT = (
 )
 LISTS, TEXT_AFTER = ("list 1 afterwards", "list 2 afterwards"), "a text afterwards"
 LEFT, LAST = "a text whose client leaves", "a text after that"
-REPORT = issue(
+_REPORT = issue(
     "lmdeploy#4773", "The list-prompt path ignores request.session_id", "the report"
 )
-STOP = issue(
+_STOP = issue(
     "lmdeploy#4776", "A disconnect calls AsyncEngine.stop_session, which does not exist"
 )
-FIX = pull(
+_FIX = pull(
     "lmdeploy#4774", "The sessions of a list get ids of their own", release="0.15.0"
 )
 
@@ -71,9 +71,9 @@ class CompletionsSession(Scenario):
         ">=0.13.0,<0.15.0",
     )
     failure_class, severity = FailureClass.REQUESTS_FAIL, Severity.HIGH
-    upstream = Upstream(UpstreamState.FIXED, FIX, "2026-11-24", "0.15.0")
+    upstream = Upstream(UpstreamState.FIXED, _FIX, "2026-11-24", "0.15.0")
     model = TinyText()
-    references = (REPORT, STOP, FIX)
+    references = (_REPORT, _STOP, _FIX)
     sources = (
         quote(
             "lmdeploy/serve/openai/api_server.py",
@@ -183,7 +183,7 @@ class CompletionsSession(Scenario):
         claim(
             "no-stop",
             "a client that leaves makes AttributeError of stop_session",
-            STOP,
+            _STOP,
             by="no-stop",
             given=answers.given(LAST),
             refutable_on=affected,
@@ -191,7 +191,7 @@ class CompletionsSession(Scenario):
         claim(
             "fixed",
             "with it lists are answered at the same time",
-            FIX,
+            _FIX,
             releases=">=0.15.0",
             by=answers.given(BESIDE, NAMED, TWO, *LISTS),
             given="under-way",

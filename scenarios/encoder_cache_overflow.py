@@ -47,25 +47,25 @@ CONTROL = "image that fills the encoder cache"
 BIG = "image larger than the encoder cache"
 TEXT = "meanwhile: text only"
 OTHER = "meanwhile: an ordinary image"
-MIN_SAMPLES = 3
-MIN_LOCALS = 2
-BUDGET_NAME = "encoder_compute_budget"
-REFUSAL = re.compile(
+_MIN_SAMPLES = 3
+_MIN_LOCALS = 2
+_BUDGET_NAME = "encoder_compute_budget"
+_REFUSAL = re.compile(
     r"item with (\d+) embedding tokens, which exceeds .*encoder cache size (\d+)"
 )
 """What vllm#33110 says: tokens of the image, and of the cache."""
 
-REPORT = issue(
+_REPORT = issue(
     "vllm#26223",
     "Requests with multimodal data larger than the encoder cache hang",
     "the report",
 )
-FIX = pull(
+_FIX = pull(
     "vllm#33110",
     "Early-reject requests with MM data longer than encode cache capacity",
     release="0.16.0",
 )
-ARRIVED = ("not-resized", "larger-than-the-cache")
+_ARRIVED = ("not-resized", "larger-than-the-cache")
 
 
 def tokens_sent(requests: Requests) -> tuple[int, int]:
@@ -96,7 +96,7 @@ class EncoderCacheOverflow(Scenario):
     is the fix's (vllm#33110); 0.13.0 and 0.15.x lie between and were not run."""
     failure_class, severity = FailureClass.SILENT_HANG, Severity.CRITICAL
     needs = ("images",)
-    upstream = Upstream(UpstreamState.FIXED, FIX, "2026-11-24", "0.16.0")
+    upstream = Upstream(UpstreamState.FIXED, _FIX, "2026-11-24", "0.16.0")
     log_patterns = vllm.ENCODER_CACHE_LINES
     model = TinyDotsOCR()
     max_model_len = 4096
@@ -105,7 +105,7 @@ class EncoderCacheOverflow(Scenario):
     server_if_known = "--trust-request-mm-kwargs"
     """Where it is there (0.31.0 and later), a request's mm_processor_kwargs are refused
     without."""
-    references = (REPORT, FIX)
+    references = (_REPORT, _FIX)
     sources = (
         quote(
             "vllm/v1/core/sched/scheduler.py",
@@ -162,7 +162,7 @@ class EncoderCacheOverflow(Scenario):
             return Finding.of(False, told)
         if big.answered and big.prompt_tokens is not None:
             seen = big.prompt_tokens - text
-        elif refused := REFUSAL.search(big.error):
+        elif refused := _REFUSAL.search(big.error):
             seen = int(refused[1])
         elif big.timed_out:
             return Finding.of(True, f"{told}; {BIG}: not answered")
@@ -178,7 +178,7 @@ class EncoderCacheOverflow(Scenario):
         """The cache's size as the refusal names it, as the log does, or by the
         scheduler's locals."""
         large = tokens_sent(requests)[1]
-        if refused := REFUSAL.search(requests.first(BIG).error):
+        if refused := _REFUSAL.search(requests.first(BIG).error):
             sizes = [int(refused[2])]
         else:
             sizes = vllm.encoder_cache_sizes(evidence)
@@ -250,12 +250,12 @@ class EncoderCacheOverflow(Scenario):
             return Finding.unknown(
                 f"{small} image tokens in a prompt of {fits.prompt_tokens}"
             )
-        name, budgets = BUDGET_NAME, stacks.numbers(BUDGET_NAME, frame="schedule")
+        name, budgets = _BUDGET_NAME, stacks.numbers(_BUDGET_NAME, frame="schedule")
         if not budgets:
             name, budgets = "the logged budget of a step", vllm.step_budgets(evidence)
         if not budgets:
             return Finding.unknown(
-                f"no sample caught the scheduler's local {BUDGET_NAME}"
+                f"no sample caught the scheduler's local {_BUDGET_NAME}"
             )
         shown = ", ".join(f"{b} ({n} ×)" for b, n in Counter(budgets).most_common())
         text = f"{name} is {shown}; {small} tokens were answered, {large} were sent"
@@ -266,7 +266,7 @@ class EncoderCacheOverflow(Scenario):
     @cause("EngineCore's busy loop goes round and schedules 0 tokens each time")
     def schedules_nothing(self, stacks: StacksData) -> Finding:
         loop = stacks.threads("run_busy_loop")
-        if len(loop) < MIN_SAMPLES:
+        if len(loop) < _MIN_SAMPLES:
             return Finding.unknown(f"{len(loop)} samples of the busy loop")
         stepping = sum(thread.within("_process_engine_step") for thread in loop)
         nothing, scheduled = steps(stacks)
@@ -276,14 +276,14 @@ class EncoderCacheOverflow(Scenario):
             "or no model was run"
         )
         spins = stepping >= len(loop) // 2
-        if spins and scheduled < MIN_LOCALS:
+        if spins and scheduled < _MIN_LOCALS:
             return Finding.unknown(text)
         return Finding.of(spins and nothing > scheduled // 2, text)
 
     def enough_stacks(self, samples: Sequence[StackSample]) -> bool:
         stacks = StacksData(samples=list(samples))
-        budgets = stacks.numbers(BUDGET_NAME, frame="schedule")
-        return bool(budgets) and steps(stacks)[1] >= MIN_LOCALS
+        budgets = stacks.numbers(_BUDGET_NAME, frame="schedule")
+        return bool(budgets) and steps(stacks)[1] >= _MIN_LOCALS
 
     works_after = (
         common.refused_or_answered(BIG),
@@ -303,32 +303,32 @@ class EncoderCacheOverflow(Scenario):
         claim(
             "hang",
             "a request with an image above the encoder cache hangs",
-            REPORT,
+            _REPORT,
             by="no-answer",
-            given=ARRIVED,
+            given=_ARRIVED,
             refutable_on=affected,
         ),
         claim(
             "cause",
             "the scheduler retries an item that is larger than the budget for ever",
-            FIX,
+            _FIX,
             by=("larger-than-the-budget", "schedules-nothing"),
             given="no-answer",
         ),
-        claim("cpu", "the CPU spins", FIX, by="core-burns-cpu", given="no-answer"),
+        claim("cpu", "the CPU spins", _FIX, by="core-burns-cpu", given="no-answer"),
     )
 
     @claim(
         "fixed",
         "the request is refused with 400",
-        FIX,
-        given=ARRIVED,
+        _FIX,
+        given=_ARRIVED,
         releases=">=0.16.0",
     )
     def refused(self, requests: Requests) -> Finding:
         """For its image, and for nothing else."""
         big = requests.first(BIG)
-        named = REFUSAL.search(big.error)
+        named = _REFUSAL.search(big.error)
         if big.status == 400 and not named:
             return Finding.unknown(f"refused for something else: {big.reply}")
         return Finding.of(big.status == 400, f"{big.status} {big.error[:160]}".rstrip())

@@ -34,14 +34,14 @@ from packaging.version import Version
 
 OUT, WITHIN = 1_151_935, 100
 """Token ids; the tiny model has 320, and no model a million."""
-STOP_REPORT = issue(
+_STOP_REPORT = issue(
     "vllm#54195",
     "Out-of-vocab stop_token_ids crashes the whole engine (single-request DoS)",
 )
-STOP_FIX = pull("vllm#54196", "Validate stop_token_ids against vocab size")
+_STOP_FIX = pull("vllm#54196", "Validate stop_token_ids against vocab size")
 
 
-def stopping_at(token: int) -> dict[str, object]:
+def _stopping_at(token: int) -> dict[str, object]:
     return {"stop_token_ids": [token], "min_tokens": 1}
 
 
@@ -63,9 +63,9 @@ class StopTokenOov(killed.KilledByRequest):
     failure_class, severity = FailureClass.ENGINE_DEATH, Severity.CRITICAL
     needs = ("stop_token_ids",)
     upstream = Upstream(
-        UpstreamState.FIXED, STOP_FIX, "2026-11-24", "0.29.0", note="by runs"
+        UpstreamState.FIXED, _STOP_FIX, "2026-11-24", "0.29.0", note="by runs"
     )
-    references = (STOP_REPORT, STOP_FIX)
+    references = (_STOP_REPORT, _STOP_FIX)
     refusal, died_of = r"stop_token_ids?", "an index out of bounds"
     log_patterns = killed.of_the_killer(
         sent=rf"Received request .*stop_token_ids=\[{OUT}\]",
@@ -90,8 +90,8 @@ class StopTokenOov(killed.KilledByRequest):
     mitigations = (upgrade("0.29.0", "upgrade: the request is refused with HTTP 400"),)
 
     async def trigger(self, drive: Drive) -> None:
-        await drive.ask(killed.CONTROL, extra=stopping_at(WITHIN))
-        await drive.ask(killed.KILLER, extra=stopping_at(OUT))
+        await drive.ask(killed.CONTROL, extra=_stopping_at(WITHIN))
+        await drive.ask(killed.KILLER, extra=_stopping_at(OUT))
         await crash.watch(drive)
 
     said = partial(claim, given="arrived", refutable_on=affected)
@@ -105,7 +105,7 @@ class StopTokenOov(killed.KilledByRequest):
         claim(
             "fixed",
             "the request is refused",
-            STOP_FIX,
+            _STOP_FIX,
             given="arrived",
             releases=">=0.29.0",
             by=killed.refused,
@@ -115,10 +115,10 @@ class StopTokenOov(killed.KilledByRequest):
 
 STOP_TOKEN_OOV = StopTokenOov()
 
-PLACEHOLDER = "<|vision_start|><|image_pad|><|vision_end|>"
+_PLACEHOLDER = "<|vision_start|><|image_pad|><|vision_end|>"
 """The special tokens that stand for an image in a Qwen2-VL's prompt."""
-BROKEN = PLACEHOLDER.replace("pad", "pat")
-PLACEHOLDER_REPORT = issue(
+_BROKEN = _PLACEHOLDER.replace("pad", "pat")
+_PLACEHOLDER_REPORT = issue(
     "vllm#32656", "an image placeholder in a text-only prompt crashes the engine"
 )
 
@@ -140,10 +140,10 @@ class TextOnlyPlaceholder(killed.KilledByRequest):
     needs = ("images",)
     upstream = Upstream(
         UpstreamState.NOT_LOOKED_UP,
-        PLACEHOLDER_REPORT,
+        _PLACEHOLDER_REPORT,
         note="by runs it is gone in 0.15.0",
     )
-    references = (PLACEHOLDER_REPORT,)
+    references = (_PLACEHOLDER_REPORT,)
     refusal, died_of = "placeholder|image", "an index of an empty list"
     log_patterns = killed.of_the_killer(
         sent=r"details: prompt: '[^']*what is <\|vision_start\|><\|image_pad\|>",
@@ -169,8 +169,8 @@ class TextOnlyPlaceholder(killed.KilledByRequest):
     )
 
     async def trigger(self, drive: Drive) -> None:
-        await drive.ask(killed.CONTROL, text=f"what is {BROKEN} ?")
-        await drive.ask(killed.KILLER, text=f"what is {PLACEHOLDER} ?")
+        await drive.ask(killed.CONTROL, text=f"what is {_BROKEN} ?")
+        await drive.ask(killed.KILLER, text=f"what is {_PLACEHOLDER} ?")
         await crash.watch(drive)
 
     def came_in(self, logs: Logs, requests: Requests) -> Finding:
@@ -197,8 +197,8 @@ class TextOnlyPlaceholder(killed.KilledByRequest):
 
 TEXT_ONLY_PLACEHOLDER = TextOnlyPlaceholder()
 
-PATH = "/v1/completions"
-TENSOR = """
+_PATH = "/v1/completions"
+_TENSOR = """
 import base64, io, json, sys, torch
 size = json.load(open(sys.argv[1] + "/config.json"))
 size = size.get("text_config", size)["hidden_size"]
@@ -206,12 +206,12 @@ torch.save(torch.zeros(5, size, dtype=torch.bfloat16), file := io.BytesIO())
 print(base64.b64encode(file.getvalue()).decode())
 """
 """Embeddings of five tokens (5 x hidden_size, bfloat16), as a client sends them."""
-EMBEDS_REPORT = Reference(
+_EMBEDS_REPORT = Reference(
     id="PYSEC-2026-2303",
     title="prompt_embeds end EngineCore on models with M-RoPE (CVE-2026-55514)",
     url="https://osv.dev/vulnerability/PYSEC-2026-2303",
 )
-EMBEDS_FIX = pull(
+_EMBEDS_FIX = pull(
     "vllm#45252", "Fix DoS via prompt_embeds on M-RoPE models", release="0.24.0"
 )
 
@@ -234,8 +234,8 @@ class EmbedsMrope(killed.KilledByRequest):
     with HTTP 200 first; what lies between was not run."""
     failure_class, severity = FailureClass.ENGINE_DEATH, Severity.CRITICAL
     needs = ("prompt_embeds",)
-    upstream = Upstream(UpstreamState.FIXED, EMBEDS_FIX, "2026-11-24", "0.24.0")
-    references = (EMBEDS_REPORT, EMBEDS_FIX)
+    upstream = Upstream(UpstreamState.FIXED, _EMBEDS_FIX, "2026-11-24", "0.24.0")
+    references = (_EMBEDS_REPORT, _EMBEDS_FIX)
     server = f"{killed.KilledByRequest.server} --enable-prompt-embeds"
     refusal, died_of = (
         "prompt_embeds|enable-prompt-embeds",
@@ -273,7 +273,7 @@ class EmbedsMrope(killed.KilledByRequest):
         making = await asyncio.create_subprocess_exec(
             str(drive.python),
             "-c",
-            TENSOR,
+            _TENSOR,
             str(drive.model),
             stdout=asyncio.subprocess.PIPE,
         )
@@ -291,7 +291,7 @@ class EmbedsMrope(killed.KilledByRequest):
             await drive.unless_stuck(
                 drive.traffic.raw(
                     label,
-                    path=PATH,
+                    path=_PATH,
                     body=json.dumps(body).encode(),
                     deadline_s=drive.deadline_s,
                 )
@@ -313,7 +313,7 @@ class EmbedsMrope(killed.KilledByRequest):
         claim(
             "fixed",
             "the request no longer ends the engine",
-            EMBEDS_FIX,
+            _EMBEDS_FIX,
             given="arrived",
             releases=">=0.24.0",
             by=killed.survived,
@@ -323,14 +323,14 @@ class EmbedsMrope(killed.KilledByRequest):
 
 EMBEDS_MROPE = EmbedsMrope()
 
-BUDGET = 256
+_BUDGET = 256
 """Tokens of a step."""
-LONG, OTHER = "a " * 2 * BUDGET, "b " * 2 * BUDGET
+LONG, OTHER = "a " * 2 * _BUDGET, "b " * 2 * _BUDGET
 """Of one length, and with nothing in common: the prefix cache has none of it."""
-UNSEEDED = "the long prompt without a seed"
-SEED = 150
-SEEDED = {"seed": SEED, "temperature": 1.0}
-DOWNSTREAM = Reference(
+_UNSEEDED = "the long prompt without a seed"
+_SEED = 150
+_SEEDED = {"seed": _SEED, "temperature": 1.0}
+_DOWNSTREAM = Reference(
     id="vllm-rbln#1025",
     title="skip the discard offset rewind for CPU generators",
     url="https://github.com/RBLN-SW/vllm-rbln/pull/1025",
@@ -360,11 +360,11 @@ class SeededChunk(killed.KilledByRequest):
     failure_class, severity = FailureClass.ENGINE_DEATH, Severity.CRITICAL
     needs = ("seed",)
     upstream = Upstream(UpstreamState.NOT_REPORTED, looked_up="2026-11-24")
-    references = (DOWNSTREAM,)
-    server = f"{killed.KilledByRequest.server} --max-num-batched-tokens {BUDGET}"
+    references = (_DOWNSTREAM,)
+    server = f"{killed.KilledByRequest.server} --max-num-batched-tokens {_BUDGET}"
     refusal, died_of = "seed", "that of a CPU's generator, which has no offset"
     log_patterns = {vllm.STEP: r"max_num_batched_tokens=(\d+)"} | killed.of_the_killer(
-        sent=rf"Received request .*seed={SEED}, .*",
+        sent=rf"Received request .*seed={_SEED}, .*",
         raised=r"CPU Generator does not use offset",
         through=r"set_offset\(\w+\.get_offset\(\) - 4\)",
     )
@@ -394,22 +394,24 @@ class SeededChunk(killed.KilledByRequest):
         steps = [
             int(m[1]) for m in logs.search(vllm.STEP, r"max_num_batched_tokens=(\d+)")
         ]
-        sent, like = requests.first(killed.KILLER), requests.first(UNSEEDED)
+        sent, like = requests.first(killed.KILLER), requests.first(_UNSEEDED)
         if (
             not steps
             or like.prompt_tokens is None
             or sent.prompt_chars != like.prompt_chars
         ):
-            return Finding.unknown(f"steps of {steps} tokens; {UNSEEDED}: {like.reply}")
+            return Finding.unknown(
+                f"steps of {steps} tokens; {_UNSEEDED}: {like.reply}"
+            )
         return Finding.of(
             max(steps) < like.prompt_tokens,
             f"{like.prompt_tokens} tokens, steps of {max(steps)}",
         )
 
     async def trigger(self, drive: Drive) -> None:
-        await drive.ask(killed.CONTROL, text="hello", extra=SEEDED)
-        await drive.ask(UNSEEDED, text=OTHER, extra={"temperature": 1.0})
-        await drive.ask(killed.KILLER, text=LONG, extra=SEEDED)
+        await drive.ask(killed.CONTROL, text="hello", extra=_SEEDED)
+        await drive.ask(_UNSEEDED, text=OTHER, extra={"temperature": 1.0})
+        await drive.ask(killed.KILLER, text=LONG, extra=_SEEDED)
         await crash.watch(drive)
 
     said = partial(claim, given="arrived", refutable_on=affected)
@@ -417,7 +419,7 @@ class SeededChunk(killed.KilledByRequest):
         said(
             "rewound",
             "a chunk's request has its generator wound back, which a CPU's cannot be",
-            by=("first-error", killed.THROUGH, answered(UNSEEDED)),
+            by=("first-error", killed.THROUGH, answered(_UNSEEDED)),
         ),
         said("one-request", "one valid request ends the engine", by="symptom"),
     )
@@ -425,15 +427,15 @@ class SeededChunk(killed.KilledByRequest):
 
 SEEDED_CHUNK = SeededChunk()
 
-REPRODUCER = "grammar_backends.py"
-GRAMMAR_REPORT = issue(
+_REPRODUCER = "grammar_backends.py"
+_GRAMMAR_REPORT = issue(
     "vllm#43920",
     (
         "V1 structured outputs: a malformed grammar request after a valid one crashes "
         "EngineCore"
     ),
 )
-GRAMMAR_REFUSES = Version("0.33.0")
+_GRAMMAR_REFUSES = Version("0.33.0")
 """0.32.0 answers HTTP 500; this one, on what was run, HTTP 400: one backend per
 engine."""
 
@@ -458,11 +460,11 @@ class GrammarBackendLatch(killed.KilledByRequest):
     needs = ("a grammar",)
     upstream = Upstream(
         UpstreamState.OPEN,
-        GRAMMAR_REPORT,
+        _GRAMMAR_REPORT,
         "2026-11-26",
         note="0.33.0 refuses it with HTTP 400",
     )
-    references = (GRAMMAR_REPORT,)
+    references = (_GRAMMAR_REPORT,)
     refusal, died_of = r"grammar|regex", "the grammar compiler's"
     log_patterns = killed.of_the_killer(
         sent=r"Received request .*regex='\(\?i\)abc'",
@@ -492,13 +494,13 @@ class GrammarBackendLatch(killed.KilledByRequest):
         ),
     )
 
-    reproducers = (REPRODUCER,)
+    reproducers = (_REPRODUCER,)
 
     def expected(
         self, release: str, mitigations: frozenset[str]
     ) -> tuple[Outcome, str]:
         outcome, why = super().expected(release, mitigations)
-        refuses = Version(release) >= GRAMMAR_REFUSES
+        refuses = Version(release) >= _GRAMMAR_REFUSES
         if outcome is Outcome.NOT_REPRODUCED and not mitigations and not refuses:
             outcome = Outcome.DIFFERENT_FAILURE
             why = (
@@ -515,7 +517,7 @@ class GrammarBackendLatch(killed.KilledByRequest):
         """Other releases of xgrammar read other expressions: without this there is no
         trigger."""
         first, second, other = (
-            reproducers.truth(REPRODUCER, fact)
+            reproducers.truth(_REPRODUCER, fact)
             for fact in (
                 "xgrammar_takes_first",
                 "xgrammar_takes_second",

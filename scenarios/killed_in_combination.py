@@ -26,7 +26,7 @@ from mmrepro.scenario import (
 from mmrepro.scenario.more import TINY, crash
 from mmrepro.traffic.reading import RequestWatch
 
-JSON_FIX = pull(
+_JSON_FIX = pull(
     "vllm#45346",
     "Reject degenerate structured_outputs that crash EngineCore",
     "report and fix",
@@ -52,8 +52,8 @@ class JsonObjectFalse(killed.KilledByRequest):
     # run.
     failure_class, severity = FailureClass.ENGINE_DEATH, Severity.CRITICAL
     needs = ("a grammar",)
-    upstream = Upstream(UpstreamState.FIXED, JSON_FIX, "2026-11-26", "0.25.0")
-    references = (JSON_FIX,)
+    upstream = Upstream(UpstreamState.FIXED, _JSON_FIX, "2026-11-26", "0.25.0")
+    references = (_JSON_FIX,)
     refusal, died_of = "json_object", "that there is no structured output parameter"
     log_patterns = killed.of_the_killer(
         sent=r"Received request .*structured_outputs=StructuredOutputsParams\(.*json_object=False",
@@ -91,7 +91,7 @@ class JsonObjectFalse(killed.KilledByRequest):
         claim(
             "fixed",
             "the request is refused",
-            JSON_FIX,
+            _JSON_FIX,
             given="arrived",
             releases=">=0.25.0",
             by=killed.refused,
@@ -101,11 +101,11 @@ class JsonObjectFalse(killed.KilledByRequest):
 
 JSON_OBJECT_FALSE = JsonObjectFalse()
 
-CHILDREN = 8
-PRIORITY_REPORT = issue(
+_CHILDREN = 8
+_PRIORITY_REPORT = issue(
     "vllm#29747", "Priority scheduling crashes the engine with n > 1"
 )
-PRIORITY_FIX = pull(
+_PRIORITY_FIX = pull(
     "vllm#29764", "Compare requests of one priority and arrival", release="0.12.0"
 )
 
@@ -125,12 +125,12 @@ class PriorityChildren(killed.KilledByRequest):
     release, affected = "0.11.0", ">=0.11.0,<0.12.0"
     failure_class, severity = FailureClass.ENGINE_DEATH, Severity.CRITICAL
     needs = ("--scheduling-policy",)
-    upstream = Upstream(UpstreamState.FIXED, PRIORITY_FIX, "2026-11-26", "0.12.0")
-    references = (PRIORITY_REPORT, PRIORITY_FIX)
+    upstream = Upstream(UpstreamState.FIXED, _PRIORITY_FIX, "2026-11-26", "0.12.0")
+    references = (_PRIORITY_REPORT, _PRIORITY_FIX)
     server = "--max-num-seqs 1 --enable-log-requests --scheduling-policy priority"
     refusal, died_of = "priority", "that requests cannot be compared"
     log_patterns = killed.of_the_killer(
-        sent=rf"Received request .*SamplingParams\(n={CHILDREN},",
+        sent=rf"Received request .*SamplingParams\(n={_CHILDREN},",
         raised=r"TypeError: '<' not supported between instances of 'Request' and 'Request'",
         through=r"sched/request_queue\.py\"?, line \d+, in add_request",
     )
@@ -157,7 +157,7 @@ class PriorityChildren(killed.KilledByRequest):
 
     async def trigger(self, drive: Drive) -> None:
         said = [{"role": "user", "content": "hello"}]
-        for label, number in ((killed.CONTROL, 1), (killed.KILLER, CHILDREN)):
+        for label, number in ((killed.CONTROL, 1), (killed.KILLER, _CHILDREN)):
             body = {
                 "model": drive.traffic.model,
                 "messages": said,
@@ -184,7 +184,7 @@ class PriorityChildren(killed.KilledByRequest):
         claim(
             "fixed",
             "the request no longer ends the engine",
-            PRIORITY_FIX,
+            _PRIORITY_FIX,
             given="arrived",
             releases=">=0.12.0",
             by=killed.survived,
@@ -197,12 +197,12 @@ PRIORITY_CHILDREN = PriorityChildren()
 SHORT_TOKENS, LONG_TOKENS, BLOCK = 6, 7, "block-size"
 """Lengths of the two answers, by which the log tells the requests apart."""
 SHORT, LONG = "hello", "hello " * 200
-HYBRID_REPORT = issue(
+_HYBRID_REPORT = issue(
     "vllm#54504",
     "Prefix caching is a no-op for nemotron_h hybrids on GPU builds; mamba-cache-mode "
     "all crashes on the CPU backend",
 )
-HYBRID_PULL = pull(
+_HYBRID_PULL = pull(
     "vllm#54505",
     "Support mamba prefix-caching block tables in the CPU conv/SSM wrappers",
     "open",
@@ -233,8 +233,8 @@ class HybridCheckpoint(killed.KilledByRequest):
     """A GPU's kernel returns the states (layers/mamba/ops/ssd_combined.py)."""
     failure_class, severity = FailureClass.ENGINE_DEATH, Severity.CRITICAL
     needs = ("--enable-prefix-caching",)
-    upstream = Upstream(UpstreamState.OPEN, HYBRID_REPORT, "2026-11-26")
-    references = (HYBRID_REPORT, HYBRID_PULL)
+    upstream = Upstream(UpstreamState.OPEN, _HYBRID_REPORT, "2026-11-26")
+    references = (_HYBRID_REPORT, _HYBRID_PULL)
     model = TINY["granite-hybrid"]
     server = f"{killed.KilledByRequest.server} --enable-prefix-caching"
     refusal, died_of = "prefix", "an index beyond the states that the scan returned"

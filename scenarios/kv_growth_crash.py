@@ -31,12 +31,14 @@ from packaging.specifiers import SpecifierSet
 ROOM = 44
 """Tokens of answer that still fit after the prompt: 1300 of 1344 on 0.6.4."""
 ANSWER = 100
-NAMELESS = SpecifierSet(">=0.9.0,<0.9.2")
+_NAMELESS = SpecifierSet(">=0.9.0,<0.9.2")
 """``Engine.async_loop`` logs the exception's class and its text, of which this one has
 none."""
-CUT = pull("lmdeploy#3751", "limit max_session_len: the answer is cut", release="0.9.2")
-LATER = ("short after 1", "short after 2", "short after 3")
-in_lab = partial(
+_CUT = pull(
+    "lmdeploy#3751", "limit max_session_len: the answer is cut", release="0.9.2"
+)
+_LATER = ("short after 1", "short after 2", "short after 3")
+_in_lab = partial(
     claim,
     source="observation in the lab",
     given="prompt-fits",
@@ -56,18 +58,18 @@ def fails(sent: RequestRecord) -> bool:
     return not refused and answers.grade(sent).kind not in ("answered", "refusal")
 
 
-def growth_fails(requests: Requests) -> Finding:
+def _growth_fails(requests: Requests) -> Finding:
     sent = requests.first("growing")
     return Finding.of(fails(sent), told(sent))
 
 
-def all_fail_after(requests: Requests) -> Finding:
-    sent = [requests.first(label) for label in LATER]
+def _all_fail_after(requests: Requests) -> Finding:
+    sent = [requests.first(label) for label in _LATER]
     words = "; ".join(answers.grade(record).words for record in sent)
     return Finding.of(all(map(fails, sent)), words)
 
 
-def cut_short(requests: Requests, witness: kv.Witness) -> Finding:
+def _cut_short(requests: Requests, witness: kv.Witness) -> Finding:
     sent, limit = requests.first("growing"), witness.sizing().max_session_len
     tokens = length(sent)
     if not sent.answered or (tokens < limit and generated(sent) < ANSWER):
@@ -107,10 +109,10 @@ class KvGrowthCrash(kv.SmallKvCache):
 
     name = "kv-growth-crash"
     release, affected = kv.RELEASE, ">=0.6.4,<0.9.2"
-    references = (kv.FIX, CUT)
+    references = (kv.FIX, _CUT)
     failure_class, severity = FailureClass.ENGINE_DEATH, Severity.CRITICAL
     upstream = Upstream(
-        UpstreamState.NOT_LOOKED_UP, CUT, note="this is the fix, in 0.9.2"
+        UpstreamState.NOT_LOOKED_UP, _CUT, note="this is the fix, in 0.9.2"
     )
     sources = (
         quote(
@@ -132,7 +134,7 @@ class KvGrowthCrash(kv.SmallKvCache):
     mitigations = (
         kv.larger_setting(needed, f"prompt and answer ({needed} tokens)")[1],
     )
-    outgrowing, later = ("growing",), LATER
+    outgrowing, later = ("growing",), _LATER
     trigger_deadline_s = 60.0
     """0.6.4 fails at once; on 0.7.0.post3 the growing request never ends."""
 
@@ -144,7 +146,7 @@ class KvGrowthCrash(kv.SmallKvCache):
         self, release: str, mitigations: frozenset[str]
     ) -> tuple[Outcome, str]:
         outcome, why = super().expected(release, mitigations)
-        if outcome is Outcome.REPRODUCED and NAMELESS.contains(release):
+        if outcome is Outcome.REPRODUCED and _NAMELESS.contains(release):
             outcome = Outcome.INCONCLUSIVE
             why = f"{release} logs that an assertion ended the loop, and not which"
         return outcome, why
@@ -181,8 +183,8 @@ class KvGrowthCrash(kv.SmallKvCache):
         raise Missing("how far the answer grew was not seen")
 
     symptoms = (
-        symptom("the request that grows beyond the cache fails", growth_fails),
-        symptom("every later request fails (3 of 3, short ones)", all_fail_after),
+        symptom("the request that grows beyond the cache fails", _growth_fails),
+        symptom("every later request fails (3 of 3, short ones)", _all_fail_after),
         endpoints_green("/health and /v1/models still answer 200", id="front-lives"),
         kv.control_answers("growing", "request"),
     )
@@ -225,7 +227,7 @@ class KvGrowthCrash(kv.SmallKvCache):
             "the log does not say that the loop ended: it did not, or errors are off"
         )
 
-    works_after = (answers.given("growing", or_explained=True), answers.given(*LATER))
+    works_after = (answers.given("growing", or_explained=True), answers.given(*_LATER))
     rows = (
         row(
             "the growing request", "growth-fails", answers.given(f"{kv.CONTROL}growing")
@@ -234,22 +236,22 @@ class KvGrowthCrash(kv.SmallKvCache):
         row("/health, /v1/models", "front-lives", "200", abnormal_if=False),
     )
     claims = (
-        in_lab(
+        _in_lab(
             "asserts",
             "0.6.4 to 0.7.1: the engine loop ends with assert len(running) > 0",
             by="assertion",
             releases=">=0.6.4,<=0.7.1",
         ),
-        in_lab(
+        _in_lab(
             "all-fail",
             "0.6.4 to 0.7.1: the server lives on and fails every request",
             by=("assertion", "all-fail-after"),
             releases=">=0.6.4,<=0.7.1",
         ),
-        in_lab(
+        _in_lab(
             "truncates",
             "0.18.0 cuts the answer at the limit",
-            by=cut_short,
+            by=_cut_short,
             releases=">=0.9.2",
         ),
     )

@@ -45,13 +45,13 @@ BESIDE, OTHER, AFTER = (
     "the model afterwards",
 )
 ALONE, AGAIN, ADAPTED = "gate: the model", "gate: the model again", f"gate: {ADAPTER}"
-FIX = pull(
+_FIX = pull(
     "vllm#48421",
     "Skip no-LoRA tokens (index -1) in CPU torch bgmv ops",
     "the report and the fix",
     release="0.33.0",
 )
-SECOND = pull(
+_SECOND = pull(
     "vllm#49656", "Fix LoRA no-op row aliasing in PunicaWrapperCPU", "found it as well"
 )
 
@@ -92,13 +92,13 @@ class LoraNoAdapter(Scenario):
     """A GPU's kernels return where the index is -1
     (vllm/lora/ops/triton_ops/lora_expand_op.py)."""
     failure_class, severity = FailureClass.WRONG_ANSWERS, Severity.CRITICAL
-    upstream = Upstream(UpstreamState.FIXED, FIX, "2026-11-26", "0.33.0")
+    upstream = Upstream(UpstreamState.FIXED, _FIX, "2026-11-26", "0.33.0")
     model = TINY["qwen3-text"]
     server = (
         "--dtype=float32 --enable-lora --max-loras=1 --max-lora-rank=8 "
         f"--lora-modules {ADAPTER}={{tiny:{ADAPTER}}}"
     )
-    references = (FIX, SECOND)
+    references = (_FIX, _SECOND)
     reproducers = (REPRODUCER,)
     sources = (
         quote(
@@ -231,19 +231,19 @@ class LoraNoAdapter(Scenario):
             "wrong-output",
             "a base-model request batched next to a LoRA request silently gets "
             "the adapter's delta",
-            FIX,
+            _FIX,
             by=("adapters-answer", "index-is-taken"),
         ),
         ours(
             "alone-spared",
             "a batch of base-model requests alone is right",
-            SECOND,
+            _SECOND,
             by="own-afterwards",
         ),
         claim(
             "fixed",
             "with it a base-model request gets its own answer",
-            FIX,
+            _FIX,
             releases=">=0.33.0",
             by=same(BESIDE, ALONE),
             given=("one-batch", "tell-apart"),

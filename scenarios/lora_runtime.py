@@ -109,12 +109,12 @@ class LoadedWhileItRuns(Scenario):
 OF_A, OF_B, AGAIN = f"gate: {A}", f"gate: {B}", f"gate: {B} again"
 FIRST, RELOADED = f"{SWAPPED}, loaded of {A}", f"{SWAPPED}, loaded of {B}"
 SALTED, AFTER = f"{RELOADED}, with a salt", f"{B} afterwards"
-RELOAD = issue(
+_RELOAD = issue(
     "vllm#42125",
     "Runtime LoRA same-name reload can reuse stale prefix-cache blocks from previous "
     "adapter version",
 )
-SAME_NAME = issue(
+_SAME_NAME = issue(
     "vllm#30931",
     "Prefix Cache Corruption with LoRA with the same name but different id",
 )
@@ -139,12 +139,12 @@ class LoraReload(LoadedWhileItRuns):
     # weights are replaced in place is as before in 0.33.0, with a warning.
     upstream = Upstream(
         UpstreamState.OPEN,
-        RELOAD,
+        _RELOAD,
         "2026-11-26",
         note="closed as stale; by runs it is gone in "
         "0.32.0 where the path is another one",
     )
-    references = (RELOAD, SAME_NAME)
+    references = (_RELOAD, _SAME_NAME)
     sources = (
         quote(
             "vllm/v1/core/kv_cache_utils.py",
@@ -264,7 +264,7 @@ class LoraReload(LoadedWhileItRuns):
         said(
             "key",
             "block hashes have the adapter's name and nothing else of it",
-            SAME_NAME,
+            _SAME_NAME,
             by="hashed-by-name",
         ),
         said("salt", "a cache_salt keeps them apart", by="salted"),
@@ -277,28 +277,28 @@ LONG_TOKENS, BEFORE = 16, 2
 LONG = {A: f"a long answer of {A}", B: f"a long answer of {B}"}
 ALONE = {name: f"gate: {label}, both at once" for name, label in LONG.items()}
 LATER = {A: f"{A} afterwards, again", B: f"{B} afterwards, again"}
-FLIGHT = issue(
+_FLIGHT = issue(
     "vllm#47724",
     "After a runtime add_lora(), one user's in-flight LoRA request is silently served "
     "with another user's adapter",
 )
-FLIGHT_FIX = pull(
+_FLIGHT_FIX = pull(
     "vllm#47725", "Refresh punica metadata when LoRA slots are reassigned"
 )
 
 
-def parted(one: list[str], other: list[str]) -> int:
+def _parted(one: list[str], other: list[str]) -> int:
     """The first place at which two answers differ; ``LONG_TOKENS``: they do not."""
     pairs = enumerate(zip(one, other, strict=False))
     return next((place for place, (a, b) in pairs if a != b), LONG_TOKENS)
 
 
-def as_at_first(labels: dict[str, str]) -> Callable[[Requests], Finding]:
+def _as_at_first(labels: dict[str, str]) -> Callable[[Requests], Finding]:
     """A check: both adapters' answers are those of the gate, whole."""
 
     def check(requests: Requests) -> Finding:
         found = {
-            n: parted(tokens(requests, labels[n]), tokens(requests, ALONE[n]))
+            n: _parted(tokens(requests, labels[n]), tokens(requests, ALONE[n]))
             for n in labels
         }
         text = ", ".join(
@@ -326,9 +326,9 @@ class LoraAdded(LoadedWhileItRuns):
     # Run: 0.25.0, and 0.32.0, which has the fix. By source (lora/models.py, by 0.14.0
     # lora/model_manager.py): 0.11.0 to 0.25.0; 0.26.0 to 0.31.0 were not looked at.
     upstream = Upstream(
-        UpstreamState.FIXED, FLIGHT_FIX, "2026-11-26", "0.32.0", note="by runs"
+        UpstreamState.FIXED, _FLIGHT_FIX, "2026-11-26", "0.32.0", note="by runs"
     )
-    references = (FLIGHT, FLIGHT_FIX)
+    references = (_FLIGHT, _FLIGHT_FIX)
     server = LoadedWhileItRuns.server.replace("--max-loras=4", "--max-loras=2")
     sources = (
         quote(
@@ -408,7 +408,7 @@ class LoraAdded(LoadedWhileItRuns):
     @symptom("from the load on an answer that was under way is not its adapter's")
     def answers_turn(self, requests: Requests, seen: Measured) -> Finding:
         turned = {
-            n: parted(tokens(requests, LONG[n]), tokens(requests, ALONE[n]))
+            n: _parted(tokens(requests, LONG[n]), tokens(requests, ALONE[n]))
             for n in LONG
         }
         at = {name: place for name, place in turned.items() if place < LONG_TOKENS}
@@ -423,7 +423,7 @@ class LoraAdded(LoadedWhileItRuns):
     symptoms = (
         symptom(
             "asked again, both give their own answers",
-            as_at_first(LATER),
+            _as_at_first(LATER),
             id="own-again",
             abnormal=False,
         ),
@@ -440,7 +440,7 @@ class LoraAdded(LoadedWhileItRuns):
         )
         return Finding.of(met, text.format_map(facts))
 
-    works_after = (answered(*LONG.values()), as_at_first(LONG))
+    works_after = (answered(*LONG.values()), _as_at_first(LONG))
     rows = (
         row(
             "answers under way as an adapter is loaded",
@@ -462,9 +462,9 @@ class LoraAdded(LoadedWhileItRuns):
         claim(
             "fixed",
             "with it the answers are their adapters'",
-            FLIGHT_FIX,
+            _FLIGHT_FIX,
             releases=">=0.32.0",
-            by=as_at_first(LONG),
+            by=_as_at_first(LONG),
             given=("loaded", "tell-apart"),
         ),
     )

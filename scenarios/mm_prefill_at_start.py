@@ -36,8 +36,8 @@ from mmrepro.scenarios.mm_prefill_contract import (
     WarmUpSequence,
 )
 
-STARTED = ("text", "image", "image, streamed")
-CONTROLS = tuple(f"control: {what}" for what in STARTED)
+_STARTED = ("text", "image", "image, streamed")
+_CONTROLS = tuple(f"control: {what}" for what in _STARTED)
 
 
 def never_ready(evidence: Evidence) -> Finding:
@@ -82,7 +82,7 @@ class AtStart(MinivllmFault):
         cls.control_server = Control(f"the same with {fix}", tuple(fix.split()))
 
     async def control(self, drive: Drive) -> None:
-        text, image, streamed = CONTROLS
+        text, image, streamed = _CONTROLS
         picture = drive.picture("X", 1)
         await drive.chat(text, text="hello")
         await drive.chat(image, images=[picture])
@@ -90,7 +90,7 @@ class AtStart(MinivllmFault):
 
     async def trigger(self, drive: Drive) -> None:
         """Where it started all the same."""
-        text, image, streamed = STARTED
+        text, image, streamed = _STARTED
         picture = drive.picture("X", 1)
         await drive.ask(image, image=picture)
         await drive.ask(streamed, image=picture, stream=True)
@@ -103,7 +103,7 @@ class AtStart(MinivllmFault):
             return Finding.of(False, f"{bad.label}: {bad.reply}")
         labels = [r.label for r in asked if r.phase == "control"]
         return Finding.of(
-            labels == [*CONTROLS], f"{', '.join(labels) or 'nothing'}: answered"
+            labels == [*_CONTROLS], f"{', '.join(labels) or 'nothing'}: answered"
         )
 
     def exposure(self, facts: LiveFacts) -> Finding:
@@ -139,7 +139,7 @@ class AtStart(MinivllmFault):
             f"start; it ended with {code}",
         )
 
-    works_after = (answered(*STARTED), answered_alike(*STARTED[1:]))
+    works_after = (answered(*_STARTED), answered_alike(*_STARTED[1:]))
     rows: ClassVar[tuple[Row, ...]] = (row("the start", never_ready, "ready"),)
     claims: ClassVar[tuple[Claim, ...]] = (
         claim(

@@ -39,7 +39,7 @@ WHOLE, ODD = "image X, whole blocks", "image Y, 6 embeddings"
 STREAMED = WHOLE + ", streamed"
 IMAGES = (WHOLE, ODD, STREAMED)
 NOTE_WORDS = "RuntimeError: Only dense CPU tensors can be pinned"
-ODD_GRID = (3, 2)
+_ODD_GRID = (3, 2)
 """Columns and rows of embeddings: six do not fill a block, so that the last block's
 tokens are not those of the text alone."""
 
@@ -48,7 +48,7 @@ LAST_BLOCK, IDS = "last-block", "placeholder-ids"
 """Factors: the two halves of the note's fix of bug 6."""
 
 
-def decodes_by_graph(logs: Logs) -> Finding:
+def _decodes_by_graph(logs: Logs) -> Finding:
     """Where graphs are captured, each decode of so many sequences replays one
     (runner.py)."""
     captured = logs.lines("decode-graphs")
@@ -57,7 +57,7 @@ def decodes_by_graph(logs: Logs) -> Finding:
     return Finding.of(True, captured[0].text)
 
 
-def ids_beside(count: str) -> Check:
+def _ids_beside(count: str) -> Check:
     """The engine says how many token ids stand beside inputs_embeds."""
 
     def said(logs: Logs) -> Finding:
@@ -74,7 +74,7 @@ def ids_beside(count: str) -> Check:
     return said
 
 
-def all_stored(requests: Requests, logs: Logs) -> Finding:
+def _all_stored(requests: Requests, logs: Logs) -> Finding:
     """Each image is answered; unknown where one fails of anything but the note's
     error."""
     if errors := logs.count("note-error"):
@@ -133,7 +133,7 @@ class PrefillContract(mini.MinivllmFault):
         whole = drive.picture("X", 1)
         await drive.ask(WHOLE, image=whole)
         await drive.ask(
-            ODD, image=drive.picture("Y", 2, (28 * ODD_GRID[0], 28 * ODD_GRID[1]))
+            ODD, image=drive.picture("Y", 2, (28 * _ODD_GRID[0], 28 * _ODD_GRID[1]))
         )
         await drive.ask(STREAMED, image=whole, stream=True)
         await drive.ask(TEXTS[2])
@@ -231,7 +231,7 @@ class PrefillContract(mini.MinivllmFault):
             ),
             "milestone note",
             by=("text-undisturbed", answered(*IMAGES)),
-            given=("arrived", decodes_by_graph, mini.Switched.fault_off),
+            given=("arrived", _decodes_by_graph, mini.Switched.fault_off),
             otherwise="to test on a GPU: mmrepro run {name} --mitigation fix --device cuda; the "
             "graphs alone were, see docs/gpu/summary.md",
         ),
@@ -276,7 +276,7 @@ class SlotMapping(PrefillContract):
             "as many as all tokens",
             server_args=("--placeholder-ids", "all"),
             claim="the second half of the note's fix",
-            took_effect=ids_beside("all"),
+            took_effect=_ids_beside("all"),
         ),
     )
     claims = (
@@ -285,7 +285,7 @@ class SlotMapping(PrefillContract):
             "first-half",
             "minivllm is mended by deriving the last block's tokens from all of them",
             "minivllm",
-            by=all_stored,
+            by=_all_stored,
             given=(changed(LAST_BLOCK, "fix"), mini.Switched.fault_off, "arrived"),
             otherwise="to test: mmrepro run {name} --flip last-block",
         ),
@@ -296,10 +296,10 @@ class SlotMapping(PrefillContract):
                 "tokens by them"
             ),
             "minivllm",
-            by=all_stored,
+            by=_all_stored,
             given=(
                 changed(LAST_BLOCK, "fix"),
-                ids_beside("text"),
+                _ids_beside("text"),
                 mini.Switched.fault_off,
                 "arrived",
             ),
@@ -335,7 +335,7 @@ class SlotMapping(PrefillContract):
         if not counted:
             return Finding.of(False, "the contract checker counted no missing slot")
         slots, tokens = int(counted[0][1]), int(counted[0][2])
-        text = tokens - ODD_GRID[0] * ODD_GRID[1]
+        text = tokens - _ODD_GRID[0] * _ODD_GRID[1]
         has, of_text = (
             mini.in_last_block(count, mini.BLOCK_SIZE) for count in (tokens, text)
         )

@@ -36,29 +36,29 @@ from mmrepro.scenario import (
 )
 from mmrepro.scenario.more import checks
 
-REPRODUCER = "abort_by_prefix.py"
-FLAG = pull(
+_REPRODUCER = "abort_by_prefix.py"
+_FLAG = pull(
     "sglang#32237", "aborting requests by rid prefix, with a flag", "makes it explicit"
 )
 VICTIM_S, VICTIM_MOST = 12.0, 1900
 """Seconds that a victim decodes, more than the two that a disconnect's abort may take;
 tokens."""
-ABORTED = "aborted-by-rid"
-CONTROL = "control: user10-a beside user2"
+_ABORTED = "aborted-by-rid"
+_CONTROL = "control: user10-a beside user2"
 LEFT, ASKED = "victim: user10-b beside user1", "victim: user10-c beside user1"
-NUMBERED = "victim: req-10 beside req-1"
-CASES = {CONTROL: False, LEFT: False, ASKED: True, NUMBERED: False}
+_NUMBERED = "victim: req-10 beside req-1"
+_CASES = {_CONTROL: False, LEFT: False, ASKED: True, _NUMBERED: False}
 """Whether the other one is aborted over /abort_request; else its client goes away."""
-VICTIMS = (LEFT, ASKED, NUMBERED)
+_VICTIMS = (LEFT, ASKED, _NUMBERED)
 
 
-def rids(label: str) -> tuple[str, str]:
+def _rids(label: str) -> tuple[str, str]:
     """Of the victim and of the other one."""
     words = label.split()
     return words[1], words[3]
 
 
-def ended(requests: Requests, label: str) -> tuple[bool, str]:
+def _ended(requests: Requests, label: str) -> tuple[bool, str]:
     """Whether that request was ended by an abort, and how it ended, for people."""
     sent = requests.first(label)
     said = sent.finish_reason or sent.error[:80] or sent.reply
@@ -71,17 +71,17 @@ def ended(requests: Requests, label: str) -> tuple[bool, str]:
     )
 
 
-def aborted(logs: Logs) -> list[tuple[str, str]]:
+def _aborted(logs: Logs) -> list[tuple[str, str]]:
     """When, and the id, of each request that the scheduler ended."""
     lines = [
         (line.time or "", re.search(r"rid='([^']*)'", line.text))
-        for line in logs.lines(ABORTED)
+        for line in logs.lines(_ABORTED)
     ]
     return [(time, found[1]) for time, found in lines if found]
 
 
-def taken_along(logs: Logs) -> Finding:
-    pairs = [(a, b) for a, b in permutations(aborted(logs), 2) if a[0] == b[0]]
+def _taken_along(logs: Logs) -> Finding:
+    pairs = [(a, b) for a, b in permutations(_aborted(logs), 2) if a[0] == b[0]]
     found = sorted(
         {
             f"{b[1]} with {a[1]}"
@@ -94,8 +94,8 @@ def taken_along(logs: Logs) -> Finding:
     )
 
 
-def more_than_asked(logs: Logs, metrics: Metrics) -> Finding:
-    asked, ended = metrics.readings((sglang.ABORTS,), least=1)[-1], len(aborted(logs))
+def _more_than_asked(logs: Logs, metrics: Metrics) -> Finding:
+    asked, ended = metrics.readings((sglang.ABORTS,), least=1)[-1], len(_aborted(logs))
     return Finding.of(
         ended > asked, f"{asked:g} aborts asked for, {ended} requests aborted"
     )
@@ -106,7 +106,7 @@ def whole(*labels: str) -> Check:
 
     def all_whole(requests: Requests) -> Finding:
         sent = [requests.first(label) for label in labels]
-        said = "; ".join(ended(requests, label)[1] for label in labels)
+        said = "; ".join(_ended(requests, label)[1] for label in labels)
         whole = all(r.answered and r.completion_tokens == r.max_tokens for r in sent)
         return Finding.of(whole, said)
 
@@ -114,13 +114,13 @@ def whole(*labels: str) -> Check:
 
 
 def alone(reproducers: Reproducers) -> Finding:
-    said = reproducers.facts(REPRODUCER).get("the_whole_id_ends")
+    said = reproducers.facts(_REPRODUCER).get("the_whole_id_ends")
     return Finding.of(said == "user10-b", f"an abort of user10-b ends {said}")
 
 
-def ended_row(label: str) -> Check:
+def _ended_row(label: str) -> Check:
     def early(requests: Requests) -> Finding:
-        return Finding.of(*ended(requests, label))
+        return Finding.of(*_ended(requests, label))
 
     return early
 
@@ -141,11 +141,11 @@ class AbortByPrefix(Scenario):
     # scheduler (ghost-decode).
     affected = ">=0.5.6,!=0.5.18,!=0.5.19"
     server = "--log-level debug"
-    reproducers = (REPRODUCER,)
+    reproducers = (_REPRODUCER,)
     log_patterns = sglang.PATCH_LOG | {
-        ABORTED: r"Abort (?:running|queued) request\. req\.rid='"
+        _ABORTED: r"Abort (?:running|queued) request\. req\.rid='"
     }
-    key_log_patterns = (ABORTED,)
+    key_log_patterns = (_ABORTED,)
     mitigations = (
         sglang.mended(
             "exact-rid",
@@ -158,11 +158,11 @@ class AbortByPrefix(Scenario):
     )
     failure_class, severity = FailureClass.REQUESTS_FAIL, Severity.HIGH
     upstream = Upstream(
-        UpstreamState.OPEN, FLAG, "2026-11-25", note="as a flag, so by wish only"
+        UpstreamState.OPEN, _FLAG, "2026-11-25", note="as a flag, so by wish only"
     )
     references = (
         issue("sglang#45002", "abort_request ends requests whose rid begins alike"),
-        FLAG,
+        _FLAG,
     )
     sources = (
         quote(
@@ -179,9 +179,9 @@ class AbortByPrefix(Scenario):
 
     async def trigger(self, drive: Drive) -> None:
         tokens = sglang.paced(drive)
-        for label, over_api in CASES.items():
+        for label, over_api in _CASES.items():
             (mine, other), before = (
-                rids(label),
+                _rids(label),
                 await drive.metric(sglang.ABORTS) or 0.0,
             )
             started, first = asyncio.Event(), asyncio.Event()
@@ -205,7 +205,7 @@ class AbortByPrefix(Scenario):
 
     @precondition("each time the server passed one abort on to its scheduler")
     def aborts_arrived(self, measured: Measured) -> Finding:
-        counts = {label: measured.number(f"aborts, {label}") for label in CASES}
+        counts = {label: measured.number(f"aborts, {label}") for label in _CASES}
         told = "; ".join(f"{label}: {count:g}" for label, count in counts.items())
         return Finding.of(all(count == 1 for count in counts.values()), told)
 
@@ -214,7 +214,7 @@ class AbortByPrefix(Scenario):
         "of 3"
     )
     def victims_abort(self, requests: Requests) -> Finding:
-        found = [ended(requests, label) for label in VICTIMS]
+        found = [_ended(requests, label) for label in _VICTIMS]
         return Finding.of(
             all(early for early, _ in found), "; ".join(text for _, text in found)
         )
@@ -222,7 +222,7 @@ class AbortByPrefix(Scenario):
     symptoms = (
         symptom(
             "one whose id does not begin so is answered whole",
-            whole(CONTROL),
+            whole(_CONTROL),
             id="control",
         ),
         endpoints_green(),
@@ -234,15 +234,15 @@ class AbortByPrefix(Scenario):
             "control's"
         ),
         live=cause(
-            "the scheduler's log has an id beside one that it begins with", taken_along
+            "the scheduler's log has an id beside one that it begins with", _taken_along
         ),
     )
     def others_aborted(self, logs: Logs) -> Finding:
-        found = [rid for _, rid in aborted(logs)]
-        mine = {label: rids(label)[0] in found for label in CASES}
+        found = [rid for _, rid in _aborted(logs)]
+        mine = {label: _rids(label)[0] in found for label in _CASES}
         text = f"aborted, by the log: {', '.join(found)}"
         return Finding.of(
-            not mine[CONTROL] and all(mine[label] for label in VICTIMS), text
+            not mine[_CONTROL] and all(mine[label] for label in _VICTIMS), text
         )
 
     @cause(
@@ -250,21 +250,21 @@ class AbortByPrefix(Scenario):
     )
     def by_prefix(self, reproducers: Reproducers) -> Finding:
         names = ("ends_its_own", "ends_a_longer_one", "ends_others")
-        own, longer, others = (reproducers.truth(REPRODUCER, name) for name in names)
-        said = reproducers.facts(REPRODUCER).get("ended")
+        own, longer, others = (reproducers.truth(_REPRODUCER, name) for name in names)
+        said = reproducers.facts(_REPRODUCER).get("ended")
         return Finding.of(
             own and longer and not others, f"an abort of user1 ends {said}"
         )
 
     live_only = (
-        symptom("more requests were aborted than was asked for", more_than_asked),
+        symptom("more requests were aborted than was asked for", _more_than_asked),
         symptom("a small request is answered", checks.engine_works),
     )
-    works_after = (whole(*CASES), answered("afterwards"), sglang.patch_worked)
+    works_after = (whole(*_CASES), answered("afterwards"), sglang.patch_worked)
     rows = (
-        row("user10-b, as user1's client leaves", ended_row(LEFT), "length", "abort"),
-        row("user10-c, as user1 is aborted", ended_row(ASKED), "length", "abort"),
-        row("req-10, as req-1's client leaves", ended_row(NUMBERED), "length"),
+        row("user10-b, as user1's client leaves", _ended_row(LEFT), "length", "abort"),
+        row("user10-c, as user1 is aborted", _ended_row(ASKED), "length", "abort"),
+        row("req-10, as req-1's client leaves", _ended_row(_NUMBERED), "length"),
         row(
             "user10-a, as user2's client leaves", "control", "length", abnormal_if=False
         ),
@@ -280,7 +280,7 @@ class AbortByPrefix(Scenario):
         claim(
             "disconnect",
             "a client that goes away is enough",
-            by=(ended_row(LEFT), "others-aborted"),
+            by=(_ended_row(LEFT), "others-aborted"),
             given=("aborts-arrived", unmitigated),
             refutable_on=affected,
         ),
@@ -303,13 +303,13 @@ STAYS, GHOST, AFTER = (
     "ghost: a client that leaves",
     "afterwards",
 )
-RIDS = {STAYS: "stays-1", GHOST: "ghost-1"}
-FORGOTTEN = "output-for-nobody"
-FLOOD = 20
+_RIDS = {STAYS: "stays-1", GHOST: "ghost-1"}
+_FORGOTTEN = "output-for-nobody"
+_FLOOD = 20
 """Lines for one request: a few may come while an abort is under way."""
 
 
-def waits_for_it(requests: Requests) -> Finding:
+def _waits_for_it(requests: Requests) -> Finding:
     waited, whole = requests.first(AFTER), requests.first(STAYS).latency_s
     text = (
         f"{waited.latency_s:.1f} s for a new request; a whole answer takes "
@@ -320,33 +320,35 @@ def waits_for_it(requests: Requests) -> Finding:
     return Finding.of(waited.timed_out or waited.latency_s >= LONG * whole, text)
 
 
-def at_once(requests: Requests) -> Finding:
-    found = waits_for_it(requests)
+def _at_once(requests: Requests) -> Finding:
+    found = _waits_for_it(requests)
     if found.truth is Truth.UNKNOWN:
         return found
     return Finding.of(found.truth is Truth.NOT_MET, found.observed)
 
 
-def forgotten(logs: Logs) -> Counter[str]:
+def _forgotten(logs: Logs) -> Counter[str]:
     """How many lines there are of output for nobody, of those that were kept, by
     request."""
-    return Counter(found[1] for found in logs.search(FORGOTTEN, r"rid='([^']+)'"))
+    return Counter(found[1] for found in logs.search(_FORGOTTEN, r"rid='([^']+)'"))
 
 
-def none_forgotten(logs: Logs) -> Finding:
-    count = logs.count(FORGOTTEN)
-    return Finding.of(count < FLOOD, f"{count} × {FORGOTTEN} in the log")
+def _none_forgotten(logs: Logs) -> Finding:
+    count = logs.count(_FORGOTTEN)
+    return Finding.of(count < _FLOOD, f"{count} × {_FORGOTTEN} in the log")
 
 
-def flooded(logs: Logs) -> Finding:
-    most = forgotten(logs).most_common(1)
+def _flooded(logs: Logs) -> Finding:
+    most = _forgotten(logs).most_common(1)
     text = (
         f"{most[0][1]} lines or more of {most[0][0]}" if most else "none is forgotten"
     )
-    return Finding.of(bool(most) and most[0][1] >= FLOOD, text)
+    return Finding.of(bool(most) and most[0][1] >= _FLOOD, text)
 
 
-FIX = pull("sglang#35255", "abort handling after a client disconnect", release="0.5.20")
+_FIX = pull(
+    "sglang#35255", "abort handling after a client disconnect", release="0.5.20"
+)
 
 
 class GhostDecode(Scenario):
@@ -370,16 +372,16 @@ class GhostDecode(Scenario):
     max_model_len = 8192
     server = "--max-running-requests 1"
     log_patterns = {
-        FORGOTTEN: r"Received output for rid='[^']+' but the state was deleted"
+        _FORGOTTEN: r"Received output for rid='[^']+' but the state was deleted"
     }
-    key_log_patterns = (FORGOTTEN,)
+    key_log_patterns = (_FORGOTTEN,)
     mitigations = (upgrade("0.5.20"),)
     failure_class, severity = FailureClass.WORK_SURVIVES_CLIENT, Severity.HIGH
     needs = ("a client that leaves",)
-    upstream = Upstream(UpstreamState.FIXED, FIX, "2026-11-24", "0.5.20")
+    upstream = Upstream(UpstreamState.FIXED, _FIX, "2026-11-24", "0.5.20")
     references = (
         issue("sglang#36333", "a disconnected client leaves a request that decodes on"),
-        FIX,
+        _FIX,
     )
     sources = (
         quote(
@@ -401,15 +403,15 @@ class GhostDecode(Scenario):
         await sglang.measure_pace(drive, DECODE_S, GHOST_MOST)
 
     async def trigger(self, drive: Drive) -> None:
-        await sglang.stream(drive, STAYS, RIDS[STAYS], sglang.paced(drive))
+        await sglang.stream(drive, STAYS, _RIDS[STAYS], sglang.paced(drive))
         before = await drive.metric(sglang.ABORTS) or 0.0
-        await sglang.stream(drive, GHOST, RIDS[GHOST], sglang.paced(drive), leave_at=2)
+        await sglang.stream(drive, GHOST, _RIDS[GHOST], sglang.paced(drive), leave_at=2)
         asking = drive.traffic.chat(
             AFTER, text="hello", deadline_s=max(drive.deadline_s, sglang.LONG_S)
         )
         after = asyncio.ensure_future(asking)
         await asyncio.wait({after}, timeout=LOOK_S)
-        await sglang.abort(drive, RIDS[GHOST])
+        await sglang.abort(drive, _RIDS[GHOST])
         await after
         drive.fact(
             "aborts_passed_on", (await drive.metric(sglang.ABORTS) or 0.0) - before
@@ -429,7 +431,7 @@ class GhostDecode(Scenario):
                 "the one place in the batch stays taken, for as long as a whole "
                 "answer takes"
             ),
-            waits_for_it,
+            _waits_for_it,
         ),
         endpoints_green(),
     )
@@ -444,19 +446,19 @@ class GhostDecode(Scenario):
         ),
         live=cause(
             "the log has line after line of output of a request that is forgotten",
-            flooded,
+            _flooded,
         ),
     )
     def for_nobody(self, logs: Logs) -> Finding:
-        found = forgotten(logs)
+        found = _forgotten(logs)
         text = ", ".join(f"{count} × {rid}" for rid, count in found.items()) or "none"
         return Finding.of(
-            found.keys() == {RIDS[GHOST]} and found[RIDS[GHOST]] >= FLOOD, text
+            found.keys() == {_RIDS[GHOST]} and found[_RIDS[GHOST]] >= _FLOOD, text
         )
 
     def to_the_end(self, logs: Logs, requests: Requests) -> Finding:
         """Each token has its line, but for those that the client saw, and the last."""
-        lines, tokens = logs.count(FORGOTTEN), requests.first(GHOST).max_tokens or 0
+        lines, tokens = logs.count(_FORGOTTEN), requests.first(GHOST).max_tokens or 0
         text = f"{lines} lines for {tokens} tokens"
         return Finding.of(tokens > 0 and lines >= tokens * 9 // 10, text)
 
@@ -469,9 +471,9 @@ class GhostDecode(Scenario):
         text = f"/abort_request answered {asked}; aborts passed on: {passed:g}"
         return Finding.of(asked == 200 and passed == 0, text)
 
-    works_after = (at_once, none_forgotten, answered(STAYS, AFTER))
+    works_after = (_at_once, _none_forgotten, answered(STAYS, AFTER))
     rows = (
-        row("a new request", waits_for_it, "answered at once"),
+        row("a new request", _waits_for_it, "answered at once"),
         row("output for nobody, in the log", "for-nobody", "none"),
         row(
             "another client's requests",
@@ -484,7 +486,7 @@ class GhostDecode(Scenario):
         claim(
             "decodes-on",
             "the request decodes on after its client left",
-            by=(waits_for_it, to_the_end),
+            by=(_waits_for_it, to_the_end),
             given=("left-early", unmitigated),
             refutable_on=affected,
         ),
@@ -492,13 +494,13 @@ class GhostDecode(Scenario):
             "abort-dropped",
             "/abort_request answers 200 and has no effect",
             by="never-passed-on",
-            given=(waits_for_it, "left-early"),
+            given=(_waits_for_it, "left-early"),
         ),
         claim(
             "fixed",
             "sglang#35255 (0.5.20) fixes it",
-            FIX,
-            by=at_once,
+            _FIX,
+            by=_at_once,
             given="left-early",
             releases=">=0.5.20",
         ),

@@ -31,18 +31,18 @@ from mmrepro.scenario import (
 from mmrepro.scenario.more import TinyQwen2VL, TinyText, crash
 from mmrepro.traffic.reading import MAX_LIKELIEST, RequestWatch
 
-VOCABULARY = TinyQwen2VL().vocab_size
-BEYOND = 100_000
+_VOCABULARY = TinyQwen2VL().vocab_size
+_BEYOND = 100_000
 LEGAL, TOO_MANY = "all of the vocabulary", "more than the vocabulary"
-TRACE = (sglang.ENDED, "in-top-logprobs", "out-of-range")
+_TRACE = (sglang.ENDED, "in-top-logprobs", "out-of-range")
 
 
-def likeliest(sent: RequestRecord) -> int:
+def _likeliest(sent: RequestRecord) -> int:
     """How many were told of the first token, as far as they are kept."""
     return max((len(top) for choice in sent.choices for top in choice.top), default=0)
 
 
-def unanswered_since(requests: Requests, label: str) -> Finding:
+def _unanswered_since(requests: Requests, label: str) -> Finding:
     """Neither that request nor a later one got an HTTP answer, and neither waited for
     it."""
     sent, later = requests.first(label), requests.first(crash.AFTER)
@@ -52,7 +52,7 @@ def unanswered_since(requests: Requests, label: str) -> Finding:
     return Finding.of(sent.status is None and later.status is None, text)
 
 
-def in_order(logs: Logs, trace: tuple[str, ...]) -> Finding:
+def _in_order(logs: Logs, trace: tuple[str, ...]) -> Finding:
     """The first line of each pattern, each after the one before: one traceback."""
     found = {name: logs.lines(name) for name in trace}
     text = ", ".join(f"{len(lines)} × {name}" for name, lines in found.items())
@@ -64,7 +64,9 @@ def in_order(logs: Logs, trace: tuple[str, ...]) -> Finding:
     )
 
 
-LOGPROBS_REPORT = issue("sglang#40076", "top_logprobs > vocab size kills the scheduler")
+_LOGPROBS_REPORT = issue(
+    "sglang#40076", "top_logprobs > vocab size kills the scheduler"
+)
 
 
 class TopLogprobsKill(Scenario):
@@ -91,7 +93,7 @@ class TopLogprobsKill(Scenario):
             "out-of-range": r"RuntimeError: selected index k out of range",
         }
     )
-    key_log_patterns = TRACE
+    key_log_patterns = _TRACE
     mitigations = (
         sglang.mended(
             "top-logprobs",
@@ -101,9 +103,9 @@ class TopLogprobsKill(Scenario):
     )
     failure_class, severity = FailureClass.ENGINE_DEATH, Severity.CRITICAL
     needs = ("top_logprobs", "top_logprobs_num")
-    upstream = Upstream(UpstreamState.OPEN, LOGPROBS_REPORT, "2026-11-24")
+    upstream = Upstream(UpstreamState.OPEN, _LOGPROBS_REPORT, "2026-11-24")
     references = (
-        LOGPROBS_REPORT,
+        _LOGPROBS_REPORT,
         pull(
             "sglang#28794",
             "reject out-of-range top_logprobs_num",
@@ -141,8 +143,8 @@ class TopLogprobsKill(Scenario):
         return await drive.traffic.send(label, data, watch, deadline_s=drive.deadline_s)
 
     async def trigger(self, drive: Drive) -> None:
-        await self.ask_for(drive, LEGAL, VOCABULARY)
-        await drive.unless_stuck(self.ask_for(drive, TOO_MANY, BEYOND))
+        await self.ask_for(drive, LEGAL, _VOCABULARY)
+        await drive.unless_stuck(self.ask_for(drive, TOO_MANY, _BEYOND))
         await crash.watch(drive)
 
     @precondition(
@@ -156,7 +158,7 @@ class TopLogprobsKill(Scenario):
             return Finding.of("top_logprobs" in sent.error, sent.reply)
         if sent.answered:
             return Finding.of(
-                likeliest(sent) == MAX_LIKELIEST, f"{likeliest(sent)} or more given"
+                _likeliest(sent) == MAX_LIKELIEST, f"{_likeliest(sent)} or more given"
             )
         if not logs.count("in-top-logprobs"):
             raise Missing(f"it is not seen how far it came: {sent.reply}")
@@ -166,16 +168,16 @@ class TopLogprobsKill(Scenario):
         "the request's connection ends without an answer, and so does every later one"
     )
     def no_answer(self, requests: Requests) -> Finding:
-        return unanswered_since(requests, TOO_MANY)
+        return _unanswered_since(requests, TOO_MANY)
 
     @symptom(
         "as many as the vocabulary has are answered", id="legal-answered", live=False
     )
     def legal_answered(self, requests: Requests) -> Finding:
         sent = requests.first(LEGAL)
-        given = likeliest(sent) == MAX_LIKELIEST
+        given = _likeliest(sent) == MAX_LIKELIEST
         return Finding.of(
-            sent.answered and given, f"{VOCABULARY} asked for: {sent.reply}"
+            sent.answered and given, f"{_VOCABULARY} asked for: {sent.reply}"
         )
 
     symptoms = (sglang.server_lost(),)
@@ -185,11 +187,11 @@ class TopLogprobsKill(Scenario):
         "one"
     )
     def topk_raised(self, logs: Logs) -> Finding:
-        return in_order(logs, TRACE)
+        return _in_order(logs, _TRACE)
 
     rows = (
         row(
-            f"top_logprobs {BEYOND}", "no-answer", answered(LEGAL), "connection closed"
+            f"top_logprobs {_BEYOND}", "no-answer", answered(LEGAL), "connection closed"
         ),
         row("the server", "server-gone", "alive", "gone"),
         row(
@@ -198,7 +200,7 @@ class TopLogprobsKill(Scenario):
             "none",
             "selected index k out of range",
         ),
-        row(f"top_logprobs {VOCABULARY}", "legal-answered", "200", abnormal_if=False),
+        row(f"top_logprobs {_VOCABULARY}", "legal-answered", "200", abnormal_if=False),
     )
     claims = (
         claim(
@@ -225,13 +227,13 @@ class TopLogprobsKill(Scenario):
 TOP_LOGPROBS_KILL = TopLogprobsKill()
 
 
-BOOTSTRAP_REPORT = issue(
+_BOOTSTRAP_REPORT = issue(
     "sglang#36855", "skip_radix_cache_insert livelocks on chunked prefill"
 )
 CHUNK, ROOM = 128, 8192
-WORDS = "one two three four five six seven " * 12
+_WORDS = "one two three four five six seven " * 12
 """A prompt of three chunks and more, in the tiny model's tokens."""
-HOST = {"bootstrap_host": "2.2.2.2", "bootstrap_port": 8998, "bootstrap_room": 1}
+_HOST = {"bootstrap_host": "2.2.2.2", "bootstrap_port": 8998, "bootstrap_room": 1}
 WITHOUT, SHORT, FAKE = (
     "long, without a host",
     "short, with the host",
@@ -243,12 +245,12 @@ end."""
 NEW, OUT, PENDING = "prefill", "prefill-out-of-memory", "prefill-unfinished"
 
 
-def prefilled(logs: Logs) -> list[int]:
+def _prefilled(logs: Logs) -> list[int]:
     """New tokens of each batch of prefill, as the log has them."""
     return [int(found[1]) for found in logs.search(NEW, r"#new-token: (\d+)")]
 
 
-def same_again(logs: Logs) -> tuple[int, list[int]]:
+def _same_again(logs: Logs) -> tuple[int, list[int]]:
     """How many batches left some of a prompt for later, and how much the last ones
     left."""
     found = [
@@ -258,9 +260,9 @@ def same_again(logs: Logs) -> tuple[int, list[int]]:
     return logs.count(PENDING), [int(match[1]) for match in found if match]
 
 
-def no_progress(logs: Logs, least: int = MANY) -> Finding:
+def _no_progress(logs: Logs, least: int = MANY) -> Finding:
     """No prompt has so many chunks, and each leaves less than the one before."""
-    count, left = same_again(logs)
+    count, left = _same_again(logs)
     text = f"{count} batches leave some of a prompt; the last {LAST} left {left}"
     return Finding.of(count >= least and left == sorted(left), text)
 
@@ -297,9 +299,9 @@ class FakeBootstrap(Scenario):
     failure_class, severity = FailureClass.ENGINE_DEATH, Severity.CRITICAL
     needs = ("bootstrap_host", "bootstrap_room")
     upstream = Upstream(
-        UpstreamState.OPEN, BOOTSTRAP_REPORT, "2026-11-25", note="by 0.5.23 it is gone"
+        UpstreamState.OPEN, _BOOTSTRAP_REPORT, "2026-11-25", note="by 0.5.23 it is gone"
     )
-    references = (BOOTSTRAP_REPORT,)
+    references = (_BOOTSTRAP_REPORT,)
     sources = (
         quote(
             "sglang/srt/mem_cache/common.py",
@@ -316,16 +318,16 @@ class FakeBootstrap(Scenario):
     )
 
     async def trigger(self, drive: Drive) -> None:
-        await drive.ask(WITHOUT, text=f"a {WORDS}")
-        await drive.ask(SHORT, text="hello", extra=HOST)
+        await drive.ask(WITHOUT, text=f"a {_WORDS}")
+        await drive.ask(SHORT, text="hello", extra=_HOST)
         wait = max(drive.deadline_s, sglang.LONG_S)  # until the cache is full
-        await drive.traffic.chat(FAKE, text=f"b {WORDS}", extra=HOST, deadline_s=wait)
+        await drive.traffic.chat(FAKE, text=f"b {_WORDS}", extra=_HOST, deadline_s=wait)
         await crash.watch(drive)
 
     @precondition("the same prompt was prefilled in chunks")
     def in_chunks(self, requests: Requests, logs: Logs) -> Finding:
         tokens = requests.first(WITHOUT).prompt_tokens or 0
-        sizes = prefilled(logs)
+        sizes = _prefilled(logs)
         text = f"{tokens} tokens of prompt; batches of {max(sizes, default=0)} at most"
         return Finding.of(tokens > 2 * CHUNK and max(sizes, default=0) == CHUNK, text)
 
@@ -361,11 +363,11 @@ class FakeBootstrap(Scenario):
 
     @cause(
         "one prompt's chunks are prefilled many times over",
-        live=cause("a chunk is prefilled over and over", no_progress),
+        live=cause("a chunk is prefilled over and over", _no_progress),
     )
     def never_gets_further(self, logs: Logs, requests: Requests) -> Finding:
         chunks = (requests.first(WITHOUT).prompt_tokens or ROOM) // CHUNK + 1
-        found = no_progress(logs, 10 * chunks)
+        found = _no_progress(logs, 10 * chunks)
         return Finding(found.truth, f"{found.observed}; the prompt has {chunks} chunks")
 
     @cause("the scheduler ended because its prefill found no memory", live=True)
@@ -415,16 +417,16 @@ class FakeBootstrap(Scenario):
 FAKE_BOOTSTRAP = FakeBootstrap()
 
 
-EMBEDS_REPORT = issue(
+_EMBEDS_REPORT = issue(
     "sglang#40728", "input_embeds through a session crash the scheduler"
 )
 SESSION, EMBEDDED = "session-of-a-client", 4
-IN_SESSION = "embeddings in a session"
+_IN_SESSION = "embeddings in a session"
 WITHOUT_SESSION, TEXT_IN_SESSION = (
     "embeddings without a session",
     "token ids in a session",
 )
-EMBED_TRACE = (sglang.ENDED, "in-session-request", "no-length")
+_EMBED_TRACE = (sglang.ENDED, "in-session-request", "no-length")
 
 
 class SessionEmbeds(Scenario):
@@ -454,7 +456,7 @@ class SessionEmbeds(Scenario):
             "no-length": r"TypeError: object of type 'NoneType' has no len\(\)",
         }
     )
-    key_log_patterns = EMBED_TRACE
+    key_log_patterns = _EMBED_TRACE
     mitigations = (
         sglang.mended(
             "session-embeds",
@@ -464,8 +466,8 @@ class SessionEmbeds(Scenario):
     )
     failure_class, severity = FailureClass.ENGINE_DEATH, Severity.CRITICAL
     needs = ("input_embeds", "session_params")
-    upstream = Upstream(UpstreamState.OPEN, EMBEDS_REPORT, "2026-11-26")
-    references = (EMBEDS_REPORT,)
+    upstream = Upstream(UpstreamState.OPEN, _EMBEDS_REPORT, "2026-11-26")
+    references = (_EMBEDS_REPORT,)
     sources = (
         quote(
             "sglang/srt/session/session_controller.py",
@@ -506,7 +508,9 @@ class SessionEmbeds(Scenario):
             drive, TEXT_IN_SESSION, input_ids=[1] * EMBEDDED, session_params=session
         )
         await drive.unless_stuck(
-            self.ask_for(drive, IN_SESSION, input_embeds=embeds, session_params=session)
+            self.ask_for(
+                drive, _IN_SESSION, input_embeds=embeds, session_params=session
+            )
         )
         await crash.watch(drive)
 
@@ -514,7 +518,7 @@ class SessionEmbeds(Scenario):
         "the session is open, and the embeddings came as far as it: refused, or in it"
     )
     def in_the_session(self, requests: Requests, logs: Logs) -> Finding:
-        opened, sent = requests.first("open the session"), requests.first(IN_SESSION)
+        opened, sent = requests.first("open the session"), requests.first(_IN_SESSION)
         if opened.status != 200:
             return Finding.of(False, f"the session is not open: {opened.reply}")
         if sent.status is not None and 400 <= sent.status < 500:
@@ -529,7 +533,7 @@ class SessionEmbeds(Scenario):
         "the request's connection ends without an answer, and so does every later one"
     )
     def no_answer(self, requests: Requests) -> Finding:
-        return unanswered_since(requests, IN_SESSION)
+        return _unanswered_since(requests, _IN_SESSION)
 
     symptoms = (
         sglang.server_lost(),
@@ -545,7 +549,7 @@ class SessionEmbeds(Scenario):
         "log's first exception"
     )
     def length_of_nothing(self, logs: Logs) -> Finding:
-        return in_order(logs, EMBED_TRACE)
+        return _in_order(logs, _EMBED_TRACE)
 
     rows = (
         row(

@@ -53,9 +53,9 @@ from mmrepro.scenario.silent import (
     whole_prompt,
 )
 
-REPRODUCER = "shape_alias.py"
-CACHE_VARIABLE = "SGLANG_VLM_CACHE_SIZE_MB"
-FILLS = 5
+_REPRODUCER = "shape_alias.py"
+_CACHE_VARIABLE = "SGLANG_VLM_CACHE_SIZE_MB"
+_FILLS = 5
 """Pictures of 1024 tokens that fill the embedding cache of 1 MiB: 256 KiB each (128 x
 bfloat16)."""
 FEW = 2
@@ -64,14 +64,14 @@ TWICE_AS_FAST, AS_SLOW = 0.5, 0.8
 """Seconds of a picture that fills it, sent again, by those of the first time: its
 cached features save the vision tower, most of the work (0.17 of it on two cores;
 without the cache 1.0)."""
-LEAST_PAIRS = 10
-ANALYSIS = "analysis"
-TEXT_ALONE = "gate: W after others"
+_LEAST_PAIRS = 10
+_ANALYSIS = "analysis"
+_TEXT_ALONE = "gate: W after others"
 """It shares with the picture before it only the text before both."""
-SHARED = ("T after W", "control after W", "W after T", "control after T")
+_SHARED = ("T after W", "control after W", "W after T", "control after T")
 
 
-def told_apart(answers: ComparedAnswers) -> Finding:
+def _told_apart(answers: ComparedAnswers) -> Finding:
     """Else unknown: one wrong answer by itself is neither the symptom nor another
     failure."""
     own = all_met(answers.own("W", "T"), answers.own("T", "W"))
@@ -84,7 +84,7 @@ def was_emptied(requests: Requests, reproducers: Reproducers) -> Finding:
     again = encoded_once(requests)
     if again.truth is Truth.NOT_MET:
         return Finding.of(True, f"the embedding cache is off: {again.observed}")
-    if not reproducers.truth(REPRODUCER, "hashes_equal"):
+    if not reproducers.truth(_REPRODUCER, "hashes_equal"):
         return Finding.of(True, "the two layouts have two hashes")
     return Finding.unknown(f"one hash, and {again.observed}: was the cache emptied?")
 
@@ -92,10 +92,10 @@ def was_emptied(requests: Requests, reproducers: Reproducers) -> Finding:
 def encoded_once(requests: Requests) -> Finding:
     """Whether a picture that is sent again is not encoded again: the embedding cache is
     on."""
-    filled = [r for n in range(FILLS) for r in requests.all(f"fill-{n}") if r.answered]
+    filled = [r for n in range(_FILLS) for r in requests.all(f"fill-{n}") if r.answered]
     again = [r.latency_s for r in filled if r.label.endswith("again")]
     first = [r.latency_s for r in filled if not r.label.endswith("again")]
-    if min(len(first), len(again)) < LEAST_PAIRS:
+    if min(len(first), len(again)) < _LEAST_PAIRS:
         return Finding.unknown(f"{len(again)} pictures were sent again")
     share = median(again) / median(first)
     text = f"a picture takes {median(first):.2f} s, sent again {share:.2f} of that"
@@ -115,14 +115,14 @@ def embeddings_kept(answers: ComparedAnswers) -> Finding:
         told.append(
             f"{text}; {FEW} other pictures in between: "
             f"{'the same' if kept else 'another answer'}; "
-            f"{FILLS}: {'its own' if emptied else 'not its own'}"
+            f"{_FILLS}: {'its own' if emptied else 'not its own'}"
         )
         if whose == second or not kept or not emptied:
             return Finding.of(False, told[-1])
     return Finding.of(True, "; ".join(told))
 
 
-def aliased(failure: Failure, found: Mapping[str, list[PicturePair]]) -> Finding:
+def _aliased(failure: Failure, found: Mapping[str, list[PicturePair]]) -> Finding:
     """Whether each wrong answer has a picture that is another one's bytes on another
     grid."""
     model = failure.case.server.model
@@ -130,7 +130,9 @@ def aliased(failure: Failure, found: Mapping[str, list[PicturePair]]) -> Finding
     return explained(found, lambda pair: same_bytes(pair, model), what)
 
 
-def alias_claims(*shown: str | Check, given: tuple[str, ...] = ()) -> tuple[Claim, ...]:
+def _alias_claims(
+    *shown: str | Check, given: tuple[str, ...] = ()
+) -> tuple[Claim, ...]:
     """``shown``: what is seen of the cache that took the one for the other."""
     known: tuple[str | Check, ...] = (
         "same-bytes",
@@ -145,15 +147,15 @@ def alias_claims(*shown: str | Check, given: tuple[str, ...] = ()) -> tuple[Clai
         claim(
             "bytes-only",
             "the hash covers bytes and not shape",
-            ANALYSIS,
+            _ANALYSIS,
             by="one-hash",
             given="same-bytes",
         ),
-        claim("one-entry", entry, ANALYSIS, by=by, given=known),
+        claim("one-entry", entry, _ANALYSIS, by=by, given=known),
         claim(
             "alive",
             "alive in 0.5.23",
-            ANALYSIS,
+            _ANALYSIS,
             by=by,
             releases="==0.5.23",
             given=(unmitigated, *known),
@@ -183,7 +185,7 @@ class ShapeAlias(sglang.PictureAlias):
     )
     model = TinyQwen2VL(image_tokens=1024)
     pair = ("W", "T")
-    reproducers = (REPRODUCER,)
+    reproducers = (_REPRODUCER,)
     sources = (
         quote(
             "sglang/srt/managers/mm_utils.py",
@@ -226,7 +228,7 @@ class ShapeAlias(sglang.PictureAlias):
     @precondition("both layouts are the same bytes, on two grids")
     def same_bytes(self, reproducers: Reproducers) -> Finding:
         same, differ = (
-            reproducers.truth(REPRODUCER, f) for f in ("bytes_equal", "grids_differ")
+            reproducers.truth(_REPRODUCER, f) for f in ("bytes_equal", "grids_differ")
         )
         text = (
             f"{'the same' if same else 'other'} bytes, "
@@ -255,13 +257,13 @@ class ShapeAlias(sglang.PictureAlias):
 
     @cause("the engine's own code gives both layouts one hash, and different grids")
     def one_hash(self, reproducers: Reproducers) -> Finding:
-        facts = reproducers.facts(REPRODUCER)
+        facts = reproducers.facts(_REPRODUCER)
         text = (
             f"W: grid {facts.get('grid_w')}, hash {facts.get('hash_w')}; "
             f"T: grid {facts.get('grid_t')}, hash {facts.get('hash_t')}"
         )
         equal, differ = (
-            reproducers.truth(REPRODUCER, f) for f in ("hashes_equal", "grids_differ")
+            reproducers.truth(_REPRODUCER, f) for f in ("hashes_equal", "grids_differ")
         )
         return Finding.of(equal and differ, text)
 
@@ -291,7 +293,7 @@ class KvCache(ShapeAlias):
     cache matches on them. Wider hashes do not help: the hashed bytes are equal."""
 
     variant = "kv-cache"
-    server_env = {CACHE_VARIABLE: "0"}
+    server_env = {_CACHE_VARIABLE: "0"}
     mitigations = (
         cure(
             sglang.OFF,
@@ -300,27 +302,27 @@ class KvCache(ShapeAlias):
         ),
     )
 
-    preconditions = sglang.prefix_cache_at_work(TEXT_ALONE, "W", "T")
+    preconditions = sglang.prefix_cache_at_work(_TEXT_ALONE, "W", "T")
 
     @cause("the wrong answers took the picture's tokens from the prefix cache")
     def kv_reused(self, answers: ComparedAnswers) -> Finding:
-        return answers.more_than_text(TEXT_ALONE, *SHARED[::2])
+        return answers.more_than_text(_TEXT_ALONE, *_SHARED[::2])
 
     def recognises(self, failure: Failure) -> Finding:
         able = may_show(self, failure)
         return (
-            aliased(failure, pairs(failure, whole_prompt))
+            _aliased(failure, pairs(failure, whole_prompt))
             if able.truth is Truth.MET
             else able
         )
 
     works_after = (
         sglang.CONTROL,
-        told_apart,
+        _told_apart,
         sglang.PictureAlias.off_as_told,
         sglang.engines_own,
     )
-    claims = alias_claims("kv-reused", given=("text-shared",))
+    claims = _alias_claims("kv-reused", given=("text-shared",))
 
 
 class EmbeddingCache(ShapeAlias):
@@ -342,17 +344,17 @@ class EmbeddingCache(ShapeAlias):
     )
     prefix_cached = False
     server = f"--{sglang.OFF}"
-    server_env = {CACHE_VARIABLE: "1"}
+    server_env = {_CACHE_VARIABLE: "1"}
     mitigations = (
         Mitigation(
             name="disable-embedding-cache",
-            description=f"`{CACHE_VARIABLE}=0` (every picture is encoded anew)",
-            env={CACHE_VARIABLE: "0"},
+            description=f"`{_CACHE_VARIABLE}=0` (every picture is encoded anew)",
+            env={_CACHE_VARIABLE: "0"},
         ),
     )
 
     async def between(self, drive: Drive) -> None:
-        await self.fill(drive, FILLS)
+        await self.fill(drive, _FILLS)
 
     async def fill(self, drive: Drive, number: int) -> None:
         """Each picture twice, one after the other: it is encoded once where there is a
@@ -386,7 +388,7 @@ class EmbeddingCache(ShapeAlias):
 
     causes = (
         cause(
-            f"the alias outlives {FEW} other pictures, and {FILLS}, as many as fill "
+            f"the alias outlives {FEW} other pictures, and {_FILLS}, as many as fill "
             "the cache of embeddings, push it out",
             embeddings_kept,
         ),
@@ -394,8 +396,8 @@ class EmbeddingCache(ShapeAlias):
 
     @cause("nothing came from the prefix cache: it is off")
     def no_kv_reused(self, answers: ComparedAnswers) -> Finding:
-        cached = [answers.cached(label) for label in SHARED]
-        return Finding.of(not any(cached), answers.from_cache(*SHARED))
+        cached = [answers.cached(label) for label in _SHARED]
+        return Finding.of(not any(cached), answers.from_cache(*_SHARED))
 
     def recognises(self, failure: Failure) -> Finding:
         """Features are kept whatever stands before a picture."""
@@ -403,17 +405,17 @@ class EmbeddingCache(ShapeAlias):
             return Finding.of(
                 False, "of this cache no answer tells how much came from it"
             )
-        if failure.case.server.env.get(CACHE_VARIABLE) == "0":
-            return Finding.of(False, f"the server runs with {CACHE_VARIABLE}=0")
+        if failure.case.server.env.get(_CACHE_VARIABLE) == "0":
+            return Finding.of(False, f"the server runs with {_CACHE_VARIABLE}=0")
         able = may_show(self, failure)
         return (
-            aliased(failure, every_picture(failure))
+            _aliased(failure, every_picture(failure))
             if able.truth is Truth.MET
             else able
         )
 
-    works_after = (sglang.CONTROL, told_apart, was_emptied, sglang.engines_own)
-    claims = alias_claims(happened(embeddings_kept), given=("no-kv-reused",))
+    works_after = (sglang.CONTROL, _told_apart, was_emptied, sglang.engines_own)
+    claims = _alias_claims(happened(embeddings_kept), given=("no-kv-reused",))
 
 
 SCENARIO = with_variants(KvCache(), EmbeddingCache())

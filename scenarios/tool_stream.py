@@ -41,15 +41,15 @@ WHOLE, STREAMED, ALONE = (
     "both calls, streamed",
     "the second alone, streamed",
 )
-GIVEN = json.loads(CALLS)
-TOOLS = [
+_GIVEN = json.loads(CALLS)
+_TOOLS = [
     {
         "type": "function",
         "function": {"name": call["name"], "parameters": {"type": "object"}},
     }
-    for call in GIVEN
+    for call in _GIVEN
 ]
-REPORT = issue(
+_REPORT = issue(
     "vllm#47901",
     "xlam and hunyuan_a13b tool parsers drop the arguments of any tool call that "
     "follows an empty-argument call (streaming)",
@@ -76,7 +76,7 @@ def calls(requests: Requests, label: str) -> list[tuple[str, object]]:
     return found
 
 
-WANTED = [(call["name"], call["arguments"]) for call in GIVEN]
+_WANTED = [(call["name"], call["arguments"]) for call in _GIVEN]
 
 
 def called(
@@ -91,7 +91,7 @@ def called(
     return check
 
 
-def hunyuan_drops(reproducers: Reproducers) -> Finding:
+def _hunyuan_drops(reproducers: Reproducers) -> Finding:
     streamed = reproducers.facts(REPRODUCER)["hunyuan_a13b_streamed"]
     return Finding.of(streamed == "{}", f"streamed {streamed}")
 
@@ -112,8 +112,8 @@ class ToolArgumentsDropped(Scenario):
     # Run: 0.33.0, the newest there is, and 0.25.0.
     failure_class, severity = FailureClass.WRONG_ANSWERS, Severity.HIGH
     needs = ("--tool-call-parser=xlam and a stream and tools",)
-    upstream = Upstream(UpstreamState.OPEN, REPORT, "2026-11-26")
-    references = (REPORT,)
+    upstream = Upstream(UpstreamState.OPEN, _REPORT, "2026-11-26")
+    references = (_REPORT,)
     server = "--max-num-seqs 8 --enable-auto-tool-choice --tool-call-parser xlam"
     reproducers = (REPRODUCER,)
     mitigations = (
@@ -136,7 +136,7 @@ class ToolArgumentsDropped(Scenario):
         body = {
             "model": drive.traffic.model,
             "messages": [{"role": "user", "content": "hello"}],
-            "tools": TOOLS,
+            "tools": _TOOLS,
             "tool_choice": "auto",
             "structured_outputs": {"choice": [text]},
             "max_tokens": 2 * len(CALLS),
@@ -155,7 +155,7 @@ class ToolArgumentsDropped(Scenario):
 
     async def trigger(self, drive: Drive) -> None:
         await self.ask(drive, WHOLE, CALLS, stream=False)
-        await self.ask(drive, ALONE, json.dumps(GIVEN[SECOND:]), stream=True)
+        await self.ask(drive, ALONE, json.dumps(_GIVEN[SECOND:]), stream=True)
         await self.ask(
             drive, STREAMED, CALLS, stream=NOT_STREAMED not in drive.mitigations
         )
@@ -165,26 +165,26 @@ class ToolArgumentsDropped(Scenario):
     )
     def both_called(self, requests: Requests) -> Finding:
         found, sent = calls(requests, WHOLE), requests.first(STREAMED)
-        met = found == WANTED and sent.completion_tokens in (None, len(CALLS) + 1)
+        met = found == _WANTED and sent.completion_tokens in (None, len(CALLS) + 1)
         return Finding.of(met and sent.answered, f"whole: {found}")
 
     @symptom("streamed, the second call has no arguments")
     def arguments_gone(self, requests: Requests) -> Finding:
         found = calls(requests, STREAMED)
         return Finding.of(
-            found == [*WANTED[:SECOND], (WANTED[SECOND][0], {})], f"{found}"
+            found == [*_WANTED[:SECOND], (_WANTED[SECOND][0], {})], f"{found}"
         )
 
     symptoms = (
         symptom(
             "not streamed, it has them",
-            called(WHOLE, WANTED),
+            called(WHOLE, _WANTED),
             id="whole-has-them",
             abnormal=False,
         ),
         symptom(
             "streamed without a call before it, it has them",
-            called(ALONE, WANTED[SECOND:]),
+            called(ALONE, _WANTED[SECOND:]),
             id="alone-has-them",
             abnormal=False,
         ),
@@ -195,13 +195,13 @@ class ToolArgumentsDropped(Scenario):
     def parser_drops(self, reproducers: Reproducers) -> Finding:
         facts = reproducers.facts(REPRODUCER)
         whole, streamed = (facts[f"xlam_{how}"] for how in ("whole", "streamed"))
-        met = json.loads(str(whole)) == GIVEN[SECOND]["arguments"] and streamed == "{}"
+        met = json.loads(str(whole)) == _GIVEN[SECOND]["arguments"] and streamed == "{}"
         return Finding.of(met, f"whole {whole}, streamed {streamed}")
 
     def live_conditions(self, facts: LiveFacts) -> list[Condition]:
         return as_in_a_run(self, facts)
 
-    works_after = (answered(WHOLE, STREAMED, ALONE), called(STREAMED, WANTED))
+    works_after = (answered(WHOLE, STREAMED, ALONE), called(STREAMED, _WANTED))
     rows = (
         row("streamed, after an empty call", "arguments-gone", "its arguments"),
         row("not streamed", "whole-has-them", "its arguments", abnormal_if=False),
@@ -214,7 +214,7 @@ class ToolArgumentsDropped(Scenario):
             "xlam drops the arguments of any call that follows an empty one",
             by=("arguments-gone", "parser-drops"),
         ),
-        said("hunyuan", "hunyuan_a13b does as well", by=hunyuan_drops),
+        said("hunyuan", "hunyuan_a13b does as well", by=_hunyuan_drops),
         said(
             "only-streamed",
             "the answer that is not streamed has them",

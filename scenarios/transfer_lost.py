@@ -36,27 +36,27 @@ BLOCKS, TOKENS = 10, 340
 """Blocks of the KV cache (of 128 tokens, a CPU's default), nine of which requests can
 have; tokens of a prompt, which needs three."""
 LEFT = [f"prompt {n}, computed elsewhere" for n in (1, 2, 3)]
-GIVES_UP_S = 2
+_GIVES_UP_S = 2
 """After which the cure's transport reports that a transfer has failed."""
 LOCAL, LATER = (
     "gate: the same prompt, computed here",
     "the same prompt, once they have left",
 )
 WAITS, ABORTED = "waits-for-remote-kv", "aborted"
-CONNECTOR = "LostTransfer"
-REPORT = issue(
+_CONNECTOR = "LostTransfer"
+_REPORT = issue(
     "vllm#46283",
     "NixlPushConnector: decode-side KV blocks of an aborted remote-KV load are never "
     "reclaimed when the prefill node never reports completion (KV cache leak)",
 )
-HOLDS = pull(
+_HOLDS = pull(
     "vllm#32255", "Hold the blocks of an aborted load until it is over", "since then"
 )
 
 
 def transfer(gives_up_s: int) -> str:
     config = {
-        "kv_connector": CONNECTOR,
+        "kv_connector": _CONNECTOR,
         "kv_connector_module_path": "lost_transfer",
         "kv_role": "kv_consumer",
         "kv_connector_extra_config": {"gives_up_s": gives_up_s},
@@ -91,7 +91,7 @@ def readings(evidence: Evidence) -> list[tuple[float, float, float, float]]:
     return found
 
 
-def held_by_nobody(evidence: Evidence) -> Finding:
+def _held_by_nobody(evidence: Evidence) -> Finding:
     """Nothing runs and nothing waits for a transfer, and the KV cache is in use all the
     same."""
     told = readings(evidence)
@@ -123,8 +123,8 @@ class TransferLost(Scenario):
     # 0.21.0 were not looked at.
     failure_class, severity = FailureClass.SILENT_HANG, Severity.CRITICAL
     needs = ("--kv-transfer-config",)
-    upstream = Upstream(UpstreamState.OPEN, REPORT, "2026-11-26")
-    references = (REPORT, HOLDS)
+    upstream = Upstream(UpstreamState.OPEN, _REPORT, "2026-11-26")
+    references = (_REPORT, _HOLDS)
     model = TinyText()
     max_model_len = 1024
     server = (
@@ -158,9 +158,9 @@ class TransferLost(Scenario):
     mitigations = (
         cure(
             "deadline",
-            transfer(GIVES_UP_S),
+            transfer(_GIVES_UP_S),
             (
-                f"a connector that reports a failed transfer after {GIVES_UP_S} s: the "
+                f"a connector that reports a failed transfer after {_GIVES_UP_S} s: the "
                 "request fails"
             ),
         ),
@@ -227,7 +227,7 @@ class TransferLost(Scenario):
                 "blocks of the KV cache are in use while nothing runs and no transfer "
                 "is waited for"
             ),
-            held_by_nobody,
+            _held_by_nobody,
             live=True,
         ),
     )
@@ -251,14 +251,14 @@ class TransferLost(Scenario):
             "never-freed",
             "the blocks of an aborted load are held until its end is reported, "
             "and are never freed where it is not",
-            REPORT,
+            _REPORT,
             by="held-by-nobody",
             given=("left", "fits"),
         ),
         claim(
             "no-admission",
             "no new request is admitted once they fill the KV cache",
-            REPORT,
+            _REPORT,
             by=("no-answer", "no-answer-later"),
             given=("left", "fits"),
         ),

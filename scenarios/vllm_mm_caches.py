@@ -38,22 +38,22 @@ from mmrepro.scenario import (
 from mmrepro.scenario.more import ComparedAnswers, Condition, Failure, Picture
 from mmrepro.scenario.silent import as_in_a_run, may_show, under_anothers_uuid
 
-RETRIES = 4
+_RETRIES = 4
 OTHER, TEXT = "control: another image", "control: text only"
-GIVEN_UP = "request-given-up"
+_GIVEN_UP = "request-given-up"
 """EngineCore's line before it answers a request with an error, and the API server's
 when it passes that on (``_handle_request_preproc_error``, ``_raise_if_error``; 0.14.0
 to 0.32.0)."""
 
 
-def fails_for_ever(requests: Requests) -> Finding:
+def _fails_for_ever(requests: Requests) -> Finding:
     again = requests.all(vllm.AGAIN)
-    if len(again) < RETRIES:
-        return Finding.unknown(f"image X was sent {len(again)} times of {RETRIES}")
+    if len(again) < _RETRIES:
+        return Finding.unknown(f"image X was sent {len(again)} times of {_RETRIES}")
     return Finding.of(all(r.status == 500 for r in again), vllm.statuses(requests))
 
 
-def fails_at_all(requests: Requests) -> Finding:
+def _fails_at_all(requests: Requests) -> Finding:
     failed = any(r.status == 500 for r in requests.all(vllm.AGAIN))
     return Finding.of(failed, vllm.statuses(requests))
 
@@ -87,7 +87,7 @@ class MmCacheDesync(vllm.MmCacheScenario):
         note="no merged fix was found; vllm#46451 is closed as well",
     )
     log_patterns = vllm.MmCacheScenario.log_patterns | {
-        GIVEN_UP: "Unexpected error pre-processing request |"
+        _GIVEN_UP: "Unexpected error pre-processing request |"
         r"Request \S+ failed with an internal error during generation"
     }
     sources = (
@@ -115,7 +115,7 @@ class MmCacheDesync(vllm.MmCacheScenario):
         drive.fact(
             "mm_cache_hits_after", await drive.metric("vllm:mm_cache_hits_total")
         )
-        for attempt in range(2, RETRIES + 1):
+        for attempt in range(2, _RETRIES + 1):
             await drive.ask(f"{vllm.AGAIN} ({attempt})", image=image)
         await drive.ask(TEXT)
 
@@ -133,8 +133,8 @@ class MmCacheDesync(vllm.MmCacheScenario):
         ),
         endpoints_green(),
         symptom(
-            f"the image fails again every time ({RETRIES} of {RETRIES})",
-            fails_for_ever,
+            f"the image fails again every time ({_RETRIES} of {_RETRIES})",
+            _fails_for_ever,
             id="for-ever",
             required=False,
         ),
@@ -142,7 +142,7 @@ class MmCacheDesync(vllm.MmCacheScenario):
     # Which image fails is not known to one who does not send it: the log tells that
     # some do. A stream that fails has answered 200; by 0.23.0 its client gets no token
     # and [DONE].
-    live_only = some_requests_fail(GIVEN_UP)
+    live_only = some_requests_fail(_GIVEN_UP)
 
     @cause(
         "EngineCore logs that it does not hold the promised image, of one and the same "
@@ -179,7 +179,7 @@ class MmCacheDesync(vllm.MmCacheScenario):
         return Finding.of(status == 500 and after - before == 1, text)
 
     works_after = (
-        answered(vllm.AGAIN, f"{vllm.AGAIN} ({RETRIES})"),
+        answered(vllm.AGAIN, f"{vllm.AGAIN} ({_RETRIES})"),
         answered(OTHER, TEXT),
     )
     rows = (
@@ -190,7 +190,7 @@ class MmCacheDesync(vllm.MmCacheScenario):
             "400 Bad Request",
             abnormal_if=False,
         ),
-        row("image X again, short", fails_at_all, "200", "500 Internal Server Error"),
+        row("image X again, short", _fails_at_all, "200", "500 Internal Server Error"),
         row("other image, text only", "others-answered", "200", abnormal_if=False),
         row("/health, /v1/models", "endpoints-green", "200, 200", abnormal_if=False),
     )
@@ -241,8 +241,8 @@ QUESTION, TOKENS = "what is this", 12
 SHARED, OWN = "picture-1", "picture-2"
 """Names that a client gives: the first to both pictures."""
 X_SHARED, Y_SHARED, Y_OWN = "X as picture-1", "Y as picture-1", "Y as picture-2"
-HITS = "vllm:mm_cache_hits_total"
-UUID_REPORT = issue(
+_HITS = "vllm:mm_cache_hits_total"
+_UUID_REPORT = issue(
     "vllm#55547",
     "Client-supplied mm uuid is the sole cache key with no content binding",
     (
@@ -250,10 +250,10 @@ UUID_REPORT = issue(
         "them unique"
     ),
 )
-TENANTS = issue("vllm#53582", "uuids of one client meet those of another")
+_TENANTS = issue("vllm#53582", "uuids of one client meet those of another")
 
 
-def is_of(label: str, picture: str) -> Check:
+def _is_of(label: str, picture: str) -> Check:
     """The request was answered as ``picture`` alone was, token by token."""
 
     def whose(answers: ComparedAnswers) -> Finding:
@@ -265,7 +265,7 @@ def is_of(label: str, picture: str) -> Check:
     return whose
 
 
-def known_again(answers: ComparedAnswers) -> Finding:
+def _known_again(answers: ComparedAnswers) -> Finding:
     cached = [
         answers.to(f"gate: {name} again").cached_tokens or 0 for name in ("X", "Y")
     ]
@@ -289,8 +289,8 @@ class UuidAlias(Scenario):
     release, affected = "0.23.0", ">=0.14.0"
     failure_class, severity = FailureClass.WRONG_ANSWERS, Severity.HIGH
     needs = ("images",)
-    upstream = Upstream(UpstreamState.DOCUMENTED, UUID_REPORT, "2026-11-24")
-    references = (UUID_REPORT, TENANTS)
+    upstream = Upstream(UpstreamState.DOCUMENTED, _UUID_REPORT, "2026-11-24")
+    references = (_UUID_REPORT, _TENANTS)
     server = (
         "--max-num-seqs 8 --enable-prefix-caching --enable-prompt-tokens-details "
         """--limit-mm-per-prompt '{"image":1,"video":0}'"""
@@ -344,10 +344,10 @@ class UuidAlias(Scenario):
         for label, uuid in ((Y_SHARED, SHARED), (Y_OWN, OWN)):
             # The API server counts a request's lookups when the engine's next output
             # arrives.
-            before = await drive.metric(HITS)
+            before = await drive.metric(_HITS)
             await self.ask(drive, label, y, uuid)
             await drive.ask(f"{label}: a text after it")
-            after = await drive.metric(HITS)
+            after = await drive.metric(_HITS)
             known = before is not None and after is not None
             drive.fact(
                 f"hits: {label}", (after or 0) - (before or 0) if known else None
@@ -362,12 +362,12 @@ class UuidAlias(Scenario):
     preconditions = (
         precondition(
             "the first picture under the name gets its own answer",
-            is_of(X_SHARED, "X"),
+            _is_of(X_SHARED, "X"),
             id="own",
         ),
         precondition(
             "a picture sent again by its content is known from the caches",
-            known_again,
+            _known_again,
             id="caches-on",
             removed_by=("no-caches",),
         ),
@@ -378,12 +378,12 @@ class UuidAlias(Scenario):
                 "the second picture under that name is answered as the first, word "
                 "for word"
             ),
-            is_of(Y_SHARED, "X"),
+            _is_of(Y_SHARED, "X"),
             id="answered-as-the-first",
         ),
         symptom(
             "under a name of its own it is answered as itself",
-            is_of(Y_OWN, "Y"),
+            _is_of(Y_OWN, "Y"),
             id="own-name-own-answer",
             abnormal=False,
         ),
@@ -417,7 +417,7 @@ class UuidAlias(Scenario):
         able = may_show(self, failure)
         return under_anothers_uuid(failure) if able.truth is Truth.MET else able
 
-    works_after = (is_of(X_SHARED, "X"), is_of(Y_SHARED, "Y"), is_of(Y_OWN, "Y"))
+    works_after = (_is_of(X_SHARED, "X"), _is_of(Y_SHARED, "Y"), _is_of(Y_OWN, "Y"))
     claims = (
         claim(
             "sole-key",

@@ -34,32 +34,32 @@ from mmrepro.scenario import (
 from mmrepro.scenario.more import ProcessesData, StacksData, ThreadStack, crash
 from mmrepro.scenario.parts import Declared, Row
 
-SEED = 4_191_337
+_SEED = 4_191_337
 """Marks the request in whose step the worker stops:
 reproducers/standins/worker_wedge."""
 MARKED, TEXT = "the marked request", "meanwhile: text"
-MARKS = 4
+_MARKS = 4
 """Requests that are marked, one after another, until one lands on the replica that
 stops."""
 BURST = [f"one of four: {n}" for n in range(1, 5)]
-SAMPLES = 3
-REPORT = issue(
+_SAMPLES = 3
+_REPORT = issue(
     "vllm#27313", "No available shared memory broadcast block found in 60 seconds"
 )
-GUARD = issue(
+_GUARD = issue(
     "vllm#48720", "no watchdog and no timeout on the tensor parallel dimension"
 )
-DIED = issue(
+_DIED = issue(
     "vllm#20657", "Worker proc VllmWorker-2 died unexpectedly, shutting down executor"
 )
-UNEVEN = issue(
+_UNEVEN = issue(
     "vllm#40279", "most requests are stuck on one card, and other ones have no work"
 )
 ENDED, RAISED = "worker-died", "worker-raised"
-ONE = "one-process"
+_ONE = "one-process"
 
 
-def wedge(kind: str, rank: str = "1") -> Patch:
+def _wedge(kind: str, rank: str = "1") -> Patch:
     which = f"of replica {rank[2:]}" if rank.startswith("dp") else f"of rank {rank}"
     return Patch(
         "worker_wedge",
@@ -75,7 +75,7 @@ def wedge(kind: str, rank: str = "1") -> Patch:
     )
 
 
-def main_threads(evidence: Evidence, role: str) -> dict[int, list[ThreadStack]]:
+def _main_threads(evidence: Evidence, role: str) -> dict[int, list[ThreadStack]]:
     """Of each process whose role begins so, the main thread in each sample."""
     measured = [
         p for _, d in evidence.results(ProcessesData, "check") for p in d.processes
@@ -98,14 +98,14 @@ def waits(threads: Sequence[ThreadStack]) -> Iterator[Wait | None]:
         yield found.wait if found else None
 
 
-def core_waits(evidence: Evidence) -> Finding:
+def _core_waits(evidence: Evidence) -> Finding:
     """EngineCore has handed its step out and waits for an answer, in every sample."""
     seen = [
         one
-        for some in main_threads(evidence, "EngineCore").values()
+        for some in _main_threads(evidence, "EngineCore").values()
         for one in waits(some)
     ]
-    if len(seen) < SAMPLES:
+    if len(seen) < _SAMPLES:
         return Finding.unknown(f"{len(seen)} samples show its main thread")
     count = sum(one is Wait.WORKER for one in seen)
     return Finding.of(
@@ -115,8 +115,8 @@ def core_waits(evidence: Evidence) -> Finding:
 
 def _standing(evidence: Evidence) -> tuple[dict[int, list[ThreadStack]], int]:
     """Workers that stand in one place outside of every known wait, and of how many."""
-    every = main_threads(evidence, "Worker")
-    workers = {pid: some for pid, some in every.items() if len(some) >= SAMPLES}
+    every = _main_threads(evidence, "Worker")
+    workers = {pid: some for pid, some in every.items() if len(some) >= _SAMPLES}
     standing = {}
     for pid, some in workers.items():
         places = {(t.frames[0].function, t.frames[0].line) for t in some if t.frames}
@@ -125,7 +125,7 @@ def _standing(evidence: Evidence) -> tuple[dict[int, list[ThreadStack]], int]:
     return standing, len(workers)
 
 
-def one_process(evidence: Evidence) -> Finding | None:
+def _one_process(evidence: Evidence) -> Finding | None:
     """That it has not two workers; None: it has, or its processes were not measured."""
     measured = [
         p for _, d in evidence.results(ProcessesData, "check") for p in d.processes
@@ -136,8 +136,8 @@ def one_process(evidence: Evidence) -> Finding | None:
     return Finding.of(False, f"{count} workers among its processes")
 
 
-def one_stands(evidence: Evidence) -> Finding:
-    if alone := one_process(evidence):
+def _one_stands(evidence: Evidence) -> Finding:
+    if alone := _one_process(evidence):
         return alone
     standing, count = _standing(evidence)
     if count < 2:
@@ -152,8 +152,8 @@ def one_stands(evidence: Evidence) -> Finding:
     return Finding.of(0 < len(standing) < count, told)
 
 
-def with_the_gil(evidence: Evidence) -> Finding:
-    if alone := one_process(evidence):
+def _with_the_gil(evidence: Evidence) -> Finding:
+    if alone := _one_process(evidence):
         return alone
     standing, count = _standing(evidence)
     if count < 2:
@@ -165,13 +165,13 @@ def with_the_gil(evidence: Evidence) -> Finding:
     )
 
 
-def one_left(evidence: Evidence) -> Finding:
+def _one_left(evidence: Evidence) -> Finding:
     """One worker waits in a collective operation, and another one for its next
     order."""
-    if alone := one_process(evidence):
+    if alone := _one_process(evidence):
         return alone
-    every = main_threads(evidence, "Worker")
-    at = {pid: {*waits(some)} for pid, some in every.items() if len(some) >= SAMPLES}
+    every = _main_threads(evidence, "Worker")
+    at = {pid: {*waits(some)} for pid, some in every.items() if len(some) >= _SAMPLES}
     if len(at) < 2:
         return Finding.unknown(f"stacks of {len(at)} workers were read")
     held = [pid for pid, one in at.items() if one == {Wait.COLLECTIVE}]
@@ -183,8 +183,8 @@ def one_left(evidence: Evidence) -> Finding:
     return Finding.of(bool(held and free), told)
 
 
-def one_is_stopped(evidence: Evidence) -> Finding:
-    if alone := one_process(evidence):
+def _one_is_stopped(evidence: Evidence) -> Finding:
+    if alone := _one_process(evidence):
         return alone
     used = [p for _, d in evidence.results(ProcessesData, "check") for p in d.processes]
     states = {p.role: p.state for p in used if p.role.startswith("Worker")}
@@ -196,10 +196,10 @@ def one_is_stopped(evidence: Evidence) -> Finding:
     )
 
 
-def one_core_waits(evidence: Evidence) -> Finding:
+def _one_core_waits(evidence: Evidence) -> Finding:
     """One core waits for the answer of a worker, and each other one for work."""
-    every = main_threads(evidence, "EngineCore")
-    at = {pid: {*waits(some)} for pid, some in every.items() if len(some) >= SAMPLES}
+    every = _main_threads(evidence, "EngineCore")
+    at = {pid: {*waits(some)} for pid, some in every.items() if len(some) >= _SAMPLES}
     if len(every) == 1:
         return Finding.of(False, "it has one core")
     if len(at) < len(every) or not every:
@@ -210,7 +210,7 @@ def one_core_waits(evidence: Evidence) -> Finding:
     return Finding.of(len(held) == 1 and len(free) == len(at) - 1, told)
 
 
-def marked_hangs(requests: Requests) -> Finding:
+def _marked_hangs(requests: Requests) -> Finding:
     """One of those that are marked: what lands on the other replica is answered."""
     sent = requests.all(MARKED)
     hung = [r for r in sent if r.timed_out]
@@ -219,7 +219,7 @@ def marked_hangs(requests: Requests) -> Finding:
     )
 
 
-def some_of_many(requests: Requests) -> Finding:
+def _some_of_many(requests: Requests) -> Finding:
     sent = [requests.first(label) for label in BURST]
     hung, served = [r for r in sent if r.timed_out], [r for r in sent if r.answered]
     told = (
@@ -251,15 +251,15 @@ class WorkerWedged(Scenario):
     needs = ("--tensor-parallel-size", "-tp", "--pipeline-parallel-size", "-pp")
     severity = Severity.CRITICAL
     upstream = Upstream(
-        UpstreamState.OPEN, GUARD, "2026-11-26", note="a proposal of a guard"
+        UpstreamState.OPEN, _GUARD, "2026-11-26", note="a proposal of a guard"
     )
-    references: ClassVar[tuple[Reference, ...]] = (REPORT, GUARD)
+    references: ClassVar[tuple[Reference, ...]] = (_REPORT, _GUARD)
     server = "--tensor-parallel-size 2 --max-num-seqs 8"
     server_env = {"VLLM_HOST_IP": "127.0.0.1", "GLOO_SOCKET_IFNAME": "lo"}
-    patches = (wedge("python"),)
+    patches = (_wedge("python"),)
     mitigations = (
         cure(
-            ONE,
+            _ONE,
             "--tensor-parallel-size 1",
             "one process: there is no other one to wait for",
         ),
@@ -276,10 +276,10 @@ class WorkerWedged(Scenario):
         await drive.chat("gate: another text", text="hello again")
 
     async def trigger(self, drive: Drive) -> None:
-        await drive.ask(MARKED, extra={"seed": SEED})
+        await drive.ask(MARKED, extra={"seed": _SEED})
         await drive.ask(TEXT)
 
-    @precondition("the stand-in says that it stopped the worker", removed_by=(ONE,))
+    @precondition("the stand-in says that it stopped the worker", removed_by=(_ONE,))
     def arrived(self, logs: Logs, requests: Requests) -> Finding:
         requests.first(MARKED)
         return Finding.of(
@@ -307,10 +307,10 @@ class WorkerWedged(Scenario):
     )
     live_only: ClassVar[tuple[Declared, ...]] = (common.tokens_stand_still(),)
     causes: ClassVar[tuple[Declared, ...]] = (
-        cause("EngineCore waits for the answer of a worker", core_waits, live=True),
+        cause("EngineCore waits for the answer of a worker", _core_waits, live=True),
         cause(
             "one worker stands in its own code, the other one does not",
-            one_stands,
+            _one_stands,
             live=True,
         ),
     )
@@ -324,14 +324,14 @@ class WorkerWedged(Scenario):
         claim(
             "hangs",
             "a worker that stops takes every request with it",
-            REPORT,
+            _REPORT,
             by=("no-answer", "no-answer-later"),
             given="arrived",
         ),
         claim(
             "no-watchdog",
             "nothing notices it: /health stays 200",
-            GUARD,
+            _GUARD,
             by="endpoints-green",
             given="no-answer",
         ),
@@ -342,10 +342,10 @@ class WedgedInC(WorkerWedged):
     """One worker of two stops in C code with the GIL, and no thread of it goes on."""
 
     variant = "c"
-    patches = (wedge("c"),)
+    patches = (_wedge("c"),)
     causes = (
         *WorkerWedged.causes,
-        cause("it keeps the GIL in every sample", with_the_gil, live=True),
+        cause("it keeps the GIL in every sample", _with_the_gil, live=True),
     )
 
 
@@ -354,14 +354,14 @@ class Stopped(WorkerWedged):
     healthy."""
 
     variant = "stopped"
-    patches = (wedge("stopped"),)
+    patches = (_wedge("stopped"),)
     causes = (
-        cause("EngineCore waits for the answer of a worker", core_waits, live=True),
-        cause("one worker is stopped (state T)", one_is_stopped, live=True),
+        cause("EngineCore waits for the answer of a worker", _core_waits, live=True),
+        cause("one worker is stopped (state T)", _one_is_stopped, live=True),
     )
 
 
-class Raised(WorkerWedged):
+class RaisedByWorker(WorkerWedged):
     """One worker of two raises in a step, and the other one waits for it in a
     collective operation.
 
@@ -372,12 +372,12 @@ class Raised(WorkerWedged):
     operation. The rank that raised waits for its next order."""
 
     variant = "raises"
-    patches = (wedge("raises"),)
+    patches = (_wedge("raises"),)
     causes = (
-        cause("EngineCore waits for the answer of a worker", core_waits, live=True),
+        cause("EngineCore waits for the answer of a worker", _core_waits, live=True),
         cause(
             "one worker is in a collective operation, the other one left it",
-            one_left,
+            _one_left,
             live=True,
         ),
         common.in_log("its log has the exception of a worker", RAISED, live=True),
@@ -394,13 +394,13 @@ class Killed(WorkerWedged):
 
     variant = "killed"
     failure_class = FailureClass.ENGINE_DEATH
-    references = (DIED,)
-    patches = (wedge("killed"),)
+    references = (_DIED,)
+    patches = (_wedge("killed"),)
     live_only = ()
     works_after = (common.answered(MARKED),)
 
     async def trigger(self, drive: Drive) -> None:
-        await drive.ask(MARKED, extra={"seed": SEED})
+        await drive.ask(MARKED, extra={"seed": _SEED})
         await crash.watch(drive)
 
     symptoms = common.dies_of(MARKED, f"{MARKED} gets 500")[:2]
@@ -413,12 +413,16 @@ class Killed(WorkerWedged):
         claim(
             "ends",
             "a worker that dies ends the whole server",
-            DIED,
+            _DIED,
             by="symptom",
             given="arrived",
         ),
         claim(
-            "named", "the log names the worker", DIED, by="worker-died", given="arrived"
+            "named",
+            "the log names the worker",
+            _DIED,
+            by="worker-died",
+            given="arrived",
         ),
     )
 
@@ -436,25 +440,25 @@ class Replica(WorkerWedged):
     core has as many."""
 
     variant = "replica"
-    references = (UNEVEN,)
+    references = (_UNEVEN,)
     server = "--data-parallel-size 2 --max-num-seqs 8"
-    patches = (wedge("python", rank="dp1"),)
+    patches = (_wedge("python", rank="dp1"),)
     mitigations = (
         cure(
-            ONE,
+            _ONE,
             "--data-parallel-size 1",
             "one replica: the second one, which stops, is not there",
         ),
     )
 
     async def trigger(self, drive: Drive) -> None:
-        for _ in range(MARKS):
-            if await drive.ask(MARKED, extra={"seed": SEED}) is None:
+        for _ in range(_MARKS):
+            if await drive.ask(MARKED, extra={"seed": _SEED}) is None:
                 break
         await drive.ask(TEXT)
         await asyncio.gather(*(drive.ask(label) for label in BURST))
 
-    @precondition("the stand-in says that it stopped a worker", removed_by=(ONE,))
+    @precondition("the stand-in says that it stopped a worker", removed_by=(_ONE,))
     def arrived(self, logs: Logs, requests: Requests) -> Finding:
         requests.first(MARKED)
         return Finding.of(
@@ -464,13 +468,13 @@ class Replica(WorkerWedged):
     symptoms = (
         symptom(
             f"{MARKED}: neither refused nor answered",
-            marked_hangs,
+            _marked_hangs,
             id="no-answer",
             live=common.not_answered(),
         ),
         symptom(
             "of four requests sent at once, some are answered and some are not",
-            some_of_many,
+            _some_of_many,
             id="some-of-many",
         ),
         common.endpoints_green(),
@@ -481,12 +485,12 @@ class Replica(WorkerWedged):
     causes = (
         cause(
             "one core waits for the answer of its worker, the other one for work",
-            one_core_waits,
+            _one_core_waits,
             live=True,
         ),
         cause(
             "one worker stands in its own code, the other one does not",
-            one_stands,
+            _one_stands,
             live=True,
         ),
     )
@@ -499,7 +503,7 @@ class Replica(WorkerWedged):
         claim(
             "uneven",
             "requests are stuck on one replica while the other one has no work",
-            UNEVEN,
+            _UNEVEN,
             by=("some-of-many", "one-core-waits"),
             given="arrived",
         ),
@@ -507,5 +511,5 @@ class Replica(WorkerWedged):
 
 
 SCENARIO = with_variants(
-    WorkerWedged(), WedgedInC(), Stopped(), Raised(), Killed(), Replica()
+    WorkerWedged(), WedgedInC(), Stopped(), RaisedByWorker(), Killed(), Replica()
 )

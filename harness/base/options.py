@@ -25,7 +25,7 @@ from typing import (
     get_type_hints,
 )
 
-WHAT = "What to run"
+_WHAT = "What to run"
 ENGINE = "Engine"
 EVIDENCE = "Evidence"
 OUTPUT = "Output"
@@ -36,7 +36,7 @@ from the command line alone, and from the variables that are named in their
 declarations."""
 ONLY_ARGUMENTS = {CONFIG_VARIABLE: ""}
 """For the commands that mmrepro itself starts."""
-GROUPS = (WHAT, ENGINE, EVIDENCE, LIMITS, OUTPUT)
+GROUPS = (_WHAT, ENGINE, EVIDENCE, LIMITS, OUTPUT)
 """Headings of the help, in their order."""
 
 
@@ -89,7 +89,7 @@ class Option:
 
     help: str
     metavar: str = ""
-    group: str = WHAT
+    group: str = _WHAT
     _: KW_ONLY
     name: str = ""
     short: str = ""
@@ -121,7 +121,7 @@ class Option:
 
 
 def option(
-    default: Any, help: str, metavar: str = "", group: str = WHAT, **more: Any
+    default: Any, help: str, metavar: str = "", group: str = _WHAT, **more: Any
 ) -> Any:
     """Return the field of a command with an option that no other command has."""
     return Option(help, metavar, group, own=True, **more)(default)

@@ -145,9 +145,9 @@ def drop(name: str) -> bool:
 
 NICE = 10
 """Of what fetches an environment ahead: the run beside it goes first."""
-PARENTS = 2
+_PARENTS = 2
 """Fork servers of one group at a time: they differ only where stand-ins do."""
-STOP_S = 10.0
+_STOP_S = 10.0
 
 Say = Callable[[str], None]
 
@@ -175,7 +175,7 @@ class Provisions:
         self._failed: dict[str, str] = {}
         """Why an environment could not be built, by its folder. It is not tried
         again."""
-        self._children = Children(STOP_S)
+        self._children = Children(_STOP_S)
         self._ahead: threading.Thread | None = None
         self._starter = Starter(options.start_mode, several=True)
         self._parents = ForkServers(warm_root(), lent=True)
@@ -333,7 +333,7 @@ class Provisions:
                     servers.setdefault(server.parent.key, server)
                     count[server.parent.key] += number
         return [
-            servers[key] for key, number in count.most_common(PARENTS) if number > 1
+            servers[key] for key, number in count.most_common(_PARENTS) if number > 1
         ]
 
     def _server_of(self, cell: Cell) -> _WarmServer | None:

@@ -107,7 +107,7 @@ class Estimates:
 
 REPEAT, CONFIRM = 1, 3
 """Where nothing else is said."""
-HOPELESS = (Lost.UNLOADABLE, Lost.USAGE)
+_HOPELESS = (Lost.UNLOADABLE, Lost.USAGE)
 """Another run of the same ends the same way."""
 
 
@@ -147,7 +147,7 @@ class Schedule:
         if not attempts:
             return Next(number, "planned")
         last = attempts[-1]
-        if any(a.lost in HOPELESS for a in attempts):
+        if any(a.lost in _HOPELESS for a in attempts):
             return None
         if last.lost is Lost.INFRASTRUCTURE and last.role != "retry":
             return Next(number, "retry")
@@ -176,13 +176,13 @@ class Schedule:
 SETUP_S = 6.0
 """What an order takes beside its runs: the import of an engine into a fork server. In
 the night of docs/nightly 1.7 s for minivllm, 4.4 to 7.5 s for vLLM on a CPU."""
-PAYS = 5
+_PAYS = 5
 """An order is given cells for so many times that, where there are as many."""
-HELPS = 2
+_HELPS = 2
 """A machine that would have to build the environment first helps another one with it
 only if so many times the build are left."""
-SHARE = 2
-"""An order is at most 1/SHARE of a machine's fair part of what waits, so that all end
+_SHARE = 2
+"""An order is at most 1/_SHARE of a machine's fair part of what waits, so that all end
 together."""
 
 
@@ -350,7 +350,7 @@ class Dispatcher:
                 return (4, -one.left)
             return (
                 (5, -one.left)
-                if one.left > HELPS * self._costs.build(one.group)
+                if one.left > _HELPS * self._costs.build(one.group)
                 else None
             )
         return (2 if has(one.group) else 3, -one.left)
@@ -369,7 +369,7 @@ class Dispatcher:
         wanted, count = float("inf"), 0
         if self._sliced:
             total = sum(other.left for other in self._open if other.waiting)
-            wanted = max(total / (SHARE * len(machines)), PAYS * self._costs.setup)
+            wanted = max(total / (_SHARE * len(machines)), _PAYS * self._costs.setup)
             if self._taken(one, machine) and self._current.get(machine) != one.number:
                 # Both are to be done with the rest at the same time.
                 build = 0.0 if has(one.group) else self._costs.build(one.group)

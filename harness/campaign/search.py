@@ -261,11 +261,11 @@ class Search(Generic[DocumentT, LineT]):
         self._go_on()
 
 
-CellDocumentT = TypeVar("CellDocumentT", bound=SearchDocument)
-Write = Callable[[CellDocumentT, Path], object]
+_CellDocumentT = TypeVar("_CellDocumentT", bound=SearchDocument)
+Write = Callable[[_CellDocumentT, Path], object]
 
 
-class CellSearch(Search[CellDocumentT, Attempt]):
+class CellSearch(Search[_CellDocumentT, Attempt]):
     """What a search over cells does beside searching.
 
     A kind has, besides: :meth:`standing`, :meth:`more`, :meth:`blank` and
@@ -287,7 +287,7 @@ class CellSearch(Search[CellDocumentT, Attempt]):
     night: str
     root: ClassVar[str]
     file: ClassVar[str]
-    model: type[CellDocumentT]
+    model: type[_CellDocumentT]
     start: Cell
     parents: ClassVar[int] = 1
     going_on: ClassVar[Mapping[str, Any]] = {}
@@ -297,7 +297,7 @@ class CellSearch(Search[CellDocumentT, Attempt]):
         scenario: Scenario,
         options: SeveralRuns,
         device: Device,
-        write: Write[CellDocumentT],
+        write: Write[_CellDocumentT],
         suffix: str,
     ) -> None:
         """
@@ -345,11 +345,11 @@ class CellSearch(Search[CellDocumentT, Attempt]):
 
     # ------------------------------------------------------------------ what a kind has
 
-    def blank(self, **facts: Any) -> CellDocumentT:
+    def blank(self, **facts: Any) -> _CellDocumentT:
         """The document before anything is known; ``facts``: what every kind's has."""
         raise NotImplementedError
 
-    def check(self, folder: Path, old: CellDocumentT | None) -> None:
+    def check(self, folder: Path, old: _CellDocumentT | None) -> None:
         """Look at a folder that holds something already; ``old``: its document, if it
         has one that can be read.
 
@@ -391,7 +391,7 @@ class CellSearch(Search[CellDocumentT, Attempt]):
 
     # ------------------------------------------------------------ asked by the campaign
 
-    def begin(self, campaign: Campaign[CellDocumentT]) -> None:
+    def begin(self, campaign: Campaign[_CellDocumentT]) -> None:
         super().begin(campaign)
         self._ledger = Ledger(self.folder)
         self.night = self.night_of(self._ledger.history)
@@ -432,7 +432,7 @@ class CellSearch(Search[CellDocumentT, Attempt]):
     def affords(self, want: StartedRun) -> bool:
         return self.campaign.fits(self._estimates.of(self.cells[want.id])[0])
 
-    def end(self, state: CampaignState, failure: str) -> CellDocumentT:
+    def end(self, state: CampaignState, failure: str) -> _CellDocumentT:
         made, out_of_time = self.document, state is CampaignState.OUT_OF_TIME
         try:
             self.closing()

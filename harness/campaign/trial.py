@@ -126,7 +126,7 @@ class Children:
 TIMEOUT_S = 600.0
 BUILD_S = 1800.0
 """For the environment, before a run's own time limit begins."""
-LAST_WORDS = 2000
+_LAST_WORDS = 2000
 ENDED_SILENTLY = "mmrepro run ended with"
 """Before the exit code of a run that left nothing and said nothing: its scenario ended
 it."""
@@ -288,7 +288,9 @@ class Trials:
                 child.kill()
                 child.communicate()
                 return None, f"it did not end within {duration(limit_s)}"
-        return child.returncode, errors.decode("utf-8", "replace")[-LAST_WORDS:].strip()
+        return child.returncode, errors.decode("utf-8", "replace")[
+            -_LAST_WORDS:
+        ].strip()
 
 
 def outcome_of(

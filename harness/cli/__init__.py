@@ -32,7 +32,7 @@ RUN_MODULES = (
 """What the extra ``run`` of pyproject.toml installs."""
 END_S = 3.0
 """Time for an interpreter to end, after a command has."""
-DEBUG_HINT = "set MMREPRO_DEBUG=1 to see where"
+_DEBUG_HINT = "set MMREPRO_DEBUG=1 to see where"
 
 
 def program() -> None:
@@ -112,7 +112,7 @@ def _refused(error: OSError) -> int:
     bug, so far."""
     _debug(error)
     where = f"{error.filename}: " if error.filename is not None else ""
-    _report(InfrastructureError(f"{where}{error.strerror or error}.", hint=DEBUG_HINT))
+    _report(InfrastructureError(f"{where}{error.strerror or error}.", hint=_DEBUG_HINT))
     return ExitCode.INFRASTRUCTURE
 
 
@@ -132,7 +132,7 @@ def _foreign(error: Exception) -> int:
         return ExitCode.USAGE
     _say(
         f"mmrepro failed: {type(error).__name__}: {str(error)[:1000]}\n"
-        f"This is a bug of mmrepro; {DEBUG_HINT}."
+        f"This is a bug of mmrepro; {_DEBUG_HINT}."
     )
     _debug(error)
     return ExitCode.INFRASTRUCTURE

@@ -41,7 +41,7 @@ def ablate(asked: AblateCommand) -> None:
     check(loaded, asked.run)
     if asked.dry_run:
         expected = plan(loaded, asked)
-        emit(expected, "ablation-plan") if asked.json else print_plan(
+        emit(expected, "ablation-plan") if asked.json else _print_plan(
             expected, console_for(asked)
         )
         return
@@ -61,7 +61,7 @@ def ablate(asked: AblateCommand) -> None:
     raise typer.Exit(_exit_code(made))
 
 
-def print_plan(expected: AblationPlan, console: Console) -> None:
+def _print_plan(expected: AblationPlan, console: Console) -> None:
     """The cells, what each takes, and what the estimate is based on."""
     from mmrepro.base.units import duration
     from mmrepro.reports.blocks import Paragraph, table

@@ -15,7 +15,7 @@ from mmrepro.cli.options import DeclaredCommand
 from typer._click.shell_completion import CompletionItem
 from typer.core import TyperGroup
 
-HELP_COLUMNS = 120
+_HELP_COLUMNS = 120
 """Help is as wide as the terminal, up to that: longer lines are hard to read."""
 COMMANDS = {
     "demo": ("demo:demo", "Show a recorded incident. Nothing is downloaded."),
@@ -209,7 +209,7 @@ app = typer.Typer(
     no_args_is_help=True,
     context_settings={
         "help_option_names": ["-h", "--help"],
-        "max_content_width": HELP_COLUMNS,
+        "max_content_width": _HELP_COLUMNS,
     },
     # Plain help: it needs no rich, and `mmrepro --help` takes a third of the time.
     rich_markup_mode=None,

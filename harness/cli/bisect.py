@@ -50,7 +50,7 @@ def bisect(asked: BisectCommand) -> None:
     field = field_of(loaded, asked)
     if asked.dry_run:
         expected = plan(loaded, asked, field)
-        emit(expected, "bisection-plan") if asked.json else print_plan(
+        emit(expected, "bisection-plan") if asked.json else _print_plan(
             expected, console_for(asked)
         )
         return
@@ -208,7 +208,7 @@ def scenario_of(asked: BisectCommand | BisectRunCommand) -> Scenario:
     return scenario
 
 
-def print_plan(expected: BisectionPlan, console: Console) -> None:
+def _print_plan(expected: BisectionPlan, console: Console) -> None:
     """The points, the prior, the runs to be expected and what is to be fetched."""
     from mmrepro.base.units import duration
     from mmrepro.reports.blocks import Paragraph, strong, table

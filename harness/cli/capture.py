@@ -13,7 +13,7 @@ from mmrepro.cli.options import command
 
 
 @dataclass(frozen=True)
-class CaptureCommand(Command):
+class _CaptureCommand(Command):
     COMMAND: ClassVar[str] = "capture"
     file: Path = option(
         Path(),
@@ -43,8 +43,8 @@ class CaptureCommand(Command):
     json: bool = common.JSON(False)
 
 
-@command(CaptureCommand)
-def capture(asked: CaptureCommand) -> None:
+@command(_CaptureCommand)
+def capture(asked: _CaptureCommand) -> None:
     """Write a recording as a Mooncake trace: arrivals, lengths and which prompts begin
     alike.
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class CheckCommand(Command):
+class _CheckCommand(Command):
     COMMAND: ClassVar[str] = "check"
     DOCUMENTS: ClassVar[tuple[str, ...]] = (
         "mmrepro.tools.check:HostReport",
@@ -42,8 +42,8 @@ class CheckCommand(Command):
     json: bool = common.JSON(False)
 
 
-@command(CheckCommand)
-def check(asked: CheckCommand) -> None:
+@command(_CheckCommand)
+def check(asked: _CheckCommand) -> None:
     """Show what of this machine a run can use, and what each missing part costs.
 
     With --for: whether a release of vllm, sglang or lmdeploy fits this machine (Python,
@@ -66,7 +66,7 @@ def check(asked: CheckCommand) -> None:
         raise typer.Exit(ExitCode.INFRASTRUCTURE)
 
 
-def _fit(asked: CheckCommand) -> None:
+def _fit(asked: _CheckCommand) -> None:
     from mmrepro.base.machine.gpu import read_gpus
     from mmrepro.engines import spec_for
     from mmrepro.engines.environments.fit import Fits, asked_for, fit

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from rich.console import Console, RenderableType
     from rich.table import Table
 
-WIDTH = 180
-WORDS = 28
+_WIDTH = 180
+_WORDS = 28
 """Characters of a last column that are worth a line."""
 ASK_BYTES = 1 << 30
 """A larger download is asked about, on a terminal."""
@@ -32,7 +32,7 @@ def table_console(*, stderr: bool = False, quiet: bool = False) -> Console:
     return (
         console
         if console.is_terminal
-        else Console(stderr=stderr, quiet=quiet, width=WIDTH)
+        else Console(stderr=stderr, quiet=quiet, width=_WIDTH)
     )
 
 
@@ -101,7 +101,7 @@ def print_rows(rows: Sequence[Sequence[str]], *, spare: Sequence[int] = ()) -> N
     wide = shutil.get_terminal_size().columns if sys.stdout.isatty() else 400
     kept = list(range(len(columns)))
     widths = [max(map(len, column)) + 2 for column in columns]
-    last = min(WORDS, widths.pop())
+    last = min(_WORDS, widths.pop())
     while (left := sum(widths[n] for n in kept[:-1])) + last > wide and spare:
         kept.remove(spare[0])
         spare = spare[1:]

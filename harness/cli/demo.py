@@ -15,7 +15,7 @@ from mmrepro.cli.options import command
 FILE: Final = "incident.json"
 RECORDING: Final = "demo.zip"
 """A bundle in the package, the same as tests/evidence/ghost-key-eviction-0.23.0.zip."""
-NEXT: Final = """\
+_NEXT: Final = """\
   mmrepro diagnose URL             a server hangs
   mmrepro logs server.log          a server died
   mmrepro {run:<25}this failure on a real server here (downloads vLLM, 2.7 GB)
@@ -23,7 +23,7 @@ NEXT: Final = """\
 
 
 @dataclass(frozen=True)
-class DemoCommand(Command):
+class _DemoCommand(Command):
     COMMAND: ClassVar[str] = "demo"
     out: Path = common.OUT(
         Path("incidents/demo"), help="Folder for the incident and its page."
@@ -33,8 +33,8 @@ class DemoCommand(Command):
     )
 
 
-@command(DemoCommand)
-def demo(asked: DemoCommand) -> None:
+@command(_DemoCommand)
+def demo(asked: _DemoCommand) -> None:
     """Judge a recorded incident of vLLM again, and open its page. Nothing is
     downloaded.
 
@@ -77,7 +77,7 @@ def demo(asked: DemoCommand) -> None:
         f"claims: {found.now.outcome.value}, {again} the run.\n"
     )
     print_page(KIND.compose(incident), table_console())
-    typer.echo("\n" + NEXT.format(run=f"run {name}", show=f"show {name}"))
+    typer.echo("\n" + _NEXT.format(run=f"run {name}", show=f"show {name}"))
     show_page(asked.out, only_print=asked.print)
     if found.differs:
         raise typer.Exit(1)

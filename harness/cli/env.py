@@ -20,11 +20,11 @@ from mmrepro.cli.options import DeclaredCommand, command
 if TYPE_CHECKING:
     from mmrepro.engines.environments.store import Stored
     from mmrepro.engines.environments.wheelhouse import Made
-    from mmrepro.engines.environments.wheelhouse.plan import Planned
+    from mmrepro.engines.environments.wheelhouse.plan import PlannedPackage
 
-MAX_LIST_BYTES = 4 << 20
-MAX_PROBLEMS = 20
-LARGEST = 12  # packages in the table of a wheelhouse; --json has all
+_MAX_LIST_BYTES = 4 << 20
+_MAX_PROBLEMS = 20
+_LARGEST = 12  # packages in the table of a wheelhouse; --json has all
 
 app = typer.Typer(
     name="env",
@@ -38,14 +38,14 @@ app.add_typer(warm.app)
 
 
 @dataclass(frozen=True)
-class EnvListCommand(Command):
+class _EnvListCommand(Command):
     COMMAND: ClassVar[str] = "env list"
     json: bool = common.JSON(False)
 
 
 @app.command("list", cls=DeclaredCommand)
-@command(EnvListCommand)
-def list_(asked: EnvListCommand) -> None:
+@command(_EnvListCommand)
+def _list_(asked: _EnvListCommand) -> None:
     """Show what is cached, how large it is and when it was last used.
 
     Example: mmrepro env list
@@ -106,7 +106,7 @@ def _starts(one: Stored) -> str:
 
 
 @dataclass(frozen=True)
-class EnvCreateCommand(Command):
+class _EnvCreateCommand(Command):
     COMMAND: ClassVar[str] = "env create"
     engine: str = common.ENGINE_NAME("", argument=True, required=True)
     release: str = common.RELEASE(
@@ -141,8 +141,8 @@ class EnvCreateCommand(Command):
 
 
 @app.command(cls=DeclaredCommand)
-@command(EnvCreateCommand)
-def create(asked: EnvCreateCommand) -> None:
+@command(_EnvCreateCommand)
+def create(asked: _EnvCreateCommand) -> None:
     """Build the environment of one release now, so that a run need not.
 
     Example: mmrepro env create vllm 0.23.0 --device cpu
@@ -198,7 +198,7 @@ def create(asked: EnvCreateCommand) -> None:
 
 
 @dataclass(frozen=True)
-class EnvVerifyCommand(Command):
+class _EnvVerifyCommand(Command):
     COMMAND: ClassVar[str] = "env verify"
     engine: str = common.ENGINE_NAME("", help="Only of this engine.", argument=True)
     release: str = common.RELEASE(
@@ -207,8 +207,8 @@ class EnvVerifyCommand(Command):
 
 
 @app.command(cls=DeclaredCommand)
-@command(EnvVerifyCommand)
-def verify(asked: EnvVerifyCommand) -> None:
+@command(_EnvVerifyCommand)
+def verify(asked: _EnvVerifyCommand) -> None:
     """Compare installed files with the hashes that their wheels brought, packages with
     the lock.
 
@@ -242,10 +242,10 @@ def verify(asked: EnvVerifyCommand) -> None:
             f"{found.name}: {found.files:,} files {words}, {found.unverified:,} "
             "without a hash"
         )
-        for problem in found.problems[:MAX_PROBLEMS]:
+        for problem in found.problems[:_MAX_PROBLEMS]:
             print(f"  {problem}")
-        if len(found.problems) > MAX_PROBLEMS:
-            print(f"  and {len(found.problems) - MAX_PROBLEMS} more")
+        if len(found.problems) > _MAX_PROBLEMS:
+            print(f"  and {len(found.problems) - _MAX_PROBLEMS} more")
     if not sound:
         print(
             "Build them again: mmrepro env prune ENGINE RELEASE, then mmrepro env "
@@ -255,7 +255,7 @@ def verify(asked: EnvVerifyCommand) -> None:
 
 
 @dataclass(frozen=True)
-class EnvPruneCommand(Command):
+class _EnvPruneCommand(Command):
     COMMAND: ClassVar[str] = "env prune"
     engine: str = common.ENGINE_NAME("", help="Only of this engine.", argument=True)
     release: str = common.RELEASE(
@@ -274,8 +274,8 @@ class EnvPruneCommand(Command):
 
 
 @app.command(cls=DeclaredCommand)
-@command(EnvPruneCommand)
-def prune(asked: EnvPruneCommand) -> None:
+@command(_EnvPruneCommand)
+def prune(asked: _EnvPruneCommand) -> None:
     """Remove environments; without arguments only what broken-off builds left behind.
 
     One that is being built or used is never removed.
@@ -317,7 +317,7 @@ def prune(asked: EnvPruneCommand) -> None:
 
 
 @dataclass(frozen=True)
-class WheelhouseCommand(Command):
+class _WheelhouseCommand(Command):
     COMMAND: ClassVar[str] = "env wheelhouse"
     engine: str = common.ENGINE_NAME("", argument=True, shown="mmrepro alone")
     release: str = common.RELEASE(
@@ -371,8 +371,8 @@ class WheelhouseCommand(Command):
 
 
 @app.command(cls=DeclaredCommand)
-@command(WheelhouseCommand)
-def wheelhouse(asked: WheelhouseCommand) -> None:
+@command(_WheelhouseCommand)
+def wheelhouse(asked: _WheelhouseCommand) -> None:
     """Carry mmrepro, and an engine, to a machine without a network, in parts of a
     bounded size.
 
@@ -397,7 +397,7 @@ def wheelhouse(asked: WheelhouseCommand) -> None:
     freeze = ""
     if asked.have:
         try:
-            freeze = read_file(asked.have, MAX_LIST_BYTES).decode("utf-8", "replace")
+            freeze = read_file(asked.have, _MAX_LIST_BYTES).decode("utf-8", "replace")
         except OSError as error:
             raise UsageError(
                 f"{asked.have} cannot be read: {error.strerror}."
@@ -433,18 +433,18 @@ def _print(made: Made, into: Path) -> None:
     table.add_column(f"{len(carried)} packages of {title}", no_wrap=True)
     table.add_column("MB", justify="right", no_wrap=True)
 
-    def row(text: str, packages: list[Planned]) -> None:
+    def row(text: str, packages: list[PlannedPackage]) -> None:
         sizes = [package.size for package in packages]
         total = sum(size or 0 for size in sizes)
         missing = sizes.count(None)
         unknown = f" and {missing} of unknown size" if missing else ""
         table.add_row(text, f"{total / 1e6:.1f}{unknown}")
 
-    for package in carried[:LARGEST]:
+    for package in carried[:_LARGEST]:
         source = " (from source)" if package.origin == "built" else ""
         row(f"{package.name} {package.version}{source}", [package])
-    if len(carried) > LARGEST:
-        row(f"{len(carried) - LARGEST} smaller ones", carried[LARGEST:])
+    if len(carried) > _LARGEST:
+        row(f"{len(carried) - _LARGEST} smaller ones", carried[_LARGEST:])
     if made.plan:
         row(f"mmrepro's own {len(made.harness)} requirements", made.harness)
     row("in all", [*carried, *(made.harness if made.plan else ())])
@@ -458,7 +458,7 @@ def _print(made: Made, into: Path) -> None:
         console.print(line, soft_wrap=True, highlight=False)
 
 
-def _not_carried(packages: Sequence[Planned]) -> list[str]:
+def _not_carried(packages: Sequence[PlannedPackage]) -> list[str]:
     """A line for each reason why packages are left out."""
     by_reason: dict[str, list[str]] = {}
     for package in packages:

@@ -15,16 +15,16 @@ from mmrepro.cli.options import command
 if TYPE_CHECKING:
     from mmrepro.tools.catalogue.find import IndexEntry, IndexHit
 
-GROUP = "mmrepro.scenarios"
+_GROUP = "mmrepro.scenarios"
 """Entry points with which distributions add scenarios (mmrepro.scenario.registry)."""
-SHOWN = 3
+_SHOWN = 3
 """Of what it is, and of what it may be."""
-WIDTH = 100
-DEADLINE_S = 600.0
+_WIDTH = 100
+_DEADLINE_S = 600.0
 
 
 @dataclass(frozen=True)
-class FindCommand(Command):
+class _FindCommand(Command):
     COMMAND: ClassVar[str] = "find"
     text: tuple[str, ...] = option(
         (),
@@ -40,8 +40,8 @@ class FindCommand(Command):
     json: bool = common.JSON(False)
 
 
-@command(FindCommand)
-def find(asked: FindCommand) -> None:
+@command(_FindCommand)
+def find(asked: _FindCommand) -> None:
     """Find the known failure that a text, a log or an issue belongs to, with its fix.
 
     No network is asked. Exit status: 0 it is one that is known; 3 perhaps, by its words
@@ -99,7 +99,7 @@ def foreign() -> set[str]:
     from mmrepro.tools.catalogue.find import entries
 
     here = {entry.name for entry in entries() if entry.kind == "scenario"}
-    points = {point.name: point.module for point in entry_points(group=GROUP)}
+    points = {point.name: point.module for point in entry_points(group=_GROUP)}
     ours = {
         name for name in here if points.get(name, "").startswith("mmrepro.scenarios.")
     }
@@ -148,7 +148,7 @@ def _in_file(path: Path) -> list[IndexHit]:
             )
         if kind is not None:
             return search(text_of(file), entries)
-        reading = read_logs([file], alone=True, deadline_s=DEADLINE_S, more=patterns)
+        reading = read_logs([file], alone=True, deadline_s=_DEADLINE_S, more=patterns)
         for why in reading.log.unread.values():
             typer.echo(one_line(f"{path}: {why}.", 300), err=True)
         cause = reading.cause
@@ -191,16 +191,16 @@ def _lines(asked: str, found: list[IndexHit], *, full: bool) -> Iterator[str]:
     else:
         yield f"{shown}: perhaps one of these"
     main = sure or perhaps
-    for one in main if full else main[:SHOWN]:
+    for one in main if full else main[:_SHOWN]:
         for name, text in _rows(one, full=full):
             head = f"  {name:<11}" if name else ""
-            yield head + (text if full else one_line(text, WIDTH - len(head)))
+            yield head + (text if full else one_line(text, _WIDTH - len(head)))
     more = [
         one.entry.name
-        for one in [*([] if full else main[SHOWN:]), *(perhaps if sure else [])]
+        for one in [*([] if full else main[_SHOWN:]), *(perhaps if sure else [])]
     ]
     if more:
-        yield one_line(f"Less near: {', '.join(more)}  (--full)", WIDTH)
+        yield one_line(f"Less near: {', '.join(more)}  (--full)", _WIDTH)
 
 
 def _rows(one: IndexHit, *, full: bool) -> Iterator[tuple[str, str]]:

@@ -29,8 +29,8 @@ from mmrepro.tools.catalogue.find import ECHO, INDEX, IndexEntry, Pattern
 FOUND = Path(__file__).parents[2] / "docs" / "found"
 """Where fuzzing's findings lie in the repository; they are not in the wheel, the index
 is."""
-MIN_TEXT = 8
-MAX_WORDS = 6000
+_MIN_TEXT = 8
+_MAX_WORDS = 6000
 
 ORDINARY = (
     (
@@ -82,7 +82,7 @@ ORDINARY = (
 )
 """Lines that servers print whatever fails, or where nothing does: a pattern that
 matches one of them names no failure."""
-COMMON = (
+_COMMON = (
     "IndexError: list index out of range",
     "RuntimeError: selected index k out of range",
     "IndexError: index 5 is out of bounds for dimension 1 with size 3",
@@ -112,7 +112,7 @@ COMMON = (
 )
 """Messages that several failures have: one of them alone names none."""
 
-THREADS = {
+_THREADS = {
     "mm-cache-desync": ("vllm#33865", "tenstorrent/tt-inference-server#2405"),
     "vllm-0.23.0-overtaken": ("vllm#31404",),
 }
@@ -140,7 +140,7 @@ def build(found: Path | None = FOUND) -> list[IndexEntry]:
     return [
         replace(
             entry,
-            references=(*entry.references, *map(_thread, THREADS.get(entry.name, ()))),
+            references=(*entry.references, *map(_thread, _THREADS.get(entry.name, ()))),
         )
         for entry in entries
     ]
@@ -171,17 +171,17 @@ def text_of(entries: Iterable[IndexEntry]) -> str:
 
 def _scenarios(names: Iterable[str]) -> Iterator[IndexEntry]:
     for name in names:
-        yield scenario_entry(load_scenario(name))
+        yield _scenario_entry(load_scenario(name))
 
 
 def others_of(names: Iterable[str]) -> Iterator[IndexEntry]:
     """Scenarios of other distributions; broken ones are left out."""
     for name in names:
         with contextlib.suppress(BrokenScenario):
-            yield scenario_entry(load_scenario(name))
+            yield _scenario_entry(load_scenario(name))
 
 
-def scenario_entry(scenario: Scenario) -> IndexEntry:
+def _scenario_entry(scenario: Scenario) -> IndexEntry:
     """One known failure, all its variants in one."""
     variants = scenario.variants or (scenario,)
     references = {
@@ -256,14 +256,14 @@ def pattern(name: str, expression: str) -> Pattern | None:
     if "mmrepro" in expression or any(re.search(expression, line) for line in ORDINARY):
         return None
     texts = tuple(text.decode() for text in texts_of(expression).texts or ())
-    if max(map(len, texts or (expression,))) < MIN_TEXT:
+    if max(map(len, texts or (expression,))) < _MIN_TEXT:
         return None
-    sure = not any(re.search(expression, line) for line in COMMON)
+    sure = not any(re.search(expression, line) for line in _COMMON)
     return Pattern(name, str(expression), texts, sure)
 
 
 def _words(texts: Iterable[str]) -> str:
-    return " ".join(dict.fromkeys(" ".join(texts).split()))[:MAX_WORDS]
+    return " ".join(dict.fromkeys(" ".join(texts).split()))[:_MAX_WORDS]
 
 
 # ------------------------------------------------------------------ classes
@@ -367,7 +367,11 @@ def _logged(report: str) -> Iterator[Pattern]:
     seen = set()
     for line in section.splitlines():
         match = _EXCEPTION.match(line.partition("[redacted:")[0].strip())
-        if match is None or ECHO.search(line) or len(match["message"] or "") < MIN_TEXT:
+        if (
+            match is None
+            or ECHO.search(line)
+            or len(match["message"] or "") < _MIN_TEXT
+        ):
             continue
         expression = re.escape(f"{match['kind']}: {match['message']}").replace(
             r"\ ", " "

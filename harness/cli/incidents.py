@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from mmrepro.failure.documents.listing import Listing
     from rich.console import Console
 
-STYLES = {
+_STYLES = {
     "reproduced": "red",
     "different-failure": "magenta",
     "not-reproduced": "green",
@@ -42,7 +42,7 @@ class RunEnding(StrEnum):
 
 
 @dataclass(frozen=True)
-class IncidentsCommand(Command):
+class _IncidentsCommand(Command):
     COMMAND: ClassVar[str] = "incidents"
     DOCUMENTS: ClassVar[tuple[str, ...]] = (
         "mmrepro.failure.documents.listing:IncidentsDocument",
@@ -79,8 +79,8 @@ class IncidentsCommand(Command):
     json: bool = common.JSON(False)
 
 
-@command(IncidentsCommand)
-def incidents(asked: IncidentsCommand) -> None:
+@command(_IncidentsCommand)
+def incidents(asked: _IncidentsCommand) -> None:
     """List the incidents that lie here, newest first, then the campaigns.
 
     Other commands take the numbers: mmrepro open 3, mmrepro report last.
@@ -102,7 +102,7 @@ def incidents(asked: IncidentsCommand) -> None:
         _table(found, asked)
 
 
-def _table(listing: Listing, asked: IncidentsCommand) -> None:
+def _table(listing: Listing, asked: _IncidentsCommand) -> None:
     from mmrepro.base.text.sanitize import one_line
     from mmrepro.failure.documents.listing import campaign_facts
     from rich.console import Console
@@ -184,7 +184,7 @@ def _rows(found: Sequence[tuple[Here, Head]], console: Console) -> None:
     show(COLUMNS, dict.fromkeys(range(len(COLUMNS)), "bold"), "folder")
     for cells, folder, (_, head) in zip(rows, folders, found, strict=True):
         wrong = "bold red" if head.as_expected is False else ""
-        show(cells, {0: "dim", 4: STYLES.get(head.outcome, ""), 5: wrong}, folder)
+        show(cells, {0: "dim", 4: _STYLES.get(head.outcome, ""), 5: wrong}, folder)
 
 
 def _row(head: Head) -> Iterator[str]:
@@ -206,7 +206,7 @@ def _row(head: Head) -> Iterator[str]:
 
 
 @dataclass(frozen=True)
-class OpenCommand(Command):
+class _OpenCommand(Command):
     COMMAND: ClassVar[str] = "open"
     folder: Path = common.PLACE(Path(LAST), required=False, shown=LAST)
     print: bool = option(
@@ -214,8 +214,8 @@ class OpenCommand(Command):
     )
 
 
-@command(OpenCommand)
-def open_(asked: OpenCommand) -> None:
+@command(_OpenCommand)
+def open_(asked: _OpenCommand) -> None:
     """Open the HTML page of an incident or a campaign in the browser.
 
     Without a display, or off a terminal, its path is printed.
@@ -244,7 +244,7 @@ def show_page(given: Path, *, only_print: bool = False) -> None:
 
 
 @dataclass(frozen=True)
-class ResumeCommand(Command):
+class _ResumeCommand(Command):
     COMMAND: ClassVar[str] = "resume"
     folder: Path = common.PLACE(
         Path(),
@@ -286,7 +286,7 @@ def _code_in(written: Sequence[str]) -> str:
     return ""
 
 
-def _trusting(written: Sequence[str], asked: ResumeCommand) -> list[str]:
+def _trusting(written: Sequence[str], asked: _ResumeCommand) -> list[str]:
     """``--trust``, for a command that asks for it again: the ledger of a matrix names
     files too."""
     from mmrepro.cli.app import declared_command
@@ -295,8 +295,8 @@ def _trusting(written: Sequence[str], asked: ResumeCommand) -> list[str]:
     return ["--trust"] if asked.trust and takes_it and "--trust" not in written else []
 
 
-@command(ResumeCommand)
-def resume(asked: ResumeCommand) -> None:
+@command(_ResumeCommand)
+def resume(asked: _ResumeCommand) -> None:
     """Continue a campaign: a matrix, bisection, ablation, replay or fuzz
     session. No run that has ended is repeated.
 

@@ -8,7 +8,7 @@ from typing import Any, Union
 
 from pydantic import TypeAdapter
 
-DRAFT = "https://json-schema.org/draft/2020-12/schema"
+_DRAFT = "https://json-schema.org/draft/2020-12/schema"
 
 
 def json_schema(documents: Sequence[str]) -> dict[str, Any]:
@@ -21,4 +21,4 @@ def json_schema(documents: Sequence[str]) -> dict[str, Any]:
         classes.append(getattr(import_module(module), name))
     any_of_them: Any = Union[tuple(classes)]  # noqa: UP007
     schema = TypeAdapter(any_of_them).json_schema()
-    return {**schema, "$schema": DRAFT}
+    return {**schema, "$schema": _DRAFT}

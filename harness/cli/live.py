@@ -15,11 +15,11 @@ from mmrepro.cli.options import command
 from mmrepro.live.diagnose.options import DiagnoseCommand
 from mmrepro.live.watch.options import WatchCommand
 
-WARM_UP_S = 4.0
+_WARM_UP_S = 4.0
 """A healthy server is known by then, and has no report."""
-MAX_CPU_S = 60
-MAX_MEMORY = 2 << 30
-MOST_SERVERS = 64
+_MAX_CPU_S = 60
+_MAX_MEMORY = 2 << 30
+_MOST_SERVERS = 64
 
 if TYPE_CHECKING:
     from mmrepro.live.diagnose.session import Diagnosed
@@ -143,7 +143,7 @@ def _several(asked: DiagnoseCommand) -> NoReturn:
     from rich.console import Console
 
     quiet = asked.json or asked.quiet
-    _bound(1 + len(asked.more) if not asked.prometheus else MOST_SERVERS)
+    _bound(1 + len(asked.more) if not asked.prometheus else _MOST_SERVERS)
     told = Console(stderr=True, quiet=quiet)
     looked = look(asked, None if quiet else lambda text: told.print(text, markup=False))
     for folder in (
@@ -170,7 +170,7 @@ def _warm_up() -> None:
         import mmrepro.reports.diagnosis
         import mmrepro.reports.picture  # noqa: F401
 
-    timer = threading.Timer(WARM_UP_S, load)
+    timer = threading.Timer(_WARM_UP_S, load)
     timer.daemon = True  # nobody waits for it
     timer.start()
 
@@ -192,14 +192,14 @@ def _bound(servers: int = 1) -> None:
 
     def stop(*_: object) -> None:
         raise RunTimeout(
-            f"The diagnosis used {MAX_CPU_S * servers} s of CPU and was ended.",
+            f"The diagnosis used {_MAX_CPU_S * servers} s of CPU and was ended.",
             hint="mmrepro diagnose URL --log /dev/null, if its log is very large",
         )
 
     signal.signal(signal.SIGXCPU, stop)
     limits = (
-        (resource.RLIMIT_CPU, MAX_CPU_S * servers),
-        (resource.RLIMIT_DATA, MAX_MEMORY * min(servers, 4)),
+        (resource.RLIMIT_CPU, _MAX_CPU_S * servers),
+        (resource.RLIMIT_DATA, _MAX_MEMORY * min(servers, 4)),
     )
     for kind, limit in limits:
         hard = resource.getrlimit(kind)[1]

@@ -14,7 +14,7 @@ from mmrepro.cli.options import command
 
 
 @dataclass(frozen=True)
-class LogsCommand(Command):
+class _LogsCommand(Command):
     COMMAND: ClassVar[str] = "logs"
     DOCUMENTS: ClassVar[tuple[str, ...]] = (
         "mmrepro.failure.documents.cause:LogReading",
@@ -38,8 +38,8 @@ class LogsCommand(Command):
     json: bool = common.JSON(False)
 
 
-@command(LogsCommand)
-def logs(asked: LogsCommand) -> None:
+@command(_LogsCommand)
+def logs(asked: _LogsCommand) -> None:
     """Read a server's logs: what ended it, which process first, when, and its last
     progress.
 

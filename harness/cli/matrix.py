@@ -36,7 +36,7 @@ app = typer.Typer(
 )
 
 
-def quarantine_of(path: Path | None) -> Quarantine:
+def _quarantine_of(path: Path | None) -> Quarantine:
     from mmrepro.history.concerns import Quarantine, load_quarantine
 
     return load_quarantine(path) if path is not None else Quarantine()
@@ -113,7 +113,7 @@ def execute(asked: MatrixRunCommand) -> ExitCode:
             )
         excused = _excused(settings, newest, console)
         return _print_ended(
-            EndedNight(ledger.history, newest, folder, excused), asked, console
+            _EndedNight(ledger.history, newest, folder, excused), asked, console
         )
 
 
@@ -179,12 +179,12 @@ def _run(
     if not (idle and (folder / "dashboard.html").exists()):
         write_night(ledger.history, runs, folder, excused)
     left = [planned.cell.id for planned in policy.todo]
-    ended = EndedNight(ledger.history, runs, folder, excused, left, again, notes, idle)
+    ended = _EndedNight(ledger.history, runs, folder, excused, left, again, notes, idle)
     return _print_ended(ended, asked, console)
 
 
 @dataclass(frozen=True)
-class EndedNight:
+class _EndedNight:
     """A nightly run that has ended, or has stopped for now."""
 
     history: History
@@ -198,7 +198,7 @@ class EndedNight:
 
 
 def _print_ended(
-    ended: EndedNight, asked: MatrixRunCommand, console: Console
+    ended: _EndedNight, asked: MatrixRunCommand, console: Console
 ) -> ExitCode:
     from mmrepro.campaign.matrix.session import exit_code
     from mmrepro.history.nightly import NightView, night_document
@@ -242,7 +242,7 @@ def _line(console: Console, text: str, style: str = "") -> None:
 def _excused(
     settings: MatrixRunCommand, runs: NightRuns, console: Console
 ) -> Quarantine:
-    loaded = quarantine_of(settings.quarantine)
+    loaded = _quarantine_of(settings.quarantine)
     for warning in loaded.warnings(list(runs.cells.values()), runs.night.created.wall):
         _line(console, warning, "yellow")
     return loaded
@@ -287,7 +287,7 @@ def _print_dry_run(made: DryRun, console: Console) -> None:
 
 
 @dataclass(frozen=True)
-class MatrixReportCommand(Command):
+class _MatrixReportCommand(Command):
     COMMAND: ClassVar[str] = "matrix report"
     ledger: Path = common.LEDGER(Path(DEFAULT_OUT))
     night: str = common.NIGHT("")
@@ -305,8 +305,8 @@ class MatrixReportCommand(Command):
 
 
 @app.command(cls=DeclaredCommand)
-@command(MatrixReportCommand)
-def report(asked: MatrixReportCommand) -> None:
+@command(_MatrixReportCommand)
+def report(asked: _MatrixReportCommand) -> None:
     """Report a nightly run again, from the ledger alone.
 
     Example:  mmrepro matrix report nights --format md >> "$GITHUB_STEP_SUMMARY"
@@ -318,7 +318,7 @@ def report(asked: MatrixReportCommand) -> None:
     from mmrepro.reports.terminal import print_page
 
     history, chosen = chosen_night(asked.ledger, asked.night)
-    excused = quarantine_of(asked.quarantine)
+    excused = _quarantine_of(asked.quarantine)
     if asked.write is not None:
         for path in write_night(history, chosen, asked.write, excused):
             typer.echo(str(path))
@@ -331,7 +331,7 @@ def report(asked: MatrixReportCommand) -> None:
 
 
 @dataclass(frozen=True)
-class MatrixDiffCommand(Command):
+class _MatrixDiffCommand(Command):
     COMMAND: ClassVar[str] = "matrix diff"
     DOCUMENTS: ClassVar[tuple[str, ...]] = ("mmrepro.history.nightly:DiffDocument",)
     ledger: Path = common.LEDGER(Path(DEFAULT_OUT))
@@ -347,8 +347,8 @@ class MatrixDiffCommand(Command):
 
 
 @app.command(cls=DeclaredCommand)
-@command(MatrixDiffCommand)
-def diff(asked: MatrixDiffCommand) -> None:
+@command(_MatrixDiffCommand)
+def diff(asked: _MatrixDiffCommand) -> None:
     """Show what changed from one nightly run to another.
 
     Exit codes: 0 nothing that alarms; 1 a bug came back, a drift, a flaky cell, another
@@ -387,7 +387,7 @@ def diff(asked: MatrixDiffCommand) -> None:
 
 
 @dataclass(frozen=True)
-class MatrixHistoryCommand(Command):
+class _MatrixHistoryCommand(Command):
     COMMAND: ClassVar[str] = "matrix history"
     DOCUMENTS: ClassVar[tuple[str, ...]] = ("mmrepro.history.nightly:NightsDocument",)
     ledger: Path = common.LEDGER(Path(DEFAULT_OUT))
@@ -402,8 +402,8 @@ class MatrixHistoryCommand(Command):
 
 
 @app.command(cls=DeclaredCommand)
-@command(MatrixHistoryCommand)
-def history(asked: MatrixHistoryCommand) -> None:
+@command(_MatrixHistoryCommand)
+def history(asked: _MatrixHistoryCommand) -> None:
     """Show every job over the nightly runs, oldest first.
 
     Example:  mmrepro matrix history nights --scenario ghost-key-eviction
@@ -421,7 +421,7 @@ def history(asked: MatrixHistoryCommand) -> None:
 
 
 @dataclass(frozen=True)
-class MatrixMergeCommand(Command):
+class _MatrixMergeCommand(Command):
     COMMAND: ClassVar[str] = "matrix merge"
     folders: tuple[Path, ...] = option(
         (),
@@ -440,8 +440,8 @@ class MatrixMergeCommand(Command):
 
 
 @app.command(cls=DeclaredCommand)
-@command(MatrixMergeCommand)
-def merge(asked: MatrixMergeCommand) -> None:
+@command(_MatrixMergeCommand)
+def merge(asked: _MatrixMergeCommand) -> None:
     """Make one ledger of several, and its reports; what is there already is kept.
 
     Example:  mmrepro matrix merge shard-1 shard-2 --out nights
@@ -451,7 +451,7 @@ def merge(asked: MatrixMergeCommand) -> None:
     from mmrepro.history.merge import merge as join
     from mmrepro.reports.nightly import write_night
 
-    out, excused = asked.out, quarantine_of(asked.quarantine)
+    out, excused = asked.out, _quarantine_of(asked.quarantine)
     done = join(list(asked.folders), out, incidents=asked.incidents)
     if done.nothing:
         typer.echo(f"{out} has all of that already.")

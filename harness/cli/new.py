@@ -17,7 +17,7 @@ from mmrepro.cli.options import command
 
 
 @dataclass(frozen=True)
-class NewCommand(Command):
+class _NewCommand(Command):
     COMMAND: ClassVar[str] = "new"
     scenario: str = option(
         "",
@@ -51,8 +51,8 @@ class NewCommand(Command):
         return "".join(word.capitalize() for word in self.scenario.split("-"))
 
 
-@command(NewCommand)
-def new(asked: NewCommand) -> None:
+@command(_NewCommand)
+def new(asked: _NewCommand) -> None:
     """Write a scenario file that runs, and a test that fails until it is filled in.
 
     With --from the scenario sends a finding's own requests.
@@ -83,7 +83,7 @@ Written = tuple[str, str, tuple[Path, ...], tuple[str, ...]]
 """Engine, release, what was written, and and lines on it."""
 
 
-def _blank(asked: NewCommand) -> Written:
+def _blank(asked: _NewCommand) -> Written:
     """Raises UsageError: a bad name, no such engine, no such release, or a file is
     there."""
     from mmrepro.base.machine.files import write_file
@@ -145,7 +145,7 @@ def _blank(asked: NewCommand) -> Written:
     )
 
 
-def _from(asked: NewCommand) -> Written:
+def _from(asked: _NewCommand) -> Written:
     """Write the scenario of a finding, and the folder with its case beside it.
 
     Raises:
@@ -212,7 +212,7 @@ def _from(asked: NewCommand) -> Written:
 
 
 def _write(
-    asked: NewCommand, files: tuple[Path, Path], write: Callable[[], None], again: str
+    asked: _NewCommand, files: tuple[Path, Path], write: Callable[[], None], again: str
 ) -> None:
     """Both or neither. Raises UsageError: one is there. Raises UnwritableOutput."""
     from mmrepro.base.machine.files import refuse_other_kinds

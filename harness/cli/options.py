@@ -30,8 +30,8 @@ from mmrepro.base.options import (
 from typer.core import TyperCommand
 
 C = TypeVar("C", bound=Command)
-JSON_SCHEMA = "json_schema"
-AFTER_DASHES = "after --"
+_JSON_SCHEMA = "json_schema"
+_AFTER_DASHES = "after --"
 """Where a command keeps what follows ``--``, if it has a plain field ``child``: another
 command."""
 PLACES = ("incident", "campaign", "unfinished", "finding", "record")
@@ -45,7 +45,7 @@ def command(made: type[C]) -> Callable[[Callable[[C], None]], Callable[..., None
     def decorate(execute: Callable[[C], None]) -> Callable[..., None]:
         @wraps(execute)
         def call(ctx: typer.Context, **values: Any) -> None:
-            values.pop(JSON_SCHEMA, None)
+            values.pop(_JSON_SCHEMA, None)
             asked = _options(made, ctx, values)
             try:
                 execute(asked)
@@ -91,7 +91,7 @@ def _json_schema(made: type[Command]) -> inspect.Parameter:
         rich_help_panel=OUTPUT,
     )
     return inspect.Parameter(
-        JSON_SCHEMA,
+        _JSON_SCHEMA,
         inspect.Parameter.KEYWORD_ONLY,
         default=False,
         annotation=Annotated[bool, info],
@@ -127,7 +127,7 @@ def _options(made: type[C], ctx: typer.Context, values: dict[str, Any]) -> C:
             at = partial(place, kind=one.option.names)
             values[one.field] = tuple(map(at, found)) if one.several else at(found)
     if hasattr(made, "child"):
-        values["child"] = ctx.meta.get(AFTER_DASHES, ())
+        values["child"] = ctx.meta.get(_AFTER_DASHES, ())
     return made(**values, origins=origins)
 
 
@@ -260,7 +260,7 @@ class DeclaredCommand(TyperCommand):
         if hasattr(made, "child") and dashes:
             # Of two, the first is for arguments that begin with a dash.
             at = dashes[:2][-1]
-            ctx.meta[AFTER_DASHES], args = tuple(args[at + 1 :]), args[:at]
+            ctx.meta[_AFTER_DASHES], args = tuple(args[at + 1 :]), args[:at]
         words = [*args]  # the parser empties it
         try:
             return super().parse_args(ctx, args)

@@ -80,10 +80,10 @@ def fuzz(asked: FuzzCommand) -> None:
     )
 
 
-CommandT = TypeVar("CommandT", ReplayCommand, ReproCommand, FuzzCommand)
+_CommandT = TypeVar("_CommandT", ReplayCommand, ReproCommand, FuzzCommand)
 
 
-def box_there(asked: CommandT, without: str) -> CommandT:
+def box_there(asked: _CommandT, without: str) -> _CommandT:
     """The command, with a box that holds; on a terminal its user may do without one.
 
     ``without``: the option that says so beforehand. Raises NoBox: there is none here,

@@ -44,12 +44,12 @@ def page_of(place: Path) -> Path:
 # --------------------------------------------------------------- mmrepro report
 
 
-UPSTREAM = "upstream-test"
-FORMATS = ("text", "md", "html", "json", "junit", "issue", UPSTREAM)
+_UPSTREAM = "upstream-test"
+_FORMATS = ("text", "md", "html", "json", "junit", "issue", _UPSTREAM)
 
 
 @dataclass(frozen=True)
-class ReportCommand(Command):
+class _ReportCommand(Command):
     COMMAND: ClassVar[str] = "report"
     incident: Path = common.PLACE(
         Path(),
@@ -62,7 +62,7 @@ class ReportCommand(Command):
         "bug-report form; upstream-test: a finding as a test for the engine's own "
         "tree, once it was run.",
         group=OUTPUT,
-        choices=FORMATS,
+        choices=_FORMATS,
     )
     full: bool = common.FULL(False, help="Print every section on the terminal.")
     good: str = option(
@@ -85,15 +85,15 @@ class ReportCommand(Command):
     )
 
     def __post_init__(self) -> None:
-        if self.format != UPSTREAM and (self.good or not self.run):
+        if self.format != _UPSTREAM and (self.good or not self.run):
             raise UsageError(
                 "--good and --no-run are for --format upstream-test.",
-                hint=f"mmrepro report DIR --format {UPSTREAM} --good VERSION",
+                hint=f"mmrepro report DIR --format {_UPSTREAM} --good VERSION",
             )
 
 
-@command(ReportCommand)
-def report(asked: ReportCommand) -> None:
+@command(_ReportCommand)
+def report(asked: _ReportCommand) -> None:
     """Make a report again, from a folder alone.
 
     Example:  mmrepro report last --format html
@@ -110,7 +110,7 @@ def report(asked: ReportCommand) -> None:
         return
     if asked.format == "issue":
         text = _issue(kind, loaded, asked.incident)
-    elif asked.format == UPSTREAM:
+    elif asked.format == _UPSTREAM:
         text = _upstream(asked, loaded)
     else:
         place = asked.incident
@@ -163,7 +163,7 @@ def _of_one(
     )
 
 
-def _upstream(asked: ReportCommand, loaded: object) -> str:
+def _upstream(asked: _ReportCommand, loaded: object) -> str:
     """The test, run where it is to fail and where it is to pass.
 
     Raises:
@@ -180,11 +180,11 @@ def _upstream(asked: ReportCommand, loaded: object) -> str:
 
     if isinstance(loaded, Replay):
         folders = [asked.incident / finding.folder for finding in loaded.findings]
-        raise _of_one(folders, "a replay", asked.incident, UPSTREAM)
+        raise _of_one(folders, "a replay", asked.incident, _UPSTREAM)
     if not isinstance(loaded, LoadedFinding):
         raise UsageError(
             "A test is written for a finding of mmrepro replay or fuzz.",
-            hint=f"mmrepro report f1 --format {UPSTREAM}",
+            hint=f"mmrepro report f1 --format {_UPSTREAM}",
         )
     with public(loaded) as shown:
         if not asked.run:
@@ -197,11 +197,11 @@ def _upstream(asked: ReportCommand, loaded: object) -> str:
 
 # ---------------------------------------------------------------- mmrepro judge
 
-STYLES = {"met": "green", "confirmed": "green", "not-met": "red", "refuted": "red"}
+_STYLES = {"met": "green", "confirmed": "green", "not-met": "red", "refuted": "red"}
 
 
 @dataclass(frozen=True)
-class JudgeCommand(Command):
+class _JudgeCommand(Command):
     COMMAND: ClassVar[str] = "judge"
     DOCUMENTS: ClassVar[tuple[str, ...]] = ("mmrepro.runs.judge:JudgeDocument",)
     incidents: tuple[Path, ...] = common.PLACE(
@@ -238,8 +238,8 @@ class JudgeCommand(Command):
     json: bool = common.JSON(False)
 
 
-@command(JudgeCommand)
-def judge(asked: JudgeCommand) -> None:
+@command(_JudgeCommand)
+def judge(asked: _JudgeCommand) -> None:
     """Judge recorded evidence again, without an engine: each condition and claim, then
     and now.
 
@@ -253,7 +253,7 @@ def judge(asked: JudgeCommand) -> None:
     from mmrepro.reports import load
     from mmrepro.runs.judge import JudgedAgain, JudgeDocument, rejudge
 
-    judged: list[JudgedRun] = []
+    judged: list[_JudgedRun] = []
     for path in asked.incidents:
         incident = load(path)
         check = checked(path)
@@ -261,7 +261,7 @@ def judge(asked: JudgeCommand) -> None:
             check.refuse_changed(path)
         signer = signed_by(path, check, asked.signers) if asked.signers else ""
         found = rejudge(incident, _scenario(incident, asked))
-        judged.append(JudgedRun(path, incident, found, check, signer))
+        judged.append(_JudgedRun(path, incident, found, check, signer))
     if asked.json:
         again = [
             JudgedAgain.of(one.path, one.incident, one.found, one.check, one.signer)
@@ -274,7 +274,7 @@ def judge(asked: JudgeCommand) -> None:
         raise typer.Exit(1)
 
 
-class JudgedRun(NamedTuple):
+class _JudgedRun(NamedTuple):
     """An incident that was judged again, what the record of its hashes says, and who
     signed that."""
 
@@ -285,7 +285,7 @@ class JudgedRun(NamedTuple):
     signer: str
 
 
-def _scenario(incident: Incident, asked: JudgeCommand) -> Any:
+def _scenario(incident: Incident, asked: _JudgeCommand) -> Any:
     """Raises UsageError: it is none of those that are known, and none was given.
 
     A file that the incident names is never run: whoever wrote the incident chose that
@@ -305,7 +305,7 @@ def _scenario(incident: Incident, asked: JudgeCommand) -> Any:
         ) from error
 
 
-def _print_judged(judged: list[JudgedRun], *, every: bool) -> None:
+def _print_judged(judged: list[_JudgedRun], *, every: bool) -> None:
     from mmrepro.base.text.sanitize import plain
     from rich.console import Console
     from rich.markup import escape
@@ -328,7 +328,7 @@ def _print_judged(judged: list[JudgedRun], *, every: bool) -> None:
         rows = []
         for part in found.parts if every else found.changes:
             then, now = part.then or "new", part.now or "gone"
-            style = "bold yellow" if part.differs else STYLES.get(now, "dim")
+            style = "bold yellow" if part.differs else _STYLES.get(now, "dim")
             observed = escape(plain(part.observed))
             rows.append((part.kind, part.id, then, f"[{style}]{now}[/]", observed))
         if rows:
@@ -358,12 +358,12 @@ def _print_judged(judged: list[JudgedRun], *, every: bool) -> None:
 
 # ---------------------------------------------------------------- mmrepro bundle
 
-MAX_SECRETS = 1000
-MAX_SECRETS_BYTES = 1 << 20
+_MAX_SECRETS = 1000
+_MAX_SECRETS_BYTES = 1 << 20
 
 
 @dataclass(frozen=True)
-class BundleCommand(Command):
+class _BundleCommand(Command):
     COMMAND: ClassVar[str] = "bundle"
     incident: Path = common.PLACE(
         Path(), help="Incident or replay: its folder, number, id, or last."
@@ -388,8 +388,8 @@ class BundleCommand(Command):
     json: bool = common.JSON(False)
 
 
-@command(BundleCommand)
-def bundle(asked: BundleCommand) -> None:
+@command(_BundleCommand)
+def bundle(asked: _BundleCommand) -> None:
     """Pack an incident or a replay into one file: redacted, listed, checksummed, small.
 
     A replay's texts and images are replaced by random ones of the same lengths. Read
@@ -441,14 +441,14 @@ def _lines(path: Path) -> list[str]:
     from mmrepro.base.machine.files import read_file
 
     try:
-        text = read_file(path, MAX_SECRETS_BYTES).decode()
+        text = read_file(path, _MAX_SECRETS_BYTES).decode()
     except (OSError, UnicodeDecodeError) as error:
         why = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
         raise UsageError(f"{path} cannot be read: {why}.") from error
     lines = [line for line in text.splitlines() if line.strip()]
-    if len(lines) > MAX_SECRETS:
+    if len(lines) > _MAX_SECRETS:
         raise UsageError(
-            f"{path} has {len(lines):,} texts: at most {MAX_SECRETS:,} are looked for.",
+            f"{path} has {len(lines):,} texts: at most {_MAX_SECRETS:,} are looked for.",
             hint="leave out what has the form of a key or a token: it is found anyway",
         )
     return lines

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class ListCommand(Command):
+class _ListCommand(Command):
     COMMAND: ClassVar[str] = "list"
     DOCUMENTS: ClassVar[tuple[str, ...]] = (
         "mmrepro.tools.catalogue.documents:ListDocument",
@@ -56,8 +56,8 @@ class ListCommand(Command):
     json: bool = common.JSON(False)
 
 
-@command(ListCommand)
-def list_scenarios(asked: ListCommand) -> None:
+@command(_ListCommand)
+def list_scenarios(asked: _ListCommand) -> None:
     """List the known failure modes.
 
     Example:  mmrepro list --alive
@@ -159,7 +159,7 @@ def _recorded(ledger: Path | None) -> list[RecordedRun]:
     return found if ledger is None else [*found, *of_history(read(ledger), str(ledger))]
 
 
-def _alive(asked: ListCommand) -> None:
+def _alive(asked: _ListCommand) -> None:
     """What recorded runs show of the newest releases. Raises as :func:`_recorded` and
     ``known``."""
     from mmrepro.tools.catalogue.standing import known, newest_of, standings, strangers
@@ -253,11 +253,11 @@ def _day(moment: datetime | None) -> str:
 # ---------------------------------------------------------------- mmrepro show
 
 
-STATUSES = ("confirmed", "refuted", "not-tested")
+_STATUSES = ("confirmed", "refuted", "not-tested")
 
 
 @dataclass(frozen=True)
-class ShowCommand(Command):
+class _ShowCommand(Command):
     COMMAND: ClassVar[str] = "show"
     DOCUMENTS: ClassVar[tuple[str, ...]] = (
         "mmrepro.tools.catalogue.documents:ScenarioDocument",
@@ -275,7 +275,7 @@ class ShowCommand(Command):
         False, "Show what the original reports claim, and the run that judged it."
     )
     status: str | None = option(
-        None, "With --claims: only those with this status.", choices=STATUSES
+        None, "With --claims: only those with this status.", choices=_STATUSES
     )
     full: bool = common.FULL(
         False, help="Print every section; with --claims every claim."
@@ -294,15 +294,15 @@ class ShowCommand(Command):
         return self.scenarios[0]
 
 
-PARTS = {
+_PARTS = {
     "precondition": "Preconditions: the trigger arrived",
     "symptom": "Conditions of the symptom",
     "cause": "Conditions of the cause",
 }
 
 
-@command(ShowCommand)
-def show(asked: ShowCommand) -> None:
+@command(_ShowCommand)
+def show(asked: _ShowCommand) -> None:
     """Show one failure mode: what happens, why, its signature, mitigations and
     references.
 
@@ -341,7 +341,7 @@ def show(asked: ShowCommand) -> None:
     print_page(_page(loaded, conditions, live), table_console(), full=asked.full)
 
 
-def _check(asked: ShowCommand) -> None:
+def _check(asked: _ShowCommand) -> None:
     """Raises UsageError: options that do not go together, or not one scenario."""
     if asked.claims and asked.variant:
         raise UsageError(
@@ -362,7 +362,7 @@ def _check(asked: ShowCommand) -> None:
         )
 
 
-def _show_declared(asked: ShowCommand) -> None:
+def _show_declared(asked: _ShowCommand) -> None:
     """Show what a file declares, which was parsed and not run. Raises as
     ``read_declared``."""
     from mmrepro.scenario.reading import read_declared
@@ -397,7 +397,7 @@ def _declared_page(read: DeclaredScenario, file: str, in_full: str) -> Page:
             for one in read.conditions
             if one.part == part
         ]
-        for part, title in PARTS.items()
+        for part, title in _PARTS.items()
     }
     mitigations = [(one.name, one.description) for one in read.mitigations]
     references = [(one.id, one.title, one.address) for one in read.references]
@@ -471,7 +471,7 @@ def _page(loaded: Scenario, conditions: Sequence[Condition], live: set[str]) -> 
             for c in conditions
             if c.part == part
         ]
-        for part, title in PARTS.items()
+        for part, title in _PARTS.items()
     }
     named = ["name:name", "what it is"]
     listed = {
@@ -527,7 +527,7 @@ def _page(loaded: Scenario, conditions: Sequence[Condition], live: set[str]) -> 
 # ------------------------------------------------------- mmrepro show --claims
 
 
-def _claims(asked: ShowCommand) -> None:
+def _claims(asked: _ShowCommand) -> None:
     """Print the claims of the original reports, and the run that judged each."""
     from mmrepro.scenarios.data import claims as file
     from mmrepro.tools.catalogue.claims import Claims, load

@@ -11,7 +11,7 @@ from mmrepro.base.errors import UsageError
 from mmrepro.base.options import Command, OptionOrigin
 
 C = TypeVar("C", bound=Command)
-NEWEST = "newest"
+_NEWEST = "newest"
 
 
 def released(asked: C, engine: str = "") -> C:
@@ -35,7 +35,7 @@ def released(asked: C, engine: str = "") -> C:
             raise UsageError(
                 "--kernels needs --source.", hint="--source DIR --kernels 0.32.0"
             )
-        if getattr(given, "release", "") != NEWEST:
+        if getattr(given, "release", "") != _NEWEST:
             return asked
         return replace(given, release=newest(engine, device))  # type: ignore[no-any-return]
     several = hasattr(given, "releases")

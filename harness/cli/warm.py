@@ -26,7 +26,7 @@ app = typer.Typer(
 
 
 @dataclass(frozen=True)
-class WarmStartCommand(Command):
+class _WarmStartCommand(Command):
     COMMAND: ClassVar[str] = "env warm start"
     scenario: str = common.SCENARIO("")
     variant: str = common.VARIANT("")
@@ -49,8 +49,8 @@ class WarmStartCommand(Command):
 
 
 @app.command(cls=DeclaredCommand)
-@command(WarmStartCommand)
-def start(asked: WarmStartCommand) -> None:
+@command(_WarmStartCommand)
+def start(asked: _WarmStartCommand) -> None:
     """Import the engine of a scenario once, for the `mmrepro run`s that follow.
 
     Example:  mmrepro env warm start ghost-key-eviction
@@ -96,14 +96,14 @@ def start(asked: WarmStartCommand) -> None:
 
 
 @dataclass(frozen=True)
-class WarmStatusCommand(Command):
+class _WarmStatusCommand(Command):
     COMMAND: ClassVar[str] = "env warm status"
     json: bool = common.JSON(False)
 
 
 @app.command(cls=DeclaredCommand)
-@command(WarmStatusCommand)
-def status(asked: WarmStatusCommand) -> None:
+@command(_WarmStatusCommand)
+def status(asked: _WarmStatusCommand) -> None:
     """Show what is kept warm, what it takes, and when it ends.
 
     Example:  mmrepro env warm status
@@ -122,7 +122,7 @@ def status(asked: WarmStatusCommand) -> None:
 
 
 @dataclass(frozen=True)
-class WarmStopCommand(Command):
+class _WarmStopCommand(Command):
     COMMAND: ClassVar[str] = "env warm stop"
     key: str = option(
         "",
@@ -134,8 +134,8 @@ class WarmStopCommand(Command):
 
 
 @app.command(cls=DeclaredCommand)
-@command(WarmStopCommand)
-def stop(asked: WarmStopCommand) -> None:
+@command(_WarmStopCommand)
+def stop(asked: _WarmStopCommand) -> None:
     """End what is kept warm. Servers that were forked from it go on.
 
     Example:  mmrepro env warm stop

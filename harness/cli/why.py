@@ -20,12 +20,12 @@ if TYPE_CHECKING:
     from mmrepro.live.diagnose.starts import StartReading
     from mmrepro.probes.data import LogLine
 
-GRACE_S = 5.0
+_GRACE_S = 5.0
 READY, FAILED, UNTOLD = 0, 1, 3
 
 
 @dataclass(frozen=True)
-class WhyCommand(Command):
+class _WhyCommand(Command):
     COMMAND: ClassVar[str] = "why"
     DOCUMENTS: ClassVar[tuple[str, ...]] = (
         "mmrepro.live.diagnose.starts:StartReading",
@@ -57,8 +57,8 @@ class WhyCommand(Command):
     child: tuple[str, ...] = ()
 
 
-@command(WhyCommand)
-def why(asked: WhyCommand) -> None:
+@command(_WhyCommand)
+def why(asked: _WhyCommand) -> None:
     """Find out why a server does not start: from its log, or by starting it.
 
     With a LOG it reads the last start in it. With -- COMMAND… it starts that in a
@@ -95,7 +95,7 @@ def _code(answer: StartReading) -> int:
     return FAILED if answer.cause is not None else UNTOLD
 
 
-def _read(asked: WhyCommand, engine: Engine | None) -> StartReading:
+def _read(asked: _WhyCommand, engine: Engine | None) -> StartReading:
     import tempfile
 
     from mmrepro.base.errors import UsageError
@@ -121,7 +121,7 @@ def _read(asked: WhyCommand, engine: Engine | None) -> StartReading:
     return answer.model_copy(update={"log": log, "notes": [*answer.notes, *notes]})
 
 
-def _watched(asked: WhyCommand, engine: Engine | None) -> StartReading:
+def _watched(asked: _WhyCommand, engine: Engine | None) -> StartReading:
     import shutil
 
     from mmrepro.base.errors import UsageError
@@ -141,7 +141,7 @@ def _watched(asked: WhyCommand, engine: Engine | None) -> StartReading:
         log.unlink()
     sizes = [gpu.memory_total_bytes or 0 for gpu in read_gpus().gpus]
     process = start_engine(
-        list(asked.child), dict(os.environ), cwd=Path.cwd(), log=log, grace_s=GRACE_S
+        list(asked.child), dict(os.environ), cwd=Path.cwd(), log=log, grace_s=_GRACE_S
     )
     kept = False
     try:

@@ -38,14 +38,14 @@ from mmrepro.engines.features import feature
 from mmrepro.engines.folders import table
 from mmrepro.engines.models.tiny import ADAPTERS, TINY
 
-NOT_LISTED: Final = "it is not among the options that others may set"
-NO_VARIABLE: Final = "it is not among the variables that others may set"
+_NOT_LISTED: Final = "it is not among the options that others may set"
+_NO_VARIABLE: Final = "it is not among the variables that others may set"
 
 # ---------------------------------------------------------------------- kinds of values
 
-MOST_AMOUNT = 10**12
-MOST_VALUES = 256
-MOST_JSON = 4096
+_MOST_AMOUNT = 10**12
+_MOST_VALUES = 256
+_MOST_JSON = 4096
 """Characters of an object: each one that is meant is far shorter."""
 
 _INTEGER: Final = re.compile(r"-?[0-9]{1,12}|[0-9]{1,6}(?:\.[0-9]{1,3})?[kKmMgG]")
@@ -62,7 +62,7 @@ _FEATURE: Final = re.compile(r"\{feature:([a-z0-9.-]+)\}")
 _UNSET: Final = re.compile(r"none|null|auto", re.IGNORECASE)
 """What options of every kind take for "not given"."""
 
-WANTED: Final[Mapping[str, str]] = {
+_WANTED: Final[Mapping[str, str]] = {
     "integer": "a whole number",
     "integers": "whole numbers",
     "number": "a number",
@@ -77,7 +77,7 @@ WANTED: Final[Mapping[str, str]] = {
     "folder": "a folder below the server's temporary one",
 }
 """Kind: what its value has to be, in the words of an error."""
-SEVERAL: Final = frozenset({"integers", "words", "adapters"})
+_SEVERAL: Final = frozenset({"integers", "words", "adapters"})
 """Kinds of which an option takes several values."""
 
 
@@ -112,7 +112,7 @@ def _fits(kind: str, text: str) -> bool:
 
 def _object(text: str) -> Any:
     """The JSON in ``text``; None: it is none, or too long."""
-    if len(text) > MOST_JSON:
+    if len(text) > _MOST_JSON:
         return None
     try:
         return json.loads(text)
@@ -153,14 +153,14 @@ def _refused_in(value: Any, wanted: Any, place: str) -> str:
     if isinstance(wanted, list) and wanted and isinstance(wanted[0], dict):
         if not isinstance(value, list):
             return f"{place} has to be a list"
-        refusals = (_refused_key(one, wanted[0], place) for one in value[:MOST_VALUES])
+        refusals = (_refused_key(one, wanted[0], place) for one in value[:_MOST_VALUES])
         return next((refused for refused in refusals if refused), "")
     if isinstance(wanted, list):
         return (
             "" if value in wanted else f"{place} has to be one of {', '.join(wanted)}"
         )
     if not _json_fits(wanted, value):
-        return f"{place} has to be {WANTED[wanted]}"
+        return f"{place} has to be {_WANTED[wanted]}"
     return ""
 
 
@@ -177,17 +177,17 @@ def _refused_key(value: Any, wanted: Mapping[str, Any], place: str) -> str:
 
 def _json_fits(kind: str, value: Any) -> bool:
     """Whether a value of JSON is of that kind."""
-    if kind in SEVERAL and isinstance(value, list):
+    if kind in _SEVERAL and isinstance(value, list):
         single = kind.removesuffix("s")
-        return len(value) <= MOST_VALUES and all(
+        return len(value) <= _MOST_VALUES and all(
             _json_fits(single, one) for one in value
         )
     if isinstance(value, bool):
         return kind == "boolean"
     if kind == "number" and isinstance(value, int | float):
-        return abs(value) < MOST_AMOUNT  # false of NaN and infinity as well
+        return abs(value) < _MOST_AMOUNT  # false of NaN and infinity as well
     if kind == "integer" and isinstance(value, int):
-        return abs(value) < MOST_AMOUNT
+        return abs(value) < _MOST_AMOUNT
     if not isinstance(value, str):
         # Levels and modes are written as numbers too: {"mode": 3}.
         return kind == "word" and isinstance(value, int) and 0 <= value < 100
@@ -202,7 +202,7 @@ def _json_fits(kind: str, value: Any) -> bool:
 
 
 @dataclass(frozen=True)
-class GivenOption:
+class _GivenOption:
     """An option as a command line has it.
 
     Attributes:
@@ -258,12 +258,12 @@ class Allowed:
             return "it takes no value" if values else ""
         kind = self.options.get(name)
         if kind is None:
-            return NOT_LISTED
-        if not values or len(values) > (MOST_VALUES if kind in SEVERAL else 1):
-            return f"its value has to be {WANTED[kind]}"
+            return _NOT_LISTED
+        if not values or len(values) > (_MOST_VALUES if kind in _SEVERAL else 1):
+            return f"its value has to be {_WANTED[kind]}"
         if all(_fits(kind, value) for value in values):
             return ""
-        return f"its value has to be {WANTED[kind]}: {_what_it_is(values)}"
+        return f"its value has to be {_WANTED[kind]}: {_what_it_is(values)}"
 
     def _negated(self, name: str) -> bool:
         return name.startswith("--no-") and self.options.get(f"--{name[5:]}") == "flag"
@@ -273,7 +273,7 @@ class Allowed:
     ) -> str:
         """Of a whole object (``path`` None), or of the key that ``path`` leads to."""
         if len(values) != 1:
-            return f"its value has to be {WANTED['object']}"
+            return f"its value has to be {_WANTED['object']}"
         (text,) = values
         wanted: Any = self.objects[name]
         if path is None:
@@ -281,7 +281,7 @@ class Allowed:
                 return ""  # a level: -O3
             value = _object(text)
             if not isinstance(value, dict):
-                return f"its value has to be {WANTED['object']}"
+                return f"its value has to be {_WANTED['object']}"
             return _refused_in(value, wanted, name)
         place = name
         for key in path.removesuffix("+").split("."):
@@ -298,12 +298,12 @@ class Allowed:
         """Why a variable is not passed on, as a clause; "": it may be set."""
         kind = self.variables.get(name)
         if kind is None:
-            return NO_VARIABLE
+            return _NO_VARIABLE
         if _fits(kind, value):
             return ""
-        return f"its value has to be {WANTED[kind]}"
+        return f"its value has to be {_WANTED[kind]}"
 
-    def read(self, words: Iterable[str]) -> Iterator[GivenOption]:
+    def read(self, words: Iterable[str]) -> Iterator[_GivenOption]:
         """The options of a command line; a word that belongs to none is one without
         values."""
         rest = list(words)
@@ -314,7 +314,7 @@ class Allowed:
             place += 1
             name, sign, value = written.partition("=")
             if not is_option(name):
-                yield GivenOption(written, (), (written,))
+                yield _GivenOption(written, (), (written,))
                 continue
             if shorthand := re.fullmatch(r"-O(\d)", name):
                 name, sign, value = "-O", "=", shorthand[1]
@@ -324,7 +324,7 @@ class Allowed:
                 while place < len(rest) and _is_value(rest[place]):
                     values.append(rest[place])
                     place += 1
-            yield GivenOption(name, tuple(values), tuple(rest[begin:place]))
+            yield _GivenOption(name, tuple(values), tuple(rest[begin:place]))
 
     def refused(
         self, words: Iterable[str], env: Mapping[str, str]
@@ -342,7 +342,7 @@ class Allowed:
                 found.append((f"{name}={value}", why))
         return found
 
-    def _is_feature(self, option: GivenOption) -> bool:
+    def _is_feature(self, option: _GivenOption) -> bool:
         """``{feature:NAME}`` stands for options of ours."""
         named = _FEATURE.fullmatch(option.name)
         if named is None:

@@ -24,7 +24,7 @@ MODEL: Final = "qwen3-text"
 
 
 @dataclass(frozen=True)
-class Feature:
+class _Feature:
     """A feature of a server, and how it is turned on.
 
     Attributes:
@@ -48,11 +48,11 @@ PAIR: Final = "--prefill-and-decode"
 
 
 @cache
-def features(engine: str) -> Mapping[str, Feature]:
+def features(engine: str) -> Mapping[str, _Feature]:
     """The features of ``engine`` by name, as its features.toml has them."""
     read = {}
     for name, row in table(engine, "features.toml").items():
-        read[name] = Feature(
+        read[name] = _Feature(
             what=row["what"],
             args=tuple(row.get("args", ())),
             off=tuple(row.get("off", ())),
@@ -62,7 +62,7 @@ def features(engine: str) -> Mapping[str, Feature]:
     return read
 
 
-def feature(engine: str, name: str) -> Feature:
+def feature(engine: str, name: str) -> _Feature:
     """Raises UsageError: that engine has none of that name."""
     known = features(engine)
     if name not in known:
@@ -95,7 +95,7 @@ def paired(args: Sequence[str]) -> bool:
     return PAIR in args or "{feature:pd}" in args
 
 
-def turned_on(engine: str, args: Sequence[str]) -> dict[str, Feature]:
+def turned_on(engine: str, args: Sequence[str]) -> dict[str, _Feature]:
     """Features of which the options are among ``args``, by name."""
     return {
         name: one

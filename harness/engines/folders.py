@@ -31,7 +31,7 @@ Row = TypeVar("Row")
 
 
 @dataclass(frozen=True)
-class EngineFacts:
+class _EngineFolder:
     """What is said of an engine without its adapter.
 
     Attributes:
@@ -54,7 +54,7 @@ class EngineFacts:
     log_processes: str = ""
 
 
-def engine_folders() -> Iterator[Path]:
+def _engine_folders() -> Iterator[Path]:
     """Yield the folder of each engine, in no order.
 
     The package's ``__path__`` is asked, so that a further folder of engines can be put
@@ -70,16 +70,16 @@ def engine_folders() -> Iterator[Path]:
 def folders() -> dict[str, Path]:
     """Folders by the engine's name, in the order in which engines are listed."""
     placed = []
-    for folder in engine_folders():
-        order = EngineFacts(**_table(folder / FACTS)).order
+    for folder in _engine_folders():
+        order = _EngineFolder(**_table(folder / FACTS)).order
         placed.append((order, folder.name, folder))
     return {name: folder for _, name, folder in sorted(placed)}
 
 
 @cache
-def facts(engine: str) -> EngineFacts:
+def facts(engine: str) -> _EngineFolder:
     """Read the facts of ``engine``. Raises KeyError: there is no such engine."""
-    return EngineFacts(**_table(folders()[engine] / FACTS))
+    return _EngineFolder(**_table(folders()[engine] / FACTS))
 
 
 def published() -> tuple[str, ...]:

@@ -19,9 +19,9 @@ import hyperscan
 from mmrepro.base.errors import UsageError
 from mmrepro.probes.log_anchors import anchors_of
 
-DOCS: Final = "docs/logs.md#your-own-rules has an example"
-CERTAINTIES: Final = ("certain", "likely", "possible")
-KEYS: Final = frozenset(
+_DOCS: Final = "docs/logs.md#your-own-rules has an example"
+_CERTAINTIES: Final = ("certain", "likely", "possible")
+_KEYS: Final = frozenset(
     {
         "class",
         "patterns",
@@ -35,12 +35,12 @@ KEYS: Final = frozenset(
     }
 )
 MOST_BYTES: Final = 256 << 10
-MOST_RULES: Final = 200
-MOST_TEXTS: Final = 50
+_MOST_RULES: Final = 200
+_MOST_TEXTS: Final = 50
 """Patterns, examples or advices of one rule of an operator's."""
-MOST_CHARS: Final = 500
+_MOST_CHARS: Final = 500
 """Of a pattern of an operator's; Hyperscan's states grow with it."""
-MOST_LINE_CHARS: Final = 4000
+_MOST_LINE_CHARS: Final = 4000
 """Of a line that an operator's pattern is tried on."""
 
 
@@ -71,7 +71,7 @@ class LogRule:
 
 
 @dataclass(frozen=True)
-class Sign:
+class _Sign:
     """Words that are no rule by themselves, and are searched for like one's."""
 
     name: str
@@ -83,13 +83,13 @@ class Sign:
         return "|".join(self.patterns)
 
 
-def shipped_rows(name: str) -> Mapping[str, Any]:
+def _shipped_rows(name: str) -> Mapping[str, Any]:
     """The file of that name among those that come with the package."""
     file = files("mmrepro.engines").joinpath("rules", name)
     return tomllib.loads(file.read_text(encoding="utf-8"))
 
 
-def examples_of(row: Mapping[str, Any], where: str) -> tuple[str, ...]:
+def _examples_of(row: Mapping[str, Any], where: str) -> tuple[str, ...]:
     """The examples of a row.
 
     Raises:
@@ -113,10 +113,10 @@ def rule_of(
     Raises:
         RuleError: a key is missing, not known, or of another type.
     """
-    if unknown := sorted(row.keys() - KEYS - more):
+    if unknown := sorted(row.keys() - _KEYS - more):
         raise RuleError(
             f"{where} has an unknown key {unknown[0]!r}; there are: "
-            f"{', '.join(sorted(KEYS))}."
+            f"{', '.join(sorted(_KEYS))}."
         )
     name = row.get("class")
     if not isinstance(name, str) or not name:
@@ -126,8 +126,8 @@ def rule_of(
     if not patterns:
         raise RuleError(f"{where} has no patterns.")
     certainty = row.get("certainty", "certain")
-    if certainty not in CERTAINTIES:
-        raise RuleError(f"{where}: certainty is one of {', '.join(CERTAINTIES)}.")
+    if certainty not in _CERTAINTIES:
+        raise RuleError(f"{where}: certainty is one of {', '.join(_CERTAINTIES)}.")
     for key in ("alone", "effect"):
         if not isinstance(row.get(key, True), bool):
             raise RuleError(f"{where}: {key} is true or false.")
@@ -137,7 +137,7 @@ def rule_of(
     return LogRule(
         name=name,
         patterns=patterns,
-        examples=examples_of(row, where),
+        examples=_examples_of(row, where),
         certainty=certainty,
         alone=row.get("alone", True),
         effect=row.get("effect", False),
@@ -150,20 +150,20 @@ def rule_of(
 
 def shipped_rules(name: str, more: Set[str] = frozenset()) -> tuple[LogRule, ...]:
     """The rules of a file that comes with the package, in its order."""
-    rows = shipped_rows(name)["rule"]
+    rows = _shipped_rows(name)["rule"]
     return tuple(
         rule_of(row, f"{name}, rule {number}", more)
         for number, row in enumerate(rows, 1)
     )
 
 
-def shipped_signs(name: str) -> Mapping[str, Sign]:
+def shipped_signs(name: str) -> Mapping[str, _Sign]:
     """The signs of a file that comes with the package."""
     signs = {}
-    for row in shipped_rows(name).get("sign", ()):
+    for row in _shipped_rows(name).get("sign", ()):
         where = f"{name}, sign {row['name']}"
         patterns = _texts(row, "patterns", where)
-        signs[row["name"]] = Sign(row["name"], patterns, examples_of(row, where))
+        signs[row["name"]] = _Sign(row["name"], patterns, _examples_of(row, where))
     return signs
 
 
@@ -205,7 +205,7 @@ class BoundedExpression:
     def matches(self, text: str) -> bool:
         """Whether it matches somewhere in ``text``."""
         found: list[bool] = []
-        line = text[:MOST_LINE_CHARS].encode("utf-8", "replace")
+        line = text[:_MOST_LINE_CHARS].encode("utf-8", "replace")
 
         def note(*_match: object) -> None:
             found.append(True)
@@ -230,7 +230,7 @@ def read_rules(path: Path, classes: Sequence[str]) -> tuple[LogRule, ...]:
     except OSError as error:
         why = error.strerror or str(error)
         raise UsageError(
-            f"The rules {path} cannot be read: {why}.", hint=DOCS
+            f"The rules {path} cannot be read: {why}.", hint=_DOCS
         ) from error
     try:
         if len(raw) > MOST_BYTES:
@@ -238,7 +238,9 @@ def read_rules(path: Path, classes: Sequence[str]) -> tuple[LogRule, ...]:
         return _checked(tomllib.loads(raw.decode("utf-8")), classes)
     except (RuleError, tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         told = str(error).rstrip(".")
-        raise UsageError(f"The rules {path} do not load: {told}.", hint=DOCS) from error
+        raise UsageError(
+            f"The rules {path} do not load: {told}.", hint=_DOCS
+        ) from error
 
 
 def _checked(rows: Mapping[str, Any], classes: Sequence[str]) -> tuple[LogRule, ...]:
@@ -247,8 +249,8 @@ def _checked(rows: Mapping[str, Any], classes: Sequence[str]) -> tuple[LogRule, 
     listed = rows.get("rule", [])
     if not isinstance(listed, list) or not listed:
         raise RuleError("there is no [[rule]] in it.")
-    if len(listed) > MOST_RULES:
-        raise RuleError(f"it has more than {MOST_RULES} rules.")
+    if len(listed) > _MOST_RULES:
+        raise RuleError(f"it has more than {_MOST_RULES} rules.")
     found = []
     for number, row in enumerate(listed, 1):
         if not isinstance(row, dict):
@@ -263,19 +265,21 @@ def _check(rule: LogRule, where: str, classes: Sequence[str]) -> None:
     """Raise RuleError where a rule is too large, not bounded, or not true to its
     examples."""
     if rule.name not in classes:
-        raise RuleError(f"{where}: there is no such class; {DOCS}.")
+        raise RuleError(f"{where}: there is no such class; {_DOCS}.")
     for texts in (rule.patterns, rule.examples, rule.advice):
-        if len(texts) > MOST_TEXTS:
-            raise RuleError(f"{where} has more than {MOST_TEXTS} texts of a kind.")
-    if any(len(example) > MOST_LINE_CHARS for example in rule.examples):
-        raise RuleError(f"{where}: an example has more than {MOST_LINE_CHARS} letters.")
+        if len(texts) > _MOST_TEXTS:
+            raise RuleError(f"{where} has more than {_MOST_TEXTS} texts of a kind.")
+    if any(len(example) > _MOST_LINE_CHARS for example in rule.examples):
+        raise RuleError(
+            f"{where}: an example has more than {_MOST_LINE_CHARS} letters."
+        )
     for pattern in rule.patterns:
         _check_pattern(pattern, rule, where)
 
 
 def _check_pattern(pattern: str, rule: LogRule, where: str) -> None:
-    if len(pattern) > MOST_CHARS:
-        raise RuleError(f"{where}: a pattern has more than {MOST_CHARS} letters.")
+    if len(pattern) > _MOST_CHARS:
+        raise RuleError(f"{where}: a pattern has more than {_MOST_CHARS} letters.")
     shown = repr(pattern[:80])
     try:
         words = anchors_of(pattern)

@@ -19,32 +19,32 @@ from mmrepro.probes.data import LogLine
 from mmrepro.probes.log_files import BROKEN
 from packaging.version import Version
 
-LOOK_BACK = 120
+_LOOK_BACK = 120
 """Lines of a traceback before the exception that ends it."""
-OPERATOR = r"(?P<space>_\w+|sgl_kernel)(?:::|\.)(?P<op>\w+)"
-MISSING_OPERATOR = (
+_OPERATOR = r"(?P<space>_\w+|sgl_kernel)(?:::|\.)(?P<op>\w+)"
+_MISSING_OPERATOR = (
     re.compile(
         r"'_OpNamespace' '(?P<space>_\w+"
         r"|sgl_kernel)' object has no attribute '(?P<op>\w+)'"
     ),
     re.compile(
-        rf"(?:No such operator|operator|Could not find schema for) {OPERATOR}(?: does "
+        rf"(?:No such operator|operator|Could not find schema for) {_OPERATOR}(?: does "
         rf"not|\b)"
     ),
-    re.compile(rf"Could not run '{OPERATOR}' with arguments from the '"),
+    re.compile(rf"Could not run '{_OPERATOR}' with arguments from the '"),
     re.compile(r"module 'vllm\.(?P<space>_\w*C\w*)' has no attribute '(?P<op>\w+)'"),
 )
-OTHER_SIGNATURE = (
+_OTHER_SIGNATURE = (
     re.compile(
-        rf"{OPERATOR}\(\) (?:expected (?:at most|a value)|is missing value|takes|got)"
+        rf"{_OPERATOR}\(\) (?:expected (?:at most|a value)|is missing value|takes|got)"
     ),
-    re.compile(rf"Unknown keyword argument '\w+' for operator '{OPERATOR}'"),
+    re.compile(rf"Unknown keyword argument '\w+' for operator '{_OPERATOR}'"),
 )
-MISSING_MODULE = re.compile(r"No module named '(?P<module>[\w.]+)'")
-OTHER_ABI = re.compile(
+_MISSING_MODULE = re.compile(r"No module named '(?P<module>[\w.]+)'")
+_OTHER_ABI = re.compile(
     r"(?P<file>[\w.+-]+\.so[\w.]*): (?:undefined symbol|version .* not found)"
 )
-FRAME = re.compile(
+_FRAME = re.compile(
     r'File "(?:[^"]*/)?site-packages/(?P<file>[^"]+)", line (?P<line>\d+)'
 )
 
@@ -84,19 +84,19 @@ def _met(lines: Sequence[LogLine], environment: Environment) -> Iterator[_Met]:
     engine = environment.spec.engine
     for event in raised(lines):
         text = event.text.partition("\n")[0]
-        found = _operator(text, MISSING_OPERATOR)
+        found = _operator(text, _MISSING_OPERATOR)
         if found and event.kind != "hint":
             what = f"The tree calls the operator {found['space']}::{found['op']}"
             yield _Met(what, found["op"].encode(), _place(lines, event.line, engine))
-        elif found := _operator(text, OTHER_SIGNATURE):
+        elif found := _operator(text, _OTHER_SIGNATURE):
             what = (
                 f"The tree calls {found['space']}::{found['op']} with other arguments"
             )
             yield _Met(what, b"", _place(lines, event.line, engine), " than {} takes")
-        elif (found := OTHER_ABI.search(text)) and event.kind != "hint":
+        elif (found := _OTHER_ABI.search(text)) and event.kind != "hint":
             yield _Met(f"{found['file']} wants a symbol", b"", "")
         elif event.short in ("ModuleNotFoundError", "ImportError"):
-            found = MISSING_MODULE.search(text)
+            found = _MISSING_MODULE.search(text)
             if found and not _own(found["module"], environment):
                 at = _place(lines, event.line, engine)
                 yield _Met(f"The tree imports {found['module']}", b"", at)
@@ -115,8 +115,8 @@ def _own(module: str, environment: Environment) -> bool:
 def _place(lines: Sequence[LogLine], line: LogLine, engine: str) -> str:
     """The last frame in the engine's package before ``line``."""
     at = next(n for n, one in enumerate(lines) if one is line)
-    for before in reversed(lines[max(0, at - LOOK_BACK) : at]):
-        found = FRAME.search(before.text)
+    for before in reversed(lines[max(0, at - _LOOK_BACK) : at]):
+        found = _FRAME.search(before.text)
         if found and found["file"].startswith(f"{engine}/"):
             return f"{found['file']}, line {found['line']}"
     return ""

@@ -230,15 +230,15 @@ _FRAME: Final = re.compile(
     r"Process \S+:$|\+-)"
 )
 _CHAIN: Final = re.compile(r"^(?:Traceback \(most|During handling|The above exception)")
-ERROR_LEVELS: Final = frozenset({"ERROR", "CRITICAL", "FATAL"})
-QUIET_LEVELS: Final = frozenset({"WARNING", "WARN", "INFO", "DEBUG", "TRACE"})
-MESSAGE_LINES: Final = 40
-LOOK_AHEAD: Final = 80
-SHOWN: Final = 300
+_ERROR_LEVELS: Final = frozenset({"ERROR", "CRITICAL", "FATAL"})
+_QUIET_LEVELS: Final = frozenset({"WARNING", "WARN", "INFO", "DEBUG", "TRACE"})
+_MESSAGE_LINES: Final = 40
+_LOOK_AHEAD: Final = 80
+_SHOWN: Final = 300
 
 
 @dataclass(frozen=True)
-class Raised:
+class LoggedException:
     """An exception in a log, or what stands for one.
 
     Attributes:
@@ -265,10 +265,10 @@ class Raised:
         first, _, rest = self.text.partition("\n")
         if first.rstrip()[-1:] in (":", ""):
             first = f"{first} {rest.partition(chr(10))[0]}"
-        return re.sub(r"\s+", " ", head + first).strip()[:SHOWN]
+        return re.sub(r"\s+", " ", head + first).strip()[:_SHOWN]
 
 
-def raised(lines: Sequence[LogLine]) -> Iterator[Raised]:
+def raised(lines: Sequence[LogLine]) -> Iterator[LoggedException]:
     """The exceptions of a log in its order, each with the lines that its message goes
     on for.
 
@@ -295,7 +295,7 @@ _UP: Final = re.compile(
 
 
 def _begins(line: LogLine, words: str) -> tuple[str, str, str] | None:
-    if line.level in QUIET_LEVELS:
+    if line.level in _QUIET_LEVELS:
         match = _HINT.match(words)
         return (
             ("hint", line.text[match.start("message") :], match["message"])
@@ -314,7 +314,7 @@ def _begins(line: LogLine, words: str) -> tuple[str, str, str] | None:
             if start < 0:
                 return name, "", ""
             return name, line.text[start:], words[start:]
-    if line.level in ERROR_LEVELS and words.strip() and not _FRAME.match(words):
+    if line.level in _ERROR_LEVELS and words.strip() and not _FRAME.match(words):
         start = _BRACKETS.match(words).end()  # type: ignore[union-attr]  # it matches ""
         return "error", line.text[start:], words[start:]
     return None
@@ -329,8 +329,8 @@ _BRACKETS: Final = re.compile(
 def _goes_on(lines: Sequence[LogLine], at: int) -> Iterator[LogLine]:
     """The lines after an exception's first that are still its message."""
     first, taken = lines[at], 0
-    for line in lines[at + 1 : at + 1 + LOOK_AHEAD]:
-        if line.process != first.process or taken == MESSAGE_LINES:
+    for line in lines[at + 1 : at + 1 + _LOOK_AHEAD]:
+        if line.process != first.process or taken == _MESSAGE_LINES:
             if line.process and line.process != first.process:
                 continue  # another process writes between
             return
@@ -361,18 +361,18 @@ _BEFORE: Final = re.compile(
 0.8."""
 
 
-def _inner(kind: str, text: str, words: str, line: LogLine) -> Raised:
+def _inner(kind: str, text: str, words: str, line: LogLine) -> LoggedException:
     """pydantic wraps what a validator raised: ``1 validation error for X\\n Value
     error, …``."""
     words = _SPACED.sub(lambda m: m[1] + QUOTED_CHAR * len(m[2]) + m[1], words)
     if kind == "error" and (match := _BEFORE.match(words)):
-        return Raised(kind, text[match.end() :], words[match.end() :], line)
+        return LoggedException(kind, text[match.end() :], words[match.end() :], line)
     if kind.endswith("ValidationError") and (match := _PYDANTIC.match(words)):
         inner = {"Value": "ValueError", "Assertion": "AssertionError"}.get(
             match[1], kind
         )
-        return Raised(inner, text[match.end() :], words[match.end() :], line)
-    return Raised(kind, text, words, line)
+        return LoggedException(inner, text[match.end() :], words[match.end() :], line)
+    return LoggedException(kind, text, words, line)
 
 
 # ------------------------------------------------------------------ the table
@@ -381,7 +381,7 @@ Found = Mapping[str, str]
 
 
 @dataclass(frozen=True)
-class Rule:
+class StartRule:
     """A cause, by the words that state it.
 
     The fields are explained in ``starts.toml``. ``kinds`` None: any class of
@@ -424,10 +424,10 @@ def _asked_for(found: Found) -> Mapping[str, str]:
 
 def _module(found: Found) -> Mapping[str, str]:
     name = found["module"].partition(".")[0]
-    return {"top": name, "package": PACKAGES.get(name, name.replace("_", "-"))}
+    return {"top": name, "package": _PACKAGES.get(name, name.replace("_", "-"))}
 
 
-PACKAGES: Final[Mapping[str, str]] = {
+_PACKAGES: Final[Mapping[str, str]] = {
     "cv2": "opencv-python-headless",
     "PIL": "pillow",
     "yaml": "pyyaml",
@@ -498,7 +498,7 @@ def _path(found: Found) -> Mapping[str, str]:
     return {"path": path.splitlines()[0][:160] if path else "see the line"}
 
 
-VALUES: Final[Mapping[str, Callable[[Found], Mapping[str, str]]]] = {
+_VALUES: Final[Mapping[str, Callable[[Found], Mapping[str, str]]]] = {
     "share": _share,
     "lacking": _missing,
     "module": _module,
@@ -518,7 +518,7 @@ MORE_KEYS: Final = frozenset({"kinds", "echo", "engine", "values"})
 
 
 @cache
-def rules() -> tuple[Rule, ...]:
+def rules() -> tuple[StartRule, ...]:
     """The rows of ``starts.toml``, in its order."""
     # A run that ends well never asks why a start failed, and loads no rules.
     from mmrepro.engines.log_rules import shipped_rules
@@ -526,9 +526,9 @@ def rules() -> tuple[Rule, ...]:
     return tuple(map(_rule_of, shipped_rules("starts.toml", more=MORE_KEYS)))
 
 
-def _rule_of(row: LogRule) -> Rule:
+def _rule_of(row: LogRule) -> StartRule:
     kinds, values = row.more.get("kinds"), row.more.get("values")
-    return Rule(
+    return StartRule(
         fault=StartFault(row.name),
         kinds=re.compile("".join(kinds)) if kinds else None,
         pattern=re.compile(row.expression),
@@ -538,11 +538,11 @@ def _rule_of(row: LogRule) -> Rule:
         certain=row.certainty == "certain",
         echo=row.more.get("echo", False),
         engine=row.more.get("engine", ""),
-        values=VALUES[values] if values else None,
+        values=_VALUES[values] if values else None,
     )
 
 
-STAGES: Final[Mapping[str, str]] = {
+_STAGES: Final[Mapping[str, str]] = {
     "imports": "as it imports its modules",
     "imports and model load": "as it imports its modules and loads the model",
     "spawn EngineCore": "before the engine's own process is up",
@@ -566,16 +566,16 @@ def stage_of(lines: Sequence[LogLine], engine: Engine | None) -> str:
         form = re.compile(mark)
         if any(form.search(line.own_words) for line in lines):
             reached = at
-    return STAGES.get(stages[reached], f"in the stage “{stages[reached]}”")
+    return _STAGES.get(stages[reached], f"in the stage “{stages[reached]}”")
 
 
 # ------------------------------------------------------------------ a log's file
 
 MOST_BYTES: Final = 8 * MIB
 """Of a log's end: a start's own lines are some hundred kilobytes."""
-MOST_LINES: Final = 50_000
-MOST_LINE: Final = 64 << 10
-SAMPLE: Final = 400
+_MOST_LINES: Final = 50_000
+_MOST_LINE: Final = 64 << 10
+_SAMPLE: Final = 400
 """Lines by which a log's wrappings are found."""
 
 
@@ -597,8 +597,8 @@ def lines_of(path: Path, notes: list[str]) -> list[LogLine]:
             reader = LineReader()
             for block in end:
                 found += reader.take(block)
-                if len(found) > MOST_LINES:
-                    del found[: MOST_LINES // 2]
+                if len(found) > _MOST_LINES:
+                    del found[: _MOST_LINES // 2]
         return [*found, *reader.take(b"", last=True)]
 
 
@@ -636,18 +636,18 @@ class LineReader:
         *whole, self._rest = (self._rest + block).split(b"\n")
         if last and self._rest:
             whole, self._rest = [*whole, self._rest], b""
-        if len(self._rest) > MOST_LINE:  # no newline will come
-            self._rest = self._rest[:MOST_LINE]
+        if len(self._rest) > _MOST_LINE:  # no newline will come
+            self._rest = self._rest[:_MOST_LINE]
         if self._peeler is None and whole:
             self._peeler = Peeler()
-            self._peeler.learn(whole[:SAMPLE])
+            self._peeler.learn(whole[:_SAMPLE])
         return [line for raw in whole for line in self._lines(raw)]
 
     def _lines(self, raw: bytes) -> Iterator[LogLine]:
         self._number += 1
         peeler = self._peeler
         bare = (
-            [None] if peeler is None or peeler.plain else peeler.peel(raw[:MOST_LINE])
+            [None] if peeler is None or peeler.plain else peeler.peel(raw[:_MOST_LINE])
         )
         for one in bare:
             reading = read_line(clean(raw if one is None else one.text))
@@ -714,7 +714,7 @@ def start_cause(lines: Sequence[LogLine], asked: Asked = Asked()) -> FailedStart
 
 
 def _hinted(
-    events: Sequence[Raised], lines: Sequence[LogLine], asked: Asked
+    events: Sequence[LoggedException], lines: Sequence[LogLine], asked: Asked
 ) -> FailedStart | None:
     """What a warning says of the failure after it."""
     for event in events:
@@ -738,7 +738,7 @@ _EFFECTS: Final = frozenset(
 """What the others raise once a process is gone."""
 
 
-def _wordless(events: Sequence[Raised], asked: Asked) -> FailedStart | None:
+def _wordless(events: Sequence[LoggedException], asked: Asked) -> FailedStart | None:
     """vLLM's engine process is gone, and no process raised anything that could be why:
     its front knows no exit code where it is read before the process is collected."""
     own = [event for event in events if event.kind not in ("hint", "error")]
@@ -756,7 +756,7 @@ def _wordless(events: Sequence[Raised], asked: Asked) -> FailedStart | None:
     )
 
 
-def _with_first(cause: FailedStart, events: Sequence[Raised]) -> FailedStart:
+def _with_first(cause: FailedStart, events: Sequence[LoggedException]) -> FailedStart:
     """With the exception that comes before the one that the table knows, if there is
     one."""
     first = next((e for e in events if e.kind not in ("hint", "error")), None)
@@ -766,7 +766,9 @@ def _with_first(cause: FailedStart, events: Sequence[Raised]) -> FailedStart:
     return replace(cause, why=why)
 
 
-def matching(event: Raised, engine: str) -> tuple[Rule | None, re.Match[str] | None]:
+def matching(
+    event: LoggedException, engine: str
+) -> tuple[StartRule | None, re.Match[str] | None]:
     """The first rule that fits the exception, and what it matched."""
     for rule in rules():
         if rule.kinds is not None and not rule.kinds.fullmatch(event.short):
@@ -786,9 +788,9 @@ class _Blank(dict[str, str]):
 
 
 def _cause(
-    rule: Rule,
+    rule: StartRule,
     match: re.Match[str],
-    event: Raised,
+    event: LoggedException,
     lines: Sequence[LogLine],
     asked: Asked,
 ) -> FailedStart:
@@ -833,7 +835,11 @@ def _format(template: str, fill: Mapping[str, object]) -> str:
 
 
 def _fill(
-    found: Found, rule: Rule, event: Raised, lines: Sequence[LogLine], asked: Asked
+    found: Found,
+    rule: StartRule,
+    event: LoggedException,
+    lines: Sequence[LogLine],
+    asked: Asked,
 ) -> Mapping[str, object]:
     engine, release = asked.engine or "the engine", asked.release
     opt = _Blank(OPTIONS.get(asked.engine, _ANY))
@@ -952,7 +958,7 @@ def _library_words(library: str) -> Mapping[str, object]:
     return {"library_advice": f"apt install {package}"} if package else {}
 
 
-SIGNALS: Final[Mapping[int, tuple[StartFault, str]]] = {
+_SIGNALS: Final[Mapping[int, tuple[StartFault, str]]] = {
     9: (StartFault.KILLED, "was killed from outside (SIGKILL)"),
     15: (StartFault.KILLED, "was ended from outside (SIGTERM)"),
     11: (StartFault.NATIVE_CRASH, "crashed in compiled code (SIGSEGV)"),
@@ -970,9 +976,9 @@ SIGNALS: Final[Mapping[int, tuple[StartFault, str]]] = {
 }
 
 
-def _signalled(code: int, event: Raised | None, asked: Asked) -> FailedStart:
+def _signalled(code: int, event: LoggedException | None, asked: Asked) -> FailedStart:
     number = -code
-    fault, words = SIGNALS.get(
+    fault, words = _SIGNALS.get(
         number, (StartFault.KILLED, f"was ended by signal {number}")
     )
     advice = {
@@ -992,7 +998,7 @@ def _signalled(code: int, event: Raised | None, asked: Asked) -> FailedStart:
     return FailedStart(
         fault=fault,
         sentence=f"A process of the server {words}{stage}.",
-        certain=number in SIGNALS and fault is not StartFault.SHARED_MEMORY,
+        certain=number in _SIGNALS and fault is not StartFault.SHARED_MEMORY,
         exception=event.shown if event else "",
         line=event.line if event else None,
         numbers={"signal": str(number)},
@@ -1016,7 +1022,7 @@ def _by_signal(asked: Asked) -> FailedStart | None:
 
 
 @dataclass(frozen=True)
-class Explained:
+class _Explained:
     """Why a start of mmrepro's own failed.
 
     Attributes:
@@ -1041,12 +1047,12 @@ class Explained:
         return " ".join(filter(None, parts))
 
 
-SHOWN_LINES: Final = 6
+_SHOWN_LINES: Final = 6
 
 
 def explain(
     log: Path, engine: Engine, release: str, exit_code: int | None
-) -> Explained:
+) -> _Explained:
     """Why the start whose log is ``log`` failed. Never raises for a missing or broken
     file.
 
@@ -1060,12 +1066,12 @@ def explain(
     cause = start_cause(lines, Asked(engine.name, release, stage, exit_code=exit_code))
     events = [event for event in raised(lines) if event.kind not in ("hint", "error")]
     shown = list(dict.fromkeys(event.shown for event in events))
-    last = [public_line(line, SHOWN) for line in lines if line.text.strip()][
-        -SHOWN_LINES:
+    last = [public_line(line, _SHOWN) for line in lines if line.text.strip()][
+        -_SHOWN_LINES:
     ]
     races = {
         StartFault.PORT_TAKEN: "the port was taken meanwhile",
         StartFault.START_RACE: cause.sentence if cause else "",
     }
     race = races.get(cause.fault, "") if cause else ""
-    return Explained(cause, tuple(shown[:SHOWN_LINES] or last), race)
+    return _Explained(cause, tuple(shown[:_SHOWN_LINES] or last), race)

@@ -3,7 +3,7 @@ source line.
 
 A place is a function that calls another one and does not go on before that returns:
 ``worker_busy_loop`` calls ``dequeue`` until it gets an order. Python frames that are
-called from there are waiting too, as long as they belong to :data:`PASSIVE`: code that
+called from there are waiting too, as long as they belong to :data:`_PASSIVE`: code that
 runs on top of a wait (a signal handler, a finalizer) is none.
 
 ``tests/engine/test_wait_places.py`` compares each place with the installed sources of
@@ -91,7 +91,7 @@ def wait_places(engine: str) -> tuple[WaitPlace, ...]:
     return tuple(places)
 
 
-PASSIVE = re.compile(
+_PASSIVE = re.compile(
     r"(?:^|/)(?:threading|queue|selectors|contextlib|asyncio/\w+|concurrent/futures/\w+"
     r"|multiprocessing/(?:connection|synchronize|popen_\w+)|zmq/[\w/]+|ray/[\w/]+"
     r"|shm_broadcast|torch/_ops|torch/distributed/\w+|torch/cuda/streams"
@@ -100,7 +100,7 @@ PASSIVE = re.compile(
 )
 """Files whose functions wait for their caller."""
 
-COLLECTIVES = frozenset(
+_COLLECTIVES = frozenset(
     {
         "all_gather",
         "all_gather_into_tensor",
@@ -126,7 +126,7 @@ COLLECTIVES = frozenset(
         "scatter",
     }
 )
-STAGES = frozenset(
+_STAGES = frozenset(
     {
         "irecv_tensor_dict",
         "isend_tensor_dict",
@@ -138,7 +138,7 @@ STAGES = frozenset(
         "send_tensor_dict",
     }
 )
-COMMUNICATION = re.compile(
+_COMMUNICATION = re.compile(
     r"(?:^|/)(?:torch/distributed/\w+|(?:vllm"
     r"|sglang/srt)/distributed/(?!kv_transfer)[\w/]+"
     r"|lmdeploy/pytorch/distributed)\.py$"
@@ -205,7 +205,7 @@ def waiting(
 def _within(frame: Frame) -> bool:
     """Whether a wait goes on through this frame."""
     return any(
-        files.search(frame.file) for files in (COMMUNICATION, PASSIVE, _DEVICE, _KV)
+        files.search(frame.file) for files in (_COMMUNICATION, _PASSIVE, _DEVICE, _KV)
     )
 
 
@@ -218,10 +218,10 @@ def _is(place: WaitPlace, frame: Frame, inner: Frame | None) -> bool:
 def _operation(frame: Frame) -> tuple[Wait, str] | None:
     """The wait that a frame's function is by its name, and that name."""
     name = frame.name
-    if COMMUNICATION.search(frame.file):
-        if name in COLLECTIVES:
+    if _COMMUNICATION.search(frame.file):
+        if name in _COLLECTIVES:
             return Wait.COLLECTIVE, name
-        if name in STAGES:
+        if name in _STAGES:
             return Wait.STAGE, name
     if _DEVICE.search(frame.file) and name == "synchronize":
         return Wait.DEVICE, name

@@ -24,20 +24,20 @@ from mmrepro.base.errors import UsageError, did_you_mean
 from mmrepro.failure.documents.upgrade import Area, Block, Difference, Outcome
 
 CONFIDENCE = 0.99
-NONE_TIMES = 5
+_NONE_TIMES = 5
 """How much more often "no difference above 4 %" may be wrong of a change that is just
 above than a difference where there is none: 5 %, as is usual for tests of equivalence,
 against 1 %."""
 LOOKS: Final = (6, 8, 11, 15, 21, 30, 42)
 """Blocks after which it is decided whether to go on."""
-LAST_SHARE = 0.5
+_LAST_SHARE = 0.5
 """The share of the error that the last look may spend: the time or the blocks are over.
 On a noisy machine most comparisons end there. The other looks share the rest."""
 FEWEST = 3
 """Blocks without which no interval is given."""
-DECIDING_SHARE = 0.8
+_DECIDING_SHARE = 0.8
 """Of the error, for the metrics that decide when to stop."""
-TIMES: Final = (
+_TIMES: Final = (
     "ttft",
     "itl",
     "tpot",
@@ -220,7 +220,7 @@ def thresholds(words: Sequence[str]) -> dict[str, float]:
             )
         if sign:
             metric_of(name, f"--worse {word}")
-        made |= dict.fromkeys([name] if sign else TIMES, value)
+        made |= dict.fromkeys([name] if sign else _TIMES, value)
     return made
 
 
@@ -323,7 +323,7 @@ def changes(
     names = [only] if only else METRICS
     found = {name: [b for b in blocks if name in b.changes] for name in names}
     seen = [METRICS[name] for name, some in found.items() if len(some) >= FEWEST]
-    error = (1 - confidence) * (LAST_SHARE if last else (1 - LAST_SHARE) / len(LOOKS))
+    error = (1 - confidence) * (_LAST_SHARE if last else (1 - _LAST_SHARE) / len(LOOKS))
     return [_change(one, found[one.name], worse[one.name], seen, error) for one in seen]
 
 
@@ -335,7 +335,7 @@ def _change(
     error: float,
 ) -> Change:
     kin = [one for one in family if one.decides == metric.decides]
-    share = DECIDING_SHARE if metric.decides else 1 - DECIDING_SHARE
+    share = _DECIDING_SHARE if metric.decides else 1 - _DECIDING_SHARE
     if len(kin) == len(family):
         share = 1.0
     values = [block.changes[metric.name] for block in blocks]
@@ -353,7 +353,7 @@ def _change(
         mean,
         mean - half,
         mean + half,
-        abs(mean) + quantile(min(NONE_TIMES * error, 0.5), number - 1) * scale,
+        abs(mean) + quantile(min(_NONE_TIMES * error, 0.5), number - 1) * scale,
         statistics.median(block.old[metric.name] for block in blocks),
         statistics.median(block.new[metric.name] for block in blocks),
     )
@@ -372,7 +372,7 @@ def enough(found: Sequence[Change]) -> bool:
 # --------------------------------------------------------------------------- statements
 
 
-def percent(share: float) -> str:
+def _percent(share: float) -> str:
     """``7``, ``0.4``: two figures below 10 are enough."""
     value = abs(share) * 100
     return f"{value:.0f}" if value >= 9.95 else f"{value:.1f}".removesuffix(".0")
@@ -386,18 +386,18 @@ def difference(change: Change) -> Difference:
     if change.differs:
         verb = up if change.estimate > 0 else down
         sides = sorted((abs(low), abs(high)))
-        span = " to ".join(map(percent, sides))
-        value = percent(metric.relative(change.estimate))
+        span = " to ".join(map(_percent, sides))
+        value = _percent(metric.relative(change.estimate))
         said = f"{verb} by {value} {unit}"
         if sides[0] != sides[1]:
             said += f" ({span})"
     elif change.outcome is Outcome.NONE:
-        most = percent(metric.relative(change.bound))
+        most = _percent(metric.relative(change.bound))
         said = f"no difference above {most} {unit}" if float(most) else "the same"
     else:
         said = (
-            f"too noisy to tell: from {percent(low)} {unit} {down} to "
-            f"{percent(high)} {unit} {up}"
+            f"too noisy to tell: from {_percent(low)} {unit} {down} to "
+            f"{_percent(high)} {unit} {up}"
         )
     return Difference(
         area=metric.area,

@@ -95,7 +95,7 @@ def held(evidence: Evidence, facts: RunFacts) -> tuple[Mapping[str, str], Eviden
 
 
 @dataclass(frozen=True)
-class Effect:
+class MitigationEffect:
     """What a run tells of the mitigations that it had, all together.
 
     Attributes:
@@ -119,25 +119,25 @@ class Effect:
 
 def effect(
     scenario: Scenario, evidence: Evidence, facts: RunFacts, verdict: Verdict
-) -> Effect:
+) -> MitigationEffect:
     """Whether the run's mitigations prevented the failure, or only its symptom."""
     if verdict.outcome is Outcome.REPRODUCED:
-        return Effect(False, verdict.explanation)
+        return MitigationEffect(False, verdict.explanation)
     if verdict.outcome is not Outcome.NOT_REPRODUCED:
-        return Effect(None, verdict.explanation)
+        return MitigationEffect(None, verdict.explanation)
     upgraded = any(
         m.release for m in scenario.mitigations if m.name in facts.mitigations
     )
     if not upgraded and not scenario.affects(facts.release, facts.fidelity.device):
-        return Effect(
+        return MitigationEffect(
             None,
             f"{facts.release} needs no cure: affected is {scenario.affected_where}",
         )
     remains = guarded(lambda seen: scenario.cause_remains(seen, facts), evidence)
     told = f"no symptom; the cause: {remains.observed}"
     if remains.truth is Truth.UNKNOWN:
-        return Effect(None, told)
-    return Effect(
+        return MitigationEffect(None, told)
+    return MitigationEffect(
         remains.truth is Truth.NOT_MET, told, hides=remains.truth is Truth.MET
     )
 
@@ -223,7 +223,7 @@ def _run_of(incident: Incident, scenario: Scenario) -> Run:
 
 
 @dataclass(frozen=True)
-class Change:
+class ConditionChange:
     """A condition or claim, then and now; "": it was not there.
 
     Attributes:
@@ -247,7 +247,7 @@ class Rejudged:
 
     then: Verdict
     now: Verdict
-    parts: tuple[Change, ...]
+    parts: tuple[ConditionChange, ...]
 
     @property
     def differs(self) -> bool:
@@ -256,7 +256,7 @@ class Rejudged:
         return self.then.outcome is not self.now.outcome
 
     @property
-    def changes(self) -> list[Change]:
+    def changes(self) -> list[ConditionChange]:
         return [part for part in self.parts if part.differs]
 
 
@@ -332,14 +332,16 @@ def rejudge(incident: Incident, scenario: Scenario) -> Rejudged:
     before = _told(incident.verdict.conditions, incident.claims)
     after = _told(now.conditions, scenario.claim_results(evidence, facts))
     for mitigation in applied:
-        then = Effect(mitigation.effective, mitigation.observed, mitigation.hides)
+        then = MitigationEffect(
+            mitigation.effective, mitigation.observed, mitigation.hides
+        )
         for told, one in ((before, then), (after, told_now)):
             told["mitigation", mitigation.name] = ("mitigation", one.word, one.observed)
     parts = []
     for key in {**after, **before}:
         kind, _, observed = after.get(key) or before[key]
         then_, now_ = (told[key][1] if key in told else "" for told in (before, after))
-        parts.append(Change(kind, key[1], then_, now_, observed))
+        parts.append(ConditionChange(kind, key[1], then_, now_, observed))
     return Rejudged(incident.verdict, now, tuple(parts))
 
 
@@ -358,7 +360,7 @@ def _told(
 FLOOR_S = 6.0
 CEILING_S = 120.0
 FACTOR = 30.0
-SUSPECT_SHARE = 0.4
+_SUSPECT_SHARE = 0.4
 """Part of the deadline after which the check begins, while the request goes on
 waiting."""
 
@@ -405,7 +407,7 @@ def derive(latencies_s: Sequence[float]) -> Deadlines:
     answer = min(CEILING_S, max(FLOOR_S, FACTOR * warm))
     return Deadlines(
         answer_s=round(answer, 2),
-        suspect_s=round(answer * SUSPECT_SHARE, 2),
+        suspect_s=round(answer * _SUSPECT_SHARE, 2),
         rule=f"{FACTOR:g} × the slowest warm request of the gate ({warm:.2f} s), "
         f"at least {FLOOR_S:g} s, at most {CEILING_S:g} s",
     )
@@ -414,10 +416,10 @@ def derive(latencies_s: Sequence[float]) -> Deadlines:
 # -------------------------------------------------------------- what the evidence shows
 
 T = TypeVar("T")
-LINES_EACH = 3
+_LINES_EACH = 3
 MAX_LINES = 45
-MAX_FILE_BYTES = 4 << 20
-MAX_PICTURE_BYTES = 1 << 20
+_MAX_FILE_BYTES = 4 << 20
+_MAX_PICTURE_BYTES = 1 << 20
 """As ``Shown.png`` has it."""
 
 
@@ -474,13 +476,15 @@ def with_pictures(exhibits: list[Exhibit], folder: Path) -> list[Exhibit]:
         if (
             not shown.png
             and file.is_file()
-            and file.stat().st_size <= MAX_PICTURE_BYTES
+            and file.stat().st_size <= _MAX_PICTURE_BYTES
         ):
             shown.png = file.read_bytes()
     return exhibits
 
 
-def note_effects(mitigations: Iterable[MitigationFacts], told: Effect) -> None:
+def note_effects(
+    mitigations: Iterable[MitigationFacts], told: MitigationEffect
+) -> None:
     """Of those that were not applied, a run tells nothing; the others it tells of
     together."""
     for mitigation in mitigations:
@@ -511,8 +515,8 @@ def log_excerpts(evidence: Evidence, scenario: Scenario) -> list[LogExcerpt]:
     lines: list[LogExcerpt] = []
     for pattern in dict.fromkeys((*scenario.key_log_patterns, "contract-violated")):
         count = data.match_counts.get(pattern, 0)
-        for line in data.matches.get(pattern, [])[:LINES_EACH]:
-            note = f"{count} lines like this" if count > LINES_EACH else ""
+        for line in data.matches.get(pattern, [])[:_LINES_EACH]:
+            note = f"{count} lines like this" if count > _LINES_EACH else ""
             lines.append(excerpt(data.file, line, note))
     for process, line in data.last_by_process.items():
         if process:
@@ -542,7 +546,7 @@ def read_definition(site_packages: Path, ref: SourceRef) -> SourceExcerpt | None
     lines."""
     path = site_packages / ref.file
     try:
-        if path.stat().st_size > MAX_FILE_BYTES:
+        if path.stat().st_size > _MAX_FILE_BYTES:
             return None
         text = path.read_text(encoding="utf-8", errors="replace")
         node = _find(ast.parse(text), ref.qualname.split("."))
@@ -568,15 +572,15 @@ def read_definition(site_packages: Path, ref: SourceRef) -> SourceExcerpt | None
     )
 
 
-Definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
+_Definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
 
 
-def _find(tree: ast.AST, names: list[str]) -> Definition | None:
+def _find(tree: ast.AST, names: list[str]) -> _Definition | None:
     """The last definition of that qualified name: overloads come before the real
     one."""
-    last: Definition | None = None
+    last: _Definition | None = None
     for node in ast.iter_child_nodes(tree):
-        if isinstance(node, Definition) and node.name == names[0]:
+        if isinstance(node, _Definition) and node.name == names[0]:
             last = node if len(names) == 1 else _find(node, names[1:]) or last
         elif isinstance(node, ast.If | ast.Try):
             last = _find(node, names) or last

@@ -30,7 +30,7 @@ from mmrepro.runs.start import ServerSpec
 from mmrepro.runs.starter import Starter
 from mmrepro.scenario import Scenario
 
-PACKAGE = "mmrepro"
+_PACKAGE = "mmrepro"
 
 _GAP = r"(?:[ \t]|\\\n)+"
 _IMPORT = re.compile(
@@ -109,7 +109,7 @@ class _Finder:
         self._homes: list[Path] = []
         for name in starts:
             top = name.partition(".")[0]
-            if top == PACKAGE or (file := _loaded(name)) is None:
+            if top == _PACKAGE or (file := _loaded(name)) is None:
                 continue
             self._files[name] = file
             if (whole := _loaded(top)) is not None and whole.name == "__init__.py":
@@ -124,7 +124,7 @@ class _Finder:
 
     def _found(self, name: str) -> Path | None:
         top, *below = name.split(".")
-        if top == PACKAGE:
+        if top == _PACKAGE:
             part = below[0] if below else ""
             if part not in self._folders:
                 self._folders[part] = folder_of(part)
@@ -143,7 +143,7 @@ def folder_of(part: str) -> Path | None:
 
     A part that is one file is named without its suffix; "": mmrepro itself.
     """
-    spec = find_spec(f"{PACKAGE}.{part}" if part else PACKAGE)
+    spec = find_spec(f"{_PACKAGE}.{part}" if part else _PACKAGE)
     if spec is None or spec.origin is None:
         return None
     origin = Path(spec.origin)
@@ -184,7 +184,7 @@ def _words(listed: str) -> tuple[str, ...]:
     return tuple(words[0] for part in parts if (words := part.split()))
 
 
-ENGINE_VARIABLES = (
+_ENGINE_VARIABLES = (
     "VLLM_",
     "SGLANG_",
     "LMDEPLOY_",
@@ -212,8 +212,8 @@ KEY_VERSION = "2"
 2: the code is the import closure of the scenario and the runner, not most of the
 package; the code of an engine that comes with mmrepro is a part of it. """
 
-RUNNER = "mmrepro.runs.runner"
-BUILDERS = (
+_RUNNER = "mmrepro.runs.runner"
+_BUILDERS = (
     "mmrepro.engines.environments.build",
     "mmrepro.engines.environments.index",
     "mmrepro.engines.environments.uv",
@@ -340,13 +340,13 @@ def _starts(scenario: Scenario) -> list[str]:
         for c in type(scenario).__mro__
         if issubclass(c, Scenario) and c is not Scenario
     ]
-    return [RUNNER, f"mmrepro.engines.{scenario.engine}", *(c.__module__ for c in own)]
+    return [_RUNNER, f"mmrepro.engines.{scenario.engine}", *(c.__module__ for c in own)]
 
 
 def _stops(engine: str) -> list[str]:
     """Builders, and the engines that this run does not start."""
     return [
-        *BUILDERS,
+        *_BUILDERS,
         *(f"mmrepro.engines.{name}" for name in ENGINES if name != engine),
     ]
 
@@ -359,7 +359,7 @@ def _inherited(plan: LaunchPlan, device: str) -> dict[str, str]:
     return {
         name: hashlib.sha256(value.encode("utf-8", "replace")).hexdigest()[:12]
         for name, value in child_environment(plan.env).items()
-        if name.startswith(ENGINE_VARIABLES)
+        if name.startswith(_ENGINE_VARIABLES)
         and name not in plan.env
         and not (device == "cuda" and name in (VISIBLE, ORDER))  # the run has its own
     }

@@ -32,10 +32,10 @@ from mmrepro.scenario import Scenario
 from mmrepro.traffic.evidence import ReproducerResult
 from mmrepro.traffic.evidence.recorder import Recorder
 
-BASELINE_S = 5.0
-CHECK_S = 20.0
+_BASELINE_S = 5.0
+_CHECK_S = 20.0
 MIN_STACK_SAMPLES, MAX_STACK_SAMPLES = 10, 40
-PAUSING_SAMPLES = 20
+_PAUSING_SAMPLES = 20
 RARE_STACK_SAMPLES, RARE_S = 80, 45.0
 """Where a hang shows what is looked for only now and then: on a machine that it keeps
 busy, a sample takes half a second, and few of them catch it."""
@@ -69,7 +69,7 @@ class Probing:
                 StacksProbe([core], samples=1),
                 SyscallsProbe(core, window_s=0.5),
             ]
-        await asyncio.gather(*(self._run(probe, BASELINE_S) for probe in probes))
+        await asyncio.gather(*(self._run(probe, _BASELINE_S) for probe in probes))
 
     async def check(
         self, deadline_s: float, interpreter: Interpreter, *, waiting: bool
@@ -82,24 +82,24 @@ class Probing:
         is."""
         started = time.monotonic()
         core = self.server.core_pid
-        await self._run(self._metrics(), BASELINE_S, label="metrics-1")
+        await self._run(self._metrics(), _BASELINE_S, label="metrics-1")
         waits = [
             self._run(
                 InferenceProbe(self.server.url, SERVED_MODEL, deadline_s),
                 deadline_s + 5,
             ),
             self._run(
-                HttpProbe(self.server.url, self.server.spec.engine.endpoints), CHECK_S
+                HttpProbe(self.server.url, self.server.spec.engine.endpoints), _CHECK_S
             ),
-            self._run(self._processes(1.0), CHECK_S),
-            self._run(GpuProbe(), CHECK_S),
+            self._run(self._processes(1.0), _CHECK_S),
+            self._run(GpuProbe(), _CHECK_S),
             self._core_probes(core, waiting=waiting),
             self._reproducers(interpreter),
         ]
         await asyncio.gather(*waits)
         spacing = SPACING_S if waiting else QUIET_SPACING_S
         await asyncio.sleep(max(0.0, spacing - (time.monotonic() - started)))
-        await self._run(self._metrics(), BASELINE_S, label="metrics-2")
+        await self._run(self._metrics(), _BASELINE_S, label="metrics-2")
         await self.logs()
 
     async def logs(self) -> None:
@@ -134,11 +134,11 @@ class Probing:
             interval_s=0.03,
             until=self.scenario.enough_stacks,
             min_samples=MIN_STACK_SAMPLES,
-            pausing=PAUSING_SAMPLES if locals_too else 0,
+            pausing=_PAUSING_SAMPLES if locals_too else 0,
         )
-        await self._run(stacks, RARE_S if rare else CHECK_S)
+        await self._run(stacks, RARE_S if rare else _CHECK_S)
         window_s = SYSCALLS_S if waiting or locals_too else QUIET_SYSCALLS_S
-        await self._run(SyscallsProbe(core, window_s=window_s), CHECK_S)
+        await self._run(SyscallsProbe(core, window_s=window_s), _CHECK_S)
 
     async def _run(
         self, probe: Probe[ProbeData], seconds: float, label: str = ""
@@ -176,7 +176,7 @@ async def _observe(
 
 
 TIMEOUT_S = 60.0
-POLL_S = 0.02
+_POLL_S = 0.02
 
 
 @dataclass(frozen=True)
@@ -262,7 +262,7 @@ class Interpreter:
             while (code := process.exit_code) is None:
                 if time.monotonic() > deadline:
                     raise TimeoutError
-                time.sleep(POLL_S)
+                time.sleep(_POLL_S)
         finally:
             process.stop()
         output = log.read_text(errors="replace")

@@ -20,7 +20,7 @@ class StartMode(StrEnum):
     WARM = "warm"
 
 
-NOT_OF_ONE_RUN = {"origins", "full", "json", "quiet", "verbose", "out", "repeat"}
+_NOT_OF_ONE_RUN = {"origins", "full", "json", "quiet", "verbose", "out", "repeat"}
 
 
 def split_variant(scenario: str, variant: str = "") -> tuple[str, str]:
@@ -32,7 +32,7 @@ def split_variant(scenario: str, variant: str = "") -> tuple[str, str]:
 
 
 @dataclass(frozen=True)
-class NamedScenario(Command):
+class _NamedScenario(Command):
     """A scenario as the user typed it: a name or a file. NAME:VARIANT is both at
     once."""
 
@@ -46,7 +46,7 @@ class NamedScenario(Command):
 
 
 @dataclass(frozen=True)
-class ScenarioCommand(NamedScenario):
+class ScenarioCommand(_NamedScenario):
     """What a single run, an ablation and a bisection have in common.
 
     ``timeout_s`` bounds a run from the engine's start on; building an environment is
@@ -64,7 +64,7 @@ class ScenarioCommand(NamedScenario):
     @property
     def run(self) -> RunCommand:
         """The options that all of its runs have."""
-        own = {one.name for one in fields(self)} - NOT_OF_ONE_RUN
+        own = {one.name for one in fields(self)} - _NOT_OF_ONE_RUN
         same = [one.name for one in fields(RunCommand) if one.name in own]
         return RunCommand(**{name: getattr(self, name) for name in same})
 

@@ -266,7 +266,7 @@ def _interpreter(server: Started, drive: Drive, starter: Starter) -> Interpreter
 
 
 def _judge(spec: ServerSpec, incident: Incident, log: Path) -> None:
-    incident.mitigations = mitigation_table(spec.scenario, spec.options.mitigations)
+    incident.mitigations = _mitigation_table(spec.scenario, spec.options.mitigations)
     if spec.environment.python_of:
         from mmrepro.engines.misfit import misfit_in
 
@@ -317,7 +317,7 @@ def model_of(tiny: TinyModel, given: Path | None) -> tuple[Path, ModelFacts]:
     )
 
 
-def mitigation_table(
+def _mitigation_table(
     scenario: Scenario, applied: Collection[str]
 ) -> list[MitigationFacts]:
     """Every mitigation; of none it is known yet whether it helps. ``applied``:

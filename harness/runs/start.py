@@ -42,14 +42,14 @@ from mmrepro.traffic.evidence.model import BUILD, BUILD_NOTICE
 from mmrepro.traffic.evidence.recorder import GpuSampler, Sampler
 from packaging.version import InvalidVersion, Version
 
-READY_POLL_S = 0.05
+_READY_POLL_S = 0.05
 REPLACED_START_LIMIT_S = 120.0
 """For a start in a mode that replaces something; a cold one may take the run's whole
 time."""
 CHILDREN_POLL_S, STANDS_S = 1.0, 4.0
-STANDS_SHARE = 0.1
+_STANDS_SHARE = 0.1
 """Of one core, all processes together: below it a starting server does no work."""
-USAGE_CODE = 2
+_USAGE_CODE = 2
 """argparse's exit code: the mode of the start has nothing to do with it."""
 GRACE_HUNG_S, GRACE_S = 1.0, 6.0
 START_ATTEMPTS = 5
@@ -493,7 +493,7 @@ def _wait(started: Started, stages: StartStages) -> float:
             late = f"was not ready after {duration(limit_s)}"
             what = late if code is None else f"ended with {code} while it started"
             raise _failed(started, what, code)
-        time.sleep(READY_POLL_S)
+        time.sleep(_READY_POLL_S)
     return time.monotonic()
 
 
@@ -530,7 +530,7 @@ class _Children:
             self._ticks,
             sum(s.user_ticks + s.system_ticks for s in stats),
         )
-        if abs(self._ticks - ticks) > STANDS_SHARE * elapsed * processes.TICKS_PER_S:
+        if abs(self._ticks - ticks) > _STANDS_SHARE * elapsed * processes.TICKS_PER_S:
             self._moved = now
         return self._lost if now - self._moved >= STANDS_S else ""
 
@@ -558,7 +558,7 @@ def _failed(started: Started, what: str, code: int | None) -> EngineStartError:
         f"{engine.name} {release} {what}. {misfit or found.sentence}".rstrip(),
         hint=f"mmrepro why {log}",
         detail=[*found.lines],
-        usage=code == USAGE_CODE,
+        usage=code == _USAGE_CODE,
         ended_with=code,
         race=found.race,
         refused=_refused(started),

@@ -42,12 +42,12 @@ from mmrepro.runs.options import StartMode
 MODE_VARIABLE, IDLE_VARIABLE = "MMREPRO_START_MODE", "MMREPRO_WARM_IDLE"
 ROOT_VARIABLE = "MMREPRO_WARM_DIR"
 LAST_STAGE = "HTTP up"
-MAX_BYTES = 8 << 20
-NVML_CHECK = "PYTORCH_NVML_BASED_CUDA_CHECK"
+_MAX_BYTES = 8 << 20
+_NVML_CHECK = "PYTORCH_NVML_BASED_CUDA_CHECK"
 """With it torch.cuda.is_available() asks NVML; else it initialises CUDA, and an import
 that asks it leaves a parent whose forks cannot use the GPU."""
 
-REPLACES = {
+_REPLACES = {
     StartMode.COLD: "the engine's own start method, nothing replaced",
     StartMode.FORK: "the engine is imported once: a process that it asks "
     "multiprocessing to spawn is forked, with the files and signals that a spawned one "
@@ -57,9 +57,9 @@ REPLACES = {
     "variables as they were imported, are the parent's; single-file reproducers are "
     "forked from it too",
 }
-CODE = Path(mmrepro.__file__).parent
-STATE = TEMPORARY / "state"
-LET_IN = (
+_CODE = Path(mmrepro.__file__).parent
+_STATE = TEMPORARY / "state"
+_LET_IN = (
     "LANG",
     "LC_ALL",
     "TZ",
@@ -138,7 +138,7 @@ class Starter:
         )
         if not self.boxed:
             return spec
-        env = moved_state(spec.env, environment)
+        env = _moved_state(spec.env, environment)
         return replace(spec, env=env, box=box_of(environment))
 
     def start(
@@ -162,7 +162,7 @@ class Starter:
         env, box = child_environment(plan.env), None
         if self.boxed:
             env = child_environment(plan.env, base=variables_inside())
-            env, box = moved_state(env, environment), box_of(environment)
+            env, box = _moved_state(env, environment), box_of(environment)
         if mode is StartMode.WARM:
             parent = self.parents.get(self._fork_server_spec(plan, environment))
             known = WarmParentFacts.model_fields.keys()
@@ -238,7 +238,7 @@ class StartStages:
         try:
             with self._log.open("rb") as file:
                 file.seek(self._read)
-                new = file.read(MAX_BYTES)
+                new = file.read(_MAX_BYTES)
         except OSError:
             return
         now = time.monotonic()
@@ -280,7 +280,7 @@ def fork_server_spec(
         env = {
             name: value for name, value in env.items() if name not in (VISIBLE, ORDER)
         }
-        env[NVML_CHECK] = "1"
+        env[_NVML_CHECK] = "1"
     return ForkServerSpec(
         label=f"{spec.engine} {spec.release}",
         python=environment.python,
@@ -305,7 +305,7 @@ def box_of(environment: Environment) -> BoxOrder:
     interpreter, the models, mmrepro's own code; a GPU's device nodes where the
     environment is for one."""
     interpreter = environment.python.resolve().parent.parent
-    readable = [environment.path, interpreter, cache_root() / MODELS_DIR, CODE]
+    readable = [environment.path, interpreter, cache_root() / MODELS_DIR, _CODE]
     readable += [reproducer_path("")]
     if environment.below is not None:
         readable.append(environment.below)
@@ -317,24 +317,26 @@ def box_of(environment: Environment) -> BoxOrder:
             Path("/sys/bus/pci"),
             Path("/sys/module/nvidia"),
         ]
-    caches = ((environment.state_dir, STATE),) if environment.state_dir.is_dir() else ()
+    caches = (
+        ((environment.state_dir, _STATE),) if environment.state_dir.is_dir() else ()
+    )
     return BoxOrder(argv=(), readable=tuple(readable), devices=devices, caches=caches)
 
 
 def variables_inside() -> dict[str, str]:
     """Of our own variables those that a box gets, and those that it needs instead of
     the user's."""
-    kept = {name: os.environ[name] for name in LET_IN if name in os.environ}
+    kept = {name: os.environ[name] for name in _LET_IN if name in os.environ}
     path = "/usr/local/bin:/usr/bin:/bin"
     own = {"HOME": str(TEMPORARY), "USER": "box", "LOGNAME": "box", "PATH": path}
     return {"LANG": "C.UTF-8", **kept, **own}
 
 
-def moved_state(env: Mapping[str, str], environment: Environment) -> dict[str, str]:
+def _moved_state(env: Mapping[str, str], environment: Environment) -> dict[str, str]:
     """``env`` with the engine's caches in the box's own copy of them: what a stranger's
     server writes there, no later server reads."""
     state = str(environment.state_dir)
-    return {name: value.replace(state, str(STATE)) for name, value in env.items()}
+    return {name: value.replace(state, str(_STATE)) for name, value in env.items()}
 
 
 def _code(plan: LaunchPlan, environment: Environment) -> Iterator[Path]:
@@ -352,7 +354,7 @@ def _code(plan: LaunchPlan, environment: Environment) -> Iterator[Path]:
 
 def mode_setting(mode: StartMode, fallbacks: Sequence[str]) -> Setting:
     return Setting(
-        name="start mode", value=mode, why="; ".join([REPLACES[mode], *fallbacks])
+        name="start mode", value=mode, why="; ".join([_REPLACES[mode], *fallbacks])
     )
 
 

@@ -19,33 +19,33 @@ import sys
 from collections.abc import Iterator
 from typing import Any
 
-CPU_S = 5
-MEMORY_BYTES = 1 << 30
-MOST_STEPS = 50_000
+_CPU_S = 5
+_MEMORY_BYTES = 1 << 30
+_MOST_STEPS = 50_000
 """Expressions that are looked at, of the whole file."""
-MOST_DEPTH = 20
-MOST_CHARS = 4000
+_MOST_DEPTH = 20
+_MOST_CHARS = 4000
 """Of one text."""
-MOST_ITEMS = 200
+_MOST_ITEMS = 200
 """Of one list."""
-GAP = "…"
+_GAP = "…"
 """Replaces the part of a text that is not known without running the file."""
 
-TEXTS = ("name", "engine", "release", "affected", "server", "variant")
-PARTS = {"preconditions": "precondition", "symptoms": "symptom", "causes": "cause"}
+_TEXTS = ("name", "engine", "release", "affected", "server", "variant")
+_PARTS = {"preconditions": "precondition", "symptoms": "symptom", "causes": "cause"}
 """Attributes of a scenario that hold conditions, and which part of the signature they
 are."""
 
 
-class Unreadable(Exception):
+class _Unreadable(Exception):
     """The file holds no scenario that can be read so; a sentence's end says why."""
 
 
-class Unknown(Exception):
+class _UnknownValue(Exception):
     """A value that only a run of the file would show."""
 
 
-class RecordedCall:
+class _RecordedCall:
     """A call that was written down, and was not made."""
 
     def __init__(self, name: str, positional: list[Any], named: dict[str, Any]) -> None:
@@ -64,7 +64,7 @@ class RecordedCall:
         return self.positional[at] if len(self.positional) > at else None
 
 
-class DeclaredFile:
+class _DeclaredFile:
     """The names that a module binds, and the values that stand there."""
 
     def __init__(self, tree: ast.Module) -> None:
@@ -74,19 +74,19 @@ class DeclaredFile:
         for statement in tree.body:
             if isinstance(statement, ast.ClassDef):
                 self.classes[statement.name] = statement
-            self.bound.update(bindings(statement))
+            self.bound.update(_bindings(statement))
 
     def value(self, node: ast.expr, local: dict[str, ast.expr], depth: int = 0) -> Any:
         """The value of an expression. Raises Unknown."""
         self._steps += 1
-        if depth > MOST_DEPTH or self._steps > MOST_STEPS:
-            raise Unknown
+        if depth > _MOST_DEPTH or self._steps > _MOST_STEPS:
+            raise _UnknownValue
         if isinstance(node, ast.Constant):
             return literal(node.value)
         if isinstance(node, ast.Name):
             bound = local.get(node.id) or self.bound.get(node.id)
             if bound is None:
-                raise Unknown
+                raise _UnknownValue
             return self.value(bound, local, depth + 1)
         if isinstance(node, ast.Attribute):  # FailureClass.SILENT_HANG
             return node.attr
@@ -98,27 +98,27 @@ class DeclaredFile:
             return self._combined(node, local, depth)
         if isinstance(node, ast.Call):
             return self._called(node, local, depth)
-        raise Unknown
+        raise _UnknownValue
 
     def value_or_none(
         self, node: ast.expr, local: dict[str, ast.expr], depth: int = 0
     ) -> Any:
         try:
             return self.value(node, local, depth)
-        except Unknown:
+        except _UnknownValue:
             return None
 
     def _items(
         self, nodes: list[ast.expr], local: dict[str, ast.expr], depth: int
     ) -> list[Any]:
         values = []
-        for node in nodes[:MOST_ITEMS]:
+        for node in nodes[:_MOST_ITEMS]:
             starred = node.value if isinstance(node, ast.Starred) else None
             value = self.value_or_none(starred or node, local, depth + 1)
             values += (
                 value if starred is not None and isinstance(value, list) else [value]
             )
-        return values[:MOST_ITEMS]
+        return values[:_MOST_ITEMS]
 
     def _joined(
         self, node: ast.JoinedStr, local: dict[str, ast.expr], depth: int
@@ -127,19 +127,19 @@ class DeclaredFile:
         for part in node.values:
             inner = part.value if isinstance(part, ast.FormattedValue) else part
             value = self.value_or_none(inner, local, depth + 1)
-            text += str(value) if isinstance(value, str | int) else GAP
-            if len(text) > MOST_CHARS:
+            text += str(value) if isinstance(value, str | int) else _GAP
+            if len(text) > _MOST_CHARS:
                 break
-        return text[:MOST_CHARS]
+        return text[:_MOST_CHARS]
 
     def _combined(self, node: ast.BinOp, local: dict[str, ast.expr], depth: int) -> Any:
         left = self.value(node.left, local, depth + 1)
         right = self.value(node.right, local, depth + 1)
         if isinstance(node.op, ast.Add):
             if isinstance(left, str) and isinstance(right, str):
-                return (left + right)[:MOST_CHARS]
+                return (left + right)[:_MOST_CHARS]
             if isinstance(left, list) and isinstance(right, list):
-                return (left + right)[:MOST_ITEMS]
+                return (left + right)[:_MOST_ITEMS]
         if isinstance(left, int) and isinstance(right, int):
             if isinstance(node.op, ast.Add):
                 return literal(left + right)
@@ -147,40 +147,40 @@ class DeclaredFile:
                 return literal(left - right)
             if isinstance(node.op, ast.Mult):
                 return literal(left * right)
-        raise Unknown
+        raise _UnknownValue
 
     def _called(
         self, node: ast.Call, local: dict[str, ast.expr], depth: int
-    ) -> RecordedCall:
-        name = name_of(node.func)
+    ) -> _RecordedCall:
+        name = _name_of(node.func)
         if not name:
-            raise Unknown
+            raise _UnknownValue
         named = {
             keyword.arg: self.value_or_none(keyword.value, local, depth + 1)
-            for keyword in node.keywords[:MOST_ITEMS]
+            for keyword in node.keywords[:_MOST_ITEMS]
             if keyword.arg
         }
-        return RecordedCall(name, self._items(node.args, local, depth), named)
+        return _RecordedCall(name, self._items(node.args, local, depth), named)
 
 
 def literal(value: object) -> str | int:
     """A constant that can be shown. Raises Unknown."""
     if isinstance(value, str):
         # A lone surrogate can be written in a file, and printed nowhere.
-        return value[:MOST_CHARS].encode("utf-8", "replace").decode()
+        return value[:_MOST_CHARS].encode("utf-8", "replace").decode()
     if isinstance(value, int) and value.bit_length() < 64:
         return value
-    raise Unknown
+    raise _UnknownValue
 
 
-def name_of(node: ast.expr) -> str:
+def _name_of(node: ast.expr) -> str:
     """``cure`` of ``cure`` and of ``scenario.cure``; "": it is no name."""
     if isinstance(node, ast.Attribute):
         return node.attr
     return node.id if isinstance(node, ast.Name) else ""
 
 
-def bindings(statement: ast.stmt) -> Iterator[tuple[str, ast.expr]]:
+def _bindings(statement: ast.stmt) -> Iterator[tuple[str, ast.expr]]:
     """The names that an assignment binds, with the expression of each."""
     if isinstance(statement, ast.AnnAssign):
         annotated = statement.target
@@ -197,52 +197,52 @@ def bindings(statement: ast.stmt) -> Iterator[tuple[str, ast.expr]]:
                     yield one.id, value
 
 
-def scenario_classes(file: DeclaredFile) -> list[ast.ClassDef]:
+def _scenario_classes(file: _DeclaredFile) -> list[ast.ClassDef]:
     """The classes of what is bound to SCENARIO, the default first. Raises
     Unreadable."""
     bound = file.bound.get("SCENARIO")
     names = []
     if isinstance(bound, ast.Call):
-        names = [name_of(bound.func)]
+        names = [_name_of(bound.func)]
         if names == ["with_variants"]:
             made = [one for one in bound.args if isinstance(one, ast.Call)]
-            names = [name_of(one.func) for one in made]
+            names = [_name_of(one.func) for one in made]
     found = [file.classes[name] for name in names if name in file.classes]
     if not found:
-        raise Unreadable("binds no scenario of a class in it to the name SCENARIO")
+        raise _Unreadable("binds no scenario of a class in it to the name SCENARIO")
     return found
 
 
-def with_bases(file: DeclaredFile, wanted: ast.ClassDef) -> list[ast.ClassDef]:
+def _with_bases(file: _DeclaredFile, wanted: ast.ClassDef) -> list[ast.ClassDef]:
     """The class and those of the same file that it inherits from, the nearest first."""
     found: list[ast.ClassDef] = []
     waiting = [wanted]
-    while waiting and len(found) < MOST_DEPTH:
+    while waiting and len(found) < _MOST_DEPTH:
         one = waiting.pop(0)
         if one in found:
             continue
         found.append(one)
-        bases = [name_of(base) for base in one.bases]
+        bases = [_name_of(base) for base in one.bases]
         waiting += [file.classes[name] for name in bases if name in file.classes]
     return found
 
 
-def condition_of(called: RecordedCall, part: str, method: str = "") -> dict[str, Any]:
+def _condition_of(called: _RecordedCall, part: str, method: str = "") -> dict[str, Any]:
     """A condition as its declaration has it."""
     id_ = called.text(-1, "id") or method.replace("_", "-")
     statement = called.text(0, "statement")
     # A function of a library writes the statement.
-    if called.name not in PARTS.values():
-        statement = f"{called.name}({GAP})"
+    if called.name not in _PARTS.values():
+        statement = f"{called.name}({_GAP})"
     return {
-        "id": id_ or GAP,
+        "id": id_ or _GAP,
         "part": part,
         "statement": statement,
         "required": called.named.get("required") is not False,
     }
 
 
-def mitigation_of(called: RecordedCall) -> dict[str, str] | None:
+def _mitigation_of(called: _RecordedCall) -> dict[str, str] | None:
     if called.name == "upgrade":
         release = called.text(0, "release")
         about = called.text(1, "description") or f"upgrade to {release}"
@@ -260,8 +260,8 @@ def mitigation_of(called: RecordedCall) -> dict[str, str] | None:
     }
 
 
-def reference_of(called: Any) -> dict[str, str] | None:
-    if not isinstance(called, RecordedCall) or called.name not in (
+def _reference_of(called: Any) -> dict[str, str] | None:
+    if not isinstance(called, _RecordedCall) or called.name not in (
         "issue",
         "pull",
         "Reference",
@@ -275,28 +275,28 @@ def reference_of(called: Any) -> dict[str, str] | None:
     }
 
 
-def upstream_of(called: Any) -> dict[str, Any]:
-    if not isinstance(called, RecordedCall):
+def _upstream_of(called: Any) -> dict[str, Any]:
+    if not isinstance(called, _RecordedCall):
         return {}
     state = called.text(0, "state").lower().replace("_", "-")
     return {
         "state": state,
-        "source": reference_of(called.given(1, "source")),
+        "source": _reference_of(called.given(1, "source")),
         "looked_up": called.text(2, "looked_up"),
         "release": called.text(3, "release"),
     }
 
 
-class DeclaredClass:
+class _DeclaredClass:
     """One scenario's class: its attributes, and what they say."""
 
-    def __init__(self, file: DeclaredFile, wanted: ast.ClassDef) -> None:
+    def __init__(self, file: _DeclaredFile, wanted: ast.ClassDef) -> None:
         self.file = file
-        self.line = with_bases(file, wanted)
+        self.line = _with_bases(file, wanted)
         self.local: dict[str, ast.expr] = {}
         for one in reversed(self.line):
             for statement in one.body:
-                self.local.update(bindings(statement))
+                self.local.update(_bindings(statement))
 
     def get(self, name: str) -> Any:
         node = self.local.get(name)
@@ -306,10 +306,10 @@ class DeclaredClass:
         value = self.get(name)
         return value if isinstance(value, str) else ""
 
-    def calls(self, name: str) -> list[RecordedCall]:
+    def calls(self, name: str) -> list[_RecordedCall]:
         value = self.get(name)
         return (
-            [one for one in value if isinstance(one, RecordedCall)]
+            [one for one in value if isinstance(one, _RecordedCall)]
             if isinstance(value, list)
             else []
         )
@@ -317,18 +317,18 @@ class DeclaredClass:
     @property
     def docstrings(self) -> list[str]:
         texts = [ast.get_docstring(one) for one in self.line]
-        return [str(literal(text[: 4 * MOST_CHARS])) for text in texts if text]
+        return [str(literal(text[: 4 * _MOST_CHARS])) for text in texts if text]
 
     def _inherits_from_elsewhere(self) -> bool:
-        bases = {name_of(base) for one in self.line for base in one.bases}
+        bases = {_name_of(base) for one in self.line for base in one.bases}
         return not bases <= {"Scenario", *self.file.classes}
 
     def conditions(self) -> list[dict[str, Any]]:
         found = []
-        for attribute, part in PARTS.items():
-            found += [condition_of(called, part) for called in self.calls(attribute)]
+        for attribute, part in _PARTS.items():
+            found += [_condition_of(called, part) for called in self.calls(attribute)]
             found += list(self._methods(part))
-        return found[:MOST_ITEMS]
+        return found[:_MOST_ITEMS]
 
     def _methods(self, part: str) -> Iterator[dict[str, Any]]:
         for one in self.line:
@@ -337,18 +337,18 @@ class DeclaredClass:
                     continue
                 for decorator in method.decorator_list:
                     called = self.file.value_or_none(decorator, self.local)
-                    if isinstance(called, RecordedCall) and called.name == part:
-                        yield condition_of(called, part, method.name)
+                    if isinstance(called, _RecordedCall) and called.name == part:
+                        yield _condition_of(called, part, method.name)
 
     def fields(self) -> dict[str, Any]:
-        told: dict[str, Any] = {name: self.text(name) for name in TEXTS}
+        told: dict[str, Any] = {name: self.text(name) for name in _TEXTS}
         if not told["engine"] and self._inherits_from_elsewhere():
-            told["engine"] = GAP
+            told["engine"] = _GAP
         devices = self.get("devices")
         references = self.get("references")
-        mitigations = [mitigation_of(called) for called in self.calls("mitigations")]
+        mitigations = [_mitigation_of(called) for called in self.calls("mitigations")]
         found = (
-            [reference_of(one) for one in references]
+            [_reference_of(one) for one in references]
             if isinstance(references, list)
             else []
         )
@@ -359,7 +359,7 @@ class DeclaredClass:
         told["conditions"] = self.conditions()
         told["mitigations"] = [one for one in mitigations if one is not None]
         told["references"] = [one for one in found if one is not None]
-        told["upstream"] = upstream_of(self.get("upstream"))
+        told["upstream"] = _upstream_of(self.get("upstream"))
         return told
 
 
@@ -369,30 +369,30 @@ def declared(source: bytes) -> dict[str, Any]:
         tree = ast.parse(source)
     except SyntaxError as error:
         where = f"line {error.lineno} " if error.lineno else ""
-        raise Unreadable(f"{where}is not valid Python: {error.msg}") from None
+        raise _Unreadable(f"{where}is not valid Python: {error.msg}") from None
     except (RecursionError, MemoryError, ValueError, OverflowError):
-        raise Unreadable("is not valid Python, or nested too deep") from None
-    file = DeclaredFile(tree)
-    default, *others = scenario_classes(file)
-    told = DeclaredClass(file, default).fields()
+        raise _Unreadable("is not valid Python, or nested too deep") from None
+    file = _DeclaredFile(tree)
+    default, *others = _scenario_classes(file)
+    told = _DeclaredClass(file, default).fields()
     told["variants"] = []
     if others:
-        every = [DeclaredClass(file, one) for one in (default, *others)]
-        told["variants"] = [one.text("variant") for one in every][:MOST_ITEMS]
+        every = [_DeclaredClass(file, one) for one in (default, *others)]
+        told["variants"] = [one.text("variant") for one in every][:_MOST_ITEMS]
     return told
 
 
 def main() -> None:
     for kind, most in (
-        (resource.RLIMIT_AS, MEMORY_BYTES),
-        (resource.RLIMIT_CPU, CPU_S),
+        (resource.RLIMIT_AS, _MEMORY_BYTES),
+        (resource.RLIMIT_CPU, _CPU_S),
         (resource.RLIMIT_FSIZE, 0),
         (resource.RLIMIT_CORE, 0),
     ):
         resource.setrlimit(kind, (most, most))
     try:
         told: dict[str, Any] = {"fields": declared(sys.stdin.buffer.read())}
-    except Unreadable as error:
+    except _Unreadable as error:
         told = {"unreadable": str(literal(str(error)))}
     except (RecursionError, MemoryError):
         told = {"unreadable": "is nested too deep"}

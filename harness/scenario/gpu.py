@@ -8,9 +8,9 @@ from mmrepro.probes.data import GpuData, GpuDevice, ProcessesData
 from mmrepro.scenario.parts import RunFacts
 from mmrepro.traffic.evidence import Evidence
 
-SETTLED_S = 1.0
+_SETTLED_S = 1.0
 """NVML's utilisation is of a span of up to a second that lies behind."""
-HELD = 0.95
+_HELD = 0.95
 """Share of the gate's memory that counts as held: a hung engine frees nothing; what the
 driver keeps for a context varies by a few MiB."""
 GIB = 1 << 30
@@ -31,8 +31,8 @@ def gpu_idle(gpu: GpuData, evidence: Evidence, facts: RunFacts) -> Finding:
     for request in requests:
         if request.timed_out:
             sent = request.sent.mono
-            # The first readings are of the time before: see SETTLED_S.
-            waits.append((sent + SETTLED_S, sent + request.latency_s))
+            # The first readings are of the time before: see _SETTLED_S.
+            waits.append((sent + _SETTLED_S, sent + request.latency_s))
     if not waits:
         return Finding.unknown("no request waited: the GPU of any idle server idles")
 
@@ -94,7 +94,7 @@ def gpu_memory_held(gpu: GpuData, evidence: Evidence, facts: RunFacts) -> Findin
             "the GPU's memory was not read in the gate and in the check"
         )
     text = f"{now / GIB:.2f} GiB held, {then / GIB:.2f} GiB in the gate"
-    return Finding.of(now >= HELD * then, text)
+    return Finding.of(now >= _HELD * then, text)
 
 
 def _engines(

@@ -8,11 +8,11 @@ from mmrepro.failure.documents.searches import Ablation, FactorClass
 from mmrepro.failure.signature import Finding, Truth
 from mmrepro.scenario.parts import STATUS, Hypothesis, named
 
-CURES = (FactorClass.NECESSARY, FactorClass.SUFFICIENT)
-UNCLEAR = (None, FactorClass.INCONCLUSIVE, FactorClass.OTHER, FactorClass.NOT_TESTED)
+_CURES = (FactorClass.NECESSARY, FactorClass.SUFFICIENT)
+_UNCLEAR = (None, FactorClass.INCONCLUSIVE, FactorClass.OTHER, FactorClass.NOT_TESTED)
 
 
-def classed(
+def _classed(
     ablation: Ablation, factor: str, classes: Collection[FactorClass]
 ) -> Finding:
     """Whether ``factor`` is in one of ``classes``; unknown unless its class was
@@ -20,28 +20,28 @@ def classed(
     found = ablation.factor(factor)
     if found is None:
         return Finding.unknown(f"{factor} was not among the factors")
-    if found.factor_class in UNCLEAR and found.factor_class not in classes:
+    if found.factor_class in _UNCLEAR and found.factor_class not in classes:
         return Finding.unknown(f"{factor}: {found.why or 'not run'}")
     return Finding.of(found.factor_class in classes, f"{factor}: {found.why}")
 
 
 def cures(ablation: Ablation, factor: str) -> Finding:
     """Whether flipping ``factor`` alone cures: symptom and cause gone."""
-    return classed(ablation, factor, CURES)
+    return _classed(ablation, factor, _CURES)
 
 
 def causes(ablation: Ablation, factor: str) -> Finding:
     """Whether ``factor`` is the cause; unknown where it is one only together with
     others."""
     cured = cures(ablation, factor)
-    part = classed(ablation, factor, (FactorClass.CONTRIBUTES,))
+    part = _classed(ablation, factor, (FactorClass.CONTRIBUTES,))
     return Finding.unknown(cured.observed) if part.truth is Truth.MET else cured
 
 
-def matters(ablation: Ablation, factor: str) -> Finding:
+def _matters(ablation: Ablation, factor: str) -> Finding:
     """Whether ``factor`` changes anything, be it only that the failure is hidden."""
-    return classed(
-        ablation, factor, (*CURES, FactorClass.CONTRIBUTES, FactorClass.HIDES)
+    return _classed(
+        ablation, factor, (*_CURES, FactorClass.CONTRIBUTES, FactorClass.HIDES)
     )
 
 
@@ -50,12 +50,12 @@ def judged(declared: Hypothesis, ablation: Ablation, source: str) -> ClaimResult
     if declared.untested:
         finding = Finding.unknown(declared.untested)
     elif declared.matters:
-        finding = matters(ablation, declared.matters)
+        finding = _matters(ablation, declared.matters)
     elif declared.causes:
         finding = causes(ablation, declared.causes)
     else:
         cured = declared.cures
-        finding = takes_all(ablation, *((cured,) if isinstance(cured, str) else cured))
+        finding = _takes_all(ablation, *((cured,) if isinstance(cured, str) else cured))
     return ClaimResult(
         id=declared.id,
         text=declared.text,
@@ -67,7 +67,7 @@ def judged(declared: Hypothesis, ablation: Ablation, source: str) -> ClaimResult
     )
 
 
-def takes_all(ablation: Ablation, *factors: str) -> Finding:
+def _takes_all(ablation: Ablation, *factors: str) -> Finding:
     """Whether none of ``factors`` cures alone, and all of them do together; of one:
     whether it cures."""
     if len(factors) == 1:

@@ -58,7 +58,7 @@ counts."""
 CONTROL = "control server: "
 """Begins the labels of the control server's requests."""
 SHORT, ANSWER = "hi", 4
-LONG_DEADLINE_S = 240.0
+_LONG_DEADLINE_S = 240.0
 LIMIT_SOURCE = quote(
     "lmdeploy/pytorch/engine/engine.py",
     "Engine._get_max_session_len",
@@ -186,7 +186,7 @@ class SmallKvCache(Scenario):
     """Labels of what :meth:`outgrow` sends."""
     later: ClassVar[tuple[str, ...]] = ("short after",)
     """Labels of the short requests after it."""
-    trigger_deadline_s: ClassVar[float] = LONG_DEADLINE_S
+    trigger_deadline_s: ClassVar[float] = _LONG_DEADLINE_S
 
     @abstractmethod
     async def outgrow(self, drive: Drive, where: str, short: RequestRecord) -> None:
@@ -227,7 +227,7 @@ class SmallKvCache(Scenario):
         return (WITNESS, device_memory(self.plan_of(release).free))
 
     async def control(self, drive: Drive) -> None:
-        drive.deadline_s = LONG_DEADLINE_S
+        drive.deadline_s = _LONG_DEADLINE_S
         short = await ask(drive, f"{CONTROL}short")
         if short.answered:
             await self.outgrow(drive, CONTROL, short)

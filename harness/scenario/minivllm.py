@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from mmrepro.failure.documents import SymptomRow
 
 BLOCK_SIZE = 16
-PIXELS = 28
+_PIXELS = 28
 """A side of what becomes one embedding."""
 AFTER = "after: text only"
 
@@ -132,7 +132,7 @@ def told(metrics: Metrics, name: str) -> int:
 
 def embeddings(sent: RequestRecord) -> int:
     """That the images of a request become where none is scaled."""
-    return sum(image.width * image.height // PIXELS**2 for image in sent.images)
+    return sum(image.width * image.height // _PIXELS**2 for image in sent.images)
 
 
 def in_last_block(tokens: int, size: int) -> int:

@@ -295,7 +295,7 @@ TAG: Final = "__mmrepro__"
 
 
 @dataclass(frozen=True)
-class Declaring:
+class _Declaring:
     """Declares conditions of one part: ``@symptom("…")`` above a method, or with the
     check given.
 
@@ -328,8 +328,8 @@ class Declaring:
         return tag if check is None else declared(check)
 
 
-symptom, cause = Declaring("symptom"), Declaring("cause")
-precondition = Declaring("precondition", live=False)
+symptom, cause = _Declaring("symptom"), _Declaring("cause")
+precondition = _Declaring("precondition", live=False)
 """What is there once the trigger came as far as the failure needs it. Without it, that
 nothing failed means nothing: the verdict is inconclusive. ``removed_by``: mitigations
 and factors whose purpose it is to take it away. Live observers have none."""

@@ -21,7 +21,7 @@ from packaging.specifiers import InvalidSpecifier, SpecifierSet
 from pydantic import ValidationError
 
 MOST_BYTES: Final = 1 << 20
-TIMEOUT_S = 15.0
+_TIMEOUT_S = 15.0
 
 
 class DeclaredCondition(Record):
@@ -172,14 +172,14 @@ def _parsed(path: Path, source: bytes) -> dict[str, Any]:
             command,
             input=source,
             capture_output=True,
-            timeout=TIMEOUT_S,
+            timeout=_TIMEOUT_S,
             env={},
             check=False,
         )
         told = json.loads(ended.stdout)
     except subprocess.TimeoutExpired:
         raise BrokenScenario(
-            f"{path} was not parsed within {TIMEOUT_S:.0f} s."
+            f"{path} was not parsed within {_TIMEOUT_S:.0f} s."
         ) from None
     except (
         ValueError

@@ -28,8 +28,8 @@ from mmrepro.scenario.definition import Scenario
 from mmrepro.scenario.parts import ON, Claim, Declared, LiveFacts, RunFacts, tagged
 from packaging.version import Version
 
-GROUP = "mmrepro.scenarios"
-MAX_FILE_BYTES = 4 << 20
+_GROUP = "mmrepro.scenarios"
+_MAX_FILE_BYTES = 4 << 20
 
 
 def scenario_names() -> list[str]:
@@ -120,7 +120,7 @@ def _loaded(entry: EntryPoint, conditions: bool) -> Scenario:
 def _entries(path: tuple[str, ...]) -> dict[str, EntryPoint]:
     """By name, of all distributions on ``path``, which is sys.path: each has a file to
     be read."""
-    found = entry_points(group=GROUP)
+    found = entry_points(group=_GROUP)
     return {entry.name: entry for entry in found if not is_file_name(entry.name)}
 
 
@@ -132,10 +132,10 @@ def _check_there(path: Path) -> None:
 
 def _from_file(path: Path) -> Scenario:
     _check_there(path)
-    if path.stat().st_size > MAX_FILE_BYTES:
+    if path.stat().st_size > _MAX_FILE_BYTES:
         raise BrokenScenario(
             f"{path} cannot be loaded: it is too large: more than "
-            f"{size(MAX_FILE_BYTES)}."
+            f"{size(_MAX_FILE_BYTES)}."
         )
     spec = importlib.util.spec_from_file_location(f"mmrepro_user_{path.stem}", path)
     assert spec is not None

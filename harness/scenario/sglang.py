@@ -55,10 +55,10 @@ LONG_S = 120.0
 ABORTS = "sglang:num_aborted_requests_total"
 """Aborts that the tokenizer manager passed on to the scheduler."""
 FLUSH, FLUSH_TRIES, FLUSH_PAUSE_S = "flush the prefix cache", 50, 0.1
-LEAST_PIXELS = 56 * 56
+_LEAST_PIXELS = 56 * 56
 """SGLang enlarges smaller pictures of a Qwen2-VL (0.5.6
 utils/hf_transformers_utils.py)."""
-ORIENTATION = 0x0112
+_ORIENTATION = 0x0112
 """EXIF's tag."""
 
 
@@ -89,32 +89,32 @@ def server_lost() -> Declared:
     return server_gone(live=live)
 
 
-PATCHES = "sglang_patches"
+_PATCHES = "sglang_patches"
 PATCH_LOG = {
-    f"{PATCHES}-loaded": f"mmrepro stand-in {PATCHES}: loaded",
-    f"{PATCHES}-called": f"mmrepro stand-in {PATCHES}: called",
+    f"{_PATCHES}-loaded": f"mmrepro stand-in {_PATCHES}: loaded",
+    f"{_PATCHES}-called": f"mmrepro stand-in {_PATCHES}: called",
 }
 """What the stand-in says of itself."""
-MENDED = "patch"
+_MENDED = "patch"
 """Name of the mitigation that is one."""
 PATCHED_KEYS = ("extra-key-from-hash", "full-64-bit-hash")
 """Those that patch what a picture is cached under, as an analysis recommends."""
 
 
-def mended(which: str, replaces: str, why: str, *, name: str = MENDED) -> Mitigation:
+def mended(which: str, replaces: str, why: str, *, name: str = _MENDED) -> Mitigation:
     """One mistake of the engine, patched: ``which`` by its name in the stand-in."""
-    stand_in = StandIn(name=PATCHES, replaces=replaces, why=why)
+    stand_in = StandIn(name=_PATCHES, replaces=replaces, why=why)
     return cure(
         name,
         description=why,
-        patch=Patch(PATCHES, stand_in, env={"MMREPRO_SGLANG_PATCH": which}),
+        patch=Patch(_PATCHES, stand_in, env={"MMREPRO_SGLANG_PATCH": which}),
     )
 
 
 def patch_worked(logs: Logs, facts: RunFacts) -> Finding:
     """For ``works_after``: where the patch was to help it made a difference; else
     unknown."""
-    if not facts.mitigations & {MENDED, *PATCHED_KEYS}:
+    if not facts.mitigations & {_MENDED, *PATCHED_KEYS}:
         return Finding.of(True, "nothing is patched")
     loaded, called = (logs.count(name) for name in PATCH_LOG)
     text = f"the patch said {loaded} times that it is there, {called} times what it did"
@@ -466,7 +466,7 @@ def shown(answers: ComparedAnswers, label: str) -> Shown:
     return column
 
 
-class Patches(NamedTuple):
+class _Patches(NamedTuple):
     """A picture as Qwen2-VL's image processor lays it out: rows and columns of patches,
     and their values in one buffer."""
 
@@ -474,7 +474,7 @@ class Patches(NamedTuple):
     values: bytes
 
 
-def patches(picture: Picture, model: str) -> Patches | None:
+def patches(picture: Picture, model: str) -> _Patches | None:
     """The values before they are rescaled, which keeps equal ones equal and others
     apart.
 
@@ -489,12 +489,12 @@ def patches(picture: Picture, model: str) -> Patches | None:
         return None
     try:
         if (
-            smart_resize(*sides, min_pixels=LEAST_PIXELS, max_pixels=tiny.max_pixels)
+            smart_resize(*sides, min_pixels=_LEAST_PIXELS, max_pixels=tiny.max_pixels)
             != sides
         ):
             return None
         with Image.open(io.BytesIO(picture.png)) as opened:
-            if opened.getexif().get(ORIENTATION, 1) != 1:
+            if opened.getexif().get(_ORIENTATION, 1) != 1:
                 return None
             pixels = np.asarray(opened.convert("RGB"))
     except (OSError, ValueError, SyntaxError, Image.DecompressionBombError):
@@ -506,7 +506,7 @@ def patches(picture: Picture, model: str) -> Patches | None:
     blocks = pixels.reshape(
         rows // MERGE, MERGE, PATCH, columns // MERGE, MERGE, PATCH, 3
     )
-    return Patches((rows, columns), blocks.transpose(0, 3, 1, 4, 6, 2, 5).tobytes())
+    return _Patches((rows, columns), blocks.transpose(0, 3, 1, 4, 6, 2, 5).tobytes())
 
 
 def same_bytes(pair: PicturePair, model: str) -> bool:

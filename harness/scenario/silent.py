@@ -24,12 +24,12 @@ SILENT = frozenset(
     {FindingClass.CROSS_TALK, FindingClass.CACHE_BOUND, FindingClass.WRONG_ANSWER}
 )
 """Of whom no log tells, and nothing that a look at the server could see."""
-BEFORE = ("tools", "documents", "chat_template", "chat_template_kwargs")
+_BEFORE = ("tools", "documents", "chat_template", "chat_template_kwargs")
 """Fields of a request that a template puts before its messages, or is changed by."""
-SALTS = ("cache_salt", "extra_key")
+_SALTS = ("cache_salt", "extra_key")
 """Fields that set its entries of a prefix cache apart."""
 
-Items = Callable[["Operation", Mapping[str, Picture]], Sequence[object]]
+_Items = Callable[["Operation", Mapping[str, Picture]], Sequence[object]]
 """Of a request what a prefix cache goes by, in order; pictures as themselves."""
 
 
@@ -101,7 +101,7 @@ def whole_prompt(op: Operation, pictures: Mapping[str, Picture]) -> list[object]
     An engine may put pictures first, of a message or of all: what is equal up to a
     picture in the order in which it is sent is equal in these, too."""
     items: list[object] = [
-        {name: op.parameters.get(name) for name in (*BEFORE, *SALTS)}
+        {name: op.parameters.get(name) for name in (*_BEFORE, *_SALTS)}
     ]
     for message in op.messages or []:
         items.append((message.role, message.more))
@@ -110,7 +110,7 @@ def whole_prompt(op: Operation, pictures: Mapping[str, Picture]) -> list[object]
     return items
 
 
-def pairs(failure: Failure, items: Items) -> dict[str, list[PicturePair]]:
+def pairs(failure: Failure, items: _Items) -> dict[str, list[PicturePair]]:
     """Of each operation that shows the failure: where it parts at a picture from one
     that may have been computed before it."""
     return {id: list(_pairs(failure, id, items)) for id in failure.operations}
@@ -123,7 +123,7 @@ def every_picture(failure: Failure) -> dict[str, list[PicturePair]]:
     return {
         id: [
             PicturePair(id, other.id, of[mine], of[theirs])
-            for other in maybe_before(case, id)
+            for other in _maybe_before(case, id)
             for mine in case.operation(id).images
             for theirs in other.images
         ]
@@ -131,9 +131,9 @@ def every_picture(failure: Failure) -> dict[str, list[PicturePair]]:
     }
 
 
-def _pairs(failure: Failure, id: str, items: Items) -> Iterator[PicturePair]:
+def _pairs(failure: Failure, id: str, items: _Items) -> Iterator[PicturePair]:
     mine = items(failure.case.operation(id), failure.pictures)
-    for other in maybe_before(failure.case, id):
+    for other in _maybe_before(failure.case, id):
         theirs = items(other, failure.pictures)
         parted = (
             (a, b) for a, b in zip(mine, theirs, strict=False) if not _equal(a, b)
@@ -149,7 +149,7 @@ def _equal(one: object, other: object) -> bool:
     return one == other
 
 
-def maybe_before(case: Case, id: str) -> list[Operation]:
+def _maybe_before(case: Case, id: str) -> list[Operation]:
     """Operations that do not wait for the one called ``id``, nor for one that does."""
     from mmrepro.traffic.case.model import Barrier
 
@@ -169,7 +169,7 @@ def each_follows(
         return Finding.unknown("no request is named that shows it")
     for id in failure.operations:
         mine = failure.case.operation(id)
-        if not any(alike(mine, other) for other in maybe_before(failure.case, id)):
+        if not any(alike(mine, other) for other in _maybe_before(failure.case, id)):
             return Finding.of(False, f"{id}: with no request before it {what}")
     return Finding.of(True, f"{', '.join(failure.operations)}: {what}")
 

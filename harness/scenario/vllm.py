@@ -43,20 +43,20 @@ TOO_LONG, AGAIN = "image X, too long", "image X again, short"
 """The request that is refused, and the one after it with the same image."""
 SHORT = "image X, short"
 """In the place of the refused one, where the factor ``refusal`` is flipped."""
-LENGTH = re.compile(
+_LENGTH = re.compile(
     r"length \(?(\d+)\b.*?maximum (?:model|context) length \D{0,4}(\d+)"
 )
 """Tokens of the prompt, and those that the model takes: the refusal's text, 0.11.0 to
 0.32.0."""
 
-HANDLER = Version("0.14.0")
+_HANDLER = Version("0.14.0")
 """First release whose EngineCore survives the assertion (_handle_request_preproc_error
 in v1/engine/core.py; absent in 0.13.0)."""
 
 ASSERTION, DRIFT = "cached-item-assertion", "cache-drift"
 ARGUMENTS = "engine-args"
 """The options that differ from their defaults, as the API server has parsed them."""
-MM_HASH = re.compile(r"mm_hash(?:es)?=\[?'([0-9a-f]{16,128})'")
+_MM_HASH = re.compile(r"mm_hash(?:es)?=\[?'([0-9a-f]{16,128})'")
 
 # ------------------------------------------------------- what the engine says of itself
 
@@ -175,7 +175,7 @@ def parsed_as(option: str, value: str) -> Callable[[Logs], Finding]:
     return parsed
 
 
-def not_refused(requests: Requests) -> Finding:
+def _not_refused(requests: Requests) -> Finding:
     """The first request with the image was answered, and none was too long."""
     sent, refused = requests.first(SHORT), requests.evidence.labelled(TOO_LONG)
     return Finding.of(sent.answered and not refused, f"{SHORT}: {sent.reply}")
@@ -196,7 +196,7 @@ def cache_unused(metrics: Metrics, requests: Requests, engine: Engine) -> Findin
     )
 
 
-def cache_off(metrics: Metrics, requests: Requests, engine: Engine) -> Finding:
+def _cache_off(metrics: Metrics, requests: Requests, engine: Engine) -> Finding:
     """The same; of a release that does not count lookups (0.11.0), what the API server
     logs."""
     try:
@@ -227,7 +227,7 @@ REFUSAL = Factor(
     "first request too long",
     "first request short",
     claim="vllm#43941: it takes a refused request",
-    took_effect=not_refused,
+    took_effect=_not_refused,
 )
 MM_CACHE = Factor(
     "mm-cache",
@@ -250,7 +250,7 @@ RECEIVER = quote(
 
 def refused_for_length(requests: Requests) -> Finding:
     sent = requests.first(TOO_LONG)
-    lengths = LENGTH.search(sent.error)
+    lengths = _LENGTH.search(sent.error)
     too_long = lengths is not None and int(lengths[1]) > int(lengths[2])
     refused = sent.status == 400 and too_long
     return Finding.of(refused, f"{TOO_LONG}: {sent.status} {sent.error[:120]}")
@@ -274,12 +274,12 @@ CACHE_ON = precondition(
     id="cache-on",
     removed_by=(DISABLE_CACHE.name, MM_CACHE.name),
 )
-CACHE_OFF = precondition(
+_CACHE_OFF = precondition(
     (
         "the mitigation took effect: of the images answered none is looked up in the "
         "multimodal cache"
     ),
-    cache_off,
+    _cache_off,
     id="cache-off",
 )
 
@@ -306,17 +306,17 @@ class MmCacheScenario(Scenario):
     def expected(
         self, release: str, mitigations: frozenset[str]
     ) -> tuple[Outcome, str]:
-        if Version(release) >= HANDLER or DISABLE_CACHE.name in mitigations:
+        if Version(release) >= _HANDLER or DISABLE_CACHE.name in mitigations:
             return super().expected(release, mitigations)
         return Outcome.DIFFERENT_FAILURE, (
-            f"before {HANDLER} the assertion ends the thread that receives requests: "
+            f"before {_HANDLER} the assertion ends the thread that receives requests: "
             "the server hangs at once, without an eviction"
         )
 
     def conditions(self, facts: RunFacts) -> list[Condition]:
         """Where the cache is to be off, that it is: only then is nothing to be found in
         it."""
-        cured = [CACHE_OFF] if DISABLE_CACHE.name in facts.mitigations else []
+        cured = [_CACHE_OFF] if DISABLE_CACHE.name in facts.mitigations else []
         return [*(self._bound(one, facts) for one in cured), *super().conditions(facts)]
 
     def exposure(self, facts: LiveFacts) -> Finding:
@@ -454,7 +454,7 @@ def missing_hashes(
 
 
 def hashes_in(lines: Sequence[LogLine]) -> list[str]:
-    matches = (MM_HASH.search(line.text) for line in lines)
+    matches = (_MM_HASH.search(line.text) for line in lines)
     return [match[1] for match in matches if match]
 
 
@@ -467,7 +467,7 @@ ENCODER_CACHE_LINES = {
     STEP: r"max_num_batched_tokens=(\d+)",
     ARGUMENTS: r"non-default args: ",
 }
-MIN_LOCALS = 2
+_MIN_LOCALS = 2
 
 
 def _logged(evidence: Evidence, name: str) -> list[int]:
@@ -512,7 +512,7 @@ def item_above_the_budget(stacks: StacksData) -> Finding:
     ]
     seen = [(int(i), int(b)) for i, b in shown if i.isdigit() and b.isdigit()]
     text = ", ".join(f"{item} tokens of {budget}" for item, budget in seen)
-    if len(seen) < MIN_LOCALS:  # one may be torn
+    if len(seen) < _MIN_LOCALS:  # one may be torn
         return Finding.unknown(
             f"{len(seen)} samples caught the image's size {text}".rstrip()
         )

@@ -35,7 +35,7 @@ def of_the_killer(sent: str, raised: str, through: str) -> dict[str, str]:
     return {**crash.LOG_PATTERNS, SENT: asked, FATAL: raised, THROUGH: through}
 
 
-def own_lines(logs: Logs, lines: list[LogLine]) -> list[LogLine]:
+def _own_lines(logs: Logs, lines: list[LogLine]) -> list[LogLine]:
     """Those of a process that the gate saw, where the gate saw any; a look has no
     gate."""
     gate = logs.evidence.results(ProcessesData, "gate")
@@ -43,20 +43,20 @@ def own_lines(logs: Logs, lines: list[LogLine]) -> list[LogLine]:
     return vllm.of_processes(lines, known) if known else lines
 
 
-def device_of(logs: Logs, facts: RunFacts) -> str:
+def _device_of(logs: Logs, facts: RunFacts) -> str:
     """The run's; a look goes by whether a device printed something."""
     return facts.fidelity.device or ("cuda" if logs.count("device-assert") else "cpu")
 
 
-def through_the_bug(logs: Logs) -> Finding:
-    own = own_lines(logs, logs.lines(THROUGH))
+def _through_the_bug(logs: Logs) -> Finding:
+    own = _own_lines(logs, logs.lines(THROUGH))
     text = f"{len(own)} × in a traceback"
     return Finding.of(
         bool(own), f"{text}: {own[0].text.strip()[:120]}" if own else text
     )
 
 
-def in_the_failed_step(logs: Logs, step: str) -> Finding:
+def _in_the_failed_step(logs: Logs, step: str) -> Finding:
     """The step that failed computes the request, by its id where the log has that.
 
     A call that comes later raises a device-side assert, so that no traceback has its
@@ -67,7 +67,7 @@ def in_the_failed_step(logs: Logs, step: str) -> Finding:
         step: expression of what the dump has of such a request.
     """
     found = [data for _, data in logs.evidence.results(LogsData)]
-    dumps = own_lines(
+    dumps = _own_lines(
         logs, [one for data in found for one in data.errors if DUMPED in one.text]
     )
     if not dumps:
@@ -144,7 +144,7 @@ class KilledByRequest(Scenario):
     def first_error(self, logs: Logs, engine: Engine, facts: RunFacts) -> Finding:
         """Where a kernel asserts, each device has a form of its own, and no other
         counts there."""
-        if self.asserted and device_of(logs, facts) == "cuda":
+        if self.asserted and _device_of(logs, facts) == "cuda":
             return crash.first_error(logs, engine.core_role, "", self.asserted)
         return crash.first_error(logs, engine.core_role, FATAL, "")
 
@@ -155,9 +155,9 @@ class KilledByRequest(Scenario):
         live=True,
     )
     def goes_through(self, logs: Logs, facts: RunFacts) -> Finding:
-        if self.asserted and device_of(logs, facts) == "cuda":
-            return in_the_failed_step(logs, self.step)
-        return through_the_bug(logs)
+        if self.asserted and _device_of(logs, facts) == "cuda":
+            return _in_the_failed_step(logs, self.step)
+        return _through_the_bug(logs)
 
     works_after = (answered(crash.AFTER, CONTROL), refused_or_answered(KILLER))
     rows = (

@@ -6,11 +6,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from .config import EngineConfig
-from .contract import ContractError, History, SequenceView, StepView
+from .contract import ContractError, SequenceView, StepHistory, StepView
 from .scheduler import Step
 from .sequence import ImageSequence
 
-Shape = tuple[int, int]
+_Shape = tuple[int, int]
 
 log = logging.getLogger(__name__)
 
@@ -62,8 +62,8 @@ class Batch:
     def view(
         self,
         config: EngineConfig,
-        rows: Shape | None = None,
-        inputs_embeds: Shape | None = None,
+        rows: _Shape | None = None,
+        inputs_embeds: _Shape | None = None,
         hidden: int = 0,
     ) -> StepView:
         """For the contract; the shapes of the embeddings that go in, and of all the
@@ -155,13 +155,13 @@ class Guard:
 
     def __init__(self, config: EngineConfig) -> None:
         self.config = config
-        self.history = History()
+        self.history = StepHistory()
 
     def check(
         self,
         batch: Batch,
-        rows: Shape | None = None,
-        inputs_embeds: Shape | None = None,
+        rows: _Shape | None = None,
+        inputs_embeds: _Shape | None = None,
         hidden: int = 0,
     ) -> None:
         """Of a step with images as the model is about to get it.

@@ -194,7 +194,7 @@ def by_chance(
 
 # ------------------------------------------------------------------ the plugin
 
-PLUGIN = "minivllm_plugin"
+_PLUGIN = "minivllm_plugin"
 """Module of the file that is run before the engine is made, and may change what it is
 made of."""
 
@@ -223,10 +223,10 @@ def plugged(file: Path, config: EngineConfig) -> EngineConfig:
 def _plug_of(file: Path) -> Callable[[EngineConfig], object]:
     if not file.is_file():
         raise ValueError(f"plugin {file}: there is no such file")
-    spec = importlib.util.spec_from_file_location(PLUGIN, file)
+    spec = importlib.util.spec_from_file_location(_PLUGIN, file)
     if spec is None or spec.loader is None:
         raise ValueError(f"plugin {file}: not a Python file")
-    sys.modules[PLUGIN] = module = importlib.util.module_from_spec(spec)
+    sys.modules[_PLUGIN] = module = importlib.util.module_from_spec(spec)
     try:
         spec.loader.exec_module(module)
     except Exception as error:

@@ -243,7 +243,7 @@ def _len(values: Sequence[int] | None) -> int | None:
 
 
 @dataclass
-class History:
+class StepHistory:
     """What was written so far: what one step alone cannot show.
 
     ``check`` once a step, in the order in which they run; ``forget`` a sequence that

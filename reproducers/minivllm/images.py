@@ -25,7 +25,7 @@ class Vision(Protocol):
         """Embeddings (image.tokens, hidden)."""
 
 
-class TowerBlock(nn.Module):
+class _TowerBlock(nn.Module):
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
         self.heads = heads
@@ -54,7 +54,7 @@ class VisionTower(nn.Module):
         group = config.width * config.merge**2
         self.patch_embed = nn.Linear(3 * config.patch**2, config.width)
         self.blocks = nn.ModuleList(
-            TowerBlock(config.width, config.heads) for _ in range(config.depth)
+            _TowerBlock(config.width, config.heads) for _ in range(config.depth)
         )
         self.norm = nn.LayerNorm(config.width)
         self.merge1, self.merge2 = (
@@ -119,12 +119,12 @@ def places(rows: int, cols: int, config: VisionConfig) -> Tensor:
     )
 
 
-WARM_UP_IMAGE = Path("assets/warm-up.png")
+_WARM_UP_IMAGE = Path("assets/warm-up.png")
 """Fault image-path: this one is configured, relative to wherever the engine was
 started, and was never installed."""
 
 
-class EmbedsQwen3(Qwen3):
+class _EmbedsQwen3(Qwen3):
     """The same model, which can be given ``inputs_embeds`` (N, hidden) in place of
     ids."""
 
@@ -181,9 +181,9 @@ class ImageRunner(ModelRunner):
         config = text.config
         self.vision: Vision = load_vision(config, text.model, weights)
         if "warmup-order" not in config.faults:
-            text.model.__class__ = EmbedsQwen3  # the weights stay where they are
+            text.model.__class__ = _EmbedsQwen3  # the weights stay where they are
         super().__init__(config, text.model, text.cache)
-        text.model.__class__ = EmbedsQwen3
+        text.model.__class__ = _EmbedsQwen3
         self.graphs, self.guard, self.builder = text.graphs, text.guard, text.builder
 
     def warm_up(self) -> None:
@@ -201,7 +201,7 @@ class ImageRunner(ModelRunner):
         """Raises OSError or ValueError: the configured one is not there, or no
         picture."""
         vision, faulty = self.model.config.vision, "image-path" in self.config.faults
-        path = WARM_UP_IMAGE if faulty else self.config.warm_up_image
+        path = _WARM_UP_IMAGE if faulty else self.config.warm_up_image
         if path is not None:
             return picture_of(path.read_bytes(), vision)
         size = f"{2 * vision.factor} {vision.factor}"

@@ -66,7 +66,7 @@ class KVCache:
         return self.data[layer, 0, slots], self.data[layer, 1, slots]
 
 
-class RMSNorm(nn.Module):
+class _RMSNorm(nn.Module):
     def __init__(self, size: int, eps: float) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.ones(size))
@@ -98,8 +98,8 @@ class Attention(nn.Module):
         self.k_proj = nn.Linear(hidden, kv_heads * size, bias=False)
         self.v_proj = nn.Linear(hidden, kv_heads * size, bias=False)
         self.o_proj = nn.Linear(heads * size, hidden, bias=False)
-        self.q_norm = RMSNorm(size, config.rms_norm_eps)
-        self.k_norm = RMSNorm(size, config.rms_norm_eps)
+        self.q_norm = _RMSNorm(size, config.rms_norm_eps)
+        self.k_norm = _RMSNorm(size, config.rms_norm_eps)
 
     def forward(
         self, x: Tensor, positions: Tensor, cache: KVCache, context: Context
@@ -166,13 +166,15 @@ class MLP(nn.Module):
         return self.down_proj(functional.silu(self.gate_proj(x)) * self.up_proj(x))
 
 
-class Layer(nn.Module):
+class _Layer(nn.Module):
     def __init__(self, config: ModelConfig, index: int) -> None:
         super().__init__()
         self.self_attn = Attention(config, index)
         self.mlp = MLP(config)
-        self.input_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
-        self.post_attention_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.input_layernorm = _RMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.post_attention_layernorm = _RMSNorm(
+            config.hidden_size, config.rms_norm_eps
+        )
 
     def forward(
         self, x: Tensor, positions: Tensor, cache: KVCache, context: Context
@@ -189,9 +191,9 @@ class Qwen3(nn.Module):
         self.config = config
         self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
         self.layers = nn.ModuleList(
-            Layer(config, i) for i in range(config.num_hidden_layers)
+            _Layer(config, i) for i in range(config.num_hidden_layers)
         )
-        self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.norm = _RMSNorm(config.hidden_size, config.rms_norm_eps)
         self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
         if config.tie_word_embeddings:
             self.lm_head.weight = self.embed_tokens.weight

@@ -20,7 +20,7 @@ from .sequence import Sequence
 
 log = logging.getLogger(__name__)
 
-GRAPH_BATCHES = (1, 2, 4, 8, 16, 32)
+_GRAPH_BATCHES = (1, 2, 4, 8, 16, 32)
 
 
 def sample(logits: torch.Tensor, temperatures: Seq[float]) -> list[int]:
@@ -148,7 +148,7 @@ class ModelRunner:
         width = -(-self.config.max_model_len // self.config.block_size)
         most = self.config.max_num_seqs
         side, pool = torch.cuda.Stream(), torch.cuda.graph_pool_handle()
-        for size in [most, *reversed([b for b in GRAPH_BATCHES if b < most])]:
+        for size in [most, *reversed([b for b in _GRAPH_BATCHES if b < most])]:
             inputs = {
                 name: torch.zeros(size, dtype=torch.int64, device="cuda")
                 for name in ("ids", "positions", "slots")

@@ -235,7 +235,7 @@ class Handler(BaseHTTPRequestHandler):
         log.info("%s - %s", self.client_address[0], format % args)
 
 
-class LineFormatter(logging.Formatter):
+class _LineFormatter(logging.Formatter):
     """vLLM's form, on every line of a traceback: ``(EngineCore pid=1) ERROR 11-21
     02:44:01 …``."""
 
@@ -374,7 +374,7 @@ def _engine(options: argparse.Namespace, config: EngineConfig) -> Engine:
 def main(argv: Sequence[str] | None = None) -> int:
     options = arguments(argv)
     handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(LineFormatter())
+    handler.setFormatter(_LineFormatter())
     logging.basicConfig(level=logging.DEBUG, handlers=[handler])
     logging.getLogger("PIL").setLevel(logging.INFO)
     # PR_SET_NAME: how tools call us.

@@ -39,8 +39,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from multiprocessing import context
 from typing import Any, NoReturn
 
-GENERATES = ("/v1/completions", "/v1/chat/completions")
-OF_THE_ANSWER = (
+_GENERATES = ("/v1/completions", "/v1/chat/completions")
+_OF_THE_ANSWER = (
     "stream",
     "stream_options",
     "min_tokens",
@@ -58,7 +58,7 @@ OF_THE_ANSWER = (
 """Fields of a request that no prompt depends on: the prefill server does not get
 them."""
 CONFIG, PORT = "--kv-transfer-config", "--port"
-ROLES = {"prefill": "kv_producer", "decode": "kv_consumer"}
+_ROLES = {"prefill": "kv_producer", "decode": "kv_consumer"}
 LOOK_S, HEALTH_S, PIECE = 0.2, 2.0, 1 << 16
 HEALTHY, UNWELL = 200, 503
 
@@ -149,7 +149,7 @@ def half(arguments: list[str], part: str, port: int) -> list[str]:
     counts."""
     words = list(split(arguments))
     given = [value for name, value in words if name == CONFIG]
-    config = json.loads(given[-1] or "{}") | {"kv_role": ROLES[part]} if given else {}
+    config = json.loads(given[-1] or "{}") | {"kv_role": _ROLES[part]} if given else {}
     left = [
         word
         for name, value in words
@@ -181,7 +181,7 @@ def split(arguments: list[str]) -> Iterator[tuple[str, str | None]]:
 
 def prefill(body: dict[str, Any]) -> dict[str, Any]:
     """The request for a prompt alone."""
-    kept = {name: value for name, value in body.items() if name not in OF_THE_ANSWER}
+    kept = {name: value for name, value in body.items() if name not in _OF_THE_ANSWER}
     longest = (
         "max_completion_tokens" if "max_completion_tokens" in body else "max_tokens"
     )
@@ -191,11 +191,11 @@ def prefill(body: dict[str, Any]) -> dict[str, Any]:
     return kept | {longest: 1, "kv_transfer_params": remote}
 
 
-GAUGE = re.compile(r"# TYPE (\S+) gauge$", re.MULTILINE)
-SAMPLE = re.compile(r"^([a-zA-Z_:][\w:]*)(\{.*\})? (\S.*)$")
+_GAUGE = re.compile(r"# TYPE (\S+) gauge$", re.MULTILINE)
+_SAMPLE = re.compile(r"^([a-zA-Z_:][\w:]*)(\{.*\})? (\S.*)$")
 
 
-START = re.compile(r"(?<=^process_start_time_seconds )\S+$", re.MULTILINE)
+_START = re.compile(r"(?<=^process_start_time_seconds )\S+$", re.MULTILINE)
 
 
 def began(_: object) -> str:
@@ -209,18 +209,18 @@ def began(_: object) -> str:
 def gauges(text: str) -> str:
     """The gauges among metrics, as the prefill server's; what only describes it is left
     out."""
-    known = {name for name in GAUGE.findall(text) if not name.endswith("_info")}
+    known = {name for name in _GAUGE.findall(text) if not name.endswith("_info")}
     known = {name for name in known if not name.startswith(("process_", "python_"))}
     found = []
     for line in text.splitlines():
-        sample = SAMPLE.match(line)
+        sample = _SAMPLE.match(line)
         if sample and sample[1] in known:
             labels = ['server="prefill"', *filter(None, [(sample[2] or "{}")[1:-1]])]
             found.append(f"{sample[1]}{{{','.join(labels)}}} {sample[3]}")
     return "".join(f"{line}\n" for line in found)
 
 
-HOP = (
+_HOP = (
     "host",
     "connection",
     "keep-alive",
@@ -244,7 +244,7 @@ class Proxy(BaseHTTPRequestHandler):
             )
         elif path == "/metrics":
             with self._reachable():
-                text = START.sub(began, self.decodes.text(path)) + gauges(
+                text = _START.sub(began, self.decodes.text(path)) + gauges(
                     self.prefills.text(path)
                 )
                 self._answer(HEALTHY, text.encode(), "text/plain; charset=utf-8")
@@ -256,7 +256,7 @@ class Proxy(BaseHTTPRequestHandler):
     def do_POST(self) -> None:
         body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
         with self._reachable():
-            if self.path.partition("?")[0] not in GENERATES:
+            if self.path.partition("?")[0] not in _GENERATES:
                 if self._of_prefill(body) is not None:
                     self._pass_on(body)
                 return
@@ -282,7 +282,7 @@ class Proxy(BaseHTTPRequestHandler):
                 return None
             answer = sent.getresponse()
             data = answer.read()
-            if answer.status != HEALTHY and self.path.partition("?")[0] in GENERATES:
+            if answer.status != HEALTHY and self.path.partition("?")[0] in _GENERATES:
                 self._answer(
                     answer.status, data, answer.getheader("Content-Type") or ""
                 )
@@ -317,7 +317,7 @@ class Proxy(BaseHTTPRequestHandler):
         return {
             name: value
             for name, value in self.headers.items()
-            if name.lower() not in HOP
+            if name.lower() not in _HOP
         }
 
     @contextlib.contextmanager
@@ -341,7 +341,7 @@ class Proxy(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
 
 
-class Front(ThreadingHTTPServer):
+class _PairFront(ThreadingHTTPServer):
     daemon_threads = True
     request_queue_size = 1024
 
@@ -354,12 +354,12 @@ def main() -> NoReturn:
     port = int([value for name, value in split(arguments) if name == PORT][-1] or 0)
     if forks():
         importlib.import_module(module)
-    servers = [Server(part, module, arguments) for part in ROLES]
+    servers = [Server(part, module, arguments) for part in _ROLES]
     asked = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: asked.set())
     Proxy.prefills, Proxy.decodes = servers
-    front = Front(("127.0.0.1", port), Proxy)
+    front = _PairFront(("127.0.0.1", port), Proxy)
     threading.Thread(target=front.serve_forever, daemon=True).start()
     while not asked.wait(LOOK_S):
         if ended := [one for one in servers if one.code is not None]:

@@ -63,14 +63,14 @@ ABOVE = (2408, 392)
 
 GATE, SILENT = "gate: image 2", report.TWO
 ANSWER_TOKENS = 6
-REPORTED_BUDGET = 2048
+_REPORTED_BUDGET = 2048
 IMAGE_DEADLINE_S = 60.0
 """The gate's images are smaller, so its latencies say little; a hang is not looked
 for."""
 
 SYNC = "--no-async-scheduling"
-LARGE = f"--max-num-batched-tokens {LARGE_BUDGET}"
-BARRIER = Patch(
+_LARGE = f"--max-num-batched-tokens {LARGE_BUDGET}"
+_BARRIER = Patch(
     "ordered_preprocess",
     StandIn(
         name="ordered_preprocess",
@@ -79,7 +79,7 @@ BARRIER = Patch(
         why="the mitigation under test, as vllm#28706 and vllm#31373 do it",
     ),
 )
-MASK = re.compile(r"(\d+|None) image rows prepared, (\d+|None) read")
+_MASK = re.compile(r"(\d+|None) image rows prepared, (\d+|None) read")
 
 
 def failing(evidence: Evidence) -> str:
@@ -93,7 +93,7 @@ def failing(evidence: Evidence) -> str:
     return failed[0].label if failed else FIRST
 
 
-def image_in_steps(requests: Requests, logs: Logs) -> Finding:
+def _image_in_steps(requests: Requests, logs: Logs) -> Finding:
     """An image went in three steps; where it was never answered, in several steps
     another one did.
 
@@ -107,7 +107,7 @@ def image_in_steps(requests: Requests, logs: Logs) -> Finding:
     )
 
 
-def images_of_one_step(requests: Requests, logs: Logs) -> Finding:
+def _images_of_one_step(requests: Requests, logs: Logs) -> Finding:
     """Those of the trigger had as many tokens as the gate's, and none went in two
     steps."""
     sizes = {
@@ -122,7 +122,7 @@ def images_of_one_step(requests: Requests, logs: Logs) -> Finding:
     )
 
 
-TWO_BUFFERS = pull(
+_TWO_BUFFERS = pull(
     "vllm#31841",
     "Two buffers for is_mm_embed",
     "the fix that lets steps overlap again, in 0.14.0",
@@ -155,7 +155,7 @@ class AsyncRace(Scenario):
     large, two_steps = THREE_STEPS, TWO_STEPS
     release, affected = "0.12.0", ">=0.12.0,<0.14.0"
     failure_class, severity = FailureClass.ENGINE_DEATH, Severity.CRITICAL
-    upstream = Upstream(UpstreamState.FIXED, TWO_BUFFERS, "2026-11-24", "0.14.0")
+    upstream = Upstream(UpstreamState.FIXED, _TWO_BUFFERS, "2026-11-24", "0.14.0")
     model = TinyDotsOCR(image_tokens=4 * IMAGE_TOKENS)
     """The encoder cache is sized by the model's largest image. It shall hold all images
     of a run: one that has to wait for room in it hangs 0.12.0 here, which is another
@@ -184,7 +184,7 @@ class AsyncRace(Scenario):
             "The event that protects input buffers covers _preprocess again",
             release="0.14.0",
         ),
-        TWO_BUFFERS,
+        _TWO_BUFFERS,
     )
     sources = (
         quote(
@@ -218,11 +218,11 @@ class AsyncRace(Scenario):
             description=(
                 "vllm#31373 as a patch: the event is recorded after the mask's copy"
             ),
-            patch=BARRIER,
+            patch=_BARRIER,
         ),
         cure(
             "budget",
-            LARGE,
+            _LARGE,
             "a budget above the image's tokens; it hides the race and does not end it",
         ),
         upgrade("0.14.0", "upgrade to 0.14.0 (vllm#31373, vllm#31841)"),
@@ -248,7 +248,7 @@ class AsyncRace(Scenario):
             "chunk-budget",
             f"tokens of a step; the image has {IMAGE_TOKENS}",
             f"--max-num-batched-tokens {BUDGET}",
-            server_args=tuple(LARGE.split()),
+            server_args=tuple(_LARGE.split()),
             claim='the report\'s hypothesis 2: "confirmed", 8192 alone cures it',
             took_effect=stream.larger_steps,
         ),
@@ -265,7 +265,7 @@ class AsyncRace(Scenario):
             f"images against a budget of {BUDGET} tokens",
             f"images of {IMAGE_TOKENS} and 300 tokens",
             cure="images of 144 tokens",
-            took_effect=images_of_one_step,
+            took_effect=_images_of_one_step,
         ),
     )
 
@@ -304,7 +304,7 @@ class AsyncRace(Scenario):
         ),
         precondition(
             "an image is prefilled in several steps",
-            image_in_steps,
+            _image_in_steps,
             removed_by=("budget", "chunk-budget", "image-size"),
         ),
     )
@@ -337,7 +337,7 @@ class AsyncRace(Scenario):
                 stream.counted(logs, "stream-error", "failed on the device").observed,
             )
         text = errors[0].text.removeprefix("mmrepro-stream: ")
-        counts = MASK.search(text)
+        counts = _MASK.search(text)
         if counts is None or "None" in counts.groups():
             return Finding.unknown(f"the step failed before its mask was read: {text}")
         return Finding.of(counts[1] != counts[2], text)
@@ -390,8 +390,8 @@ class AsyncRace(Scenario):
     ablation_hypotheses: ClassVar[tuple[Hypothesis, ...]] = report.HYPOTHESES
 
 
-REPORTED_CURE = stream.larger_steps_than(REPORTED_BUDGET)
-CURES = [one.name for one in AsyncRace.mitigations]
+_REPORTED_CURE = stream.larger_steps_than(_REPORTED_BUDGET)
+_CURES = [one.name for one in AsyncRace.mitigations]
 
 
 class FullSize(AsyncRace):
@@ -403,7 +403,7 @@ class FullSize(AsyncRace):
     model = TinyDotsOCR(image_tokens=12_400)
     max_model_len = 8192
     server = f"""{report.SERVER} --async-scheduling --enable-prefix-caching --skip-mm-profiling
-        --max-num-batched-tokens {REPORTED_BUDGET}"""
+        --max-num-batched-tokens {_REPORTED_BUDGET}"""
     options: ClassVar[Mapping[str, str]] = {}
     mitigations = (
         *(one for one in AsyncRace.mitigations if one.name != "budget"),
@@ -415,25 +415,25 @@ class FullSize(AsyncRace):
     )
     in_effect: ClassVar[Mapping[str, Check]] = {
         **AsyncRace.in_effect,
-        "budget": REPORTED_CURE,
+        "budget": _REPORTED_CURE,
     }
     claims = (
         *(
             replace(
                 one,
                 given=tuple(
-                    REPORTED_CURE if given is stream.larger_steps else given
+                    _REPORTED_CURE if given is stream.larger_steps else given
                     for given in many(one.given)
                 ),
             )
             for one in AsyncRace.claims
             if one.id not in ("cure-holds-at-once", "cure-holds-above", "three-flags")
         ),
-        *report.size_claims(REPORTED_IMAGE_TOKENS, REPORTED_BUDGET),
+        *report.size_claims(REPORTED_IMAGE_TOKENS, _REPORTED_BUDGET),
     )
     factors = ()
     ablation_hypotheses = ()
     preconditions = tuple(
-        replace(one, removed_by=tuple(n for n in one.removed_by if n in CURES))
+        replace(one, removed_by=tuple(n for n in one.removed_by if n in _CURES))
         for one in AsyncRace.preconditions
     )

@@ -22,8 +22,8 @@ from mmrepro.scenario import Finding, Logs, Truth
 from mmrepro.scenarios.chunked_mm_prefill import report
 from mmrepro.traffic.evidence import Evidence
 
-ENGINE = get_engine("vllm")
-FROM_PYTHON = f"({ENGINE.core_role} pid=7) ERROR 01-01 00:00:00 [core.py:1] "
+_ENGINE = get_engine("vllm")
+_FROM_PYTHON = f"({_ENGINE.core_role} pid=7) ERROR 01-01 00:00:00 [core.py:1] "
 """vLLM puts it before each line of its own; what the device prints goes past it."""
 
 
@@ -38,13 +38,13 @@ def judged(output: str, folder: Path) -> Finding:
     log = folder / "engine.log"
     printed, traceback, raised = output.partition("Traceback (most recent call last):")
     own = "".join(
-        FROM_PYTHON + line for line in (traceback + raised).splitlines(keepends=True)
+        _FROM_PYTHON + line for line in (traceback + raised).splitlines(keepends=True)
     )
     log.write_text(printed + own)
     result = cast(
         "AnyProbeResult", run_probe(LogsProbe(log, report.LOG_PATTERNS), folder, 30)
     )
-    return report.too_many(Logs(Evidence(probes=[result])), ENGINE)
+    return report.too_many(Logs(Evidence(probes=[result])), _ENGINE)
 
 
 def claims(document: Mapping[str, Any], folder: Path) -> Iterator[dict[str, str]]:

@@ -34,20 +34,20 @@ from mmrepro.scenarios.chunked_mm_prefill import report
 
 MODEL = TinyDotsOCR()
 PLACEHOLDER = MODEL.image_token
-ONLY_PLACEHOLDERS = {
+_ONLY_PLACEHOLDERS = {
     "logit_bias": {str(MODEL.image_token_id): 100},
     "ignore_eos": True,
     "skip_special_tokens": False,
 }
 """Fields of a request whose answer is placeholders."""
 
-GENERATED_TOKENS = 1900
-STREAMS = 2
+_GENERATED_TOKENS = 1900
+_STREAMS = 2
 """One goes on while the other ends and is asked again: some seconds each."""
 MAX_IMAGES = 8
 """A further one where all texts ended during the one before."""
-START_S = 60.0
-GENERATING_S = 120.0
+_START_S = 60.0
+_GENERATING_S = 120.0
 """How long to wait for the first token of each, and for its last."""
 
 GENERATING = "text that generates the placeholder"
@@ -71,14 +71,14 @@ FAILS = (
 )
 
 
-def stray_placeholder(check: Check) -> tuple[Declared, ...]:
+def _stray_placeholder(check: Check) -> tuple[Declared, ...]:
     """The cause: it was there (``check``), and the log's first error is of it."""
     stray = "a placeholder token without an image was in the batch"
     mismatch = report.mismatch("placeholders than image embeddings")
     return mismatch, cause(stray, check, id="stray-placeholder")
 
 
-BY_POSITION = pull(
+_BY_POSITION = pull(
     "vllm#16229",
     "Merge multimodal embeddings by position instead of by token id",
     "the fix: the scheduler's positions make the mask; its new buffer is where "
@@ -103,12 +103,12 @@ class PlaceholderMask(Scenario):
     name = "chunked-mm-prefill"
     release, affected = "0.11.0", ">=0.11.0,<0.11.1"
     failure_class, severity = FailureClass.ENGINE_DEATH, Severity.CRITICAL
-    upstream = Upstream(UpstreamState.FIXED, BY_POSITION, "2026-11-24", "0.11.1")
+    upstream = Upstream(UpstreamState.FIXED, _BY_POSITION, "2026-11-24", "0.11.1")
     model = MODEL
     server = f"{report.SERVER} --max-num-batched-tokens 2048"
     log_patterns = report.LOG_PATTERNS
     key_log_patterns = ("exception", "engine-dead")
-    references = (BY_POSITION, report.SAME_CRASH)
+    references = (_BY_POSITION, report.SAME_CRASH)
     mitigations = (
         upgrade(
             "0.12.0", "upgrade to 0.12.0: the mask is made from positions (vllm#16229)"
@@ -217,13 +217,13 @@ class GeneratedPlaceholder(PlaceholderMask):
             id="placeholder-generated",
         ),
     )
-    causes = stray_placeholder(generated_beside)
+    causes = _stray_placeholder(generated_beside)
     works_after = (answered(crash.AFTER, IMAGE),)
 
     async def trigger(self, drive: Drive) -> None:
-        streams = [Stream() for _ in range(STREAMS)]
+        streams = [_Stream() for _ in range(_STREAMS)]
         texts = [
-            asyncio.ensure_future(stream.run(drive, n * GENERATED_TOKENS // STREAMS))
+            asyncio.ensure_future(stream.run(drive, n * _GENERATED_TOKENS // _STREAMS))
             for n, stream in enumerate(streams, 1)
         ]
         try:
@@ -235,7 +235,7 @@ class GeneratedPlaceholder(PlaceholderMask):
         await crash.watch(drive)
 
 
-class Stream:
+class _Stream:
     """Text requests that generate the placeholder, one after the other, until one
     fails."""
 
@@ -252,19 +252,19 @@ class Stream:
                 GENERATING,
                 text="hi",
                 max_tokens=tokens,
-                deadline_s=GENERATING_S,
+                deadline_s=_GENERATING_S,
                 stream=True,
-                extra=ONLY_PLACEHOLDERS,
+                extra=_ONLY_PLACEHOLDERS,
                 started=self.begun,
             )
             if not record.answered:
                 self.begun.set()
                 return
-            self.begun, tokens = asyncio.Event(), GENERATED_TOKENS
+            self.begun, tokens = asyncio.Event(), _GENERATED_TOKENS
 
 
 async def _images_beside(
-    drive: Drive, streams: Sequence[Stream], tasks: Sequence[asyncio.Task[None]]
+    drive: Drive, streams: Sequence[_Stream], tasks: Sequence[asyncio.Task[None]]
 ) -> None:
     """Image requests, until one was answered while a text generated, or failed, or
     hung.
@@ -275,7 +275,7 @@ async def _images_beside(
         begun = [stream.begun for stream in streams]
         with suppress(TimeoutError):
             await asyncio.wait_for(
-                asyncio.gather(*(event.wait() for event in begun)), START_S
+                asyncio.gather(*(event.wait() for event in begun)), _START_S
             )
         generating = [event for event in begun if event.is_set()]
         drive.note(f"{len(generating)} text requests are generating")
@@ -344,7 +344,7 @@ class LiteralPlaceholder(PlaceholderMask):
             "the text beside the image became the placeholder's token", made_a_token
         ),
     )
-    causes = stray_placeholder(literal_in_prompt)
+    causes = _stray_placeholder(literal_in_prompt)
     works_after = (answered(crash.AFTER, LITERAL),)
 
     async def trigger(self, drive: Drive) -> None:

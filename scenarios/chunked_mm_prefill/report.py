@@ -46,7 +46,7 @@ SAME_CRASH = issue(
 )
 
 
-COUNTS = r"Attempted to assign [\d +=]*?(\d+) multimodal tokens to (\d+) placeholders"
+_COUNTS = r"Attempted to assign [\d +=]*?(\d+) multimodal tokens to (\d+) placeholders"
 
 
 def mismatch(more: str, part: Any = cause) -> Declared:
@@ -61,7 +61,7 @@ def too_many(logs: Logs, engine: Engine) -> Finding:
     """It is the first error, and where vLLM counted, there were more rows than
     embeddings."""
     first = crash.first_error(logs, engine.core_role, MISMATCH)
-    for counts in logs.search(MISMATCH, COUNTS):
+    for counts in logs.search(MISMATCH, _COUNTS):
         if int(counts[2]) <= int(counts[1]):
             return Finding.of(
                 False, f"not too many rows: {counts[0]}; {first.observed}"
@@ -76,9 +76,9 @@ def rows(failing: common.Label) -> tuple[Row, ...]:
 
 # --------------------------------------------------------------- what the report claims
 
-SOURCE = "the report of 2025-11-01"
+_SOURCE = "the report of 2025-11-01"
 CRASHED = ("core-died", "first-error")
-reported = partial(claim, source=SOURCE)
+reported = partial(claim, source=_SOURCE)
 of_crash = partial(reported, by="first-error", given=CRASHED, otherwise="no crash")
 """A statement of the report that only a crash tests."""
 
@@ -90,7 +90,7 @@ def on_a_gpu(facts: RunFacts) -> Finding:
     return Finding.of(facts.fidelity is Fidelity.GPU, f"fidelity {facts.fidelity}")
 
 
-def budgets_of(logs: Logs) -> list[int]:
+def _budgets_of(logs: Logs) -> list[int]:
     """Tokens of a step, as the engine logged them."""
     return [int(m[1]) for m in logs.search("budget", r"max_num_batched_tokens=(\d+)")]
 
@@ -98,8 +98,8 @@ def budgets_of(logs: Logs) -> list[int]:
 def with_budget_above_the_image(logs: Logs) -> Finding:
     """By what the engine logged: several steps of the image of one chunk cannot be the
     cause."""
-    budgets = budgets_of(logs)
-    rows = [int(counts[1]) for counts in logs.search(MISMATCH, COUNTS)]
+    budgets = _budgets_of(logs)
+    rows = [int(counts[1]) for counts in logs.search(MISMATCH, _COUNTS)]
     if not budgets or not rows:
         return Finding.unknown("the engine did not log its budget and the image's rows")
     told = f"an image of {max(rows)} tokens and a budget of {min(budgets)}"
@@ -116,7 +116,7 @@ def without_async_scheduling(logs: Logs) -> Finding:
     return Finding.of(not on, f"asynchronous scheduling is {'on' if on else 'off'}")
 
 
-def at_once(requests: Requests) -> Finding:
+def _at_once(requests: Requests) -> Finding:
     """The second large image was sent before the first one was answered."""
     first, second = requests.first(FIRST), requests.first(SECOND)
     lead = first.sent.mono + first.latency_s - second.sent.mono
@@ -126,11 +126,11 @@ def at_once(requests: Requests) -> Finding:
     return Finding.of(lead > 0, f"the second was sent {text}")
 
 
-def one_at_a_time(requests: Requests) -> Finding:
-    return stream.opposite(at_once(requests))
+def _one_at_a_time(requests: Requests) -> Finding:
+    return stream.opposite(_at_once(requests))
 
 
-def no_hit_with_caching_on(metrics: Metrics) -> Finding:
+def _no_hit_with_caching_on(metrics: Metrics) -> Finding:
     """Where something was found in the cache, nothing is said of a rate of 0."""
     names = ("vllm:prefix_cache_queries_total", "vllm:prefix_cache_hits_total")
     asked, found = (metrics.readings([name], "gate", least=1)[-1] for name in names)
@@ -138,7 +138,7 @@ def no_hit_with_caching_on(metrics: Metrics) -> Finding:
     return Finding.of(True, text) if asked and not found else Finding.unknown(text)
 
 
-def into_input_embeddings(logs: Logs) -> Finding:
+def _into_input_embeddings(logs: Logs) -> Finding:
     """The line that the traceback quotes: image rows are put among the text's
     embeddings."""
     lines = logs.lines("scatter-line")
@@ -150,15 +150,15 @@ def into_input_embeddings(logs: Logs) -> Finding:
 KV_CACHE = of_crash(
     "kv-cache-scatter",
     "the second chunk's image tokens are scattered into the KV cache",
-    by=into_input_embeddings,
+    by=_into_input_embeddings,
     refuted=True,
 )
-UNTOLD = (
+_UNTOLD = (
     "this run tells nothing of it (mmrepro ablate chunked-mm-prefill --variant "
     "async-race)"
 )
-refuted = partial(of_crash, otherwise=UNTOLD, refuted=True)
-IN_LARGER_STEPS = (
+refuted = partial(of_crash, otherwise=_UNTOLD, refuted=True)
+_IN_LARGER_STEPS = (
     common.changed("budget", "chunk-budget"),
     stream.larger_steps,
     "unordered-buffer",
@@ -202,8 +202,8 @@ RACE_CLAIMS = (
     cured(
         "budget-cures",
         "the larger budget alone is enough: images are answered",
-        given=(*IN_LARGER_STEPS, one_at_a_time),
-        otherwise=UNTOLD,
+        given=(*_IN_LARGER_STEPS, _one_at_a_time),
+        otherwise=_UNTOLD,
     ),
     cured(
         "cure-holds-at-once",
@@ -211,14 +211,14 @@ RACE_CLAIMS = (
             "it is as well with several images at a time, whose tokens together are "
             "more than it"
         ),
-        given=(*IN_LARGER_STEPS, at_once),
+        given=(*_IN_LARGER_STEPS, _at_once),
         otherwise="to test: mmrepro run {name} --variant {variant} --mitigation budget "
         "--option at-once",
     ),
     cured(
         "cure-holds-above",
         "with it larger images can be handled in the future",
-        given=(*IN_LARGER_STEPS, stream.above_larger_budget),
+        given=(*_IN_LARGER_STEPS, stream.above_larger_budget),
         otherwise="to test: mmrepro run {name} --variant {variant} --mitigation budget "
         "--option above-budget",
     ),
@@ -226,7 +226,7 @@ RACE_CLAIMS = (
         "three-flags",
         "with all three flags the server is stable",
         given=(
-            *IN_LARGER_STEPS,
+            *_IN_LARGER_STEPS,
             common.changed("prefix-caching"),
             vllm.cache_says("enable_prefix_caching", "False"),
             vllm.config_says("enforce_eager", "True"),
@@ -254,7 +254,7 @@ RACE_CLAIMS = (
     reported(
         "zero-hit-rate",
         "a prefix cache hit rate of 0.0 % shows that prefix caching is off",
-        by=no_hit_with_caching_on,
+        by=_no_hit_with_caching_on,
         given=vllm.cache_says("enable_prefix_caching", "True"),
         otherwise="prefix caching was off",
         refuted=True,
@@ -288,14 +288,14 @@ RACE_CLAIMS = (
 )
 
 
-def as_dumped(offset: int, tokens: int, budget: int) -> Check:
+def _as_dumped(offset: int, tokens: int, budget: int) -> Check:
     """What vLLM dumps of the step that failed, and logs of its budget."""
 
     def same(logs: Logs) -> Finding:
         found = logs.search(
             "placeholders", r"PlaceholderRange\(offset=(\d+), length=(\d+)"
         )
-        budgets = budgets_of(logs)
+        budgets = _budgets_of(logs)
         if not found or not budgets:
             raise Missing("the engine dumped no placeholders, or logged no budget")
         told = (int(found[-1][1]), int(found[-1][2]), budgets[-1])
@@ -305,9 +305,9 @@ def as_dumped(offset: int, tokens: int, budget: int) -> Check:
     return same
 
 
-def with_budget(budget: int) -> Check:
+def _with_budget(budget: int) -> Check:
     def logged(logs: Logs) -> Finding:
-        budgets = budgets_of(logs)
+        budgets = _budgets_of(logs)
         return Finding.of(
             budgets == [budget], f"a budget of {', '.join(map(str, budgets))}"
         )
@@ -315,7 +315,7 @@ def with_budget(budget: int) -> Check:
     return logged
 
 
-def chunks_of(tokens: int, count: int) -> Check:
+def _chunks_of(tokens: int, count: int) -> Check:
     """An image of so many tokens went in so many steps, as they were watched."""
 
     def same(logs: Logs) -> Finding:
@@ -335,13 +335,13 @@ def size_claims(tokens: int, budget: int) -> tuple[Claim, ...]:
         of_crash(
             "as-dumped",
             f"the image is at offset 2, {tokens} tokens long, {budget} are scheduled",
-            by=as_dumped(2, tokens, budget),
+            by=_as_dumped(2, tokens, budget),
         ),
         reported(
             "in-two-chunks",
             f"it is cut in two chunks, 0 to {budget} and {budget} to {tokens}",
-            by=chunks_of(tokens, 2),
-            given=with_budget(budget),
+            by=_chunks_of(tokens, 2),
+            given=_with_budget(budget),
             cured=True,
             otherwise=(
                 "to test: mmrepro run {name} --variant {variant} --mitigation barrier"
@@ -350,7 +350,7 @@ def size_claims(tokens: int, budget: int) -> tuple[Claim, ...]:
     )
 
 
-offered = partial(hypothesis, source=SOURCE)
+offered = partial(hypothesis, source=_SOURCE)
 HYPOTHESES = (
     offered(
         "prefix-caching",

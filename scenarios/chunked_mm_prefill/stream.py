@@ -9,7 +9,7 @@ IMAGE_TOKENS = 602
 BUDGET, LARGE_BUDGET = 256, 1024
 """The report's image and budgets, scaled by 8: 4819 tokens, 2048 and 8192."""
 
-PIXELS = 28**2
+_PIXELS = 28**2
 """That become one token."""
 
 PATTERNS = {
@@ -20,8 +20,8 @@ PATTERNS = {
     "stream-error": r"mmrepro-stream: step \d+: device error ",
     "ordered": r"mmrepro: the event was recorded after GPUModelRunner\._preprocess",
 }
-STEPS = re.compile(r"steps: (\d+) begun, (\d+) with the device still busy")
-IMAGE_STEP = r"step (\d+): mask: (\d+) embeddings"
+_STEPS = re.compile(r"steps: (\d+) begun, (\d+) with the device still busy")
+_IMAGE_STEP = r"step (\d+): mask: (\d+) embeddings"
 
 
 def counted(logs: Logs, pattern: str, what: str) -> Finding:
@@ -44,7 +44,7 @@ def counted(logs: Logs, pattern: str, what: str) -> Finding:
 def steps_overlap(logs: Logs) -> Finding:
     """Steps began while the device had work of those before: all but idle ones, if it
     is so."""
-    told = [STEPS.search(line.text) for line in logs.lines("stream-steps")]
+    told = [_STEPS.search(line.text) for line in logs.lines("stream-steps")]
     counts = [(int(m[1]), int(m[2])) for m in told if m]
     begun, busy = max(counts, default=(0, 0))
     if begun < 2:
@@ -70,7 +70,7 @@ def image_steps(logs: Logs) -> list[list[int]]:
     """
     images: list[list[int]] = []
     last = 0
-    for found in logs.search("stream-mask", IMAGE_STEP):
+    for found in logs.search("stream-mask", _IMAGE_STEP):
         step, rows = int(found[1]), int(found[2])
         if not rows:
             continue
@@ -102,7 +102,7 @@ larger_steps = larger_steps_than(BUDGET)
 def above_larger_budget(requests: Requests) -> Finding:
     """A large image had more tokens than the larger budget."""
     pixels = [i.width * i.height for r in requests.within("trigger") for i in r.images]
-    tokens = max(pixels, default=0) // PIXELS
+    tokens = max(pixels, default=0) // _PIXELS
     return Finding.of(
         tokens > LARGE_BUDGET, f"an image of {tokens} tokens, {LARGE_BUDGET} a step"
     )

@@ -121,7 +121,7 @@ class GhostKeyEviction(vllm.MmCacheScenario):
     option_servers = {"video": """--limit-mm-per-prompt '{"image":4,"video":1}'"""}
 
     async def trigger(self, drive: Drive) -> None:
-        x = media(drive, "X", 777)
+        x = _media(drive, "X", 777)
         drive.fact(ghost.MEDIA, str(x.part["type"]))
         await vllm.desynchronise(drive, x)
         if "stream" not in drive.options:
@@ -157,9 +157,9 @@ class GhostKeyEviction(vllm.MmCacheScenario):
 
     async def fill(self, drive: Drive) -> None:
         """Images, until one is not answered."""
-        first = media(drive, "fill-1", 1001)
+        first = _media(drive, "fill-1", 1001)
         for i in range(1, ghost.FILLS + 1):
-            image = first if i == 1 else media(drive, f"fill-{i}", 1000 + i)
+            image = first if i == 1 else _media(drive, f"fill-{i}", 1000 + i)
             if await drive.ask(f"fill {i}", image=image) is None:
                 drive.fact("fills_until_hang", i)
                 return
@@ -167,7 +167,7 @@ class GhostKeyEviction(vllm.MmCacheScenario):
         # cache.
         hits = await drive.metric("vllm:mm_cache_hits_total")
         await drive.ask(ghost.FIRST_AGAIN, image=first)
-        await drive.ask(ghost.NEW, image=media(drive, "after", 9001))
+        await drive.ask(ghost.NEW, image=_media(drive, "after", 9001))
         drive.fact("mm_cache_hits_before", hits)
         drive.fact(
             "mm_cache_hits_after", await drive.metric("vllm:mm_cache_hits_total")
@@ -271,7 +271,7 @@ class GhostKeyEviction(vllm.MmCacheScenario):
         )
 
 
-def media(drive: Drive, name: str, seed: int) -> Picture:
+def _media(drive: Drive, name: str, seed: int) -> Picture:
     """An image, or as many pixels in two frames."""
     if "video" in drive.options:
         return clip(name, seed, drive.image_size)

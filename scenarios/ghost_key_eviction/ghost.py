@@ -33,7 +33,7 @@ MEDIA = "media"
 GENERATED = "vllm:generation_tokens_total"
 NEW = "after: a new image"
 FIRST_AGAIN = "fill 1, again"
-REPRODUCER = "ghost_key.py"
+_REPRODUCER = "ghost_key.py"
 THREAD = "process_input_sockets"
 LOOP = (
     "__setitem__",
@@ -45,7 +45,7 @@ LOOP = (
 )
 """The report's stack below ``popitem``, innermost first."""
 
-MIN_SAMPLES = 3
+_MIN_SAMPLES = 3
 
 
 def key_in(thread: ThreadStack) -> str:
@@ -65,9 +65,9 @@ def keys(stacks: StacksData) -> list[str]:
 
 def in_the_loop(stacks: StacksData) -> Finding:
     threads = stacks.threads(THREAD)
-    if len(threads) < MIN_SAMPLES:
+    if len(threads) < _MIN_SAMPLES:
         text = f"{THREAD} in {len(threads)} of {len(stacks.samples)} samples"
-        absent = not threads and len(stacks.samples) >= MIN_SAMPLES
+        absent = not threads and len(stacks.samples) >= _MIN_SAMPLES
         return Finding.of(False, text) if absent else Finding.unknown(text)
     inside = [t for t in threads if t.active is not False and t.within(*LOOP)]
     popping = sum(t.within("popitem", *LOOP) for t in inside)
@@ -87,12 +87,12 @@ def is_the_key(stacks: StacksData, logs: Logs) -> Finding:
 
 
 def never_evicted(reproducers: Reproducers) -> Finding:
-    inserts = reproducers.truth(REPRODUCER, "touch_inserts_missing_key")
-    ends = reproducers.truth(REPRODUCER, "eviction_ends")
+    inserts = reproducers.truth(_REPRODUCER, "touch_inserts_missing_key")
+    ends = reproducers.truth(_REPRODUCER, "eviction_ends")
     text = (
         f"touch() of a missing key {'inserts' if inserts else 'does not insert'} it; "
         f"the eviction {_ends(ends)} "
-        f"(cachetools {reproducers.facts(REPRODUCER).get('cachetools')})"
+        f"(cachetools {reproducers.facts(_REPRODUCER).get('cachetools')})"
     )
     return Finding.of(inserts and not ends, text)
 
@@ -101,9 +101,9 @@ def ends_it_alone(method: str) -> Check:
     """Of the fix's two parts: ``method`` as fixed, alone, lets the eviction end."""
 
     def alone(reproducers: Reproducers) -> Finding:
-        if reproducers.truth(REPRODUCER, "eviction_ends"):
+        if reproducers.truth(_REPRODUCER, "eviction_ends"):
             return Finding.unknown("nothing loops in this engine")
-        ends = reproducers.truth(REPRODUCER, f"eviction_ends_with_{method}_fix")
+        ends = reproducers.truth(_REPRODUCER, f"eviction_ends_with_{method}_fix")
         return Finding.of(ends, f"with {method}() as fixed, alone, it {_ends(ends)}")
 
     return alone
@@ -112,10 +112,10 @@ def ends_it_alone(method: str) -> Check:
 def article_test_hangs(reproducers: Reproducers) -> Finding:
     """The article's unit test, as it stands there: it ends; the insert after its last
     one loops."""
-    if reproducers.truth(REPRODUCER, "eviction_ends"):
+    if reproducers.truth(_REPRODUCER, "eviction_ends"):
         return Finding.unknown("nothing loops in this engine")
-    last = reproducers.truth(REPRODUCER, "article_test_ends")
-    more = reproducers.truth(REPRODUCER, "insert_after_article_test_ends")
+    last = reproducers.truth(_REPRODUCER, "article_test_ends")
+    more = reproducers.truth(_REPRODUCER, "insert_after_article_test_ends")
     text = (
         f"its last insert {_ends(last)}: it evicts real_key, which is older than the "
         f"ghost; the next one, which finds the ghost oldest, {_ends(more)}"

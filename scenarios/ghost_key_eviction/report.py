@@ -14,31 +14,31 @@ from mmrepro.scenario.more import (
 )
 from mmrepro.scenarios.ghost_key_eviction import ghost
 
-NO_HANG = "there was no hang in this run"
-ARTICLE = "the article of 2026-07-02"
+_NO_HANG = "there was no hang in this run"
+_ARTICLE = "the article of 2026-07-02"
 """On a server of the author's own; vllm#43941, which it names, is another report of the
 failure."""
-of_hang = partial(
+_of_hang = partial(
     claim,
-    source=ARTICLE,
+    source=_ARTICLE,
     given="no-answer",
-    otherwise=NO_HANG,
+    otherwise=_NO_HANG,
     refutable_on=">=0.14.0,<0.24.0",
 )
 """A statement of the article about the hang: only a run that hung tests it, and what
 releases that hang in another way show does not speak against it."""
-of_ghost = partial(
+_of_ghost = partial(
     claim,
-    source=ARTICLE,
+    source=_ARTICLE,
     given=("no-answer", "cause"),
     otherwise="not this hang, or no hang",
 )
 """One about the ghost key: only a run tests it that was seen to hang by it."""
 
-stated = partial(claim, source=ARTICLE)
+stated = partial(claim, source=_ARTICLE)
 
-STEPS = ("refused-for-length", "cache-on")
-of_fix = partial(claim, source=vllm.LRU_FIX, releases=">=0.24.0")
+_STEPS = ("refused-for-length", "cache-on")
+_of_fix = partial(claim, source=vllm.LRU_FIX, releases=">=0.24.0")
 """One about the release with the fix: an older one does not test it, nor one without
 the cache."""
 
@@ -75,28 +75,28 @@ ROWS = (
     row("GPU utilisation", gpu_idle, reported="0 %, memory held"),
 )
 CLAIMS = (
-    of_hang(
+    _of_hang(
         "alive-and-green",
         "the process lives, /health and /v1/models answer 200",
         by="endpoints-green",
     ),
-    of_hang(
+    _of_hang(
         "no-answer",
         "/v1/chat/completions gets no answer (the article waited 15 s)",
         by="no-answer",
         note="the deadline here follows from the gate's latencies",
     ),
-    of_hang(
+    _of_hang(
         "idle-metrics",
         "num_requests_running and num_requests_waiting are 0",
         by="nothing-queued",
     ),
-    of_hang(
+    _of_hang(
         "added-request",
         'the API server logged "Added request" for the unanswered request',
         by="added-not-scheduled",
     ),
-    of_hang("cpu", "EngineCore burns CPU", by="core-burns-cpu"),
+    _of_hang("cpu", "EngineCore burns CPU", by="core-burns-cpu"),
     stated(
         "cpu-136",
         "it is 136 % of a core",
@@ -105,12 +105,12 @@ CLAIMS = (
             "thread, a core"
         ),
     ),
-    of_hang(
+    _of_hang(
         "gpu-idle",
         "GPU utilisation is 0 %, memory stays held",
         by=(gpu_idle, gpu_memory_held),
     ),
-    of_hang(
+    _of_hang(
         "stack",
         (
             "py-spy: process_input_sockets, active, with the GIL, in popitem below "
@@ -118,7 +118,7 @@ CLAIMS = (
         ),
         by="eviction-stack",
     ),
-    of_hang(
+    _of_hang(
         "gil-blocks-all",
         "by the GIL that thread blocks all other Python threads of EngineCore",
         by=ghost.streamed_on,
@@ -129,22 +129,22 @@ CLAIMS = (
             "new request comes in"
         ),
     ),
-    of_hang(
+    _of_hang(
         "user-space",
         "strace: pure user-space spinning (8 futex calls in 3 s)",
         by="user-space-spin",
     ),
-    of_hang(
+    _of_hang(
         "last-line",
         'the last EngineCore log line is "waiting for work"',
         by=common.last_line("waiting for work"),
     ),
-    of_hang(
+    _of_hang(
         "throughput",
         "the log's generation throughput is 0.0 from then on",
         by=ghost.throughput_ends,
     ),
-    of_hang(
+    _of_hang(
         "assertion-before",
         "Expected a cached item for mm_hash stands in the log before the hang",
         by="cached-item-assertion",
@@ -158,10 +158,10 @@ CLAIMS = (
         "step-2",
         "step 2: image X in a short request gets 500",
         by=vllm.image_fails,
-        given=STEPS,
+        given=_STEPS,
         refutable_on=">=0.14.0,<0.24.0",
     ),
-    of_ghost(
+    _of_ghost(
         "cause",
         (
             "touch() makes a ghost key that popitem() cannot remove, so eviction "
@@ -169,25 +169,25 @@ CLAIMS = (
         ),
         by="cause",
     ),
-    of_ghost(
+    _of_ghost(
         "goes-on",
         "after the assertion other requests are served, until something is evicted",
         by=(vllm.image_fails, ghost.served_meanwhile),
     ),
-    of_ghost(
+    _of_ghost(
         "at-will",
         "it is hard to trigger at will: days of uptime, high concurrency, luck",
         by=ghost.hangs_one_at_a_time,
         refuted=True,
     ),
-    of_ghost(
+    _of_ghost(
         "not-atomic",
         "an exception between touch() and __setitem__ leaves the ghost key behind",
         by="ghost-is-the-key",
         note="it is get_and_update_features that calls touch(), for all items, before "
         "get_and_update_item: see the sources",
     ),
-    of_hang(
+    _of_hang(
         "needs-prefix-caching",
         "it takes prefix caching",
         given=("no-answer", vllm.PREFIX_CACHING.took_effect),
@@ -230,17 +230,17 @@ CLAIMS = (
         ),
         by=ghost.ends_it_alone("popitem"),
     ),
-    of_fix(
+    _of_fix(
         "fixed-hang",
         "0.24.0 fixes the hang",
         by=ghost.WORKS_AFTER,
-        given=(*STEPS, "broken-promise", "evicted"),
+        given=(*_STEPS, "broken-promise", "evicted"),
     ),
-    of_fix(
+    _of_fix(
         "fixed-desync",
         "0.24.0 fixes the cause, the desynchronised caches",
         by=vllm.image_survives,
-        given=STEPS,
+        given=_STEPS,
         note="see the scenario mm-cache-desync",
     ),
 )
@@ -254,7 +254,7 @@ PATCH = Patch(
         why="the mitigation under test, as the report's author patched by hand",
     ),
 )
-LOADED = f"{PATCH.folder}-loaded"
+_LOADED = f"{PATCH.folder}-loaded"
 
 
 def half(method: str, what: str) -> Factor:
@@ -268,7 +268,7 @@ def half(method: str, what: str) -> Factor:
     def patched(logs: Logs) -> Finding:
         """The engine's own process says which methods it has replaced, as it does."""
         done = sorted(
-            {m[1] for m in logs.search(LOADED, r"LRUCache\.(\w+) is patched")}
+            {m[1] for m in logs.search(_LOADED, r"LRUCache\.(\w+) is patched")}
         )
         return Finding.of(
             done == [method], f"patched in the engine: {', '.join(done) or 'nothing'}"

@@ -69,11 +69,11 @@ if TYPE_CHECKING:
     from mmrepro.scenario.more import Exhibit
     from mmrepro.scenarios.pad_value_collision.collide.pair import Identity
 
-BATCH = "sglang/srt/managers/schedule_batch.py"
-KEYED = (*SALTS, FROM_HASH)
+_BATCH = "sglang/srt/managers/schedule_batch.py"
+_KEYED = (*SALTS, FROM_HASH)
 """Mitigations under which requests with other pictures share nothing at all."""
-VICTIMS = ("B after A", "A after B")
-CONTROLS = ("control after A", "control after B")
+_VICTIMS = ("B after A", "A after B")
+_CONTROLS = ("control after A", "control after B")
 
 
 class PadValueCollision(sglang.PictureAlias):
@@ -124,14 +124,14 @@ class PadValueCollision(sglang.PictureAlias):
     }
     sources = (
         quote(
-            BATCH,
+            _BATCH,
             "MultimodalDataItem.set_pad_value",
             "64 bits of SHA-256 become 30",
             "% (1 << 30)",
             "_compute_pad_value(self.hash)",
         ),
         quote(
-            BATCH,
+            _BATCH,
             "_compute_pad_value",
             "from about 0.5.9 on: shifted beyond the vocabulary, still 30 bits",
             "% (1 << 30)",
@@ -239,7 +239,7 @@ class PadValueCollision(sglang.PictureAlias):
 
     # ------------------------------------------------------------------ signature
 
-    preconditions = sglang.prefix_cache_at_work(sglang.OTHER, "A", "B", apart=KEYED)
+    preconditions = sglang.prefix_cache_at_work(sglang.OTHER, "A", "B", apart=_KEYED)
 
     @precondition(
         "by the engine's own hash A and B differ, and agree in the low 30 bits"
@@ -270,7 +270,7 @@ class PadValueCollision(sglang.PictureAlias):
 
     @symptom("both of these answers are HTTP 200, whole")
     def silent(self, answers: ComparedAnswers) -> Finding:
-        records = [answers.to(label) for label in VICTIMS]
+        records = [answers.to(label) for label in _VICTIMS]
         whole = all(r.finish_reason in ("length", "stop") for r in records)
         ends = (
             f"{r.label}: HTTP {r.status}, finish_reason {r.finish_reason}"
@@ -288,9 +288,9 @@ class PadValueCollision(sglang.PictureAlias):
     def control_gets_its_own(self, answers: ComparedAnswers) -> Finding:
         """Unknown where it shares more: then not the equal pad values make the
         difference."""
-        before, shared = answers.cached(sglang.OTHER), answers.from_cache(*CONTROLS)
+        before, shared = answers.cached(sglang.OTHER), answers.from_cache(*_CONTROLS)
         text = f"from the cache: {shared}; the text before the picture has {before}"
-        if any(answers.cached(label) > before for label in CONTROLS):
+        if any(answers.cached(label) > before for label in _CONTROLS):
             return Finding.unknown(
                 f"{text}: a collision cannot be told from any picture"
             )
@@ -309,7 +309,7 @@ class PadValueCollision(sglang.PictureAlias):
 
     @cause("the wrong answers took the picture's tokens from the prefix cache")
     def kv_reused(self, answers: ComparedAnswers) -> Finding:
-        return answers.more_than_text(sglang.OTHER, *VICTIMS)
+        return answers.more_than_text(sglang.OTHER, *_VICTIMS)
 
     @cause(
         "the engine's own code gives both pictures one pad value, and different hashes"
@@ -358,7 +358,7 @@ class PadValueCollision(sglang.PictureAlias):
                     False, f"{id}: its picture is another one's in another layout"
                 )
         try:
-            known = identities(failure, found)
+            known = _identities(failure, found)
         except MmreproError as error:
             return Finding.unknown(f"the engine could not be asked: {error.message}")
 
@@ -376,17 +376,17 @@ class PadValueCollision(sglang.PictureAlias):
         """For ``works_after``: a salt keeps the text before the pictures apart as well;
         where that was shared all the same it was dropped, and kept nothing apart:
         unknown."""
-        if not facts.mitigations & set(KEYED):
+        if not facts.mitigations & set(_KEYED):
             return Finding.of(True, "nothing was salted")
-        shared = answers.from_cache(*VICTIMS)
-        if any(map(answers.cached, VICTIMS)):
+        shared = answers.from_cache(*_VICTIMS)
+        if any(map(answers.cached, _VICTIMS)):
             return Finding.unknown(f"salted, and yet from the cache: {shared}")
         alone = report.flushed_alone(logs)
         return alone if alone.truth is Truth.MET else Finding.unknown(alone.observed)
 
     works_after = (
         sglang.CONTROL,
-        answered(*VICTIMS),
+        answered(*_VICTIMS),
         report.own_answers,
         sglang.PictureAlias.off_as_told,
         apart_as_told,
@@ -399,7 +399,7 @@ class PadValueCollision(sglang.PictureAlias):
         return [*super().exhibits(evidence, facts), report.curve()]
 
 
-def identities(
+def _identities(
     failure: Failure, found: Mapping[str, list[PicturePair]]
 ) -> dict[str, Identity]:
     """What the engine makes of the pictures, by name. Raises as the search does."""

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from mmrepro.scenario.more import Exhibit
 
 REPRODUCER = "pad_value_collision.py"
-PADS = ("pad_of_0", "pad_of_2_30_less_1", "pad_of_2_30")
+_PADS = ("pad_of_0", "pad_of_2_30_less_1", "pad_of_2_30")
 """Its facts: the pad values of these hashes."""
 BITS = 30
 REPORTED_POOL = 46_000
@@ -40,7 +40,7 @@ OVERFLOW = "hash-overflow"
 
 def pad_range(reproducers: Reproducers) -> Finding:
     facts = reproducers.facts(REPRODUCER)
-    low, high, wraps = (facts.get(name) for name in PADS)
+    low, high, wraps = (facts.get(name) for name in _PADS)
     if None in (low, high, wraps):
         return Finding.unknown("the reproducer does not tell")
     space = "2^30 different ones" if wraps == low else "more than 2^30 different ones"
@@ -51,14 +51,14 @@ def pad_range(reproducers: Reproducers) -> Finding:
     return Finding.of(low == wraps == 0 and high == (1 << BITS) - 1, text)
 
 
-def as_released(facts: RunFacts) -> Finding:
+def _as_released(facts: RunFacts) -> Finding:
     """What is patched says nothing of the engine's own pad values."""
     return Finding.of(FULL_HASH not in facts.mitigations, "the engine's own pad values")
 
 
-def modulo_2_30(reproducers: Reproducers) -> Finding:
+def _modulo_2_30(reproducers: Reproducers) -> Finding:
     """2^30 different ones, wherever they begin: since 0.5.9 beyond the vocabulary."""
-    low, high, wraps = (reproducers.number(REPRODUCER, name) for name in PADS)
+    low, high, wraps = (reproducers.number(REPRODUCER, name) for name in _PADS)
     text = (
         f"hash 0 gives {low:g}, hash 2^30 - 1 gives {high:.0f}, hash 2^30 "
         f"gives {wraps:g}"
@@ -121,7 +121,7 @@ def isolated(
     )
 
 
-def whole_hash_serves(
+def _whole_hash_serves(
     logs: Logs, answers: ComparedAnswers, reproducers: Reproducers
 ) -> Finding:
     """Each gets its own answer; half of all hashes do not fit what token ids are kept
@@ -138,8 +138,8 @@ def whole_hash_serves(
 
 
 ANALYSIS = "analysis"
-SWAPPED = ("b-gets-a", "a-gets-b")
-SERVED = (*SWAPPED, "silent", "kv-reused")
+_SWAPPED = ("b-gets-a", "a-gets-b")
+_SERVED = (*_SWAPPED, "silent", "kv-reused")
 ALIKE = (
     "pair-agrees",
     "equal-pad-values",
@@ -148,12 +148,14 @@ ALIKE = (
     sglang.engines_own,
 )
 """Two pictures with one pad value were sent to a prefix cache that was seen at work."""
-SHARED = (*ALIKE, "text-shared")
+_SHARED = (*ALIKE, "text-shared")
 """And nothing keeps them apart in it."""
 
 stated = partial(claim, source=ANALYSIS)
 CLAIMS = (
-    stated("pad-range", "pad values lie in [0, 2^30)", by=pad_range, given=as_released),
+    stated(
+        "pad-range", "pad values lie in [0, 2^30)", by=pad_range, given=_as_released
+    ),
     stated(
         "half-chance",
         "about 46 000 images give a 50 % chance of a collision",
@@ -163,19 +165,19 @@ CLAIMS = (
         "kv-reused",
         "two pictures with one pad value share KV cache",
         by="kv-reused",
-        given=SHARED,
+        given=_SHARED,
     ),
     stated(
         "a-features",
         "B is answered with A's features",
-        by=SWAPPED,
-        given=(*SHARED, "kv-reused"),
+        by=_SWAPPED,
+        given=(*_SHARED, "kv-reused"),
     ),
     stated(
         "embeddings",
         "the embeddings are still replaced correctly, so it does not crash",
-        by=SERVED,
-        given=(*ALIKE, *SERVED),
+        by=_SERVED,
+        given=(*ALIKE, *_SERVED),
         otherwise="no collision was served in this run",
         refuted=True,
     ),
@@ -197,7 +199,7 @@ CLAIMS = (
     stated(
         "full-hash",
         "the whole 64-bit hash in place of the remainder keeps them apart",
-        by=whole_hash_serves,
+        by=_whole_hash_serves,
         given=(changed(FULL_HASH), "pair-agrees", sglang.patch_worked),
         otherwise=f"to test: mmrepro run pad-value-collision --mitigation {FULL_HASH}",
     ),
@@ -208,7 +210,7 @@ CLAIMS = (
             "vocabulary's size"
         ),
         "history",
-        by=modulo_2_30,
+        by=_modulo_2_30,
         given=unmitigated,
         refutable_on="<0.5.23",
         note=(
@@ -218,10 +220,10 @@ CLAIMS = (
     ),
 )
 
-OTHERS = "answered with the features of the other picture"
+_OTHERS = "answered with the features of the other picture"
 ROWS = (
-    row("B after A, same text", "b-gets-a", sglang.own_answer("B"), OTHERS),
-    row("A after B, same text", "a-gets-b", sglang.own_answer("A"), OTHERS),
+    row("B after A, same text", "b-gets-a", sglang.own_answer("B"), _OTHERS),
+    row("A after B, same text", "a-gets-b", sglang.own_answer("A"), _OTHERS),
     row("prompt tokens from the cache", "kv-reused", "the text before"),
     row("control picture after A, after B", "control", "its own", abnormal_if=False),
     row("HTTP status after the other picture", "silent", "200", abnormal_if=False),

@@ -20,8 +20,8 @@ from mmrepro.scenarios.pad_value_collision.report import ALIKE, ANALYSIS, BITS
 QUESTION, SYSTEM = "which colour is in the middle?", "Answer in one word."
 LARGE, SMALL = 4, 3
 """Sides of the unequal pair's pictures, in image tokens."""
-SIDE = PATCH * MERGE
-ANOTHER = "traffic: another picture"
+_SIDE = PATCH * MERGE
+_ANOTHER = "traffic: another picture"
 A_FIRST, B_FIRST, B_AFTER = "traffic: A", "traffic: B", "traffic: B after A"
 A_ASKED, B_OWN = "traffic: A, asked otherwise", "traffic: B, asked otherwise"
 B_ASKED = "traffic: B after A, asked otherwise"
@@ -60,7 +60,7 @@ async def send(
         await flush(drive)
         await ask(label, first)
         await ask(asked, picture, QUESTION)
-    for label, first, told in ((ANOTHER, another, B_TOLD), (A_FIRST, a, B_TOLD_AFTER)):
+    for label, first, told in ((_ANOTHER, another, B_TOLD), (A_FIRST, a, B_TOLD_AFTER)):
         await flush(drive)
         await ask(label, first)
         await ask(told, b, more=under(SYSTEM, b))
@@ -71,19 +71,19 @@ async def send(
     await ask(B_ASKED_LATER, b, QUESTION)
     await flush(drive)
     await ask(B_ANEW, b)
-    await of_two_sizes(scenario, drive, another)
+    await _of_two_sizes(scenario, drive, another)
 
 
-async def of_two_sizes(scenario: PictureAlias, drive: Drive, another: Picture) -> None:
+async def _of_two_sizes(scenario: PictureAlias, drive: Drive, another: Picture) -> None:
     ask = partial(scenario.question, drive)
-    folder = await asyncio.to_thread(search, drive, LARGE * SIDE, SMALL * SIDE)
+    folder = await asyncio.to_thread(search, drive, LARGE * _SIDE, SMALL * _SIDE)
     pair = {
         "large": read_picture(folder / "A.png"),
         "small": read_picture(folder / "B.png"),
     }
     for name, picture in pair.items():
         await flush(drive)
-        await ask(ANOTHER, another)
+        await ask(_ANOTHER, another)
         await ask(ALONE[name], picture)
     for second, label in UNEQUAL.items():
         first = "large" if second == "small" else "small"
@@ -128,11 +128,11 @@ def gets(
     return Finding.of(got, f"{text}; {answers.from_cache(label)} from the cache")
 
 
-def asked_otherwise(answers: ComparedAnswers) -> Finding:
+def _asked_otherwise(answers: ComparedAnswers) -> Finding:
     return gets(answers, B_ASKED, A_ASKED, B_OWN)
 
 
-def told_otherwise(answers: ComparedAnswers) -> Finding:
+def _told_otherwise(answers: ComparedAnswers) -> Finding:
     """B's own answer, computed on as much of a cached beginning."""
     before, after = answers.cached(B_TOLD), answers.cached(B_TOLD_AFTER)
     if before != after:
@@ -142,7 +142,7 @@ def told_otherwise(answers: ComparedAnswers) -> Finding:
     return gets(answers, B_TOLD_AFTER, B_TOLD)
 
 
-def later_ones(answers: ComparedAnswers) -> Finding:
+def _later_ones(answers: ComparedAnswers) -> Finding:
     """Until the cache is emptied: B is A, whatever is asked."""
     again, anew = (answers.whose(label, "B", "A") for label in (B_LATER, B_ANEW))
     asked = gets(answers, B_ASKED_LATER, A_ASKED, B_OWN)
@@ -153,7 +153,7 @@ def later_ones(answers: ComparedAnswers) -> Finding:
     return Finding.of(again == "A" and anew == "B" and asked.truth is Truth.MET, text)
 
 
-def parts_shared(answers: ComparedAnswers) -> Finding:
+def _parts_shared(answers: ComparedAnswers) -> Finding:
     """The smaller one's tokens came from the cache in either order, with the text
     before them."""
     victims, before = tuple(UNEQUAL.values()), answers.cached(ALONE["small"])
@@ -163,12 +163,12 @@ def parts_shared(answers: ComparedAnswers) -> Finding:
     )
 
 
-def parts_answered(answers: ComparedAnswers) -> Finding:
+def _parts_answered(answers: ComparedAnswers) -> Finding:
     sent = [answers.to(label) for label in (*UNEQUAL.values(), AFTERWARDS)]
     return Finding.of(True, "; ".join(f"{r.label}: {r.status}" for r in sent))
 
 
-def parts_wrong(answers: ComparedAnswers) -> Finding:
+def _parts_wrong(answers: ComparedAnswers) -> Finding:
     """By the tokens: what was computed on more of a cached prefix may round
     otherwise."""
     found = []
@@ -184,7 +184,7 @@ def apart(mine: RequestRecord, own: RequestRecord) -> str:
     return f"from its own it differs at {first_difference(mine, own)}"
 
 
-sent_with = partial(
+_sent_with = partial(
     claim,
     source=ANALYSIS,
     given=ALIKE,
@@ -192,35 +192,35 @@ sent_with = partial(
     refutable_on="<0.5.23",
 )
 CLAIMS = (
-    sent_with(
+    _sent_with(
         "prefix-alone",
         (
             "the text before the pictures and their pad values decide: what is asked "
             "after may differ"
         ),
-        by=asked_otherwise,
+        by=_asked_otherwise,
     ),
-    sent_with(
+    _sent_with(
         "same-text-before",
         "under another text before it a picture of that pad value gets its own answer",
-        by=told_otherwise,
+        by=_told_otherwise,
     ),
-    sent_with(
+    _sent_with(
         "pollution",
         "the wrong entry of the cache affects later requests",
-        by=later_ones,
+        by=_later_ones,
     ),
-    sent_with(
+    _sent_with(
         "partial-match",
         (
             "pictures of two sizes match in part, up to where the smaller one ends "
             "(_split_node)"
         ),
-        by=parts_shared,
+        by=_parts_shared,
     ),
-    sent_with(
+    _sent_with(
         "partial-wrong",
         "and the answers are wrong in either order, without a crash",
-        by=(parts_wrong, parts_answered),
+        by=(_parts_wrong, _parts_answered),
     ),
 )

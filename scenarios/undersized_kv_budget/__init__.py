@@ -31,13 +31,13 @@ from mmrepro.scenario.more import TinyQwen2VL, TinyText, answers
 from mmrepro.scenarios.undersized_kv_budget import report
 from packaging.specifiers import SpecifierSet
 
-OPAQUE_ANSWER = SpecifierSet(">=0.7.0,<0.10.0")
+_OPAQUE_ANSWER = SpecifierSet(">=0.7.0,<0.10.0")
 """There the error is an answer with 200; from 0.10.0 on its text names the status."""
 WAYS = {"the prompt": False, "the prompt, streamed": True}
 """Labels; whether it is streamed."""
-OTHERS = answers.given("short before", "short after")
-IMAGE_TOKENS = 1600
-VALIDATION = {
+_OTHERS = answers.given("short before", "short after")
+_IMAGE_TOKENS = 1600
+_VALIDATION = {
     "validation-error": r"validation errors? for ChatCompletionResponse\w*Choice",
     "finish-reason": r"Input should be .*input_value='error'",
     "choice-made": r"line \d+, in chat_completions_v1",
@@ -120,7 +120,7 @@ class UndersizedKvBudget(kv.SmallKvCache):
         )
     }
     reproducers: ClassVar[tuple[str, ...]] = (report.CHAIN,)
-    log_patterns = kv.SmallKvCache.log_patterns | VALIDATION | report.OWN_LINES
+    log_patterns = kv.SmallKvCache.log_patterns | _VALIDATION | report.OWN_LINES
     key_log_patterns = tuple(log_patterns)
     prompt_tokens: ClassVar[int] = report.PROMPT
     predicted, larger = kv.larger_setting(
@@ -170,7 +170,7 @@ class UndersizedKvBudget(kv.SmallKvCache):
     def expected(
         self, release: str, mitigations: frozenset[str]
     ) -> tuple[Outcome, str]:
-        if not OPAQUE_ANSWER.contains(release, prereleases=True):
+        if not _OPAQUE_ANSWER.contains(release, prereleases=True):
             return super().expected(release, mitigations)
         if "kv-budget" in mitigations:
             return Outcome.NOT_REPRODUCED, "mitigation kv-budget is said to prevent it"
@@ -194,13 +194,13 @@ class UndersizedKvBudget(kv.SmallKvCache):
         kv.control_answers("the prompt", "prompt"),
         symptom(
             "short prompts are answered before and after it",
-            OTHERS,
+            _OTHERS,
             id="others-answered",
         ),
         endpoints_green(),
     )
     live_only = some_requests_fail()
-    works_after = (answers.given(*WAYS, or_explained=True), OTHERS)
+    works_after = (answers.given(*WAYS, or_explained=True), _OTHERS)
 
     @cause(
         "HTTP 500 ← the log holds pydantic's error: the finish reason may not be "
@@ -281,20 +281,20 @@ class WithImage(UndersizedKvBudget):
     # Attention over the patches grows with the square of their number: not larger than
     # needed.
     model = TinyQwen2VL(
-        image_tokens=IMAGE_TOKENS,
+        image_tokens=_IMAGE_TOKENS,
         hidden=256,
         vocab_size=1446,
         vision_width=32,
         vision_depth=1,
     )
     reproducers = ()
-    prompt_tokens = IMAGE_TOKENS
+    prompt_tokens = _IMAGE_TOKENS
     # The chat template's tokens take one block.
     predicted, larger = kv.larger_setting(
-        IMAGE_TOKENS + 64, f"{IMAGE_TOKENS} tokens and an answer"
+        _IMAGE_TOKENS + 64, f"{_IMAGE_TOKENS} tokens and an answer"
     )
     mitigations = (larger,)
-    rows = report.rows(IMAGE_TOKENS)
+    rows = report.rows(_IMAGE_TOKENS)
     claims = tuple(c for c in report.claims(predicted) if c.id not in report.OF_TEXT)
 
     async def outgrow(self, drive: Drive, where: str, short: RequestRecord) -> None:
@@ -335,7 +335,7 @@ class WithImage(UndersizedKvBudget):
         )
 
 
-class FullSize(UndersizedKvBudget):
+class FullSizeBudget(UndersizedKvBudget):
     """The same with the report's own sizes: blocks of 8 MiB (takes minutes)."""
 
     variant = "full-size"
@@ -345,4 +345,4 @@ class FullSize(UndersizedKvBudget):
     )
 
 
-SCENARIO = with_variants(UndersizedKvBudget(), WithImage(), FullSize())
+SCENARIO = with_variants(UndersizedKvBudget(), WithImage(), FullSizeBudget())

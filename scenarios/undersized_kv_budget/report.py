@@ -29,13 +29,13 @@ from mmrepro.scenario.more import Phase, Row, answers
 AFFECTED = ">=0.6.4,<0.7.0"
 PROMPT = 3446
 """Tokens of the report's prompt."""
-LARGEST = Decimal("0.8")
+_LARGEST = Decimal("0.8")
 """Another setting that the report says to work."""
 CHAIN = "lmdeploy_kv_chain.py"
 """The report's bytes, by the installed engine's own code in its environment."""
 
 
-def with_setting(setting: Decimal, *phases: Phase) -> Check:
+def _with_setting(setting: Decimal, *phases: Phase) -> Check:
     """Whether a server has the report's setting, and a limit that follows from its
     blocks: ``--session-len`` sets another."""
 
@@ -51,22 +51,24 @@ def with_setting(setting: Decimal, *phases: Phase) -> Check:
     return same
 
 
-SMALL = (unmitigated, with_setting(kv.SMALL))
+SMALL = (unmitigated, _with_setting(kv.SMALL))
 reported = partial(claim, source="the report", refutable_on=AFFECTED)
-with_small = partial(reported, given=SMALL, otherwise="the setting is not the report's")
-with_big = partial(
+_with_small = partial(
+    reported, given=SMALL, otherwise="the setting is not the report's"
+)
+_with_big = partial(
     reported,
-    given=with_setting(kv.BIG, "control"),
+    given=_with_setting(kv.BIG, "control"),
     otherwise="the control server's setting is not the report's",
 )
-by_length = partial(
+_by_length = partial(
     reported,
     given=(*SMALL, "input-length-error"),
     otherwise="not by the report's setting, or not for the length",
 )
 
 
-def as_logged(*phases: Phase) -> Check:
+def _as_logged(*phases: Phase) -> Check:
     """The free memory is what the report's own line says, scaled as the blocks are:
     every value that is printed so gives its blocks
     (``tests/unit/test_kv_readings.py``)."""
@@ -80,13 +82,15 @@ def as_logged(*phases: Phase) -> Check:
     return same
 
 
-BY_LOG = (
+_BY_LOG = (
     f"its log says {kv.LOGGED_FREE_MB} mb of free memory; that is what this engine was "
     "given"
 )
-from_log = partial(with_small, given=(*SMALL, as_logged()), note=BY_LOG)
-from_log_big = partial(
-    with_big, given=(with_setting(kv.BIG, "control"), as_logged("control")), note=BY_LOG
+_from_log = partial(_with_small, given=(*SMALL, _as_logged()), note=_BY_LOG)
+_from_log_big = partial(
+    _with_big,
+    given=(_with_setting(kv.BIG, "control"), _as_logged("control")),
+    note=_BY_LOG,
 )
 
 
@@ -128,17 +132,17 @@ def smaller(name: str, told: str) -> Row:
 OF_TEXT = ("prompt", "block-bytes", "runtime", "gpu-mem", "quantised")
 """Ids of claims about the report's prompt, or by the reproducer, which runs beside text
 alone."""
-AT_LIMIT_TEST = "to test: mmrepro run {name} --option at-limit"
+_AT_LIMIT_TEST = "to test: mmrepro run {name} --option at-limit"
 
 
 def claims(best: Budget) -> tuple[Claim, ...]:
     """``best``: the setting that ``mmrepro kv-budget`` foretells to be enough."""
-    with_08 = kv.kv_plan(kv.RELEASE).forward(LARGEST)
+    with_08 = kv.kv_plan(kv.RELEASE).forward(_LARGEST)
     return (
-        by_length(
+        _by_length(
             "fails-with-0.1", "with 0.1 the prompt gets HTTP 500", by="opaque-500"
         ),
-        with_big(
+        _with_big(
             "works-with-0.5",
             "with 0.5 the same prompt is answered",
             by="control-answers",
@@ -147,28 +151,28 @@ def claims(best: Budget) -> tuple[Claim, ...]:
             "works-with-0.8",
             "with 0.8 it is answered as well",
             by=answers.given("the prompt"),
-            given=(with_setting(LARGEST), "prompt-arrived"),
+            given=(_with_setting(_LARGEST), "prompt-arrived"),
             otherwise="to test: mmrepro run {name} --variant {variant} "
             f"--server-arg=--cache-max-entry-count=0.8; {with_08.blocks} blocks are "
             f"foretold",
         ),
-        by_length(
+        _by_length(
             "validation-error",
             "the traceback is pydantic's: finish_reason must be 'stop', 'length' or "
             "'tool_calls', got 'error'",
             by="validation-error",
         ),
-        by_length(
+        _by_length(
             "frames",
             "it is raised in chat_completions_v1, where the choice is made",
-            by=where_made,
+            by=_where_made,
         ),
-        by_length(
+        _by_length(
             "status-to-error",
             "that status becomes finish_reason 'error' on its way there",
             by=("input-length-error", "validation-error"),
         ),
-        with_small(
+        _with_small(
             "status",
             "the engine's output is ResponseType.INPUT_LENGTH_ERROR",
             by="input-length-error",
@@ -177,16 +181,16 @@ def claims(best: Budget) -> tuple[Claim, ...]:
             "silence",
             "at the default log level the engine says nothing of a length",
             "observation in the lab",
-            by=says_nothing,
+            by=_says_nothing,
             refutable_on=AFFECTED,
             given="input-length-error",
             otherwise="the engine refused nothing",
         ),
-        reported("prompt", "the prompt has 3446 tokens", by=as_long_as_reported),
-        from_log(
+        reported("prompt", "the prompt has 3446 tokens", by=_as_long_as_reported),
+        _from_log(
             "blocks-21", "num_gpu_blocks is 21 with 0.1", by=sized("num_gpu_blocks", 21)
         ),
-        from_log(
+        _from_log(
             "blocks-24",
             "blocks went “from 24 to 107”",
             by=sized("num_gpu_blocks", 24),
@@ -195,17 +199,17 @@ def claims(best: Budget) -> tuple[Claim, ...]:
                 "so the report contradicts itself: 24 × 64 = 1536 tokens, not its 1344"
             ),
         ),
-        from_log(
+        _from_log(
             "limit-1344",
             "max_input_len = max_session_len = 1344 = 21 × 64",
             by=sized("max_session_len", 1344),
         ),
-        from_log_big(
+        _from_log_big(
             "blocks-107",
             "with 0.5 there are 107 blocks",
             by=sized("num_gpu_blocks", 107, "control"),
         ),
-        from_log_big(
+        _from_log_big(
             "limit-6848",
             "with 0.5 the limit is 6848 tokens",
             by=sized("max_session_len", 6848, "control"),
@@ -235,7 +239,7 @@ def claims(best: Budget) -> tuple[Claim, ...]:
         reported(
             "of-total",
             "the total memory less what prefill takes is what is shared out",
-            by=of_total,
+            by=_of_total,
         ),
         reported(
             "debug-lines",
@@ -243,20 +247,20 @@ def claims(best: Budget) -> tuple[Claim, ...]:
                 "with --log-level=DEBUG it logs the free memory, the reserve and the "
                 "blocks"
             ),
-            by=own_lines,
+            by=_own_lines,
         ),
         reported(
             "cpu-blocks",
             "there are 128 CPU blocks: 1 GiB of the host's, in blocks of 8 MiB",
-            by=cpu_blocks,
+            by=_cpu_blocks,
         ),
         reported(
             "less-than",
             "a prompt has to have fewer tokens than the blocks hold",
             by=served,
             refuted=True,
-            given=below_limit(0, 0),
-            otherwise=AT_LIMIT_TEST,
+            given=_below_limit(0, 0),
+            otherwise=_AT_LIMIT_TEST,
             note=(
                 "what is left of the limit is what an answer may have: "
                 "nothing, with HTTP 200"
@@ -266,20 +270,20 @@ def claims(best: Budget) -> tuple[Claim, ...]:
             "fewer-serves",
             "so many tokens are supported at most, and what is shorter is served",
             by=served,
-            given=below_limit(1, AHEAD),
-            otherwise=f"{AT_LIMIT_TEST}=1",
+            given=_below_limit(1, _AHEAD),
+            otherwise=f"{_AT_LIMIT_TEST}=1",
             note=(
                 "the loop ends, as in kv-growth-crash: decoding wants blocks for "
-                f"{AHEAD} more"
+                f"{_AHEAD} more"
             ),
         ),
         claim(
             "room-ahead",
-            f"{AHEAD + 1} fewer are served: one to answer, and {AHEAD} ahead",
+            f"{_AHEAD + 1} fewer are served: one to answer, and {_AHEAD} ahead",
             "observation here",
             by=served,
-            given=below_limit(AHEAD + 1, AHEAD + 1),
-            otherwise=f"{AT_LIMIT_TEST}={AHEAD + 1}",
+            given=_below_limit(_AHEAD + 1, _AHEAD + 1),
+            otherwise=f"{_AT_LIMIT_TEST}={_AHEAD + 1}",
             refutable_on=AFFECTED,
         ),
         claim(
@@ -287,7 +291,7 @@ def claims(best: Budget) -> tuple[Claim, ...]:
             f"--cache-max-entry-count {best.setting} is enough: {best.blocks} blocks, "
             f"{best.max_tokens} tokens",
             "mmrepro kv-budget",
-            by=foretold(best.setting),
+            by=_foretold(best.setting),
             refutable_on=AFFECTED,
             cured=True,
             given="prompt-arrived",
@@ -297,7 +301,7 @@ def claims(best: Budget) -> tuple[Claim, ...]:
 
 
 AT_LIMIT, AT_LAST = "as long as the limit", "short at last"
-AHEAD = 16
+_AHEAD = 16
 """Tokens ahead of those that there are, for which decoding asks for blocks
 (prefill_interval, 0.6.4 pytorch/engine/engine.py:949), also after the last one that was
 wanted."""
@@ -311,14 +315,14 @@ async def at_limit(drive: Drive, tokens: int) -> None:
     await kv.ask(drive, AT_LAST)
 
 
-def below_limit(least: int, most: int) -> Check:
+def _below_limit(least: int, most: int) -> Check:
     """By the engine's count the prompt had so many tokens fewer than the blocks hold,
     and was not refused for its length."""
 
     def counted(requests: Requests, witness: kv.Witness) -> Finding:
         limit, sent = int(witness.sizing().max_session_len), requests.first(AT_LIMIT)
         near = [
-            one for one in witness.requests() if 0 <= limit - one.tokens <= AHEAD + 1
+            one for one in witness.requests() if 0 <= limit - one.tokens <= _AHEAD + 1
         ]
         if len(near) != 1:
             return Finding.unknown(
@@ -342,14 +346,14 @@ def served(requests: Requests, witness: kv.Witness) -> Finding:
     return Finding.of(whole, f"limit {limit}; {told}")
 
 
-def says_nothing(logs: Logs) -> Finding:
+def _says_nothing(logs: Logs) -> Finding:
     count = logs.count("says-length")
     return Finding.of(
         not count, f"{count} lines of LMDeploy's own that name a length or a limit"
     )
 
 
-def as_long_as_reported(witness: kv.Witness) -> Finding:
+def _as_long_as_reported(witness: kv.Witness) -> Finding:
     tokens = witness.requests(PROMPT)[0].tokens
     return Finding.of(tokens == PROMPT, f"the engine counts {tokens} tokens")
 
@@ -389,12 +393,12 @@ def quantised(reproducers: Reproducers) -> Finding:
     return Finding.of(min(over) > 0 and max(smaller) < plain, text)
 
 
-def where_made(logs: Logs) -> Finding:
+def _where_made(logs: Logs) -> Finding:
     count = logs.count("choice-made")
     return Finding.of(count > 0, f"{count} × chat_completions_v1 in a traceback")
 
 
-def of_total(witness: kv.Witness) -> Finding:
+def _of_total(witness: kv.Witness) -> Finding:
     """Or of the memory that is free, as the code has it: by the numbers that it was
     given."""
     seen: dict[str, Any] = next(reversed(witness.values("budget")), {})
@@ -431,7 +435,7 @@ def _own(logs: Logs, name: str) -> int:
     return int(found[-1][1])
 
 
-def own_lines(logs: Logs, witness: kv.Witness) -> Finding:
+def _own_lines(logs: Logs, witness: kv.Witness) -> Finding:
     """And they are the numbers that its code was given."""
     free, reserve, blocks = (
         _own(logs, f"own-{name}") for name in ("free", "reserve", "blocks")
@@ -446,7 +450,7 @@ def own_lines(logs: Logs, witness: kv.Witness) -> Finding:
     return Finding.of((free, reserve, blocks) == given, f"{text}; its code had {given}")
 
 
-def cpu_blocks(logs: Logs, witness: kv.Witness) -> Finding:
+def _cpu_blocks(logs: Logs, witness: kv.Witness) -> Finding:
     blocks, size = _own(logs, "own-cache"), int(witness.sizing().block_bytes)
     held = blocks * size
     return Finding.of(
@@ -454,7 +458,7 @@ def cpu_blocks(logs: Logs, witness: kv.Witness) -> Finding:
     )
 
 
-def foretold(setting: Decimal) -> Check:
+def _foretold(setting: Decimal) -> Check:
     """Whether the engine has what ``mmrepro kv-budget`` foretells."""
 
     def same(evidence: Evidence, witness: kv.Witness, facts: RunFacts) -> Finding:

@@ -18,8 +18,8 @@ from mmrepro.failure.signature import (
 )
 from mmrepro.runs.judge import (
     FLOOR_S,
-    Change,
-    Effect,
+    ConditionChange,
+    MitigationEffect,
     effect,
     expectation,
     facts_of,
@@ -39,7 +39,7 @@ FACTS = run_facts(GHOST_KEY)
 
 def of(
     outcome: Outcome, cause: Truth, affected: bool = True, applied: str = ""
-) -> Effect:
+) -> MitigationEffect:
     scenario: Any = SimpleNamespace(
         cause_remains=lambda e, f: Finding(cause, "the cause"),
         mitigations=[
@@ -70,16 +70,16 @@ def test_prevented_is_seen_to_be_gone() -> None:
         found = of(gone, cause)
         words[cause] = (found.word, found.prevented, found.hides)
         assert found.observed == "no symptom; the cause: the cause"
-        assert of(Outcome.REPRODUCED, cause) == Effect(False, "why")
+        assert of(Outcome.REPRODUCED, cause) == MitigationEffect(False, "why")
         for other in (Outcome.INCONCLUSIVE, Outcome.DIFFERENT_FAILURE):
-            assert of(other, cause) == Effect(None, "why")
+            assert of(other, cause) == MitigationEffect(None, "why")
     assert words == {
         Truth.MET: ("hidden", False, True),
         Truth.NOT_MET: ("prevented", True, False),
         Truth.UNKNOWN: ("not-told", None, False),
     }
     assert of(Outcome.REPRODUCED, Truth.MET).word == "not-prevented"
-    assert not Effect(True, "").hides
+    assert not MitigationEffect(True, "").hides
 
 
 def test_of_a_flipped_run_nothing_is_expected() -> None:
@@ -145,8 +145,8 @@ def test_only_a_setting_called_a_factor_flips() -> None:
 
 
 def test_a_change_differs() -> None:
-    assert Change("claim", "c", "met", "not-met", "").differs
-    assert not Change("claim", "c", "met", "met", "").differs
+    assert ConditionChange("claim", "c", "met", "not-met", "").differs
+    assert not ConditionChange("claim", "c", "met", "met", "").differs
 
 
 def hang(**more: Any) -> Incident:

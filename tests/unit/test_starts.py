@@ -18,8 +18,8 @@ from mmrepro.engines.starts import (
     Asked,
     FailedStart,
     LineReader,
-    Rule,
     StartFault,
+    StartRule,
     explain,
     lines_of,
     matching,
@@ -980,7 +980,7 @@ def test_every_engine_names_the_same_options() -> None:
 
 
 @pytest.mark.parametrize("rule", rules(), ids=lambda rule: rule.fault.value)
-def test_a_rule_is_the_first_that_fits_its_example(rule: Rule) -> None:
+def test_a_rule_is_the_first_that_fits_its_example(rule: StartRule) -> None:
     (row,) = [
         row
         for row in shipped_rules("starts.toml", more=MORE_KEYS)

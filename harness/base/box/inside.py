@@ -27,15 +27,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
-SIOCSIFADDR = 0x8916
+_SIOCSIFADDR = 0x8916
 PR_SET_DUMPABLE, PR_CAP_AMBIENT, PR_CAP_AMBIENT_CLEAR_ALL = 4, 47, 4
-CAPABILITY_VERSION_3 = 0x20080522
+_CAPABILITY_VERSION_3 = 0x20080522
 CLONE_NEWUSER, CLONE_NEWNS = 0x10000000, 0x00020000
-PTRACE_SEIZE = 0x4206
-MS_REMOUNT_BIND = 0x20 | 0x1000
-DOES_NOT_HOLD = 125
+_PTRACE_SEIZE = 0x4206
+_MS_REMOUNT_BIND = 0x20 | 0x1000
+_DOES_NOT_HOLD = 125
 """The exit code where a test failed and nothing was run."""
-CONNECTIONS = 512
+_CONNECTIONS = 512
 """At a time, through one lead or the door."""
 PIECE = 1 << 16
 LIBC = ctypes.CDLL(None, use_errno=True)
@@ -75,24 +75,24 @@ def main() -> NoReturn:
     with os.fdopen(int(sys.argv[1])) as file:
         plan = InsidePlan(**json.load(file))
     report = int(sys.argv[2])
-    add_addresses(plan.addresses)
+    _add_addresses(plan.addresses)
     listeners = []
     for ports, place, preface in plan.leads:
         for port in ports:
             with contextlib.suppress(OSError):  # a port twice, or one that is none
                 listeners.append((listen(port), place, preface.encode()))
     become(plan.user)
-    drop_capabilities()
-    set_limits(plan.limits)
-    copy_folders(plan.copied)
+    _drop_capabilities()
+    _set_limits(plan.limits)
+    _copy_folders(plan.copied)
     failed = [name for name, holds in tests(plan.canaries) if not held(holds)]
     names = [name for name, _ in tests(plan.canaries)]
     os.write(report, json.dumps({"tested": names, "failed": failed}).encode() + b"\n")
     os.close(report)
     if failed:
-        os._exit(DOES_NOT_HOLD)
+        os._exit(_DOES_NOT_HOLD)
     if listeners or plan.door >= 0:
-        serve_apart(listeners, plan.door)
+        _serve_apart(listeners, plan.door)
     for listener, _, _ in listeners:
         listener.close()
     if plan.door >= 0:
@@ -113,7 +113,7 @@ def main() -> NoReturn:
 # ---------------------------------------------------------------------- what it sets up
 
 
-def add_addresses(addresses: list[str]) -> None:
+def _add_addresses(addresses: list[str]) -> None:
     """Give the loopback further IPv4 addresses, so that a script's own address is this
     box."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as control:
@@ -124,7 +124,7 @@ def add_addresses(addresses: list[str]) -> None:
                 place = struct.pack(
                     "HH4s8x", socket.AF_INET, 0, socket.inet_aton(address)
                 )
-                fcntl.ioctl(control, SIOCSIFADDR, name + place)
+                fcntl.ioctl(control, _SIOCSIFADDR, name + place)
 
 
 def listen(port: int) -> socket.socket:
@@ -145,15 +145,15 @@ def become(user: int) -> None:
         os.setresuid(user, user, user)
 
 
-def drop_capabilities() -> None:
+def _drop_capabilities() -> None:
     """Give up what setting up the network took. Raises OSError."""
     LIBC.prctl(PR_CAP_AMBIENT, PR_CAP_AMBIENT_CLEAR_ALL, 0, 0, 0)
-    header = struct.pack("Ii", CAPABILITY_VERSION_3, 0)
+    header = struct.pack("Ii", _CAPABILITY_VERSION_3, 0)
     if LIBC.capset(header, bytes(24)):
         raise OSError(ctypes.get_errno(), "capset")
 
 
-def set_limits(limits: dict[str, int]) -> None:
+def _set_limits(limits: dict[str, int]) -> None:
     """Set each bound, soft and hard; one that is above what the machine allows is
     that."""
     for name, value in limits.items():
@@ -163,7 +163,7 @@ def set_limits(limits: dict[str, int]) -> None:
         resource.setrlimit(number, (bound, bound))
 
 
-def copy_folders(folders: list[tuple[str, str]]) -> None:
+def _copy_folders(folders: list[tuple[str, str]]) -> None:
     """Copy contents: links as links, up to what the temporary folders hold."""
     for source, target in folders:
         Path(target).mkdir(parents=True, exist_ok=True)
@@ -187,25 +187,28 @@ def tests(canaries: dict[str, Any]) -> list[tuple[str, Callable[[], bool]]]:
             ``namespaces``, {name: inode} outside.
     """
     return [
-        ("write outside", lambda: refused(write_file, f"{canaries['folder']}/written")),
-        ("write to the system", lambda: refused(write_file, "/usr/.mmrepro-written")),
-        ("read outside", lambda: refused(read_file, canaries["file"])),
+        (
+            "write outside",
+            lambda: refused(_write_file, f"{canaries['folder']}/written"),
+        ),
+        ("write to the system", lambda: refused(_write_file, "/usr/.mmrepro-written")),
+        ("read outside", lambda: refused(_read_file, canaries["file"])),
         (
             "read the home",
             lambda: is_another(canaries["home"], canaries["home_identity"]),
         ),
-        ("reach a socket", lambda: refused(connect_unix, canaries["socket"])),
+        ("reach a socket", lambda: refused(_connect_unix, canaries["socket"])),
         (
             "reach an abstract socket",
-            lambda: refused(connect_unix, "\0" + canaries["abstract"]),
+            lambda: refused(_connect_unix, "\0" + canaries["abstract"]),
         ),
-        ("reach an address", lambda: refused(connect_tcp, canaries["port"])),
-        ("mount", lambda: refused(remount_writable)),
-        ("make a user namespace", lambda: refused(make_user_namespace)),
+        ("reach an address", lambda: refused(_connect_tcp, canaries["port"])),
+        ("mount", lambda: refused(_remount_writable)),
+        ("make a user namespace", lambda: refused(_make_user_namespace)),
         ("trace a process", lambda: refused(trace, os.getppid())),
-        ("change a setting of the kernel", lambda: refused(open_setting)),
+        ("change a setting of the kernel", lambda: refused(_open_setting)),
         ("see the processes outside", lambda: apart(canaries["namespaces"])),
-        ("hold a right", has_no_right),
+        ("hold a right", _has_no_right),
     ]
 
 
@@ -226,11 +229,11 @@ def refused(attempt: Callable[..., None], *words: Any) -> bool:
     return False
 
 
-def write_file(path: str) -> None:
+def _write_file(path: str) -> None:
     os.close(os.open(path, os.O_WRONLY | os.O_CREAT, 0o600))
 
 
-def read_file(path: str) -> None:
+def _read_file(path: str) -> None:
     os.close(os.open(path, os.O_RDONLY))
 
 
@@ -244,30 +247,30 @@ def is_another(path: str, identity: list[int]) -> bool:
     return [status.st_dev, status.st_ino] != identity
 
 
-def connect_unix(path: str) -> None:
+def _connect_unix(path: str) -> None:
     with socket.socket(socket.AF_UNIX) as link:
         link.connect(path)
 
 
-def connect_tcp(port: int) -> None:
+def _connect_tcp(port: int) -> None:
     with socket.socket() as link:
         link.settimeout(2)
         link.connect(("127.0.0.1", port))
 
 
-def remount_writable() -> None:
-    _checked(LIBC.mount(b"none", b"/usr", None, MS_REMOUNT_BIND, None))
+def _remount_writable() -> None:
+    _checked(LIBC.mount(b"none", b"/usr", None, _MS_REMOUNT_BIND, None))
 
 
-def make_user_namespace() -> None:
+def _make_user_namespace() -> None:
     _checked(LIBC.unshare(CLONE_NEWUSER | CLONE_NEWNS))
 
 
 def trace(pid: int) -> None:
-    _checked(LIBC.ptrace(PTRACE_SEIZE, pid, None, None))
+    _checked(LIBC.ptrace(_PTRACE_SEIZE, pid, None, None))
 
 
-def open_setting() -> None:
+def _open_setting() -> None:
     """Open one for writing, and write nothing."""
     os.close(os.open("/proc/sys/kernel/core_pattern", os.O_WRONLY))
 
@@ -278,7 +281,7 @@ def apart(outside: dict[str, int]) -> bool:
     return all(inodes[name] != inode for name, inode in outside.items())
 
 
-def has_no_right() -> bool:
+def _has_no_right() -> bool:
     """No capability, no uid of root, nothing to be gained by executing, calls
     filtered."""
     status = Path("/proc/self/status").read_text()
@@ -302,7 +305,7 @@ def _checked(result: int) -> None:
 # ---------------------------------------------------------------------- ways out and in
 
 
-def serve_apart(listeners: list[tuple[socket.socket, str, bytes]], door: int) -> None:
+def _serve_apart(listeners: list[tuple[socket.socket, str, bytes]], door: int) -> None:
     """Serve leads and door in a process of its own, which is no child of the command's:
     that one may count its children, and end them."""
     if child := os.fork():
@@ -321,7 +324,7 @@ def serve_apart(listeners: list[tuple[socket.socket, str, bytes]], door: int) ->
             with contextlib.suppress(OSError):
                 os.close(int(entry.name))
     for listener, place, preface in listeners:
-        lead = Relay(listener, functools.partial(lead_out, place, preface))
+        lead = Relay(listener, functools.partial(_lead_out, place, preface))
         threading.Thread(target=lead.accept).start()
     if door >= 0:
         threading.Thread(
@@ -340,7 +343,7 @@ class Relay:
         ValueError: there is none."""
         self.listener = listener
         self.connect = connect
-        self.room = threading.BoundedSemaphore(CONNECTIONS)
+        self.room = threading.BoundedSemaphore(_CONNECTIONS)
 
     def accept(self) -> None:
         """Serve until the listener is closed."""
@@ -361,12 +364,12 @@ class Relay:
                 contextlib.suppress(OSError, ValueError),
                 self.connect(accepted) as other,
             ):
-                pass_on(accepted, other)
+                _pass_on(accepted, other)
         finally:
             self.room.release()
 
 
-def lead_out(place: str, preface: bytes, _: socket.socket) -> socket.socket:
+def _lead_out(place: str, preface: bytes, _: socket.socket) -> socket.socket:
     """The other end of whatever connects to a lead."""
     return onward(place, preface)
 
@@ -395,7 +398,7 @@ def to_port(accepted: socket.socket) -> socket.socket:
     return socket.create_connection(("127.0.0.1", int(line)), timeout=None)
 
 
-def pass_on(one: socket.socket, other: socket.socket) -> None:
+def _pass_on(one: socket.socket, other: socket.socket) -> None:
     """Copy both ways until both are over."""
     back = threading.Thread(target=copy, args=(other, one), daemon=True)
     back.start()

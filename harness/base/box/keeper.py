@@ -39,16 +39,16 @@ else:  # run as a script: no package is imported
 
     del sys.path[:2]
 
-WATCH_S = 0.05
+_WATCH_S = 0.05
 """How often files are counted, which is cheap; memory and processes are every fourth
 time. What a box can do meanwhile is the machine's to bear."""
-CGROUPS = Path("/sys/fs/cgroup")
-MEMORY_FIRST = "memory.limit_in_bytes"
+_CGROUPS = Path("/sys/fs/cgroup")
+_MEMORY_FIRST = "memory.limit_in_bytes"
 """Of the first hierarchy."""
-COUNTED_EACH = 4
-FOLDERS = ("tmp", "box", "dev/shm")
+_COUNTED_EACH = 4
+_FOLDERS = ("tmp", "box", "dev/shm")
 REMOVAL_S = 5.0
-PR_SET_CHILD_SUBREAPER = 36
+_PR_SET_CHILD_SUBREAPER = 36
 
 
 @dataclass(frozen=True)
@@ -76,15 +76,15 @@ class KeeperOrder:
     inodes: int
 
 
-class Keeper:
+class _Keeper:
     def __init__(self, order: KeeperOrder, lifeline: socket.socket) -> None:
         self.order = order
         self.lifeline = lifeline
-        self.cgroups = Cgroups(order)
+        self.cgroups = _Cgroups(order)
         self.listeners: list[socket.socket] = []
         self.root: Path | None = None
         self.watched = 0
-        inside.LIBC.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+        inside.LIBC.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
         # A Ctrl-C of the terminal is mmrepro's to answer.
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         self.box = subprocess.Popen(
@@ -101,7 +101,7 @@ class Keeper:
         """Wait for the end of the box or of mmrepro. Returns the box's exit code."""
         pending = b""
         while self.box.poll() is None:
-            ready, _, _ = select.select([self.lifeline], [], [], WATCH_S)
+            ready, _, _ = select.select([self.lifeline], [], [], _WATCH_S)
             if ready:
                 data = self.lifeline.recv(4096)
                 if not data:
@@ -140,26 +140,26 @@ class Keeper:
         if self.cgroups.bound_all:
             return self.cgroups.exceeded(self.order)
         self.watched += 1
-        if self.watched % COUNTED_EACH:
+        if self.watched % _COUNTED_EACH:
             return ""
         held = shared = tasks = 0
         pids = processes.descendants(self.box.pid)
         for pid in pids:
             status = processes.read(pid, "status")
-            held += field_kib(status, b"RssAnon:") * 1024
-            shared += field_kib(status, b"RssShmem:") * 1024
-            tasks += field_kib(status, b"Threads:")
+            held += _field_kib(status, b"RssAnon:") * 1024
+            shared += _field_kib(status, b"RssShmem:") * 1024
+            tasks += _field_kib(status, b"Threads:")
         if tasks > self.order.processes:
-            return too_many(self.order)
+            return _too_many(self.order)
         most = self.order.memory
         # Files in memory have a bound of their own; what is beyond has no name, and
         # nothing else bounds it.
         named = self.order.files_in_memory
         if held + shared > most + named:
             # Each process counts a shared page as its own, so now by its share.
-            shared = sum(share_of_shared(pid) for pid in pids)
+            shared = sum(_share_of_shared(pid) for pid in pids)
         beyond = max(0, shared - named)
-        return too_much(self.order) if held + beyond > most else ""
+        return _too_much(self.order) if held + beyond > most else ""
 
     def files_in_memory(self) -> int:
         """How many files the box's temporary folders hold: a tmpfs bounds their bytes
@@ -172,7 +172,7 @@ class Keeper:
         made = 0
         if self.root is not None:
             with contextlib.suppress(OSError):
-                for folder in FOLDERS:
+                for folder in _FOLDERS:
                     system = os.statvfs(self.root / folder)
                     made += system.f_files - system.f_ffree
         return made
@@ -209,30 +209,30 @@ class Keeper:
             )
 
 
-def field_kib(status: bytes, name: bytes) -> int:
+def _field_kib(status: bytes, name: bytes) -> int:
     """The number behind ``name`` in /proc/PID/status; 0: there is none."""
     words = status.partition(b"\n" + name)[2].split(None, 1)
     return int(words[0]) if words else 0
 
 
-def share_of_shared(pid: int) -> int:
+def _share_of_shared(pid: int) -> int:
     """A process's part of the memory that it shares with others, in bytes."""
     rollup = processes.read(pid, "smaps_rollup")
-    return field_kib(rollup, b"Pss_Shmem:") * 1024
+    return _field_kib(rollup, b"Pss_Shmem:") * 1024
 
 
-def too_many(order: KeeperOrder) -> str:
+def _too_many(order: KeeperOrder) -> str:
     return f"it had more than {order.processes} processes and threads"
 
 
-def too_much(order: KeeperOrder) -> str:
+def _too_much(order: KeeperOrder) -> str:
     return f"it held more than {order.memory >> 20} MiB of memory"
 
 
 # ------------------------------------------------------------------------------ cgroups
 
 
-class Cgroups:
+class _Cgroups:
     """Groups of the kernel's that bound a box's memory and processes, of either
     hierarchy, where mmrepro may make them (cgroups(7)).
 
@@ -245,21 +245,21 @@ class Cgroups:
     def __init__(self, order: KeeperOrder) -> None:
         name = f"mmrepro-box-{os.getpid()}"
         memory = order.memory + order.files_in_memory
-        if (CGROUPS / "cgroup.controllers").is_file():
+        if (_CGROUPS / "cgroup.controllers").is_file():
             bounds = [
-                (CGROUPS / name, "memory.max", memory),
-                (CGROUPS / name, "pids.max", order.processes),
+                (_CGROUPS / name, "memory.max", memory),
+                (_CGROUPS / name, "pids.max", order.processes),
             ]
         else:
-            own = own_groups()
+            own = _own_groups()
             bounds = [
                 (
-                    CGROUPS / "memory" / own.get("memory", "") / name,
-                    MEMORY_FIRST,
+                    _CGROUPS / "memory" / own.get("memory", "") / name,
+                    _MEMORY_FIRST,
                     memory,
                 ),
                 (
-                    CGROUPS / "pids" / own.get("pids", "") / name,
+                    _CGROUPS / "pids" / own.get("pids", "") / name,
                     "pids.max",
                     order.processes,
                 ),
@@ -288,10 +288,10 @@ class Cgroups:
         """What the kernel had to refuse or to kill for; "": nothing."""
         for folder in self.folders:
             if self._count(folder / "pids.events", "max"):
-                return too_many(order)
+                return _too_many(order)
             for file in ("memory.events", "memory.oom_control"):
                 if self._count(folder / file, "oom_kill"):
-                    return too_much(order)
+                    return _too_much(order)
         return ""
 
     def remove(self) -> None:
@@ -316,7 +316,7 @@ class Cgroups:
         )
 
 
-def own_groups() -> dict[str, str]:
+def _own_groups() -> dict[str, str]:
     """{controller: path of this process's group} of the first hierarchy: a box stays
     within what bounds mmrepro itself."""
     groups: dict[str, str] = {}
@@ -337,7 +337,7 @@ def main() -> int:
         return 1  # mmrepro ended before it gave its order
     order = KeeperOrder(**json.loads(first))
     try:
-        return Keeper(order, lifeline).run()
+        return _Keeper(order, lifeline).run()
     finally:
         for folder in order.folders:
             shutil.rmtree(folder, ignore_errors=True)

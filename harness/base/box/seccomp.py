@@ -20,34 +20,34 @@ import struct
 from dataclasses import dataclass
 from typing import Final
 
-LOAD: Final = 0x20
+_LOAD: Final = 0x20
 """BPF_LD | BPF_W | BPF_ABS: the accumulator takes a 32-bit word of ``struct seccomp_data``."""
-JUMP_EQUAL: Final = 0x15
-JUMP_GREATER_OR_EQUAL: Final = 0x35
-JUMP_ANY_BIT: Final = 0x45
-RETURN: Final = 0x06
+_JUMP_EQUAL: Final = 0x15
+_JUMP_GREATER_OR_EQUAL: Final = 0x35
+_JUMP_ANY_BIT: Final = 0x45
+_RETURN: Final = 0x06
 
-KILL_PROCESS: Final = 0x80000000
-REFUSE: Final = 0x00050000
+_KILL_PROCESS: Final = 0x80000000
+_REFUSE: Final = 0x00050000
 """SECCOMP_RET_ERRNO; the error number stands in the low 16 bits."""
-ALLOW: Final = 0x7FFF0000
+_ALLOW: Final = 0x7FFF0000
 
-NUMBER_AT: Final = 0
-ARCHITECTURE_AT: Final = 4
-FIRST_ARGUMENT_AT: Final = 16
+_NUMBER_AT: Final = 0
+_ARCHITECTURE_AT: Final = 4
+_FIRST_ARGUMENT_AT: Final = 16
 """Offsets into ``struct seccomp_data``; an argument has eight bytes, the low word
 first."""
 
-NAMESPACE_FLAGS: Final = 0x7E020080
+_NAMESPACE_FLAGS: Final = 0x7E020080
 """All CLONE_NEW* of linux/sched.h: time, mount, cgroup, uts, ipc, user, pid, net."""
-X32_BIT: Final = 0x40000000
+_X32_BIT: Final = 0x40000000
 """Set in the numbers of x86-64's second table of calls, which would pass by the
 first."""
-FAMILIES: Final = {"AF_UNIX": 1, "AF_INET": 2, "AF_INET6": 10}
-AF_NETLINK: Final = 16
+_FAMILIES: Final = {"AF_UNIX": 1, "AF_INET": 2, "AF_INET6": 10}
+_AF_NETLINK: Final = 16
 """For NETLINK_ROUTE (0) alone, with which programs list addresses: other protocols of
 it (events of devices, the audit's) are the machine's."""
-TERMINAL_INPUT: Final = (0x5412, 0x541C)
+_TERMINAL_INPUT: Final = (0x5412, 0x541C)
 """TIOCSTI and TIOCLINUX: they type into the terminal of whoever started mmrepro."""
 
 # Numbers: asm/unistd_64.h (x86-64) and asm-generic/unistd.h (aarch64); None: there is
@@ -129,7 +129,7 @@ REFUSED_CALLS: Final[dict[str, tuple[int | None, int | None]]] = {
 
 
 @dataclass(frozen=True)
-class Processor:
+class _Processor:
     """How a processor's calls are numbered.
 
     Attributes:
@@ -146,8 +146,8 @@ class Processor:
 
 
 PROCESSORS: Final = {
-    "x86_64": Processor(0xC000003E, 0, clone=56, clone3=435, socket=41, ioctl=16),
-    "aarch64": Processor(0xC00000B7, 1, clone=220, clone3=435, socket=198, ioctl=29),
+    "x86_64": _Processor(0xC000003E, 0, clone=56, clone3=435, socket=41, ioctl=16),
+    "aarch64": _Processor(0xC00000B7, 1, clone=220, clone3=435, socket=198, ioctl=29),
 }
 
 
@@ -162,61 +162,65 @@ def seccomp_program(machine: str = "") -> bytes:
     """
     processor = PROCESSORS[machine or platform.machine()]
     program = [
-        _step(LOAD, ARCHITECTURE_AT),
-        _step(JUMP_EQUAL, processor.audit, if_true=1),
-        _step(RETURN, KILL_PROCESS),
-        _step(LOAD, NUMBER_AT),
+        _step(_LOAD, _ARCHITECTURE_AT),
+        _step(_JUMP_EQUAL, processor.audit, if_true=1),
+        _step(_RETURN, _KILL_PROCESS),
+        _step(_LOAD, _NUMBER_AT),
     ]
     if processor.column == 0:
         program += [
-            _step(JUMP_GREATER_OR_EQUAL, X32_BIT, if_false=1),
+            _step(_JUMP_GREATER_OR_EQUAL, _X32_BIT, if_false=1),
             _refuse(errno.ENOSYS),
         ]
     for numbers in REFUSED_CALLS.values():
         number = numbers[processor.column]
         if number is not None:
-            program += [_step(JUMP_EQUAL, number, if_false=1), _refuse(errno.EPERM)]
+            program += [_step(_JUMP_EQUAL, number, if_false=1), _refuse(errno.EPERM)]
 
     # A filter cannot follow a pointer, and clone3 has its flags behind one. With "no
     # such call" the C library falls back to clone, whose flags can be read.
-    program += [_step(JUMP_EQUAL, processor.clone3, if_false=1), _refuse(errno.ENOSYS)]
+    program += [_step(_JUMP_EQUAL, processor.clone3, if_false=1), _refuse(errno.ENOSYS)]
     program += _if_call(
         processor.clone,
-        [_step(JUMP_ANY_BIT, NAMESPACE_FLAGS, if_false=1), _refuse(errno.EPERM)],
+        [_step(_JUMP_ANY_BIT, _NAMESPACE_FLAGS, if_false=1), _refuse(errno.EPERM)],
     )
     allowed_families: list[bytes] = []
-    for family in FAMILIES.values():
+    for family in _FAMILIES.values():
         allowed_families += [
-            _step(JUMP_EQUAL, family, if_false=1),
-            _step(RETURN, ALLOW),
+            _step(_JUMP_EQUAL, family, if_false=1),
+            _step(_RETURN, _ALLOW),
         ]
     routes = [
-        _step(JUMP_EQUAL, AF_NETLINK, if_false=3),
-        _step(LOAD, FIRST_ARGUMENT_AT + 8 * 2),
-        _step(JUMP_EQUAL, 0, if_false=1),
-        _step(RETURN, ALLOW),
+        _step(_JUMP_EQUAL, _AF_NETLINK, if_false=3),
+        _step(_LOAD, _FIRST_ARGUMENT_AT + 8 * 2),
+        _step(_JUMP_EQUAL, 0, if_false=1),
+        _step(_RETURN, _ALLOW),
     ]
     sockets = [*allowed_families, *routes, _refuse(errno.EAFNOSUPPORT)]
     program += _if_call(processor.socket, sockets)
     typing: list[bytes] = []
-    for request in TERMINAL_INPUT:
-        typing += [_step(JUMP_EQUAL, request, if_false=1), _refuse(errno.EPERM)]
+    for request in _TERMINAL_INPUT:
+        typing += [_step(_JUMP_EQUAL, request, if_false=1), _refuse(errno.EPERM)]
     # The kernel reads a request as 32 bits, so the low word is all of it
     # (CVE-2019-10063).
     program += _if_call(processor.ioctl, typing, argument=1)
-    program.append(_step(RETURN, ALLOW))
+    program.append(_step(_RETURN, _ALLOW))
     return b"".join(program)
 
 
 def _if_call(number: int, body: list[bytes], argument: int = 0) -> list[bytes]:
     """``body``, for one call alone, over the low word of an argument; what it lets
     through is allowed. The jump is eight bits wide, and a body is short."""
-    steps = [_step(LOAD, FIRST_ARGUMENT_AT + 8 * argument), *body, _step(RETURN, ALLOW)]
-    return [_step(JUMP_EQUAL, number, if_false=len(steps)), *steps]
+    steps = [
+        _step(_LOAD, _FIRST_ARGUMENT_AT + 8 * argument),
+        *body,
+        _step(_RETURN, _ALLOW),
+    ]
+    return [_step(_JUMP_EQUAL, number, if_false=len(steps)), *steps]
 
 
 def _refuse(error: int) -> bytes:
-    return _step(RETURN, REFUSE | error)
+    return _step(_RETURN, _REFUSE | error)
 
 
 def _step(code: int, operand: int, *, if_true: int = 0, if_false: int = 0) -> bytes:

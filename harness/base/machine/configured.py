@@ -21,7 +21,7 @@ from mmrepro.base.options import (
 )
 
 FILE = "mmrepro.toml"
-PROJECT = "pyproject.toml"
+_PROJECT = "pyproject.toml"
 _TYPES: dict[Any, tuple[tuple[type, ...], str]] = {
     bool: ((bool,), "true or false"),
     int: ((int,), "a whole number"),
@@ -80,7 +80,7 @@ class Configured(dict[str, Any]):
         for declaration in declared(self._made):
             if declaration.configurable:
                 known[declaration.key] = declaration
-        file = None if alone else config_file()
+        file = None if alone else _config_file()
         if file is not None:
             keys = _keys(self._made, known, file, self._commands)
             for key, (value, where) in keys.items():
@@ -118,7 +118,7 @@ class Configured(dict[str, Any]):
         self._origins[declaration.field] = origin
 
 
-def config_file() -> Path | None:
+def _config_file() -> Path | None:
     """Return the file that holds here: in the current folder, or the nearest one above
     with one.
 
@@ -133,7 +133,7 @@ def config_file() -> Path | None:
     for folder in (here, *here.parents):
         if (folder / FILE).is_file():
             return folder / FILE
-        project = folder / PROJECT
+        project = folder / _PROJECT
         if project.is_file() and b"[tool.mmrepro" in project.read_bytes():
             return project
     return None
@@ -148,7 +148,7 @@ def _keys(
     """Return value and place of each key that holds for ``made``, its own table's
     before the others. Raises UsageError."""
     document = read_toml(file)
-    top = ["tool", "mmrepro"] if file.name == PROJECT else []
+    top = ["tool", "mmrepro"] if file.name == _PROJECT else []
     own = [*top, *made.COMMAND.split()]
     no_option = "it is no option that several commands have"
     not_taken = f"mmrepro {made.COMMAND} takes none of that name"

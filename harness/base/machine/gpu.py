@@ -57,7 +57,7 @@ LOOK_AGAIN_S: Final = 0.5
 
 
 @dataclass(frozen=True)
-class CudaDevice:
+class _CudaDevice:
     """What CUDA calls a device: a GPU, or a MIG slice of one."""
 
     gpu: Gpu
@@ -129,7 +129,7 @@ def hide() -> list[Setting]:
     return [Setting(name=VISIBLE, value="", why=why)]
 
 
-def visible(reading: GpuReading, mask: str | None) -> list[CudaDevice]:
+def visible(reading: GpuReading, mask: str | None) -> list[_CudaDevice]:
     """Return what CUDA sees with that value of CUDA_VISIBLE_DEVICES (None: not set), in
     CUDA's order.
 
@@ -139,7 +139,7 @@ def visible(reading: GpuReading, mask: str | None) -> list[CudaDevice]:
     list ends before the first entry that names nothing, or is of another kind than the
     first; one that names a device twice makes CUDA see none. Of MIG slices CUDA sees
     one, and then no whole GPU."""
-    devices: list[CudaDevice] = []
+    devices: list[_CudaDevice] = []
     if mask is None:
         for gpu in reading.gpus:
             device = _whole(gpu)
@@ -154,12 +154,12 @@ def visible(reading: GpuReading, mask: str | None) -> list[CudaDevice]:
     return slices[:1] or devices
 
 
-def _whole(gpu: Gpu) -> CudaDevice | None:
+def _whole(gpu: Gpu) -> _CudaDevice | None:
     """Return what CUDA makes of a GPU: with MIG on its first slice, or nothing where it
     has none."""
     if not gpu.mig:
-        return CudaDevice(gpu)
-    return CudaDevice(gpu, gpu.slices[0]) if gpu.slices else None
+        return _CudaDevice(gpu)
+    return _CudaDevice(gpu, gpu.slices[0]) if gpu.slices else None
 
 
 _NUMBER: Final = re.compile(r"\+?(\d+)")
@@ -168,7 +168,7 @@ _NUMBER: Final = re.compile(r"\+?(\d+)")
 _UUID: Final = re.compile(r"(GPU|MIG)-(?=.)")
 
 
-def _named(reading: GpuReading, entries: list[str]) -> Iterator[CudaDevice]:
+def _named(reading: GpuReading, entries: list[str]) -> Iterator[_CudaDevice]:
     """Yield the devices that a list names, up to the entry that ends it."""
     kind = _UUID.match(entries[0])
     for entry in entries:
@@ -180,7 +180,7 @@ def _named(reading: GpuReading, entries: list[str]) -> Iterator[CudaDevice]:
         yield device
 
 
-def _by_number(reading: GpuReading, entry: str) -> CudaDevice | None:
+def _by_number(reading: GpuReading, entry: str) -> _CudaDevice | None:
     number = _NUMBER.match(entry)
     if number is None:
         return None
@@ -190,20 +190,20 @@ def _by_number(reading: GpuReading, entry: str) -> CudaDevice | None:
     return None
 
 
-def _by_uuid(reading: GpuReading, entry: str, kind: str) -> CudaDevice | None:
+def _by_uuid(reading: GpuReading, entry: str, kind: str) -> _CudaDevice | None:
     """Return the one device whose UUID begins so. ``kind``: "GPU-" or "MIG-", with
     which the list began."""
     if not entry.startswith(kind):
         return None
-    devices: list[tuple[str, CudaDevice | None]] = []
+    devices: list[tuple[str, _CudaDevice | None]] = []
     for gpu in reading.gpus:
         if kind == "GPU-":
             devices.append((gpu.uuid, _whole(gpu)))
         else:
-            devices += [(slice.uuid, CudaDevice(gpu, slice)) for slice in gpu.slices]
+            devices += [(slice.uuid, _CudaDevice(gpu, slice)) for slice in gpu.slices]
 
     entry = entry.lower()
-    matching: list[CudaDevice | None] = []
+    matching: list[_CudaDevice | None] = []
     for uuid, device in devices:
         # What follows a whole UUID does not count.
         if uuid.lower().startswith(entry[: len(uuid)]):
@@ -224,7 +224,7 @@ class Choice:
         mixed: the machine has GPUs of several models, which CUDA counts by speed.
     """
 
-    devices: tuple[CudaDevice, ...] = ()
+    devices: tuple[_CudaDevice, ...] = ()
     reading: GpuReading = field(default_factory=GpuReading)
     reason: str = ""
     hint: str = ""
@@ -258,13 +258,13 @@ class Choice:
     def facts(self) -> list[GpuFacts]:
         """Return all devices of the machine, for the report."""
         taken = {device.uuid for device in self.devices}
-        slices: dict[str, CudaDevice] = {}
+        slices: dict[str, _CudaDevice] = {}
         for device in self.devices:
             if device.slice:
                 slices[device.gpu.uuid] = device
         facts: list[GpuFacts] = []
         for gpu in self.reading.gpus:
-            device = slices.get(gpu.uuid, CudaDevice(gpu))
+            device = slices.get(gpu.uuid, _CudaDevice(gpu))
             fact = GpuFacts(
                 index=device.gpu.index,
                 name=device.name,
@@ -281,7 +281,7 @@ class Choice:
         return facts
 
 
-def _entry(device: CudaDevice) -> str:
+def _entry(device: _CudaDevice) -> str:
     """Return what CUDA_VISIBLE_DEVICES calls a device: a number, where it has one."""
     if device.slice is None or device.slice is device.gpu.slices[0]:
         return str(device.gpu.index)
@@ -333,7 +333,7 @@ def choose(
         if users:
             in_use[device.uuid] = f"{device.label}: {users}"
 
-    def taken(chosen: list[CudaDevice]) -> Choice:
+    def taken(chosen: list[_CudaDevice]) -> Choice:
         uuids = [device.uuid for device in chosen]
         passed_over: list[str] = []
         for uuid, sentence in in_use.items():

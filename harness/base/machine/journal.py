@@ -23,7 +23,7 @@ from mmrepro.base.records import Record
 from mmrepro.base.text.redact import Redactor
 from pydantic import Field, TypeAdapter, ValidationError
 
-JOURNAL_VERSION = 1
+_JOURNAL_VERSION = 1
 LineT = TypeVar("LineT", bound="Line")
 
 
@@ -133,7 +133,7 @@ class Head(Line):
     """The first line: whose lines follow."""
 
     kind: Literal["head"] = "head"
-    version: int = JOURNAL_VERSION
+    version: int = _JOURNAL_VERSION
     mmrepro_version: str
     id: str
     decides: Annotated[
@@ -183,7 +183,7 @@ class JournalKind:
             head = self.lines.validate_json(line)
         except ValidationError:
             head = None
-        if not isinstance(head, Head) or head.version != JOURNAL_VERSION:
+        if not isinstance(head, Head) or head.version != _JOURNAL_VERSION:
             raise UsageError(
                 f"{folder} holds no {self.what} that this mmrepro can go on with.",
                 hint="begin a new one, with another --out",

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
 
 _ESCAPING = "mmrepro-escape"
-ASCII = "ascii_escaped"
+_ASCII = "ascii_escaped"
 """ASCII by another name: click writes UTF-8 to a stream that calls itself ASCII."""
 
 
@@ -112,7 +112,7 @@ def _text(below: _Steady, before: TextIO | None) -> TextIO:
     errors = getattr(before, "errors", _ESCAPING)
     return io.TextIOWrapper(
         io.BufferedWriter(below),
-        encoding=ASCII if codecs.lookup(encoding).name == "ascii" else encoding,
+        encoding=_ASCII if codecs.lookup(encoding).name == "ascii" else encoding,
         errors=_ESCAPING if errors in ("strict", "surrogateescape") else errors,
         line_buffering=getattr(before, "line_buffering", True)
         or getattr(before, "write_through", False),
@@ -120,7 +120,7 @@ def _text(below: _Steady, before: TextIO | None) -> TextIO:
 
 
 def _ascii(name: str) -> codecs.CodecInfo | None:
-    if name != ASCII:
+    if name != _ASCII:
         return None
     ascii = codecs.lookup("ascii")
     return codecs.CodecInfo(

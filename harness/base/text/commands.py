@@ -112,7 +112,7 @@ _PLACES: Final = {"first": 0, "second": 1, "third": 2}
 
 
 @dataclass(frozen=True)
-class Taking:
+class _Taking:
     """What takes a secret of one command.
 
     Attributes:
@@ -130,8 +130,8 @@ class Taking:
     user: bool = False
 
 
-def _read(table: str) -> dict[str, list[Taking]]:
-    read: dict[str, list[Taking]] = {}
+def _read(table: str) -> dict[str, list[_Taking]]:
+    read: dict[str, list[_Taking]] = {}
     for line in filter(None, table.splitlines()):
         programs, _, takes = line.partition("|")
         options: dict[str, str] = {}
@@ -144,7 +144,7 @@ def _read(table: str) -> dict[str, list[Taking]]:
             place = _PLACES.get(word, place)
         for program in programs.split():
             name, _, follows = program.partition("/")
-            taking = Taking(follows, options, place, "user/password" in words)
+            taking = _Taking(follows, options, place, "user/password" in words)
             read.setdefault(name, []).append(taking)
     return read
 
@@ -173,7 +173,7 @@ _NUMBER: Final = re.compile(r"\d{1,9}(?::\d{1,9})?")
 
 
 @dataclass(frozen=True)
-class CommandWord:
+class _CommandWord:
     """A word of a command and its place."""
 
     text: str
@@ -204,7 +204,7 @@ def in_commands(text: str) -> Iterator[Span]:
                     position = end
 
 
-def _words(text: str, at: int) -> Iterator[CommandWord]:
+def _words(text: str, at: int) -> Iterator[_CommandWord]:
     """The words behind a program, up to the end of its command."""
     limit = min(len(text), at + _MOST_CHARACTERS)
     for _ in range(_MOST_WORDS):
@@ -216,18 +216,18 @@ def _words(text: str, at: int) -> Iterator[CommandWord]:
         if word is None or word.text in _END:
             return
         ends = word.text.endswith(";")
-        yield CommandWord(word.text.rstrip(";"), word.start) if ends else word
+        yield _CommandWord(word.text.rstrip(";"), word.start) if ends else word
         if ends:
             return
 
 
-def _word(text: str, at: int, limit: int) -> tuple[CommandWord | None, int]:
+def _word(text: str, at: int, limit: int) -> tuple[_CommandWord | None, int]:
     """The word at a place, without the quotes around it or its value; and where it
     ends."""
     opening = _OPENING.match(text, at, limit)
     if opening is not None:
         end = _closing(text, opening.end(), limit, opening[0])
-        return CommandWord(text[opening.end() : end], opening.end()), end
+        return _CommandWord(text[opening.end() : end], opening.end()), end
     attached = _ATTACHED.match(text, at, limit)
     if attached is not None:
         quote = text[attached.end()]
@@ -236,9 +236,9 @@ def _word(text: str, at: int, limit: int) -> tuple[CommandWord | None, int]:
         if end > 0 and inner and inner[0] not in ",:]} \t\n":
             # The quote takes a place of its own, so that the word is as long as its
             # text.
-            return CommandWord(text[at : end + 1], at), end + 1
+            return _CommandWord(text[at : end + 1], at), end + 1
     bare = _BARE.match(text, at, limit)
-    return (CommandWord(bare[0], at), bare.end()) if bare else (None, at)
+    return (_CommandWord(bare[0], at), bare.end()) if bare else (None, at)
 
 
 def _closing(text: str, at: int, limit: int, quote: str) -> int:
@@ -250,7 +250,7 @@ def _closing(text: str, at: int, limit: int, quote: str) -> int:
     return line if line >= 0 else limit
 
 
-def _taken(words: list[CommandWord], taking: Taking) -> Iterator[Span]:
+def _taken(words: list[_CommandWord], taking: _Taking) -> Iterator[Span]:
     for number, word in enumerate(words):
         name, sign = _option_of(word.text, taking.options)
         if name:
@@ -272,7 +272,7 @@ def _taken(words: list[CommandWord], taking: Taking) -> Iterator[Span]:
         yield from _at_place(words, taking.place)
 
 
-def _at_place(words: list[CommandWord], place: int) -> Iterator[Span]:
+def _at_place(words: list[_CommandWord], place: int) -> Iterator[Span]:
     """The word of that number; the last one is none if it is an option."""
     if place >= len(words):
         return

@@ -8,7 +8,7 @@ hexadecimal of readable text; each also within another. Of a secret that is know
 spellings that nobody can tell from noise are looked for as they are.
 
 Time is linear in the text: each pattern has bounded repetition, a text has few views,
-and at most ``MOST_SECRETS`` secrets are looked for."""
+and at most ``_MOST_SECRETS`` secrets are looked for."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ from typing import Final
 
 from mmrepro.base.text.opaque import Span
 
-LEVELS: Final = 3
+_LEVELS: Final = 3
 """Encodings within each other that are undone: a percent sign of a percent sign has
 two."""
-AROUND: Final = 2048
+_AROUND: Final = 2048
 """Characters of a line, on either side of what is encoded, that a view shows."""
-MOST_SECRETS: Final = 64
+_MOST_SECRETS: Final = 64
 _MORE_SECRETS: Final = 128 << 20
 """Characters to look through: in a short text more secrets are looked for."""
 LEAST_SECRET: Final = 4
@@ -99,7 +99,7 @@ _POINT: Final = re.compile(r"\+([0-9A-Fa-f]+)")
 
 
 @dataclass(frozen=True)
-class DecodedPiece:
+class _DecodedPiece:
     """A part of a view, and the part of the source that it shows.
 
     Attributes:
@@ -113,11 +113,11 @@ class DecodedPiece:
     alone: bool
 
 
-class DecodedView:
+class _DecodedView:
     """A text decoded; ``spans`` lead from it to the source."""
 
     def __init__(
-        self, text: str, pieces: list[DecodedPiece], of: DecodedView | None = None
+        self, text: str, pieces: list[_DecodedPiece], of: _DecodedView | None = None
     ) -> None:
         self.text = text
         self._pieces = pieces
@@ -150,13 +150,13 @@ class DecodedView:
         return place, place + 1
 
 
-def views(text: str) -> Iterator[DecodedView]:
+def views(text: str) -> Iterator[_DecodedView]:
     """Views of all parts of ``text`` in which something is encoded, each decoded
-    further up to ``LEVELS`` times."""
+    further up to ``_LEVELS`` times."""
     for start, end, within in _windows(text, _decodable(text)):
         view = _view(text, start, end, within, None)
         yield view
-        for _ in range(LEVELS - 1):
+        for _ in range(_LEVELS - 1):
             deeper = _decodable(view.text)
             if not deeper:
                 break
@@ -164,14 +164,14 @@ def views(text: str) -> Iterator[DecodedView]:
             yield view
 
 
-Part = tuple[int, int, str]
+_Part = tuple[int, int, str]
 """Begin and end of what is encoded, and what it says."""
 
 
 @lru_cache(maxsize=8)
-def _decodable(text: str) -> tuple[Part, ...]:
+def _decodable(text: str) -> tuple[_Part, ...]:
     """What is encoded in ``text``, in order, none within another."""
-    found: list[Part] = []
+    found: list[_Part] = []
     for match in _SIGNED.finditer(text):
         decoded = _OF_SIGN[match.lastgroup or ""](match[0])
         found.append((match.start(), match.end(), decoded))
@@ -182,7 +182,7 @@ def _decodable(text: str) -> tuple[Part, ...]:
                 if pattern is not _TOKEN and pattern is not _SPACED:
                     start, end = _with_brackets(text, start, end)
                 found.append((start, end, decoded))
-    parts: list[Part] = []
+    parts: list[_Part] = []
     for part in sorted(found, key=lambda part: (part[0], -part[1])):
         start, end, decoded = part
         says = decoded and decoded != text[start:end]
@@ -201,11 +201,13 @@ def _with_brackets(text: str, start: int, end: int) -> Span:
     return opening.start(), closing.end()
 
 
-def _windows(text: str, parts: Iterable[Part]) -> Iterator[tuple[int, int, list[Part]]]:
+def _windows(
+    text: str, parts: Iterable[_Part]
+) -> Iterator[tuple[int, int, list[_Part]]]:
     """Lines with something encoded, with those before and after; ones that overlap are
     one."""
     start = end = -1
-    within: list[Part] = []
+    within: list[_Part] = []
     for part in parts:
         if part[0] < end and within:
             within.append(part)
@@ -224,7 +226,7 @@ def _windows(text: str, parts: Iterable[Part]) -> Iterator[tuple[int, int, list[
 
 def _line_start(text: str, at: int) -> int:
     """The begin of the line before the one of ``at``."""
-    least = max(0, at - AROUND)
+    least = max(0, at - _AROUND)
     line = text.rfind("\n", least, at)
     before = text.rfind("\n", least, line) if line > least else -1
     return before + 1 if before >= 0 else least
@@ -232,33 +234,33 @@ def _line_start(text: str, at: int) -> int:
 
 def _line_end(text: str, at: int) -> int:
     """The end of the line behind the one of ``at``."""
-    most = min(len(text), at + AROUND)
+    most = min(len(text), at + _AROUND)
     line = text.find("\n", at, most)
     behind = text.find("\n", line + 1, most) if line >= 0 else -1
     return behind if behind >= 0 else most
 
 
 def _view(
-    text: str, start: int, end: int, parts: Iterable[Part], of: DecodedView | None
-) -> DecodedView:
+    text: str, start: int, end: int, parts: Iterable[_Part], of: _DecodedView | None
+) -> _DecodedView:
     """``parts`` of a window decoded; the window may begin or end within none of
     them."""
     out: list[str] = []
-    pieces: list[DecodedPiece] = []
+    pieces: list[_DecodedPiece] = []
     length, position = 0, start
     for begin, stop, decoded in parts:
         if begin > position:
-            pieces.append(DecodedPiece(length, position, begin, True))
+            pieces.append(_DecodedPiece(length, position, begin, True))
             out.append(text[position:begin])
             length += begin - position
-        pieces.append(DecodedPiece(length, begin, stop, False))
+        pieces.append(_DecodedPiece(length, begin, stop, False))
         out.append(decoded)
         length += len(decoded)
         position = stop
     if position < end:
-        pieces.append(DecodedPiece(length, position, end, True))
+        pieces.append(_DecodedPiece(length, position, end, True))
         out.append(text[position:end])
-    return DecodedView("".join(out), pieces, of)
+    return _DecodedView("".join(out), pieces, of)
 
 
 # -------------------------------------------------------------- what each encoding says
@@ -419,12 +421,12 @@ def spelled(text: str, secrets: Iterable[str]) -> list[tuple[int, int, str]]:
     wanted = [secret for secret in secrets if len(secret) >= LEAST_SECRET]
     if not wanted:
         return []
-    wanted = wanted[-max(MOST_SECRETS, _MORE_SECRETS // (len(text) + 1)) :]
+    wanted = wanted[-max(_MOST_SECRETS, _MORE_SECRETS // (len(text) + 1)) :]
     found: list[tuple[int, int, str]] = []
     for secret in wanted:
         for form in _forms(secret):
             found += [(*span, secret) for span in _places(text, form)]
-        if stands_out(secret):
+        if _stands_out(secret):
             whole = [
                 span
                 for span in _places(text, secret)
@@ -502,7 +504,7 @@ def _moved(places: int) -> dict[int, str]:
     return moved
 
 
-def stands_out(secret: str) -> bool:
+def _stands_out(secret: str) -> bool:
     """Whether a secret is no word that a text may have as well: it is one wherever it
     stands."""
     mixed = any(c.isdigit() for c in secret) and any(c.isalpha() for c in secret)

@@ -78,8 +78,8 @@ STORE_URL: Final = re.compile(
     r"(?=@[^\s/?#@])",
     re.IGNORECASE,
 )
-KEY_BEGIN: Final = re.compile(r"-----BEGIN [A-Z0-9 ]{0,40}PRIVATE KEY(?: BLOCK)?-----")
-KEY_END: Final = re.compile(r"-----END [A-Z0-9 ]{0,40}PRIVATE KEY(?: BLOCK)?-----")
+_KEY_BEGIN: Final = re.compile(r"-----BEGIN [A-Z0-9 ]{0,40}PRIVATE KEY(?: BLOCK)?-----")
+_KEY_END: Final = re.compile(r"-----END [A-Z0-9 ]{0,40}PRIVATE KEY(?: BLOCK)?-----")
 DATA_URL: Final = re.compile(
     r"(data:[a-z]{1,20}/[A-Za-z0-9.+-]{1,80}"
     r"(?:;[a-z-]{1,20}=[A-Za-z0-9-]{1,40}){0,4};base64,)"
@@ -110,8 +110,8 @@ _DOMAIN: Final = re.compile(
 def key_blocks(text: str) -> Iterator[Span]:
     """Where private keys stand; one without an end goes to the end of the text."""
     position = 0
-    while begin := KEY_BEGIN.search(text, position):
-        end = KEY_END.search(text, begin.end())
+    while begin := _KEY_BEGIN.search(text, position):
+        end = _KEY_END.search(text, begin.end())
         position = end.end() if end else len(text)
         yield begin.start(), position
 

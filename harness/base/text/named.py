@@ -303,10 +303,10 @@ def values(
 def hits(text: str, hint: re.Pattern[str]) -> tuple[tuple[int, int], ...]:
     """Where ``hint`` stands in ``text``, in whatever case. Several rules ask for the
     same."""
-    return tuple(found.span() for found in hint.finditer(lowered(text)))
+    return tuple(found.span() for found in hint.finditer(_lowered(text)))
 
 
-def lowered(text: str) -> str:
+def _lowered(text: str) -> str:
     """``text`` in small letters, each in its place: some would become two."""
     small = text.lower()
     if len(small) == len(text):

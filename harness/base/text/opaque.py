@@ -42,7 +42,7 @@ _CASE: Final = {"UU": 1.0, "Ul": 1.0, "lU": 2.5, "ll": 0.0, " U": 1.0, " l": 0.2
 _WORD_COST: Final = 4.8
 _DIGIT_IN_WORD: Final = 3.0
 _SYMBOL: Final = 2.0
-ENOUGH: Final = 27.0
+_ENOUGH: Final = 27.0
 """Bits more than a word of the same length would have."""
 _ONE_PIECE: Final = 18
 _ENOUGH_OF_ONE: Final = (18.0, 10.0)
@@ -190,8 +190,8 @@ def _hot(part: str) -> list[Span]:
 
 def _enough_of_one(word: str) -> float:
     if word.isalpha():
-        return _ENOUGH_OF_ONE[1] if word.islower() or word.isupper() else ENOUGH
-    return _ENOUGH_OF_ONE[0] if sum(c.isdigit() for c in word) >= 3 else ENOUGH
+        return _ENOUGH_OF_ONE[1] if word.islower() or word.isupper() else _ENOUGH
+    return _ENOUGH_OF_ONE[0] if sum(c.isdigit() for c in word) >= 3 else _ENOUGH
 
 
 def _is_of_words(part: str) -> bool:
@@ -235,7 +235,7 @@ def _stretches(gains: list[float]) -> list[Span]:
         if total > best:
             best, end = total, at + 1
         if total <= max(0.0, best - _FALL):
-            if best >= ENOUGH and end - begin >= _LEAST:
+            if best >= _ENOUGH and end - begin >= _LEAST:
                 spans.append((begin, end))
             total = best = 0.0
     return spans

@@ -13,14 +13,14 @@ from typing import Final
 from mmrepro.base.text.named import Value, values, words_of
 from mmrepro.base.text.opaque import Span
 
-Private = tuple[int, int, str]
+_Private = tuple[int, int, str]
 """Begin, end, and what its placeholder is called."""
 
 
-def private(text: str) -> Iterator[Private]:
+def private(text: str) -> Iterator[_Private]:
     """Where something of a person or of a machine of theirs stands, in order, none in
     another."""
-    found: list[Private] = []
+    found: list[_Private] = []
     for kind, spans in _FINDERS:
         found += [(*span, kind) for span in spans(text)]
     end = 0
@@ -84,7 +84,7 @@ _SPOKEN_CHARS: Final = 400
 def _users(text: str) -> Iterator[Span]:
     for match in _PEOPLES.finditer(text):
         name, of_all = match[match.lastindex or 1], match["store"] is not None
-        if not (_NOBODY.fullmatch(name) or (of_all and is_usual(name))):
+        if not (_NOBODY.fullmatch(name) or (of_all and _is_usual(name))):
             yield match.span(match.lastindex or 1)
     if "~" in text:
         yield from (match.span(1) for match in _TILDE.finditer(text))
@@ -435,12 +435,12 @@ def _folders(text: str) -> Iterator[Span]:
         for path in _ABSOLUTE.finditer(shown):
             parts = [*_PART.finditer(path[0])]
             for part in parts if len(parts) > 1 else ():
-                if not is_usual(part[0]):
+                if not _is_usual(part[0]):
                     begin = value.start + path.start()
                     yield begin + part.start(), begin + part.end()
 
 
-def is_usual(part: str) -> bool:
+def _is_usual(part: str) -> bool:
     """Whether a part of a path is one that many machines have."""
     return part.strip("._").lower() in _USUAL or bool(_NUMBERED.fullmatch(part))
 

@@ -23,7 +23,7 @@ from mmrepro.base.text.named import (
 )
 from mmrepro.base.text.opaque import Span
 
-Told = tuple[int, int, str]
+_Told = tuple[int, int, str]
 """Begin and end of a value, and the name that says what it is."""
 
 _LEAST: Final = 4
@@ -137,7 +137,7 @@ _OF_PROSE: Final = re.compile(
 """What stands behind a word of prose as well: ``token gpu0``, ``password check?``."""
 
 
-def spoken(text: str) -> Iterator[Told]:
+def spoken(text: str) -> Iterator[_Told]:
     """The values of names that say secret, where neither sign nor quotes join the two;
     in order."""
     position = 0
@@ -161,7 +161,7 @@ def _is_login(name: str) -> bool:
 
 
 @dataclass(frozen=True)
-class NamePlace:
+class _NamePlace:
     """A name in a text.
 
     Attributes:
@@ -180,7 +180,7 @@ def _value(text: str, start: int, end: int, name: str) -> Span | None:
     """The value of a name, by the first rule that finds one."""
     before = text[max(0, start - _LINE) : start].rpartition("\n")[2]
     compound = _is_compound(name) or before.endswith((".", ":", "/"))
-    named = NamePlace(text, start, end, before, compound and bool(name))
+    named = _NamePlace(text, start, end, before, compound and bool(name))
     for rule in (
         _tagged,
         _in_column,
@@ -194,12 +194,12 @@ def _value(text: str, start: int, end: int, name: str) -> Span | None:
     return None
 
 
-def _tagged(named: NamePlace) -> Span | None:
+def _tagged(named: _NamePlace) -> Span | None:
     tagged = _TAGGED.match(named.text, named.end)
     return tagged.span(1 if tagged[1] else 2) if tagged else None
 
 
-def _in_column(named: NamePlace) -> Span | None:
+def _in_column(named: _NamePlace) -> Span | None:
     """Behind two blanks, a tab or a bar, and with nothing else in its cell."""
     column = _COLUMN.match(named.text, named.end) if named.compound else None
     value = _VALUE.match(named.text, column.end()) if column else None
@@ -209,7 +209,7 @@ def _in_column(named: NamePlace) -> Span | None:
     return value.span(1) if wide or _COLUMN_END.match(named.text, value.end()) else None
 
 
-def _after_words(named: NamePlace) -> Span | None:
+def _after_words(named: _NamePlace) -> Span | None:
     """Behind words that say "is set to"."""
     joint = _SURELY.match(named.text, named.end)
     if joint is None and named.compound and _SAID.search(named.before):
@@ -222,7 +222,7 @@ def _after_words(named: NamePlace) -> Span | None:
     )
 
 
-def _set_by_command(named: NamePlace) -> Span | None:
+def _set_by_command(named: _NamePlace) -> Span | None:
     """``set -gx NAME VALUE``: the value ends the command."""
     blank = named.text[named.end : named.end + 1]
     alone = _FILE_LINE.fullmatch(named.before) is not None
@@ -238,7 +238,7 @@ def _set_by_command(named: NamePlace) -> Span | None:
     return value.span(1) if shouted or end.match(named.text, value.end()) else None
 
 
-def _likely(named: NamePlace) -> Span | None:
+def _likely(named: _NamePlace) -> Span | None:
     """Behind weaker words: if it looks like a secret."""
     joint = _MAYBE.match(named.text, named.end)
     # A colon and a sign of equality alone have rules of their own.
@@ -255,7 +255,7 @@ def _likely(named: NamePlace) -> Span | None:
     return _trimmed(value)
 
 
-def _before_name(named: NamePlace) -> Span | None:
+def _before_name(named: _NamePlace) -> Span | None:
     """``use VALUE as NAME``."""
     first = _FIRST.search(named.before)
     if first is None or not _looks(first[1], compound=named.compound):
@@ -308,7 +308,7 @@ _LONGEST_HEADING: Final = 1024
 _LONGEST_ROW: Final = 4096
 
 
-def in_tables(text: str) -> Iterator[Told]:
+def in_tables(text: str) -> Iterator[_Told]:
     """Cells below a heading that says secret, and cells beside one in a table of two
     columns."""
     position = 0
@@ -324,7 +324,7 @@ def in_tables(text: str) -> Iterator[Told]:
         yield from cells
 
 
-def _of_heading(text: str, start: int, end: int) -> tuple[list[Told], int]:
+def _of_heading(text: str, start: int, end: int) -> tuple[list[_Told], int]:
     """What a line says of itself and the lines below it, and where its table ends."""
     for sign in ",;\t|":
         cells = _cells(text, start, end, sign)
@@ -429,9 +429,9 @@ def _says_secret(name: str) -> bool:
 
 def _below(
     text: str, at: int, sign: str, width: int, wanted: dict[int, str]
-) -> tuple[list[Told], int]:
+) -> tuple[list[_Told], int]:
     """The wanted cells of the rows below ``at``, and where the last row ends."""
-    told: list[Told] = []
+    told: list[_Told] = []
     for start, end in _rows(text, at):
         cells = _cells(text, start, end, sign) if end - start < _LONGEST_ROW else []
         if len(cells) != width:
@@ -444,7 +444,7 @@ def _below(
     return told, at
 
 
-def _beside(text: str, cells: list[Span]) -> Iterator[Told]:
+def _beside(text: str, cells: list[Span]) -> Iterator[_Told]:
     """``NAME,VALUE``: a row of a table of names and values."""
     name, value = (text[slice(*cell)] for cell in cells)
     if not (_CELL_NAME.fullmatch(name) and " " not in name and _says_secret(name)):
@@ -457,7 +457,7 @@ def _beside(text: str, cells: list[Span]) -> Iterator[Told]:
         yield (*cells[1], name)
 
 
-def _aligned(text: str, start: int, end: int) -> tuple[list[Told], int]:
+def _aligned(text: str, start: int, end: int) -> tuple[list[_Told], int]:
     """Columns that are told by two blanks, and by where their headings begin."""
     heads = [match.span() for match in _ALIGNED.finditer(text, start, end)]
     if len(heads) < 2:
@@ -467,7 +467,7 @@ def _aligned(text: str, start: int, end: int) -> tuple[list[Told], int]:
     # A log's own beginning stands before the heading, and not before the rows.
     offsets = {heads[column][0] - start: name for column, name in wanted.items()}
     offsets |= {heads[column][0] - heads[0][0]: name for column, name in wanted.items()}
-    told: list[Told] = []
+    told: list[_Told] = []
     position = end
     for begin, stop in _rows(text, end) if wanted else ():
         cells = [

@@ -29,8 +29,8 @@ from mmrepro.runs.starter import Starter
 from mmrepro.scenario import Scenario
 from pydantic import ValidationError
 
-ASSUMED_S = 60.0
-ASSUMED_WHY = (
+_ASSUMED_S = 60.0
+_ASSUMED_WHY = (
     "no run of this engine was measured here: 60 s each is assumed, twice what "
     "ghost-key-eviction takes on two cores"
 )
@@ -82,7 +82,7 @@ class CellStore:
         if others:
             what = f"measured runs of other scenarios of {self.engine}"
             return statistics.median(others), f"median of {len(others)} {what}"
-        return ASSUMED_S, ASSUMED_WHY
+        return _ASSUMED_S, _ASSUMED_WHY
 
     def _path(self, key: str) -> Path:
         return self.folder / f"{key}.json"
@@ -140,7 +140,7 @@ class KnownCells:
         """Run ``number`` of the cell of ``parts``."""
         if parts is None or self.options.fresh:
             return None
-        return self.store.read(cell_key(run_key(parts), number))
+        return self.store.read(_cell_key(run_key(parts), number))
 
     def first(self, flips: tuple[str, ...]) -> list[CellRun]:
         """The runs of a cell up to the first that is not known."""
@@ -156,7 +156,7 @@ class KnownCells:
         return self.scenario.model.write(cache_root() / "models")
 
 
-def cell_key(key: str, number: int) -> str:
+def _cell_key(key: str, number: int) -> str:
     return hashlib.sha256(f"{key} {number}".encode()).hexdigest()[:32]
 
 
@@ -176,7 +176,7 @@ def cell_run(
     same = "created seconds outcome explanation fidelity start_mode error command"
     run = CellRun(
         **attempt.model_dump(include={*same.split()}),
-        key=cell_key(attempt.key, number) if attempt.key else "",
+        key=_cell_key(attempt.key, number) if attempt.key else "",
         index=number,
         symptom=Truth.UNKNOWN,
         cause=Truth.UNKNOWN,

@@ -144,7 +144,7 @@ def _without(items: tuple[T, ...], removed: tuple[T, ...]) -> tuple[T, ...]:
 
 
 Flips = tuple[str, ...]
-Oracle = Callable[[Sequence[Flips], Role], Sequence[CellState]]
+_Oracle = Callable[[Sequence[Flips], Role], Sequence[CellState]]
 """States of the cells with exactly these flips, which do not depend on each other. It
 is asked once for each cell."""
 
@@ -153,7 +153,7 @@ NOT_CURED = (CellState.FAILS, CellState.HIDDEN)
 
 
 @dataclass(frozen=True)
-class FactorVerdict:
+class _FactorVerdict:
     factor_class: FactorClass
     cures_alone: bool | None
     needed: bool | None
@@ -161,16 +161,16 @@ class FactorVerdict:
 
 
 PLAIN = {
-    CellState.HIDDEN: FactorVerdict(
+    CellState.HIDDEN: _FactorVerdict(
         FactorClass.HIDES,
         False,
         False,
         "toggled alone, it takes the symptom away, and the cause is still there",
     ),
-    CellState.OTHER: FactorVerdict(
+    CellState.OTHER: _FactorVerdict(
         FactorClass.OTHER, None, None, "toggled alone, it fails in another way"
     ),
-    CellState.NOT_TESTED: FactorVerdict(
+    CellState.NOT_TESTED: _FactorVerdict(
         FactorClass.NOT_TESTED, None, None, "the toggle was not observed to take effect"
     ),
 }
@@ -178,7 +178,7 @@ PLAIN = {
 
 
 @dataclass(frozen=True)
-class FoundCure:
+class _FoundCure:
     flips: Flips
     minimal: bool | None
     why: str
@@ -188,8 +188,8 @@ class FoundCure:
 class AblationResult:
     conclusion: Conclusion
     explanation: str
-    factors: dict[str, FactorVerdict] = field(default_factory=dict)
-    cures: list[FoundCure] = field(default_factory=list)
+    factors: dict[str, _FactorVerdict] = field(default_factory=dict)
+    cures: list[_FoundCure] = field(default_factory=list)
     left_out: dict[str, str] = field(default_factory=dict)
     asked: dict[frozenset[str], CellState] = field(default_factory=dict)
 
@@ -197,7 +197,7 @@ class AblationResult:
 class _Memory:
     """Asks each cell once, in the factors' own order."""
 
-    def __init__(self, names: Sequence[str], oracle: Oracle) -> None:
+    def __init__(self, names: Sequence[str], oracle: _Oracle) -> None:
         self.names = tuple(names)
         self.oracle = oracle
         self.states: dict[frozenset[str], CellState] = {}
@@ -213,7 +213,7 @@ class _Memory:
         return self.ask([flips], "search") == [CellState.CURED]
 
 
-def search(names: Sequence[str], oracle: Oracle) -> AblationResult:
+def search(names: Sequence[str], oracle: _Oracle) -> AblationResult:
     """The one-at-a-time table, then combinations, then the smallest cures.
 
     1. The baseline has to fail; else there is nothing to find.
@@ -232,7 +232,7 @@ def search(names: Sequence[str], oracle: Oracle) -> AblationResult:
             f"the baseline does not fail ({baseline}): there is nothing to ablate",
             asked=memory.states,
         )
-        unknown = FactorVerdict(
+        unknown = _FactorVerdict(
             FactorClass.INCONCLUSIVE, None, None, "the baseline does not fail"
         )
         found.factors = dict.fromkeys(names, unknown)
@@ -245,7 +245,7 @@ def search(names: Sequence[str], oracle: Oracle) -> AblationResult:
     rest = [n for n in usable if n not in singles]
     memory.ask([some for some in (usable, rest) if len(some) > 1], "together")
     cures = [
-        FoundCure((n,), True, "toggled alone, it works around the failure")
+        _FoundCure((n,), True, "toggled alone, it works around the failure")
         for n in singles
     ]
     if len(rest) > 1 and memory.states[frozenset(rest)] is CellState.CURED:
@@ -265,16 +265,16 @@ def search(names: Sequence[str], oracle: Oracle) -> AblationResult:
     )
 
 
-def _minimised(items: Sequence[str], memory: _Memory) -> FoundCure:
+def _minimised(items: Sequence[str], memory: _Memory) -> _FoundCure:
     flips = ddmin(tuple(items), memory.cures)
     smaller = [tuple(n for n in flips if n != left) for left in flips]
     states = [memory.states.get(frozenset(s)) for s in smaller]
     if all(state in NOT_CURED for state in states):
-        return FoundCure(
+        return _FoundCure(
             flips, True, "together they are a workaround, and none can be left out"
         )
     unclear = ", ".join(sorted({str(s) for s in states if s not in NOT_CURED}))
-    return FoundCure(
+    return _FoundCure(
         flips,
         None,
         f"together a workaround; it is not known whether all are needed ({unclear})",
@@ -286,19 +286,19 @@ def _judged(
     state: CellState,
     singles: Sequence[str],
     usable: Sequence[str],
-    cures: Sequence[FoundCure],
+    cures: Sequence[_FoundCure],
     memory: _Memory,
-) -> FactorVerdict:
+) -> _FactorVerdict:
     if state is CellState.CURED:
         needed, why = _needed(name, singles, usable, memory)
         chosen = FactorClass.NECESSARY if needed else FactorClass.SUFFICIENT
-        return FactorVerdict(
+        return _FactorVerdict(
             chosen, True, needed, f"toggled alone, it works around the failure; {why}"
         )
     if state in PLAIN:
         return PLAIN[state]
     if state is not CellState.FAILS:
-        return FactorVerdict(
+        return _FactorVerdict(
             FactorClass.INCONCLUSIVE, None, None, f"toggled alone: {state}"
         )
     member = next((c for c in cures if name in c.flips), None)
@@ -311,8 +311,8 @@ def _judged(
         needed = False if singles else _none_without(name, usable, memory)
         if needed:
             why += ", and no workaround here does without it"
-        return FactorVerdict(FactorClass.CONTRIBUTES, False, needed, why)
-    return FactorVerdict(
+        return _FactorVerdict(FactorClass.CONTRIBUTES, False, needed, why)
+    return _FactorVerdict(
         FactorClass.IRRELEVANT,
         False,
         False,
@@ -376,7 +376,7 @@ def _left_out(state: CellState) -> str:
 
 def _concluded(
     names: Sequence[str],
-    cures: Sequence[FoundCure],
+    cures: Sequence[_FoundCure],
     alone: dict[str, CellState],
     usable: Sequence[str],
     memory: _Memory,

@@ -142,16 +142,22 @@ def plan(scenario: Scenario, options: AblateCommand) -> AblationPlan:
     )
 
 
-HOPELESS = (NoSpace, UnloadableWheel, EnvironmentBuildError, GpuUnavailable, UsageError)
+_HOPELESS = (
+    NoSpace,
+    UnloadableWheel,
+    EnvironmentBuildError,
+    GpuUnavailable,
+    UsageError,
+)
 """What a second attempt, or another cell, would meet as well."""
-TRIES = 1000
-"""Run N of a cell is number N in the ledger, a further try of it N + TRIES: --repeat
+_TRIES = 1000
+"""Run N of a cell is number N in the ledger, a further try of it N + _TRIES: --repeat
 ends there."""
-STARTS = 2
+_STARTS = 2
 """So many starts of a cell's server are counted on, so that each is from a fork server:
 runs of different start modes are different experiments."""
-DECLARED = ("name", "description", "failing", "setting", "claim")
-TONES: dict[CellState, Tone] = {CellState.CURED: "good", CellState.FAILS: "bad"}
+_DECLARED = ("name", "description", "failing", "setting", "claim")
+_TONES: dict[CellState, Tone] = {CellState.CURED: "good", CellState.FAILS: "bad"}
 
 
 class Ablating(CellSearch[Ablation]):
@@ -160,7 +166,7 @@ class Ablating(CellSearch[Ablation]):
 
     kind, night = "ablation", "ablate"
     root, file, model = "ablations", ABLATION_FILE, Ablation
-    parents = STARTS
+    parents = _STARTS
 
     def __init__(
         self, scenario: Scenario, options: AblateCommand, *, write: Write[Ablation]
@@ -223,7 +229,7 @@ class Ablating(CellSearch[Ablation]):
         took = sum(run.seconds for run, kept in made if not kept)
         how = "reused" if reused == len(runs) else f"in {took:.1f} s"
         text = f"{_name(flips)}: {state} ({why}), {how}"
-        self.campaign.emit(Established(text=text, tone=TONES.get(state, "unsure")))
+        self.campaign.emit(Established(text=text, tone=_TONES.get(state, "unsure")))
         if role == "baseline" and state is CellState.LOST:
             raise self._error
         return state
@@ -289,7 +295,7 @@ class Ablating(CellSearch[Ablation]):
         runs = [
             attempt
             for (name, index), attempt in self.done.items()
-            if name == cell.id and index % TRIES == number % TRIES
+            if name == cell.id and index % _TRIES == number % _TRIES
         ]
         whole = (a for a in reversed(runs) if a.outcome is not None and same(a))
         return next((a for a in whole if self.incident(a)), None)
@@ -297,11 +303,11 @@ class Ablating(CellSearch[Ablation]):
     def _tried(self, cell: Ran, flips: Flips, number: int, role: RunRole) -> Attempt:
         index = number
         while (cell.id, index) in self.done:
-            index += TRIES
+            index += _TRIES
         attempt = self.attempt(StartedRun(cell.id, index, role, _name(flips)))
         if attempt.outcome is None:
             self._error = error_of(attempt, self.incident(attempt))
-            if isinstance(self._error, HOPELESS):
+            if isinstance(self._error, _HOPELESS):
                 raise self._error
         return attempt
 
@@ -311,7 +317,7 @@ class Ablating(CellSearch[Ablation]):
         run = cell_run(
             self.scenario, attempt, self.incident(attempt), number, self.folder
         )
-        before = self.done.get((attempt.cell, attempt.index - TRIES))
+        before = self.done.get((attempt.cell, attempt.index - _TRIES))
         run = run.model_copy(update={"retried": before.error if before else ""})
         if attempt.outcome is not None and attempt.key and whole:
             self.known.store.write(run, attempt.parts)
@@ -378,7 +384,7 @@ class Ablating(CellSearch[Ablation]):
             repeat=self.options.repeat,
             threshold=self.options.threshold,
             factors=[
-                FactorResult(**{n: getattr(f, n) for n in DECLARED})
+                FactorResult(**{n: getattr(f, n) for n in _DECLARED})
                 for f in self.factors
             ],
         )

@@ -34,11 +34,11 @@ from pydantic import ValidationError
 PROGRAM = "mmrepro.cli.bisect_apart"
 LOAD_S = 30.0
 """Until the scenario's file is loaded."""
-READ_S = 900.0
+_READ_S = 900.0
 """For reading the source tree, besides the runs."""
 END_S = 3.0
 """Between the last word of the process and its end."""
-MOST_BYTES = 64 << 20
+_MOST_BYTES = 64 << 20
 
 
 @dataclass(frozen=True)
@@ -104,7 +104,7 @@ def tested_apart(asked: BisectRunCommand, root: Path) -> Tested:
             # An engine may be running, which is to be ended.
             patience_s = GRACE_S + END_S
             runs = asked.repeat + 1
-            last = answers.next(READ_S + runs * (BUILD_S + asked.timeout_s))
+            last = answers.next(_READ_S + runs * (BUILD_S + asked.timeout_s))
         made = _tested(asked, last, answers.why)
         patience_s = END_S
         return made
@@ -176,7 +176,7 @@ class _AnswerLines:
         """Take what has come; False: nothing more will."""
         got = os.read(self._number, 1 << 16)
         self._held += got
-        return bool(got) and len(self._held) < MOST_BYTES
+        return bool(got) and len(self._held) < _MOST_BYTES
 
     def _answer(self, line: bytes) -> dict[str, Any]:
         try:

@@ -14,18 +14,21 @@ import signal
 import subprocess
 import sys
 
-PR_SET_PDEATHSIG = 1
-LIBC = ctypes.CDLL(None, use_errno=True)
+_PR_SET_PDEATHSIG = 1
+_LIBC = ctypes.CDLL(None, use_errno=True)
 
 
-def die_with_parent() -> None:
-    LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+def _die_with_parent() -> None:
+    _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
 
 
 def main() -> None:
     answers, command = int(sys.argv[1]), sys.argv[2:]
     child = subprocess.Popen(
-        command, pass_fds=(answers,), start_new_session=True, preexec_fn=die_with_parent
+        command,
+        pass_fds=(answers,),
+        start_new_session=True,
+        preexec_fn=_die_with_parent,
     )
     signal.signal(signal.SIGTERM, lambda *_: child.send_signal(signal.SIGTERM))
     os.close(answers)

@@ -14,15 +14,20 @@ from mmrepro.base.errors import UsageError
 from mmrepro.engines.environments.source import PLACES, git
 from mmrepro.failure.documents.searches import Find, Point
 
-BESIDE = ("pyproject.toml", "python/pyproject.toml", "requirements", "requirements.txt")
+_BESIDE = (
+    "pyproject.toml",
+    "python/pyproject.toml",
+    "requirements",
+    "requirements.txt",
+)
 """Files beside the package on which an environment depends."""
-MOST = 20_000
+_MOST = 20_000
 """Commits: more than a search ever needs, and than a document should list."""
 _FORMAT = "%H%x00%P%x00%cI%x00%s"
 
 
 @dataclass(frozen=True)
-class PointHistory:
+class _PointHistory:
     """What a bisection may run.
 
     Attributes:
@@ -61,7 +66,7 @@ def history(
     bad: str = "",
     paths: Sequence[str] = (),
     release: str = "",
-) -> PointHistory:
+) -> _PointHistory:
     """The commits between ``good`` and ``bad`` that change what the engine runs.
 
     Args:
@@ -78,7 +83,7 @@ def history(
             no commit lies between.
     """
     ask = _Asked(clone)
-    relevant = [*(f"{place}{engine}" for place in PLACES), *BESIDE]
+    relevant = [*(f"{place}{engine}" for place in PLACES), *_BESIDE]
     wanted = list(paths) or relevant
     if find == "both" and not bad:
         raise UsageError(
@@ -93,7 +98,7 @@ def history(
     end = ask.commit(newer)
     begin, notes = _begin(ask, older, newer, end)
     total = ask.count(begin, end)
-    if total > MOST:
+    if total > _MOST:
         raise UsageError(
             f"{total:,} commits lie between {older or 'the first one'} and {newer}.",
             hint=(
@@ -131,7 +136,7 @@ def history(
         for one in commits[1:]
         if len(one.parents) > 1
     }
-    return PointHistory(points, number, merges, notes)
+    return _PointHistory(points, number, merges, notes)
 
 
 def _begin(ask: _Asked, older: str, newer: str, end: str) -> tuple[str, list[str]]:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from mmrepro.failure.documents.ledger import Attempt
 from mmrepro.runs.changes import Metric, quantile
 
-FLOOR = 0.002
+_FLOOR = 0.002
 """Nothing is measured more exactly than this: two servers of one release differ by as
 much."""
 CERTAIN = 20.0
@@ -72,7 +72,7 @@ def reading(runs: Sequence[Attempt]) -> MeanChange | None:
     ]
     if not found:
         return None
-    errors = [max(one.error, FLOOR) for one in found]
+    errors = [max(one.error, _FLOOR) for one in found]
     weights = [1 / error**2 for error in errors]
     total = sum(weights)
     mean = sum(w * one.change for w, one in zip(weights, found, strict=True)) / total
@@ -103,5 +103,5 @@ def is_step(whole: MeanChange, before: MeanChange, after: MeanChange) -> bool:
     return after.mean - before.mean + reach >= 0.75 * whole.mean
 
 
-NOTHING = MeanChange(0.0, FLOOR, 30)
+NOTHING = MeanChange(0.0, _FLOOR, 30)
 """The comparison of the good end with itself."""

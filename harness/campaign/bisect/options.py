@@ -15,7 +15,7 @@ from mmrepro.runs.changes import METRICS, Metric, metric_of, thresholds
 from mmrepro.runs.options import ScenarioCommand, SeveralRuns
 
 
-def read_repeat(text: str) -> int | None:
+def _read_repeat(text: str) -> int | None:
     if text == "auto":
         return None
     if not text.isdecimal() or not 1 <= int(text) <= 1000:
@@ -76,7 +76,7 @@ class BisectCommand(SeveralRuns):
         help="Number of runs of each point; auto: as many as it needs.",
         metavar="auto|N",
         shown="auto",
-        read=read_repeat,
+        read=_read_repeat,
     )
     confidence: float = option(
         0.95,

@@ -27,7 +27,7 @@ from mmrepro.scenario import Scenario
 from packaging.version import InvalidVersion, Version
 from pydantic import Field as Described
 
-MAX_COMMITS_BYTES = 64 << 20
+_MAX_COMMITS_BYTES = 64 << 20
 """Half a million commits with their subjects."""
 _COMMIT = re.compile(r"[0-9a-f]{7,64}")
 
@@ -232,7 +232,7 @@ def read_commits(path: Path) -> list[Point]:
         UsageError: the file cannot be read, or one of its lines; it is named.
     """
     try:
-        text = read_file(path, MAX_COMMITS_BYTES).decode("utf-8", "replace")
+        text = read_file(path, _MAX_COMMITS_BYTES).decode("utf-8", "replace")
     except OSError as error:
         raise UsageError(
             f"{path} cannot be read: {error.strerror or error}."

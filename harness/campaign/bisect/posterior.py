@@ -16,24 +16,24 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-ALWAYS = 0.99
+_ALWAYS = 0.99
 """Rate of a failure that shows every time; the rest is for what nobody foresees."""
-ALWAYS_WEIGHT = 0.2
-RATES = np.array([*np.linspace(0.05, 0.95, 19), ALWAYS])
-WEIGHTS = np.array([(1 - ALWAYS_WEIGHT) / 19] * 19 + [ALWAYS_WEIGHT])
-FALSE_ALARM = 0.002
+_ALWAYS_WEIGHT = 0.2
+RATES = np.array([*np.linspace(0.05, 0.95, 19), _ALWAYS])
+WEIGHTS = np.array([(1 - _ALWAYS_WEIGHT) / 19] * 19 + [_ALWAYS_WEIGHT])
+_FALSE_ALARM = 0.002
 """A run shows the failure, signature and all, where it is not."""
-MASKED = 0.01
+_MASKED = 0.01
 """Of the runs that do not show a failure that is there: those that end in another
 one."""
-SLIP = 1e-4
+_SLIP = 1e-4
 """A measurement is of something else than it says."""
-SURE: Any = (np.array([1 - SLIP]), np.array([1.0]))
+SURE: Any = (np.array([1 - _SLIP]), np.array([1.0]))
 """Rates and their prior where a point always shows what it has: a metric."""
-DECLARED_WEIGHT = 0.3
+_DECLARED_WEIGHT = 0.3
 """Prior of the declared boundary, where there is one; the rest is uniform."""
 
-Floats = NDArray[np.floating[Any]]
+_Floats = NDArray[np.floating[Any]]
 
 
 @dataclass(frozen=True)
@@ -61,21 +61,21 @@ class Posterior:
         self,
         counts: Sequence[RunCounts],
         declared: int | None = None,
-        rates: tuple[Floats, Floats] = (RATES, WEIGHTS),
+        rates: tuple[_Floats, _Floats] = (RATES, WEIGHTS),
     ) -> None:
         self._rates, weights = rates
         size = len(counts)
         prior = np.full(size, 1 / size)
         if declared is not None:
-            prior = prior * (1 - DECLARED_WEIGHT)
-            prior[declared] += DECLARED_WEIGHT
+            prior = prior * (1 - _DECLARED_WEIGHT)
+            prior[declared] += _DECLARED_WEIGHT
         here = np.array([_there(one, self._rates) for one in counts])  # position × rate
         gone = np.array([_gone(one) for one in counts])
         before = np.cumsum(here, axis=0)
         after = gone.sum() - np.cumsum(gone)
         logs = np.log(prior)[:, None] + np.log(weights) + before + after[:, None]
         joint = np.exp(logs - logs.max())
-        self._joint: Floats = joint / joint.sum()
+        self._joint: _Floats = joint / joint.sum()
 
     @property
     def of_boundary(self) -> list[float]:
@@ -95,12 +95,12 @@ class Posterior:
 
     def _expected(self, position: int) -> float:
         """Entropy of the boundary after one more run there."""
-        shows = np.full_like(self._joint, FALSE_ALARM)
+        shows = np.full_like(self._joint, _FALSE_ALARM)
         shows[position:] = self._rates
         return sum(_weighed(self._joint * p) for p in (shows, 1 - shows))
 
 
-def _weighed(joint: Floats) -> float:
+def _weighed(joint: _Floats) -> float:
     """Entropy times the probability of what led to it."""
     total = float(joint.sum())
     p = joint.sum(axis=1) / total
@@ -108,27 +108,28 @@ def _weighed(joint: Floats) -> float:
     return total * float(-(p * np.log(p)).sum())
 
 
-def _there(one: RunCounts, rates: Floats) -> Floats:
+def _there(one: RunCounts, rates: _Floats) -> _Floats:
     """Logarithm of the likelihood, by rate, of the runs at a position that has the
     failure."""
     if one.odds is not None:
         return np.log(_measured(rates, one.odds))
     hidden = np.log(1 - rates)
-    found: Floats = one.bad * np.log(rates) + (one.good + one.other) * hidden
-    found += one.other * np.log(MASKED)
+    found: _Floats = one.bad * np.log(rates) + (one.good + one.other) * hidden
+    found += one.other * np.log(_MASKED)
     return found
 
 
 def _gone(one: RunCounts) -> float:
     if one.odds is not None:
-        return float(np.log(_measured(np.array([SLIP]), one.odds))[0])
+        return float(np.log(_measured(np.array([_SLIP]), one.odds))[0])
     return float(
-        one.bad * np.log(FALSE_ALARM) + (one.good + one.other) * np.log(1 - FALSE_ALARM)
+        one.bad * np.log(_FALSE_ALARM)
+        + (one.good + one.other) * np.log(1 - _FALSE_ALARM)
     )
 
 
-def _measured(rates: Floats, odds: float) -> Floats:
+def _measured(rates: _Floats, odds: float) -> _Floats:
     """Likelihood of what was measured, where a run would show it at ``rates``."""
     chance = 1 / (1 + math.exp(-max(-50.0, min(50.0, odds))))
-    made: Floats = rates * chance + (1 - rates) * (1 - chance)
+    made: _Floats = rates * chance + (1 - rates) * (1 - chance)
     return made

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 CLEAR = 3.0
 """Odds of 20 to 1, as a logarithm: what is measured less clearly is no verdict."""
-START_TRIES = 6
+_START_TRIES = 6
 """Other points that are tried where the one said to be bad is not."""
 
 
@@ -89,14 +89,14 @@ class Board:
             return Verdict.UNTESTABLE if self.runs.get(point) else None
         if (odds := self.odds.get(point)) is not None:
             if abs(odds) < CLEAR:
-                raise Contradiction(point)
+                raise _Contradiction(point)
             return Verdict.BAD if odds > 0 else Verdict.GOOD
         if counts[Verdict.BAD] and len(counts) > 1:
-            raise Contradiction(point)
+            raise _Contradiction(point)
         return max(counts, key=lambda verdict: (verdict is Verdict.OTHER, verdict))
 
 
-class Contradiction(Exception):
+class _Contradiction(Exception):
     """``point`` was seen with the failure and without it."""
 
     def __init__(self, point: int) -> None:
@@ -128,7 +128,7 @@ def start(board: Board, wanted: int) -> tuple[int | None, list[str]]:
         (point for point in range(len(board.names)) if point != wanted),
         key=lambda point: (not board.affected[point], abs(point - wanted), point),
     )
-    for point in others[:START_TRIES]:
+    for point in others[:_START_TRIES]:
         if board.run(point) is Verdict.BAD:
             notes.append(f"the search starts from {board.names[point]} instead")
             return point, notes
@@ -138,7 +138,7 @@ def start(board: Board, wanted: int) -> tuple[int | None, list[str]]:
 
 
 Direction = Literal["introduced", "fixed"]
-END_TRIES = 3
+_END_TRIES = 3
 """Points that are tried for a testable far end: the last, then half as far, and half of
 that."""
 
@@ -256,7 +256,7 @@ class _Side:
             self._conclude(low, high)
             if high is not None:
                 self._verify(low, high)
-        except Contradiction as contradiction:
+        except _Contradiction as contradiction:
             name = self.board.names[contradiction.point]
             unclear = contradiction.point in self.board.odds
             what = "leave it open" if unclear else "contradict each other"
@@ -292,7 +292,7 @@ class _Side:
         """A position far out that can be tested; None: none of those tried can."""
         inner = 0 if self.declared is None else self.declared + 1
         position = self.end - 1
-        for _ in range(END_TRIES):
+        for _ in range(_END_TRIES):
             if position <= 0:
                 break
             if self.ask(position) is not Verdict.UNTESTABLE:
@@ -445,7 +445,7 @@ class _Side:
     def _kind(self, position: int) -> Verdict | None:
         try:
             return self.settled(position)
-        except Contradiction:
+        except _Contradiction:
             return Verdict.BAD
 
     # ------------------------------------------------------------------ Bayesian

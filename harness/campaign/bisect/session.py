@@ -43,7 +43,7 @@ from mmrepro.failure.documents.searches import (
 from mmrepro.failure.signature import Outcome
 from mmrepro.scenario import Scenario
 
-LOST_WORDS = {
+_LOST_WORDS = {
     Lost.INFRASTRUCTURE: "infrastructure",
     Lost.UNLOADABLE: "it cannot be loaded here",
     Lost.TIMEOUT: "it did not end in time",
@@ -54,13 +54,13 @@ LOST_WORDS = {
 def verdict_of(runs: Sequence[Attempt]) -> tuple[PointVerdict | None, str]:
     if not runs:
         return None, ""
-    seen = [a for a in runs if a.outcome in VERDICTS]
+    seen = [a for a in runs if a.outcome in _VERDICTS]
     if not seen:
         last = runs[-1]
         if last.lost is not None:
-            return PointVerdict.UNTESTABLE, f"{LOST_WORDS[last.lost]}: {last.error}"
+            return PointVerdict.UNTESTABLE, f"{_LOST_WORDS[last.lost]}: {last.error}"
         return PointVerdict.UNTESTABLE, f"inconclusive: {last.explanation}"
-    counts = Counter(VERDICTS[a.outcome] for a in seen if a.outcome is not None)
+    counts = Counter(_VERDICTS[a.outcome] for a in seen if a.outcome is not None)
     if counts[PointVerdict.BAD] and len(counts) > 1:
         told = ", ".join(
             f"{number} × {verdict}" for verdict, number in counts.most_common()
@@ -69,10 +69,10 @@ def verdict_of(runs: Sequence[Attempt]) -> tuple[PointVerdict | None, str]:
     other = next((a for a in seen if a.outcome is Outcome.DIFFERENT_FAILURE), None)
     chosen = other or seen[-1]
     assert chosen.outcome is not None
-    return VERDICTS[chosen.outcome], chosen.explanation
+    return _VERDICTS[chosen.outcome], chosen.explanation
 
 
-def side_of(
+def _side_of(
     bisection: Bisection,
     direction: Direction,
     found: SideFinding | None,
@@ -206,13 +206,13 @@ def limits(bisection: Bisection) -> list[str]:
     return found
 
 
-VERDICTS = {
+_VERDICTS = {
     Outcome.REPRODUCED: PointVerdict.BAD,
     Outcome.NOT_REPRODUCED: PointVerdict.GOOD,
     Outcome.DIFFERENT_FAILURE: PointVerdict.OTHER,
 }
 """What a run says of its point; others say nothing."""
-NOT_BUILT = (
+_NOT_BUILT = (
     "compiled code is not built: the Python of each commit runs over the compiled "
     "files of a release, so that a change of compiled code alone is not seen"
 )
@@ -304,7 +304,7 @@ class Bisecting(CellSearch[Bisection]):
         found = (
             None if self._bad is None else self._outward(board, self._bad, direction)
         )
-        side = side_of(self.document, direction, found, self._notes, board.made)
+        side = _side_of(self.document, direction, found, self._notes, board.made)
         side.notes += [*self._declared_failure(found), *self._merged(found)]
         self.adjust(side, found)
         if direction == "introduced":
@@ -374,7 +374,7 @@ class Bisecting(CellSearch[Bisection]):
         if attempt.lost is Lost.USAGE and len(self._board.runs) == 0:
             raise UsageError(attempt.error or "mmrepro run refuses the command line.")
         outcome = attempt.outcome or Outcome.INCONCLUSIVE
-        return VERDICTS.get(outcome, PointVerdict.UNTESTABLE)
+        return _VERDICTS.get(outcome, PointVerdict.UNTESTABLE)
 
     def _attempt(self, number: int, role: Role) -> Attempt:
         point = self.field.points[number]
@@ -449,7 +449,7 @@ class Bisecting(CellSearch[Bisection]):
         self._tidy()
         self.document.limits = limits(self.document)
         if self.options.clone is not None:
-            self.document.limits += [*self.field.notes, NOT_BUILT]
+            self.document.limits += [*self.field.notes, _NOT_BUILT]
 
     # ------------------------------------------------------------------ environments
 

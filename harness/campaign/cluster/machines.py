@@ -32,21 +32,21 @@ from pydantic import ValidationError
 TOKEN: Final = "engine_host"  # noqa: S105
 """Ray's resource that says: engines are run on this machine. One, so that one order is
 there."""
-LABEL: Final = "mmrepro.machine"
+_LABEL: Final = "mmrepro.machine"
 """Ray's label of a node that is the machine's label in the ledger."""
 LOOK_S = 1.0
 HEAD_S = 15.0
 """For which the cluster's head may be silent. After a minute Ray would end this process
 itself."""
-REACHED_S = 10.0
-STOP_S = GRACE_S + 30.0
+_REACHED_S = 10.0
+_STOP_S = GRACE_S + 30.0
 """For the runs in progress on all machines, before their workers are killed."""
-ALONE_S = 10.0
+_ALONE_S = 10.0
 """Likewise, where the head is gone: Ray may know nothing of any machine any more."""
-WAIT_S = 1.0
-CARRIED_S = 300.0
+_WAIT_S = 1.0
+_CARRIED_S = 300.0
 """For an incident on its way."""
-Say = Callable[[str], None]
+_Say = Callable[[str], None]
 
 
 class Machines:
@@ -61,7 +61,7 @@ class Machines:
         ray: Any,
         outfit: Engines,
         needs: Cluster | None = None,
-        say: Say | None = None,
+        say: _Say | None = None,
     ) -> None:
         """``ray``: :func:`connected`."""
         self._ray, self._outfit, self._needs = ray, outfit, needs or Cluster()
@@ -112,7 +112,7 @@ class Machines:
         ends = [stream.completed() for stream in streams]
         if not ends:
             return
-        seconds = ALONE_S if self._alone else STOP_S
+        seconds = _ALONE_S if self._alone else _STOP_S
         _, late = self._ray.wait(
             ends, num_returns=len(ends), timeout=seconds, fetch_local=False
         )
@@ -280,7 +280,7 @@ class Machines:
         folder: Path | None = None
         arrived = False
         for reference in self._references(stream):
-            item = self._ray.get(reference, timeout=CARRIED_S)
+            item = self._ray.get(reference, timeout=_CARRIED_S)
             if isinstance(item, Said):
                 self._say(f"{machine.name}: {item.text}")
                 continue
@@ -298,7 +298,7 @@ class Machines:
         """As they come. Raises KeyboardInterrupt: nobody waits for them any more."""
         with contextlib.suppress(StopIteration):
             while True:
-                ready, _ = self._ray.wait([stream], timeout=WAIT_S, fetch_local=False)
+                ready, _ = self._ray.wait([stream], timeout=_WAIT_S, fetch_local=False)
                 # Without the head what was cancelled is ready, and never comes.
                 if self._alone or (self._given_up and not ready):
                     raise KeyboardInterrupt
@@ -338,11 +338,11 @@ class Machine:
 def label(node: Mapping[str, Any], others: Sequence[Mapping[str, Any]]) -> str:
     """Of a node in the ledger, which is public: its own one, else one of its id; no
     address."""
-    given = str((node.get("Labels") or {}).get(LABEL, ""))
+    given = str((node.get("Labels") or {}).get(_LABEL, ""))
     short = node["NodeID"][:8]
     if not given:
         return f"ray-{short}"
-    twice = any((other.get("Labels") or {}).get(LABEL) == given for other in others)
+    twice = any((other.get("Labels") or {}).get(_LABEL) == given for other in others)
     return f"{given}-{short}" if twice else given
 
 
@@ -427,7 +427,7 @@ def connected(address: str) -> Iterator[Any]:
     with _own_signals():
         try:
             where = services.canonicalize_bootstrap_address_or_die(address)
-            _reached(where, REACHED_S)
+            _reached(where, _REACHED_S)
             ray.init(address=where, log_to_driver=False, logging_level=logging.ERROR)
         except (ConnectionError, RuntimeError, ValueError, OSError) as error:
             raise InfrastructureError(

@@ -47,8 +47,8 @@ from mmrepro.campaign.work import Order, StartedRun, Workplace
 from mmrepro.runs.key import code_digest, folder_of
 from mmrepro.scenario.registry import load_scenario
 
-RAYS_PREFIX = "RAY_"
-RAYS_OWN = frozenset(
+_RAYS_PREFIX = "RAY_"
+_RAYS_OWN = frozenset(
     {
         "SPT_NOENV",  # setproctitle, by which Ray names its processes
         "PYTHONUNBUFFERED",  # set for the raylet
@@ -91,7 +91,7 @@ def variables(
     kept = {
         n: v
         for n, v in base.items()
-        if not n.startswith(RAYS_PREFIX) and n not in RAYS_OWN
+        if not n.startswith(_RAYS_PREFIX) and n not in _RAYS_OWN
     }
     kept.pop(VISIBLE, None)
     if device == "cuda":
@@ -118,24 +118,24 @@ def plain_signals() -> None:
     # Said even where Python believes that it is so: Ray ignores SIGCHLD behind its
     # back.
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-    plain_mask()
+    _plain_mask()
 
 
-def plain_mask() -> None:
+def _plain_mask() -> None:
     """No signal is blocked, in this thread and in what it starts."""
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
 
 
-LIMIT_BYTES = 512 << 20
+_LIMIT_BYTES = 512 << 20
 """Of an incident's files together. One of a usual run has less than 10 MiB."""
-LIMIT_FILES = 20_000
+_LIMIT_FILES = 20_000
 
 
 class NotCarried(MmreproError):
     """An incident that cannot be brought."""
 
 
-def packed(folder: Path, limit: int = LIMIT_BYTES) -> bytes:
+def packed(folder: Path, limit: int = _LIMIT_BYTES) -> bytes:
     """Its files and folders; no links, sockets or devices.
 
     Raises:
@@ -166,7 +166,7 @@ def _plain(member: tarfile.TarInfo) -> tarfile.TarInfo | None:
     return member
 
 
-def unpacked(data: bytes, folder: Path, limit: int = LIMIT_BYTES) -> None:
+def unpacked(data: bytes, folder: Path, limit: int = _LIMIT_BYTES) -> None:
     """Put it at ``folder``, in place of what is there.
 
     Raises:
@@ -193,14 +193,14 @@ def _bounded(tar: tarfile.TarFile, limit: int) -> None:
     size = number = 0
     for member in tar:
         size, number = size + member.size, number + 1
-        if size > limit or number > LIMIT_FILES:
+        if size > limit or number > _LIMIT_FILES:
             raise NotCarried("Its incident is too large.")
 
 
 FOLDER = "cluster"
 """Below the cache, on each machine."""
 LOCK = ".lock"
-WAKE_S = 0.2
+_WAKE_S = 0.2
 """Ray's cancellation is seen between two instructions of Python: none must take
 longer."""
 
@@ -339,7 +339,7 @@ class _Working(threading.Thread):
         )
 
     def run(self) -> None:
-        plain_mask()
+        _plain_mask()
         try:
             try:
                 self._order.expect(self.here)
@@ -356,7 +356,7 @@ class _Working(threading.Thread):
     def sent(self) -> Iterator[Sent]:
         while True:
             try:
-                item = self._queue.get(timeout=WAKE_S)
+                item = self._queue.get(timeout=_WAKE_S)
             except queue.Empty:
                 continue
             if item is None:

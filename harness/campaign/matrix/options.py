@@ -209,7 +209,7 @@ class MatrixRunCommand(Command):
 
     def over(self, other: MatrixRunCommand) -> Self:
         """These options, and where they do not say what FILE.toml may, ``other``'s."""
-        unsaid = [name for name in IN_FILE if not said(self, name)]
+        unsaid = [name for name in _IN_FILE if not said(self, name)]
         return replace(self, **{name: getattr(other, name) for name in unsaid})
 
     def under(self, file: MatrixFile) -> tuple[Self, MatrixFile]:
@@ -218,7 +218,7 @@ class MatrixRunCommand(Command):
         tables = (file.matrix, *file.cell)
         mine = [
             name
-            for name in IN_FILE
+            for name in _IN_FILE
             if self.origins.get(name) is OptionOrigin.FILE
             and any(said(table, name) for table in tables)
         ]
@@ -240,7 +240,7 @@ class MatrixRunCommand(Command):
     def resumed(self, folder: Path) -> str:
         """Return the command that goes on with the plan that is written down in
         ``folder``."""
-        kept = {"origins", "file", *HOW}
+        kept = {"origins", "file", *_HOW}
         plan = {one.name: one.default for one in fields(self) if one.name not in kept}
         said = {**plan, "out": folder, "resume": True}
         if self.trust or any(is_file_name(name) for name in self.scenarios):
@@ -248,7 +248,7 @@ class MatrixRunCommand(Command):
         return self.command_line(**said)
 
 
-HOW = (
+_HOW = (
     "jobs",
     "max_time",
     "budget_s",
@@ -259,8 +259,8 @@ HOW = (
     "ray",
 )
 """Fields that no plan holds: how its cells are run."""
-PER_ROW = ("engine", "releases", "mitigation", "device")
-IN_FILE = {*PER_ROW, *HOW, "repeat", "confirm", "every", "machine", "out"} - {
+_PER_ROW = ("engine", "releases", "mitigation", "device")
+_IN_FILE = {*_PER_ROW, *_HOW, "repeat", "confirm", "every", "machine", "out"} - {
     "budget_s"
 }
 """Fields that FILE.toml has as well, in ``[matrix]``."""
@@ -295,7 +295,7 @@ def _matrix() -> type[_Table]:
     read |= dict.fromkeys(("max_time", "every", "timeout"), Seconds)
     kinds: dict[str, Any] = {}
     for one in declared(MatrixRunCommand):
-        if one.field in IN_FILE:
+        if one.field in _IN_FILE:
             kind = read.get(one.field, one.type)
             if kind is int:
                 kind = Annotated[int, Field(ge=one.option.least, le=one.option.most)]

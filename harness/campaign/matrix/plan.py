@@ -49,7 +49,7 @@ from pydantic import Field
 
 ALL, NONE, EACH = "all", "none", "each"
 
-ReleasesOf = Callable[[EnvironmentSpec], Sequence[Listed]]
+_ReleasesOf = Callable[[EnvironmentSpec], Sequence[Listed]]
 
 
 @dataclass
@@ -68,7 +68,7 @@ def plan(
     over: MatrixRunCommand,
     defaults: MatrixRunCommand,
     *,
-    listing: ReleasesOf = releases_of,
+    listing: _ReleasesOf = releases_of,
 ) -> NightPlan:
     """The cells of ``rows``.
 
@@ -90,13 +90,13 @@ def plan(
         )
     for group, name in asked:
         made.scenarios += [
-            (group, one, text) for one, text in scenarios_called(name, over)
+            (group, one, text) for one, text in _scenarios_called(name, over)
         ]
     made.make()
     if not made.cells:
         why = f": {made.notes[0]}" if made.notes else "."
         raise UsageError(f"The matrix has no cell{why}", hint="mmrepro list")
-    return NightPlan(ordered(made.cells.values()), list(dict.fromkeys(made.notes)))
+    return NightPlan(_ordered(made.cells.values()), list(dict.fromkeys(made.notes)))
 
 
 def planned(night: str, scenario: Scenario, cell: Cell) -> Planned:
@@ -112,7 +112,7 @@ def planned(night: str, scenario: Scenario, cell: Cell) -> Planned:
     )
 
 
-def scenarios_called(name: str, asked: MatrixRunCommand) -> list[tuple[Scenario, str]]:
+def _scenarios_called(name: str, asked: MatrixRunCommand) -> list[tuple[Scenario, str]]:
     """``NAME``, ``NAME:VARIANT``, ``NAME:all`` or ``all``: each with what names it to
     `run`.
 
@@ -120,7 +120,7 @@ def scenarios_called(name: str, asked: MatrixRunCommand) -> list[tuple[Scenario,
         UsageError: there is none, or FILE.toml alone names its file.
     """
     if name == ALL:
-        every = [scenarios_called(f"{one}:{ALL}", asked) for one in scenario_names()]
+        every = [_scenarios_called(f"{one}:{ALL}", asked) for one in scenario_names()]
         return [pair for pairs in every for pair in pairs]
     text, _, variant = name.partition(":")
     loaded = known_scenario(text, trust=asked.runs_file(name))
@@ -135,7 +135,7 @@ class _Making:
         night: str,
         over: MatrixRunCommand,
         defaults: MatrixRunCommand,
-        listing: ReleasesOf,
+        listing: _ReleasesOf,
     ) -> None:
         self.night, self.over, self.defaults = night, over, defaults
         self.scenarios: list[tuple[Rows, Scenario, str]] = []
@@ -166,9 +166,9 @@ class _Making:
     def _rows(self, group: Rows, scenario: Scenario, text: str, several: bool) -> None:
         wanted = self.over.releases or group.releases or self.defaults.releases or ()
         wanted = [
-            one for one in wanted if engine_of(one) in ("", scenario.engine)
+            one for one in wanted if _engine_of(one) in ("", scenario.engine)
         ] or wanted
-        if any(engine_of(one) not in ("", scenario.engine) for one in wanted):
+        if any(_engine_of(one) not in ("", scenario.engine) for one in wanted):
             self.notes.append(
                 f"{scenario.full_name}: the source tree is of another engine"
             )
@@ -261,14 +261,14 @@ class _Making:
                 yield (one.name,)
 
 
-def engine_of(selector: str) -> str:
+def _engine_of(selector: str) -> str:
     """The engine whose source tree ``selector`` names; "": it names none. Raises
     UnknownRelease: it is not in this cache."""
     label = TreeLabel.of(selector)
     return read_tree(label.digest).engine if label else ""
 
 
-def ordered(cells: Iterable[Planned]) -> list[Planned]:
+def _ordered(cells: Iterable[Planned]) -> list[Planned]:
     """By environment, oldest release first; otherwise as they come."""
     return sorted(
         cells,
@@ -427,14 +427,14 @@ def planned_of(
 ) -> tuple[list[Planned], list[str]]:
     """The cells that are asked for, and what was left out of them. Raises
     MmreproError."""
-    made = plan(name_of(asked), _rows(asked, given), asked, given.matrix)
+    made = plan(_name_of(asked), _rows(asked, given), asked, given.matrix)
     cells = sharded(made.cells, asked.shard)
     if not cells:
         made.notes.append(f"no environment of the plan falls into shard {asked.shard}")
     return cells, made.notes
 
 
-def name_of(asked: MatrixRunCommand) -> str:
+def _name_of(asked: MatrixRunCommand) -> str:
     return asked.night or f"{datetime.now(UTC):%Y-%m-%d}"
 
 
@@ -442,7 +442,7 @@ def night_of(asked: MatrixRunCommand, settings: MatrixRunCommand) -> Night:
     """Raises UsageError: its name is none."""
     try:
         return Night(
-            id=name_of(asked),
+            id=_name_of(asked),
             created=Moment.now(),
             command=asked.command_line(ray="auto" if asked.ray else ""),
             mmrepro_version=mmrepro.__version__,

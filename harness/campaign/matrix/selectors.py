@@ -17,12 +17,12 @@ OWN, AFFECTED, BOUNDARY, AFTER, NEWEST = (
     "after",
     "newest",
 )
-WORDS = (OWN, AFFECTED, BOUNDARY, AFTER, NEWEST)
+_WORDS = (OWN, AFFECTED, BOUNDARY, AFTER, NEWEST)
 DEFAULT = (OWN, NEWEST)
-HINT = "affected, boundary, after, newest, own, A..B or versions, separated by commas"
+_HINT = "affected, boundary, after, newest, own, A..B or versions, separated by commas"
 
-Affects = Callable[[str], bool]
-Listing = Callable[[], Sequence[Listed]]
+_Affects = Callable[[str], bool]
+_Listing = Callable[[], Sequence[Listed]]
 
 
 def parse(text: str) -> tuple[str, ...]:
@@ -32,29 +32,29 @@ def parse(text: str) -> tuple[str, ...]:
         dict.fromkeys(part.strip() for part in text.split(",") if part.strip())
     )
     if not found:
-        raise UsageError("--releases names no release.", hint=HINT)
+        raise UsageError("--releases names no release.", hint=_HINT)
     for selector in found:
-        if selector in WORDS:
+        if selector in _WORDS:
             continue
         low, dots, high = selector.partition("..")
         try:
             ends = [Version(end) for end in (low, high) if end]
         except InvalidVersion:
-            raise UsageError(f"{selector!r} names no releases.", hint=HINT) from None
+            raise UsageError(f"{selector!r} names no releases.", hint=_HINT) from None
         if len(ends) == 2 and ends[0] > ends[1]:
             raise UsageError(
                 f"{selector!r} is empty: {low} is later.", hint=f"{high}..{low}"
             )
         if not ends or (not dots and not low):
-            raise UsageError(f"{selector!r} names no releases.", hint=HINT)
+            raise UsageError(f"{selector!r} names no releases.", hint=_HINT)
     return found
 
 
 def chosen(
     selectors: Sequence[str],
     own: str,
-    affects: Affects,
-    listing: Listing,
+    affects: _Affects,
+    listing: _Listing,
     *,
     only_listed: bool = False,
 ) -> list[str]:
@@ -75,12 +75,12 @@ def chosen(
 
 
 def _of(
-    selector: str, own: str, affects: Affects, listing: Listing, only_listed: bool
+    selector: str, own: str, affects: _Affects, listing: _Listing, only_listed: bool
 ) -> list[str]:
     if selector == OWN:
         return [own]
     low, dots, high = selector.partition("..")
-    if selector not in WORDS and not dots:
+    if selector not in _WORDS and not dots:
         known = (
             not only_listed
             or TreeLabel.of(selector) is not None
@@ -112,7 +112,7 @@ def version_of(release: str) -> Version:
         return Version("0")
 
 
-def boundary(releases: Sequence[str], affects: Affects) -> list[str]:
+def boundary(releases: Sequence[str], affects: _Affects) -> list[str]:
     """Both releases at each edge of the affected range: the last before it and the
     first in it, the last in it and the first after it. An edge beyond the list has
     none."""
@@ -126,7 +126,7 @@ def boundary(releases: Sequence[str], affects: Affects) -> list[str]:
     return [releases[index] for index in sorted(at)]
 
 
-def after(releases: Sequence[str], affects: Affects) -> list[str]:
+def after(releases: Sequence[str], affects: _Affects) -> list[str]:
     """The first release behind the affected range; of a range that is open, none."""
     inside = [affects(release) for release in releases]
     ends = (i for i in range(1, len(releases)) if inside[i - 1] and not inside[i])

@@ -176,7 +176,7 @@ class EnvironmentCosts:
         return sorted(found, key=lambda one: selectors.version_of(one.manifest.release))
 
 
-STATES = {
+_STATES = {
     CampaignState.COMPLETE: NightState.COMPLETE,
     CampaignState.OUT_OF_TIME: NightState.OUT_OF_TIME,
     CampaignState.INTERRUPTED: NightState.INTERRUPTED,
@@ -319,7 +319,7 @@ class Nightly:
     def end(self, state: CampaignState, failure: str) -> Night:
         """Before the night is written down as ended, what changed since the nights
         before is, each event once: what is killed in between goes on here."""
-        marked = STATES[state]
+        marked = _STATES[state]
         night = self.runs.night
         if night.state is NightState.COMPLETE:
             return night

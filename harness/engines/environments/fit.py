@@ -66,7 +66,7 @@ class FitReport(Document, kind="fit"):
 
 # --------------------------------------------------------- CUDA, as NVIDIA documents it
 
-LEAST_DRIVER: Final[Mapping[int, str]] = {
+_LEAST_DRIVER: Final[Mapping[int, str]] = {
     11: "450.80.02",
     12: "525.60.13",
     13: "580.65.06",
@@ -74,12 +74,12 @@ LEAST_DRIVER: Final[Mapping[int, str]] = {
 """Of a major CUDA release, the oldest Linux driver (CUDA Compatibility, table "CUDA
 Toolkit and Minimum Required Driver Version for CUDA Minor Version Compatibility")."""
 
-FIRST_CAPABILITY: Final[Mapping[int, str]] = {11: "3.5", 12: "5.0", 13: "7.5"}
+_FIRST_CAPABILITY: Final[Mapping[int, str]] = {11: "3.5", 12: "5.0", 13: "7.5"}
 """Of a major CUDA release, the oldest compute capability that it compiles for (CUDA
 Toolkit release
 notes: 12.0 removed Kepler, 13.0 Maxwell, Pascal and Volta)."""
 
-NEEDS_CUDA: Final[Sequence[tuple[str, str]]] = (
+_NEEDS_CUDA: Final[Sequence[tuple[str, str]]] = (
     ("12.0", "12.8"),
     ("10.3", "12.9"),
     ("10.0", "12.8"),
@@ -91,7 +91,7 @@ NEEDS_CUDA: Final[Sequence[tuple[str, str]]] = (
 """Compute capability, newest first: the first CUDA that knows it (CUDA Toolkit release
 notes)."""
 
-LEAST_CAPABILITY: Final[Mapping[str, str]] = {
+_LEAST_CAPABILITY: Final[Mapping[str, str]] = {
     "vllm": "7.0",
     "sglang": "7.5",
     "lmdeploy": "7.0",
@@ -347,7 +347,7 @@ def _driver(cuda: str, gpus: GpuReading, spec: EnvironmentSpec) -> FitRow:
     if not cuda:
         asks, least = "not known: torch's CUDA was not found", ""
     else:
-        least = LEAST_DRIVER.get(int(cuda.split(".")[0]), "")
+        least = _LEAST_DRIVER.get(int(cuda.split(".")[0]), "")
         asks = f"a driver for CUDA {cuda}" + (f": {least} or later" if least else "")
     row = FitRow(
         name="driver", fits=Fits.UNKNOWN, asks=asks, has=gpus.reason or "no GPU"
@@ -387,9 +387,9 @@ def _driver(cuda: str, gpus: GpuReading, spec: EnvironmentSpec) -> FitRow:
 
 
 def _capability(engine: str, cuda: str, gpus: GpuReading) -> FitRow:
-    least = LEAST_CAPABILITY.get(engine, "")
+    least = _LEAST_CAPABILITY.get(engine, "")
     if cuda:
-        first = FIRST_CAPABILITY.get(int(cuda.split(".")[0]), "")
+        first = _FIRST_CAPABILITY.get(int(cuda.split(".")[0]), "")
         least = max(filter(None, (least, first)), key=Version, default="")
     row = FitRow(
         name="compute capability",
@@ -414,7 +414,7 @@ def _capability(engine: str, cuda: str, gpus: GpuReading) -> FitRow:
         )
     for gpu in found:
         needs = next(
-            (c for cc, c in NEEDS_CUDA if Version(gpu.capability) >= Version(cc)), ""
+            (c for cc, c in _NEEDS_CUDA if Version(gpu.capability) >= Version(cc)), ""
         )
         if cuda and needs and Version(cuda) < Version(needs):
             do = (

@@ -28,7 +28,7 @@ from mmrepro.base.errors import (
 )
 from mmrepro.base.machine.files import replacing, write_file
 from mmrepro.engines.environments.releases import (
-    Interpreter,
+    EnvironmentPython,
     Release,
     best_wheel,
     end_of_day,
@@ -50,10 +50,10 @@ from pydantic import BaseModel, Field, ValidationError
 if TYPE_CHECKING:
     import httpx2
 
-TIMEOUT_S = 30.0
-CHUNK = 1 << 20
+_TIMEOUT_S = 30.0
+_CHUNK = 1 << 20
 JSON_PAGE = "application/vnd.pypi.simple.v1+json"
-NAME_THEM = "name the releases themselves, e.g. --releases 0.22.0,0.23.0"
+_NAME_THEM = "name the releases themselves, e.g. --releases 0.22.0,0.23.0"
 INDEX_VARIABLE = "MMREPRO_COMMIT_INDEX"
 """Address of the wheels of commits; ``{commit}`` stands for the commit, which else
 follows it."""
@@ -107,7 +107,7 @@ def _page(
     headers = {"Accept": accept}
     try:
         answer = httpx2.get(
-            address, headers=headers, timeout=TIMEOUT_S, follow_redirects=True
+            address, headers=headers, timeout=_TIMEOUT_S, follow_redirects=True
         )
     except (httpx2.HTTPError, httpx2.InvalidURL) as error:
         # The error's text may have the address in it, and so a password.
@@ -160,7 +160,7 @@ def _download(
 ) -> None:
     import httpx2
 
-    client = httpx2.Client(timeout=TIMEOUT_S, follow_redirects=True, auth=login)
+    client = httpx2.Client(timeout=_TIMEOUT_S, follow_redirects=True, auth=login)
     try:
         with (
             client,
@@ -171,7 +171,7 @@ def _download(
                 raise _unreachable(
                     where, f"it answers {answer.status_code} for {file.filename}"
                 )
-            for chunk in answer.iter_bytes(CHUNK):
+            for chunk in answer.iter_bytes(_CHUNK):
                 out.write(chunk)
     except httpx2.HTTPError as error:
         raise _unreachable(where, type(error).__name__) from None
@@ -186,7 +186,7 @@ def metadata_beside(wheel: Distribution, logins: Logins) -> str | None:
     address = wheel.address.partition("#")[0] + ".metadata"
     try:
         answer = httpx2.get(
-            address, timeout=TIMEOUT_S, follow_redirects=True, auth=login
+            address, timeout=_TIMEOUT_S, follow_redirects=True, auth=login
         )
     except (httpx2.HTTPError, httpx2.InvalidURL):
         return None
@@ -280,7 +280,7 @@ def project_page(project: str) -> Page:
             f"The package index could not be asked for the releases of {project}: "
             f"{why}."
         )
-        return EnvironmentBuildError(text, hint=NAME_THEM)
+        return EnvironmentBuildError(text, hint=_NAME_THEM)
 
     if os.environ.get("UV_OFFLINE", "").lower() in ("1", "true", "yes", "on"):
         raise refusal("uv is set to work offline")
@@ -296,7 +296,7 @@ def project_page(project: str) -> Page:
                     f"The package index does not list the releases of {project} as "
                     "JSON (PEP 691)."
                 ),
-                hint=NAME_THEM,
+                hint=_NAME_THEM,
             ) from None
     raise UnknownRelease(
         f"The package index has no project {project}.",
@@ -304,7 +304,9 @@ def project_page(project: str) -> Page:
     )
 
 
-def fitting(page: Page, project: str, pythons: Sequence[Interpreter]) -> list[Listed]:
+def fitting(
+    page: Page, project: str, pythons: Sequence[EnvironmentPython]
+) -> list[Listed]:
     """The releases with a wheel for one of ``pythons``: the latest build of each."""
     found: dict[Version, datetime | None] = {}
     for file in page.files:
@@ -319,7 +321,7 @@ def fitting(page: Page, project: str, pythons: Sequence[Interpreter]) -> list[Li
 
 
 def _version_of(
-    file: File, project: str, pythons: Sequence[Interpreter]
+    file: File, project: str, pythons: Sequence[EnvironmentPython]
 ) -> Version | None:
     """The version of a file that can be installed with one of ``pythons``."""
     if file.yanked is not False:  # a text is the reason

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from mmrepro.base.machine.host import child_environment
 
-TIMEOUT_S = 120.0
+_TIMEOUT_S = 120.0
 
 # What ld.so says, e.g.: python: /lib/x86_64-linux-gnu/libstdc++.so.6: version
 # `CXXABI_1.3.15' not found (required by /…/vllm/_C.abi3.so)
@@ -147,7 +147,7 @@ def _run(
         [str(python), "-c", code, *arguments],
         env=child_environment(variables),
         capture_output=True,
-        timeout=TIMEOUT_S,
+        timeout=_TIMEOUT_S,
         check=False,
     )
     out, err = (

@@ -51,7 +51,7 @@ from packaging.version import InvalidVersion, Version
 from pathspec import GitIgnoreSpec
 
 LAYER_FILE = "mmrepro_layer.pth"
-OF_KERNELS = (*FAMILY, "triton", "intel-openmp")
+_OF_KERNELS = (*FAMILY, "triton", "intel-openmp")
 """What compiled files are linked with: it stays the release's."""
 
 
@@ -210,7 +210,7 @@ class Overlay(Build):
 
     def _wanted(self) -> list[str]:
         """What the tree asks for and the release lacks or has in another version."""
-        packages = versions(self.below.packages)
+        packages = _versions(self.below.packages)
         python = self.below.python_version
         short = ".".join(python.split(".")[:2])
         variables = {
@@ -224,7 +224,7 @@ class Overlay(Build):
             if NEVER in o
         }
         never |= {canonicalize_name(Requirement(o).name) for o in self.spec.overrides}
-        never |= {canonicalize_name(name) for name in (*self.spec.drop, *OF_KERNELS)}
+        never |= {canonicalize_name(name) for name in (*self.spec.drop, *_OF_KERNELS)}
         cpu = self.spec.device == "cpu"
         wanted = []
         extra = [Requirement(line) for line in self.spec.requirements]
@@ -245,7 +245,7 @@ class Overlay(Build):
             if name in never or one.url or gpu:
                 self.left_out.append(f"{one.name}{one.specifier}")
             else:
-                wanted.append(str(replace_marker(one)))
+                wanted.append(str(_replace_marker(one)))
         return wanted
 
     def _install_beside(self) -> None:
@@ -293,10 +293,10 @@ class Overlay(Build):
         """Locked requirements that are to be installed beside: those that ``below`` has
         in that very version are left out. Its other packages stay as they are where
         that can be."""
-        has = versions(self.below.packages)
+        has = _versions(self.below.packages)
         names = {canonicalize_name(Requirement(line).name) for line in wanted}
         kernels = {
-            n: v for n, v in has.items() if n in OF_KERNELS or n.startswith("nvidia-")
+            n: v for n, v in has.items() if n in _OF_KERNELS or n.startswith("nvidia-")
         }
         others = {n: v for n, v in has.items() if n not in names}
         (self.folder / "requirements.in").write_text("\n".join(wanted) + "\n", "utf-8")
@@ -344,13 +344,13 @@ class Overlay(Build):
         return {"kernels": release, "below": below, "python_of": said}
 
 
-def replace_marker(requirement: Requirement) -> Requirement:
+def _replace_marker(requirement: Requirement) -> Requirement:
     """The requirement without its marker, which holds."""
     requirement.marker = None
     return requirement
 
 
-def versions(packages: list[str]) -> dict[str, str]:
+def _versions(packages: list[str]) -> dict[str, str]:
     """Version by name, local labels apart, of ``name==version`` lines."""
     found: dict[str, str] = {}
     for line in packages:

@@ -37,7 +37,7 @@ from packaging.version import InvalidVersion, Version
 
 OLDEST_PYTHON, NEWEST_PYTHON = (3, 10), (3, 13)
 # Tried after the harness's own, best served first.
-OTHER_PYTHONS = ("3.12", "3.11", "3.13", "3.10")
+_OTHER_PYTHONS = ("3.12", "3.11", "3.13", "3.10")
 
 _WRONG_PYTHON = re.compile(
     r"no wheels with a matching (?:Python|platform)|Python ABI tag|requires? Python"
@@ -63,7 +63,7 @@ class Release:
 
 
 @dataclass(frozen=True)
-class Interpreter:
+class EnvironmentPython:
     """A Python that an environment may be made with, and the wheels that it takes."""
 
     version: str
@@ -75,25 +75,25 @@ def pythons(spec: EnvironmentSpec) -> list[str]:
     if spec.python:
         return [spec.python]
     if not OLDEST_PYTHON <= sys.version_info[:2] <= NEWEST_PYTHON:
-        return list(OTHER_PYTHONS)
+        return list(_OTHER_PYTHONS)
     own = f"{sys.version_info[0]}.{sys.version_info[1]}"
-    return [sys.executable, *(version for version in OTHER_PYTHONS if version != own)]
+    return [sys.executable, *(version for version in _OTHER_PYTHONS if version != own)]
 
 
-def interpreters(spec: EnvironmentSpec) -> list[Interpreter]:
+def interpreters(spec: EnvironmentSpec) -> list[EnvironmentPython]:
     """Return :func:`pythons` with their wheel tags."""
     platforms = list(tags.platform_tags())
 
-    def of(python: str) -> Interpreter:
+    def of(python: str) -> EnvironmentPython:
         if python == sys.executable:
             own = ".".join(map(str, sys.version_info[:3]))
-            return Interpreter(own, frozenset(tags.sys_tags()))
+            return EnvironmentPython(own, frozenset(tags.sys_tags()))
         major, minor = map(int, python.split(".")[:2])
         taken = tags.cpython_tags((major, minor), platforms=platforms)
         pure = tags.compatible_tags(
             (major, minor), f"cp{major}{minor}", platforms=platforms
         )
-        return Interpreter(python, frozenset([*taken, *pure]))
+        return EnvironmentPython(python, frozenset([*taken, *pure]))
 
     return [of(python) for python in pythons(spec)]
 
@@ -277,7 +277,7 @@ def repackaged(spec: EnvironmentSpec, python: str) -> str:
 
 
 @dataclass(frozen=True)
-class Derived:
+class _Derived:
     """Requirements for uv, and what was changed in them."""
 
     requirements: list[str]
@@ -291,7 +291,7 @@ def requirements_of(metadata: str) -> list[str]:
 
 def derive(
     lines: Iterable[str], *, keep_local: bool = False, drop: Iterable[str] = ()
-) -> Derived:
+) -> _Derived:
     """What to resolve for an engine whose METADATA asks for ``lines``, those of extras
     left out.
 
@@ -344,7 +344,7 @@ def derive(
                     "own triton"
                 )
                 reasons.append(Reason("requirement left out", "triton", why))
-    return Derived([str(r) for r in kept], reasons)
+    return _Derived([str(r) for r in kept], reasons)
 
 
 def public_of(version: str) -> str:

@@ -52,15 +52,15 @@ PLACES = ("", "python/", "src/")
 """Where a tree keeps the engine's package."""
 COMPILED = re.compile(r"\.so(\.\d+)*$|\.pyd$|\.py[co]$|(^|/)__pycache__/")
 """Files of a package that are not its source."""
-REQUIREMENT_FILES = (
+_REQUIREMENT_FILES = (
     "requirements/{0}.txt",
     "requirements-{0}.txt",
     "requirements/runtime_{0}.txt",
 )
-LAST_REQUIREMENT_FILES = ("requirements/runtime.txt", "requirements.txt")
-MAX_BYTES = 256 << 20
-MAX_ARCHIVE = 4 << 30
-BESIDE = re.compile(
+_LAST_REQUIREMENT_FILES = ("requirements/runtime.txt", "requirements.txt")
+_MAX_BYTES = 256 << 20
+_MAX_ARCHIVE = 4 << 30
+_BESIDE = re.compile(
     r"(PKG-INFO|\.gitignore|pyproject\.toml|requirements[\w./-]*\.txt|[\w.-]+\.(dist"
     r"|egg)-info/"
     r"(METADATA|PKG-INFO|entry_points\.txt))$"
@@ -123,12 +123,12 @@ class Source:
         return self.label.words(self.tree.engine)
 
 
-def sources_root() -> Path:
+def _sources_root() -> Path:
     return cache_root() / "sources"
 
 
 def blob(sha256: str) -> Path:
-    return sources_root() / "blobs" / sha256[:2] / sha256
+    return _sources_root() / "blobs" / sha256[:2] / sha256
 
 
 def read_tree(digest: str) -> Tree:
@@ -139,7 +139,7 @@ def read_tree(digest: str) -> Tree:
     """
     try:
         tree = Tree.model_validate_json(
-            read_file(sources_root() / f"{digest}.json", MAX_BYTES)
+            read_file(_sources_root() / f"{digest}.json", _MAX_BYTES)
         )
     except (OSError, ValidationError):
         tree = None
@@ -204,8 +204,8 @@ def resolve(
         spec = SPECS[match[1]](match[2], device_of(device))
         if engine not in ("", match[1]):
             raise UsageError(f"{text} is not a release of {engine}.")
-        sources_root().mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=sources_root()) as folder:
+        _sources_root().mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=_sources_root()) as folder:
             tree = release_tree(spec, Path(folder))
     else:
         with _opened(text) as files:
@@ -248,7 +248,7 @@ def _opened(text: str) -> Iterator[_Files]:
 
 def _unpack(archive: Path, folder: Path) -> None:
     """Unpack what is no compiled code: of a CUDA wheel that is a tenth."""
-    if (size := archive.stat().st_size) > MAX_ARCHIVE:
+    if (size := archive.stat().st_size) > _MAX_ARCHIVE:
         raise UsageError(f"{archive} has {size} bytes: no sdist or wheel is as large.")
     try:
         if archive.suffix == ".whl":
@@ -281,7 +281,7 @@ def _content(place: Path, name: str) -> bytes:
     path = place / name
     if path.is_symlink() and not path.resolve().is_relative_to(place.resolve()):
         return b""
-    return read_file(path, MAX_BYTES)
+    return read_file(path, _MAX_BYTES)
 
 
 def git(place: Path, *arguments: str, stdin: bytes = b"") -> bytes:
@@ -362,7 +362,9 @@ def _commit(place: Path, rev: str) -> _Files:
     wanted = {name: sha for name, sha in blobs.items() if not COMPILED.search(name)}
     packages = tuple(f"{top}{engine}/" for top in PLACES for engine in SPECS)
     wanted = {
-        n: s for n, s in wanted.items() if n.startswith(packages) or BESIDE.fullmatch(n)
+        n: s
+        for n, s in wanted.items()
+        if n.startswith(packages) or _BESIDE.fullmatch(n)
     }
     asked = "".join(f"{sha}\n" for sha in wanted.values()).encode()
     answer, contents, at = git(place, "cat-file", "--batch", stdin=asked), {}, 0
@@ -431,7 +433,7 @@ def _tree_of(
     came_as = (
         "wheel" if as_wheel else "sdist" if "PKG-INFO" in files.names else "folder"
     )
-    dirty = [n for n in files.dirty if n.startswith(package) or BESIDE.fullmatch(n)]
+    dirty = [n for n in files.dirty if n.startswith(package) or _BESIDE.fullmatch(n)]
     return Tree(
         engine=name,
         digest=hashlib.sha256(whole.encode()).hexdigest()[:12],
@@ -464,7 +466,7 @@ def _requirements(files: _Files, place: str, device: Device) -> tuple[list[str],
     """The requirements for that device, and the file of the tree that says them."""
     folders = [*dict.fromkeys(("", place))]
     for name in (
-        f"{f}{one.format(device)}" for f in folders for one in REQUIREMENT_FILES
+        f"{f}{one.format(device)}" for f in folders for one in _REQUIREMENT_FILES
     ):
         if name in files.names:
             return list(dict.fromkeys(_lines(files, name, set()))), name
@@ -476,7 +478,7 @@ def _requirements(files: _Files, place: str, device: Device) -> tuple[list[str],
         if named := _project(files, folder).get("dependencies"):
             return [str(one) for one in named], f"{folder}pyproject.toml"
     for name in (
-        f"{folder}{one}" for folder in folders for one in LAST_REQUIREMENT_FILES
+        f"{folder}{one}" for folder in folders for one in _LAST_REQUIREMENT_FILES
     ):
         if name in files.names:
             return list(dict.fromkeys(_lines(files, name, set()))), name
@@ -565,7 +567,7 @@ def _write_blobs(contents: dict[str, bytes], digests: dict[str, str]) -> None:
 
 
 def _keep(tree: Tree) -> None:
-    path = sources_root() / f"{tree.digest}.json"
+    path = _sources_root() / f"{tree.digest}.json"
     write_file(path, tree.model_dump_json(indent=1) + "\n")
 
 

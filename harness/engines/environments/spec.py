@@ -27,7 +27,7 @@ from pydantic import Field, TypeAdapter, ValidationError
 
 # Raised whenever the way an environment is built changes, so that older ones are built
 # anew.
-RECIPE = 1
+_RECIPE = 1
 
 Source = Literal["index", "wheelhouse"]
 
@@ -161,7 +161,7 @@ class EnvironmentSpec:
         if self.tree:  # of one content, whichever commit it is
             content["release"] = Version(self.release).public
             name = f"{content['release']}-src{self.tree}"
-        text = json.dumps([RECIPE, content, salt], sort_keys=True)
+        text = json.dumps([_RECIPE, content, salt], sort_keys=True)
         digest = hashlib.sha256(text.encode()).hexdigest()[:8]
         return f"{self.engine}-{name}-{self.device}-{digest}"
 

@@ -21,7 +21,7 @@ from mmrepro.engines.environments.uv import UvFailed, run_uv
 from pydantic import ValidationError
 
 BUILDING, REMOVING, LOCKS = ".building-", ".removing-", ".locks"
-IN_USE = "it is in use"
+_IN_USE = "it is in use"
 
 # What even an environment needs whose every file is a hard link into uv's cache: the
 # links themselves (60 000 files), .pyc files and the engine's own caches.
@@ -98,7 +98,7 @@ class Stored:
 
 
 @dataclass
-class Pruned:
+class _Pruned:
     """What ``prune`` did, or with ``dry_run`` would do."""
 
     removed: list[str] = field(default_factory=list)
@@ -159,7 +159,7 @@ def prune(
     names: Collection[str] = (),
     older_than_days: float | None = None,
     dry_run: bool = False,
-) -> Pruned:
+) -> _Pruned:
     """Remove the leftovers of broken builds, and the environments that are meant.
 
     Meant are all with ``everything``; else those of ``engine`` (and ``release``) if
@@ -167,7 +167,7 @@ def prune(
     given; with none of these, leftovers alone. One that is being built or used is kept,
     and ``kept`` says so."""
     root = environments_root()
-    done = Pruned()
+    done = _Pruned()
     chosen = everything or bool(engine) or bool(names) or older_than_days is not None
     busy = b"\n".join(words for _, words in _processes(root)) if chosen else b""
     if everything and not dry_run:
@@ -206,20 +206,20 @@ def prune(
             elif path.name in bases:
                 done.kept.append((path.name, f"{bases[path.name]} stands on it"))
             elif os.fsencode(f"{path}/") in busy:
-                done.kept.append((path.name, IN_USE))
+                done.kept.append((path.name, _IN_USE))
             elif _remove(path, path, done, dry_run=dry_run):
                 done.packages |= {line.partition("==")[0] for line in manifest.packages}
     return done
 
 
-def _remove(path: Path, folder: Path, done: Pruned, *, dry_run: bool) -> bool:
+def _remove(path: Path, folder: Path, done: _Pruned, *, dry_run: bool) -> bool:
     """Remove ``path``, which is the environment ``folder`` or is left of it."""
     lock = lock_path(folder)
     try:
         lock.parent.mkdir(parents=True, exist_ok=True)
         with FileLock(lock, timeout=0), _unused(path) as free:
             if not free:
-                done.kept.append((path.name, IN_USE))
+                done.kept.append((path.name, _IN_USE))
                 return False
             freed = disk_size(path).own
             if not dry_run:

@@ -383,14 +383,14 @@ def _distribution(entry: dict[str, object]) -> Distribution:
 
 # ---------------------------------------------------------------- what uv will download
 
-DISK_RATIO = 1.9
+_DISK_RATIO = 1.9
 """Unpacked bytes to downloaded ones: 1.78 to 1.96 in environments of the four
 engines."""
 
-ASSUMED_RATE = 12.5e6
+_ASSUMED_RATE = 12.5e6
 """Bytes a second (100 Mbit/s), where nothing large enough was downloaded yet."""
 
-TELLING_BYTES = 20_000_000
+_TELLING_BYTES = 20_000_000
 """A smaller download is mostly waiting, so it gives no rate."""
 
 _COUNT = re.compile(r"would download (\d+)")
@@ -412,16 +412,16 @@ class Download:
         what = f"{self.files} package{'' if self.files == 1 else 's'} to download"
         if not self.bytes:
             return f"{what}; the index does not say how large"
-        rate = self.rate or ASSUMED_RATE
+        rate = self.rate or _ASSUMED_RATE
         basis = f"at the {size(rate)}/s seen" if self.rate else "at 100 Mbit/s"
         took = duration(max(1, round(self.bytes / rate)))
-        unpacked = size(self.bytes * DISK_RATIO)
+        unpacked = size(self.bytes * _DISK_RATIO)
         return f"{what}, {size(self.bytes)}; up to {unpacked} on disk, {took} {basis}"
 
 
 def rate_of(size: int, seconds: float) -> float:
     """Bytes a second of one download; 0.0: it is too small to give a rate."""
-    return size / seconds if size >= TELLING_BYTES and seconds > 0 else 0.0
+    return size / seconds if size >= _TELLING_BYTES and seconds > 0 else 0.0
 
 
 def plan_of(

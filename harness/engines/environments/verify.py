@@ -25,12 +25,12 @@ from mmrepro.engines.environments.stubs import FILE as STUB_FILE, write_stubs
 from mmrepro.engines.environments.wheelhouse.carried import PTH as HOST_FILE
 from packaging.utils import canonicalize_name
 
-CHUNK_BYTES = 1 << 20
-MAX_TEXT_BYTES = 64 << 20
+_CHUNK_BYTES = 1 << 20
+_MAX_TEXT_BYTES = 64 << 20
 """Of a RECORD, and of a lock; torch's RECORD has 1.5 MB."""
 
-HASHES = ("sha256", "sha384", "sha512")
-UNHASHED = ("RECORD", "RECORD.jws", "RECORD.p7s", "METADATA", "INSTALLER")
+_HASHES = ("sha256", "sha384", "sha512")
+_UNHASHED = ("RECORD", "RECORD.jws", "RECORD.p7s", "METADATA", "INSTALLER")
 """Of a dist-info, what may stand in a RECORD without a hash: the last two are those of
 an alias."""
 
@@ -197,7 +197,7 @@ def _walk(venv: Path) -> Iterator[str]:
 
 def _differs(path: Path, row: _Row) -> str:
     """How the file is not what its RECORD says; empty: it is."""
-    if row.algorithm not in HASHES:
+    if row.algorithm not in _HASHES:
         return "is listed without a hash that is safe"
     try:
         # A FIFO in its place would be waited for.
@@ -211,7 +211,7 @@ def _differs(path: Path, row: _Row) -> str:
             if row.size is not None and facts.st_size != row.size:
                 return "has another size than its wheel says"
             digest = hashlib.new(row.algorithm)
-            while chunk := file.read(CHUNK_BYTES):
+            while chunk := file.read(_CHUNK_BYTES):
                 digest.update(chunk)
     except OSError as error:
         return f"cannot be read: {error.strerror}"
@@ -225,7 +225,7 @@ def _needs_no_hash(venv: Path, path: str, listed: dict[str, _Row]) -> bool:
     if parts.suffix == ".pyc" and parts.parent.name == "__pycache__":
         source = parts.parent.parent / f"{parts.name.split('.')[0]}.py"
         return source.as_posix() in listed and not (venv / path).is_symlink()
-    if parts.name in UNHASHED and parts.parent.suffix == ".dist-info":
+    if parts.name in _UNHASHED and parts.parent.suffix == ".dist-info":
         return path in listed
     return _OF_VENV.fullmatch(path) is not None
 
@@ -282,7 +282,7 @@ def _text(path: Path) -> str:
     with os.fdopen(handle, "rb") as file:
         if not stat.S_ISREG(os.fstat(handle).st_mode):
             raise OSError("it is no file")
-        content = file.read(MAX_TEXT_BYTES + 1)
-    if len(content) > MAX_TEXT_BYTES:
+        content = file.read(_MAX_TEXT_BYTES + 1)
+    if len(content) > _MAX_TEXT_BYTES:
         raise OSError("it is too large")
     return content.decode("utf-8", "replace")

@@ -16,12 +16,12 @@ from mmrepro.engines.base import (
 from mmrepro.probes.data import LogPattern
 from packaging.version import Version
 
-UNI_EXECUTOR_SINCE = Version("0.11")
+_UNI_EXECUTOR_SINCE = Version("0.11")
 """The first release with ``--distributed-executor-backend``; before it one device meant
 ``uni``."""
 
-MIB = 2**20
-DEFAULT_FREE_BYTES = 1024 * MIB
+_MIB = 2**20
+_DEFAULT_FREE_BYTES = 1024 * _MIB
 
 
 def device_memory(free_bytes: int, total_bytes: int = 0) -> Patch:
@@ -37,7 +37,7 @@ def device_memory(free_bytes: int, total_bytes: int = 0) -> Patch:
         stand_in=StandIn(
             name="device memory",
             replaces=f"the answer of torch.cuda.mem_get_info: {free_bytes} B free of "
-            f"{total} B ({free_bytes / MIB:.2f} MiB free)",
+            f"{total} B ({free_bytes / _MIB:.2f} MiB free)",
             why="the KV budget follows from it; so it is the same on every machine",
         ),
         env={
@@ -128,7 +128,7 @@ class LmdeployEngine(Engine):
             return ()
         if any(p.folder == "device_memory" for p in request.all_patches):
             return (CPU,)
-        return (CPU, device_memory(DEFAULT_FREE_BYTES))
+        return (CPU, device_memory(_DEFAULT_FREE_BYTES))
 
     def command(self, request: LaunchRequest) -> list[str]:
         return [
@@ -156,7 +156,7 @@ class LmdeployEngine(Engine):
         yield Setting(
             name="--eager-mode", value="", why="no graph capture: a faster start"
         )
-        if Version(request.environment.spec.release) >= UNI_EXECUTOR_SINCE:
+        if Version(request.environment.spec.release) >= _UNI_EXECUTOR_SINCE:
             yield Setting(
                 name="--distributed-executor-backend",
                 value="uni",

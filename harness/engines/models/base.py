@@ -65,7 +65,7 @@ class TinyModel(ABC):
 
     def write(self, cache: Path) -> Path:
         """Write the model below ``cache`` unless it is there; returns its folder."""
-        return written_whole(cache / self.key, self._write_into)
+        return _written_whole(cache / self.key, self._write_into)
 
     def spread(self, name: str) -> tuple[float, float]:
         """Mean and deviation of a weight's random values; a norm starts as the
@@ -83,7 +83,7 @@ class TinyModel(ABC):
 # ------------------------------------------------------------------ files
 
 
-def written_whole(target: Path, write_into: Callable[[Path], None]) -> Path:
+def _written_whole(target: Path, write_into: Callable[[Path], None]) -> Path:
     """``target``, made by ``write_into`` unless it is there.
 
     Written beside and renamed when whole: a killed run leaves no half model behind.
@@ -104,7 +104,7 @@ def written_whole(target: Path, write_into: Callable[[Path], None]) -> Path:
     return target
 
 
-def no_values(name: str, shape: tuple[int, ...]) -> np.ndarray | None:
+def _no_values(name: str, shape: tuple[int, ...]) -> np.ndarray | None:
     """Give no weight's values: all are drawn."""
     return None
 
@@ -114,7 +114,7 @@ def write_weights(
     shapes: Iterable[tuple[str, tuple[int, ...]]],
     seed: int,
     spread: Callable[[str], tuple[float, float]],
-    given: Callable[[str, tuple[int, ...]], np.ndarray | None] = no_values,
+    given: Callable[[str, tuple[int, ...]], np.ndarray | None] = _no_values,
 ) -> None:
     """A safetensors file of bfloat16 weights, random but for those that are given.
 
@@ -253,7 +253,7 @@ BYTES = 256
 
 
 @dataclass(frozen=True)
-class SpecialTokens:
+class _SpecialTokens:
     """A model's special tokens and what they are for; ``template`` is the chat
     template."""
 
@@ -268,7 +268,7 @@ class SpecialTokens:
         return BYTES + self.tokens.index(token)
 
 
-QWEN2VL = SpecialTokens(
+QWEN2VL = _SpecialTokens(
     tokens=(
         "<|endoftext|>",
         "<|im_start|>",
@@ -297,7 +297,7 @@ QWEN2VL = SpecialTokens(
     video="<|video_pad|>",
 )
 
-DOTS_OCR = SpecialTokens(
+DOTS_OCR = _SpecialTokens(
     tokens=(
         "<|endoftext|>",
         "<|img|>",
@@ -337,7 +337,7 @@ DOTS_OCR = SpecialTokens(
 
 
 def write_tokenizer(
-    folder: Path, vocab_size: int, special: SpecialTokens = QWEN2VL
+    folder: Path, vocab_size: int, special: _SpecialTokens = QWEN2VL
 ) -> dict[str, int]:
     """Write ``tokenizer.json`` and ``tokenizer_config.json``; returns the special
     tokens' ids.

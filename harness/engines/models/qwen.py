@@ -27,7 +27,7 @@ PATCH = 14
 FACTOR = PATCH * MERGE
 """One image token covers 28 x 28 pixels: patches of 14, merged 2 x 2."""
 
-MAX_RATIO = 200
+_MAX_RATIO = 200
 """The image processor refuses images with longer sides."""
 
 
@@ -44,7 +44,7 @@ def smart_resize(
     """
     if min(height, width) <= 0:
         raise ValueError("an image has at least one pixel a side")
-    if max(height, width) / min(height, width) > MAX_RATIO:
+    if max(height, width) / min(height, width) > _MAX_RATIO:
         raise ValueError("the aspect ratio must be below 200")
     h = max(factor, round(height / factor) * factor)
     w = max(factor, round(width / factor) * factor)
@@ -96,7 +96,7 @@ class QwenModel(TinyModel):
         """
         side = math.isqrt(self.image_tokens)
         rows = next(r for r in range(side, 0, -1) if self.image_tokens % r == 0)
-        if self.image_tokens > MAX_RATIO * rows * rows:
+        if self.image_tokens > _MAX_RATIO * rows * rows:
             raise ValueError(
                 f"no image becomes exactly {self.image_tokens} tokens; take another"
             )

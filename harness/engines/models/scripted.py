@@ -6,7 +6,7 @@ follows from the current one, whatever the sampling, and a script is a chain of 
 
 How the table gets into weights, of any model whose layers add to a residual stream:
 
-- A token's embedding holds, in the part NEXT of the stream, the direction of the token
+- A token's embedding holds, in the part _NEXT of the stream, the direction of the token
   that follows it. What the layers would add is zero, so the stream stays the embedding,
   and the head's row of a token is that token's direction.
 - A piece of text that occurs twice in the scripts gets a token for each place. Their
@@ -14,7 +14,7 @@ How the table gets into weights, of any model whose layers add to a residual str
 - A token that the engine's parsers look for by its id (``<think>``, ``<tool_call>``)
   has to be the same in all places. What follows it is decided by the token before it:
   attention in the first layer looks one position back, and copies what stands there in
-  the part OWN, a code of the token, into the part BEFORE. Such a token has a direction
+  the part _OWN, a code of the token, into the part _BEFORE. Such a token has a direction
   for itself, and the rows of what may follow it hold that and the code.
 
 The script is chosen by the prompt: the chat template ends with a trigger, a token that
@@ -45,33 +45,33 @@ from mmrepro.engines.models.stack import TextModel, TinyQwen3Text
 if TYPE_CHECKING:
     import numpy as np
 
-FORMAT: Final = 1
+_FORMAT: Final = 1
 """Raised when what is written changes, so that old cached models are not reused."""
-END: Final = "<|im_end|>"
-PAD: Final = "<|endoftext|>"
-TURN: Final = "<|im_start|>"
-_STRUCTURE: Final = (PAD, TURN, END)
+_END: Final = "<|im_end|>"
+_PAD: Final = "<|endoftext|>"
+_TURN: Final = "<|im_start|>"
+_STRUCTURE: Final = (_PAD, _TURN, _END)
 _PIECE: Final = re.compile(r"\s*\S+|\s+")
 _MARK: Final = "⟦[0-9]+⟧"
 
-MOST_PIECES: Final = 20_000
+_MOST_PIECES: Final = 20_000
 """Of all scripts together: a token each, and a row of two matrices."""
 
-CODE: Final = 128
-HIDDEN: Final = 640
+_CODE: Final = 128
+_HIDDEN: Final = 640
 # Parts of the residual stream. The constant number is what queries and keys are made of.
-CONSTANT: Final = slice(0, 1)
-NEXT: Final = slice(1, HIDDEN - 2 * CODE)
-OWN: Final = slice(HIDDEN - 2 * CODE, HIDDEN - CODE)
-BEFORE: Final = slice(HIDDEN - CODE, HIDDEN)
-HEAD_DIM: Final = 64
-KV_HEADS: Final = 2
-ROTATED_PAIRS: Final = 8
+_CONSTANT: Final = slice(0, 1)
+_NEXT: Final = slice(1, _HIDDEN - 2 * _CODE)
+_OWN: Final = slice(_HIDDEN - 2 * _CODE, _HIDDEN - _CODE)
+_BEFORE: Final = slice(_HIDDEN - _CODE, _HIDDEN)
+_HEAD_DIM: Final = 64
+_KV_HEADS: Final = 2
+_ROTATED_PAIRS: Final = 8
 """Pairs of a head's dimensions that the look back uses: the fastest turning ones."""
-SHARPNESS: Final = 6.0
+_SHARPNESS: Final = 6.0
 """Weight of the norms of queries and keys: with it the position before has a score that
 is some 30 above all others', so the softmax gives it everything."""
-LOGIT: Final = 20.0
+_LOGIT: Final = 20.0
 """Logit of the token that follows, where others have at most some 13."""
 
 
@@ -131,7 +131,7 @@ def trigger_of(name: str) -> str:
     return f"<|say:{name}|>"
 
 
-CHAT_TEMPLATE: Final = (
+_CHAT_TEMPLATE: Final = (
     # A message's content is text or a list of parts, by what the engine makes of it.
     "{% macro words(m) %}{% if m['content'] is string %}{{ m['content'] }}"
     "{% elif m['content'] %}{% for c in m['content'] %}"
@@ -174,9 +174,9 @@ class ScriptedModel(TinyModel):
                 "A scripted model has at least one script, and each a name of its own.",
                 hint=f"rename one of {', '.join(twice)}" if twice else "write a script",
             )
-        if sum(len(script.pieces) for script in self.scripts) > MOST_PIECES:
+        if sum(len(script.pieces) for script in self.scripts) > _MOST_PIECES:
             raise UsageError(
-                f"The scripts have more than {MOST_PIECES:,} pieces.",
+                f"The scripts have more than {_MOST_PIECES:,} pieces.",
                 hint="cut them shorter",
             )
 
@@ -190,23 +190,23 @@ class ScriptedModel(TinyModel):
             self.std,
             self.sized.key,
         ]
-        return named_after("tiny-scripted", FORMAT, made_of)
+        return named_after("tiny-scripted", _FORMAT, made_of)
 
     @property
     def sized(self) -> TextModel:
         """The architecture, as wide as the table needs it."""
         return replace(
             self.base,
-            hidden=HIDDEN,
-            heads=2 * KV_HEADS,
-            kv_heads=KV_HEADS,
-            head_dim=HEAD_DIM,
+            hidden=_HIDDEN,
+            heads=2 * _KV_HEADS,
+            kv_heads=_KV_HEADS,
+            head_dim=_HEAD_DIM,
             vocab_size=len(self.vocabulary.strings),
         )
 
     @property
-    def vocabulary(self) -> Vocabulary:
-        return Vocabulary.of(self)
+    def vocabulary(self) -> _Vocabulary:
+        return _Vocabulary.of(self)
 
     def shapes(self) -> Shapes:
         yield from self.sized.shapes()
@@ -220,9 +220,9 @@ class ScriptedModel(TinyModel):
         vocabulary.write(folder, self._template())
         ids = {token: vocabulary.id_of(token) for token in _STRUCTURE}
         dump(folder / "config.json", self.sized.config(ids))
-        ends = {"eos_token_id": ids[END], "pad_token_id": ids[PAD]}
+        ends = {"eos_token_id": ids[_END], "pad_token_id": ids[_PAD]}
         dump(folder / "generation_config.json", dict(ends))
-        table = Table(self, vocabulary)
+        table = _ScriptTable(self, vocabulary)
         write_weights(
             folder / self.weights_file,
             self.shapes(),
@@ -242,11 +242,11 @@ class ScriptedModel(TinyModel):
         first = trigger_of(self.scripts[0].name)
         if choice:
             choice += f"{{% else %}}{first}{{% endif %}}"
-        return CHAT_TEMPLATE.replace("CHOICE", choice or first)
+        return _CHAT_TEMPLATE.replace("CHOICE", choice or first)
 
 
 @dataclass(frozen=True)
-class Vocabulary:
+class _Vocabulary:
     """The tokens of a scripted model.
 
     Attributes:
@@ -263,7 +263,7 @@ class Vocabulary:
     hidden: frozenset[str]
 
     @classmethod
-    def of(cls, model: ScriptedModel) -> Vocabulary:
+    def of(cls, model: ScriptedModel) -> _Vocabulary:
         from tokenizers.pre_tokenizers import ByteLevel
 
         triggers = [trigger_of(script.name) for script in model.scripts]
@@ -273,13 +273,13 @@ class Vocabulary:
         chains = []
         for script in model.scripts:
             chain = [ids[trigger_of(script.name)]]
-            for piece in parted(script.pieces, model.shared):
+            for piece in _parted(script.pieces, model.shared):
                 if piece in model.shared:
                     chain.append(ids[piece])
                 else:
                     chain.append(len(strings))
-                    strings.append(f"{byte_letters(piece)}⟦{len(strings)}⟧")
-            chain.append(ids[END] if script.ends else chain[0])
+                    strings.append(f"{_byte_letters(piece)}⟦{len(strings)}⟧")
+            chain.append(ids[_END] if script.ends else chain[0])
             chains.append(tuple(chain))
         hidden = frozenset({*_STRUCTURE, *triggers, *model.hidden_tokens})
         return cls(tuple(strings), added, tuple(chains), hidden)
@@ -317,15 +317,15 @@ class Vocabulary:
         config: dict[str, object] = {
             "tokenizer_class": "PreTrainedTokenizerFast",
             "chat_template": template,
-            "eos_token": END,
-            "pad_token": PAD,
+            "eos_token": _END,
+            "pad_token": _PAD,
             "clean_up_tokenization_spaces": False,
             "model_max_length": 32768,
         }
         dump(folder / "tokenizer_config.json", config)
 
 
-def parted(pieces: Iterable[str], shared: Collection[str]) -> Iterator[str]:
+def _parted(pieces: Iterable[str], shared: Collection[str]) -> Iterator[str]:
     """Yield pieces, an empty one between two shared tokens.
 
     What follows a shared token is told by the token before it, which has to be one of a
@@ -340,7 +340,7 @@ def parted(pieces: Iterable[str], shared: Collection[str]) -> Iterator[str]:
         yield ""
 
 
-def byte_letters(text: str) -> str:
+def _byte_letters(text: str) -> str:
     """``text`` in the letters that a byte-level tokenizer has for bytes."""
     from tokenizers.pre_tokenizers import ByteLevel
 
@@ -348,19 +348,19 @@ def byte_letters(text: str) -> str:
     return "".join(letters for letters, _ in level.pre_tokenize_str(text))
 
 
-class Table:
+class _ScriptTable:
     """What follows each token, as weights."""
 
-    def __init__(self, model: ScriptedModel, vocabulary: Vocabulary) -> None:
+    def __init__(self, model: ScriptedModel, vocabulary: _Vocabulary) -> None:
         self.model = model
         self.chains = vocabulary.chains
         self.size = len(vocabulary.strings)
         # Unit vectors: in some hundred dimensions two have almost nothing in common.
-        self.directions = unit_vectors(self.size, NEXT.stop - NEXT.start, model.seed)
-        self.codes = unit_vectors(self.size, CODE, model.seed + 1)
+        self.directions = _unit_vectors(self.size, _NEXT.stop - _NEXT.start, model.seed)
+        self.codes = _unit_vectors(self.size, _CODE, model.seed + 1)
         # Directions of tokens that several may follow, besides that by which they are
         # led to: with one direction for both they would follow themselves.
-        self.forks = unit_vectors(self.size, NEXT.stop - NEXT.start, model.seed + 2)
+        self.forks = _unit_vectors(self.size, _NEXT.stop - _NEXT.start, model.seed + 2)
 
     def weights(self, name: str, shape: tuple[int, ...]) -> np.ndarray | None:
         """Values of a weight; None: random ones do no harm.
@@ -429,45 +429,45 @@ class Table:
 
         followers = self._followers()
         start = self._start()
-        stream = np.zeros((self.size, HIDDEN), dtype=np.float32)
-        stream[:, CONSTANT] = 1.0
-        stream[:, OWN] = self.codes
+        stream = np.zeros((self.size, _HIDDEN), dtype=np.float32)
+        stream[:, _CONSTANT] = 1.0
+        stream[:, _OWN] = self.codes
         for token in range(self.size):
             after = followers.get(token, {start})
             if len(after) == 1:
                 (following,) = after
-                stream[token, NEXT] = self.directions[following]
+                stream[token, _NEXT] = self.directions[following]
             else:
-                stream[token, NEXT] = self.forks[token]
+                stream[token, _NEXT] = self.forks[token]
         return stream
 
     def _head(self) -> np.ndarray:
         import numpy as np
 
         followers = self._followers()
-        rows = np.zeros((self.size, HIDDEN), dtype=np.float32)
+        rows = np.zeros((self.size, _HIDDEN), dtype=np.float32)
         for after in followers.values():
             if len(after) == 1:
                 (following,) = after
-                rows[following, NEXT] = self.directions[following]
+                rows[following, _NEXT] = self.directions[following]
         start = self._start()
-        rows[start, NEXT] = self.directions[start]
+        rows[start, _NEXT] = self.directions[start]
         for earlier, token, following in self._steps():
             if len(followers[token]) > 1:
                 # Half of the logit comes from the token, half from the one before.
-                rows[following, NEXT] += self.forks[token] / 2
-                rows[following, BEFORE] += self.codes[earlier] / 2
+                rows[following, _NEXT] += self.forks[token] / 2
+                rows[following, _BEFORE] += self.codes[earlier] / 2
         # The last norm makes the stream's root mean square 1. Its parts, of length 1
-        # each, are some sqrt(HIDDEN / 4) long then.
-        return rows * np.float32(LOGIT / math.sqrt(HIDDEN / 4))
+        # each, are some sqrt(_HIDDEN / 4) long then.
+        return rows * np.float32(_LOGIT / math.sqrt(_HIDDEN / 4))
 
     # ------------------------------------------------------------- the look one back
 
     def _queries(self) -> np.ndarray:
-        return self._turned(2 * KV_HEADS, 0.0)
+        return self._turned(2 * _KV_HEADS, 0.0)
 
     def _keys(self) -> np.ndarray:
-        return self._turned(KV_HEADS, 1.0)
+        return self._turned(_KV_HEADS, 1.0)
 
     def _turned(self, heads: int, positions: float) -> np.ndarray:
         """A projection whose output is the same for every token: a vector that the
@@ -475,44 +475,44 @@ class Table:
 
         Query and key of a distance d then have a score of sum(cos(w * (d - 1))), which
         is greatest at d = 1 (rotary embeddings, rotate_half: dimension i turns with
-        dimension i + HEAD_DIM / 2)."""
+        dimension i + _HEAD_DIM / 2)."""
         import numpy as np
 
         theta = float(str(self.model.sized.config({})["rope_theta"]))
-        turned = np.zeros((HEAD_DIM, HIDDEN), dtype=np.float32)
-        for pair in range(ROTATED_PAIRS):
-            angle = positions * theta ** (-2 * pair / HEAD_DIM)
+        turned = np.zeros((_HEAD_DIM, _HIDDEN), dtype=np.float32)
+        for pair in range(_ROTATED_PAIRS):
+            angle = positions * theta ** (-2 * pair / _HEAD_DIM)
             turned[pair, 0] = math.cos(angle)
-            turned[pair + HEAD_DIM // 2, 0] = math.sin(angle)
+            turned[pair + _HEAD_DIM // 2, 0] = math.sin(angle)
         return np.concatenate([turned] * heads)
 
     def _values(self) -> np.ndarray:
         import numpy as np
 
         # The norm before the attention makes a stream of length sqrt(3) one of length
-        # sqrt(HIDDEN).
-        values = np.zeros((KV_HEADS * HEAD_DIM, HIDDEN), dtype=np.float32)
-        values[:, OWN] = np.eye(CODE, dtype=np.float32) * math.sqrt(3 / HIDDEN)
+        # sqrt(_HIDDEN).
+        values = np.zeros((_KV_HEADS * _HEAD_DIM, _HIDDEN), dtype=np.float32)
+        values[:, _OWN] = np.eye(_CODE, dtype=np.float32) * math.sqrt(3 / _HIDDEN)
         return values
 
     def _outputs(self) -> np.ndarray:
         import numpy as np
 
-        outputs = np.zeros((HIDDEN, 2 * KV_HEADS * HEAD_DIM), dtype=np.float32)
+        outputs = np.zeros((_HIDDEN, 2 * _KV_HEADS * _HEAD_DIM), dtype=np.float32)
         # Query heads 0 and 2 are the first of the two that share a key's head.
-        for head in range(KV_HEADS):
-            for number in range(HEAD_DIM):
-                row = BEFORE.start + head * HEAD_DIM + number
-                outputs[row, 2 * head * HEAD_DIM + number] = 1.0
+        for head in range(_KV_HEADS):
+            for number in range(_HEAD_DIM):
+                row = _BEFORE.start + head * _HEAD_DIM + number
+                outputs[row, 2 * head * _HEAD_DIM + number] = 1.0
         return outputs
 
     def _sharp(self) -> np.ndarray:
         import numpy as np
 
-        return np.full(HEAD_DIM, SHARPNESS, dtype=np.float32)
+        return np.full(_HEAD_DIM, _SHARPNESS, dtype=np.float32)
 
 
-def unit_vectors(count: int, width: int, seed: int) -> np.ndarray:
+def _unit_vectors(count: int, width: int, seed: int) -> np.ndarray:
     """``count`` random directions."""
     import numpy as np
 

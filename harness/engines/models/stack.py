@@ -24,9 +24,9 @@ from mmrepro.engines.models.base import (
     write_weights,
 )
 
-FORMAT = 1
+_FORMAT = 1
 """Raised when what is written changes, so that old cached models are not reused."""
-CONVOLUTION = 4
+_CONVOLUTION = 4
 """Tokens that the convolution before a recurrent layer sees."""
 
 
@@ -56,7 +56,7 @@ class TextModel(TinyModel):
     @property
     def key(self) -> str:
         return named_after(
-            f"tiny-{self.model_type.replace('_', '-')}", FORMAT, self._made_of()
+            f"tiny-{self.model_type.replace('_', '-')}", _FORMAT, self._made_of()
         )
 
     def _made_of(self) -> list[object]:
@@ -238,7 +238,7 @@ class _DeltaNet(TextModel):
         )
         yield f"{place}.dt_bias", (self.value_heads,)
         yield f"{place}.A_log", (self.value_heads,)
-        yield f"{place}.conv1d.weight", (2 * keys + values, 1, CONVOLUTION)
+        yield f"{place}.conv1d.weight", (2 * keys + values, 1, _CONVOLUTION)
         yield from self._projections(place, keys, values)
         yield f"{place}.norm.weight", (self.state,)
         yield f"{place}.out_proj.weight", (h, values)
@@ -266,7 +266,7 @@ class _DeltaNet(TextModel):
             "linear_num_key_heads": self.key_heads,
             "linear_key_head_dim": self.state,
             "linear_value_head_dim": self.state,
-            "linear_conv_kernel_dim": CONVOLUTION,
+            "linear_conv_kernel_dim": _CONVOLUTION,
         }
 
 
@@ -374,7 +374,7 @@ class TinyGraniteHybrid(TextModel):
         mixed = inner + 2 * self.state
         for name in ("dt_bias", "A_log", "D"):
             yield f"{layer}.mamba.{name}", (self.mamba_heads,)
-        yield f"{layer}.mamba.conv1d.weight", (mixed, 1, CONVOLUTION)
+        yield f"{layer}.mamba.conv1d.weight", (mixed, 1, _CONVOLUTION)
         yield f"{layer}.mamba.conv1d.bias", (mixed,)
         yield f"{layer}.mamba.in_proj.weight", (inner + mixed + self.mamba_heads, h)
         yield f"{layer}.mamba.norm.weight", (inner,)
@@ -387,7 +387,7 @@ class TinyGraniteHybrid(TextModel):
             "mamba_d_head": 2 * self.hidden // self.mamba_heads,
             "mamba_n_groups": 1,
             "mamba_d_state": self.state,
-            "mamba_d_conv": CONVOLUTION,
+            "mamba_d_conv": _CONVOLUTION,
             "mamba_expand": 2,
             "mamba_chunk_size": 256,
             "mamba_conv_bias": True,
@@ -422,7 +422,7 @@ class TinyAdapter(TinyModel):
 
     @property
     def key(self) -> str:
-        return named_after("tiny-lora", FORMAT, asdict(self))
+        return named_after("tiny-lora", _FORMAT, asdict(self))
 
     def shapes(self) -> Shapes:
         for name, shape in self.base.shapes():

@@ -50,9 +50,9 @@ BESIDE: Final = "./tiny-model"
 REPORTED_IMAGE_TOKENS = 4819
 """Of the bug report's image; 2212 x 1708 pixels, say."""
 
-MAX_POSITIONS = 32768
+_MAX_POSITIONS = 32768
 
-CONFIGURATION = '''\
+_CONFIGURATION = '''\
 """The configuration of dots.ocr models, for transformers' AutoConfig."""
 
 from transformers.configuration_utils import PretrainedConfig
@@ -120,7 +120,7 @@ class TinyDotsOCR(QwenModel):
     @property
     def key(self) -> str:
         made_of = [
-            CONFIGURATION,
+            _CONFIGURATION,
             asdict(DOTS_OCR),
             self._config(),
             self.processor(1),
@@ -150,7 +150,7 @@ class TinyDotsOCR(QwenModel):
         from mmrepro.engines.models.base import write_tokenizer
 
         write_tokenizer(folder, self.vocab_size, DOTS_OCR)
-        (folder / "configuration_dots.py").write_text(CONFIGURATION)
+        (folder / "configuration_dots.py").write_text(_CONFIGURATION)
         dump(folder / "config.json", self._config())
         dump(folder / "preprocessor_config.json", self.processor(temporal_patch=1))
         dump(
@@ -176,7 +176,7 @@ class TinyDotsOCR(QwenModel):
             "num_attention_heads": heads,
             "num_key_value_heads": heads,
             "vocab_size": self.vocab_size,
-            "max_position_embeddings": MAX_POSITIONS,
+            "max_position_embeddings": _MAX_POSITIONS,
             "rms_norm_eps": 1e-6,
             "rope_theta": 1e6,
             "rope_scaling": None,

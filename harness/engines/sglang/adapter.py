@@ -27,10 +27,10 @@ from packaging.version import Version
 if TYPE_CHECKING:
     from mmrepro.engines.environments.spec import EnvironmentSpec
 
-SERVER_MODULE = "sglang.launch_server"
-OLDEST = Version("0.5.3")
+_SERVER_MODULE = "sglang.launch_server"
+_OLDEST = Version("0.5.3")
 
-VLLM_NAMES_UNTIL = Version("0.5.10")
+_VLLM_NAMES_UNTIL = Version("0.5.10")
 """From here on SGLang imports nothing from vLLM on a CPU (layers/layernorm.py,
 activation.py)."""
 
@@ -56,7 +56,7 @@ VLLM_NAMES = Patch(
     ),
     fidelity=Fidelity.CPU_STAND_IN,
 )
-PLAIN_MEMORY = Patch(
+_PLAIN_MEMORY = Patch(
     folder="plain_memory",
     stand_in=StandIn(
         name="plain_memory",
@@ -67,7 +67,7 @@ PLAIN_MEMORY = Patch(
     fidelity=Fidelity.CPU_STAND_IN,
 )
 
-FEATURE_TRANSPORT_SINCE = Version("0.5.17")
+_FEATURE_TRANSPORT_SINCE = Version("0.5.17")
 """From here on a GPU's server sets 1 GiB aside for pictures unless it is told otherwise
 (server_args.py:7609 of 0.5.17; 0.5.16 has the option, and does not)."""
 
@@ -111,7 +111,7 @@ OPTIONS = (
 
 class SglangEngine(Engine):
     name: ClassVar[str] = "sglang"
-    module: ClassVar[str] = SERVER_MODULE
+    module: ClassVar[str] = _SERVER_MODULE
     preload: ClassVar[tuple[str, ...]] = (
         "sglang.srt.entrypoints.http_server",
         "sglang.srt.managers.scheduler",
@@ -208,16 +208,16 @@ class SglangEngine(Engine):
         not rename itself; ``sglang::scheduler`` and ``sglang::detokenizer`` do."""
         return (
             "tokenizer_manager"
-            if SERVER_MODULE in cmdline
+            if _SERVER_MODULE in cmdline
             else super().role_of(name, cmdline)
         )
 
     def environment_spec(self, release: str, device: str) -> EnvironmentSpec:
         spec = super().environment_spec(release, device)
-        if Version(spec.release) < OLDEST:
+        if Version(spec.release) < _OLDEST:
             raise UsageError(
                 f"SGLang {spec.release} is older than the oldest release that mmrepro "
-                f"can start, {OLDEST}.",
+                f"can start, {_OLDEST}.",
                 hint="mmrepro run … --release 0.5.6",
             )
         return spec
@@ -225,9 +225,9 @@ class SglangEngine(Engine):
     def own_patches(self, request: LaunchRequest) -> tuple[Patch, ...]:
         if request.environment.spec.device != "cpu":
             return ()
-        old = Version(request.environment.spec.release) < VLLM_NAMES_UNTIL
+        old = Version(request.environment.spec.release) < _VLLM_NAMES_UNTIL
         pinned = has_option(request.all_server_args, "--enable-lora")
-        return (KERNELS, *[VLLM_NAMES] * old, *[PLAIN_MEMORY] * pinned)
+        return (KERNELS, *[VLLM_NAMES] * old, *[_PLAIN_MEMORY] * pinned)
 
     def command(self, request: LaunchRequest) -> list[str]:
         return [
@@ -287,7 +287,7 @@ class SglangEngine(Engine):
             why="kernels that SGLang compiles at their first use, with nvcc, are kept "
             "for the next start",
         )
-        if Version(request.environment.spec.release) >= FEATURE_TRANSPORT_SINCE:
+        if Version(request.environment.spec.release) >= _FEATURE_TRANSPORT_SINCE:
             yield Setting(
                 name="--mm-feature-transport",
                 value="cpu",

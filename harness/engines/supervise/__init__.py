@@ -36,11 +36,11 @@ TMP_PLACEHOLDER = "{run-tmp}"
 """In the value of a variable, or in an option: the run's temporary folder."""
 SCRIPTS: Final = (Path(supervisor.__file__).parent, Path(processes.__file__))
 """What runs under an engine's interpreter, or in a box."""
-ENDED: Final = 0
+_ENDED: Final = 0
 """No process has this id."""
-START_TIMEOUT_S = 30.0
-STOP_MARGIN_S = 15.0
-END_S = 10.0
+_START_TIMEOUT_S = 30.0
+_STOP_MARGIN_S = 15.0
+_END_S = 10.0
 """Within which a guardian has ended what a killed supervisor left."""
 
 
@@ -97,7 +97,7 @@ class EngineProcess:
         """Send the order, and return once the engine's process exists. Raises
         SupervisorError."""
         self._write(to_line(self._order))
-        started = self._wait_for("started", START_TIMEOUT_S)
+        started = self._wait_for("started", _START_TIMEOUT_S)
         if started is None:
             why = self._events.get("failed", {}).get("why")
             with contextlib.suppress(OSError):
@@ -117,7 +117,7 @@ class EngineProcess:
             try:
                 self.engine_pid = self._box.outside(self.engine_pid)
             except BoxEnded:
-                self.engine_pid = ENDED  # already: its exit code follows
+                self.engine_pid = _ENDED  # already: its exit code follows
 
     @property
     def door(self) -> Path | None:
@@ -166,7 +166,7 @@ class EngineProcess:
     def detach(self) -> None:
         """Let the engine outlive the harness (``--keep-server``)."""
         self._write(b"detach\n")
-        self._wait_for("detached", START_TIMEOUT_S)
+        self._wait_for("detached", _START_TIMEOUT_S)
 
     def stop(self, grace_s: float | None = None) -> StopReport:
         """End the engine and all that it left; safe to call twice.
@@ -177,7 +177,7 @@ class EngineProcess:
         if self._report is None:
             grace_s = self._order.grace_s if grace_s is None else grace_s
             self._write(f"stop {grace_s}\n".encode())  # it may have stopped by itself
-            stopped = self._wait_for("stopped", grace_s + STOP_MARGIN_S)
+            stopped = self._wait_for("stopped", grace_s + _STOP_MARGIN_S)
             self._report = (
                 StopReport(**stopped["report"]) if stopped else self._end_by_force()
             )
@@ -196,7 +196,7 @@ class EngineProcess:
         if processes.alive(self.pid, owned[self.pid]):
             with contextlib.suppress(OSError):
                 os.kill(self.pid, signal.SIGKILL)
-        deadline = time.monotonic() + END_S
+        deadline = time.monotonic() + _END_S
         while left := [
             pid for pid, born in owned.items() if processes.alive(pid, born)
         ]:

@@ -52,16 +52,16 @@ else:  # run under the engine's interpreter, its neighbours beside it
 
     processes = supervisor.processes
 
-FORK_SAFE = ("jemalloc_bg_thd",)
+_FORK_SAFE = ("jemalloc_bg_thd",)
 """Names of threads that may run while the process forks. jemalloc's purging thread,
 which Arrow starts, is stopped before a fork and marked as ended in the child
 (src/background_thread.c, background_thread_postfork_child)."""
-JOINED_S = 1.0
-POLL_S = 0.5
-LOG_S = 10.0
+_JOINED_S = 1.0
+_POLL_S = 0.5
+_LOG_S = 10.0
 
 
-class Engine(BaseException):
+class _RunEngine(BaseException):
     """Raised in a forked engine's process, to leave the supervisor's frames behind."""
 
     def __init__(self, order: LaunchOrder) -> None:
@@ -70,7 +70,7 @@ class Engine(BaseException):
 
 
 @dataclass(frozen=True)
-class Forked:
+class _Forked:
     pid: int
 
 
@@ -79,7 +79,7 @@ class Forked:
 
 def main() -> None:
     order = ForkServerOrder(**json.loads(supervisor.first_line()))
-    guardian, pipe = guard(owned=not order.idle_s)
+    guardian, pipe = _guard(owned=not order.idle_s)
     facts = ForkServerFacts(
         pid := os.getpid(), processes.born(pid), order.label, order.idle_s
     )
@@ -87,14 +87,14 @@ def main() -> None:
     preload(order, facts)
     forked.close_nvml()
     facts.imports_s = round(time.monotonic() - began, 3)
-    settle()
+    _settle()
     ours = {pipe, order.listener, order.facts_fd}
     opened = {
         number: what
         for number, what in forked.open_files().items()
         if number not in ours
     }
-    inspect(facts, opened, guardian)
+    _inspect(facts, opened, guardian)
     if facts.refused:
         facts.write(order.facts_fd)
         forked.finish(0)
@@ -107,7 +107,7 @@ def main() -> None:
     facts.write(order.facts_fd)
     try:
         serve(listener, facts, set(opened), order)
-    except Engine as engine:
+    except _RunEngine as engine:
         launched = engine.order
     else:
         forked.finish(0)
@@ -117,7 +117,7 @@ def main() -> None:
     forked.run_as_main(entry.module, entry.arguments, entry.path)
 
 
-def guard(*, owned: bool) -> tuple[int, int]:
+def _guard(*, owned: bool) -> tuple[int, int]:
     """Fork the guardian, which waits for the end of whoever holds the other end of a
     pipe.
 
@@ -165,7 +165,7 @@ def preload(order: ForkServerOrder, facts: ForkServerFacts) -> None:
     del sys.path[: len(order.path)]
 
 
-def settle() -> None:
+def _settle() -> None:
     """Before the first fork: nothing is left to be written twice, collected, or found
     again."""
     with contextlib.suppress(ImportError):
@@ -188,14 +188,14 @@ def serve(
     seconds."""
     used = time.monotonic()
     while not order.idle_s or time.monotonic() - used < order.idle_s:
-        reap()
-        ready, _, _ = select.select([listener], [], [], POLL_S)
+        _reap()
+        ready, _, _ = select.select([listener], [], [], _POLL_S)
         if not ready:
             continue
         connection, _ = listener.accept()
         if os.fork() == 0:
             listener.detach()
-            log = received_log(connection) if order.boxed else -1
+            log = _received_log(connection) if order.boxed else -1
             supervise(connection.detach(), inherited, log)
         connection.close()
         used = time.monotonic()
@@ -203,7 +203,7 @@ def serve(
         facts.write(order.facts_fd)
 
 
-def reap() -> None:
+def _reap() -> None:
     with contextlib.suppress(ChildProcessError):
         while os.waitpid(-1, os.WNOHANG)[0]:
             pass
@@ -212,10 +212,10 @@ def reap() -> None:
 # ---------------------------------------------------------------- what is forked
 
 
-def received_log(connection: socket.socket) -> int:
+def _received_log(connection: socket.socket) -> int:
     """The open file for the server's output: it comes before the order, with one byte
     of data."""
-    connection.settimeout(LOG_S)
+    connection.settimeout(_LOG_S)
     _, descriptors, _, _ = socket.recv_fds(connection, 1, 1)
     connection.settimeout(None)
     if not descriptors:
@@ -237,9 +237,9 @@ def supervise(connection: int, inherited: set[int], log: int = -1) -> NoReturn:
         os.dup2(connection, stream)
     null = os.open(os.devnull, os.O_WRONLY)
     os.dup2(null, 2)
-    close_all_but(inherited | {log})
+    _close_all_but(inherited | {log})
 
-    def launch(order: LaunchOrder, log: int) -> Forked:
+    def launch(order: LaunchOrder, log: int) -> _Forked:
         pid = os.fork()
         if pid == 0:
             try:
@@ -247,12 +247,12 @@ def supervise(connection: int, inherited: set[int], log: int = -1) -> NoReturn:
             except BaseException:
                 traceback.print_exc()
                 os._exit(1)
-            raise Engine(order)
-        return Forked(pid)
+            raise _RunEngine(order)
+        return _Forked(pid)
 
     try:
         supervisor.main(launch, log)
-    except Engine:
+    except _RunEngine:
         raise
     except BaseException:
         os._exit(1)
@@ -269,16 +269,16 @@ def become(order: LaunchOrder, log: int, inherited: set[int]) -> None:
     os.dup2(null, 0)
     os.dup2(log, 1)
     os.dup2(log, 2)
-    close_all_but(inherited)  # above all the pipe whose end the guardian waits for
+    _close_all_but(inherited)  # above all the pipe whose end the guardian waits for
     os.chdir(order.cwd)
     os.environ.clear()
     os.environ.update(order.env)
     tempfile.tempdir = None
-    reseed()
+    _reseed()
     forked.tell_stand_ins()
 
 
-def reseed() -> None:
+def _reseed() -> None:
     """Random numbers of its own where a new process has them; torch's are the same in
     every new process, and are set back to that."""
     random.seed()
@@ -289,7 +289,7 @@ def reseed() -> None:
         generator.manual_seed(generator.initial_seed())
 
 
-def close_all_but(kept: set[int]) -> None:
+def _close_all_but(kept: set[int]) -> None:
     for number in forked.open_files():
         if number not in kept:
             os.close(number)
@@ -298,7 +298,7 @@ def close_all_but(kept: set[int]) -> None:
 # ---------------------------------------------------------------- may it be forked?
 
 
-def inspect(facts: ForkServerFacts, opened: dict[int, str], guardian: int) -> None:
+def _inspect(facts: ForkServerFacts, opened: dict[int, str], guardian: int) -> None:
     """Fill in ``facts``; ``refused`` where a fork would share or lack something."""
     rollup = processes.read(os.getpid(), "smaps_rollup").decode()
     pss = [line.split()[1] for line in rollup.splitlines() if line.startswith("Pss:")]
@@ -308,7 +308,7 @@ def inspect(facts: ForkServerFacts, opened: dict[int, str], guardian: int) -> No
     reasons = [
         f"its imports started {count} threads of unknown use, called {name!r}"
         for name, count in facts.threads.items()
-        if name not in FORK_SAFE
+        if name not in _FORK_SAFE
     ]
     facts.cold = bool(reasons)
     reasons += [
@@ -348,12 +348,12 @@ def threads() -> dict[str, int]:
     if (pid := os.fork()) == 0:
         os._exit(0)
     os.waitpid(pid, 0)
-    deadline = time.monotonic() + JOINED_S
+    deadline = time.monotonic() + _JOINED_S
     while True:
         tasks = processes.threads(os.getpid())
         tasks.pop(os.getpid(), None)
         found = Counter(task.stat.name for task in tasks.values())
         # A thread that was joined is listed for a moment longer.
-        if found.keys() <= {*FORK_SAFE} or time.monotonic() > deadline:
+        if found.keys() <= {*_FORK_SAFE} or time.monotonic() > deadline:
             return dict(found)
         time.sleep(0.01)

@@ -26,20 +26,20 @@ from multiprocessing import (
 from multiprocessing.context import SpawnProcess
 from typing import Any
 
-NEIGHBOURS = ("fork_server", "forked", "processes", "supervisor")
+_NEIGHBOURS = ("fork_server", "forked", "processes", "supervisor")
 
-STAND_IN = "mmrepro_stand_in_"
+_STAND_IN = "mmrepro_stand_in_"
 """What ``standins/boot`` calls the modules of stand-ins, before their folder's name."""
 
-STREAMS = [(stream, dict(vars(stream))) for stream in (sys.stdout, sys.stderr)]
+_STREAMS = [(stream, dict(vars(stream))) for stream in (sys.stdout, sys.stderr)]
 """As the interpreter made them."""
 
-CUDA_NOT_INITIALISED = (3, 34)
+_CUDA_NOT_INITIALISED = (3, 34)
 """What the driver says before ``cuInit``, or where only its stub is linked (cuda.h:
 CUresult)."""
-NVML_USERS = 64
+_NVML_USERS = 64
 
-FORKED = "mmrepro start: forked in place of a spawn: "
+_FORKED = "mmrepro start: forked in place of a spawn: "
 
 
 def fork_instead_of_spawn() -> None:
@@ -55,13 +55,13 @@ def fork_instead_of_spawn() -> None:
         if cuda_initialised():
             say(f"mmrepro start: spawned, CUDA is initialised: {process.name}")
             return spawn(process)
-        say(FORKED + process.name)
-        return ForkedPopen(process)
+        say(_FORKED + process.name)
+        return _ForkedPopen(process)
 
     SpawnProcess._Popen = staticmethod(popen)  # type: ignore[assignment,method-assign]
 
 
-class HandedOver(popen_spawn_posix.Popen):
+class _HandedOver(popen_spawn_posix.Popen):
     """Pickles a process as "spawn" does, to learn which files it is given; starts
     nothing."""
 
@@ -79,20 +79,20 @@ class HandedOver(popen_spawn_posix.Popen):
         return {*self._fds, *([] if tracker is None else [tracker])}
 
 
-class ForkedPopen(popen_fork.Popen):
+class _ForkedPopen(popen_fork.Popen):
     """A child by fork that has of its parent's files what a spawned one would have."""
 
     def _launch(self, process_obj: Any) -> None:
-        given = HandedOver(process_obj).files
+        given = _HandedOver(process_obj).files
         parent_r, child_w = os.pipe()
         child_r, parent_w = os.pipe()
         self.pid = os.fork()
         if self.pid == 0:
             code = 1
             try:
-                let_go({*given, child_r, child_w})
+                _let_go({*given, child_r, child_w})
                 default_signals()
-                new_streams()
+                _new_streams()
                 tell_stand_ins()
                 code = process_obj._bootstrap(parent_sentinel=child_r)
             finally:
@@ -107,7 +107,7 @@ class ForkedPopen(popen_fork.Popen):
         self.sentinel = parent_r
 
 
-def let_go(kept: set[int]) -> None:
+def _let_go(kept: set[int]) -> None:
     """Put /dev/null in the place of every socket, pipe and poll that is not in
     ``kept``.
 
@@ -142,20 +142,20 @@ def default_signals() -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-def new_streams() -> None:
+def _new_streams() -> None:
     """Take away what was hung onto stdout and stderr: vLLM puts the process's name
     before each line, and up to 0.12 it would put the child's behind its parent's."""
-    for stream, attributes in STREAMS:
+    for stream, attributes in _STREAMS:
         vars(stream).clear()
         vars(stream).update(attributes)
-    sys.stdout, sys.stderr = (stream for stream, _ in STREAMS)
+    sys.stdout, sys.stderr = (stream for stream, _ in _STREAMS)
 
 
 def tell_stand_ins() -> None:
     """A stand-in that reports itself does so in a forked process too (its ``forked``):
     the report counts the processes of the engine that have it."""
     for name, module in list(sys.modules.items()):
-        if name.startswith(STAND_IN) and hasattr(module, "forked"):
+        if name.startswith(_STAND_IN) and hasattr(module, "forked"):
             module.forked()
 
 
@@ -175,7 +175,7 @@ def cuda_initialised() -> bool:
         return False
     return (
         driver.cuCtxGetCurrent(ctypes.byref(ctypes.c_void_p()))
-        not in CUDA_NOT_INITIALISED
+        not in _CUDA_NOT_INITIALISED
     )
 
 
@@ -183,7 +183,7 @@ def close_nvml() -> None:
     """Shut NVML down where an import left it open, as ``torch.cuda.device_count()``
     does: forks would share its files. Whoever asks NVML again opens it anew."""
     nvml = loaded("libnvidia-ml.so.1")
-    for _ in range(NVML_USERS):
+    for _ in range(_NVML_USERS):
         if nvml is None or nvml.nvmlShutdown() != 0:  # it counts who has opened it
             return
 
@@ -205,7 +205,7 @@ def run_as_main(module: str, arguments: list[str], path: list[str]) -> None:
     """Run ``module`` and end the process as the interpreter would after ``python
     -m``."""
     code = 1
-    for name in NEIGHBOURS:  # the engine may have modules of these names
+    for name in _NEIGHBOURS:  # the engine may have modules of these names
         sys.modules.pop(name, None)
     try:
         sys.path[:0] = path

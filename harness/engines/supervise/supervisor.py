@@ -38,15 +38,15 @@ else:  # run under the engine's interpreter, or as a script: no package is impor
 
     del sys.path[0]
 
-PR_SET_PDEATHSIG = 1
-PR_SET_CHILD_SUBREAPER = 36
-LIBC = ctypes.CDLL(None, use_errno=True)
-ASKING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+_PR_SET_PDEATHSIG = 1
+_PR_SET_CHILD_SUBREAPER = 36
+_LIBC = ctypes.CDLL(None, use_errno=True)
+_ASKING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 SOCKET, FACTS = "socket", "facts.json"
 """In a fork server's folder."""
-FACTS_BYTES = 1 << 16
-SCAN_INTERVAL_S = 0.5
-KILL_TIMEOUT_S = 5.0
+_FACTS_BYTES = 1 << 16
+_SCAN_INTERVAL_S = 0.5
+_KILL_TIMEOUT_S = 5.0
 
 
 @dataclass(frozen=True)
@@ -168,7 +168,7 @@ class ForkServerFacts:
         it."""
         if descriptor >= 0:
             os.pwrite(
-                descriptor, json.dumps(asdict(self)).encode().ljust(FACTS_BYTES), 0
+                descriptor, json.dumps(asdict(self)).encode().ljust(_FACTS_BYTES), 0
             )
             return
         temporary = Path(FACTS + ".tmp")
@@ -176,19 +176,19 @@ class ForkServerFacts:
         temporary.replace(FACTS)
 
 
-class Launched(Protocol):
+class _Launched(Protocol):
     """The engine's first process, a child of this one."""
 
     @property
     def pid(self) -> int: ...
 
 
-Launch = Callable[[LaunchOrder, int], Launched]
+_Launch = Callable[[LaunchOrder, int], _Launched]
 """Starts the engine; its second argument is the file descriptor for its stdout and
 stderr."""
 
 
-class Owned:
+class _Owned:
     """What a run owns: its processes, as {pid: start time}, and its shared memory.
 
     ``notes``: the pipe to the guardian, which gets a line of each; -1: this is the
@@ -258,9 +258,9 @@ class Owned:
         return removed
 
 
-class Supervisor:
+class _Supervisor:
     def __init__(
-        self, order: LaunchOrder, owned: Owned, launch: Launch, log: int = -1
+        self, order: LaunchOrder, owned: _Owned, launch: _Launch, log: int = -1
     ) -> None:
         """``log``: the open file that the engine writes to; -1: the order's path is
         opened."""
@@ -269,17 +269,17 @@ class Supervisor:
         self.owned = owned
         self.launch = launch
         self.detached = False
-        self.engine: Launched | None = None
+        self.engine: _Launched | None = None
         self.exit_code: int | None = None
         self.stop_asked = False
         self.grace_s = order.grace_s
 
     def run(self) -> None:
-        for number in ASKING:
+        for number in _ASKING:
             signal.signal(number, self._on_signal)
         self._launch()
         while not self.stop_asked:
-            self._listen(SCAN_INTERVAL_S)
+            self._listen(_SCAN_INTERVAL_S)
             self._reap()
             self.owned.scan()
             if self.exit_code is not None and self.detached:
@@ -356,7 +356,7 @@ class Supervisor:
         while self.owned.scan() and time.monotonic() < deadline:
             self._reap()
             time.sleep(0.05)
-        deadline = time.monotonic() + KILL_TIMEOUT_S
+        deadline = time.monotonic() + _KILL_TIMEOUT_S
         forced: dict[int, str] = {}
         while (killed := self.owned.kill()) and time.monotonic() < deadline:
             forced = killed | forced
@@ -393,12 +393,12 @@ def _signal(pid: int, number: int) -> None:
 
 def die_with_parent() -> None:
     """The kernel kills this process when the one that forked it ends."""
-    LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
 
 
 def stand_aside() -> None:
     """Leave the standard streams to others, and let no terminal end this process."""
-    for number in ASKING:
+    for number in _ASKING:
         signal.signal(number, signal.SIG_IGN)
     null = os.open(os.devnull, os.O_RDWR)
     for stream in (0, 1, 2):
@@ -406,7 +406,7 @@ def stand_aside() -> None:
     os.close(null)
 
 
-def guard(notes: int, owned: Owned, tmp: str) -> NoReturn:
+def _guard(notes: int, owned: _Owned, tmp: str) -> NoReturn:
     """Outlive the supervisor, a child of this process, and end what it leaves of its
     run.
 
@@ -417,7 +417,7 @@ def guard(notes: int, owned: Owned, tmp: str) -> NoReturn:
     while data := os.read(notes, 65536):
         noted += data
     owned.take(noted.decode("utf-8", "replace"))
-    deadline = time.monotonic() + KILL_TIMEOUT_S
+    deadline = time.monotonic() + _KILL_TIMEOUT_S
     # One look may miss a process that changes its parent meanwhile: only a guardian
     # without any child, which the kernel reports as an error, has nothing below it.
     with contextlib.suppress(ChildProcessError):
@@ -443,7 +443,7 @@ def first_line() -> str:
     return line.decode()
 
 
-def execute(order: LaunchOrder, log: int) -> Launched:
+def execute(order: LaunchOrder, log: int) -> _Launched:
     """Start the engine's own command."""
     return subprocess.Popen(
         order.argv,
@@ -457,7 +457,7 @@ def execute(order: LaunchOrder, log: int) -> Launched:
     )
 
 
-def main(launch: Launch = execute, log: int = -1) -> None:
+def main(launch: _Launch = execute, log: int = -1) -> None:
     """Take an order from standard input, become its guardian, and fork its supervisor.
 
     ``log``: the open file for what the engine writes, where it came with the order; -1:
@@ -465,17 +465,17 @@ def main(launch: Launch = execute, log: int = -1) -> None:
     order = LaunchOrder.from_line(first_line())
     log = log if log >= 0 else order.log_fd
     shm_before = processes.shm_names()
-    LIBC.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    _LIBC.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     ours, theirs = os.pipe()
     if os.fork():
         os.close(theirs)
         if log >= 0:
             os.close(log)
-        guard(ours, Owned(shm_before), order.tmp)
+        _guard(ours, _Owned(shm_before), order.tmp)
     os.close(ours)
     os.setsid()  # what is sent to the supervisor's group does not reach the guardian
-    LIBC.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)  # a fork does not inherit it
-    supervisor = Supervisor(order, Owned(shm_before, theirs), launch, log)
+    _LIBC.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)  # a fork does not inherit it
+    supervisor = _Supervisor(order, _Owned(shm_before, theirs), launch, log)
     try:
         supervisor.run()
     except Exception as error:

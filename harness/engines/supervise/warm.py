@@ -57,17 +57,17 @@ FORK = (
 )
 """For ``python -c FORK SCRIPTS PATH MODULE ARGUMENTS``. Without a main module of its
 own there is none that a child started with ``spawn`` would import again."""
-LOG = "fork-server.log"
+_LOG = "fork-server.log"
 MAX_FACTS, MAX_PREFACE = 1 << 20, 1 << 20
-IMPORT_TIMEOUT_S = 300.0
-CONNECT_TIMEOUT_S = 10.0
-POLL_S = 0.02
-DEFAULT_LIMIT = 6
-MEMORY_SHARE = 0.25
+_IMPORT_TIMEOUT_S = 300.0
+_CONNECT_TIMEOUT_S = 10.0
+_POLL_S = 0.02
+_DEFAULT_LIMIT = 6
+_MEMORY_SHARE = 0.25
 """Part of this machine's memory that the fork servers of one command may take
 together."""
 
-SHELL_VARIABLES = frozenset(
+_SHELL_VARIABLES = frozenset(
     {
         "_",
         "PWD",
@@ -123,7 +123,7 @@ class ForkServerSpec:
         env = {
             name: value
             for name, value in self.env.items()
-            if name not in SHELL_VARIABLES
+            if name not in _SHELL_VARIABLES
         }
         files = [*sorted(SCRIPTS.glob("*.py")), Path(processes.__file__)]
         scripts = [(path.name, path.read_text()) for path in files]
@@ -215,7 +215,7 @@ class ForkServer:
             log=log,
             grace_s=grace_s,
             entry=entry,
-            preface="" if boxed else str(self.folder / LOG),
+            preface="" if boxed else str(self.folder / _LOG),
             boxed=boxed,
         )
         if boxed:
@@ -231,7 +231,7 @@ class ForkServer:
         already."""
         descriptor = open_log(log)
         try:
-            with (self.folder / LOG).open("rb") as preface:
+            with (self.folder / _LOG).open("rb") as preface:
                 os.write(descriptor, preface.read(MAX_PREFACE))
             socket.send_fds(link, [b"L"], [descriptor])
         except OSError as error:
@@ -243,7 +243,7 @@ class ForkServer:
 
     def _connected(self) -> socket.socket:
         link = socket.socket(socket.AF_UNIX)
-        link.settimeout(CONNECT_TIMEOUT_S)
+        link.settimeout(_CONNECT_TIMEOUT_S)
         handle = -1
         try:
             handle = os.open(self.folder, os.O_PATH)  # a socket's path holds 107 bytes
@@ -274,7 +274,7 @@ class ForkServer:
             self.child.stdin.close()
         deadline = time.monotonic() + 5
         while self.alive and time.monotonic() < deadline:
-            time.sleep(POLL_S)
+            time.sleep(_POLL_S)
         shutil.rmtree(self.folder, ignore_errors=True)
 
 
@@ -313,7 +313,7 @@ def begin_fork_server(
         spec.module, list(spec.preload), list(spec.path), idle_s, spec.label
     )
     try:
-        with (folder / LOG).open("wb") as log:
+        with (folder / _LOG).open("wb") as log:
             child = subprocess.Popen(
                 [spec.python, "-c", FORK_SERVER, str(SCRIPTS), *spec.words, spec.label],
                 env=run_variables(spec.env, str(folder)),
@@ -348,7 +348,7 @@ def _begin_boxed(spec: ForkServerSpec, box: BoxOrder, folder: Path) -> ForkServe
         listener.bind(str(folder / SOCKET))
         listener.listen(16)
         facts = handed.enter_context((folder / FACTS).open("wb"))
-        log = handed.enter_context((folder / LOG).open("wb"))
+        log = handed.enter_context((folder / _LOG).open("wb"))
         running = Box(
             replace(
                 box,
@@ -417,10 +417,12 @@ def _imported(
 
 
 def _wait_for_facts(made: ForkServer, child: subprocess.Popen[bytes]) -> None:
-    deadline = time.monotonic() + IMPORT_TIMEOUT_S
+    deadline = time.monotonic() + _IMPORT_TIMEOUT_S
     while not _has_facts(made):
         if child.poll() is not None and not _has_facts(made):
-            lines = (made.folder / LOG).read_text(errors="replace").strip().splitlines()
+            lines = (
+                (made.folder / _LOG).read_text(errors="replace").strip().splitlines()
+            )
             raise ForkServerDied(
                 (
                     f"The fork server of {made.label} ended with {child.returncode} as "
@@ -431,9 +433,9 @@ def _wait_for_facts(made: ForkServer, child: subprocess.Popen[bytes]) -> None:
         if time.monotonic() > deadline:
             raise ForkServerDied(
                 f"The fork server of {made.label} did not import in "
-                f"{duration(IMPORT_TIMEOUT_S)}."
+                f"{duration(_IMPORT_TIMEOUT_S)}."
             )
-        time.sleep(POLL_S)
+        time.sleep(_POLL_S)
 
 
 def _has_facts(made: ForkServer) -> bool:
@@ -456,14 +458,14 @@ class ForkServers:
         self,
         kept: Path,
         *,
-        limit: int = DEFAULT_LIMIT,
+        limit: int = _DEFAULT_LIMIT,
         memory_bytes: int = 0,
         idle_s: float = 0.0,
         lent: bool = False,
     ) -> None:
         self.kept = kept
         self.limit = limit
-        self.memory_bytes = memory_bytes or int(_memory() * MEMORY_SHARE)
+        self.memory_bytes = memory_bytes or int(_memory() * _MEMORY_SHARE)
         self.idle_s = idle_s
         self.lent = lent
         self._own: dict[str, ForkServer] = {}

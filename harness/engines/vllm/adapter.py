@@ -21,22 +21,22 @@ from mmrepro.engines.base import (
 from mmrepro.probes.data import WORKED, LogPattern
 from packaging.version import Version
 
-SERVER_MODULE = "vllm.entrypoints.openai.api_server"
-NOBIND_SINCE = Version("0.13")
+_SERVER_MODULE = "vllm.entrypoints.openai.api_server"
+_NOBIND_SINCE = Version("0.13")
 """Older CPU builds crash in init_cpu_threads_env with "nobind" (seen with 0.11.0)."""
-OWN_NODE_SINCE = Version("0.33.0")
+_OWN_NODE_SINCE = Version("0.33.0")
 """Replicas of 0.32.0 start as they are."""
-GPU_MEMORY_OPTIONS = (
+_GPU_MEMORY_OPTIONS = (
     "--gpu-memory-utilization",
     "--kv-cache-memory-bytes",
     "--num-gpu-blocks-override",
 )
-KV_CACHE_BYTES_SINCE = Version("0.11.0")
+_KV_CACHE_BYTES_SINCE = Version("0.11.0")
 """vllm/config/cache.py has kv_cache_memory_bytes."""
 
-WARMS_UP = '{"mode": 2, "backend": "eager"}'
-LOCAL = "the ranks are on this machine"
-STAGES = (
+_WARMS_UP = '{"mode": 2, "backend": "eager"}'
+_LOCAL = "the ranks are on this machine"
+_STAGES = (
     "the CPU worker makes the buffers of a later pipeline stage in its warm-up, and "
     "leaves that out where nothing is compiled (warming_up_model of "
     "v1/worker/cpu_model_runner.py, 0.23.0 and 0.32.0): the first request would fail "
@@ -76,7 +76,7 @@ EMULATED_STREAM = Patch(
 
 class VllmEngine(Engine):
     name: ClassVar[str] = "vllm"
-    module: ClassVar[str] = SERVER_MODULE
+    module: ClassVar[str] = _SERVER_MODULE
     moved_to: ClassVar[tuple[str, ...]] = (
         "vllm.entrypoints.launchers.api_server.entry",
     )
@@ -205,7 +205,7 @@ class VllmEngine(Engine):
         with."""
         if PROXY.search(cmdline):
             return "proxy"
-        main = any(module in cmdline for module in (SERVER_MODULE, *self.moved_to))
+        main = any(module in cmdline for module in (_SERVER_MODULE, *self.moved_to))
         return "APIServer" if main else super().role_of(name, cmdline)
 
     def command(self, request: LaunchRequest) -> list[str]:
@@ -253,9 +253,9 @@ class VllmEngine(Engine):
         ranks = ranks_of(request.all_server_args)
         if ranks:
             yield from loopback()
-            yield Setting(name="VLLM_HOST_IP", value="127.0.0.1", why=LOCAL)
+            yield Setting(name="VLLM_HOST_IP", value="127.0.0.1", why=_LOCAL)
         if "PP" in ranks and request.environment.spec.device == "cpu":
-            yield Setting(name="--compilation-config", value=WARMS_UP, why=STAGES)
+            yield Setting(name="--compilation-config", value=_WARMS_UP, why=_STAGES)
         else:
             yield Setting(
                 name="--enforce-eager", value="", why="no graph capture: a faster start"
@@ -269,7 +269,7 @@ class VllmEngine(Engine):
             why="no compilation at warm-up: a faster start",
         )
         release = Version(request.environment.spec.release)
-        if "DP" in ranks and release >= OWN_NODE_SINCE:
+        if "DP" in ranks and release >= _OWN_NODE_SINCE:
             yield Setting(
                 name="VLLM_CPU_SIM_MULTI_NUMA",
                 value="0",
@@ -282,7 +282,7 @@ class VllmEngine(Engine):
             name="VLLM_CPU_KVCACHE_SPACE", value="1", why="1 GiB of KV cache is enough"
         )
         yield two_threads()
-        old = release < NOBIND_SINCE
+        old = release < _NOBIND_SINCE
         yield Setting(
             name="VLLM_CPU_OMP_THREADS_BIND",
             value="all" if old else "nobind",
@@ -296,9 +296,9 @@ class VllmEngine(Engine):
             why="FlashInfer's kernels are compiled at the first start, which takes a "
             "CUDA compiler and minutes; vLLM's own sampler takes their place",
         )
-        old = Version(request.environment.spec.release) < KV_CACHE_BYTES_SINCE
+        old = Version(request.environment.spec.release) < _KV_CACHE_BYTES_SINCE
         sized = any(
-            has_option(request.all_server_args, name) for name in GPU_MEMORY_OPTIONS
+            has_option(request.all_server_args, name) for name in _GPU_MEMORY_OPTIONS
         )
         if not old and not sized:
             yield Setting(

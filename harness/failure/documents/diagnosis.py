@@ -235,7 +235,7 @@ class Stand(StrEnum):
     UNSEEN = "unseen"
 
 
-STAND_WORDS: dict[Stand, str] = {
+_STAND_WORDS: dict[Stand, str] = {
     Stand.WORK: "waits for work",
     Stand.WORKER: "waits for a worker",
     Stand.COLLECTIVE: "in",
@@ -291,7 +291,7 @@ class Rank(Record):
     @property
     def words(self) -> str:
         """``in all_reduce``, ``stands in _wedge``: for people."""
-        words = STAND_WORDS[self.stand]
+        words = _STAND_WORDS[self.stand]
         return f"{words} {self.what}" if words.endswith("in") else words
 
 

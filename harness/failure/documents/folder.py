@@ -59,12 +59,12 @@ def new_folder(root: str, scenario: str, release: str) -> Path:
     )
 
 
-WORKING: Final = ("blocks", "episodes", "incidents", "plays", "runs")
+_WORKING: Final = ("blocks", "episodes", "incidents", "plays", "runs")
 """Folders that campaigns empty in theirs: a run that was killed may have left something
 there."""
 
 
-def refuse_taken(out: Path, names: Iterable[str] = WORKING) -> None:
+def refuse_taken(out: Path, names: Iterable[str] = _WORKING) -> None:
     """Raises UnwritableOutput: ``out``, in which a campaign is to begin, has such a
     folder already.
 

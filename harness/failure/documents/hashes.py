@@ -35,11 +35,11 @@ from pydantic import Field
 
 HASHES_FILE: Final = "hashes.jsonl"
 SIGNATURE_FILE: Final = "hashes.sig"
-REST: Final = "the rest"
+_REST: Final = "the rest"
 """Of an incident: all of it but its evidence and the head itself."""
-MAX_HASHES_BYTES: Final = 64 << 20
-MAX_SIGNATURE_BYTES: Final = 1 << 20
-MOST_NAMED: Final = 8
+_MAX_HASHES_BYTES: Final = 64 << 20
+_MAX_SIGNATURE_BYTES: Final = 1 << 20
+_MOST_NAMED: Final = 8
 """Of what was changed, in a sentence."""
 _CHUNK: Final = 1 << 20
 
@@ -57,7 +57,7 @@ class PartHash(Record):
     @property
     def place(self) -> str:
         """For people: where it is in the document."""
-        if self.part == REST:
+        if self.part == _REST:
             return INCIDENT_FILE
         if self.count is None:
             return f"{INCIDENT_FILE}: evidence.{self.part}"
@@ -121,7 +121,7 @@ class HashChain:
         for name, value in document.get("evidence", {}).items():
             if isinstance(value, list):
                 self._lengths.setdefault(name, []).append(len(value))
-        self._append(list(parts_of(document, self._lengths)), files)
+        self._append(list(_parts_of(document, self._lengths)), files)
 
     def pack(
         self, parts: list[PartHash], files: Mapping[str, FileHash], changed: list[str]
@@ -154,7 +154,7 @@ class HashChain:
         self.last_sha256 = _sha256(self.lines[-1])
 
 
-def parts_of(
+def _parts_of(
     document: Mapping[str, Any], lengths: Mapping[str, list[int]]
 ) -> Iterator[PartHash]:
     """The hash of each part of an incident, as its JSON has it.
@@ -167,7 +167,7 @@ def parts_of(
         for name, value in document.items()
         if name not in ("evidence", "hashes")
     }
-    yield PartHash(part=REST, sha256=_of_json(rest))
+    yield PartHash(part=_REST, sha256=_of_json(rest))
     for name, value in document.get("evidence", {}).items():
         if not isinstance(value, list):
             yield PartHash(part=name, sha256=_of_json(value))
@@ -201,7 +201,7 @@ def _sha256(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()
 
 
-def document_of(data: bytes) -> dict[str, Any]:
+def _document_of(data: bytes) -> dict[str, Any]:
     """The JSON object in ``data``.
 
     Raises:
@@ -306,7 +306,7 @@ class HashCheck(NamedTuple):
         """Raises ChangedIncident: something differs from the record."""
         if not self.changed:
             return
-        names = list(self.changed[:MOST_NAMED])
+        names = list(self.changed[:_MOST_NAMED])
         if more := len(self.changed) - len(names):
             names.append(f"and {more} more")
         raise ChangedIncident(
@@ -379,9 +379,9 @@ def checked(place: Path) -> HashCheck:
             f"{place} holds no {INCIDENT_FILE}",
             hint="give the folder that the command named at its end",
         )
-    text = stored.read(HASHES_FILE, MAX_HASHES_BYTES)
+    text = stored.read(HASHES_FILE, _MAX_HASHES_BYTES)
     try:
-        document = document_of(data)
+        document = _document_of(data)
     except ValueError as error:
         unread = HashCheck(True, (f"{INCIDENT_FILE}: {error}",))
         return HashCheck() if text is None else unread
@@ -436,7 +436,7 @@ def _compared(
     ]
 
     before = {(part.part, part.first): part for part in noted.parts}
-    parts_now = parts_of(document, _lengths_of(noted.parts))
+    parts_now = _parts_of(document, _lengths_of(noted.parts))
     now = {(part.part, part.first): part for part in parts_now}
     for key in {**before, **now}:
         if before.get(key) != now.get(key):
@@ -460,7 +460,7 @@ def signed_by(place: Path, check: HashCheck, signers: Path) -> str:
         BadIncident: nobody did, or somebody else.
         UsageError: there is no such file, or no ``ssh-keygen``.
     """
-    signature = _StoredIncident(place).read(SIGNATURE_FILE, MAX_SIGNATURE_BYTES)
+    signature = _StoredIncident(place).read(SIGNATURE_FILE, _MAX_SIGNATURE_BYTES)
     if signature is None:
         raise BadIncident(
             f"{place} is not signed.",
@@ -488,11 +488,11 @@ def packed_chain(
     check = checked(place)
     if not check.has_record or shown.hashes is None:
         return None
-    text = _StoredIncident(place).read(HASHES_FILE, MAX_HASHES_BYTES) or b""
+    text = _StoredIncident(place).read(HASHES_FILE, _MAX_HASHES_BYTES) or b""
     lines = len(text.splitlines())
     chain = HashChain(shown.id, number=lines, last_sha256=shown.hashes.sha256)
     document = json.loads(shown.model_dump_json())
-    chain.pack(list(parts_of(document, {})), files, list(check.changed))
+    chain.pack(list(_parts_of(document, {})), files, list(check.changed))
     recorded = shown.hashes.sha256
     shown.hashes = HashHead(sha256=chain.last_sha256, recorded_sha256=recorded)
     return chain

@@ -19,7 +19,7 @@ from pydantic import BaseModel
 from pydantic_core import from_json
 
 CHUNK = 1 << 16
-MAX_BYTES = 128 << 20
+_MAX_BYTES = 128 << 20
 _EVIDENCE = b'\n "evidence": {'
 """The last field of what ``write_incident`` writes, and nearly all of it. No text in
 the file holds a line break, so it can be nothing else."""
@@ -80,7 +80,7 @@ class Head(BaseModel):
 
 
 @dataclass(frozen=True)
-class Found:
+class FoundIncident:
     """A folder with an incident; ``head`` is None where it cannot be read, and ``why``
     tells."""
 
@@ -89,13 +89,15 @@ class Found:
     why: str = ""
 
 
-def read_head(folder: Path) -> Found:
+def read_head(folder: Path) -> FoundIncident:
     """The head of the incident in ``folder``; reads no more of the file than that
     takes."""
     try:
-        return Found(folder, parsed(Head, _beginning(folder / INCIDENT_FILE)))
+        return FoundIncident(folder, parsed(Head, _beginning(folder / INCIDENT_FILE)))
     except (OSError, ValueError) as error:
-        return Found(folder, None, str(getattr(error, "strerror", None) or error))
+        return FoundIncident(
+            folder, None, str(getattr(error, "strerror", None) or error)
+        )
 
 
 def record_folders(roots: Iterable[Path]) -> Iterator[tuple[Path, Collection[str]]]:
@@ -142,7 +144,7 @@ class Kind:
     also: str = ""
 
 
-DOCUMENTS = {
+_DOCUMENTS = {
     "fuzz.json": Kind("fuzz session", ("fuzz",)),
     "replay.json": Kind("replay", ("replay",), also="repro"),
     "upgrade.json": Kind("comparison", ("upgrade",)),
@@ -150,8 +152,8 @@ DOCUMENTS = {
     "bisection.json": Kind("bisection", ("bisect",)),
 }
 """By the file of its document."""
-NIGHTLY = Kind("nightly run", ("matrix", "run"))
-CAMPAIGN_FILES = {*DOCUMENTS, LEDGER_FILE}
+_NIGHTLY = Kind("nightly run", ("matrix", "run"))
+CAMPAIGN_FILES = {*_DOCUMENTS, LEDGER_FILE}
 COMPLETE = "complete"
 _NIGHT = b'{"kind": "night", '
 """The beginning of a ledger's line on the state of a nightly run."""
@@ -190,7 +192,7 @@ class CampaignHead(BaseModel):
 
 
 @dataclass(frozen=True)
-class Listed:
+class ListedCampaign:
     """A campaign; ``head`` is None where its document cannot be read, and ``why``
     tells."""
 
@@ -205,25 +207,25 @@ class Listed:
         return 0.0 if self.head is None else self.head.created.wall.timestamp()
 
 
-def campaigns_in(folder: Path, files: Collection[str]) -> Iterator[Listed]:
+def campaigns_in(folder: Path, files: Collection[str]) -> Iterator[ListedCampaign]:
     """The campaigns whose records are right in ``folder``, newest first. Of a document
     no more is read than its beginning; of a ledger the lines on its nightly runs are
     looked for."""
-    names = [name for name in DOCUMENTS if name in files]
+    names = [name for name in _DOCUMENTS if name in files]
     for name in names:
         try:
             with open_to_read(folder / name) as file:
                 begins = from_json(file.read(CHUNK), allow_partial=True)
             head = CampaignHead.model_validate(begins)
-            yield Listed(folder, DOCUMENTS[name], head)
+            yield ListedCampaign(folder, _DOCUMENTS[name], head)
         except (OSError, ValueError) as error:
             why = str(getattr(error, "strerror", None) or error)
-            yield Listed(folder, DOCUMENTS[name], None, f"{name}: {why}")
+            yield ListedCampaign(folder, _DOCUMENTS[name], None, f"{name}: {why}")
     if not names and LEDGER_FILE in files:
         yield from _nights(folder)
 
 
-def _nights(folder: Path) -> list[Listed]:
+def _nights(folder: Path) -> list[ListedCampaign]:
     """The last line counts of each night. A line that cannot be read is somebody else's
     to report: whoever opens the ledger hears which."""
     found: dict[str, CampaignHead] = {}
@@ -236,14 +238,14 @@ def _nights(folder: Path) -> list[Listed]:
     newest = sorted(
         found.values(), key=lambda head: head.created.wall.timestamp(), reverse=True
     )
-    kinds = {kind.words[0]: kind for kind in DOCUMENTS.values()}
+    kinds = {kind.words[0]: kind for kind in _DOCUMENTS.values()}
 
     def kind(head: CampaignHead) -> Kind:
         """A bisection has a ledger too, and a kill may leave it without its
         document."""
-        return kinds.get("".join(head.command.split()[1:2]), NIGHTLY)
+        return kinds.get("".join(head.command.split()[1:2]), _NIGHTLY)
 
-    return [Listed(folder, kind(head), head) for head in newest]
+    return [ListedCampaign(folder, kind(head), head) for head in newest]
 
 
 def _beginning(path: Path) -> bytes:
@@ -257,6 +259,6 @@ def _beginning(path: Path) -> bytes:
             end = text.find(_EVIDENCE, start)
             if end >= 0:
                 return bytes(text[:end].rstrip().removesuffix(b",") + b"}")
-            if len(text) > MAX_BYTES:
+            if len(text) > _MAX_BYTES:
                 raise ValueError("it is larger than any that mmrepro writes")
     return bytes(text)

@@ -16,8 +16,8 @@ from mmrepro.base.machine.files import is_file, is_folder
 from mmrepro.failure.documents.head import (
     CAMPAIGN_FILES,
     COMPLETE,
-    Found,
-    Listed,
+    FoundIncident,
+    ListedCampaign,
     campaigns_in,
     read_head,
     record_folders,
@@ -27,7 +27,7 @@ from mmrepro.failure.documents.replay import FUZZ_FILE, REPLAY_FILE, Fuzz, Repla
 from mmrepro.failure.documents.stored import DocumentT, load_document
 from mmrepro.traffic.case.model import CASE_FILE
 
-ROOTS = ("incidents", "ablations", "bisections", "nights", "replays", "fuzz")
+_ROOTS = ("incidents", "ablations", "bisections", "nights", "replays", "fuzz")
 """Where commands put incidents by default."""
 LAST = "last"
 LISTS = "mmrepro incidents"
@@ -41,7 +41,7 @@ class Here:
     then the campaigns."""
 
     number: int
-    of: Found | Listed
+    of: FoundIncident | ListedCampaign
     kind: str
     id: str
 
@@ -50,7 +50,7 @@ class Here:
         return self.of.folder
 
 
-def here(roots: Sequence[Path] = ()) -> tuple[list[Here], list[Found]]:
+def here(roots: Sequence[Path] = ()) -> tuple[list[Here], list[FoundIncident]]:
     """What lies below ``roots``, and the incidents that cannot be read.
 
     Args:
@@ -59,9 +59,9 @@ def here(roots: Sequence[Path] = ()) -> tuple[list[Here], list[Found]]:
     Raises:
         UsageError: a folder that was named is not there.
     """
-    found: list[tuple[float, Found, str]] = []
-    campaigns: list[Listed] = []
-    broken: list[Found] = []
+    found: list[tuple[float, FoundIncident, str]] = []
+    campaigns: list[ListedCampaign] = []
+    broken: list[FoundIncident] = []
     for folder, files in record_folders(places_of(roots)):
         if INCIDENT_FILE not in files:
             campaigns += campaigns_in(folder, files)
@@ -71,7 +71,7 @@ def here(roots: Sequence[Path] = ()) -> tuple[list[Here], list[Found]]:
             found.append((one.head.created.wall.timestamp(), one, one.head.id))
     found.sort(key=lambda one: one[0], reverse=True)
     campaigns.sort(key=lambda one: one.created, reverse=True)
-    rows: list[tuple[Found | Listed, str, str]] = [
+    rows: list[tuple[FoundIncident | ListedCampaign, str, str]] = [
         (one, "incident", id) for _, one, id in found
     ]
     rows += [(one, one.kind.name, one.head.id if one.head else "") for one in campaigns]
@@ -89,7 +89,7 @@ def places_of(roots: Sequence[Path]) -> list[Path]:
     )
     own = [Path()] if any(Path(name).is_file() for name in CAMPAIGN_FILES) else []
     return [
-        *dict.fromkeys([*(Path(n) for n in ROOTS if Path(n).is_dir()), *others, *own])
+        *dict.fromkeys([*(Path(n) for n in _ROOTS if Path(n).is_dir()), *others, *own])
     ]
 
 

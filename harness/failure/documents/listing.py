@@ -17,9 +17,9 @@ from mmrepro.base.machine.files import is_folder
 from mmrepro.base.records import Document
 from mmrepro.failure.documents.head import (
     CampaignHead,
-    Found,
+    FoundIncident,
     Head,
-    Listed,
+    ListedCampaign,
     campaigns_in,
 )
 from mmrepro.failure.documents.here import LISTS, Here, here, unfinished
@@ -132,7 +132,7 @@ def _incident_facts(one: Here, head: Head) -> dict[str, Any]:
     }
 
 
-def campaign_facts(one: Here, listed: Listed) -> dict[str, Any]:
+def campaign_facts(one: Here, listed: ListedCampaign) -> dict[str, Any]:
     head = listed.head
     left = head is not None and unfinished(listed)
     return {
@@ -153,8 +153,8 @@ class Listing:
     """``broken``: incidents that cannot be read."""
 
     incidents: list[tuple[Here, Head]]
-    campaigns: list[tuple[Here, Listed]]
-    broken: list[Found]
+    campaigns: list[tuple[Here, ListedCampaign]]
+    broken: list[FoundIncident]
 
     def document(self, limit: int) -> IncidentsDocument:
         return IncidentsDocument(
@@ -173,7 +173,7 @@ def find(roots: Sequence[Path], wanted: Wanted) -> Listing:
     rows, broken = here(roots)
     listing = Listing([], [], broken)
     for one in rows:
-        if isinstance(one.of, Listed):
+        if isinstance(one.of, ListedCampaign):
             if wanted.campaign(one.of.head):
                 listing.campaigns.append((one, one.of))
         elif one.of.head is not None and wanted.incident(one.of.head):
@@ -183,11 +183,11 @@ def find(roots: Sequence[Path], wanted: Wanted) -> Listing:
 
 # -------------------------------------------------------------------------- to continue
 
-IN_THE_PLAN: Final = ("--scenario", "--night", "--shard")
+_IN_THE_PLAN: Final = ("--scenario", "--night", "--shard")
 """Options of a nightly run whose outcome is written down; no other kind has them."""
 
 
-def _left(folder: Path) -> tuple[Listed, CampaignHead]:
+def _left(folder: Path) -> tuple[ListedCampaign, CampaignHead]:
     """The newest campaign there that has something left. Raises UsageError: there is
     none."""
     if not is_folder(folder):
@@ -235,7 +235,7 @@ def resume_words(folder: Path) -> list[str]:
             hint=f"mmrepro {' '.join(kind)} --help",
         )
     named = kind[0] in ("replay", "repro", "fuzz")
-    with_value = {"--out", *(["--resume"] if named else IN_THE_PLAN)}
+    with_value = {"--out", *(["--resume"] if named else _IN_THE_PLAN)}
     words, value = [], False
     for word in given:
         if word.partition("=")[0] in with_value:

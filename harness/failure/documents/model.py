@@ -397,7 +397,7 @@ class Incident(Document, kind="incident"):
         return self.verdict.outcome if self.verdict else None
 
 
-MAX_BITS = 256
+_MAX_BITS = 256
 
 _CERTAIN = 40.0
 """e^-40: the chance of no collision below which its complement is 1.0 in floating
@@ -471,8 +471,8 @@ def cross_probability(first: int, second: int, bits: int) -> float:
 
 
 def _space(bits: int) -> int:
-    if not 1 <= bits <= MAX_BITS:
-        raise ValueError(f"bits must be between 1 and {MAX_BITS}")
+    if not 1 <= bits <= _MAX_BITS:
+        raise ValueError(f"bits must be between 1 and {_MAX_BITS}")
     return 1 << bits
 
 

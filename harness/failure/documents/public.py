@@ -29,7 +29,7 @@ from mmrepro.traffic.capture.messages import Captured
 from mmrepro.traffic.case.files import read_case, read_contents, write_case
 from mmrepro.traffic.case.model import CASE_FILE, Case
 
-NOT_PLAYED: Final = (
+_NOT_PLAYED: Final = (
     "Texts and images are random ones of the same lengths, sizes and sharing; the "
     "failure was seen with the real ones, and the random ones were not played"
 )
@@ -38,18 +38,18 @@ NOT_PLAYED: Final = (
 HEAD_BYTES: Final = 256 << 10
 TAIL_BYTES: Final = 2 << 20
 """Of a longer text only so much of its beginning and its end is kept."""
-MAX_LINE_CHARS: Final = 16 << 10
-MAX_DEPTH: Final = 100
+_MAX_LINE_CHARS: Final = 16 << 10
+_MAX_DEPTH: Final = 100
 """Of JSON that is looked through by its fields: py-spy's has five."""
 
 
-def harmless_locals(dump: Any) -> Any:
+def _harmless_locals(dump: Any) -> Any:
     """py-spy's JSON: ``locals`` of a frame is a list of objects with ``name`` and
     ``repr``."""
     if isinstance(dump, list):
-        return [harmless_locals(item) for item in dump]
+        return [_harmless_locals(item) for item in dump]
     if isinstance(dump, dict):
-        kept = {key: harmless_locals(item) for key, item in dump.items()}
+        kept = {key: _harmless_locals(item) for key, item in dump.items()}
         if isinstance(kept.get("repr"), str):
             kept["repr"] = harmless(kept["repr"], str(kept.get("name", "")))
         return kept
@@ -75,7 +75,7 @@ def public(
     with tempfile.TemporaryDirectory(prefix="mmrepro-") as temporary:
         case, played = _public_case(loaded, loaded.case, Path(temporary))
         if not played:
-            finding.limits.append(NOT_PLAYED)
+            finding.limits.append(_NOT_PLAYED)
             for one in finding.expectations:
                 one.text = None  # the answer to other words
         yield LoadedFinding(
@@ -175,7 +175,7 @@ def public_text(path: Path, home: Path, redactor: Redactor) -> tuple[str, str]:
                 "no JSON that can be read: the values of local variables cannot be "
                 "left out"
             )
-        text = json.dumps(harmless_locals(dump), indent=1)
+        text = json.dumps(_harmless_locals(dump), indent=1)
         note = "values of local variables are left out, numbers and digests apart"
     elif path.suffix == ".json" and (document := _json(text)) is not None:
         document = redactor.redact_value(_without_words(document, redactor))
@@ -185,7 +185,7 @@ def public_text(path: Path, home: Path, redactor: Redactor) -> tuple[str, str]:
     else:
         text = redactor.hide("quoted", text, uncovered(text, hidden_in(text)))
     lines = (
-        line if len(line) <= MAX_LINE_CHARS else line[:MAX_LINE_CHARS] + " [cut]"
+        line if len(line) <= _MAX_LINE_CHARS else line[:_MAX_LINE_CHARS] + " [cut]"
         for line in text.split("\n")
     )
     return redacted_words("\n".join(lines), redactor), note
@@ -227,7 +227,7 @@ _QUOTING: Final = re.compile("[\"'`{\n]|: |<")
 def _json(text: str) -> Any:
     """None: it is no JSON, or so deep that it is better taken for a text."""
     with suppress(ValueError, RecursionError):
-        return document if _shallow(document := json.loads(text), MAX_DEPTH) else None
+        return document if _shallow(document := json.loads(text), _MAX_DEPTH) else None
     return None
 
 

@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     from mmrepro.traffic.evidence import Event
 
 M = TypeVar("M", bound=BaseModel)
-PRINTED_LINES: Final = 30
-PRINTED_WIDTH: Final = 240
+_PRINTED_LINES: Final = 30
+_PRINTED_WIDTH: Final = 240
 """Of what a client of a report printed."""
 LEFT_OUT: Final = "[left out]"
 _SPOKEN: Final = ("cross-talk", "wrong-answer", "canary")
@@ -71,17 +71,17 @@ def uncovered(text: str, spans: Iterable[Span]) -> Iterator[Span]:
 
 # ------------------------------------------------------------------------- any document
 
-Loaded = TypeVar("Loaded")
+_Loaded = TypeVar("_Loaded")
 
 
-def published(loaded: Loaded, redactor: Redactor | None = None) -> Loaded:
+def published(loaded: _Loaded, redactor: Redactor | None = None) -> _Loaded:
     """What of a document, or of a finding with its folder, may leave: all that is
     printed, drawn or packed is made of this. The document on disk keeps what it is
     judged by."""
     if type(loaded).__name__ == "LoadedFinding":
         whole: Any = loaded
         finding, replay = published(whole.finding), published(whole.replay)
-        made: Loaded = replace(whole, finding=finding, replay=replay)
+        made: _Loaded = replace(whole, finding=finding, replay=replay)
         return made
     if not isinstance(loaded, Record):
         return loaded
@@ -371,9 +371,9 @@ def public_reply(text: str, redactor: Redactor) -> str:
 
 def _report(public: Public, report: ReportFacts) -> ReportFacts:
     """The last lines that a client printed, without what it quotes of requests."""
-    printed = report.output.strip().splitlines()[-PRINTED_LINES:]
+    printed = report.output.strip().splitlines()[-_PRINTED_LINES:]
     redacted = redact_log("\n".join(printed), public)
-    shown = [clip(line, PRINTED_WIDTH) for line in redacted.splitlines()]
+    shown = [clip(line, _PRINTED_WIDTH) for line in redacted.splitlines()]
     return report.model_copy(update={"output": "\n".join(shown)})
 
 

@@ -237,7 +237,7 @@ class ReproVerdict(StrEnum):
     """Nothing shows without what is not here: a GPU, several, the real model."""
 
 
-REPRO_EXITS: Final = {ReproVerdict.NOT_REPRODUCED: 0, ReproVerdict.REPRODUCED: 1}
+_REPRO_EXITS: Final = {ReproVerdict.NOT_REPRODUCED: 0, ReproVerdict.REPRODUCED: 1}
 
 
 class Replaced(Record):
@@ -409,7 +409,7 @@ class Replay(CampaignDocument, kind="replay"):
         testable here; 0: neither. Of a bug report: 1: reproduced; 0: it is not; 3:
         neither can be said."""
         if self.report is not None and self.report.verdict is not None:
-            return REPRO_EXITS.get(self.report.verdict, 3)
+            return _REPRO_EXITS.get(self.report.verdict, 3)
         if any(f.confirmed and f.known is None for f in self.findings):
             return 1
         unproven = any(not f.confirmed for f in self.findings) or bool(self.unconfirmed)
@@ -437,7 +437,7 @@ reads it."""
 EPISODES_DIR = "episodes"
 """Below the session's folder: ``0007/case.json`` is what episode 7 sent."""
 
-Place = Annotated[
+_Place = Annotated[
     str, StringConstraints(pattern=r"^(?:e\d{4,6}(?:-f\d{1,4}){0,2}(?:/f\d{1,4})?)?$")
 ]
 
@@ -486,7 +486,7 @@ class Episode(Record):
     starts: Annotated[int, Field(description="of servers, without what pursued it")] = 1
     seconds: float = 0.0
     pursued: Annotated[
-        Place, Field(description="folder of the replay that pursued it")
+        _Place, Field(description="folder of the replay that pursued it")
     ] = ""
 
 
@@ -500,9 +500,9 @@ class Found(Record):
     after_s: Annotated[
         float, Field(description="seconds of fuzzing before it was first seen")
     ]
-    replay: Annotated[Place, Field(description="folder of the replay that pursued it")]
+    replay: Annotated[_Place, Field(description="folder of the replay that pursued it")]
     folder: Annotated[
-        Place, Field(description="of the finding: report, case, reproduce.py")
+        _Place, Field(description="of the finding: report, case, reproduce.py")
     ]
     finding: Finding
 

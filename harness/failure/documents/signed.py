@@ -14,9 +14,9 @@ from typing import Final
 from mmrepro.base.errors import BadIncident, UsageError
 from mmrepro.base.machine.files import is_file
 
-NAMESPACE: Final = "mmrepro"
+_NAMESPACE: Final = "mmrepro"
 """A signature that was made for something else is none of an incident."""
-TIMEOUT_S: Final = 300.0
+_TIMEOUT_S: Final = 300.0
 """A key may ask for its passphrase."""
 
 
@@ -67,14 +67,14 @@ def signer_of(place: Path, head: str, signature: bytes, signers: Path) -> str:
 def _ssh_keygen(
     act: str, arguments: Sequence[str], head: str
 ) -> subprocess.CompletedProcess[str]:
-    command = ["ssh-keygen", "-Y", act, "-n", NAMESPACE, *arguments]
+    command = ["ssh-keygen", "-Y", act, "-n", _NAMESPACE, *arguments]
     try:
         return subprocess.run(
             command,
             input=f"{head}\n",
             capture_output=True,
             text=True,
-            timeout=TIMEOUT_S,
+            timeout=_TIMEOUT_S,
             check=False,
         )
     except FileNotFoundError as error:
@@ -82,7 +82,7 @@ def _ssh_keygen(
             "There is no ssh-keygen here.", hint="install OpenSSH's client"
         ) from error
     except subprocess.TimeoutExpired as error:
-        raise UsageError(f"ssh-keygen did not end in {TIMEOUT_S:.0f} s.") from error
+        raise UsageError(f"ssh-keygen did not end in {_TIMEOUT_S:.0f} s.") from error
 
 
 def _last_line(text: str) -> str:

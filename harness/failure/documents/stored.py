@@ -18,7 +18,7 @@ from pydantic import BaseModel, Field
 # A run of an hour is about 10 MB; what is larger was not written by mmrepro.
 MAX_BYTES: Final = 128 << 20
 DocumentT = TypeVar("DocumentT", bound=Document)
-MADE_BY: Final = {
+_MADE_BY: Final = {
     "ablation": "ablate",
     "bisection": "bisect",
     "fleet": "diagnose",
@@ -82,7 +82,7 @@ def _read(data: bytes, path: Path, kind: type[DocumentT]) -> DocumentT:
         raise BadIncident(
             f"{path} does not follow the {name} schema: {error}",
             hint=(
-                f"mmrepro {MADE_BY.get(name, name)} --json-schema; if the file was not "
+                f"mmrepro {_MADE_BY.get(name, name)} --json-schema; if the file was not "
                 "edited, this is a bug"
             ),
             detail=error.problems[:20],
@@ -111,8 +111,8 @@ def replace_file(path: Path, text: str) -> None:
 # ------------------------------------------------------------------------------ bundles
 
 MANIFEST_FILE: Final = "manifest.json"
-MAX_MEMBER_BYTES: Final = 128 << 20
-MAX_MANIFEST_BYTES: Final = 4 << 20
+_MAX_MEMBER_BYTES: Final = 128 << 20
+_MAX_MANIFEST_BYTES: Final = 4 << 20
 
 
 class BundledFile(Record):
@@ -147,7 +147,7 @@ def is_bundle(path: Path) -> bool:
 def read_manifest(path: Path) -> BundleManifest:
     """What the bundle says it holds. Raises BadIncident."""
     try:
-        return parsed(BundleManifest, _member(path, MANIFEST_FILE, MAX_MANIFEST_BYTES))
+        return parsed(BundleManifest, _member(path, MANIFEST_FILE, _MAX_MANIFEST_BYTES))
     except Unfit as error:
         raise BadIncident(
             (
@@ -169,7 +169,7 @@ def read_listed(path: Path, name: str) -> bytes:
     listed = {entry.name: entry for entry in manifest.files}
     if name not in listed:
         raise BadIncident(f"{path} holds no {name}", hint="mmrepro bundle INCIDENT_DIR")
-    data = _member(path, name, MAX_MEMBER_BYTES)
+    data = _member(path, name, _MAX_MEMBER_BYTES)
     if hashlib.sha256(data).hexdigest() != listed[name].sha256:
         raise BadIncident(
             f"{name} in {path} is not what its manifest lists: the checksums differ",

@@ -37,9 +37,9 @@ QUEUED_PCT, STARVED_PCT, WANTED_PCT = 10.0, 5.0, 80.0
 """% of the time without a core that is worth saying; least use, and use with waiting,
 of a thread that spins on an overloaded machine."""
 IDLE_PCT = 30.0
-DEAD = ("Z", "X")
+_DEAD = ("Z", "X")
 """States of a process that runs no more: a zombie, and one that is gone."""
-TOKENS = ("prompt_tokens", "generation_tokens")
+_TOKENS = ("prompt_tokens", "generation_tokens")
 """Not of requests: a frozen vLLM counts as finished those that their clients give
 up."""
 
@@ -117,12 +117,12 @@ def counted_as_running(metrics: Metrics, engine: Engine) -> Finding:
 
 def no_progress(metrics: Metrics, engine: Engine) -> Finding:
     """Counters of finished requests and of tokens do not move between two readings."""
-    return _stand_still(metrics, engine, ("finished", *TOKENS))
+    return _stand_still(metrics, engine, ("finished", *_TOKENS))
 
 
 def tokens_stand_still(metrics: Metrics, engine: Engine) -> Finding:
     return _stand_still(
-        metrics, engine, [name for name in TOKENS if name in engine.metrics]
+        metrics, engine, [name for name in _TOKENS if name in engine.metrics]
     )
 
 
@@ -151,7 +151,7 @@ def core_burns_cpu(processes: Processes, engine: Engine) -> Finding:
     counted as wanted, as long as it spent what it got in user space."""
     role = engine.core_role
     use = processes.of(role)[-1]
-    if use.state in DEAD:
+    if use.state in _DEAD:
         return Finding.of(False, f"{role} is in state {use.state}")
     try:
         before = processes.of(role, "gate")[-1].user_pct
@@ -191,7 +191,7 @@ def core_alive(evidence: Evidence, processes: Processes, engine: Engine) -> Find
     if evidence.engine_exit is not None:
         return Finding.of(False, f"the server ended with {evidence.engine_exit}")
     state = processes.of(engine.core_role)[-1].state
-    return Finding.of(state not in DEAD, f"{engine.core_role} is in state {state}")
+    return Finding.of(state not in _DEAD, f"{engine.core_role} is in state {state}")
 
 
 def core_gone(evidence: Evidence, engine: Engine) -> Finding:
@@ -201,7 +201,7 @@ def core_gone(evidence: Evidence, engine: Engine) -> Finding:
     if not list(evidence.results(ProcessesData, "check")):
         raise Missing(evidence.why_missing("processes", "check"))
     cores = core_processes(evidence, engine.core_role, "check")
-    alive = [core.pid for core in cores if core.state not in DEAD]
+    alive = [core.pid for core in cores if core.state not in _DEAD]
     said = (
         f"{engine.core_role} {alive[-1]} is alive"
         if alive
@@ -287,7 +287,7 @@ def engine_alive(evidence: Evidence) -> Finding:
             False, f"the server's process ended with {evidence.engine_exit}"
         )
     for _, data in evidence.results(ProcessesData, "check"):
-        if any(process.state not in DEAD for process in data.processes):
+        if any(process.state not in _DEAD for process in data.processes):
             return Finding.of(True, "the server's process runs")
     raise Missing(evidence.why_missing("processes", "check"))
 
@@ -296,7 +296,7 @@ def _numbers(values: list[float]) -> str:
     return " → ".join(f"{v:g}" for v in values)
 
 
-LOCAL = re.compile(r"['\"]([0-9a-f]{16,128})[.…]*['\"]?")
+_LOCAL = re.compile(r"['\"]([0-9a-f]{16,128})[.…]*['\"]?")
 """A digest as py-spy prints a local: quoted, and cut when it is long."""
 
 
@@ -307,7 +307,7 @@ def digest_in(value: str) -> str:
     whatever lay
     there: another object, a number. That is no reading of the key.
     """
-    digest = LOCAL.fullmatch(value.strip())
+    digest = _LOCAL.fullmatch(value.strip())
     return digest[1] if digest else ""
 
 
@@ -338,9 +338,9 @@ def same_digest(keys: Sequence[str], named: Collection[str], shown: str) -> Find
 
 # -------------------------------------------------------- a thread that stays in a loop
 
-MIN_SAMPLES = 3
+_MIN_SAMPLES = 3
 """With fewer samples of a thread, where it always is cannot be told."""
-ABSENT_SAMPLES = 10
+_ABSENT_SAMPLES = 10
 """With fewer samples of a loop, what it calls now and then may have been missed."""
 
 
@@ -348,7 +348,7 @@ def stays_below(stacks: StacksData, path: Sequence[str]) -> Finding:
     """Whether in every sample a thread is inside the functions of ``path``, outermost
     first; others may lie between them."""
     samples = [sample for sample in stacks.samples if sample.threads]
-    if len(samples) < MIN_SAMPLES:
+    if len(samples) < _MIN_SAMPLES:
         return Finding.unknown(f"{len(samples)} samples show stacks")
     inside = sum(
         any(_goes_through(thread, path) for thread in s.threads) for s in samples
@@ -376,7 +376,7 @@ def stays_in(
         callee: what ``path`` calls again and again.
     """
     threads = stacks.threads(thread)
-    if len(threads) < MIN_SAMPLES:
+    if len(threads) < _MIN_SAMPLES:
         return Finding.unknown(
             f"{thread} in {len(threads)} of {len(stacks.samples)} samples"
         )
@@ -401,6 +401,6 @@ def stays_in(
 def calls(text: str, callee: str, calling: int, inside: int, stays: bool) -> Finding:
     """Whether a thread that ``stays`` in a loop calls ``callee``, as ``calling`` of its
     ``inside`` samples show; unknown where none does, and they are few."""
-    if stays and not calling and inside < ABSENT_SAMPLES:
+    if stays and not calling and inside < _ABSENT_SAMPLES:
         return Finding.unknown(f"{text}: too few to say that {callee} is not called")
     return Finding.of(stays and calling > 0, text)

@@ -44,12 +44,12 @@ from mmrepro.probes.data import (
 from mmrepro.probes.log_forms import ERROR_LEVELS, TRACEBACK, written
 from mmrepro.traffic.evidence import Event, Evidence, Phase, RequestRecord
 
-Doubts = Iterator[tuple[str, str]]
+_Doubts = Iterator[tuple[str, str]]
 """What is doubted (a field of Evidence, or a kind of probe data; EVERYTHING), and
 why."""
 
 EVERYTHING = "*"
-PLACES = (
+_PLACES = (
     ("start", "control"),
     ("gate",),
     ("trigger",),
@@ -57,36 +57,36 @@ PLACES = (
     ("after",),
     ("stop",),
 )
-ORDER: Mapping[str, int] = {
-    phase: n for n, phases in enumerate(PLACES) for phase in phases
+_ORDER: Mapping[str, int] = {
+    phase: n for n, phases in enumerate(_PLACES) for phase in phases
 }
-STAGES: Mapping[str, Phase] = {"gate": "gate", "trigger": "trigger", "probes": "check"}
+_STAGES: Mapping[str, Phase] = {"gate": "gate", "trigger": "trigger", "probes": "check"}
 """Event with which a phase begins."""
-CLOCK_S = 1.0
+_CLOCK_S = 1.0
 """Wall and monotonic clock of one run may drift so far apart."""
 SLACK_S = 0.1
 """Moments and durations are taken by different threads, and rounded."""
-TURN_S = 0.002
+_TURN_S = 0.002
 """A phase begins so long before or after the event that notes it."""
 LATE_S = 30.0
 """An event may be written so long after what it tells of: the loop of a starved machine
 stands."""
-ZONE = timedelta(minutes=15)
-FARTHEST = timedelta(hours=14)
-"""Logs have the local time: off by a whole number of ZONE, at most FARTHEST."""
-OUTSIDE = (9, 15, 2, 1, 3, 10, 12, 24, 30)
+_ZONE = timedelta(minutes=15)
+_FARTHEST = timedelta(hours=14)
+"""Logs have the local time: off by a whole number of _ZONE, at most _FARTHEST."""
+_OUTSIDE = (9, 15, 2, 1, 3, 10, 12, 24, 30)
 """Signals that somebody sends: KILL, TERM, INT, HUP, QUIT, a batch system's USR1 and
 USR2, XCPU of a limit, PWR. A crash raises others in its own process."""
 GATEWAY, DELIVERY = (502, 504), 520
 """No engine answers with these; 520 and on are content delivery networks' own."""
-ENVIRONMENT = re.compile(r"environments/([^/\s]+)/")
+_ENVIRONMENT = re.compile(r"environments/([^/\s]+)/")
 PORT = re.compile(r" --(?:server-)?port[ =](\d+)")
-PID = re.compile(r"(\S+) pid=(\d+)")
-STARTED = re.compile(r"engine started as process (\d+)")
-EARLY_S = 5.0
+_PID = re.compile(r"(\S+) pid=(\d+)")
+_STARTED = re.compile(r"engine started as process (\d+)")
+_EARLY_S = 5.0
 """A process may be so much older than the line that tells of its start."""
-DEAD = ("Z", "X")
-STOPPED = "T"
+_DEAD = ("Z", "X")
+_STOPPED = "T"
 """By a signal; a tracer's own stop is t."""
 FOREVER = re.compile(r".*_(?:total|count|bucket)|process_start_time_seconds")
 """Metrics that a server which is not started again never lowers. Not sums: those of
@@ -146,7 +146,7 @@ class Run:
 
     @property
     def environment(self) -> str:
-        found = ENVIRONMENT.search(" ".join(self.command[:1]))
+        found = _ENVIRONMENT.search(" ".join(self.command[:1]))
         return found[1] if found else ""
 
 
@@ -171,7 +171,7 @@ def doubts(evidence: Evidence, run: Run) -> dict[str, str]:
 # ------------------------------------------------------------------ whose it is
 
 
-def named(evidence: Evidence, run: Run) -> Doubts:
+def named(evidence: Evidence, run: Run) -> _Doubts:
     """Wheel, packages and interpreter are of the engine and the release that the run
     says."""
     if run.known:
@@ -215,7 +215,7 @@ def _plain(name: str) -> str:
     return re.sub(r"[-_.]+", "-", name).lower()
 
 
-def reproduced_here(evidence: Evidence, run: Run) -> Doubts:
+def reproduced_here(evidence: Evidence, run: Run) -> _Doubts:
     """What the reproducers print is of the environment and the release of the run."""
     for reproducer in evidence.reproducers:
         for name, value in reproducer.facts.items():
@@ -236,12 +236,12 @@ def _other_environments(text: str, run: Run) -> Iterator[str]:
     """Environments that a text names, and that are not the run's."""
     if not run.environment:
         return
-    for other in ENVIRONMENT.findall(text):
+    for other in _ENVIRONMENT.findall(text):
         if other != run.environment and not run.of_kernels(other):
             yield other
 
 
-def one_server(evidence: Evidence, run: Run) -> Doubts:
+def one_server(evidence: Evidence, run: Run) -> _Doubts:
     """Endpoints, metrics and connections are of one address, which the server was
     started with."""
     port = run.option("--port", "--server-port")
@@ -273,7 +273,7 @@ def one_server(evidence: Evidence, run: Run) -> Doubts:
             yield from _listening(data, run, port)
 
 
-def _listening(data: ProcessesData, run: Run, port: str) -> Doubts:
+def _listening(data: ProcessesData, run: Run, port: str) -> _Doubts:
     proxied = PROXY.search(" ".join(run.command)) is not None
     for use in data.processes:
         # Servers behind the proxy of a pair have ports of their own.
@@ -294,7 +294,7 @@ def _addresses(evidence: Evidence) -> Iterator[tuple[str, str]]:
             yield "http", result.data.base_url
 
 
-def _front(data: HttpData, run: Run, model: str) -> Doubts:
+def _front(data: HttpData, run: Run, model: str) -> _Doubts:
     for answer in data.answers:
         if why := not_the_engines(answer.status, answer.body):
             yield "http", f"{answer.path}: {why}"
@@ -313,7 +313,7 @@ def _entries(body: str) -> list[Mapping[str, object]]:
     return [found] if "owned_by" in found else []
 
 
-def one_tree(evidence: Evidence, run: Run) -> Doubts:
+def one_tree(evidence: Evidence, run: Run) -> _Doubts:
     """One tree of processes, whose core lives from before the trigger on; all else is
     of it."""
     readings = [r.data for r in _theirs(evidence) if isinstance(r.data, ProcessesData)]
@@ -336,7 +336,7 @@ def one_tree(evidence: Evidence, run: Run) -> Doubts:
 
 def _started(events: Iterable[Event]) -> list[int]:
     """The process ids of servers whose start is noted."""
-    matches = [STARTED.match(event.text) for event in events]
+    matches = [_STARTED.match(event.text) for event in events]
     return [int(match[1]) for match in matches if match]
 
 
@@ -345,7 +345,7 @@ def _pids_of(data: ProcessesData, role: str) -> set[int]:
     return {use.pid for use in data.processes if role and role in use.role}
 
 
-def _traced(evidence: Evidence, run: Run, readings: Sequence[ProcessesData]) -> Doubts:
+def _traced(evidence: Evidence, run: Run, readings: Sequence[ProcessesData]) -> _Doubts:
     """Stacks and system calls are of the server's core or of its workers."""
     ours: set[int] = set()
     seen: set[int] = set()
@@ -381,11 +381,11 @@ def _traced(evidence: Evidence, run: Run, readings: Sequence[ProcessesData]) -> 
         yield "syscalls", "they are of one process in one phase, of another in the next"
 
 
-def _lives(evidence: Evidence, readings: Sequence[ProcessesData]) -> Doubts:
+def _lives(evidence: Evidence, readings: Sequence[ProcessesData]) -> _Doubts:
     """Every process has one start, of this server, before the first request: an id may
     be given again to another process."""
     sent = [r.sent.wall.timestamp() for r in evidence.requests_in("gate")]
-    started = [e.at.wall.timestamp() for e in evidence.events if STARTED.match(e.text)]
+    started = [e.at.wall.timestamp() for e in evidence.events if _STARTED.match(e.text)]
     known: dict[int, ProcessUse] = {}
     for data in readings:
         for use in data.processes:
@@ -395,13 +395,13 @@ def _lives(evidence: Evidence, readings: Sequence[ProcessesData]) -> Doubts:
                 continue
             if _apart(born, before.created_wall):
                 yield "processes", f"process {use.pid} has two starts"
-            works = bool(use.role) or use.state in DEAD
-            if sent and works and _past(born, min(sent), CLOCK_S):
+            works = bool(use.role) or use.state in _DEAD
+            if sent and works and _past(born, min(sent), _CLOCK_S):
                 yield (
                     "processes",
                     f"{use.role or use.name} was started after the first request",
                 )
-            if started and _past(max(started), born, EARLY_S):
+            if started and _past(max(started), born, _EARLY_S):
                 yield "processes", f"process {use.pid} is older than the server"
 
     root = known.get(readings[0].root_pid) if readings else None
@@ -417,7 +417,7 @@ def _lives(evidence: Evidence, readings: Sequence[ProcessesData]) -> Doubts:
                 )
 
 
-def environments(evidence: Evidence, run: Run) -> Doubts:
+def environments(evidence: Evidence, run: Run) -> _Doubts:
     """Processes and tracebacks name one environment: that of the run."""
     for result in _theirs(evidence):
         texts: list[str] = []
@@ -446,7 +446,7 @@ def _moments(evidence: Evidence) -> Iterator[tuple[str, Phase | str, Moment]]:
         yield "events", event.phase, event.at
 
 
-def within_the_run(evidence: Evidence, run: Run) -> Doubts:
+def within_the_run(evidence: Evidence, run: Run) -> _Doubts:
     """Nothing was sent, read or noted before the run began or after it ended."""
     for what, _, moment in _moments(evidence):
         before = run.began is not None and _past(run.began.mono, moment.mono)
@@ -455,15 +455,15 @@ def within_the_run(evidence: Evidence, run: Run) -> Doubts:
             yield what, "it is of another time than the run"
 
 
-def in_phase(evidence: Evidence, run: Run) -> Doubts:
+def in_phase(evidence: Evidence, run: Run) -> _Doubts:
     """What is of a phase was done in it: an answer that came late is of the phase in
     which it was asked for."""
     begins: dict[int, float] = {}
     for event in evidence.events:
-        if event.source == "stage" and event.text in STAGES:
-            begins.setdefault(ORDER[STAGES[event.text]], event.at.mono)
+        if event.source == "stage" and event.text in _STAGES:
+            begins.setdefault(_ORDER[_STAGES[event.text]], event.at.mono)
     for record in evidence.requests:
-        begun = begins.get(ORDER[record.phase]) if record.phase in ORDER else None
+        begun = begins.get(_ORDER[record.phase]) if record.phase in _ORDER else None
         if begun is not None and _ended(record) < begun:
             yield (
                 "requests",
@@ -472,14 +472,14 @@ def in_phase(evidence: Evidence, run: Run) -> Doubts:
     for what, phase, moment in _moments(evidence):
         if what == "events":
             continue
-        if phase not in ORDER or (what == "requests" and phase == "start"):
+        if phase not in _ORDER or (what == "requests" and phase == "start"):
             yield what, f"nothing of it is done in the phase {phase!r}"
             continue
-        place = ORDER[phase]
+        place = _ORDER[phase]
         begun_before = [at for earlier, at in begins.items() if earlier <= place]
         begun_after = [at for later, at in begins.items() if later > place]
         # The recorder's phase is set just before or after the stage is noted.
-        turn = 0.0 if what == "requests" else TURN_S
+        turn = 0.0 if what == "requests" else _TURN_S
         early = begun_before and _past(max(begun_before), moment.mono, turn)
         late = begun_after and _past(moment.mono, min(begun_after), turn)
         if early or late:
@@ -492,7 +492,7 @@ def _past(later: float, earlier: float, slack: float = SLACK_S) -> bool:
     return later > earlier + slack
 
 
-def _apart(one: float, other: float, slack: float = CLOCK_S) -> bool:
+def _apart(one: float, other: float, slack: float = _CLOCK_S) -> bool:
     """Whether two moments differ by more than ``slack`` seconds."""
     return abs(one - other) > slack
 
@@ -501,7 +501,7 @@ def _ended(record: RequestRecord) -> float:
     return record.sent.mono + record.latency_s
 
 
-def windows(evidence: Evidence, run: Run) -> Doubts:
+def windows(evidence: Evidence, run: Run) -> _Doubts:
     """Windows are above zero and within their probe, and so are samples."""
     for result in evidence.probes:
         data, begin = result.data, result.started.mono
@@ -524,7 +524,7 @@ def windows(evidence: Evidence, run: Run) -> Doubts:
 # --------------------------------------------------------------- how long it was waited
 
 
-def silence(evidence: Evidence, run: Run) -> Doubts:
+def silence(evidence: Evidence, run: Run) -> _Doubts:
     """No answer means that the whole deadline passed, by the gate's rule, and nothing
     came."""
     rule = run.deadline_s
@@ -586,7 +586,7 @@ def came(record: RequestRecord) -> bool:
 # ------------------------------------------------------------------ whose counters
 
 
-def counted(evidence: Evidence, run: Run) -> Doubts:
+def counted(evidence: Evidence, run: Run) -> _Doubts:
     """Counters only rise, and no series of them goes: one server was read."""
     before: dict[tuple[str, tuple[tuple[str, str], ...]], float] = {}
     for result in _theirs(evidence):
@@ -609,7 +609,7 @@ def counted(evidence: Evidence, run: Run) -> Doubts:
 # ------------------------------------------------------------------ who said it
 
 
-def logs(evidence: Evidence, run: Run) -> Doubts:
+def logs(evidence: Evidence, run: Run) -> _Doubts:
     """Its lines are of the engine and release, of the time and of the processes of the
     run."""
     for result in evidence.probes:
@@ -665,10 +665,10 @@ def _dated(result: ProbeResult, evidence: Evidence, run: Run) -> Iterator[str]: 
     if run.utc_offset_s is not None:
         zone = timedelta(seconds=run.utc_offset_s)
     else:  # the nearest zone in which nothing was logged after it was read
-        zone = -((read - newest + second) // ZONE) * ZONE
+        zone = -((read - newest + second) // _ZONE) * _ZONE
     # A busy machine reads a long log for seconds, and the engine goes on writing.
     ended = read + timedelta(seconds=result.seconds)
-    if abs(zone) > FARTHEST or newest - zone > ended + second:
+    if abs(zone) > _FARTHEST or newest - zone > ended + second:
         yield (
             f"it is of another day: its last line is of {newest}, it was read at {read}"
         )
@@ -703,7 +703,7 @@ def _writers(data: LogsData, evidence: Evidence) -> Iterator[str]:
         if isinstance(result.data, ProcessesData):
             uses += result.data.processes
     lines = _lines(data)
-    writers = [(line, *pair) for line in lines for pair in PID.findall(line.process)]
+    writers = [(line, *pair) for line in lines for pair in _PID.findall(line.process)]
 
     started = {str(pid) for pid in _started(evidence.events)}
     named = {pid for _, _, pid in writers}
@@ -727,11 +727,11 @@ def _writers(data: LogsData, evidence: Evidence) -> Iterator[str]:
             )
 
 
-def frames(evidence: Evidence, run: Run) -> Doubts:
+def frames(evidence: Evidence, run: Run) -> _Doubts:
     """What the scenario is about is the engine's own function, by its file; code that
     somebody plugged in has functions of the same names."""
     known = {_plain(package.partition("==")[0]) for package in run.packages}
-    standard = {*run.engine.code, *OURS, *sys.stdlib_module_names}
+    standard = {*run.engine.code, *_OURS, *sys.stdlib_module_names}
     foreign: dict[str, bool] = {}
     found = (
         frame
@@ -760,12 +760,12 @@ def frames(evidence: Evidence, run: Run) -> Doubts:
             )
 
 
-OURS = ("harness", "mmrepro", "reproducers", "mmrepro_stream", "PIL", "cv2")
+_OURS = ("harness", "mmrepro", "reproducers", "mmrepro_stream", "PIL", "cv2")
 """Besides the engine's: of mmrepro, and modules that are called unlike their
 packages."""
 
 
-def replies(evidence: Evidence, run: Run) -> Doubts:
+def replies(evidence: Evidence, run: Run) -> _Doubts:
     """An HTTP error is in the engine's own form: not a page of something that stands
     before it."""
     for record in evidence.requests:
@@ -811,7 +811,7 @@ def _document(text: str) -> dict[str, Any]:
     return document if isinstance(document, dict) else {}
 
 
-ERROR_FIELDS = frozenset({"message", "type", "param", "code", "object"})
+_ERROR_FIELDS = frozenset({"message", "type", "param", "code", "object"})
 
 
 def foreign_error(status: int | None, body: str) -> str:
@@ -840,7 +840,7 @@ def foreign_error(status: int | None, body: str) -> str:
         elif document.get("object") != "error":
             error = None
     known = (
-        isinstance(error, dict) and "message" in error and error.keys() <= ERROR_FIELDS
+        isinstance(error, dict) and "message" in error and error.keys() <= _ERROR_FIELDS
     )
     if known and (status >= 500 or "code" in error):
         known = "type" in error and error.get("code") == status
@@ -850,7 +850,7 @@ def foreign_error(status: int | None, body: str) -> str:
 # ------------------------------------------------------------------ another cause
 
 
-def ended(evidence: Evidence, run: Run) -> Doubts:
+def ended(evidence: Evidence, run: Run) -> _Doubts:
     """A signal from outside, or from a kernel that is out of memory, ended no server by
     itself; nor is a server silent by itself whose core or front such a signal
     stopped."""
@@ -862,7 +862,7 @@ def ended(evidence: Evidence, run: Run) -> Doubts:
     for data in readings:
         for use in data.processes:
             leads = use.pid == data.root_pid or run.engine.core_role in use.role
-            if use.state == STOPPED and leads:
+            if use.state == _STOPPED and leads:
                 for kind in ("processes", "requests", "inference"):
                     yield (
                         kind,
@@ -879,7 +879,7 @@ def sent_by_others(
     """The signal that ended a server with exit code ``code`` from outside; None: there
     was none, or its log holds a line of ``ends_itself``."""
     named = (
-        [] if code is None else [one for one in (-code, code - 128) if one in OUTSIDE]
+        [] if code is None else [one for one in (-code, code - 128) if one in _OUTSIDE]
     )
     if not named:
         return None
@@ -906,7 +906,7 @@ def _listed(numbers: Iterable[int]) -> str:
     return " and ".join(map(str, sorted(numbers)))
 
 
-CHECKS: Sequence[Callable[[Evidence, Run], Doubts]] = (
+CHECKS: Sequence[Callable[[Evidence, Run], _Doubts]] = (
     named,
     reproduced_here,
     one_server,

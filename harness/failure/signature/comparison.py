@@ -10,7 +10,7 @@ from mmrepro.failure.signature.decide import Finding
 from mmrepro.failure.signature.views import Requests
 from mmrepro.traffic.evidence import Missing, RequestRecord
 
-ALONE = ("alone", "again", "after others")
+_ALONE = ("alone", "again", "after others")
 """What the gate's requests with a picture are called: ``gate: A alone``, …"""
 CACHED_TOTAL = "cached_tokens_total"
 """Fact of a run: the server's own count of prompt tokens that came from its cache."""
@@ -33,7 +33,7 @@ class ComparedAnswers(Requests):
 
     def alone(self, picture: str) -> list[RequestRecord]:
         """In the gate: computed whole, and from the picture's own cache entry."""
-        labels = [f"gate: {picture} {kind}" for kind in ALONE]
+        labels = [f"gate: {picture} {kind}" for kind in _ALONE]
         answered = {r.label: r for r in self.within("gate") if r.answered}
         if not answered.keys() & set(labels):
             raise Missing(f"{picture} alone was not answered")

@@ -41,9 +41,9 @@ ASSERT_TRIGGERED = "CUDA error: device-side assert triggered"
 
 HEALTH = "health after the failure"
 AFTER = "after: a new text"
-EXIT_WAIT_S = 15.0
+_EXIT_WAIT_S = 15.0
 """The API server looks every 5 s whether its engine died (entrypoints/launcher.py)."""
-POLL_S = 0.25
+_POLL_S = 0.25
 
 
 async def watch(drive: Drive) -> None:
@@ -53,11 +53,11 @@ async def watch(drive: Drive) -> None:
     await drive.unless_stuck(drive.chat(AFTER, text="hello"))
     if first.status == 200:
         return
-    end = time.monotonic() + EXIT_WAIT_S
+    end = time.monotonic() + _EXIT_WAIT_S
     while time.monotonic() < end:
         if (await _health(drive)).status is None:
             return
-        await asyncio.sleep(POLL_S)
+        await asyncio.sleep(_POLL_S)
 
 
 async def _health(drive: Drive) -> RequestRecord:

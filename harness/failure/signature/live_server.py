@@ -29,7 +29,7 @@ CORE_ALIVE = "core_alive"
 seen."""
 
 
-KEYS = re.compile(
+_KEYS = re.compile(
     r"auth(?:entication|ori[sz]ation)?[ _]?error|(?:api|virtual|access)[ _-]?key"
     r"|unauthori[sz]ed|"
     r"invalid token|litellm|llm provider|upstream|no healthy|deployments? (?:available"
@@ -50,7 +50,7 @@ def stands_before(status: int | None, body: str) -> str:
     # It is long: only who judges needs it.
     from mmrepro.failure.signature.coherence import not_the_engines
 
-    found = KEYS.search(body)
+    found = _KEYS.search(body)
     told = (
         f"the answer {status} is a gateway's: it tells of {found[0]!r}" if found else ""
     )

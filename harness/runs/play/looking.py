@@ -28,9 +28,9 @@ from mmrepro.traffic import Traffic
 from mmrepro.traffic.case.sending import Reading
 from mmrepro.traffic.evidence import RequestRecord
 
-IDLE_LIMIT_S = 2.0
-IDLE_POLL_S = 0.1
-IDLE_SCRAPE_S = 2.0
+_IDLE_LIMIT_S = 2.0
+_IDLE_POLL_S = 0.1
+_IDLE_SCRAPE_S = 2.0
 
 
 def of_metrics(text: str) -> dict[str, float]:
@@ -42,13 +42,13 @@ def of_metrics(text: str) -> dict[str, float]:
     return sums
 
 
-async def settled(traffic: Traffic, engine: Engine) -> dict[str, float]:
-    """The metrics of an idle server, or of one that was not idle within IDLE_LIMIT_S:
+async def _settled(traffic: Traffic, engine: Engine) -> dict[str, float]:
+    """The metrics of an idle server, or of one that was not idle within _IDLE_LIMIT_S:
     nothing runs and nothing waits, twice in a row."""
-    end = time.monotonic() + IDLE_LIMIT_S
+    end = time.monotonic() + _IDLE_LIMIT_S
     calm = 0
     while True:
-        metrics = of_metrics(await traffic.scrape(deadline_s=IDLE_SCRAPE_S))
+        metrics = of_metrics(await traffic.scrape(deadline_s=_IDLE_SCRAPE_S))
         names = [engine.metrics.get(short, ()) for short in ("running", "waiting")]
         busy = any(
             next((metrics[n] for n in some if n in metrics), None) for some in names
@@ -56,12 +56,12 @@ async def settled(traffic: Traffic, engine: Engine) -> dict[str, float]:
         calm = 0 if busy else calm + 1
         if calm == 2 or time.monotonic() > end:
             return metrics
-        await asyncio.sleep(IDLE_POLL_S)
+        await asyncio.sleep(_IDLE_POLL_S)
 
 
 async def reading(traffic: Traffic, engine: Engine, process: EngineProcess) -> Reading:
     """Of the server once it is idle."""
-    metrics = await settled(traffic, engine)
+    metrics = await _settled(traffic, engine)
     return await asyncio.to_thread(of_processes, process.process_ids(), metrics)
 
 
@@ -106,22 +106,22 @@ def size_of(file: Path) -> int | None:
 
 # ----------------------------------------------------------------- does it stand still?
 
-COUNTERS = ("prompt_tokens", "generation_tokens", "finished")
-KV_USE = re.compile(r"cache_usage|token_usage|used_tokens|cache_used")
+_COUNTERS = ("prompt_tokens", "generation_tokens", "finished")
+_KV_USE = re.compile(r"cache_usage|token_usage|used_tokens|cache_used")
 """vllm:kv_cache_usage_perc, sglang:token_usage, sglang:num_used_tokens."""
 SAMPLES, INTERVAL_S, STACKS_S = 20, 0.02, 3.0
-APART_S = 0.5
-SCRAPE_S = 1.0
-ASLEEP_PCT = 10.0
+_APART_S = 0.5
+_SCRAPE_S = 1.0
+_ASLEEP_PCT = 10.0
 """Of one core, all processes together: below it nobody is at work on the request."""
-TURNING = 4
+_TURNING = 4
 """Innermost frames that may change in a loop that is never left."""
-SHARE = 0.95
+_SHARE = 0.95
 """Of the samples that must agree on a frame: one of 20 may be torn."""
 
 
 @dataclass(frozen=True)
-class Stand:
+class _TwoReadings:
     """Two readings, and stacks between them."""
 
     still: bool
@@ -133,20 +133,22 @@ async def counters(server: Started, traffic: Traffic) -> dict[str, float]:
     """What the engine tells of its answers: tokens and requests, and how full the KV
     cache is, as some count an answer only once it is whole. Others may count what goes
     round in a loop."""
-    metrics = of_metrics(await traffic.scrape(deadline_s=SCRAPE_S))
+    metrics = of_metrics(await traffic.scrape(deadline_s=_SCRAPE_S))
     counted = {
-        name for short in COUNTERS for name in server.spec.engine.metrics.get(short, ())
+        name
+        for short in _COUNTERS
+        for name in server.spec.engine.metrics.get(short, ())
     }
     return {
         name: value
         for name, value in metrics.items()
-        if name in counted or KV_USE.search(name)
+        if name in counted or _KV_USE.search(name)
     }
 
 
 async def stand(
     server: Started, traffic: Traffic, client: Callable[[], int], folder: Path
-) -> Stand:
+) -> _TwoReadings:
     """Look for as long as it takes to tell standing still from slow work.
 
     Still: nothing that the engine or the client counts moves, and either all of the
@@ -156,21 +158,21 @@ async def stand(
     pids = server.process.process_ids()
     before, ticks = await counters(server, traffic), cpu_ticks(pids)
     threads, samples = await stacks(server, folder)
-    await asyncio.sleep(max(0.0, APART_S - (time.monotonic() - began)))
+    await asyncio.sleep(max(0.0, _APART_S - (time.monotonic() - began)))
     used = (cpu_ticks(pids) - ticks) / TICKS_PER_S / (time.monotonic() - began) * 100
     after = await counters(server, traffic)
     if client() != seen or before != after:
-        return Stand(False, "work goes on", threads)
+        return _TwoReadings(False, "work goes on", threads)
     silent = "no counter moves" if after else "no counter is told"
-    if used < ASLEEP_PCT:
-        return Stand(True, f"{silent}, and its processes sleep", threads)
+    if used < _ASLEEP_PCT:
+        return _TwoReadings(True, f"{silent}, and its processes sleep", threads)
     busiest = (
         threads[0] if threads and threads[0].active and threads[0].frames else None
     )
     if busiest and stays(busiest, samples, server.spec.engine.idle_loops):
         place = busiest.frames[0].function
-        return Stand(True, f"{silent}, and the core stays in {place}", threads)
-    return Stand(False, f"{silent}, but the core moves", threads)
+        return _TwoReadings(True, f"{silent}, and the core stays in {place}", threads)
+    return _TwoReadings(False, f"{silent}, but the core moves", threads)
 
 
 async def stacks(
@@ -205,7 +207,7 @@ def standing(samples: Sequence[StackSample]) -> list[ThreadStack]:
     for sample in samples:
         for thread in sample.threads:
             by_thread.setdefault((thread.tid, thread.name), []).append(thread)
-    kept = [seen for seen in by_thread.values() if len(seen) >= SHARE * len(samples)]
+    kept = [seen for seen in by_thread.values() if len(seen) >= _SHARE * len(samples)]
     kept.sort(
         key=lambda seen: sum(2 * bool(t.active) + bool(t.owns_gil) for t in seen),
         reverse=True,
@@ -238,7 +240,7 @@ def _shared(seen: Sequence[ThreadStack]) -> list[Frame]:
         if not here:
             break
         best, count = here.most_common(1)[0]
-        if count < SHARE * whole:
+        if count < _SHARE * whole:
             break
         following = [
             f
@@ -262,15 +264,15 @@ def stays(
         for t in s.threads
         if (t.tid, t.name) == (thread.tid, thread.name)
     ]
-    deepest = sorted(len(t.frames) for t in seen)[: max(1, round(SHARE * len(seen)))][
+    deepest = sorted(len(t.frames) for t in seen)[: max(1, round(_SHARE * len(seen)))][
         -1
     ]
-    return len(thread.frames) >= deepest - TURNING
+    return len(thread.frames) >= deepest - _TURNING
 
 
 # --------------------------------------------------------------------------- tracebacks
 
-MAX_BYTES = 16 << 20
+_MAX_BYTES = 16 << 20
 MAX_TRACEBACKS, MAX_FRAMES = 200, 60
 ERROR_CHARS, MESSAGE_CHARS = 300, 60
 OF_LEAVING = (
@@ -280,10 +282,10 @@ OF_LEAVING = (
     "BrokenPipeError",
 )
 """What a server logs of a client that went away: no failure."""
-OF_DEATH = ("EngineDeadError",)
+_OF_DEATH = ("EngineDeadError",)
 """What the rest of an engine says when its core has died: an echo, whatever the cause
 was."""
-WEB_SERVERS = ("/uvicorn/", "/starlette/", "/fastapi/")
+_WEB_SERVERS = ("/uvicorn/", "/starlette/", "/fastapi/")
 
 _BEGIN = "Traceback (most recent call last):"
 _FRAME = re.compile(r'^ *File "([^"]{1,500})", line \d+, in (\S{1,200})')
@@ -332,7 +334,7 @@ class Traceback:
     def in_request(self) -> bool:
         """Raised while the web server handled one request, and not by the engine on its
         own."""
-        return any(web in file for file in self.files for web in WEB_SERVERS)
+        return any(web in file for file in self.files for web in _WEB_SERVERS)
 
 
 def read_tracebacks(log: Path, start: int = 0, fatal: str = "") -> list[Traceback]:
@@ -341,13 +343,13 @@ def read_tracebacks(log: Path, start: int = 0, fatal: str = "") -> list[Tracebac
     try:
         with log.open("rb") as file:
             file.seek(start)
-            text = file.read(MAX_BYTES).decode("utf-8", "replace")
+            text = file.read(_MAX_BYTES).decode("utf-8", "replace")
     except OSError:
         return []
     return tracebacks(text.splitlines(), fatal)
 
 
-END_BYTES = 256 << 10
+_END_BYTES = 256 << 10
 
 
 def says_it_ends(log: Path, start: int, pattern: str) -> bool:
@@ -355,8 +357,8 @@ def says_it_ends(log: Path, start: int, pattern: str) -> bool:
     ``pattern``: that it ends its processes itself."""
     try:
         with log.open("rb") as file:
-            file.seek(max(start, log.stat().st_size - END_BYTES))
-            text = file.read(END_BYTES).decode("utf-8", "replace")
+            file.seek(max(start, log.stat().st_size - _END_BYTES))
+            text = file.read(_END_BYTES).decode("utf-8", "replace")
     except OSError:
         return False
     reads = (
@@ -426,7 +428,7 @@ def telling(
     def rank(one: Traceback) -> tuple[bool, ...]:
         named = one.named_in(failed)
         return (
-            one.type in OF_DEATH,
+            one.type in _OF_DEATH,
             not one.fatal,
             not named,
             core not in one.process,

@@ -40,30 +40,30 @@ from mmrepro.traffic.drive import Picture
 if TYPE_CHECKING:
     from mmrepro.runs.play.player import Player
 
-IDLE_S = 0.5
+_IDLE_S = 0.5
 """A recording is cut where nothing was sent for so long."""
 PART_REQUESTS = 12
 """Of a part of traffic without times."""
-LEAST_AT_ONCE = 4
+_LEAST_AT_ONCE = 4
 """Requests of a part at saturation. Two parts differ by as much chance however long
 they are, so that many short ones tell more."""
-TRIMMED = 0.1
+_TRIMMED = 0.1
 """The share of the ratios at saturation that is left out at each end: something else
 may have used the machine for a moment."""
-ANSWER_S = 600.0
-WARM_UPS = 3
+_ANSWER_S = 600.0
+_WARM_UPS = 3
 """Requests before anything is measured."""
-WATCH_S = 0.1
-QUANTILES = 21
-SPREAD: Final = ("ttft", "itl", "tpot", "latency")
+_WATCH_S = 0.1
+_QUANTILES = 21
+_SPREAD: Final = ("ttft", "itl", "tpot", "latency")
 
-Pass = Literal["recorded", "saturated"]
-SHARES: Final[dict[Pass, float]] = {"recorded": 0.4, "saturated": 0.6}
+_Pass = Literal["recorded", "saturated"]
+_SHARES: Final[dict[_Pass, float]] = {"recorded": 0.4, "saturated": 0.6}
 """The share of a block's time that each pass gets. All metrics that decide, except
 TTFT, are measured at saturation."""
 
 
-class Broken(Exception):
+class _Broken(Exception):
     """A side cannot be measured any more; the text says why."""
 
 
@@ -104,7 +104,7 @@ class Sample:
         values: what is known once of a server: ``start``, ``rss`` …, by metric.
     """
 
-    timings: dict[Pass, dict[tuple[int, str], Timing]] = field(
+    timings: dict[_Pass, dict[tuple[int, str], Timing]] = field(
         default_factory=lambda: {"recorded": {}, "saturated": {}}
     )
     rates: list[float] = field(default_factory=list)
@@ -123,7 +123,7 @@ def parts(case: Case, part_s: float) -> list[Case]:
     began = last = -math.inf
     for op in case.operations:
         at = op.at_s
-        late = at is not None and (at - last > IDLE_S or at - began >= part_s)
+        late = at is not None and (at - last > _IDLE_S or at - began >= part_s)
         many = at is None and bool(ids) and len(ids[-1]) >= PART_REQUESTS
         if not ids or late or many:
             ids.append([])
@@ -139,7 +139,7 @@ def saturated(case: Case, at_once: int) -> list[list[Operation]]:
     free = [
         op.model_copy(update={"after": room}) for op in case.operations if not op.values
     ]
-    size = max(LEAST_AT_ONCE, at_once)
+    size = max(_LEAST_AT_ONCE, at_once)
     return [free[first : first + size] for first in range(0, len(free), size)]
 
 
@@ -173,7 +173,7 @@ class _Served:
 
     async def warm_up(self) -> None:
         self.journal.recorder.phase = "gate"
-        for number in range(WARM_UPS):
+        for number in range(_WARM_UPS):
             text = f"warm-up {number}"
             message = Message(role="user", content=text)
             op = Operation(
@@ -187,7 +187,7 @@ class _Served:
         self.journal.recorder.phase = "trigger"
 
     async def perform(
-        self, which: Pass, number: int, operations: Sequence[Operation]
+        self, which: _Pass, number: int, operations: Sequence[Operation]
     ) -> None:
         """Send a part and keep its times. Raises Broken: the server has ended, or
         hangs."""
@@ -211,15 +211,15 @@ class _Served:
         """Tokens of those that were answered, as the server counts them."""
         records = self.journal.recorder.evidence.requests
         first = len(records)
-        sending = Sending(self.traffic, self.made, ANSWER_S, at)
+        sending = Sending(self.traffic, self.made, _ANSWER_S, at)
         sending.alive = self.server.alive
         await sending.perform(operations)
         if not self.server.alive():
-            raise Broken(f"the server ended with {self.server.process.exit_code}")
+            raise _Broken(f"the server ended with {self.server.process.exit_code}")
         leaves = {op.id for op in operations if op.leave}
         answered = [r for r in records[first:] if r.answered and r.label not in leaves]
         if any(r.timed_out for r in records[first:]):
-            raise Broken(f"a request has no answer in {ANSWER_S:.0f} s")
+            raise _Broken(f"a request has no answer in {_ANSWER_S:.0f} s")
         return sending, {r.label: r.completion_tokens for r in answered}
 
     async def close(self) -> None:
@@ -284,7 +284,7 @@ def measure(player: Player, wanted: Measuring, folder: Path) -> Block:
         samples = _Block(player, wanted, folder, order, chance).run(made)
     except EngineStartError as error:
         made.error = f"a server did not start: {error.message}"
-    except Broken as error:
+    except _Broken as error:
         made.error = str(error)
     else:
         note_changes(made, samples["old"], samples["new"])
@@ -313,7 +313,7 @@ class _Block:
         crowds = saturated(wanted.case, wanted.at_once)
         chance.shuffle(recorded)
         chance.shuffle(crowds)
-        self.parts: dict[Pass, list[Sequence[Operation]]] = {
+        self.parts: dict[_Pass, list[Sequence[Operation]]] = {
             "recorded": [*recorded],
             "saturated": [*crowds],
         }
@@ -321,9 +321,9 @@ class _Block:
             del self.parts[
                 "recorded" if METRICS[wanted.only].saturated else "saturated"
             ]
-        whole = sum(SHARES[which] for which in self.parts)
+        whole = sum(_SHARES[which] for which in self.parts)
         self.each_s = {
-            which: wanted.seconds * SHARES[which] / whole for which in self.parts
+            which: wanted.seconds * _SHARES[which] / whole for which in self.parts
         }
 
     def run(self, made: Block) -> dict[Side, Sample]:
@@ -339,7 +339,7 @@ class _Block:
                 ticks = sum(self._ticks(one) for one in sides.values())
             samples = {side: one.sample for side, one in sides.items()}
         else:
-            counts: dict[Pass, int] = {}
+            counts: dict[_Pass, int] = {}
             for side in self.order:
                 with self._serving(side) as one:
                     counts = asyncio.run(self._watched(self._alone(one, counts)))
@@ -364,25 +364,25 @@ class _Block:
         with self.player.serving(wanted, self.folder / side) as (server, journal):
             try:
                 yield _Served(server, journal, self.wanted, self.pictures)
-            except Broken as error:
-                raise Broken(f"{side}: {error}") from error
+            except _Broken as error:
+                raise _Broken(f"{side}: {error}") from error
 
-    async def _watched(self, work: object) -> dict[Pass, int]:
+    async def _watched(self, work: object) -> dict[_Pass, int]:
         """``work``, until it ends or the session is cancelled."""
         task = asyncio.ensure_future(work)  # type: ignore[call-overload]
-        while not (await asyncio.wait({task}, timeout=WATCH_S))[0]:
+        while not (await asyncio.wait({task}, timeout=_WATCH_S))[0]:
             if self.player.cancelled:
                 task.cancel()
                 await asyncio.gather(task, return_exceptions=True)
                 raise KeyboardInterrupt
         return task.result()  # type: ignore[no-any-return]
 
-    async def _in_turn(self, sides: Mapping[Side, _Served]) -> dict[Pass, int]:
+    async def _in_turn(self, sides: Mapping[Side, _Served]) -> dict[_Pass, int]:
         """Part by part, A B B A."""
         first, second = (sides[side] for side in self.order)
         for one in (first, second):
             await one.warm_up()
-        done: dict[Pass, int] = {}
+        done: dict[_Pass, int] = {}
         for which, some in self.parts.items():
             limit = max(first.sample.spent, second.sample.spent) + self.each_s[which]
             for number, part in enumerate(itertools.cycle(some)):
@@ -396,11 +396,13 @@ class _Block:
             await one.close()
         return done
 
-    async def _alone(self, one: _Served, counts: Mapping[Pass, int]) -> dict[Pass, int]:
+    async def _alone(
+        self, one: _Served, counts: Mapping[_Pass, int]
+    ) -> dict[_Pass, int]:
         """As many parts as the other side had, ``counts``; as there is time for, where
         it is first."""
         await one.warm_up()
-        done: dict[Pass, int] = {}
+        done: dict[_Pass, int] = {}
         for which, some in self.parts.items():
             limit = one.sample.spent + self.each_s[which]
             for number, part in enumerate(itertools.cycle(some)):
@@ -450,7 +452,10 @@ def note_changes(made: Block, old: Sample, new: Sample) -> None:
             made.changes[name] = round(change, 6)
             made.old[name], made.new[name] = _short(before), _short(after)
 
-    passes: Sequence[tuple[str, Pass]] = (("", "recorded"), ("-saturated", "saturated"))
+    passes: Sequence[tuple[str, _Pass]] = (
+        ("", "recorded"),
+        ("-saturated", "saturated"),
+    )
     for suffix, which in passes:
         pairs = _pairs(old.timings[which], new.timings[which])
         for name in ("ttft", "itl", "tpot", "latency"):
@@ -465,7 +470,7 @@ def note_changes(made: Block, old: Sample, new: Sample) -> None:
                 statistics.median(after),
                 ratio,
             )
-            if name in SPREAD and not suffix:
+            if name in _SPREAD and not suffix:
                 made.spread[name] = quantiles(before), quantiles(after)
             if (tail := f"{name}-p90{suffix}") in METRICS:
                 note(tail, percentile(before, 0.9), percentile(after, 0.9), None)
@@ -486,7 +491,7 @@ def note_changes(made: Block, old: Sample, new: Sample) -> None:
         note(name, old.values[name], new.values[name], None)
 
 
-def _ratio(both: Sequence[tuple[float, float]], which: Pass) -> float:
+def _ratio(both: Sequence[tuple[float, float]], which: _Pass) -> float:
     """How much the second of each pair is of the first, as a logarithm.
 
     At the recorded times the median of all: a core that slept between two requests
@@ -495,7 +500,7 @@ def _ratio(both: Sequence[tuple[float, float]], which: Pass) -> float:
     ratios = sorted(math.log(b / a) for a, b in both)
     if which == "recorded":
         return statistics.median(ratios)
-    cut = int(TRIMMED * len(ratios))
+    cut = int(_TRIMMED * len(ratios))
     return statistics.fmean(ratios[cut : len(ratios) - cut])
 
 
@@ -530,7 +535,9 @@ def percentile(values: Sequence[float], share: float) -> float | None:
 
 def quantiles(values: Sequence[float]) -> list[float]:
     """Values that stand for the whole distribution, from the least to the largest."""
-    some = (percentile(values, number / (QUANTILES - 1)) for number in range(QUANTILES))
+    some = (
+        percentile(values, number / (_QUANTILES - 1)) for number in range(_QUANTILES)
+    )
     return [_short(value) for value in some if value is not None]
 
 

@@ -32,14 +32,14 @@ from mmrepro.traffic.evidence.recorder import Recorder
 
 CANARY_BEFORE, CANARY_AFTER = "canary before", "canary after"
 CANARY_TEXT, CANARY_TOKENS = "hello", 8
-FIRST_ANSWER_S = 60.0
+_FIRST_ANSWER_S = 60.0
 """For the first answer of a server: it warms up, and a scenario's gate waits as
 long."""
-MOST_DEADLINES = 30
+_MOST_DEADLINES = 30
 """A request that has no answer after so many deadlines hangs, whatever else goes on."""
 WATCH_S, COUNT_S, LOOK_AGAIN_S = 0.1, 0.5, 1.0
 DEAD_GRACE_S, EXIT_S = 1.0, 0.5
-MAX_CAUSES = 6
+_MAX_CAUSES = 6
 
 
 class Observing:
@@ -185,13 +185,13 @@ class Observing:
         suspected."""
         limits = self.deadlines
         answer_s = (
-            limits.answer_s if self._warm else max(limits.answer_s, FIRST_ANSWER_S)
+            limits.answer_s if self._warm else max(limits.answer_s, _FIRST_ANSWER_S)
         )
         if age >= answer_s and quiet >= max(
             limits.answer_s - limits.suspect_s, 2 * COUNT_S
         ):
             self._hangs("nothing moves")
-        elif age >= MOST_DEADLINES * answer_s:
+        elif age >= _MOST_DEADLINES * answer_s:
             self._hangs("others are answered")
         return self.state is PlayState.HUNG
 
@@ -296,7 +296,7 @@ class Observing:
             return
         told = telling(found, self.recorder.evidence.requests, engine.core_role)
         played.frames = told[0].frames_of(engine) if told else []
-        played.causes = list(dict.fromkeys(one.error for one in told))[:MAX_CAUSES]
+        played.causes = list(dict.fromkeys(one.error for one in told))[:_MAX_CAUSES]
         if not played.said:
             played.said = "a request failed, and the server lives on"
 

@@ -64,11 +64,11 @@ from mmrepro.traffic.case.model import Case, ServerWanted
 from mmrepro.traffic.case.sending import Played, PlayState
 from mmrepro.traffic.evidence.recorder import Listener
 
-NO_ROOM = ("No space left on device", "Cannot allocate memory")
+_NO_ROOM = ("No space left on device", "Cannot allocate memory")
 """In the log of a server that did not start: it is this machine's fault."""
 RECORDED: Final = "recorded.har"
-GATE_LIMIT_S = 30.0
-UNKNOWN_S = 0.2
+_GATE_LIMIT_S = 30.0
+_UNKNOWN_S = 0.2
 """An answer's time, where a gate measured none."""
 
 
@@ -131,7 +131,7 @@ class Player:
 
         Where that server does not start, or does not answer, they are those of fast
         answers: the first play tells what is wrong."""
-        self.deadlines = derive([UNKNOWN_S])
+        self.deadlines = derive([_UNKNOWN_S])
         with (
             contextlib.suppress(EngineStartError),
             self.serving(self.server, self.folder / "calibrate") as (server, journal),
@@ -147,7 +147,7 @@ class Player:
         not start nothing is: the first play tells what is wrong. Raises UsageError: the
         client cannot be run."""
         made = ClientRun(ran=False)
-        self.deadlines = derive([UNKNOWN_S])
+        self.deadlines = derive([_UNKNOWN_S])
         with (
             contextlib.suppress(EngineStartError),
             self.serving(self.server, folder) as (server, journal),
@@ -250,7 +250,7 @@ class Player:
                     asyncio.run(observing.play(case, played, on_look))
                     journal.recorder.phase = "stop"
         except EngineStartError as error:
-            if any(sign in line for line in error.detail for sign in NO_ROOM):
+            if any(sign in line for line in error.detail for sign in _NO_ROOM):
                 raise
             if journal.incident.engine.start_mode == StartMode.COLD:
                 self._tries_cold = False  # the mode makes no difference to this failure
@@ -277,7 +277,7 @@ class Player:
         answered = [
             r.latency_s for r in journal.recorder.evidence.requests if r.answered
         ]
-        self.deadlines = derive(answered or [UNKNOWN_S])
+        self.deadlines = derive(answered or [_UNKNOWN_S])
         journal.incident.deadline_s = self.deadlines.answer_s
 
     def _journal(
@@ -342,7 +342,7 @@ async def _gate(server: Started, journal: Journal) -> None:
     """A scenario's warm-up check, for its latencies."""
     journal.recorder.phase = "gate"
     async with driving(server, journal) as drive:
-        drive.deadline_s = GATE_LIMIT_S
+        drive.deadline_s = _GATE_LIMIT_S
         await server.spec.scenario.gate(drive)
 
 

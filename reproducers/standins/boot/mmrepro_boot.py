@@ -37,7 +37,7 @@ class _ChangingLoader(Loader):
         return getattr(self.real, name)
 
 
-class _Finder(MetaPathFinder):
+class _BootFinder(MetaPathFinder):
     def __init__(self) -> None:
         self.changes: dict[str, list[Change]] = {}
 
@@ -52,7 +52,7 @@ class _Finder(MetaPathFinder):
         return spec
 
 
-_finder = _Finder()
+_finder = _BootFinder()
 
 
 def after_import(name: str, change: Change) -> None:

@@ -12,7 +12,7 @@ import sys
 import traceback
 from pathlib import Path
 
-EXIT_CODE = 70  # EX_SOFTWARE
+_EXIT_CODE = 70  # EX_SOFTWARE
 
 
 def start(folder: Path) -> None:
@@ -36,4 +36,4 @@ for entry in os.environ.get("MMREPRO_STAND_INS", "").split(os.pathsep):
     except BaseException:
         traceback.print_exc()
         print(f"mmrepro: the stand-in in {entry} failed", file=sys.stderr, flush=True)
-        os._exit(EXIT_CODE)
+        os._exit(_EXIT_CODE)

@@ -25,8 +25,8 @@ from typing import Any
 
 from mmrepro_boot import after_import
 
-POLL_S = 0.001
-MERGE = "_merge_multimodal_embeddings"
+_POLL_S = 0.001
+_MERGE = "_merge_multimodal_embeddings"
 
 
 def _contract() -> Any:
@@ -90,14 +90,14 @@ class Counts:
             with self._lock:
                 if not self._waiting:
                     self._wake.clear()
-            time.sleep(POLL_S)
+            time.sleep(_POLL_S)
 
 
 class Watch:
     """What was seen so far."""
 
     def __init__(self) -> None:
-        self.history = contract.History()
+        self.history = contract.StepHistory()
         self.steps = self.marked = self.violations = 0
         self.missing: set[str] = set()
 
@@ -135,11 +135,11 @@ def rows_of(embeddings: Any) -> tuple[int, int]:
     return sum(rows for rows, _ in parts), parts[0][1] if parts else 0
 
 
-def watch_merge(module: ModuleType) -> None:
+def _watch_merge(module: ModuleType) -> None:
     """In the order of the stream, just before the embeddings are put in."""
-    original = getattr(module, MERGE, None)
+    original = getattr(module, _MERGE, None)
     if original is None:
-        watch.absent(f"{module.__name__}.{MERGE}")
+        watch.absent(f"{module.__name__}.{_MERGE}")
         return
     signature = inspect.signature(original)
 
@@ -160,7 +160,7 @@ def watch_merge(module: ModuleType) -> None:
             )
         return original(*args, **kwargs)
 
-    setattr(module, MERGE, merge)
+    setattr(module, _MERGE, merge)
 
 
 def view(runner: Any, scheduled: dict[str, int], total: int) -> Any:
@@ -276,5 +276,5 @@ def _resumed(scheduler_output: Any) -> list[str]:
     return [name for name, flag in zip(cached.req_ids, flags, strict=False) if flag]
 
 
-after_import("vllm.model_executor.models.utils", watch_merge)
+after_import("vllm.model_executor.models.utils", _watch_merge)
 after_import("vllm.v1.worker.gpu_model_runner", watch_runner)

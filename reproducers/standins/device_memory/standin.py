@@ -9,12 +9,12 @@ from typing import Any
 
 from mmrepro_boot import after_import
 
-FREE = int(os.environ["MMREPRO_DEVICE_FREE_BYTES"])
-TOTAL = int(os.environ["MMREPRO_DEVICE_TOTAL_BYTES"])
+_FREE = int(os.environ["MMREPRO_DEVICE_FREE_BYTES"])
+_TOTAL = int(os.environ["MMREPRO_DEVICE_TOTAL_BYTES"])
 
 
 def answer(torch: Any) -> None:
-    torch.cuda.mem_get_info = lambda *args, **kwargs: (FREE, TOTAL)
+    torch.cuda.mem_get_info = lambda *args, **kwargs: (_FREE, _TOTAL)
 
 
 after_import("torch", answer)

@@ -18,14 +18,14 @@ def install(module: ModuleType) -> None:
     vllm_cpu.install(module)
 
 
-def wait_lazily(module: ModuleType) -> None:
+def _wait_lazily(module: ModuleType) -> None:
     """The executor makes its thread before it imports the model runner."""
     from mmrepro_stream.queue import LazyExecutor
 
     module.ThreadPoolExecutor = LazyExecutor  # type: ignore[attr-defined]
 
 
-def keep_scheduling(module: ModuleType) -> None:
+def _keep_scheduling(module: ModuleType) -> None:
     """From 0.14.0 on a CPU has no asynchronous scheduling, for nothing is there to
     overlap with.
 
@@ -49,6 +49,6 @@ def keep_scheduling(module: ModuleType) -> None:
     platform.check_and_update_config = classmethod(check)
 
 
-after_import("vllm.platforms.cpu", keep_scheduling)
-after_import("vllm.v1.executor.uniproc_executor", wait_lazily)
+after_import("vllm.platforms.cpu", _keep_scheduling)
+after_import("vllm.v1.executor.uniproc_executor", _wait_lazily)
 after_import("vllm.v1.worker.cpu_model_runner", install)

@@ -11,18 +11,18 @@ from typing import Any
 
 from mmrepro_boot import after_import
 
-BOTH = "touch,popitem"
-ENV = "MMREPRO_GHOST_KEY_PATCH"
+_BOTH = "touch,popitem"
+_ENV = "MMREPRO_GHOST_KEY_PATCH"
 
 
 def parts() -> list[str]:
-    chosen = os.environ.get(ENV, BOTH).split(",")
-    if not set(chosen) <= set(BOTH.split(",")):
-        raise ValueError(f"{ENV} may name {BOTH}, not {chosen}")
+    chosen = os.environ.get(_ENV, _BOTH).split(",")
+    if not set(chosen) <= set(_BOTH.split(",")):
+        raise ValueError(f"{_ENV} may name {_BOTH}, not {chosen}")
     return chosen
 
 
-CHOSEN = parts()
+_CHOSEN = parts()
 
 
 def patch(module: ModuleType) -> None:
@@ -39,7 +39,7 @@ def patch(module: ModuleType) -> None:
         return original(self, remove_pinned)
 
     fixed = {"touch": touch, "popitem": popitem}
-    for name in CHOSEN:
+    for name in _CHOSEN:
         setattr(cls, name, fixed[name])
         print(f"mmrepro: LRUCache.{name} is patched", file=sys.stderr, flush=True)
 

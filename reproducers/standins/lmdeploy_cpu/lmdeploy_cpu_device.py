@@ -16,11 +16,11 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 NAME = "CPU in place of a CUDA device (mmrepro stand-in)"
-CAPABILITY = (8, 6)
+_CAPABILITY = (8, 6)
 """The device says it is of this compute capability: bfloat16 and a newer attention are
 there."""
 
-FACTORIES = (
+_FACTORIES = (
     "tensor",
     "as_tensor",
     "empty",
@@ -44,7 +44,7 @@ FACTORIES = (
     "tril_indices",
     "triu_indices",
 )
-METHODS = (
+_METHODS = (
     "new_tensor",
     "new_empty",
     "new_zeros",
@@ -92,7 +92,7 @@ def _device_type() -> type:
     return torch.device
 
 
-class Event:
+class _CpuEvent:
     """Recorded at once: there is no queue of device work."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -110,12 +110,12 @@ class Event:
     def synchronize(self) -> None:
         pass
 
-    def elapsed_time(self, other: Event) -> float:
+    def elapsed_time(self, other: _CpuEvent) -> float:
         """Milliseconds."""
         return (other.at - self.at) * 1000
 
 
-class Stream:
+class _CpuStream:
     """Always empty."""
 
     cuda_stream = 0
@@ -136,7 +136,7 @@ class Stream:
         pass
 
     def record_event(self, event: Any = None) -> Any:
-        event = event or Event()
+        event = event or _CpuEvent()
         event.record(self)
         return event
 
@@ -151,9 +151,9 @@ def redirect(torch: Any) -> None:
     # It looks at torch.cuda.Stream as it is imported: before that is replaced.
     importlib.import_module("torch._dynamo")
 
-    for name in FACTORIES:
+    for name in _FACTORIES:
         setattr(torch, name, _redirected(getattr(torch, name)))
-    for name in METHODS:
+    for name in _METHODS:
         setattr(torch.Tensor, name, _redirected(getattr(torch.Tensor, name)))
     torch.Tensor.to = _redirected(torch.Tensor.to, first_argument=True)
     torch.Tensor.cuda = _itself
@@ -163,15 +163,15 @@ def redirect(torch: Any) -> None:
 
     properties = types.SimpleNamespace(
         name=NAME,
-        major=CAPABILITY[0],
-        minor=CAPABILITY[1],
+        major=_CAPABILITY[0],
+        minor=_CAPABILITY[1],
         multi_processor_count=1,
         warp_size=32,
         max_threads_per_multi_processor=1536,
         shared_memory_per_block_optin=101376,
         regs_per_multiprocessor=65536,
     )
-    only_stream = Stream()
+    only_stream = _CpuStream()
 
     def nothing(*args: Any, **kwargs: Any) -> None:
         pass
@@ -180,8 +180,8 @@ def redirect(torch: Any) -> None:
         return 0
 
     answers: dict[str, Any] = {
-        "Stream": Stream,
-        "Event": Event,
+        "Stream": _CpuStream,
+        "Event": _CpuEvent,
         "stream": _no_context,
         "device": _no_context,
         "current_stream": lambda *args: only_stream,
@@ -199,7 +199,7 @@ def redirect(torch: Any) -> None:
         "memory_reserved": zero,
         "max_memory_allocated": zero,
         "get_device_properties": lambda *args: properties,
-        "get_device_capability": lambda *args: CAPABILITY,
+        "get_device_capability": lambda *args: _CAPABILITY,
         "get_device_name": lambda *args: NAME,
         "graph_pool_handle": nothing,
     }

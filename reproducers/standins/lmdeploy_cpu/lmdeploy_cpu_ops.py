@@ -13,7 +13,7 @@ from lmdeploy.pytorch.backends.base import OpsBackend
 from lmdeploy.pytorch.backends.cuda.op_backend import CudaOpsBackend
 from lmdeploy.pytorch.backends.default import DefaultOpsBackend
 
-QUERIES_AT_ONCE = 512
+_QUERIES_AT_ONCE = 512
 """Bounds the memory of a long prompt's scores."""
 
 
@@ -21,7 +21,7 @@ def _refuse(what: str) -> None:
     raise NotImplementedError(f"mmrepro's stand-in for paged attention has no {what}")
 
 
-class PagedAttention(AttentionImpl):
+class _PagedAttention(AttentionImpl):
     """Attention over paged caches of shape [blocks, block size, KV heads, head
     size]."""
 
@@ -95,8 +95,8 @@ class PagedAttention(AttentionImpl):
         if isinstance(window, tuple):
             window = window[0]
         pieces = []
-        for first in range(0, new, QUERIES_AT_ONCE):
-            last = min(first + QUERIES_AT_ONCE, new)
+        for first in range(0, new, _QUERIES_AT_ONCE):
+            last = min(first + _QUERIES_AT_ONCE, new)
             seen = total - new + last  # keys that the last of these queries sees
             of_query = torch.arange(total - new + first, seen)[:, None]
             of_key = torch.arange(seen)[None, :]
@@ -109,7 +109,7 @@ class PagedAttention(AttentionImpl):
         return torch.cat(pieces, 1).transpose(0, 1).to(query.dtype)
 
 
-class Builder:
+class _Builder:
     """How releases up to 0.15 ask for attention."""
 
     @staticmethod
@@ -126,7 +126,7 @@ class Builder:
     ) -> Any:
         if kwargs.get("causal", True) is not True:
             _refuse("attention to later positions")
-        return PagedAttention(
+        return _PagedAttention(
             num_heads,
             head_size,
             scale,
@@ -138,7 +138,7 @@ class Builder:
         )
 
 
-class ByLayerType(CudaOpsBackend):
+class _ByLayerType(CudaOpsBackend):
     """CUDA's block shapes and step context, the default backend's operators."""
 
     build_graph_runner = OpsBackend.build_graph_runner
@@ -146,11 +146,11 @@ class ByLayerType(CudaOpsBackend):
     @classmethod
     def get_layer_impl_builder(cls, layer_type: Any) -> Any:
         if layer_type.name in ("Attention", "PagedAttention"):  # 0.6.4; 0.6.5 and later
-            return Builder
+            return _Builder
         return DefaultOpsBackend.get_layer_impl_builder(layer_type)
 
 
-class BySpec(CudaOpsBackend):
+class _BySpec(CudaOpsBackend):
     """The same for releases that ask by a specification (0.18.0)."""
 
     build_graph_runner = OpsBackend.build_graph_runner
@@ -158,7 +158,7 @@ class BySpec(CudaOpsBackend):
     @classmethod
     def build_op(cls, spec: Any, **kwargs: Any) -> Any:
         if type(spec).__name__ == "PagedAttentionBuildSpec":
-            return PagedAttention(
+            return _PagedAttention(
                 spec.num_heads,
                 spec.head_dim,
                 spec.scale,
@@ -171,4 +171,4 @@ class BySpec(CudaOpsBackend):
 
 @functools.cache
 def backend() -> type:
-    return BySpec if hasattr(OpsBackend, "build_op") else ByLayerType
+    return _BySpec if hasattr(OpsBackend, "build_op") else _ByLayerType

@@ -16,7 +16,7 @@ def redirect(module: ModuleType) -> None:
     lmdeploy_cpu_device.redirect(module)
 
 
-def choose_backend(module: Any) -> None:
+def _choose_backend(module: Any) -> None:
     """``selector`` answers for the device type ``cuda`` with the CPU's operators."""
     name = "_get_backend" if hasattr(module, "_get_backend") else "get_backend"
     original = getattr(module, name)
@@ -34,18 +34,18 @@ def choose_backend(module: Any) -> None:
     setattr(module, name, get_backend)
 
 
-def no_triton_check(module: Any) -> None:
+def _no_triton_check(module: Any) -> None:
     """The environment check runs a Triton kernel, which has no device here (0.6.4)."""
     if hasattr(module, "check_env_triton"):
         module.check_env_triton = lambda *args, **kwargs: None
 
 
-def no_triton_checker(module: Any) -> None:
+def _no_triton_checker(module: Any) -> None:
     """The same from 0.6.5 on."""
     module.TritonChecker.check = lambda self: None
 
 
-def no_triton_device(module: Any) -> None:
+def _no_triton_device(module: Any) -> None:
     """0.15.0 asks Triton for its device as it imports kernels, of which none is
     launched here."""
     from lmdeploy.version import __version__
@@ -60,7 +60,7 @@ def no_triton_device(module: Any) -> None:
 
 
 after_import("torch", redirect)
-after_import("lmdeploy.pytorch.backends.selector", choose_backend)
-after_import("lmdeploy.pytorch.kernels", no_triton_device)
-after_import("lmdeploy.pytorch.check_env", no_triton_check)
-after_import("lmdeploy.pytorch.check_env.triton", no_triton_checker)
+after_import("lmdeploy.pytorch.backends.selector", _choose_backend)
+after_import("lmdeploy.pytorch.kernels", _no_triton_device)
+after_import("lmdeploy.pytorch.check_env", _no_triton_check)
+after_import("lmdeploy.pytorch.check_env.triton", _no_triton_checker)

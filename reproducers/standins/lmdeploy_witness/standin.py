@@ -24,7 +24,7 @@ from typing import Any
 
 from mmrepro_boot import after_import
 
-SIZING = {
+_SIZING = {
     "get_gpu_memory": "memory",  # (free, total) bytes, as torch.cuda.mem_get_info says
     "__get_runtime_size": "runtime",  # (bytes kept back, prefill tokens): up to 0.7.1
     "_get_runtime_size": "runtime",  # later
@@ -49,8 +49,8 @@ def plain(value: Any) -> Any:
     )
 
 
-def watch_sizing(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Note what the functions named in ``SIZING`` return while ``function`` runs."""
+def _watch_sizing(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Note what the functions named in ``_SIZING`` return while ``function`` runs."""
 
     @functools.wraps(function)
     def watched(*args: Any, **kwargs: Any) -> Any:
@@ -60,7 +60,7 @@ def watch_sizing(function: Callable[..., Any]) -> Callable[..., Any]:
         def profile(frame: FrameType, event: Any, value: Any) -> None:
             if before is not None:  # somebody else is looking as well
                 before(frame, event, value)
-            name = SIZING.get(frame.f_code.co_name)
+            name = _SIZING.get(frame.f_code.co_name)
             if event == "return" and name and "lmdeploy" in frame.f_code.co_filename:
                 seen[name] = plain(value)
 
@@ -74,20 +74,20 @@ def watch_sizing(function: Callable[..., Any]) -> Callable[..., Any]:
     return watched
 
 
-def in_model_agent(module: Any) -> None:
+def _in_model_agent(module: Any) -> None:
     """Where the cache is sized up to 0.7.1."""
     if hasattr(module, "_update_cache_config"):
-        module._update_cache_config = watch_sizing(module._update_cache_config)
+        module._update_cache_config = _watch_sizing(module._update_cache_config)
 
 
-def in_executor(module: Any) -> None:
+def _in_executor(module: Any) -> None:
     """Where it is sized later."""
-    module.ExecutorBase.update_configs = watch_sizing(
+    module.ExecutorBase.update_configs = _watch_sizing(
         module.ExecutorBase.update_configs
     )
 
 
-CACHE_CONFIG = (
+_CACHE_CONFIG = (
     "cache_max_entry_count",
     "num_gpu_blocks",
     "num_reserved_gpu_blocks",
@@ -97,20 +97,20 @@ CACHE_CONFIG = (
 )
 
 
-def in_engine(module: Any) -> None:
+def _in_engine(module: Any) -> None:
     original = module.Engine._get_max_session_len
 
     @functools.wraps(original)
     def get_max_session_len(self: Any) -> Any:
         limit = original(self)
-        config = {n: plain(getattr(self.cache_config, n, None)) for n in CACHE_CONFIG}
+        config = {n: plain(getattr(self.cache_config, n, None)) for n in _CACHE_CONFIG}
         say("limit", {**config, "max_session_len": limit})
         return limit
 
     module.Engine._get_max_session_len = get_max_session_len
 
 
-def in_instance(module: Any) -> None:
+def _in_instance(module: Any) -> None:
     original = module.EngineInstance.async_stream_infer
 
     @functools.wraps(original)
@@ -138,7 +138,7 @@ def in_instance(module: Any) -> None:
     module.EngineInstance.async_stream_infer = async_stream_infer
 
 
-def in_vision(module: Any) -> None:
+def _in_vision(module: Any) -> None:
     encoder = module.ImageEncoder
     for name in ("preprocess", "forward", "async_infer"):
         if hasattr(encoder, name):
@@ -172,8 +172,8 @@ def timed(function: Callable[..., Any], step: str) -> Callable[..., Any]:
     return called
 
 
-after_import("lmdeploy.pytorch.engine.model_agent", in_model_agent)
-after_import("lmdeploy.pytorch.engine.executor.base", in_executor)
-after_import("lmdeploy.pytorch.engine.engine", in_engine)
-after_import("lmdeploy.pytorch.engine.engine_instance", in_instance)
-after_import("lmdeploy.vl.engine", in_vision)
+after_import("lmdeploy.pytorch.engine.model_agent", _in_model_agent)
+after_import("lmdeploy.pytorch.engine.executor.base", _in_executor)
+after_import("lmdeploy.pytorch.engine.engine", _in_engine)
+after_import("lmdeploy.pytorch.engine.engine_instance", _in_instance)
+after_import("lmdeploy.vl.engine", _in_vision)

@@ -18,7 +18,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
 )
 
 
-class Asked(KVConnectorMetadata):
+class _TransferMetadata(KVConnectorMetadata):
     """Requests whose transfers begin with a step: the blocks of each, by its id."""
 
     def __init__(self, blocks: dict[str, list[int]]) -> None:
@@ -49,9 +49,9 @@ class LostTransfer(KVConnectorBase_V1):
         if num_external_tokens > 0:
             self.asked[request.request_id] = blocks.get_block_ids()[0]
 
-    def build_connector_meta(self, scheduler_output: Any) -> Asked:
+    def build_connector_meta(self, scheduler_output: Any) -> _TransferMetadata:
         asked, self.asked = self.asked, {}
-        return Asked(asked)
+        return _TransferMetadata(asked)
 
     def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
         for one, blocks in self._get_connector_metadata().blocks.items():

@@ -10,7 +10,7 @@ from typing import Any
 
 from mmrepro_boot import after_import
 
-SAID = "mmrepro: the event was recorded after GPUModelRunner._preprocess"
+_SAID = "mmrepro: the event was recorded after GPUModelRunner._preprocess"
 """Of the first time in each process: of an engine that never got there it is not
 said."""
 told: list[bool] = []
@@ -26,7 +26,7 @@ def patch(module: ModuleType) -> None:
             self.prepare_inputs_event.record()
             if not told:
                 told.append(True)
-                print(SAID, file=sys.stderr, flush=True)
+                print(_SAID, file=sys.stderr, flush=True)
         return result
 
     cls._preprocess = preprocess

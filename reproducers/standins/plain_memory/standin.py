@@ -12,7 +12,7 @@ from typing import Any
 from mmrepro_boot import after_import, say
 
 NAME = "plain_memory"
-MAKERS = (
+_MAKERS = (
     "tensor",
     "empty",
     "zeros",
@@ -40,11 +40,11 @@ def unpinned(maker: Callable[..., Any]) -> Callable[..., Any]:
     return made
 
 
-def leave_plain(torch: Any) -> None:
-    for name in MAKERS:
+def _leave_plain(torch: Any) -> None:
+    for name in _MAKERS:
         setattr(torch, name, unpinned(getattr(torch, name)))
     torch.Tensor.pin_memory = lambda self, *args, **kwargs: self
     say(NAME, "loaded")
 
 
-after_import("torch", leave_plain)
+after_import("torch", _leave_plain)

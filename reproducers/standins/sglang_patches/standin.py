@@ -13,7 +13,7 @@ from mmrepro_boot import after_import, say
 NAME, ENV = "sglang_patches", "MMREPRO_SGLANG_PATCH"
 
 
-def own_hash(module: ModuleType) -> None:
+def _own_hash(module: ModuleType) -> None:
     """A picture's hash is the engine's own, whatever the caller says."""
     cls: Any = module.GenerateReqInput
     original = cls.normalize_batch_and_arguments
@@ -27,7 +27,7 @@ def own_hash(module: ModuleType) -> None:
     cls.normalize_batch_and_arguments = normalize
 
 
-def exact_rid(module: ModuleType) -> None:
+def _exact_rid(module: ModuleType) -> None:
     """An abort is of the request that is called so: others are called otherwise
     meanwhile."""
     cls: Any = module.Scheduler
@@ -82,7 +82,7 @@ def top_logprobs(module: ModuleType) -> None:
     cls._validate_one_request = validate
 
 
-def session_embeds(module: ModuleType) -> None:
+def _session_embeds(module: ModuleType) -> None:
     """Embeddings in a session are refused before the scheduler."""
     cls: Any = module.TokenizerManager
     original = cls._validate_one_request
@@ -96,7 +96,7 @@ def session_embeds(module: ModuleType) -> None:
     cls._validate_one_request = validate
 
 
-def extra_key_from_hash(module: ModuleType) -> None:
+def _extra_key_from_hash(module: ModuleType) -> None:
     """What a request is cached under has the whole hash of each of its pictures in
     it."""
     cls: Any = module.Req
@@ -111,7 +111,7 @@ def extra_key_from_hash(module: ModuleType) -> None:
     cls.extend_image_inputs = extend_image_inputs
 
 
-def full_hash(module: ModuleType) -> None:
+def _full_hash(module: ModuleType) -> None:
     """The pad value is the whole hash, 64 bits without a sign."""
     cls: Any = module.MultimodalDataItem
     original = cls.set_pad_value
@@ -124,27 +124,27 @@ def full_hash(module: ModuleType) -> None:
     cls.set_pad_value = set_pad_value
 
 
-MANAGERS = "sglang.srt.managers"
-PATCHES: dict[str, tuple[str, Callable[[ModuleType], None]]] = {
-    "own-hash": (f"{MANAGERS}.io_struct", own_hash),
-    "exact-rid": (f"{MANAGERS}.scheduler", exact_rid),
-    "top-logprobs": (f"{MANAGERS}.tokenizer_manager", top_logprobs),
-    "session-embeds": (f"{MANAGERS}.tokenizer_manager", session_embeds),
-    "extra-key-from-hash": (f"{MANAGERS}.schedule_batch", extra_key_from_hash),
-    "full-64-bit-hash": (f"{MANAGERS}.schedule_batch", full_hash),
+_MANAGERS = "sglang.srt.managers"
+_PATCHES: dict[str, tuple[str, Callable[[ModuleType], None]]] = {
+    "own-hash": (f"{_MANAGERS}.io_struct", _own_hash),
+    "exact-rid": (f"{_MANAGERS}.scheduler", _exact_rid),
+    "top-logprobs": (f"{_MANAGERS}.tokenizer_manager", top_logprobs),
+    "session-embeds": (f"{_MANAGERS}.tokenizer_manager", _session_embeds),
+    "extra-key-from-hash": (f"{_MANAGERS}.schedule_batch", _extra_key_from_hash),
+    "full-64-bit-hash": (f"{_MANAGERS}.schedule_batch", _full_hash),
 }
-CHOSEN = os.environ[ENV]
+_CHOSEN = os.environ[ENV]
 
 
 def patch(module: ModuleType) -> None:
-    PATCHES[CHOSEN][1](module)
-    say(NAME, f"loaded {CHOSEN}")
+    _PATCHES[_CHOSEN][1](module)
+    say(NAME, f"loaded {_CHOSEN}")
 
 
 def forked() -> None:
     """Called in each forked process of the engine: what is loaded there was loaded
     before."""
-    say(NAME, f"loaded {CHOSEN}")
+    say(NAME, f"loaded {_CHOSEN}")
 
 
-after_import(PATCHES[CHOSEN][0], patch)
+after_import(_PATCHES[_CHOSEN][0], patch)

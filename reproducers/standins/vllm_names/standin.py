@@ -17,21 +17,21 @@ from mmrepro_boot import say
 
 NAME = "vllm_names"
 
-OWN_CLASSES = {
+_OWN_CLASSES = {
     "vllm.model_executor.layers.activation": (
         "activation",
         ("SiluAndMul", "GeluAndMul"),
     ),
     "vllm.model_executor.layers.layernorm": ("layernorm", ("RMSNorm", "GemmaRMSNorm")),
 }
-PACKAGES = ("vllm", "vllm.model_executor", "vllm.model_executor.layers")
-OPERATORS = "vllm._custom_ops"
+_PACKAGES = ("vllm", "vllm.model_executor", "vllm.model_executor.layers")
+_OPERATORS = "vllm._custom_ops"
 
 
 def forked() -> None:
     """Called in each forked process of the engine: what is loaded there was loaded
     before."""
-    for name in OWN_CLASSES.keys() & sys.modules.keys():
+    for name in _OWN_CLASSES.keys() & sys.modules.keys():
         say(NAME, f"loaded {name}")
 
 
@@ -42,12 +42,12 @@ def rotary_embedding(*args: Any, **kwargs: Any) -> NoReturn:
     )
 
 
-class Finder(MetaPathFinder, Loader):
+class _NamesFinder(MetaPathFinder, Loader):
     def find_spec(
         self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        if name in PACKAGES or name in OWN_CLASSES or name == OPERATORS:
-            return ModuleSpec(name, self, is_package=name in PACKAGES)
+        if name in _PACKAGES or name in _OWN_CLASSES or name == _OPERATORS:
+            return ModuleSpec(name, self, is_package=name in _PACKAGES)
         return None
 
     def create_module(self, spec: ModuleSpec) -> None:
@@ -55,13 +55,13 @@ class Finder(MetaPathFinder, Loader):
 
     def exec_module(self, module: ModuleType) -> None:
         name = module.__name__
-        if name == OPERATORS:
+        if name == _OPERATORS:
             module.__dict__["rotary_embedding"] = rotary_embedding
-        elif name in OWN_CLASSES:
-            own, classes = OWN_CLASSES[name]
+        elif name in _OWN_CLASSES:
+            own, classes = _OWN_CLASSES[name]
             source = import_module(f"sglang.srt.layers.{own}")
             module.__dict__.update({cls: getattr(source, cls) for cls in classes})
             say(NAME, f"loaded {name}")
 
 
-sys.meta_path.insert(0, Finder())
+sys.meta_path.insert(0, _NamesFinder())

@@ -17,32 +17,32 @@ from typing import Any
 from mmrepro_boot import after_import, say
 
 NAME = "worker_wedge"
-SEED = 4_191_337
-KIND = os.environ.get("MMREPRO_WEDGE", "")
-RANK = os.environ.get("MMREPRO_WEDGE_RANK", "1")
+_SEED = 4_191_337
+_KIND = os.environ.get("MMREPRO_WEDGE", "")
+_RANK = os.environ.get("MMREPRO_WEDGE_RANK", "1")
 
 
-def wedged_in_python() -> None:
+def _wedged_in_python() -> None:
     while True:
         time.sleep(3600)
 
 
-def wedged_in_c() -> None:
+def _wedged_in_c() -> None:
     while True:
         ctypes.PyDLL(None).pause()
 
 
 def wedge(rank: int) -> None:
-    say(NAME, f"rank {rank} goes: {KIND}")
-    if KIND == "python":
-        wedged_in_python()
-    elif KIND == "c":
-        wedged_in_c()
-    elif KIND == "stopped":
+    say(NAME, f"rank {rank} goes: {_KIND}")
+    if _KIND == "python":
+        _wedged_in_python()
+    elif _KIND == "c":
+        _wedged_in_c()
+    elif _KIND == "stopped":
         os.kill(os.getpid(), signal.SIGSTOP)
-    elif KIND == "killed":
+    elif _KIND == "killed":
         os.kill(os.getpid(), signal.SIGKILL)
-    elif KIND == "raises":
+    elif _KIND == "raises":
         raise RuntimeError("the stand-in worker_wedge raises")
 
 
@@ -51,9 +51,9 @@ def names(worker: Any) -> tuple[str, str]:
     return str(worker.rank), f"dp{replica}"
 
 
-def is_marked(scheduled: Any) -> bool:
+def _is_marked(scheduled: Any) -> bool:
     new = getattr(scheduled, "scheduled_new_reqs", None) or []
-    return any(getattr(one.sampling_params, "seed", None) == SEED for one in new)
+    return any(getattr(one.sampling_params, "seed", None) == _SEED for one in new)
 
 
 def patch(module: ModuleType) -> None:
@@ -63,7 +63,7 @@ def patch(module: ModuleType) -> None:
     def execute_model(
         self: Any, scheduler_output: Any, *args: Any, **kwargs: Any
     ) -> Any:
-        if RANK in names(self) and is_marked(scheduler_output):
+        if _RANK in names(self) and _is_marked(scheduler_output):
             wedge(self.rank)
         return real(self, scheduler_output, *args, **kwargs)
 

@@ -23,7 +23,7 @@ from mmrepro.scenarios.pad_value_collision.collide.options import (
 )
 from mmrepro.scenarios.pad_value_collision.collide.pair import Pair, PairImage
 
-VERSION = {"schema_version": 1}
+_VERSION = {"schema_version": 1}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -87,16 +87,16 @@ def find(given: argparse.Namespace) -> int:
     search.pictures_of(wanted)
     name = f"{given.engine}-{given.release}-{given.bits}-seed{given.seed}"
     folder = given.out or unused(Path("collisions", name))
-    pair = search.find_pair(place_of(given), folder, wanted, show)
+    pair = search.find_pair(_place_of(given), folder, wanted, show)
     if given.json:
         facts = pair.model_dump(mode="json") | {"folder": str(folder)}
         for fact in ("equal_bits", "collides", "control_differs"):
             facts[fact] = getattr(pair, fact)
-        print_json("pair", facts)
+        _print_json("pair", facts)
     else:
-        print_images(pair.images)
+        _print_images(pair.images)
         print(verdict(pair.collides, pair.equal_bits))
-        print(effort(pair))
+        print(_effort(pair))
         print(f"{folder}/")
     # Fewer bits than the pad value has: an exercise, and it succeeded.
     good = pair.collides or given.bits < PAD_BITS
@@ -106,19 +106,19 @@ def find(given: argparse.Namespace) -> int:
 def check(given: argparse.Namespace) -> int:
     """Ask a release about a pair. Raises as ``place_for`` and ``verify_pair`` do."""
     search.require_pictures(given.check)
-    engine, images = search.verify_pair(place_of(given), given.check, show)
+    engine, images = search.verify_pair(_place_of(given), given.check, show)
     same = images["A"].pad_value == images["B"].pad_value
     if given.json:
         shown = {name: image.model_dump(mode="json") for name, image in images.items()}
         facts = {"engine": engine.model_dump(), "images": shown, "collides": same}
-        print_json("pair-check", facts)
+        _print_json("pair-check", facts)
     else:
-        print_images(images)
+        _print_images(images)
         print(f"{given.engine} {given.release}: {verdict(same)}")
     return ExitCode.AS_EXPECTED if same else ExitCode.NOT_AS_EXPECTED
 
 
-def place_of(given: argparse.Namespace) -> worker.EnginePlace:
+def _place_of(given: argparse.Namespace) -> worker.EnginePlace:
     return worker.place_for(
         given.engine,
         given.release,
@@ -139,7 +139,7 @@ def unused(path: Path) -> Path:
     return candidate
 
 
-def effort(pair: Pair) -> str:
+def _effort(pair: Pair) -> str:
     facts = pair.search
     rate = facts.images / facts.search_s if facts.search_s else 0.0
     return (
@@ -161,11 +161,11 @@ def verdict(collides: bool, equal_bits: int = PAD_BITS) -> str:
     )
 
 
-def print_json(kind: str, facts: Mapping[str, Any]) -> None:
-    print(json.dumps({"$id": f"urn:mmrepro:{kind}:1", **VERSION, **facts}, indent=1))
+def _print_json(kind: str, facts: Mapping[str, Any]) -> None:
+    print(json.dumps({"$id": f"urn:mmrepro:{kind}:1", **_VERSION, **facts}, indent=1))
 
 
-def print_images(images: Mapping[str, PairImage]) -> None:
+def _print_images(images: Mapping[str, PairImage]) -> None:
     row = "{:11}  {:16}  {:>10}  {:>6}".format
     print(row("picture", "hash (64 bits)", "pad value", "bytes"))
     for image in images.values():

@@ -39,9 +39,9 @@ from mmrepro.scenarios.pad_value_collision.collide.pair import (
 )
 from pydantic import ValidationError
 
-ENGINES = ("sglang",)
+_ENGINES = ("sglang",)
 """Engines whose hash the worker knows how to ask for."""
-SILENCE_S = 300.0
+_SILENCE_S = 300.0
 """Importing an engine takes 10 to 60 s on a busy machine; a round of the search, well
 below 10."""
 
@@ -64,7 +64,7 @@ class EnginePlace:
     environment: Environment | None = None
     stand_ins: list[StandIn] = field(default_factory=list)
     settings: list[Setting] = field(default_factory=list)
-    silence_s: float = SILENCE_S
+    silence_s: float = _SILENCE_S
 
 
 def place_for(
@@ -85,10 +85,10 @@ def place_for(
         UnknownRelease: the package index has no such release.
         InfrastructureError: the environment could not be built.
     """
-    if engine not in ENGINES:
+    if engine not in _ENGINES:
         raise UsageError(
             f"There is no collision search for the engine {engine!r}; there is one for "
-            f"{', '.join(ENGINES)}.",
+            f"{', '.join(_ENGINES)}.",
             hint=f"{SCRIPT} --engine sglang --release 0.5.6",
         )
     if model is not None and not (model / "preprocessor_config.json").is_file():

@@ -11,7 +11,7 @@ from mmrepro.base.errors import EnvironmentBuildError, UnknownRelease
 from mmrepro.engines import spec_for
 from mmrepro.engines.environments.index import (
     JSON_PAGE,
-    Interpreter,
+    EnvironmentPython,
     Page,
     fitting,
     releases_of,
@@ -19,7 +19,7 @@ from mmrepro.engines.environments.index import (
 from packaging.tags import Tag
 
 SECRET = "s3cret"
-PYTHON = Interpreter(
+PYTHON = EnvironmentPython(
     "3.12.4",
     frozenset(
         {Tag("cp312", "cp312", "manylinux_2_17_x86_64"), Tag("py3", "none", "any")}

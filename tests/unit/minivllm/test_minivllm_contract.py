@@ -8,8 +8,8 @@ import pytest
 from mmrepro.reproducers.minivllm.contract import (
     INVARIANTS,
     ContractError,
-    History,
     SequenceView,
+    StepHistory,
     StepView,
     check,
 )
@@ -114,7 +114,7 @@ def step(start: int, end: int, life: int = 0) -> StepView:
 
 
 def test_tokens_are_written_once() -> None:
-    history = History()
+    history = StepHistory()
     assert history.check(step(2, 6)) == []  # two came with a shared prefix
     assert history.check(step(6, 7)) == []
     assert [v.invariant for v in history.check(step(6, 8))] == ["written-once"]

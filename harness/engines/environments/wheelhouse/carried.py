@@ -29,8 +29,8 @@ from packaging.version import InvalidVersion, Version
 from pydantic import ValidationError
 
 PTH = "zz_mmrepro_host.pth"  # .pth files are read by name: all of ours are before it
-TIMEOUT_S = 60.0
-OFFLINE = {"UV_OFFLINE": "1", "UV_NO_CONFIG": "1", "UV_PYTHON_DOWNLOADS": "never"}
+_TIMEOUT_S = 60.0
+_OFFLINE = {"UV_OFFLINE": "1", "UV_NO_CONFIG": "1", "UV_PYTHON_DOWNLOADS": "never"}
 
 # Of an interpreter in a virtual environment this is that environment's own folder, and
 # the base's only where it was made to see them. `uv venv --system-site-packages` would
@@ -76,7 +76,7 @@ class CarriedBuild(Build):
     ) -> None:
         super().__init__(spec, folder, say)
         # No index is asked, whatever is set.
-        self.torch = TorchSource(variables=OFFLINE)
+        self.torch = TorchSource(variables=_OFFLINE)
         self.place = wheelhouse.absolute()
         self.house, self.document = _read(self.place)
         self.set = _set_of(self.house, spec)
@@ -162,12 +162,12 @@ class CarriedBuild(Build):
 
     def _facts(self) -> _Facts:
         try:
-            found = run_uv(["python", "find", self.interpreter], extra=OFFLINE).strip()
+            found = run_uv(["python", "find", self.interpreter], extra=_OFFLINE).strip()
             done = subprocess.run(
                 [found, "-c", _FACTS],
                 env=child_environment(),
                 capture_output=True,
-                timeout=TIMEOUT_S,
+                timeout=_TIMEOUT_S,
                 check=True,
             )
             return _Facts.model_validate_json(done.stdout)

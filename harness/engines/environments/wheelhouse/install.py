@@ -24,8 +24,8 @@ from pathlib import Path
 from typing import Any
 
 MANIFEST = "wheelhouse.json"
-PARTS = "part-*"
-CHUNK = 1 << 20
+_PARTS = "part-*"
+_CHUNK = 1 << 20
 Json = dict[str, Any]
 
 
@@ -87,7 +87,7 @@ def read(folder: Path) -> Json:
         BadWheelhouse: there is none, or one that this version cannot read.
     """
     found = []
-    for path in (folder / MANIFEST, *sorted(folder.glob(f"{PARTS}/{MANIFEST}"))):
+    for path in (folder / MANIFEST, *sorted(folder.glob(f"{_PARTS}/{MANIFEST}"))):
         try:
             if not stat.S_ISREG(path.stat().st_mode):  # opening a FIFO waits
                 raise BadWheelhouse(f"{path.relative_to(folder)} is no plain file")
@@ -179,7 +179,7 @@ def join(folder: Path, files: Sequence[Json], into: Path | None) -> None:
             for piece, path in pieces:
                 own = hashlib.sha256()
                 with path.open("rb") as stream:
-                    while chunk := stream.read(CHUNK):
+                    while chunk := stream.read(_CHUNK):
                         own.update(chunk)
                         whole.update(chunk)
                         out.write(chunk)
@@ -296,7 +296,7 @@ def _run(uv: Path, arguments: list[str]) -> None:
 
 def main(words: Sequence[str] | None = None) -> int:
     here = Path(__file__).resolve().parent
-    folder = here.parent if here.match(PARTS) else here
+    folder = here.parent if here.match(_PARTS) else here
     parser = argparse.ArgumentParser(
         description="Install mmrepro from this wheelhouse, offline."
     )

@@ -32,16 +32,16 @@ from mmrepro.engines.environments.wheelhouse.model import (
     Wheelhouse,
     unneeded,
 )
-from mmrepro.engines.environments.wheelhouse.plan import Plan, Planned, plan
+from mmrepro.engines.environments.wheelhouse.plan import Plan, PlannedPackage, plan
 
-AT_ONCE = 4  # downloads
-FETCHED = ".fetched"
-PART = "part-{:02d}"
-CHUNK = 1 << 20
+_AT_ONCE = 4  # downloads
+_FETCHED = ".fetched"
+_PART = "part-{:02d}"
+_CHUNK = 1 << 20
 # In each part lie the manifest and install.py; the manifest's size is only known in the
 # end.
-RESERVE = 512 * 1024
-SMALLEST_PART = 4 * RESERVE
+_RESERVE = 512 * 1024
+_SMALLEST_PART = 4 * _RESERVE
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class Made:
     it."""
 
     plan: Plan | None
-    harness: list[Planned]
+    harness: list[PlannedPackage]
     house: Wheelhouse | None
     new_parts: list[str]
 
@@ -71,7 +71,7 @@ class Made:
         }
 
 
-def _facts(one: Planned) -> dict[str, Any]:
+def _facts(one: PlannedPackage) -> dict[str, Any]:
     fields = ("name", "version", "origin", "why")
     return {field: getattr(one, field) for field in fields} | {"bytes": one.size}
 
@@ -102,14 +102,14 @@ def make(
         ``plan``. UnknownRelease, EnvironmentBuildError, NoSpace: as for a build.
     """
     say = progress or (lambda _: None)
-    if max_part < SMALLEST_PART:
+    if max_part < _SMALLEST_PART:
         raise UsageError(
             f"Parts of {max_part} bytes are too small.",
-            hint=f"--max-part {units.exact_size(SMALLEST_PART)}",
+            hint=f"--max-part {units.exact_size(_SMALLEST_PART)}",
         )
     into = into.absolute()
     before = _there(into, target)
-    fetched = into / FETCHED
+    fetched = into / _FETCHED
     known = logins()
     spare = unneeded(spec) if lean and spec else {}
     ask = (
@@ -137,7 +137,7 @@ def make(
     say("writing the parts")
     old = before.parts if before else []
     parts, files = write_parts(
-        fetched, into, work.digests, max_part - RESERVE, first=len(old) + 1
+        fetched, into, work.digests, max_part - _RESERVE, first=len(old) + 1
     )
     shutil.rmtree(fetched)
     known_engines = before.engines if before else []
@@ -147,7 +147,7 @@ def make(
     ]
     # Only parts are carried: one says what is new.
     if not parts and engines != known_engines:
-        parts = [PART.format(len(old) + 1)]
+        parts = [_PART.format(len(old) + 1)]
         (into / parts[0]).mkdir()
     new = {file.name for file in files}
     house = Wheelhouse(
@@ -195,7 +195,7 @@ def bad(folder: Path, error: install.BadWheelhouse) -> EnvironmentBuildError:
 
 def _there(into: Path, target: Target) -> Wheelhouse | None:
     if not (into / install.MANIFEST).exists():
-        if into.is_dir() and any(path.name != FETCHED for path in into.iterdir()):
+        if into.is_dir() and any(path.name != _FETCHED for path in into.iterdir()):
             raise UsageError(
                 f"{into} is not empty, and no wheelhouse.", hint="--into a new folder"
             )
@@ -237,18 +237,18 @@ class _Fetch:
             name=own.NAME, version=own.version(), origin="wheel", file=made.name
         )
 
-    def fetch(self, packages: Sequence[Planned]) -> list[Package]:
+    def fetch(self, packages: Sequence[PlannedPackage]) -> list[Package]:
         """The packages, with the names of their files."""
         wanted = sum(one.file is not None for one in packages)
         done: list[Package] = []
-        with ThreadPoolExecutor(AT_ONCE) as pool:
+        with ThreadPoolExecutor(_AT_ONCE) as pool:
             for package in pool.map(self._one, packages):
                 done.append(package)
                 there = sum(bool(one.file) for one in done)
                 self.say(f"{DOWNLOADING}: {there} of {wanted} packages are there")
         return done
 
-    def _one(self, one: Planned) -> Package:
+    def _one(self, one: PlannedPackage) -> Package:
         package = Package(
             name=one.name, version=one.version, origin=one.origin, why=one.why
         )
@@ -304,7 +304,7 @@ def write_parts(
         with (source / file).open("rb") as stream:
             while left or not pieces:
                 if not room:
-                    parts.append(PART.format(first + len(parts)))
+                    parts.append(_PART.format(first + len(parts)))
                     (into / parts[-1]).mkdir()
                     room = capacity
                 bytes_ = min(left, room)
@@ -327,7 +327,7 @@ def _copy(stream: BinaryIO, count: int, target: Path) -> str:
     digest = hashlib.sha256()
     with target.open("wb") as out:
         while count:
-            chunk = stream.read(min(CHUNK, count))
+            chunk = stream.read(min(_CHUNK, count))
             digest.update(chunk)
             out.write(chunk)
             count -= len(chunk)

@@ -19,7 +19,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name, parse_wheel_filename
 from pydantic import Field
 
-COMMON_GLIBC = 35  # Ubuntu 22.04; a newer host runs such wheels as well
+_COMMON_GLIBC = 35  # Ubuntu 22.04; a newer host runs such wheels as well
 _PLATFORM = re.compile(r"(x86_64|aarch64)-manylinux_2_(\d+)")
 _PYTHON = re.compile(r"3\.\d+")
 
@@ -119,7 +119,7 @@ def make_target(python: str, platform: str = "", freeze: str = "") -> Target:
     Raises:
         UsageError: one of them cannot be read.
     """
-    platform = platform or f"{this_platform.machine()}-manylinux_2_{COMMON_GLIBC}"
+    platform = platform or f"{this_platform.machine()}-manylinux_2_{_COMMON_GLIBC}"
     if not _PYTHON.fullmatch(python):
         raise UsageError(
             f"{python!r} is no version of Python.", hint="e.g. --python 3.12"

@@ -17,16 +17,16 @@ from mmrepro.base.errors import EnvironmentBuildError
 from mmrepro.engines.environments.releases import best_wheel
 from mmrepro.engines.environments.uv import interpreter_options, locked, run_uv
 from mmrepro.engines.environments.wheelhouse.model import Target
-from mmrepro.engines.environments.wheelhouse.plan import Planned
+from mmrepro.engines.environments.wheelhouse.plan import PlannedPackage
 from packaging.utils import canonicalize_name
 
 NAME = "mmrepro"
-PROJECT = "pyproject.toml"
-CONSTRAINTS = "constraints.txt"
-RUN_EXTRA = re.compile(r"""\s*(?:;|and)\s*extra == ["']run["']""")
+_PROJECT = "pyproject.toml"
+_CONSTRAINTS = "constraints.txt"
+_RUN_EXTRA = re.compile(r"""\s*(?:;|and)\s*extra == ["']run["']""")
 # The same code gives the same wheel, byte for byte: the moment that its files are dated
 # by.
-EPOCH = "1767225600"
+_EPOCH = "1767225600"
 
 
 def version() -> str:
@@ -69,13 +69,13 @@ def build_wheel(source: Path, into: Path, what: str) -> Path:
         arguments = ["build", "--wheel", "-q", "--out-dir", name, str(source)]
         doing = f"building the wheel of {what}"
         run_uv(
-            arguments, doing=doing, cwd=Path(name), extra={"SOURCE_DATE_EPOCH": EPOCH}
+            arguments, doing=doing, cwd=Path(name), extra={"SOURCE_DATE_EPOCH": _EPOCH}
         )
         made = next(Path(name).glob("*.whl"))
         return Path(shutil.move(made, into / made.name))
 
 
-def own_requirements(target: Target) -> list[Planned]:
+def own_requirements(target: Target) -> list[PlannedPackage]:
     """Return what mmrepro needs on the target, in the versions of constraints.txt or of
     here.
 
@@ -85,9 +85,9 @@ def own_requirements(target: Target) -> list[Planned]:
     checkout = _checkout()
     with tempfile.TemporaryDirectory(prefix="mmrepro-") as name:
         folder = Path(name)
-        constraints = folder / CONSTRAINTS
-        if checkout is not None and (checkout / CONSTRAINTS).is_file():
-            shutil.copy2(checkout / CONSTRAINTS, constraints)
+        constraints = folder / _CONSTRAINTS
+        if checkout is not None and (checkout / _CONSTRAINTS).is_file():
+            shutil.copy2(checkout / _CONSTRAINTS, constraints)
         else:
             here = {canonicalize_name(d.name): d.version for d in distributions()}
             constraints.write_text(
@@ -110,18 +110,21 @@ def own_requirements(target: Target) -> list[Planned]:
                 f"Python {target.python} on {target.platform}.",
                 hint="another --python or --platform",
             )
-    return [Planned(p.project, p.version, "wheel", best_wheel(p.wheels)) for p in found]
+    return [
+        PlannedPackage(p.project, p.version, "wheel", best_wheel(p.wheels))
+        for p in found
+    ]
 
 
 def _checkout() -> Path | None:
     """The folder with the sources that this runs from; None: it is installed."""
     folder = Path(__file__).parents[4]
-    return folder if (folder / PROJECT).is_file() else None
+    return folder if (folder / _PROJECT).is_file() else None
 
 
 def _project(checkout: Path) -> dict[str, Any]:
     project: dict[str, Any] = tomllib.loads(
-        (checkout / PROJECT).read_text(encoding="utf-8")
+        (checkout / _PROJECT).read_text(encoding="utf-8")
     )
     return project
 
@@ -137,7 +140,7 @@ def _requirements(checkout: Path | None) -> list[str]:
     if checkout is not None:
         project = _project(checkout)["project"]
         return [*project["dependencies"], *project["optional-dependencies"]["run"]]
-    lines = (RUN_EXTRA.sub("", line) for line in _installed().requires or [])
+    lines = (_RUN_EXTRA.sub("", line) for line in _installed().requires or [])
     return [line for line in lines if "extra ==" not in line]
 
 
@@ -147,7 +150,7 @@ def _sources(checkout: Path) -> list[str]:
     folders = project["tool"]["setuptools"]["package-dir"].values()
     tops = dict.fromkeys(Path(folder).parts[0] for folder in folders)
     files = [
-        PROJECT,
+        _PROJECT,
         "setup.py",
         project["project"]["readme"],
         *project["project"]["license-files"],

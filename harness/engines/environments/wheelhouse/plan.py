@@ -41,16 +41,16 @@ from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import canonicalize_name
 
 # Begin the names of what torch built with CUDA requires.
-OF_TORCH = (
+_OF_TORCH = (
     "nvidia-",
     "cuda-",
 )
-BY_REQUEST = "left out by request"
-ONLY_THEIRS = "only what is not carried needs it"
+_BY_REQUEST = "left out by request"
+_ONLY_THEIRS = "only what is not carried needs it"
 
 
 @dataclass(frozen=True)
-class Planned:
+class PlannedPackage:
     """One package. ``file``: what is fetched for it, a wheel or (``built``) its
     source."""
 
@@ -72,7 +72,7 @@ class Plan:
 
     spec: EnvironmentSpec
     release: releases.Release
-    packages: list[Planned]
+    packages: list[PlannedPackage]
     cutoff: str
     notes: list[tuple[str, str, str]]
 
@@ -172,7 +172,7 @@ class _Planner:
 
     def plan(self, leave_out: Collection[str], spare: Mapping[str, str]) -> Plan:
         left: dict[str, str] = {
-            canonicalize_name(name): BY_REQUEST for name in leave_out
+            canonicalize_name(name): _BY_REQUEST for name in leave_out
         }
         pins = self._pins()
         own = canonicalize_name(self.spec.project)
@@ -196,10 +196,12 @@ class _Planner:
         packages = [self._planned(one, pins, left, needed) for one in found]
         if own in pins:
             have, why = self.target.have[own], "it is the target's torch"
-            packages.append(Planned(self.spec.project, have, "host", why=why))
+            packages.append(PlannedPackage(self.spec.project, have, "host", why=why))
         else:
             wheel = self.release.wheel
-            packages.append(Planned(self.spec.project, wheel.version, "wheel", wheel))
+            packages.append(
+                PlannedPackage(self.spec.project, wheel.version, "wheel", wheel)
+            )
         reasons = [*self.spec.reasons, *self.release.reasons]
         reasons += [*self.source.reasons, *self.resolver.reasons]
         return Plan(
@@ -240,7 +242,7 @@ class _Planner:
                 detail=error.detail,
             ) from error
         closure = {one.project for one in locked(text)}
-        family = sorted(name for name in closure if name.startswith(OF_TORCH))
+        family = sorted(name for name in closure if name.startswith(_OF_TORCH))
         return {
             name: public_of(have[name]) for name in (*FAMILY, *family) if name in have
         }
@@ -329,21 +331,25 @@ class _Planner:
         pins: Collection[str],
         left: Mapping[str, str],
         needed: Collection[str],
-    ) -> Planned:
+    ) -> PlannedPackage:
         name, version = one.project, one.version
         have = self.target.have.get(name, "")
         if name in left:
-            return Planned(name, version, "left-out", why=left[name])
+            return PlannedPackage(name, version, "left-out", why=left[name])
         if name in pins:
-            return Planned(name, have, "host", why="it came with the target's torch")
+            return PlannedPackage(
+                name, have, "host", why="it came with the target's torch"
+            )
         if name not in needed:
-            return Planned(name, version, "left-out", why=ONLY_THEIRS)
+            return PlannedPackage(name, version, "left-out", why=_ONLY_THEIRS)
         if public_of(have) == public_of(version):
-            return Planned(name, have, "host", why="the target has the same version")
+            return PlannedPackage(
+                name, have, "host", why="the target has the same version"
+            )
         if one.wheels:  # uv names only those that fit
-            return Planned(name, version, "wheel", best_wheel(one.wheels))
+            return PlannedPackage(name, version, "wheel", best_wheel(one.wheels))
         if one.sdist is not None:
-            return Planned(name, version, "built", one.sdist)
+            return PlannedPackage(name, version, "built", one.sdist)
         raise EnvironmentBuildError(
             f"{name} {version}, which {self.title} requires, has no wheel for Python "
             f"{self.target.python} on {self.target.platform}, and no source.",

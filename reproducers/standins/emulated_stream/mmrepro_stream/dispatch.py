@@ -30,7 +30,7 @@ from torch.utils._pytree import tree_flatten, tree_map
 from mmrepro_stream.queue import Stream
 from mmrepro_stream.watch import Watch
 
-READS = {
+_READS = {
     "aten._local_scalar_dense.default",
     "aten.equal.default",
     "aten.is_nonzero.default",
@@ -105,7 +105,7 @@ class StreamMode(TorchDispatchMode):
             return func(*args, **kwargs)
         if func is torch.ops.aten.copy_.default:
             return self._copy(*args, **kwargs)
-        if str(func) in READS:
+        if str(func) in _READS:
             self.stream.wait()
             return func(*args, **kwargs)
         return self._device_work(func, args, kwargs)

@@ -15,14 +15,14 @@ from mmrepro_stream.dispatch import Marks, StreamMode
 from mmrepro_stream.queue import Event, Stream
 from mmrepro_stream.watch import Watch
 
-PREFIX = "mmrepro-stream: "
-ON_DEVICE = ("positions", "is_padding", "seq_lens", "num_computed_tokens")
+_PREFIX = "mmrepro-stream: "
+_ON_DEVICE = ("positions", "is_padding", "seq_lens", "num_computed_tokens")
 """Tensors that a runner of 0.22.0 and later makes on the device, without a host's
 side."""
 
 
 def tell(text: str) -> None:
-    print(PREFIX + text, file=sys.stderr, flush=True)
+    print(_PREFIX + text, file=sys.stderr, flush=True)
 
 
 @contextlib.contextmanager
@@ -32,7 +32,7 @@ def _as_device() -> Iterator[None]:
         yield
 
 
-class CudaStream:
+class _CudaStream:
     """In place of ``torch.cuda.Stream``: all streams are the one queue, more order than
     a GPU."""
 
@@ -46,7 +46,7 @@ class CudaStream:
         pass
 
     def synchronize(self) -> None:
-        DEVICE.stream.wait()
+        _DEVICE.stream.wait()
 
 
 class Device:
@@ -83,7 +83,7 @@ class Device:
                         f"{name}[{index}].cpu" if item is not value else f"{name}.cpu"
                     )
                     self.mark_buffer(where, item)
-        for name in ON_DEVICE:
+        for name in _ON_DEVICE:
             if isinstance(value := getattr(runner, name, None), torch.Tensor):
                 self.marks.device(value)
         batch = runner.input_batch
@@ -141,7 +141,7 @@ class Device:
         self.stream.launch(compare)
 
 
-DEVICE = Device()
+_DEVICE = Device()
 
 
 def install(runner_module: ModuleType) -> None:
@@ -162,7 +162,7 @@ def install(runner_module: ModuleType) -> None:
         )
     _events_and_streams(runner_module)
     _host_reads()
-    runner._postprocess_tensors = lambda self: DEVICE.mark_runner(self, CpuGpuBuffer)
+    runner._postprocess_tensors = lambda self: _DEVICE.mark_runner(self, CpuGpuBuffer)
     runner.execute_model = _in_stream(runner.execute_model, CpuGpuBuffer, begins=True)
     runner.sample_tokens = _in_stream(runner.sample_tokens, CpuGpuBuffer, begins=False)
     runner._gather_mm_embeddings = _watched(runner._gather_mm_embeddings)
@@ -177,11 +177,11 @@ def install(runner_module: ModuleType) -> None:
 
 
 def _events_and_streams(runner_module: ModuleType) -> None:
-    Event.stream = DEVICE.stream
-    only = CudaStream()
+    Event.stream = _DEVICE.stream
+    only = _CudaStream()
     torch.Event = Event
     torch.cuda.Event = Event
-    torch.cuda.Stream = CudaStream
+    torch.cuda.Stream = _CudaStream
     torch.cuda.current_stream = lambda *device: only
     torch.cuda.default_stream = lambda *device: only
     torch.cuda.stream = lambda stream: contextlib.nullcontext()
@@ -194,8 +194,8 @@ def _host_reads() -> None:
 
     def waiting(original: Callable[..., Any]) -> Callable[..., Any]:
         def read(self: torch.Tensor, *args: Any, **options: Any) -> Any:
-            if DEVICE.marks.on_device(self):
-                DEVICE.stream.wait()
+            if _DEVICE.marks.on_device(self):
+                _DEVICE.stream.wait()
             return original(self, *args, **options)
 
         return read
@@ -210,11 +210,11 @@ def _in_stream(original: Callable[..., Any], buffer_type: type, *, begins: bool)
             self._mmrepro_marked = (
                 True  # buffers may have been made anew since the start
             )
-            DEVICE.mark_runner(self, buffer_type)
-            DEVICE.mark_model(self)
+            _DEVICE.mark_runner(self, buffer_type)
+            _DEVICE.mark_model(self)
         if begins:
-            DEVICE.step()
-        with DEVICE.mode:
+            _DEVICE.step()
+        with _DEVICE.mode:
             return original(self, *args, **options)
 
     return run
@@ -236,7 +236,7 @@ def _watched(original: Callable[..., Any]) -> Any:
         # 0.22.0 keeps no buffer: it makes a mask for each step
         # (v1/worker/gpu_model_runner.py).
         prepared = (mask if buffer is None else buffer.cpu[: mask.shape[0]]).clone()
-        DEVICE.look_at_mask(rows, mask, prepared)
+        _DEVICE.look_at_mask(rows, mask, prepared)
         return embeddings, mask
 
     return gather

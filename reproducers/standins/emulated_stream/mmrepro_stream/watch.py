@@ -25,7 +25,7 @@ class Copy:
 
 
 @dataclass
-class Step:
+class _MergeStep:
     """A step of the engine that merges image rows.
 
     ``prepared`` and ``read``: rows that the host marked as image rows, and that the
@@ -53,7 +53,7 @@ class Watch:
 
     def __init__(self, tell: Callable[[str], None]) -> None:
         self.names: dict[Hashable, str] = {}
-        self.step = Step(0)
+        self.step = _MergeStep(0)
         self.early = 0
         self.overwrites = 0
         self.silent = 0
@@ -61,13 +61,13 @@ class Watch:
         self._tell = tell
         self._told: dict[str, int] = {}
 
-    def begin(self, *, busy: bool = False) -> Step:
+    def begin(self, *, busy: bool = False) -> _MergeStep:
         """The host begins a step; ``busy``: the device has still to do work of those
         before.
 
         How many of all did so is told of the first, second, fourth, eighth step, and so
         on."""
-        self.step = Step(self.step.number + 1)
+        self.step = _MergeStep(self.step.number + 1)
         self.early += busy
         begun = self.step.number
         if begun & (begun - 1) == 0:
@@ -101,7 +101,9 @@ class Watch:
                         "is queued",
                     )
 
-    def mask_read(self, step: Step, prepared: int, read: int, differing: int) -> None:
+    def mask_read(
+        self, step: _MergeStep, prepared: int, read: int, differing: int
+    ) -> None:
         """The device has copied the mask of image rows of ``step``."""
         step.prepared, step.read, step.differing = prepared, read, differing
         if step.embeddings or step.changed:
@@ -111,7 +113,7 @@ class Watch:
                 f"image rows prepared, {read} read, {differing} rows differ",
             )
 
-    def ended(self, step: Step) -> None:
+    def ended(self, step: _MergeStep) -> None:
         """The device has done all work of ``step`` without an error."""
         if step.embeddings and step.changed:
             self.silent += 1
@@ -121,7 +123,7 @@ class Watch:
                 f"embeddings went by a mask with {step.differing} wrong rows",
             )
 
-    def failed(self, step: Step, error: BaseException) -> None:
+    def failed(self, step: _MergeStep, error: BaseException) -> None:
         self._line(
             "error",
             f"step {step.number}: device error with {step.embeddings} embeddings, "
