@@ -386,7 +386,7 @@ def _fell(values: Sequence[float]) -> bool:
 def _sum(data: MetricsData, names: Sequence[str], reason: str | None) -> float | None:
     """Over the samples of a metric, of one reason; None: there is none, or one is no
     number."""
-    total = None
+    total: float | None = None
     for sample in data.samples:
         if sample.name not in names:
             continue
