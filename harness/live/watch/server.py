@@ -105,10 +105,12 @@ class _Server(ThreadingHTTPServer):
         """Between two connections, and twice a second."""
         now = time.monotonic()
         with self._lock:
-            for late in [r for r, until in self._until.items() if until < now]:
-                del self._until[late]
+            late = [r for r, until in self._until.items() if until < now]
+            for request in late:
+                del self._until[request]
+                # Its thread wakes up and closes it; it may have done so already.
                 with contextlib.suppress(OSError):
-                    late.shutdown(socket.SHUT_RDWR)
+                    request.shutdown(socket.SHUT_RDWR)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """A client that hangs up, or is cut off, is no news."""
@@ -121,22 +123,23 @@ def state(watch: Watch) -> dict[str, Any]:
     with watch.lock:
         health, finding, now = watch.health, watch.finding, time.monotonic()
         last, good_at = health.last, health.last_ok_at
+        last_check = None
+        if last is not None:
+            last_check = {
+                "verdict": last.verdict.value,
+                "seconds": round(last.seconds, 3),
+                "seconds_ago": round(now - last.at, 1),
+                "why": last.why,
+            }
+        since_success = None if good_at is None else round(now - good_at, 1)
         return {
             "state": health.state,
             "live": health.live,
             "ready": health.ready,
             "starting": health.starting,
             "failed_in_a_row": health.failed_in_a_row,
-            "last_check": last
-            and {
-                "verdict": last.verdict.value,
-                "seconds": round(last.seconds, 3),
-                "seconds_ago": round(now - last.at, 1),
-                "why": last.why,
-            },
-            "seconds_since_success": None
-            if good_at is None
-            else round(now - good_at, 1),
+            "last_check": last_check,
+            "seconds_since_success": since_success,
             "checks": {verdict.value: count for verdict, count in watch.counts.items()},
             "classes": {name.value: sure.value for name, sure in watch.classes.items()},
             "ranks": dict(last.ranks) if last else {},
@@ -150,10 +153,10 @@ def states(watches: Mapping[str, Watch]) -> dict[str, Any]:
     """As :func:`state`, of one; of several all of them by name."""
     if list(watches) == [""]:
         return state(watches[""])
-    servers = {name: state(one) for name, one in watches.items()}
+    servers = {name: state(watch) for name, watch in watches.items()}
     return {
-        "live": all(one["live"] for one in servers.values()),
-        "ready": all(one["ready"] for one in servers.values()),
+        "live": all(server["live"] for server in servers.values()),
+        "ready": all(server["ready"] for server in servers.values()),
         "odd": odd(servers),
         "servers": servers,
     }
@@ -161,10 +164,13 @@ def states(watches: Mapping[str, Watch]) -> dict[str, Any]:
 
 def odd(servers: Mapping[str, Mapping[str, Any]]) -> list[str]:
     """Those that are neither ready nor starting, while another one is ready."""
-    unready = [
-        n for n, one in servers.items() if not one["ready"] and not one["starting"]
-    ]
-    return unready if any(one["ready"] for one in servers.values()) else []
+    unready, ready = [], []
+    for name, server in servers.items():
+        if server["ready"]:
+            ready.append(name)
+        elif not server["starting"]:
+            unready.append(name)
+    return unready if ready else []
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -176,19 +182,18 @@ class _Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         path, _, query = self.path.partition("?")
         chosen = self.watches
-        if asked := parse_qs(query).get("server"):
-            if asked[0] not in self.watches:
+        if names := parse_qs(query).get("server"):
+            if names[0] not in self.watches:
                 self._send(404, b'{"error": "no such server"}\n')
                 return
-            chosen = {"": self.watches[asked[0]]}
+            chosen = {"": self.watches[names[0]]}
         if path == "/metrics":
             self._send(200, generate_latest(self.registry), PLAIN)
         elif path in ("/live", "/ready", "/"):
-            found = states(chosen)
-            fine = found[path[1:]] if path != "/" else True
-            self._send(
-                200 if fine else 503, json.dumps(found, indent=1).encode() + b"\n"
-            )
+            known = states(chosen)
+            fine = path == "/" or known[path[1:]]
+            body = json.dumps(known, indent=1).encode() + b"\n"
+            self._send(200 if fine else 503, body)
         else:
             self._send(404, b'{"error": "there is /live, /ready, /metrics and /"}\n')
 
