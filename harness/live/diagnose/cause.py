@@ -32,22 +32,22 @@ from mmrepro.probes.data import LogLine, LogsData
 from mmrepro.probes.log_words import public_line
 
 SHOWN = 240
-AFTER_S = 30.0
+_AFTER_S = 30.0
 """Work that is logged so long after a failure is no echo of what was done before it."""
-AFTER_LINES = 5
+_AFTER_LINES = 5
 """The same by lines of work, where they have no time."""
-NEAR_S = 10.0
-NEAR_LINES = 300
+_NEAR_S = 10.0
+_NEAR_LINES = 300
 """An explanation is looked for so far behind what it explains."""
 FAR_LINES, FAR_S = 1000, 60.0
 """An exception so far before the end, in lines and in seconds, is of something else."""
-STALLS = 3
+_STALLS = 3
 """Readings in a row, ten seconds apart, in which requests run and no token is made."""
-HEARTBEATS = 2
+_HEARTBEATS = 2
 OTHERS = 5
-BACKWARDS = 5
+_BACKWARDS = 5
 """Times that step back so often, and hardly ever forward, are those of an export."""
-YEAR_S = 366 * 86400.0
+_YEAR_S = 366 * 86400.0
 WAITING = 10
 NO_END = frozenset({C.ALIVE, C.UNKNOWN, C.OVERLOADED, C.NOT_A_LOG})
 """Classes of a server that has not ended, nor stands still, by its log."""
@@ -62,7 +62,7 @@ STRONG = frozenset(
     }
 )
 """What explains others that were printed shortly before."""
-KEPT_AT_START = frozenset(
+_KEPT_AT_START = frozenset(
     {
         C.GPU_FAULT,
         C.NATIVE_CRASH,
@@ -74,7 +74,7 @@ KEPT_AT_START = frozenset(
     }
 )
 """Classes that say more than that it did not start."""
-UNTIED = frozenset({C.ENGINE_DEFECT, C.KILLED_BY_INPUT})
+_UNTIED = frozenset({C.ENGINE_DEFECT, C.KILLED_BY_INPUT})
 """Exceptions that an engine may survive."""
 SILENT_S = 10.0
 _QUIET = frozenset({"INFO", "DEBUG"})
@@ -297,7 +297,7 @@ def _merged(files: Sequence[Sequence[LogLine]]) -> list[LogLine]:
     """By time where each file has times of the same kind, else one file after the
     other."""
     begun = [when for when in map(_first_time, files) if when is not None]
-    if len(begun) < len(files) or max(begun) - min(begun) > YEAR_S:
+    if len(begun) < len(files) or max(begun) - min(begun) > _YEAR_S:
         return list(chain.from_iterable(files))
 
     placed: list[tuple[float, int, LogLine]] = []
@@ -326,7 +326,7 @@ def _newest_first(lines: Sequence[LogLine]) -> bool:
         back += later < earlier
         forward += later > earlier
     # Times of one server step back now and then: its processes write side by side.
-    return back >= BACKWARDS and back > 10 * forward
+    return back >= _BACKWARDS and back > 10 * forward
 
 
 # ---------------------------------------------------------------- one life of a server
@@ -397,7 +397,7 @@ class _Life:
         return stats
 
     def works_after(
-        self, number: int, when: float | None, least: int = AFTER_LINES
+        self, number: int, when: float | None, least: int = _AFTER_LINES
     ) -> bool:
         """Whether work is logged so long after a line that it is no echo of what was
         done before it."""
@@ -406,7 +406,7 @@ class _Life:
             return False
         timed = [line.when for line in later if line.when is not None]
         if when is not None and timed:
-            return max(timed) > when + AFTER_S
+            return max(timed) > when + _AFTER_S
         return len(later) >= least
 
     # ------------------------------------------------------------ death
@@ -458,7 +458,7 @@ class _Life:
         fatal = []
         for event in self.events:
             # One line of work is enough to show that an effect was survived.
-            least = 1 if event.effect else AFTER_LINES
+            least = 1 if event.effect else _AFTER_LINES
             if self.works_after(event.number, event.when, least):
                 continue
             if not self._long_before(event):
@@ -701,7 +701,7 @@ class _Life:
         if starting is None:
             return self._cause(event, why)
         start = self._below(event.raised)
-        if event.name not in KEPT_AT_START or _set_up(event.text):
+        if event.name not in _KEPT_AT_START or _set_up(event.text):
             event = replace(event, name=C.FAILED_START, sure=starting)
         cause = self._cause(event, why)
         return cause.model_copy(update={"start": start}) if start else cause
@@ -774,7 +774,7 @@ class _Life:
                 time=raised.time,
                 when=raised.when,
             )
-            if self.starting is not None and event.name not in KEPT_AT_START:
+            if self.starting is not None and event.name not in _KEPT_AT_START:
                 event = replace(event, name=C.FAILED_START, sure=self.starting)
             return self._cause(event, ["the exception itself is not in the log"])
         return None
@@ -815,7 +815,7 @@ class _Life:
         """Requests came after its last work, none was scheduled, and no line shows an
         end."""
         first, last = self.first, self.last_work
-        survived = first is None or (first.raised is not None and first.name in UNTIED)
+        survived = first is None or (first.raised is not None and first.name in _UNTIED)
         if not self.stuck or last is None or self.death is not None or not survived:
             return None
         times = [line.when for line in self.lines if line.when is not None]
@@ -875,7 +875,7 @@ class _Life:
             return None
         if after and (full := self._never_fits(after, last)):
             return full
-        if len(stalls) < STALLS and len(beats) < HEARTBEATS:
+        if len(stalls) < _STALLS and len(beats) < _HEARTBEATS:
             return None
 
         why = []
@@ -928,7 +928,7 @@ class _Life:
                 return None
             if float(match["usage"] or 0) > 1.0:
                 return None
-        if len(after) < STALLS:
+        if len(after) < _STALLS:
             return None
         line, match = after[0]
         why = [
@@ -990,13 +990,13 @@ class _Life:
 
     def _overloaded(self) -> Cause | None:
         refusals = [line for line, text in self.worded if rules.OVERLOAD.search(text)]
-        recent = self.stats[-STALLS:]
+        recent = self.stats[-_STALLS:]
         waiting = [int(match["waiting"] or 0) for _, match in recent]
         grows = waiting == sorted(waiting)
-        crowded = len(recent) == STALLS and min(waiting) >= WAITING and grows
-        if len(refusals) < STALLS and not crowded:
+        crowded = len(recent) == _STALLS and min(waiting) >= WAITING and grows
+        if len(refusals) < _STALLS and not crowded:
             return None
-        line = refusals[0] if len(refusals) >= STALLS else recent[0][0]
+        line = refusals[0] if len(refusals) >= _STALLS else recent[0][0]
         why = []
         if refusals:
             first = refusals[0]
@@ -1175,8 +1175,8 @@ def _gone(text: str) -> str:
 
 def _near(first: Event, other: Event) -> bool:
     if first.when is not None and other.when is not None:
-        return other.when <= first.when + NEAR_S
-    return other.number <= first.number + NEAR_LINES
+        return other.when <= first.when + _NEAR_S
+    return other.number <= first.number + _NEAR_LINES
 
 
 def _blame(blame: Blamed) -> tuple[str, ...]:

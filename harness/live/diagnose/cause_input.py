@@ -13,7 +13,7 @@ from mmrepro.probes.data import LogLine
 
 TOLD = 200
 """Of a message; behind that engines print whole batches, with every field's name."""
-INNERMOST = 4
+_INNERMOST = 4
 """Frames next to an exception: further out every request passes."""
 FIELDS: Mapping[str, str] = {
     "top_logprobs": r"top_logprobs",
@@ -133,7 +133,7 @@ def blamed(raised: Raised, lines: Iterable[LogLine]) -> Blamed | None:
     if fields := _fields_in(words):
         blame = dict.fromkeys(fields, "the exception names it")
         return Blamed(blame, Certainty.CERTAIN, there)
-    if fields := _fields_in(frames_text(raised, INNERMOST)):
+    if fields := _fields_in(frames_text(raised, _INNERMOST)):
         blame = dict.fromkeys(fields, "the frames next to the exception are its")
         return Blamed(blame, Certainty.LIKELY, there)
     return None

@@ -35,7 +35,7 @@ from mmrepro.probes.log_words import public_line
 SHOWN = 240
 CERTAIN, LIKELY, POSSIBLE = Certainty.CERTAIN, Certainty.LIKELY, Certainty.POSSIBLE
 
-StartRule = Callable[[Sequence[LogLine], Raised | None, str], StartCause | None]
+_StartRule = Callable[[Sequence[LogLine], Raised | None, str], StartCause | None]
 """Lines of one server, the first exception, the engine's name: what is below
 ``failed-start``."""
 
@@ -51,7 +51,7 @@ def _start(
     return below(lines, one, engine)
 
 
-START_RULES: list[StartRule] = [_start]
+START_RULES: list[_StartRule] = [_start]
 """Tried in order; the first that answers is taken."""
 
 
@@ -301,7 +301,7 @@ NEVER_FITS = re.compile(
     r"(?: \+ lookahead slots \(\d+\))? is too long and exceeds "
     r"(?:the capacity of block_manager|limit of)"
 )
-GRAMMAR_STUCK = re.compile(r"[Ff]ailed to advance FSM|GrammarMatcher.{0,80}terminated")
+_GRAMMAR_STUCK = re.compile(r"[Ff]ailed to advance FSM|GrammarMatcher.{0,80}terminated")
 
 NO_LOGS: tuple[tuple[str, re.Pattern[str]], ...] = (
     (
@@ -328,7 +328,7 @@ NO_LOGS: tuple[tuple[str, re.Pattern[str]], ...] = (
 """What a file seems to be whose lines have no log's form."""
 
 
-def all_rules() -> tuple[Rule, ...]:
+def _all_rules() -> tuple[Rule, ...]:
     """An operator's own rules, and those that come with the package."""
     return (*_own, *RULES)
 
@@ -390,7 +390,7 @@ def _bounded(rule: LogRule) -> Rule:
 
 def meaning(text: str, *, exception: bool) -> Rule | None:
     """The first rule that fits an exception's or a line's words."""
-    for rule in all_rules():
+    for rule in _all_rules():
         if (exception or rule.alone) and rule.matches(text):
             return rule
     return None

@@ -30,9 +30,9 @@ STANDSTILL_S = 4.0
 """Counters of a busy server may stand for as long as a large batch's step takes."""
 UNASKED_S = 8.0
 """The same where no request of ours waits."""
-FREE_KV = 0.01
+_FREE_KV = 0.01
 """Part of the KV cache in use below which it is as good as empty."""
-FLOOD_BYTES_S = 64 << 10
+_FLOOD_BYTES_S = 64 << 10
 """Of log. vLLM at DEBUG level, busy on two cores, writes a tenth of it."""
 OWN_TOKENS = 8
 """The longest answer that the one small request may get."""
@@ -48,9 +48,9 @@ GRAMMARS = re.compile(
 around them (vllm/v1/structured_output, sglang/srt/constrained,
 lmdeploy/pytorch/engine/guided_process.py)."""
 
-ClassRule = Callable[[View], NamedClass | None]
+_ClassRule = Callable[[View], NamedClass | None]
 ORDER = list(Certainty)
-RANK_STATES: Mapping[ServerState, LiveClass] = {
+_RANK_STATES: Mapping[ServerState, LiveClass] = {
     state: LiveClass(state.value)
     for state in (
         ServerState.WORKER_STUCK,
@@ -62,9 +62,9 @@ RANK_STATES: Mapping[ServerState, LiveClass] = {
     )
 }
 """States of a server of several ranks that are classes as well."""
-EXPLAINED_BY: Mapping[LiveClass, frozenset[LiveClass]] = {
-    LiveClass.STEPS_STOPPED: frozenset({LiveClass.NEVER_FITS, *RANK_STATES.values()}),
-    LiveClass.GAUGES_LIE: frozenset(RANK_STATES.values()),
+_EXPLAINED_BY: Mapping[LiveClass, frozenset[LiveClass]] = {
+    LiveClass.STEPS_STOPPED: frozenset({LiveClass.NEVER_FITS, *_RANK_STATES.values()}),
+    LiveClass.GAUGES_LIE: frozenset(_RANK_STATES.values()),
 }
 """What says less than another one that was named as well."""
 
@@ -72,20 +72,20 @@ EXPLAINED_BY: Mapping[LiveClass, frozenset[LiveClass]] = {
 def classes(evidence: Evidence, facts: TargetFacts) -> list[NamedClass]:
     """The classes that the evidence shows, surest first."""
     view = View(facts, evidence)
-    rules: Iterable[ClassRule] = (
+    rules: Iterable[_ClassRule] = (
         classes_logged.killed_by_input,
         classes_logged.placeholder_counts,
-        never_fits,
-        grammar_loop,
-        steps_stopped,
-        gauges_lie,
-        work_without_clients,
-        transfer_stuck,
+        _never_fits,
+        _grammar_loop,
+        _steps_stopped,
+        _gauges_lie,
+        _work_without_clients,
+        _transfer_stuck,
     )
     shown = [answer for answer in (rule(view) for rule in rules) if answer is not None]
     shown += of_ranks(view)
     names = {c.name for c in shown}
-    kept = [c for c in shown if names.isdisjoint(EXPLAINED_BY.get(c.name, ()))]
+    kept = [c for c in shown if names.isdisjoint(_EXPLAINED_BY.get(c.name, ()))]
     return sorted(kept, key=lambda c: ORDER.index(c.certainty))
 
 
@@ -104,7 +104,7 @@ def of_ranks(view: View) -> list[NamedClass]:
     return list(first.values())
 
 
-def transfer_stuck(view: View) -> NamedClass | None:
+def _transfer_stuck(view: View) -> NamedClass | None:
     """Requests are on their way between a prefill and a decode server in every reading,
     and no counter moves."""
     on_their_way = view.timed("transfers")
@@ -131,9 +131,9 @@ def _stuck_ranks(view: View) -> list[NamedClass]:
         return []
     waits = _waiting(view)
     silence = ranks.silent(view, []) if waits else None
-    if silence is None or silence.state not in RANK_STATES:
+    if silence is None or silence.state not in _RANK_STATES:
         return []
-    name = RANK_STATES[silence.state]
+    name = _RANK_STATES[silence.state]
     long = view.span_s >= (STANDSTILL_S if asked else UNASKED_S)
     certainty = Certainty.POSSIBLE
     # A rank that is gone is gone; one that stands may go on a moment later.
@@ -172,7 +172,7 @@ def _never_entered(view: View, certainty: Certainty) -> NamedClass | None:
 # ---------------------------------------------------------------- the counters
 
 
-def steps_stopped(view: View) -> NamedClass | None:
+def _steps_stopped(view: View) -> NamedClass | None:
     """No step is counted while a request waits: ours, or one that the gauges or the
     sockets show.
 
@@ -220,7 +220,7 @@ def _waiting(view: View) -> list[str]:
     return signs
 
 
-def never_fits(view: View) -> NamedClass | None:
+def _never_fits(view: View) -> NamedClass | None:
     """Requests wait for capacity, none runs, and the KV cache is empty: nothing can
     make room."""
     waiting = view.timed("waiting_capacity")
@@ -233,7 +233,7 @@ def never_fits(view: View) -> NamedClass | None:
     if min(len(waiting), len(running), len(usage)) < 2 or view.moving is not False:
         return None
     counts = [count for _, count in waiting]
-    if min(counts) < 1 or any(running) or max(usage) > FREE_KV:
+    if min(counts) < 1 or any(running) or max(usage) > _FREE_KV:
         return None
     seconds = waiting[-1][0] - waiting[0][0]
     # The reason is counted by a step that let nobody in: no lateness of this machine
@@ -260,7 +260,7 @@ def never_fits(view: View) -> NamedClass | None:
 # -------------------------------------------------------- metrics against the processes
 
 
-def gauges_lie(view: View) -> NamedClass | None:
+def _gauges_lie(view: View) -> NamedClass | None:
     """Nothing runs or waits by the gauges while the engine is inside a call that does
     not end; or something runs by them while the engine waits for work."""
     running = view.readings("running")
@@ -323,14 +323,14 @@ def _nothing_runs(view: View, running: list[float]) -> NamedClass | None:
     )
 
 
-def work_without_clients(view: View) -> NamedClass | None:
+def _work_without_clients(view: View) -> NamedClass | None:
     """Others' requests run in every reading, work is done, and nobody is connected."""
     alone = _nobody(view)
     if not alone:
         return None
     growth = view.evidence.facts.get(LOG_GROWTH)
     flood = ""
-    if isinstance(growth, float) and growth >= FLOOD_BYTES_S:
+    if isinstance(growth, float) and growth >= _FLOOD_BYTES_S:
         flood = f"its log grows by {growth / 1024:.0f} KiB a second"
     running = view.others_running
     tokens = view.readings("generation_tokens")
@@ -383,7 +383,7 @@ def _in_a_step(view: View) -> bool | None:
 # ---------------------------------------------------------------- grammars
 
 
-def grammar_loop(view: View) -> NamedClass | None:
+def _grammar_loop(view: View) -> NamedClass | None:
     """A thread of the engine or its front is inside a grammar's compiler or matcher in
     every sample while a request waits; or an exception of one ended the engine."""
     if logged := classes_logged.grammar_exception(view):

@@ -46,7 +46,7 @@ APART_S = 2.0
 """At least so long between two readings of the progress counters."""
 GLANCE_S = 3.0
 """A request that is answered by then leaves nothing more to wait for."""
-AT_ONCE_S = 0.5
+_AT_ONCE_S = 0.5
 """A request that is answered by then needs no stacks: they are the dearest of all
 evidence."""
 OTHERS = 2
@@ -75,13 +75,13 @@ MAX_SAMPLED = 6
 MAX_RANKS = 16
 RANK_SAMPLES = 3
 """Of each worker beside the core, in each round."""
-GPU_CORE_S = 60.0
+_GPU_CORE_S = 60.0
 """For a core dump of a GPU and its reading."""
 RANK_S = 0.25
 """More time for a round of stacks, for each of them."""
 TOKENS = 8
 
-DEFAULT_ENDPOINTS = ("/health", "/v1/models")
+_DEFAULT_ENDPOINTS = ("/health", "/v1/models")
 
 
 class Collector:
@@ -181,7 +181,7 @@ class Collector:
         self._asked_at = time.monotonic()
         self._waiting = self._request() if self.plan.request and not plain else None
         if self._waiting is not None:
-            _wait(self._waiting, self._asked_at + AT_ONCE_S)
+            _wait(self._waiting, self._asked_at + _AT_ONCE_S)
         stacks = (
             plain or self._waiting is None or self.waits or replicas(self.target.facts)
         )
@@ -287,11 +287,11 @@ class Collector:
             )
             return
         # Such a dump is large: writing it takes longer than a look.
-        self._end = max(self._end, time.monotonic() + GPU_CORE_S)
+        self._end = max(self._end, time.monotonic() + _GPU_CORE_S)
         started = []
         for pid, probe in probes:
             label = f"gpu-core-{pid}"
-            started.append(self._start(probe, seconds=GPU_CORE_S, label=label))
+            started.append(self._start(probe, seconds=_GPU_CORE_S, label=label))
         self._all(*started)
 
     def effect(self) -> Effect:
@@ -489,7 +489,7 @@ class Collector:
         request."""
         engine = self.target.engine
         if engine is None:
-            return DEFAULT_ENDPOINTS
+            return _DEFAULT_ENDPOINTS
         return [path for path in engine.endpoints if "generate" not in path]
 
     def _http(self, paths: Sequence[str]) -> HttpProbe:

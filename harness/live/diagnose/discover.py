@@ -38,7 +38,7 @@ _PACKAGES = re.compile(r"(/[^\0\n]*?/(?:site|dist)-packages)/")
 
 ROUGH_S = 2.0
 """Log lines have whole seconds."""
-AS_OWNER = "run mmrepro as root, or as the server's own user"
+_AS_OWNER = "run mmrepro as root, or as the server's own user"
 
 
 @dataclass
@@ -164,10 +164,10 @@ def _find_owner(target: Target, port: int, listening: Sequence[Socket]) -> None:
         "are closed)"
     )
     if facts.root_pid is None:
-        target.unseen.append(f"{why}: {AS_OWNER}, or give --pid")
+        target.unseen.append(f"{why}: {_AS_OWNER}, or give --pid")
         return
     facts.found_by = f"its command line names port {port}"
-    target.unseen.append(f"{why}; taken by its command line. To be sure: {AS_OWNER}")
+    target.unseen.append(f"{why}; taken by its command line. To be sure: {_AS_OWNER}")
 
 
 def _matching(listeners: list[Socket], known: Sequence[str]) -> list[Socket]:
@@ -324,7 +324,7 @@ def name_engine(target: Target, metrics: frozenset[str], chosen: str = "auto") -
     refresh(target)
 
 
-IDENTIFY_S = 4.0
+_IDENTIFY_S = 4.0
 """To find a gone server's engine in its log; some 2 GB are read in that time."""
 
 
@@ -337,7 +337,7 @@ def name_engine_by_log(target: Target) -> None:
         # Opening a FIFO waits for ever.
         if not is_file(path):
             continue
-        identity = identify(path, log_marks(), deadline_s=IDENTIFY_S)
+        identity = identify(path, log_marks(), deadline_s=_IDENTIFY_S)
         if identity is None:
             continue
         engine = ENGINES[identity.engine]
@@ -471,7 +471,7 @@ def find_logs(target: Target, given: Sequence[Path]) -> list[Path]:
     target.facts.logs = [str(path) for path in files.values()]
     if not files and target.facts.processes:
         if denied:
-            why = f"where it logs cannot be seen: {AS_OWNER}, or give --log FILE"
+            why = f"where it logs cannot be seen: {_AS_OWNER}, or give --log FILE"
         elif elsewhere:
             where = ", ".join(sorted(elsewhere))
             why = f"its output goes to no file ({where}): save it and give --log FILE"

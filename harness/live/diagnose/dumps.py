@@ -53,21 +53,21 @@ from mmrepro.probes.processes import role_from_title
 from mmrepro.scenario import LiveFacts, Scenario
 from mmrepro.traffic.evidence import Evidence
 
-SHOWN_FRAMES = 12
-SHOWN_PLACES = 4
-SHOWN_REQUESTS = 3
+_SHOWN_FRAMES = 12
+_SHOWN_PLACES = 4
+_SHOWN_REQUESTS = 3
 REPEATED = 8
 """As often a single sample is repeated, to try what it would be if it stayed so."""
 FITS = (Fit.MATCH, Fit.LIKELY, Fit.SYMPTOM_ONLY)
 WATCHDOG = "feed timeout"
 """Why vLLM's watchdog writes stacks (vllm/utils/watch_dog.py)."""
-NATIVE_WAITS = {
+_NATIVE_WAITS = {
     r"^cu(?:da)?(?:Event|Stream|Ctx|Device)\w*[Ss]ynchronize": "waits for the GPU",
     r"^hip(?:Event|Stream|Device)Synchronize": "waits for the GPU",
     r"^nccl[A-Z]\w+|^rccl": "is a collective of NCCL",
 }
 """Functions of the CUDA driver and runtime, of HIP, and of NCCL."""
-READABLE = re.compile(r"\.py$|^<")
+_READABLE = re.compile(r"\.py$|^<")
 _LIBRARY = re.compile(
     r"^(?:threading|queue|selectors|runpy|contextlib|asyncio/|concurrent/"
     r"|multiprocessing/"
@@ -485,7 +485,7 @@ def _stand(
     # Locals hold prompts, and are in the file.
     frames = [
         frame.model_copy(update={"locals": {}})
-        for frame in thread.frames[:SHOWN_FRAMES]
+        for frame in thread.frames[:_SHOWN_FRAMES]
     ]
     return ProcessStand(
         pid=process.pid if process.pid > 0 else None,
@@ -562,7 +562,7 @@ def _awaited(frames: Sequence[Frame]) -> str:
     """What a native function among the innermost frames waits for, as the end of a
     sentence."""
     for frame in frames[:6]:
-        for pattern, words in NATIVE_WAITS.items():
+        for pattern, words in _NATIVE_WAITS.items():
             if re.search(pattern, frame.function) and not frame.file.endswith(".py"):
                 return f", which {words}"
     return ""
@@ -581,11 +581,11 @@ def places(frames: Sequence[Frame]) -> list[Frame]:
     engine's own code nearest to it."""
     own = []
     for frame in frames[1:]:
-        if READABLE.search(frame.file) and not _library(frame):
+        if _READABLE.search(frame.file) and not _library(frame):
             own.append(frame)
     if not own:
-        return [*frames[:SHOWN_PLACES]]
-    return [frames[0], *own[: SHOWN_PLACES - 1]]
+        return [*frames[:_SHOWN_PLACES]]
+    return [frames[0], *own[: _SHOWN_PLACES - 1]]
 
 
 def _library(frame: Frame) -> bool:
@@ -689,7 +689,7 @@ def _requests(data: RequestDumpData) -> list[str]:
         )
     ]
     ordered = sorted(waiting, key=lambda r: (not r.fields, r.created or 0.0))
-    for request in ordered[:SHOWN_REQUESTS]:
+    for request in ordered[:_SHOWN_REQUESTS]:
         about = [f"{name} {value}" for name, value in request.fields.items()]
         if request.media:
             about.insert(0, f"pictures, videos and sounds: {request.media}")

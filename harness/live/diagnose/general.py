@@ -21,7 +21,7 @@ from mmrepro.probes.data import InferenceData, LogsData
 from mmrepro.probes.log_words import public_line
 from mmrepro.traffic.evidence import Evidence
 
-SLOW_SHARE = 0.5
+_SLOW_SHARE = 0.5
 """A small request that takes more of its deadline than that is slow."""
 STOPPED = {"T": "stopped by a signal (SIGSTOP or SIGTSTP)", "t": "stopped by a tracer"}
 STANDSTILLS = frozenset(
@@ -40,10 +40,10 @@ STANDSTILLS = frozenset(
         ServerState.TRANSFER_STUCK,
     }
 )
-NAN_TEXT = "!"
+_NAN_TEXT = "!"
 """Token 0 of GPT-2's and many later vocabularies: what an arg max over NaN logits
 gives."""
-NAN_LENGTH = 6
+_NAN_LENGTH = 6
 
 
 def assess(evidence: Evidence, facts: TargetFacts) -> Assessment:
@@ -267,7 +267,7 @@ def _answered(view: View) -> Assessment | None:
         data.text,
         f"a request of a few tokens was answered in {data.seconds:.2f} s",
     )
-    if len(text.strip()) >= NAN_LENGTH and not text.strip().strip(NAN_TEXT):
+    if len(text.strip()) >= _NAN_LENGTH and not text.strip().strip(_NAN_TEXT):
         return Assessment(
             state=ServerState.BROKEN_OUTPUT,
             sentence=(
@@ -303,7 +303,7 @@ def _answered(view: View) -> Assessment | None:
             why=[took, *_front(view)],
             advice=["a load balancer that asks this endpoint takes the server out"],
         )
-    if data.seconds > SLOW_SHARE * data.deadline_s:
+    if data.seconds > _SLOW_SHARE * data.deadline_s:
         waiting = view.always("waiting")
         return Assessment(
             state=ServerState.OVERLOADED if waiting else ServerState.SLOW,

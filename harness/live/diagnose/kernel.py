@@ -38,7 +38,7 @@ _GROUP = re.compile(
 """dump_oom_victim of the same file, just before it (4.19 and later)."""
 CLOCK_S = 2.0
 """The kernel's log and its processes do not have quite the same clock."""
-LAST_WORDS_S = 60.0
+_LAST_WORDS_S = 60.0
 """Between a process's last line of log and its end."""
 
 
@@ -184,7 +184,7 @@ def _logged_there(target: Target, evidence: Evidence, kill: Kill) -> bool | None
                     - processes.now_ticks() / processes.TICKS_PER_S
                     + kill.at_s
                 )
-                return abs(ended_s - killed_s) < LAST_WORDS_S
+                return abs(ended_s - killed_s) < _LAST_WORDS_S
             return False
     return None
 

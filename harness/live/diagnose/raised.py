@@ -11,7 +11,7 @@ from mmrepro.probes.data import LogLine
 from mmrepro.probes.log_words import public_line
 
 MAX_CHARS = 2000
-MAX_MORE = 12
+_MAX_MORE = 12
 """Lines of a message after its first."""
 MAX_FRAMES = 200
 
@@ -301,7 +301,7 @@ def _one(line: LogLine, text: str, state: _State) -> Raised | None:
 
 
 def _goes_on(last: Raised, line: LogLine, stripped: str) -> bool:
-    if last.more >= MAX_MORE:
+    if last.more >= _MAX_MORE:
         return False
     if bare(line):
         return bool(stripped) and not _ENDED.search(stripped)

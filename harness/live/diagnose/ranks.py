@@ -47,7 +47,7 @@ from mmrepro.probes.data import (
 )
 from mmrepro.probes.log_words import public_line
 
-ASLEEP = frozenset(
+_ASLEEP = frozenset(
     {
         "futex",
         "clock_nanosleep",
@@ -61,7 +61,7 @@ ASLEEP = frozenset(
 """System calls of a thread that waits for no input or output: such a wait does not end
 by itself because a disk or a network is slow."""
 SHOWN = 4
-AWAKE_PCT = 5.0
+_AWAKE_PCT = 5.0
 RUNS = ("core", "worker")
 OWN = re.compile(r"^(?P<role>\w+) pid=(?P<pid>\d+)$")
 """How vLLM's processes call themselves before each line of log."""
@@ -75,7 +75,7 @@ _VERB = re.compile(r"^(wait|stand|move)s\b")
 _WAITS = {wait: Stand(wait.value) for wait in Wait}
 
 
-def is_worker(facts: TargetFacts, role: str) -> bool:
+def _is_worker(facts: TargetFacts, role: str) -> bool:
     """Whether a process of this role only runs the model, beside its core."""
     engine = ENGINES.get(facts.engine)
     prefix = engine.worker_role if engine is not None else ""
@@ -85,7 +85,7 @@ def is_worker(facts: TargetFacts, role: str) -> bool:
 def workers(facts: TargetFacts) -> list[TargetProcess]:
     """The processes that run the model, where they are several or not the core
     itself."""
-    own = [p for p in facts.processes if is_worker(facts, p.role)]
+    own = [p for p in facts.processes if _is_worker(facts, p.role)]
     return own or (facts.cores if len(facts.cores) > 1 else [])
 
 
@@ -1005,7 +1005,9 @@ def asleep_and_stuck(view: View) -> bool:
 
 
 def _asleep(rank: Rank) -> bool:
-    return rank.call in ASLEEP and rank.cpu_pct is not None and rank.cpu_pct < AWAKE_PCT
+    return (
+        rank.call in _ASLEEP and rank.cpu_pct is not None and rank.cpu_pct < _AWAKE_PCT
+    )
 
 
 def replicas(facts: TargetFacts) -> bool:

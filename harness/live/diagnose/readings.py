@@ -35,9 +35,9 @@ TOKENS = ("prompt_tokens", "generation_tokens")
 COUNTERS = ("finished", *TOKENS)
 BEGUN = "in the body of a"
 """In the error of an answer that began, and was not whole."""
-NO_WAY = "ConnectError"
+_NO_WAY = "ConnectError"
 """How an error begins where there was no connection."""
-HOT_PCT = checks.BUSY_PCT
+_HOT_PCT = checks.BUSY_PCT
 
 Answer = Literal[
     "not-asked",
@@ -144,7 +144,7 @@ class View:
         """Whether one closed or reset its connection, or sent what is no whole HTTP
         answer: what does that is not frozen."""
         for answer in self._answers:
-            if answer.status is not None or answer.error.startswith(NO_WAY):
+            if answer.status is not None or answer.error.startswith(_NO_WAY):
                 continue
             if answer.body or not answer.timed_out:
                 return True
@@ -337,7 +337,7 @@ class View:
         uses = self._uses(pid)
         if not uses:
             return None
-        return any(use.user_pct >= HOT_PCT for use in uses)
+        return any(use.user_pct >= _HOT_PCT for use in uses)
 
     def hot_thread(self, pid: int | None) -> int | None:
         """Id of the thread that uses most of a core."""
@@ -345,7 +345,7 @@ class View:
         if use is None or not use.busiest:
             return None
         thread = use.busiest[0]
-        return thread.tid if thread.user_pct + thread.system_pct >= HOT_PCT else None
+        return thread.tid if thread.user_pct + thread.system_pct >= _HOT_PCT else None
 
     def waits(self, pid: int | None) -> dict[int, str]:
         """Thread id: the system call that it waits in."""

@@ -12,7 +12,7 @@ from mmrepro.probes.data import Frame, StackSample, ThreadStack
 MIN_SAMPLES = 3
 NEAR = 3
 """Frames by which the samples of one small loop may differ at their inner end."""
-NEAR_IN_PYTHON = 6
+_NEAR_IN_PYTHON = 6
 """The same for a thread that has the GIL in every sample: its loop is all Python, and
 calls Python functions. A model's forward pass, which moves by as much, gives the GIL up
 in each of its kernels. vLLM 0.23.0's LRUCache.popitem differs by 4 (line 81 or 82 of
@@ -50,12 +50,12 @@ WAITING = frozenset(
         "_watchdog_once",
     }
 )
-LOOPS = frozenset({"run_forever", "run_until_complete", "_run_once", "serve_forever"})
+_LOOPS = frozenset({"run_forever", "run_until_complete", "_run_once", "serve_forever"})
 RUNNERS = ("uvloop/__init__.py", "asyncio/runners.py")
 """uvloop's event loop has no Python frame: who runs it is the innermost one while it
 waits."""
-WAITING_FILES = ("selectors.py", "concurrent/futures/thread.py", *RUNNERS)
-LOCKING = frozenset({"acquire", "__enter__", "_acquire_restore", "acquire_lock"})
+_WAITING_FILES = ("selectors.py", "concurrent/futures/thread.py", *RUNNERS)
+_LOCKING = frozenset({"acquire", "__enter__", "_acquire_restore", "acquire_lock"})
 DEVICE = re.compile(r"(?:torch/cuda|/nccl|torch/distributed|torch/_C|cuda|triton)")
 _LOCK = re.compile(
     r"<(?:[\w. ]*)(?:lock|Lock|Semaphore|Condition)[^>]* at (0x[0-9a-f]+)"
@@ -101,7 +101,7 @@ class Course:
     @property
     def stays(self) -> bool:
         """In one place in every sample, or inside one small loop."""
-        near = NEAR_IN_PYTHON if self.with_gil == self.samples else NEAR
+        near = _NEAR_IN_PYTHON if self.with_gil == self.samples else NEAR
         return self.samples >= MIN_SAMPLES and bool(self.steady) and self.loose <= near
 
     @property
@@ -137,7 +137,7 @@ class Course:
     def locking(self) -> bool:
         """Its innermost Python function is one that takes a lock, in every sample."""
         for stack in self.stacks:
-            if not stack.frames or bare(_python(stack.frames)[0]) not in LOCKING:
+            if not stack.frames or bare(_python(stack.frames)[0]) not in _LOCKING:
                 return False
         return self.samples >= MIN_SAMPLES
 
@@ -187,7 +187,9 @@ def _driver_call(frames: Sequence[Frame]) -> str:
 
 
 def _runs_a_loop(frames: Iterable[Frame]) -> bool:
-    return any(bare(frame) in LOOPS or frame.file.endswith(RUNNERS) for frame in frames)
+    return any(
+        bare(frame) in _LOOPS or frame.file.endswith(RUNNERS) for frame in frames
+    )
 
 
 def bare(frame: Frame) -> str:
@@ -210,7 +212,7 @@ def _waits(frames: Sequence[Frame]) -> bool:
     if not frames:
         return True  # a thread that runs no Python code is none of ours
     frames = _python(frames)
-    return bare(frames[0]) in WAITING or frames[0].file.endswith(WAITING_FILES)
+    return bare(frames[0]) in WAITING or frames[0].file.endswith(_WAITING_FILES)
 
 
 def courses(samples: Iterable[StackSample], pid: int) -> list[Course]:

@@ -25,7 +25,7 @@ MAX_BYTES = 32 << 20
 APART_S = 60.0
 """Between the two moments whose metrics are compared: longer than usual scrape
 intervals."""
-RECENT = "1h"
+_RECENT = "1h"
 """A server that is down has no metrics of now."""
 MOST = 64
 """Servers that are looked at."""
@@ -165,7 +165,7 @@ def _held(root: str) -> tuple[dict[Key, Held], float]:
     now = time.time()
     found: dict[Key, Held] = {}
     recent = (
-        f'count by (job, instance) (last_over_time({{__name__=~"{every}"}}[{RECENT}]))'
+        f'count by (job, instance) (last_over_time({{__name__=~"{every}"}}[{_RECENT}]))'
     )
     for labels, _ in _series(_ask(root, "query", query=recent)):
         key = labels.get("job", ""), labels.get("instance", "")

@@ -29,10 +29,10 @@ from mmrepro.live.diagnose.readings import View
 from mmrepro.probes.data import InferenceData, MetricsData
 from mmrepro.traffic.evidence import Evidence
 
-SGLANG_MODE = "--disaggregation-mode"
-LMDEPLOY_ROLE = "--role"
-VLLM_CONFIG = "--kv-transfer-config"
-VLLM_ROLES = {"kv_producer": Part.PREFILL, "kv_consumer": Part.DECODE}
+_SGLANG_MODE = "--disaggregation-mode"
+_LMDEPLOY_ROLE = "--role"
+_VLLM_CONFIG = "--kv-transfer-config"
+_VLLM_ROLES = {"kv_producer": Part.PREFILL, "kv_consumer": Part.DECODE}
 """Of vllm/config/kv_transfer.py. ``kv_both``, which is usual with NIXL, names no
 side."""
 SIDES = {"prefill": Part.PREFILL, "decode": Part.DECODE}
@@ -49,11 +49,11 @@ FAILED = (
 """vLLM 0.32 (kv_connector/v1/nixl/stats.py), SGLang 0.5.23
 (observability/metrics_collector.py)."""
 PROMPTS = ("vllm:request_prompt_tokens_sum", "vllm:request_prompt_tokens_count")
-LOCAL_SHARE = 0.5
+_LOCAL_SHARE = 0.5
 """A decode server computes the last token of each prompt itself, and what ends no
 block."""
-LOCAL_TOKENS = 512
-LONG_PROMPT = 64
+_LOCAL_TOKENS = 512
+_LONG_PROMPT = 64
 """Mean tokens of a prompt: shorter ones may be health checks, which go past the
 router."""
 SLOW_TIMES, SLOW_S = 5.0, 2.0
@@ -102,12 +102,12 @@ def part_of(
     """What a server is for, and how that is known."""
     for name, value in pairwise(_words(command)):
         side: Part | None = None
-        if name in (SGLANG_MODE, LMDEPLOY_ROLE):
+        if name in (_SGLANG_MODE, _LMDEPLOY_ROLE):
             side = SIDES.get(value.lower())
-        elif name == VLLM_CONFIG:
-            side = VLLM_ROLES.get(_role(value))
-        elif name == f"{VLLM_CONFIG}.kv_role":
-            side = VLLM_ROLES.get(value)
+        elif name == _VLLM_CONFIG:
+            side = _VLLM_ROLES.get(_role(value))
+        elif name == f"{_VLLM_CONFIG}.kv_role":
+            side = _VLLM_ROLES.get(value)
         if side is not None:
             return side, f"its option {name}"
     # SGLang says so with each metric (srt/observability/metrics_collector.py).
@@ -559,7 +559,7 @@ def _local(by: By) -> Iterator[Finding]:
         if local is None or remote is None or not total or not count:
             continue
         share, mean = local / max(1.0, local + remote), total / count
-        if local < LOCAL_TOKENS or share < LOCAL_SHARE or mean < LONG_PROMPT:
+        if local < _LOCAL_TOKENS or share < _LOCAL_SHARE or mean < _LONG_PROMPT:
             continue
         why = [
             f"of its prompt tokens {local:.0f} were computed there, {remote:.0f} came "

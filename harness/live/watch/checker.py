@@ -91,7 +91,7 @@ def _answered(check: list[ProbeResult[Any]]) -> bool:
 LATE = 0.3
 """Part of the deadline after which a request that is not answered yet has its server
 looked at."""
-MODELS_S = 5.0
+_MODELS_S = 5.0
 
 
 # Not the count of finished requests: a frozen vLLM counts those that clients give up
@@ -107,9 +107,9 @@ def _metrics(*shorts: str) -> tuple[str, ...]:
 
 PROGRESS = _metrics("prompt_tokens", "generation_tokens")
 GAUGES = _metrics("kv_usage")
-HINTS = {401: "--header 'Authorization: Bearer KEY'", 404: "--model NAME"}
-HINTS[403] = HINTS[401]
-TIED = 3
+_HINTS = {401: "--header 'Authorization: Bearer KEY'", 404: "--model NAME"}
+_HINTS[403] = _HINTS[401]
+_TIED = 3
 """So many answers in a row that move the counters: these are of the server that
 answers."""
 
@@ -213,7 +213,7 @@ class Checker:
         got = fetch(
             "GET",
             f"{self.url}/v1/models",
-            timeout_s=min(MODELS_S, self.deadline_s),
+            timeout_s=min(_MODELS_S, self.deadline_s),
             max_bytes=1 << 20,
             headers=self.headers,
         )
@@ -270,7 +270,7 @@ class Checker:
         if status == 200:
             return CheckOutcome.ERROR, f"{asked}: 200, and no whole completion"
         if status is not None and status < 500:
-            hint = f" ({HINTS[status]}?)" if status in HINTS else ""
+            hint = f" ({_HINTS[status]}?)" if status in _HINTS else ""
             return CheckOutcome.UNKNOWN, f"{asked}: {status}{hint}"
         if dead := self._processes.part_dead():
             return CheckOutcome.FAILED, dead
@@ -316,7 +316,7 @@ class Checker:
     def _own(self, before: Mapping[str, float], after: Mapping[str, float]) -> bool:
         """Whether the counters are of the server that is asked, and not of another
         replica behind a balancer: its processes are here, a request is counted that
-        waits, or the counters have moved with each of the last ``TIED`` answers and are
+        waits, or the counters have moved with each of the last ``_TIED`` answers and are
         still of the same process."""
         if self._processes.seen:
             return True
@@ -330,7 +330,7 @@ class Checker:
         for gauge in ("running", "waiting"):
             if facts is not None and self._total(facts, gauge):
                 return True
-        return self._tied >= TIED and begun == self._begun
+        return self._tied >= _TIED and begun == self._begun
 
     def _tie(self, before: Mapping[str, float]) -> None:
         """Count the answers in a row that moved the counters: others were another

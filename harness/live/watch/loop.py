@@ -29,10 +29,10 @@ from mmrepro.live.watch.options import WatchCommand
 if TYPE_CHECKING:
     from mmrepro.live.fleet.session import Looked
 
-SUREST = list(Certainty)
+_SUREST = list(Certainty)
 CONFIRM_PAUSE_S = 0.01
 """Between a first failure and the check that confirms it."""
-RETURN_S = 1.0
+_RETURN_S = 1.0
 """From one check's start to the next one's, at most, of a server that is gone: when it
 starts again, it must not be called dead for long."""
 
@@ -121,7 +121,7 @@ class Watch:
             ]
             before = self.classes
             now: dict[LiveClass, Certainty] = {}
-            for one in sorted(named, key=lambda one: SUREST.index(one.certainty)):
+            for one in sorted(named, key=lambda one: _SUREST.index(one.certainty)):
                 now.setdefault(one.name, one.certainty)
             self.classes = now
         for name, certainty in now.items():
@@ -135,8 +135,8 @@ class Watch:
             return CONFIRM_PAUSE_S
         interval_s = self.options.interval_s
         last = self.health.last
-        if not self.health.live and last is not None and last.seconds < RETURN_S:
-            interval_s = min(interval_s, RETURN_S)
+        if not self.health.live and last is not None and last.seconds < _RETURN_S:
+            interval_s = min(interval_s, _RETURN_S)
         return max(0.0, began + interval_s - time.monotonic())
 
     def _look(self) -> None:
@@ -174,13 +174,13 @@ class Watch:
         self._tell_classes()
 
 
-MAX_DEADLINE_S = 15.0
+_MAX_DEADLINE_S = 15.0
 
 
 def default_deadline(interval_s: float, failures: int) -> float:
     """Seconds for one check, so that ``failures`` of them, one after the other, end
     within one interval; at most 15."""
-    return min(MAX_DEADLINE_S, 0.9 * interval_s / failures - CONFIRM_PAUSE_S)
+    return min(_MAX_DEADLINE_S, 0.9 * interval_s / failures - CONFIRM_PAUSE_S)
 
 
 def watch_of(

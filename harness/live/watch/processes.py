@@ -35,17 +35,17 @@ from mmrepro.traffic.evidence import Evidence
 
 SETTLE_S = 600.0
 """After a process was first seen: it warms up."""
-SPAN_S = 1800.0
+_SPAN_S = 1800.0
 """Shorter than that nothing is said."""
-SURE_S = 7200.0
+_SURE_S = 7200.0
 REQUESTS = 100
 """Finished in that time, at least."""
-LEAST_BYTES = 256 << 20
+_LEAST_BYTES = 256 << 20
 """Allocators and lists of blocks grow by that much in a healthy server."""
 PARTS = 4
 """Of the time, each of which has to have grown; the last by at least half of their
 mean."""
-MOST_SAMPLES = 256
+_MOST_SAMPLES = 256
 MIB = 1 << 20
 
 
@@ -79,7 +79,7 @@ class _Course:
         if self.samples and requests < self.samples[-1][1]:
             self.samples.clear()  # counted anew
         self.samples.append((at, requests, rss_bytes))
-        if len(self.samples) > MOST_SAMPLES:
+        if len(self.samples) > _MOST_SAMPLES:
             del self.samples[1:-1:2]
 
 
@@ -112,7 +112,7 @@ class Growth:
         of it."""
         certainty, lines = Certainty.POSSIBLE, []
         for (pid, _), course in self._courses.items():
-            growth = _growth(pid, course, max(LEAST_BYTES, caches_bytes))
+            growth = _growth(pid, course, max(_LEAST_BYTES, caches_bytes))
             if growth is None:
                 continue
             sure, line = growth
@@ -132,7 +132,7 @@ class Growth:
 def _growth(pid: int, course: _Course, allowed_bytes: int) -> tuple[bool, str] | None:
     """How a process grew, and whether that is sure; None: it did not, or not steadily."""
     samples = course.samples
-    if len(samples) < 2 * PARTS or samples[-1][0] - samples[0][0] < SPAN_S:
+    if len(samples) < 2 * PARTS or samples[-1][0] - samples[0][0] < _SPAN_S:
         return None
     began, seconds = samples[0][0], samples[-1][0] - samples[0][0]
     parts: list[list[tuple[float, float, int]]] = [[] for _ in range(PARTS)]
@@ -155,7 +155,7 @@ def _growth(pid: int, course: _Course, allowed_bytes: int) -> tuple[bool, str] |
         f"requests in {units.duration(took)}: {units.size(grown / requests, 1)} a "
         "request"
     )
-    return seconds >= SURE_S, text
+    return seconds >= _SURE_S, text
 
 
 SAMPLES = 5
