@@ -23,7 +23,7 @@ MOST_SERVERS = 64
 
 if TYPE_CHECKING:
     from mmrepro.live.diagnose.session import Diagnosed
-    from mmrepro.live.watch.loop import Diagnosed as WatchDiagnosed, Watch
+    from mmrepro.live.watch.loop import Watch, WatchDiagnosis
 
 
 @command(DiagnoseCommand)
@@ -298,7 +298,7 @@ def _watch(asked: WatchCommand) -> None:
 
 
 def _watch_of(
-    asked: WatchCommand, look: Callable[[float], WatchDiagnosed] | None, name: str = ""
+    asked: WatchCommand, look: Callable[[float], WatchDiagnosis] | None, name: str = ""
 ) -> Watch:
     import time
 

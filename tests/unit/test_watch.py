@@ -21,8 +21,8 @@ from mmrepro.live.watch.checker import GAUGES, PROGRESS, Checker, moved_signs
 from mmrepro.live.watch.health import STATES, Check, CheckOutcome, Health
 from mmrepro.live.watch.loop import (
     CONFIRM_PAUSE_S,
-    Diagnosed,
     Watch,
+    WatchDiagnosis,
     default_deadline,
     small_picture,
 )
@@ -284,7 +284,7 @@ def watch(*verdicts: CheckOutcome, **more: object) -> Watch:
         Script(*verdicts),
         Health(failures=2, successes=1),
         options,
-        diagnose=lambda: Diagnosed("it is the ghost key", Path("incidents/x")),
+        diagnose=lambda: WatchDiagnosis("it is the ghost key", Path("incidents/x")),
         listener=lambda kind, text: events.append((kind, text)),
     )
     made.events = events  # type: ignore[attr-defined]
@@ -334,7 +334,7 @@ def test_incidents_are_limited() -> None:
 def test_a_diagnosis_that_fails_does_not_end_the_watch() -> None:
     made = watch(OK, FAILED, FAILED, until_dead=True)
 
-    def broken() -> Diagnosed:
+    def broken() -> WatchDiagnosis:
         raise OSError("no disk")
 
     made.diagnose = broken

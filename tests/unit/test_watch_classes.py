@@ -18,7 +18,7 @@ from mmrepro.failure.documents.diagnosis import (
 )
 from mmrepro.live.watch.checker import Window
 from mmrepro.live.watch.health import Check, CheckOutcome, Health
-from mmrepro.live.watch.loop import Diagnosed, Watch
+from mmrepro.live.watch.loop import Watch, WatchDiagnosis
 from mmrepro.live.watch.options import WatchCommand
 from mmrepro.live.watch.processes import MIB, SETTLE_S, Growth, caches_bytes
 from mmrepro.live.watch.server import CERTAINTIES, WatchServer, state
@@ -293,7 +293,7 @@ def test_the_classes_of_a_diagnosis_stay_until_it_is_live_again() -> None:
     )
     found = (one(F.STEPS_STOPPED, C.CERTAIN), one(F.GAUGES_LIE, C.POSSIBLE))
     watch = Watch(
-        script, Health(), SERVED, diagnose=lambda: Diagnosed("x", None, found)
+        script, Health(), SERVED, diagnose=lambda: WatchDiagnosis("x", None, found)
     )
     for _ in range(4):
         watch._step()
@@ -310,6 +310,6 @@ def test_of_a_check_and_a_diagnosis_the_surer_one_counts() -> None:
     for first, second in ((C.CERTAIN, C.LIKELY), (C.LIKELY, C.CERTAIN)):
         checked = Check(CheckOutcome.OK, 1.0, 0.1, classes=(one(F.NEVER_FITS, first),))
         watch = Watch(Script(checked), Health(), SERVED)
-        watch.finding = Diagnosed("x", None, (one(F.NEVER_FITS, second),))
+        watch.finding = WatchDiagnosis("x", None, (one(F.NEVER_FITS, second),))
         watch._step()
         assert watch.classes == {F.NEVER_FITS: C.CERTAIN}

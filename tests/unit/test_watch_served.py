@@ -16,7 +16,7 @@ from fake_server import answering, http, serving
 from mmrepro.base.errors import UsageError
 from mmrepro.live.watch import server
 from mmrepro.live.watch.health import Check, Health
-from mmrepro.live.watch.loop import Diagnosed, Watch, watch_of
+from mmrepro.live.watch.loop import Watch, WatchDiagnosis, watch_of
 from mmrepro.live.watch.options import WatchCommand
 from mmrepro.live.watch.server import WatchServer, parse_address, state
 
@@ -98,7 +98,7 @@ def test_a_diagnosis_that_fails_does_not_quote_what_it_choked_on() -> None:
         Never(), Health(), SERVED, listener=lambda kind, text: told.append(text)
     )
 
-    def broken() -> Diagnosed:
+    def broken() -> WatchDiagnosis:
         raise ValueError(f"odd: {KEY}")
 
     made.diagnose = broken

@@ -26,7 +26,7 @@ from mmrepro.failure.documents.diagnosis import Certainty
 from mmrepro.live.diagnose import cause_rules as rules
 from mmrepro.live.diagnose.cause_advice import advice_for
 from mmrepro.live.diagnose.cause_input import Blamed, blamed, placeholders
-from mmrepro.live.diagnose.cause_rules import CERTAIN, LIKELY, POSSIBLE, Rule
+from mmrepro.live.diagnose.cause_rules import CERTAIN, LIKELY, POSSIBLE, CauseRule
 from mmrepro.live.diagnose.raised import Raised, frames_text, read, roots
 from mmrepro.probes.data import LogLine, LogsData
 from mmrepro.probes.log_words import public_line
@@ -121,7 +121,7 @@ _RANK = re.compile(r"\[(?:Rank|PG .{0,80}Rank) (\d+)\]")
 
 
 @dataclass(frozen=True)
-class Event:
+class _LogEvent:
     """What one line, or one exception, says that can end a server."""
 
     name: C
@@ -154,7 +154,7 @@ class _Placed(LogLine):
 
 
 @dataclass(frozen=True)
-class Judged:
+class LogVerdict:
     """What the lines of one server tell."""
 
     cause: Cause
@@ -164,7 +164,7 @@ class Judged:
     engine: str = ""
 
 
-def judge(lines: Sequence[LogLine], engine: str = "", *, stuck: int = 0) -> Judged:
+def judge(lines: Sequence[LogLine], engine: str = "", *, stuck: int = 0) -> LogVerdict:
     """What ended or stopped the server that wrote ``lines``.
 
     Args:
@@ -421,6 +421,7 @@ class _Life:
                 return None
             if not re.search(rules.DEATHS, text) or _SETTINGS.search(text):
                 continue
+            # One process of several may end while the server goes on.
             if not self.works_after(line.number, line.when):
                 return line
         return None
@@ -431,9 +432,9 @@ class _Life:
         return self._first_with(_TRIGGERED)
 
     @cached_property
-    def events(self) -> list[Event]:
+    def events(self) -> list[_LogEvent]:
         """All that can end a server, as it came; what was survived as well."""
-        events: list[Event] = []
+        events: list[_LogEvent] = []
         ordered = self._told_to_go
         for raised in self.raised:
             # Processes that are ended on purpose raise as they go.
@@ -453,7 +454,7 @@ class _Life:
         return sorted(events, key=lambda event: event.number)
 
     @cached_property
-    def fatal(self) -> list[Event]:
+    def fatal(self) -> list[_LogEvent]:
         """Those events after which no work is logged."""
         fatal = []
         for event in self.events:
@@ -465,7 +466,7 @@ class _Life:
                 fatal.append(event)
         return fatal
 
-    def _long_before(self, event: Event) -> bool:
+    def _long_before(self, event: _LogEvent) -> bool:
         """Whether the end came so much later that it is another one's."""
         end = self.death
         if end is None or event.number > end.number - FAR_LINES:
@@ -473,13 +474,14 @@ class _Life:
         return event.when is None or end.when is None or end.when > event.when + FAR_S
 
     @cached_property
-    def first(self) -> Event | None:
+    def first(self) -> _LogEvent | None:
         """What the end began with."""
         if not self.fatal:
             return None
         first = self.fatal[0]
         if not first.effect:
             return first
+        # What follows from something else as a rule gives way to what explains it.
         for event in self.fatal[1:]:
             killed = first.name is C.KILLED_BY_SIGNAL and not event.effect
             if (event.name in STRONG or killed) and _near(first, event):
@@ -498,7 +500,7 @@ class _Life:
             return True
         return rules.REQUEST_TEXT.search(raised.text) is not None
 
-    def _of(self, raised: Raised) -> Event:
+    def _of(self, raised: Raised) -> _LogEvent:
         """What an exception says."""
         rule = rules.meaning(raised.text, exception=True)
         name, sure = (rule.name, rule.sure) if rule else (C.ENGINE_DEFECT, LIKELY)
@@ -522,7 +524,7 @@ class _Life:
         process = raised.process
         if not process and (owner := rules.WHOSE.search(raised.intro)):
             process = owner["name"]
-        return Event(
+        return _LogEvent(
             name=name,
             sure=sure,
             text=raised.told,
@@ -577,7 +579,7 @@ class _Life:
 
     # ------------------------------------------------------------ the answer
 
-    def judged(self) -> Judged:
+    def judged(self) -> LogVerdict:
         cause = (
             self._never_scheduled()
             or self._ended()
@@ -593,7 +595,7 @@ class _Life:
         for event in self.fatal:
             if event is not shown and event.name is not cause.name:
                 others.setdefault(event.name, self._cause(event))
-        return Judged(
+        return LogVerdict(
             cause=cause,
             others=list(others.values())[:8],
             noted=self._noted(),
@@ -608,7 +610,7 @@ class _Life:
             counted = placeholders(text)
             if counted is None:
                 continue
-            event = Event(
+            event = _LogEvent(
                 name=C.PLACEHOLDER_COUNTS,
                 sure=CERTAIN if counted.inside else LIKELY,
                 text=text.strip(),
@@ -652,7 +654,7 @@ class _Life:
         values["number"] = _at(work)
         return LogLine.model_construct(**values)
 
-    def _cause(self, event: Event, why: Iterable[str] = ()) -> Cause:
+    def _cause(self, event: _LogEvent, why: Iterable[str] = ()) -> Cause:
         sentence = _sentence(event.name, event.text)
         if event.by:
             sentence = f"{event.by.rstrip('.')}: {event.shown}"
@@ -684,6 +686,7 @@ class _Life:
         before = self._since(event.number)
         if before is not None:
             why.append(f"last work before it: {_where(before)}")
+        # Nothing shows that it ever moved.
         elif event.name is C.HANG:
             event = replace(event, sure=POSSIBLE)
         beats = self._heartbeats(event.number)
@@ -706,7 +709,7 @@ class _Life:
         cause = self._cause(event, why)
         return cause.model_copy(update={"start": start}) if start else cause
 
-    def _besides(self, event: Event) -> list[str]:
+    def _besides(self, event: _LogEvent) -> list[str]:
         """The first other thing that may have ended it as well."""
         for other in self.fatal:
             if other.name in STRONG and other.name is not event.name:
@@ -765,7 +768,7 @@ class _Life:
                 continue
             quotes = [text for text in match.groups() if text]
             rule = rules.meaning(quotes[0], exception=True)
-            event = Event(
+            event = _LogEvent(
                 name=rule.name if rule else C.ENGINE_DEFECT,
                 sure=POSSIBLE,
                 text=raised.told,
@@ -869,6 +872,7 @@ class _Life:
             after = [entry for entry in self.stats if entry[0].number > last.number]
         stalls = [line for line, match in after if int(match["running"] or 0) > 0]
         beats = self._heartbeats()
+        # What is told to go stops its work as well.
         if self._shut() is not None:
             return None
         if beats and self._goes_on(beats[0][0].number):
@@ -962,7 +966,7 @@ class _Life:
             return None
         shut = self._shut()
         if shut is not None and shut.number > seen.number:
-            event = Event(
+            event = _LogEvent(
                 name=C.KILLED_BY_SIGNAL,
                 sure=POSSIBLE,
                 text=f"it was shut down: {shut.own_words}",
@@ -1021,7 +1025,7 @@ class _Life:
     def _refused_for_size(self) -> Cause | None:
         for line, text in self.worded:
             if rules.NEVER_FITS.search(text):
-                event = Event(
+                event = _LogEvent(
                     name=C.NEVER_FITS,
                     sure=LIKELY,
                     text=text,
@@ -1096,7 +1100,7 @@ def _moved(line: LogLine, text: str) -> bool:
     return bool(rules.BATCH.search(text) or _STEPPED.search(text))
 
 
-def _alone(line: LogLine, text: str) -> Event | None:
+def _alone(line: LogLine, text: str) -> _LogEvent | None:
     """What a line without an exception says."""
     if _SETTINGS.search(text) or "please ignore" in text:
         return None
@@ -1123,7 +1127,7 @@ def _alone(line: LogLine, text: str) -> Event | None:
         process = f"{match['name']} pid={match['pid']}"
     elif match := _RANK.search(text):
         process = process or f"rank {match[1]}"
-    return Event(
+    return _LogEvent(
         name=rule.name,
         sure=rule.sure,
         text=shown,
@@ -1138,7 +1142,7 @@ def _alone(line: LogLine, text: str) -> Event | None:
     )
 
 
-def _loud(line: LogLine, rule: Rule) -> bool:
+def _loud(line: LogLine, rule: CauseRule) -> bool:
     """Engines tell of a fault above INFO; of a signal they get, and of exit codes, also
     there."""
     return line.level not in _QUIET or rule.name in (C.KILLED_BY_SIGNAL, C.HANG)
@@ -1173,7 +1177,7 @@ def _gone(text: str) -> str:
     return groups["name"]
 
 
-def _near(first: Event, other: Event) -> bool:
+def _near(first: _LogEvent, other: _LogEvent) -> bool:
     if first.when is not None and other.when is not None:
         return other.when <= first.when + _NEAR_S
     return other.number <= first.number + _NEAR_LINES
@@ -1195,7 +1199,7 @@ def _beat_words(beats: Sequence[tuple[LogLine, int]]) -> str:
     )
 
 
-def _where(line: LogLine, event: Event | None = None) -> str:
+def _where(line: LogLine, event: _LogEvent | None = None) -> str:
     process, time = line.process or line.rank, line.time
     if event is not None:
         process, time = event.process, event.time or line.time

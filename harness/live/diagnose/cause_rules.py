@@ -56,7 +56,7 @@ START_RULES: list[_StartRule] = [_start]
 
 
 @dataclass(frozen=True)
-class Rule:
+class CauseRule:
     """What a text means.
 
     Attributes: name: the class. expression: searched in an exception's type and
@@ -83,9 +83,9 @@ class Rule:
         return self.expression.search(text) is not None
 
 
-def made_of(rule: LogRule) -> Rule:
+def made_of(rule: LogRule) -> CauseRule:
     """The rule as it is tried, of a row that comes with the package."""
-    return Rule(
+    return CauseRule(
         name=C(rule.name),
         expression=re.compile(rule.expression),
         sure=Certainty(rule.certainty),
@@ -133,7 +133,7 @@ XIDS: Mapping[int, str] = {
 XID = re.compile(r"Xid \((?P<bus>[^)]*)\): (?P<code>\d+)(?:, (?P<rest>.*))?")
 
 ENDS = "ends.toml"
-RULES: tuple[Rule, ...] = tuple(map(made_of, shipped_rules(ENDS)))
+RULES: tuple[CauseRule, ...] = tuple(map(made_of, shipped_rules(ENDS)))
 """First fit first."""
 SIGNS = shipped_signs(ENDS)
 
@@ -328,12 +328,12 @@ NO_LOGS: tuple[tuple[str, re.Pattern[str]], ...] = (
 """What a file seems to be whose lines have no log's form."""
 
 
-def _all_rules() -> tuple[Rule, ...]:
+def _all_rules() -> tuple[CauseRule, ...]:
     """An operator's own rules, and those that come with the package."""
     return (*_own, *RULES)
 
 
-_own: tuple[Rule, ...] = ()
+_own: tuple[CauseRule, ...] = ()
 
 
 @contextmanager
@@ -365,7 +365,7 @@ def own_cause(lines: Sequence[LogLine]) -> Cause | None:
     return None
 
 
-def _cause_by(rule: Rule, line: LogLine) -> Cause:
+def _cause_by(rule: CauseRule, line: LogLine) -> Cause:
     said = public_line(line, SHOWN).strip()
     words = rule.sentence.rstrip(".") or CAUSE_WORDS[rule.name].capitalize()
     return Cause(
@@ -382,13 +382,13 @@ def _cause_by(rule: Rule, line: LogLine) -> Cause:
     )
 
 
-def _bounded(rule: LogRule) -> Rule:
+def _bounded(rule: LogRule) -> CauseRule:
     """A rule of somebody else's: its expression takes no more time than its line is
     long."""
     return replace(made_of(rule), bounded=BoundedExpression(rule.expression))
 
 
-def meaning(text: str, *, exception: bool) -> Rule | None:
+def meaning(text: str, *, exception: bool) -> CauseRule | None:
     """The first rule that fits an exception's or a line's words."""
     for rule in _all_rules():
         if (exception or rule.alone) and rule.matches(text):

@@ -22,7 +22,7 @@ from mmrepro.failure.signature.live_server import LATENESS
 from mmrepro.live.diagnose import classes_logged, ranks
 from mmrepro.live.diagnose.classes_logged import named
 from mmrepro.live.diagnose.frozen import Stance, stance
-from mmrepro.live.diagnose.readings import View, course_of
+from mmrepro.live.diagnose.readings import DiagnosisView, course_of
 from mmrepro.live.diagnose.threads import MIN_SAMPLES, Course
 from mmrepro.traffic.evidence import Evidence
 
@@ -48,7 +48,7 @@ GRAMMARS = re.compile(
 around them (vllm/v1/structured_output, sglang/srt/constrained,
 lmdeploy/pytorch/engine/guided_process.py)."""
 
-_ClassRule = Callable[[View], NamedClass | None]
+_ClassRule = Callable[[DiagnosisView], NamedClass | None]
 ORDER = list(Certainty)
 _RANK_STATES: Mapping[ServerState, LiveClass] = {
     state: LiveClass(state.value)
@@ -71,7 +71,7 @@ _EXPLAINED_BY: Mapping[LiveClass, frozenset[LiveClass]] = {
 
 def classes(evidence: Evidence, facts: TargetFacts) -> list[NamedClass]:
     """The classes that the evidence shows, surest first."""
-    view = View(facts, evidence)
+    view = DiagnosisView(facts, evidence)
     rules: Iterable[_ClassRule] = (
         classes_logged.killed_by_input,
         classes_logged.placeholder_counts,
@@ -92,7 +92,7 @@ def classes(evidence: Evidence, facts: TargetFacts) -> list[NamedClass]:
 # ---------------------------------------------------------------- several ranks
 
 
-def of_ranks(view: View) -> list[NamedClass]:
+def of_ranks(view: DiagnosisView) -> list[NamedClass]:
     """What the ranks of the server show, live or in the log of one that ended."""
     shown = [*_stuck_ranks(view), *classes_logged.rank_in_the_log(view)]
     if heartbeat := classes_logged.heartbeat(view, stuck=bool(shown)):
@@ -104,7 +104,7 @@ def of_ranks(view: View) -> list[NamedClass]:
     return list(first.values())
 
 
-def _transfer_stuck(view: View) -> NamedClass | None:
+def _transfer_stuck(view: DiagnosisView) -> NamedClass | None:
     """Requests are on their way between a prefill and a decode server in every reading,
     and no counter moves."""
     on_their_way = view.timed("transfers")
@@ -125,7 +125,7 @@ def _transfer_stuck(view: View) -> NamedClass | None:
     )
 
 
-def _stuck_ranks(view: View) -> list[NamedClass]:
+def _stuck_ranks(view: DiagnosisView) -> list[NamedClass]:
     asked = view.answer == "silent"
     if view.answer == "answered" or view.moving is True or _short_of_processors(view):
         return []
@@ -148,7 +148,7 @@ def _stuck_ranks(view: View) -> list[NamedClass]:
     return shown
 
 
-def _never_entered(view: View, certainty: Certainty) -> NamedClass | None:
+def _never_entered(view: DiagnosisView, certainty: Certainty) -> NamedClass | None:
     """Ranks wait in a collective operation that the odd ones are not in."""
     look = ranks.look(view)
     if look is None or not look.odd:
@@ -172,7 +172,7 @@ def _never_entered(view: View, certainty: Certainty) -> NamedClass | None:
 # ---------------------------------------------------------------- the counters
 
 
-def _steps_stopped(view: View) -> NamedClass | None:
+def _steps_stopped(view: DiagnosisView) -> NamedClass | None:
     """No step is counted while a request waits: ours, or one that the gauges or the
     sockets show.
 
@@ -203,7 +203,7 @@ def _steps_stopped(view: View) -> NamedClass | None:
     )
 
 
-def _waiting(view: View) -> list[str]:
+def _waiting(view: DiagnosisView) -> list[str]:
     """What shows that a request waits."""
     signs = []
     if view.answer == "silent" and view.inference is not None:
@@ -220,7 +220,7 @@ def _waiting(view: View) -> list[str]:
     return signs
 
 
-def _never_fits(view: View) -> NamedClass | None:
+def _never_fits(view: DiagnosisView) -> NamedClass | None:
     """Requests wait for capacity, none runs, and the KV cache is empty: nothing can
     make room."""
     waiting = view.timed("waiting_capacity")
@@ -260,7 +260,7 @@ def _never_fits(view: View) -> NamedClass | None:
 # -------------------------------------------------------- metrics against the processes
 
 
-def _gauges_lie(view: View) -> NamedClass | None:
+def _gauges_lie(view: DiagnosisView) -> NamedClass | None:
     """Nothing runs or waits by the gauges while the engine is inside a call that does
     not end; or something runs by them while the engine waits for work."""
     running = view.readings("running")
@@ -302,7 +302,7 @@ def _gauges_lie(view: View) -> NamedClass | None:
     )
 
 
-def _nothing_runs(view: View, running: list[float]) -> NamedClass | None:
+def _nothing_runs(view: DiagnosisView, running: list[float]) -> NamedClass | None:
     seen, place = stance(view)
     if seen is not Stance.IDLES or _in_a_step(view) is not False:
         return None
@@ -323,7 +323,7 @@ def _nothing_runs(view: View, running: list[float]) -> NamedClass | None:
     )
 
 
-def _work_without_clients(view: View) -> NamedClass | None:
+def _work_without_clients(view: DiagnosisView) -> NamedClass | None:
     """Others' requests run in every reading, work is done, and nobody is connected."""
     alone = _nobody(view)
     if not alone:
@@ -354,7 +354,7 @@ def _work_without_clients(view: View) -> NamedClass | None:
     )
 
 
-def _nobody(view: View) -> str:
+def _nobody(view: DiagnosisView) -> str:
     """That no client was connected in any reading; "" where one was, or it was not read
     twice."""
     connected = view.connections
@@ -366,7 +366,7 @@ def _nobody(view: View) -> str:
     )
 
 
-def _in_a_step(view: View) -> bool | None:
+def _in_a_step(view: DiagnosisView) -> bool | None:
     """Whether a thread of the core was inside a step in a sample; None: not to be
     told."""
     engine = ENGINES.get(view.facts.engine)
@@ -383,7 +383,7 @@ def _in_a_step(view: View) -> bool | None:
 # ---------------------------------------------------------------- grammars
 
 
-def _grammar_loop(view: View) -> NamedClass | None:
+def _grammar_loop(view: DiagnosisView) -> NamedClass | None:
     """A thread of the engine or its front is inside a grammar's compiler or matcher in
     every sample while a request waits; or an exception of one ended the engine."""
     if logged := classes_logged.grammar_exception(view):
@@ -428,6 +428,6 @@ def _grammar_frame(course: Course) -> str:
     return f"{frame.function} ({frame.file}:{frame.line})"
 
 
-def _short_of_processors(view: View) -> bool:
+def _short_of_processors(view: DiagnosisView) -> bool:
     """Then a standstill may be this machine's."""
     return isinstance(view.evidence.facts.get(LATENESS), float)

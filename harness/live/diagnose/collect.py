@@ -22,7 +22,7 @@ from mmrepro.live.diagnose.classes_logged import LOG_PATTERNS as CLASS_PATTERNS
 from mmrepro.live.diagnose.discover import Target
 from mmrepro.live.diagnose.options import DiagnoseCommand
 from mmrepro.live.diagnose.ranks import coordinators, replicas, workers
-from mmrepro.live.diagnose.readings import View
+from mmrepro.live.diagnose.readings import DiagnosisView
 from mmrepro.probes.base import Probe, ProbeData, run_probe
 from mmrepro.probes.data import HttpData, LogsData, StackSample, StacksData
 from mmrepro.probes.flight import FlightProbe
@@ -147,7 +147,7 @@ class Collector:
         if (
             engine is None
             or facts.release
-            or View(facts, self.evidence).front_answers is False
+            or DiagnosisView(facts, self.evidence).front_answers is False
         ):
             return
         for path in engine.version_paths:
@@ -189,13 +189,14 @@ class Collector:
         self._all(*first, *self._logs(), self._start(GpuProbe()))
         if plain:
             return False
+        # A server at work may make no step between two readings that are close.
         self._until(self._asked_at + APART_S)
         self._all(*self._counts("2"))
         if self._waiting is not None:
             _wait(self._waiting, min(self._asked_at + GLANCE_S, self._end))
         if self.waits or suspicious(self.evidence):
             return True
-        if View(self.target.facts, self.evidence).green is False:
+        if DiagnosisView(self.target.facts, self.evidence).green is False:
             self._all(self._start(self._http(self._cheap()), label="http-2"))
         return False
 
@@ -335,6 +336,7 @@ class Collector:
         return sizes
 
     def close(self) -> None:
+        # A probe that hangs is left to its thread: nobody waits for it.
         self._pool.shutdown(wait=False, cancel_futures=True)
 
     # ------------------------------------------------------------ probes
@@ -382,7 +384,7 @@ class Collector:
         cores = [process.pid for process in facts.cores]
         core = cores[0] if cores else facts.root_pid
         close = [core]
-        if not cores or not View(facts, self.evidence).front_answers:
+        if not cores or not DiagnosisView(facts, self.evidence).front_answers:
             close.append(facts.root_pid)
         close = list(dict.fromkeys([*close, *cores]))[:MAX_SAMPLED]
         beside = [p.pid for p in (*workers(facts), *coordinators(facts))]

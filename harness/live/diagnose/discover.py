@@ -269,7 +269,9 @@ def refresh(target: Target) -> None:
         status = processes.stat(pid)
         if status is None:
             continue
+        # A pid may be another process later: with its start it is the same one.
         key = pid, status.start_ticks
+        # A zombie has no command line: the one from before is kept.
         target.titled[key] = processes.cmdline(pid) or target.titled.get(key, "")
         facts.processes.append(
             TargetProcess(

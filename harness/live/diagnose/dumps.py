@@ -32,7 +32,7 @@ from mmrepro.failure.signature import ConditionResult, Truth
 from mmrepro.live.diagnose.cause_advice import advice_for
 from mmrepro.live.diagnose.cause_rules import meaning
 from mmrepro.live.diagnose.match import all_scenarios, match, match_all
-from mmrepro.live.diagnose.readings import View, first_total
+from mmrepro.live.diagnose.readings import DiagnosisView, first_total
 from mmrepro.live.diagnose.threads import MIN_SAMPLES, Course, where
 from mmrepro.probes.base import ProbeResult, ProbeStatus
 from mmrepro.probes.data import (
@@ -176,7 +176,7 @@ def read(
         counts += _requests(requests)
     live = LiveFacts(facts.engine, facts.release, tuple(facts.command))
     tried = [*(scenarios if scenarios is not None else all_scenarios())]
-    processes = _stands(View(facts, evidence), samples)
+    processes = _stands(DiagnosisView(facts, evidence), samples)
     return DumpReading(
         engine=facts.engine,
         release=facts.release,
@@ -458,7 +458,7 @@ def _passes(sample: StackSample, file: str, functions: str) -> bool:
 # --------------------------------------------------------------- what each process does
 
 
-def _stands(view: View, samples: Sequence[StackSample]) -> list[ProcessStand]:
+def _stands(view: DiagnosisView, samples: Sequence[StackSample]) -> list[ProcessStand]:
     stands = []
     for process in view.facts.processes:
         mine = []
@@ -471,7 +471,7 @@ def _stands(view: View, samples: Sequence[StackSample]) -> list[ProcessStand]:
 
 
 def _stand(
-    view: View, process: TargetProcess, samples: Sequence[StackSample]
+    view: DiagnosisView, process: TargetProcess, samples: Sequence[StackSample]
 ) -> ProcessStand:
     """What one process is at, by the thread that tells it."""
     last = samples[-1]
@@ -501,7 +501,7 @@ def _stand(
     )
 
 
-def _telling(view: View, courses: Sequence[Course]) -> Course:
+def _telling(view: DiagnosisView, courses: Sequence[Course]) -> Course:
     """The thread that crashed or works; else the engine's own one, else the main
     one."""
     working = [course for course in courses if course.active and not course.waits]

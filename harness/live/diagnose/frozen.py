@@ -16,7 +16,7 @@ from mmrepro.failure.documents.diagnosis import (
     Stand,
 )
 from mmrepro.live.diagnose import ranks
-from mmrepro.live.diagnose.readings import View
+from mmrepro.live.diagnose.readings import DiagnosisView
 from mmrepro.live.diagnose.threads import MIN_SAMPLES, Course, bare, holder
 from mmrepro.probes.data import GpuData, SyscallsData
 
@@ -35,7 +35,7 @@ class Stance(Enum):
     UNSEEN = auto()
 
 
-def stance(view: View) -> tuple[Stance, str]:
+def stance(view: DiagnosisView) -> tuple[Stance, str]:
     """And where. A core that waits for its workers is what they are."""
     look = ranks.look(view)
     of_ranks = _of_ranks(look) if look is not None else None
@@ -78,7 +78,7 @@ def _at(members: Sequence[Rank], stand: Stand) -> list[Rank]:
     return [rank for rank in members if rank.stand is stand]
 
 
-def front(view: View, why: list[str]) -> Assessment:
+def front(view: DiagnosisView, why: list[str]) -> Assessment:
     """The HTTP front itself gives no answer, and the core is another process."""
     courses = view.courses(view.facts.root_pid)
     course = _stuck(view, view.facts.root_pid, courses)
@@ -93,7 +93,7 @@ def front(view: View, why: list[str]) -> Assessment:
     )
 
 
-def engine(view: View, why: list[str], *, asked: bool) -> Assessment:
+def engine(view: DiagnosisView, why: list[str], *, asked: bool) -> Assessment:
     """The engine makes no progress: frozen, blocked, starved or not receiving."""
     of_ranks = ranks.silent(view, why)
     if of_ranks is not None:
@@ -186,7 +186,7 @@ def engine(view: View, why: list[str], *, asked: bool) -> Assessment:
 
 
 def _for_its_device(
-    view: View, pid: int | None, course: Course, *, spins: bool
+    view: DiagnosisView, pid: int | None, course: Course, *, spins: bool
 ) -> tuple[str, list[str]]:
     """Where a thread waits for its GPU, and for which kernel; "": it is not known to.
     And what would tell more."""
@@ -206,7 +206,7 @@ def _for_its_device(
     return "", []
 
 
-def _gpu_alone(view: View, pid: int | None) -> str:
+def _gpu_alone(view: DiagnosisView, pid: int | None) -> str:
     """The GPU that only this server uses and that was at 100 % in each of several
     readings."""
     ours = {process.pid for process in view.facts.processes}
@@ -220,7 +220,9 @@ def _gpu_alone(view: View, pid: int | None) -> str:
     return ""
 
 
-def _stuck(view: View, pid: int | None, courses: list[Course]) -> Course | None:
+def _stuck(
+    view: DiagnosisView, pid: int | None, courses: list[Course]
+) -> Course | None:
     """The thread that does not move and is not merely waiting for work; the busiest
     first."""
     hot = view.hot_thread(pid)
@@ -249,7 +251,7 @@ def _stuck(view: View, pid: int | None, courses: list[Course]) -> Course | None:
 
 
 def _whose_place_tells(
-    view: View, pid: int | None, courses: list[Course]
+    view: DiagnosisView, pid: int | None, courses: list[Course]
 ) -> list[Course]:
     """Threads that should not even sleep while a request waits: the engine's own, and
     one that sleeps inside its event loop. Others that sleep are everywhere, main
@@ -261,16 +263,16 @@ def _whose_place_tells(
     return [course for course in mains if core or course.in_a_loop]
 
 
-def _engine_known(view: View, courses: list[Course]) -> bool:
+def _engine_known(view: DiagnosisView, courses: list[Course]) -> bool:
     return bool(view.facts.cores) or any(_is_core(view, c) for c in courses)
 
 
-def _is_core(view: View, course: Course) -> bool:
+def _is_core(view: DiagnosisView, course: Course) -> bool:
     """The engine's own thread, where front and engine share a process."""
     return bool(view.facts.core_role) and view.facts.core_role in course.name
 
 
-def _main(view: View, courses: list[Course]) -> Course:
+def _main(view: DiagnosisView, courses: list[Course]) -> Course:
     """The engine's own thread, else the main one."""
     for course in courses:
         if _is_core(view, course):
@@ -281,7 +283,7 @@ def _main(view: View, courses: list[Course]) -> Course:
     return courses[0]
 
 
-def _turns_idly(view: View, course: Course) -> bool:
+def _turns_idly(view: DiagnosisView, course: Course) -> bool:
     idle = idle_loops(view)
     if course.turning in idle:
         return True
@@ -289,14 +291,14 @@ def _turns_idly(view: View, course: Course) -> bool:
     return any(bare(frame) in idle for frame in inner)
 
 
-def idle_loops(view: View) -> frozenset[str]:
+def idle_loops(view: DiagnosisView) -> frozenset[str]:
     """Functions in which this engine's core turns round while it has nothing to do."""
     engine = ENGINES.get(view.facts.engine)
     return frozenset(engine.idle_loops) if engine else frozenset()
 
 
 def _idle(
-    view: View,
+    view: DiagnosisView,
     why: list[str],
     role: str,
     courses: list[Course],
@@ -359,7 +361,7 @@ def _idle(
     )
 
 
-def _starved(view: View, why: list[str], role: str) -> Assessment:
+def _starved(view: DiagnosisView, why: list[str], role: str) -> Assessment:
     return Assessment(
         state=ServerState.STARVED,
         sentence="Requests wait in the queue and none is let in: nothing runs that "
@@ -377,7 +379,7 @@ def _starved(view: View, why: list[str], role: str) -> Assessment:
 
 
 def _unseen(
-    view: View, why: list[str], role: str, *, queued: bool, asked: bool
+    view: DiagnosisView, why: list[str], role: str, *, queued: bool, asked: bool
 ) -> Assessment:
     """Without stacks: what processor time and counters tell."""
     spinning = None
@@ -445,7 +447,7 @@ def _unseen(
     )
 
 
-def _cpu(view: View, role: str) -> list[str]:
+def _cpu(view: DiagnosisView, role: str) -> list[str]:
     use = view.use(view.core_pid)
     if use is None:
         return []

@@ -12,7 +12,7 @@ from mmrepro.engines import get_engine
 from mmrepro.failure.documents.diagnosis import Fit, Match, ServerState, TargetFacts
 from mmrepro.failure.signature import ConditionResult, Finding, Truth, combine, evaluate
 from mmrepro.live.diagnose import general, ranks
-from mmrepro.live.diagnose.readings import View
+from mmrepro.live.diagnose.readings import DiagnosisView
 from mmrepro.probes.base import ProbeResult, ProbeStatus
 from mmrepro.probes.data import InferenceData, LogsData, ProcessesData, SyscallsData
 from mmrepro.scenario import LiveFacts, Scenario
@@ -273,7 +273,7 @@ def known_hang(
     """The known failure that it would be if the request, silent for ``waited_s`` by
     now, remained so; None: whatever it is, only its deadline decides."""
     silent = _silent(evidence, waited_s, live.deadline_s)
-    view = View(facts, silent)
+    view = DiagnosisView(facts, silent)
     if view.progress is not False or not view.core_hot:
         return None
     if general.assess(silent, facts).state is not ServerState.FROZEN_PYTHON:
@@ -287,7 +287,7 @@ def stuck_rank(
 ) -> bool:
     """Whether one rank of several stands in its own code and sleeps, and no counter
     moves, while a request has been silent for ``waited_s``."""
-    view = View(facts, _silent(evidence, waited_s, deadline_s))
+    view = DiagnosisView(facts, _silent(evidence, waited_s, deadline_s))
     return view.progress is False and ranks.asleep_and_stuck(view)
 
 

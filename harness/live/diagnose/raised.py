@@ -80,7 +80,7 @@ _UNTELLING = re.compile(
 
 
 @dataclass(frozen=True)
-class CodeFrame:
+class _CodeFrame:
     file: str
     line: int
     name: str
@@ -109,7 +109,7 @@ class Raised:
     time: str = ""
     when: float | None = None
     source: str = ""
-    frames: list[CodeFrame] = field(default_factory=list)
+    frames: list[_CodeFrame] = field(default_factory=list)
     intro: str = ""
     follows: bool = False
     more: int = 0
@@ -138,7 +138,7 @@ class _State:
     """Of one process's output."""
 
     opener: LogLine | None = None
-    frames: list[CodeFrame] = field(default_factory=list)
+    frames: list[_CodeFrame] = field(default_factory=list)
     open: bool = False
     intro: str = ""
     before: str = ""
@@ -200,7 +200,7 @@ def read(lines: Iterable[LogLine]) -> Read:
                     int(frame["line"]),
                     (frame["name"] or "").strip(),
                 )
-                state.frames.append(CodeFrame(*place))
+                state.frames.append(_CodeFrame(*place))
             state.last = None
             told.taken.add(line.number)
             continue
@@ -235,12 +235,12 @@ def read(lines: Iterable[LogLine]) -> Read:
                 state.opener, state.frames, state.open = line, [], True
                 state.intro = state.before
             if not set(stripped) <= set("^~ -"):
-                last = state.frames.pop() if state.frames else CodeFrame("", 0, "")
+                last = state.frames.pop() if state.frames else _CodeFrame("", 0, "")
                 if last.source:
                     state.frames.append(last)
-                    last = CodeFrame("", 0, "")
+                    last = _CodeFrame("", 0, "")
                 source = stripped[:200]
-                state.frames.append(CodeFrame(last.file, last.line, last.name, source))
+                state.frames.append(_CodeFrame(last.file, last.line, last.name, source))
             continue
         if state.last is not None and _goes_on(state.last, line, stripped):
             if not _HINT.search(stripped):

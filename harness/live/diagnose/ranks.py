@@ -25,7 +25,7 @@ from mmrepro.failure.documents.diagnosis import (
     TargetProcess,
 )
 from mmrepro.failure.signature.views import log_lines
-from mmrepro.live.diagnose.readings import View
+from mmrepro.live.diagnose.readings import DiagnosisView
 from mmrepro.live.diagnose.threads import MIN_SAMPLES, Course, _python, bare, where
 from mmrepro.live.diagnose.titles import (
     DIED,
@@ -103,7 +103,7 @@ def coordinators(facts: TargetFacts) -> list[TargetProcess]:
     return [p for p in facts.processes if p.role.startswith("DPCoordinator")]
 
 
-def titled(view: View) -> View:
+def titled(view: DiagnosisView) -> DiagnosisView:
     """With the whole titles of processes that have ended."""
     died: dict[int, int] = {}
     for death in _deaths(view):
@@ -115,10 +115,10 @@ def titled(view: View) -> View:
         for name in data.last_by_process:
             if match := OWN.match(name):
                 logged[int(match["pid"])] = match["role"]
-    return View(whole(view.facts, died, logged), view.evidence)
+    return DiagnosisView(whole(view.facts, died, logged), view.evidence)
 
 
-def first_dead(view: View, gone: Sequence[str] = ()) -> str:
+def first_dead(view: DiagnosisView, gone: Sequence[str] = ()) -> str:
     """The rank that ended first, by the log; "": nothing tells it.
 
     Args:
@@ -145,7 +145,7 @@ def first_dead(view: View, gone: Sequence[str] = ()) -> str:
     return _speechless(view)
 
 
-def _own_errors(view: View, role: str) -> bool:
+def _own_errors(view: DiagnosisView, role: str) -> bool:
     """Whether another rank than ``role`` has an error in the log that is no word of its
     peer's end: SGLang's front names the first that crashed in the order of ranks, not
     of time."""
@@ -160,7 +160,7 @@ def _tells_of_peer(texts: Sequence[str]) -> bool:
     return any(PEER.search(text) for text in texts)
 
 
-def _errors(view: View) -> dict[str, list[str]]:
+def _errors(view: DiagnosisView) -> dict[str, list[str]]:
     """Role: texts of its errors in the log."""
     errors: dict[str, list[str]] = {}
     for _, data in view.evidence.results(LogsData, partial=True):
@@ -169,7 +169,7 @@ def _errors(view: View) -> dict[str, list[str]]:
     return errors
 
 
-def _speechless(view: View) -> str:
+def _speechless(view: DiagnosisView) -> str:
     """The only rank that ended without an error in the log, where the errors of all
     others say that a peer has closed its connection."""
     members = []
@@ -186,7 +186,7 @@ def _speechless(view: View) -> str:
     return silent[0]
 
 
-def _deaths(view: View) -> list[dict[str, str]]:
+def _deaths(view: DiagnosisView) -> list[dict[str, str]]:
     """Each line of the log that names a process that ended, in order: the groups of
     DIED."""
     deaths = []
@@ -201,7 +201,7 @@ def _deaths(view: View) -> list[dict[str, str]]:
     return deaths
 
 
-def look(view: View) -> RankLook | None:
+def look(view: DiagnosisView) -> RankLook | None:
     """All processes side by side; None: one process runs the model."""
     view = titled(view)
     sizes = expected(view.facts)
@@ -246,7 +246,7 @@ def _at_stand(ranks: Sequence[Rank], *stands: Stand) -> list[Rank]:
 
 
 def _rank(
-    view: View, process: TargetProcess, running: Sequence[TargetProcess]
+    view: DiagnosisView, process: TargetProcess, running: Sequence[TargetProcess]
 ) -> Rank | None:
     """One process; None: it is neither a rank nor serves them."""
     facts, engine = view.facts, ENGINES.get(view.facts.engine)
@@ -274,6 +274,7 @@ def _rank(
     if engine is None or most < MIN_SAMPLES:
         return rank
 
+    # Rank 0 of a group leads it; each data parallel core has a group of its own.
     group = {name: number for name, number in rank.labels.items() if name != "DP"}
     leader = kind != "worker" or not any(group.values())
     read = [_at(view, course, leader=leader) for course in courses]
@@ -318,7 +319,7 @@ def _kind(
     return kind_of(process.role)
 
 
-def waits_for_device(view: View, course: Course) -> str:
+def waits_for_device(view: DiagnosisView, course: Course) -> str:
     """Where a thread waits for its GPU in every sample, by its frames; "": it does
     not."""
     if course.driver_call:
@@ -336,7 +337,7 @@ def waits_for_device(view: View, course: Course) -> str:
 Read = tuple[Stand, Waiting | None]
 
 
-def _at(view: View, course: Course, *, leader: bool) -> Read:
+def _at(view: DiagnosisView, course: Course, *, leader: bool) -> Read:
     """What one thread is at over all its samples."""
     if _turns_idle(course, ENGINES[view.facts.engine].idle_loops):
         return Stand.WORK, None
@@ -389,12 +390,14 @@ def _telling(
     return course, stand, wait
 
 
-def _waiting(view: View, frames: Sequence[Frame], *, leader: bool) -> Waiting | None:
+def _waiting(
+    view: DiagnosisView, frames: Sequence[Frame], *, leader: bool
+) -> Waiting | None:
     places = wait_places(view.facts.engine)
     return waiting(_python(frames), places, view.facts.release, leader=leader)
 
 
-def _short(view: View, frames: Sequence[Frame], *, leader: bool) -> str:
+def _short(view: DiagnosisView, frames: Sequence[Frame], *, leader: bool) -> str:
     """A sample in a word or two: for a lane."""
     if wait := _waiting(view, frames, leader=leader):
         return "work" if wait.wait is Wait.WORK else wait.what
@@ -405,7 +408,9 @@ def _short(view: View, frames: Sequence[Frame], *, leader: bool) -> str:
 # ------------------------------------------------------------------ all of them
 
 
-def _counted(view: View, ranks: list[Rank], sizes: dict[str, int]) -> list[Rank]:
+def _counted(
+    view: DiagnosisView, ranks: list[Rank], sizes: dict[str, int]
+) -> list[Rank]:
     """With the ranks that the command line asks for and that are no process; those
     whose process cannot be told from another's are among them."""
     engine = ENGINES.get(view.facts.engine)
@@ -499,7 +504,7 @@ def _edges(ranks: Sequence[Rank], odd: Sequence[Rank]) -> list[RankEdge]:
 # ------------------------------------------------------------------ NCCL's own word
 
 
-def behind(view: View) -> tuple[list[str], list[str]]:
+def behind(view: DiagnosisView) -> tuple[list[str], list[str]]:
     """Roles of the ranks that have launched fewer operations than the rest of a
     communicator, in the same way in two reports of NCCL's RAS service, and what the
     last report says."""
@@ -524,7 +529,7 @@ def behind(view: View) -> tuple[list[str], list[str]]:
     return list(last_counts), lines
 
 
-def flight(view: View) -> list[str]:
+def flight(view: DiagnosisView) -> list[str]:
     """Who entered the last collective operation of a group and who did not, by
     PyTorch's Flight Recorder. A group of one file says nothing."""
     ranks: list[FlightRank] = []
@@ -551,7 +556,7 @@ def flight(view: View) -> list[str]:
     return lines[:6]
 
 
-def on_gpu(view: View) -> dict[int, str]:
+def on_gpu(view: DiagnosisView) -> dict[int, str]:
     """By process, the kernel that its GPU's core dump shows at work."""
     kernels = {}
     for _, dump in view.evidence.results(GpuCoreData, "check"):
@@ -560,7 +565,7 @@ def on_gpu(view: View) -> dict[int, str]:
     return kernels
 
 
-def dumped(view: View) -> list[str]:
+def dumped(view: DiagnosisView) -> list[str]:
     """A line for each core dump of a GPU."""
     lines = []
     for _, dump in view.evidence.results(GpuCoreData, "check"):
@@ -624,7 +629,7 @@ def _launched(
 # ------------------------------------------------------------------ what is wrong
 
 
-def silent(view: View, why: Sequence[str]) -> Assessment | None:
+def silent(view: DiagnosisView, why: Sequence[str]) -> Assessment | None:
     """What a server of several ranks is, while it makes no progress; None: its ranks do
     not tell.
 
@@ -633,6 +638,7 @@ def silent(view: View, why: Sequence[str]) -> Assessment | None:
     seen = look(view)
     if seen is None:
         return None
+    # A rank that has ended by the log explains what the others wait for.
     if gone := said_gone(view, why):
         return gone
     why = [*why, *_observed(seen)]
@@ -656,7 +662,7 @@ def silent(view: View, why: Sequence[str]) -> Assessment | None:
     return _verdict(view, why, members, waiting_cores)
 
 
-def _stuck_detokenizer(view: View, why: list[str], rank: Rank) -> Assessment:
+def _stuck_detokenizer(view: DiagnosisView, why: list[str], rank: Rank) -> Assessment:
     return _state(
         view,
         state=ServerState.WORKER_STUCK,
@@ -671,7 +677,9 @@ def _stuck_detokenizer(view: View, why: list[str], rank: Rank) -> Assessment:
     )
 
 
-def _stuck_core(view: View, why: list[str], cores: Sequence[Rank]) -> Assessment | None:
+def _stuck_core(
+    view: DiagnosisView, why: list[str], cores: Sequence[Rank]
+) -> Assessment | None:
     """Of data parallel cores one that stands in its own code; a single core is no
     rank."""
     stuck = _at_stand(cores, Stand.STANDS)
@@ -694,7 +702,7 @@ def _stuck_core(view: View, why: list[str], cores: Sequence[Rank]) -> Assessment
 
 
 def _verdict(
-    view: View, why: list[str], members: list[Rank], cores: list[Rank]
+    view: DiagnosisView, why: list[str], members: list[Rank], cores: list[Rank]
 ) -> Assessment | None:
     """What is wrong, the plainest first: who is gone, who stands, who moves; only then
     what the ranks that wait have in common."""
@@ -737,7 +745,7 @@ def _verdict(
 
 
 def _stuck_worker(
-    view: View,
+    view: DiagnosisView,
     why: list[str],
     members: Sequence[Rank],
     stuck: Sequence[Rank],
@@ -765,7 +773,7 @@ def _stuck_worker(
 
 
 def _held(
-    view: View,
+    view: DiagnosisView,
     why: list[str],
     members: list[Rank],
     cores: Sequence[Rank],
@@ -838,7 +846,7 @@ def _held(
     )
 
 
-def lost(view: View, why: Sequence[str]) -> Assessment | None:
+def lost(view: DiagnosisView, why: Sequence[str]) -> Assessment | None:
     """Of a server that fails: a worker process is gone; None: none is known to be."""
     seen = look(view)
     if seen is not None:
@@ -848,7 +856,7 @@ def lost(view: View, why: Sequence[str]) -> Assessment | None:
     return said_gone(view, why)
 
 
-def said_gone(view: View, why: Sequence[str]) -> Assessment | None:
+def said_gone(view: DiagnosisView, why: Sequence[str]) -> Assessment | None:
     """A rank that ended by the log and that no process is: its core ends the others at
     once, and then itself."""
     first = first_dead(view)
@@ -864,7 +872,7 @@ def said_gone(view: View, why: Sequence[str]) -> Assessment | None:
     return _lost(view, [*why, *_ended_by_log(view)], [gone], sentence)
 
 
-def _ended_by_log(view: View) -> list[str]:
+def _ended_by_log(view: DiagnosisView) -> list[str]:
     lines = log_lines(view.evidence, "rank-died")
     if not lines:
         return []
@@ -873,7 +881,7 @@ def _ended_by_log(view: View) -> list[str]:
 
 
 def _lost(
-    view: View, why: list[str], gone: Sequence[Rank], sentence: str = ""
+    view: DiagnosisView, why: list[str], gone: Sequence[Rank], sentence: str = ""
 ) -> Assessment:
     first = first_dead(view)
     dead = [rank for rank in gone if rank.role == first]
@@ -942,7 +950,7 @@ def _observed(seen: RankLook) -> list[str]:
 
 
 def _state(
-    view: View,
+    view: DiagnosisView,
     *,
     state: ServerState,
     sentence: str,
@@ -976,7 +984,7 @@ def _state(
     )
 
 
-def _logged(view: View, rank: Rank) -> list[str]:
+def _logged(view: DiagnosisView, rank: Rank) -> list[str]:
     """The first error of that rank in the log, its exception where it has one."""
     for _, data in view.evidence.results(LogsData, partial=True):
         own = []
@@ -990,7 +998,7 @@ def _logged(view: View, rank: Rank) -> list[str]:
     return []
 
 
-def asleep_and_stuck(view: View) -> bool:
+def asleep_and_stuck(view: DiagnosisView) -> bool:
     """Whether a rank stands in its own code, asleep and outside of input and output,
     while its core waits for it: what does not end by itself, however short the
     silence."""
@@ -1015,7 +1023,7 @@ def replicas(facts: TargetFacts) -> bool:
     return len({labels(p.role).get("DP") for p in facts.cores}) > 1
 
 
-def stuck_replica(view: View, why: Sequence[str]) -> Assessment | None:
+def stuck_replica(view: DiagnosisView, why: Sequence[str]) -> Assessment | None:
     """A replica that is stuck while another one works: a core that stands in its own
     code and sleeps, or that waits for a worker which does. Or what coordinates them
     stands so."""
@@ -1041,7 +1049,7 @@ def stuck_replica(view: View, why: Sequence[str]) -> Assessment | None:
     )
 
 
-def _stuck_in_replica(view: View, seen: RankLook) -> Rank | None:
+def _stuck_in_replica(view: DiagnosisView, seen: RankLook) -> Rank | None:
     """The first process that stands asleep and that a replica cannot do without."""
     cores = {process.pid for process in view.facts.cores}
     awaited = {edge.awaited for edge in seen.edges}

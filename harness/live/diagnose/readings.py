@@ -53,7 +53,7 @@ Answer = Literal[
 
 
 @dataclass(frozen=True)
-class View:
+class DiagnosisView:
     facts: TargetFacts
     evidence: Evidence
 

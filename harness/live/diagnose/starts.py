@@ -559,7 +559,7 @@ DEFAULT_PORTS: Mapping[str, int] = {"vllm": 8000, "sglang": 30000, "lmdeploy": 2
 lmdeploy/cli/serve.py."""
 
 
-class Follower:
+class _Follower:
     """The lines of a log that is being written; only what is new is read."""
 
     def __init__(self, path: Path) -> None:
@@ -612,7 +612,7 @@ def watch_start(
         show: gets each new line.
     """
     began = time.monotonic()
-    follower = Follower(process.log)
+    follower = _Follower(process.log)
     moved, used, judged = began, 0.0, 0
     url = ""
     while True:

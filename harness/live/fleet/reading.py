@@ -25,7 +25,7 @@ from mmrepro.failure.documents.diagnosis import (
 )
 from mmrepro.failure.documents.fleet import Finding, FleetState, Member, Part, Scraped
 from mmrepro.live.diagnose.classes import OWN_TOKENS, STANDSTILL_S, UNASKED_S
-from mmrepro.live.diagnose.readings import View
+from mmrepro.live.diagnose.readings import DiagnosisView
 from mmrepro.probes.data import InferenceData, MetricsData
 from mmrepro.traffic.evidence import Evidence
 
@@ -80,10 +80,10 @@ class Look:
     scraped: Scraped | None = None
 
     @property
-    def view(self) -> View | None:
+    def view(self) -> DiagnosisView | None:
         if self.diagnosis is None or self.evidence is None:
             return None
-        return View(self.diagnosis.target, self.evidence)
+        return DiagnosisView(self.diagnosis.target, self.evidence)
 
     @property
     def metrics(self) -> list[MetricsData]:

@@ -105,6 +105,7 @@ def look(asked: DiagnoseCommand, listener: Listener | None = None) -> Looked:
     ours = [one for one in below if not is_there(one)]
     try:
         found = _each(asked, folder, addresses, listener)
+    # Also where it is interrupted: half of a look is no report.
     except BaseException:
         _drop(folder, ours)
         raise

@@ -21,9 +21,14 @@ from mmrepro.failure.signature.live_server import LATENESS
 from mmrepro.failure.signature.views import BEGUN_AT
 from mmrepro.live.diagnose.classes import classes
 from mmrepro.live.diagnose.ranks import look
-from mmrepro.live.diagnose.readings import View, first_total
+from mmrepro.live.diagnose.readings import DiagnosisView, first_total
 from mmrepro.live.watch.health import Check, CheckOutcome
-from mmrepro.live.watch.processes import CheckAnswer, Growth, Processes, caches_bytes
+from mmrepro.live.watch.processes import (
+    CheckAnswer,
+    Growth,
+    WatchedProcesses,
+    caches_bytes,
+)
 from mmrepro.probes.base import Probe, ProbeData, ProbeResult, ProbeStatus, run_probe
 from mmrepro.probes.data import InferenceData, MetricsData
 from mmrepro.probes.http import (
@@ -147,7 +152,7 @@ class Checker:
         self._counted: MetricsData | None = None
         self._lateness = Lateness()
         self._scratch = tempfile.TemporaryDirectory(prefix="mmrepro-watch-")
-        self._processes = Processes(self.url, Path(self._scratch.name))
+        self._processes = WatchedProcesses(self.url, Path(self._scratch.name))
 
     def close(self) -> None:
         self._scratch.cleanup()
@@ -173,7 +178,7 @@ class Checker:
         facts, silence = self._processes.facts, self._processes.silence
         if facts is None or not silence.probes:
             return {}
-        seen = look(View(facts, silence))
+        seen = look(DiagnosisView(facts, silence))
         return {rank.role: rank.stand.value for rank in seen.ranks} if seen else {}
 
     def _classes(self) -> tuple[NamedClass, ...]:

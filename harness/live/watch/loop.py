@@ -38,13 +38,13 @@ starts again, it must not be called dead for long."""
 
 
 @dataclass(frozen=True)
-class Diagnosed:
+class WatchDiagnosis:
     sentence: str
     folder: Path | None
     classes: tuple[NamedClass, ...] = ()
 
 
-Diagnose = Callable[[], Diagnosed]
+Diagnose = Callable[[], WatchDiagnosis]
 Listener = Callable[[str, str], None]
 """Gets an event's kind (check, dead, live, class, diagnosis, error) and a sentence."""
 
@@ -69,7 +69,7 @@ class Watch:
         self.listener = listener or (lambda kind, text: None)
         self.counts: dict[CheckOutcome, int] = dict.fromkeys(CheckOutcome, 0)
         self.incidents = 0
-        self.finding: Diagnosed | None = None
+        self.finding: WatchDiagnosis | None = None
         self.classes: dict[LiveClass, Certainty] = {}
         self.lock = threading.Lock()
         self._stop = threading.Event()
@@ -187,7 +187,7 @@ def watch_of(
     asked: WatchCommand,
     health: Health,
     *,
-    diagnose: Callable[[float], Diagnosed] | None = None,
+    diagnose: Callable[[float], WatchDiagnosis] | None = None,
     listener: Listener,
 ) -> Watch:
     """The watch of a server. Raises UsageError for what cannot be an address.
@@ -221,7 +221,7 @@ def small_picture() -> str:
 
 def diagnosed(
     asked: WatchCommand, write: Callable[[Path], object], deadline_s: float
-) -> Diagnosed:
+) -> WatchDiagnosis:
     """Diagnose the server; the incident is kept below ``out``, ``write`` writes its
     reports."""
     from mmrepro.live.diagnose.options import DiagnoseCommand
@@ -247,7 +247,9 @@ def diagnosed(
     if known:
         sentence = f"{known[0]}: {sentence}"
     where = f"; incident: {found.folder}" if found.folder else ""
-    return Diagnosed(sentence + where, found.folder, tuple(found.diagnosis.classes))
+    return WatchDiagnosis(
+        sentence + where, found.folder, tuple(found.diagnosis.classes)
+    )
 
 
 @dataclass
@@ -261,7 +263,7 @@ class Together:
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _last: tuple[float, Looked] | None = None
 
-    def diagnosed(self, url: str, _: float = 0.0) -> Diagnosed:
+    def diagnosed(self, url: str, _: float = 0.0) -> WatchDiagnosis:
         """Of one of them. A look that began after the question is taken by all who wait
         for one."""
         asked_at = time.monotonic()
@@ -273,7 +275,7 @@ class Together:
         found = own.diagnosis if own is not None else None
         where = f"; report: {looked.folder}" if looked.folder else ""
         classes = tuple(found.classes) if found is not None else ()
-        return Diagnosed(looked.fleet.sentence + where, looked.folder, classes)
+        return WatchDiagnosis(looked.fleet.sentence + where, looked.folder, classes)
 
     def _look(self) -> Looked:
         from mmrepro.live.diagnose.options import DiagnoseCommand

@@ -27,7 +27,7 @@ from mmrepro.live.diagnose.collect import MAX_RANKS
 from mmrepro.live.diagnose.discover import Target
 from mmrepro.live.diagnose.frozen import Stance, stance
 from mmrepro.live.diagnose.ranks import workers
-from mmrepro.live.diagnose.readings import View
+from mmrepro.live.diagnose.readings import DiagnosisView
 from mmrepro.live.watch.health import CheckOutcome
 from mmrepro.probes.base import run_probe
 from mmrepro.probes.stacks import StacksProbe
@@ -80,6 +80,7 @@ class _Course:
             self.samples.clear()  # counted anew
         self.samples.append((at, requests, rss_bytes))
         if len(self.samples) > _MOST_SAMPLES:
+            # Thinned out over its whole time: the first and the last reading stay.
             del self.samples[1:-1:2]
 
 
@@ -102,6 +103,7 @@ class Growth:
             requests: finished since the server's start.
             processes: (pid, start in clock ticks): role and resident bytes.
         """
+        # What has ended is forgotten: a process that replaces it begins anew.
         self._courses = {k: c for k, c in self._courses.items() if k in processes}
         for key, (role, rss_bytes) in processes.items():
             course = self._courses.setdefault(key, _Course(role, at))
@@ -174,7 +176,7 @@ class _Root:
     alive_at: int
 
 
-class Processes:
+class WatchedProcesses:
     """The processes behind ``url``. Nothing is asked of the server, and none is
     paused."""
 
@@ -273,7 +275,7 @@ class Processes:
             return CheckOutcome.FAILED, dead
         if any(process.state in "Tt" for process in facts.processes):
             return CheckOutcome.SILENT, "it is stopped by a signal"
-        view = View(facts, self.silence)
+        view = DiagnosisView(facts, self.silence)
         self._take_stacks(view, seconds)
         found, place = stance(view)
         if found is Stance.UNSEEN:
@@ -286,7 +288,7 @@ class Processes:
         role = facts.role_of(view.core_pid) or "it"
         return CheckOutcome.FAILED, f"{role} {how} ({place})"
 
-    def _take_stacks(self, view: View, seconds: float) -> None:
+    def _take_stacks(self, view: DiagnosisView, seconds: float) -> None:
         """Add samples of the core, the front and the ranks to the silence so far."""
         ranks = [process.pid for process in workers(view.facts)][:MAX_RANKS]
         pids = dict.fromkeys((view.core_pid, view.facts.root_pid, *ranks))

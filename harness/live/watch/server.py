@@ -56,12 +56,12 @@ class WatchServer:
         registry = CollectorRegistry()
         registry.register(_Metrics(watches))
 
-        class Handler(_Handler):
+        class _WatchHandler(_Handler):
             pass
 
-        Handler.watches, Handler.registry = watches, registry
+        _WatchHandler.watches, _WatchHandler.registry = watches, registry
         try:
-            self._server = _Server(address, Handler)
+            self._server = _BoundedServer(address, _WatchHandler)
         except OSError as error:
             raise UsageError(
                 f"{address[0]}:{address[1]} cannot be bound: {error.strerror}.",
@@ -77,7 +77,7 @@ class WatchServer:
         self._server.server_close()
 
 
-class _Server(ThreadingHTTPServer):
+class _BoundedServer(ThreadingHTTPServer):
     """Each exchange in a thread of its own, and none for longer than ``EXCHANGE_S``."""
 
     daemon_threads = True
@@ -120,6 +120,7 @@ class _Server(ThreadingHTTPServer):
 
 def state(watch: Watch) -> dict[str, Any]:
     """What is known, as one JSON document."""
+    # Of one moment: a check that ends meanwhile would mix two.
     with watch.lock:
         health, finding, now = watch.health, watch.finding, time.monotonic()
         last, good_at = health.last, health.last_ok_at
