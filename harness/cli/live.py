@@ -23,7 +23,7 @@ MOST_SERVERS = 64
 
 if TYPE_CHECKING:
     from mmrepro.live.diagnose.session import Diagnosed
-    from mmrepro.live.watch.loop import Watch, WatchDiagnosis
+    from mmrepro.live.watch.loop import ServerWatch, WatchDiagnosis
 
 
 @command(DiagnoseCommand)
@@ -299,7 +299,7 @@ def _watch(asked: WatchCommand) -> None:
 
 def _watch_of(
     asked: WatchCommand, look: Callable[[float], WatchDiagnosis] | None, name: str = ""
-) -> Watch:
+) -> ServerWatch:
     import time
 
     from mmrepro.live.watch.health import Health

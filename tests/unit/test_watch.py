@@ -21,7 +21,7 @@ from mmrepro.live.watch.checker import GAUGES, PROGRESS, Checker, moved_signs
 from mmrepro.live.watch.health import STATES, Check, CheckOutcome, Health
 from mmrepro.live.watch.loop import (
     CONFIRM_PAUSE_S,
-    Watch,
+    ServerWatch,
     WatchDiagnosis,
     default_deadline,
     small_picture,
@@ -276,11 +276,11 @@ class Script:
         return check(self.left.pop(0) if len(self.left) > 1 else self.left[0])
 
 
-def watch(*verdicts: CheckOutcome, **more: object) -> Watch:
+def watch(*verdicts: CheckOutcome, **more: object) -> ServerWatch:
     events: list[tuple[str, str]] = []
     http = "" if more.pop("until_dead", False) else "9400"
     options = WatchCommand(interval_s=0.001, http=http, **more)  # type: ignore[arg-type]
-    made = Watch(
+    made = ServerWatch(
         Script(*verdicts),
         Health(failures=2, successes=1),
         options,
@@ -291,7 +291,7 @@ def watch(*verdicts: CheckOutcome, **more: object) -> Watch:
     return made
 
 
-def kinds(made: Watch) -> list[str]:
+def kinds(made: ServerWatch) -> list[str]:
     return [kind for kind, _ in made.events]  # type: ignore[attr-defined]
 
 

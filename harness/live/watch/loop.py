@@ -49,7 +49,7 @@ Listener = Callable[[str, str], None]
 """Gets an event's kind (check, dead, live, class, diagnosis, error) and a sentence."""
 
 
-class Watch:
+class ServerWatch:
     """Runs until ``stop`` or as the options say. What it knows may be read from other
     threads."""
 
@@ -189,7 +189,7 @@ def watch_of(
     *,
     diagnose: Callable[[float], WatchDiagnosis] | None = None,
     listener: Listener,
-) -> Watch:
+) -> ServerWatch:
     """The watch of a server. Raises UsageError for what cannot be an address.
 
     Args:
@@ -207,7 +207,7 @@ def watch_of(
         headers=dict(asked.headers),
     )
     look = None if diagnose is None else partial(diagnose, max(1.0, deadline))
-    return Watch(checker, health, asked, diagnose=look, listener=listener)
+    return ServerWatch(checker, health, asked, diagnose=look, listener=listener)
 
 
 def small_picture() -> str:

@@ -16,7 +16,7 @@ from urllib.parse import parse_qs
 from mmrepro.base.errors import UsageError
 from mmrepro.failure.documents.diagnosis import Certainty, LiveClass
 from mmrepro.live.watch.health import STATES, CheckOutcome
-from mmrepro.live.watch.loop import Watch
+from mmrepro.live.watch.loop import ServerWatch
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
@@ -50,9 +50,9 @@ class WatchServer:
     """
 
     def __init__(
-        self, watch: Watch | Mapping[str, Watch], address: tuple[str, int]
+        self, watch: ServerWatch | Mapping[str, ServerWatch], address: tuple[str, int]
     ) -> None:
-        watches = {"": watch} if isinstance(watch, Watch) else watch
+        watches = {"": watch} if isinstance(watch, ServerWatch) else watch
         registry = CollectorRegistry()
         registry.register(_Metrics(watches))
 
@@ -118,7 +118,7 @@ class _BoundedServer(ThreadingHTTPServer):
             super().handle_error(request, client_address)
 
 
-def state(watch: Watch) -> dict[str, Any]:
+def state(watch: ServerWatch) -> dict[str, Any]:
     """What is known, as one JSON document."""
     # Of one moment: a check that ends meanwhile would mix two.
     with watch.lock:
@@ -150,7 +150,7 @@ def state(watch: Watch) -> dict[str, Any]:
         }
 
 
-def states(watches: Mapping[str, Watch]) -> dict[str, Any]:
+def states(watches: Mapping[str, ServerWatch]) -> dict[str, Any]:
     """As :func:`state`, of one; of several all of them by name."""
     if list(watches) == [""]:
         return state(watches[""])
@@ -175,7 +175,7 @@ def odd(servers: Mapping[str, Mapping[str, Any]]) -> list[str]:
 
 
 class _Handler(BaseHTTPRequestHandler):
-    watches: Mapping[str, Watch]
+    watches: Mapping[str, ServerWatch]
     registry: CollectorRegistry
     server_version = "mmrepro-watch"
     timeout = EXCHANGE_S
@@ -213,7 +213,7 @@ class _Handler(BaseHTTPRequestHandler):
 
 
 class _Metrics(Collector):
-    def __init__(self, watches: Mapping[str, Watch]) -> None:
+    def __init__(self, watches: Mapping[str, ServerWatch]) -> None:
         self.watches = watches
 
     def collect(self) -> Iterator[Metric]:
