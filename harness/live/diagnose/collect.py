@@ -19,7 +19,7 @@ from mmrepro.failure.signature import live_server as live
 from mmrepro.live.diagnose import discover
 from mmrepro.live.diagnose.cause_rules import places
 from mmrepro.live.diagnose.classes_logged import LOG_PATTERNS as CLASS_PATTERNS
-from mmrepro.live.diagnose.discover import Target
+from mmrepro.live.diagnose.discover import ServerTarget
 from mmrepro.live.diagnose.options import DiagnoseCommand
 from mmrepro.live.diagnose.ranks import coordinators, replicas, workers
 from mmrepro.live.diagnose.readings import DiagnosisView
@@ -89,7 +89,7 @@ class Collector:
     "check"."""
 
     def __init__(
-        self, target: Target, plan: DiagnoseCommand, recorder: Recorder
+        self, target: ServerTarget, plan: DiagnoseCommand, recorder: Recorder
     ) -> None:
         self.target = target
         self.plan = plan

@@ -42,7 +42,7 @@ _AS_OWNER = "run mmrepro as root, or as the server's own user"
 
 
 @dataclass
-class Target:
+class ServerTarget:
     """The server as found, and what of it could not be seen."""
 
     facts: TargetFacts
@@ -63,7 +63,7 @@ class Target:
         return (self.engine.role_of if self.engine else role_from_title)(name, cmdline)
 
 
-def find(url: str, pid: int = 0, typed: Sequence[str] = ()) -> Target:
+def find(url: str, pid: int = 0, typed: Sequence[str] = ()) -> ServerTarget:
     """The target behind ``url``, or with process ``pid``: processes only, nothing is
     asked.
 
@@ -73,7 +73,7 @@ def find(url: str, pid: int = 0, typed: Sequence[str] = ()) -> Target:
         UsageError: ``url`` is no http address.
     """
     host, port = parse_url(url)
-    target = Target(
+    target = ServerTarget(
         TargetFacts(url=api_root(url), place="remote", port=port), typed=typed
     )
     facts = target.facts
@@ -107,7 +107,7 @@ def parse_url(url: str) -> tuple[str, int]:
 # ---------------------------------------------------------------- processes
 
 
-def _listen(target: Target, host: str, port: int) -> None:
+def _listen(target: ServerTarget, host: str, port: int) -> None:
     """Find who listens, where ``host`` is this machine or a container on it."""
     facts = target.facts
     known = addresses(host)
@@ -143,7 +143,7 @@ def _container_with(known: Sequence[str]) -> int | None:
     return None
 
 
-def _find_owner(target: Target, port: int, listening: Sequence[Socket]) -> None:
+def _find_owner(target: ServerTarget, port: int, listening: Sequence[Socket]) -> None:
     """Find the process of these sockets, or say why it cannot be seen."""
     facts = target.facts
     owners, closed = processes.holders(s.inode for s in listening)
@@ -256,7 +256,7 @@ def _on_its_way(port: int) -> int | None:
     return None
 
 
-def refresh(target: Target) -> None:
+def refresh(target: ServerTarget) -> None:
     """Look at the process tree again; roles are as the engine names them."""
     facts = target.facts
     if facts.root_pid is None:
@@ -300,7 +300,9 @@ def _title(pid: int) -> str:
 # ---------------------------------------------------------------- engine and release
 
 
-def name_engine(target: Target, metrics: frozenset[str], chosen: str = "auto") -> None:
+def name_engine(
+    target: ServerTarget, metrics: frozenset[str], chosen: str = "auto"
+) -> None:
     """Say which engine it is, by its processes and metrics, and name the roles after
     it."""
     facts = target.facts
@@ -330,7 +332,7 @@ _IDENTIFY_S = 4.0
 """To find a gone server's engine in its log; some 2 GB are read in that time."""
 
 
-def name_engine_by_log(target: Target) -> None:
+def name_engine_by_log(target: ServerTarget) -> None:
     """Of a server that is gone: the engine by the form of its log's lines, and often
     its release, as the last start says it that the log holds: an earlier one may have
     been of another."""
@@ -352,7 +354,7 @@ def name_engine_by_log(target: Target) -> None:
         return
 
 
-def _check_root(target: Target, commands: Signs) -> None:
+def _check_root(target: ServerTarget, commands: Signs) -> None:
     """Let go of a listener that is not the engine: a proxy in front of it would look
     like a server whose engine process is gone."""
     facts = target.facts
@@ -367,7 +369,7 @@ def _check_root(target: Target, commands: Signs) -> None:
     target.proxied = True
 
 
-def find_release(target: Target) -> None:
+def find_release(target: ServerTarget) -> None:
     """The release from the installed distribution's folder, read from disk."""
     facts, engine = target.facts, target.engine
     if engine is None or facts.root_pid is None:
@@ -397,7 +399,7 @@ def public_release(text: str) -> str:
         return ""
 
 
-def package_folders(target: Target) -> list[Path]:
+def package_folders(target: ServerTarget) -> list[Path]:
     """Folders that the server's interpreter imports from: beside it, and those of its
     loaded libraries (/proc/PID/maps, with the right to read them)."""
     folders: list[Path] = []
@@ -433,7 +435,7 @@ def inside(pid: int, path: str) -> Path:
 # ---------------------------------------------------------------- logs
 
 
-def began(target: Target) -> float | None:
+def began(target: ServerTarget) -> float | None:
     """When its first process started, less what clocks are rough, as time.time(); None:
     unknown."""
     pid = target.facts.root_pid
@@ -444,7 +446,7 @@ def began(target: Target) -> float | None:
     return time.time() - ago - ROUGH_S
 
 
-def find_logs(target: Target, given: Sequence[Path]) -> list[Path]:
+def find_logs(target: ServerTarget, given: Sequence[Path]) -> list[Path]:
     """The log files: those given, else the files that the engine's stdout and stderr go
     to."""
     if given:
@@ -495,7 +497,7 @@ def _readable(link: str, name: str, wanted: os.stat_result) -> Path:
     return Path(link)
 
 
-def flight_files(target: Target) -> list[Path]:
+def flight_files(target: ServerTarget) -> list[Path]:
     """Dumps of PyTorch's Flight Recorder that the server's processes wrote since it
     began."""
     start = began(target)
@@ -536,7 +538,7 @@ def listeners(port: int, pid: int | str = "self") -> list[Socket]:
     return [s for s in known if s.port == port and s.state == processes.LISTEN]
 
 
-def listens(target: Target, port: int) -> bool:
+def listens(target: ServerTarget, port: int) -> bool:
     """Whether a process of the server, and no other one, listens there in this network
     namespace."""
     facts = target.facts

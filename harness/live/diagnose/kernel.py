@@ -15,7 +15,7 @@ from typing import NamedTuple
 from mmrepro.base import processes
 from mmrepro.failure.documents.diagnosis import TargetFacts
 from mmrepro.failure.signature.live_server import CORE_ALIVE
-from mmrepro.live.diagnose.discover import Target
+from mmrepro.live.diagnose.discover import ServerTarget
 from mmrepro.live.diagnose.ranks import OWN, workers
 from mmrepro.live.diagnose.titles import expected
 from mmrepro.probes.data import LogsData
@@ -42,7 +42,7 @@ _LAST_WORDS_S = 60.0
 """Between a process's last line of log and its end."""
 
 
-def note_kernel(target: Target, evidence: Evidence) -> None:
+def note_kernel(target: ServerTarget, evidence: Evidence) -> None:
     """Keep exit codes of the dead, tracers of the traced, and the OOM killer's last
     word."""
     for process in target.facts.processes:
@@ -62,7 +62,7 @@ def note_kernel(target: Target, evidence: Evidence) -> None:
         evidence.facts["oom"] = kill
 
 
-def core_lives(target: Target) -> bool | None:
+def core_lives(target: ServerTarget) -> bool | None:
     """Whether a core process lives; None where that cannot be seen, or where no process
     is called so: not every release names its processes, nor does every core run below
     the front."""
@@ -138,7 +138,7 @@ def oom_kills() -> list[Kill]:
     return kills
 
 
-def oom_kill(target: Target, evidence: Evidence, kills: Sequence[Kill]) -> str:
+def oom_kill(target: ServerTarget, evidence: Evidence, kills: Sequence[Kill]) -> str:
     """The last of ``kills`` that was of a process of this server; "": none is known to
     be.
 
@@ -157,7 +157,7 @@ def oom_kill(target: Target, evidence: Evidence, kills: Sequence[Kill]) -> str:
     return ""
 
 
-def _killed_here(target: Target, kill: Kill) -> bool | None:
+def _killed_here(target: ServerTarget, kill: Kill) -> bool | None:
     """None: no process with that number was here."""
     starts = [start for pid, start in target.titled if pid == kill.pid]
     if not starts:
@@ -166,7 +166,7 @@ def _killed_here(target: Target, kill: Kill) -> bool | None:
     return kill.at_s >= began_s - CLOCK_S and not processes.alive(kill.pid, starts[-1])
 
 
-def _logged_there(target: Target, evidence: Evidence, kill: Kill) -> bool | None:
+def _logged_there(target: ServerTarget, evidence: Evidence, kill: Kill) -> bool | None:
     """Whether a line of the log is of that process. One that has no title of its own is
     called as its program is: then the log has to end with it. None: the log has no such
     number."""
@@ -189,7 +189,7 @@ def _logged_there(target: Target, evidence: Evidence, kill: Kill) -> bool | None
     return None
 
 
-def _looks_ours(target: Target, kill: Kill) -> bool:
+def _looks_ours(target: ServerTarget, kill: Kill) -> bool:
     """Whether it has the title of a process of the engine, and the server's memory
     cgroup, and is younger than the server."""
     root, engine = target.facts.root_pid, target.engine

@@ -31,7 +31,7 @@ from mmrepro.failure.signature.live_server import LATENESS
 from mmrepro.live.diagnose import classes_logged, discover, dumps, general, ranks
 from mmrepro.live.diagnose.classes import LOG_GROWTH, classes
 from mmrepro.live.diagnose.collect import Collector
-from mmrepro.live.diagnose.discover import Target
+from mmrepro.live.diagnose.discover import ServerTarget
 from mmrepro.live.diagnose.kernel import note_kernel
 from mmrepro.live.diagnose.match import (
     all_scenarios,
@@ -128,7 +128,7 @@ def _private(listener: Listener | None, redactor: Redactor) -> Listener | None:
 
 def _look(
     options: DiagnoseCommand,
-    target: Target,
+    target: ServerTarget,
     recorder: Recorder,
     taken: Moment,
     scenarios: Sequence[Scenario],
@@ -188,7 +188,7 @@ def _look(
 
 def _collect(
     options: DiagnoseCommand,
-    target: Target,
+    target: ServerTarget,
     collector: Collector,
     scenarios: Sequence[Scenario],
     lateness: Lateness,
@@ -219,7 +219,7 @@ def _collect(
 
 
 def _decided(
-    target: Target,
+    target: ServerTarget,
     collector: Collector,
     scenarios: Sequence[Scenario],
     lateness: Lateness,
@@ -322,7 +322,7 @@ def _metric_names(evidence: Evidence) -> frozenset[str]:
     return frozenset(names)
 
 
-def _unseen(target: Target, evidence: Evidence) -> list[str]:
+def _unseen(target: ServerTarget, evidence: Evidence) -> list[str]:
     unseen = list(target.unseen)
     if target.facts.root_pid is None and target.facts.place == "remote":
         unseen.append("its processes: stacks, CPU and log need mmrepro on its machine")

@@ -24,7 +24,7 @@ from mmrepro.failure.documents.diagnosis import (
 from mmrepro.live.diagnose import discover, general
 from mmrepro.live.diagnose.classes_logged import named
 from mmrepro.live.diagnose.collect import MAX_RANKS
-from mmrepro.live.diagnose.discover import Target
+from mmrepro.live.diagnose.discover import ServerTarget
 from mmrepro.live.diagnose.frozen import Stance, stance
 from mmrepro.live.diagnose.ranks import workers
 from mmrepro.live.diagnose.readings import DiagnosisView
@@ -183,7 +183,7 @@ class WatchedProcesses:
     def __init__(self, url: str, scratch: Path) -> None:
         self._url = url
         self._scratch = scratch
-        self._target: Target | None = None
+        self._target: ServerTarget | None = None
         self._root: _Root | None = None
         self.silence = Evidence()
         """Stacks that were taken since the last answer."""
@@ -304,7 +304,7 @@ class WatchedProcesses:
         for raw in result.raw:
             (self._scratch / raw).unlink(missing_ok=True)
 
-    def _found(self) -> Target:
+    def _found(self) -> ServerTarget:
         if self._target is None:
             self._target = target = discover.find(self._url)
             pid = target.facts.root_pid

@@ -12,7 +12,7 @@ from made_up import http
 from mmrepro.base import processes
 from mmrepro.failure.documents.diagnosis import ServerState, TargetFacts, TargetProcess
 from mmrepro.live.diagnose import classes_logged, discover, general, ranks
-from mmrepro.live.diagnose.discover import Target
+from mmrepro.live.diagnose.discover import ServerTarget
 from mmrepro.live.diagnose.readings import DiagnosisView
 from mmrepro.live.diagnose.titles import whole
 from mmrepro.probes.data import LogLine, LogsData
@@ -342,7 +342,7 @@ def test_a_title_that_was_read_while_the_process_lived_is_kept() -> None:
     try:
         while not processes.arguments(process.pid):
             time.sleep(0.01)
-        found = Target(target(root_pid=process.pid, **SGLANG))
+        found = ServerTarget(target(root_pid=process.pid, **SGLANG))
         discover.refresh(found)
         command = found.facts.command
         process.kill()
@@ -352,7 +352,7 @@ def test_a_title_that_was_read_while_the_process_lived_is_kept() -> None:
         kept = found.facts.processes[0]
         assert (kept.role, kept.state) == ("scheduler_TP1", "Z")
         assert found.facts.command == command == ["sglang::scheduler_TP1", "60"]
-        later = Target(target(root_pid=process.pid, **SGLANG))
+        later = ServerTarget(target(root_pid=process.pid, **SGLANG))
         discover.refresh(later)
         assert later.facts.processes[0].role == "sleep"
     finally:
