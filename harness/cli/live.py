@@ -23,7 +23,7 @@ _MOST_SERVERS = 64
 
 if TYPE_CHECKING:
     from mmrepro.live.diagnose.session import Diagnosed
-    from mmrepro.live.watch.loop import Diagnosed as WatchDiagnosed, Watch
+    from mmrepro.live.watch.loop import ServerWatch, WatchDiagnosis
 
 
 @command(DiagnoseCommand)
@@ -298,8 +298,8 @@ def _watch(asked: WatchCommand) -> None:
 
 
 def _watch_of(
-    asked: WatchCommand, look: Callable[[float], WatchDiagnosed] | None, name: str = ""
-) -> Watch:
+    asked: WatchCommand, look: Callable[[float], WatchDiagnosis] | None, name: str = ""
+) -> ServerWatch:
     import time
 
     from mmrepro.live.watch.health import Health

@@ -118,7 +118,7 @@ def test_logs_and_diagnose_name_the_engine_by_its_form(
     path.write_text(BY_FORM[engine] + "\n")
     done = CliRunner().invoke(app, ["logs", str(path), "--json"])
     assert json.loads(done.output)["log"]["engine"] == engine
-    target = discover.Target(
+    target = discover.ServerTarget(
         TargetFacts(url="http://a", place="local", port=1, logs=[str(path)])
     )
     discover.name_engine_by_log(target)

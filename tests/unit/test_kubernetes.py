@@ -11,7 +11,7 @@ import pytest
 from mmrepro.cli.app import app
 from mmrepro.failure.documents.diagnosis import LiveClass
 from mmrepro.live.watch.health import Health
-from mmrepro.live.watch.loop import Watch
+from mmrepro.live.watch.loop import ServerWatch
 from mmrepro.live.watch.options import WatchCommand
 from mmrepro.live.watch.server import WatchServer, parse_address
 from ruamel.yaml import YAML
@@ -98,7 +98,7 @@ def test_its_options_are_those_of_watch() -> None:
 
 def exported() -> tuple[str, WatchServer]:
     server = WatchServer(
-        Watch(Never(), Health(), WatchCommand(http="9400")), ("127.0.0.1", 0)
+        ServerWatch(Never(), Health(), WatchCommand(http="9400")), ("127.0.0.1", 0)
     )
     return "http://{}:{}".format(*server.address), server
 

@@ -21,8 +21,8 @@ from mmrepro.live.watch.checker import GAUGES, PROGRESS, Checker, moved_signs
 from mmrepro.live.watch.health import STATES, Check, CheckOutcome, Health
 from mmrepro.live.watch.loop import (
     CONFIRM_PAUSE_S,
-    Diagnosed,
-    Watch,
+    ServerWatch,
+    WatchDiagnosis,
     default_deadline,
     small_picture,
 )
@@ -276,22 +276,22 @@ class Script:
         return check(self.left.pop(0) if len(self.left) > 1 else self.left[0])
 
 
-def watch(*verdicts: CheckOutcome, **more: object) -> Watch:
+def watch(*verdicts: CheckOutcome, **more: object) -> ServerWatch:
     events: list[tuple[str, str]] = []
     http = "" if more.pop("until_dead", False) else "9400"
     options = WatchCommand(interval_s=0.001, http=http, **more)  # type: ignore[arg-type]
-    made = Watch(
+    made = ServerWatch(
         Script(*verdicts),
         Health(failures=2, successes=1),
         options,
-        diagnose=lambda: Diagnosed("it is the ghost key", Path("incidents/x")),
+        diagnose=lambda: WatchDiagnosis("it is the ghost key", Path("incidents/x")),
         listener=lambda kind, text: events.append((kind, text)),
     )
     made.events = events  # type: ignore[attr-defined]
     return made
 
 
-def kinds(made: Watch) -> list[str]:
+def kinds(made: ServerWatch) -> list[str]:
     return [kind for kind, _ in made.events]  # type: ignore[attr-defined]
 
 
@@ -334,7 +334,7 @@ def test_incidents_are_limited() -> None:
 def test_a_diagnosis_that_fails_does_not_end_the_watch() -> None:
     made = watch(OK, FAILED, FAILED, until_dead=True)
 
-    def broken() -> Diagnosed:
+    def broken() -> WatchDiagnosis:
         raise OSError("no disk")
 
     made.diagnose = broken

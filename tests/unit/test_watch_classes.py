@@ -18,7 +18,7 @@ from mmrepro.failure.documents.diagnosis import (
 )
 from mmrepro.live.watch.checker import Window
 from mmrepro.live.watch.health import Check, CheckOutcome, Health
-from mmrepro.live.watch.loop import Diagnosed, Watch
+from mmrepro.live.watch.loop import ServerWatch, WatchDiagnosis
 from mmrepro.live.watch.options import WatchCommand
 from mmrepro.live.watch.processes import MIB, SETTLE_S, Growth, caches_bytes
 from mmrepro.live.watch.server import CERTAINTIES, WatchServer, state
@@ -260,7 +260,9 @@ def test_events_and_metrics_tell_a_class_from_when_to_when(tmp_path: Path) -> No
         Check(CheckOutcome.OK, 3.0, 0.1, classes=orphans),
         Check(CheckOutcome.OK, 4.0, 0.1),
     )
-    watch = Watch(script, Health(), SERVED, listener=lambda k, t: told.append((k, t)))
+    watch = ServerWatch(
+        script, Health(), SERVED, listener=lambda k, t: told.append((k, t))
+    )
     for _ in range(3):
         watch._step()
     likely = f"work-without-clients, likely: {CLASS_WORDS[F.WORK_WITHOUT_CLIENTS]}"
@@ -292,8 +294,8 @@ def test_the_classes_of_a_diagnosis_stay_until_it_is_live_again() -> None:
         *(Check(CheckOutcome.OK, 4 + n, 0.1) for n in range(2)),
     )
     found = (one(F.STEPS_STOPPED, C.CERTAIN), one(F.GAUGES_LIE, C.POSSIBLE))
-    watch = Watch(
-        script, Health(), SERVED, diagnose=lambda: Diagnosed("x", None, found)
+    watch = ServerWatch(
+        script, Health(), SERVED, diagnose=lambda: WatchDiagnosis("x", None, found)
     )
     for _ in range(4):
         watch._step()
@@ -309,7 +311,7 @@ def test_the_classes_of_a_diagnosis_stay_until_it_is_live_again() -> None:
 def test_of_a_check_and_a_diagnosis_the_surer_one_counts() -> None:
     for first, second in ((C.CERTAIN, C.LIKELY), (C.LIKELY, C.CERTAIN)):
         checked = Check(CheckOutcome.OK, 1.0, 0.1, classes=(one(F.NEVER_FITS, first),))
-        watch = Watch(Script(checked), Health(), SERVED)
-        watch.finding = Diagnosed("x", None, (one(F.NEVER_FITS, second),))
+        watch = ServerWatch(Script(checked), Health(), SERVED)
+        watch.finding = WatchDiagnosis("x", None, (one(F.NEVER_FITS, second),))
         watch._step()
         assert watch.classes == {F.NEVER_FITS: C.CERTAIN}

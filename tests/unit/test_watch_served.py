@@ -16,7 +16,7 @@ from fake_server import answering, http, serving
 from mmrepro.base.errors import UsageError
 from mmrepro.live.watch import server
 from mmrepro.live.watch.health import Check, Health
-from mmrepro.live.watch.loop import Diagnosed, Watch, watch_of
+from mmrepro.live.watch.loop import ServerWatch, WatchDiagnosis, watch_of
 from mmrepro.live.watch.options import WatchCommand
 from mmrepro.live.watch.server import WatchServer, parse_address, state
 
@@ -38,7 +38,7 @@ class Never:
 
 @contextmanager
 def served(address: tuple[str, int] = ("127.0.0.1", 0)) -> Iterator[WatchServer]:
-    made = WatchServer(Watch(Never(), Health(), SERVED), address)
+    made = WatchServer(ServerWatch(Never(), Health(), SERVED), address)
     try:
         yield made
     finally:
@@ -94,11 +94,11 @@ SERVED = WatchCommand(http="9400")
 
 def test_a_diagnosis_that_fails_does_not_quote_what_it_choked_on() -> None:
     told: list[str] = []
-    made = Watch(
+    made = ServerWatch(
         Never(), Health(), SERVED, listener=lambda kind, text: told.append(text)
     )
 
-    def broken() -> Diagnosed:
+    def broken() -> WatchDiagnosis:
         raise ValueError(f"odd: {KEY}")
 
     made.diagnose = broken

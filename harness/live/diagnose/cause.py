@@ -10,10 +10,10 @@ a word", which is never certain."""
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from itertools import islice, pairwise
+from itertools import chain, islice, pairwise
 
 from mmrepro.engines.folders import facts, folders, published
 from mmrepro.failure.documents.cause import (
@@ -27,28 +27,28 @@ from mmrepro.failure.documents.diagnosis import Certainty
 from mmrepro.live.diagnose import cause_rules as rules
 from mmrepro.live.diagnose.cause_advice import advice_for
 from mmrepro.live.diagnose.cause_input import Blamed, blamed, placeholders
-from mmrepro.live.diagnose.cause_rules import CERTAIN, LIKELY, POSSIBLE, Rule
-from mmrepro.live.diagnose.raised import Raised, frames_text, read, roots
+from mmrepro.live.diagnose.cause_rules import CERTAIN, LIKELY, POSSIBLE, CauseRule
+from mmrepro.live.diagnose.raised import LoggedException, frames_text, read, roots
 from mmrepro.probes.data import LogLine, LogsData
 from mmrepro.probes.log_words import public_line
 
 SHOWN = 240
-AFTER_S = 30.0
+_AFTER_S = 30.0
 """Work that is logged so long after a failure is no echo of what was done before it."""
-AFTER_LINES = 5
+_AFTER_LINES = 5
 """The same by lines of work, where they have no time."""
-NEAR_S = 10.0
-NEAR_LINES = 300
+_NEAR_S = 10.0
+_NEAR_LINES = 300
 """An explanation is looked for so far behind what it explains."""
 FAR_LINES, FAR_S = 1000, 60.0
 """An exception so far before the end, in lines and in seconds, is of something else."""
-STALLS = 3
+_STALLS = 3
 """Readings in a row, ten seconds apart, in which requests run and no token is made."""
-HEARTBEATS = 2
+_HEARTBEATS = 2
 OTHERS = 5
-BACKWARDS = 5
+_BACKWARDS = 5
 """Times that step back so often, and hardly ever forward, are those of an export."""
-YEAR_S = 366 * 86400.0
+_YEAR_S = 366 * 86400.0
 WAITING = 10
 NO_END = frozenset({C.ALIVE, C.UNKNOWN, C.OVERLOADED, C.NOT_A_LOG})
 """Classes of a server that has not ended, nor stands still, by its log."""
@@ -63,7 +63,7 @@ STRONG = frozenset(
     }
 )
 """What explains others that were printed shortly before."""
-KEPT_AT_START = frozenset(
+_KEPT_AT_START = frozenset(
     {
         C.GPU_FAULT,
         C.NATIVE_CRASH,
@@ -75,7 +75,7 @@ KEPT_AT_START = frozenset(
     }
 )
 """Classes that say more than that it did not start."""
-UNTIED = frozenset({C.ENGINE_DEFECT, C.KILLED_BY_INPUT})
+_UNTIED = frozenset({C.ENGINE_DEFECT, C.KILLED_BY_INPUT})
 """Exceptions that an engine may survive."""
 SILENT_S = 10.0
 _QUIET = frozenset({"INFO", "DEBUG"})
@@ -105,6 +105,13 @@ _SHUT = re.compile(
     r"^Shutting down|Waiting for application shutdown|Finished server process"
 )
 """uvicorn's, on SIGTERM and SIGINT."""
+_STARTED = re.compile(r"vLLM (?:API )?server version|server_args=ServerArgs\(")
+"""A server logs its settings once, as it starts."""
+_STEPPED = re.compile(
+    r"\[TM\]\[INFO\].{0,80}\bstep = |\bstep = \d+, .*\[TM\]|"
+    r"EngineCore loop active|EngineCore waiting for work|Finished request "
+)
+"""Lines of work done that are no statistics."""
 _ADDED = re.compile(r"Added request ")
 _TRIGGERED = re.compile(r"^\[shutdown\] API server: shutdown triggered")
 """vllm/entrypoints/launcher.py since 0.23: on SIGTERM and SIGINT, before anything else
@@ -114,7 +121,7 @@ _RANK = re.compile(r"\[(?:Rank|PG .{0,80}Rank) (\d+)\]")
 
 
 @dataclass(frozen=True)
-class Event:
+class _LogEvent:
     """What one line, or one exception, says that can end a server."""
 
     name: C
@@ -125,7 +132,7 @@ class Event:
     time: str = ""
     when: float | None = None
     effect: bool = False
-    raised: Raised | None = None
+    raised: LoggedException | None = None
     why: tuple[str, ...] = ()
     by: str = ""
     advice: tuple[str, ...] = ()
@@ -133,6 +140,10 @@ class Event:
     @property
     def number(self) -> int:
         return self.line.number
+
+    @property
+    def shown(self) -> str:
+        return self.text[:SHOWN]
 
 
 class _Placed(LogLine):
@@ -143,7 +154,7 @@ class _Placed(LogLine):
 
 
 @dataclass(frozen=True)
-class Judged:
+class LogVerdict:
     """What the lines of one server tell."""
 
     cause: Cause
@@ -153,7 +164,7 @@ class Judged:
     engine: str = ""
 
 
-def judge(lines: Sequence[LogLine], engine: str = "", *, stuck: int = 0) -> Judged:
+def judge(lines: Sequence[LogLine], engine: str = "", *, stuck: int = 0) -> LogVerdict:
     """What ended or stopped the server that wrote ``lines``.
 
     Args:
@@ -161,20 +172,21 @@ def judge(lines: Sequence[LogLine], engine: str = "", *, stuck: int = 0) -> Judg
             known.
         stuck: requests that were added after its last progress, and never scheduled.
     """
-    told = [_Life(part, engine) for part in _lives(_ordered(lines))]
-    told[-1].stuck = stuck
-    ended = [n for n, life in enumerate(told) if life.first or life.death]
-    if not ended or ended[-1] == len(told) - 1:
-        return told[-1].judged()
-    last = told[ended[-1]].judged()
-    again = told[-1]
-    at = _where(again.lines[0]) if again.lines else ""
-    works = again.progress[-1].time if again.progress else ""
-    after = f"it was started again ({at})" + (
-        f" and worked at {works}" if works else ""
-    )
-    cause = last.cause.model_copy(update={"why": [*last.cause.why, after]})
-    return replace(last, cause=cause)
+    lives = [_Life(part, engine) for part in _lives(_ordered(lines))]
+    latest = lives[-1]
+    latest.stuck = stuck
+    ended = [life for life in lives if life.first or life.death]
+    if not ended or ended[-1] is latest:
+        return latest.judged()
+
+    judged = ended[-1].judged()
+    at = _where(latest.lines[0]) if latest.lines else ""
+    works = latest.progress[-1].time if latest.progress else ""
+    after = f"it was started again ({at})"
+    if works:
+        after += f" and worked at {works}"
+    cause = judged.cause.model_copy(update={"why": [*judged.cause.why, after]})
+    return replace(judged, cause=cause)
 
 
 def lines_of(data: LogsData) -> list[LogLine]:
@@ -185,17 +197,20 @@ def lines_of(data: LogsData) -> list[LogLine]:
         *data.last_by_process.values(),
         *data.stuck_requests,
     ]
-    kept += [line for lines in data.matches.values() for line in lines]
-    single = (data.last_progress, data.last_work, data.first_line, data.last_line)
-    kept += [line for line in single if line is not None]
-    files = {file: n for n, file in enumerate(data.files)}
-    # A message of several lines, in JSON, is one line of its file.
-    unique = {
-        (files.get(line.file, 0), line.number, line.text): line
-        for line in reversed(kept)
-    }
-    places = list(reversed(unique))
-    places.sort(key=lambda place: place[:2])
+    for matching in data.matches.values():
+        kept += matching
+    for line in (data.last_progress, data.last_work, data.first_line, data.last_line):
+        if line is not None:
+            kept.append(line)
+
+    files = {file: number for number, file in enumerate(data.files)}
+    unique: dict[tuple[int, int, str], LogLine] = {}
+    for line in kept:
+        # A message of several lines, in JSON, is one line of its file: its number
+        # alone does not tell them apart. What was kept twice stands where it came last.
+        place = (files.get(line.file, 0), line.number, line.text)
+        unique[place] = unique.pop(place, line)
+    places = sorted(unique, key=lambda place: place[:2])
     return [unique[place] for place in places]
 
 
@@ -205,30 +220,41 @@ def servers(data: LogsData) -> list[ServerInLog]:
 
     A stream without a line of an engine's form (the kernel's, an init system's) is no
     server: its lines are told of each."""
-    mine = [one for one in data.servers if one.engine]
-    besides = [line for one in data.servers if not one.engine for line in lines_of(one)]
-    found = []
-    for one in mine or [data]:
-        lines = lines_of(one) if one is not data else lines_of(data)
-        if besides and one is not data:
-            lines = sorted(
-                [*lines, *besides], key=lambda line: (line.file, line.number)
-            )
-        judged = judge(lines, one.engine, stuck=one.stuck_count or 0)
-        found.append(
-            ServerInLog(
-                name=one.stream,
-                engine=one.engine or _engine_of(judged.cause) or judged.engine,
-                release=one.release,
-                cause=judged.cause,
-                others=judged.others,
-                last_progress=judged.last_progress,
-                first_error=one.errors[0] if one.errors else None,
-            )
-        )
-    return sorted(
-        found, key=lambda s: (s.cause.name in NO_END, s.cause.name is not C.UNKNOWN)
+    streams = [stream for stream in data.servers if stream.engine]
+    besides: list[LogLine] = []
+    for stream in data.servers:
+        if not stream.engine:
+            besides += lines_of(stream)
+
+    judged = []
+    for stream in streams:
+        lines = lines_of(stream)
+        if besides:
+            lines = [*lines, *besides]
+            lines.sort(key=lambda line: (line.file, line.number))
+        judged.append(_server(stream, lines))
+    if not streams:
+        judged.append(_server(data, lines_of(data)))
+    return sorted(judged, key=_ended_first)
+
+
+def _server(stream: LogsData, lines: Sequence[LogLine]) -> ServerInLog:
+    judged = judge(lines, stream.engine, stuck=stream.stuck_count or 0)
+    return ServerInLog(
+        name=stream.stream,
+        engine=stream.engine or _engine_of(judged.cause) or judged.engine,
+        release=stream.release,
+        cause=judged.cause,
+        others=judged.others,
+        last_progress=judged.last_progress,
+        first_error=stream.errors[0] if stream.errors else None,
     )
+
+
+def _ended_first(server: ServerInLog) -> tuple[bool, bool]:
+    """A key: those that ended, then those of which nothing is known, then the rest."""
+    name = server.cause.name
+    return name in NO_END, name is not C.UNKNOWN
 
 
 def _engine_of(cause: Cause) -> str:
@@ -244,48 +270,63 @@ def _ordered(lines: Sequence[LogLine]) -> list[_Placed]:
     """As they came: files of several ranks by their times, an export of newest lines
     first turned round."""
     ordered = list(lines)
-    files = list(dict.fromkeys(line.file for line in lines))
+    files: dict[str, list[LogLine]] = {}
+    for line in lines:
+        files.setdefault(line.file, []).append(line)
     if len(files) > 1:
-        ordered = _merged(
-            {file: [one for one in lines if one.file == file] for file in files}
-        )
+        ordered = _merged(list(files.values()))
     elif _newest_first(lines):
         ordered.reverse()
+
     placed: list[_Placed] = []
     at = 0
-    for n, one in enumerate(ordered):
-        before = ordered[n - 1] if n and ordered[n - 1].file == one.file else None
-        # Lines may be missing.
-        at += max(1, abs(one.number - before.number)) if before else 1
-        placed.append(
-            _Placed.model_construct(**{**one.__dict__, "number": at, "at": one.number})
-        )
+    before: LogLine | None = None
+    for line in ordered:
+        step = 1
+        if before is not None and before.file == line.file:
+            # Lines may be missing: what was between the two counts as distance.
+            step = max(1, abs(line.number - before.number))
+        at += step
+        values = {**line.__dict__, "number": at, "at": line.number}
+        placed.append(_Placed.model_construct(**values))
+        before = line
     return placed
 
 
-def _merged(files: Mapping[str, Sequence[LogLine]]) -> list[LogLine]:
+def _merged(files: Sequence[Sequence[LogLine]]) -> list[LogLine]:
     """By time where each file has times of the same kind, else one file after the
     other."""
-    first = [
-        next((one.when for one in lines if one.when is not None), None)
-        for lines in files.values()
-    ]
-    known = [when for when in first if when is not None]
-    if len(known) < len(first) or max(known) - min(known) > YEAR_S:
-        return [line for lines in files.values() for line in lines]
+    begun = [when for when in map(_first_time, files) if when is not None]
+    if len(begun) < len(files) or max(begun) - min(begun) > _YEAR_S:
+        return list(chain.from_iterable(files))
+
     placed: list[tuple[float, int, LogLine]] = []
-    for number, (lines, when) in enumerate(zip(files.values(), known, strict=True)):
+    for number, (lines, when) in enumerate(zip(files, begun, strict=True)):
         for line in lines:
-            when = max(when, line.when) if line.when is not None else when
+            # A line without a time belongs to the one above it, and a clock that is
+            # set back does not change the order of a file.
+            if line.when is not None:
+                when = max(when, line.when)
             placed.append((when, number, line))
-    return [line for _, _, line in sorted(placed, key=lambda one: one[:2])]
+    placed.sort(key=lambda entry: entry[:2])
+    return [line for _, _, line in placed]
+
+
+def _first_time(lines: Sequence[LogLine]) -> float | None:
+    for line in lines:
+        if line.when is not None:
+            return line.when
+    return None
 
 
 def _newest_first(lines: Sequence[LogLine]) -> bool:
     times = [line.when for line in lines if line.when is not None]
-    steps = [later - earlier for earlier, later in pairwise(times)]
-    back = sum(step < 0 for step in steps)
-    return back >= BACKWARDS and back > 10 * sum(step > 0 for step in steps)
+    back = forward = 0
+    for earlier, later in pairwise(times):
+        back += later < earlier
+        forward += later > earlier
+    # Times of one server step back now and then: its processes write side by side.
+    return back >= _BACKWARDS and back > 10 * forward
 
 
 # ---------------------------------------------------------------- one life of a server
@@ -297,9 +338,7 @@ def _lives(lines: Sequence[_Placed]) -> list[Sequence[_Placed]]:
     begin, died = 0, False
     for n, line in enumerate(lines):
         words = line.own_words
-        if died and re.search(
-            r"vLLM (?:API )?server version|server_args=ServerArgs\(", words
-        ):
+        if died and _STARTED.search(words):
             parts.append(lines[begin:n])
             begin, died = n, False
         died = died or bool(re.search(rules.DEATHS, words))
@@ -315,44 +354,59 @@ class _Life:
     def __init__(self, lines: Sequence[_Placed], engine: str) -> None:
         self.lines = lines
         self.engine = engine
-        told = read(lines)
-        self.raised, self.taken = roots(told.raised), told.taken
+        reading = read(lines)
+        self.raised, self.taken = roots(reading.raised), reading.taken
         self.words = [line.own_words for line in lines]
+        self.worded = list(zip(lines, self.words, strict=True))
+
+    def _first_with(self, pattern: re.Pattern[str]) -> _Placed | None:
+        """The first line whose own words match."""
+        for line, text in self.worded:
+            if pattern.search(text):
+                return line
+        return None
+
+    def _any_with(self, pattern: re.Pattern[str]) -> bool:
+        return self._first_with(pattern) is not None
 
     # ------------------------------------------------------------ work
 
     @cached_property
     def progress(self) -> list[_Placed]:
         """Lines of work done; without any, answers of the front."""
-        strong = [
-            line
-            for line, text in zip(self.lines, self.words, strict=True)
-            if _moved(line, text)
-        ]
+        strong = [line for line, text in self.worded if _moved(line, text)]
         if strong or self.stats:
             return strong
-        return [
-            line
-            for line, text in zip(self.lines, self.words, strict=True)
-            if (match := rules.ANSWERED.search(text)) and match["status"] == "200"
-        ]
+        answers = []
+        for line, text in self.worded:
+            match = rules.ANSWERED.search(text)
+            if match and match["status"] == "200":
+                answers.append(line)
+        return answers
+
+    @property
+    def last_work(self) -> _Placed | None:
+        return self.progress[-1] if self.progress else None
 
     @cached_property
     def stats(self) -> list[tuple[LogLine, re.Match[str]]]:
-        pairs = zip(self.lines, self.words, strict=True)
-        return [
-            (line, match) for line, text in pairs if (match := rules.STATS.search(text))
-        ]
+        stats: list[tuple[LogLine, re.Match[str]]] = []
+        for line, text in self.worded:
+            if match := rules.STATS.search(text):
+                stats.append((line, match))
+        return stats
 
     def works_after(
-        self, number: int, when: float | None, least: int = AFTER_LINES
+        self, number: int, when: float | None, least: int = _AFTER_LINES
     ) -> bool:
+        """Whether work is logged so long after a line that it is no echo of what was
+        done before it."""
         later = [line for line in self.progress if line.number > number]
         if not later:
             return False
         timed = [line.when for line in later if line.when is not None]
         if when is not None and timed:
-            return max(timed) > when + AFTER_S
+            return max(timed) > when + _AFTER_S
         return len(later) >= least
 
     # ------------------------------------------------------------ death
@@ -361,52 +415,58 @@ class _Life:
     def death(self) -> LogLine | None:
         """The first line with which a process of it is gone, where no work follows.
         What goes because the server was told to go is none."""
-        told = self._told_to_go
-        for line, text in zip(self.lines, self.words, strict=True):
-            if told is not None and line.number > told.number:
+        ordered = self._told_to_go
+        for line, text in self.worded:
+            if ordered is not None and line.number > ordered.number:
                 return None
-            if re.search(rules.DEATHS, text) and not _SETTINGS.search(text):
-                if self.works_after(line.number, line.when):
-                    continue
+            if not re.search(rules.DEATHS, text) or _SETTINGS.search(text):
+                continue
+            # One process of several may end while the server goes on.
+            if not self.works_after(line.number, line.when):
                 return line
         return None
 
     @cached_property
     def _told_to_go(self) -> _Placed | None:
         """The line with which it begins to end by itself."""
-        pairs = zip(self.lines, self.words, strict=True)
-        return next((line for line, text in pairs if _TRIGGERED.search(text)), None)
+        return self._first_with(_TRIGGERED)
 
     @cached_property
-    def events(self) -> list[Event]:
+    def events(self) -> list[_LogEvent]:
         """All that can end a server, as it came; what was survived as well."""
-        found: list[Event] = []
-        told = self._told_to_go
-        for one in self.raised:
-            if told is not None and one.line.number > told.number:
+        events: list[_LogEvent] = []
+        ordered = self._told_to_go
+        for raised in self.raised:
+            # Processes that are ended on purpose raise as they go.
+            if ordered is not None and raised.line.number > ordered.number:
                 continue
-            if rules.ECHO.search(one.text) or self._of_a_request(one):
+            if rules.ECHO.search(raised.text) or self._of_a_request(raised):
                 continue
-            if one.line.level in ("WARNING", "DEBUG"):
+            if raised.line.level in ("WARNING", "DEBUG"):
                 continue
-            found.append(self._of(one))
-        for line, text in zip(self.lines, self.words, strict=True):
-            if line.number not in self.taken and (event := _alone(line, text)):
-                found.append(event)
-        return sorted(found, key=lambda event: event.number)
+            events.append(self._of(raised))
+        for line, text in self.worded:
+            if line.number in self.taken:
+                continue
+            event = _alone(line, text)
+            if event is not None:
+                events.append(event)
+        return sorted(events, key=lambda event: event.number)
 
     @cached_property
-    def fatal(self) -> list[Event]:
-        lasting = [
-            event
-            for event in self.events
-            if not self.works_after(
-                event.number, event.when, 1 if event.effect else AFTER_LINES
-            )
-        ]
-        return [event for event in lasting if not self._long_before(event)]
+    def fatal(self) -> list[_LogEvent]:
+        """Those events after which no work is logged."""
+        fatal = []
+        for event in self.events:
+            # One line of work is enough to show that an effect was survived.
+            least = 1 if event.effect else _AFTER_LINES
+            if self.works_after(event.number, event.when, least):
+                continue
+            if not self._long_before(event):
+                fatal.append(event)
+        return fatal
 
-    def _long_before(self, event: Event) -> bool:
+    def _long_before(self, event: _LogEvent) -> bool:
         """Whether the end came so much later that it is another one's."""
         end = self.death
         if end is None or event.number > end.number - FAR_LINES:
@@ -414,64 +474,66 @@ class _Life:
         return event.when is None or end.when is None or end.when > event.when + FAR_S
 
     @cached_property
-    def first(self) -> Event | None:
+    def first(self) -> _LogEvent | None:
         """What the end began with."""
         if not self.fatal:
             return None
         first = self.fatal[0]
         if not first.effect:
             return first
+        # What follows from something else as a rule gives way to what explains it.
         for event in self.fatal[1:]:
             killed = first.name is C.KILLED_BY_SIGNAL and not event.effect
             if (event.name in STRONG or killed) and _near(first, event):
                 return event
         return first
 
-    def _of_a_request(self, one: Raised) -> bool:
+    def _of_a_request(self, raised: LoggedException) -> bool:
         """Whether it is answered with an error, and ends nothing."""
-        source = one.source.rpartition(":")[0] or one.source
-        if rules.REQUEST_SOURCES.search(source) or rules.REQUEST_INTRO.search(
-            one.intro
-        ):
+        source = raised.source.rpartition(":")[0] or raised.source
+        if rules.REQUEST_SOURCES.search(source):
             return True
-        files = "\n".join(frame.file for frame in one.frames)
-        return bool(
-            rules.REQUEST_FRAMES.search(files) or rules.REQUEST_TEXT.search(one.text)
-        )
+        if rules.REQUEST_INTRO.search(raised.intro):
+            return True
+        files = "\n".join(frame.file for frame in raised.frames)
+        if rules.REQUEST_FRAMES.search(files):
+            return True
+        return rules.REQUEST_TEXT.search(raised.text) is not None
 
-    def _of(self, one: Raised) -> Event:
-        rule = rules.meaning(one.text, exception=True)
+    def _of(self, raised: LoggedException) -> _LogEvent:
+        """What an exception says."""
+        rule = rules.meaning(raised.text, exception=True)
         name, sure = (rule.name, rule.sure) if rule else (C.ENGINE_DEFECT, LIKELY)
         why: tuple[str, ...] = ()
         by = ""
         if name is C.PLACEHOLDER_COUNTS:
-            counted = placeholders(one.text)
+            counted = placeholders(raised.text)
             if counted is None:
                 name, sure = C.ENGINE_DEFECT, LIKELY
             else:
-                sure, by = (CERTAIN if counted.inside else LIKELY), counted.sentence
+                sure = CERTAIN if counted.inside else LIKELY
+                by = counted.sentence
         elif name in (C.ENGINE_DEFECT, C.GPU_FAULT):
-            found = blamed(one, self.lines)
-            if found is not None:
-                name, sure, why = C.KILLED_BY_INPUT, found.sure, _blame(found)
-                by = (
-                    "A request ended the engine, by its field "
-                    f"{' or '.join(found.fields)}"
-                )
+            blame = blamed(raised, self.lines)
+            if blame is not None:
+                name, sure, why = C.KILLED_BY_INPUT, blame.sure, _blame(blame)
+                fields = " or ".join(blame.fields)
+                by = f"A request ended the engine, by its field {fields}"
         if rule is not None and rule.sentence:
             by = rule.sentence
-        who = rules.WHOSE.search(one.intro) if not one.process else None
-        process = who["name"] if who else one.process
-        return Event(
-            name,
-            sure,
-            one.told,
-            one.line,
-            process,
-            one.time,
-            one.when,
-            effect=bool(rule and rule.effect),
-            raised=one,
+        process = raised.process
+        if not process and (owner := rules.WHOSE.search(raised.intro)):
+            process = owner["name"]
+        return _LogEvent(
+            name=name,
+            sure=sure,
+            text=raised.told,
+            line=raised.line,
+            process=process,
+            time=raised.time,
+            when=raised.when,
+            effect=rule is not None and rule.effect,
+            raised=raised,
             why=why,
             by=by,
             advice=rule.advice if rule else (),
@@ -483,82 +545,94 @@ class _Life:
     def starting(self) -> Certainty | None:
         """How sure it is that what ended it ended a start; None: it had been at work,
         or nothing tells."""
-        end = (
-            self.first.number
-            if self.first
-            else self.death.number
-            if self.death
-            else None
-        )
+        end = self._end_number()
         if end is None or any(line.number < end for line in self.progress):
             return None
-        if any(rules.AFTER_START.search(text) for text in self.words):
+        if self._any_with(rules.AFTER_START):
             return None
-        if any(rules.STARTS_FAILED.search(text) for text in self.words):
+        if self._any_with(rules.STARTS_FAILED):
             return CERTAIN
-        ready = next(
-            (n for n, text in enumerate(self.words) if rules.READY.search(text)), None
-        )
-        if ready is not None and self.lines[ready].number < end:
+        ready = self._first_with(rules.READY)
+        if ready is not None and ready.number < end:
             return None
-        one = self.first.raised if self.first else None
-        frames = frames_text(one, 60) if one else ""
-        if rules.START_FRAMES.search(frames) and not rules.LOOP_FRAMES.search(frames):
+
+        raised = self.first.raised if self.first else None
+        frames = frames_text(raised, 60) if raised else ""
+        # Frames of a start that a serving loop runs are no start.
+        loops = rules.LOOP_FRAMES.search(frames) is not None
+        if rules.START_FRAMES.search(frames) and not loops:
             return LIKELY
-        if rules.LOOP_FRAMES.search(frames):
+        if loops:
             return None
         if rules.ENTRY_FRAMES.search(frames):
             return LIKELY
-        if one is not None and (rules.START_TEXT.search(one.text) or _set_up(one.text)):
+        text = raised.text if raised else ""
+        if rules.START_TEXT.search(text) or _set_up(text):
             return LIKELY
-        begins = any(rules.STARTING.search(text) for text in self.words)
-        return LIKELY if begins else None
+        return LIKELY if self._any_with(rules.STARTING) else None
+
+    def _end_number(self) -> int | None:
+        """The line that its end began with."""
+        if self.first is not None:
+            return self.first.number
+        return self.death.number if self.death is not None else None
 
     # ------------------------------------------------------------ the answer
 
-    def judged(self) -> Judged:
+    def judged(self) -> LogVerdict:
         cause = (
-            self._never_scheduled() or self._ended() or self._stands() or self._alive()
+            self._never_scheduled()
+            or self._ended()
+            or self._stands()
+            or self._alive()
+            or self._unknown()
         )
-        cause = cause or self._unknown()
-        shown = (
-            self.first if self.first and cause.line == _at(self.first.line) else None
-        )
-        later = [e for e in self.fatal if e is not shown and e.name is not cause.name]
+        shown = None
+        if self.first is not None and cause.line == _at(self.first.line):
+            shown = self.first
+
         others: dict[C, Cause] = {}
-        for event in later:
-            others.setdefault(event.name, self._cause(event))
-        noted = [
-            self._cause(
-                Event(
-                    C.PLACEHOLDER_COUNTS,
-                    CERTAIN if one.inside else LIKELY,
-                    text.strip(),
-                    line,
-                    line.process,
-                    line.time,
-                    line.when,
-                    by=one.sentence,
-                )
+        for event in self.fatal:
+            if event is not shown and event.name is not cause.name:
+                others.setdefault(event.name, self._cause(event))
+        return LogVerdict(
+            cause=cause,
+            others=list(others.values())[:8],
+            noted=self._noted(),
+            last_progress=self._last_progress(cause),
+            engine=self.engine or self._engine_by_frames(),
+        )
+
+    def _noted(self) -> list[Cause]:
+        """Counts of placeholders that do not agree, wherever a line prints them."""
+        causes = []
+        for line, text in self.worded:
+            counted = placeholders(text)
+            if counted is None:
+                continue
+            event = _LogEvent(
+                name=C.PLACEHOLDER_COUNTS,
+                sure=CERTAIN if counted.inside else LIKELY,
+                text=text.strip(),
+                line=line,
+                process=line.process,
+                time=line.time,
+                when=line.when,
+                by=counted.sentence,
             )
-            for line, text in zip(self.lines, self.words, strict=True)
-            if (one := placeholders(text)) is not None
-        ]
-        engine = self.engine or self._engine_by_frames()
-        kept = list(others.values())[:8]
-        return Judged(cause, kept, noted, self._last_progress(cause), engine)
+            causes.append(self._cause(event))
+        return causes
 
     def _engine_by_frames(self) -> str:
         """Whose code the tracebacks are of; "" where no line has a form of its own, nor
         frames."""
-        files = [frame.file for one in self.raised for frame in one.frames]
-        counts = {
-            name: sum(
-                f"/{name}/" in file or file.startswith(f"{name}/") for file in files
-            )
-            for name in published()
-        }
-        best = max(counts, key=lambda name: counts[name])
+        counts = dict.fromkeys(published(), 0)
+        for raised in self.raised:
+            for frame in raised.frames:
+                for name in counts:
+                    if f"/{name}/" in frame.file or frame.file.startswith(f"{name}/"):
+                        counts[name] += 1
+        best = max(counts, key=counts.__getitem__)
         return best if counts[best] else self._engine_by_processes()
 
     def _engine_by_processes(self) -> str:
@@ -570,141 +644,142 @@ class _Life:
         return ""
 
     def _last_progress(self, cause: Cause) -> LogLine | None:
-        ends = [
-            line
-            for line in (self.death, self.first.line if self.first else None)
-            if line
-        ]
-        end = min((line.number for line in ends), default=None)
-        done = [line for line in self.progress if end is None or line.number < end]
-        if not done:
+        ends = []
+        if self.death is not None:
+            ends.append(self.death.number)
+        if self.first is not None:
+            ends.append(self.first.number)
+        work = self._since(min(ends)) if ends else self.last_work
+        if work is None:
             return None
-        return LogLine.model_construct(
-            **{name: getattr(done[-1], name) for name in LogLine.model_fields}
-            | {"number": _at(done[-1])}
-        )
+        values = {name: getattr(work, name) for name in LogLine.model_fields}
+        values["number"] = _at(work)
+        return LogLine.model_construct(**values)
 
-    def _cause(self, event: Event, why: Iterable[str] = ()) -> Cause:
-        name = event.name
-        first = f"{_where(event.line, event)}: {event.text[:SHOWN]}"
+    def _cause(self, event: _LogEvent, why: Iterable[str] = ()) -> Cause:
+        sentence = _sentence(event.name, event.text)
+        if event.by:
+            sentence = f"{event.by.rstrip('.')}: {event.shown}"
+        advice = advice_for(event.name, self.engine, event.text, self.settings)
         return Cause(
-            name=name,
+            name=event.name,
             certainty=event.sure,
-            sentence=f"{event.by.rstrip('.')}: {event.text[:SHOWN]}"
-            if event.by
-            else _sentence(name, event.text),
+            sentence=sentence,
             exception=event.text[: 2 * SHOWN],
             process=event.process,
             time=event.time,
             line=_at(event.line),
             file=event.line.file,
-            why=[first, *event.why, *why],
-            advice=[
-                *event.advice,
-                *advice_for(name, self.engine, event.text, self.settings),
-            ],
+            why=[f"{_where(event.line, event)}: {event.shown}", *event.why, *why],
+            advice=[*event.advice, *advice],
         )
 
     @cached_property
     def settings(self) -> str:
         """The lines in which the server logs its own settings."""
-        told = (line.text for line in self.lines if _OWN_SETTINGS.search(line.text))
-        return "\n".join(islice(told, 8))
+        texts = (line.text for line in self.lines if _OWN_SETTINGS.search(line.text))
+        return "\n".join(islice(texts, 8))
 
     def _ended(self) -> Cause | None:
         event = self.first
         if event is None:
             return self._died()
         why = []
-        if (before := self._since(event.number)) is not None:
+        before = self._since(event.number)
+        if before is not None:
             why.append(f"last work before it: {_where(before)}")
-        elif event.name in (C.HANG, C.COLLECTIVE_TIMEOUT, C.WORKER_UNRESPONSIVE):
-            event = replace(event, sure=POSSIBLE) if event.name is C.HANG else event
+        # Nothing shows that it ever moved.
+        elif event.name is C.HANG:
+            event = replace(event, sure=POSSIBLE)
         beats = self._heartbeats(event.number)
         if beats and event.effect:
             why.append(_beat_words(beats))
         if self.death is not None:
-            why.append(
-                f"its end ({_where(self.death)}): {self.death.own_words[:SHOWN]}"
-            )
+            end = self.death.own_words[:SHOWN]
+            why.append(f"its end ({_where(self.death)}): {end}")
         elif event.sure is CERTAIN and event.raised is not None:
             event = replace(event, sure=LIKELY)
             why.append("the log does not show that the server ended")
-        for other in self.fatal:
-            if (
-                other is not event
-                and other.name is not event.name
-                and other.name in STRONG
-            ):
-                why.append(
-                    f"besides ({_where(other.line, other)}): {other.text[:SHOWN]}"
-                )
-                break
+        why += self._besides(event)
+
         starting = self.starting
-        kept = event.name in KEPT_AT_START and not _set_up(event.text)
         if starting is None:
             return self._cause(event, why)
         start = self._below(event.raised)
-        if not kept:
+        if event.name not in _KEPT_AT_START or _set_up(event.text):
             event = replace(event, name=C.FAILED_START, sure=starting)
         cause = self._cause(event, why)
         return cause.model_copy(update={"start": start}) if start else cause
 
-    def _below(self, one: Raised | None) -> StartCause | None:
-        answers = (rule(self.lines, one, self.engine) for rule in rules.START_RULES)
-        return next((answer for answer in answers if answer is not None), None)
+    def _besides(self, event: _LogEvent) -> list[str]:
+        """The first other thing that may have ended it as well."""
+        for other in self.fatal:
+            if other.name in STRONG and other.name is not event.name:
+                return [f"besides ({_where(other.line, other)}): {other.shown}"]
+        return []
+
+    def _below(self, raised: LoggedException | None) -> StartCause | None:
+        for rule in rules.START_RULES:
+            answer = rule(self.lines, raised, self.engine)
+            if answer is not None:
+                return answer
+        return None
 
     def _died(self) -> Cause | None:
         """A process is gone, and no line says of what."""
         line = self.death
         if line is None:
             return None
-        text = line.own_words
-        if (quoted := self._quoted() or self._passed_on()) is not None:
+        quoted = self._quoted() or self._passed_on()
+        if quoted is not None:
             return quoted
-        starting = self.starting
+
+        text = line.own_words
         # Each of these logs its exception: the log is cut before it.
         cut = _CUT.search(text)
         name, sure = (C.UNKNOWN, POSSIBLE) if cut else (C.DIED_WITHOUT_A_WORD, LIKELY)
-        if starting is not None:
-            name, sure = C.FAILED_START, starting
-        gone = _gone(text) or line.process or line.rank
+        shown = text[:SHOWN]
+        if cut:
+            shown = "it ended with an exception that the log does not show"
+        start = None
+        if self.starting is not None:
+            name, sure = C.FAILED_START, self.starting
+            start = self._below(None)
+        why = [f"{_where(line)}: {text[:SHOWN]}"]
         before = self._since(line.number)
-        told = (
-            "it ended with an exception that the log does not show"
-            if cut
-            else text[:SHOWN]
-        )
-        start = self._below(None) if name is C.FAILED_START else None
+        if before is not None:
+            why.append(f"last work before it: {_where(before)}")
         return Cause(
             name=name,
             certainty=sure,
-            sentence=_sentence(name, told),
-            process=gone,
+            sentence=_sentence(name, shown),
+            process=_gone(text) or line.process or line.rank,
             time=line.time,
             line=_at(line),
             file=line.file,
-            why=[
-                f"{_where(line)}: {text[:SHOWN]}",
-                *([f"last work before it: {_where(before)}"] if before else []),
-            ],
+            why=why,
             advice=advice_for(name, self.engine, text),
             start=start,
         )
 
     def _quoted(self) -> Cause | None:
         """What an echo says of the exception that the log does not show."""
-        for one in self.raised:
-            if (match := rules.QUOTES.search(one.text)) is None:
+        for raised in self.raised:
+            match = rules.QUOTES.search(raised.text)
+            if match is None:
                 continue
-            said = next(text for text in match.groups() if text)
-            rule = rules.meaning(said, exception=True)
-            name = rule.name if rule else C.ENGINE_DEFECT
-            process = one.process
-            event = Event(
-                name, POSSIBLE, one.told, one.line, process, one.time, one.when
+            quotes = [text for text in match.groups() if text]
+            rule = rules.meaning(quotes[0], exception=True)
+            event = _LogEvent(
+                name=rule.name if rule else C.ENGINE_DEFECT,
+                sure=POSSIBLE,
+                text=raised.told,
+                line=raised.line,
+                process=raised.process,
+                time=raised.time,
+                when=raised.when,
             )
-            if self.starting is not None and name not in KEPT_AT_START:
+            if self.starting is not None and event.name not in _KEPT_AT_START:
                 event = replace(event, name=C.FAILED_START, sure=self.starting)
             return self._cause(event, ["the exception itself is not in the log"])
         return None
@@ -712,58 +787,51 @@ class _Life:
     def _passed_on(self) -> Cause | None:
         """The exception as a request got it, where the engine's own is not in the log;
         one after which it worked ended nothing."""
-        worked = self.progress[-1].number if self.progress else 0
-        for one in self.raised:
-            if (
-                one.line.number > worked
-                and self._of_a_request(one)
-                and not rules.ECHO.search(one.text)
-            ):
-                event = replace(self._of(one), sure=POSSIBLE)
+        worked = self.last_work.number if self.last_work else 0
+        for raised in self.raised:
+            if raised.line.number <= worked or rules.ECHO.search(raised.text):
+                continue
+            if self._of_a_request(raised):
+                event = replace(self._of(raised), sure=POSSIBLE)
                 return self._cause(event, ["it is the exception that a request got"])
         return None
 
     # ------------------------------------------------------------ no end: does it move?
 
     def _since(self, number: int) -> LogLine | None:
-        before = [line for line in self.progress if line.number < number]
-        return before[-1] if before else None
+        """The last line of work before that one."""
+        for line in reversed(self.progress):
+            if line.number < number:
+                return line
+        return None
 
     def _heartbeats(self, before: int | None = None) -> list[tuple[LogLine, int]]:
         """Those after the last work, with their seconds."""
-        last = self.progress[-1].number if self.progress else 0
-        pairs = zip(self.lines, self.words, strict=True)
-        return [
-            (line, int(match[1]))
-            for line, text in pairs
-            if (match := rules.HEARTBEAT.search(text))
-            and line.number > last
-            and (before is None or line.number < before)
-        ]
+        last = self.last_work.number if self.last_work else 0
+        beats: list[tuple[LogLine, int]] = []
+        for line, text in self.worded:
+            if line.number <= last or (before is not None and line.number >= before):
+                continue
+            if match := rules.HEARTBEAT.search(text):
+                beats.append((line, int(match[1])))
+        return beats
 
     def _never_scheduled(self) -> Cause | None:
         """Requests came after its last work, none was scheduled, and no line shows an
         end."""
-        first, last = self.first, self.progress[-1] if self.progress else None
-        survived = first is None or (first.raised is not None and first.name in UNTIED)
+        first, last = self.first, self.last_work
+        survived = first is None or (first.raised is not None and first.name in _UNTIED)
         if not self.stuck or last is None or self.death is not None or not survived:
             return None
         times = [line.when for line in self.lines if line.when is not None]
         silent = max(times) - last.when if times and last.when is not None else 0.0
-        before = [
-            one
-            for one in self.raised
-            if one.line.number <= last.number or first is None or one is first.raised
-        ]
-        mine = [one for one in before if one.process and one.process != self._front()]
+        error = self._error_before_silence(last)
         why = [
             f"last work: {_where(last)}",
             f"{self.stuck} requests were added after it",
         ]
-        if mine:
-            why.append(
-                f"its last error ({_where(mine[-1].line)}): {mine[-1].told[:SHOWN]}"
-            )
+        if error is not None:
+            why.append(f"its last error ({_where(error.line)}): {error.told[:SHOWN]}")
         return Cause(
             name=C.HANG,
             certainty=LIKELY if silent >= SILENT_S else POSSIBLE,
@@ -771,8 +839,8 @@ class _Life:
                 f"{self.stuck} requests were added after its last work, and never "
                 "scheduled."
             ),
-            exception=mine[-1].told[: 2 * SHOWN] if mine else "",
-            process=mine[-1].process if mine else "",
+            exception=error.told[: 2 * SHOWN] if error else "",
+            process=error.process if error else "",
             time=last.time,
             line=_at(last),
             file=last.file,
@@ -780,43 +848,57 @@ class _Life:
             advice=advice_for(C.HANG, self.engine, ""),
         )
 
+    def _error_before_silence(self, last: _Placed) -> LoggedException | None:
+        """The last exception of another process than the front, up to the last work, or
+        the one with which the end began."""
+        first, front = self.first, self._front()
+        error = None
+        for raised in self.raised:
+            if not raised.process or raised.process == front:
+                continue
+            began_with = first is None or raised is first.raised
+            if began_with or raised.line.number <= last.number:
+                error = raised
+        return error
+
     def _front(self) -> str:
         """The process that takes requests in."""
-        pairs = zip(self.lines, self.words, strict=True)
-        return next((line.process for line, text in pairs if _ADDED.search(text)), "")
+        line = self._first_with(_ADDED)
+        return line.process if line is not None else ""
 
     def _stands(self) -> Cause | None:
         """Requests run, or wait, and nothing moves up to the end of the log."""
-        last = self.progress[-1] if self.progress else None
-        after = [
-            (line, m)
-            for line, m in self.stats
-            if last is None or line.number > last.number
-        ]
-        stalls = [(line, m) for line, m in after if int(m["running"] or 0) > 0]
+        last = self.last_work
+        after = self.stats
+        if last is not None:
+            after = [entry for entry in self.stats if entry[0].number > last.number]
+        stalls = [line for line, match in after if int(match["running"] or 0) > 0]
         beats = self._heartbeats()
-        if self._shut() is not None or (beats and self._goes_on(beats[0][0].number)):
+        # What is told to go stops its work as well.
+        if self._shut() is not None:
+            return None
+        if beats and self._goes_on(beats[0][0].number):
             return None
         if after and (full := self._never_fits(after, last)):
             return full
-        if len(stalls) < STALLS and len(beats) < HEARTBEATS:
+        if len(stalls) < _STALLS and len(beats) < _HEARTBEATS:
             return None
-        sure = LIKELY if stalls and last is not None else POSSIBLE
+
         why = []
         if last is not None:
             why.append(f"no progress since {_where(last)}")
         if stalls:
-            at = f"{stalls[0][0].time} to {stalls[-1][0].time}"
+            at = f"{stalls[0].time} to {stalls[-1].time}"
             why.append(
                 f"requests run and no token is made in {len(stalls)} readings, {at}"
             )
         if beats:
             why.append(_beat_words(beats))
-        line = stalls[0][0] if stalls else beats[0][0]
+        line = stalls[0] if stalls else beats[0][0]
         since = f" since {last.time}" if last is not None and last.time else ""
         return Cause(
             name=C.HANG,
-            certainty=sure,
+            certainty=LIKELY if stalls and last is not None else POSSIBLE,
             sentence=f"It stands still{since} while requests run.",
             process=beats[0][0].process if beats else line.process,
             time=last.time if last is not None else line.time,
@@ -829,35 +911,39 @@ class _Life:
     def _goes_on(self, number: int) -> bool:
         """Whether the engine says other things after that line: it loads, or
         compiles."""
-        pairs = zip(self.lines, self.words, strict=True)
-        other = [
-            line
-            for line, text in pairs
-            if line.number > number
-            and line.level
-            and line.source
-            and not (rules.HEARTBEAT.search(text) or rules.STATS.search(text))
-        ]
-        return len(other) > OTHERS
+        others = 0
+        for line, text in self.worded:
+            if line.number <= number or not line.level or not line.source:
+                continue
+            if not rules.HEARTBEAT.search(text) and not rules.STATS.search(text):
+                others += 1
+        return others > OTHERS
 
     def _shut(self) -> _Placed | None:
         """Where it begins to go by itself, as it does when it is told to."""
-        pairs = list(zip(self.lines, self.words, strict=True))[-80:]
-        return next((line for line, text in pairs if _SHUT.search(text)), None)
+        for line, text in self.worded[-80:]:
+            if _SHUT.search(text):
+                return line
+        return None
 
     def _never_fits(
         self, after: Sequence[tuple[LogLine, re.Match[str]]], last: LogLine | None
     ) -> Cause | None:
-        waits = [
-            (line, m)
-            for line, m in after
-            if int(m["running"] or 0) == 0 and int(m["waiting"] or 0) > 0
+        for _, match in after:
+            if int(match["running"] or 0) != 0 or int(match["waiting"] or 0) <= 0:
+                return None
+            if float(match["usage"] or 0) > 1.0:
+                return None
+        if len(after) < _STALLS:
+            return None
+        line, match = after[0]
+        why = [
+            f"running 0, waiting {match['waiting']}, KV cache in use "
+            f"{match['usage'] or '?'} % "
+            f"in {len(after)} readings, {line.time} to {after[-1][0].time}"
         ]
-        if len(waits) < STALLS or len(waits) < len(after):
-            return None
-        if any(float(m["usage"] or 0) > 1.0 for _, m in waits):
-            return None
-        line, match = waits[0]
+        if last is not None:
+            why.append(f"last work before it: {_where(last)}")
         return Cause(
             name=C.NEVER_FITS,
             certainty=LIKELY,
@@ -869,38 +955,29 @@ class _Life:
             time=line.time,
             line=_at(line),
             file=line.file,
-            why=[
-                f"running 0, waiting {match['waiting']}, KV cache in use "
-                f"{match['usage'] or '?'} % "
-                f"in {len(waits)} readings, {line.time} to {waits[-1][0].time}",
-                *([f"last work before it: {_where(last)}"] if last else []),
-            ],
+            why=why,
             advice=advice_for(C.NEVER_FITS, self.engine, ""),
         )
 
     def _alive(self) -> Cause | None:
-        last = self.progress[-1] if self.progress else None
-        ready = next(
-            (
-                line
-                for line, text in zip(self.lines, self.words, strict=True)
-                if rules.READY.search(text)
-            ),
-            None,
-        )
-        seen = last or ready
         if crowded := self._overloaded():
             return crowded
+        last = self.last_work
+        seen = last or self._first_with(rules.READY)
         if seen is None:
             return None
-        if (shut := self._shut()) is not None and shut.number > seen.number:
-            told = f"it was shut down: {shut.own_words}"
-            event = Event(
-                C.KILLED_BY_SIGNAL, POSSIBLE, told, shut, shut.process, shut.time
+        shut = self._shut()
+        if shut is not None and shut.number > seen.number:
+            event = _LogEvent(
+                name=C.KILLED_BY_SIGNAL,
+                sure=POSSIBLE,
+                text=f"it was shut down: {shut.own_words}",
+                line=shut,
+                process=shut.process,
+                time=shut.time,
             )
-            return self._cause(
-                event, [f"last work before it: {_where(seen)}"] if last else []
-            )
+            why = [f"last work before it: {_where(seen)}"] if last else []
+            return self._cause(event, why)
         if refused := self._refused_for_size():
             return refused
         at = f" at {seen.time}" if seen.time else ""
@@ -918,23 +995,20 @@ class _Life:
         )
 
     def _overloaded(self) -> Cause | None:
-        pairs = zip(self.lines, self.words, strict=True)
-        told = [line for line, text in pairs if rules.OVERLOAD.search(text)]
-        recent = self.stats[-STALLS:]
-        waiting = [int(m["waiting"] or 0) for _, m in recent]
-        crowded = (
-            len(recent) == STALLS
-            and min(waiting) >= WAITING
-            and waiting == sorted(waiting)
-        )
-        if len(told) < STALLS and not crowded:
+        refusals = [line for line, text in self.worded if rules.OVERLOAD.search(text)]
+        recent = self.stats[-_STALLS:]
+        waiting = [int(match["waiting"] or 0) for _, match in recent]
+        grows = waiting == sorted(waiting)
+        crowded = len(recent) == _STALLS and min(waiting) >= WAITING and grows
+        if len(refusals) < _STALLS and not crowded:
             return None
-        line = told[0] if len(told) >= STALLS else recent[0][0]
+        line = refusals[0] if len(refusals) >= _STALLS else recent[0][0]
         why = []
-        if told:
+        if refusals:
+            first = refusals[0]
             why.append(
-                f"{len(told)} lines, first ({_where(told[0])}): "
-                f"{told[0].own_words[:SHOWN]}"
+                f"{len(refusals)} lines, first ({_where(first)}): "
+                f"{first.own_words[:SHOWN]}"
             )
         if crowded:
             why.append(f"waiting {' → '.join(map(str, waiting))} in the last readings")
@@ -951,10 +1025,16 @@ class _Life:
         )
 
     def _refused_for_size(self) -> Cause | None:
-        for line, text in zip(self.lines, self.words, strict=True):
+        for line, text in self.worded:
             if rules.NEVER_FITS.search(text):
-                event = Event(
-                    C.NEVER_FITS, LIKELY, text, line, line.process, line.time, line.when
+                event = _LogEvent(
+                    name=C.NEVER_FITS,
+                    sure=LIKELY,
+                    text=text,
+                    line=line,
+                    process=line.process,
+                    time=line.time,
+                    when=line.when,
                 )
                 return self._cause(event)
         return None
@@ -962,14 +1042,17 @@ class _Life:
     def _no_log(self) -> Cause | None:
         """Nothing in it has the form of a log's line, and nothing of it is an
         exception."""
-        marked = any(
-            line.level or line.time or line.process or line.engine
-            for line in self.lines
-        )
-        if marked or self.raised or self.taken or not self.lines:
+        if self.raised or self.taken or not self.lines:
             return None
+        for line in self.lines:
+            if line.level or line.time or line.process or line.engine:
+                return None
         text = "\n".join(self.words[:200])
-        what = next((name for name, form in rules.NO_LOGS if form.search(text)), "")
+        what = ""
+        for name, form in rules.NO_LOGS:
+            if form.search(text):
+                what = name
+                break
         return Cause(
             name=C.NOT_A_LOG,
             certainty=LIKELY if what else POSSIBLE,
@@ -983,24 +1066,29 @@ class _Life:
         )
 
     def _unknown(self) -> Cause:
-        if (none := self._no_log()) is not None:
-            return none
+        if (no_log := self._no_log()) is not None:
+            return no_log
         if refused := self._refused_for_size():
             return refused
-        request = next((one for one in self.raised if self._of_a_request(one)), None)
-        told = "The log shows neither an end nor work done."
-        if request is not None:
-            told = "The log shows that a request was refused, and no end."
+        advice = advice_for(C.UNKNOWN, self.engine, "")
+        for raised in self.raised:
+            if self._of_a_request(raised):
+                return Cause(
+                    name=C.UNKNOWN,
+                    certainty=POSSIBLE,
+                    sentence="The log shows that a request was refused, and no end.",
+                    exception=raised.told[: 2 * SHOWN],
+                    process=raised.process,
+                    time=raised.time,
+                    line=_at(raised.line),
+                    file=raised.line.file,
+                    advice=advice,
+                )
         return Cause(
             name=C.UNKNOWN,
             certainty=POSSIBLE,
-            sentence=told,
-            exception=request.told[: 2 * SHOWN] if request else "",
-            process=request.process if request else "",
-            time=request.time if request else "",
-            line=_at(request.line) if request else None,
-            file=request.line.file if request else "",
-            advice=advice_for(C.UNKNOWN, self.engine, ""),
+            sentence="The log shows neither an end nor work done.",
+            advice=advice,
         )
 
 
@@ -1008,19 +1096,13 @@ class _Life:
 
 
 def _moved(line: LogLine, text: str) -> bool:
+    """Whether a line tells of work done."""
     if match := rules.STATS.search(text):
         return float(match["prompt"]) > 0 or float(match["generation"]) > 0
-    return bool(
-        rules.BATCH.search(text)
-        or re.search(r"\[TM\]\[INFO\].{0,80}\bstep = |\bstep = \d+, .*\[TM\]", text)
-        or re.search(
-            r"EngineCore loop active|EngineCore waiting for work|Finished request ",
-            text,
-        )
-    )
+    return bool(rules.BATCH.search(text) or _STEPPED.search(text))
 
 
-def _alone(line: LogLine, text: str) -> Event | None:
+def _alone(line: LogLine, text: str) -> _LogEvent | None:
     """What a line without an exception says."""
     if _SETTINGS.search(text) or "please ignore" in text:
         return None
@@ -1028,39 +1110,41 @@ def _alone(line: LogLine, text: str) -> Event | None:
     if rule is None or not _loud(line, rule) or rules.HEARTBEAT.search(text):
         return None
     why: tuple[str, ...] = ()
-    said = public_line(line)
-    shown, process = said.strip(), line.process
-    bar = "%|" in shown and rule.bounded is None
-    if bar and (found := rule.expression.search(said)):
-        shown = said[found.start() :].strip()  # a bar of progress stands before it
+    public = public_line(line)
+    shown, process = public.strip(), line.process
+    # A bar of progress has no end of line: what is printed next stands behind it.
+    if "%|" in shown and rule.bounded is None:
+        words = rule.expression.search(public)
+        if words:
+            shown = public[words.start() :].strip()
     if match := rules.XID.search(text):
         code = int(match["code"])
         meant = rules.XIDS.get(code, "see NVIDIA's table of Xid errors")
         shown, why = f"Xid {code}: {match['rest'] or meant}", (f"Xid {code}: {meant}",)
         process = f"GPU {match['bus']}"
+        # What these two report follows from another error.
         if code in (43, 45):
             rule = replace(rule, effect=True, sure=LIKELY)
     elif match := _KILLED.search(text):
         process = f"{match['name']} pid={match['pid']}"
     elif match := _RANK.search(text):
         process = process or f"rank {match[1]}"
-    process = _gone(text) or process or line.rank
-    return Event(
-        rule.name,
-        rule.sure,
-        shown,
-        line,
-        process,
-        line.time,
-        line.when,
-        rule.effect,
+    return _LogEvent(
+        name=rule.name,
+        sure=rule.sure,
+        text=shown,
+        line=line,
+        process=_gone(text) or process or line.rank,
+        time=line.time,
+        when=line.when,
+        effect=rule.effect,
         why=why,
         by=rule.sentence,
         advice=rule.advice,
     )
 
 
-def _loud(line: LogLine, rule: Rule) -> bool:
+def _loud(line: LogLine, rule: CauseRule) -> bool:
     """Engines tell of a fault above INFO; of a signal they get, and of exit codes, also
     there."""
     return line.level not in _QUIET or rule.name in (C.KILLED_BY_SIGNAL, C.HANG)
@@ -1081,29 +1165,31 @@ def _gone(text: str) -> str:
     match = _GONE.search(text)
     if match is None:
         return ""
-    found = {name: value for name, value in match.groupdict().items() if value}
-    if pid := found.get("pid"):
+    groups = match.groupdict()
+    if pid := groups["pid"]:
         return f"engine process pid={pid}"
-    if rank := found.get("rank") or found.get("ranks"):
+    if rank := groups["rank"] or groups["ranks"]:
         return f"rank {rank.strip('[]')}"
-    if worker := found.get("worker"):
-        return f"{worker} pid={found['wpid']}"
-    if proc := found.get("proc"):
+    if worker := groups["worker"]:
+        return f"{worker} pid={groups['wpid']}"
+    if proc := groups["proc"]:
         return f"pid={proc}"
-    pid = found.get("pid2")
-    return found["name"] + (f" pid={pid}" if pid else "")
+    if pid := groups["pid2"]:
+        return f"{groups['name']} pid={pid}"
+    return groups["name"]
 
 
-def _near(first: Event, other: Event) -> bool:
+def _near(first: _LogEvent, other: _LogEvent) -> bool:
     if first.when is not None and other.when is not None:
-        return other.when <= first.when + NEAR_S
-    return other.number <= first.number + NEAR_LINES
+        return other.when <= first.when + _NEAR_S
+    return other.number <= first.number + _NEAR_LINES
 
 
-def _blame(found: Blamed) -> tuple[str, ...]:
-    return tuple(f"{name}: {how}" for name, how in found.fields.items()) + (
-        (found.set_there,) if found.set_there else ()
-    )
+def _blame(blame: Blamed) -> tuple[str, ...]:
+    lines = [f"{name}: {how}" for name, how in blame.fields.items()]
+    if blame.set_there:
+        lines.append(blame.set_there)
+    return tuple(lines)
 
 
 def _beat_words(beats: Sequence[tuple[LogLine, int]]) -> str:
@@ -1115,13 +1201,15 @@ def _beat_words(beats: Sequence[tuple[LogLine, int]]) -> str:
     )
 
 
-def _where(line: LogLine, event: Event | None = None) -> str:
-    process = event.process if event else line.process or line.rank
-    time = (event.time if event else "") or line.time
+def _where(line: LogLine, event: _LogEvent | None = None) -> str:
+    process, time = line.process or line.rank, line.time
+    if event is not None:
+        process, time = event.process, event.time or line.time
     return ", ".join(filter(None, [f"line {_at(line)}", process, time]))
 
 
 def _sentence(name: C, text: str) -> str:
     words = CAUSE_WORDS[name]
-    told = text[:SHOWN].strip()
-    return f"{words[0].upper()}{words[1:]}" + (f": {told}" if told else ".")
+    shown = text[:SHOWN].strip()
+    words = f"{words[0].upper()}{words[1:]}"
+    return f"{words}: {shown}" if shown else f"{words}."

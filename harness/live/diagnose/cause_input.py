@@ -8,12 +8,12 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from mmrepro.failure.documents.diagnosis import Certainty
-from mmrepro.live.diagnose.raised import Raised, frames_text
+from mmrepro.live.diagnose.raised import LoggedException, frames_text
 from mmrepro.probes.data import LogLine
 
 TOLD = 200
 """Of a message; behind that engines print whole batches, with every field's name."""
-INNERMOST = 4
+_INNERMOST = 4
 """Frames next to an exception: further out every request passes."""
 FIELDS: Mapping[str, str] = {
     "top_logprobs": r"top_logprobs",
@@ -76,7 +76,7 @@ _ALWAYS = frozenset(
 
 
 @dataclass(frozen=True)
-class Counted:
+class PlaceholderMismatch:
     sentence: str
     inside: bool
 
@@ -90,51 +90,59 @@ class Blamed:
     set_there: str = ""
 
 
-def placeholders(text: str) -> Counted | None:
+def placeholders(text: str) -> PlaceholderMismatch | None:
     """An engine's own words for N embeddings and M places for them."""
     for expression, (had, places, inside) in MISMATCHES.items():
         match = re.search(expression, text)
         if match is not None and match["embeddings"] != match["places"]:
-            told = (
+            sentence = (
                 f"The engine had {match['embeddings']} {had} for "
                 f"{match['places']} {places}"
             )
-            return Counted(told, inside)
+            return PlaceholderMismatch(sentence, inside)
     return None
 
 
-def blamed(one: Raised, lines: Iterable[LogLine]) -> Blamed | None:
-    """The request's fields that the log blames for ``one``, and how it does; None:
+def blamed(raised: LoggedException, lines: Iterable[LogLine]) -> Blamed | None:
+    """The request's fields that the log blames for ``raised``, and how it does; None:
     none."""
     dumped = [line.text for line in lines if DUMPED in line.text]
-    parameters = [pair for text in dumped for pair in _parameters(text)]
-    names = [n for n, v in _parameters(dumped[0])] if dumped else []
-    names = [
-        n for n, v in parameters if n in names and v not in _UNSET and n not in _ALWAYS
-    ]
+    parameters: list[tuple[str, str]] = []
+    for text in dumped:
+        parameters += _parameters(text)
+    first = {name for name, _ in _parameters(dumped[0])} if dumped else set()
+    settings: dict[str, None] = {}
+    for name, value in parameters:
+        if name in first and value not in _UNSET and name not in _ALWAYS:
+            settings[name] = None
     there = ""
-    if names:
-        there = "set in the requests that it began to work on: " + ", ".join(
-            dict.fromkeys(names)
-        )
-    for number in dict.fromkeys(_NUMBER.findall(one.text.partition("\n")[0])):
+    if settings:
+        names = ", ".join(settings)
+        there = f"set in the requests that it began to work on: {names}"
+
+    for number in _NUMBER.findall(raised.text.partition("\n")[0]):
         alone = re.compile(rf"(?<!\d){number}(?!\d)")
-        hits = [n for n, v in parameters if n not in _ALWAYS and alone.search(v)]
-        if hits:
-            how = f"the request that ran had {number} in it, and so has the exception"
-            return Blamed({hits[0]: how}, Certainty.CERTAIN, there)
+        for name, value in parameters:
+            if name not in _ALWAYS and alone.search(value):
+                how = (
+                    f"the request that ran had {number} in it, and so has the exception"
+                )
+                return Blamed({name: how}, Certainty.CERTAIN, there)
     # What the engine calls its own arrays of a field is no word of a request.
-    said = re.sub(r"\b\w+_(?:nums|ids_list|tensor|mask)\b", "", one.text[:TOLD])
-    hits = [name for name, pattern in FIELDS.items() if re.search(pattern, said)]
-    if hits:
-        fields = dict.fromkeys(hits[:2], "the exception names it")
-        return Blamed(fields, Certainty.CERTAIN, there)
-    inner = frames_text(one, INNERMOST)
-    hits = [name for name, pattern in FIELDS.items() if re.search(pattern, inner)]
-    if hits:
-        fields = dict.fromkeys(hits[:2], "the frames next to the exception are its")
-        return Blamed(fields, Certainty.LIKELY, there)
+    words = re.sub(r"\b\w+_(?:nums|ids_list|tensor|mask)\b", "", raised.text[:TOLD])
+    if fields := _fields_in(words):
+        blame = dict.fromkeys(fields, "the exception names it")
+        return Blamed(blame, Certainty.CERTAIN, there)
+    if fields := _fields_in(frames_text(raised, _INNERMOST)):
+        blame = dict.fromkeys(fields, "the frames next to the exception are its")
+        return Blamed(blame, Certainty.LIKELY, there)
     return None
+
+
+def _fields_in(text: str) -> list[str]:
+    """The first two of a request's fields that ``text`` names."""
+    fields = [name for name, pattern in FIELDS.items() if re.search(pattern, text)]
+    return fields[:2]
 
 
 def _parameters(dumped: str) -> list[tuple[str, str]]:

@@ -27,7 +27,7 @@ from mmrepro.failure.documents.cause import (
     StartCause,
 )
 from mmrepro.failure.documents.diagnosis import Certainty
-from mmrepro.live.diagnose.raised import Raised
+from mmrepro.live.diagnose.raised import LoggedException
 from mmrepro.probes.data import LogLine
 from mmrepro.probes.log_anchors import words_of
 from mmrepro.probes.log_words import public_line
@@ -35,13 +35,15 @@ from mmrepro.probes.log_words import public_line
 SHOWN = 240
 CERTAIN, LIKELY, POSSIBLE = Certainty.CERTAIN, Certainty.LIKELY, Certainty.POSSIBLE
 
-StartRule = Callable[[Sequence[LogLine], Raised | None, str], StartCause | None]
+_StartRule = Callable[
+    [Sequence[LogLine], LoggedException | None, str], StartCause | None
+]
 """Lines of one server, the first exception, the engine's name: what is below
 ``failed-start``."""
 
 
 def _start(
-    lines: Sequence[LogLine], one: Raised | None, engine: str
+    lines: Sequence[LogLine], one: LoggedException | None, engine: str
 ) -> StartCause | None:
     # What it needs is half of the harness.
     from mmrepro.live.diagnose.starts import (
@@ -51,12 +53,12 @@ def _start(
     return below(lines, one, engine)
 
 
-START_RULES: list[StartRule] = [_start]
+START_RULES: list[_StartRule] = [_start]
 """Tried in order; the first that answers is taken."""
 
 
 @dataclass(frozen=True)
-class Rule:
+class CauseRule:
     """What a text means.
 
     Attributes: name: the class. expression: searched in an exception's type and
@@ -83,9 +85,9 @@ class Rule:
         return self.expression.search(text) is not None
 
 
-def made_of(rule: LogRule) -> Rule:
+def made_of(rule: LogRule) -> CauseRule:
     """The rule as it is tried, of a row that comes with the package."""
-    return Rule(
+    return CauseRule(
         name=C(rule.name),
         expression=re.compile(rule.expression),
         sure=Certainty(rule.certainty),
@@ -133,7 +135,7 @@ XIDS: Mapping[int, str] = {
 XID = re.compile(r"Xid \((?P<bus>[^)]*)\): (?P<code>\d+)(?:, (?P<rest>.*))?")
 
 ENDS = "ends.toml"
-RULES: tuple[Rule, ...] = tuple(map(made_of, shipped_rules(ENDS)))
+RULES: tuple[CauseRule, ...] = tuple(map(made_of, shipped_rules(ENDS)))
 """First fit first."""
 SIGNS = shipped_signs(ENDS)
 
@@ -301,7 +303,7 @@ NEVER_FITS = re.compile(
     r"(?: \+ lookahead slots \(\d+\))? is too long and exceeds "
     r"(?:the capacity of block_manager|limit of)"
 )
-GRAMMAR_STUCK = re.compile(r"[Ff]ailed to advance FSM|GrammarMatcher.{0,80}terminated")
+_GRAMMAR_STUCK = re.compile(r"[Ff]ailed to advance FSM|GrammarMatcher.{0,80}terminated")
 
 NO_LOGS: tuple[tuple[str, re.Pattern[str]], ...] = (
     (
@@ -328,12 +330,12 @@ NO_LOGS: tuple[tuple[str, re.Pattern[str]], ...] = (
 """What a file seems to be whose lines have no log's form."""
 
 
-def all_rules() -> tuple[Rule, ...]:
+def _all_rules() -> tuple[CauseRule, ...]:
     """An operator's own rules, and those that come with the package."""
     return (*_own, *RULES)
 
 
-_own: tuple[Rule, ...] = ()
+_own: tuple[CauseRule, ...] = ()
 
 
 @contextmanager
@@ -365,7 +367,7 @@ def own_cause(lines: Sequence[LogLine]) -> Cause | None:
     return None
 
 
-def _cause_by(rule: Rule, line: LogLine) -> Cause:
+def _cause_by(rule: CauseRule, line: LogLine) -> Cause:
     said = public_line(line, SHOWN).strip()
     words = rule.sentence.rstrip(".") or CAUSE_WORDS[rule.name].capitalize()
     return Cause(
@@ -382,15 +384,15 @@ def _cause_by(rule: Rule, line: LogLine) -> Cause:
     )
 
 
-def _bounded(rule: LogRule) -> Rule:
+def _bounded(rule: LogRule) -> CauseRule:
     """A rule of somebody else's: its expression takes no more time than its line is
     long."""
     return replace(made_of(rule), bounded=BoundedExpression(rule.expression))
 
 
-def meaning(text: str, *, exception: bool) -> Rule | None:
+def meaning(text: str, *, exception: bool) -> CauseRule | None:
     """The first rule that fits an exception's or a line's words."""
-    for rule in all_rules():
+    for rule in _all_rules():
         if (exception or rule.alone) and rule.matches(text):
             return rule
     return None

@@ -22,7 +22,7 @@ from mmrepro.failure.signature.live_server import LATENESS
 from mmrepro.live.diagnose import classes_logged, ranks
 from mmrepro.live.diagnose.classes_logged import named
 from mmrepro.live.diagnose.frozen import Stance, stance
-from mmrepro.live.diagnose.readings import View
+from mmrepro.live.diagnose.readings import DiagnosisView, course_of
 from mmrepro.live.diagnose.threads import MIN_SAMPLES, Course
 from mmrepro.traffic.evidence import Evidence
 
@@ -30,9 +30,9 @@ STANDSTILL_S = 4.0
 """Counters of a busy server may stand for as long as a large batch's step takes."""
 UNASKED_S = 8.0
 """The same where no request of ours waits."""
-FREE_KV = 0.01
+_FREE_KV = 0.01
 """Part of the KV cache in use below which it is as good as empty."""
-FLOOD_BYTES_S = 64 << 10
+_FLOOD_BYTES_S = 64 << 10
 """Of log. vLLM at DEBUG level, busy on two cores, writes a tenth of it."""
 OWN_TOKENS = 8
 """The longest answer that the one small request may get."""
@@ -48,9 +48,9 @@ GRAMMARS = re.compile(
 around them (vllm/v1/structured_output, sglang/srt/constrained,
 lmdeploy/pytorch/engine/guided_process.py)."""
 
-Rule = Callable[[View], NamedClass | None]
+_ClassRule = Callable[[DiagnosisView], NamedClass | None]
 ORDER = list(Certainty)
-RANK_STATES: Mapping[ServerState, LiveClass] = {
+_RANK_STATES: Mapping[ServerState, LiveClass] = {
     state: LiveClass(state.value)
     for state in (
         ServerState.WORKER_STUCK,
@@ -62,54 +62,58 @@ RANK_STATES: Mapping[ServerState, LiveClass] = {
     )
 }
 """States of a server of several ranks that are classes as well."""
-EXPLAINED_BY: Mapping[LiveClass, frozenset[LiveClass]] = {
-    LiveClass.STEPS_STOPPED: frozenset({LiveClass.NEVER_FITS, *RANK_STATES.values()}),
-    LiveClass.GAUGES_LIE: frozenset(RANK_STATES.values()),
+_EXPLAINED_BY: Mapping[LiveClass, frozenset[LiveClass]] = {
+    LiveClass.STEPS_STOPPED: frozenset({LiveClass.NEVER_FITS, *_RANK_STATES.values()}),
+    LiveClass.GAUGES_LIE: frozenset(_RANK_STATES.values()),
 }
 """What says less than another one that was named as well."""
 
 
 def classes(evidence: Evidence, facts: TargetFacts) -> list[NamedClass]:
     """The classes that the evidence shows, surest first."""
-    view = View(facts, evidence)
-    rules: Iterable[Rule] = (
+    view = DiagnosisView(facts, evidence)
+    rules: Iterable[_ClassRule] = (
         classes_logged.killed_by_input,
         classes_logged.placeholder_counts,
-        never_fits,
-        grammar_loop,
-        steps_stopped,
-        gauges_lie,
-        work_without_clients,
-        transfer_stuck,
+        _never_fits,
+        _grammar_loop,
+        _steps_stopped,
+        _gauges_lie,
+        _work_without_clients,
+        _transfer_stuck,
     )
-    found = [one for rule in rules if (one := rule(view)) is not None]
-    found += of_ranks(view)
-    names = {one.name for one in found}
-    told = [one for one in found if not EXPLAINED_BY.get(one.name, frozenset()) & names]
-    return sorted(told, key=lambda one: ORDER.index(one.certainty))
+    shown = [answer for answer in (rule(view) for rule in rules) if answer is not None]
+    shown += of_ranks(view)
+    names = {c.name for c in shown}
+    kept = [c for c in shown if names.isdisjoint(_EXPLAINED_BY.get(c.name, ()))]
+    return sorted(kept, key=lambda c: ORDER.index(c.certainty))
 
 
 # ---------------------------------------------------------------- several ranks
 
 
-def of_ranks(view: View) -> list[NamedClass]:
+def of_ranks(view: DiagnosisView) -> list[NamedClass]:
     """What the ranks of the server show, live or in the log of one that ended."""
-    found = [*_stuck_ranks(view), *classes_logged.rank_in_the_log(view)]
-    if heartbeat := classes_logged.heartbeat(view, stuck=bool(found)):
-        found.append(heartbeat)
-    first = {one.name: one for one in reversed(found)}
-    return [one for one in found if first[one.name] is one]
+    shown = [*_stuck_ranks(view), *classes_logged.rank_in_the_log(view)]
+    if heartbeat := classes_logged.heartbeat(view, stuck=bool(shown)):
+        shown.append(heartbeat)
+    # What the ranks show live comes before what the log says of the same.
+    first: dict[LiveClass, NamedClass] = {}
+    for named_class in shown:
+        first.setdefault(named_class.name, named_class)
+    return list(first.values())
 
 
-def transfer_stuck(view: View) -> NamedClass | None:
+def _transfer_stuck(view: DiagnosisView) -> NamedClass | None:
     """Requests are on their way between a prefill and a decode server in every reading,
     and no counter moves."""
     on_their_way = view.timed("transfers")
     if len(on_their_way) < 2 or view.moving is not False or _short_of_processors(view):
         return None
-    seconds = on_their_way[-1][0] - on_their_way[0][0]
-    if any(value < 1 for _, value in on_their_way) or view.answer == "answered":
+    counts = [count for _, count in on_their_way]
+    if min(counts) < 1 or view.answer == "answered":
         return None
+    seconds = on_their_way[-1][0] - on_their_way[0][0]
     asked = view.answer == "silent"
     if seconds < (STANDSTILL_S if asked else UNASKED_S):
         return None
@@ -117,48 +121,58 @@ def transfer_stuck(view: View) -> NamedClass | None:
         LiveClass.TRANSFER_STUCK,
         Certainty.LIKELY,
         "KV caches are on their way between two servers, and none arrives.",
-        [
-            f"in transfer {_numbers(v for _, v in on_their_way)} over {seconds:.1f} s",
-            view.counted(),
-        ],
+        [f"in transfer {course_of(counts)} over {seconds:.1f} s", view.counted()],
     )
 
 
-def _stuck_ranks(view: View) -> list[NamedClass]:
+def _stuck_ranks(view: DiagnosisView) -> list[NamedClass]:
     asked = view.answer == "silent"
     if view.answer == "answered" or view.moving is True or _short_of_processors(view):
         return []
     waits = _waiting(view)
-    told = ranks.silent(view, []) if waits else None
-    name = RANK_STATES.get(told.state) if told is not None else None
-    if told is None or name is None:
+    silence = ranks.silent(view, []) if waits else None
+    if silence is None or silence.state not in _RANK_STATES:
         return []
+    name = _RANK_STATES[silence.state]
     long = view.span_s >= (STANDSTILL_S if asked else UNASKED_S)
-    seen = name is LiveClass.RANK_LOST or (view.moving is False and long)
     certainty = Certainty.POSSIBLE
-    if seen:
+    # A rank that is gone is gone; one that stands may go on a moment later.
+    if name is LiveClass.RANK_LOST or (view.moving is False and long):
         certainty = Certainty.CERTAIN if asked else Certainty.LIKELY
-    found = [named(name, certainty, told.sentence, [*told.why, *waits, view.counted()])]
-    looked = ranks.look(view)
-    members = [r for r in looked.ranks if r.kind == "worker"] if looked else []
-    held = [r for r in members if r.stand is Stand.COLLECTIVE]
-    if name is LiveClass.WORKER_STUCK and held and looked is not None and looked.odd:
-        found.append(
-            named(
-                LiveClass.RANK_DIVERGED,
-                certainty,
-                f"{ranks.names(held)} {'waits' if len(held) == 1 else 'wait'} in "
-                f"{held[0].what}, which {', '.join(looked.odd)} never entered.",
-                looked.groups,
-            )
-        )
-    return found
+    why = [*silence.why, *waits, view.counted()]
+    shown = [named(name, certainty, silence.sentence, why)]
+    if name is LiveClass.WORKER_STUCK:
+        diverged = _never_entered(view, certainty)
+        if diverged is not None:
+            shown.append(diverged)
+    return shown
+
+
+def _never_entered(view: DiagnosisView, certainty: Certainty) -> NamedClass | None:
+    """Ranks wait in a collective operation that the odd ones are not in."""
+    look = ranks.look(view)
+    if look is None or not look.odd:
+        return None
+    held = []
+    for rank in look.ranks:
+        if rank.kind == "worker" and rank.stand is Stand.COLLECTIVE:
+            held.append(rank)
+    if not held:
+        return None
+    wait = "waits" if len(held) == 1 else "wait"
+    return named(
+        LiveClass.RANK_DIVERGED,
+        certainty,
+        f"{ranks.names(held)} {wait} in {held[0].what}, which {', '.join(look.odd)} "
+        "never entered.",
+        look.groups,
+    )
 
 
 # ---------------------------------------------------------------- the counters
 
 
-def steps_stopped(view: View) -> NamedClass | None:
+def _steps_stopped(view: DiagnosisView) -> NamedClass | None:
     """No step is counted while a request waits: ours, or one that the gauges or the
     sockets show.
 
@@ -166,22 +180,21 @@ def steps_stopped(view: View) -> NamedClass | None:
     that moves, or a KV cache that fills, is a slow step."""
     asked = view.answer == "silent"
     long = view.span_s >= (STANDSTILL_S if asked else UNASKED_S)
-    if not (view.own and long) or view.moving is not False:
+    if not view.own or not long or view.moving is not False:
         return None
-    if _short_of_processors(view) or not (waits := _waiting(view)):
+    waits = _waiting(view)
+    if not waits or _short_of_processors(view):
         return None
     seen, place = stance(view)
     if seen is Stance.MOVES or (seen is Stance.IDLES and not asked):
         return None
-    certainty = Certainty.POSSIBLE
+    certainty, where = Certainty.POSSIBLE, ""
     if seen is Stance.STANDS:
         certainty = Certainty.CERTAIN if asked else Certainty.LIKELY
+        where = f"its engine stands in {place} in every sample"
     elif seen is Stance.IDLES:
         certainty = Certainty.LIKELY
-    where = {
-        Stance.STANDS: f"its engine stands in {place} in every sample",
-        Stance.IDLES: f"its engine idles in {place}",
-    }.get(seen, "")
+        where = f"its engine idles in {place}"
     return named(
         LiveClass.STEPS_STOPPED,
         certainty,
@@ -190,123 +203,118 @@ def steps_stopped(view: View) -> NamedClass | None:
     )
 
 
-def _waiting(view: View) -> list[str]:
+def _waiting(view: DiagnosisView) -> list[str]:
     """What shows that a request waits."""
-    told = []
+    signs = []
     if view.answer == "silent" and view.inference is not None:
-        told.append(f"a small request got no answer in {view.inference.seconds:.1f} s")
-    told += [
-        f"requests {gauge} in every reading"
-        for gauge in ("waiting", "running")
-        if view.always(gauge)
-    ]
+        signs.append(f"a small request got no answer in {view.inference.seconds:.1f} s")
+    for gauge in ("waiting", "running"):
+        if view.always(gauge):
+            signs.append(f"requests {gauge} in every reading")
     connected = view.connections
-    if len(connected) >= 2 and all(c.unread for c in connected):
-        told.append(f"{connected[-1].unread} clients sent what the server has not read")
-    return told
+    # Once is no sign: the server may be about to read it.
+    if len(connected) >= 2 and all(reading.unread for reading in connected):
+        signs.append(
+            f"{connected[-1].unread} clients sent what the server has not read"
+        )
+    return signs
 
 
-def never_fits(view: View) -> NamedClass | None:
+def _never_fits(view: DiagnosisView) -> NamedClass | None:
     """Requests wait for capacity, none runs, and the KV cache is empty: nothing can
     make room."""
     waiting = view.timed("waiting_capacity")
-    told = bool(waiting)
-    if not told:
+    has_reason = bool(waiting)
+    if not has_reason:
         # Without the reason it may be a constraint that passes: then only our own
         # silence counts.
         waiting = view.timed("waiting") if view.answer == "silent" else []
     running, usage = view.readings("running"), view.readings("kv_usage")
-    if (
-        len(waiting) < 2
-        or len(running) < 2
-        or len(usage) < 2
-        or view.moving is not False
-    ):
+    if min(len(waiting), len(running), len(usage)) < 2 or view.moving is not False:
         return None
-    if any(v < 1 for _, v in waiting) or any(running) or max(usage) > FREE_KV:
+    counts = [count for _, count in waiting]
+    if min(counts) < 1 or any(running) or max(usage) > _FREE_KV:
         return None
     seconds = waiting[-1][0] - waiting[0][0]
     # The reason is counted by a step that let nobody in: no lateness of this machine
     # explains it.
-    if view.answer == "answered" or (not told and _short_of_processors(view)):
+    if view.answer == "answered" or (not has_reason and _short_of_processors(view)):
         return None
-    sure = told and seconds >= STANDSTILL_S
-    reason = "for reason capacity " if told else ""
+    sure = has_reason and seconds >= STANDSTILL_S
+    reason = "for reason capacity " if has_reason else ""
     return named(
         LiveClass.NEVER_FITS,
         Certainty.CERTAIN if sure else Certainty.LIKELY,
         "A request waits for more KV cache than there is: none runs, the cache is "
         "empty, and it is not let in.",
         [
-            f"waiting {reason}{_numbers(v for _, v in waiting)} over {seconds:.1f} s",
-            f"running {_numbers(running)}",
-            f"KV cache in use {_numbers(usage)}",
+            f"waiting {reason}{course_of(counts)} over {seconds:.1f} s",
+            f"running {course_of(running)}",
+            f"KV cache in use {course_of(usage)}",
             view.counted(),
             classes_logged.capacity(view),
         ],
     )
 
 
-def _numbers(values: Iterable[float]) -> str:
-    return " → ".join(f"{v:g}" for v in values)
-
-
 # -------------------------------------------------------- metrics against the processes
 
 
-def gauges_lie(view: View) -> NamedClass | None:
+def _gauges_lie(view: DiagnosisView) -> NamedClass | None:
     """Nothing runs or waits by the gauges while the engine is inside a call that does
     not end; or something runs by them while the engine waits for work."""
     running = view.readings("running")
-    if (
-        not view.own
-        or len(running) < 2
-        or view.moving is not False
-        or _short_of_processors(view)
-    ):
+    if not view.own or len(running) < 2 or view.moving is not False:
         return None
-    if all(value > 0 for value in running):
+    if _short_of_processors(view):
+        return None
+    if min(running) > 0:
         return _nothing_runs(view, running)
     waiting = view.readings("waiting")
-    if (
-        view.answer != "silent"
-        or view.span_s < STANDSTILL_S
-        or any(running)
-        or any(waiting)
-    ):
+    if any(running) or any(waiting):
+        return None
+    if view.answer != "silent" or view.span_s < STANDSTILL_S:
         return None
     seen, place = stance(view)
     if seen not in (Stance.STANDS, Stance.UNSEEN):
         return None
-    inside = (
-        f"its engine stands in {place} in every sample" if seen is Stance.STANDS else ""
-    )
+    certainty, inside = Certainty.POSSIBLE, ""
+    sentence = "By its gauges the server is idle, while a request waits."
+    if seen is Stance.STANDS:
+        certainty, inside = (
+            Certainty.CERTAIN,
+            f"its engine stands in {place} in every sample",
+        )
+        sentence = (
+            "By its gauges the server is idle, while a request waits and its engine is "
+            "at work."
+        )
     seconds = view.inference.seconds if view.inference is not None else 0.0
     return named(
         LiveClass.GAUGES_LIE,
-        Certainty.CERTAIN if inside else Certainty.POSSIBLE,
-        "By its gauges the server is idle, while a request waits"
-        + (" and its engine is at work." if inside else "."),
+        certainty,
+        sentence,
         [
-            f"running {_numbers(running)}, waiting {_numbers(waiting)}",
+            f"running {course_of(running)}, waiting {course_of(waiting)}",
             f"a small request got no answer in {seconds:.1f} s",
             inside,
         ],
     )
 
 
-def _nothing_runs(view: View, running: list[float]) -> NamedClass | None:
+def _nothing_runs(view: DiagnosisView, running: list[float]) -> NamedClass | None:
     seen, place = stance(view)
     if seen is not Stance.IDLES or _in_a_step(view) is not False:
         return None
     alone = _nobody(view)
+    sure = alone and view.answer == "not-asked"
     return named(
         LiveClass.GAUGES_LIE,
-        Certainty.CERTAIN if alone and view.answer == "not-asked" else Certainty.LIKELY,
+        Certainty.CERTAIN if sure else Certainty.LIKELY,
         "By its gauges requests run, while its engine waits for work.",
         [
             (
-                f"running {_numbers(running)} over {view.span_s:.1f} s, and no token "
+                f"running {course_of(running)} over {view.span_s:.1f} s, and no token "
                 "was counted"
             ),
             f"its engine idles in {place}",
@@ -315,38 +323,38 @@ def _nothing_runs(view: View, running: list[float]) -> NamedClass | None:
     )
 
 
-def work_without_clients(view: View) -> NamedClass | None:
+def _work_without_clients(view: DiagnosisView) -> NamedClass | None:
     """Others' requests run in every reading, work is done, and nobody is connected."""
-    if not (alone := _nobody(view)):
+    alone = _nobody(view)
+    if not alone:
         return None
     growth = view.evidence.facts.get(LOG_GROWTH)
     flood = ""
-    if isinstance(growth, float) and growth >= FLOOD_BYTES_S:
+    if isinstance(growth, float) and growth >= _FLOOD_BYTES_S:
         flood = f"its log grows by {growth / 1024:.0f} KiB a second"
     running = view.others_running
     tokens = view.readings("generation_tokens")
     made = tokens[-1] - tokens[0] if len(tokens) >= 2 else 0.0
-    busy = len(running) >= 2 and all(value > 0 for value in running)
+    busy = len(running) >= 2 and min(running) > 0
     work = made > (OWN_TOKENS if view.inference is not None else 0)
     if not (busy and (work or view.core_hot)) and not flood:
         return None
+    why = [alone]
+    if busy:
+        why.append(f"running, without the small request, {course_of(running)}")
+    if work:
+        why.append(f"{made:g} tokens were generated in {view.span_s:.1f} s")
+    if busy and view.core_hot:
+        why.append("its engine's process computes all the time")
     return named(
         LiveClass.WORK_WITHOUT_CLIENTS,
         Certainty.LIKELY if busy and work else Certainty.POSSIBLE,
         "It works, and no client is connected.",
-        [
-            alone,
-            f"running, without the small request, {_numbers(running)}" if busy else "",
-            f"{made:g} tokens were generated in {view.span_s:.1f} s" if work else "",
-            "its engine's process computes all the time"
-            if busy and view.core_hot
-            else "",
-            flood,
-        ],
+        [*why, flood],
     )
 
 
-def _nobody(view: View) -> str:
+def _nobody(view: DiagnosisView) -> str:
     """That no client was connected in any reading; "" where one was, or it was not read
     twice."""
     connected = view.connections
@@ -358,43 +366,48 @@ def _nobody(view: View) -> str:
     )
 
 
-def _in_a_step(view: View) -> bool | None:
+def _in_a_step(view: DiagnosisView) -> bool | None:
     """Whether a thread of the core was inside a step in a sample; None: not to be
     told."""
     engine = ENGINES.get(view.facts.engine)
     courses = view.courses(view.core_pid)
     if engine is None or not engine.step_functions or not courses:
         return None
-    steps = engine.step_functions
-    return any(f.name in steps for c in courses for s in c.stacks for f in s.frames)
+    for course in courses:
+        for stack in course.stacks:
+            if any(frame.name in engine.step_functions for frame in stack.frames):
+                return True
+    return False
 
 
 # ---------------------------------------------------------------- grammars
 
 
-def grammar_loop(view: View) -> NamedClass | None:
+def _grammar_loop(view: DiagnosisView) -> NamedClass | None:
     """A thread of the engine or its front is inside a grammar's compiler or matcher in
     every sample while a request waits; or an exception of one ended the engine."""
     if logged := classes_logged.grammar_exception(view):
         return logged
     if view.answer == "answered" or view.moving is True or _short_of_processors(view):
         return None
-    if not (waits := _waiting(view)):
+    waits = _waiting(view)
+    if not waits:
         return None
-    pids = dict.fromkeys(
-        p for p in (view.core_pid, view.facts.root_pid) if p is not None
-    )
-    inside = [c for pid in pids for c in view.courses(pid) if _in_grammar(c)]
+    inside = []
+    # The engine and its front may be one process.
+    for pid in dict.fromkeys((view.core_pid, view.facts.root_pid)):
+        inside += [course for course in view.courses(pid) if _in_grammar(course)]
     if not inside:
         return None
     course = max(inside, key=lambda c: (c.samples, c.active))
     sure = view.answer == "silent" and view.span_s >= STANDSTILL_S
+    role = view.facts.role_of(course.pid) or "it"
     return named(
         LiveClass.GRAMMAR_LOOP,
         Certainty.CERTAIN if sure else Certainty.POSSIBLE,
         "A grammar is compiled or matched without end, while a request waits.",
         [
-            f"thread {course.name!r} of {view.facts.role_of(course.pid) or 'it'} is "
+            f"thread {course.name!r} of {role} is "
             f"inside {_grammar_frame(course)} in all {course.samples} samples, "
             f"{course.active} times active",
             *waits,
@@ -404,9 +417,10 @@ def grammar_loop(view: View) -> NamedClass | None:
 
 
 def _in_grammar(course: Course) -> bool:
-    frames = [s.frames for s in course.stacks]
-    within = all(any(GRAMMARS.search(f.file) for f in one) for one in frames)
-    return course.samples >= MIN_SAMPLES and within and not course.waits
+    for stack in course.stacks:
+        if not any(GRAMMARS.search(frame.file) for frame in stack.frames):
+            return False
+    return course.samples >= MIN_SAMPLES and not course.waits
 
 
 def _grammar_frame(course: Course) -> str:
@@ -414,6 +428,6 @@ def _grammar_frame(course: Course) -> str:
     return f"{frame.function} ({frame.file}:{frame.line})"
 
 
-def _short_of_processors(view: View) -> bool:
+def _short_of_processors(view: DiagnosisView) -> bool:
     """Then a standstill may be this machine's."""
     return isinstance(view.evidence.facts.get(LATENESS), float)

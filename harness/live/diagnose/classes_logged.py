@@ -14,7 +14,7 @@ from mmrepro.failure.documents.diagnosis import Certainty, LiveClass, NamedClass
 from mmrepro.failure.signature.live_server import CORE_ALIVE
 from mmrepro.failure.signature.views import log_count, log_lines
 from mmrepro.live.diagnose import cause, cause_rules
-from mmrepro.live.diagnose.readings import View
+from mmrepro.live.diagnose.readings import DiagnosisView
 from mmrepro.live.diagnose.titles import DIED
 from mmrepro.probes.data import LogLine, LogsData
 from mmrepro.probes.log_words import public_line
@@ -36,16 +36,16 @@ def _sglang(*numbers: int) -> tuple[str, ...]:
 
 
 @dataclass(frozen=True)
-class ClassFacts:
+class _ClassFacts:
     advice: tuple[str, ...]
     references: tuple[str, ...]
 
 
-def _facts(references: tuple[str, ...], *advice: str) -> ClassFacts:
-    return ClassFacts(advice, (*references, HERE))
+def _facts(references: tuple[str, ...], *advice: str) -> _ClassFacts:
+    return _ClassFacts(advice, (*references, HERE))
 
 
-CLASS_FACTS: Mapping[LiveClass, ClassFacts] = {
+CLASS_FACTS: Mapping[LiveClass, _ClassFacts] = {
     LiveClass.STEPS_STOPPED: _facts(
         _vllm(43941, 21148),
         "restart it after its evidence is kept (mmrepro diagnose URL --out DIR): it "
@@ -175,7 +175,7 @@ LOG_PATTERNS: Mapping[str, str] = {
 """Searched in every live server's log."""
 
 
-def cause_of(view: View) -> Cause | None:
+def cause_of(view: DiagnosisView) -> Cause | None:
     """What ended or stopped the server by its log; None: no log tells, or the server
     answers."""
     told = died(view)
@@ -195,7 +195,7 @@ STANDS = cause.NO_END | {CauseClass.HANG, CauseClass.NEVER_FITS}
 """What is told better by looking at the server itself."""
 
 
-def logged(view: View) -> cause.Judged | None:
+def logged(view: DiagnosisView) -> cause.LogVerdict | None:
     """What the server's logs tell, the latest reading of each; None: none was read."""
     read = {
         data.file: data for _, data in view.evidence.results(LogsData, partial=True)
@@ -204,7 +204,7 @@ def logged(view: View) -> cause.Judged | None:
     return cause.judge(lines, view.facts.engine) if lines else None
 
 
-def died(view: View) -> Cause | None:
+def died(view: DiagnosisView) -> Cause | None:
     """What ended the server by its log; None where it works, or its process lives and
     nothing
     fails: then it is an earlier one's end."""
@@ -215,7 +215,7 @@ def died(view: View) -> Cause | None:
     return None if lives else told.cause
 
 
-def killed_by_input(view: View) -> NamedClass | None:
+def killed_by_input(view: DiagnosisView) -> NamedClass | None:
     """An exception that something ties to a request ended the engine's loop."""
     ended = died(view)
     if ended is None or ended.name is not CauseClass.KILLED_BY_INPUT:
@@ -223,7 +223,7 @@ def killed_by_input(view: View) -> NamedClass | None:
     return named(LiveClass.KILLED_BY_INPUT, ended.certainty, ended.sentence, ended.why)
 
 
-def grammar_exception(view: View) -> NamedClass | None:
+def grammar_exception(view: DiagnosisView) -> NamedClass | None:
     """The exception that ended the engine is a grammar's."""
     ended = died(view)
     if ended is None or ended.name is not CauseClass.KILLED_BY_INPUT:
@@ -234,7 +234,7 @@ def grammar_exception(view: View) -> NamedClass | None:
     return named(LiveClass.GRAMMAR_LOOP, Certainty.CERTAIN, sentence, ended.why[:1])
 
 
-def placeholder_counts(view: View) -> NamedClass | None:
+def placeholder_counts(view: DiagnosisView) -> NamedClass | None:
     """The log holds an engine's own words for N embeddings and M places for them."""
     told = logged(view)
     for one in told.noted if told else ():
@@ -245,7 +245,7 @@ def placeholder_counts(view: View) -> NamedClass | None:
 # ---------------------------------------------------------------- ranks
 
 
-def rank_in_the_log(view: View) -> list[NamedClass]:
+def rank_in_the_log(view: DiagnosisView) -> list[NamedClass]:
     """What the log has of a worker that ended, or that never answered its core.
 
     vLLM's MultiprocExecutor writes the second when VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS
@@ -272,7 +272,7 @@ def rank_in_the_log(view: View) -> list[NamedClass]:
     return found
 
 
-def heartbeat(view: View, *, stuck: bool) -> NamedClass | None:
+def heartbeat(view: DiagnosisView, *, stuck: bool) -> NamedClass | None:
     """vLLM's line of a minute's wait for a block of its ring, where nothing else is
     wrong: the server answers, or its counters move (vllm#43420 took it for a fault, and
     was withdrawn)."""
@@ -288,7 +288,7 @@ def heartbeat(view: View, *, stuck: bool) -> NamedClass | None:
     )
 
 
-def capacity(view: View) -> str:
+def capacity(view: DiagnosisView) -> str:
     """What the log says of the KV cache's size; "" when it says nothing."""
     lines = log_lines(view.evidence, "kv-size")
     return (
@@ -298,7 +298,7 @@ def capacity(view: View) -> str:
     )
 
 
-def _lines(view: View, pattern: str) -> list[LogLine]:
+def _lines(view: DiagnosisView, pattern: str) -> list[LogLine]:
     return sorted(log_lines(view.evidence, pattern), key=lambda line: line.number)
 
 

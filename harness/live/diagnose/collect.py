@@ -7,7 +7,7 @@ import contextlib
 import resource
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from datetime import datetime
 from pathlib import Path
@@ -19,10 +19,10 @@ from mmrepro.failure.signature import live_server as live
 from mmrepro.live.diagnose import discover
 from mmrepro.live.diagnose.cause_rules import places
 from mmrepro.live.diagnose.classes_logged import LOG_PATTERNS as CLASS_PATTERNS
-from mmrepro.live.diagnose.discover import Target
+from mmrepro.live.diagnose.discover import ServerTarget
 from mmrepro.live.diagnose.options import DiagnoseCommand
 from mmrepro.live.diagnose.ranks import coordinators, replicas, workers
-from mmrepro.live.diagnose.readings import View
+from mmrepro.live.diagnose.readings import DiagnosisView
 from mmrepro.probes.base import Probe, ProbeData, run_probe
 from mmrepro.probes.data import HttpData, LogsData, StackSample, StacksData
 from mmrepro.probes.flight import FlightProbe
@@ -46,7 +46,7 @@ APART_S = 2.0
 """At least so long between two readings of the progress counters."""
 GLANCE_S = 3.0
 """A request that is answered by then leaves nothing more to wait for."""
-AT_ONCE_S = 0.5
+_AT_ONCE_S = 0.5
 """A request that is answered by then needs no stacks: they are the dearest of all
 evidence."""
 OTHERS = 2
@@ -75,13 +75,13 @@ MAX_SAMPLED = 6
 MAX_RANKS = 16
 RANK_SAMPLES = 3
 """Of each worker beside the core, in each round."""
-GPU_CORE_S = 60.0
+_GPU_CORE_S = 60.0
 """For a core dump of a GPU and its reading."""
 RANK_S = 0.25
 """More time for a round of stacks, for each of them."""
 TOKENS = 8
 
-DEFAULT_ENDPOINTS = ("/health", "/v1/models")
+_DEFAULT_ENDPOINTS = ("/health", "/v1/models")
 
 
 class Collector:
@@ -89,7 +89,7 @@ class Collector:
     "check"."""
 
     def __init__(
-        self, target: Target, plan: DiagnoseCommand, recorder: Recorder
+        self, target: ServerTarget, plan: DiagnoseCommand, recorder: Recorder
     ) -> None:
         self.target = target
         self.plan = plan
@@ -147,7 +147,7 @@ class Collector:
         if (
             engine is None
             or facts.release
-            or View(facts, self.evidence).front_answers is False
+            or DiagnosisView(facts, self.evidence).front_answers is False
         ):
             return
         for path in engine.version_paths:
@@ -181,7 +181,7 @@ class Collector:
         self._asked_at = time.monotonic()
         self._waiting = self._request() if self.plan.request and not plain else None
         if self._waiting is not None:
-            _wait(self._waiting, self._asked_at + AT_ONCE_S)
+            _wait(self._waiting, self._asked_at + _AT_ONCE_S)
         stacks = (
             plain or self._waiting is None or self.waits or replicas(self.target.facts)
         )
@@ -189,13 +189,14 @@ class Collector:
         self._all(*first, *self._logs(), self._start(GpuProbe()))
         if plain:
             return False
+        # A server at work may make no step between two readings that are close.
         self._until(self._asked_at + APART_S)
         self._all(*self._counts("2"))
         if self._waiting is not None:
             _wait(self._waiting, min(self._asked_at + GLANCE_S, self._end))
         if self.waits or suspicious(self.evidence):
             return True
-        if View(self.target.facts, self.evidence).green is False:
+        if DiagnosisView(self.target.facts, self.evidence).green is False:
             self._all(self._start(self._http(self._cheap()), label="http-2"))
         return False
 
@@ -252,12 +253,8 @@ class Collector:
     def more_stacks(self, wanted: Callable[[Sequence[StackSample]], bool]) -> None:
         """Further samples of the core, quickly one after the other, for a local that
         was missed."""
-        cores = [p.pid for p in self.target.facts.cores][:1]
-        seen = [
-            s
-            for _, d in self.evidence.results(StacksData, partial=True)
-            for s in d.samples
-        ]
+        cores = [process.pid for process in self.target.facts.cores][:1]
+        seen = self._samples()
         if cores and not wanted(seen):
             probe = StacksProbe(
                 cores,
@@ -269,61 +266,63 @@ class Collector:
             )
             self._all(self._start(probe, seconds=EVIDENCE_S, label="stacks-more"))
 
+    def _samples(self) -> list[StackSample]:
+        samples: list[StackSample] = []
+        for _, data in self.evidence.results(StacksData, partial=True):
+            samples += data.samples
+        return samples
+
     def gpu_cores(self) -> None:
         """A core dump of the GPU of each process that runs the model and was started
         for it."""
         facts = self.target.facts
-        beside = workers(facts)
-        pipes = {
-            p.pid: pipe
-            for p in (beside or facts.cores or facts.processes[:1])
-            if (pipe := pipe_of(p.pid, p.inner_pid or 0, discover.inside)) is not None
-        }
-        if not pipes:
+        probes = []
+        for process in workers(facts) or facts.cores or facts.processes[:1]:
+            pipe = pipe_of(process.pid, process.inner_pid or 0, discover.inside)
+            if pipe is not None:
+                probes.append((process.pid, GpuCoreProbe(process.pid, pipe)))
+        if not probes:
             self.target.unseen.append(
                 "a core dump of the GPU: no process has CUDA's pipe for it; "
                 f"start the server with {ENABLE}=1"
             )
             return
-        self._end = max(self._end, time.monotonic() + GPU_CORE_S)
-        self._all(
-            *(
-                self._start(
-                    GpuCoreProbe(pid, pipe), seconds=GPU_CORE_S, label=f"gpu-core-{pid}"
-                )
-                for pid, pipe in pipes.items()
-            )
-        )
+        # Such a dump is large: writing it takes longer than a look.
+        self._end = max(self._end, time.monotonic() + _GPU_CORE_S)
+        started = []
+        for pid, probe in probes:
+            label = f"gpu-core-{pid}"
+            started.append(self._start(probe, seconds=_GPU_CORE_S, label=label))
+        self._all(*started)
 
     def effect(self) -> Effect:
         """What this look did, as measured: CPU of this process and of its ended
         children."""
-        stacks = [d for _, d in self.evidence.results(StacksData, partial=True)]
-        samples = [s for d in stacks for s in d.samples]
-        now = _usage()
-        paused = sum(s.seconds for s in samples if s.blocking)
+        samples = self._samples()
+        paused = sum(sample.seconds for sample in samples if sample.blocking)
+        log_bytes = 0
+        for _, data in self.evidence.results(LogsData, partial=True):
+            log_bytes += data.bytes_read
+        cpu_s, peak_rss_bytes = _usage()
         return Effect(
             seconds=round(time.monotonic() - self._started, 2),
-            cpu_s=round(now[0] - self._usage[0], 2),
-            peak_rss_bytes=now[1],
+            cpu_s=round(cpu_s - self._usage[0], 2),
+            peak_rss_bytes=peak_rss_bytes,
             requests=list(self.requests),
             inferences=self.inferences,
             stack_samples=len(samples),
             paused_s=round(paused, 2),
-            log_bytes_read=sum(
-                d.bytes_read for _, d in self.evidence.results(LogsData, partial=True)
-            ),
+            log_bytes_read=log_bytes,
         )
 
     def log_growth(self) -> float | None:
         """Bytes a second by which the logs grew since this look began; None: there is
         none, or it was too short."""
         seconds = time.monotonic() - self._started
-        grown = [
-            now - self._sizes[n]
-            for n, now in self._log_sizes().items()
-            if n in self._sizes
-        ]
+        grown = []
+        for name, now in self._log_sizes().items():
+            if name in self._sizes:
+                grown.append(now - self._sizes[name])
         return sum(grown) / seconds if grown and seconds >= APART_S else None
 
     def note_log_sizes(self) -> None:
@@ -337,6 +336,7 @@ class Collector:
         return sizes
 
     def close(self) -> None:
+        # A probe that hangs is left to its thread: nobody waits for it.
         self._pool.shutdown(wait=False, cancel_futures=True)
 
     # ------------------------------------------------------------ probes
@@ -381,69 +381,72 @@ class Collector:
         facts = self.target.facts
         if facts.root_pid is None:
             return []
-        cores = [p.pid for p in facts.cores]
+        cores = [process.pid for process in facts.cores]
         core = cores[0] if cores else facts.root_pid
-        front = (
-            []
-            if cores and View(facts, self.evidence).front_answers
-            else [facts.root_pid]
-        )
-        close = list(dict.fromkeys([core, *front, *cores]))[:MAX_SAMPLED]
-        beside = [*workers(facts), *coordinators(facts)]
-        ranks = [p.pid for p in beside if p.pid not in close][:MAX_RANKS]
-        near = {*close, *ranks}
-        rest = [
-            p.pid for p in facts.processes if _may_matter(p.role) and p.pid not in near
-        ]
-        rest = rest[: MAX_SAMPLED - len(close)] if others else []
-        rounds = [
-            (close, samples or self.plan.samples, "stacks"),
-            (ranks, RANK_SAMPLES, "ranks"),
-            (rest, OTHERS, "others"),
-        ]
-        return [
-            *(
-                self._start(
-                    StacksProbe(
-                        pids,
-                        samples=count,
-                        interval_s=max(0.02, EVIDENCE_S / 2 / count / len(pids)),
-                        blocking_fallback=False,
-                        native=self.plan.native,
-                    ),
-                    seconds=seconds
-                    + self.plan.native * 5.0
-                    + RANK_S * (pids is ranks) * len(pids),
-                    label=f"{label}{name}",
-                )
-                for pids, count, name in rounds
-                if stacks and pids
-            ),
+        close = [core]
+        if not cores or not DiagnosisView(facts, self.evidence).front_answers:
+            close.append(facts.root_pid)
+        close = list(dict.fromkeys([*close, *cores]))[:MAX_SAMPLED]
+        beside = [p.pid for p in (*workers(facts), *coordinators(facts))]
+        ranks = [pid for pid in beside if pid not in close][:MAX_RANKS]
+
+        started: list[Future[None]] = []
+        if stacks:
+            count = samples or self.plan.samples
+            started += self._stacks(close, count, seconds, label=f"{label}stacks")
+            # Each rank is sampled for itself: a round of many takes longer.
+            longer = seconds + RANK_S * len(ranks)
+            started += self._stacks(ranks, RANK_SAMPLES, longer, label=f"{label}ranks")
+            if others:
+                rest = self._rest({*close, *ranks})[: MAX_SAMPLED - len(close)]
+                started += self._stacks(rest, OTHERS, seconds, label=f"{label}others")
+        started.append(
             self._start(
                 ProcessesProbe(facts.root_pid, WINDOW_S, self.target.role_of),
                 seconds=WINDOW_S + 2,
                 label=f"{label}processes",
-            ),
-            *(
-                [self._start(RasProbe(), seconds=RAS_S, label=f"{label}nccl-ras")]
-                if stacks and ranks and discover.listens(self.target, RAS_PORT)
-                else []
-            ),
-            *(
-                [self._start(FlightProbe(dumps), label=f"{label}flight")]
-                if label and ranks and (dumps := discover.flight_files(self.target))
-                else []
-            ),
+            )
+        )
+        if stacks and ranks and discover.listens(self.target, RAS_PORT):
+            ras = self._start(RasProbe(), seconds=RAS_S, label=f"{label}nccl-ras")
+            started.append(ras)
+        # In a later round, which has a label, with what was written meanwhile.
+        dumps = discover.flight_files(self.target) if label and ranks else []
+        if dumps:
+            started.append(self._start(FlightProbe(dumps), label=f"{label}flight"))
+        for pid in dict.fromkeys([core, *cores[:MAX_SAMPLED], *ranks]):
+            name = f"{label}syscalls"
+            if pid != core:
+                name += f"-{pid}"
             # Never strace here: it stops the target at each of its system calls.
-            *(
-                self._start(
-                    SyscallsProbe(pid, window_s=WINDOW_S, use_strace=False),
-                    seconds=WINDOW_S + 2,
-                    label=f"{label}syscalls" + (f"-{pid}" if pid != core else ""),
-                )
-                for pid in dict.fromkeys([core, *cores[:MAX_SAMPLED], *ranks])
-            ),
-        ]
+            probe = SyscallsProbe(pid, window_s=WINDOW_S, use_strace=False)
+            started.append(self._start(probe, seconds=WINDOW_S + 2, label=name))
+        return started
+
+    def _rest(self, near: Collection[int]) -> list[int]:
+        """Processes beside those that are near, but for helpers."""
+        rest = []
+        for process in self.target.facts.processes:
+            if _may_matter(process.role) and process.pid not in near:
+                rest.append(process.pid)
+        return rest
+
+    def _stacks(
+        self, pids: list[int], samples: int, seconds: float, *, label: str
+    ) -> list[Future[None]]:
+        """Samples of these processes, spread over half of the time for a round."""
+        if not pids:
+            return []
+        if self.plan.native:
+            seconds += 5.0  # C frames take py-spy that much longer
+        probe = StacksProbe(
+            pids,
+            samples=samples,
+            interval_s=max(0.02, EVIDENCE_S / 2 / samples / len(pids)),
+            blocking_fallback=False,
+            native=self.plan.native,
+        )
+        return [self._start(probe, seconds=seconds, label=label)]
 
     def _logs(self) -> list[Future[None]]:
         engine = self.target.engine
@@ -458,10 +461,16 @@ class Collector:
         local = self.target.facts.place == "local"
         since = datetime.fromtimestamp(began) if local and began is not None else None
 
-        def probe(name: str) -> LogsProbe:
+        started: list[Future[None]] = []
+        for name in self.target.facts.logs[:MAX_LOGS]:
             path = Path(name)
+            if _older(path, began):
+                self.target.unseen.append(
+                    f"the log: {name} was written before this server started"
+                )
+                continue
             files = [f for f in recent(path, MAX_LOG_BYTES) if not _older(f, began)]
-            return LogsProbe(
+            probe = LogsProbe(
                 files or [path],
                 patterns,
                 progress,
@@ -471,30 +480,19 @@ class Collector:
                 marks=log_marks(),
                 around=places(),
             )
-
-        logs = self.target.facts.logs[:MAX_LOGS]
-        others = [name for name in logs if _older(Path(name), began)]
-        self.target.unseen.extend(
-            f"the log: {name} was written before this server started" for name in others
-        )
-        return [
-            self._start(
-                probe(path), seconds=self.plan.deadline_s, label=f"logs-{number}"
+            label = f"logs-{len(started) + 1}"
+            started.append(
+                self._start(probe, seconds=self.plan.deadline_s, label=label)
             )
-            for number, path in enumerate(
-                (name for name in logs if name not in others), 1
-            )
-        ]
+        return started
 
     def _cheap(self) -> Sequence[str]:
         """The engine's endpoints that cost it nothing: SGLang's /health_generate is a
         request."""
         engine = self.target.engine
-        return (
-            [p for p in engine.endpoints if "generate" not in p]
-            if engine
-            else DEFAULT_ENDPOINTS
-        )
+        if engine is None:
+            return _DEFAULT_ENDPOINTS
+        return [path for path in engine.endpoints if "generate" not in path]
 
     def _http(self, paths: Sequence[str]) -> HttpProbe:
         for path in paths:
@@ -575,8 +573,7 @@ def _wait(future: Future[None], until: float) -> None:
 def _usage() -> tuple[float, int]:
     """CPU seconds of this process and its ended children, and the highest memory of
     one."""
-    own, children = (
-        resource.getrusage(w) for w in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)
-    )
+    own = resource.getrusage(resource.RUSAGE_SELF)
+    children = resource.getrusage(resource.RUSAGE_CHILDREN)
     cpu = own.ru_utime + own.ru_stime + children.ru_utime + children.ru_stime
     return cpu, max(own.ru_maxrss, children.ru_maxrss) * 1024

@@ -38,11 +38,11 @@ _PACKAGES = re.compile(r"(/[^\0\n]*?/(?:site|dist)-packages)/")
 
 ROUGH_S = 2.0
 """Log lines have whole seconds."""
-AS_OWNER = "run mmrepro as root, or as the server's own user"
+_AS_OWNER = "run mmrepro as root, or as the server's own user"
 
 
 @dataclass
-class Target:
+class ServerTarget:
     """The server as found, and what of it could not be seen."""
 
     facts: TargetFacts
@@ -63,7 +63,7 @@ class Target:
         return (self.engine.role_of if self.engine else role_from_title)(name, cmdline)
 
 
-def find(url: str, pid: int = 0, typed: Sequence[str] = ()) -> Target:
+def find(url: str, pid: int = 0, typed: Sequence[str] = ()) -> ServerTarget:
     """The target behind ``url``, or with process ``pid``: processes only, nothing is
     asked.
 
@@ -73,18 +73,19 @@ def find(url: str, pid: int = 0, typed: Sequence[str] = ()) -> Target:
         UsageError: ``url`` is no http address.
     """
     host, port = parse_url(url)
-    target = Target(
+    target = ServerTarget(
         TargetFacts(url=api_root(url), place="remote", port=port), typed=typed
     )
+    facts = target.facts
     _listen(target, host, port)
     if pid:
         target.given = True
-        target.facts.root_pid, target.facts.found_by = pid, "given with --pid"
-        if target.facts.place == "remote":
-            target.facts.place = "local"
+        facts.root_pid, facts.found_by = pid, "given with --pid"
+        if facts.place == "remote":
+            facts.place = "local"
     refresh(target)
-    if any(p.inner_pid is not None for p in target.facts.processes):
-        target.facts.place = "container"
+    if any(process.inner_pid is not None for process in facts.processes):
+        facts.place = "container"
     return target
 
 
@@ -106,15 +107,15 @@ def parse_url(url: str) -> tuple[str, int]:
 # ---------------------------------------------------------------- processes
 
 
-def _listen(target: Target, host: str, port: int) -> None:
+def _listen(target: ServerTarget, host: str, port: int) -> None:
     """Find who listens, where ``host`` is this machine or a container on it."""
     facts = target.facts
     known = addresses(host)
     namespace: int | str = "self"
-    if any(is_ours(a) for a in known):
+    if any(is_ours(address) for address in known):
         facts.place = "local"
     else:
-        inside = next((p for a in known if (p := namespace_with(a)) is not None), None)
+        inside = _container_with(known)
         if inside is None:
             target.unseen.append(
                 f"{host} is not an address of this machine: only what HTTP shows can "
@@ -124,36 +125,49 @@ def _listen(target: Target, host: str, port: int) -> None:
         facts.place, namespace = "container", inside
     listening = _matching(listeners(port, namespace), known)
     facts.listening = bool(listening)
-    if not listening:
-        if facts.place == "local" and (pid := _on_its_way(port)) is not None:
-            facts.root_pid = pid
-            facts.found_by = (
-                f"its command line names port {port}, where nothing listens"
-            )
+    if listening:
+        _find_owner(target, port, listening)
         return
+    pid = _on_its_way(port) if facts.place == "local" else None
+    if pid is not None:
+        facts.root_pid = pid
+        facts.found_by = f"its command line names port {port}, where nothing listens"
+
+
+def _container_with(known: Sequence[str]) -> int | None:
+    """A process of a container on this machine that owns one of these addresses."""
+    for address in known:
+        pid = namespace_with(address)
+        if pid is not None:
+            return pid
+    return None
+
+
+def _find_owner(target: ServerTarget, port: int, listening: Sequence[Socket]) -> None:
+    """Find the process of these sockets, or say why it cannot be seen."""
+    facts = target.facts
     owners, closed = processes.holders(s.inode for s in listening)
     if owners:
         facts.root_pid = _topmost(owners)
         facts.found_by = f"it listens on port {port}"
-    elif closed:
-        facts.root_pid = _by_command(port, {s.uid for s in listening})
-        why = (
-            f"who listens on port {port} cannot be seen from here ({closed} processes "
-            "are closed)"
-        )
-        if facts.root_pid is not None:
-            facts.found_by = f"its command line names port {port}"
-            target.unseen.append(
-                f"{why}; taken by its command line. To be sure: {AS_OWNER}"
-            )
-        else:
-            target.unseen.append(f"{why}: {AS_OWNER}, or give --pid")
-    else:
+        return
+    if not closed:
         target.unseen.append(
             f"no process of this pid namespace holds the socket on port {port}: the "
             "server runs in another container; run mmrepro on its host, or in its pid "
             "namespace"
         )
+        return
+    facts.root_pid = _by_command(port, {s.uid for s in listening})
+    why = (
+        f"who listens on port {port} cannot be seen from here ({closed} processes "
+        "are closed)"
+    )
+    if facts.root_pid is None:
+        target.unseen.append(f"{why}: {_AS_OWNER}, or give --pid")
+        return
+    facts.found_by = f"its command line names port {port}"
+    target.unseen.append(f"{why}; taken by its command line. To be sure: {_AS_OWNER}")
 
 
 def _matching(listeners: list[Socket], known: Sequence[str]) -> list[Socket]:
@@ -166,21 +180,38 @@ def _matching(listeners: list[Socket], known: Sequence[str]) -> list[Socket]:
 def _topmost(pids: Sequence[int]) -> int:
     """The ancestor of the others, then up while the parent is a process of the same
     engine."""
-    parents = {
-        pid: status.ppid for pid in pids if (status := processes.stat(pid)) is not None
-    }
-    root = next((p for p in parents if parents[p] not in parents), pids[0])
-    engines = [e for e in ENGINES.values() if e.recognise(Signs((_title(root),)))]
+    root = _eldest(pids)
+    engines = _engines_of(_title(root))
     for _ in range(MAX_CLIMB):
         if FORK_SERVER in _title(root):
             break  # a fork: its supervisor and its fork server, above it, have its command line
         status = processes.stat(root)
         if status is None or status.ppid <= 1:
             break
-        if not any(e.recognise(Signs((_title(status.ppid),))) for e in engines):
+        signs = Signs((_title(status.ppid),))
+        if not any(engine.recognise(signs) for engine in engines):
             break
         root = status.ppid
     return root
+
+
+def _eldest(pids: Sequence[int]) -> int:
+    """The first of them whose parent is none of them."""
+    parents = {}
+    for pid in pids:
+        status = processes.stat(pid)
+        if status is not None:  # it may have ended since it was seen
+            parents[pid] = status.ppid
+    for pid, parent in parents.items():
+        if parent not in parents:
+            return pid
+    return pids[0]
+
+
+def _engines_of(title: str) -> list[Engine]:
+    """The engines that know a command line as theirs."""
+    signs = Signs((title,))
+    return [engine for engine in ENGINES.values() if engine.recognise(signs)]
 
 
 def _by_command(port: int, uids: set[int]) -> int | None:
@@ -191,7 +222,7 @@ def _by_command(port: int, uids: set[int]) -> int | None:
         if processes.owner(pid) not in uids:
             continue
         words = processes.arguments(pid)
-        known = any(e.recognise(Signs((" ".join(words),))) for e in ENGINES.values())
+        known = bool(_engines_of(" ".join(words)))
         if _names_port(words, port):
             named.append((not known, pid))
         elif known:
@@ -204,13 +235,13 @@ def _by_command(port: int, uids: set[int]) -> int | None:
 
 def _names_port(words: Sequence[str], port: int) -> bool:
     """Whether an option of a command line is this port."""
-    spaced = any(
-        a.startswith("-") and a.endswith("port") and b == str(port)
-        for a, b in pairwise(words)
-    )
-    return spaced or any(
-        w.startswith("-") and w.endswith(f"port={port}") for w in words
-    )
+    for word in words:
+        if word.startswith("-") and word.endswith(f"port={port}"):
+            return True
+    for option, value in pairwise(words):
+        if option.startswith("-") and option.endswith("port") and value == str(port):
+            return True
+    return False
 
 
 def _on_its_way(port: int) -> int | None:
@@ -220,12 +251,12 @@ def _on_its_way(port: int) -> int | None:
         words = processes.arguments(pid)
         if not _names_port(words, port) or "bench" in words:
             continue
-        if any(e.recognise(Signs((" ".join(words),))) for e in ENGINES.values()):
+        if _engines_of(" ".join(words)):
             return _topmost([pid])
     return None
 
 
-def refresh(target: Target) -> None:
+def refresh(target: ServerTarget) -> None:
     """Look at the process tree again; roles are as the engine names them."""
     facts = target.facts
     if facts.root_pid is None:
@@ -238,7 +269,9 @@ def refresh(target: Target) -> None:
         status = processes.stat(pid)
         if status is None:
             continue
+        # A pid may be another process later: with its start it is the same one.
         key = pid, status.start_ticks
+        # A zombie has no command line: the one from before is kept.
         target.titled[key] = processes.cmdline(pid) or target.titled.get(key, "")
         facts.processes.append(
             TargetProcess(
@@ -267,22 +300,21 @@ def _title(pid: int) -> str:
 # ---------------------------------------------------------------- engine and release
 
 
-def name_engine(target: Target, metrics: frozenset[str], chosen: str = "auto") -> None:
+def name_engine(
+    target: ServerTarget, metrics: frozenset[str], chosen: str = "auto"
+) -> None:
     """Say which engine it is, by its processes and metrics, and name the roles after
     it."""
-    commands = [" ".join(target.facts.command)] if target.facts.command else []
-    commands += [_title(p.pid) for p in target.facts.processes]
-    signs = Signs(tuple(commands), metrics)
+    facts = target.facts
+    commands = [" ".join(facts.command)] if facts.command else []
+    commands += [_title(process.pid) for process in facts.processes]
     if chosen != "auto":
         target.engine, reasons = get_engine(chosen), ["given with --engine"]
     else:
-        ranked = sorted(
-            ((engine.recognise(signs), engine) for engine in ENGINES.values()),
-            key=lambda pair: -len(pair[0]),
-        )
-        reasons, best = ranked[0]
+        signs = Signs(tuple(commands), metrics)
+        best = max(ENGINES.values(), key=lambda engine: len(engine.recognise(signs)))
+        reasons = best.recognise(signs)
         target.engine = best if reasons else None
-    facts = target.facts
     if target.engine is None:
         target.unseen.append(
             "the engine was not recognised, neither by its processes nor by its "
@@ -292,33 +324,37 @@ def name_engine(target: Target, metrics: frozenset[str], chosen: str = "auto") -
     _check_root(target, Signs(tuple(commands)))
     facts.engine, facts.engine_because = target.engine.name, reasons
     facts.core_role = target.engine.core_role
+    # Roles are as the engine calls them, and it was not known before.
     refresh(target)
 
 
-IDENTIFY_S = 4.0
+_IDENTIFY_S = 4.0
 """To find a gone server's engine in its log; some 2 GB are read in that time."""
 
 
-def name_engine_by_log(target: Target) -> None:
+def name_engine_by_log(target: ServerTarget) -> None:
     """Of a server that is gone: the engine by the form of its log's lines, and often
     its release, as the last start says it that the log holds: an earlier one may have
     been of another."""
     facts = target.facts
-    # Opening a FIFO waits for ever.
-    for path in filter(lambda log: is_file(Path(log)), facts.logs):
-        if (found := identify(Path(path), log_marks(), deadline_s=IDENTIFY_S)) is None:
+    for path in map(Path, facts.logs):
+        # Opening a FIFO waits for ever.
+        if not is_file(path):
             continue
-        engine = ENGINES[found.engine]
+        identity = identify(path, log_marks(), deadline_s=_IDENTIFY_S)
+        if identity is None:
+            continue
+        engine = ENGINES[identity.engine]
         target.engine, facts.engine = engine, engine.name
         facts.core_role = engine.core_role
-        facts.engine_because = [f"its log: {found.engine_because}"]
-        release = public_release(found.release)
+        facts.engine_because = [f"its log: {identity.engine_because}"]
+        release = public_release(identity.release)
         if release and not facts.release:
             facts.release, facts.release_from = release, "its log"
         return
 
 
-def _check_root(target: Target, commands: Signs) -> None:
+def _check_root(target: ServerTarget, commands: Signs) -> None:
     """Let go of a listener that is not the engine: a proxy in front of it would look
     like a server whose engine process is gone."""
     facts = target.facts
@@ -333,7 +369,7 @@ def _check_root(target: Target, commands: Signs) -> None:
     target.proxied = True
 
 
-def find_release(target: Target) -> None:
+def find_release(target: ServerTarget) -> None:
     """The release from the installed distribution's folder, read from disk."""
     facts, engine = target.facts, target.engine
     if engine is None or facts.root_pid is None:
@@ -349,10 +385,8 @@ def find_release(target: Target) -> None:
             if not entry.endswith(".dist-info") or canonicalize_name(name) not in names:
                 continue
             if release := public_release(version):
-                facts.release, facts.release_from = (
-                    release,
-                    f"{entry} beside its interpreter",
-                )
+                facts.release = release
+                facts.release_from = f"{entry} beside its interpreter"
                 facts.site_packages = str(folder)
                 return
 
@@ -365,40 +399,43 @@ def public_release(text: str) -> str:
         return ""
 
 
-def package_folders(target: Target) -> list[Path]:
+def package_folders(target: ServerTarget) -> list[Path]:
     """Folders that the server's interpreter imports from: beside it, and those of its
     loaded libraries (/proc/PID/maps, with the right to read them)."""
-    folders: dict[Path, None] = {}
-    pids = [target.facts.root_pid, *(p.pid for p in target.facts.cores)]
-    for pid in [p for p in pids if p is not None]:
-        own = target.facts.command if pid == target.facts.root_pid else []
+    folders: list[Path] = []
+    facts = target.facts
+    for pid in (facts.root_pid, *(process.pid for process in facts.cores)):
+        if pid is None:
+            continue
+        own = facts.command if pid == facts.root_pid else []
         words = processes.arguments(pid) or own  # none is left of one that ended
         if words and words[0].startswith("/"):
             prefix = inside(pid, words[0]).parent.parent
             with contextlib.suppress(OSError):
-                folders.update(dict.fromkeys(prefix.glob("lib/python3*/site-packages")))
-        maps = processes.read(pid, "maps", processes.MAPS_BYTES).decode(
-            "utf-8", "replace"
-        )
-        folders.update(dict.fromkeys(inside(pid, p) for p in _PACKAGES.findall(maps)))
-    return list(folders)
+                folders += [*prefix.glob("lib/python3*/site-packages")]
+        maps = processes.read(pid, "maps", processes.MAPS_BYTES)
+        for path in _PACKAGES.findall(maps.decode("utf-8", "replace")):
+            folders.append(inside(pid, path))
+    return list(dict.fromkeys(folders))
 
 
 def inside(pid: int, path: str) -> Path:
     """``path`` as process ``pid`` sees it: through its root where it has a file system
     of its own."""
     mount = processes.link(pid, "ns/mnt")
-    own = not mount or (
-        mount == processes.link("self", "ns/mnt")
-        and processes.link(pid, "root") in ("", "/")
-    )
-    return Path(path) if own else Path(f"/proc/{pid}/root") / path.lstrip("/")
+    if not mount:
+        return Path(path)
+    # A chroot has our mounts and another root.
+    same_mounts = mount == processes.link("self", "ns/mnt")
+    if same_mounts and processes.link(pid, "root") in ("", "/"):
+        return Path(path)
+    return Path(f"/proc/{pid}/root") / path.lstrip("/")
 
 
 # ---------------------------------------------------------------- logs
 
 
-def began(target: Target) -> float | None:
+def began(target: ServerTarget) -> float | None:
     """When its first process started, less what clocks are rough, as time.time(); None:
     unknown."""
     pid = target.facts.root_pid
@@ -409,7 +446,7 @@ def began(target: Target) -> float | None:
     return time.time() - ago - ROUGH_S
 
 
-def find_logs(target: Target, given: Sequence[Path]) -> list[Path]:
+def find_logs(target: ServerTarget, given: Sequence[Path]) -> list[Path]:
     """The log files: those given, else the files that the engine's stdout and stderr go
     to."""
     if given:
@@ -438,7 +475,7 @@ def find_logs(target: Target, given: Sequence[Path]) -> list[Path]:
     target.facts.logs = [str(path) for path in files.values()]
     if not files and target.facts.processes:
         if denied:
-            why = f"where it logs cannot be seen: {AS_OWNER}, or give --log FILE"
+            why = f"where it logs cannot be seen: {_AS_OWNER}, or give --log FILE"
         elif elsewhere:
             where = ", ".join(sorted(elsewhere))
             why = f"its output goes to no file ({where}): save it and give --log FILE"
@@ -460,33 +497,36 @@ def _readable(link: str, name: str, wanted: os.stat_result) -> Path:
     return Path(link)
 
 
-def flight_files(target: Target) -> list[Path]:
+def flight_files(target: ServerTarget) -> list[Path]:
     """Dumps of PyTorch's Flight Recorder that the server's processes wrote since it
     began."""
     start = began(target)
+    if start is None:
+        return []
     prefixes: dict[Path, None] = {}
-    for process in target.facts.processes if start is not None else []:
+    for process in target.facts.processes:
         name = _dumped_to(processes.environ(process.pid))
         if name.startswith("/"):
             prefixes[inside(process.pid, name)] = None
-    found: dict[Path, None] = {}
+    files: dict[Path, None] = {}
     for prefix in prefixes:
         with contextlib.suppress(OSError):
             for file in sorted(prefix.parent.iterdir()):
                 rest = file.name.removeprefix(prefix.name)
-                numbered = rest != file.name and rest.removesuffix(".json").isdigit()
-                if (
-                    numbered
-                    and is_file(file)
-                    and file.stat().st_mtime >= (start or 0.0)
-                ):
-                    found[file] = None
-    return list(found)
+                if rest == file.name or not rest.removesuffix(".json").isdigit():
+                    continue
+                # One that an earlier server left behind tells nothing of this one.
+                if is_file(file) and file.stat().st_mtime >= start:
+                    files[file] = None
+    return list(files)
 
 
 def _dumped_to(variables: Mapping[str, str]) -> str:
     """Of a process's variables only those that name the dumps are looked at."""
-    return next((variables[name] for name in VARIABLES if name in variables), PREFIX)
+    for name in VARIABLES:
+        if name in variables:
+            return variables[name]
+    return PREFIX
 
 
 # --------------------------------------------------------------- addresses and sockets
@@ -498,15 +538,18 @@ def listeners(port: int, pid: int | str = "self") -> list[Socket]:
     return [s for s in known if s.port == port and s.state == processes.LISTEN]
 
 
-def listens(target: Target, port: int) -> bool:
+def listens(target: ServerTarget, port: int) -> bool:
     """Whether a process of the server, and no other one, listens there in this network
     namespace."""
     facts = target.facts
     if facts.place != "local" or facts.root_pid is None:
         return False
-    found = listeners(port, "self")
-    owners, _ = processes.holders(s.inode for s in found) if found else ([], 0)
-    return bool(owners) and set(owners) <= {p.pid for p in facts.processes}
+    listening = listeners(port, "self")
+    if not listening:
+        return False
+    owners, _ = processes.holders(s.inode for s in listening)
+    own = {process.pid for process in facts.processes}
+    return bool(owners) and own.issuperset(owners)
 
 
 def addresses(host: str) -> list[str]:
@@ -523,11 +566,12 @@ def is_ours(address: str) -> bool:
     parsed = ipaddress.ip_address(address)
     if parsed.is_loopback or parsed.is_unspecified:
         return True
-    return any(
-        entry.address.partition("%")[0] == address
-        for entries in psutil.net_if_addrs().values()
-        for entry in entries
-    )
+    for entries in psutil.net_if_addrs().values():
+        for entry in entries:
+            # Link-local addresses have their interface behind a percent sign.
+            if entry.address.partition("%")[0] == address:
+                return True
+    return False
 
 
 def namespace_with(address: str) -> int | None:
@@ -549,7 +593,7 @@ def namespace_with(address: str) -> int | None:
 def owns(fib_trie: str, address: str) -> bool:
     """Whether a namespace's /proc/net/fib_trie has ``address`` as one of its own."""
     lines = [line.strip() for line in fib_trie.splitlines()]
-    return any(
-        line == f"|-- {address}" and following.startswith("/32 host LOCAL")
-        for line, following in pairwise(lines)
-    )
+    for line, following in pairwise(lines):
+        if line == f"|-- {address}" and following.startswith("/32 host LOCAL"):
+            return True
+    return False

@@ -3,13 +3,20 @@ evidence."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from enum import Enum, auto
 from typing import Any
 
 from mmrepro.engines import ENGINES
-from mmrepro.failure.documents.diagnosis import Assessment, RankLook, ServerState, Stand
+from mmrepro.failure.documents.diagnosis import (
+    Assessment,
+    Rank,
+    RankLook,
+    ServerState,
+    Stand,
+)
 from mmrepro.live.diagnose import ranks
-from mmrepro.live.diagnose.readings import View
+from mmrepro.live.diagnose.readings import DiagnosisView
 from mmrepro.live.diagnose.threads import MIN_SAMPLES, Course, bare, holder
 from mmrepro.probes.data import GpuData, SyscallsData
 
@@ -28,47 +35,50 @@ class Stance(Enum):
     UNSEEN = auto()
 
 
-def stance(view: View) -> tuple[Stance, str]:
+def stance(view: DiagnosisView) -> tuple[Stance, str]:
     """And where. A core that waits for its workers is what they are."""
-    if (looked := ranks.look(view)) is not None and (
-        told := _of_ranks(looked)
-    ) is not None:
-        return told
+    look = ranks.look(view)
+    of_ranks = _of_ranks(look) if look is not None else None
+    if of_ranks is not None:
+        return of_ranks
     core = view.courses(view.core_pid)
-    if max((c.samples for c in core), default=0) < MIN_SAMPLES:
+    if max((course.samples for course in core), default=0) < MIN_SAMPLES:
         return Stance.UNSEEN, ""
     if course := _stuck(view, view.core_pid, core):
         return Stance.STANDS, course.place
     # A front that prepares a large picture keeps requests from an engine that idles.
-    for course in [
-        *core,
-        *([] if view.core_is_front else view.courses(view.facts.root_pid)),
-    ]:
+    front_courses = [] if view.core_is_front else view.courses(view.facts.root_pid)
+    for course in (*core, *front_courses):
         if course.active and not course.waits and not _turns_idly(view, course):
             return Stance.MOVES, course.place
     return Stance.IDLES, _main(view, core).place
 
 
-def _of_ranks(looked: RankLook) -> tuple[Stance, str] | None:
+def _of_ranks(look: RankLook) -> tuple[Stance, str] | None:
     """None: no core waits for a worker, nor does one of several stand in its own
     code."""
-    cores = [rank for rank in looked.ranks if rank.kind == "core"]
-    stuck = next((rank for rank in cores if rank.stand is Stand.STANDS), None)
-    if stuck is not None and len(cores) > 1:
-        return Stance.STANDS, f"{stuck.role}: {stuck.place}"
-    if not any(rank.stand is Stand.WORKER for rank in looked.ranks):
+    cores = [rank for rank in look.ranks if rank.kind == "core"]
+    stuck = _at(cores, Stand.STANDS)
+    if stuck and len(cores) > 1:
+        return Stance.STANDS, f"{stuck[0].role}: {stuck[0].place}"
+    if not _at(look.ranks, Stand.WORKER):
         return None
-    members = [rank for rank in looked.ranks if rank.kind == "worker"]
-    moving = next((rank for rank in members if rank.stand is Stand.MOVES), None)
-    if moving is not None:
-        return Stance.MOVES, moving.place
-    if any(rank.stand is Stand.UNSEEN for rank in members):
+    members = [rank for rank in look.ranks if rank.kind == "worker"]
+    moving = _at(members, Stand.MOVES)
+    if moving:
+        return Stance.MOVES, moving[0].place
+    if _at(members, Stand.UNSEEN):
         return Stance.UNSEEN, ""
-    first = next((rank for rank in members if rank.role in looked.odd), members[0])
+    odd = [rank for rank in members if rank.role in look.odd]
+    first = odd[0] if odd else members[0]
     return Stance.STANDS, f"{first.role}: {first.place}"
 
 
-def front(view: View, why: list[str]) -> Assessment:
+def _at(members: Sequence[Rank], stand: Stand) -> list[Rank]:
+    return [rank for rank in members if rank.stand is stand]
+
+
+def front(view: DiagnosisView, why: list[str]) -> Assessment:
     """The HTTP front itself gives no answer, and the core is another process."""
     courses = view.courses(view.facts.root_pid)
     course = _stuck(view, view.facts.root_pid, courses)
@@ -83,10 +93,11 @@ def front(view: View, why: list[str]) -> Assessment:
     )
 
 
-def engine(view: View, why: list[str], *, asked: bool) -> Assessment:
+def engine(view: DiagnosisView, why: list[str], *, asked: bool) -> Assessment:
     """The engine makes no progress: frozen, blocked, starved or not receiving."""
-    if (told := ranks.silent(view, why)) is not None:
-        return told
+    of_ranks = ranks.silent(view, why)
+    if of_ranks is not None:
+        return of_ranks
     pid = view.core_pid
     role = view.facts.role_of(pid) or "the engine"
     courses = view.courses(pid)
@@ -175,15 +186,17 @@ def engine(view: View, why: list[str], *, asked: bool) -> Assessment:
 
 
 def _for_its_device(
-    view: View, pid: int | None, course: Course, *, spins: bool
+    view: DiagnosisView, pid: int | None, course: Course, *, spins: bool
 ) -> tuple[str, list[str]]:
     """Where a thread waits for its GPU, and for which kernel; "": it is not known to.
     And what would tell more."""
     kernel = ranks.on_gpu(view).get(pid or 0, "")
-    if place := ranks.waits_for_device(view, course) or (
-        course.place if kernel else ""
-    ):
+    place = ranks.waits_for_device(view, course)
+    if not place and kernel:
+        place = course.place
+    if place:
         return f"for its device in {place}: {kernel or 'a kernel'}", []
+    # Without C frames a wait that spins looks like work: a GPU at 100 % tells.
     if spins and not course.with_gil and (busy := _gpu_alone(view, pid)):
         words = (
             f"in a native call made by {course.place}, while {busy}, which nothing "
@@ -193,35 +206,37 @@ def _for_its_device(
     return "", []
 
 
-def _gpu_alone(view: View, pid: int | None) -> str:
+def _gpu_alone(view: DiagnosisView, pid: int | None) -> str:
     """The GPU that only this server uses and that was at 100 % in each of several
     readings."""
-    ours = {p.pid for p in view.facts.processes}
+    ours = {process.pid for process in view.facts.processes}
     for _, data in view.evidence.results(GpuData, "check"):
         for device in data.held_by({pid or 0}):
-            users = {p.pid for p in device.processes if not p.graphics}
-            full = (
-                len(device.utilization_pct) > 1 and min(device.utilization_pct) == 100
-            )
+            users = {user.pid for user in device.processes if not user.graphics}
+            busy = device.utilization_pct
+            full = len(busy) > 1 and min(busy) == 100
             if full and pid in users and users <= ours:
                 return f"GPU {device.index}"
     return ""
 
 
-def _stuck(view: View, pid: int | None, courses: list[Course]) -> Course | None:
+def _stuck(
+    view: DiagnosisView, pid: int | None, courses: list[Course]
+) -> Course | None:
     """The thread that does not move and is not merely waiting for work; the busiest
     first."""
     hot = view.hot_thread(pid)
     idle = idle_loops(view)
     ours = _whose_place_tells(view, pid, courses)
-    candidates = [
-        c
-        for c in courses
-        if c.stays
-        and (not c.waits or (hot is not None and c.tid == hot))
-        and c.turning not in idle
-        and (c in ours or c.active or c.with_gil or c.locking or holder(c, courses))
-    ]
+    candidates = []
+    for course in courses:
+        is_hot = hot is not None and course.tid == hot
+        # A thread that waits by its frames and uses a core computes below them.
+        if not course.stays or (course.waits and not is_hot) or course.turning in idle:
+            continue
+        works = course.active or course.with_gil or course.locking
+        if course in ours or works or holder(course, courses):
+            candidates.append(course)
 
     def rank(course: Course) -> tuple[bool, int, bool, bool, int]:
         return (
@@ -236,48 +251,54 @@ def _stuck(view: View, pid: int | None, courses: list[Course]) -> Course | None:
 
 
 def _whose_place_tells(
-    view: View, pid: int | None, courses: list[Course]
+    view: DiagnosisView, pid: int | None, courses: list[Course]
 ) -> list[Course]:
     """Threads that should not even sleep while a request waits: the engine's own, and
     one that sleeps inside its event loop. Others that sleep are everywhere, main
     threads among them."""
-    if own := [c for c in courses if _is_core(view, c)]:
+    if own := [course for course in courses if _is_core(view, course)]:
         return own
-    core = pid in {p.pid for p in view.facts.cores}
-    return [c for c in courses if c.name == "MainThread" and (core or c.in_a_loop)]
+    core = pid in {process.pid for process in view.facts.cores}
+    mains = [course for course in courses if course.name == "MainThread"]
+    return [course for course in mains if core or course.in_a_loop]
 
 
-def _engine_known(view: View, courses: list[Course]) -> bool:
+def _engine_known(view: DiagnosisView, courses: list[Course]) -> bool:
     return bool(view.facts.cores) or any(_is_core(view, c) for c in courses)
 
 
-def _is_core(view: View, course: Course) -> bool:
+def _is_core(view: DiagnosisView, course: Course) -> bool:
     """The engine's own thread, where front and engine share a process."""
     return bool(view.facts.core_role) and view.facts.core_role in course.name
 
 
-def _main(view: View, courses: list[Course]) -> Course:
+def _main(view: DiagnosisView, courses: list[Course]) -> Course:
     """The engine's own thread, else the main one."""
-    own = (c for c in courses if _is_core(view, c))
-    mains = (c for c in courses if c.name == "MainThread")
-    return next(own, None) or next(mains, courses[0])
+    for course in courses:
+        if _is_core(view, course):
+            return course
+    for course in courses:
+        if course.name == "MainThread":
+            return course
+    return courses[0]
 
 
-def _turns_idly(view: View, course: Course) -> bool:
+def _turns_idly(view: DiagnosisView, course: Course) -> bool:
     idle = idle_loops(view)
-    return course.turning in idle or any(
-        bare(f) in idle for s in course.stacks for f in s.frames[:1]
-    )
+    if course.turning in idle:
+        return True
+    inner = [stack.frames[0] for stack in course.stacks if stack.frames]
+    return any(bare(frame) in idle for frame in inner)
 
 
-def idle_loops(view: View) -> frozenset[str]:
+def idle_loops(view: DiagnosisView) -> frozenset[str]:
     """Functions in which this engine's core turns round while it has nothing to do."""
     engine = ENGINES.get(view.facts.engine)
     return frozenset(engine.idle_loops) if engine else frozenset()
 
 
 def _idle(
-    view: View,
+    view: DiagnosisView,
     why: list[str],
     role: str,
     courses: list[Course],
@@ -292,9 +313,11 @@ def _idle(
     main = _main(view, courses)
     loops = _turns_idly(view, main)
     busiest = view.hot_thread(view.core_pid)
-    hot = next(
-        (c for c in courses if busiest and c.tid == busiest and not c.waits), main
-    )
+    hot = main
+    for course in courses:
+        if busiest and course.tid == busiest and not course.waits:
+            hot = course
+            break
     if hot is not main or (view.core_hot and not loops and not main.waits):
         return Assessment(
             state=ServerState.SLOW,
@@ -338,7 +361,7 @@ def _idle(
     )
 
 
-def _starved(view: View, why: list[str], role: str) -> Assessment:
+def _starved(view: DiagnosisView, why: list[str], role: str) -> Assessment:
     return Assessment(
         state=ServerState.STARVED,
         sentence="Requests wait in the queue and none is let in: nothing runs that "
@@ -356,17 +379,14 @@ def _starved(view: View, why: list[str], role: str) -> Assessment:
 
 
 def _unseen(
-    view: View, why: list[str], role: str, *, queued: bool, asked: bool
+    view: DiagnosisView, why: list[str], role: str, *, queued: bool, asked: bool
 ) -> Assessment:
     """Without stacks: what processor time and counters tell."""
-    spinning = next(
-        (
-            d
-            for _, d in view.evidence.results(SyscallsData, "check")
-            if d.verdict == "spinning-in-user-space" and d.pid == view.core_pid
-        ),
-        None,
-    )
+    spinning = None
+    for _, data in view.evidence.results(SyscallsData, "check"):
+        if data.verdict == "spinning-in-user-space" and data.pid == view.core_pid:
+            spinning = data
+            break
     if queued and spinning is None:
         return _starved(view, why, role)
     if spinning is not None:
@@ -427,7 +447,7 @@ def _unseen(
     )
 
 
-def _cpu(view: View, role: str) -> list[str]:
+def _cpu(view: DiagnosisView, role: str) -> list[str]:
     use = view.use(view.core_pid)
     if use is None:
         return []

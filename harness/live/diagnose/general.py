@@ -15,13 +15,13 @@ from mmrepro.failure.documents.diagnosis import Assessment, ServerState, TargetF
 from mmrepro.failure.signature.live_server import CORE_ALIVE, LATENESS, gateways
 from mmrepro.failure.signature.views import log_count, log_lines
 from mmrepro.live.diagnose import frozen, ranks
-from mmrepro.live.diagnose.readings import BEGUN, View
+from mmrepro.live.diagnose.readings import BEGUN, DiagnosisView
 from mmrepro.live.diagnose.titles import absent
 from mmrepro.probes.data import InferenceData, LogsData
 from mmrepro.probes.log_words import public_line
 from mmrepro.traffic.evidence import Evidence
 
-SLOW_SHARE = 0.5
+_SLOW_SHARE = 0.5
 """A small request that takes more of its deadline than that is slow."""
 STOPPED = {"T": "stopped by a signal (SIGSTOP or SIGTSTP)", "t": "stopped by a tracer"}
 STANDSTILLS = frozenset(
@@ -40,15 +40,15 @@ STANDSTILLS = frozenset(
         ServerState.TRANSFER_STUCK,
     }
 )
-NAN_TEXT = "!"
+_NAN_TEXT = "!"
 """Token 0 of GPT-2's and many later vocabularies: what an arg max over NaN logits
 gives."""
-NAN_LENGTH = 6
+_NAN_LENGTH = 6
 
 
 def assess(evidence: Evidence, facts: TargetFacts) -> Assessment:
     """One state, a sentence for people, and the observations that it rests on."""
-    view = View(facts, evidence)
+    view = DiagnosisView(facts, evidence)
     plain = at_once(evidence, facts)
     seen = plain or _answered(view) or _core_gone(view) or _errors(view)
     return seen or _with_time(view, _silence(view))
@@ -56,13 +56,13 @@ def assess(evidence: Evidence, facts: TargetFacts) -> Assessment:
 
 def at_once(evidence: Evidence, facts: TargetFacts) -> Assessment | None:
     """What is plain without a request: dead, stopped, or a part of it seen dead."""
-    view = View(facts, evidence)
+    view = DiagnosisView(facts, evidence)
     return _dead(view) or _part_dead(view) or _stopped(view)
 
 
 def suspicious(evidence: Evidence, facts: TargetFacts) -> bool:
     """Whether it could be a hang, by what can be seen without a request's silence."""
-    view = View(facts, evidence)
+    view = DiagnosisView(facts, evidence)
     if view.answer in ("answered", "refused"):
         return False
     busy = view.always("running") or view.always("waiting") or view.core_hot
@@ -72,7 +72,7 @@ def suspicious(evidence: Evidence, facts: TargetFacts) -> bool:
 # ---------------------------------------------------------------- dead or stopped
 
 
-def _dead(view: View) -> Assessment | None:
+def _dead(view: DiagnosisView) -> Assessment | None:
     facts = view.facts
     gone = facts.root_pid is not None and all(p.state in "ZX" for p in facts.processes)
     if view.front_answers and not gone:
@@ -141,7 +141,7 @@ def _dead(view: View) -> Assessment | None:
     return None
 
 
-def _ended(view: View, pid: int) -> str:
+def _ended(view: DiagnosisView, pid: int) -> str:
     code = view.evidence.facts.get(f"exit:{pid}")
     if not isinstance(code, int):
         return (
@@ -153,7 +153,7 @@ def _ended(view: View, pid: int) -> str:
     return f"ended with exit code {code >> 8}"
 
 
-def _stopped(view: View) -> Assessment | None:
+def _stopped(view: DiagnosisView) -> Assessment | None:
     stopped = [p for p in view.facts.processes if p.state in STOPPED]
     if not stopped:
         return None
@@ -175,24 +175,33 @@ def _stopped(view: View) -> Assessment | None:
     )
 
 
-def _part_dead(view: View) -> Assessment | None:
+def _part_dead(view: DiagnosisView) -> Assessment | None:
     """A process of the core, or one that serves all of them, that ended, and that the
     kernel still lists."""
     facts = ranks.titled(view).facts
-    parts = [
-        p for p in facts.processes if facts.is_core(p.role) or ranks.kind_of(p.role)
-    ]
-    dead = [p for p in parts if p.state in "ZX"]
+    dead = []
+    a_core_died = False
+    for process in facts.processes:
+        is_core = facts.is_core(process.role)
+        if process.state in "ZX" and (is_core or ranks.kind_of(process.role)):
+            dead.append(process)
+            a_core_died = a_core_died or is_core
     if not dead:
         return None
-    gone = absent(facts) if any(facts.is_core(p.role) for p in dead) else []
-    names = ", ".join([*gone, *(f"{p.role} (pid {p.pid})" for p in dead)])
+    # Where one core is a zombie, another that is missing has been collected already.
+    gone = absent(facts) if a_core_died else []
+    names = [*gone]
     ended = [f"{role}: it has ended, and its parent has collected it" for role in gone]
-    ended += [f"{p.role} (pid {p.pid}): {_ended(view, p.pid)}" for p in dead]
-    return _without_core(view, names, ended, [*gone, *(p.role for p in dead)], gone)
+    roles = [*gone]
+    for process in dead:
+        name = f"{process.role} (pid {process.pid})"
+        names.append(name)
+        ended.append(f"{name}: {_ended(view, process.pid)}")
+        roles.append(process.role)
+    return _without_core(view, names=", ".join(names), why=ended, dead=roles, gone=gone)
 
 
-def _core_gone(view: View) -> Assessment | None:
+def _core_gone(view: DiagnosisView) -> Assessment | None:
     """No process is called as the core is, and it was there before, or the log says
     that it died.
 
@@ -207,14 +216,19 @@ def _core_gone(view: View) -> Assessment | None:
     before = ", where there was one" if left else ""
     return _without_core(
         view,
-        facts.core_role,
-        [f"no process {facts.core_role} among {_roles(facts)}{before}"],
-        [facts.core_role],
+        names=facts.core_role,
+        why=[f"no process {facts.core_role} among {_roles(facts)}{before}"],
+        dead=[facts.core_role],
     )
 
 
 def _without_core(
-    view: View, names: str, why: list[str], dead: list[str], gone: Sequence[str] = ()
+    view: DiagnosisView,
+    *,
+    names: str,
+    why: list[str],
+    dead: list[str],
+    gone: Sequence[str] = (),
 ) -> Assessment:
     """``dead``: their roles, ``gone``: of those that are no process any more. One that
     ended first is the one to look at."""
@@ -223,17 +237,14 @@ def _without_core(
     if first in dead and len(dead) > 1:
         before = f", {first} first"
     own = dead[0] if len(dead) == 1 else view.facts.core_role
+    be = "is" if len(dead) == 1 else "are"
+    why = [*why, *view.kills, *_front(view)]
+    if line := core_died(view):
+        why.append(line)
     return Assessment(
         state=ServerState.PART_DEAD,
-        sentence=f"{names} {'is' if len(dead) == 1 else 'are'} dead{before}, while the "
-        "rest of the server lives.",
-        why=[
-            *why,
-            *view.kills,
-            *_front(view),
-            *filter(None, [core_died(view)]),
-            *last_words(view),
-        ],
+        sentence=f"{names} {be} dead{before}, while the rest of the server lives.",
+        why=[*why, *last_words(view)],
         process=first or own,
         advice=[
             "the server does not recover from this by itself: restart it, keep its log"
@@ -250,7 +261,7 @@ def _roles(facts: TargetFacts) -> str:
 # ---------------------------------------------------------------- it answers
 
 
-def _answered(view: View) -> Assessment | None:
+def _answered(view: DiagnosisView) -> Assessment | None:
     data = view.inference
     if view.answer == "malformed" and data is not None:
         return Assessment(
@@ -267,7 +278,7 @@ def _answered(view: View) -> Assessment | None:
         data.text,
         f"a request of a few tokens was answered in {data.seconds:.2f} s",
     )
-    if len(text.strip()) >= NAN_LENGTH and not text.strip().strip(NAN_TEXT):
+    if len(text.strip()) >= _NAN_LENGTH and not text.strip().strip(_NAN_TEXT):
         return Assessment(
             state=ServerState.BROKEN_OUTPUT,
             sentence=(
@@ -303,7 +314,7 @@ def _answered(view: View) -> Assessment | None:
             why=[took, *_front(view)],
             advice=["a load balancer that asks this endpoint takes the server out"],
         )
-    if data.seconds > SLOW_SHARE * data.deadline_s:
+    if data.seconds > _SLOW_SHARE * data.deadline_s:
         waiting = view.always("waiting")
         return Assessment(
             state=ServerState.OVERLOADED if waiting else ServerState.SLOW,
@@ -324,7 +335,7 @@ def _answered(view: View) -> Assessment | None:
     )
 
 
-def _errors(view: View) -> Assessment | None:
+def _errors(view: DiagnosisView) -> Assessment | None:
     data = view.inference
     if data is None or view.answer not in (
         "failed",
@@ -410,7 +421,7 @@ def _unanswered(error: str) -> str:
     return "the connection broke."
 
 
-def _with_time(view: View, silent: Assessment) -> Assessment:
+def _with_time(view: DiagnosisView, silent: Assessment) -> Assessment:
     """Where this machine is short of processors, nobody who is silent is said to stand
     still."""
     late = view.evidence.facts.get(LATENESS)
@@ -424,7 +435,7 @@ def _with_time(view: View, silent: Assessment) -> Assessment:
     )
 
 
-def _silence(view: View) -> Assessment:
+def _silence(view: DiagnosisView) -> Assessment:
     """No answer, or no question: what is left to tell."""
     asked = view.answer == "silent"
     data = view.inference
@@ -525,7 +536,7 @@ def _how_to_ask(data: InferenceData | None) -> str:
     return "let mmrepro send its one small request (without --no-request, with --model)"
 
 
-def _moving(view: View, asked: bool, why: list[str]) -> Assessment:
+def _moving(view: DiagnosisView, asked: bool, why: list[str]) -> Assessment:
     if stuck := ranks.stuck_replica(view, why):
         return stuck
     waiting = view.always("waiting")
@@ -559,7 +570,7 @@ def _moving(view: View, asked: bool, why: list[str]) -> Assessment:
     )
 
 
-def _front(view: View) -> list[str]:
+def _front(view: DiagnosisView) -> list[str]:
     data = view.endpoints
     if data is None or not data.answers:
         return []
@@ -567,7 +578,7 @@ def _front(view: View) -> list[str]:
     return [f"its front says: {answers}"]
 
 
-def core_died(view: View) -> str:
+def core_died(view: DiagnosisView) -> str:
     """What the log says of the core's death; "" when it says nothing."""
     count = log_count(view.evidence, "engine-died")
     if not count:
@@ -576,7 +587,7 @@ def core_died(view: View) -> str:
     return f"its log says at {line.time or '?'}: {public_line(line, 200)}"
 
 
-def last_words(view: View) -> list[str]:
+def last_words(view: DiagnosisView) -> list[str]:
     """The first error of the log: later ones are often its echoes."""
     for _, data in view.evidence.results(LogsData, partial=True):
         if data.errors:

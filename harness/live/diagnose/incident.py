@@ -73,9 +73,10 @@ def build(
 def _scenario(best: Match | None, known: Sequence[Scenario]) -> Scenario | None:
     if best is None:
         return None
-    return next(
-        (s for s in known if (s.name, s.variant) == (best.scenario, best.variant)), None
-    )
+    for scenario in known:
+        if (scenario.name, scenario.variant) == (best.scenario, best.variant):
+            return scenario
+    return None
 
 
 def _facts(scenario: Scenario | None, diagnosis: Diagnosis) -> ScenarioFacts:
@@ -148,21 +149,24 @@ def _mitigations(scenario: Scenario | None) -> list[MitigationFacts]:
 
 def _gpus(evidence: Evidence) -> list[GpuFacts]:
     """Those of the machine; the server's own are the ones that its processes hold."""
-    seen = [data.devices for _, data in evidence.results(GpuData)]
-    pids = {
-        p.pid for _, data in evidence.results(ProcessesData) for p in data.processes
-    }
-    return [
-        GpuFacts(
-            index=device.index,
-            name=device.name,
-            uuid=device.uuid,
-            memory_bytes=device.memory_total_bytes or None,
-            memory_used_bytes=device.memory_used_bytes,
-            driver=device.driver,
-            cuda=device.cuda,
-            mig=device.mig,
-            taken=any(process.pid in pids for process in device.processes),
+    pids: set[int] = set()
+    for _, processes in evidence.results(ProcessesData):
+        pids.update(process.pid for process in processes.processes)
+    readings = [data for _, data in evidence.results(GpuData)]
+    gpus = []
+    for device in readings[-1].devices if readings else ():
+        holders = {process.pid for process in device.processes}
+        gpus.append(
+            GpuFacts(
+                index=device.index,
+                name=device.name,
+                uuid=device.uuid,
+                memory_bytes=device.memory_total_bytes or None,
+                memory_used_bytes=device.memory_used_bytes,
+                driver=device.driver,
+                cuda=device.cuda,
+                mig=device.mig,
+                taken=not pids.isdisjoint(holders),
+            )
         )
-        for device in (seen[-1] if seen else ())
-    ]
+    return gpus

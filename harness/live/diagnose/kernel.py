@@ -15,7 +15,7 @@ from typing import NamedTuple
 from mmrepro.base import processes
 from mmrepro.failure.documents.diagnosis import TargetFacts
 from mmrepro.failure.signature.live_server import CORE_ALIVE
-from mmrepro.live.diagnose.discover import Target
+from mmrepro.live.diagnose.discover import ServerTarget
 from mmrepro.live.diagnose.ranks import OWN, workers
 from mmrepro.live.diagnose.titles import expected
 from mmrepro.probes.data import LogsData
@@ -38,11 +38,11 @@ _GROUP = re.compile(
 """dump_oom_victim of the same file, just before it (4.19 and later)."""
 CLOCK_S = 2.0
 """The kernel's log and its processes do not have quite the same clock."""
-LAST_WORDS_S = 60.0
+_LAST_WORDS_S = 60.0
 """Between a process's last line of log and its end."""
 
 
-def note_kernel(target: Target, evidence: Evidence) -> None:
+def note_kernel(target: ServerTarget, evidence: Evidence) -> None:
     """Keep exit codes of the dead, tracers of the traced, and the OOM killer's last
     word."""
     for process in target.facts.processes:
@@ -62,16 +62,16 @@ def note_kernel(target: Target, evidence: Evidence) -> None:
         evidence.facts["oom"] = kill
 
 
-def core_lives(target: Target) -> bool | None:
+def core_lives(target: ServerTarget) -> bool | None:
     """Whether a core process lives; None where that cannot be seen, or where no process
-    is called
-    so: not every release names its processes, nor does every core run below the
-        front."""
+    is called so: not every release names its processes, nor does every core run below
+    the front."""
     facts = target.facts
     if facts.cores:
-        return any(p.state not in "ZX" for p in facts.cores)
+        return any(process.state not in "ZX" for process in facts.cores)
     if facts.root_pid is not None:
-        return False if all(p.state in "ZX" for p in facts.processes) else None
+        ended = all(process.state in "ZX" for process in facts.processes)
+        return False if ended else None
     return False if facts.place != "remote" and facts.listening is False else None
 
 
@@ -88,9 +88,10 @@ def exit_code(pid: int) -> int | None:
 def _incomplete(facts: TargetFacts) -> bool:
     """Whether a process of it has ended, or there are fewer than its command line asks
     for."""
-    living = [p for p in workers(facts) if p.state not in "ZX"]
-    wanted = prod(expected(facts).values())
-    return any(p.state in "ZX" for p in facts.processes) or 0 < len(living) < wanted
+    if any(process.state in "ZX" for process in facts.processes):
+        return True
+    living = [process for process in workers(facts) if process.state not in "ZX"]
+    return 0 < len(living) < prod(expected(facts).values())
 
 
 class Kill(NamedTuple):
@@ -112,24 +113,32 @@ def oom_kills() -> list[Kill]:
         handle = os.open("/dev/kmsg", os.O_RDONLY | os.O_NONBLOCK)
     except OSError:
         return []
-    found, groups = [], {}
+    kills: list[Kill] = []
+    groups: dict[int, str] = {}
     try:
+        # The end of the log is an error as well: nothing more to read without waiting.
         with contextlib.suppress(OSError):
             for _ in range(MAX_RECORDS):
                 record = os.read(handle, 8192).decode("utf-8", "replace")
                 if group := _GROUP.search(record):
                     groups[int(group["pid"])] = group["cgroup"]
-                if one := _KILLED.search(record):
-                    pid, at_s = int(one["pid"]), int(one["us"]) / 1e6
-                    found.append(
-                        Kill(pid, one["name"], at_s, groups.get(pid, ""), one["words"])
+                if killed := _KILLED.search(record):
+                    pid = int(killed["pid"])
+                    kills.append(
+                        Kill(
+                            pid=pid,
+                            name=killed["name"],
+                            at_s=int(killed["us"]) / 1e6,
+                            cgroup=groups.get(pid, ""),
+                            words=killed["words"],
+                        )
                     )
     finally:
         os.close(handle)
-    return found
+    return kills
 
 
-def oom_kill(target: Target, evidence: Evidence, kills: Sequence[Kill]) -> str:
+def oom_kill(target: ServerTarget, evidence: Evidence, kills: Sequence[Kill]) -> str:
     """The last of ``kills`` that was of a process of this server; "": none is known to
     be.
 
@@ -137,18 +146,18 @@ def oom_kill(target: Target, evidence: Evidence, kills: Sequence[Kill]) -> str:
     with its name; or one with the title of the engine's processes, in the server's
     memory cgroup since it started. Another program's is none of ours."""
     for kill in reversed(kills):
-        if (known := _killed_here(target, kill)) is None:
+        known = _killed_here(target, kill)
+        if known is None:
             known = _logged_there(target, evidence, kill)
-        if known or (known is None and _looks_ours(target, kill)):
-            return (
-                kill.words
-                if known
-                else f"{kill.words}, by its name a process of this engine"
-            )
+        if known:
+            return kill.words
+        # A number that is known to be another process's is not guessed about.
+        if known is None and _looks_ours(target, kill):
+            return f"{kill.words}, by its name a process of this engine"
     return ""
 
 
-def _killed_here(target: Target, kill: Kill) -> bool | None:
+def _killed_here(target: ServerTarget, kill: Kill) -> bool | None:
     """None: no process with that number was here."""
     starts = [start for pid, start in target.titled if pid == kill.pid]
     if not starts:
@@ -157,7 +166,7 @@ def _killed_here(target: Target, kill: Kill) -> bool | None:
     return kill.at_s >= began_s - CLOCK_S and not processes.alive(kill.pid, starts[-1])
 
 
-def _logged_there(target: Target, evidence: Evidence, kill: Kill) -> bool | None:
+def _logged_there(target: ServerTarget, evidence: Evidence, kill: Kill) -> bool | None:
     """Whether a line of the log is of that process. One that has no title of its own is
     called as its program is: then the log has to end with it. None: the log has no such
     number."""
@@ -175,12 +184,12 @@ def _logged_there(target: Target, evidence: Evidence, kill: Kill) -> bool | None
                     - processes.now_ticks() / processes.TICKS_PER_S
                     + kill.at_s
                 )
-                return abs(ended_s - killed_s) < LAST_WORDS_S
+                return abs(ended_s - killed_s) < _LAST_WORDS_S
             return False
     return None
 
 
-def _looks_ours(target: Target, kill: Kill) -> bool:
+def _looks_ours(target: ServerTarget, kill: Kill) -> bool:
     """Whether it has the title of a process of the engine, and the server's memory
     cgroup, and is younger than the server."""
     root, engine = target.facts.root_pid, target.engine
@@ -188,7 +197,10 @@ def _looks_ours(target: Target, kill: Kill) -> bool:
     if status is None or engine is None or "::" not in kill.name:
         return False
     role = target.role_of(kill.name, "")
-    names = [name for name in (engine.core_role, engine.worker_role) if name]
-    ours = any(role.startswith(name) or name.startswith(role) for name in names)
+    ours = False
+    # The kernel cuts a name after 15 characters: either may be the longer one.
+    for name in filter(None, (engine.core_role, engine.worker_role)):
+        if role.startswith(name) or name.startswith(role):
+            ours = True
     since = kill.at_s >= status.start_ticks / processes.TICKS_PER_S - CLOCK_S
     return ours and since and kill.cgroup == processes.memory_cgroup(status.pid)

@@ -29,9 +29,9 @@ from mmrepro.probes.stack_texts import NEEDLES
 from mmrepro.tools.catalogue.find import Matched, find
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
 
-PEEK_BYTES = 1 << 20
-STACKS = "stacks"
-STACKS_HERE = LogPattern("|".join(map(re.escape, NEEDLES)), *NEEDLES)
+_PEEK_BYTES = 1 << 20
+_STACKS = "stacks"
+_STACKS_HERE = LogPattern("|".join(map(re.escape, NEEDLES)), *NEEDLES)
 NO_CAUSE = frozenset(
     {
         CauseClass.UNKNOWN,
@@ -87,7 +87,7 @@ def _read_logs(
                 **cause_rules.PATTERNS,
                 **LOG_PATTERNS,
                 **scenario_patterns(chosen),
-                STACKS: STACKS_HERE,
+                _STACKS: _STACKS_HERE,
                 **more,
             },
             chosen.progress_pattern if chosen else None,
@@ -223,7 +223,7 @@ def _named_by_expression(result: ProbeResult[LogsData]) -> ProbeResult[LogsData]
 def _stacks_in(data: LogsData | None) -> dict[Path, StacksData]:
     """Stacks that the logs hold themselves, by file: looked for where a line is of
     some."""
-    if data is None or not data.match_counts.get(STACKS):
+    if data is None or not data.match_counts.get(_STACKS):
         return {}
     found = {
         Path(file): stacks_in_log(Path(file)) for file in data.files or [data.file]
@@ -235,7 +235,7 @@ def _written_by(files: Iterable[Path]) -> Engine | None:
     """The engine whose form the lines have with which the logs begin."""
     for file in logs_in(files):
         for path in dict.fromkeys((file, with_rotated(file)[0])):
-            if found := identify(path, log_marks(), PEEK_BYTES):
+            if found := identify(path, log_marks(), _PEEK_BYTES):
                 return ENGINES[found.engine]
     return None
 

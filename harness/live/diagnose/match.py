@@ -12,7 +12,7 @@ from mmrepro.engines import get_engine
 from mmrepro.failure.documents.diagnosis import Fit, Match, ServerState, TargetFacts
 from mmrepro.failure.signature import ConditionResult, Finding, Truth, combine, evaluate
 from mmrepro.live.diagnose import general, ranks
-from mmrepro.live.diagnose.readings import View
+from mmrepro.live.diagnose.readings import DiagnosisView
 from mmrepro.probes.base import ProbeResult, ProbeStatus
 from mmrepro.probes.data import InferenceData, LogsData, ProcessesData, SyscallsData
 from mmrepro.scenario import LiveFacts, Scenario
@@ -63,14 +63,18 @@ def match_all(
     one: the first of them, which is the scenario's default."""
     matches: list[Match] = []
     for scenario in scenarios:
-        one = match(scenario, evidence, facts)
-        twin = any(
-            m.scenario == one.scenario and m.conditions == one.conditions
-            for m in matches
-        )
-        if not (twin and one.conditions):
-            matches.append(one)
+        candidate = match(scenario, evidence, facts)
+        if not candidate.conditions or not _has_twin(matches, candidate):
+            matches.append(candidate)
     return ranked(matches)
+
+
+def _has_twin(matches: Iterable[Match], candidate: Match) -> bool:
+    for known in matches:
+        same = known.scenario == candidate.scenario
+        if same and known.conditions == candidate.conditions:
+            return True
+    return False
 
 
 def ranked(matches: Iterable[Match]) -> list[Match]:
@@ -102,20 +106,22 @@ def match(scenario: Scenario, evidence: Evidence, facts: LiveFacts) -> Match:
         return _blank(
             scenario, f"its signature failed: {type(error).__name__}: {error}"
         )
-    fit, why = judge(results, exposure, {c.id for c in conditions if c.usual})
-    required = [r for r in results if r.required]
+    usual = {condition.id for condition in conditions if condition.usual}
+    fit, why = judge(results, exposure, usual)
+    truths = [result.truth for result in results if result.required]
+    exposed = None
+    if exposure.truth is not Truth.UNKNOWN:
+        exposed = exposure.truth is Truth.MET
     return Match(
         scenario=scenario.name,
         variant=scenario.variant,
         title=scenario.title,
         fit=fit,
         why=why,
-        met=sum(r.truth is Truth.MET for r in required),
-        not_met=sum(r.truth is Truth.NOT_MET for r in required),
-        unknown=sum(r.truth is Truth.UNKNOWN for r in required),
-        exposed=None
-        if exposure.truth is Truth.UNKNOWN
-        else exposure.truth is Truth.MET,
+        met=truths.count(Truth.MET),
+        not_met=truths.count(Truth.NOT_MET),
+        unknown=truths.count(Truth.UNKNOWN),
+        exposed=exposed,
         exposed_because=exposure.observed,
         conditions=results,
         remedies=[f"{m.name}: {m.description}" for m in scenario.mitigations],
@@ -135,12 +141,10 @@ def judge(
     does what a healthy server shows as well (``usual``: ids of such conditions): it
     only speaks against it. Whether this server can fail so caps the fit: if unknown, at
     ``likely``; if it cannot, at ``symptom-only``."""
-    symptom = [r for r in results if r.required and r.part == "symptom"]
-    cause = [r for r in results if r.required and r.part == "cause"]
-    symptom_truth, cause_truth = (
-        combine([r.truth for r in part]) for part in (symptom, cause)
-    )
-    telling = [r for r in symptom if r.id not in usual]
+    symptom, cause = _required(results, "symptom"), _required(results, "cause")
+    symptom_truth = combine([result.truth for result in symptom])
+    cause_truth = combine([result.truth for result in cause])
+    telling = [result for result in symptom if result.id not in usual]
     alike = symptom_truth is Truth.MET and (_met(telling) or _met(cause))
     unknown = _names(results, Truth.UNKNOWN)
     against = _names(results, Truth.NOT_MET)
@@ -157,7 +161,8 @@ def judge(
             Fit.LIKELY,
             f"{met}; whether it can happen here is not known: {exposure.observed}",
         )
-    half = 2 * sum(r.truth is Truth.MET for r in cause) >= len(cause) > 0
+    seen = [result for result in cause if result.truth is Truth.MET]
+    half = 2 * len(seen) >= len(cause) > 0
     shown = _met(telling) or (cause_truth is Truth.MET and _met(symptom))
     if not against and half and shown:
         return Fit.LIKELY, f"nothing speaks against it; not seen: {unknown}"
@@ -170,10 +175,13 @@ def judge(
     if exposure.truth is Truth.MET:
         now = _left(against, unknown)
         return Fit.EXPOSED, f"it can happen here ({exposure.observed}); now: {now}"
-    return (
-        Fit.NOT_THIS,
-        f"not met: {against}" if against else f"nothing of it was seen: {unknown}",
-    )
+    if against:
+        return Fit.NOT_THIS, f"not met: {against}"
+    return Fit.NOT_THIS, f"nothing of it was seen: {unknown}"
+
+
+def _required(results: Sequence[ConditionResult], part: str) -> list[ConditionResult]:
+    return [result for result in results if result.required and result.part == part]
 
 
 def _left(against: str, unknown: str) -> str:
@@ -203,7 +211,11 @@ def _blank(scenario: Scenario, why: str) -> Match:
 
 def union(scenarios: Iterable[Scenario]) -> dict[str, str]:
     """Every expression of theirs, each once."""
-    return {p: p for scenario in scenarios for p in scenario.log_patterns.values()}
+    expressions = {}
+    for scenario in scenarios:
+        for expression in scenario.log_patterns.values():
+            expressions[expression] = expression
+    return expressions
 
 
 def as_seen_by(scenario: Scenario, evidence: Evidence) -> Evidence:
@@ -211,21 +223,24 @@ def as_seen_by(scenario: Scenario, evidence: Evidence) -> Evidence:
     calls those of the core are the last ones: a check that asks for system calls gets
     these, no worker's."""
     role = get_engine(scenario.engine).core_role
-    readings = evidence.results(ProcessesData)
-    cores = {
-        use.pid for _, data in readings for use in data.processes if role in use.role
-    }
-    probes = [
-        result.model_copy(update={"data": _renamed(scenario, result.data)})
-        if isinstance(result.data, LogsData)
-        else result
-        for result in evidence.probes
-    ]
-    if cores:
-        probes.sort(
-            key=lambda p: not isinstance(p.data, SyscallsData) or p.data.pid in cores
-        )
-    return evidence.model_copy(update={"probes": probes})
+    cores = set()
+    for _, reading in evidence.results(ProcessesData):
+        for use in reading.processes:
+            if role in use.role:
+                cores.add(use.pid)
+
+    probes = []
+    other_calls = []
+    for result in evidence.probes:
+        data = result.data
+        if isinstance(data, LogsData):
+            update = {"data": _renamed(scenario, data)}
+            probes.append(result.model_copy(update=update))
+        elif cores and isinstance(data, SyscallsData) and data.pid not in cores:
+            other_calls.append(result)
+        else:
+            probes.append(result)
+    return evidence.model_copy(update={"probes": other_calls + probes})
 
 
 def _renamed(scenario: Scenario, data: LogsData) -> LogsData:
@@ -258,12 +273,13 @@ def known_hang(
     """The known failure that it would be if the request, silent for ``waited_s`` by
     now, remained so; None: whatever it is, only its deadline decides."""
     silent = _silent(evidence, waited_s, live.deadline_s)
-    view = View(facts, silent)
+    view = DiagnosisView(facts, silent)
     if view.progress is not False or not view.core_hot:
         return None
     if general.assess(silent, facts).state is not ServerState.FROZEN_PYTHON:
         return None
-    return next(iter(match_all(scenarios, silent, live)), None)
+    matches = match_all(scenarios, silent, live)
+    return matches[0] if matches else None
 
 
 def stuck_rank(
@@ -271,7 +287,7 @@ def stuck_rank(
 ) -> bool:
     """Whether one rank of several stands in its own code and sleeps, and no counter
     moves, while a request has been silent for ``waited_s``."""
-    view = View(facts, _silent(evidence, waited_s, deadline_s))
+    view = DiagnosisView(facts, _silent(evidence, waited_s, deadline_s))
     return view.progress is False and ranks.asleep_and_stuck(view)
 
 

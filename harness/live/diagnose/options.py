@@ -19,7 +19,7 @@ from mmrepro.probes import PROBES
 NAME: Final = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 VALUE: Final = re.compile(r"[!-~][ -~]*")
 """What HTTP allows (RFC 9110, 5.1 and 5.5), less tabs and what is no ASCII."""
-FRAMING: Final = (
+_FRAMING: Final = (
     "accept-encoding connection content-length content-type expect range te trailer "
     "transfer-encoding upgrade"
 )
@@ -41,7 +41,7 @@ def read_headers(given: Sequence[str]) -> dict[str, str]:
         name, value = name.strip(), value.strip()
         if not NAME.fullmatch(name):
             why = "its name holds more than letters, digits and dashes"
-        elif name.lower() in FRAMING.split():
+        elif name.lower() in _FRAMING.split():
             why = f"mmrepro sets {name.lower()} itself"
         elif not VALUE.fullmatch(value):
             why = "its value holds more than printable ASCII characters"
@@ -68,7 +68,7 @@ def read_deadline(text: str) -> float:
     return seconds
 
 
-MOST_FILES: Final = 1000
+_MOST_FILES: Final = 1000
 """Of a folder with logs and dumps."""
 
 
@@ -81,7 +81,7 @@ def _has_more_files(folder: Path, most: int) -> bool:
     return False
 
 
-def check_log(log: Path) -> None:
+def _check_log(log: Path) -> None:
     """Raises UsageError: a name that no file can have, or a folder with more than logs
     in it.
 
@@ -89,8 +89,8 @@ def check_log(log: Path) -> None:
     """
     why = ""
     try:
-        if stat.S_ISDIR(log.stat().st_mode) and _has_more_files(log, MOST_FILES):
-            why = f"it is a folder of more than {MOST_FILES:,} files"
+        if stat.S_ISDIR(log.stat().st_mode) and _has_more_files(log, _MOST_FILES):
+            why = f"it is a folder of more than {_MOST_FILES:,} files"
     except (FileNotFoundError, PermissionError):
         return
     except (OSError, ValueError) as error:
@@ -136,7 +136,7 @@ class LiveCommand(Command):
 
     def __post_init__(self) -> None:
         for log in self.logs:
-            check_log(log)
+            _check_log(log)
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from mmrepro.probes.data import LogLine
 from mmrepro.probes.log_words import public_line
 
 MAX_CHARS = 2000
-MAX_MORE = 12
+_MAX_MORE = 12
 """Lines of a message after its first."""
 MAX_FRAMES = 200
 
@@ -80,7 +80,7 @@ _UNTELLING = re.compile(
 
 
 @dataclass(frozen=True)
-class CodeFrame:
+class _CodeFrame:
     file: str
     line: int
     name: str
@@ -88,7 +88,7 @@ class CodeFrame:
 
 
 @dataclass
-class Raised:
+class LoggedException:
     """One exception.
 
     Attributes:
@@ -109,7 +109,7 @@ class Raised:
     time: str = ""
     when: float | None = None
     source: str = ""
-    frames: list[CodeFrame] = field(default_factory=list)
+    frames: list[_CodeFrame] = field(default_factory=list)
     intro: str = ""
     follows: bool = False
     more: int = 0
@@ -138,14 +138,14 @@ class _State:
     """Of one process's output."""
 
     opener: LogLine | None = None
-    frames: list[CodeFrame] = field(default_factory=list)
+    frames: list[_CodeFrame] = field(default_factory=list)
     open: bool = False
     intro: str = ""
     before: str = ""
     marked: LogLine | None = None
-    quoted: Raised | None = None
-    chained: Raised | None = None
-    last: Raised | None = None
+    quoted: LoggedException | None = None
+    chained: LoggedException | None = None
+    last: LoggedException | None = None
 
 
 def bare(line: LogLine) -> bool:
@@ -158,7 +158,7 @@ class Read:
     """``raised``: every exception, as it came; ``taken``: numbers of the lines of
     tracebacks."""
 
-    raised: list[Raised] = field(default_factory=list)
+    raised: list[LoggedException] = field(default_factory=list)
     taken: set[int] = field(default_factory=set)
 
 
@@ -200,7 +200,7 @@ def read(lines: Iterable[LogLine]) -> Read:
                     int(frame["line"]),
                     (frame["name"] or "").strip(),
                 )
-                state.frames.append(CodeFrame(*place))
+                state.frames.append(_CodeFrame(*place))
             state.last = None
             told.taken.add(line.number)
             continue
@@ -235,12 +235,12 @@ def read(lines: Iterable[LogLine]) -> Read:
                 state.opener, state.frames, state.open = line, [], True
                 state.intro = state.before
             if not set(stripped) <= set("^~ -"):
-                last = state.frames.pop() if state.frames else CodeFrame("", 0, "")
+                last = state.frames.pop() if state.frames else _CodeFrame("", 0, "")
                 if last.source:
                     state.frames.append(last)
-                    last = CodeFrame("", 0, "")
+                    last = _CodeFrame("", 0, "")
                 source = stripped[:200]
-                state.frames.append(CodeFrame(last.file, last.line, last.name, source))
+                state.frames.append(_CodeFrame(last.file, last.line, last.name, source))
             continue
         if state.last is not None and _goes_on(state.last, line, stripped):
             if not _HINT.search(stripped):
@@ -259,7 +259,7 @@ def read(lines: Iterable[LogLine]) -> Read:
     return told
 
 
-def _one(line: LogLine, text: str, state: _State) -> Raised | None:
+def _one(line: LogLine, text: str, state: _State) -> LoggedException | None:
     """The exception that this line holds."""
     inside = state.open and bool(state.frames or state.opener is not None)
     pattern = _INSIDE if inside and state.frames else _RAISED
@@ -283,7 +283,7 @@ def _one(line: LogLine, text: str, state: _State) -> Raised | None:
         first.follows, first = True, None
     at = line.own_words.find(said)
     raw = public_line(line, begin=at, end=at + len(said)) if at >= 0 else said
-    return Raised(
+    return LoggedException(
         line=line,
         kind=match["kind"],
         text=said.strip()[:MAX_CHARS],
@@ -300,8 +300,8 @@ def _one(line: LogLine, text: str, state: _State) -> Raised | None:
     )
 
 
-def _goes_on(last: Raised, line: LogLine, stripped: str) -> bool:
-    if last.more >= MAX_MORE:
+def _goes_on(last: LoggedException, line: LogLine, stripped: str) -> bool:
+    if last.more >= _MAX_MORE:
         return False
     if bare(line):
         return bool(stripped) and not _ENDED.search(stripped)
@@ -316,11 +316,11 @@ def _goes_on(last: Raised, line: LogLine, stripped: str) -> bool:
     ) and bool(line.source)
 
 
-def frames_text(one: Raised, innermost: int) -> str:
+def frames_text(one: LoggedException, innermost: int) -> str:
     """Names, files and code of its innermost frames."""
     return "\n".join(f"{f.file} {f.name} {f.source}" for f in one.frames[-innermost:])
 
 
-def roots(found: Sequence[Raised]) -> list[Raised]:
+def roots(found: Sequence[LoggedException]) -> list[LoggedException]:
     """Without those that another one of their chain caused."""
     return [one for one in found if not one.follows]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, Literal
 
 from mmrepro.base.units import size
@@ -25,7 +25,7 @@ from mmrepro.failure.documents.diagnosis import (
     TargetProcess,
 )
 from mmrepro.failure.signature.views import log_lines
-from mmrepro.live.diagnose.readings import View
+from mmrepro.live.diagnose.readings import DiagnosisView
 from mmrepro.live.diagnose.threads import MIN_SAMPLES, Course, _python, bare, where
 from mmrepro.live.diagnose.titles import (
     DIED,
@@ -36,10 +36,18 @@ from mmrepro.live.diagnose.titles import (
     named,
     whole,
 )
-from mmrepro.probes.data import FlightData, Frame, GpuCoreData, LogsData, RasData
+from mmrepro.probes.data import (
+    FlightData,
+    FlightRank,
+    Frame,
+    GpuCoreData,
+    LogsData,
+    NcclRank,
+    RasData,
+)
 from mmrepro.probes.log_words import public_line
 
-ASLEEP = frozenset(
+_ASLEEP = frozenset(
     {
         "futex",
         "clock_nanosleep",
@@ -53,7 +61,7 @@ ASLEEP = frozenset(
 """System calls of a thread that waits for no input or output: such a wait does not end
 by itself because a disk or a network is slow."""
 SHOWN = 4
-AWAKE_PCT = 5.0
+_AWAKE_PCT = 5.0
 RUNS = ("core", "worker")
 OWN = re.compile(r"^(?P<role>\w+) pid=(?P<pid>\d+)$")
 """How vLLM's processes call themselves before each line of log."""
@@ -67,7 +75,7 @@ _VERB = re.compile(r"^(wait|stand|move)s\b")
 _WAITS = {wait: Stand(wait.value) for wait in Wait}
 
 
-def is_worker(facts: TargetFacts, role: str) -> bool:
+def _is_worker(facts: TargetFacts, role: str) -> bool:
     """Whether a process of this role only runs the model, beside its core."""
     engine = ENGINES.get(facts.engine)
     prefix = engine.worker_role if engine is not None else ""
@@ -77,13 +85,16 @@ def is_worker(facts: TargetFacts, role: str) -> bool:
 def workers(facts: TargetFacts) -> list[TargetProcess]:
     """The processes that run the model, where they are several or not the core
     itself."""
-    own = [p for p in facts.processes if is_worker(facts, p.role)]
+    own = [p for p in facts.processes if _is_worker(facts, p.role)]
     return own or (facts.cores if len(facts.cores) > 1 else [])
 
 
 def kind_of(role: str) -> Literal["coordinator", "detokenizer"] | None:
     """What a process that serves all ranks is; None: it is none of them."""
-    return next((kind for name, kind in KINDS if name in role), None)
+    for name, kind in KINDS:
+        if name in role:
+            return kind
+    return None
 
 
 def coordinators(facts: TargetFacts) -> list[TargetProcess]:
@@ -92,21 +103,22 @@ def coordinators(facts: TargetFacts) -> list[TargetProcess]:
     return [p for p in facts.processes if p.role.startswith("DPCoordinator")]
 
 
-def titled(view: View) -> View:
+def titled(view: DiagnosisView) -> DiagnosisView:
     """With the whole titles of processes that have ended."""
-    died = {int(m["pid"]): int(m["scheduler"]) for m in _deaths(view) if m["pid"]}
-    logs = [data for _, data in view.evidence.results(LogsData, partial=True)]
-    names = [
-        match
-        for data in logs
-        for name in data.last_by_process
-        if (match := OWN.match(name))
-    ]
-    logged = {int(match["pid"]): match["role"] for match in names}
-    return View(whole(view.facts, died, logged), view.evidence)
+    died: dict[int, int] = {}
+    for death in _deaths(view):
+        if death["pid"]:
+            died[int(death["pid"])] = int(death["scheduler"])
+
+    logged: dict[int, str] = {}
+    for _, data in view.evidence.results(LogsData, partial=True):
+        for name in data.last_by_process:
+            if match := OWN.match(name):
+                logged[int(match["pid"])] = match["role"]
+    return DiagnosisView(whole(view.facts, died, logged), view.evidence)
 
 
-def first_dead(view: View, gone: Sequence[str] = ()) -> str:
+def first_dead(view: DiagnosisView, gone: Sequence[str] = ()) -> str:
     """The rank that ended first, by the log; "": nothing tells it.
 
     Args:
@@ -133,75 +145,86 @@ def first_dead(view: View, gone: Sequence[str] = ()) -> str:
     return _speechless(view)
 
 
-def _own_errors(view: View, role: str) -> bool:
+def _own_errors(view: DiagnosisView, role: str) -> bool:
     """Whether another rank than ``role`` has an error in the log that is no word of its
     peer's end: SGLang's front names the first that crashed in the order of ranks, not
     of time."""
-    said = _errors(view)
-    return any(
-        other != role and labels(other) and not any(PEER.search(text) for text in texts)
-        for other, texts in said.items()
-    )
+    for other, texts in _errors(view).items():
+        if other != role and labels(other) and not _tells_of_peer(texts):
+            return True
+    return False
 
 
-def _errors(view: View) -> dict[str, list[str]]:
+def _tells_of_peer(texts: Sequence[str]) -> bool:
+    """Whether one of these errors is a peer that closed its connection."""
+    return any(PEER.search(text) for text in texts)
+
+
+def _errors(view: DiagnosisView) -> dict[str, list[str]]:
     """Role: texts of its errors in the log."""
-    said: dict[str, list[str]] = {}
+    errors: dict[str, list[str]] = {}
     for _, data in view.evidence.results(LogsData, partial=True):
         for line in data.errors:
-            said.setdefault(line.process.partition(" ")[0], []).append(line.text)
-    return said
+            errors.setdefault(line.process.partition(" ")[0], []).append(line.text)
+    return errors
 
 
-def _speechless(view: View) -> str:
+def _speechless(view: DiagnosisView) -> str:
     """The only rank that ended without an error in the log, where the errors of all
     others say that a peer has closed its connection."""
-    members = [
-        p.role
-        for p in titled(view).facts.processes
-        if p.state in "ZX" and labels(p.role)
-    ]
-    said = _errors(view)
-    silent = [role for role in members if role not in said]
-    echoes = [
-        role for role in members if any(PEER.search(t) for t in said.get(role, ()))
-    ]
-    return silent[0] if len(silent) == 1 and 0 < len(echoes) == len(members) - 1 else ""
+    members = []
+    for process in titled(view).facts.processes:
+        if process.state in "ZX" and labels(process.role):
+            members.append(process.role)
+
+    errors = _errors(view)
+    silent = [role for role in members if role not in errors]
+    echoes = [role for role in members if _tells_of_peer(errors.get(role, ()))]
+    # Where nobody else complains, a rank without an error tells nothing.
+    if len(silent) != 1 or not echoes or len(echoes) != len(members) - 1:
+        return ""
+    return silent[0]
 
 
-def _deaths(view: View) -> list[dict[str, str]]:
+def _deaths(view: DiagnosisView) -> list[dict[str, str]]:
     """Each line of the log that names a process that ended, in order: the groups of
     DIED."""
-    found = []
-    for line in sorted(
-        log_lines(view.evidence, "rank-died"), key=lambda line: line.number
-    ):
-        if match := DIED.search(line.text):
-            parent = line.process.partition(" ")[0]
-            found.append(
-                {k: v or "" for k, v in match.groupdict().items()} | {"parent": parent}
-            )
-    return found
+    deaths = []
+    lines = log_lines(view.evidence, "rank-died")
+    for line in sorted(lines, key=lambda line: line.number):
+        match = DIED.search(line.text)
+        if match is None:
+            continue
+        death: dict[str, str] = match.groupdict(default="")
+        death["parent"] = line.process.partition(" ")[0]
+        deaths.append(death)
+    return deaths
 
 
-def look(view: View) -> RankLook | None:
+def look(view: DiagnosisView) -> RankLook | None:
     """All processes side by side; None: one process runs the model."""
     view = titled(view)
     sizes = expected(view.facts)
     running = workers(view.facts)
     engine = ENGINES.get(view.facts.engine)
-    if not running and (
-        sizes.keys() == {"DP"} or (sizes and engine and not engine.worker_role)
-    ):
+    cores_run = sizes.keys() == {"DP"}
+    if sizes and engine is not None and not engine.worker_role:
+        cores_run = True
+    if not running and cores_run:
         running = view.facts.cores
     if not running and (not sizes or not view.facts.cores):
         return None
-    known = [_rank(view, p, running) for p in view.facts.processes]
-    ranks = [rank for rank in known if rank is not None]
+
+    ranks: list[Rank] = []
+    for process in view.facts.processes:
+        rank = _rank(view, process, running)
+        if rank is not None:
+            ranks.append(rank)
     ranks = _counted(view, ranks, sizes)
-    members = [rank for rank in ranks if rank.kind == "worker"]
-    cores = [rank for rank in ranks if rank.kind == "core"]
-    standing = len(cores) > 1 and any(rank.stand is Stand.STANDS for rank in cores)
+
+    members = _of_kind(ranks, "worker")
+    cores = _of_kind(ranks, "core")
+    standing = len(cores) > 1 and bool(_at_stand(cores, Stand.STANDS))
     odd = _odd(cores if standing else members)
     return RankLook(
         ranks=ranks,
@@ -211,23 +234,24 @@ def look(view: View) -> RankLook | None:
     )
 
 
+def _of_kind(ranks: Sequence[Rank], kind: str) -> list[Rank]:
+    return [rank for rank in ranks if rank.kind == kind]
+
+
+def _at_stand(ranks: Sequence[Rank], *stands: Stand) -> list[Rank]:
+    return [rank for rank in ranks if rank.stand in stands]
+
+
 # ------------------------------------------------------------------ one process
 
 
 def _rank(
-    view: View, process: TargetProcess, running: Sequence[TargetProcess]
+    view: DiagnosisView, process: TargetProcess, running: Sequence[TargetProcess]
 ) -> Rank | None:
+    """One process; None: it is neither a rank nor serves them."""
     facts, engine = view.facts, ENGINES.get(view.facts.engine)
-    kind: Literal["front", "core", "worker", "coordinator", "detokenizer"]
-    if process in running:
-        kind = "worker"
-    elif process in facts.cores:
-        kind = "core"
-    elif process.pid == facts.root_pid:
-        kind = "front"
-    elif other := kind_of(process.role):
-        kind = other
-    else:
+    kind = _kind(facts, process, running)
+    if kind is None:
         return None
     use = view.use(process.pid)
     rank = Rank(
@@ -243,9 +267,14 @@ def _rank(
         return rank.model_copy(update={"stand": Stand.GONE})
     if process.state in "Tt":
         return rank.model_copy(update={"stand": Stand.STOPPED})
+
     courses = view.courses(process.pid)
-    if engine is None or not courses or max(c.samples for c in courses) < MIN_SAMPLES:
+    most = max((course.samples for course in courses), default=0)
+    # Two samples may be of one moment: what a thread is at takes three.
+    if engine is None or most < MIN_SAMPLES:
         return rank
+
+    # Rank 0 of a group leads it; each data parallel core has a group of its own.
     group = {name: number for name, number in rank.labels.items() if name != "DP"}
     leader = kind != "worker" or not any(group.values())
     read = [_at(view, course, leader=leader) for course in courses]
@@ -256,32 +285,51 @@ def _rank(
     if kind not in RUNS and (course.waits or sleeps):
         stand = Stand.WORK  # an event loop: what it waits for has no name
     calls = view.waits(process.pid)
-    frames = _python(course.stacks[-1].frames)
-    fallback = frames[0] if frames else None
-    return rank.model_copy(
-        update={
-            "stand": stand,
-            "what": wait.what if wait else (fallback.name if fallback else ""),
-            "place": where(wait.caller) if wait else course.place,
-            "source": wait.source if wait else "",
-            "thread": course.name,
-            "samples": course.samples,
-            "call": calls.get(course.tid or 0, ""),
-            "course": [
-                _short(view, stack.frames, leader=leader) for stack in course.stacks
-            ],
-        }
-    )
+    lane = [_short(view, stack.frames, leader=leader) for stack in course.stacks]
+    update: dict[str, Any] = {
+        "stand": stand,
+        "thread": course.name,
+        "samples": course.samples,
+        "call": calls.get(course.tid or 0, ""),
+        "course": lane,
+    }
+    if wait:
+        update["what"] = wait.what
+        update["place"] = where(wait.caller)
+        update["source"] = wait.source
+    else:
+        frames = _python(course.stacks[-1].frames)
+        update["what"] = frames[0].name if frames else ""
+        update["place"] = course.place
+        update["source"] = ""
+    return rank.model_copy(update=update)
 
 
-def waits_for_device(view: View, course: Course) -> str:
+def _kind(
+    facts: TargetFacts, process: TargetProcess, running: Sequence[TargetProcess]
+) -> Literal["front", "core", "worker", "coordinator", "detokenizer"] | None:
+    """What a process is among the ranks; None: none of them."""
+    # A core that runs the model itself is counted as a worker.
+    if process in running:
+        return "worker"
+    if process in facts.cores:
+        return "core"
+    if process.pid == facts.root_pid:
+        return "front"
+    return kind_of(process.role)
+
+
+def waits_for_device(view: DiagnosisView, course: Course) -> str:
     """Where a thread waits for its GPU in every sample, by its frames; "": it does
     not."""
     if course.driver_call:
         return f"{course.driver_call}, called by {course.place}"
-    waits = [_waiting(view, stack.frames, leader=True) for stack in course.stacks]
-    last = waits[-1]
-    if last is None or any(one is None or one.wait is not Wait.DEVICE for one in waits):
+    last = None
+    for stack in course.stacks:
+        last = _waiting(view, stack.frames, leader=True)
+        if last is None or last.wait is not Wait.DEVICE:
+            return ""
+    if last is None:
         return ""
     return f"{last.what}, called by {where(last.caller)}"
 
@@ -289,26 +337,39 @@ def waits_for_device(view: View, course: Course) -> str:
 Read = tuple[Stand, Waiting | None]
 
 
-def _at(view: View, course: Course, *, leader: bool) -> Read:
+def _at(view: DiagnosisView, course: Course, *, leader: bool) -> Read:
     """What one thread is at over all its samples."""
-    idle = frozenset(ENGINES[view.facts.engine].idle_loops)
-    waits = [_waiting(view, stack.frames, leader=leader) for stack in course.stacks]
-    if course.turning in idle or any(
-        bare(s.frames[0]) in idle for s in course.stacks if s.frames
-    ):
+    if _turns_idle(course, ENGINES[view.facts.engine].idle_loops):
         return Stand.WORK, None
+
+    waits = [_waiting(view, stack.frames, leader=leader) for stack in course.stacks]
     kinds = {wait.wait if wait else None for wait in waits}
     last = waits[-1]
     if len(kinds) == 1 and last is not None:
-        moved = len({(w.what, where(w.caller)) for w in waits if w}) > 1
-        moves = moved and last.wait is not Wait.WORK
+        # The same kind of wait at several places: it waits, is answered, waits again.
+        spots = {(wait.what, where(wait.caller)) for wait in waits if wait}
+        moves = len(spots) > 1 and last.wait is not Wait.WORK
         return (Stand.MOVES if moves else _WAITS[last.wait]), last
-    compiles = any(
-        COMPILERS.search(f.file) for stack in course.stacks for f in stack.frames
-    )
-    if kinds == {None} and course.stays and not compiles:
+    if kinds == {None} and course.stays and not _compiles(course):
         return (Stand.WORK if course.idle_loop else Stand.STANDS), None
     return Stand.MOVES, last
+
+
+def _turns_idle(course: Course, idle_loops: Iterable[str]) -> bool:
+    """Whether it goes round a loop that an engine runs while it has no work."""
+    idle = frozenset(idle_loops)
+    if course.turning in idle:
+        return True
+    inner = [stack.frames[0] for stack in course.stacks if stack.frames]
+    return any(bare(frame) in idle for frame in inner)
+
+
+def _compiles(course: Course) -> bool:
+    """Whether a compiler is in one of its stacks: that takes minutes in one place."""
+    for stack in course.stacks:
+        if any(COMPILERS.search(frame.file) for frame in stack.frames):
+            return True
+    return False
 
 
 def _telling(
@@ -317,9 +378,8 @@ def _telling(
     """The thread that tells what the process is at: the main one, else one that does
     not merely wait while that waits for work."""
     pairs = list(zip(courses, read, strict=True))
-    course, (stand, wait) = next(
-        (p for p in pairs if p[0].name == "MainThread"), pairs[0]
-    )
+    main = [pair for pair in pairs if pair[0].name == "MainThread"]
+    course, (stand, wait) = main[0] if main else pairs[0]
     if stand is not Stand.WORK:
         return course, stand, wait
     for other, (at, why) in pairs:
@@ -330,12 +390,14 @@ def _telling(
     return course, stand, wait
 
 
-def _waiting(view: View, frames: Sequence[Frame], *, leader: bool) -> Waiting | None:
+def _waiting(
+    view: DiagnosisView, frames: Sequence[Frame], *, leader: bool
+) -> Waiting | None:
     places = wait_places(view.facts.engine)
     return waiting(_python(frames), places, view.facts.release, leader=leader)
 
 
-def _short(view: View, frames: Sequence[Frame], *, leader: bool) -> str:
+def _short(view: DiagnosisView, frames: Sequence[Frame], *, leader: bool) -> str:
     """A sample in a word or two: for a lane."""
     if wait := _waiting(view, frames, leader=leader):
         return "work" if wait.wait is Wait.WORK else wait.what
@@ -346,62 +408,75 @@ def _short(view: View, frames: Sequence[Frame], *, leader: bool) -> str:
 # ------------------------------------------------------------------ all of them
 
 
-def _counted(view: View, ranks: list[Rank], sizes: dict[str, int]) -> list[Rank]:
+def _counted(
+    view: DiagnosisView, ranks: list[Rank], sizes: dict[str, int]
+) -> list[Rank]:
     """With the ranks that the command line asks for and that are no process; those
     whose process cannot be told from another's are among them."""
     engine = ENGINES.get(view.facts.engine)
-    members = [rank for rank in ranks if rank.kind == "worker"]
+    members = _of_kind(ranks, "worker")
     if engine is None or not sizes or not members or view.facts.listening is False:
         return ranks
-    unknown = [m for m in members if m.stand is Stand.GONE and not m.labels]
-    there = [
-        {k: v for k, v in m.labels.items() if k in sizes}
-        for m in members
-        if m not in unknown
-    ]
-    if any(one.keys() != sizes.keys() for one in there):
-        return ranks  # titles that name other groups: nothing can be counted
+
+    unknown = [rank for rank in members if rank.stand is Stand.GONE and not rank.labels]
+    there: list[dict[str, int]] = []
+    for rank in members:
+        if rank in unknown:
+            continue
+        known = {name: at for name, at in rank.labels.items() if name in sizes}
+        if known.keys() != sizes.keys():
+            return ranks  # titles that name other groups: nothing can be counted
+        there.append(known)
+
     own = members[0].role.startswith(engine.worker_role)
     prefix = (engine.worker_role if own else "") or engine.core_role
-    lost = [
-        Rank(role=named(prefix, one), kind="worker", labels=one, stand=Stand.GONE)
-        for one in every(sizes)
-        if one not in there
-    ]
-    return [rank for rank in ranks if not lost or rank not in unknown] + lost
+    absent: list[Rank] = []
+    for place in every(sizes):
+        if place not in there:
+            role = named(prefix, place)
+            absent.append(
+                Rank(role=role, kind="worker", labels=place, stand=Stand.GONE)
+            )
+    if not absent:
+        return ranks
+    return [rank for rank in ranks if rank not in unknown] + absent
 
 
 def _groups(members: Sequence[Rank]) -> list[str]:
+    """A line for each set of ranks that are at the same, the largest first."""
     by: dict[str, list[Rank]] = {}
     for rank in members:
         by.setdefault(rank.words, []).append(rank)
-    ranked = sorted(by.values(), key=lambda ranks: -len(ranks))
-    return [
-        (
-            f"{len(ranks)} {_words(ranks[0], len(ranks))}: "
-            f"{', '.join(r.role for r in ranks)}"
-        )
-        for ranks in ranked
-    ]
+    lines = []
+    for ranks in sorted(by.values(), key=len, reverse=True):
+        roles = ", ".join(rank.role for rank in ranks)
+        lines.append(f"{len(ranks)} {_words(ranks[0], len(ranks))}: {roles}")
+    return lines
 
 
 def _odd(members: Sequence[Rank]) -> list[Rank]:
     """Those that differ: gone, stopped, or in their own code while others wait; else
     the smaller part, where ranks are at different places."""
     for stand in (Stand.GONE, Stand.STOPPED, Stand.STANDS):
-        odd = [rank for rank in members if rank.stand is stand]
+        odd = _at_stand(members, stand)
         if odd and len(odd) < len(members):
             return odd
+
     seen = [rank for rank in members if rank.stand is not Stand.UNSEEN]
     places = Counter((rank.stand, rank.what, rank.place) for rank in seen)
-    if len(places) < 2 or any(rank.stand is Stand.MOVES for rank in seen):
+    # Ranks that move are sampled one after the other: they are never at one place.
+    if len(places) < 2 or _at_stand(seen, Stand.MOVES):
         return []
-    idle = [rank for rank in seen if rank.stand is Stand.WORK]
+    idle = _at_stand(seen, Stand.WORK)
     if idle and len(idle) < len(seen):
         rest = [rank for rank in seen if rank not in idle]
         return idle if len(idle) <= len(rest) else rest
+
     least = min(places.values())
-    odd = [r for r in seen if places[(r.stand, r.what, r.place)] == least]
+    odd = []
+    for rank in seen:
+        if places[rank.stand, rank.what, rank.place] == least:
+            odd.append(rank)
     return odd if len(odd) < len(seen) else []
 
 
@@ -409,28 +484,27 @@ def _edges(ranks: Sequence[Rank], odd: Sequence[Rank]) -> list[RankEdge]:
     """The core waits for its workers, and ranks in a collective for those that are not
     in it."""
     edges = []
-    members = [rank for rank in ranks if rank.kind == "worker"]
-    for core in [rank for rank in ranks if rank.stand is Stand.WORKER]:
-        below = [m for m in members if m.under in (core.pid, None)] or members
-        awaited = [m for m in below if m in odd] or below
-        edges += [
-            RankEdge(waiter=core.role, awaited=m.role, why="its answer")
-            for m in awaited
-        ]
-    for rank in members:
-        if rank.stand in (Stand.COLLECTIVE, Stand.STAGE):
-            edges += [
-                RankEdge(waiter=rank.role, awaited=one.role, why=rank.what)
-                for one in odd
-                if one is not rank
-            ]
+    members = _of_kind(ranks, "worker")
+    for core in _at_stand(ranks, Stand.WORKER):
+        below = [rank for rank in members if rank.under in (core.pid, None)] or members
+        awaited = [rank for rank in below if rank in odd] or below
+        for rank in awaited:
+            edges.append(
+                RankEdge(waiter=core.role, awaited=rank.role, why="its answer")
+            )
+    for rank in _at_stand(members, Stand.COLLECTIVE, Stand.STAGE):
+        for other in odd:
+            if other is not rank:
+                edges.append(
+                    RankEdge(waiter=rank.role, awaited=other.role, why=rank.what)
+                )
     return edges
 
 
 # ------------------------------------------------------------------ NCCL's own word
 
 
-def behind(view: View) -> tuple[list[str], list[str]]:
+def behind(view: DiagnosisView) -> tuple[list[str], list[str]]:
     """Roles of the ranks that have launched fewer operations than the rest of a
     communicator, in the same way in two reports of NCCL's RAS service, and what the
     last report says."""
@@ -439,95 +513,123 @@ def behind(view: View) -> tuple[list[str], list[str]]:
         return [], []
     last, roles = reports[-1], _roles_by_pid(view.facts)
     lines = [f"NCCL: {text}" for text in last.troubles[:6]]
-    for rank in [r for r in last.ranks if r.missing][:6]:
+    missing = [rank for rank in last.ranks if rank.missing]
+    for rank in missing[:6]:
         how = "is considered dead" if rank.dead else "gives no data"
         who = roles.get(rank.pid, f"process {rank.pid}")
         lines.append(f"NCCL: {who} (rank {rank.rank}) {how}")
-    counts = [_lagging(one, roles) for one in reports]
-    stable = counts[-1] if len(counts) > 1 and counts[-1] == counts[0] else {}
-    lines += [f"NCCL: {role} {text}" for role, text in stable.items()]
-    return list(stable), lines
+
+    # Ranks of a server at work are apart by an operation or two at any moment: only
+    # what is the same in the first and the last report is a rank that lags.
+    first_counts, last_counts = _lagging(reports[0], roles), _lagging(last, roles)
+    if len(reports) < 2 or first_counts != last_counts:
+        return [], lines
+    for role, text in last_counts.items():
+        lines.append(f"NCCL: {role} {text}")
+    return list(last_counts), lines
 
 
-def flight(view: View) -> list[str]:
+def flight(view: DiagnosisView) -> list[str]:
     """Who entered the last collective operation of a group and who did not, by
     PyTorch's Flight Recorder. A group of one file says nothing."""
-    ranks = [r for _, d in view.evidence.results(FlightData, "check") for r in d.ranks]
+    ranks: list[FlightRank] = []
+    groups: dict[str, list[FlightRank]] = {}
+    for _, data in view.evidence.results(FlightData, "check"):
+        ranks += data.ranks
+    for rank in ranks:
+        for group in rank.entered:
+            groups.setdefault(group, []).append(rank)
+
     lines = []
-    for group in dict.fromkeys(name for rank in ranks for name in rank.entered):
-        members = [rank for rank in ranks if group in rank.entered]
+    for group, members in groups.items():
         top = max(rank.entered[group] for rank in members)
+        entered = [rank for rank in members if rank.entered[group] == top]
         late = [rank for rank in members if rank.entered[group] < top]
-        first = next(rank for rank in members if rank.entered[group] == top)
-        if late and len(members) > 1:
-            entered = [str(rank.rank) for rank in members if rank not in late]
-            lines.append(
-                f"Flight Recorder: in group {group} rank {', '.join(entered)} entered "
-                f"{first.operation[group]} (number {top}), rank "
-                f"{', '.join(f'{r.rank} (at {r.entered[group]})' for r in late)} did "
-                "not"
-            )
+        if not late:
+            continue
+        numbers = ", ".join(str(rank.rank) for rank in entered)
+        missing = ", ".join(f"{rank.rank} (at {rank.entered[group]})" for rank in late)
+        lines.append(
+            f"Flight Recorder: in group {group} rank {numbers} entered "
+            f"{entered[0].operation[group]} (number {top}), rank {missing} did not"
+        )
     return lines[:6]
 
 
-def on_gpu(view: View) -> dict[int, str]:
+def on_gpu(view: DiagnosisView) -> dict[int, str]:
     """By process, the kernel that its GPU's core dump shows at work."""
-    dumps = [d for _, d in view.evidence.results(GpuCoreData, "check")]
-    return {dump.pid: dump.kernels[0] for dump in dumps if dump.kernels}
+    kernels = {}
+    for _, dump in view.evidence.results(GpuCoreData, "check"):
+        if dump.kernels:
+            kernels[dump.pid] = dump.kernels[0]
+    return kernels
 
 
-def dumped(view: View) -> list[str]:
+def dumped(view: DiagnosisView) -> list[str]:
     """A line for each core dump of a GPU."""
     lines = []
     for _, dump in view.evidence.results(GpuCoreData, "check"):
         who = view.facts.role_of(dump.pid) or f"process {dump.pid}"
         what = f"runs {dump.kernels[0]}" if dump.kernels else "has a core dump"
-        more = (
-            f" and {len(dump.kernels) - 1} more kernels"
-            if len(dump.kernels) > 1
-            else ""
-        )
-        lines.append(f"the GPU of {who} {what}{more}: {dump.file}, {size(dump.bytes)}")
+        if len(dump.kernels) > 1:
+            what += f" and {len(dump.kernels) - 1} more kernels"
+        lines.append(f"the GPU of {who} {what}: {dump.file}, {size(dump.bytes)}")
     return lines
 
 
 def _roles_by_pid(facts: TargetFacts) -> dict[int, str]:
-    return {
-        n: p.role
-        for p in facts.processes
-        for n in (p.inner_pid, p.pid)
-        if n is not None
-    }
+    """Roles by both numbers of a process: in a container NCCL knows the inner one."""
+    roles = {}
+    for process in facts.processes:
+        if process.inner_pid is not None:
+            roles[process.inner_pid] = process.role
+        if process.pid is not None:
+            roles[process.pid] = process.role
+    return roles
 
 
 def _lagging(report: RasData, roles: dict[int, str]) -> dict[str, str]:
     """Role: what it has launched, of the ranks that are behind the most of their
     communicator."""
-    found: dict[str, str] = {}
-    for name in dict.fromkeys(rank.communicator for rank in report.ranks):
-        ranks = [r for r in report.ranks if r.communicator == name and not r.missing]
-        whole = report.form == "json" and len(ranks) > 1
-        for kind in sorted({kind for rank in ranks for kind in rank.counts}):
-            most = (
-                Counter(rank.counts.get(kind, 0) for rank in ranks)
-                if whole
-                else Counter(report.launched.get(f"{name} {kind}", {}))
-            )
-            top = max(most, default=0)
+    lagging: dict[str, str] = {}
+    communicators: dict[str, list[NcclRank]] = {}
+    for rank in report.ranks:
+        ranks = communicators.setdefault(rank.communicator, [])
+        if not rank.missing:
+            ranks.append(rank)
+
+    for name, ranks in communicators.items():
+        kinds: set[str] = set()
+        for rank in ranks:
+            kinds.update(rank.counts)
+        for kind in sorted(kinds):
+            counted = _launched(report, name, ranks, kind)
+            top = max(counted, default=0)
+            what = "operations" if kind == "all" else kind
             for rank in ranks:
                 at = rank.counts.get(kind, 0)
-                if at < top and most[at] < most[top] and rank.pid in roles:
-                    what = "operations" if kind == "all" else kind
-                    found[roles[rank.pid]] = (
-                        f"has launched {at} {what}, {most[top]} others {top}"
+                is_behind = at < top and counted[at] < counted[top]
+                if is_behind and rank.pid in roles:
+                    lagging[roles[rank.pid]] = (
+                        f"has launched {at} {what}, {counted[top]} others {top}"
                     )
-    return found
+    return lagging
+
+
+def _launched(
+    report: RasData, communicator: str, ranks: Sequence[NcclRank], kind: str
+) -> Counter[int]:
+    """How many ranks have launched each number of operations of ``kind``."""
+    # The JSON form lists every rank; the text form only those that differ, and sums.
+    if report.form == "json" and len(ranks) > 1:
+        return Counter(rank.counts.get(kind, 0) for rank in ranks)
+    return Counter(report.launched.get(f"{communicator} {kind}", {}))
 
 
 # ------------------------------------------------------------------ what is wrong
 
 
-def silent(view: View, why: Sequence[str]) -> Assessment | None:
+def silent(view: DiagnosisView, why: Sequence[str]) -> Assessment | None:
     """What a server of several ranks is, while it makes no progress; None: its ranks do
     not tell.
 
@@ -536,163 +638,199 @@ def silent(view: View, why: Sequence[str]) -> Assessment | None:
     seen = look(view)
     if seen is None:
         return None
-    if said := said_gone(view, why):
-        return said
-    cores = [rank for rank in seen.ranks if rank.kind == "core"]
-    members = [rank for rank in seen.ranks if rank.kind == "worker"]
-    waiting_cores = [rank for rank in cores if rank.stand is Stand.WORKER]
-    if cores and not waiting_cores and not any(m.stand is Stand.GONE for m in members):
-        return _stuck_core(view, [*why, *_observed(seen)], cores)
+    # A rank that has ended by the log explains what the others wait for.
+    if gone := said_gone(view, why):
+        return gone
+    why = [*why, *_observed(seen)]
+    cores = _of_kind(seen.ranks, "core")
+    members = _of_kind(seen.ranks, "worker")
+    waiting_cores = _at_stand(cores, Stand.WORKER)
+    if cores and not waiting_cores and not _at_stand(members, Stand.GONE):
+        return _stuck_core(view, why, cores)
+
     if waiting_cores:
-        below = [
-            m
-            for m in members
-            if m.under in [c.pid for c in waiting_cores] or m.pid is None
-        ]
+        # Of a worker that has ended, whose it was is not known: it counts for each.
+        parents = {core.pid for core in waiting_cores}
+        below = [rank for rank in members if rank.under in parents or rank.pid is None]
         members = below or members
     if not members:
         return None
-    why = [*why, *_observed(seen)]
-    fine = not any(
-        m.stand in (Stand.GONE, Stand.STOPPED, Stand.STANDS) for m in members
-    )
-    for one in seen.ranks:
-        if one.kind == "detokenizer" and one.stand is Stand.STANDS and fine:
-            return _state(
-                view,
-                ServerState.WORKER_STUCK,
-                (
-                    f"{one.role} is stuck in {one.place}: what the ranks compute "
-                    "reaches nobody."
-                ),
-                why,
-                one,
-                (
-                    "the frames name what it waits for or computes; restart the whole "
-                    "server"
-                ),
-            )
+    if not _at_stand(members, Stand.GONE, Stand.STOPPED, Stand.STANDS):
+        stuck = _at_stand(_of_kind(seen.ranks, "detokenizer"), Stand.STANDS)
+        if stuck:
+            return _stuck_detokenizer(view, why, stuck[0])
     return _verdict(view, why, members, waiting_cores)
 
 
-def _stuck_core(view: View, why: list[str], cores: Sequence[Rank]) -> Assessment | None:
-    """Of data parallel cores one that stands in its own code; a single core is no
-    rank."""
-    stuck = [rank for rank in cores if rank.stand is Stand.STANDS]
-    if not stuck or len(cores) < 2:
-        return None
-    first, rest = stuck[0], [rank for rank in cores if rank not in stuck]
-    others = (
-        f"{names(rest)} {_plural(rest)}" if rest else "every other core stands as well"
-    )
+def _stuck_detokenizer(view: DiagnosisView, why: list[str], rank: Rank) -> Assessment:
     return _state(
         view,
-        ServerState.WORKER_STUCK,
-        f"{first.role} is stuck in {first.place}; {others}.",
-        why,
-        first,
-        "the frames name what it waits for or computes; restart the whole server",
+        state=ServerState.WORKER_STUCK,
+        sentence=(
+            f"{rank.role} is stuck in {rank.place}: what the ranks compute reaches "
+            "nobody."
+        ),
+        why=why,
+        rank=rank,
+        advice="the frames name what it waits for or computes; restart the whole "
+        "server",
+    )
+
+
+def _stuck_core(
+    view: DiagnosisView, why: list[str], cores: Sequence[Rank]
+) -> Assessment | None:
+    """Of data parallel cores one that stands in its own code; a single core is no
+    rank."""
+    stuck = _at_stand(cores, Stand.STANDS)
+    if not stuck or len(cores) < 2:
+        return None
+    rest = [rank for rank in cores if rank not in stuck]
+    others = "every other core stands as well"
+    if rest:
+        others = f"{names(rest)} {_plural(rest)}"
+    first = stuck[0]
+    return _state(
+        view,
+        state=ServerState.WORKER_STUCK,
+        sentence=f"{first.role} is stuck in {first.place}; {others}.",
+        why=why,
+        rank=first,
+        advice="the frames name what it waits for or computes; restart the whole "
+        "server",
     )
 
 
 def _verdict(
-    view: View, why: list[str], members: list[Rank], cores: list[Rank]
+    view: DiagnosisView, why: list[str], members: list[Rank], cores: list[Rank]
 ) -> Assessment | None:
-    odd = _odd(members)
-    lagging, said = behind(view)
-    why = [*why, *said, *flight(view), *dumped(view)]
-    waits = (
-        f"{cores[0].role} waits for its answer"
-        if cores
-        else "the other ranks wait for it"
-    )
-    by = {stand: [m for m in members if m.stand is stand] for stand in Stand}
-    if by[Stand.GONE]:
-        return _lost(view, why, by[Stand.GONE])
-    if stuck := by[Stand.STANDS]:
-        first = stuck[0]
-        where_ = (
-            ""
-            if len(stuck) < len(members) or len(stuck) == 1
-            else ", like every other rank"
-        )
-        held = [m for m in members if m.stand in (Stand.COLLECTIVE, Stand.STAGE)]
-        others = f", and {names(held)} for it in {held[0].what}" if held else ""
+    """What is wrong, the plainest first: who is gone, who stands, who moves; only then
+    what the ranks that wait have in common."""
+    lagging, counts = behind(view)
+    why = [*why, *counts, *flight(view), *dumped(view)]
+    if gone := _at_stand(members, Stand.GONE):
+        return _lost(view, why, gone)
+    if stuck := _at_stand(members, Stand.STANDS):
+        return _stuck_worker(view, why, members, stuck, cores)
+    if moving := _at_stand(members, Stand.MOVES):
+        first = moving[0]
         return _state(
             view,
-            ServerState.WORKER_STUCK,
-            f"{first.role} is stuck in {first.place}{where_}; {waits}{others}.",
-            why,
-            first,
-            "the frames name what it waits for or computes; restart the whole server: "
-            "one rank cannot be replaced",
+            state=ServerState.SLOW,
+            sentence=(
+                f"{first.role} computes (its stack moves: now {first.place}), but "
+                "nothing was finished while it was watched."
+            ),
+            why=why,
+            rank=first,
+            advice="diagnose again with a longer --deadline: if nothing ever ends, it "
+            "loops",
         )
-    if by[Stand.MOVES]:
-        first = by[Stand.MOVES][0]
-        return _state(
-            view,
-            ServerState.SLOW,
-            f"{first.role} computes (its stack moves: now {first.place}), but nothing "
-            "was finished while it was watched.",
-            why,
-            first,
-            "diagnose again with a longer --deadline: if nothing ever ends, it loops",
-        )
-    if any(m.stand in (Stand.UNSEEN, Stand.STOPPED) for m in members):
+    if _at_stand(members, Stand.UNSEEN, Stand.STOPPED):
         return _unseen(why, cores)
-    if by[Stand.TRANSFER]:
-        first = by[Stand.TRANSFER][0]
+    if transferring := _at_stand(members, Stand.TRANSFER):
+        first = transferring[0]
         return _state(
             view,
-            ServerState.TRANSFER_STUCK,
-            (
+            state=ServerState.TRANSFER_STUCK,
+            sentence=(
                 f"{first.role} waits for a KV cache in {first.what}, which does not "
                 "arrive."
             ),
-            why,
-            first,
-            "diagnose the other server of the pair as well",
+            why=why,
+            rank=first,
+            advice="diagnose the other server of the pair as well",
         )
-    late = [m for m in members if m.role in lagging]
-    held = [*by[Stand.DEVICE], *by[Stand.COLLECTIVE], *by[Stand.STAGE]]
+    return _held(view, why, members, cores, lagging)
+
+
+def _stuck_worker(
+    view: DiagnosisView,
+    why: list[str],
+    members: Sequence[Rank],
+    stuck: Sequence[Rank],
+    cores: Sequence[Rank],
+) -> Assessment:
+    """A rank stands in its own code, and the others wait for it."""
+    first = stuck[0]
+    all_alike = ""
+    if 1 < len(stuck) == len(members):
+        all_alike = ", like every other rank"
+    waits = "the other ranks wait for it"
+    if cores:
+        waits = f"{cores[0].role} waits for its answer"
+    held = _at_stand(members, Stand.COLLECTIVE, Stand.STAGE)
+    others = f", and {names(held)} for it in {held[0].what}" if held else ""
+    return _state(
+        view,
+        state=ServerState.WORKER_STUCK,
+        sentence=f"{first.role} is stuck in {first.place}{all_alike}; {waits}{others}.",
+        why=why,
+        rank=first,
+        advice="the frames name what it waits for or computes; restart the whole "
+        "server: one rank cannot be replaced",
+    )
+
+
+def _held(
+    view: DiagnosisView,
+    why: list[str],
+    members: list[Rank],
+    cores: Sequence[Rank],
+    lagging: Sequence[str],
+) -> Assessment | None:
+    """All ranks wait: for their device, in a collective, or at different places.
+
+    None: they wait for work, and no core waits for them.
+    """
+    first = members[0]
+    late = [rank for rank in members if rank.role in lagging]
+    held = _at_stand(members, Stand.DEVICE, Stand.COLLECTIVE, Stand.STAGE)
     if late and len(late) < len(members) == len(held):
-        rest = [m for m in members if m not in late]
+        rest = [rank for rank in members if rank not in late]
+        wait = "waits" if len(rest) == 1 else "wait"
         return _state(
             view,
-            ServerState.RANK_DIVERGED,
-            f"The ranks have diverged: {names(late)} never launched the operation that "
-            f"{names(rest)} {'waits' if len(rest) == 1 else 'wait'} for, by NCCL's own "
-            "counts.",
-            why,
-            late[0],
-            "the log of that rank tells what it did last; restart the whole server",
+            state=ServerState.RANK_DIVERGED,
+            sentence=(
+                f"The ranks have diverged: {names(late)} never launched the operation "
+                f"that {names(rest)} {wait} for, by NCCL's own counts."
+            ),
+            why=why,
+            rank=late[0],
+            advice="the log of that rank tells what it did last; restart the whole "
+            "server",
         )
-    if len(by[Stand.DEVICE]) == len(members):
-        first = members[0]
+    if len(_at_stand(members, Stand.DEVICE)) == len(members):
         return _state(
             view,
-            ServerState.KERNEL_STUCK,
-            f"Every rank waits for its device ({first.what}): a kernel does not end.",
-            why,
-            first,
-            XID,
+            state=ServerState.KERNEL_STUCK,
+            sentence=(
+                f"Every rank waits for its device ({first.what}): a kernel does not "
+                "end."
+            ),
+            why=why,
+            rank=first,
+            advice=XID,
         )
-    if not odd and all(m.stand in (Stand.COLLECTIVE, Stand.STAGE) for m in members):
-        first = members[0]
+    odd = _odd(members)
+    together = _at_stand(members, Stand.COLLECTIVE, Stand.STAGE)
+    if not odd and len(together) == len(members):
         return _state(
             view,
-            ServerState.COLLECTIVE_WAITS,
-            (
+            state=ServerState.COLLECTIVE_WAITS,
+            sentence=(
                 f"All {len(members)} ranks wait in {first.what} ({first.place}): it "
                 "does not end."
             ),
-            why,
-            first,
-            "what carries it is at fault: the network, NCCL, or a rank elsewhere",
+            why=why,
+            rank=first,
+            advice="what carries it is at fault: the network, NCCL, or a rank elsewhere",
         )
-    if all(m.stand is Stand.WORK for m in members) and not cores:
+    if not cores and len(_at_stand(members, Stand.WORK)) == len(members):
         return None
-    rest = [m for m in members if m not in odd] or members
+
+    rest = [rank for rank in members if rank not in odd] or members
     sentence = f"The ranks have diverged: {names(rest)} {_plural(rest)}"
     if odd:
         sentence += f", and {names(odd)} {_plural(odd)}: it is not part of that step"
@@ -700,32 +838,32 @@ def _verdict(
         sentence += f", while {cores[0].role} waits for an answer of theirs"
     return _state(
         view,
-        ServerState.RANK_DIVERGED,
-        sentence + ".",
-        why,
-        (odd or rest)[0],
-        "the log of that rank tells what it did last; restart the whole server",
+        state=ServerState.RANK_DIVERGED,
+        sentence=sentence + ".",
+        why=why,
+        rank=odd[0] if odd else rest[0],
+        advice="the log of that rank tells what it did last; restart the whole server",
     )
 
 
-def lost(view: View, why: Sequence[str]) -> Assessment | None:
+def lost(view: DiagnosisView, why: Sequence[str]) -> Assessment | None:
     """Of a server that fails: a worker process is gone; None: none is known to be."""
     seen = look(view)
-    gone = (
-        [r for r in seen.ranks if r.kind == "worker" and r.stand is Stand.GONE]
-        if seen
-        else []
-    )
-    return _lost(view, list(why), gone) if gone else said_gone(view, why)
+    if seen is not None:
+        gone = _at_stand(_of_kind(seen.ranks, "worker"), Stand.GONE)
+        if gone:
+            return _lost(view, list(why), gone)
+    return said_gone(view, why)
 
 
-def said_gone(view: View, why: Sequence[str]) -> Assessment | None:
+def said_gone(view: DiagnosisView, why: Sequence[str]) -> Assessment | None:
     """A rank that ended by the log and that no process is: its core ends the others at
     once, and then itself."""
     first = first_dead(view)
-    if not first or any(
-        p.role == first for p in view.facts.processes if p.state not in "ZX"
-    ):
+    if not first:
+        return None
+    running = [p.role for p in view.facts.processes if p.state not in "ZX"]
+    if first in running:
         return None
     gone = Rank(role=first, kind="worker", labels=labels(first), stand=Stand.GONE)
     sentence = (
@@ -734,45 +872,44 @@ def said_gone(view: View, why: Sequence[str]) -> Assessment | None:
     return _lost(view, [*why, *_ended_by_log(view)], [gone], sentence)
 
 
-def _ended_by_log(view: View) -> list[str]:
+def _ended_by_log(view: DiagnosisView) -> list[str]:
     lines = log_lines(view.evidence, "rank-died")
-    return [
-        f"its log says at {line.time or '?'}: {public_line(line, 200)}"
-        for line in lines[:1]
-    ]
+    if not lines:
+        return []
+    line = lines[0]
+    return [f"its log says at {line.time or '?'}: {public_line(line, 200)}"]
 
 
 def _lost(
-    view: View, why: list[str], gone: Sequence[Rank], sentence: str = ""
+    view: DiagnosisView, why: list[str], gone: Sequence[Rank], sentence: str = ""
 ) -> Assessment:
     first = first_dead(view)
-    told = next((rank for rank in gone if rank.role == first), None)
-    runs = (
-        f"{'is' if len(gone) == 1 else 'are'} gone, while the rest of the server runs"
-    )
-    if told is None and len(gone) > 1:
+    dead = [rank for rank in gone if rank.role == first]
+    be = "is" if len(gone) == 1 else "are"
+    runs = f"{be} gone, while the rest of the server runs"
+    if not dead and len(gone) > 1:
         runs += "; nothing tells which of them ended first"
-    found = _state(
+    assessment = _state(
         view,
-        ServerState.RANK_LOST,
-        sentence or f"{names(gone)} {runs}.",
-        [*why, *view.kills],
-        told or gone[0],
-        "its log, and dmesg, tell what ended it; the server does not recover",
+        state=ServerState.RANK_LOST,
+        sentence=sentence or f"{names(gone)} {runs}.",
+        why=[*why, *view.kills],
+        rank=dead[0] if dead else gone[0],
+        advice="its log, and dmesg, tell what ended it; the server does not recover",
     )
     # Where all have ended, most of them were ended by the server.
-    return found if told or len(gone) == 1 else found.model_copy(update={"process": ""})
+    if dead or len(gone) == 1:
+        return assessment
+    return assessment.model_copy(update={"process": ""})
 
 
 def _plural(ranks: Sequence[Rank]) -> str:
     """``is in all_reduce``, ``are in all_reduce``, ``waits for work``, ``wait for
     work``."""
     words = _words(ranks[0], len(ranks))
-    return (
-        f"{'is' if len(ranks) == 1 else 'are'} {words}"
-        if words.startswith("in ")
-        else words
-    )
+    if not words.startswith("in "):
+        return words
+    return f"is {words}" if len(ranks) == 1 else f"are {words}"
 
 
 def _words(rank: Rank, count: int) -> str:
@@ -803,82 +940,82 @@ def names(ranks: Sequence[Rank]) -> str:
 
 def _observed(seen: RankLook) -> list[str]:
     lines = list(seen.groups)
-    lines += [f"{e.waiter} waits for {e.awaited}: {e.why}" for e in seen.edges[:6]]
-    sources = dict.fromkeys(
-        f"{r.role} stands at {r.source}" for r in seen.ranks if r.source
-    )
+    for edge in seen.edges[:6]:
+        lines.append(f"{edge.waiter} waits for {edge.awaited}: {edge.why}")
+    sources: dict[str, None] = {}
+    for rank in seen.ranks:
+        if rank.source:
+            sources[f"{rank.role} stands at {rank.source}"] = None
     return [*lines, *list(sources)[:4]]
 
 
 def _state(
-    view: View,
+    view: DiagnosisView,
+    *,
     state: ServerState,
     sentence: str,
     why: list[str],
     rank: Rank,
     advice: str,
 ) -> Assessment:
-    course = next((c for c in view.courses(rank.pid) if c.name == rank.thread), None)
+    """``state``, shown by the thread of ``rank`` that tells what it is at."""
     stack: dict[str, Any] = {}
-    if course is not None:
-        stack = {
-            "thread": course.name,
-            "frames": course.frames,
-            "seen": course.samples,
-            "samples": course.samples + course.torn,
-        }
+    for course in view.courses(rank.pid):
+        if course.name == rank.thread:
+            stack = {
+                "thread": course.name,
+                "frames": course.frames,
+                "seen": course.samples,
+                "samples": course.samples + course.torn,
+            }
+            break
     why = [*why, *_logged(view, rank)]
-    cpu = (
-        []
-        if rank.cpu_pct is None
-        else [f"{rank.role} uses {rank.cpu_pct:.0f} % of a core"]
-    )
-    call = [f"its thread waits in the system call {rank.call}"] if rank.call else []
+    if rank.cpu_pct is not None:
+        why.append(f"{rank.role} uses {rank.cpu_pct:.0f} % of a core")
+    if rank.call:
+        why.append(f"its thread waits in the system call {rank.call}")
     return Assessment(
         state=state,
         sentence=sentence,
-        why=[*why, *cpu, *call],
+        why=why,
         process=rank.role,
         advice=[KEEP, advice],
         **stack,
     )
 
 
-def _logged(view: View, rank: Rank) -> list[str]:
+def _logged(view: DiagnosisView, rank: Rank) -> list[str]:
     """The first error of that rank in the log, its exception where it has one."""
     for _, data in view.evidence.results(LogsData, partial=True):
-        own = [
-            line for line in data.errors if line.process.partition(" ")[0] == rank.role
-        ]
-        raised = (one for one in own if EXCEPTION.match(one.text))
-        if line := next(raised, own[0] if own else None):
-            return [
-                (
-                    f"first error of {rank.role} in the log, at {line.time}: "
-                    f"{public_line(line, 200)}"
-                )
-            ]
+        own = []
+        for line in data.errors:
+            if line.process.partition(" ")[0] == rank.role:
+                own.append(line)
+        exceptions = [line for line in own if EXCEPTION.match(line.text)]
+        for line in (exceptions or own)[:1]:
+            text = public_line(line, 200)
+            return [f"first error of {rank.role} in the log, at {line.time}: {text}"]
     return []
 
 
-def asleep_and_stuck(view: View) -> bool:
+def asleep_and_stuck(view: DiagnosisView) -> bool:
     """Whether a rank stands in its own code, asleep and outside of input and output,
     while its core waits for it: what does not end by itself, however short the
     silence."""
-    found = silent(view, [])
-    if found is None or found.state is not ServerState.WORKER_STUCK:
+    assessment = silent(view, [])
+    if assessment is None or assessment.state is not ServerState.WORKER_STUCK:
         return False
     seen = look(view)
-    stuck = (
-        [r for r in seen.ranks if r.kind in RUNS and r.stand is Stand.STANDS]
-        if seen
-        else []
-    )
-    return all(_asleep(rank) for rank in stuck)
+    if seen is None:
+        return True
+    stuck = _at_stand(seen.ranks, Stand.STANDS)
+    return all(_asleep(rank) for rank in stuck if rank.kind in RUNS)
 
 
 def _asleep(rank: Rank) -> bool:
-    return rank.call in ASLEEP and rank.cpu_pct is not None and rank.cpu_pct < AWAKE_PCT
+    return (
+        rank.call in _ASLEEP and rank.cpu_pct is not None and rank.cpu_pct < _AWAKE_PCT
+    )
 
 
 def replicas(facts: TargetFacts) -> bool:
@@ -886,39 +1023,42 @@ def replicas(facts: TargetFacts) -> bool:
     return len({labels(p.role).get("DP") for p in facts.cores}) > 1
 
 
-def stuck_replica(view: View, why: Sequence[str]) -> Assessment | None:
+def stuck_replica(view: DiagnosisView, why: Sequence[str]) -> Assessment | None:
     """A replica that is stuck while another one works: a core that stands in its own
     code and sleeps, or that waits for a worker which does. Or what coordinates them
     stands so."""
     seen = look(view) if replicas(view.facts) else None
     if seen is None:
         return None
-    cores = {p.pid for p in view.facts.cores}
-    stuck = [
-        rank
-        for rank in seen.ranks
-        if (rank.kind in RUNS or rank.kind == "coordinator")
-        and rank.stand is Stand.STANDS
-        and _asleep(rank)
-        and (
-            rank.pid in cores
-            or rank.kind == "coordinator"
-            or any(e.awaited == rank.role for e in seen.edges)
-        )
-    ]
-    if not stuck:
+    stuck = _stuck_in_replica(view, seen)
+    if stuck is None:
         return None
     harm = "requests that reach it do not get an answer"
-    if stuck[0].kind == "coordinator":
+    if stuck.kind == "coordinator":
         harm = "nobody tells the replicas of each other's requests"
     return _state(
         view,
-        ServerState.WORKER_STUCK,
-        (
-            f"{stuck[0].role} is stuck in {stuck[0].place}, while another replica "
-            f"works: {harm}."
+        state=ServerState.WORKER_STUCK,
+        sentence=(
+            f"{stuck.role} is stuck in {stuck.place}, while another replica works: "
+            f"{harm}."
         ),
-        [*why, *_observed(seen)],
-        stuck[0],
-        "take this server out of the load balancer, and restart it",
+        why=[*why, *_observed(seen)],
+        rank=stuck,
+        advice="take this server out of the load balancer, and restart it",
     )
+
+
+def _stuck_in_replica(view: DiagnosisView, seen: RankLook) -> Rank | None:
+    """The first process that stands asleep and that a replica cannot do without."""
+    cores = {process.pid for process in view.facts.cores}
+    awaited = {edge.awaited for edge in seen.edges}
+    for rank in _at_stand(seen.ranks, Stand.STANDS):
+        if not _asleep(rank):
+            continue
+        if rank.kind == "coordinator":
+            return rank
+        # A worker that nobody waits for holds nothing up.
+        if rank.kind in RUNS and (rank.pid in cores or rank.role in awaited):
+            return rank
+    return None

@@ -3,6 +3,7 @@ functions."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Literal
@@ -23,6 +24,7 @@ from mmrepro.probes.data import (
     MetricsData,
     ProcessesData,
     ProcessUse,
+    StackSample,
     StacksData,
     SyscallsData,
 )
@@ -33,9 +35,9 @@ TOKENS = ("prompt_tokens", "generation_tokens")
 COUNTERS = ("finished", *TOKENS)
 BEGUN = "in the body of a"
 """In the error of an answer that began, and was not whole."""
-NO_WAY = "ConnectError"
+_NO_WAY = "ConnectError"
 """How an error begins where there was no connection."""
-HOT_PCT = checks.BUSY_PCT
+_HOT_PCT = checks.BUSY_PCT
 
 Answer = Literal[
     "not-asked",
@@ -51,7 +53,7 @@ Answer = Literal[
 
 
 @dataclass(frozen=True)
-class View:
+class DiagnosisView:
     facts: TargetFacts
     evidence: Evidence
 
@@ -59,7 +61,9 @@ class View:
 
     @property
     def inference(self) -> InferenceData | None:
-        return next((d for _, d in self.evidence.results(InferenceData, "check")), None)
+        for _, data in self.evidence.results(InferenceData, "check"):
+            return data
+        return None
 
     @property
     def answer(self) -> Answer:
@@ -87,67 +91,71 @@ class View:
     @property
     def endpoints(self) -> HttpData | None:
         """The latest whole reading of the cheap endpoints."""
-        return next(
-            (d for _, d in reversed(list(self.evidence.results(HttpData, "check")))),
-            None,
-        )
+        readings = [data for _, data in self.evidence.results(HttpData, "check")]
+        return readings[-1] if readings else None
 
     @property
     def green(self) -> bool | None:
         """Whether all say so that say anything: one that refuses us (a key, a path)
         does not."""
-        said = [a.status for a in self._answers if not _refused(a.status)]
-        return all(status == 200 for status in said) if said else None
+        judged = [a.status for a in self._answers if not _refused(a.status)]
+        if not judged:
+            return None
+        return all(status == 200 for status in judged)
 
     @property
     def late(self) -> list[str]:
         """Endpoints without an answer in time, where no other one says that it is not
         well."""
-        if any(
-            a.status not in (None, 200) and not _refused(a.status)
-            for a in self._answers
-        ):
-            return []
-        return [a.path for a in self._answers if a.status is None]
+        paths = []
+        for answer in self._answers:
+            if answer.status is None:
+                paths.append(answer.path)
+            elif answer.status != 200 and not _refused(answer.status):
+                return []
+        return paths
 
     @property
     def front_answers(self) -> bool | None:
         """Whether anything at all came back over HTTP, be it a refusal."""
         if self.inference is not None and self.inference.status is not None:
             return True
-        return (
-            any(a.status is not None for a in self._answers) if self._answers else None
-        )
+        if not self._answers:
+            return None
+        return any(answer.status is not None for answer in self._answers)
 
     @property
     def refused_connection(self) -> bool:
         data = self.endpoints
-        return data is not None and all(
-            connection_refused(a.error) for a in data.answers
-        )
+        if data is None:
+            return False
+        return all(connection_refused(answer.error) for answer in data.answers)
 
     @property
     def mute(self) -> bool:
         """Whether every endpoint let the time pass and sent nothing back."""
-        return bool(self._answers) and all(
-            a.timed_out and not a.body for a in self._answers
-        )
+        for answer in self._answers:
+            if answer.body or not answer.timed_out:
+                return False
+        return bool(self._answers)
 
     @property
     def garbled(self) -> bool:
         """Whether one closed or reset its connection, or sent what is no whole HTTP
         answer: what does that is not frozen."""
-        cut = [
-            a
-            for a in self._answers
-            if a.status is None and not a.error.startswith(NO_WAY)
-        ]
-        return any(a.body or not a.timed_out for a in cut)
+        for answer in self._answers:
+            if answer.status is not None or answer.error.startswith(_NO_WAY):
+                continue
+            if answer.body or not answer.timed_out:
+                return True
+        return False
 
     @property
     def _answers(self) -> list[EndpointAnswer]:
-        asked = self.endpoints.answers if self.endpoints else []
-        return [a for a in asked if not a.error.startswith(NOT_SENT)]
+        endpoints = self.endpoints
+        if endpoints is None:
+            return []
+        return [a for a in endpoints.answers if not a.error.startswith(NOT_SENT)]
 
     @property
     def warms(self) -> bool:
@@ -159,7 +167,10 @@ class View:
     def behind(self) -> EndpointAnswer | None:
         """An endpoint's answer that is of what stands before the server: 502 and 504,
         or a page."""
-        return next((a for a in self._answers if stands_before(a.status, a.body)), None)
+        for answer in self._answers:
+            if stands_before(answer.status, answer.body):
+                return answer
+        return None
 
     # ------------------------------------------------------------ the counters
 
@@ -176,9 +187,12 @@ class View:
         return self.here or bool(self.always("running") or self.always("waiting"))
 
     def readings(self, short: str) -> list[float]:
+        return metric_readings(self.evidence, self._metrics(short), "check")
+
+    def _metrics(self, short: str) -> tuple[str, ...]:
+        """The engine's own names of a metric; they differ between releases."""
         engine = ENGINES.get(self.facts.engine)
-        names = engine.metrics.get(short, ()) if engine else ()
-        return metric_readings(self.evidence, names, "check")
+        return tuple(engine.metrics.get(short, ())) if engine else ()
 
     @property
     def progress(self) -> bool | None:
@@ -187,72 +201,68 @@ class View:
         Requests count only where tokens are not counted: a frozen vLLM counts as
         finished those that their clients give up."""
         for counters in (TOKENS, ("finished",)):
-            readings = [
-                values for c in counters if len(values := self.readings(c)) >= 2
-            ]
-            pairs = [pair for values in readings for pair in pairwise(values)]
-            if not self.here and any(after < before for before, after in pairs):
+            readings = self._read_twice(counters)
+            if not self.here and any(_fell(values) for values in readings):
                 return None  # counted anew, or by another replica
             if readings:
                 return any(values[-1] != values[0] for values in readings)
         return None
 
+    def _read_twice(self, shorts: Iterable[str]) -> list[list[float]]:
+        """The readings of those that were read more than once."""
+        readings = map(self.readings, shorts)
+        return [values for values in readings if len(values) >= 2]
+
     @property
     def moving(self) -> bool | None:
         """As ``progress``; steps that were made, and a KV cache that fills, are some as
         well."""
-        others = [
-            values
-            for c in ("steps", "kv_usage")
-            if len(values := self.readings(c)) >= 2
-        ]
-        if self.progress is False and any(values[-1] != values[0] for values in others):
-            return True
+        if self.progress is False:
+            for values in self._read_twice(("steps", "kv_usage")):
+                if values[-1] != values[0]:
+                    return True
         return self.progress
 
     @property
     def span_s(self) -> float:
         """Seconds between the first and the last reading of the counters."""
-        read = [r.started.mono for r, _ in self.evidence.results(MetricsData, "check")]
-        return max(read) - min(read) if read else 0.0
+        results = self.evidence.results(MetricsData, "check")
+        times = [result.started.mono for result, _ in results]
+        return max(times) - min(times) if times else 0.0
 
     def timed(self, short: str) -> list[tuple[float, float]]:
         """Monotonic second and value of each reading, oldest first.
-        ``waiting_capacity``,
-        ``waiting_deferred``: of those that wait, the ones that do for that reason."""
-        engine = ENGINES.get(self.facts.engine)
-        names = engine.metrics.get(short, ()) if engine else ()
-        reason = (
-            short.removeprefix("waiting_") if short.startswith("waiting_") else None
-        )
-        found = []
-        read = list(self.evidence.results(MetricsData, "check"))
-        begun = read[-1][1].total(BEGUN_AT) if read else None
-        for result, data in read:
+        ``waiting_capacity``, ``waiting_deferred``: of those that wait, the ones that do
+        for that reason."""
+        names = self._metrics(short)
+        reason = None
+        if short.startswith("waiting_"):
+            reason = short.removeprefix("waiting_")
+        timed = []
+        results = list(self.evidence.results(MetricsData, "check"))
+        begun = results[-1][1].total(BEGUN_AT) if results else None
+        for result, data in results:
+            # A reading of a process that began at another time: a restart, or another
+            # replica behind the same address.
             if data.total(BEGUN_AT) not in (None, begun):
                 continue
-            values = [
-                s.value
-                for s in data.samples
-                if s.name in names and reason in (None, s.labels.get("reason"))
-            ]
-            if values and None not in values:
-                found.append(
-                    (result.started.mono, sum(v for v in values if v is not None))
-                )
-        return found
+            value = _sum(data, names, reason)
+            if value is not None:
+                timed.append((result.started.mono, value))
+        return timed
 
     @property
     def others_running(self) -> list[float]:
         """Requests that run, in each reading, without ours where it was on its way."""
-        own = [
-            (r.started.mono, r.started.mono + d.seconds)
-            for r, d in self.evidence.results(InferenceData, "check")
-        ]
-        return [
-            value - any(began <= at <= ended for began, ended in own)
-            for at, value in self.timed("running")
-        ]
+        own = []
+        for result, data in self.evidence.results(InferenceData, "check"):
+            began = result.started.mono
+            own.append((began, began + data.seconds))
+        others = []
+        for at, value in self.timed("running"):
+            ours = any(began <= at <= ended for began, ended in own)
+            others.append(value - 1 if ours else value)
+        return others
 
     @property
     def connections(self) -> list[ConnectionsData]:
@@ -262,13 +272,15 @@ class View:
     @property
     def last_progress(self) -> LogLine | None:
         """The log's last line of work done."""
-        logs = (d.last_work for _, d in self.evidence.results(LogsData, partial=True))
-        return next((line for line in logs if line is not None), None)
+        for _, data in self.evidence.results(LogsData, partial=True):
+            if data.last_work is not None:
+                return data.last_work
+        return None
 
     def always(self, short: str) -> bool | None:
         """Whether a gauge was above 0 in every reading; None: not read twice."""
         values = self.readings(short)
-        return all(v > 0 for v in values) if len(values) >= 2 else None
+        return min(values) > 0 if len(values) >= 2 else None
 
     def counted(self) -> str:
         """``running 0 → 0, waiting 3 → 5``: for people."""
@@ -276,7 +288,7 @@ class View:
         for short in ("running", "waiting", *COUNTERS):
             values = self.readings(short)
             if values:
-                parts.append(f"{short} " + " → ".join(f"{v:g}" for v in values))
+                parts.append(f"{short} {course_of(values)}")
         return ", ".join(parts)
 
     # ------------------------------------------------------------ the processes
@@ -302,25 +314,30 @@ class View:
 
     def use(self, pid: int | None) -> ProcessUse | None:
         """The latest CPU reading of a process."""
-        latest = None
+        uses = self._uses(pid)
+        return uses[-1] if uses else None
+
+    def _uses(self, pid: int | None) -> list[ProcessUse]:
+        """A process in each reading of the processes, oldest first."""
+        uses = []
         for _, data in self.evidence.results(ProcessesData, "check"):
-            latest = next((p for p in data.processes if p.pid == pid), latest)
-        return latest
+            for use in data.processes:
+                if use.pid == pid:
+                    uses.append(use)
+                    break
+        return uses
 
     @property
     def core_hot(self) -> bool | None:
         """Whether the core took most of one core in user space, or queued for one all
         the time."""
         pid = self.core_pid
-        uses = [
-            p.user_pct
-            for _, data in self.evidence.results(ProcessesData, "check")
-            for p in data.processes
-            if p.pid == pid
-        ]
         if pid is not None and spinning(self.evidence, {pid}):
             return True
-        return any(u >= HOT_PCT for u in uses) if uses else None
+        uses = self._uses(pid)
+        if not uses:
+            return None
+        return any(use.user_pct >= _HOT_PCT for use in uses)
 
     def hot_thread(self, pid: int | None) -> int | None:
         """Id of the thread that uses most of a core."""
@@ -328,7 +345,7 @@ class View:
         if use is None or not use.busiest:
             return None
         thread = use.busiest[0]
-        return thread.tid if thread.user_pct + thread.system_pct >= HOT_PCT else None
+        return thread.tid if thread.user_pct + thread.system_pct >= _HOT_PCT else None
 
     def waits(self, pid: int | None) -> dict[int, str]:
         """Thread id: the system call that it waits in."""
@@ -341,10 +358,44 @@ class View:
     def courses(self, pid: int | None) -> list[Course]:
         if pid is None:
             return []
-        samples = [
-            s for _, d in self.evidence.results(StacksData, "check") for s in d.samples
-        ]
+        samples: list[StackSample] = []
+        for _, data in self.evidence.results(StacksData, "check"):
+            samples += data.samples
         return courses(samples, pid)
+
+
+def first_total(data: MetricsData, names: Iterable[str]) -> float | None:
+    """The first of these metrics that was read; their names differ between
+    releases."""
+    for name in names:
+        value = data.total(name)
+        if value is not None:
+            return value
+    return None
+
+
+def course_of(values: Iterable[float]) -> str:
+    """``3 → 5``: for people."""
+    return " → ".join(f"{value:g}" for value in values)
+
+
+def _fell(values: Sequence[float]) -> bool:
+    return any(after < before for before, after in pairwise(values))
+
+
+def _sum(data: MetricsData, names: Sequence[str], reason: str | None) -> float | None:
+    """Over the samples of a metric, of one reason; None: there is none, or one is no
+    number."""
+    total: float | None = None
+    for sample in data.samples:
+        if sample.name not in names:
+            continue
+        if reason is not None and sample.labels.get("reason") != reason:
+            continue
+        if sample.value is None:
+            return None
+        total = (total or 0) + sample.value
+    return total
 
 
 def _refused(status: int | None) -> bool:

@@ -31,7 +31,7 @@ from mmrepro.failure.signature.live_server import LATENESS
 from mmrepro.live.diagnose import classes_logged, discover, dumps, general, ranks
 from mmrepro.live.diagnose.classes import LOG_GROWTH, classes
 from mmrepro.live.diagnose.collect import Collector
-from mmrepro.live.diagnose.discover import Target
+from mmrepro.live.diagnose.discover import ServerTarget
 from mmrepro.live.diagnose.kernel import note_kernel
 from mmrepro.live.diagnose.match import (
     all_scenarios,
@@ -41,7 +41,7 @@ from mmrepro.live.diagnose.match import (
     union,
 )
 from mmrepro.live.diagnose.options import DiagnoseCommand
-from mmrepro.live.diagnose.readings import View
+from mmrepro.live.diagnose.readings import DiagnosisView
 from mmrepro.probes.base import ProbeStatus, RawSink
 from mmrepro.probes.data import GpuData, LogsData, MetricsData
 from mmrepro.probes.stacks import HOW_TO_ALLOW
@@ -128,7 +128,7 @@ def _private(listener: Listener | None, redactor: Redactor) -> Listener | None:
 
 def _look(
     options: DiagnoseCommand,
-    target: Target,
+    target: ServerTarget,
     recorder: Recorder,
     taken: Moment,
     scenarios: Sequence[Scenario],
@@ -169,9 +169,9 @@ def _look(
             dumps=dumps.read(given, logged, engine=facts.engine, release=facts.release)
             if given
             else None,
-            cause=classes_logged.cause_of(View(facts, evidence)),
+            cause=classes_logged.cause_of(DiagnosisView(facts, evidence)),
             classes=classes(evidence, facts),
-            ranks=ranks.look(View(facts, evidence)),
+            ranks=ranks.look(DiagnosisView(facts, evidence)),
             since=_since(evidence, assessment.state),
             matches=match_all(scenarios, evidence, live),
             unseen=_unseen(target, evidence),
@@ -188,7 +188,7 @@ def _look(
 
 def _collect(
     options: DiagnoseCommand,
-    target: Target,
+    target: ServerTarget,
     collector: Collector,
     scenarios: Sequence[Scenario],
     lateness: Lateness,
@@ -219,7 +219,7 @@ def _collect(
 
 
 def _decided(
-    target: Target,
+    target: ServerTarget,
     collector: Collector,
     scenarios: Sequence[Scenario],
     lateness: Lateness,
@@ -255,20 +255,22 @@ def _decided(
 
 
 def _live(facts: TargetFacts, evidence: Evidence, deadline_s: float = 0.0) -> LiveFacts:
-    found = LiveFacts(facts.engine, facts.release, tuple(facts.command), deadline_s)
-    return replace(
-        found, device=_device(facts, found.option("--device") or "", evidence)
-    )
+    live = LiveFacts(facts.engine, facts.release, tuple(facts.command), deadline_s)
+    device = _device(facts, live.option("--device") or "", evidence)
+    return replace(live, device=device)
 
 
 def _device(facts: TargetFacts, given: str, evidence: Evidence) -> str:
     """cpu or cuda, by who holds a GPU's memory, the server's option or its installed
     build."""
-    pids = {p.pid for p in facts.processes}
-    if any(data.held_by(pids) for _, data in evidence.results(GpuData)):
-        return "cuda"
+    pids = {process.pid for process in facts.processes}
+    for _, data in evidence.results(GpuData):
+        if data.held_by(pids):
+            return "cuda"
     kind = given.partition(":")[0]
-    return kind if kind in ON else "cpu" if "+cpu" in facts.release_from else ""
+    if kind in ON:
+        return kind
+    return "cpu" if "+cpu" in facts.release_from else ""
 
 
 def _of_engine(scenarios: Sequence[Scenario], facts: TargetFacts) -> list[Scenario]:
@@ -280,31 +282,33 @@ def _keep_log_lines(recorder: Recorder, evidence: Evidence) -> None:
     is."""
     for _, data in evidence.results(LogsData, partial=True):
         lines = [*data.errors, *data.last_by_process.values()]
-        lines += [line for matching in data.matches.values() for line in matching]
-        lines += [data.last_work] if data.last_work else []
-        text = "".join(
-            (
+        for matching in data.matches.values():
+            lines += matching
+        if data.last_work:
+            lines.append(data.last_work)
+        numbered = {line.number: line for line in lines}
+        text = f"# lines of {data.file}\n"
+        for number, line in sorted(numbered.items()):
+            text += (
                 f"{number}: ({line.process}) {line.level} {line.time} [{line.source}] "
                 f"{line.text}\n"
             )
-            for number, line in sorted({line.number: line for line in lines}.items())
-        )
         sink = RawSink(recorder.dir, mask=recorder.mask)
-        sink.write(Path(data.file).name, f"# lines of {data.file}\n{text}")
+        sink.write(Path(data.file).name, text)
 
 
 def _catch_locals(collector: Collector, scenarios: Sequence[Scenario]) -> None:
     """A few more samples where a scenario looks for a local that is only there now and
     then."""
-    looking = [s for s in scenarios if s.looks_for_locals]
     evidence = collector.evidence
     live = _live(collector.target.facts, evidence)
-    close = [
-        s
-        for s in looking
-        for m in match_all([s], evidence, live)
-        if m.fit in (Fit.LIKELY, Fit.SYMPTOM_ONLY)
-    ]
+    close = []
+    for scenario in scenarios:
+        if not scenario.looks_for_locals:
+            continue
+        for matched in match_all([scenario], evidence, live):
+            if matched.fit in (Fit.LIKELY, Fit.SYMPTOM_ONLY):
+                close.append(scenario)
     if close:
         collector.more_stacks(
             lambda samples: any(s.enough_stacks(samples) for s in close)
@@ -312,14 +316,13 @@ def _catch_locals(collector: Collector, scenarios: Sequence[Scenario]) -> None:
 
 
 def _metric_names(evidence: Evidence) -> frozenset[str]:
-    return frozenset(
-        sample.name
-        for _, data in evidence.results(MetricsData)
-        for sample in data.samples
-    )
+    names: set[str] = set()
+    for _, data in evidence.results(MetricsData):
+        names.update(sample.name for sample in data.samples)
+    return frozenset(names)
 
 
-def _unseen(target: Target, evidence: Evidence) -> list[str]:
+def _unseen(target: ServerTarget, evidence: Evidence) -> list[str]:
     unseen = list(target.unseen)
     if target.facts.root_pid is None and target.facts.place == "remote":
         unseen.append("its processes: stacks, CPU and log need mmrepro on its machine")

@@ -41,7 +41,7 @@ from mmrepro.engines.supervise import EngineProcess, answers
 from mmrepro.failure.documents.cause import Cause, CauseClass, StartCause
 from mmrepro.failure.documents.diagnosis import Certainty
 from mmrepro.live.diagnose import cause_rules
-from mmrepro.live.diagnose.raised import Raised
+from mmrepro.live.diagnose.raised import LoggedException
 from mmrepro.probes.base import run_probe
 from mmrepro.probes.data import LogLine
 from mmrepro.probes.log_words import public_line
@@ -145,7 +145,7 @@ def _engine_by_usage(lines: Sequence[LogLine]) -> Engine | None:
     return None
 
 
-def last_start(lines: Sequence[LogLine], engine: Engine | None) -> list[LogLine]:
+def _last_start(lines: Sequence[LogLine], engine: Engine | None) -> list[LogLine]:
     """From the last line with which a start of that engine begins."""
     for line_form in engine.start_lines[:1] if engine else ():
         form = re.compile(line_form)
@@ -161,7 +161,7 @@ _RELEASE = re.compile(
 )
 
 
-def release_of(lines: Sequence[LogLine], engine: Engine | None) -> str:
+def _release_of(lines: Sequence[LogLine], engine: Engine | None) -> str:
     """As the log says it; "": it does not."""
     if engine is None:
         return ""
@@ -178,7 +178,7 @@ def release_of(lines: Sequence[LogLine], engine: Engine | None) -> str:
 # -------------------------------------------------------------- what this machine knows
 
 
-def installed_for(command: Sequence[str]) -> list[Path]:
+def _installed_for(command: Sequence[str]) -> list[Path]:
     """The site-packages that the programs in ``command`` belong to:
     ``/venv/bin/vllm``."""
     found = []
@@ -406,13 +406,13 @@ def read_start(
         total_bytes: of the device's memory; 0: as the log says.
     """
     engine = engine or engine_of(lines, command)
-    lines = last_start(lines, engine)
+    lines = _last_start(lines, engine)
     name = engine.name if engine else ""
-    places = installed_for(command)
+    places = _installed_for(command)
     there = next(iter(_metadata(name, places)), None) if name else None
-    release = release or release_of(lines, engine) or (there[0] if there else "")
+    release = release or _release_of(lines, engine) or (there[0] if there else "")
     stage = stage_of(lines, engine)
-    ready = ready_line(lines, engine)
+    ready = _ready_line(lines, engine)
     last = next((line for line in reversed(lines) if line.text.strip()), None)
     answer = StartReading(
         state=StartState.UNKNOWN,
@@ -448,12 +448,12 @@ def read_start(
     update = {
         "state": StartState.FAILED,
         "sentence": cause.sentence,
-        "cause": as_cause(failed),
+        "cause": _as_cause(failed),
     }
     return answer.model_copy(update=update)
 
 
-def as_cause(failed: FailedStart) -> Cause:
+def _as_cause(failed: FailedStart) -> Cause:
     """The class ``failed-start`` with what is below it."""
     line = failed.line
     return Cause(
@@ -467,12 +467,12 @@ def as_cause(failed: FailedStart) -> Cause:
         file=line.file if line else "",
         why=list(failed.why),
         advice=list(failed.advice),
-        start=below_of(failed),
+        start=_below_of(failed),
     )
 
 
 def below(
-    lines: Sequence[LogLine], one: Raised | None, engine: str
+    lines: Sequence[LogLine], one: LoggedException | None, engine: str
 ) -> StartCause | None:
     """What is below ``failed-start``, for the judge of whole logs.
 
@@ -483,7 +483,7 @@ def below(
         engine: "": not known.
     """
     known = ENGINES[engine] if engine else None
-    release = release_of(lines, known)
+    release = _release_of(lines, known)
     ranges = asked_ranges(engine, release) if engine and release else {}
     asked = Asked(engine, release, stage_of(lines, known), ranges)
     failed = start_cause(lines, asked)
@@ -492,10 +492,10 @@ def below(
             update={"text": one.text, "level": "", "quoted": []}
         )
         failed = start_cause([whole], asked)
-    return below_of(failed) if failed else None
+    return _below_of(failed) if failed else None
 
 
-def below_of(failed: FailedStart) -> StartCause:
+def _below_of(failed: FailedStart) -> StartCause:
     return StartCause(
         name=failed.fault,
         sentence=failed.sentence,
@@ -534,7 +534,7 @@ _NO_PORT = re.compile(r"\[Errno 98\] error while attempting to bind on address")
 """uvicorn, which is up by then: SGLang 0.5.23 says that it is ready all the same."""
 
 
-def ready_line(lines: Sequence[LogLine], engine: Engine | None) -> LogLine | None:
+def _ready_line(lines: Sequence[LogLine], engine: Engine | None) -> LogLine | None:
     """The line with which the engine says that it is ready; None where it got no
     port."""
     marks = [engine.ready_mark] if engine else [e.ready_mark for e in ENGINES.values()]
@@ -549,14 +549,14 @@ def ready_line(lines: Sequence[LogLine], engine: Engine | None) -> LogLine | Non
 POLL_S = 0.2
 QUIET_S = 20.0
 """Without a line and without CPU time for so long, at the deadline: it hangs."""
-SAMPLE_S = 2.0
-IDLE_SHARE = 0.05
+_SAMPLE_S = 2.0
+_IDLE_SHARE = 0.05
 """Of one processor: less is a wait."""
-MOST_LOG = 256 * MIB
+_MOST_LOG = 256 * MIB
 """Of the server's output; a start that writes more is ended."""
 
 
-class Follower:
+class _Follower:
     """The lines of a log that is being written; only what is new is read."""
 
     def __init__(self, path: Path) -> None:
@@ -609,7 +609,7 @@ def watch_start(
         show: gets each new line.
     """
     began = time.monotonic()
-    follower = Follower(process.log)
+    follower = _Follower(process.log)
     moved, used, judged = began, 0.0, 0
     url = ""
     while True:
@@ -620,14 +620,14 @@ def watch_start(
         port = port_of(command, engine)
         url = f"http://127.0.0.1:{port}" if port else ""
         code = process.exit_code
-        ready = ready_line(follower.lines, engine) is not None or _answers(
+        ready = _ready_line(follower.lines, engine) is not None or _answers(
             process, url, engine
         )
-        over = time.monotonic() - began >= deadline_s or follower.bytes > MOST_LOG
+        over = time.monotonic() - began >= deadline_s or follower.bytes > _MOST_LOG
         if code is not None or ready or over:
             break
         quiet = time.monotonic() - moved
-        idle = quiet >= QUIET_S and _cpu(process) - used < IDLE_SHARE * quiet
+        idle = quiet >= QUIET_S and _cpu(process) - used < _IDLE_SHARE * quiet
         if idle and len(follower.lines) != judged:
             judged = len(follower.lines)
             cause = start_cause(follower.lines, Asked(engine.name if engine else ""))
@@ -641,8 +641,8 @@ def watch_start(
     quiet, share = time.monotonic() - moved, 0.0
     if code is None and not ready:
         before = _cpu(process)
-        time.sleep(SAMPLE_S)
-        share = (_cpu(process) - before) / SAMPLE_S
+        time.sleep(_SAMPLE_S)
+        share = (_cpu(process) - before) / _SAMPLE_S
         code = process.exit_code
     answer = read_start(
         follower.lines,
@@ -675,8 +675,8 @@ def watch_start(
         )
     if code is not None or answer.state is StartState.FAILED:
         return answer
-    if follower.bytes > MOST_LOG:
-        words = f"The start wrote {MOST_LOG // MIB} MiB of log and is not ready."
+    if follower.bytes > _MOST_LOG:
+        words = f"The start wrote {_MOST_LOG // MIB} MiB of log and is not ready."
         return answer.model_copy(
             update={"state": StartState.UNKNOWN, "sentence": words}
         )
@@ -693,7 +693,7 @@ def _late(
     """Not ready at the deadline: it hangs, or it still works."""
     busy = f"its processes use {share * 100:.0f} % of a processor"
     silence = f"no line for {duration(quiet)}"
-    if quiet < QUIET_S or share > IDLE_SHARE:
+    if quiet < QUIET_S or share > _IDLE_SHARE:
         words = (
             f"It is not ready after {duration(seconds)} {answer.stage}, and still "
             f"works: {silence}, {busy}."
@@ -723,7 +723,7 @@ def _late(
             ),
         ),
     )
-    update = {"state": StartState.STUCK, "sentence": words, "cause": as_cause(failed)}
+    update = {"state": StartState.STUCK, "sentence": words, "cause": _as_cause(failed)}
     return answer.model_copy(update=update)
 
 
@@ -756,7 +756,7 @@ def _answers(process: EngineProcess, url: str, engine: Engine | None) -> bool:
     return False
 
 
-MOST_STACKS = 4
+_MOST_STACKS = 4
 STACKS_S = 20.0
 
 
@@ -775,4 +775,4 @@ def _stacks(process: EngineProcess) -> list[str]:
                 f"{f.function} ({Path(f.file).name}:{f.line})" for f in frames
             )
             found.append(f"{processes.label(sample.pid)[:60]}: {place}")
-    return found[:MOST_STACKS]
+    return found[:_MOST_STACKS]

@@ -12,7 +12,7 @@ from mmrepro.probes.data import Frame, StackSample, ThreadStack
 MIN_SAMPLES = 3
 NEAR = 3
 """Frames by which the samples of one small loop may differ at their inner end."""
-NEAR_IN_PYTHON = 6
+_NEAR_IN_PYTHON = 6
 """The same for a thread that has the GIL in every sample: its loop is all Python, and
 calls Python functions. A model's forward pass, which moves by as much, gives the GIL up
 in each of its kernels. vLLM 0.23.0's LRUCache.popitem differs by 4 (line 81 or 82 of
@@ -50,12 +50,12 @@ WAITING = frozenset(
         "_watchdog_once",
     }
 )
-LOOPS = frozenset({"run_forever", "run_until_complete", "_run_once", "serve_forever"})
+_LOOPS = frozenset({"run_forever", "run_until_complete", "_run_once", "serve_forever"})
 RUNNERS = ("uvloop/__init__.py", "asyncio/runners.py")
 """uvloop's event loop has no Python frame: who runs it is the innermost one while it
 waits."""
-WAITING_FILES = ("selectors.py", "concurrent/futures/thread.py", *RUNNERS)
-LOCKING = frozenset({"acquire", "__enter__", "_acquire_restore", "acquire_lock"})
+_WAITING_FILES = ("selectors.py", "concurrent/futures/thread.py", *RUNNERS)
+_LOCKING = frozenset({"acquire", "__enter__", "_acquire_restore", "acquire_lock"})
 DEVICE = re.compile(r"(?:torch/cuda|/nccl|torch/distributed|torch/_C|cuda|triton)")
 _LOCK = re.compile(
     r"<(?:[\w. ]*)(?:lock|Lock|Semaphore|Condition)[^>]* at (0x[0-9a-f]+)"
@@ -101,7 +101,7 @@ class Course:
     @property
     def stays(self) -> bool:
         """In one place in every sample, or inside one small loop."""
-        near = NEAR_IN_PYTHON if self.with_gil == self.samples else NEAR
+        near = _NEAR_IN_PYTHON if self.with_gil == self.samples else NEAR
         return self.samples >= MIN_SAMPLES and bool(self.steady) and self.loose <= near
 
     @property
@@ -117,33 +117,37 @@ class Course:
     @property
     def idle_loop(self) -> bool:
         """It is an event loop that has nothing to do, in every sample."""
-        inner = [own[0].file for s in self.stacks if (own := _python(s.frames))]
-        idle = all(
-            f.endswith(RUNNERS) or (f.endswith("selectors.py") and self.in_a_loop)
-            for f in inner
-        )
-        return idle and len(inner) == len(self.stacks)
+        for stack in self.stacks:
+            own = _python(stack.frames)
+            if not own:
+                return False
+            file = own[0].file
+            # A selector may be other code's: it counts inside of an event loop only.
+            selects = file.endswith("selectors.py") and self.in_a_loop
+            if not file.endswith(RUNNERS) and not selects:
+                return False
+        return True
 
     @property
     def in_a_loop(self) -> bool:
         """Further out it runs an event loop."""
-        return all(
-            any(bare(f) in LOOPS or f.file.endswith(RUNNERS) for f in s.frames[1:])
-            for s in self.stacks
-        )
+        return all(_runs_a_loop(stack.frames[1:]) for stack in self.stacks)
 
     @property
     def locking(self) -> bool:
         """Its innermost Python function is one that takes a lock, in every sample."""
-        return self.samples >= MIN_SAMPLES and all(
-            s.frames and bare(_python(s.frames)[0]) in LOCKING for s in self.stacks
-        )
+        for stack in self.stacks:
+            if not stack.frames or bare(_python(stack.frames)[0]) not in _LOCKING:
+                return False
+        return self.samples >= MIN_SAMPLES
 
     @property
     def on_device(self) -> bool:
-        return any(
-            DEVICE.search(f.file) for s in self.stacks for f in _python(s.frames)[:3]
-        )
+        for stack in self.stacks:
+            for frame in _python(stack.frames)[:3]:
+                if DEVICE.search(frame.file):
+                    return True
+        return False
 
     @property
     def driver_call(self) -> str:
@@ -173,18 +177,18 @@ def _driver_call(frames: Sequence[Frame]) -> str:
     """Of the C frames below the innermost Python one; a copy to the host waits for the
     device."""
     own = _python(frames)
-    below = (
-        frames[: frames.index(own[0])]
-        if own and own[0].file.endswith(".py")
-        else frames
-    )
-    return next(
-        (
-            f.function
-            for f in below
-            if _LIBRARY.search(f.file) and _DRIVER.match(f.function)
-        ),
-        "",
+    below = list(frames)
+    if own and own[0].file.endswith(".py"):
+        below = below[: below.index(own[0])]
+    for frame in below:
+        if _LIBRARY.search(frame.file) and _DRIVER.match(frame.function):
+            return frame.function
+    return ""
+
+
+def _runs_a_loop(frames: Iterable[Frame]) -> bool:
+    return any(
+        bare(frame) in _LOOPS or frame.file.endswith(RUNNERS) for frame in frames
     )
 
 
@@ -208,19 +212,23 @@ def _waits(frames: Sequence[Frame]) -> bool:
     if not frames:
         return True  # a thread that runs no Python code is none of ours
     frames = _python(frames)
-    return bare(frames[0]) in WAITING or frames[0].file.endswith(WAITING_FILES)
+    return bare(frames[0]) in WAITING or frames[0].file.endswith(_WAITING_FILES)
 
 
 def courses(samples: Iterable[StackSample], pid: int) -> list[Course]:
     """The threads of ``pid`` that are there in every sample of it, in the order first
     seen."""
-    mine = [s for s in samples if s.pid == pid and s.threads]
+    taken = 0
     by_thread: dict[object, list[ThreadStack]] = {}
-    for sample in mine:
+    for sample in samples:
+        if sample.pid != pid or not sample.threads:
+            continue
+        taken += 1
         for thread in sample.threads:
             by_thread.setdefault(thread.tid or thread.name, []).append(thread)
-    whole = [stacks for stacks in by_thread.values() if len(stacks) == len(mine)]
-    return [_course(pid, stacks) for stacks in whole]
+    # A thread that came or went while samples were taken stands nowhere.
+    lasting = [stacks for stacks in by_thread.values() if len(stacks) == taken]
+    return [_course(pid, stacks) for stacks in lasting]
 
 
 def _untorn(stacks: list[ThreadStack]) -> list[ThreadStack]:
@@ -230,10 +238,13 @@ def _untorn(stacks: list[ThreadStack]) -> list[ThreadStack]:
     Such a sample has no frame, or ends short of the frame in which the thread was
     started: that one never changes. Where more than a third is like that, nothing is
     left out."""
-    counts = Counter(root for stack in stacks if (root := _root(stack)))
+    counts: Counter[tuple[str, str]] = Counter()
+    for stack in stacks:
+        if root := _root(stack):
+            counts[root] += 1
     common = max(counts, key=counts.__getitem__, default=None)
-    read = [stack for stack in stacks if _root(stack) == common]
-    return read if len(read) * 3 >= len(stacks) * 2 else stacks
+    whole = [stack for stack in stacks if _root(stack) == common]
+    return whole if len(whole) * 3 >= len(stacks) * 2 else stacks
 
 
 def _root(stack: ThreadStack) -> tuple[str, str] | None:
@@ -244,6 +255,8 @@ def _root(stack: ThreadStack) -> tuple[str, str] | None:
 
 def _course(pid: int, taken: list[ThreadStack]) -> Course:
     stacks = _untorn(taken)
+    # From the outside in: stacks are compared where they begin, for what a thread
+    # calls last is of another depth in each sample.
     outward = [list(reversed(_python(stack.frames))) for stack in stacks]
     depth = 0
     for frames in zip(*outward, strict=False):
@@ -257,7 +270,7 @@ def _course(pid: int, taken: list[ThreadStack]) -> Course:
         name=stacks[0].name,
         stacks=tuple(stacks),
         steady=tuple(reversed(outward[0][:depth])),
-        loose=max(len(frames) for frames in outward) - depth,
+        loose=max(map(len, outward)) - depth,
         turning=turning.pop() if len(turning) == 1 else "",
         torn=len(taken) - len(stacks),
     )
@@ -285,11 +298,18 @@ def holder(waiting: Course, all_courses: Sequence[Course]) -> str:
 
 
 def _locks(frames: Sequence[Frame]) -> set[str]:
-    values = [value for frame in frames for value in frame.locals.values()]
-    return {match[1] for value in values if (match := _LOCK.search(value))}
+    locks = set()
+    for frame in frames:
+        for value in frame.locals.values():
+            if match := _LOCK.search(value):
+                locks.add(match[1])
+    return locks
 
 
 def _objects(frames: Sequence[Frame]) -> set[str]:
     """Those whose methods the frames are."""
-    found = [_SELF.search(frame.locals.get("self", "")) for frame in frames]
-    return {match[1] for match in found if match}
+    objects = set()
+    for frame in frames:
+        if match := _SELF.search(frame.locals.get("self", "")):
+            objects.add(match[1])
+    return objects

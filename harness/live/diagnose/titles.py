@@ -11,7 +11,7 @@ from typing import Literal
 
 from mmrepro.base.common_options import RANK_OPTIONS
 from mmrepro.engines import ENGINES, Engine
-from mmrepro.failure.documents.diagnosis import TargetFacts
+from mmrepro.failure.documents.diagnosis import TargetFacts, TargetProcess
 from packaging.specifiers import SpecifierSet
 from packaging.version import InvalidVersion, Version
 
@@ -24,13 +24,15 @@ SIZES = {group: names for group, names in RANK_OPTIONS.items() if group != "EP"}
 ORDER = ("DP", "PP", "TP")
 """In which titles name their groups, and in which engines count ranks: outermost
 first."""
-ELSEWHERE = (
-    "--nnodes",
-    "--node-rank",
-    "--data-parallel-size-local",
-    "--headless",
-    "--distributed-executor-backend",
-    "--enable-dp-attention",
+_ELSEWHERE = frozenset(
+    {
+        "--nnodes",
+        "--node-rank",
+        "--data-parallel-size-local",
+        "--headless",
+        "--distributed-executor-backend",
+        "--enable-dp-attention",
+    }
 )
 """With these options not every rank is a process below this server."""
 KINDS: Sequence[tuple[str, Literal["coordinator", "detokenizer"]]] = (
@@ -58,8 +60,10 @@ def labels(role: str) -> dict[str, int]:
 def expected(facts: TargetFacts) -> dict[str, int]:
     """Sizes of the groups that the command line asks for; {}: it says nothing, or some
     ranks are not processes of this server."""
-    words = [part for word in facts.command for part in word.split("=", 1)]
-    if any(word in ELSEWHERE for word in words):
+    words: list[str] = []
+    for word in facts.command:
+        words += word.split("=", 1)
+    if not _ELSEWHERE.isdisjoint(words):
         return {}
     sizes = {}
     for group, names in SIZES.items():
@@ -71,7 +75,10 @@ def expected(facts: TargetFacts) -> dict[str, int]:
 
 def named(prefix: str, rank: Mapping[str, int]) -> str:
     """``Worker_PP1_TP0``."""
-    return "_".join([prefix, *(f"{k}{v}" for k, v in rank.items())])
+    title = prefix
+    for group, number in rank.items():
+        title += f"_{group}{number}"
+    return title
 
 
 def every(
@@ -79,10 +86,8 @@ def every(
 ) -> list[dict[str, int]]:
     """The ranks of these groups, in the order in which engines count and start them."""
     kept = [name for name in groups if name in sizes]
-    return [
-        dict(zip(kept, numbers, strict=True))
-        for numbers in product(*(range(sizes[name]) for name in kept))
-    ]
+    numbers = product(*(range(sizes[name]) for name in kept))
+    return [dict(zip(kept, place, strict=True)) for place in numbers]
 
 
 def in_order(engine: str, prefix: str, release: str) -> bool:
@@ -114,45 +119,82 @@ def whole(
         logged: pid, as the engine's log has it: role.
     """
     engine = ENGINES.get(facts.engine)
-    if engine is None or not any(p.state in "ZX" for p in facts.processes):
+    if engine is None or not any(_has_ended(process) for process in facts.processes):
         return facts
-    sizes = expected(facts)
-    prefixes = [name for name in (engine.core_role, engine.worker_role) if name]
-    titles = [*prefixes, *(name for name, _ in KINDS)]
-    roles = {p.pid: p.role for p in facts.processes}
-    roles |= {p.pid: _title(p.role, titles) for p in facts.processes if p.state in "ZX"}
+    roles = _roles(facts, engine, logged or {})
+    # The cores first: in which of them a worker is follows from the core's own rank.
+    for prefix in filter(None, (engine.core_role, engine.worker_role)):
+        _complete(facts, engine, prefix, roles, died or {})
+    processes = []
     for process in facts.processes:
-        said = (logged or {}).get(process.inner_pid or process.pid, "")
-        title = roles[process.pid]
-        if (
-            process.state in "ZX"
-            and title in titles
-            and said.startswith(title)
-            and labels(said)
-        ):
-            roles[process.pid] = said
-    for prefix in prefixes:
-        outer = prefix == engine.core_role and bool(engine.worker_role)
-        inner = every(sizes, ("DP",) if outer else ("PP", "TP"))
-        own = [p for p in facts.processes if roles[p.pid].startswith(prefix)]
-        for parent in dict.fromkeys(p.ppid for p in own):
-            above = {} if outer else labels(roles.get(parent, ""))
-            data = {"DP": above["DP"]} if {"DP"} <= sizes.keys() & above.keys() else {}
-            wanted = [data | one for one in inner]
-            if not any(wanted) and (outer or not sizes):
-                continue
-            there = [p for p in own if p.ppid == parent]
-            below = {p.inner_pid or p.pid: labels(roles[p.pid]) for p in there}
-            counted = "DP" not in sizes or "DP" in wanted[0]
-            order = in_order(facts.engine, prefix, facts.release)
-            found = _ranks(below, wanted, died or {}, in_order=order) if counted else {}
-            for process in [
-                p for p in there if not labels(roles[p.pid]) and p.state in "ZX"
-            ]:
-                rank = found.get(process.inner_pid or process.pid)
-                roles[process.pid] = named(prefix, rank) if rank else prefix + UNKNOWN
-    processes = [p.model_copy(update={"role": roles[p.pid]}) for p in facts.processes]
+        update = {"role": roles[process.pid]}
+        processes.append(process.model_copy(update=update))
     return facts.model_copy(update={"processes": processes})
+
+
+def _has_ended(process: TargetProcess) -> bool:
+    return process.state in "ZX"
+
+
+def _logged_pid(process: TargetProcess) -> int:
+    """As the engine's log has it: in a container the inner one."""
+    return process.inner_pid or process.pid
+
+
+def _roles(
+    facts: TargetFacts, engine: Engine, logged: Mapping[int, str]
+) -> dict[int, str]:
+    """Pid: role, with the whole titles of those that ended, and the ranks that the log
+    has of them."""
+    titles = [name for name in (engine.core_role, engine.worker_role) if name]
+    titles += [name for name, _ in KINDS]
+    roles = {}
+    for process in facts.processes:
+        role = process.role
+        if _has_ended(process):
+            role = _title(role, titles)
+            in_log = logged.get(_logged_pid(process), "")
+            if role in titles and in_log.startswith(role) and labels(in_log):
+                role = in_log
+        roles[process.pid] = role
+    return roles
+
+
+def _complete(
+    facts: TargetFacts,
+    engine: Engine,
+    prefix: str,
+    roles: dict[int, str],
+    died: Mapping[int, int],
+) -> None:
+    """Give a rank to those with this title that have ended, parent by parent."""
+    sizes = expected(facts)
+    outer = prefix == engine.core_role and bool(engine.worker_role)
+    inner = every(sizes, ("DP",) if outer else ("PP", "TP"))
+    in_their_order = in_order(facts.engine, prefix, facts.release)
+    families: dict[int, list[TargetProcess]] = {}
+    for process in facts.processes:
+        if roles[process.pid].startswith(prefix):
+            families.setdefault(process.ppid, []).append(process)
+
+    for parent, family in families.items():
+        above = {} if outer else labels(roles.get(parent, ""))
+        data = {}
+        if "DP" in sizes and "DP" in above:
+            data["DP"] = above["DP"]
+        wanted = [data | place for place in inner]
+        if not any(wanted) and (outer or not sizes):
+            continue
+        ranks: Mapping[int, Mapping[str, int]] = {}
+        # Of a worker whose core's rank is not known no whole rank can be told.
+        if "DP" not in sizes or "DP" in wanted[0]:
+            below = {_logged_pid(p): labels(roles[p.pid]) for p in family}
+            ranks = _ranks(below, wanted, died, in_order=in_their_order)
+        for process in family:
+            if _has_ended(process) and not labels(roles[process.pid]):
+                rank = ranks.get(_logged_pid(process))
+                role = named(prefix, rank) if rank else prefix + UNKNOWN
+                roles[process.pid] = role
 
 
 def absent(facts: TargetFacts) -> list[str]:
@@ -161,10 +203,11 @@ def absent(facts: TargetFacts) -> list[str]:
     engine, sizes = ENGINES.get(facts.engine), expected(facts)
     if engine is None:
         return []
-    wanted = [named(engine.core_role, one) for one in every(sizes, _groups(engine))]
-    there = [p.role for p in facts.cores]
-    known = all(role in wanted for role in there)
-    return [role for role in wanted if role not in there] if known else []
+    wanted = [named(engine.core_role, rank) for rank in every(sizes, _groups(engine))]
+    there = {process.role for process in facts.cores}
+    if not there.issubset(wanted):
+        return []
+    return [role for role in wanted if role not in there]
 
 
 def _groups(engine: Engine) -> tuple[str, ...]:
@@ -192,21 +235,29 @@ def _ranks(
     """Pid: rank of each that has none in ``below``, which is in the order of their
     start."""
     groups = wanted[0].keys()
-    known = {
-        pid: {k: v for k, v in rank.items() if k in groups}
-        for pid, rank in below.items()
-    }
-    if any(rank and rank not in wanted for rank in known.values()):
-        return {}
-    said = {pid: wanted[number] for pid, number in died.items() if number < len(wanted)}
-    found: dict[int, Mapping[str, int]] = {
-        pid: rank or said.get(pid, {}) for pid, rank in known.items()
-    }
-    cut = [pid for pid, rank in found.items() if not rank]
-    there = [*found.values(), *(rank for pid, rank in said.items() if pid not in known)]
+    known: dict[int, dict[str, int]] = {}
+    for pid, rank in below.items():
+        known[pid] = {group: at for group, at in rank.items() if group in groups}
+        if known[pid] and known[pid] not in wanted:
+            return {}
+    logged: dict[int, Mapping[str, int]] = {}
+    for pid, number in died.items():
+        if number < len(wanted):
+            logged[pid] = wanted[number]
+
+    ranks: dict[int, Mapping[str, int]] = {}
+    for pid, rank in known.items():
+        ranks[pid] = rank or logged.get(pid, {})
+    cut = [pid for pid, rank in ranks.items() if not rank]
+    there = [*ranks.values()]
+    for pid, rank in logged.items():
+        if pid not in known:
+            there.append(rank)
     lost = [rank for rank in wanted if rank not in there]
     if len(cut) == len(lost):
-        every_one = found | dict(zip(cut, lost, strict=True))
-        if len(cut) < 2 or (in_order and list(every_one.values()) == list(wanted)):
-            found = every_one
-    return {pid: rank for pid, rank in found.items() if rank and not known[pid]}
+        filled = ranks | dict(zip(cut, lost, strict=True))
+        # A single one can only be the one that is missing; several only where the
+        # order of the whole family agrees.
+        if len(cut) < 2 or (in_order and list(filled.values()) == list(wanted)):
+            ranks = filled
+    return {pid: rank for pid, rank in ranks.items() if rank and not known[pid]}

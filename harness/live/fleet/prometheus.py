@@ -25,7 +25,7 @@ MAX_BYTES = 32 << 20
 APART_S = 60.0
 """Between the two moments whose metrics are compared: longer than usual scrape
 intervals."""
-RECENT = "1h"
+_RECENT = "1h"
 """A server that is down has no metrics of now."""
 MOST = 64
 """Servers that are looked at."""
@@ -122,10 +122,10 @@ def _json(got: Fetched) -> Any:
 def _series(data: Any) -> Iterator[tuple[dict[str, str], float]]:
     """Labels and value of what a query found; what is malformed is left out."""
     result = data.get("result") if isinstance(data, dict) else None
-    for one in result if isinstance(result, list) else []:
+    for series in result if isinstance(result, list) else []:
         try:
-            labels = {str(k): str(v) for k, v in one["metric"].items()}
-            yield labels, float(one["value"][1])
+            labels = {str(k): str(v) for k, v in series["metric"].items()}
+            yield labels, float(series["value"][1])
         except (KeyError, TypeError, ValueError, IndexError, AttributeError):
             continue
 
@@ -137,17 +137,17 @@ def _targets(root: str) -> tuple[dict[Key, tuple[str, str, str]], str]:
     except UsageError as error:
         return {}, error.message
     active = data.get("activeTargets") if isinstance(data, dict) else None
-    found = {}
-    for one in active if isinstance(active, list) else []:
-        labels = one.get("labels") if isinstance(one, dict) else None
-        address = (
-            _address(str(one.get("scrapeUrl", ""))) if isinstance(labels, dict) else ""
-        )
-        if labels and address:
+    targets = {}
+    for target in active if isinstance(active, list) else []:
+        labels = target.get("labels") if isinstance(target, dict) else None
+        if not labels or not isinstance(labels, dict):
+            continue
+        address = _address(str(target.get("scrapeUrl", "")))
+        if address:
             key = str(labels.get("job", "")), str(labels.get("instance", ""))
-            last_error = str(one.get("lastError", ""))[:300]
-            found[key] = (address, str(one.get("health", "")), last_error)
-    return found, ""
+            last_error = str(target.get("lastError", ""))[:300]
+            targets[key] = (address, str(target.get("health", "")), last_error)
+    return targets, ""
 
 
 Held = dict[str, list[float | None]]
@@ -165,7 +165,7 @@ def _held(root: str) -> tuple[dict[Key, Held], float]:
     now = time.time()
     found: dict[Key, Held] = {}
     recent = (
-        f'count by (job, instance) (last_over_time({{__name__=~"{every}"}}[{RECENT}]))'
+        f'count by (job, instance) (last_over_time({{__name__=~"{every}"}}[{_RECENT}]))'
     )
     for labels, _ in _series(_ask(root, "query", query=recent)):
         key = labels.get("job", ""), labels.get("instance", "")

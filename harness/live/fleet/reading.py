@@ -21,17 +21,18 @@ from mmrepro.failure.documents.diagnosis import (
     Diagnosis,
     LiveClass,
     ServerState,
+    TargetFacts,
 )
 from mmrepro.failure.documents.fleet import Finding, FleetState, Member, Part, Scraped
 from mmrepro.live.diagnose.classes import OWN_TOKENS, STANDSTILL_S, UNASKED_S
-from mmrepro.live.diagnose.readings import View
+from mmrepro.live.diagnose.readings import DiagnosisView
 from mmrepro.probes.data import InferenceData, MetricsData
 from mmrepro.traffic.evidence import Evidence
 
-SGLANG_MODE = "--disaggregation-mode"
-LMDEPLOY_ROLE = "--role"
-VLLM_CONFIG = "--kv-transfer-config"
-VLLM_ROLES = {"kv_producer": Part.PREFILL, "kv_consumer": Part.DECODE}
+_SGLANG_MODE = "--disaggregation-mode"
+_LMDEPLOY_ROLE = "--role"
+_VLLM_CONFIG = "--kv-transfer-config"
+_VLLM_ROLES = {"kv_producer": Part.PREFILL, "kv_consumer": Part.DECODE}
 """Of vllm/config/kv_transfer.py. ``kv_both``, which is usual with NIXL, names no
 side."""
 SIDES = {"prefill": Part.PREFILL, "decode": Part.DECODE}
@@ -48,11 +49,11 @@ FAILED = (
 """vLLM 0.32 (kv_connector/v1/nixl/stats.py), SGLang 0.5.23
 (observability/metrics_collector.py)."""
 PROMPTS = ("vllm:request_prompt_tokens_sum", "vllm:request_prompt_tokens_count")
-LOCAL_SHARE = 0.5
+_LOCAL_SHARE = 0.5
 """A decode server computes the last token of each prompt itself, and what ends no
 block."""
-LOCAL_TOKENS = 512
-LONG_PROMPT = 64
+_LOCAL_TOKENS = 512
+_LONG_PROMPT = 64
 """Mean tokens of a prompt: shorter ones may be health checks, which go past the
 router."""
 SLOW_TIMES, SLOW_S = 5.0, 2.0
@@ -79,10 +80,17 @@ class Look:
     scraped: Scraped | None = None
 
     @property
-    def view(self) -> View | None:
+    def view(self) -> DiagnosisView | None:
         if self.diagnosis is None or self.evidence is None:
             return None
-        return View(self.diagnosis.target, self.evidence)
+        return DiagnosisView(self.diagnosis.target, self.evidence)
+
+    @property
+    def metrics(self) -> list[MetricsData]:
+        """Each reading of its metrics, oldest first."""
+        if self.evidence is None:
+            return []
+        return [data for _, data in self.evidence.results(MetricsData, "check")]
 
 
 # ------------------------------------------------------------------ one server
@@ -92,25 +100,31 @@ def part_of(
     command: Sequence[str], metrics: Sequence[MetricsData] = ()
 ) -> tuple[Part, str]:
     """What a server is for, and how that is known."""
-    words = [part for word in command for part in _halves(word)]
-    for name, value in pairwise(words):
+    for name, value in pairwise(_words(command)):
         side: Part | None = None
-        if name in (SGLANG_MODE, LMDEPLOY_ROLE):
+        if name in (_SGLANG_MODE, _LMDEPLOY_ROLE):
             side = SIDES.get(value.lower())
-        elif name == VLLM_CONFIG:
-            side = VLLM_ROLES.get(_role(value))
-        elif name == f"{VLLM_CONFIG}.kv_role":
-            side = VLLM_ROLES.get(value)
+        elif name == _VLLM_CONFIG:
+            side = _VLLM_ROLES.get(_role(value))
+        elif name == f"{_VLLM_CONFIG}.kv_role":
+            side = _VLLM_ROLES.get(value)
         if side is not None:
             return side, f"its option {name}"
     # SGLang says so with each metric (srt/observability/metrics_collector.py).
     for data in metrics:
-        kinds = {s.labels.get("engine_type", "") for s in data.samples} & SIDES.keys()
+        labels = {sample.labels.get("engine_type", "") for sample in data.samples}
+        kinds = labels & SIDES.keys()
         if len(kinds) == 1:
-            return SIDES[
-                kind := kinds.pop()
-            ], f'the label engine_type="{kind}" of its metrics'
+            kind = kinds.pop()
+            return SIDES[kind], f'the label engine_type="{kind}" of its metrics'
     return Part.REPLICA, ""
+
+
+def _words(command: Sequence[str]) -> list[str]:
+    words: list[str] = []
+    for word in command:
+        words += _halves(word)
+    return words
 
 
 def _halves(word: str) -> list[str]:
@@ -129,25 +143,22 @@ def _role(text: str) -> str:
 
 def member(look: Look) -> Member:
     """One server of several, without what only the others show."""
-    found, view = look.diagnosis, look.view
-    metrics = (
-        [d for _, d in look.evidence.results(MetricsData, "check")]
-        if look.evidence
-        else []
-    )
-    part, because = part_of(found.target.command if found else [], metrics)
-    counted = {}
+    diagnosis, view = look.diagnosis, look.view
+    part, because = part_of(diagnosis.target.command if diagnosis else [], look.metrics)
+    counted: dict[str, list[float]] = {}
     if view is not None:
-        shorts = ("running", "waiting", "prompt_tokens", "generation_tokens")
-        counted = {s: values for s in shorts if (values := view.readings(s))}
-        if part is not Part.REPLICA and (read := on_their_way(look)):
-            counted["transfers"] = [count for _, count in read]
+        for short in ("running", "waiting", "prompt_tokens", "generation_tokens"):
+            if values := view.readings(short):
+                counted[short] = values
+        transfers = [count for _, count in on_their_way(look)]
+        if part is not Part.REPLICA and transfers:
+            counted["transfers"] = transfers
     return Member(
         name=look.url.partition("://")[2].rstrip("/") or look.url,
         url=look.url,
         part=part,
         part_because=because,
-        diagnosis=found,
+        diagnosis=diagnosis,
         error=look.error,
         scraped=look.scraped,
         counted=counted,
@@ -161,14 +172,17 @@ def read(looks: Sequence[Look]) -> tuple[list[Member], list[Finding]]:
     """The servers, and what is to be said of them together, the gravest first."""
     members = [member(look) for look in looks]
     by: dict[Part, list[tuple[Member, Look]]] = {}
-    for one, look in zip(members, looks, strict=True):
-        by.setdefault(one.part, []).append((one, look))
+    for server, look in zip(members, looks, strict=True):
+        by.setdefault(server.part, []).append((server, look))
     for alike in by.values():
-        _differences(alike)
+        _note_differences(alike)
+
     findings = [*_transfers(by)]
-    about = {name for one in findings for name in one.servers}
+    about: set[str] = set()
+    for finding in findings:
+        about.update(finding.servers)
     for part, alike in by.items():
-        findings += _odd(part, [one for one, _ in alike], about)
+        findings += _odd(part, [server for server, _ in alike], about)
     return members, [*findings, *_local(by)]
 
 
@@ -178,7 +192,7 @@ def summary(
     """One state for all of them, and a sentence."""
     if findings:
         return findings[0].state, findings[0].sentence
-    blind = [one for one in members if one.well is None]
+    blind = [server for server in members if server.well is None]
     if blind:
         well = len(members) - len(blind)
         return FleetState.UNKNOWN, (
@@ -189,106 +203,154 @@ def summary(
 
 
 def _names(members: Sequence[Member]) -> str:
-    more = f" and {len(members) - SHOWN} more" if len(members) > SHOWN else ""
-    return ", ".join(one.name for one in members[:SHOWN]) + more
+    names = ", ".join(server.name for server in members[:SHOWN])
+    if len(members) > SHOWN:
+        names += f" and {len(members) - SHOWN} more"
+    return names
 
 
-def _state(one: Member) -> str:
-    if one.diagnosis is None:
-        return one.error or "not diagnosed"
-    return STATE_WORDS[one.diagnosis.state].partition(":")[0]
+def _state(server: Member) -> str:
+    if server.diagnosis is None:
+        return server.error or "not diagnosed"
+    return STATE_WORDS[server.diagnosis.state].partition(":")[0]
+
+
+def _each(unwell: Sequence[Member]) -> str:
+    return "; ".join(f"{server.name}: {_state(server)}" for server in unwell[:SHOWN])
+
+
+def _answer(well: Sequence[Member]) -> str:
+    return "answers" if len(well) == 1 else "answer"
 
 
 def _odd(part: Part, alike: Sequence[Member], about: set[str]) -> Iterator[Finding]:
     """Those that are unwell among servers that are for the same."""
-    unwell = [one for one in alike if one.well is False]
-    well = [one for one in alike if one.well]
-    if not unwell or {one.name for one in unwell} <= about:
+    unwell = [server for server in alike if server.well is False]
+    well = [server for server in alike if server.well]
+    names = [server.name for server in unwell]
+    if not unwell or about.issuperset(names):
         return
     kind = "servers" if part is Part.REPLICA else f"{part} servers"
-    why = [f"{one.name}: {_state(one)}: {one.sentence}" for one in unwell[:SHOWN]]
-    why += (
-        [f"{_names(well)}: {'answers' if len(well) == 1 else 'answer'}"] if well else []
-    )
-    why += [f"{one.name}: {text}" for one in unwell[:SHOWN] for text in one.differs]
-    first, count = unwell[0], len(alike)
-    known = sorted(
-        {m.scenario for one in unwell if one.diagnosis for m in one.diagnosis.found}
-    )
-    why += [f"known failure: {name}" for name in known]
+    count = len(alike)
+    why = _why_unwell(unwell, well)
     if not well:
-        each = "; ".join(f"{one.name}: {_state(one)}" for one in unwell[:SHOWN])
-        if count == 1:
-            sentence = (
-                f"{first.name}, the only {kind[:-1]}, is unwell: {first.sentence}"
-            )
-        elif len(unwell) < count:
-            sentence = f"No {kind[:-1]} is seen to work: {each}."
-        elif len({_state(one) for one in unwell}) == 1:
-            sentence = f"All {count} {kind} are unwell: {_state(first)}."
-        else:
-            sentence = f"All {count} {kind} are unwell: {each}."
+        all_unwell = len(unwell) == count
         yield Finding(
             state=FleetState.ALL_UNWELL,
-            certainty=Certainty.CERTAIN if len(unwell) == count else Certainty.LIKELY,
-            sentence=sentence,
-            servers=[one.name for one in unwell],
+            certainty=Certainty.CERTAIN if all_unwell else Certainty.LIKELY,
+            sentence=_none_works(unwell, count, kind),
+            servers=names,
             why=why,
             advice=[
                 "look at what they share: their traffic, their model, their release"
             ],
         )
         return
-    rest = f"{len(well)} of {count} {kind} {'answers' if len(well) == 1 else 'answer'}"
     if len(unwell) == 1:
-        sentence = f"{first.name} is the odd one out, {rest}: {first.sentence}"
+        rest = f"{len(well)} of {count} {kind} {_answer(well)}"
+        sentence = f"{names[0]} is the odd one out, {rest}: {unwell[0].sentence}"
     else:
-        each = "; ".join(f"{one.name}: {_state(one)}" for one in unwell[:SHOWN])
-        sentence = f"{len(unwell)} of {count} {kind} are unwell: {each}."
+        sentence = f"{len(unwell)} of {count} {kind} are unwell: {_each(unwell)}."
     yield Finding(
         state=FleetState.ODD_ONE_OUT,
         certainty=Certainty.CERTAIN,
         sentence=sentence,
-        servers=[one.name for one in unwell],
+        servers=names,
         why=why,
         advice=[f"take {_names(unwell)} out of the load balancer, then restart"],
     )
 
 
-def _differences(alike: Sequence[tuple[Member, Look]]) -> None:
+def _why_unwell(unwell: Sequence[Member], well: Sequence[Member]) -> list[str]:
+    shown = unwell[:SHOWN]
+    why = [f"{server.name}: {_state(server)}: {server.sentence}" for server in shown]
+    if well:
+        why.append(f"{_names(well)}: {_answer(well)}")
+    for server in shown:
+        why += [f"{server.name}: {difference}" for difference in server.differs]
+    known: set[str] = set()
+    for server in unwell:
+        if server.diagnosis is not None:
+            known.update(match.scenario for match in server.diagnosis.found)
+    return why + [f"known failure: {name}" for name in sorted(known)]
+
+
+def _none_works(unwell: Sequence[Member], count: int, kind: str) -> str:
+    """The sentence where no server of ``kind`` is seen to be well."""
+    first = unwell[0]
+    if count == 1:
+        return f"{first.name}, the only {kind[:-1]}, is unwell: {first.sentence}"
+    if len(unwell) < count:
+        return f"No {kind[:-1]} is seen to work: {_each(unwell)}."
+    states = {_state(server) for server in unwell}
+    if len(states) == 1:
+        return f"All {count} {kind} are unwell: {_state(first)}."
+    return f"All {count} {kind} are unwell: {_each(unwell)}."
+
+
+def _note_differences(alike: Sequence[tuple[Member, Look]]) -> None:
     """Note in what each is unlike the others: release, model, options, the time of an
     answer."""
-    targets = [one.diagnosis.target if one.diagnosis else None for one, _ in alike]
-    facts: Mapping[str, list[str]] = {
-        "release": [t.release if t else "" for t in targets],
-        "engine": [t.engine if t else "" for t in targets],
-        "model": [t.model if t else "" for t in targets],
-    }
-    for what, values in facts.items():
-        usual = _usual(values)
-        for (one, _), value in zip(alike, values, strict=True):
-            if usual and value and value != usual:
-                one.differs.append(f"{what} {value}, where the others have {usual}")
-    options = [_options(t.command) if t and t.command else None for t in targets]
-    for name in sorted({name for one in options if one for name in one}):
-        values = ["" if o is None else o.get(name, "-") for o in options]
-        usual = _usual(values)
-        for (one, _), value in zip(alike, values, strict=True):
-            if usual and value and value != usual:
-                has = "is not given" if value == "-" else f"is {value}"
-                theirs = "do not have it" if usual == "-" else f"have {usual}"
-                one.differs.append(f"{name} {has}, where the others {theirs}")
-    took = [
-        (one, seconds)
-        for one, look in alike
-        if (seconds := _answered_s(look)) is not None
+    members = [server for server, _ in alike]
+    targets = [
+        server.diagnosis.target if server.diagnosis else None for server in members
     ]
-    for one, seconds in took if len(took) > 2 else []:
-        others = median(other for who, other in took if who is not one)
-        if seconds > SLOW_TIMES * others and seconds > others + SLOW_S:
-            one.differs.append(
-                f"a small request takes {seconds:.1f} s, with the others {others:.1f} s"
+    for fact in ("release", "engine", "model"):
+        values = [getattr(target, fact) if target else "" for target in targets]
+        for server, value, usual in _unusual(members, values):
+            server.differs.append(f"{fact} {value}, where the others have {usual}")
+    _note_options(members, targets)
+    _note_times(alike)
+
+
+def _note_options(
+    members: Sequence[Member], targets: Sequence[TargetFacts | None]
+) -> None:
+    # Of a server whose command line is not known no option is missing.
+    options: list[dict[str, str] | None] = []
+    names: set[str] = set()
+    for target in targets:
+        given = _options(target.command) if target and target.command else None
+        options.append(given)
+        names.update(given or ())
+    for name in sorted(names):
+        values = []
+        for given in options:
+            values.append("" if given is None else given.get(name, "-"))
+        for server, value, usual in _unusual(members, values):
+            has = "is not given" if value == "-" else f"is {value}"
+            theirs = "do not have it" if usual == "-" else f"have {usual}"
+            server.differs.append(f"{name} {has}, where the others {theirs}")
+
+
+def _note_times(alike: Sequence[tuple[Member, Look]]) -> None:
+    times: list[tuple[Member, float]] = []
+    for server, look in alike:
+        seconds = _answered_s(look)
+        if seconds is not None:
+            times.append((server, seconds))
+    # Of two servers the slower one may be the usual one.
+    if len(times) < 3:
+        return
+    for server, seconds in times:
+        usual = median(other for member, other in times if member is not server)
+        if seconds > SLOW_TIMES * usual and seconds > usual + SLOW_S:
+            server.differs.append(
+                f"a small request takes {seconds:.1f} s, with the others {usual:.1f} s"
             )
+
+
+def _unusual(
+    members: Sequence[Member], values: Sequence[str]
+) -> Iterator[tuple[Member, str, str]]:
+    """Each server whose value is known and is not what most have: it, its value, and
+    theirs."""
+    usual = _usual(values)
+    if not usual:
+        return
+    for server, value in zip(members, values, strict=True):
+        if value and value != usual:
+            yield server, value, usual
 
 
 def _usual(values: Sequence[str]) -> str:
@@ -296,24 +358,28 @@ def _usual(values: Sequence[str]) -> str:
     known = [value for value in values if value]
     if len(known) < 2:
         return ""
-    (first, count), *rest = Counter(known).most_common(2)
-    return first if count > len(known) / 2 or (not rest and count == len(known)) else ""
+    first, count = Counter(known).most_common(1)[0]
+    return first if count > len(known) / 2 else ""
 
 
 def _options(command: Sequence[str]) -> dict[str, str]:
-    words = [part for word in command for part in _halves(word)]
-    found = {}
-    for name, value in pairwise([*words, ""]):
-        if name.startswith("--") and not OWN.match(name):
-            found[name] = (
-                value[:80] if value and not value.startswith("--") else "given"
-            )
-    return found
+    """Option: its value, without those that are each server's own."""
+    options = {}
+    for name, value in pairwise([*_words(command), ""]):
+        if not name.startswith("--") or OWN.match(name):
+            continue
+        has_value = value and not value.startswith("--")
+        options[name] = value[:80] if has_value else "given"
+    return options
 
 
 def _answered_s(look: Look) -> float | None:
-    results = look.evidence.results(InferenceData, "check") if look.evidence else ()
-    return next((data.seconds for _, data in results if data.answered), None)
+    if look.evidence is None:
+        return None
+    for _, data in look.evidence.results(InferenceData, "check"):
+        if data.answered:
+            return data.seconds
+    return None
 
 
 # ------------------------------------------------------------------ prefill and decode
@@ -327,19 +393,17 @@ def _transfers(by: By) -> Iterator[Finding]:
     prefill, decode = by.get(Part.PREFILL, ()), by.get(Part.DECODE, ())
     if not prefill or not decode:
         return
-    waits = [one for one, look in decode if _in_transfer(look)]
-    holds = [one for one, look in prefill if _in_transfer(look)]
-    broken = [one for one, _ in (*prefill, *decode) if _at_fault(one)]
-    if (
-        not waits
-        and not holds
-        and not any(_only_waits(one) for one, _ in (*prefill, *decode))
-    ):
-        return  # one that is unwell for itself is told as such
     both = (*prefill, *decode)
-    why = [f"{one.name} ({one.part}): {_counts(one)}" for one, _ in both]
-    why += [f"{one.name}: {text}" for one, look in both for text in _failed(look)]
-    servers = [one.name for one in (*broken, *waits, *holds)]
+    waits = [server for server, look in decode if _in_transfer(look)]
+    holds = [server for server, look in prefill if _in_transfer(look)]
+    broken = [server for server, _ in both if _at_fault(server)]
+    waiting = [server for server, _ in both if _only_waits(server)]
+    if not waits and not holds and not waiting:
+        return  # one that is unwell for itself is told as such
+
+    why = [f"{server.name} ({server.part}): {_counts(server)}" for server, _ in both]
+    for server, look in both:
+        why += [f"{server.name}: {failure}" for failure in _failed(look)]
     certainty = Certainty.LIKELY
     if broken:
         first = broken[0]
@@ -359,15 +423,7 @@ def _transfers(by: By) -> Iterator[Finding]:
             "look at what carries them: NIXL, Mooncake, the network between the two"
         )
     elif waits:
-        idle = [one for one, _ in prefill]
-        knows = all(on_their_way(look) for _, look in prefill)
-        sentence = (
-            f"The transfer stands on the prefill side: {_names(waits)} {_wait(waits)} "
-            f"for a KV cache, and {_names(idle)} {_has(idle)} none to send."
-            if knows
-            else f"The transfer stands: {_names(waits)} {_wait(waits)} for a KV cache "
-            f"that does not arrive; {_others(idle)}."
-        )
+        sentence = _nobody_sends(waits, prefill)
         advice = (
             "the prefill server has dropped it (restarted, expired), was never asked, "
             "or what carries it fails: compare both logs by the request's id"
@@ -380,32 +436,51 @@ def _transfers(by: By) -> Iterator[Finding]:
         advice = (
             "the decode server does not know of them: look at the router and at its log"
         )
+    names = [server.name for server in (*broken, *waits, *holds)]
     yield Finding(
         state=FleetState.TRANSFER_STANDS,
         certainty=certainty,
         sentence=sentence,
-        servers=list(dict.fromkeys(servers)),
+        servers=list(dict.fromkeys(names)),
         why=why,
         advice=[advice],
     )
 
 
-def _at_fault(one: Member) -> bool:
+def _nobody_sends(
+    waits: Sequence[Member], prefill: Sequence[tuple[Member, Look]]
+) -> str:
+    """The sentence where decode servers wait, and no prefill server holds anything."""
+    idle = [server for server, _ in prefill]
+    wait = f"{_names(waits)} {_wait(waits)} for a KV cache"
+    # A release that does not count what it has to send may have it all the same.
+    if all(on_their_way(look) for _, look in prefill):
+        return (
+            f"The transfer stands on the prefill side: {wait}, and {_names(idle)} "
+            f"{_has(idle)} none to send."
+        )
+    return f"The transfer stands: {wait} that does not arrive; {_others(idle)}."
+
+
+def _at_fault(server: Member) -> bool:
     """Whether it is unwell, neither merely slow nor waiting for the other side."""
-    found = one.diagnosis
-    slow = found is not None and not found.found and found.state in SLOW
-    return one.well is False and not slow and not _only_waits(one)
+    if server.well is not False or _only_waits(server):
+        return False
+    diagnosis = server.diagnosis
+    if diagnosis is None:
+        return True
+    return bool(diagnosis.found) or diagnosis.state not in SLOW
 
 
 def _others(prefill: Sequence[Member]) -> str:
     """What is known of the servers that should send it."""
-    blind = [one for one in prefill if one.well is None]
+    blind = [server for server in prefill if server.well is None]
     if blind:
         return f"of {_names(blind)} it could not be told how it is"
-    slow = [f"{one.name}: {_state(one)}" for one in prefill if not one.well]
     be = "is" if len(prefill) == 1 else "are"
-    seen = f"{_names(prefill)} {be} not at fault as far as can be seen"
-    return f"{seen} ({'; '.join(slow)})" if slow else seen
+    known = f"{_names(prefill)} {be} not at fault as far as can be seen"
+    slow = [f"{server.name}: {_state(server)}" for server in prefill if not server.well]
+    return f"{known} ({'; '.join(slow)})" if slow else known
 
 
 def _has(some: Sequence[Member]) -> str:
@@ -422,12 +497,12 @@ def on_their_way(look: Look) -> list[tuple[float, float]]:
     view = look.view
     if view is None:
         return []
-    decodes = part_of(view.facts.command)[0] is Part.DECODE
+    transfers = view.timed("transfers")
+    if transfers or part_of(view.facts.command)[0] is not Part.DECODE:
+        return transfers
     # Before 0.32 a vLLM counts them with all that it puts off; its prefill server
     # counts none.
-    return view.timed("transfers") or (
-        view.timed("waiting_deferred") if decodes else []
-    )
+    return view.timed("waiting_deferred")
 
 
 def may_hang(look: Look) -> bool:
@@ -439,10 +514,10 @@ def may_hang(look: Look) -> bool:
 def _in_transfer(look: Look) -> bool:
     """Whether some were all the time, for so long that no transfer takes it, and
     nothing but our own small request was worked on."""
-    read, view = on_their_way(look), look.view
-    if view is None or len(read) < 2 or not may_hang(look):
+    counts, view = on_their_way(look), look.view
+    if view is None or len(counts) < 2 or not may_hang(look):
         return False
-    seconds = read[-1][0] - read[0][0]
+    seconds = counts[-1][0] - counts[0][0]
     if seconds < (STANDSTILL_S if view.answer == "silent" else UNASKED_S):
         return False
     made = view.readings("generation_tokens")
@@ -450,22 +525,22 @@ def _in_transfer(look: Look) -> bool:
     return len(made) >= 2 and made[-1] - made[0] <= own
 
 
-def _only_waits(one: Member) -> bool:
+def _only_waits(server: Member) -> bool:
     """Whether all that is wrong with it is that a transfer does not end."""
-    found = one.diagnosis
-    if found is None or found.exit_code == 0 or found.found:
+    diagnosis = server.diagnosis
+    if diagnosis is None or diagnosis.exit_code == 0 or diagnosis.found:
         return False
-    named = {c.name for c in found.classes}
-    return (
-        found.state is ServerState.TRANSFER_STUCK or LiveClass.TRANSFER_STUCK in named
-    )
+    if diagnosis.state is ServerState.TRANSFER_STUCK:
+        return True
+    return any(c.name is LiveClass.TRANSFER_STUCK for c in diagnosis.classes)
 
 
-def _counts(one: Member) -> str:
-    parts = [
-        f"{s} " + " → ".join(f"{v:g}" for v in vs) for s, vs in one.counted.items()
-    ]
-    return f"{_state(one)}; {', '.join(parts) or 'no metrics'}"
+def _counts(server: Member) -> str:
+    parts = []
+    for short, values in server.counted.items():
+        course = " → ".join(f"{value:g}" for value in values)
+        parts.append(f"{short} {course}")
+    return f"{_state(server)}; {', '.join(parts) or 'no metrics'}"
 
 
 def _failed(look: Look) -> Iterator[str]:
@@ -478,19 +553,14 @@ def _failed(look: Look) -> Iterator[str]:
 def _local(by: By) -> Iterator[Finding]:
     """A decode server that computes prompts which a prefill server should have
     computed. It answers, and says nothing of it."""
-    for one, look in by.get(Part.DECODE, ()):
+    for server, look in by.get(Part.DECODE, ()):
         local, remote = _labelled(look, *LOCAL), _labelled(look, *REMOTE)
         total, count = (_plain(look, name) for name in PROMPTS)
         if local is None or remote is None or not total or not count:
             continue
         share, mean = local / max(1.0, local + remote), total / count
-        if local < LOCAL_TOKENS or share < LOCAL_SHARE or mean < LONG_PROMPT:
+        if local < _LOCAL_TOKENS or share < _LOCAL_SHARE or mean < _LONG_PROMPT:
             continue
-        asked = [
-            m.counted["prompt_tokens"][-1]
-            for m, _ in by.get(Part.PREFILL, ())
-            if m.counted.get("prompt_tokens")
-        ]
         why = [
             f"of its prompt tokens {local:.0f} were computed there, {remote:.0f} came "
             "from another server",
@@ -499,48 +569,49 @@ def _local(by: By) -> Iterator[Finding]:
         advice = (
             "look at what the router sends it (kv_transfer_params), and at both logs"
         )
-        if asked:
+        prefilled = _prefilled(by)
+        if prefilled is not None:
             why.append(
-                f"the prefill servers have computed {sum(asked):.0f} prompt tokens"
+                f"the prefill servers have computed {prefilled:.0f} prompt tokens"
             )
-            advice = (
-                "both sides compute: the transfer fails, look at both logs"
-                if sum(asked) >= local / 2
-                else (
-                    "the router does not ask the prefill side: look at its "
-                    "list of servers"
+            if prefilled >= local / 2:
+                advice = "both sides compute: the transfer fails, look at both logs"
+            else:
+                advice = (
+                    "the router does not ask the prefill side: look at its list of "
+                    "servers"
                 )
-            )
         yield Finding(
             state=FleetState.PREFILLS_LOCALLY,
             certainty=Certainty.LIKELY,
-            sentence=f"{one.name} is a decode server and computes {share:.0%} of its "
-            "prompt tokens itself; it answers, and says nothing of it.",
-            servers=[one.name],
+            sentence=f"{server.name} is a decode server and computes {share:.0%} of "
+            "its prompt tokens itself; it answers, and says nothing of it.",
+            servers=[server.name],
             why=why,
             advice=[advice],
         )
 
 
+def _prefilled(by: By) -> float | None:
+    """Prompt tokens that the prefill servers count; None: none counts them."""
+    counts = []
+    for server, _ in by.get(Part.PREFILL, ()):
+        if values := server.counted.get("prompt_tokens"):
+            counts.append(values[-1])
+    return sum(counts) if counts else None
+
+
 def _labelled(look: Look, name: str, label: str, value: str) -> float | None:
     """Sum over the last reading; None: it has none."""
-    metrics = (
-        [d for _, d in look.evidence.results(MetricsData, "check")]
-        if look.evidence
-        else []
-    )
-    values = [
-        s.value
-        for s in (metrics[-1].samples if metrics else [])
-        if s.name == name and s.labels.get(label) == value and s.value is not None
-    ]
+    metrics = look.metrics
+    values = []
+    for sample in metrics[-1].samples if metrics else ():
+        labelled = sample.name == name and sample.labels.get(label) == value
+        if labelled and sample.value is not None:
+            values.append(sample.value)
     return sum(values) if values else None
 
 
 def _plain(look: Look, name: str) -> float | None:
-    metrics = (
-        [d for _, d in look.evidence.results(MetricsData, "check")]
-        if look.evidence
-        else []
-    )
+    metrics = look.metrics
     return metrics[-1].total(name) if metrics else None

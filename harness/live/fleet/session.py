@@ -42,8 +42,8 @@ from mmrepro.probes.base import run_probe
 from mmrepro.probes.http import api_root
 from mmrepro.probes.metrics import MetricsProbe
 
-LATER_S = UNASKED_S + 0.5
-METRICS_S = 2.0
+_LATER_S = UNASKED_S + 0.5
+_METRICS_S = 2.0
 AT_ONCE = 8
 """Servers that are looked at beside each other: each look has threads and py-spy of its
 own."""
@@ -105,6 +105,7 @@ def look(asked: DiagnoseCommand, listener: Listener | None = None) -> Looked:
     ours = [one for one in below if not is_there(one)]
     try:
         found = _each(asked, folder, addresses, listener)
+    # Also where it is interrupted: half of a look is no report.
     except BaseException:
         _drop(folder, ours)
         raise
@@ -202,12 +203,12 @@ def _once_more(asked: DiagnoseCommand, looks: Sequence[Look]) -> None:
     read = [at for one in halves if may_hang(one) for at, _ in on_their_way(one)]
     if not read:
         return
-    time.sleep(max(0.0, max(read) + LATER_S - time.monotonic()))
+    time.sleep(max(0.0, max(read) + _LATER_S - time.monotonic()))
     with tempfile.TemporaryDirectory(prefix="mmrepro-run-") as scratch:
         for one in halves:
             if one.evidence is not None:
-                probe = MetricsProbe(one.url, METRICS_S, headers=asked.headers)
-                result = run_probe(probe, Path(scratch), METRICS_S + 1, phase="check")
+                probe = MetricsProbe(one.url, _METRICS_S, headers=asked.headers)
+                result = run_probe(probe, Path(scratch), _METRICS_S + 1, phase="check")
                 result.raw = []
                 one.evidence.probes.append(result)  # type: ignore[arg-type] # as AnyProbeResult
 

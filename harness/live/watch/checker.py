@@ -21,9 +21,14 @@ from mmrepro.failure.signature.live_server import LATENESS
 from mmrepro.failure.signature.views import BEGUN_AT
 from mmrepro.live.diagnose.classes import classes
 from mmrepro.live.diagnose.ranks import look
-from mmrepro.live.diagnose.readings import View
+from mmrepro.live.diagnose.readings import DiagnosisView, first_total
 from mmrepro.live.watch.health import Check, CheckOutcome
-from mmrepro.live.watch.processes import Growth, Processes, Seen, caches_bytes
+from mmrepro.live.watch.processes import (
+    CheckAnswer,
+    Growth,
+    WatchedProcesses,
+    caches_bytes,
+)
 from mmrepro.probes.base import Probe, ProbeData, ProbeResult, ProbeStatus, run_probe
 from mmrepro.probes.data import InferenceData, MetricsData
 from mmrepro.probes.http import (
@@ -66,19 +71,22 @@ class Window:
             late: the part of the time for which this process waited for a processor,
                 where that was much.
         """
-        asked = [r for r in self._now if isinstance(r.data, InferenceData)]
         if not _answered(self._now):
-            for check in [c for c in self._checks if _answered(c)]:
-                check.clear()
-        readings = [
-            r for c in self._checks for r in c if not isinstance(r.data, InferenceData)
-        ]
-        facts_too = {LATENESS: late} if late else {}
+            # What was read before an answer tells nothing of the silence after it.
+            for check in self._checks:
+                if _answered(check):
+                    check.clear()
+        readings: list[ProbeResult[Any]] = []
+        for check in self._checks:
+            readings += [r for r in check if not isinstance(r.data, InferenceData)]
+        # Of the requests only the last one counts: earlier ones had their own silence.
+        requests = [r for r in self._now if isinstance(r.data, InferenceData)]
         evidence = Evidence(
-            probes=[*readings, *asked, *silence.probes], facts=dict(facts_too)
+            probes=[*readings, *requests, *silence.probes],
+            facts={LATENESS: late} if late else {},
         )
-        found = classes(evidence, facts)
-        return [one for one in found if one.certainty is not Certainty.POSSIBLE]
+        shown = classes(evidence, facts)
+        return [c for c in shown if c.certainty is not Certainty.POSSIBLE]
 
 
 def _answered(check: list[ProbeResult[Any]]) -> bool:
@@ -88,24 +96,25 @@ def _answered(check: list[ProbeResult[Any]]) -> bool:
 LATE = 0.3
 """Part of the deadline after which a request that is not answered yet has its server
 looked at."""
-MODELS_S = 5.0
+_MODELS_S = 5.0
 
 
 # Not the count of finished requests: a frozen vLLM counts those that clients give up
 # on. How full the KV cache is moves with each chunk of a long prompt, which counts no
 # token until its end.
 def _metrics(*shorts: str) -> tuple[str, ...]:
-    engines = ENGINES.values()
-    return tuple(
-        name for e in engines for short in shorts for name in e.metrics.get(short, ())
-    )
+    names: list[str] = []
+    for engine in ENGINES.values():
+        for short in shorts:
+            names += engine.metrics.get(short, ())
+    return tuple(names)
 
 
 PROGRESS = _metrics("prompt_tokens", "generation_tokens")
 GAUGES = _metrics("kv_usage")
-HINTS = {401: "--header 'Authorization: Bearer KEY'", 404: "--model NAME"}
-HINTS[403] = HINTS[401]
-TIED = 3
+_HINTS = {401: "--header 'Authorization: Bearer KEY'", 404: "--model NAME"}
+_HINTS[403] = _HINTS[401]
+_TIED = 3
 """So many answers in a row that move the counters: these are of the server that
 answers."""
 
@@ -143,7 +152,7 @@ class Checker:
         self._counted: MetricsData | None = None
         self._lateness = Lateness()
         self._scratch = tempfile.TemporaryDirectory(prefix="mmrepro-watch-")
-        self._processes = Processes(self.url, Path(self._scratch.name))
+        self._processes = WatchedProcesses(self.url, Path(self._scratch.name))
 
     def close(self) -> None:
         self._scratch.cleanup()
@@ -155,30 +164,40 @@ class Checker:
         with Lateness() as self._lateness:
             verdict, why = self._find_model() or self._ask()
         self._answers += verdict is CheckOutcome.OK
-        at, classes = time.monotonic(), self._classes()
-        return Check(verdict, at, at - started, why, classes, self._ranks())
+        at = time.monotonic()
+        return Check(
+            verdict=verdict,
+            at=at,
+            seconds=at - started,
+            why=why,
+            classes=self._classes(),
+            ranks=self._ranks(),
+        )
 
     def _ranks(self) -> dict[str, str]:
         facts, silence = self._processes.facts, self._processes.silence
-        seen = (
-            look(View(facts, silence)) if facts is not None and silence.probes else None
-        )
+        if facts is None or not silence.probes:
+            return {}
+        seen = look(DiagnosisView(facts, silence))
         return {rank.role: rank.stand.value for rank in seen.ranks} if seen else {}
 
     def _classes(self) -> tuple[NamedClass, ...]:
         """Of failure, by what the last checks read and by the memory of its
         processes."""
         processes, share = self._processes, self._lateness.share
-        if (facts := processes.facts) is None:
+        facts = processes.facts
+        if facts is None:
             return ()
         late = share if share > SHORT else 0.0
-        found = self._window.classes(facts, processes.silence, late=late)
+        shown = self._window.classes(facts, processes.silence, late=late)
         self._growth.observe(
             time.monotonic(), self._finished(facts), processes.memory()
         )
         pictures = bool(self._total(facts, "mm_cache_queries"))
         grows = self._growth.named(caches_bytes(facts.command) if pictures else 0)
-        return (*found, *([grows] if grows else []))
+        if grows is not None:
+            shown.append(grows)
+        return tuple(shown)
 
     def _finished(self, facts: TargetFacts) -> float:
         """Requests that the server counts as finished, else those of ours that were
@@ -188,34 +207,31 @@ class Checker:
 
     def _total(self, facts: TargetFacts, short: str) -> float | None:
         engine, data = ENGINES.get(facts.engine), self._counted
-        names = engine.metrics.get(short, ()) if engine else ()
-        return next(
-            (v for n in names if data and (v := data.total(n)) is not None), None
-        )
+        if engine is None or data is None:
+            return None
+        return first_total(data, engine.metrics.get(short, ()))
 
-    def _find_model(self) -> Seen | None:
+    def _find_model(self) -> CheckAnswer | None:
         """Ask for the served model, if it is not known; why that failed."""
         if self.model:
             return None
         got = fetch(
             "GET",
             f"{self.url}/v1/models",
-            timeout_s=min(MODELS_S, self.deadline_s),
+            timeout_s=min(_MODELS_S, self.deadline_s),
             max_bytes=1 << 20,
             headers=self.headers,
         )
         if got.status == 200:
             self.model = first_model(got.body)
-            return (
-                None
-                if self.model
-                else (CheckOutcome.ERROR, "/v1/models lists no model")
-            )
+            if self.model:
+                return None
+            return CheckOutcome.ERROR, "/v1/models lists no model"
         if got.timed_out:
             return self._silence("/v1/models", {}, (CheckOutcome.SILENT, ""))
         return self._no_completion("/v1/models", got.status, got.error, {})
 
-    def _ask(self) -> Seen:
+    def _ask(self) -> CheckAnswer:
         before = self._signs() or {}
         self._look_who_is_connected()
         probe = InferenceProbe(
@@ -232,7 +248,7 @@ class Checker:
         )
         asking.start()
         asking.join(LATE * self.deadline_s)
-        seen: Seen = CheckOutcome.SILENT, ""
+        seen: CheckAnswer = CheckOutcome.SILENT, ""
         if asking.is_alive():
             seen = self._processes.look((1 - LATE) * self.deadline_s)
         asking.join()
@@ -250,7 +266,7 @@ class Checker:
 
     def _no_completion(
         self, asked: str, status: int | None, error: str, before: Mapping[str, float]
-    ) -> Seen:
+    ) -> CheckAnswer:
         """It was answered at once, or not taken at all."""
         if connection_refused(error):
             return self._processes.absent()
@@ -259,7 +275,7 @@ class Checker:
         if status == 200:
             return CheckOutcome.ERROR, f"{asked}: 200, and no whole completion"
         if status is not None and status < 500:
-            hint = f" ({HINTS[status]}?)" if status in HINTS else ""
+            hint = f" ({_HINTS[status]}?)" if status in _HINTS else ""
             return CheckOutcome.UNKNOWN, f"{asked}: {status}{hint}"
         if dead := self._processes.part_dead():
             return CheckOutcome.FAILED, dead
@@ -272,44 +288,54 @@ class Checker:
         told = status or error.partition(":")[0]
         return CheckOutcome.ERROR, f"{asked}: {told}"
 
-    def _silence(self, asked: str, before: Mapping[str, float], seen: Seen) -> Seen:
+    def _silence(
+        self, asked: str, before: Mapping[str, float], seen: CheckAnswer
+    ) -> CheckAnswer:
         """No answer in time. ``seen``: of its processes, while it was waited for."""
-        told = f"{asked}: no answer in time"
+        silence = f"{asked}: no answer in time"
         after = self._signs()
         if moved := moved_signs(before, after or {}):
-            return CheckOutcome.BUSY, f"{told}; meanwhile {moved[0]} moved: it works"
+            return CheckOutcome.BUSY, f"{silence}; meanwhile {moved[0]} moved: it works"
         verdict, why = seen
         if self._lateness.share > SHORT:
-            return CheckOutcome.ERROR, f"{told}; this machine is short of processors"
-        counted = after is not None and bool(before.keys() & after.keys())
-        counted = counted and self._own(before, after or {})
-        mute = after is None and self._processes.near
-        if verdict is CheckOutcome.SILENT and not counted and not mute:
             return (
                 CheckOutcome.ERROR,
-                f"{told}; no counter of its own tells whether it works",
+                f"{silence}; this machine is short of processors",
             )
-        return verdict, "; ".join(filter(None, [told, why]))
+        if verdict is CheckOutcome.SILENT and not self._tells_of_itself(before, after):
+            return (
+                CheckOutcome.ERROR,
+                f"{silence}; no counter of its own tells whether it works",
+            )
+        return verdict, f"{silence}; {why}" if why else silence
+
+    def _tells_of_itself(
+        self, before: Mapping[str, float], after: Mapping[str, float] | None
+    ) -> bool:
+        """Whether what did not move is its own: a counter that was read twice, or the
+        front of a server that is near and says nothing at all."""
+        if after is None:
+            return self._processes.near
+        return not before.keys().isdisjoint(after) and self._own(before, after)
 
     def _own(self, before: Mapping[str, float], after: Mapping[str, float]) -> bool:
         """Whether the counters are of the server that is asked, and not of another
         replica behind a balancer: its processes are here, a request is counted that
-        waits, or the counters have moved with each of the last ``TIED`` answers and are
+        waits, or the counters have moved with each of the last ``_TIED`` answers and are
         still of the same process."""
         if self._processes.seen:
             return True
-        if any(
-            after.get(name, v) < v for name, v in before.items() if name not in GAUGES
-        ):
+        for name, value in before.items():
+            if name not in GAUGES and after.get(name, value) < value:
+                return False
+        begun = after.get(BEGUN_AT)
+        if before.get(BEGUN_AT) != begun:
             return False
         facts = self._processes.facts
-        busy = facts is not None and any(
-            self._total(facts, g) for g in ("running", "waiting")
-        )
-        same = before.get(BEGUN_AT) == after.get(BEGUN_AT)
-        return same and (
-            busy or (self._tied >= TIED and after.get(BEGUN_AT) == self._begun)
-        )
+        for gauge in ("running", "waiting"):
+            if facts is not None and self._total(facts, gauge):
+                return True
+        return self._tied >= _TIED and begun == self._begun
 
     def _tie(self, before: Mapping[str, float]) -> None:
         """Count the answers in a row that moved the counters: others were another
@@ -324,12 +350,16 @@ class Checker:
         late."""
         result = self._run(MetricsProbe(self.url, 2.0, headers=self.headers), 3.0)
         data = result.data
-        if isinstance(data, MetricsData):
-            self._counted = data
-            self._processes.name_engine(frozenset(s.name for s in data.samples))
-            signs = (*PROGRESS, *GAUGES, BEGUN_AT)
-            return {name: v for name in signs if (v := data.total(name)) is not None}
-        return None if result.status is ProbeStatus.TIMED_OUT else {}
+        if not isinstance(data, MetricsData):
+            return None if result.status is ProbeStatus.TIMED_OUT else {}
+        self._counted = data
+        self._processes.name_engine(frozenset(s.name for s in data.samples))
+        signs: dict[str, float] = {}
+        for name in (*PROGRESS, *GAUGES, BEGUN_AT):
+            value = data.total(name)
+            if value is not None:
+                signs[name] = value
+        return signs
 
     def _look_who_is_connected(self) -> None:
         facts = self._processes.facts
@@ -350,5 +380,9 @@ def moved_signs(before: Mapping[str, float], after: Mapping[str, float]) -> list
     another replica's, as is one of a process that began at another time."""
     if before.get(BEGUN_AT) != after.get(BEGUN_AT):
         return []
-    known = [name for name in after if name in before and after[name] != before[name]]
-    return [name for name in known if after[name] > before[name] or name in GAUGES]
+    moved = []
+    for name, value in after.items():
+        change = value - before.get(name, value)
+        if change > 0 or (change < 0 and name in GAUGES):
+            moved.append(name)
+    return moved

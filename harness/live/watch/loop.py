@@ -29,27 +29,27 @@ from mmrepro.live.watch.options import WatchCommand
 if TYPE_CHECKING:
     from mmrepro.live.fleet.session import Looked
 
-SUREST = list(Certainty)
+_SUREST = list(Certainty)
 CONFIRM_PAUSE_S = 0.01
 """Between a first failure and the check that confirms it."""
-RETURN_S = 1.0
+_RETURN_S = 1.0
 """From one check's start to the next one's, at most, of a server that is gone: when it
 starts again, it must not be called dead for long."""
 
 
 @dataclass(frozen=True)
-class Diagnosed:
+class WatchDiagnosis:
     sentence: str
     folder: Path | None
     classes: tuple[NamedClass, ...] = ()
 
 
-Diagnose = Callable[[], Diagnosed]
+Diagnose = Callable[[], WatchDiagnosis]
 Listener = Callable[[str, str], None]
 """Gets an event's kind (check, dead, live, class, diagnosis, error) and a sentence."""
 
 
-class Watch:
+class ServerWatch:
     """Runs until ``stop`` or as the options say. What it knows may be read from other
     threads."""
 
@@ -69,7 +69,7 @@ class Watch:
         self.listener = listener or (lambda kind, text: None)
         self.counts: dict[CheckOutcome, int] = dict.fromkeys(CheckOutcome, 0)
         self.incidents = 0
-        self.finding: Diagnosed | None = None
+        self.finding: WatchDiagnosis | None = None
         self.classes: dict[LiveClass, Certainty] = {}
         self.lock = threading.Lock()
         self._stop = threading.Event()
@@ -121,7 +121,7 @@ class Watch:
             ]
             before = self.classes
             now: dict[LiveClass, Certainty] = {}
-            for one in sorted(named, key=lambda one: SUREST.index(one.certainty)):
+            for one in sorted(named, key=lambda one: _SUREST.index(one.certainty)):
                 now.setdefault(one.name, one.certainty)
             self.classes = now
         for name, certainty in now.items():
@@ -135,8 +135,8 @@ class Watch:
             return CONFIRM_PAUSE_S
         interval_s = self.options.interval_s
         last = self.health.last
-        if not self.health.live and last is not None and last.seconds < RETURN_S:
-            interval_s = min(interval_s, RETURN_S)
+        if not self.health.live and last is not None and last.seconds < _RETURN_S:
+            interval_s = min(interval_s, _RETURN_S)
         return max(0.0, began + interval_s - time.monotonic())
 
     def _look(self) -> None:
@@ -174,22 +174,22 @@ class Watch:
         self._tell_classes()
 
 
-MAX_DEADLINE_S = 15.0
+_MAX_DEADLINE_S = 15.0
 
 
 def default_deadline(interval_s: float, failures: int) -> float:
     """Seconds for one check, so that ``failures`` of them, one after the other, end
     within one interval; at most 15."""
-    return min(MAX_DEADLINE_S, 0.9 * interval_s / failures - CONFIRM_PAUSE_S)
+    return min(_MAX_DEADLINE_S, 0.9 * interval_s / failures - CONFIRM_PAUSE_S)
 
 
 def watch_of(
     asked: WatchCommand,
     health: Health,
     *,
-    diagnose: Callable[[float], Diagnosed] | None = None,
+    diagnose: Callable[[float], WatchDiagnosis] | None = None,
     listener: Listener,
-) -> Watch:
+) -> ServerWatch:
     """The watch of a server. Raises UsageError for what cannot be an address.
 
     Args:
@@ -207,7 +207,7 @@ def watch_of(
         headers=dict(asked.headers),
     )
     look = None if diagnose is None else partial(diagnose, max(1.0, deadline))
-    return Watch(checker, health, asked, diagnose=look, listener=listener)
+    return ServerWatch(checker, health, asked, diagnose=look, listener=listener)
 
 
 def small_picture() -> str:
@@ -221,7 +221,7 @@ def small_picture() -> str:
 
 def diagnosed(
     asked: WatchCommand, write: Callable[[Path], object], deadline_s: float
-) -> Diagnosed:
+) -> WatchDiagnosis:
     """Diagnose the server; the incident is kept below ``out``, ``write`` writes its
     reports."""
     from mmrepro.live.diagnose.options import DiagnoseCommand
@@ -247,7 +247,9 @@ def diagnosed(
     if known:
         sentence = f"{known[0]}: {sentence}"
     where = f"; incident: {found.folder}" if found.folder else ""
-    return Diagnosed(sentence + where, found.folder, tuple(found.diagnosis.classes))
+    return WatchDiagnosis(
+        sentence + where, found.folder, tuple(found.diagnosis.classes)
+    )
 
 
 @dataclass
@@ -261,7 +263,7 @@ class Together:
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _last: tuple[float, Looked] | None = None
 
-    def diagnosed(self, url: str, _: float = 0.0) -> Diagnosed:
+    def diagnosed(self, url: str, _: float = 0.0) -> WatchDiagnosis:
         """Of one of them. A look that began after the question is taken by all who wait
         for one."""
         asked_at = time.monotonic()
@@ -273,7 +275,7 @@ class Together:
         found = own.diagnosis if own is not None else None
         where = f"; report: {looked.folder}" if looked.folder else ""
         classes = tuple(found.classes) if found is not None else ()
-        return Diagnosed(looked.fleet.sentence + where, looked.folder, classes)
+        return WatchDiagnosis(looked.fleet.sentence + where, looked.folder, classes)
 
     def _look(self) -> Looked:
         from mmrepro.live.diagnose.options import DiagnoseCommand

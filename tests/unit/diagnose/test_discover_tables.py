@@ -15,7 +15,7 @@ from mmrepro.base.processes import Socket, Stat
 from mmrepro.engines import ENGINES
 from mmrepro.engines.supervise.warm import FORK_SERVER
 from mmrepro.live.diagnose import discover
-from mmrepro.live.diagnose.discover import Target
+from mmrepro.live.diagnose.discover import ServerTarget
 from seen import target
 
 VLLM = "python -m vllm.entrypoints.openai.api_server"
@@ -289,7 +289,7 @@ def test_another_users_processes_are_not_taken(table: Table) -> None:
 def test_processes_that_end_while_they_are_looked_at(
     table: Table, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    found = Target(target(root_pid=5), ENGINES["vllm"])
+    found = ServerTarget(target(root_pid=5), ENGINES["vllm"])
     table.processes = {5: (1, VLLM), 7: (5, "VLLM::EngineCore")}
     table.states = {7: "Z"}
     discover.refresh(found)
@@ -304,7 +304,7 @@ def test_processes_that_end_while_they_are_looked_at(
     monkeypatch.setattr(processes, "tree", lambda root: [5, 7])
     discover.refresh(found)
     assert [p.pid for p in found.facts.processes] == [7]
-    untouched = Target(target(root_pid=None))
+    untouched = ServerTarget(target(root_pid=None))
     discover.refresh(untouched)
     assert len(untouched.facts.processes) == 2
 
@@ -314,14 +314,16 @@ def test_many_processes_are_cut_short(
 ) -> None:
     monkeypatch.setattr(discover, "MAX_PROCESSES", 2)
     table.processes = {5: (1, VLLM), 6: (5, "a"), 7: (5, "b")}
-    found = Target(target(root_pid=5))
+    found = ServerTarget(target(root_pid=5))
     discover.refresh(found)
     assert len(found.facts.processes) == 2
 
 
 def test_the_engine_with_more_reasons_is_taken(table: Table) -> None:
     table.processes = {5: (1, VLLM)}
-    found = Target(target(root_pid=5, command=VLLM.split(), engine="", processes=[]))
+    found = ServerTarget(
+        target(root_pid=5, command=VLLM.split(), engine="", processes=[])
+    )
     discover.name_engine(found, frozenset({"vllm:num_requests_running"}))
     assert found.facts.engine == "vllm"
     assert len(found.facts.engine_because) == 2
@@ -329,7 +331,7 @@ def test_the_engine_with_more_reasons_is_taken(table: Table) -> None:
         "EngineCore",
         "APIServer",
     )
-    proxy = Target(target(root_pid=5, command=["nginx"], engine="", processes=[]))
+    proxy = ServerTarget(target(root_pid=5, command=["nginx"], engine="", processes=[]))
     table.processes = {5: (1, "nginx")}
     discover.name_engine(proxy, frozenset({"vllm:num_requests_running"}))
     assert (proxy.facts.engine, proxy.facts.root_pid, proxy.facts.found_by) == (
@@ -342,11 +344,11 @@ def test_the_engine_with_more_reasons_is_taken(table: Table) -> None:
         "who listens on port 8000 is no vllm (nginx), a proxy perhaps"
         in proxy.unseen[0]
     )
-    chosen = Target(target(root_pid=None, command=[], engine="", processes=[]))
+    chosen = ServerTarget(target(root_pid=None, command=[], engine="", processes=[]))
     discover.name_engine(chosen, frozenset(), "sglang")
     assert chosen.facts.engine_because == ["given with --engine"]
     assert (chosen.facts.engine, chosen.facts.core_role) == ("sglang", "scheduler")
-    unknown = Target(target(root_pid=None, command=[], engine="", processes=[]))
+    unknown = ServerTarget(target(root_pid=None, command=[], engine="", processes=[]))
     discover.name_engine(unknown, frozenset({"x"}))
     assert (unknown.engine, unknown.facts.engine) == (None, "")
     assert "the engine was not recognised" in unknown.unseen[0]

@@ -22,7 +22,7 @@ from mmrepro.failure.documents.fleet import Fleet, FleetState, Scraped
 from mmrepro.live.diagnose.options import DiagnoseCommand
 from mmrepro.live.fleet import prometheus, session
 from mmrepro.live.watch.health import Check, CheckOutcome, Health
-from mmrepro.live.watch.loop import Together, Watch
+from mmrepro.live.watch.loop import ServerWatch, Together
 from mmrepro.live.watch.options import WatchCommand
 from mmrepro.live.watch.server import states
 from prometheus_client import CollectorRegistry, generate_latest
@@ -264,8 +264,8 @@ class Never:
         raise AssertionError("this watch does not run")
 
 
-def watch(*verdicts: CheckOutcome) -> Watch:
-    made = Watch(Never(), Health(), WatchCommand(http="9400"))
+def watch(*verdicts: CheckOutcome) -> ServerWatch:
+    made = ServerWatch(Never(), Health(), WatchCommand(http="9400"))
     for n, verdict in enumerate(verdicts):
         made.health.observe(Check(verdict, float(n), 0.1))
     return made

@@ -9,7 +9,7 @@ import pytest
 from made_up import http
 from mmrepro.failure.documents.diagnosis import Assessment, ServerState
 from mmrepro.live.diagnose import frozen
-from mmrepro.live.diagnose.readings import View
+from mmrepro.live.diagnose.readings import DiagnosisView
 from mmrepro.probes.data import AnyProbeData, ThreadStack
 from seen import (
     CORE,
@@ -32,8 +32,8 @@ LOOP = frames("pop cache.py:5", "evict cache.py:9", "loop core.py:1")
 STEP = frames("matmul layer.py:7", "step core.py:3")
 
 
-def view(*data: AnyProbeData, **facts: Any) -> View:
-    return View(target(**facts), evidence(*data))
+def view(*data: AnyProbeData, **facts: Any) -> DiagnosisView:
+    return DiagnosisView(target(**facts), evidence(*data))
 
 
 def engine(*data: AnyProbeData, asked: bool = True, **facts: Any) -> Assessment:

@@ -14,7 +14,7 @@ from mmrepro.live.diagnose.general import (
     last_words,
     suspicious,
 )
-from mmrepro.live.diagnose.readings import View
+from mmrepro.live.diagnose.readings import DiagnosisView
 from mmrepro.probes.base import ProbeStatus
 from mmrepro.probes.data import AnyProbeData, LogLine
 from seen import (
@@ -418,8 +418,8 @@ def test_only_a_suspect_whose_counters_stand_is_called_frozen_without_a_request(
 # ---------------------------------------------------------------- the log's words
 
 
-def view(*data: AnyProbeData) -> View:
-    return View(target(), evidence(*data))
+def view(*data: AnyProbeData) -> DiagnosisView:
+    return DiagnosisView(target(), evidence(*data))
 
 
 def test_the_words_of_a_log_are_its_first_error() -> None:

@@ -18,7 +18,7 @@ from mmrepro.live.diagnose import collect, frozen, general, session
 from mmrepro.live.diagnose.collect import Collector
 from mmrepro.live.diagnose.frozen import Stance
 from mmrepro.live.diagnose.options import DiagnoseCommand
-from mmrepro.live.diagnose.readings import View
+from mmrepro.live.diagnose.readings import DiagnosisView
 from mmrepro.live.diagnose.session import Diagnosed, diagnose
 from mmrepro.probes.data import AnyProbeData, EndpointAnswer, HttpData, ThreadStack
 from mmrepro.probes.http import fetch, field_of, first_model
@@ -131,7 +131,7 @@ def test_a_main_thread_that_sleeps_is_not_the_engine() -> None:
 
 
 def stance(*data: AnyProbeData, **facts: object) -> tuple[Stance, str]:
-    return frozen.stance(View(target(**facts), evidence(*data)))
+    return frozen.stance(DiagnosisView(target(**facts), evidence(*data)))
 
 
 STEPS = [

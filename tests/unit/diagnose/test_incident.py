@@ -18,7 +18,7 @@ from mmrepro.failure.documents.diagnosis import (
 )
 from mmrepro.failure.documents.folder import INCIDENT_FILE
 from mmrepro.live.diagnose import session
-from mmrepro.live.diagnose.discover import Target
+from mmrepro.live.diagnose.discover import ServerTarget
 from mmrepro.live.diagnose.incident import build
 from mmrepro.live.diagnose.options import DiagnoseCommand
 from mmrepro.live.diagnose.session import diagnose
@@ -198,7 +198,7 @@ def test_what_is_healthy_is_kept_only_where_it_was_asked_for(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     named: list[str] = []
-    monkeypatch.setattr(session.discover, "find", lambda *args: Target(target()))
+    monkeypatch.setattr(session.discover, "find", lambda *args: ServerTarget(target()))
     monkeypatch.setattr(
         session.discover, "name_engine", lambda *args: named.append(args[2])
     )

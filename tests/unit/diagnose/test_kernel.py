@@ -11,7 +11,7 @@ import pytest
 from mmrepro.engines import ENGINES
 from mmrepro.failure.signature.live_server import CORE_ALIVE
 from mmrepro.live.diagnose import kernel
-from mmrepro.live.diagnose.discover import Target
+from mmrepro.live.diagnose.discover import ServerTarget
 from mmrepro.live.diagnose.kernel import Kill
 from mmrepro.probes.data import LogLine, LogsData
 from mmrepro.traffic.evidence import Evidence
@@ -41,7 +41,7 @@ from seen import CORE, FRONT, evidence as evidence_of, target
 def test_a_core_without_a_title_is_not_dead(
     facts: dict[str, Any], lives: bool | None
 ) -> None:
-    assert kernel.core_lives(Target(target(**facts))) is lives
+    assert kernel.core_lives(ServerTarget(target(**facts))) is lives
 
 
 def test_a_core_that_was_seen_and_is_not_any_more_is_dead(
@@ -52,14 +52,14 @@ def test_a_core_that_was_seen_and_is_not_any_more_is_dead(
     )
     monkeypatch.setattr(kernel, "oom_kills", lambda: [killed])
     evidence = Evidence()
-    found = Target(target(states="S"), titled={(CORE, 100): "VLLM::EngineCore"})
+    found = ServerTarget(target(states="S"), titled={(CORE, 100): "VLLM::EngineCore"})
     kernel.note_kernel(found, evidence)
     assert evidence.facts == {}
-    kernel.note_kernel(Target(target()), evidence)
+    kernel.note_kernel(ServerTarget(target()), evidence)
     assert evidence.facts == {CORE_ALIVE: True}
     kernel.note_kernel(found, evidence)
     assert evidence.facts == {CORE_ALIVE: False, "oom": killed.words}
-    kernel.note_kernel(Target(target(states="S")), evidence)
+    kernel.note_kernel(ServerTarget(target(states="S")), evidence)
     assert evidence.facts[CORE_ALIVE] is False
 
 
@@ -68,13 +68,13 @@ def test_exit_codes_and_tracers_are_kept(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(kernel, "exit_code", {CORE: 9, FRONT: None}.get)
     monkeypatch.setattr(kernel.processes, "tracer", {CORE: 77}.get)
     evidence = Evidence()
-    kernel.note_kernel(Target(target(states="ZZ")), evidence)
+    kernel.note_kernel(ServerTarget(target(states="ZZ")), evidence)
     assert evidence.facts == {f"exit:{CORE}": 9, CORE_ALIVE: False}
     evidence = Evidence()
-    kernel.note_kernel(Target(target(states="tt")), evidence)
+    kernel.note_kernel(ServerTarget(target(states="tt")), evidence)
     assert evidence.facts == {f"tracer:{CORE}": 77, CORE_ALIVE: True}
     evidence = Evidence()
-    kernel.note_kernel(Target(target(states="TS")), evidence)
+    kernel.note_kernel(ServerTarget(target(states="TS")), evidence)
     assert evidence.facts == {CORE_ALIVE: True}
 
 
@@ -176,14 +176,14 @@ def killed(pid: int, name: str, at_s: float = 2000.0, cgroup: str = GROUP) -> Ki
 
 
 @pytest.fixture
-def here(monkeypatch: pytest.MonkeyPatch) -> Target:
+def here(monkeypatch: pytest.MonkeyPatch) -> ServerTarget:
     """A server of front, core and two workers, all of which were seen; nobody lives but
     the front."""
     began = int(BEGAN_S * kernel.processes.TICKS_PER_S)
     front = kernel.processes.Stat(FRONT, "python3", "S", 1, 0, 0, 1, began, 0)
     monkeypatch.setattr(kernel.processes, "stat", {FRONT: front}.get)
     monkeypatch.setattr(kernel.processes, "memory_cgroup", {FRONT: GROUP}.get)
-    return Target(
+    return ServerTarget(
         target(states="SZ"), ENGINES["vllm"], titled={(CORE, began): "VLLM::EngineCore"}
     )
 
@@ -208,14 +208,14 @@ def here(monkeypatch: pytest.MonkeyPatch) -> Target:
     ],
 )
 def test_only_a_kill_of_this_server_is_quoted(
-    here: Target, kill: Kill, words: str
+    here: ServerTarget, kill: Kill, words: str
 ) -> None:
     assert kernel.oom_kill(here, Evidence(), [kill]) == words
     later = killed(7, "chrome", 3000.0)
     assert kernel.oom_kill(here, Evidence(), [kill, later]) == words
 
 
-def test_a_process_that_lives_was_not_killed(here: Target) -> None:
+def test_a_process_that_lives_was_not_killed(here: ServerTarget) -> None:
     here.titled[FRONT, int(BEGAN_S * kernel.processes.TICKS_PER_S)] = "python3"
     assert kernel.oom_kill(here, Evidence(), [killed(FRONT, "python3")]) == ""
 
@@ -237,12 +237,15 @@ def test_of_a_server_that_is_gone_the_log_has_the_number(
     gone = target(processes=[], root_pid=None, listening=False)
     evidence = logged(tmp_path, process)
     assert (
-        bool(kernel.oom_kill(Target(gone, ENGINES["vllm"]), evidence, [kill])) is quoted
+        bool(kernel.oom_kill(ServerTarget(gone, ENGINES["vllm"]), evidence, [kill]))
+        is quoted
     )
 
 
 def test_a_front_without_a_title_ends_its_log(tmp_path: Path) -> None:
-    gone = Target(target(processes=[], root_pid=None, listening=False), ENGINES["vllm"])
+    gone = ServerTarget(
+        target(processes=[], root_pid=None, listening=False), ENGINES["vllm"]
+    )
     now_s = kernel.processes.now_ticks() / kernel.processes.TICKS_PER_S
     for seconds_ago, quoted in ((5.0, True), (600.0, False)):
         kill = killed(18, "python3", now_s - seconds_ago)

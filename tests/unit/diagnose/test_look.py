@@ -252,7 +252,7 @@ def test_lmdeploy_with_an_old_assertion_and_a_key_that_we_lack(
         )
         real = discover.find
 
-        def found(*args: Any) -> discover.Target:
+        def found(*args: Any) -> discover.ServerTarget:
             target = real(*args)
             target.facts.release = "0.6.4"
             return target

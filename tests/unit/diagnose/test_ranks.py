@@ -18,7 +18,7 @@ from mmrepro.failure.documents.diagnosis import (
 )
 from mmrepro.live.diagnose import classes, frozen, general, ranks
 from mmrepro.live.diagnose.match import stuck_rank
-from mmrepro.live.diagnose.readings import View
+from mmrepro.live.diagnose.readings import DiagnosisView
 from mmrepro.probes.data import (
     AnyProbeData,
     FlightData,
@@ -107,8 +107,8 @@ def uses(**percent: float) -> ProcessesData:
     return ProcessesData(root_pid=FRONT, window_s=1.0, processes=made)
 
 
-def view(where: TargetFacts, *data: AnyProbeData) -> View:
-    return View(where, evidence(*data))
+def view(where: TargetFacts, *data: AnyProbeData) -> DiagnosisView:
+    return DiagnosisView(where, evidence(*data))
 
 
 def assess(where: TargetFacts, *data: AnyProbeData) -> Assessment:

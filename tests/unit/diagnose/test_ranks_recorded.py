@@ -23,7 +23,7 @@ from mmrepro.failure.documents.diagnosis import (
 from mmrepro.failure.documents.fleet import FleetState
 from mmrepro.live.diagnose import classes, general, ranks
 from mmrepro.live.diagnose.match import match_all
-from mmrepro.live.diagnose.readings import View
+from mmrepro.live.diagnose.readings import DiagnosisView
 from mmrepro.live.fleet.reading import Look, read, summary
 from mmrepro.probes.data import GpuData, InferenceData, StacksData
 from mmrepro.reports import load
@@ -53,7 +53,7 @@ def judged(name: str) -> Assessment:
 
 
 def look(name: str) -> RankLook:
-    seen = ranks.look(View(facts(name), recorded(name).evidence))
+    seen = ranks.look(DiagnosisView(facts(name), recorded(name).evidence))
     assert seen is not None
     return seen
 

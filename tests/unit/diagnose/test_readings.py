@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from made_up import http, metrics
-from mmrepro.live.diagnose.readings import View
+from mmrepro.live.diagnose.readings import DiagnosisView
 from mmrepro.probes.data import AnyProbeData, ProcessesData
 from seen import (
     CORE,
@@ -26,8 +26,8 @@ from seen import (
 )
 
 
-def view(*data: AnyProbeData, **facts: Any) -> View:
-    return View(target(**facts), evidence(*data))
+def view(*data: AnyProbeData, **facts: Any) -> DiagnosisView:
+    return DiagnosisView(target(**facts), evidence(*data))
 
 
 @pytest.mark.parametrize(
@@ -131,7 +131,7 @@ def test_tokens_are_progress_and_requests_only_where_no_token_is_counted() -> No
     ).progress is (False)
     assert view(metrics(), metrics(finished=17)).progress is False
 
-    def requests(*finished: int) -> View:
+    def requests(*finished: int) -> DiagnosisView:
         seen = [metrics(finished=n) for n in finished]
         for one in seen:
             one.samples = [s for s in one.samples if "tokens" not in s.name]

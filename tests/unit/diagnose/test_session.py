@@ -14,7 +14,7 @@ from mmrepro.failure.documents.diagnosis import Effect, ServerState
 from mmrepro.failure.documents.folder import make_folders
 from mmrepro.live.diagnose import session
 from mmrepro.live.diagnose.collect import Collector
-from mmrepro.live.diagnose.discover import Target
+from mmrepro.live.diagnose.discover import ServerTarget
 from mmrepro.live.diagnose.options import DiagnoseCommand
 from mmrepro.live.fleet import session as fleet_session
 from mmrepro.probes.base import ProbeResult, ProbeStatus, run_probe
@@ -46,7 +46,7 @@ def missing(probe: str, reason: str) -> Any:
 
 
 def unseen(found: Evidence, **facts: Any) -> list[str]:
-    return session._unseen(Target(target(**facts), unseen=["first"]), found)
+    return session._unseen(ServerTarget(target(**facts), unseen=["first"]), found)
 
 
 def test_what_could_not_be_seen_is_said_once() -> None:
@@ -260,7 +260,9 @@ def more(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 def collector(tmp_path: Path, found: Evidence) -> Collector:
     recorder = Recorder(tmp_path)
     recorder.evidence.probes.extend(found.probes)
-    return Collector(Target(target(), ENGINES["vllm"]), DiagnoseCommand(), recorder)
+    return Collector(
+        ServerTarget(target(), ENGINES["vllm"]), DiagnoseCommand(), recorder
+    )
 
 
 @pytest.mark.parametrize("seen", ["no locals", "never in popitem"])
@@ -346,7 +348,7 @@ def looked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
         recorder = Recorder(tmp_path)
         recorder.evidence.probes.extend(evidence(*data).probes)
         made = Looked(recorder)
-        found = Target(target(engine=engine, **facts), ENGINES.get(engine))
+        found = ServerTarget(target(engine=engine, **facts), ENGINES.get(engine))
         for name in ("find_logs", "name_engine", "name_engine_by_log", "find_release"):
             monkeypatch.setattr(
                 session.discover, name, lambda *_, name=name: made.calls.append(name)

@@ -12,8 +12,8 @@ from made_up import http
 from mmrepro.base import processes
 from mmrepro.failure.documents.diagnosis import ServerState, TargetFacts, TargetProcess
 from mmrepro.live.diagnose import classes_logged, discover, general, ranks
-from mmrepro.live.diagnose.discover import Target
-from mmrepro.live.diagnose.readings import View
+from mmrepro.live.diagnose.discover import ServerTarget
+from mmrepro.live.diagnose.readings import DiagnosisView
 from mmrepro.live.diagnose.titles import whole
 from mmrepro.probes.data import LogLine, LogsData
 from seen import CORE, FRONT, GREEN, SILENCE, answer, evidence, failed, target
@@ -236,7 +236,9 @@ def test_one_that_ended_is_named() -> None:
     assert told.sentence.startswith("scheduler_TP1 (pid 3001) is dead, while")
     lone = general.assess(evidence(), server("sglang --tp-size 2", SCHEDULER))
     assert lone.process == LOST
-    seen = ranks.look(View(server("sglang --tp-size 2", SCHEDULER), evidence()))
+    seen = ranks.look(
+        DiagnosisView(server("sglang --tp-size 2", SCHEDULER), evidence())
+    )
     assert seen is not None
     assert [r.role for r in seen.ranks[1:]] == ["scheduler_TP0", "scheduler_TP1"]
 
@@ -315,9 +317,9 @@ def test_a_core_that_ended_after_its_worker() -> None:
 def test_the_first_to_end_by_the_log(
     command: str, line: str, process: str, named: str
 ) -> None:
-    view = View(server(command), evidence(logged(line, process)))
+    view = DiagnosisView(server(command), evidence(logged(line, process)))
     assert ranks.first_dead(view) == named
-    assert ranks.first_dead(View(server(command), evidence())) == ""
+    assert ranks.first_dead(DiagnosisView(server(command), evidence())) == ""
 
 
 def test_both_engines_lines_are_searched() -> None:
@@ -340,7 +342,7 @@ def test_a_title_that_was_read_while_the_process_lived_is_kept() -> None:
     try:
         while not processes.arguments(process.pid):
             time.sleep(0.01)
-        found = Target(target(root_pid=process.pid, **SGLANG))
+        found = ServerTarget(target(root_pid=process.pid, **SGLANG))
         discover.refresh(found)
         command = found.facts.command
         process.kill()
@@ -350,7 +352,7 @@ def test_a_title_that_was_read_while_the_process_lived_is_kept() -> None:
         kept = found.facts.processes[0]
         assert (kept.role, kept.state) == ("scheduler_TP1", "Z")
         assert found.facts.command == command == ["sglang::scheduler_TP1", "60"]
-        later = Target(target(root_pid=process.pid, **SGLANG))
+        later = ServerTarget(target(root_pid=process.pid, **SGLANG))
         discover.refresh(later)
         assert later.facts.processes[0].role == "sleep"
     finally:

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from mmrepro.failure.documents.diagnosis import TargetFacts, TargetProcess
 from mmrepro.live.diagnose import discover
-from mmrepro.live.diagnose.discover import Target
+from mmrepro.live.diagnose.discover import ServerTarget
 from mmrepro.probes import flight
 from mmrepro.probes.base import ProbeStatus, run_probe
 from mmrepro.probes.flight import FlightProbe, read
@@ -109,7 +109,7 @@ def test_only_dumps_of_this_server_since_its_start_are_taken(
     os.utime(tmp_path / "fr_2", (1, 1))  # of an earlier server
     (tmp_path / "fr_3").mkdir()
     me = TargetProcess(pid=os.getpid(), ppid=1, role="Worker_TP0", name="x", state="S")
-    target = Target(
+    target = ServerTarget(
         TargetFacts(url="", place="local", root_pid=os.getpid(), processes=[me])
     )
     environ = f"A=1\0TORCH_FR_DUMP_TEMP_FILE={tmp_path}/fr_\0B=2\0".encode()
