@@ -178,6 +178,7 @@ def write_bundle(
     secrets: Sequence[str] = (),
     force: bool = False,
     sign: Path | None = None,
+    packed: Path | None = None,
 ) -> BundleManifest:
     """Write the bundle of ``made``, which lies in ``directory``, to ``target`` (a ZIP
     file).
@@ -186,13 +187,16 @@ def write_bundle(
     unless those were random already; its script, its reports and its issue are made
     anew from that.
 
-    Args: max_bytes: of the finished file; evidence that does not fit is left out and
-        listed. secrets: further texts to be replaced wherever they occur. sign: a
-        private key, by which the record of hashes is signed.
+    Args:
+        max_bytes: of the finished file; evidence that does not fit is left out and
+            listed.
+        secrets: further texts to be replaced wherever they occur.
+        sign: a private key, by which the record of hashes is signed.
+        packed: the bundle that ``made`` was read from; None: it is no bundle.
 
-    Raises: UsageError: ``target`` is there already, or a file of what is packed; or
-        what has to be in
-            it is larger than the limit; or nothing can be signed.
+    Raises:
+        UsageError: ``target`` is there already, or a file of what is packed; or what
+            has to be in it is larger than the limit; or nothing can be signed.
         UnwritableOutput: it cannot be written.
     """
     cut = ""
@@ -200,7 +204,7 @@ def write_bundle(
         made, cut = _bounded(made)
     packer = _Packer(directory, target, force, document_json(made), secrets, max_bytes)
     if isinstance(made, Incident):
-        _add_incident(packer, directory, made, cut, sign)
+        _add_incident(packer, directory, packed or directory, made, cut, sign)
     elif sign is not None:
         raise UsageError("--sign is for incidents: a replay has no record of hashes.")
     else:
@@ -210,8 +214,16 @@ def write_bundle(
 
 
 def _add_incident(
-    packer: _Packer, directory: Path, incident: Incident, cut: str, sign: Path | None
+    packer: _Packer,
+    directory: Path,
+    place: Path,
+    incident: Incident,
+    cut: str,
+    sign: Path | None,
 ) -> None:
+    """Add an incident, its evidence and its record of hashes.
+
+    ``place``: where its record is; of a bundle, that file."""
     redactor = packer.redactor
     shown = redactor.redact_model(incident)
     with packer.writing(shown.id, shown.scenario.name):
@@ -224,12 +236,12 @@ def _add_incident(
         packer.check_size("The incident alone", document_bytes)
         kept = _add_evidence(packer, directory / EVIDENCE_DIR, document_bytes)
         # Last: its head is the hash of a line that has the hashes of the raw files.
-        chain = packed_chain(directory, shown, kept)
+        chain = packed_chain(place, shown, kept)
         if chain is not None:
             packer.add(HASHES_FILE, b"".join(chain.lines))
         elif sign is not None:
             raise UsageError(
-                f"{directory} carries no record of hashes: there is nothing to sign.",
+                f"{place} carries no record of hashes: there is nothing to sign.",
                 hint="mmrepro bundle DIR, without --sign",
             )
         if chain is not None and sign is not None:

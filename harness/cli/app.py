@@ -135,6 +135,10 @@ START_ENGINES = frozenset(
 vain."""
 
 
+_DESCRIBE = frozenset({"-h", "--help", "--json-schema"})
+"""Options with which a command says what it is, and does nothing."""
+
+
 class Root(TyperGroup):
     def list_commands(self, ctx: Any) -> list[str]:
         return [*COMMANDS]
@@ -157,12 +161,12 @@ class Root(TyperGroup):
                 f"No such command {args[0]!r}.{did_you_mean(args[0], [*COMMANDS])}"
             )
         named = {" ".join(args[:1]), " ".join(args[:2])}  # "env", "env warm"
-        if named & START_ENGINES and {"-h", "--help"}.isdisjoint(args):
-            # uv may be a program of the system's.
-            for module in (
-                one for one in RUN_MODULES if one != "uv" and find_spec(one) is None
-            ):
-                raise UsageError(missing_extra(module), hint=INSTALL_RUN)
+        # What only describes the command starts no engine.
+        if named & START_ENGINES and _DESCRIBE.isdisjoint(args):
+            for module in RUN_MODULES:
+                # uv may be a program of the system's.
+                if module != "uv" and find_spec(module) is None:
+                    raise UsageError(missing_extra(module), hint=INSTALL_RUN)
         return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:

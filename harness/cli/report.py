@@ -405,6 +405,7 @@ def bundle(asked: _BundleCommand) -> None:
     import os
 
     from mmrepro.base.machine.files import is_file, is_folder
+    from mmrepro.failure.documents.stored import is_bundle
     from mmrepro.reports import incident as runs, replay as replays
     from mmrepro.reports.bundle import write_bundle
 
@@ -421,6 +422,7 @@ def bundle(asked: _BundleCommand) -> None:
         secrets=_lines(asked.secrets_file) if asked.secrets_file else (),
         force=asked.force,
         sign=asked.sign,
+        packed=given if is_bundle(given) else None,
     )
     if asked.json:
         facts = {"bundle": str(target), "bytes": target.stat().st_size}

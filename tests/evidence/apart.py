@@ -400,13 +400,20 @@ def no_window(incident: Incident) -> bool:
 
 
 def shifted(line: LogLine, by: timedelta) -> bool:
+    """Move a line's time, in the form that it has."""
     text = line.time.replace(",", ".").replace("T", " ").partition(".")[0]
-    if not text or text.count("-") not in (1, 2):
-        return False  # glog's form
-    bare = text.count("-") == 1
-    at = datetime.fromisoformat(f"2026-{text}" if bare else text) + by
-    line.time = at.strftime("%m-%d %H:%M:%S" if bare else "%Y-%m-%d %H:%M:%S")
-    return True
+    for form in ("%Y-%m-%d %H:%M:%S", "%m-%d %H:%M:%S", "%m%d %H:%M:%S"):
+        if "Y" in form:
+            dated, read = text, form
+        else:  # a form without a year; the last one is glog's
+            dated, read = f"2026 {text}", f"%Y {form}"
+        try:
+            at = datetime.strptime(dated, read) + by
+        except ValueError:
+            continue
+        line.time = at.strftime(form)
+        return True
+    return False
 
 
 @apart("time")
@@ -555,30 +562,6 @@ def _again(incident: Incident) -> list[RequestRecord]:
     return found
 
 
-@apart("contents")
-def without_its_picture(incident: Incident) -> bool:
-    for record in _again(incident)[-1:]:
-        record.images = []
-        return True
-    return False
-
-
-@apart("contents")
-def called_by_another_name(incident: Incident) -> bool:
-    found = triggered(incident)
-    if len(found) > 1:
-        found[0].label, found[-1].label = found[-1].label, found[0].label
-    return len(found) > 1 and found[0].label != found[-1].label
-
-
-@apart("contents")
-def fewer_requests(incident: Incident) -> bool:
-    found = triggered(incident)
-    if found:
-        incident.evidence.requests.remove(found[0])
-    return bool(found)
-
-
 # ------------------------------------------------------------------ by somebody else
 
 
@@ -709,22 +692,6 @@ def nobody_lives(incident: Incident) -> bool:
     for use in found:
         use.state = "Z"
     return bool(found and hung(incident))
-
-
-@apart("cause")
-def left_after_the_end(incident: Incident) -> bool:
-    found = [record for record in incident.evidence.requests if record.left]
-    for record in found:
-        record.latency_s += 300.0
-    return bool(found)
-
-
-@apart("cause")
-def answered_after_all(incident: Incident) -> bool:
-    found = [r for r in triggered(incident) if not r.answered and not r.left]
-    for record in found:
-        record.status, record.timed_out, record.error = 200, False, ""
-    return bool(found)
 
 
 @apart("cause")

@@ -307,9 +307,9 @@ def test_ctrl_c_ends_all_processes(tmp_path: Path) -> None:
     code = (
         "import sys; from pathlib import Path\n"
         "from mmrepro.scenarios.pad_value_collision.collide.search import *\n"
-        "from mmrepro.scenarios.pad_value_collision.collide.worker import Place\n"
+        "from mmrepro.scenarios.pad_value_collision.collide.worker import EnginePlace\n"
         f"p = Path({str(tmp_path)!r}); e = p / 'engine'\n"
-        "here = Place('sglang', '0', 'cpu', Path(sys.executable), {'PYTHONPATH': "
+        "here = EnginePlace('sglang', '0', 'cpu', Path(sys.executable), {'PYTHONPATH': "
         "str(e)}, "
         "e / 'model')\n"
         "find_pair(here, p / 'out', PairSearch(bits=40, jobs=2), "

@@ -661,6 +661,8 @@ def _dated(result: ProbeResult, evidence: Evidence, run: Run) -> Iterator[str]: 
     if not times:
         return
 
+    if not data.files:
+        yield from _disordered(times)
     newest = max(at for _, at in times)
     if run.utc_offset_s is not None:
         zone = timedelta(seconds=run.utc_offset_s)
@@ -689,6 +691,17 @@ def _dated(result: ProbeResult, evidence: Evidence, run: Run) -> Iterator[str]: 
         early = at < asked - second
         if early and line.number in matched and _is_error(line):
             yield f"line {line.number} was there before the trigger's first request"
+
+
+def _disordered(times: Sequence[tuple[LogLine, datetime]]) -> Iterator[str]:
+    """What of one log is older than the line before it."""
+    for (before, at), (line, then) in pairwise(times):
+        # Some lines have whole seconds alone.
+        earliest = at if then.microsecond else at.replace(microsecond=0)
+        # Two processes write past each other.
+        slack = _CLOCK_S if before.process != line.process else 0.0
+        if then < earliest - timedelta(seconds=slack):
+            yield f"line {line.number} is older than line {before.number} before it"
 
 
 def _utc(moment: Moment) -> datetime:

@@ -28,7 +28,7 @@ from mmrepro.live.diagnose import cause_rules as rules
 from mmrepro.live.diagnose.cause_advice import advice_for
 from mmrepro.live.diagnose.cause_input import Blamed, blamed, placeholders
 from mmrepro.live.diagnose.cause_rules import CERTAIN, LIKELY, POSSIBLE, CauseRule
-from mmrepro.live.diagnose.raised import LoggedException, frames_text, read, roots
+from mmrepro.live.diagnose.raised import LogException, frames_text, read, roots
 from mmrepro.probes.data import LogLine, LogsData
 from mmrepro.probes.log_words import public_line
 
@@ -132,7 +132,7 @@ class _LogEvent:
     time: str = ""
     when: float | None = None
     effect: bool = False
-    raised: LoggedException | None = None
+    raised: LogException | None = None
     why: tuple[str, ...] = ()
     by: str = ""
     advice: tuple[str, ...] = ()
@@ -488,7 +488,7 @@ class _Life:
                 return event
         return first
 
-    def _of_a_request(self, raised: LoggedException) -> bool:
+    def _of_a_request(self, raised: LogException) -> bool:
         """Whether it is answered with an error, and ends nothing."""
         source = raised.source.rpartition(":")[0] or raised.source
         if rules.REQUEST_SOURCES.search(source):
@@ -500,7 +500,7 @@ class _Life:
             return True
         return rules.REQUEST_TEXT.search(raised.text) is not None
 
-    def _of(self, raised: LoggedException) -> _LogEvent:
+    def _of(self, raised: LogException) -> _LogEvent:
         """What an exception says."""
         rule = rules.meaning(raised.text, exception=True)
         name, sure = (rule.name, rule.sure) if rule else (C.ENGINE_DEFECT, LIKELY)
@@ -718,7 +718,7 @@ class _Life:
                 return [f"besides ({_where(other.line, other)}): {other.shown}"]
         return []
 
-    def _below(self, raised: LoggedException | None) -> StartCause | None:
+    def _below(self, raised: LogException | None) -> StartCause | None:
         for rule in rules.START_RULES:
             answer = rule(self.lines, raised, self.engine)
             if answer is not None:
@@ -848,7 +848,7 @@ class _Life:
             advice=advice_for(C.HANG, self.engine, ""),
         )
 
-    def _error_before_silence(self, last: _Placed) -> LoggedException | None:
+    def _error_before_silence(self, last: _Placed) -> LogException | None:
         """The last exception of another process than the front, up to the last work, or
         the one with which the end began."""
         first, front = self.first, self._front()

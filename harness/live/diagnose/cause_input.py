@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from mmrepro.failure.documents.diagnosis import Certainty
-from mmrepro.live.diagnose.raised import LoggedException, frames_text
+from mmrepro.live.diagnose.raised import LogException, frames_text
 from mmrepro.probes.data import LogLine
 
 TOLD = 200
@@ -103,7 +103,7 @@ def placeholders(text: str) -> PlaceholderMismatch | None:
     return None
 
 
-def blamed(raised: LoggedException, lines: Iterable[LogLine]) -> Blamed | None:
+def blamed(raised: LogException, lines: Iterable[LogLine]) -> Blamed | None:
     """The request's fields that the log blames for ``raised``, and how it does; None:
     none."""
     dumped = [line.text for line in lines if DUMPED in line.text]

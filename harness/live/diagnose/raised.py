@@ -88,7 +88,7 @@ class _CodeFrame:
 
 
 @dataclass
-class LoggedException:
+class LogException:
     """One exception.
 
     Attributes:
@@ -143,9 +143,9 @@ class _State:
     intro: str = ""
     before: str = ""
     marked: LogLine | None = None
-    quoted: LoggedException | None = None
-    chained: LoggedException | None = None
-    last: LoggedException | None = None
+    quoted: LogException | None = None
+    chained: LogException | None = None
+    last: LogException | None = None
 
 
 def bare(line: LogLine) -> bool:
@@ -158,7 +158,7 @@ class Read:
     """``raised``: every exception, as it came; ``taken``: numbers of the lines of
     tracebacks."""
 
-    raised: list[LoggedException] = field(default_factory=list)
+    raised: list[LogException] = field(default_factory=list)
     taken: set[int] = field(default_factory=set)
 
 
@@ -259,7 +259,7 @@ def read(lines: Iterable[LogLine]) -> Read:
     return told
 
 
-def _one(line: LogLine, text: str, state: _State) -> LoggedException | None:
+def _one(line: LogLine, text: str, state: _State) -> LogException | None:
     """The exception that this line holds."""
     inside = state.open and bool(state.frames or state.opener is not None)
     pattern = _INSIDE if inside and state.frames else _RAISED
@@ -283,7 +283,7 @@ def _one(line: LogLine, text: str, state: _State) -> LoggedException | None:
         first.follows, first = True, None
     at = line.own_words.find(said)
     raw = public_line(line, begin=at, end=at + len(said)) if at >= 0 else said
-    return LoggedException(
+    return LogException(
         line=line,
         kind=match["kind"],
         text=said.strip()[:MAX_CHARS],
@@ -300,7 +300,7 @@ def _one(line: LogLine, text: str, state: _State) -> LoggedException | None:
     )
 
 
-def _goes_on(last: LoggedException, line: LogLine, stripped: str) -> bool:
+def _goes_on(last: LogException, line: LogLine, stripped: str) -> bool:
     if last.more >= _MAX_MORE:
         return False
     if bare(line):
@@ -316,11 +316,11 @@ def _goes_on(last: LoggedException, line: LogLine, stripped: str) -> bool:
     ) and bool(line.source)
 
 
-def frames_text(one: LoggedException, innermost: int) -> str:
+def frames_text(one: LogException, innermost: int) -> str:
     """Names, files and code of its innermost frames."""
     return "\n".join(f"{f.file} {f.name} {f.source}" for f in one.frames[-innermost:])
 
 
-def roots(found: Sequence[LoggedException]) -> list[LoggedException]:
+def roots(found: Sequence[LogException]) -> list[LogException]:
     """Without those that another one of their chain caused."""
     return [one for one in found if not one.follows]

@@ -41,7 +41,7 @@ from mmrepro.engines.supervise import EngineProcess, answers
 from mmrepro.failure.documents.cause import Cause, CauseClass, StartCause
 from mmrepro.failure.documents.diagnosis import Certainty
 from mmrepro.live.diagnose import cause_rules
-from mmrepro.live.diagnose.raised import LoggedException
+from mmrepro.live.diagnose.raised import LogException
 from mmrepro.probes.base import run_probe
 from mmrepro.probes.data import LogLine
 from mmrepro.probes.log_words import public_line
@@ -472,7 +472,7 @@ def _as_cause(failed: FailedStart) -> Cause:
 
 
 def below(
-    lines: Sequence[LogLine], one: LoggedException | None, engine: str
+    lines: Sequence[LogLine], one: LogException | None, engine: str
 ) -> StartCause | None:
     """What is below ``failed-start``, for the judge of whole logs.
 

@@ -76,6 +76,8 @@ def test_the_schema_tells_of_classes_and_of_connections() -> None:
     definitions = json.loads(told.output)["$defs"]
     assert set(definitions["LiveClass"]["enum"]) == set(LiveClass)
     assert "classes" in definitions["Diagnosis"]["properties"]
+    told = CliRunner().invoke(app, ["run", "--json-schema"])
+    definitions = json.loads(told.output)["$defs"]
     assert "clients" in definitions["ConnectionsData"]["properties"]
 
 
