@@ -14,6 +14,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 from mmrepro.base.errors import BrokenScenario
+from mmrepro.engines.folders import facts, folders
 from mmrepro.failure.documents.cause import CAUSE_WORDS, CauseClass
 from mmrepro.failure.documents.diagnosis import CLASS_WORDS, LiveClass
 from mmrepro.live.diagnose import cause_rules
@@ -212,7 +213,13 @@ def _scenario_entry(scenario: Scenario) -> IndexEntry:
         see=(f"mmrepro show {scenario.name}",),
         words=_words(text for one in variants for text in _texts(one)),
         row=scenario.row,
+        planted=_teaches(scenario.engine),
     )
+
+
+def _teaches(engine: str) -> bool:
+    """Whether faults of an engine are planted, to be found."""
+    return engine in folders() and facts(engine).teaching
 
 
 def _fixed(scenario: Scenario) -> str:
@@ -346,6 +353,7 @@ def _findings(
                 *(f"mmrepro show {one.name}" for one in known),
             ),
             words=_words([row["kind"], row["what"], label]),
+            planted=_teaches(engine),
         )
 
 

@@ -102,6 +102,8 @@ class IndexEntry:
     words: str = ""
     row: tuple[str, ...] = ()
     """The line of ``mmrepro list``; () for what is no scenario."""
+    planted: bool = False
+    """Whether its engine is a teaching one, which has others' faults."""
 
 
 class Matched(NamedTuple):
@@ -189,13 +191,9 @@ def find(
 
 
 def _order(found: IndexHit) -> tuple[int, float, str]:
-    """A known failure is more precise than its class."""
-    from mmrepro.engines.folders import facts, folders
-
-    # A teaching engine has others' faults.
-    engine = found.entry.engine
-    planted = engine in folders() and facts(engine).teaching
-    return (found.entry.kind == "class") + 2 * planted, -found.score, found.entry.name
+    """A known failure is more precise than its class, and than a planted copy."""
+    of_class = found.entry.kind == "class"
+    return of_class + 2 * found.entry.planted, -found.score, found.entry.name
 
 
 def references_in(text: str) -> list[str]:
