@@ -15,7 +15,7 @@ from functools import cache
 from typing import Final
 
 from mmrepro.base.errors import UsageError, did_you_mean
-from mmrepro.engines.folders import table
+from mmrepro.engines.folders import made_of, table
 
 _NAMED: Final = re.compile(r"\{feature:([a-z0-9.-]+)\}")
 
@@ -24,7 +24,7 @@ MODEL: Final = "qwen3-text"
 
 
 @dataclass(frozen=True)
-class _Feature:
+class Feature:
     """A feature of a server, and how it is turned on.
 
     Attributes:
@@ -36,7 +36,7 @@ class _Feature:
     """
 
     what: str
-    args: tuple[str, ...]
+    args: tuple[str, ...] = ()
     off: tuple[str, ...] = ()
     env: Mapping[str, str] = field(default_factory=dict)
     model: str = MODEL
@@ -48,21 +48,13 @@ PAIR: Final = "--prefill-and-decode"
 
 
 @cache
-def features(engine: str) -> Mapping[str, _Feature]:
+def features(engine: str) -> Mapping[str, Feature]:
     """The features of ``engine`` by name, as its features.toml has them."""
-    read = {}
-    for name, row in table(engine, "features.toml").items():
-        read[name] = _Feature(
-            what=row["what"],
-            args=tuple(row.get("args", ())),
-            off=tuple(row.get("off", ())),
-            env=row.get("env", {}),
-            model=row.get("model", MODEL),
-        )
-    return read
+    rows = table(engine, "features.toml")
+    return {name: made_of(Feature, row) for name, row in rows.items()}
 
 
-def feature(engine: str, name: str) -> _Feature:
+def feature(engine: str, name: str) -> Feature:
     """Raises UsageError: that engine has none of that name."""
     known = features(engine)
     if name not in known:
@@ -95,7 +87,7 @@ def paired(args: Sequence[str]) -> bool:
     return PAIR in args or "{feature:pd}" in args
 
 
-def turned_on(engine: str, args: Sequence[str]) -> dict[str, _Feature]:
+def turned_on(engine: str, args: Sequence[str]) -> dict[str, Feature]:
     """Features of which the options are among ``args``, by name."""
     return {
         name: one

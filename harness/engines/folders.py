@@ -31,7 +31,7 @@ Row = TypeVar("Row")
 
 
 @dataclass(frozen=True)
-class _EngineFolder:
+class EngineFolder:
     """What is said of an engine without its adapter.
 
     Attributes:
@@ -69,17 +69,19 @@ def _engine_folders() -> Iterator[Path]:
 @cache
 def folders() -> dict[str, Path]:
     """Folders by the engine's name, in the order in which engines are listed."""
-    placed = []
-    for folder in _engine_folders():
-        order = _EngineFolder(**_table(folder / FACTS)).order
-        placed.append((order, folder.name, folder))
-    return {name: folder for _, name, folder in sorted(placed)}
+    placed = [(_facts_in(folder).order, folder) for folder in _engine_folders()]
+    return {folder.name: folder for _, folder in sorted(placed)}
 
 
 @cache
-def facts(engine: str) -> _EngineFolder:
+def facts(engine: str) -> EngineFolder:
     """Read the facts of ``engine``. Raises KeyError: there is no such engine."""
-    return _EngineFolder(**_table(folders()[engine] / FACTS))
+    return _facts_in(folders()[engine])
+
+
+@cache
+def _facts_in(folder: Path) -> EngineFolder:
+    return EngineFolder(**_table(folder / FACTS))
 
 
 def published() -> tuple[str, ...]:

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from functools import cache
 
-from mmrepro.engines.folders import table
+from mmrepro.engines.folders import made_of, table
 from mmrepro.probes.data import Frame
 from packaging.specifiers import SpecifierSet
 from packaging.version import InvalidVersion, Version
@@ -78,16 +78,9 @@ def wait_places(engine: str) -> tuple[WaitPlace, ...]:
     """Where processes of ``engine`` wait, as its waits.toml has it; (): not known."""
     places = []
     for row in table(engine, "waits.toml").get("place", ()):
-        place = WaitPlace(
-            wait=Wait(row["wait"]),
-            file=row["file"],
-            function=row["function"],
-            calls=row["calls"],
-            native=row.get("native", False),
-            releases=SpecifierSet(row.get("releases", "")),
-            follower=row.get("follower", False),
-        )
-        places.append(place)
+        releases = SpecifierSet(row.get("releases", ""))
+        typed = {**row, "wait": Wait(row["wait"]), "releases": releases}
+        places.append(made_of(WaitPlace, typed))
     return tuple(places)
 
 

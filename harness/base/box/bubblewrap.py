@@ -47,7 +47,7 @@ _CONFIGURATION: Final = (
     "/etc/ssl/certs",
     "/etc/ssl/openssl.cnf",
 )
-"""Of /etc, what programs need and what holds nothing of the machine or its users."""
+"""Files of /etc that programs need. They say nothing of the machine or its users."""
 _TOPOLOGY: Final = "/sys/devices/system"
 """Processors and memory nodes, which engines read as they start."""
 _PROCESS_SETTINGS: Final = (
@@ -60,8 +60,8 @@ _PROCESS_SETTINGS: Final = (
     "scsi",
     "mtrr",
 )
-"""Of /proc: what a process with root's uid might write. bubblewrap covers some of them,
-and not ``sys`` where the folder itself is not writable."""
+"""Names below /proc that a process with root's uid might write. bubblewrap covers some
+of them, and not ``sys`` where the folder itself is not writable."""
 _CONFIGURED_CAPABILITIES: Final = ("CAP_NET_ADMIN", "CAP_NET_BIND_SERVICE")
 """Over the box's own network, until :mod:`inside` has set that up."""
 

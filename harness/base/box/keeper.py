@@ -44,7 +44,7 @@ _WATCH_S = 0.05
 time. What a box can do meanwhile is the machine's to bear."""
 _CGROUPS = Path("/sys/fs/cgroup")
 _MEMORY_FIRST = "memory.limit_in_bytes"
-"""Of the first hierarchy."""
+"""The file with the bound of memory, in the first version of cgroups."""
 _COUNTED_EACH = 4
 _FOLDERS = ("tmp", "box", "dev/shm")
 REMOVAL_S = 5.0

@@ -66,8 +66,8 @@ class BoxOrder:
     Attributes:
         argv: the command; its first word is looked up in ``env``'s PATH inside the box.
         env: all of its variables.
-        readable: files and folders that are seen read-only, at their own paths.
-        devices: device nodes that are seen (a GPU's).
+        readable: files and folders that the box shows read-only, at their own paths.
+        devices: device nodes that the box shows (a GPU's).
         copied: folders of mmrepro's own making, whose contents are copied into the work
             folder before the command starts, one after the other.
         caches: folders outside and in the box: the one's content is copied into the

@@ -28,6 +28,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import astuple, dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Final
 
@@ -192,7 +193,7 @@ class ScriptedModel(TinyModel):
         ]
         return named_after("tiny-scripted", _FORMAT, made_of)
 
-    @property
+    @cached_property
     def sized(self) -> TextModel:
         """The architecture, as wide as the table needs it."""
         return replace(
@@ -204,7 +205,7 @@ class ScriptedModel(TinyModel):
             vocab_size=len(self.vocabulary.strings),
         )
 
-    @property
+    @cached_property
     def vocabulary(self) -> _Vocabulary:
         return _Vocabulary.of(self)
 
@@ -393,11 +394,12 @@ class _ScriptTable:
 
     # -------------------------------------------------------------- what follows what
 
-    @property
+    @cached_property
     def looks_back(self) -> bool:
         """Whether what follows a token is ever decided by the token before it."""
-        return any(len(after) > 1 for after in self._followers().values())
+        return any(len(after) > 1 for after in self._followers.values())
 
+    @cached_property
     def _steps(self) -> set[tuple[int, int, int]]:
         """Three tokens that come after each other in a script; -1 stands before its
         trigger."""
@@ -409,10 +411,11 @@ class _ScriptTable:
                 steps.add((before, token, following))
         return steps
 
+    @cached_property
     def _followers(self) -> dict[int, set[int]]:
         """What follows each token, in any script."""
         followers: dict[int, set[int]] = {}
-        for _, token, following in self._steps():
+        for _, token, following in self._steps:
             followers.setdefault(token, set()).add(following)
         return followers
 
@@ -422,12 +425,12 @@ class _ScriptTable:
         The first piece, or the trigger where the first piece has to know what stands
         before it."""
         trigger, first, *_ = self.chains[0]
-        return trigger if len(self._followers().get(first, ())) > 1 else first
+        return trigger if len(self._followers.get(first, ())) > 1 else first
 
     def _embedding(self) -> np.ndarray:
         import numpy as np
 
-        followers = self._followers()
+        followers = self._followers
         start = self._start()
         stream = np.zeros((self.size, _HIDDEN), dtype=np.float32)
         stream[:, _CONSTANT] = 1.0
@@ -444,7 +447,7 @@ class _ScriptTable:
     def _head(self) -> np.ndarray:
         import numpy as np
 
-        followers = self._followers()
+        followers = self._followers
         rows = np.zeros((self.size, _HIDDEN), dtype=np.float32)
         for after in followers.values():
             if len(after) == 1:
@@ -452,7 +455,7 @@ class _ScriptTable:
                 rows[following, _NEXT] = self.directions[following]
         start = self._start()
         rows[start, _NEXT] = self.directions[start]
-        for earlier, token, following in self._steps():
+        for earlier, token, following in self._steps:
             if len(followers[token]) > 1:
                 # Half of the logit comes from the token, half from the one before.
                 rows[following, _NEXT] += self.forks[token] / 2
