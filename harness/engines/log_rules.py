@@ -17,6 +17,7 @@ from typing import Any, Final
 
 import hyperscan
 from mmrepro.base.errors import UsageError
+from mmrepro.base.machine.files import open_to_read, parse_toml
 from mmrepro.probes.log_anchors import anchors_of
 
 _DOCS: Final = "docs/logs.md#your-own-rules has an example"
@@ -225,18 +226,18 @@ def read_rules(path: Path, classes: Sequence[str]) -> tuple[LogRule, ...]:
         UsageError: the file cannot be read, or a rule of it does not load.
     """
     try:
-        with path.open("rb") as file:
-            raw = file.read(MOST_BYTES + 1)
+        with open_to_read(path) as file:
+            content = file.read(MOST_BYTES + 1)
     except OSError as error:
         why = error.strerror or str(error)
         raise UsageError(
             f"The rules {path} cannot be read: {why}.", hint=_DOCS
         ) from error
     try:
-        if len(raw) > MOST_BYTES:
+        if len(content) > MOST_BYTES:
             raise RuleError(f"it is larger than {MOST_BYTES >> 10} KiB.")
-        return _checked(tomllib.loads(raw.decode("utf-8")), classes)
-    except (RuleError, tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        return _checked(parse_toml(content), classes)
+    except ValueError as error:  # a RuleError among them
         told = str(error).rstrip(".")
         raise UsageError(
             f"The rules {path} do not load: {told}.", hint=_DOCS

@@ -117,28 +117,35 @@ def read_toml(path: Path, hint: str = "") -> dict[str, Any]:
         UsageError: it cannot be read, is none, or is beyond what a person writes: in
             depth, in tables, in digits.
     """
-    import tomllib
-
     try:
-        text = read_file(path, _MAX_TOML_BYTES).decode()
-        if _DEEP.search(text):  # tomllib takes gigabytes for a key of 20,000 parts
-            raise ValueError(f"a key of more than {_MOST_PARTS} parts")
-        if text.count("[[") > _MOST_TABLES:
-            raise ValueError(f"more than {_MOST_TABLES:,} tables")
-        document = tomllib.loads(text)
-        _within_limits(document)
+        return parse_toml(read_file(path, _MAX_TOML_BYTES))
     except OSError as error:
         raise UsageError(
             f"{path} cannot be read: {error.strerror or error}."
         ) from error
-    except RecursionError as error:
-        raise UsageError(
-            f"{path} is not valid TOML: it is nested too deep.", hint=hint
-        ) from error
-    except (
-        ValueError
-    ) as error:  # of tomllib, of UTF-8, of a number or a date that there is none of
+    except ValueError as error:
         raise UsageError(f"{path} is not valid TOML: {error}.", hint=hint) from error
+
+
+def parse_toml(content: bytes) -> dict[str, Any]:
+    """The document of a TOML file's content.
+
+    Raises:
+        ValueError: it is none, of another encoding than UTF-8, or beyond what a person
+            writes: in depth, in tables, in digits.
+    """
+    import tomllib
+
+    text = content.decode()
+    if _DEEP.search(text):  # tomllib takes gigabytes for a key of 20,000 parts
+        raise ValueError(f"a key of more than {_MOST_PARTS} parts")
+    if text.count("[[") > _MOST_TABLES:
+        raise ValueError(f"more than {_MOST_TABLES:,} tables")
+    try:
+        document = tomllib.loads(text)
+        _within_limits(document)
+    except RecursionError as error:
+        raise ValueError("it is nested too deep") from error
     return document
 
 

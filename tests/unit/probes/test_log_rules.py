@@ -2,6 +2,7 @@
 rules of an operator's own."""
 
 import io
+import os
 import re
 import time
 from pathlib import Path
@@ -238,6 +239,8 @@ def test_rules_are_given_on_the_command_line_or_in_a_file(
         (OWN.replace(r"\S+ is", "x" * 600), "more than 500 letters"),
         (OWN * 201, "more than 200 rules"),
         ("#" * (300 << 10), "larger than 256 KiB"),
+        ("rule = " + "[" * 5000, "nested too deep"),
+        (".".join("a" * 30) + " = 1", "a key of more than 20 parts"),
     ],
 )
 def test_a_bad_file_is_one_sentence(text: str, why: str, tmp_path: Path) -> None:
@@ -249,6 +252,12 @@ def test_a_bad_file_is_one_sentence(text: str, why: str, tmp_path: Path) -> None
     assert told.startswith(f"The rules {file} do not load: ")
     assert why in told
     assert "\n" not in told
+
+
+def test_a_pipe_in_place_of_rules_is_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "rules.toml")
+    with pytest.raises(UsageError, match="cannot be read: it is a "):
+        read_rules(tmp_path / "rules.toml", [])
 
 
 def test_rules_that_are_not_there(tmp_path: Path) -> None:
