@@ -337,16 +337,26 @@ def _work_tree(place: Path) -> _Files:
     listed = _names(git(place, "ls-files", "-coz", "--exclude-standard", "--", "."))
     names = [name for name in dict.fromkeys(listed) if (place / name).is_file()]
     try:
-        changed = _names(
-            git(place, "diff", "--name-only", "--relative", "-z", "HEAD", "--", ".")
-        )
+        files = _commit_facts(place, "HEAD")
     except UsageError:  # no commit yet
         return _Files(names, lambda name: _content(place, name))
-    new = _names(git(place, "ls-files", "-oz", "--exclude-standard", "--", "."))
-    files = _commit_facts(place, "HEAD")
     files.names, files.read = names, lambda name: _content(place, name)
-    files.dirty = sorted({*changed, *new})
+    files.dirty = _dirty(place)
     return files
+
+
+def _dirty(place: Path) -> list[str]:
+    """Return the names of files that differ from HEAD or are new, sorted.
+
+    `git diff` would do for the first, but it refreshes the index and writes it, in
+    somebody else's clone and whatever GIT_OPTIONAL_LOCKS says. `git status` obeys.
+    """
+    # Its names are relative to the top of the repository, not to the folder.
+    below = os.fsdecode(git(place, "rev-parse", "--show-prefix")).removesuffix("\n")
+    options = ("--porcelain", "-z", "--no-renames", "--untracked-files=all")
+    entries = _names(git(place, "status", *options, "--", "."))
+    # An entry is two letters of state, a space and the name.
+    return sorted({entry[3:].removeprefix(below) for entry in entries})
 
 
 def _commit(place: Path, rev: str) -> _Files:

@@ -113,6 +113,17 @@ def test_a_clean_commit_of_a_tag(clone: Path) -> None:
     assert read_tree(found.tree.digest) == found.tree
 
 
+def test_a_file_that_was_only_touched_is_not_dirty_and_the_index_is_not_written(
+    clone: Path,
+) -> None:
+    git(clone, "tag", "v0.23.0")
+    os.utime(clone / "vllm/v1/core.py", (1e9, 1e9))
+    before = touched(clone)
+    found = resolve(str(clone))
+    assert touched(clone) == before
+    assert found.tree.dirty == []
+
+
 def test_a_dirty_tree_counts_what_runs(clone: Path) -> None:
     git(clone, "tag", "v0.23.0")
     clean = resolve(str(clone))
