@@ -672,8 +672,10 @@ def _badge(incident: Incident) -> b.Badge:
 
 
 def engine_name(incident: Incident) -> str:
-    """Name the engine and its release."""
-    return f"{incident.engine.name} {incident.engine.release}".strip()
+    """Name the engine, its release and the model runner that ran, if that is known."""
+    engine = incident.engine
+    name = f"{engine.name} {engine.release}".strip()
+    return f"{name}, {engine.runner}" if engine.runner else name
 
 
 def title(incident: Incident) -> str:
@@ -682,8 +684,9 @@ def title(incident: Incident) -> str:
     text, engine = incident.scenario.title, incident.engine
     if incident.diagnosis is not None and not engine.release:
         return text
+    full = engine_name(incident)
     known = engine.name.casefold() in text.casefold()
-    return f"{text} ({engine.release if known else engine_name(incident)})"
+    return f"{text} ({full.removeprefix(f'{engine.name} ') if known else full})"
 
 
 def _partial_note(incident: Incident) -> str:

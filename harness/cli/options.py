@@ -16,7 +16,11 @@ from pathlib import Path
 from typing import Annotated, Any, TypeVar, get_args
 
 import typer
-from mmrepro.base.common_options import RANK_OPTIONS
+from mmrepro.base.common_options import (
+    RANK_OPTIONS,
+    RUNNER_FEATURE,
+    RUNNER_OPTION,
+)
 from mmrepro.base.errors import UntrustedFile, UsageError, did_you_mean
 from mmrepro.base.machine.configured import Configured
 from mmrepro.base.options import (
@@ -167,22 +171,28 @@ def _parameter(one: DeclaredOption) -> inspect.Parameter:
     )
 
 
-def _ranks_apart(words: Sequence[str]) -> Iterator[str]:
-    """``--tensor-parallel-size 2``, which is the server's own, as two
-    ``--server-arg``."""
-    names = {name for some in RANK_OPTIONS.values() for name in some}
+def _for_the_server(words: Sequence[str]) -> Iterator[str]:
+    """Yield ``words`` with short forms written out as ``--server-arg``.
+
+    ``--tensor-parallel-size 2`` is the server's own option; ``--runner v2`` stands for
+    a feature of the engine."""
+    ranks = {name for some in RANK_OPTIONS.values() for name in some}
     left = iter(words)
     for word in left:
-        name, equals, _ = word.partition("=")
+        name, equals, value = word.partition("=")
         if word == "--":
             yield from (word, *left)
-        elif name not in names:
+        elif name not in ranks and name != RUNNER_OPTION:
             yield word
-        elif equals:
-            yield f"--server-arg={word}"
         else:
-            value = next(left, "")
-            yield from (f"--server-arg={one}" for one in (word, value) if one)
+            if not equals:
+                value = next(left, "")
+            if name == RUNNER_OPTION:
+                yield f"--server-arg={{feature:{RUNNER_FEATURE}{value}}}"
+            elif equals:
+                yield f"--server-arg={word}"
+            else:
+                yield from (f"--server-arg={part}" for part in (name, value) if part)
 
 
 def _whole(value: Any) -> Any:
@@ -255,7 +265,7 @@ class DeclaredCommand(TyperCommand):
         if made is not None and any(
             one.field == "server_args" for one in declared(made)
         ):
-            args = [*_ranks_apart(args)]
+            args = [*_for_the_server(args)]
         dashes = [at for at, word in enumerate(args) if word == "--"]
         if hasattr(made, "child") and dashes:
             # Of two, the first is for arguments that begin with a dash.

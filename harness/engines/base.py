@@ -18,6 +18,7 @@ from mmrepro.base.records import Fidelity, Setting, StandIn
 
 if TYPE_CHECKING:  # a scenario knows engines, and starts none
     from mmrepro.engines.allowed import Allowed
+    from mmrepro.engines.environments.beside import BesidePackage
     from mmrepro.engines.environments.spec import Environment, EnvironmentSpec
     from mmrepro.engines.promises import ApiPromises
     from mmrepro.engines.supervise import Entry
@@ -75,6 +76,14 @@ class LaunchRequest:
             *(arg for m in self.mitigations for arg in m.server_args),
         )
 
+    def beside(self, patches: tuple[Patch, ...]) -> tuple[BesidePackage, ...]:
+        """Packages of ``patches`` that the environment lacks."""
+        from mmrepro.engines.environments.beside import beside
+
+        names = [name for patch in patches for name in patch.packages]
+        packages = [beside(self.environment, name) for name in names]
+        return tuple(package for package in packages if package is not None)
+
     def variables(self, patches: tuple[Patch, ...]) -> dict[str, str]:
         """What the scenario, ``patches`` and the mitigations add to the server's
         environment."""
@@ -84,7 +93,8 @@ class LaunchRequest:
         if patches:
             folders = [str(reproducer_path("standins") / p.folder) for p in patches]
             boot = str(reproducer_path("standins") / BOOT)
-            variables["PYTHONPATH"] = os.pathsep.join([boot, *folders])
+            packages = [str(package.folder) for package in self.beside(patches)]
+            variables["PYTHONPATH"] = os.pathsep.join([boot, *folders, *packages])
             variables["MMREPRO_STAND_INS"] = os.pathsep.join(folders)
         for patch in patches:
             variables.update(patch.env)
@@ -122,6 +132,8 @@ class LaunchPlan:
     """What the command runs, for a start that is forked."""
     preload: tuple[str, ...] = ()
     """What a fork server imports besides, as far as the release has it."""
+    beside: tuple[BesidePackage, ...] = ()
+    """Packages on its module path that must be installed before it starts."""
 
 
 @dataclass(frozen=True)
@@ -176,6 +188,9 @@ class Engine(ABC):
     start_marks: ClassVar[Mapping[str, str]] = {}
     """Stage of the start-up, in order: expression of the log line with which it ends.
     What follows the last one, until the server is ready, is the stage "HTTP up"."""
+    runner_marks: ClassVar[Mapping[str, str]] = {}
+    """Name of a model runner: expression of a log line that only it writes. {}: the
+    engine has one."""
     core_role: ClassVar[str]
     """Role of the process that schedules and runs the model."""
     metrics: ClassVar[Mapping[str, tuple[str, ...]]]
@@ -395,6 +410,7 @@ class Engine(ABC):
                 *([module] if pair else []),
                 *self._model_modules(request.model),
             ),
+            beside=request.beside(patches),
         )
 
     def interpreter_args(self, module: str) -> list[str]:
@@ -485,6 +501,8 @@ class Patch:
         env: variables that it reads.
         fidelity: of a run with it; None: as without it.
         device: where it is put in front of the engine; "" means everywhere.
+        packages: names of packages that it needs; those that the environment lacks are
+            installed beside it.
     """
 
     folder: str
@@ -492,6 +510,7 @@ class Patch:
     env: Mapping[str, str] = field(default_factory=dict)
     fidelity: Fidelity | None = None
     device: Literal["", "cpu", "cuda"] = ""
+    packages: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

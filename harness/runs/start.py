@@ -9,7 +9,7 @@ import contextlib
 import re
 import shlex
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -49,6 +49,7 @@ time."""
 CHILDREN_POLL_S, STANDS_S = 1.0, 4.0
 _STANDS_SHARE = 0.1
 """Of one core, all processes together: below it a starting server does no work."""
+_HEAD_BYTES = 4 << 20
 _USAGE_CODE = 2
 """argparse's exit code: the mode of the start has nothing to do with it."""
 GRACE_HUNG_S, GRACE_S = 1.0, 6.0
@@ -265,6 +266,7 @@ class Started:
             it is not.
         parent: the fork server whose fork it is.
         isolation: the box that it runs in; (): none.
+        runner: its model runner, as its log shows it; "": unknown.
         process, sampler: there once the process is; of a control server nothing is
             sampled.
     """
@@ -280,6 +282,7 @@ class Started:
     stages: dict[str, float] = field(default_factory=dict)
     parent: WarmParentFacts | None = None
     isolation: tuple[Setting, ...] = ()
+    runner: str = ""
     process: EngineProcess = field(init=False)
     sampler: Sampler = field(init=False)
 
@@ -338,6 +341,7 @@ class Started:
         )
         engine.start_mode, engine.warm_parent = self.mode, self.parent
         engine.start_seconds, engine.start_stages = self.seconds, self.stages
+        engine.runner = self.runner
         incident.stand_ins, incident.fidelity = plan.stand_ins, plan.fidelity
 
 
@@ -462,6 +466,7 @@ def _until_ready(
         started.sampler.read_metrics()
         started.seconds = round(ready - started.began, 2)
         started.stages = stages.ended(ready)
+        started.runner = _runner_in(started.process.log, spec.engine.runner_marks)
         recorder.event(f"engine ready after {started.seconds:.1f} s")
         starter.note(
             started.mode, plan, spec.environment, started.seconds, started.parent
@@ -471,6 +476,23 @@ def _until_ready(
     except BaseException:
         _stop(started, journal, GRACE_HUNG_S)
         raise
+
+
+def _runner_in(log: Path, marks: Mapping[str, str]) -> str:
+    """Name the model runner whose mark stands first in ``log``; "": none does."""
+    if not marks:
+        return ""
+    try:
+        with log.open("rb") as file:
+            # A server that is ready has loaded its model: the head is enough.
+            head = file.read(_HEAD_BYTES)
+    except OSError:
+        return ""
+    first: dict[int, str] = {}
+    for runner, mark in marks.items():
+        if match := re.search(mark.encode(), head):
+            first[match.start()] = runner
+    return first[min(first)] if first else ""
 
 
 def _wait(started: Started, stages: StartStages) -> float:

@@ -127,7 +127,9 @@ class Starter:
         return self.parents.find(self._fork_server_spec(plan, environment))
 
     def warm(self, plan: LaunchPlan, environment: Environment) -> None:
-        """Have a fork server for ``plan``. Raises Refused or ForkServerDied."""
+        """Have a fork server for ``plan``. Raises Refused or ForkServerDied, and as
+        ``install``."""
+        have_beside(plan)
         self.parents.get(self._fork_server_spec(plan, environment))
 
     def _fork_server_spec(
@@ -158,7 +160,9 @@ class Starter:
             Refused, ForkServerDied: the environment cannot be warmed; nothing was
             started.
             SupervisorError: the server's process could not be started.
+            InfrastructureError: as ``install``, of a package that the plan needs.
         """
+        have_beside(plan)
         env, box = child_environment(plan.env), None
         if self.boxed:
             env = child_environment(plan.env, base=variables_inside())
@@ -212,6 +216,16 @@ class Starter:
         again = before is not None and not before.works
         seen = ModeSeen(works=False, certain=certain or again, why=why)
         note_start(environment.state_dir, name, seen)
+
+
+def have_beside(plan: LaunchPlan) -> None:
+    """Have the packages that ``plan`` needs and the environment lacks. Raises as
+    ``install``."""
+    if plan.beside:
+        from mmrepro.engines.environments.beside import install
+
+        for package in plan.beside:
+            install(package)
 
 
 class StartStages:

@@ -80,6 +80,31 @@ def test_a_pair_is_the_proxy_with_the_engines_server_and_its_options() -> None:
     assert VLLM.role_of("python", " ".join(alone.argv)) == "APIServer"
 
 
+def test_model_runner_v2_on_a_cpu_has_triton_behind_a_stand_in() -> None:
+    made = plan("{feature:runner-v2}")
+    assert made.env["VLLM_USE_V2_MODEL_RUNNER"] == "1"
+    assert made.env["TRITON_INTERPRET"] == "1"
+    assert [stand_in.name for stand_in in made.stand_ins] == ["triton_cpu"]
+    (package,) = made.beside
+    assert made.env["PYTHONPATH"].endswith(str(package.folder))
+
+
+def test_the_runner_of_a_gpu_is_left_to_the_release_and_no_stand_in_is_there() -> None:
+    chosen = plan("{feature:runner-default}")
+    assert "VLLM_USE_V2_MODEL_RUNNER" not in chosen.env
+    assert chosen.env["TRITON_DEFAULT_BACKEND"] == "cpu"
+    on_gpu = plan("{feature:runner-v2}", device="cuda")
+    assert on_gpu.env["VLLM_USE_V2_MODEL_RUNNER"] == "1"
+    assert (on_gpu.stand_ins, on_gpu.beside) == ([], ())
+    assert "TRITON_INTERPRET" not in on_gpu.env
+
+
+def test_model_runner_v1_needs_no_triton() -> None:
+    made = plan("{feature:runner-v1}")
+    assert made.env["VLLM_USE_V2_MODEL_RUNNER"] == "0"
+    assert (made.stand_ins, made.beside) == ([], ())
+
+
 def test_replicas_share_the_memory_nodes_where_a_release_gives_each_its_own() -> None:
     asked = "--data-parallel-size=2"
     assert plan(asked, release="0.33.0").env["VLLM_CPU_SIM_MULTI_NUMA"] == "0"

@@ -22,7 +22,7 @@ from mmrepro.campaign.matrix import selectors
 from mmrepro.campaign.matrix.options import load
 from mmrepro.campaign.trial import spawn
 from mmrepro.cli.app import COMMANDS
-from mmrepro.cli.options import PLACES, DeclaredCommand, _ranks_apart, command
+from mmrepro.cli.options import PLACES, DeclaredCommand, _for_the_server, command
 from mmrepro.kv_budget import LMDEPLOY, SGLANG, VLLM, VLLM_CPU
 from mmrepro.traffic.case.model import ServerWanted
 
@@ -478,6 +478,8 @@ def test_what_mmrepro_starts_reads_no_file() -> None:
         ("--tp-size=2 --server-arg=--x", ("--tp-size=2", "--x")),
         ("-pp 2", ("-pp", "2")),
         ("--dp", ("--dp",)),
+        ("--runner v2", ("{feature:runner-v2}",)),
+        ("--runner=default -tp 2", ("{feature:runner-default}", "-tp", "2")),
     ],
 )
 def test_ranks_are_options_of_the_server(
@@ -494,6 +496,6 @@ def test_ranks_are_options_of_the_server(
 
 def test_the_words_of_another_command_stay_as_they_are() -> None:
     words = ["run", "--", "--tensor-parallel-size", "2"]
-    assert [*_ranks_apart(words)] == words
+    assert [*_for_the_server(words)] == words
     made = BY_NAME["repro"](host="-tp")
     assert parsed(type(made), all_words(made)) == made

@@ -96,6 +96,37 @@ def test_a_start_that_works_is_remembered(starts: Starts) -> None:
     assert made.processes[0].stopped == []
 
 
+@pytest.mark.parametrize(
+    ("line", "runner"),
+    [
+        (
+            "(Worker pid=7) INFO 11-29 00:26:59 [v1/worker/gpu/model_runner.py:298] "
+            "Loading model from scratch...",
+            "Model Runner V2",
+        ),
+        (
+            "(Worker pid=7) INFO 11-29 00:23:31 [v1/worker/cpu_model_runner.py:68] "
+            "Starting to load model tiny...",
+            "Model Runner V1",
+        ),
+        ("INFO 11-29 00:23:31 [cpu_model_runner.py:68] Load", "Model Runner V1"),
+        ("INFO 11-29 00:20:51 [cpu_worker.py:149] Using V2 Model Runner", "V2"),
+        ("INFO 11-29 00:20:51 [core.py:93] Model Runner V2 requires Triton", ""),
+    ],
+)
+def test_the_model_runner_is_the_one_that_the_log_shows(
+    starts: Starts, line: str, runner: str
+) -> None:
+    def logs_and_answers(process: FakeProcess) -> None:
+        process.log.write_text(f"starting\n{line}\n")
+        ready(process)
+
+    starts.one(starter(logs_and_answers))
+    shown = starts.journal.incident.engine.runner
+    assert shown.endswith(runner)
+    assert bool(shown) == bool(runner)
+
+
 def test_a_port_that_was_taken_is_another_port_and_told(starts: Starts) -> None:
     earlier = (Setting(name="start-up", value="repeated", why="the control server's"),)
     made = starter(ends(PORT_TAKEN), ready)

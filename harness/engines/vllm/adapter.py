@@ -74,6 +74,25 @@ EMULATED_STREAM = Patch(
 )
 
 
+TRITON_ASKED_FOR = "MMREPRO_TRITON"
+"""Variable that features.toml sets where a server is to have Triton; no engine reads
+it."""
+TRITON_ON_CPU = Patch(
+    "triton_cpu",
+    StandIn(
+        name="triton_cpu",
+        replaces="the GPU behind Triton: kernels run in Triton's interpreter, on the "
+        "host; the version is the one that this torch was built with",
+        why="without a Triton that has a backend for a CPU vLLM takes Model Runner V1. "
+        "No line of the engine is changed. Kernels compute the same numbers and take "
+        "longer; that they compile for a GPU is not shown",
+    ),
+    env={"TRITON_INTERPRET": "1", "TRITON_DEFAULT_BACKEND": "cpu"},
+    device="cpu",
+    packages=("triton",),
+)
+
+
 class VllmEngine(Engine):
     name: ClassVar[str] = "vllm"
     module: ClassVar[str] = _SERVER_MODULE
@@ -138,6 +157,12 @@ class VllmEngine(Engine):
         "model load": r"Model loading took|Loading weights took",
         "cache and warm-up": r"init engine \(profile",
     }
+    # Log lines name the module that writes them, with its path at level DEBUG only:
+    # gpu/model_runner.py and cpu/model_runner.py are V2 (0.23 to 0.33).
+    runner_marks: ClassVar[Mapping[str, str]] = {
+        "Model Runner V2": r"Using V2 Model Runner|worker/[cg]pu/model_runner\.py:",
+        "Model Runner V1": r"\b[cg]pu_model_runner\.py:",
+    }
     metrics: ClassVar[Mapping[str, tuple[str, ...]]] = {
         "running": ("vllm:num_requests_running",),
         "waiting": ("vllm:num_requests_waiting",),
@@ -199,6 +224,11 @@ class VllmEngine(Engine):
     def contract_watch(self) -> Mitigation | None:
         why = "a read-only probe in the model runner"
         return Mitigation("contract-probe", why, patch=CONTRACT_PROBE)
+
+    def own_patches(self, request: LaunchRequest) -> tuple[Patch, ...]:
+        asked = TRITON_ASKED_FOR in request.server_env
+        on_cpu = request.environment.spec.device == "cpu"
+        return (TRITON_ON_CPU,) if asked and on_cpu else ()
 
     def role_of(self, name: str, cmdline: str) -> str:
         """The first process does not rename itself: it is known by what it was started

@@ -77,6 +77,10 @@ class WarmParentFacts(Record):
 class EngineFacts(Record):
     name: str
     release: str
+    runner: Annotated[
+        str,
+        Field(description="model runner, as the server's log shows it; empty: unknown"),
+    ] = ""
     commit: Annotated[
         str, Field(description="of the engine, where its wheel is of one")
     ] = ""
