@@ -353,10 +353,14 @@ def options_left_out(case: Case) -> Iterator[Simplification]:
         yield Simplification(f"without the option {name}", without, name)
 
 
+_BEGINS_OPTION = re.compile(r"--?[A-Za-z]|\{feature:")
+"""A feature's name stands for options of its own; it is no value of the one before."""
+
+
 def _options(args: list[str]) -> list[tuple[str, ...]]:
     groups: list[list[str]] = []
     for word in args:
-        if re.match(r"--?[A-Za-z]", word) or not groups:
+        if _BEGINS_OPTION.match(word) or not groups:
             groups.append([])
         groups[-1].append(word)
     return [tuple(group) for group in groups]

@@ -3,7 +3,7 @@
 from fake_plays import FakeTest, answered_until, fake_case, fake_op, fake_seen
 from hypothesis import given, strategies as st
 from mmrepro.search.replay.shrink import Shrinking
-from mmrepro.search.replay.simplify import as_it_went
+from mmrepro.search.replay.simplify import as_it_went, options_left_out
 from mmrepro.search.replay.store import STUCK
 from mmrepro.traffic.case.model import Barrier, Case
 
@@ -86,3 +86,11 @@ def test_what_is_left_is_played_in_the_order_of_the_first_play() -> None:
     shrinking = Shrinking(case, seen, test, lambda s: ["r99"], simpler=False)
     shrinking.run()
     assert shrinking.ids == ["r0", "r99"]
+
+
+def test_a_feature_is_an_option_of_its_own_and_no_value_of_the_one_before() -> None:
+    case = fake_case([fake_op("a")])
+    args = ["--enable-scale-out", "{feature:runner-v2}", "--max-num-seqs", "4"]
+    case.server.args = args
+    shorter = [step.made(case).server.args for step in options_left_out(case)]
+    assert shorter == [args[1:], [args[0], *args[2:]], args[:2]]
