@@ -153,13 +153,14 @@ RANK_OPTIONS = {
 }
 """Options of vLLM, SGLang and LMDeploy: in how many ranks of each group a server runs
 the model."""
-RUNNER_OPTION, RUNNER_FEATURE = "--runner", "runner-"
+FEATURE_OPTIONS = {"--runner": "runner-", "--front": "front-"}
 """``--runner v2`` is ``--server-arg={feature:runner-v2}``, for an engine that has
-several model runners."""
+several model runners or front ends."""
 SERVER_ARG = Option(
     "One more option of the server, e.g. --server-arg=--dtype=float32. May be "
     "repeated. --tensor-parallel-size 2 and the like may be written as they are, and "
-    "so may --runner v1, v2 or default (what the release chooses on a GPU) for vLLM.",
+    "so may, for vLLM, --runner v1, v2 or default (what the release chooses on a GPU) "
+    "and --front python or rust.",
     "ARG",
     ENGINE,
     name="--server-arg",

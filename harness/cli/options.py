@@ -17,9 +17,8 @@ from typing import Annotated, Any, TypeVar, get_args
 
 import typer
 from mmrepro.base.common_options import (
+    FEATURE_OPTIONS,
     RANK_OPTIONS,
-    RUNNER_FEATURE,
-    RUNNER_OPTION,
 )
 from mmrepro.base.errors import UntrustedFile, UsageError, did_you_mean
 from mmrepro.base.machine.configured import Configured
@@ -182,17 +181,16 @@ def _for_the_server(words: Sequence[str]) -> Iterator[str]:
         name, equals, value = word.partition("=")
         if word == "--":
             yield from (word, *left)
-        elif name not in ranks and name != RUNNER_OPTION:
+        elif name in FEATURE_OPTIONS:
+            feature = FEATURE_OPTIONS[name] + (value if equals else next(left, ""))
+            yield f"--server-arg={{feature:{feature}}}"
+        elif name not in ranks:
             yield word
+        elif equals:
+            yield f"--server-arg={word}"
         else:
-            if not equals:
-                value = next(left, "")
-            if name == RUNNER_OPTION:
-                yield f"--server-arg={{feature:{RUNNER_FEATURE}{value}}}"
-            elif equals:
-                yield f"--server-arg={word}"
-            else:
-                yield from (f"--server-arg={part}" for part in (name, value) if part)
+            value = next(left, "")
+            yield from (f"--server-arg={part}" for part in (word, value) if part)
 
 
 def _whole(value: Any) -> Any:

@@ -18,7 +18,7 @@ from mmrepro.base.records import Fidelity, Setting, StandIn
 
 if TYPE_CHECKING:  # a scenario knows engines, and starts none
     from mmrepro.engines.allowed import Allowed
-    from mmrepro.engines.environments.beside import BesidePackage
+    from mmrepro.engines.environments.beside import Beside, BesidePackage
     from mmrepro.engines.environments.spec import Environment, EnvironmentSpec
     from mmrepro.engines.promises import ApiPromises
     from mmrepro.engines.supervise import Entry
@@ -132,8 +132,8 @@ class LaunchPlan:
     """What the command runs, for a start that is forked."""
     preload: tuple[str, ...] = ()
     """What a fork server imports besides, as far as the release has it."""
-    beside: tuple[BesidePackage, ...] = ()
-    """Packages on its module path that must be installed before it starts."""
+    beside: tuple[Beside, ...] = ()
+    """What must be installed beside the environment before it starts."""
 
 
 @dataclass(frozen=True)
@@ -380,7 +380,7 @@ class Engine(ABC):
         ]
         patches = (*self.own_patches(request), *request.all_patches)
         env = {s.name: s.value for s in settings if not s.name.startswith("-")}
-        module = self.module_in(request.environment.site_packages)
+        module = self.module_for(request)
         arguments = self.command(request)
         for setting in settings:
             if setting.name.startswith("--"):
@@ -410,7 +410,7 @@ class Engine(ABC):
                 *([module] if pair else []),
                 *self._model_modules(request.model),
             ),
-            beside=request.beside(patches),
+            beside=(*request.beside(patches), *self.own_beside(request)),
         )
 
     def interpreter_args(self, module: str) -> list[str]:
@@ -447,6 +447,15 @@ class Engine(ABC):
         """Stand-ins without which it does not start on that device; before all
         others."""
         return ()
+
+    def own_beside(self, request: LaunchRequest) -> tuple[Beside, ...]:
+        """Programs that ``request`` needs and its environment lacks."""
+        return ()
+
+    def module_for(self, request: LaunchRequest) -> str:
+        """The module that is started for ``request``: its server, unless the request
+        needs another way in."""
+        return self.module_in(request.environment.site_packages)
 
 
 def two_threads() -> Setting:

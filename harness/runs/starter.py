@@ -219,13 +219,9 @@ class Starter:
 
 
 def have_beside(plan: LaunchPlan) -> None:
-    """Have the packages that ``plan`` needs and the environment lacks. Raises as
-    ``install``."""
-    if plan.beside:
-        from mmrepro.engines.environments.beside import install
-
-        for package in plan.beside:
-            install(package)
+    """Have what ``plan`` needs and the environment lacks. Raises as its ``install``."""
+    for missing in plan.beside:
+        missing.install()
 
 
 class StartStages:

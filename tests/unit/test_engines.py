@@ -8,6 +8,7 @@ from hypothesis import HealthCheck, given, strategies as st
 from mmrepro.base.errors import UsageError
 from mmrepro.engines import LaunchPlan, LaunchRequest, get_engine
 from mmrepro.engines.base import PROXY, ranks_of
+from mmrepro.engines.environments.beside import BesideFile
 from mmrepro.engines.environments.spec import Environment, EnvironmentSpec
 from mmrepro.engines.starts import explain
 from mmrepro.engines.supervise import Entry, launch_order
@@ -103,6 +104,19 @@ def test_model_runner_v1_needs_no_triton() -> None:
     made = plan("{feature:runner-v1}")
     assert made.env["VLLM_USE_V2_MODEL_RUNNER"] == "0"
     assert (made.stand_ins, made.beside) == ([], ())
+
+
+def test_the_rust_front_end_is_started_by_vllm_serve_from_the_wheel_for_cuda() -> None:
+    made = plan("{feature:front-rust}", "--seed=1")
+    module, *words = made.argv[2:]
+    assert (module, words[0]) == ("vllm.entrypoints.cli.main", "serve")
+    assert words[1] == "/models/tiny"
+    assert "--model" not in words
+    (program,) = made.beside
+    assert isinstance(program, BesideFile)
+    assert made.env["VLLM_RUST_FRONTEND_PATH"] == str(program.path)
+    assert (program.project, program.version) == ("vllm", "0.23.0")
+    assert plan("{feature:front-python}").beside == ()
 
 
 def test_replicas_share_the_memory_nodes_where_a_release_gives_each_its_own() -> None:

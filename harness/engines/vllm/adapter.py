@@ -1,7 +1,9 @@
 """vLLM: its OpenAI server from PyPI, on its own CPU backend or on a GPU."""
 
+from __future__ import annotations
+
 from collections.abc import Iterator, Mapping
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from mmrepro.base.records import Fidelity, Setting, StandIn
 from mmrepro.engines.base import (
@@ -20,6 +22,9 @@ from mmrepro.engines.base import (
 )
 from mmrepro.probes.data import WORKED, LogPattern
 from packaging.version import Version
+
+if TYPE_CHECKING:
+    from mmrepro.engines.environments.beside import Beside, BesideFile
 
 _SERVER_MODULE = "vllm.entrypoints.openai.api_server"
 _NOBIND_SINCE = Version("0.13")
@@ -77,6 +82,10 @@ EMULATED_STREAM = Patch(
 TRITON_ASKED_FOR = "MMREPRO_TRITON"
 """Variable that features.toml sets where a server is to have Triton; no engine reads
 it."""
+RUST_FRONT_END, RUST_PROGRAM = "VLLM_USE_RUST_FRONTEND", "vllm-rs"
+_COMMAND_LINE = "vllm.entrypoints.cli.main"
+"""`vllm serve`. Only it starts the Rust front end (entrypoints/cli/serve.py of 0.22.0 to
+0.33.0); the server's own module does not ask for it."""
 TRITON_ON_CPU = Patch(
     "triton_cpu",
     StandIn(
@@ -91,6 +100,11 @@ TRITON_ON_CPU = Patch(
     device="cpu",
     packages=("triton",),
 )
+
+
+def _with_rust(request: LaunchRequest) -> bool:
+    """Whether the Rust front end is asked for."""
+    return request.server_env.get(RUST_FRONT_END) == "1"
 
 
 class VllmEngine(Engine):
@@ -230,17 +244,41 @@ class VllmEngine(Engine):
         on_cpu = request.environment.spec.device == "cpu"
         return (TRITON_ON_CPU,) if asked and on_cpu else ()
 
+    def own_beside(self, request: LaunchRequest) -> tuple[Beside, ...]:
+        program = self._rust_program(request)
+        return () if program is None else (program,)
+
+    def _rust_program(self, request: LaunchRequest) -> BesideFile | None:
+        """The Rust front end of the release; None: it is not asked for, or is in the
+        environment's own wheel."""
+        from mmrepro.engines.environments.beside import BesideFile
+
+        environment = request.environment
+        own = environment.site_packages / "vllm" / RUST_PROGRAM
+        if not _with_rust(request) or own.is_file():
+            return None
+        release = environment.kernels if environment.spec.tree else ""
+        version = Version(release or environment.spec.release).public
+        return BesideFile("vllm", version, f"vllm/{RUST_PROGRAM}", environment)
+
+    def module_for(self, request: LaunchRequest) -> str:
+        return _COMMAND_LINE if _with_rust(request) else super().module_for(request)
+
     def role_of(self, name: str, cmdline: str) -> str:
         """The first process does not rename itself: it is known by what it was started
         with."""
         if PROXY.search(cmdline):
             return "proxy"
+        if name == RUST_PROGRAM:
+            return "RustFrontend"
         main = any(module in cmdline for module in (_SERVER_MODULE, *self.moved_to))
         return "APIServer" if main else super().role_of(name, cmdline)
 
     def command(self, request: LaunchRequest) -> list[str]:
+        # `vllm serve` wants the model as a word of its own.
+        model = ["serve"] if _with_rust(request) else ["--model"]
         return [
-            "--model",
+            *model,
             str(request.model),
             "--served-model-name",
             SERVED_MODEL,
@@ -289,6 +327,13 @@ class VllmEngine(Engine):
         else:
             yield Setting(
                 name="--enforce-eager", value="", why="no graph capture: a faster start"
+            )
+        if (program := self._rust_program(request)) is not None:
+            yield Setting(
+                name="VLLM_RUST_FRONTEND_PATH",
+                value=str(program.path),
+                why="the Rust front end is in the release's wheel for CUDA alone; it "
+                "is that program, in front of an engine on a CPU",
             )
         if request.environment.spec.device != "cpu":
             yield from self._gpu_settings(request)

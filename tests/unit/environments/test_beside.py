@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -10,8 +11,9 @@ import pytest
 from mmrepro.base.errors import EnvironmentBuildError
 from mmrepro.base.records import WheelFacts
 from mmrepro.engines.environments import beside as module
-from mmrepro.engines.environments.beside import beside, install
+from mmrepro.engines.environments.beside import BesideFile, beside
 from mmrepro.engines.environments.spec import Environment, EnvironmentSpec
+from mmrepro.engines.environments.uv import Distribution, ReleaseFiles
 
 SITE = Path("venv/lib/python3.11/site-packages")
 DAY = "2026-06-14T00:00:00+00:00"
@@ -87,9 +89,9 @@ def test_it_is_installed_once_as_of_the_day_and_nothing_is_built(
 ) -> None:
     package = beside(environment(tmp_path / "a"), "triton")
     assert package is not None
-    folder = install(package)
-    assert install(package) == folder
-    assert (folder / "triton.py").is_file()
+    package.install()
+    package.install()
+    assert (package.folder / "triton.py").is_file()
     (arguments,) = calls
     assert arguments[-1] == "triton", "a torch for a CPU asks for none: the newest"
     assert arguments[arguments.index("--exclude-newer") + 1] == DAY
@@ -105,7 +107,8 @@ def test_one_that_was_broken_off_is_installed_anew(
     rest = package.folder.with_name(f".building-{package.folder.name}")
     rest.mkdir(parents=True)
     (rest / "half").write_text("")
-    assert [path.name for path in install(package).iterdir()] == ["triton.py"]
+    package.install()
+    assert [path.name for path in package.folder.iterdir()] == ["triton.py"]
     assert not rest.exists()
 
 
@@ -116,6 +119,40 @@ def test_a_folder_that_cannot_be_written_is_an_error_with_a_next_step(
     assert package is not None
     package.folder.parent.write_text("a file where the folder belongs")
     with pytest.raises(EnvironmentBuildError, match="triton cannot be installed") as e:
-        install(package)
+        package.install()
     assert "MMREPRO_CACHE_DIR" in e.value.hint
     assert calls == []
+
+
+def test_a_program_out_of_another_wheel_is_fetched_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name = "vllm-0.23.0-cp38-abi3-manylinux_2_28_x86_64.whl"
+    files = ReleaseFiles("vllm", "0.23.0", [Distribution(name, None, "")], None)
+    monkeypatch.setattr(module, "release_files", lambda *_: files)
+    fetched: list[str] = []
+
+    def fetch(wheel: Distribution, member: str, path: Path) -> None:
+        fetched.append(member)
+        path.write_bytes(b"program")
+
+    monkeypatch.setattr(module, "fetch_member", fetch)
+    made = environment(tmp_path / "a")
+    program = BesideFile("vllm", "0.23.0", "vllm/vllm-rs", made)
+    program.install()
+    program.install()
+    assert fetched == ["vllm/vllm-rs"]
+    assert program.path.name == "vllm-rs"
+    assert os.access(program.path, os.X_OK)
+
+
+def test_a_release_without_a_wheel_here_has_no_program(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files = ReleaseFiles("vllm", "0.23.0", [], None)
+    monkeypatch.setattr(module, "release_files", lambda *_: files)
+    made = environment(tmp_path / "a")
+    program = BesideFile("vllm", "0.23.0", "vllm/vllm-rs", made)
+    with pytest.raises(EnvironmentBuildError, match=r"0\.23\.0 has no wheel"):
+        program.install()
+    assert not program.path.parent.exists()
