@@ -191,6 +191,8 @@ class Engine(ABC):
     runner_marks: ClassVar[Mapping[str, str]] = {}
     """Name of a model runner: expression of a log line that only it writes. {}: the
     engine has one."""
+    front_marks: ClassVar[Mapping[str, str]] = {}
+    """The same of a front end that takes the place of the usual one."""
     core_role: ClassVar[str]
     """Role of the process that schedules and runs the model."""
     metrics: ClassVar[Mapping[str, tuple[str, ...]]]

@@ -266,7 +266,8 @@ class Started:
             it is not.
         parent: the fork server whose fork it is.
         isolation: the box that it runs in; (): none.
-        runner: its model runner, as its log shows it; "": unknown.
+        runner: its model runner, and a front end in place of the usual one, as its log
+            shows them; "": unknown.
         process, sampler: there once the process is; of a control server nothing is
             sampled.
     """
@@ -466,7 +467,7 @@ def _until_ready(
         started.sampler.read_metrics()
         started.seconds = round(ready - started.began, 2)
         started.stages = stages.ended(ready)
-        started.runner = _runner_in(started.process.log, spec.engine.runner_marks)
+        started.runner = _runner_in(started.process.log, spec.engine)
         recorder.event(f"engine ready after {started.seconds:.1f} s")
         starter.note(
             started.mode, plan, spec.environment, started.seconds, started.parent
@@ -478,9 +479,9 @@ def _until_ready(
         raise
 
 
-def _runner_in(log: Path, marks: Mapping[str, str]) -> str:
-    """Name the model runner whose mark stands first in ``log``; "": none does."""
-    if not marks:
+def _runner_in(log: Path, engine: Engine) -> str:
+    """Name the model runner and the front end that ``log`` shows; "": neither."""
+    if not engine.runner_marks:
         return ""
     try:
         with log.open("rb") as file:
@@ -488,10 +489,17 @@ def _runner_in(log: Path, marks: Mapping[str, str]) -> str:
             head = file.read(_HEAD_BYTES)
     except OSError:
         return ""
+    names = [_first_mark(head, engine.runner_marks)]
+    names.append(_first_mark(head, engine.front_marks))
+    return ", ".join(name for name in names if name)
+
+
+def _first_mark(text: bytes, marks: Mapping[str, str]) -> str:
+    """Name the mark that stands first in ``text``; "": none does."""
     first: dict[int, str] = {}
-    for runner, mark in marks.items():
-        if match := re.search(mark.encode(), head):
-            first[match.start()] = runner
+    for name, mark in marks.items():
+        if match := re.search(mark.encode(), text):
+            first[match.start()] = name
     return first[min(first)] if first else ""
 
 

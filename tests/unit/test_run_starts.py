@@ -112,6 +112,11 @@ def test_a_start_that_works_is_remembered(starts: Starts) -> None:
         ("INFO 11-29 00:23:31 [cpu_model_runner.py:68] Load", "Model Runner V1"),
         ("INFO 11-29 00:20:51 [cpu_worker.py:149] Using V2 Model Runner", "V2"),
         ("INFO 11-29 00:20:51 [core.py:93] Model Runner V2 requires Triton", ""),
+        (
+            "INFO 11-29 00:49:02 [v1/utils.py:370] Launching Rust frontend: /vllm-rs\n"
+            "INFO 11-29 00:49:08 [cpu_model_runner.py:68] Load",
+            "Model Runner V1, Rust front end",
+        ),
     ],
 )
 def test_the_model_runner_is_the_one_that_the_log_shows(

@@ -177,6 +177,9 @@ class VllmEngine(Engine):
         "Model Runner V2": r"Using V2 Model Runner|worker/[cg]pu/model_runner\.py:",
         "Model Runner V1": r"\b[cg]pu_model_runner\.py:",
     }
+    front_marks: ClassVar[Mapping[str, str]] = {
+        "Rust front end": r"Launching Rust frontend: ",
+    }
     metrics: ClassVar[Mapping[str, tuple[str, ...]]] = {
         "running": ("vllm:num_requests_running",),
         "waiting": ("vllm:num_requests_waiting",),

@@ -79,7 +79,12 @@ class EngineFacts(Record):
     release: str
     runner: Annotated[
         str,
-        Field(description="model runner, as the server's log shows it; empty: unknown"),
+        Field(
+            description=(
+                "model runner and front end, as the server's log shows them; empty: "
+                "unknown"
+            )
+        ),
     ] = ""
     commit: Annotated[
         str, Field(description="of the engine, where its wheel is of one")
