@@ -8,6 +8,7 @@ from collections.abc import Mapping
 
 from mmrepro.failure.signature import checks
 from mmrepro.failure.signature.decide import Finding
+from mmrepro.failure.signature.foreign_errors import foreign_error, not_the_engines
 from mmrepro.failure.signature.views import Logs
 from mmrepro.probes.data import InferenceData
 from mmrepro.traffic.evidence import Evidence, Missing
@@ -47,14 +48,13 @@ def stands_before(status: int | None, body: str) -> str:
     or ""."""
     if status is None or status < 500:
         return ""
-    # It is long: only who judges needs it.
-    from mmrepro.failure.signature.coherence import not_the_engines
-
-    found = _KEYS.search(body)
-    told = (
-        f"the answer {status} is a gateway's: it tells of {found[0]!r}" if found else ""
-    )
-    return not_the_engines(status, body) or told
+    why = not_the_engines(status, body)
+    if why:
+        return why
+    word = _KEYS.search(body)
+    if word is None:
+        return ""
+    return f"the answer {status} is a gateway's: it tells of {word[0]!r}"
 
 
 def gateways(inference: InferenceData) -> str:
@@ -63,8 +63,6 @@ def gateways(inference: InferenceData) -> str:
     status, body = inference.status, inference.error.partition(": ")[2]
     if status is None or status < 500:
         return ""
-    from mmrepro.failure.signature.coherence import foreign_error
-
     return stands_before(status, body) or foreign_error(status, body)
 
 
