@@ -157,7 +157,7 @@ class GhostKeyLru(mini.MinivllmFault):
     works_after = (common.answered(AGAIN, *FILLS, mini.AFTER),)
 
 
-LABELS = FIRST, SECOND, OTHER = "picture A", "picture B", "picture C"
+LABELS = _FIRST, _SECOND, _OTHER = "picture A", "picture B", "picture C"
 PAD_RANGE = 1 << 16
 """That of reproducers/minivllm/config.py."""
 _NO_CACHE = "--no-prefix-caching"
@@ -237,7 +237,7 @@ class PadValueKey(mini.MinivllmFault):
         texts = {r.label: r.text for r in evidence.requests_in("control") if r.answered}
         if silent := [label for label in LABELS if label not in texts]:
             return Finding.of(False, f"the control server did not answer {silent[0]}")
-        if texts[FIRST] == texts[SECOND]:
+        if texts[_FIRST] == texts[_SECOND]:
             return Finding.of(
                 False, "the control server answers A and B alike: nothing to see"
             )
@@ -258,7 +258,7 @@ class PadValueKey(mini.MinivllmFault):
         live=True,
     )
     def wrong_answer(self, requests: Requests) -> Finding:
-        first, (second, right) = requests.pair(FIRST)[0], requests.pair(SECOND)
+        first, (second, right) = requests.pair(_FIRST)[0], requests.pair(_SECOND)
         text = (
             f"A: {first.text!r}; B: {second.text!r}; B by the control server: "
             f"{right.text!r}"
@@ -267,7 +267,7 @@ class PadValueKey(mini.MinivllmFault):
 
     @symptom("A and C are answered as by the control server", live=True)
     def others_right(self, requests: Requests) -> Finding:
-        return common.as_by_control(FIRST, OTHER)(requests)
+        return common.as_by_control(_FIRST, _OTHER)(requests)
 
     @precondition(
         f"the digests of A and B agree modulo {PAD_RANGE}, that of C does not"
@@ -439,7 +439,7 @@ SCATTER = "Number of elements of source < number of ones in mask"
 follows."""
 
 
-def lost(sent: RequestRecord) -> bool:
+def _lost(sent: RequestRecord) -> bool:
     """It failed by a device-side assert, its own or an earlier one."""
     return sent.status == 500 and crash.ASSERT_TRIGGERED in sent.error
 
@@ -500,7 +500,7 @@ class ReusedMask(mini.MinivllmFault):
     def image_500(self, requests: Requests) -> Finding:
         sent = [requests.first(label) for label in TOGETHER]
         scattered = [
-            r for r in sent if r.status == 500 and (SCATTER in r.error or lost(r))
+            r for r in sent if r.status == 500 and (SCATTER in r.error or _lost(r))
         ]
         return Finding.of(
             bool(scattered), "; ".join(f"{r.label}: {r.reply}" for r in sent)
@@ -510,9 +510,9 @@ class ReusedMask(mini.MinivllmFault):
         """A device-side assert ends what CUDA can do in a process: then no text is
         answered."""
         text = requests.first(mini.AFTER)
-        if any(lost(requests.first(label)) for label in TOGETHER):
+        if any(_lost(requests.first(label)) for label in TOGETHER):
             return Finding.of(
-                lost(text), f"the device is lost; {mini.AFTER}: {text.reply}"
+                _lost(text), f"the device is lost; {mini.AFTER}: {text.reply}"
             )
         return common.answered(mini.AFTER)(requests)
 

@@ -47,7 +47,7 @@ _HASHES = {
 """Each order goes by its first picture's: caches that outlive a flush know nothing of
 it."""
 _VICTIMS = ("Y after X", "X after Y")
-UNNAMED, MALFORMED = ("X unnamed", "Y unnamed"), "X malformed"
+_UNNAMED, _MALFORMED = ("X unnamed", "Y unnamed"), "X malformed"
 
 
 def _own_answers(answers: ComparedAnswers) -> Finding:
@@ -56,7 +56,7 @@ def _own_answers(answers: ComparedAnswers) -> Finding:
 
 def _falls_back(answers: ComparedAnswers) -> Finding:
     return Finding.of(
-        answers.whose(MALFORMED, "X", "Y") == "X", answers.to(MALFORMED).reply
+        answers.whose(_MALFORMED, "X", "Y") == "X", answers.to(_MALFORMED).reply
     )
 
 
@@ -147,7 +147,7 @@ class CallerHash(sglang.PictureAlias):
         await super().trigger(drive)
         # The cache holds now what was taken for the other.
         pictures = self.pictures(drive)
-        for label in (*UNNAMED, MALFORMED):
+        for label in (*_UNNAMED, _MALFORMED):
             await self.ask(drive, label, pictures[label[0]])
         await self._read_counter(drive)
 
@@ -177,8 +177,8 @@ class CallerHash(sglang.PictureAlias):
         id="unnamed-own",
     )
     def unnamed_get_their_own(self, answers: ComparedAnswers) -> Finding:
-        own = [answers.whose(label, label[0]) == label[0] for label in UNNAMED]
-        return Finding.of(all(own), "; ".join(UNNAMED))
+        own = [answers.whose(label, label[0]) == label[0] for label in _UNNAMED]
+        return Finding.of(all(own), "; ".join(_UNNAMED))
 
     @cause("the wrong answers took the picture's tokens from the prefix cache")
     def kv_reused(self, answers: ComparedAnswers) -> Finding:

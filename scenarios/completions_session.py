@@ -31,15 +31,15 @@ from mmrepro.scenario import (
 )
 from mmrepro.scenario.more import TinyText, answers, fails_in_server, in_log
 
-TOKENS, OWN_ID, DEADLINE_S, ONE_EACH = 16, 77, 480.0, "text-prompts"
-LONG, TWO = "a long list of two", "a list of two beside its second prompt"
+TOKENS, OWN_ID, _DEADLINE_S, _ONE_EACH = 16, 77, 480.0, "text-prompts"
+LONG, _TWO = "a long list of two", "a list of two beside its second prompt"
 BESIDE, NAMED, TEXT = (
     "a list beside it",
     f"a list of session {OWN_ID} beside it",
     "a text beside",
 )
-LISTS, TEXT_AFTER = ("list 1 afterwards", "list 2 afterwards"), "a text afterwards"
-LEFT, LAST = "a text whose client leaves", "a text after that"
+LISTS, _TEXT_AFTER = ("list 1 afterwards", "list 2 afterwards"), "a text afterwards"
+_LEFT, LAST = "a text whose client leaves", "a text after that"
 _REPORT = issue(
     "lmdeploy#4773", "The list-prompt path ignores request.session_id", "the report"
 )
@@ -92,7 +92,7 @@ class CompletionsSession(Scenario):
     key_log_patterns = tuple(log_patterns)
     mitigations = (
         cure(
-            ONE_EACH, description="send each prompt as a text, in a request of its own"
+            _ONE_EACH, description="send each prompt as a text, in a request of its own"
         ),
         upgrade("0.15.0", "0.15.0, which has lmdeploy#4774"),
     )
@@ -103,8 +103,8 @@ class CompletionsSession(Scenario):
         await lmdeploy.complete(drive, "gate: a list of two", ["hi", "ho"])
 
     async def trigger(self, drive: Drive) -> None:
-        drive.deadline_s = max(drive.deadline_s, DEADLINE_S)
-        texts, send = ONE_EACH in drive.mitigations, partial(lmdeploy.complete, drive)
+        drive.deadline_s = max(drive.deadline_s, _DEADLINE_S)
+        texts, send = _ONE_EACH in drive.mitigations, partial(lmdeploy.complete, drive)
         one, two = ("hi", "hi") if texts else (["hi"], ["hi", "ho"])
         first, tokens = ("7", 2 * TOKENS) if texts else (["7", "8"], TOKENS)
         pieces: asyncio.Queue[int] = asyncio.Queue()
@@ -116,11 +116,11 @@ class CompletionsSession(Scenario):
         await send(NAMED, one, session_id=OWN_ID)
         drive.pending.append(asyncio.ensure_future(send(TEXT, "hi")))
         drive.fact("pieces_at_two", await lmdeploy.reached(TOKENS + 2, pieces, long))
-        await send(TWO, two)
+        await send(_TWO, two)
         await asyncio.gather(*drive.pending)
-        for label, prompt in ((TEXT_AFTER, "hi"), *((label, one) for label in LISTS)):
+        for label, prompt in ((_TEXT_AFTER, "hi"), *((label, one) for label in LISTS)):
             await send(label, prompt)
-        await send(LEFT, "7", TOKENS, leave=True)
+        await send(_LEFT, "7", TOKENS, leave=True)
         await send(LAST, "hi")
 
     @precondition("the others came while the long one was answered, each at its prompt")
@@ -136,11 +136,11 @@ class CompletionsSession(Scenario):
         fails_in_server(BESIDE, NAMED, id="beside-fails"),
         symptom(
             "texts are answered, beside it and afterwards",
-            answers.given(TEXT, TEXT_AFTER),
+            answers.given(TEXT, _TEXT_AFTER),
             id="texts-answered",
             abnormal=False,
         ),
-        fails_in_server(TWO, *LISTS, id="lists-lost"),
+        fails_in_server(_TWO, *LISTS, id="lists-lost"),
         endpoints_green(),
     )
     live_only = some_requests_fail()
@@ -162,7 +162,7 @@ class CompletionsSession(Scenario):
         ids = {int(found[1]) for found in logs.search("id-taken", r"session id (\d+) ")}
         return Finding.of(1 in ids and OWN_ID not in ids, f"in use: {sorted(ids)}")
 
-    works_after = (answers.given(BESIDE, NAMED, TEXT, TWO, TEXT_AFTER, *LISTS, LAST),)
+    works_after = (answers.given(BESIDE, NAMED, TEXT, _TWO, _TEXT_AFTER, *LISTS, LAST),)
     ours = partial(claim, given=("under-way", unmitigated), refutable_on=affected)
     claims = (
         ours(
@@ -193,7 +193,7 @@ class CompletionsSession(Scenario):
             "with it lists are answered at the same time",
             _FIX,
             releases=">=0.15.0",
-            by=answers.given(BESIDE, NAMED, TWO, *LISTS),
+            by=answers.given(BESIDE, NAMED, _TWO, *LISTS),
             given="under-way",
         ),
     )

@@ -269,7 +269,7 @@ class EncoderCacheOverflow(Scenario):
         if len(loop) < _MIN_SAMPLES:
             return Finding.unknown(f"{len(loop)} samples of the busy loop")
         stepping = sum(thread.within("_process_engine_step") for thread in loop)
-        nothing, scheduled = steps(stacks)
+        nothing, scheduled = _steps(stacks)
         text = (
             f"{stepping} of {len(loop)} samples inside a step of the busy loop; in "
             f"{nothing} of {scheduled} that caught its locals, 0 tokens were scheduled "
@@ -283,7 +283,7 @@ class EncoderCacheOverflow(Scenario):
     def enough_stacks(self, samples: Sequence[StackSample]) -> bool:
         stacks = StacksData(samples=list(samples))
         budgets = stacks.numbers(_BUDGET_NAME, frame="schedule")
-        return bool(budgets) and steps(stacks)[1] >= _MIN_LOCALS
+        return bool(budgets) and _steps(stacks)[1] >= _MIN_LOCALS
 
     works_after = (
         common.refused_or_answered(BIG),
@@ -334,7 +334,7 @@ class EncoderCacheOverflow(Scenario):
         return Finding.of(big.status == 400, f"{big.status} {big.error[:160]}".rstrip())
 
 
-def steps(stacks: StacksData) -> tuple[int, int]:
+def _steps(stacks: StacksData) -> tuple[int, int]:
     """Samples in which the scheduler scheduled nothing, and those that tell how
     much."""
     # Before the encoder's budget is asked, num_new_tokens holds what is left of the

@@ -45,10 +45,10 @@ from mmrepro.scenarios.lora_no_adapter import same, tokens
 
 A, B, SWAPPED, THIRD = "lora-a", "lora-b", "lora-of-the-day", "lora-third"
 REPRODUCER = "lora_runtime.py"
-PROMPT, FOLDER = "what is this, and what was it before? " * 4, "/v1/{}_lora_adapter"
+_PROMPT, _FOLDER = "what is this, and what was it before? " * 4, "/v1/{}_lora_adapter"
 
 
-def differs(one: str, other: str) -> Callable[[Requests], Finding]:
+def _differs(one: str, other: str) -> Callable[[Requests], Finding]:
     """A check: the two requests got whole answers, and not the same tokens."""
 
     def check(requests: Requests) -> Finding:
@@ -80,7 +80,7 @@ class LoadedWhileItRuns(Scenario):
         return await lmdeploy.complete(
             drive,
             label,
-            PROMPT,
+            _PROMPT,
             12,
             logprobs=3,
             model=model,
@@ -97,7 +97,7 @@ class LoadedWhileItRuns(Scenario):
             )
         await drive.traffic.raw(
             f"{what} {name}",
-            path=FOLDER.format(what),
+            path=_FOLDER.format(what),
             body=json.dumps(body).encode(),
             deadline_s=drive.deadline_s,
         )
@@ -198,7 +198,7 @@ class LoraReload(LoadedWhileItRuns):
     symptoms = (
         symptom(
             "under the old name the new adapter does not give its answer",
-            differs(RELOADED, OF_B),
+            _differs(RELOADED, OF_B),
             id="stale-answer",
         ),
         symptom(
@@ -273,7 +273,7 @@ class LoraReload(LoadedWhileItRuns):
 
 LORA_RELOAD = LoraReload()
 
-LONG_TOKENS, BEFORE = 16, 2
+_LONG_TOKENS, _BEFORE = 16, 2
 LONG = {A: f"a long answer of {A}", B: f"a long answer of {B}"}
 ALONE = {name: f"gate: {label}, both at once" for name, label in LONG.items()}
 LATER = {A: f"{A} afterwards, again", B: f"{B} afterwards, again"}
@@ -288,9 +288,9 @@ _FLIGHT_FIX = pull(
 
 
 def _parted(one: list[str], other: list[str]) -> int:
-    """The first place at which two answers differ; ``LONG_TOKENS``: they do not."""
+    """The first place at which two answers differ; ``_LONG_TOKENS``: they do not."""
     pairs = enumerate(zip(one, other, strict=False))
-    return next((place for place, (a, b) in pairs if a != b), LONG_TOKENS)
+    return next((place for place, (a, b) in pairs if a != b), _LONG_TOKENS)
 
 
 def _as_at_first(labels: dict[str, str]) -> Callable[[Requests], Finding]:
@@ -304,7 +304,7 @@ def _as_at_first(labels: dict[str, str]) -> Callable[[Requests], Finding]:
         text = ", ".join(
             f"{name}: {place} tokens alike" for name, place in found.items()
         )
-        return Finding.of(all(place == LONG_TOKENS for place in found.values()), text)
+        return Finding.of(all(place == _LONG_TOKENS for place in found.values()), text)
 
     return check
 
@@ -359,7 +359,7 @@ class LoraAdded(LoadedWhileItRuns):
                     drive,
                     label,
                     "go on",
-                    LONG_TOKENS,
+                    _LONG_TOKENS,
                     stream=True,
                     logprobs=3,
                     model=name,
@@ -373,7 +373,7 @@ class LoraAdded(LoadedWhileItRuns):
         drive.pending.extend(answers.values())
         if third:
             reached = [
-                await lmdeploy.reached(BEFORE, pieces[n], answers[n]) for n in labels
+                await lmdeploy.reached(_BEFORE, pieces[n], answers[n]) for n in labels
             ]
             drive.fact("pieces_before", min(reached))
             await self.change(drive, "load", third, B)
@@ -392,9 +392,9 @@ class LoraAdded(LoadedWhileItRuns):
         sent = [requests.first(label) for label in LONG.values()]
         ended = load.sent.mono + load.latency_s
         under_way = all(r.answered and ended < r.sent.mono + r.latency_s for r in sent)
-        met = load.status == 200 and under_way and before >= BEFORE
+        met = load.status == 200 and under_way and before >= _BEFORE
         return Finding.of(
-            met, f"after {before:g} pieces of {LONG_TOKENS}: {load.reply}"
+            met, f"after {before:g} pieces of {_LONG_TOKENS}: {load.reply}"
         )
 
     @precondition("the two answer differently, and alike each time")
@@ -411,7 +411,7 @@ class LoraAdded(LoadedWhileItRuns):
             n: _parted(tokens(requests, LONG[n]), tokens(requests, ALONE[n]))
             for n in LONG
         }
-        at = {name: place for name, place in turned.items() if place < LONG_TOKENS}
+        at = {name: place for name, place in turned.items() if place < _LONG_TOKENS}
         text = (
             ", ".join(f"{name} from token {place}" for name, place in at.items())
             or "none"

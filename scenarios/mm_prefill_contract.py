@@ -44,7 +44,7 @@ _ODD_GRID = (3, 2)
 tokens are not those of the text alone."""
 
 
-LAST_BLOCK, IDS = "last-block", "placeholder-ids"
+_LAST_BLOCK, _IDS = "last-block", "placeholder-ids"
 """Factors: the two halves of the note's fix of bug 6."""
 
 
@@ -261,7 +261,7 @@ class SlotMapping(PrefillContract):
     server = f"{PrefillContract.server} --placeholder-ids text"
     factors = (
         Factor(
-            LAST_BLOCK,
+            _LAST_BLOCK,
             "what the number of tokens in the last block is derived from",
             "the text ids",
             "all tokens",
@@ -270,7 +270,7 @@ class SlotMapping(PrefillContract):
             took_effect=mini.Switched.fault_off,
         ),
         Factor(
-            IDS,
+            _IDS,
             "how many token ids stand beside inputs_embeds",
             "as many as the text has",
             "as many as all tokens",
@@ -286,7 +286,7 @@ class SlotMapping(PrefillContract):
             "minivllm is mended by deriving the last block's tokens from all of them",
             "minivllm",
             by=_all_stored,
-            given=(changed(LAST_BLOCK, "fix"), mini.Switched.fault_off, "arrived"),
+            given=(changed(_LAST_BLOCK, "fix"), mini.Switched.fault_off, "arrived"),
             otherwise="to test: mmrepro run {name} --flip last-block",
         ),
         claim(
@@ -298,7 +298,7 @@ class SlotMapping(PrefillContract):
             "minivllm",
             by=_all_stored,
             given=(
-                changed(LAST_BLOCK, "fix"),
+                changed(_LAST_BLOCK, "fix"),
                 _ids_beside("text"),
                 mini.Switched.fault_off,
                 "arrived",

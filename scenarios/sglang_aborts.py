@@ -40,16 +40,16 @@ _REPRODUCER = "abort_by_prefix.py"
 _FLAG = pull(
     "sglang#32237", "aborting requests by rid prefix, with a flag", "makes it explicit"
 )
-VICTIM_S, VICTIM_MOST = 12.0, 1900
+_VICTIM_S, _VICTIM_MOST = 12.0, 1900
 """Seconds that a victim decodes, more than the two that a disconnect's abort may take;
 tokens."""
 _ABORTED = "aborted-by-rid"
 _CONTROL = "control: user10-a beside user2"
-LEFT, ASKED = "victim: user10-b beside user1", "victim: user10-c beside user1"
+_LEFT, _ASKED = "victim: user10-b beside user1", "victim: user10-c beside user1"
 _NUMBERED = "victim: req-10 beside req-1"
-_CASES = {_CONTROL: False, LEFT: False, ASKED: True, _NUMBERED: False}
+_CASES = {_CONTROL: False, _LEFT: False, _ASKED: True, _NUMBERED: False}
 """Whether the other one is aborted over /abort_request; else its client goes away."""
-_VICTIMS = (LEFT, ASKED, _NUMBERED)
+_VICTIMS = (_LEFT, _ASKED, _NUMBERED)
 
 
 def _rids(label: str) -> tuple[str, str]:
@@ -113,7 +113,7 @@ def whole(*labels: str) -> Check:
     return all_whole
 
 
-def alone(reproducers: Reproducers) -> Finding:
+def _alone(reproducers: Reproducers) -> Finding:
     said = reproducers.facts(_REPRODUCER).get("the_whole_id_ends")
     return Finding.of(said == "user10-b", f"an abort of user10-b ends {said}")
 
@@ -175,7 +175,7 @@ class AbortByPrefix(Scenario):
 
     async def gate(self, drive: Drive) -> None:
         await drive.chat("gate: text only", text="hello")
-        await sglang.measure_pace(drive, VICTIM_S, VICTIM_MOST)
+        await sglang.measure_pace(drive, _VICTIM_S, _VICTIM_MOST)
 
     async def trigger(self, drive: Drive) -> None:
         tokens = sglang.paced(drive)
@@ -262,8 +262,8 @@ class AbortByPrefix(Scenario):
     )
     works_after = (whole(*_CASES), answered("afterwards"), sglang.patch_worked)
     rows = (
-        row("user10-b, as user1's client leaves", _ended_row(LEFT), "length", "abort"),
-        row("user10-c, as user1 is aborted", _ended_row(ASKED), "length", "abort"),
+        row("user10-b, as user1's client leaves", _ended_row(_LEFT), "length", "abort"),
+        row("user10-c, as user1 is aborted", _ended_row(_ASKED), "length", "abort"),
         row("req-10, as req-1's client leaves", _ended_row(_NUMBERED), "length"),
         row(
             "user10-a, as user2's client leaves", "control", "length", abnormal_if=False
@@ -280,44 +280,46 @@ class AbortByPrefix(Scenario):
         claim(
             "disconnect",
             "a client that goes away is enough",
-            by=(_ended_row(LEFT), "others-aborted"),
+            by=(_ended_row(_LEFT), "others-aborted"),
             given=("aborts-arrived", unmitigated),
             refutable_on=affected,
         ),
-        claim("whole-id", "an abort by the whole id ends that request alone", by=alone),
+        claim(
+            "whole-id", "an abort by the whole id ends that request alone", by=_alone
+        ),
     )
 
 
 ABORT_BY_PREFIX = AbortByPrefix()
 
 
-DECODE_S, GHOST_MOST = 25.0, 8000
+_DECODE_S, _GHOST_MOST = 25.0, 8000
 """Seconds that a whole answer decodes, many times the two after which an abort is sent;
 tokens."""
-LEAST_S, LOOK_S = 10.0, 5.0
-LONG, SHORT = 0.4, 0.2
+_LEAST_S, _LOOK_S = 10.0, 5.0
+_LONG, _SHORT = 0.4, 0.2
 """Of the time of a whole answer: what waits that long waits for it; what waits so long
 does not."""
-STAYS, GHOST, AFTER = (
+_STAYS, GHOST, _AFTER = (
     "control: a client that stays",
     "ghost: a client that leaves",
     "afterwards",
 )
-_RIDS = {STAYS: "stays-1", GHOST: "ghost-1"}
+_RIDS = {_STAYS: "stays-1", GHOST: "ghost-1"}
 _FORGOTTEN = "output-for-nobody"
 _FLOOD = 20
 """Lines for one request: a few may come while an abort is under way."""
 
 
 def _waits_for_it(requests: Requests) -> Finding:
-    waited, whole = requests.first(AFTER), requests.first(STAYS).latency_s
+    waited, whole = requests.first(_AFTER), requests.first(_STAYS).latency_s
     text = (
         f"{waited.latency_s:.1f} s for a new request; a whole answer takes "
         f"{whole:.1f} s"
     )
-    if not waited.timed_out and SHORT * whole < waited.latency_s < LONG * whole:
+    if not waited.timed_out and _SHORT * whole < waited.latency_s < _LONG * whole:
         return Finding.unknown(text)
-    return Finding.of(waited.timed_out or waited.latency_s >= LONG * whole, text)
+    return Finding.of(waited.timed_out or waited.latency_s >= _LONG * whole, text)
 
 
 def _at_once(requests: Requests) -> Finding:
@@ -400,17 +402,17 @@ class GhostDecode(Scenario):
 
     async def gate(self, drive: Drive) -> None:
         await drive.chat("gate: text only", text="hello")
-        await sglang.measure_pace(drive, DECODE_S, GHOST_MOST)
+        await sglang.measure_pace(drive, _DECODE_S, _GHOST_MOST)
 
     async def trigger(self, drive: Drive) -> None:
-        await sglang.stream(drive, STAYS, _RIDS[STAYS], sglang.paced(drive))
+        await sglang.stream(drive, _STAYS, _RIDS[_STAYS], sglang.paced(drive))
         before = await drive.metric(sglang.ABORTS) or 0.0
         await sglang.stream(drive, GHOST, _RIDS[GHOST], sglang.paced(drive), leave_at=2)
         asking = drive.traffic.chat(
-            AFTER, text="hello", deadline_s=max(drive.deadline_s, sglang.LONG_S)
+            _AFTER, text="hello", deadline_s=max(drive.deadline_s, sglang.LONG_S)
         )
         after = asyncio.ensure_future(asking)
-        await asyncio.wait({after}, timeout=LOOK_S)
+        await asyncio.wait({after}, timeout=_LOOK_S)
         await sglang.abort(drive, _RIDS[GHOST])
         await after
         drive.fact(
@@ -419,11 +421,11 @@ class GhostDecode(Scenario):
 
     @precondition("the client left in the middle of what takes its time")
     def left_early(self, requests: Requests) -> Finding:
-        stayed, left = requests.first(STAYS), requests.first(GHOST)
+        stayed, left = requests.first(_STAYS), requests.first(GHOST)
         text = f"left after {left.pieces} of {left.max_tokens} pieces; "
         text += f"a whole answer takes {stayed.latency_s:.1f} s"
         early = left.left and left.pieces == 2 and stayed.answered
-        return Finding.of(early and stayed.latency_s >= LEAST_S, text)
+        return Finding.of(early and stayed.latency_s >= _LEAST_S, text)
 
     symptoms = (
         symptom(
@@ -471,13 +473,13 @@ class GhostDecode(Scenario):
         text = f"/abort_request answered {asked}; aborts passed on: {passed:g}"
         return Finding.of(asked == 200 and passed == 0, text)
 
-    works_after = (_at_once, _none_forgotten, answered(STAYS, AFTER))
+    works_after = (_at_once, _none_forgotten, answered(_STAYS, _AFTER))
     rows = (
         row("a new request", _waits_for_it, "answered at once"),
         row("output for nobody, in the log", "for-nobody", "none"),
         row(
             "another client's requests",
-            answered(STAYS, AFTER),
+            answered(_STAYS, _AFTER),
             "answered",
             abnormal_if=False,
         ),

@@ -60,7 +60,7 @@ _FILLS = 5
 bfloat16)."""
 FEW = 2
 """Of them, so many leave in the cache what was sent before them."""
-TWICE_AS_FAST, AS_SLOW = 0.5, 0.8
+_TWICE_AS_FAST, _AS_SLOW = 0.5, 0.8
 """Seconds of a picture that fills it, sent again, by those of the first time: its
 cached features save the vision tower, most of the work (0.17 of it on two cores;
 without the cache 1.0)."""
@@ -99,9 +99,9 @@ def encoded_once(requests: Requests) -> Finding:
         return Finding.unknown(f"{len(again)} pictures were sent again")
     share = median(again) / median(first)
     text = f"a picture takes {median(first):.2f} s, sent again {share:.2f} of that"
-    if TWICE_AS_FAST < share < AS_SLOW:
+    if _TWICE_AS_FAST < share < _AS_SLOW:
         return Finding.unknown(text)
-    return Finding.of(share <= TWICE_AS_FAST, text)
+    return Finding.of(share <= _TWICE_AS_FAST, text)
 
 
 def embeddings_kept(answers: ComparedAnswers) -> Finding:

@@ -92,7 +92,7 @@ def _main_threads(evidence: Evidence, role: str) -> dict[int, list[ThreadStack]]
     return found
 
 
-def waits(threads: Sequence[ThreadStack]) -> Iterator[Wait | None]:
+def _waits(threads: Sequence[ThreadStack]) -> Iterator[Wait | None]:
     for thread in threads:
         found = waiting(thread.frames, wait_places("vllm"))
         yield found.wait if found else None
@@ -103,7 +103,7 @@ def _core_waits(evidence: Evidence) -> Finding:
     seen = [
         one
         for some in _main_threads(evidence, "EngineCore").values()
-        for one in waits(some)
+        for one in _waits(some)
     ]
     if len(seen) < _SAMPLES:
         return Finding.unknown(f"{len(seen)} samples show its main thread")
@@ -120,7 +120,7 @@ def _standing(evidence: Evidence) -> tuple[dict[int, list[ThreadStack]], int]:
     standing = {}
     for pid, some in workers.items():
         places = {(t.frames[0].function, t.frames[0].line) for t in some if t.frames}
-        if len(places) == 1 and not any(waits(some)):
+        if len(places) == 1 and not any(_waits(some)):
             standing[pid] = some
     return standing, len(workers)
 
@@ -171,7 +171,7 @@ def _one_left(evidence: Evidence) -> Finding:
     if alone := _one_process(evidence):
         return alone
     every = _main_threads(evidence, "Worker")
-    at = {pid: {*waits(some)} for pid, some in every.items() if len(some) >= _SAMPLES}
+    at = {pid: {*_waits(some)} for pid, some in every.items() if len(some) >= _SAMPLES}
     if len(at) < 2:
         return Finding.unknown(f"stacks of {len(at)} workers were read")
     held = [pid for pid, one in at.items() if one == {Wait.COLLECTIVE}]
@@ -199,7 +199,7 @@ def _one_is_stopped(evidence: Evidence) -> Finding:
 def _one_core_waits(evidence: Evidence) -> Finding:
     """One core waits for the answer of a worker, and each other one for work."""
     every = _main_threads(evidence, "EngineCore")
-    at = {pid: {*waits(some)} for pid, some in every.items() if len(some) >= _SAMPLES}
+    at = {pid: {*_waits(some)} for pid, some in every.items() if len(some) >= _SAMPLES}
     if len(every) == 1:
         return Finding.of(False, "it has one core")
     if len(at) < len(every) or not every:

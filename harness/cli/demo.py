@@ -12,7 +12,7 @@ from mmrepro.base import common_options as common
 from mmrepro.base.options import OUTPUT, Command, option
 from mmrepro.cli.options import command
 
-FILE: Final = "incident.json"
+_FILE: Final = "incident.json"
 RECORDING: Final = "demo.zip"
 """A bundle in the package, the same as tests/evidence/ghost-key-eviction-0.23.0.zip."""
 _NEXT: Final = """\
@@ -54,8 +54,8 @@ def demo(asked: _DemoCommand) -> None:
     from mmrepro.scenario.registry import known_scenario
 
     with as_file(files("mmrepro.cli") / RECORDING) as recording:
-        recorded = read_listed(recording, FILE)
-    stored = asked.out / FILE
+        recorded = read_listed(recording, _FILE)
+    stored = asked.out / _FILE
     ours = is_file(stored) and stored.read_bytes() == recorded
     if (
         not ours

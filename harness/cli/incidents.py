@@ -87,12 +87,12 @@ def incidents(asked: _IncidentsCommand) -> None:
 
     Example:  mmrepro incidents --scenario ghost-key-eviction --since 2d
     """
-    from mmrepro.failure.documents.listing import Wanted, find
+    from mmrepro.failure.documents.listing import RecordFilter, find
 
     if asked.open_:
         show_page(Path(asked.open_))
         return
-    wanted = Wanted(
+    wanted = RecordFilter(
         asked.scenario, asked.engine, asked.release, asked.outcome, asked.since
     )
     found = find(asked.roots, wanted)
@@ -144,7 +144,7 @@ def _table(listing: Listing, asked: _IncidentsCommand) -> None:
         )
 
 
-COLUMNS = (
+_COLUMNS = (
     "#",
     "when (UTC)",
     "scenario",
@@ -168,7 +168,9 @@ def _rows(found: Sequence[tuple[Here, Head]], console: Console) -> None:
         for one, head in found
     ]
     folders = [one_line(str(one.folder), 400) for one, _ in found]
-    widths = [max(map(cell_len, column)) for column in zip(COLUMNS, *rows, strict=True)]
+    widths = [
+        max(map(cell_len, column)) for column in zip(_COLUMNS, *rows, strict=True)
+    ]
     wide = sum(widths) + 2 * len(widths) + max(map(cell_len, folders)) <= console.width
 
     def show(cells: Sequence[str], styles: Mapping[int, str], folder: str) -> None:
@@ -181,7 +183,7 @@ def _rows(found: Sequence[tuple[Here, Head]], console: Console) -> None:
         text.append(f"  {folder}" if wide else f"\n{' ' * widths[0]}  {folder}", "dim")
         console.print(text, soft_wrap=True)
 
-    show(COLUMNS, dict.fromkeys(range(len(COLUMNS)), "bold"), "folder")
+    show(_COLUMNS, dict.fromkeys(range(len(_COLUMNS)), "bold"), "folder")
     for cells, folder, (_, head) in zip(rows, folders, found, strict=True):
         wrong = "bold red" if head.as_expected is False else ""
         show(cells, {0: "dim", 4: _STYLES.get(head.outcome, ""), 5: wrong}, folder)

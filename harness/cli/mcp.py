@@ -39,7 +39,7 @@ _MOST_SEARCHED = 1000
 """Bytes of either end of a message that cannot be read: its number is looked for
 there."""
 _MOST_DEPTH = 50
-READING_S, STARTING_S = 300.0, 7200.0
+_READING_S, _STARTING_S = 300.0, 7200.0
 _END_S = 30.0
 _ABOUT = (
     "Failures of the inference engines vLLM, SGLang and LMDeploy. Start with find (a "
@@ -191,7 +191,7 @@ async def _said(*words: str, told: str) -> str:
             time.
     """
     _check(words)
-    limit_s = STARTING_S if words[0] in START_ENGINES else READING_S
+    limit_s = _STARTING_S if words[0] in START_ENGINES else _READING_S
     child = await asyncio.create_subprocess_exec(
         # -P: the current folder may be a stranger's, and nothing is imported from it.
         sys.executable,
@@ -307,7 +307,7 @@ async def diagnose(url: str, log: str = "", full: bool = False) -> str:
     )
 
 
-async def list_failures() -> str:
+async def _list_failures() -> str:
     """The known failure modes, by name."""
     return await _said("list", told="0 listed")
 
@@ -363,7 +363,7 @@ async def run(scenario: str, release: str = "") -> str:
     return await _said(*words, told=told)
 
 
-READING: tuple[_Tool, ...] = (find, logs, list_failures, show, report)
+READING: tuple[_Tool, ...] = (find, logs, _list_failures, show, report)
 OBSERVING: tuple[_Tool, ...] = (diagnose,)
 """They send a server requests, and write what they saw of it into the current
 folder."""

@@ -79,11 +79,11 @@ def new(asked: _NewCommand) -> None:
         typer.echo(line)
 
 
-Written = tuple[str, str, tuple[Path, ...], tuple[str, ...]]
+_Written = tuple[str, str, tuple[Path, ...], tuple[str, ...]]
 """Engine, release, what was written, and and lines on it."""
 
 
-def _blank(asked: _NewCommand) -> Written:
+def _blank(asked: _NewCommand) -> _Written:
     """Raises UsageError: a bad name, no such engine, no such release, or a file is
     there."""
     from mmrepro.base.machine.files import write_file
@@ -145,7 +145,7 @@ def _blank(asked: _NewCommand) -> Written:
     )
 
 
-def _from(asked: _NewCommand) -> Written:
+def _from(asked: _NewCommand) -> _Written:
     """Write the scenario of a finding, and the folder with its case beside it.
 
     Raises:

@@ -291,7 +291,7 @@ class Declared:
     removed_by: tuple[str, ...] = ()
 
 
-TAG: Final = "__mmrepro__"
+_TAG: Final = "__mmrepro__"
 
 
 @dataclass(frozen=True)
@@ -322,7 +322,7 @@ class _Declaring:
             )
 
         def tag(method: F) -> F:
-            setattr(method, TAG, declared(method))
+            setattr(method, _TAG, declared(method))
             return method
 
         return tag if check is None else declared(check)
@@ -405,7 +405,7 @@ class Claim:
 
     def __call__(self, method: F) -> F:
         """As a decorator: ``@claim("at-will", "…", REPORT)``."""
-        setattr(method, TAG, self)
+        setattr(method, _TAG, self)
         return method
 
 
@@ -458,7 +458,7 @@ def tagged(cls: type, kind: type[T]) -> Mapping[str, T]:
     A method that overrides one keeps its tag.
     """
     members = [item for base in reversed(cls.__mro__) for item in vars(base).items()]
-    tags = ((name, getattr(value, TAG, None)) for name, value in members)
+    tags = ((name, getattr(value, _TAG, None)) for name, value in members)
     return {name: tag for name, tag in tags if isinstance(tag, kind)}
 
 

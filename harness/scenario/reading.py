@@ -20,7 +20,7 @@ from mmrepro.scenario.parts import NOT_LOOKED_UP, ON, PROJECTS, FailureClass, Se
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
 from pydantic import ValidationError
 
-MOST_BYTES: Final = 1 << 20
+_MOST_BYTES: Final = 1 << 20
 _TIMEOUT_S = 15.0
 
 
@@ -141,7 +141,7 @@ def read_declared(name: str) -> DeclaredScenario:
     if not is_file(path):
         raise UnknownScenario(f"There is no scenario file {path}.", hint="mmrepro list")
     try:
-        source = read_file(path, MOST_BYTES)
+        source = read_file(path, _MOST_BYTES)
     except OSError as error:
         raise BrokenScenario(
             f"{path} cannot be loaded: {error.strerror or error}."

@@ -55,7 +55,7 @@ from mmrepro.scenarios.chunked_mm_prefill.stream import (
     LARGE_BUDGET,
 )
 
-THREE_STEPS, TWO_STEPS, ONE_STEP = (1204, 392), (560, 420), (336, 336)
+THREE_STEPS, _TWO_STEPS, _ONE_STEP = (1204, 392), (560, 420), (336, 336)
 """(width, height) in pixels of images of 602, 300 and 144 tokens, prefilled in so many
 steps."""
 ABOVE = (2408, 392)
@@ -68,7 +68,7 @@ IMAGE_DEADLINE_S = 60.0
 """The gate's images are smaller, so its latencies say little; a hang is not looked
 for."""
 
-SYNC = "--no-async-scheduling"
+_SYNC = "--no-async-scheduling"
 _LARGE = f"--max-num-batched-tokens {LARGE_BUDGET}"
 _BARRIER = Patch(
     "ordered_preprocess",
@@ -152,7 +152,7 @@ class AsyncRace(Scenario):
     """
 
     name, variant = "chunked-mm-prefill", "async-race"
-    large, two_steps = THREE_STEPS, TWO_STEPS
+    large, two_steps = THREE_STEPS, _TWO_STEPS
     release, affected = "0.12.0", ">=0.12.0,<0.14.0"
     failure_class, severity = FailureClass.ENGINE_DEATH, Severity.CRITICAL
     upstream = Upstream(UpstreamState.FIXED, _TWO_BUFFERS, "2026-11-24", "0.14.0")
@@ -210,8 +210,8 @@ class AsyncRace(Scenario):
     mitigations: ClassVar[tuple[Mitigation, ...]] = (
         cure(
             "sync-scheduling",
-            SYNC,
-            f"{SYNC}: a step is prepared when the one before has ended",
+            _SYNC,
+            f"{_SYNC}: a step is prepared when the one before has ended",
         ),
         cure(
             "barrier",
@@ -232,7 +232,7 @@ class AsyncRace(Scenario):
             "async-scheduling",
             "prepare a step while the one before still runs",
             "--async-scheduling",
-            server_args=(SYNC,),
+            server_args=(_SYNC,),
             claim="on throughout in the report, never tried without",
             took_effect=stream.one_after_another,
         ),
@@ -272,7 +272,7 @@ class AsyncRace(Scenario):
     async def gate(self, drive: Drive) -> None:
         for label, seed in (("gate: image 1 (cold)", 11), (GATE, 12)):
             await drive.chat(
-                label, images=[drive.picture(f"gate-{seed}", seed, ONE_STEP)]
+                label, images=[drive.picture(f"gate-{seed}", seed, _ONE_STEP)]
             )
         await drive.chat("gate: text only", text="hello")
 
@@ -282,7 +282,7 @@ class AsyncRace(Scenario):
         asked = []
         for seed, (label, size) in enumerate(sizes.items(), 21):
             picture = drive.picture(
-                label, seed, ONE_STEP if "image-size" in drive.flips else size
+                label, seed, _ONE_STEP if "image-size" in drive.flips else size
             )
             request = drive.traffic.chat(
                 label,

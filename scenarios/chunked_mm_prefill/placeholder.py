@@ -66,7 +66,7 @@ def needs(name: str, text: str, without: Check) -> Claim:
     )
 
 
-FAILS = (
+_FAILS = (
     "the image request gets HTTP 500, and a later text request is not answered either"
 )
 
@@ -206,7 +206,7 @@ class GeneratedPlaceholder(PlaceholderMask):
     """
 
     variant = "generated-placeholder"
-    symptoms, rows = dies_of(IMAGE, FAILS), report.rows(IMAGE)
+    symptoms, rows = dies_of(IMAGE, _FAILS), report.rows(IMAGE)
     preconditions = (
         precondition(
             (
@@ -338,7 +338,7 @@ class LiteralPlaceholder(PlaceholderMask):
     placeholders', and with it the server."""
 
     variant = "literal-placeholder"
-    symptoms, rows = dies_of(LITERAL, FAILS), report.rows(LITERAL)
+    symptoms, rows = dies_of(LITERAL, _FAILS), report.rows(LITERAL)
     preconditions = (
         precondition(
             "the text beside the image became the placeholder's token", made_a_token

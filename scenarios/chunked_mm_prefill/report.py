@@ -157,14 +157,14 @@ _UNTOLD = (
     "this run tells nothing of it (mmrepro ablate chunked-mm-prefill --variant "
     "async-race)"
 )
-refuted = partial(of_crash, otherwise=_UNTOLD, refuted=True)
+_refuted = partial(of_crash, otherwise=_UNTOLD, refuted=True)
 _IN_LARGER_STEPS = (
     common.changed("budget", "chunk-budget"),
     stream.larger_steps,
     "unordered-buffer",
 )
 """The report's cure took effect, on an engine that was seen to race."""
-cured = partial(reported, by=(common.answered(FIRST, SECOND), stream.right_rows))
+_cured = partial(reported, by=(common.answered(FIRST, SECOND), stream.right_rows))
 RACE_CLAIMS = (
     of_crash(
         "assertion",
@@ -176,7 +176,7 @@ RACE_CLAIMS = (
         by=common.happened(common.answered(FIRST)),
         note="why the reporter's request 1 passed is not established",
     ),
-    refuted(
+    _refuted(
         "prefix-caching",
         "hypothesis 1: prefix caching is the cause",
         given=(
@@ -185,7 +185,7 @@ RACE_CLAIMS = (
             *CRASHED,
         ),
     ),
-    refuted(
+    _refuted(
         "chunk-budget",
         (
             "hypothesis 2: a chunk budget below the image's tokens is the cause, a "
@@ -199,13 +199,13 @@ RACE_CLAIMS = (
             "unordered-buffer",
         ),
     ),
-    cured(
+    _cured(
         "budget-cures",
         "the larger budget alone is enough: images are answered",
         given=(*_IN_LARGER_STEPS, _one_at_a_time),
         otherwise=_UNTOLD,
     ),
-    cured(
+    _cured(
         "cure-holds-at-once",
         (
             "it is as well with several images at a time, whose tokens together are "
@@ -215,14 +215,14 @@ RACE_CLAIMS = (
         otherwise="to test: mmrepro run {name} --variant {variant} --mitigation budget "
         "--option at-once",
     ),
-    cured(
+    _cured(
         "cure-holds-above",
         "with it larger images can be handled in the future",
         given=(*_IN_LARGER_STEPS, stream.above_larger_budget),
         otherwise="to test: mmrepro run {name} --variant {variant} --mitigation budget "
         "--option above-budget",
     ),
-    cured(
+    _cured(
         "three-flags",
         "with all three flags the server is stable",
         given=(
@@ -259,7 +259,7 @@ RACE_CLAIMS = (
         otherwise="prefix caching was off",
         refuted=True,
     ),
-    refuted(
+    _refuted(
         "graphs",
         "hypothesis 3: a CUDA graph is replayed with the wrong size",
         given=(common.unchanged("eager-mode"), vllm.no_graph_ran, *CRASHED),
@@ -350,30 +350,30 @@ def size_claims(tokens: int, budget: int) -> tuple[Claim, ...]:
     )
 
 
-offered = partial(hypothesis, source=_SOURCE)
+_offered = partial(hypothesis, source=_SOURCE)
 HYPOTHESES = (
-    offered(
+    _offered(
         "prefix-caching",
         "hypothesis 1: prefix caching is the cause (refuted in the report)",
         causes="prefix-caching",
     ),
-    offered(
+    _offered(
         "chunk-budget",
         "hypothesis 2: a chunk budget below the image's tokens is the cause (confirmed "
         "in the report: 8192 cures it)",
         causes="chunk-budget",
     ),
-    offered(
+    _offered(
         "graphs",
         "hypothesis 3: CUDA graphs (in the report the explanation; never tried alone)",
         causes="eager-mode",
     ),
-    offered(
+    _offered(
         "async-scheduling",
         "asynchronous scheduling is the cause (not considered in the report)",
         causes="async-scheduling",
     ),
-    offered(
+    _offered(
         "reporters-build",
         "the reporter's server died of this race",
         untested=(

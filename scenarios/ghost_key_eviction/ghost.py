@@ -215,7 +215,7 @@ def keeps_all(measured: Measured, requests: Requests) -> Finding:
     return Finding.of(len(fills) > FILLS and after > before, text)
 
 
-def evicted(evidence: Evidence) -> Finding:
+def _evicted(evidence: Evidence) -> Finding:
     """Without an eviction, the absence of a hang means nothing.
 
     One that ended shows in a cache that no longer knows its first image; one that did
@@ -248,7 +248,7 @@ EVICTED = precondition(
         "the multimodal cache evicts: it no longer knows an image, or the eviction "
         "does not end"
     ),
-    evicted,
+    _evicted,
     removed_by=(vllm.DISABLE_CACHE.name, vllm.MM_CACHE.name),
 )
 BROKEN_PROMISE = precondition(

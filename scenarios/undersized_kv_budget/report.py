@@ -99,18 +99,18 @@ def rows(tokens: int) -> tuple[Row, ...]:
     return (
         row(
             f"a prompt of {tokens} tokens",
-            *beside("the prompt"),
+            *_beside("the prompt"),
             "HTTP 500",
             abnormal_if=False,
         ),
-        row("the same, streamed", *beside("the prompt, streamed"), abnormal_if=False),
+        row("the same, streamed", *_beside("the prompt, streamed"), abnormal_if=False),
         smaller("cache_max_entry_count", "0.1 against 0.5"),
         smaller("num_gpu_blocks", "21 (in one place 24) against 107"),
         smaller("max_session_len", "1344 against 6848"),
     )
 
 
-def beside(label: str) -> tuple[Check, Check]:
+def _beside(label: str) -> tuple[Check, Check]:
     return answers.given(label), answers.given(kv.CONTROL + label)
 
 
@@ -188,12 +188,14 @@ def claims(best: Budget) -> tuple[Claim, ...]:
         ),
         reported("prompt", "the prompt has 3446 tokens", by=_as_long_as_reported),
         _from_log(
-            "blocks-21", "num_gpu_blocks is 21 with 0.1", by=sized("num_gpu_blocks", 21)
+            "blocks-21",
+            "num_gpu_blocks is 21 with 0.1",
+            by=_sized("num_gpu_blocks", 21),
         ),
         _from_log(
             "blocks-24",
             "blocks went “from 24 to 107”",
-            by=sized("num_gpu_blocks", 24),
+            by=_sized("num_gpu_blocks", 24),
             refutable_on="",
             note=(
                 "so the report contradicts itself: 24 × 64 = 1536 tokens, not its 1344"
@@ -202,22 +204,22 @@ def claims(best: Budget) -> tuple[Claim, ...]:
         _from_log(
             "limit-1344",
             "max_input_len = max_session_len = 1344 = 21 × 64",
-            by=sized("max_session_len", 1344),
+            by=_sized("max_session_len", 1344),
         ),
         _from_log_big(
             "blocks-107",
             "with 0.5 there are 107 blocks",
-            by=sized("num_gpu_blocks", 107, "control"),
+            by=_sized("num_gpu_blocks", 107, "control"),
         ),
         _from_log_big(
             "limit-6848",
             "with 0.5 the limit is 6848 tokens",
-            by=sized("max_session_len", 6848, "control"),
+            by=_sized("max_session_len", 6848, "control"),
         ),
         reported(
             "block-bytes",
             "cache_block_size is 8 388 608 B for InternVL2-8B",
-            by=computed("block_bytes", 8_388_608),
+            by=_computed("block_bytes", 8_388_608),
         ),
         reported(
             "quantised",
@@ -227,13 +229,13 @@ def claims(best: Budget) -> tuple[Claim, ...]:
         reported(
             "runtime",
             "the runtime reserve is 5061 MB",
-            by=computed("runtime_mib", 5061),
+            by=_computed("runtime_mib", 5061),
             note="MiB: >> 20, as LMDeploy logs it",
         ),
         reported(
             "gpu-mem",
             "gpu_mem is 903 548 928 B with 0.5",
-            by=computed("pool_big", 903_548_928),
+            by=_computed("pool_big", 903_548_928),
             solved=kv.SOLVED,
         ),
         reported(
@@ -257,7 +259,7 @@ def claims(best: Budget) -> tuple[Claim, ...]:
         reported(
             "less-than",
             "a prompt has to have fewer tokens than the blocks hold",
-            by=served,
+            by=_served,
             refuted=True,
             given=_below_limit(0, 0),
             otherwise=_AT_LIMIT_TEST,
@@ -269,7 +271,7 @@ def claims(best: Budget) -> tuple[Claim, ...]:
         reported(
             "fewer-serves",
             "so many tokens are supported at most, and what is shorter is served",
-            by=served,
+            by=_served,
             given=_below_limit(1, _AHEAD),
             otherwise=f"{_AT_LIMIT_TEST}=1",
             note=(
@@ -281,7 +283,7 @@ def claims(best: Budget) -> tuple[Claim, ...]:
             "room-ahead",
             f"{_AHEAD + 1} fewer are served: one to answer, and {_AHEAD} ahead",
             "observation here",
-            by=served,
+            by=_served,
             given=_below_limit(_AHEAD + 1, _AHEAD + 1),
             otherwise=f"{_AT_LIMIT_TEST}={_AHEAD + 1}",
             refutable_on=AFFECTED,
@@ -335,7 +337,7 @@ def _below_limit(least: int, most: int) -> Check:
     return counted
 
 
-def served(requests: Requests, witness: kv.Witness) -> Finding:
+def _served(requests: Requests, witness: kv.Witness) -> Finding:
     """With the token that was asked for, and the short one after it."""
     limit = int(witness.sizing().max_session_len)
     sent, last = requests.first(AT_LIMIT), requests.first(AT_LAST)
@@ -358,7 +360,7 @@ def _as_long_as_reported(witness: kv.Witness) -> Finding:
     return Finding.of(tokens == PROMPT, f"the engine counts {tokens} tokens")
 
 
-def sized(name: str, told: int, *phases: Phase) -> Check:
+def _sized(name: str, told: int, *phases: Phase) -> Check:
     """Whether a number of LMDeploy's is the report's."""
 
     def same(witness: kv.Witness) -> Finding:
@@ -368,7 +370,7 @@ def sized(name: str, told: int, *phases: Phase) -> Check:
     return same
 
 
-def computed(fact: str, told: int) -> Check:
+def _computed(fact: str, told: int) -> Check:
     def same(reproducers: Reproducers) -> Finding:
         value = reproducers.facts(CHAIN).get(fact)
         if not isinstance(value, int | float):

@@ -244,7 +244,7 @@ def _write_with_hashes(
     write_file(folder / INCIDENT_FILE, document_json(incident))
 
 
-State = Literal["complete", "interrupted", "failed"]
+_State = Literal["complete", "interrupted", "failed"]
 
 
 class Journal:
@@ -303,7 +303,9 @@ class Journal:
             raise
         self._end("complete")
 
-    def _end(self, state: State, failure: str = "", detail: Sequence[str] = ()) -> None:
+    def _end(
+        self, state: _State, failure: str = "", detail: Sequence[str] = ()
+    ) -> None:
         self.recorder.phase = "stop"
         self.incident.state, self.incident.failure = state, failure
         self.incident.failure_detail += detail
