@@ -55,7 +55,7 @@ LONG_S = 120.0
 """Least deadline of a long answer."""
 ABORTS = "sglang:num_aborted_requests_total"
 """Aborts that the tokenizer manager passed on to the scheduler."""
-FLUSH, _FLUSH_TRIES, _FLUSH_PAUSE_S = "flush the prefix cache", 50, 0.1
+FLUSH, FLUSH_TRIES, FLUSH_PAUSE_S = "flush the prefix cache", 50, 0.1
 _LEAST_PIXELS = 56 * 56
 """SGLang enlarges smaller pictures of a Qwen2-VL (0.5.6
 utils/hf_transformers_utils.py)."""
@@ -190,13 +190,13 @@ async def abort(drive: Drive, rid: str) -> None:
 async def flush(drive: Drive) -> None:
     """Empty the prefix cache; SGLang refuses while a request is just being taken off
     its books."""
-    for _ in range(_FLUSH_TRIES):
+    for _ in range(FLUSH_TRIES):
         record = await drive.traffic.raw(
             FLUSH, path="/flush_cache", deadline_s=drive.deadline_s
         )
         if record.status == 200 or record.timed_out:
             return
-        await asyncio.sleep(_FLUSH_PAUSE_S)
+        await asyncio.sleep(FLUSH_PAUSE_S)
 
 
 def prefix_cache_at_work(
