@@ -105,12 +105,11 @@ class GhostKeyLru(mini.MinivllmFault):
         long, again = requests.first(TOO_LONG), requests.first(AGAIN)
         taken = any(sent is again for sent, _ in mini.admitted(requests, logs))
         refused = long.status == 400 and "maximum context length" in long.error
-        one = [i.sha256 for i in long.images] == [i.sha256 for i in again.images] != []
-        said = (
-            f"{long.reply}; {'the same' if one else 'another'} image again: "
-            f"{again.reply}"
-        )
-        return Finding.of(refused and one and taken, said)
+        digests = [image.sha256 for image in again.images]
+        same = bool(digests) and [image.sha256 for image in long.images] == digests
+        which = "the same" if same else "another"
+        observed = f"{long.reply}; {which} image again: {again.reply}"
+        return Finding.of(refused and same and taken, observed)
 
     @precondition(
         "room was made in the engine's image cache, for the refused image's place too"
@@ -274,9 +273,10 @@ class PadValueKey(mini.MinivllmFault):
     )
     def one_key(self, requests: Requests) -> Finding:
         digests = [requests.pair(label)[0].images[0].sha256 for label in LABELS]
-        pads = [int(digest, 16) % PAD_RANGE for digest in digests]
-        one = len(set(digests)) == len(LABELS) and pads[0] == pads[1] != pads[2]
-        return Finding.of(one, f"digests modulo it: {', '.join(map(str, pads))}")
+        pad_a, pad_b, pad_c = (int(digest, 16) % PAD_RANGE for digest in digests)
+        differ = len(set(digests)) == len(LABELS)
+        observed = f"digests modulo it: {pad_a}, {pad_b}, {pad_c}"
+        return Finding.of(differ and pad_a == pad_b != pad_c, observed)
 
     @cause(
         "all of B, never sent before, comes from the KV cache; nothing of A and C does",
@@ -373,14 +373,16 @@ class KvBudget(mini.MinivllmFault):
         self, requests: Requests, logs: Logs, metrics: Metrics
     ) -> Finding:
         """Of an answer that failed: by the tokens that no other request got."""
-        grows, before = requests.first(GROWS), mini.counted(requests, logs, GROWS)
-        if (got := grows.completion_tokens) is None:
-            others = (
-                r.completion_tokens or 0 for r in requests.within("gate", "trigger")
-            )
-            got = mini.told(metrics, "generation_tokens_total") - sum(others)
-        text = f"{before} + {got} tokens; a tenth is {_tenth(metrics)}"
-        return Finding.of(before + got > _tenth(metrics), text)
+        grows = requests.first(GROWS)
+        before = mini.counted(requests, logs, GROWS)
+        tokens = grows.completion_tokens
+        if tokens is None:
+            generated = mini.told(metrics, "generation_tokens_total")
+            for other in requests.within("gate", "trigger"):
+                generated -= other.completion_tokens or 0
+            tokens = generated
+        text = f"{before} + {tokens} tokens; a tenth is {_tenth(metrics)}"
+        return Finding.of(before + tokens > _tenth(metrics), text)
 
     def opaque_500(self, requests: Requests) -> Finding:
         return requests.failed(PROMPT, "internal error happened")
@@ -498,13 +500,14 @@ class ReusedMask(mini.MinivllmFault):
         return Finding.of(after > before, f"such steps: {after - before:.0f}")
 
     def image_500(self, requests: Requests) -> Finding:
-        sent = [requests.first(label) for label in TOGETHER]
-        scattered = [
-            r for r in sent if r.status == 500 and (SCATTER in r.error or _lost(r))
-        ]
-        return Finding.of(
-            bool(scattered), "; ".join(f"{r.label}: {r.reply}" for r in sent)
-        )
+        scattered = False
+        observed: list[str] = []
+        for label in TOGETHER:
+            sent = requests.first(label)
+            by_the_mask = SCATTER in sent.error or _lost(sent)
+            scattered = scattered or (sent.status == 500 and by_the_mask)
+            observed.append(f"{sent.label}: {sent.reply}")
+        return Finding.of(scattered, "; ".join(observed))
 
     def text_after(self, requests: Requests) -> Finding:
         """A device-side assert ends what CUDA can do in a process: then no text is

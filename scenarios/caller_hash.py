@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import replace
 from itertools import product
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from mmrepro.scenario import (
     Drive,
@@ -62,13 +62,19 @@ def _falls_back(answers: ComparedAnswers) -> Finding:
 
 def _one_hash(mine: Operation, other: Operation) -> bool:
     """Whether another picture of ``other`` had the hash that one of ``mine`` has."""
-    if not mine.path == other.path == GENERATE:  # no other way takes hashes
+    # No other way takes hashes.
+    if not mine.path == other.path == GENERATE:
         return False
-    sent = (mine.parameters, other.parameters)
-    own, others = (
-        zip(p.get("mm_hashes", ()), p.get("image_data", ()), strict=False) for p in sent
-    )
-    return any(h == k and one != two for (h, one), (k, two) in product(own, others))
+    for (own_hash, own), (other_hash, image) in product(_hashed(mine), _hashed(other)):
+        if own_hash == other_hash and own != image:
+            return True
+    return False
+
+
+def _hashed(op: Operation) -> list[tuple[Any, Any]]:
+    """The pictures of a request with the hashes that its caller gave them."""
+    hashes = op.parameters.get("mm_hashes", ())
+    return list(zip(hashes, op.parameters.get("image_data", ()), strict=False))
 
 
 class CallerHash(sglang.PictureAlias):

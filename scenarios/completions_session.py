@@ -104,22 +104,32 @@ class CompletionsSession(Scenario):
 
     async def trigger(self, drive: Drive) -> None:
         drive.deadline_s = max(drive.deadline_s, _DEADLINE_S)
-        texts, send = _ONE_EACH in drive.mitigations, partial(lmdeploy.complete, drive)
-        one, two = ("hi", "hi") if texts else (["hi"], ["hi", "ho"])
-        first, tokens = ("7", 2 * TOKENS) if texts else (["7", "8"], TOKENS)
+        send = partial(lmdeploy.complete, drive)
+        # A list takes the ids of its places; where each text is sent for itself, none is.
+        single: str | list[str] = ["hi"]
+        pair: str | list[str] = ["hi", "ho"]
+        long: str | list[str] = ["7", "8"]
+        tokens = TOKENS
+        if _ONE_EACH in drive.mitigations:
+            single, pair, long = "hi", "hi", "7"
+            tokens = 2 * TOKENS
+
         pieces: asyncio.Queue[int] = asyncio.Queue()
-        answer = send(LONG, first, tokens, stream=True, piece=pieces.put_nowait)
-        long = asyncio.ensure_future(answer)
-        drive.pending.append(long)
-        drive.fact("pieces_at_one", await lmdeploy.reached(1, pieces, long))
-        await send(BESIDE, one)
-        await send(NAMED, one, session_id=OWN_ID)
+        answer = send(LONG, long, tokens, stream=True, piece=pieces.put_nowait)
+        answering = asyncio.ensure_future(answer)
+        drive.pending.append(answering)
+        drive.fact("pieces_at_one", await lmdeploy.reached(1, pieces, answering))
+        await send(BESIDE, single)
+        await send(NAMED, single, session_id=OWN_ID)
         drive.pending.append(asyncio.ensure_future(send(TEXT, "hi")))
-        drive.fact("pieces_at_two", await lmdeploy.reached(TOKENS + 2, pieces, long))
-        await send(_TWO, two)
+        at_two = await lmdeploy.reached(TOKENS + 2, pieces, answering)
+        drive.fact("pieces_at_two", at_two)
+        await send(_TWO, pair)
+
         await asyncio.gather(*drive.pending)
-        for label, prompt in ((_TEXT_AFTER, "hi"), *((label, one) for label in LISTS)):
-            await send(label, prompt)
+        await send(_TEXT_AFTER, "hi")
+        for label in LISTS:
+            await send(label, single)
         await send(_LEFT, "7", TOKENS, leave=True)
         await send(LAST, "hi")
 

@@ -70,9 +70,12 @@ _ARRIVED = ("not-resized", "larger-than-the-cache")
 
 def tokens_sent(requests: Requests) -> tuple[int, int]:
     """Of the control's image, and of the large one."""
-    sent = (requests.first(CONTROL).images[0], requests.first(BIG).images[0])
-    small, large = (LIFTED.tokens_of(image.width, image.height) for image in sent)
-    return small, large
+    small = requests.first(CONTROL).images[0]
+    large = requests.first(BIG).images[0]
+    return (
+        LIFTED.tokens_of(small.width, small.height),
+        LIFTED.tokens_of(large.width, large.height),
+    )
 
 
 class EncoderCacheOverflow(Scenario):

@@ -145,19 +145,17 @@ class LoraNoAdapter(Scenario):
         "it was answered while the adapter's answer was streamed", id="one-batch"
     )
     def one_batch(self, requests: Requests, seen: Measured) -> Finding:
-        before, (long, beside) = (
-            seen.number("pieces_before"),
-            map(requests.first, (LONG, BESIDE)),
-        )
-        ends = [one.sent.mono + one.latency_s for one in (beside, long)]
-        met = long.answered and 2 <= before < long.pieces and ends[0] < ends[1]
+        before = seen.number("pieces_before")
+        long, beside = requests.first(LONG), requests.first(BESIDE)
+        ended = beside.sent.mono + beside.latency_s
+        in_time = ended < long.sent.mono + long.latency_s
+        met = long.answered and 2 <= before < long.pieces and in_time
         return Finding.of(met, f"sent after {before:g} of {long.pieces} pieces")
 
     @precondition("the model and the adapter answer differently, and alike each time")
     def tell_apart(self, requests: Requests) -> Finding:
-        own, again, other = (
-            tokens(requests, label) for label in (ALONE, AGAIN, ADAPTED)
-        )
+        own, again = tokens(requests, ALONE), tokens(requests, AGAIN)
+        other = tokens(requests, ADAPTED)
         met = own == again != other and len(own) == len(other) == _TOKENS
         return Finding.of(met, f"the model {own[:4]}, {_ADAPTER} {other[:4]}")
 

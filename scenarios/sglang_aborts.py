@@ -95,7 +95,8 @@ def _taken_along(logs: Logs) -> Finding:
 
 
 def _more_than_asked(logs: Logs, metrics: Metrics) -> Finding:
-    asked, ended = metrics.readings((sglang.ABORTS,), least=1)[-1], len(_aborted(logs))
+    asked = metrics.readings((sglang.ABORTS,), least=1)[-1]
+    ended = len(_aborted(logs))
     return Finding.of(
         ended > asked, f"{asked:g} aborts asked for, {ended} requests aborted"
     )
@@ -105,10 +106,14 @@ def whole(*labels: str) -> Check:
     """Each of these was answered, with all the tokens that were asked for."""
 
     def all_whole(requests: Requests) -> Finding:
-        sent = [requests.first(label) for label in labels]
-        said = "; ".join(_ended(requests, label)[1] for label in labels)
-        whole = all(r.answered and r.completion_tokens == r.max_tokens for r in sent)
-        return Finding.of(whole, said)
+        every_one = True
+        observed: list[str] = []
+        for label in labels:
+            sent = requests.first(label)
+            is_whole = sent.answered and sent.completion_tokens == sent.max_tokens
+            every_one = every_one and is_whole
+            observed.append(_ended(requests, label)[1])
+        return Finding.of(every_one, "; ".join(observed))
 
     return all_whole
 
@@ -206,18 +211,21 @@ class AbortByPrefix(Scenario):
     @precondition("each time the server passed one abort on to its scheduler")
     def aborts_arrived(self, measured: Measured) -> Finding:
         counts = {label: measured.number(f"aborts, {label}") for label in _CASES}
-        told = "; ".join(f"{label}: {count:g}" for label, count in counts.items())
-        return Finding.of(all(count == 1 for count in counts.values()), told)
+        observed = "; ".join(f"{label}: {count:g}" for label, count in counts.items())
+        return Finding.of(set(counts.values()) == {1}, observed)
 
     @symptom(
         "the request whose id begins with the one that was aborted ends as aborted, 3 "
         "of 3"
     )
     def victims_abort(self, requests: Requests) -> Finding:
-        found = [_ended(requests, label) for label in _VICTIMS]
-        return Finding.of(
-            all(early for early, _ in found), "; ".join(text for _, text in found)
-        )
+        every_one = True
+        observed: list[str] = []
+        for label in _VICTIMS:
+            early, text = _ended(requests, label)
+            every_one = every_one and early
+            observed.append(text)
+        return Finding.of(every_one, "; ".join(observed))
 
     symptoms = (
         symptom(
@@ -229,21 +237,17 @@ class AbortByPrefix(Scenario):
     )
 
     @cause(
-        (
-            "with each abort the scheduler's log has the victim's id, and never the "
-            "control's"
-        ),
+        "with each abort the scheduler's log has the victim's id, and never the control's",
         live=cause(
             "the scheduler's log has an id beside one that it begins with", _taken_along
         ),
     )
     def others_aborted(self, logs: Logs) -> Finding:
-        found = [rid for _, rid in _aborted(logs)]
-        mine = {label: _rids(label)[0] in found for label in _CASES}
-        text = f"aborted, by the log: {', '.join(found)}"
-        return Finding.of(
-            not mine[_CONTROL] and all(mine[label] for label in _VICTIMS), text
-        )
+        aborted = [rid for _, rid in _aborted(logs)]
+        victims = {_rids(label)[0] for label in _VICTIMS}
+        control = _rids(_CONTROL)[0]
+        only_victims = victims <= set(aborted) and control not in aborted
+        return Finding.of(only_victims, f"aborted, by the log: {', '.join(aborted)}")
 
     @cause(
         "the engine's own scheduler, asked to abort one id, ends those that begin so"
@@ -332,7 +336,8 @@ def _at_once(requests: Requests) -> Finding:
 def _forgotten(logs: Logs) -> Counter[str]:
     """How many lines there are of output for nobody, of those that were kept, by
     request."""
-    return Counter(found[1] for found in logs.search(_FORGOTTEN, r"rid='([^']+)'"))
+    lines = logs.search(_FORGOTTEN, r"rid='([^']+)'")
+    return Counter(line[1] for line in lines)
 
 
 def _none_forgotten(logs: Logs) -> Finding:
@@ -341,11 +346,11 @@ def _none_forgotten(logs: Logs) -> Finding:
 
 
 def _flooded(logs: Logs) -> Finding:
-    most = _forgotten(logs).most_common(1)
-    text = (
-        f"{most[0][1]} lines or more of {most[0][0]}" if most else "none is forgotten"
-    )
-    return Finding.of(bool(most) and most[0][1] >= _FLOOD, text)
+    forgotten = _forgotten(logs).most_common(1)
+    if not forgotten:
+        return Finding.of(False, "none is forgotten")
+    rid, count = forgotten[0]
+    return Finding.of(count >= _FLOOD, f"{count} lines or more of {rid}")
 
 
 _FIX = pull(

@@ -39,7 +39,11 @@ _TRACE = (sglang.ENDED, "in-top-logprobs", "out-of-range")
 
 def _likeliest(sent: RequestRecord) -> int:
     """How many were told of the first token, as far as they are kept."""
-    return max((len(top) for choice in sent.choices for top in choice.top), default=0)
+    most = 0
+    for choice in sent.choices:
+        for top in choice.top:
+            most = max(most, len(top))
+    return most
 
 
 def _unanswered_since(requests: Requests, label: str) -> Finding:
@@ -59,9 +63,8 @@ def _in_order(logs: Logs, trace: tuple[str, ...]) -> Finding:
     if not all(found.values()):
         return Finding.of(False, text)
     begun, inside, raised = (lines[0].number for lines in found.values())
-    return Finding.of(
-        begun < inside < raised, f"{text}; lines {begun}, {inside}, {raised}"
-    )
+    observed = f"{text}; lines {begun}, {inside}, {raised}"
+    return Finding.of(begun < inside < raised, observed)
 
 
 _LOGPROBS_REPORT = issue(
@@ -250,7 +253,8 @@ _NEW, _OUT, _PENDING = "prefill", "prefill-out-of-memory", "prefill-unfinished"
 
 def _prefilled(logs: Logs) -> list[int]:
     """New tokens of each batch of prefill, as the log has them."""
-    return [int(found[1]) for found in logs.search(_NEW, r"#new-token: (\d+)")]
+    batches = logs.search(_NEW, r"#new-token: (\d+)")
+    return [int(batch[1]) for batch in batches]
 
 
 def _same_again(logs: Logs) -> tuple[int, list[int]]:

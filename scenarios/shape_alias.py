@@ -92,11 +92,17 @@ def was_emptied(requests: Requests, reproducers: Reproducers) -> Finding:
 def encoded_once(requests: Requests) -> Finding:
     """Whether a picture that is sent again is not encoded again: the embedding cache is
     on."""
-    filled = [r for n in range(_FILLS) for r in requests.all(f"fill-{n}") if r.answered]
-    again = [r.latency_s for r in filled if r.label.endswith("again")]
-    first = [r.latency_s for r in filled if not r.label.endswith("again")]
+    first: list[float] = []
+    again: list[float] = []
+    for number in range(_FILLS):
+        for request in requests.all(f"fill-{number}"):
+            if not request.answered:
+                continue
+            times = again if request.label.endswith("again") else first
+            times.append(request.latency_s)
     if min(len(first), len(again)) < _LEAST_PAIRS:
         return Finding.unknown(f"{len(again)} pictures were sent again")
+
     share = median(again) / median(first)
     text = f"a picture takes {median(first):.2f} s, sent again {share:.2f} of that"
     if _TWICE_AS_FAST < share < _AS_SLOW:
@@ -359,8 +365,9 @@ class EmbeddingCache(ShapeAlias):
     async def fill(self, drive: Drive, number: int) -> None:
         """Each picture twice, one after the other: it is encoded once where there is a
         cache."""
-        for name in (f"fill-{n}" for n in range(number)):
-            picture = drive.picture(name, 100 + int(name[5:]), (896, 896))
+        for index in range(number):
+            name = f"fill-{index}"
+            picture = drive.picture(name, 100 + index, (896, 896))
             for label in (name, f"{name} again"):
                 await drive.chat(label, text="hi", images=[picture], max_tokens=1)
 

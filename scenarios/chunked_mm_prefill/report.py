@@ -132,8 +132,8 @@ def _one_at_a_time(requests: Requests) -> Finding:
 
 def _no_hit_with_caching_on(metrics: Metrics) -> Finding:
     """Where something was found in the cache, nothing is said of a rate of 0."""
-    names = ("vllm:prefix_cache_queries_total", "vllm:prefix_cache_hits_total")
-    asked, found = (metrics.readings([name], "gate", least=1)[-1] for name in names)
+    asked = metrics.readings(["vllm:prefix_cache_queries_total"], "gate", least=1)[-1]
+    found = metrics.readings(["vllm:prefix_cache_hits_total"], "gate", least=1)[-1]
     text = f"prefix caching is on, and {found:g} of {asked:g} tokens were found in it"
     return Finding.of(True, text) if asked and not found else Finding.unknown(text)
 

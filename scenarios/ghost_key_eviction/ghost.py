@@ -60,24 +60,34 @@ def key_in(thread: ThreadStack) -> str:
 
 def keys(stacks: StacksData) -> list[str]:
     """One of each sample that shows it."""
-    return [key for thread in stacks.threads(THREAD) if (key := key_in(thread))]
+    shown = [key_in(thread) for thread in stacks.threads(THREAD)]
+    return [key for key in shown if key]
 
 
 def in_the_loop(stacks: StacksData) -> Finding:
+    """The core's thread stays in the loop of evictions, and takes keys from it."""
     threads = stacks.threads(THREAD)
     if len(threads) < _MIN_SAMPLES:
         text = f"{THREAD} in {len(threads)} of {len(stacks.samples)} samples"
+        # Many samples of other threads alone show that this one is gone.
         absent = not threads and len(stacks.samples) >= _MIN_SAMPLES
         return Finding.of(False, text) if absent else Finding.unknown(text)
-    inside = [t for t in threads if t.active is not False and t.within(*LOOP)]
-    popping = sum(t.within("popitem", *LOOP) for t in inside)
+
+    inside = popping = with_gil = running = 0
+    for thread in threads:
+        if thread.active is False or not thread.within(*LOOP):
+            continue
+        inside += 1
+        popping += thread.within("popitem", *LOOP)
+        with_gil += bool(thread.owns_gil)
+        running += bool(thread.active)
     text = (
-        f"{len(inside)} of {len(threads)} samples inside the loop, {popping} of them "
-        f"in popitem, {sum(bool(t.owns_gil) for t in inside)} with the GIL"
+        f"{inside} of {len(threads)} samples inside the loop, {popping} of them "
+        f"in popitem, {with_gil} with the GIL"
     )
-    if inside and not any(t.active for t in inside):
+    if inside and not running:
         return Finding.unknown(f"{text}; whether it runs is not shown")
-    return calls(text, "popitem", popping, len(inside), len(inside) == len(threads))
+    return calls(text, "popitem", popping, inside, inside == len(threads))
 
 
 def is_the_key(stacks: StacksData, logs: Logs) -> Finding:

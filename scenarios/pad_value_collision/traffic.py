@@ -122,13 +122,15 @@ def _gets(
     answers: ComparedAnswers, label: str, other: str, but_not: str = ""
 ) -> Finding:
     """The request got the answer of ``other``, and not that of ``but_not``."""
-    got, text = answers.alike(label, other), f"{label}: "
-    text += (
-        f"as {other}" if got else first_difference(answers.to(label), answers.to(other))
-    )
+    alike = answers.alike(label, other)
+    if alike:
+        text = f"{label}: as {other}"
+    else:
+        difference = first_difference(answers.to(label), answers.to(other))
+        text = f"{label}: {difference}"
     if but_not and answers.alike(label, but_not):
         return Finding.of(False, f"{text}; and as {but_not}")
-    return Finding.of(got, f"{text}; {answers.from_cache(label)} from the cache")
+    return Finding.of(alike, f"{text}; {answers.from_cache(label)} from the cache")
 
 
 def _asked_otherwise(answers: ComparedAnswers) -> Finding:
@@ -147,28 +149,36 @@ def _told_otherwise(answers: ComparedAnswers) -> Finding:
 
 def _later_ones(answers: ComparedAnswers) -> Finding:
     """Until the cache is emptied: B is A, whatever is asked."""
-    again, anew = (answers.whose(label, "B", "A") for label in (B_LATER, B_ANEW))
+    again = answers.whose(B_LATER, "B", "A")
+    anew = answers.whose(B_ANEW, "B", "A")
     asked = _gets(answers, B_ASKED_LATER, A_ASKED, B_OWN)
-    text = (
+    observed = (
         f"{B_LATER}: {again or 'neither'}'s; {asked.observed}; {B_ANEW}: "
         f"{anew or 'neither'}'s"
     )
-    return Finding.of(again == "A" and anew == "B" and asked.truth is Truth.MET, text)
+    met = again == "A" and anew == "B" and asked.truth is Truth.MET
+    return Finding.of(met, observed)
 
 
 def _parts_shared(answers: ComparedAnswers) -> Finding:
     """The smaller one's tokens came from the cache in either order, with the text
     before them."""
-    victims, before = tuple(UNEQUAL.values()), answers.cached(ALONE["small"])
-    whole = all(answers.cached(label) >= before + _SMALL**2 for label in victims)
-    return Finding.of(
-        whole, f"{answers.from_cache(*victims)}; the text before has {before}"
-    )
+    victims = tuple(UNEQUAL.values())
+    before = answers.cached(ALONE["small"])
+    # The smaller picture is _SMALL tokens wide, and as many high.
+    least = before + _SMALL**2
+    whole = all(answers.cached(label) >= least for label in victims)
+    observed = f"{answers.from_cache(*victims)}; the text before has {before}"
+    return Finding.of(whole, observed)
 
 
 def _parts_answered(answers: ComparedAnswers) -> Finding:
-    sent = [answers.to(label) for label in (*UNEQUAL.values(), AFTERWARDS)]
-    return Finding.of(True, "; ".join(f"{r.label}: {r.status}" for r in sent))
+    """Each of them was answered."""
+    observed: list[str] = []
+    for label in (*UNEQUAL.values(), AFTERWARDS):
+        answer = answers.to(label)
+        observed.append(f"{answer.label}: {answer.status}")
+    return Finding.of(True, "; ".join(observed))
 
 
 def _parts_wrong(answers: ComparedAnswers) -> Finding:

@@ -307,26 +307,22 @@ class WithImage(UndersizedKvBudget):
     def encoder_first(self, witness: kv.Witness) -> Finding:
         """By the order of the witness's lines, each written when the work was done: as
         many times as the prompt was refused so far, it had been encoded."""
-
-        def done(step: str) -> list[dict[str, Any]]:
-            return [
-                values
-                for values in witness.values("vision")
-                if values.get("step") == step
-            ]
-
         refused = [sent for sent in self.admitted(witness) if sent.refused]
         if not refused:
             raise Missing("the engine refused no prompt")
+        by_step: dict[object, list[dict[str, Any]]] = {}
+        for values in witness.values("vision"):
+            by_step.setdefault(values.get("step"), []).append(values)
         # 0.6.4 encodes in `forward`; later ones have `async_infer` only, which calls
         # the model.
-        encoded = done("forward") or done("async_infer")
+        encoded = by_step.get("forward") or by_step.get("async_infer") or []
         if not encoded:
             raise Missing("the witness saw no work of the vision encoder")
-        first = all(
-            sum(work["line"] < sent.line for work in encoded) >= number
-            for number, sent in enumerate(refused, 1)
-        )
+
+        first = True
+        for number, sent in enumerate(refused, 1):
+            before = [work for work in encoded if work["line"] < sent.line]
+            first = first and len(before) >= number
         spent = ", ".join(f"{work['seconds']:.2f} s" for work in encoded)
         order = "before each refusal" if first else "not before each refusal"
         took = f"{refused[0].seconds * 1000:.1f} ms"

@@ -383,16 +383,17 @@ def _computed(fact: str, told: int) -> Check:
 def quantised(reproducers: Reproducers) -> Finding:
     """Of a block with 16 bits an element: half of it, or a quarter, and what comes on
     top."""
-    names = ("block_bytes", "block_bytes_8_bit", "block_bytes_4_bit")
-    plain, *smaller = (int(reproducers.number(CHAIN, name)) for name in names)
-    over = [
-        size - plain * bits // 16 for size, bits in zip(smaller, (8, 4), strict=True)
-    ]
+    plain = int(reproducers.number(CHAIN, "block_bytes"))
+    of_8_bits = int(reproducers.number(CHAIN, "block_bytes_8_bit"))
+    of_4_bits = int(reproducers.number(CHAIN, "block_bytes_4_bit"))
+    over_8 = of_8_bits - plain * 8 // 16
+    over_4 = of_4_bits - plain * 4 // 16
     text = (
-        f"{plain} B; with 8 bits {smaller[0]}, with 4 {smaller[1]}: {over[0]} "
-        f"and {over[1]} on top"
+        f"{plain} B; with 8 bits {of_8_bits}, with 4 {of_4_bits}: {over_8} "
+        f"and {over_4} on top"
     )
-    return Finding.of(min(over) > 0 and max(smaller) < plain, text)
+    met = min(over_8, over_4) > 0 and max(of_8_bits, of_4_bits) < plain
+    return Finding.of(met, text)
 
 
 def _where_made(logs: Logs) -> Finding:

@@ -132,10 +132,11 @@ class Public(Redactor):
     def _model(self, model: M) -> M:
         view = _VIEWS.get(_name(type(model)))
         made = super()._model(view(self, model) if view is not None else model)
-        if not isinstance(made, LogLine):
+        text = made.text if isinstance(made, LogLine) else None
+        if text is None:
             return made
         # Placeholders are of other lengths than what they replace.
-        places = [match.span() for match in _QUOTED_MARK.finditer(made.text)]
+        places = [match.span() for match in _QUOTED_MARK.finditer(text)]
         return made.model_copy(update={"quoted": places})
 
     def name_file(self, path: str) -> None:
