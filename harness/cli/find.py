@@ -190,8 +190,9 @@ def _hit_of(cause: Cause, entries: Sequence[IndexEntry]) -> IndexHit | None:
     because = cause.sentence
     if cause.exception:
         because = f"line {cause.line}: {cause.exception}"
-    sure = "perhaps" if cause.certainty == "possible" else "this"
-    return IndexHit(entry, sure, [because])
+    if cause.certainty == "possible":
+        return IndexHit(entry, "perhaps", [because])
+    return IndexHit(entry, "this", [because])
 
 
 def _lines(asked: str, hits: list[IndexHit], *, full: bool) -> Iterator[str]:
@@ -235,7 +236,7 @@ def _rows(hit: IndexHit, *, full: bool) -> Iterator[tuple[str, str]]:
     """What is known of a failure: a word, and a line. Without ``full``, the first of
     each kind."""
     entry = hit.entry
-    what = entry.kind
+    what: str = entry.kind
     if entry.engine:
         what += f", {entry.engine}"
     if entry.affected:

@@ -449,7 +449,7 @@ class Scenario(ABC):
     def symptom_rows(self, evidence: Evidence, facts: RunFacts) -> list[SymptomRow]:
         """The table of symptoms: ``rows``; where there are none, each condition of the
         symptom."""
-        run = _JudgedRun(self, evidence, facts)
+        run = _JudgedConditions(self, evidence, facts)
         rows = self.rows or self._rows_of_symptom()
         return [run.row(row) for row in rows]
 
@@ -469,7 +469,7 @@ class Scenario(ABC):
     def claim_results(self, evidence: Evidence, facts: RunFacts) -> list[ClaimResult]:
         """The original report's statements, judged by this run: ``claims``, then the
         methods."""
-        run = _JudgedRun(self, evidence, facts)
+        run = _JudgedConditions(self, evidence, facts)
         results = [run.claim(claim, claim.by) for claim in self.claims]
         for name, claim in tagged(type(self), Claim).items():
             results.append(run.claim(claim, getattr(self, name)))
@@ -749,7 +749,7 @@ def _probed(kind: type[ProbeData], evidence: Evidence) -> ProbeData:
 # -------------------------------------------------------------- rows and claims, judged
 
 
-class _JudgedRun:
+class _JudgedConditions:
     """One run of a scenario, and what was found of each of its conditions."""
 
     def __init__(self, scenario: Scenario, evidence: Evidence, facts: RunFacts) -> None:

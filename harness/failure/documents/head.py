@@ -42,7 +42,7 @@ class _Verdict(BaseModel):
     as_expected: bool = False
 
 
-class Head(BaseModel):
+class IncidentHead(BaseModel):
     """Of an incident of any version that has these fields; others are not looked at."""
 
     id: str
@@ -85,7 +85,7 @@ class FoundIncident:
     tells."""
 
     folder: Path
-    head: Head | None
+    head: IncidentHead | None
     why: str = ""
 
 
@@ -93,7 +93,9 @@ def read_head(folder: Path) -> FoundIncident:
     """The head of the incident in ``folder``; reads no more of the file than that
     takes."""
     try:
-        return FoundIncident(folder, parsed(Head, _beginning(folder / INCIDENT_FILE)))
+        return FoundIncident(
+            folder, parsed(IncidentHead, _beginning(folder / INCIDENT_FILE))
+        )
     except (OSError, ValueError) as error:
         return FoundIncident(
             folder, None, str(getattr(error, "strerror", None) or error)

@@ -18,7 +18,7 @@ from mmrepro.base.records import Document
 from mmrepro.failure.documents.head import (
     CampaignHead,
     FoundIncident,
-    Head,
+    IncidentHead,
     ListedCampaign,
     campaigns_in,
 )
@@ -60,7 +60,7 @@ class RecordFilter:
         self.begin = _time(self.since).timestamp() if self.since else 0.0
         self.has = _releases(self.release)
 
-    def incident(self, head: Head) -> bool:
+    def incident(self, head: IncidentHead) -> bool:
         """Whether an incident is among those that are asked for."""
         if not fnmatchcase(head.scenario.name, self.scenario or "*"):
             return False
@@ -120,7 +120,7 @@ def _time(text: str) -> datetime:
     return when if when.tzinfo else when.replace(tzinfo=UTC)
 
 
-def _incident_facts(row: Here, head: Head) -> dict[str, Any]:
+def _incident_facts(row: Here, head: IncidentHead) -> dict[str, Any]:
     return {
         "number": row.number,
         "id": head.id,
@@ -170,7 +170,7 @@ def campaign_facts(row: Here, listed: ListedCampaign) -> dict[str, Any]:
 class Listing:
     """``broken``: incidents that cannot be read."""
 
-    incidents: list[tuple[Here, Head]]
+    incidents: list[tuple[Here, IncidentHead]]
     campaigns: list[tuple[Here, ListedCampaign]]
     broken: list[FoundIncident]
 

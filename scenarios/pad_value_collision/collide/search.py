@@ -27,8 +27,8 @@ from mmrepro.scenarios.pad_value_collision.collide.options import (
 from mmrepro.scenarios.pad_value_collision.collide.pair import (
     NAMES,
     PAIR_FILE,
-    EngineFacts,
     Identity,
+    ImportedEngine,
     Pair,
     PairImage,
     SearchedEngine,
@@ -275,7 +275,7 @@ def _confirm(pair: Pair, bits: int) -> None:
         raise InfrastructureError("The control collides as well; try another --seed.")
 
 
-def _engine(place: EnginePlace, facts: EngineFacts) -> SearchedEngine:
+def _engine(place: EnginePlace, facts: ImportedEngine) -> SearchedEngine:
     preprocessor = place.model / "preprocessor_config.json"
     digest = (
         hashlib.sha256(preprocessor.read_bytes()).hexdigest()
