@@ -163,7 +163,7 @@ _NO_CACHE = "--no-prefix-caching"
 
 
 def digest(picture: Picture) -> int:
-    """That of reproducers/minivllm/sequence.py, Image.of: of the file, not of its
+    """The digest of reproducers/minivllm/sequence.py, Image.of: of the file, not of its
     pixels."""
     return int(hashlib.sha256(picture.png).hexdigest(), 16)
 

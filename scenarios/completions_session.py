@@ -135,11 +135,11 @@ class CompletionsSession(Scenario):
 
     @precondition("the others came while the long one was answered, each at its prompt")
     def under_way(self, requests: Requests, seen: Measured) -> Finding:
-        one, two = seen.number("pieces_at_one"), seen.number("pieces_at_two")
+        first, second = seen.number("pieces_at_one"), seen.number("pieces_at_two")
         sent = requests.first(LONG)
-        met = sent.answered and 1 <= one <= TOKENS < two < sent.pieces
+        met = sent.answered and 1 <= first <= TOKENS < second < sent.pieces
         return Finding.of(
-            met, f"after {one:g} and {two:g} of {sent.pieces} pieces; {sent.reply}"
+            met, f"after {first:g} and {second:g} of {sent.pieces} pieces; {sent.reply}"
         )
 
     symptoms = (

@@ -69,7 +69,7 @@ _ARRIVED = ("not-resized", "larger-than-the-cache")
 
 
 def tokens_sent(requests: Requests) -> tuple[int, int]:
-    """Of the control's image, and of the large one."""
+    """The tokens of the control's image, and of the large one."""
     small = requests.first(CONTROL).images[0]
     large = requests.first(BIG).images[0]
     return (
@@ -160,15 +160,15 @@ class EncoderCacheOverflow(Scenario):
             return Finding.unknown(f"{CONTROL}: {fits.reply}")
         small, large = tokens_sent(requests)
         text = fits.prompt_tokens - small
-        told = f"{CONTROL}: {small} tokens in a prompt of {fits.prompt_tokens}"
+        observed = f"{CONTROL}: {small} tokens in a prompt of {fits.prompt_tokens}"
         if not 0 < text < ROW_TOKENS:
-            return Finding.of(False, told)
+            return Finding.of(False, observed)
         if big.answered and big.prompt_tokens is not None:
             seen = big.prompt_tokens - text
         elif refused := _REFUSAL.search(big.error):
             seen = int(refused[1])
         elif big.timed_out:
-            return Finding.of(True, f"{told}; {BIG}: not answered")
+            return Finding.of(True, f"{observed}; {BIG}: not answered")
         else:
             return Finding.unknown(f"{BIG}: {big.reply}")
         return Finding.of(seen == large, f"{BIG}: {large} tokens sent, {seen} arrived")

@@ -178,11 +178,13 @@ class TextOnlyPlaceholder(killed.KilledByRequest):
         sent, control = requests.first(killed.KILLER), requests.first(killed.CONTROL)
         if sent.prompt_tokens is None or control.prompt_tokens is None:
             return super().came_in(logs, requests)
-        fewer, told = (
+        fewer, expected = (
             control.prompt_tokens - sent.prompt_tokens,
             len("<|image_pat|>") - 1,
         )
-        return Finding.of(fewer == told, f"{fewer} tokens fewer than {killed.CONTROL}")
+        return Finding.of(
+            fewer == expected, f"{fewer} tokens fewer than {killed.CONTROL}"
+        )
 
     said = partial(claim, given="arrived", refutable_on=affected)
     claims = (

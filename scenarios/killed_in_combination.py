@@ -156,11 +156,11 @@ class PriorityChildren(killed.KilledByRequest):
         return super().exposure(facts)
 
     async def trigger(self, drive: Drive) -> None:
-        said = [{"role": "user", "content": "hello"}]
+        messages = [{"role": "user", "content": "hello"}]
         for label, number in ((killed.CONTROL, 1), (killed.KILLER, _CHILDREN)):
             body = {
                 "model": drive.traffic.model,
-                "messages": said,
+                "messages": messages,
                 "n": number,
                 "max_tokens": 8,
             }

@@ -57,19 +57,19 @@ _SECOND = pull(
 
 
 def tokens(requests: Requests, label: str) -> list[str]:
-    """Of an answer that was given whole; its logprobs tell them."""
+    """The tokens of an answer that was given whole; its logprobs tell them."""
     return requests.first(label).tokens
 
 
-def same(one: str, other: str) -> Callable[[Requests], Finding]:
+def same(label: str, other: str) -> Callable[[Requests], Finding]:
     """A check: the two requests got the same tokens, all of them."""
 
     def check(requests: Requests) -> Finding:
-        mine, theirs = tokens(requests, one), tokens(requests, other)
+        mine, theirs = tokens(requests, label), tokens(requests, other)
         alike = sum(a == b for a, b in zip(mine, theirs, strict=False))
         equal = mine == theirs and len(mine) == _TOKENS
         return Finding.of(
-            equal, f"{one}: {alike} of {len(mine)} tokens are those of {other}"
+            equal, f"{label}: {alike} of {len(mine)} tokens are those of {other}"
         )
 
     return check

@@ -48,12 +48,12 @@ REPRODUCER = "lora_runtime.py"
 _PROMPT, _FOLDER = "what is this, and what was it before? " * 4, "/v1/{}_lora_adapter"
 
 
-def _differs(one: str, other: str) -> Callable[[Requests], Finding]:
+def _differs(mine: str, other: str) -> Callable[[Requests], Finding]:
     """A check: the two requests got whole answers, and not the same tokens."""
 
     def check(requests: Requests) -> Finding:
-        alike = same(one, other)(requests)
-        whole = all(requests.first(label).answered for label in (one, other))
+        alike = same(mine, other)(requests)
+        whole = all(requests.first(label).answered for label in (mine, other))
         return Finding.of(whole and alike.truth is Truth.NOT_MET, alike.observed)
 
     return check

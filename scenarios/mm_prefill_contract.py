@@ -61,15 +61,15 @@ def _ids_beside(count: str) -> Check:
     """The engine says how many token ids stand beside inputs_embeds."""
 
     def said(logs: Logs) -> Finding:
-        found = [
+        ids = [
             match[1]
             for match in logs.search("placeholder-ids", r"placeholder ids: (\w+)")
         ]
-        if not found:
+        if not ids:
             return Finding.unknown(
                 "the log does not tell how many placeholder ids there are"
             )
-        return Finding.of(set(found) == {count}, f"placeholder ids: {', '.join(found)}")
+        return Finding.of(set(ids) == {count}, f"placeholder ids: {', '.join(ids)}")
 
     return said
 
@@ -321,11 +321,11 @@ class SlotMapping(PrefillContract):
         tokens = counted(requests, logs, ODD)
         text = tokens - mini.embeddings(requests.first(ODD))
         has, of_text = mini.in_last_block(tokens, size), mini.in_last_block(text, size)
-        said = (
+        observed = (
             f"blocks of {size}: {has} tokens in the last of {tokens}, "
             f"{of_text} of {text}"
         )
-        return Finding.of(has > of_text, said)
+        return Finding.of(has > of_text, observed)
 
     @cause(
         "slot_mapping is short by exactly what the last block has more tokens than it "

@@ -53,7 +53,7 @@ _VICTIMS = (_LEFT, _ASKED, _NUMBERED)
 
 
 def _rids(label: str) -> tuple[str, str]:
-    """Of the victim and of the other one."""
+    """The ids of the victim and of the other one."""
     words = label.split()
     return words[1], words[3]
 
@@ -61,13 +61,13 @@ def _rids(label: str) -> tuple[str, str]:
 def _ended(requests: Requests, label: str) -> tuple[bool, str]:
     """Whether that request was ended by an abort, and how it ended, for people."""
     sent = requests.first(label)
-    said = sent.finish_reason or sent.error[:80] or sent.reply
-    early = "abort" in said.lower() and (sent.completion_tokens or 0) < (
+    ending = sent.finish_reason or sent.error[:80] or sent.reply
+    early = "abort" in ending.lower() and (sent.completion_tokens or 0) < (
         sent.max_tokens or 0
     )
     return (
         early,
-        f"{label}: {said}, {sent.completion_tokens} of {sent.max_tokens} tokens",
+        f"{label}: {ending}, {sent.completion_tokens} of {sent.max_tokens} tokens",
     )
 
 
@@ -82,7 +82,7 @@ def _aborted(logs: Logs) -> list[tuple[str, str]]:
 
 def _taken_along(logs: Logs) -> Finding:
     pairs = [(a, b) for a, b in permutations(_aborted(logs), 2) if a[0] == b[0]]
-    found = sorted(
+    longer = sorted(
         {
             f"{b[1]} with {a[1]}"
             for a, b in pairs
@@ -90,7 +90,7 @@ def _taken_along(logs: Logs) -> Finding:
         }
     )
     return Finding.of(
-        bool(found), f"aborted in one second: {', '.join(found) or 'none begins so'}"
+        bool(longer), f"aborted in one second: {', '.join(longer) or 'none begins so'}"
     )
 
 
@@ -255,9 +255,9 @@ class AbortByPrefix(Scenario):
     def by_prefix(self, reproducers: Reproducers) -> Finding:
         names = ("ends_its_own", "ends_a_longer_one", "ends_others")
         own, longer, others = (reproducers.truth(_REPRODUCER, name) for name in names)
-        said = reproducers.facts(_REPRODUCER).get("ended")
+        ended = reproducers.facts(_REPRODUCER).get("ended")
         return Finding.of(
-            own and longer and not others, f"an abort of user1 ends {said}"
+            own and longer and not others, f"an abort of user1 ends {ended}"
         )
 
     live_only = (
@@ -327,10 +327,10 @@ def _waits_for_it(requests: Requests) -> Finding:
 
 
 def _at_once(requests: Requests) -> Finding:
-    found = _waits_for_it(requests)
-    if found.truth is Truth.UNKNOWN:
-        return found
-    return Finding.of(found.truth is Truth.NOT_MET, found.observed)
+    waits = _waits_for_it(requests)
+    if waits.truth is Truth.UNKNOWN:
+        return waits
+    return Finding.of(waits.truth is Truth.NOT_MET, waits.observed)
 
 
 def _forgotten(logs: Logs) -> Counter[str]:
@@ -457,10 +457,10 @@ class GhostDecode(Scenario):
         ),
     )
     def for_nobody(self, logs: Logs) -> Finding:
-        found = _forgotten(logs)
-        text = ", ".join(f"{count} × {rid}" for rid, count in found.items()) or "none"
+        lines = _forgotten(logs)
+        text = ", ".join(f"{count} × {rid}" for rid, count in lines.items()) or "none"
         return Finding.of(
-            found.keys() == {_RIDS[GHOST]} and found[_RIDS[GHOST]] >= _FLOOD, text
+            lines.keys() == {_RIDS[GHOST]} and lines[_RIDS[GHOST]] >= _FLOOD, text
         )
 
     def to_the_end(self, logs: Logs, requests: Requests) -> Finding:

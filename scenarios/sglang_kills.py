@@ -58,11 +58,11 @@ def _unanswered_since(requests: Requests, label: str) -> Finding:
 
 def _in_order(logs: Logs, trace: tuple[str, ...]) -> Finding:
     """The first line of each pattern, each after the one before: one traceback."""
-    found = {name: logs.lines(name) for name in trace}
-    text = ", ".join(f"{len(lines)} × {name}" for name, lines in found.items())
-    if not all(found.values()):
+    lines_of = {name: logs.lines(name) for name in trace}
+    text = ", ".join(f"{len(lines)} × {name}" for name, lines in lines_of.items())
+    if not all(lines_of.values()):
         return Finding.of(False, text)
-    begun, inside, raised = (lines[0].number for lines in found.values())
+    begun, inside, raised = (lines[0].number for lines in lines_of.values())
     observed = f"{text}; lines {begun}, {inside}, {raised}"
     return Finding.of(begun < inside < raised, observed)
 
@@ -260,11 +260,11 @@ def _prefilled(logs: Logs) -> list[int]:
 def _same_again(logs: Logs) -> tuple[int, list[int]]:
     """How many batches left some of a prompt for later, and how much the last ones
     left."""
-    found = [
+    matches = [
         re.search(r"#pending-token: (\d+)", one.text)
         for one in logs.lines(_PENDING)[-_LAST:]
     ]
-    return logs.count(_PENDING), [int(match[1]) for match in found if match]
+    return logs.count(_PENDING), [int(match[1]) for match in matches if match]
 
 
 def _no_progress(logs: Logs, least: int = _MANY) -> Finding:

@@ -112,20 +112,20 @@ def encoded_once(requests: Requests) -> Finding:
 
 def embeddings_kept(answers: ComparedAnswers) -> Finding:
     """The alias outlives other pictures as long as they leave room, and no longer."""
-    told = []
+    observed = []
     for first, second in (("W", "T"), ("T", "W")):
         at_once, later = f"{second} after {first}", f"{second} after {first} and others"
         whose, text = answers.after(first, second)
         kept = answers.alike(at_once, later)
         emptied = answers.whose(f"{second} first", second) == second
-        told.append(
+        observed.append(
             f"{text}; {FEW} other pictures in between: "
             f"{'the same' if kept else 'another answer'}; "
             f"{_FILLS}: {'its own' if emptied else 'not its own'}"
         )
         if whose == second or not kept or not emptied:
-            return Finding.of(False, told[-1])
-    return Finding.of(True, "; ".join(told))
+            return Finding.of(False, observed[-1])
+    return Finding.of(True, "; ".join(observed))
 
 
 def _aliased(failure: Failure, found: Mapping[str, list[PicturePair]]) -> Finding:

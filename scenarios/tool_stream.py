@@ -67,13 +67,13 @@ def _calls(requests: Requests, label: str) -> list[tuple[str, object]]:
     ]
     if [call.index for call in made] != list(range(len(made))):
         raise Missing(f"{label}: the calls are not numbered")
-    found: list[tuple[str, object]] = []
+    calls: list[tuple[str, object]] = []
     for call in made:
         try:
-            found.append((call.name, json.loads(call.arguments)))
+            calls.append((call.name, json.loads(call.arguments)))
         except ValueError:
-            found.append((call.name, call.arguments))
-    return found
+            calls.append((call.name, call.arguments))
+    return calls
 
 
 _WANTED = [(call["name"], call["arguments"]) for call in _GIVEN]
@@ -164,15 +164,15 @@ class ToolArgumentsDropped(Scenario):
         "the model says the two calls, of which the first one has no arguments"
     )
     def both_called(self, requests: Requests) -> Finding:
-        found, sent = _calls(requests, WHOLE), requests.first(STREAMED)
-        met = found == _WANTED and sent.completion_tokens in (None, len(CALLS) + 1)
-        return Finding.of(met and sent.answered, f"whole: {found}")
+        calls, sent = _calls(requests, WHOLE), requests.first(STREAMED)
+        met = calls == _WANTED and sent.completion_tokens in (None, len(CALLS) + 1)
+        return Finding.of(met and sent.answered, f"whole: {calls}")
 
     @symptom("streamed, the second call has no arguments")
     def arguments_gone(self, requests: Requests) -> Finding:
-        found = _calls(requests, STREAMED)
+        calls = _calls(requests, STREAMED)
         return Finding.of(
-            found == [*_WANTED[:SECOND], (_WANTED[SECOND][0], {})], f"{found}"
+            calls == [*_WANTED[:SECOND], (_WANTED[SECOND][0], {})], f"{calls}"
         )
 
     symptoms = (

@@ -67,7 +67,7 @@ def _transfer(gives_up_s: int) -> str:
 def _readings(evidence: Evidence) -> list[tuple[float, float, float, float]]:
     """In each reading of the check: requests that run, that wait by reason capacity and
     by reason deferred, and the share of the KV cache that is in use. Raises Missing."""
-    found = []
+    readings = []
     for _, data in evidence.results(MetricsData, "check"):
         reasons = {
             sample.labels.get("reason", ""): sample.value or 0.0
@@ -83,23 +83,23 @@ def _readings(evidence: Evidence) -> list[tuple[float, float, float, float]]:
                 "the server does not tell why requests wait, and what its KV cache "
                 "holds"
             )
-        found.append(
+        readings.append(
             (running, reasons["capacity"], reasons.get("deferred", 0.0), usage)
         )
-    if len(found) < 2:
-        raise Missing(f"{len(found)} readings of the server's gauges")
-    return found
+    if len(readings) < 2:
+        raise Missing(f"{len(readings)} readings of the server's gauges")
+    return readings
 
 
 def _held_by_nobody(evidence: Evidence) -> Finding:
     """Nothing runs and nothing waits for a transfer, and the KV cache is in use all the
     same."""
-    told = _readings(evidence)
+    readings = _readings(evidence)
     text = "; ".join(
         f"running {r:g}, in transfer {d:g}, waiting by capacity {c:g}, KV use {u:.0%}"
-        for r, c, d, u in told
+        for r, c, d, u in readings
     )
-    met = all(r == 0 and d == 0 and c >= 1 and u > 0 for r, c, d, u in told)
+    met = all(r == 0 and d == 0 and c >= 1 and u > 0 for r, c, d, u in readings)
     return Finding.of(met, text)
 
 

@@ -257,9 +257,9 @@ def _is_of(label: str, picture: str) -> Check:
     """The request was answered as ``picture`` alone was, token by token."""
 
     def whose(answers: ComparedAnswers) -> Finding:
-        found = answers.whose(label, "X", "Y")
+        owner = answers.whose(label, "X", "Y")
         return Finding.of(
-            found == picture, f"{label}: the answer of {found or 'neither'}"
+            owner == picture, f"{label}: the answer of {owner or 'neither'}"
         )
 
     return whose

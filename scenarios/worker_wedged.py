@@ -77,7 +77,7 @@ def _wedge(kind: str, rank: str = "1") -> Patch:
 
 
 def _main_threads(evidence: Evidence, role: str) -> dict[int, list[ThreadStack]]:
-    """Of each process whose role begins so, the main thread in each sample."""
+    """The main thread in each sample, of each process whose role begins so."""
     threads: dict[int, list[ThreadStack]] = {}
     for process in _measured(evidence):
         if process.role.startswith(role) and process.state not in "ZX":
@@ -102,7 +102,8 @@ def _measured(evidence: Evidence) -> list[ProcessUse]:
 def _kinds_of_wait(
     threads: dict[int, list[ThreadStack]],
 ) -> dict[int, set[Wait | None]]:
-    """In what each process waits; those that were sampled too seldom are left out."""
+    """The kinds of wait of each process; those that were sampled too seldom are left
+    out."""
     kinds: dict[int, set[Wait | None]] = {}
     for pid, stacks in threads.items():
         if len(stacks) >= _SAMPLES:
@@ -147,7 +148,8 @@ def _standing(evidence: Evidence) -> tuple[dict[int, list[ThreadStack]], int]:
 
 
 def _one_process(evidence: Evidence) -> Finding | None:
-    """That it has not two workers; None: it has, or its processes were not measured."""
+    """A finding that it has not two workers; None: it has, or its processes were not
+    measured."""
     measured = [
         p for _, d in evidence.results(ProcessesData, "check") for p in d.processes
     ]
@@ -166,11 +168,11 @@ def _one_stands(evidence: Evidence) -> Finding:
     where = [
         f"{some[0].frames[0].function} (pid {pid})" for pid, some in standing.items()
     ]
-    told = (
+    observed = (
         f"{len(standing)} of {count} workers stand outside of every wait: "
         f"{', '.join(where)}"
     )
-    return Finding.of(0 < len(standing) < count, told)
+    return Finding.of(0 < len(standing) < count, observed)
 
 
 def _with_the_gil(evidence: Evidence) -> Finding:

@@ -70,14 +70,14 @@ def demo(asked: _DemoCommand) -> None:
     write_file(stored, recorded.decode())
     incident = load(asked.out)
     name = incident.scenario.name
-    found = rejudge(incident, known_scenario(name, trust=False))
-    again = "which differs from" if found.differs else "as at the end of"
+    again_judged = rejudge(incident, known_scenario(name, trust=False))
+    again = "which differs from" if again_judged.differs else "as at the end of"
     typer.echo(
-        f"A recorded run, judged again now by its {len(found.parts)} conditions and "
-        f"claims: {found.now.outcome.value}, {again} the run.\n"
+        f"A recorded run, judged again now by its {len(again_judged.parts)} conditions and "
+        f"claims: {again_judged.now.outcome.value}, {again} the run.\n"
     )
     print_page(KIND.compose(incident), table_console())
     typer.echo("\n" + _NEXT.format(run=f"run {name}", show=f"show {name}"))
     show_page(asked.out, only_print=asked.print)
-    if found.differs:
+    if again_judged.differs:
         raise typer.Exit(1)

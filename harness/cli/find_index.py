@@ -303,7 +303,7 @@ def _classes() -> Iterator[IndexEntry]:
 
 
 def _class_patterns() -> dict[str, list[Pattern]]:
-    """By class, the patterns of its rules."""
+    """The patterns of the rules of each class."""
     patterns: dict[str, list[Pattern]] = {}
     for number, rule in enumerate(cause_rules.RULES):
         expression = rule.expression.pattern
@@ -406,8 +406,8 @@ def _issues(label: str) -> Iterator[tuple[str, str, str]]:
 
 
 def _logged(report: str) -> Iterator[Pattern]:
-    """Its exceptions, with any number and any digest. An echo follows other failures
-    too: it is left out."""
+    """The exceptions of a report, with any number and any digest. An echo follows other
+    failures too: it is left out."""
     section = report.partition("\n## The log\n")[2].partition("\n## ")[0]
     seen: set[str] = set()
     for line in section.splitlines():

@@ -95,11 +95,11 @@ def incidents(asked: _IncidentsCommand) -> None:
     wanted = RecordFilter(
         asked.scenario, asked.engine, asked.release, asked.outcome, asked.since
     )
-    found = find(asked.roots, wanted)
+    listing = find(asked.roots, wanted)
     if asked.json:
-        emit(found.document(asked.limit))
+        emit(listing.document(asked.limit))
     else:
-        _table(found, asked)
+        _table(listing, asked)
 
 
 def _table(listing: Listing, asked: _IncidentsCommand) -> None:
@@ -297,9 +297,9 @@ def _code_in(written: Sequence[str]) -> str:
     made = declared_command(written)
     # --trust is such an option too: nobody says it for who resumes.
     dangerous: set[str] = set()
-    for one in declared(made):
-        if one.option.runs_code:
-            dangerous.update(one.name.split("/"))
+    for known in declared(made):
+        if known.option.runs_code:
+            dangerous.update(known.name.split("/"))
     dangerous.discard("--box")  # the other word of its switch does without one
     for word in written:
         name, _, value = word.partition("=")

@@ -171,8 +171,8 @@ def _from(asked: _NewCommand) -> _Written:
             hint=f"mmrepro new {name} --from {source}",
         )
     _check_name(name)
-    found = load_finding(source)
-    finding, case = found.finding, found.case
+    loaded = load_finding(source)
+    finding, case = loaded.finding, loaded.case
     if case is None or not case.operations:
         raise UsageError(
             (
@@ -188,7 +188,7 @@ def _from(asked: _NewCommand) -> _Written:
         asked.out / f"{asked.module}_case",
     )
     text = _filled("scenario_from.py.j2", scenario_facts(finding, case, name))
-    contents = read_contents(case, found.folder)
+    contents = read_contents(case, loaded.folder)
 
     def write() -> None:
         folder.mkdir(exist_ok=True)

@@ -178,7 +178,7 @@ _MOST_WHY, _MOST_ADVICE = 6, 4
 
 
 def _print(answer: StartReading) -> None:
-    """At most 20 lines, the verdict last."""
+    """Print at most 20 lines, the verdict last."""
     from mmrepro.base.text.sanitize import one_line
     from mmrepro.probes.log_words import public_line
     from rich.console import Console

@@ -209,8 +209,8 @@ def fails_in_server(*labels: str, **more: Any) -> Declared:
 
 
 def case_arrived(refused: Sequence[str], until: str) -> Declared:
-    """Of a case that was played as the trigger: its requests were sent as far as
-    ``until``, and those of ``refused`` were refused."""
+    """A case that was played as the trigger was sent as far as ``until``, and its
+    requests of ``refused`` were refused."""
 
     def arrived(requests: Requests) -> Finding:
         requests.first(until)
@@ -268,11 +268,13 @@ def some_requests_fail(*given_up: str) -> tuple[Declared, ...]:
     from mmrepro.failure.signature import live_server
 
     def requests_fail(logs: Logs) -> Finding:
-        found = checks.logged(logs, live_server.FAILED, "requests that got HTTP 500")
+        finding = checks.logged(logs, live_server.FAILED, "requests that got HTTP 500")
         for pattern in given_up:
-            if found.truth is not Truth.MET:
-                found = checks.logged(logs, pattern, "requests that the engine gave up")
-        return found
+            if finding.truth is not Truth.MET:
+                finding = checks.logged(
+                    logs, pattern, "requests that the engine gave up"
+                )
+        return finding
 
     statement = "requests end with HTTP 500, as the access log shows"
     if given_up:

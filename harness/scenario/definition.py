@@ -582,8 +582,8 @@ class Scenario(ABC):
     def expected_on(
         self, device: str, release: str, mitigations: frozenset[str]
     ) -> tuple[Outcome, str]:
-        """As :meth:`expected`, of a run on ``device`` (cpu or cuda; "": it is not
-        known)."""
+        """The outcome as of :meth:`expected`, of a run on ``device`` (cpu or cuda; "":
+        it is not known)."""
         spared = self.spares(device)
         if spared:
             return Outcome.NOT_REPRODUCED, spared
@@ -625,7 +625,7 @@ def paragraphs(text: str | None) -> list[str]:
 
 
 def _docstrings(scenario: Scenario) -> list[str]:
-    """Those of its class and of what that inherits from, the nearest first."""
+    """The docstrings of its class and of what that inherits from, the nearest first."""
     return [cls.__doc__ or "" for cls in type(scenario).__mro__]
 
 
@@ -889,7 +889,7 @@ class _JudgedConditions:
         return ", ".join(sorted(changes))
 
     def finding(self, by: str | Check) -> Finding:
-        """Of a condition, by its id, or of a check. An id that there is not is
+        """The finding of a condition, by its id, or of a check. An unknown id is
         unknown."""
         if not isinstance(by, str):
             return guarded(bind(by, self.scenario, self.facts), self.evidence)

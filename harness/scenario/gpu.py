@@ -63,7 +63,7 @@ def gpu_idle(gpu: GpuData, evidence: Evidence, facts: RunFacts) -> Finding:
 
 
 def _waits(requests: Sequence[RequestRecord]) -> list[tuple[float, float]]:
-    """From when to when a request waited in vain."""
+    """The spans in which a request waited in vain."""
     waits: list[tuple[float, float]] = []
     for request in requests:
         if request.timed_out:

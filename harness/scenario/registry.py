@@ -120,8 +120,8 @@ def _loaded(entry: EntryPoint, conditions: bool) -> Scenario:
 
 @lru_cache(maxsize=1)
 def _entries(path: tuple[str, ...]) -> dict[str, EntryPoint]:
-    """By name, of all distributions on ``path``, which is sys.path: each has a file to
-    be read."""
+    """Entry points by name, of all distributions on ``path``, which is sys.path: each
+    has a file to be read."""
     found = entry_points(group=_GROUP)
     return {entry.name: entry for entry in found if not is_file_name(entry.name)}
 

@@ -285,7 +285,7 @@ class PictureAlias(Scenario):
 
     @abstractmethod
     def pictures(self, drive: Drive) -> Mapping[str, Picture]:
-        """By name."""
+        """The pictures by name."""
 
     def fields(self, drive: Drive, picture: str) -> Mapping[str, object]:
         """Further fields of a request with the picture of that name."""
@@ -399,7 +399,8 @@ class PictureAlias(Scenario):
         return no_pretended_kernel(logs)
 
     def conditions(self, facts: RunFacts) -> list[Condition]:
-        """On a GPU there is no stand-in of which anything could be asked."""
+        """The conditions of a run: on a GPU there is no stand-in of which anything
+        could be asked."""
         conditions = super().conditions(facts)
         if facts.fidelity is Fidelity.CPU_STAND_IN:
             return conditions

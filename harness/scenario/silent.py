@@ -108,8 +108,8 @@ def whole_prompt(op: Operation, pictures: Mapping[str, Picture]) -> list[object]
 
 
 def pairs(failure: Failure, items: _Items) -> dict[str, list[PicturePair]]:
-    """Of each operation that shows the failure: where it parts at a picture from one
-    that may have been computed before it."""
+    """The place at which each operation that shows the failure parts at a picture from
+    one that may have been computed before it."""
     return {id: list(_pairs(failure, id, items)) for id in failure.operations}
 
 

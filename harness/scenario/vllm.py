@@ -265,8 +265,7 @@ def refused_for_length(requests: Requests) -> Finding:
 
 
 def cache_is_used(metrics: Metrics, engine: Engine) -> Finding:
-    """Of the gate's images one was sent again: the API server counts that it knew
-    it."""
+    """An image of the gate was sent again, and the API server counts that it knew it."""
     hits = metrics.readings(engine.metrics["mm_cache_hits"], "gate", least=1)[-1]
     return Finding.of(hits >= 1, f"hits in the gate, which repeats an image: {hits:g}")
 
@@ -322,8 +321,8 @@ class MmCacheScenario(Scenario):
         )
 
     def conditions(self, facts: RunFacts) -> list[Condition]:
-        """Where the cache is to be off, that it is: only then is nothing to be found in
-        it."""
+        """The signature, and where the cache is to be off, that it is: only then is
+        nothing to be found in it."""
         conditions = super().conditions(facts)
         if DISABLE_CACHE.name in facts.mitigations:
             conditions.insert(0, self._bound(_CACHE_OFF, facts))
@@ -403,14 +402,14 @@ def missing_item(logs: Logs, patterns: Sequence[str] = (ASSERTION, _DRIFT)) -> F
     Of a log that knows the core that runs now by its process id, its lines alone count;
     in a container the ids are others."""
     own = _marks_of_core(logs)
-    found: list[tuple[str, int, Sequence[LogLine]]] = []
+    missed: list[tuple[str, int, Sequence[LogLine]]] = []
     for pattern in patterns:
         count, lines = logs.count(pattern), logs.lines(pattern)
         if own:
             lines = of_processes(lines, own)
             count = len(lines)
-        found.append((pattern, count, lines))
-    return _missed(found)
+        missed.append((pattern, count, lines))
+    return _missed(missed)
 
 
 def _marks_of_core(logs: Logs) -> set[str]:
@@ -444,17 +443,16 @@ def asserted_in_run(logs: Logs, processes: Processes, engine: Engine) -> Finding
 def lines_of_core(
     logs: Logs, processes: Processes, engine: Engine
 ) -> dict[str, list[LogLine]]:
-    """Of each pattern the lines that this run's EngineCore logged, by its process
-    id."""
+    """The lines of each pattern that this run's EngineCore logged, by its process id."""
     logged = {name: logs.lines(name) for name in (ASSERTION, _DRIFT)}
     marks = {f"pid={use.pid}" for use in processes.of(engine.core_role)}
     return {name: of_processes(lines, marks) for name, lines in logged.items()}
 
 
-def _missed(found: Sequence[tuple[str, int, Sequence[LogLine]]]) -> Finding:
+def _missed(missed: Sequence[tuple[str, int, Sequence[LogLine]]]) -> Finding:
     """A finding of the first pattern that has lines: its name, their number, those
     that were kept."""
-    for pattern, count, lines in found:
+    for pattern, count, lines in missed:
         if not count:
             continue
         process = lines[0].process or "a process without a name"
@@ -523,8 +521,8 @@ def step_budgets(evidence: Evidence) -> list[int]:
 
 
 def encoder_cache_sizes(evidence: Evidence) -> list[int]:
-    """In tokens: as the log tells it, else the scheduler's budget in each stack that
-    shows it."""
+    """Sizes in tokens: as the log tells it, else the scheduler's budget in each stack
+    that shows it."""
     samples: list[StackSample] = []
     for _, data in evidence.results(StacksData, "check"):
         samples += data.samples
@@ -578,8 +576,8 @@ def waiting_alone(metrics: Metrics, engine: Engine) -> Finding:
 
 
 def waiting_for_capacity(evidence: Evidence) -> Finding:
-    """In each reading: requests wait by reason capacity, none runs, the KV cache is
-    empty.
+    """Requests wait by reason capacity, none runs, and the KV cache is empty, in each
+    reading.
 
     The counts are by reason since 0.14.0 at least (v1/metrics/loggers.py of 0.23.0).
     """

@@ -43,7 +43,7 @@ def of_the_killer(sent: str, raised: str, through: str) -> dict[str, str]:
 
 
 def _own_lines(logs: Logs, lines: list[LogLine]) -> list[LogLine]:
-    """Those of a process that the gate saw, where the gate saw any; a look has no
+    """The lines of a process that the gate saw, where the gate saw any; a look has no
     gate."""
     in_gate: set[str] = set()
     for _, data in logs.evidence.results(ProcessesData, "gate"):

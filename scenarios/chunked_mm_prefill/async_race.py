@@ -101,9 +101,9 @@ def _image_in_steps(requests: Requests, logs: Logs) -> Finding:
     """
     most = max(stream.image_steps(logs), key=len)
     least = 3 if requests.first(FIRST).answered else 2
-    said = " + ".join(map(str, most))
+    rows = " + ".join(map(str, most))
     return Finding.of(
-        len(most) >= least, f"an image went in {len(most)} steps: {said} rows"
+        len(most) >= least, f"an image went in {len(most)} steps: {rows} rows"
     )
 
 
@@ -116,9 +116,9 @@ def _images_of_one_step(requests: Requests, logs: Logs) -> Finding:
     if None in sizes:
         return Finding.unknown("the server did not say how long each prompt was")
     most = max(map(len, stream.image_steps(logs)))
-    said = f"prompts of {', '.join(map(str, sorted(filter(None, sizes))))} tokens"
+    prompts = f"prompts of {', '.join(map(str, sorted(filter(None, sizes))))} tokens"
     return Finding.of(
-        len(sizes) == most == 1, f"{said}, an image in at most {most} steps"
+        len(sizes) == most == 1, f"{prompts}, an image in at most {most} steps"
     )
 
 
@@ -345,21 +345,21 @@ class AsyncRace(Scenario):
     @cause("the host wrote to is_mm_embed while the device had a copy of it yet to do")
     def unordered_buffer(self, logs: Logs) -> Finding:
         """Whatever came of it; where a step failed, of that step's own copy."""
-        found = stream.counted(
+        counted = stream.counted(
             logs, "stream-overwrite", "writes to a buffer still to be read"
         )
         failed = logs.search("stream-error", r"step (\d+): device error")
-        if not failed or found.truth is not Truth.MET:
-            return found
+        if not failed or counted.truth is not Truth.MET:
+            return counted
         step, lines = failed[0][1], logs.lines("stream-overwrite")
         if any(f"of step {step} is queued" in line.text for line in lines):
-            return found
+            return counted
         if logs.count("stream-overwrite") > len(lines):
             return Finding.unknown(
                 f"what was written to the mask of step {step} was not kept"
             )
         return Finding.of(
-            False, f"none to the mask of step {step}, which failed; {found.observed}"
+            False, f"none to the mask of step {step}, which failed; {counted.observed}"
         )
 
     works_after = (

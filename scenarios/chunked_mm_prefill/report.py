@@ -51,10 +51,10 @@ _COUNTS = r"Attempted to assign [\d +=]*?(\d+) multimodal tokens to (\d+) placeh
 
 def mismatch(more: str, part: Any = cause) -> Declared:
     statement = f"EngineCore's first exception is in masked_scatter: more {more}"
-    found: Declared = part(
+    declared: Declared = part(
         f"{statement}; all others are its echoes", too_many, id="first-error"
     )
-    return found
+    return declared
 
 
 def too_many(logs: Logs, engine: Engine) -> Finding:
@@ -133,9 +133,9 @@ def _one_at_a_time(requests: Requests) -> Finding:
 def _no_hit_with_caching_on(metrics: Metrics) -> Finding:
     """Where something was found in the cache, nothing is said of a rate of 0."""
     asked = metrics.readings(["vllm:prefix_cache_queries_total"], "gate", least=1)[-1]
-    found = metrics.readings(["vllm:prefix_cache_hits_total"], "gate", least=1)[-1]
-    text = f"prefix caching is on, and {found:g} of {asked:g} tokens were found in it"
-    return Finding.of(True, text) if asked and not found else Finding.unknown(text)
+    hits = metrics.readings(["vllm:prefix_cache_hits_total"], "gate", least=1)[-1]
+    text = f"prefix caching is on, and {hits:g} of {asked:g} tokens were found in it"
+    return Finding.of(True, text) if asked and not hits else Finding.unknown(text)
 
 
 def _into_input_embeddings(logs: Logs) -> Finding:
@@ -292,15 +292,15 @@ def _as_dumped(offset: int, tokens: int, budget: int) -> Check:
     """What vLLM dumps of the step that failed, and logs of its budget."""
 
     def same(logs: Logs) -> Finding:
-        found = logs.search(
+        dumps = logs.search(
             "placeholders", r"PlaceholderRange\(offset=(\d+), length=(\d+)"
         )
         budgets = _budgets_of(logs)
-        if not found or not budgets:
+        if not dumps or not budgets:
             raise Missing("the engine dumped no placeholders, or logged no budget")
-        told = (int(found[-1][1]), int(found[-1][2]), budgets[-1])
-        text = "offset {}, length {}, {} tokens a step".format(*told)
-        return Finding.of(told == (offset, tokens, budget), text)
+        dumped = (int(dumps[-1][1]), int(dumps[-1][2]), budgets[-1])
+        text = "offset {}, length {}, {} tokens a step".format(*dumped)
+        return Finding.of(dumped == (offset, tokens, budget), text)
 
     return same
 

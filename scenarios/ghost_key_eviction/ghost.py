@@ -162,15 +162,19 @@ def served_meanwhile(requests: Requests) -> Finding:
 def throughput_ends(logs: Logs) -> Finding:
     """The API server's lines, which need no DEBUG level: some throughput, and none at
     last."""
-    found = [float(m[1]) for m in logs.search(THROUGHPUT, THROUGHPUT_LINES[THROUGHPUT])]
-    if len(found) < 2:
+    rates = [float(m[1]) for m in logs.search(THROUGHPUT, THROUGHPUT_LINES[THROUGHPUT])]
+    if len(rates) < 2:
         return Finding.unknown(
-            f"{len(found)} lines of throughput: one comes in ten seconds"
+            f"{len(rates)} lines of throughput: one comes in ten seconds"
         )
-    told = (
-        f"tokens/s in the last lines: {', '.join(f'{value:g}' for value in found[-4:])}"
+    observed = (
+        f"tokens/s in the last lines: {', '.join(f'{value:g}' for value in rates[-4:])}"
     )
-    return Finding.of(found[-1] == 0, told) if any(found) else Finding.unknown(told)
+    return (
+        Finding.of(rates[-1] == 0, observed)
+        if any(rates)
+        else Finding.unknown(observed)
+    )
 
 
 def streamed_on(requests: Requests, measured: Measured) -> Finding:
@@ -247,10 +251,10 @@ def _evicted(evidence: Evidence) -> Finding:
 
 
 def _stacks(evidence: Evidence) -> StacksData:
-    found = [
+    samples = [
         s for _, data in evidence.results(StacksData, "check") for s in data.samples
     ]
-    return StacksData(samples=found)
+    return StacksData(samples=samples)
 
 
 EVICTED = precondition(

@@ -39,9 +39,9 @@ AFTERWARDS = "traffic: text afterwards"
 
 def _under(system: str, picture: Picture) -> dict[str, object]:
     """The pair's question, behind another text than the template's."""
-    said = {"role": "system", "content": system}
+    instruction = {"role": "system", "content": system}
     asked = {"role": "user", "content": [picture.part, {"type": "text", "text": TEXT}]}
-    return {"messages": [said, asked]}
+    return {"messages": [instruction, asked]}
 
 
 async def send(
@@ -60,13 +60,13 @@ async def send(
         await flush(drive)
         await ask(label, first)
         await ask(asked, picture, _QUESTION)
-    for label, first, told in (
+    for label, first, under_system in (
         (_ANOTHER, another, _B_TOLD),
         (A_FIRST, a, B_TOLD_AFTER),
     ):
         await flush(drive)
         await ask(label, first)
-        await ask(told, b, more=_under(_SYSTEM, b))
+        await ask(under_system, b, more=_under(_SYSTEM, b))
     await flush(drive)
     await ask(A_FIRST, a)
     await ask(_B_AFTER, b)
@@ -148,7 +148,7 @@ def _told_otherwise(answers: ComparedAnswers) -> Finding:
 
 
 def _later_ones(answers: ComparedAnswers) -> Finding:
-    """Until the cache is emptied: B is A, whatever is asked."""
+    """B is A, whatever is asked, until the cache is emptied."""
     again = answers.whose(B_LATER, "B", "A")
     anew = answers.whose(B_ANEW, "B", "A")
     asked = _gets(answers, B_ASKED_LATER, A_ASKED, B_OWN)
@@ -184,13 +184,13 @@ def _parts_answered(answers: ComparedAnswers) -> Finding:
 def _parts_wrong(answers: ComparedAnswers) -> Finding:
     """By the tokens: what was computed on more of a cached prefix may round
     otherwise."""
-    found = []
+    findings = []
     for name, label in UNEQUAL.items():
         mine, own = answers.to(label), answers.to(ALONE[name])
-        found.append(
+        findings.append(
             Finding.of(mine.tokens != own.tokens, f"{label}: {_apart(mine, own)}")
         )
-    return all_met(*found)
+    return all_met(*findings)
 
 
 def _apart(mine: RequestRecord, own: RequestRecord) -> str:

@@ -49,7 +49,7 @@ _VALIDATION = {
 
 
 def fewer_tokens(text: str) -> int:
-    """Of ``--option at-limit=N``. Raises UsageError."""
+    """The number in ``--option at-limit=N``. Raises UsageError."""
     if text and not text.isdecimal():
         raise UsageError(f"--option at-limit={text}: {text!r} is no number of tokens.")
     return int(text or 0)
@@ -62,9 +62,9 @@ def opaque_500(requests: Requests, witness: kv.Witness) -> Finding:
 
 def stream_breaks(requests: Requests, witness: kv.Witness) -> Finding:
     sent = requests.first("the prompt, streamed")
-    told = witness.grade(sent)
-    broken = told.kind == "broken" and sent.status == 200 and not sent.timed_out
-    return Finding.of(broken, str(told))
+    grade = witness.grade(sent)
+    broken = grade.kind == "broken" and sent.status == 200 and not sent.timed_out
+    return Finding.of(broken, str(grade))
 
 
 def refused_for_length(witness: kv.Witness) -> Finding:
@@ -145,12 +145,12 @@ class UndersizedKvBudget(kv.SmallKvCache):
     def admitted(self, witness: kv.Witness) -> list[kv.Admission]:
         """The prompt as the engine took it, in both ways. Raises Missing: it did not,
         or one."""
-        found = witness.requests(self.prompt_tokens)
-        if len(found) < len(WAYS):
+        requests = witness.requests(self.prompt_tokens)
+        if len(requests) < len(WAYS):
             raise Missing(
-                f"the prompt came {len(found)} times to the engine, not {len(WAYS)}"
+                f"the prompt came {len(requests)} times to the engine, not {len(WAYS)}"
             )
-        return found
+        return requests
 
     async def outgrow(self, drive: Drive, where: str, short: RequestRecord) -> None:
         text = kv.filling(self.prompt_tokens, short)
@@ -215,11 +215,11 @@ class UndersizedKvBudget(kv.SmallKvCache):
             return Finding.unknown(
                 "the log holds no error at all: none was, or it keeps them back"
             )
-        said = (
+        observed = (
             "the log holds no such error of a response; its first: "
             f"{other.text.strip()}"
         )
-        return Finding.of(False, said)
+        return Finding.of(False, observed)
 
     @cause(
         "finish reason 'error' ← the engine answered the prompt with "

@@ -114,7 +114,7 @@ def _beside(label: str) -> tuple[Check, Check]:
     return answers.given(label), answers.given(kv.CONTROL + label)
 
 
-def smaller(name: str, told: str) -> Row:
+def smaller(name: str, in_report: str) -> Row:
     """A number of LMDeploy's beside the control server's."""
 
     def compared(witness: kv.Witness) -> Finding:
@@ -126,7 +126,7 @@ def smaller(name: str, told: str) -> Row:
     def of_control(witness: kv.Witness) -> str:
         return f"{getattr(witness.sizing('control'), name):g}"
 
-    return row(name, compared, of_control, told)
+    return row(name, compared, of_control, in_report)
 
 
 OF_TEXT = ("prompt", "block-bytes", "runtime", "gpu-mem", "quantised")
@@ -318,7 +318,7 @@ async def at_limit(drive: Drive, tokens: int) -> None:
 
 
 def _below_limit(least: int, most: int) -> Check:
-    """By the engine's count the prompt had so many tokens fewer than the blocks hold,
+    """The prompt had, by the engine's count, so many tokens fewer than the blocks hold,
     and was not refused for its length."""
 
     def counted(requests: Requests, witness: kv.Witness) -> Finding:
@@ -330,9 +330,11 @@ def _below_limit(least: int, most: int) -> Check:
             return Finding.unknown(
                 f"{len(near)} prompts near the limit {limit} were seen"
             )
-        told = f"limit {limit}, a prompt of {near[0].tokens} is let in: {sent.reply}"
+        observed = (
+            f"limit {limit}, a prompt of {near[0].tokens} is let in: {sent.reply}"
+        )
         fewer = limit - near[0].tokens
-        return Finding.of(least <= fewer <= most and not near[0].refused, told)
+        return Finding.of(least <= fewer <= most and not near[0].refused, observed)
 
     return counted
 
@@ -342,10 +344,10 @@ def _served(requests: Requests, witness: kv.Witness) -> Finding:
     limit = int(witness.sizing().max_session_len)
     sent, last = requests.first(AT_LIMIT), requests.first(AT_LAST)
     whole = sent.answered and bool(sent.completion_tokens) and last.answered
-    told = "; ".join(
+    observed = "; ".join(
         f"{r.label}: {r.reply}, {r.completion_tokens or 0} tokens" for r in (sent, last)
     )
-    return Finding.of(whole, f"limit {limit}; {told}")
+    return Finding.of(whole, f"limit {limit}; {observed}")
 
 
 def _says_nothing(logs: Logs) -> Finding:
@@ -430,12 +432,12 @@ OWN_LINES = {
 
 
 def _own(logs: Logs, name: str) -> int:
-    found = logs.search(name, OWN_LINES[name])
-    if not found:
+    lines = logs.search(name, OWN_LINES[name])
+    if not lines:
         raise Missing(
             "to test: mmrepro run undersized-kv-budget --server-arg=--log-level=DEBUG"
         )
-    return int(found[-1][1])
+    return int(lines[-1][1])
 
 
 def _own_lines(logs: Logs, witness: kv.Witness) -> Finding:

@@ -73,8 +73,8 @@ class RecordFilter:
         return head.created.wall.timestamp() >= self.begin
 
     def campaign(self, head: CampaignHead | None) -> bool:
-        """By what only an incident has, none is asked for; one that cannot be read
-        always is."""
+        """Whether a campaign is among those that are asked for: none is by what only an
+        incident has; one that cannot be read always is."""
         if head is None:
             return True
         if self.engine or self.release or self.outcome:
@@ -212,20 +212,20 @@ def _left(folder: Path) -> tuple[ListedCampaign, CampaignHead]:
     none."""
     if not is_folder(folder):
         raise UsageError(f"There is no folder {folder}.", hint=LISTS)
-    found = list(campaigns_in(folder, {path.name for path in folder.iterdir()}))
-    for one in found:
-        if one.head is not None and unfinished(one):
-            return one, one.head
-    if not found:
+    campaigns = list(campaigns_in(folder, {path.name for path in folder.iterdir()}))
+    for campaign in campaigns:
+        if campaign.head is not None and unfinished(campaign):
+            return campaign, campaign.head
+    if not campaigns:
         raise UsageError(f"{folder} holds no campaign to go on with.", hint=LISTS)
-    if found[0].head is None:
+    if campaigns[0].head is None:
         raise UsageError(
-            f"The {found[0].kind.name} in {folder} cannot be read: {found[0].why}."
+            f"The {campaigns[0].kind.name} in {folder} cannot be read: {campaigns[0].why}."
         )
-    nightly = found[0].kind.words[0] == "matrix"
+    nightly = campaigns[0].kind.words[0] == "matrix"
     report = "matrix report" if nightly else "report"
     raise UsageError(
-        f"The {found[0].kind.name} in {folder} is complete: nothing is left to run.",
+        f"The {campaigns[0].kind.name} in {folder} is complete: nothing is left to run.",
         hint=f"mmrepro {report} {shlex.quote(str(folder))}",
     )
 

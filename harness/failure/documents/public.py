@@ -242,7 +242,8 @@ _QUOTING: Final = re.compile("[\"'`{\n]|: |<")
 
 
 def _json(text: str) -> Any:
-    """None: it is no JSON, or so deep that it is better taken for a text."""
+    """The document in a text; None: it is no JSON, or so deep that it is better taken
+    for a text."""
     with suppress(ValueError, RecursionError):
         document = json.loads(text)
         if _shallow(document, _MAX_DEPTH):

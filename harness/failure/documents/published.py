@@ -120,8 +120,8 @@ class Public(Redactor):
     they stay where an engine quotes them."""
 
     def redact(self, text: str) -> str:
-        """As a redactor; a log line within another's sentence is read as such as
-        well."""
+        """Redact a text as a redactor does; a log line within another's sentence is
+        read as such as well."""
         carried = CARRIES.search(text)
         if carried is not None:
             begin = carried.start()
@@ -251,7 +251,7 @@ _EXCERPT: Final = re.compile(
 
 
 def _excerpt(public: Public, line: LogExcerpt) -> LogExcerpt:
-    """As of a log line; its beginning is what mmrepro put there."""
+    """The line as of a log; its beginning is what mmrepro put there."""
     head = _EXCERPT.match(line.text)
     spans = list(hidden_in(line.text))
     if head and head["source"]:
@@ -338,7 +338,7 @@ _MODELS: Final = re.compile(
 
 
 def _cause(public: Public, cause: Cause) -> Cause:
-    """Of a document that was written before causes were made of an engine's own
+    """A cause of a document that was written before causes were made of an engine's own
     words."""
     changes = {"exception": redact_log(cause.exception, public)}
     return cause.model_copy(update=changes)
@@ -351,8 +351,8 @@ def _sighting(public: Public, seen: Sighting) -> Sighting:
 
 
 def _finding(public: Public, finding: Finding) -> Finding:
-    """Without answers to words that do not go out, nor what a server quotes of a
-    request."""
+    """The finding without answers to words that do not go out, nor what a server quotes
+    of a request."""
     changes: dict[str, object] = {
         "observed": {
             op: public_reply(text, public) for op, text in finding.observed.items()

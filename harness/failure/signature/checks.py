@@ -126,7 +126,7 @@ def no_progress(metrics: Metrics, engine: Engine) -> Finding:
 
 
 def tokens_stand_still(metrics: Metrics, engine: Engine) -> Finding:
-    """Those counters of tokens that the engine has do not move between two readings."""
+    """The counters of tokens that the engine has do not move between two readings."""
     known = [name for name in _TOKENS if name in engine.metrics]
     return _stand_still(metrics, engine, known)
 

@@ -32,7 +32,8 @@ class ComparedAnswers(Requests):
         raise Missing(f"{label} was not answered")
 
     def alone(self, picture: str) -> list[RequestRecord]:
-        """In the gate: computed whole, and from the picture's own cache entry."""
+        """The gate's answers to a picture: computed whole, and from the picture's own
+        cache entry."""
         # Of a request that was sent twice the last answer counts.
         answered = {r.label: r for r in self.within("gate") if r.answered}
         answers: list[RequestRecord] = []
@@ -87,9 +88,9 @@ class ComparedAnswers(Requests):
         apart = first_difference(answer, self.alone(second)[0])
         return whose, f"{label}: {text}; from its own it differs at {apart}"
 
-    def alike(self, one: str, other: str) -> bool:
+    def alike(self, label: str, other: str) -> bool:
         """Whether two requests got one and the same answer."""
-        return same(self.to(one), self.to(other))
+        return same(self.to(label), self.to(other))
 
     def own(self, first: str, second: str) -> Finding:
         """Whether ``second``, sent after ``first``, got its own answer."""
@@ -159,7 +160,7 @@ def same(answer: RequestRecord, other: RequestRecord) -> bool:
 
 
 def first_difference(answer: RequestRecord, other: RequestRecord) -> str:
-    """Where two answers part, for people."""
+    """The place at which two answers part, for people."""
     own_steps = zip(answer.tokens, answer.logprobs, strict=False)
     other_steps = zip(other.tokens, other.logprobs, strict=False)
     pairs = zip(own_steps, other_steps, strict=False)

@@ -71,16 +71,16 @@ def fails(inference: InferenceData) -> Finding:
     completion that ended in one. A refusal (400, 401, 404, 429) tells nothing of the
     engine: it is about the request, its key, its model or the queue. Nor does the error
     of a gateway, or a server's 503: it is not ready, or full."""
-    told = f"a small valid request: {inference.error[:160] or 'answered'}"
+    observed = f"a small valid request: {inference.error[:160] or 'answered'}"
     status = inference.status
     if inference.answered or status is None:
-        return Finding.of(False, told)
+        return Finding.of(False, observed)
     if why := gateways(inference):
-        return Finding.unknown(f"{told}: {why}")
+        return Finding.unknown(f"{observed}: {why}")
     failed = status >= 500 and status != 503
     if failed or (status == 200 and ENDED_BADLY in inference.error):
-        return Finding.of(True, told)
-    return Finding.unknown(f"{told}: this tells nothing of the engine")
+        return Finding.of(True, observed)
+    return Finding.unknown(f"{observed}: this tells nothing of the engine")
 
 
 def core_is_dead(evidence: Evidence, logs: Logs, role: str, pattern: str) -> Finding:

@@ -37,8 +37,8 @@ _PID = re.compile(r"(\S+) pid=(\d+)")
 
 
 def logs(evidence: Evidence, run: Run) -> Doubts:
-    """Its lines are of the engine and release, of the time and of the processes of the
-    run."""
+    """The lines of a log are of the run's engine and release, of its time and of its
+    processes."""
     for result in evidence.probes:
         if not isinstance(result.data, LogsData) or not result.ok:
             continue

@@ -112,12 +112,12 @@ class Requests(View):
     observable = False
 
     def all(self, label: str) -> list[RequestRecord]:
-        """Those called ``label``, or ``label`` and more words. Raises Missing: none was
-        sent."""
-        found = self.evidence.labelled(label)
-        if not found:
+        """The requests called ``label``, or ``label`` and more words. Raises Missing:
+        none was sent."""
+        sent = self.evidence.labelled(label)
+        if not sent:
             raise Missing(f"{label} was not sent")
-        return found
+        return sent
 
     def first(self, label: str) -> RequestRecord:
         """The first of those that ``all`` gives. Raises Missing as it."""
@@ -209,14 +209,14 @@ class Logs(View):
         return count
 
     def lines(self, pattern: str) -> list[LogLine]:
-        """Those that were kept; there may be more (``count``). Raises Missing as
+        """The lines that were kept; there may be more (``count``). Raises Missing as
         ``count``."""
         self.count(pattern)
         return log_lines(self.evidence, pattern)
 
     def search(self, pattern: str, wanted: str) -> list[re.Match[str]]:
-        """Where regular expression ``wanted`` is in those lines. Raises Missing as
-        ``count``."""
+        """The places where regular expression ``wanted`` is in those lines. Raises
+        Missing as ``count``."""
         matches = [re.search(wanted, line.text) for line in self.lines(pattern)]
         return [match for match in matches if match]
 

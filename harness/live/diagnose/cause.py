@@ -180,7 +180,7 @@ def _ended_first(server: ServerInLog) -> tuple[bool, bool]:
 
 
 def _engine_of(cause: Cause) -> str:
-    """By the title of the process that the kernel killed."""
+    """The engine, by the title of the process that the kernel killed."""
     name = cause.process.partition("::")[0].casefold()
     return name if name in folders() and "::" in cause.process else ""
 
@@ -203,7 +203,7 @@ def _lives(lines: Sequence[PlacedLine]) -> list[Sequence[PlacedLine]]:
 
 
 class _Life:
-    """From a server's start, or from where the log begins, to its end."""
+    """The lines from a server's start, or from where the log begins, to its end."""
 
     stuck = 0
 
@@ -314,7 +314,7 @@ class _Life:
 
     @cached_property
     def fatal(self) -> list[LogEvent]:
-        """Those events after which no work is logged."""
+        """The events after which no work is logged."""
         fatal = []
         for event in self.events:
             # One line of work is enough to show that an effect was survived.
@@ -666,7 +666,7 @@ class _Life:
         return None
 
     def _heartbeats(self, before: int | None = None) -> list[tuple[LogLine, int]]:
-        """Those after the last work, with their seconds."""
+        """The heartbeats after the last work, with their seconds."""
         last = self.last_work.number if self.last_work else 0
         beats: list[tuple[LogLine, int]] = []
         for line, text in self.worded:
@@ -782,7 +782,7 @@ class _Life:
         return others > _OTHERS
 
     def _shut(self) -> PlacedLine | None:
-        """Where it begins to go by itself, as it does when it is told to."""
+        """The line with which it begins to go by itself, as it does when it is told to."""
         for line, text in self.worded[-80:]:
             if _SHUT.search(text):
                 return line
@@ -964,7 +964,7 @@ class _Life:
 
 
 def _at(line: LogLine) -> int:
-    """Its number in its file."""
+    """The number of a line in its file."""
     return line.at if isinstance(line, PlacedLine) else line.number
 
 

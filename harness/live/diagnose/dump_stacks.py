@@ -160,7 +160,7 @@ def _role(engine: Engine | None, sample: StackSample) -> str:
 def process_stands(
     view: DiagnosisView, samples: Sequence[StackSample]
 ) -> list[ProcessStand]:
-    """Where each process stands that shows a thread, the core first."""
+    """The places of all processes that show a thread, the core first."""
     stands: list[ProcessStand] = []
     for process in view.facts.processes:
         own: list[StackSample] = []

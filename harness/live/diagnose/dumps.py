@@ -240,7 +240,7 @@ def _result(probe: str, data: StacksData | MetricsData | GpuData) -> AnyProbeRes
 
 
 def _distinct(dumps: Sequence[Dump]) -> list[Dump]:
-    """Without copies of the same file: they are no second reading."""
+    """The dumps without copies of the same file: they are no second reading."""
     seen: set[bytes] = set()
     kept = []
     for dump in dumps:
@@ -252,7 +252,7 @@ def _distinct(dumps: Sequence[Dump]) -> list[Dump]:
 
 
 def _digest(dump: Dump) -> bytes:
-    """Of what a dump holds, without the file that it was read from."""
+    """The digest of what a dump holds, without the file that it was read from."""
     data = dump.data
     if isinstance(data, MetricsData):
         data = data.model_copy(update={"url": ""})
@@ -295,7 +295,8 @@ def _writes_requests() -> str:
 def failures(
     scenarios: Sequence[Scenario], evidence: Evidence, live: LiveFacts
 ) -> list[KnownFailure]:
-    """Those whose signature fits, and those in whose place a process stands."""
+    """The known failures whose signature fits, and those in whose place a process
+    stands."""
     known: list[KnownFailure] = []
     names: set[tuple[str, str]] = set()
     for matched in match_all(scenarios, evidence, live):
@@ -365,7 +366,8 @@ def _known(
 
 
 def _shown_stack(scenario: Scenario, evidence: Evidence) -> list[str]:
-    """That a thread is inside the stack which the scenario shows in its own reports."""
+    """A sentence that a thread is inside the stack which the scenario shows in its own
+    reports."""
     # A scenario's own table may fail on evidence of another kind: it shows nothing.
     with contextlib.suppress(Exception):
         stack = scenario.key_stack(evidence)

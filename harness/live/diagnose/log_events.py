@@ -78,7 +78,7 @@ class LogEvent:
 
     @property
     def shown(self) -> str:
-        """Its text, shortened for people."""
+        """The text, shortened for people."""
         return self.text[:SHOWN]
 
 

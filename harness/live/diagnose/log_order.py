@@ -73,8 +73,8 @@ def in_order(lines: Sequence[LogLine]) -> list[PlacedLine]:
 
 
 def _merged(files: Sequence[Sequence[LogLine]]) -> list[LogLine]:
-    """By time where each file has times of the same kind, else one file after the
-    other."""
+    """The lines by time where each file has times of the same kind, else one file after
+    the other."""
     begun: list[float] = []
     for lines in files:
         when = _first_time(lines)

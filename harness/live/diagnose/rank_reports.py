@@ -85,7 +85,7 @@ def _entered(group: str, members: Sequence[FlightRank]) -> str:
 
 
 def on_gpu(view: DiagnosisView) -> dict[int, str]:
-    """By process, the kernel that its GPU's core dump shows at work."""
+    """The kernel that a GPU's core dump shows at work, by process."""
     kernels = {}
     for _, dump in view.evidence.results(GpuCoreData, "check"):
         if dump.kernels:

@@ -110,8 +110,8 @@ def _stuck_detokenizer(view: DiagnosisView, why: list[str], rank: Rank) -> Asses
 def _stuck_core(
     view: DiagnosisView, why: list[str], cores: Sequence[Rank]
 ) -> Assessment | None:
-    """Of data parallel cores one that stands in its own code; a single core is no
-    rank."""
+    """The state where one of several data parallel cores stands in its own code; a
+    single core is no rank."""
     stuck = at_stand(cores, Stand.STANDS)
     if not stuck or len(cores) < 2:
         return None
@@ -277,7 +277,8 @@ def _held(
 
 
 def lost(view: DiagnosisView, why: Sequence[str]) -> Assessment | None:
-    """Of a server that fails: a worker process is gone; None: none is known to be."""
+    """The state of a server that fails because a worker process is gone; None: none is
+    known to be."""
     seen = look(view)
     if seen is not None:
         gone = at_stand(of_kind(seen.ranks, "worker"), Stand.GONE)

@@ -76,7 +76,7 @@ def coordinators(facts: TargetFacts) -> list[TargetProcess]:
 
 
 def titled(view: DiagnosisView) -> DiagnosisView:
-    """With the whole titles of processes that have ended."""
+    """The view with the whole titles of processes that have ended."""
     died: dict[int, int] = {}
     for death in _deaths(view):
         if death["pid"]:
@@ -228,12 +228,12 @@ def _running(facts: TargetFacts, sizes: dict[str, int]) -> list[TargetProcess]:
 
 
 def of_kind(ranks: Sequence[Rank], kind: str) -> list[Rank]:
-    """Those of the ranks that are of this kind."""
+    """The ranks of this kind."""
     return [rank for rank in ranks if rank.kind == kind]
 
 
 def at_stand(ranks: Sequence[Rank], *stands: Stand) -> list[Rank]:
-    """Those of the ranks that are at one of these."""
+    """The ranks that are at one of these."""
     return [rank for rank in ranks if rank.stand in stands]
 
 
@@ -322,8 +322,8 @@ def _kind(
 
 
 def waits_for_device(view: DiagnosisView, course: Course) -> str:
-    """Where a thread waits for its GPU in every sample, by its frames; "": it does
-    not."""
+    """The place at which a thread waits for its GPU in every sample, by its frames; "":
+    it does not."""
     if course.driver_call:
         return f"{course.driver_call}, called by {course.place}"
     last = None
@@ -415,8 +415,8 @@ def _short(view: DiagnosisView, frames: Sequence[Frame], *, leader: bool) -> str
 def _counted(
     view: DiagnosisView, ranks: list[Rank], sizes: dict[str, int]
 ) -> list[Rank]:
-    """With the ranks that the command line asks for and that are no process; those
-    whose process cannot be told from another's are among them."""
+    """The ranks, and those that the command line asks for and that are no process;
+    those whose process cannot be told from another's are among them."""
     engine = ENGINES.get(view.facts.engine)
     members = of_kind(ranks, "worker")
     if engine is None or not sizes or not members or view.facts.listening is False:
@@ -460,8 +460,8 @@ def _groups(members: Sequence[Rank]) -> list[str]:
 
 
 def odd_ranks(members: Sequence[Rank]) -> list[Rank]:
-    """Those that differ: gone, stopped, or in their own code while others wait; else
-    the smaller part, where ranks are at different places."""
+    """The ranks that differ: gone, stopped, or in their own code while others wait;
+    else the smaller part, where ranks are at different places."""
     for stand in (Stand.GONE, Stand.STOPPED, Stand.STANDS):
         odd = at_stand(members, stand)
         if odd and len(odd) < len(members):

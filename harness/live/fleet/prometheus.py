@@ -136,7 +136,7 @@ def _series(data: Any) -> Iterator[tuple[dict[str, str], float]]:
 
 
 def _targets(root: str) -> tuple[dict[_Key, tuple[str, str, str]], str]:
-    """Of each target its address, its health and its last error; why there are none."""
+    """The address, the health and the last error of each target; why there are none."""
     try:
         data = _ask(root, "targets", state="active")
     except UsageError as error:
@@ -165,8 +165,8 @@ _Held = dict[str, list[float | None]]
 
 
 def _held(root: str) -> dict[_Key, _Held]:
-    """By server: running, waiting and tokens, a minute ago and now, where it has
-    them."""
+    """The running and waiting requests and the tokens of each server, a minute ago and
+    now, where it has them."""
     kinds = {
         "running": _names("running"),
         "waiting": _names("waiting"),
@@ -214,7 +214,7 @@ def _scraped(key: _Key, health: str, error: str, held: _Held | None) -> Scraped:
 
 
 def bare(url: str) -> str:
-    """Without user and password."""
+    """The address without user and password."""
     scheme, mark, rest = url.partition("://")
     place, slash, path = rest.partition("/")
     host = place.rpartition("@")[2]

@@ -79,7 +79,7 @@ def _answer(well: Sequence[Member]) -> str:
 
 
 def _odd(part: Part, alike: Sequence[Member], about: set[str]) -> Iterator[Finding]:
-    """Those that are unwell among servers that are for the same."""
+    """The servers that are unwell among those that are for the same."""
     unwell = [server for server in alike if server.well is False]
     well = [server for server in alike if server.well]
     names = [server.name for server in unwell]

@@ -145,7 +145,7 @@ def _each(
     addresses: dict[str, Scraped | None],
     listener: Listener | None,
 ) -> list[tuple[Look, Diagnosed | None]]:
-    """In daemon threads: who interrupts a look waits for none of them."""
+    """Diagnose each in a daemon thread: who interrupts a look waits for none of them."""
     todo: queue.SimpleQueue[int] = queue.SimpleQueue()
     urls = list(addresses)
     results: dict[int, tuple[Look, Diagnosed | None]] = {}

@@ -241,10 +241,10 @@ def verify_pair(
         InfrastructureError: the engine could not be asked.
     """
     require_pictures(folder)
-    engine, found = identify(
+    engine, identities = identify(
         place, {name: folder / f"{name}.png" for name in NAMES}, progress
     )
-    return engine, _images(found, folder)
+    return engine, _images(identities, folder)
 
 
 def identify(
