@@ -105,12 +105,11 @@ class GhostKeyLru(mini.MinivllmFault):
         long, again = requests.first(TOO_LONG), requests.first(AGAIN)
         taken = any(sent is again for sent, _ in mini.admitted(requests, logs))
         refused = long.status == 400 and "maximum context length" in long.error
-        one = [i.sha256 for i in long.images] == [i.sha256 for i in again.images] != []
-        said = (
-            f"{long.reply}; {'the same' if one else 'another'} image again: "
-            f"{again.reply}"
-        )
-        return Finding.of(refused and one and taken, said)
+        digests = [image.sha256 for image in again.images]
+        same = bool(digests) and [image.sha256 for image in long.images] == digests
+        which = "the same" if same else "another"
+        observed = f"{long.reply}; {which} image again: {again.reply}"
+        return Finding.of(refused and same and taken, observed)
 
     @precondition(
         "room was made in the engine's image cache, for the refused image's place too"
@@ -157,14 +156,14 @@ class GhostKeyLru(mini.MinivllmFault):
     works_after = (common.answered(AGAIN, *FILLS, mini.AFTER),)
 
 
-LABELS = FIRST, SECOND, OTHER = "picture A", "picture B", "picture C"
+LABELS = _FIRST, _SECOND, _OTHER = "picture A", "picture B", "picture C"
 PAD_RANGE = 1 << 16
 """That of reproducers/minivllm/config.py."""
 _NO_CACHE = "--no-prefix-caching"
 
 
 def digest(picture: Picture) -> int:
-    """That of reproducers/minivllm/sequence.py, Image.of: of the file, not of its
+    """The digest of reproducers/minivllm/sequence.py, Image.of: of the file, not of its
     pixels."""
     return int(hashlib.sha256(picture.png).hexdigest(), 16)
 
@@ -237,7 +236,7 @@ class PadValueKey(mini.MinivllmFault):
         texts = {r.label: r.text for r in evidence.requests_in("control") if r.answered}
         if silent := [label for label in LABELS if label not in texts]:
             return Finding.of(False, f"the control server did not answer {silent[0]}")
-        if texts[FIRST] == texts[SECOND]:
+        if texts[_FIRST] == texts[_SECOND]:
             return Finding.of(
                 False, "the control server answers A and B alike: nothing to see"
             )
@@ -258,7 +257,7 @@ class PadValueKey(mini.MinivllmFault):
         live=True,
     )
     def wrong_answer(self, requests: Requests) -> Finding:
-        first, (second, right) = requests.pair(FIRST)[0], requests.pair(SECOND)
+        first, (second, right) = requests.pair(_FIRST)[0], requests.pair(_SECOND)
         text = (
             f"A: {first.text!r}; B: {second.text!r}; B by the control server: "
             f"{right.text!r}"
@@ -267,16 +266,17 @@ class PadValueKey(mini.MinivllmFault):
 
     @symptom("A and C are answered as by the control server", live=True)
     def others_right(self, requests: Requests) -> Finding:
-        return common.as_by_control(FIRST, OTHER)(requests)
+        return common.as_by_control(_FIRST, _OTHER)(requests)
 
     @precondition(
         f"the digests of A and B agree modulo {PAD_RANGE}, that of C does not"
     )
     def one_key(self, requests: Requests) -> Finding:
         digests = [requests.pair(label)[0].images[0].sha256 for label in LABELS]
-        pads = [int(digest, 16) % PAD_RANGE for digest in digests]
-        one = len(set(digests)) == len(LABELS) and pads[0] == pads[1] != pads[2]
-        return Finding.of(one, f"digests modulo it: {', '.join(map(str, pads))}")
+        pad_a, pad_b, pad_c = (int(digest, 16) % PAD_RANGE for digest in digests)
+        differ = len(set(digests)) == len(LABELS)
+        observed = f"digests modulo it: {pad_a}, {pad_b}, {pad_c}"
+        return Finding.of(differ and pad_a == pad_b != pad_c, observed)
 
     @cause(
         "all of B, never sent before, comes from the KV cache; nothing of A and C does",
@@ -373,14 +373,16 @@ class KvBudget(mini.MinivllmFault):
         self, requests: Requests, logs: Logs, metrics: Metrics
     ) -> Finding:
         """Of an answer that failed: by the tokens that no other request got."""
-        grows, before = requests.first(GROWS), mini.counted(requests, logs, GROWS)
-        if (got := grows.completion_tokens) is None:
-            others = (
-                r.completion_tokens or 0 for r in requests.within("gate", "trigger")
-            )
-            got = mini.told(metrics, "generation_tokens_total") - sum(others)
-        text = f"{before} + {got} tokens; a tenth is {_tenth(metrics)}"
-        return Finding.of(before + got > _tenth(metrics), text)
+        grows = requests.first(GROWS)
+        before = mini.counted(requests, logs, GROWS)
+        tokens = grows.completion_tokens
+        if tokens is None:
+            generated = mini.told(metrics, "generation_tokens_total")
+            for other in requests.within("gate", "trigger"):
+                generated -= other.completion_tokens or 0
+            tokens = generated
+        text = f"{before} + {tokens} tokens; a tenth is {_tenth(metrics)}"
+        return Finding.of(before + tokens > _tenth(metrics), text)
 
     def opaque_500(self, requests: Requests) -> Finding:
         return requests.failed(PROMPT, "internal error happened")
@@ -439,7 +441,7 @@ SCATTER = "Number of elements of source < number of ones in mask"
 follows."""
 
 
-def lost(sent: RequestRecord) -> bool:
+def _lost(sent: RequestRecord) -> bool:
     """It failed by a device-side assert, its own or an earlier one."""
     return sent.status == 500 and crash.ASSERT_TRIGGERED in sent.error
 
@@ -498,21 +500,22 @@ class ReusedMask(mini.MinivllmFault):
         return Finding.of(after > before, f"such steps: {after - before:.0f}")
 
     def image_500(self, requests: Requests) -> Finding:
-        sent = [requests.first(label) for label in TOGETHER]
-        scattered = [
-            r for r in sent if r.status == 500 and (SCATTER in r.error or lost(r))
-        ]
-        return Finding.of(
-            bool(scattered), "; ".join(f"{r.label}: {r.reply}" for r in sent)
-        )
+        scattered = False
+        observed: list[str] = []
+        for label in TOGETHER:
+            sent = requests.first(label)
+            by_the_mask = SCATTER in sent.error or _lost(sent)
+            scattered = scattered or (sent.status == 500 and by_the_mask)
+            observed.append(f"{sent.label}: {sent.reply}")
+        return Finding.of(scattered, "; ".join(observed))
 
     def text_after(self, requests: Requests) -> Finding:
         """A device-side assert ends what CUDA can do in a process: then no text is
         answered."""
         text = requests.first(mini.AFTER)
-        if any(lost(requests.first(label)) for label in TOGETHER):
+        if any(_lost(requests.first(label)) for label in TOGETHER):
             return Finding.of(
-                lost(text), f"the device is lost; {mini.AFTER}: {text.reply}"
+                _lost(text), f"the device is lost; {mini.AFTER}: {text.reply}"
             )
         return common.answered(mini.AFTER)(requests)
 

@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import replace
 from itertools import product
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from mmrepro.scenario import (
     Drive,
@@ -47,7 +47,7 @@ _HASHES = {
 """Each order goes by its first picture's: caches that outlive a flush know nothing of
 it."""
 _VICTIMS = ("Y after X", "X after Y")
-UNNAMED, MALFORMED = ("X unnamed", "Y unnamed"), "X malformed"
+_UNNAMED, _MALFORMED = ("X unnamed", "Y unnamed"), "X malformed"
 
 
 def _own_answers(answers: ComparedAnswers) -> Finding:
@@ -56,19 +56,25 @@ def _own_answers(answers: ComparedAnswers) -> Finding:
 
 def _falls_back(answers: ComparedAnswers) -> Finding:
     return Finding.of(
-        answers.whose(MALFORMED, "X", "Y") == "X", answers.to(MALFORMED).reply
+        answers.whose(_MALFORMED, "X", "Y") == "X", answers.to(_MALFORMED).reply
     )
 
 
 def _one_hash(mine: Operation, other: Operation) -> bool:
     """Whether another picture of ``other`` had the hash that one of ``mine`` has."""
-    if not mine.path == other.path == GENERATE:  # no other way takes hashes
+    # No other way takes hashes.
+    if not mine.path == other.path == GENERATE:
         return False
-    sent = (mine.parameters, other.parameters)
-    own, others = (
-        zip(p.get("mm_hashes", ()), p.get("image_data", ()), strict=False) for p in sent
-    )
-    return any(h == k and one != two for (h, one), (k, two) in product(own, others))
+    for (own_hash, own), (other_hash, image) in product(_hashed(mine), _hashed(other)):
+        if own_hash == other_hash and own != image:
+            return True
+    return False
+
+
+def _hashed(op: Operation) -> list[tuple[Any, Any]]:
+    """The pictures of a request with the hashes that its caller gave them."""
+    hashes = op.parameters.get("mm_hashes", ())
+    return list(zip(hashes, op.parameters.get("image_data", ()), strict=False))
 
 
 class CallerHash(sglang.PictureAlias):
@@ -147,7 +153,7 @@ class CallerHash(sglang.PictureAlias):
         await super().trigger(drive)
         # The cache holds now what was taken for the other.
         pictures = self.pictures(drive)
-        for label in (*UNNAMED, MALFORMED):
+        for label in (*_UNNAMED, _MALFORMED):
             await self.ask(drive, label, pictures[label[0]])
         await self._read_counter(drive)
 
@@ -177,8 +183,8 @@ class CallerHash(sglang.PictureAlias):
         id="unnamed-own",
     )
     def unnamed_get_their_own(self, answers: ComparedAnswers) -> Finding:
-        own = [answers.whose(label, label[0]) == label[0] for label in UNNAMED]
-        return Finding.of(all(own), "; ".join(UNNAMED))
+        own = [answers.whose(label, label[0]) == label[0] for label in _UNNAMED]
+        return Finding.of(all(own), "; ".join(_UNNAMED))
 
     @cause("the wrong answers took the picture's tokens from the prefix cache")
     def kv_reused(self, answers: ComparedAnswers) -> Finding:

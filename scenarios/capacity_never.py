@@ -26,15 +26,15 @@ from mmrepro.scenario import (
 )
 from mmrepro.scenario.more import REFUSED, TinyText
 
-BLOCKS, BLOCK = 8, 128
+_BLOCKS, _BLOCK = 8, 128
 """Of the KV cache, and tokens of one (a CPU's default): 1024, of which 896 can be
 used."""
-_LENGTH = BLOCKS * BLOCK
-FITS, NEVER = _LENGTH - BLOCK - 16, _LENGTH - BLOCK
+_LENGTH = _BLOCKS * _BLOCK
+_FITS, NEVER = _LENGTH - _BLOCK - 16, _LENGTH - _BLOCK
 """Tokens of a prompt that fits, and of one that needs, with its answer, one block
 more."""
-CONTROL, PROMPT, TEXT = (
-    f"prompt of {FITS} tokens",
+_CONTROL, PROMPT, _TEXT = (
+    f"prompt of {_FITS} tokens",
     f"prompt of {NEVER} tokens",
     "meanwhile: text",
 )
@@ -78,7 +78,7 @@ class CapacityNever(Scenario):
     one, up to 0.28.0)."""
     key_log_patterns = (REFUSED,)
     server = (
-        f"--max-num-seqs 8 --num-gpu-blocks-override {BLOCKS} --enable-log-requests"
+        f"--max-num-seqs 8 --num-gpu-blocks-override {_BLOCKS} --enable-log-requests"
     )
     sources = (
         quote(
@@ -91,7 +91,7 @@ class CapacityNever(Scenario):
     mitigations = (
         cure(
             "one-block-more",
-            f"--num-gpu-blocks-override {BLOCKS + 1}",
+            f"--num-gpu-blocks-override {_BLOCKS + 1}",
             "a KV cache with a block more than the context needs",
         ),
         cure(
@@ -106,7 +106,7 @@ class CapacityNever(Scenario):
 
     async def gate(self, drive: Drive) -> None:
         await drive.chat("gate: text", text="hello")
-        await self.prompt(drive, f"gate: {CONTROL}", FITS)
+        await self.prompt(drive, f"gate: {_CONTROL}", _FITS)
 
     async def prompt(self, drive: Drive, label: str, tokens: int) -> None:
         """A completion of a prompt of so many token ids."""
@@ -118,9 +118,9 @@ class CapacityNever(Scenario):
         )
 
     async def trigger(self, drive: Drive) -> None:
-        await self.prompt(drive, CONTROL, FITS)
+        await self.prompt(drive, _CONTROL, _FITS)
         await self.prompt(drive, PROMPT, NEVER)
-        await drive.ask(TEXT)
+        await drive.ask(_TEXT)
 
     def gate_check(self, evidence: Evidence) -> Finding:
         return vllm.gate_of_completions(evidence)
@@ -181,12 +181,12 @@ class CapacityNever(Scenario):
         live=False,
     )
     def fits_below(self, requests: Requests) -> Finding:
-        sent = requests.first(CONTROL)
+        sent = requests.first(_CONTROL)
         return Finding.of(
-            sent.status == 200, f"{CONTROL}: {sent.status} {sent.error[:100]}".strip()
+            sent.status == 200, f"{_CONTROL}: {sent.status} {sent.error[:100]}".strip()
         )
 
-    works_after = (common.refused_or_answered(PROMPT), common.answered(TEXT))
+    works_after = (common.refused_or_answered(PROMPT), common.answered(_TEXT))
     rows = (
         row(PROMPT, "no-answer", "400, or an answer"),
         row("a text after it", "no-answer-later", "200"),

@@ -31,15 +31,15 @@ from mmrepro.scenario import (
 )
 from mmrepro.scenario.more import TinyText, answers, fails_in_server, in_log
 
-TOKENS, OWN_ID, DEADLINE_S, ONE_EACH = 16, 77, 480.0, "text-prompts"
-LONG, TWO = "a long list of two", "a list of two beside its second prompt"
+TOKENS, OWN_ID, _DEADLINE_S, _ONE_EACH = 16, 77, 480.0, "text-prompts"
+LONG, _TWO = "a long list of two", "a list of two beside its second prompt"
 BESIDE, NAMED, TEXT = (
     "a list beside it",
     f"a list of session {OWN_ID} beside it",
     "a text beside",
 )
-LISTS, TEXT_AFTER = ("list 1 afterwards", "list 2 afterwards"), "a text afterwards"
-LEFT, LAST = "a text whose client leaves", "a text after that"
+LISTS, _TEXT_AFTER = ("list 1 afterwards", "list 2 afterwards"), "a text afterwards"
+_LEFT, LAST = "a text whose client leaves", "a text after that"
 _REPORT = issue(
     "lmdeploy#4773", "The list-prompt path ignores request.session_id", "the report"
 )
@@ -92,7 +92,7 @@ class CompletionsSession(Scenario):
     key_log_patterns = tuple(log_patterns)
     mitigations = (
         cure(
-            ONE_EACH, description="send each prompt as a text, in a request of its own"
+            _ONE_EACH, description="send each prompt as a text, in a request of its own"
         ),
         upgrade("0.15.0", "0.15.0, which has lmdeploy#4774"),
     )
@@ -103,44 +103,54 @@ class CompletionsSession(Scenario):
         await lmdeploy.complete(drive, "gate: a list of two", ["hi", "ho"])
 
     async def trigger(self, drive: Drive) -> None:
-        drive.deadline_s = max(drive.deadline_s, DEADLINE_S)
-        texts, send = ONE_EACH in drive.mitigations, partial(lmdeploy.complete, drive)
-        one, two = ("hi", "hi") if texts else (["hi"], ["hi", "ho"])
-        first, tokens = ("7", 2 * TOKENS) if texts else (["7", "8"], TOKENS)
+        drive.deadline_s = max(drive.deadline_s, _DEADLINE_S)
+        send = partial(lmdeploy.complete, drive)
+        # A list takes the ids of its places; where each text is sent for itself, none is.
+        single: str | list[str] = ["hi"]
+        pair: str | list[str] = ["hi", "ho"]
+        long: str | list[str] = ["7", "8"]
+        tokens = TOKENS
+        if _ONE_EACH in drive.mitigations:
+            single, pair, long = "hi", "hi", "7"
+            tokens = 2 * TOKENS
+
         pieces: asyncio.Queue[int] = asyncio.Queue()
-        answer = send(LONG, first, tokens, stream=True, piece=pieces.put_nowait)
-        long = asyncio.ensure_future(answer)
-        drive.pending.append(long)
-        drive.fact("pieces_at_one", await lmdeploy.reached(1, pieces, long))
-        await send(BESIDE, one)
-        await send(NAMED, one, session_id=OWN_ID)
+        answer = send(LONG, long, tokens, stream=True, piece=pieces.put_nowait)
+        answering = asyncio.ensure_future(answer)
+        drive.pending.append(answering)
+        drive.fact("pieces_at_one", await lmdeploy.reached(1, pieces, answering))
+        await send(BESIDE, single)
+        await send(NAMED, single, session_id=OWN_ID)
         drive.pending.append(asyncio.ensure_future(send(TEXT, "hi")))
-        drive.fact("pieces_at_two", await lmdeploy.reached(TOKENS + 2, pieces, long))
-        await send(TWO, two)
+        at_two = await lmdeploy.reached(TOKENS + 2, pieces, answering)
+        drive.fact("pieces_at_two", at_two)
+        await send(_TWO, pair)
+
         await asyncio.gather(*drive.pending)
-        for label, prompt in ((TEXT_AFTER, "hi"), *((label, one) for label in LISTS)):
-            await send(label, prompt)
-        await send(LEFT, "7", TOKENS, leave=True)
+        await send(_TEXT_AFTER, "hi")
+        for label in LISTS:
+            await send(label, single)
+        await send(_LEFT, "7", TOKENS, leave=True)
         await send(LAST, "hi")
 
     @precondition("the others came while the long one was answered, each at its prompt")
     def under_way(self, requests: Requests, seen: Measured) -> Finding:
-        one, two = seen.number("pieces_at_one"), seen.number("pieces_at_two")
+        first, second = seen.number("pieces_at_one"), seen.number("pieces_at_two")
         sent = requests.first(LONG)
-        met = sent.answered and 1 <= one <= TOKENS < two < sent.pieces
+        met = sent.answered and 1 <= first <= TOKENS < second < sent.pieces
         return Finding.of(
-            met, f"after {one:g} and {two:g} of {sent.pieces} pieces; {sent.reply}"
+            met, f"after {first:g} and {second:g} of {sent.pieces} pieces; {sent.reply}"
         )
 
     symptoms = (
         fails_in_server(BESIDE, NAMED, id="beside-fails"),
         symptom(
             "texts are answered, beside it and afterwards",
-            answers.given(TEXT, TEXT_AFTER),
+            answers.given(TEXT, _TEXT_AFTER),
             id="texts-answered",
             abnormal=False,
         ),
-        fails_in_server(TWO, *LISTS, id="lists-lost"),
+        fails_in_server(_TWO, *LISTS, id="lists-lost"),
         endpoints_green(),
     )
     live_only = some_requests_fail()
@@ -162,7 +172,7 @@ class CompletionsSession(Scenario):
         ids = {int(found[1]) for found in logs.search("id-taken", r"session id (\d+) ")}
         return Finding.of(1 in ids and OWN_ID not in ids, f"in use: {sorted(ids)}")
 
-    works_after = (answers.given(BESIDE, NAMED, TEXT, TWO, TEXT_AFTER, *LISTS, LAST),)
+    works_after = (answers.given(BESIDE, NAMED, TEXT, _TWO, _TEXT_AFTER, *LISTS, LAST),)
     ours = partial(claim, given=("under-way", unmitigated), refutable_on=affected)
     claims = (
         ours(
@@ -193,7 +203,7 @@ class CompletionsSession(Scenario):
             "with it lists are answered at the same time",
             _FIX,
             releases=">=0.15.0",
-            by=answers.given(BESIDE, NAMED, TWO, *LISTS),
+            by=answers.given(BESIDE, NAMED, _TWO, *LISTS),
             given="under-way",
         ),
     )

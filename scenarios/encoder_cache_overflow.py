@@ -69,10 +69,13 @@ _ARRIVED = ("not-resized", "larger-than-the-cache")
 
 
 def tokens_sent(requests: Requests) -> tuple[int, int]:
-    """Of the control's image, and of the large one."""
-    sent = (requests.first(CONTROL).images[0], requests.first(BIG).images[0])
-    small, large = (LIFTED.tokens_of(image.width, image.height) for image in sent)
-    return small, large
+    """The tokens of the control's image, and of the large one."""
+    small = requests.first(CONTROL).images[0]
+    large = requests.first(BIG).images[0]
+    return (
+        LIFTED.tokens_of(small.width, small.height),
+        LIFTED.tokens_of(large.width, large.height),
+    )
 
 
 class EncoderCacheOverflow(Scenario):
@@ -157,15 +160,15 @@ class EncoderCacheOverflow(Scenario):
             return Finding.unknown(f"{CONTROL}: {fits.reply}")
         small, large = tokens_sent(requests)
         text = fits.prompt_tokens - small
-        told = f"{CONTROL}: {small} tokens in a prompt of {fits.prompt_tokens}"
+        observed = f"{CONTROL}: {small} tokens in a prompt of {fits.prompt_tokens}"
         if not 0 < text < ROW_TOKENS:
-            return Finding.of(False, told)
+            return Finding.of(False, observed)
         if big.answered and big.prompt_tokens is not None:
             seen = big.prompt_tokens - text
         elif refused := _REFUSAL.search(big.error):
             seen = int(refused[1])
         elif big.timed_out:
-            return Finding.of(True, f"{told}; {BIG}: not answered")
+            return Finding.of(True, f"{observed}; {BIG}: not answered")
         else:
             return Finding.unknown(f"{BIG}: {big.reply}")
         return Finding.of(seen == large, f"{BIG}: {large} tokens sent, {seen} arrived")
@@ -269,7 +272,7 @@ class EncoderCacheOverflow(Scenario):
         if len(loop) < _MIN_SAMPLES:
             return Finding.unknown(f"{len(loop)} samples of the busy loop")
         stepping = sum(thread.within("_process_engine_step") for thread in loop)
-        nothing, scheduled = steps(stacks)
+        nothing, scheduled = _steps(stacks)
         text = (
             f"{stepping} of {len(loop)} samples inside a step of the busy loop; in "
             f"{nothing} of {scheduled} that caught its locals, 0 tokens were scheduled "
@@ -283,7 +286,7 @@ class EncoderCacheOverflow(Scenario):
     def enough_stacks(self, samples: Sequence[StackSample]) -> bool:
         stacks = StacksData(samples=list(samples))
         budgets = stacks.numbers(_BUDGET_NAME, frame="schedule")
-        return bool(budgets) and steps(stacks)[1] >= _MIN_LOCALS
+        return bool(budgets) and _steps(stacks)[1] >= _MIN_LOCALS
 
     works_after = (
         common.refused_or_answered(BIG),
@@ -334,7 +337,7 @@ class EncoderCacheOverflow(Scenario):
         return Finding.of(big.status == 400, f"{big.status} {big.error[:160]}".rstrip())
 
 
-def steps(stacks: StacksData) -> tuple[int, int]:
+def _steps(stacks: StacksData) -> tuple[int, int]:
     """Samples in which the scheduler scheduled nothing, and those that tell how
     much."""
     # Before the encoder's budget is asked, num_new_tokens holds what is left of the

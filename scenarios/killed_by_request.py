@@ -32,7 +32,7 @@ from mmrepro.scenario import (
 from mmrepro.scenario.more import crash
 from packaging.version import Version
 
-OUT, WITHIN = 1_151_935, 100
+_OUT, _WITHIN = 1_151_935, 100
 """Token ids; the tiny model has 320, and no model a million."""
 _STOP_REPORT = issue(
     "vllm#54195",
@@ -68,7 +68,7 @@ class StopTokenOov(killed.KilledByRequest):
     references = (_STOP_REPORT, _STOP_FIX)
     refusal, died_of = r"stop_token_ids?", "an index out of bounds"
     log_patterns = killed.of_the_killer(
-        sent=rf"Received request .*stop_token_ids=\[{OUT}\]",
+        sent=rf"Received request .*stop_token_ids=\[{_OUT}\]",
         raised=r"index \d+ is out of bounds for dimension 1 with size \d+",
         through=r"logits\.index_put_\(self\.logits_slice",
     )
@@ -90,8 +90,8 @@ class StopTokenOov(killed.KilledByRequest):
     mitigations = (upgrade("0.29.0", "upgrade: the request is refused with HTTP 400"),)
 
     async def trigger(self, drive: Drive) -> None:
-        await drive.ask(killed.CONTROL, extra=_stopping_at(WITHIN))
-        await drive.ask(killed.KILLER, extra=_stopping_at(OUT))
+        await drive.ask(killed.CONTROL, extra=_stopping_at(_WITHIN))
+        await drive.ask(killed.KILLER, extra=_stopping_at(_OUT))
         await crash.watch(drive)
 
     said = partial(claim, given="arrived", refutable_on=affected)
@@ -178,11 +178,13 @@ class TextOnlyPlaceholder(killed.KilledByRequest):
         sent, control = requests.first(killed.KILLER), requests.first(killed.CONTROL)
         if sent.prompt_tokens is None or control.prompt_tokens is None:
             return super().came_in(logs, requests)
-        fewer, told = (
+        fewer, expected = (
             control.prompt_tokens - sent.prompt_tokens,
             len("<|image_pat|>") - 1,
         )
-        return Finding.of(fewer == told, f"{fewer} tokens fewer than {killed.CONTROL}")
+        return Finding.of(
+            fewer == expected, f"{fewer} tokens fewer than {killed.CONTROL}"
+        )
 
     said = partial(claim, given="arrived", refutable_on=affected)
     claims = (
@@ -325,7 +327,7 @@ EMBEDS_MROPE = EmbedsMrope()
 
 _BUDGET = 256
 """Tokens of a step."""
-LONG, OTHER = "a " * 2 * _BUDGET, "b " * 2 * _BUDGET
+_LONG, _OTHER = "a " * 2 * _BUDGET, "b " * 2 * _BUDGET
 """Of one length, and with nothing in common: the prefix cache has none of it."""
 _UNSEEDED = "the long prompt without a seed"
 _SEED = 150
@@ -410,8 +412,8 @@ class SeededChunk(killed.KilledByRequest):
 
     async def trigger(self, drive: Drive) -> None:
         await drive.ask(killed.CONTROL, text="hello", extra=_SEEDED)
-        await drive.ask(_UNSEEDED, text=OTHER, extra={"temperature": 1.0})
-        await drive.ask(killed.KILLER, text=LONG, extra=_SEEDED)
+        await drive.ask(_UNSEEDED, text=_OTHER, extra={"temperature": 1.0})
+        await drive.ask(killed.KILLER, text=_LONG, extra=_SEEDED)
         await crash.watch(drive)
 
     said = partial(claim, given="arrived", refutable_on=affected)

@@ -156,11 +156,11 @@ class PriorityChildren(killed.KilledByRequest):
         return super().exposure(facts)
 
     async def trigger(self, drive: Drive) -> None:
-        said = [{"role": "user", "content": "hello"}]
+        messages = [{"role": "user", "content": "hello"}]
         for label, number in ((killed.CONTROL, 1), (killed.KILLER, _CHILDREN)):
             body = {
                 "model": drive.traffic.model,
-                "messages": said,
+                "messages": messages,
                 "n": number,
                 "max_tokens": 8,
             }
@@ -194,9 +194,9 @@ class PriorityChildren(killed.KilledByRequest):
 
 PRIORITY_CHILDREN = PriorityChildren()
 
-SHORT_TOKENS, LONG_TOKENS, BLOCK = 6, 7, "block-size"
+_SHORT_TOKENS, _LONG_TOKENS, _BLOCK = 6, 7, "block-size"
 """Lengths of the two answers, by which the log tells the requests apart."""
-SHORT, LONG = "hello", "hello " * 200
+_SHORT, _LONG = "hello", "hello " * 200
 _HYBRID_REPORT = issue(
     "vllm#54504",
     "Prefix caching is a no-op for nemotron_h hybrids on GPU builds; mamba-cache-mode "
@@ -238,8 +238,8 @@ class HybridCheckpoint(killed.KilledByRequest):
     model = TINY["granite-hybrid"]
     server = f"{killed.KilledByRequest.server} --enable-prefix-caching"
     refusal, died_of = "prefix", "an index beyond the states that the scan returned"
-    log_patterns = {BLOCK: r"lcm block sizes (\d+)"} | killed.of_the_killer(
-        sent=rf"Received request .*max_tokens={LONG_TOKENS},",
+    log_patterns = {_BLOCK: r"lcm block sizes (\d+)"} | killed.of_the_killer(
+        sent=rf"Received request .*max_tokens={_LONG_TOKENS},",
         raised=r"index \d+ is out of bounds for dimension 0 with size \d+",
         through=r"mamba_mixer2\.py\"?, line \d+, in conv_ssm_forward",
     )
@@ -271,7 +271,7 @@ class HybridCheckpoint(killed.KilledByRequest):
     )
     def beyond_a_block(self, seen: Measured, logs: Logs) -> Finding:
         sizes = [
-            int(found[1]) for found in logs.search(BLOCK, r"lcm block sizes (\d+)")
+            int(found[1]) for found in logs.search(_BLOCK, r"lcm block sizes (\d+)")
         ]
         tokens = seen.number("tokens")
         if not sizes:
@@ -281,9 +281,9 @@ class HybridCheckpoint(killed.KilledByRequest):
         )
 
     async def trigger(self, drive: Drive) -> None:
-        drive.fact("tokens", await drive.traffic.count_tokens(LONG))
-        await drive.ask(killed.CONTROL, text=SHORT, max_tokens=SHORT_TOKENS)
-        await drive.ask(killed.KILLER, text=LONG, max_tokens=LONG_TOKENS)
+        drive.fact("tokens", await drive.traffic.count_tokens(_LONG))
+        await drive.ask(killed.CONTROL, text=_SHORT, max_tokens=_SHORT_TOKENS)
+        await drive.ask(killed.KILLER, text=_LONG, max_tokens=_LONG_TOKENS)
         await crash.watch(drive)
 
     said = partial(claim, given="arrived", refutable_on=affected)

@@ -65,8 +65,8 @@ def _growth_fails(requests: Requests) -> Finding:
 
 def _all_fail_after(requests: Requests) -> Finding:
     sent = [requests.first(label) for label in _LATER]
-    words = "; ".join(answers.grade(record).words for record in sent)
-    return Finding.of(all(map(fails, sent)), words)
+    words = [answers.grade(record).words for record in sent]
+    return Finding.of(all(fails(record) for record in sent), "; ".join(words))
 
 
 def _cut_short(requests: Requests, witness: kv.Witness) -> Finding:
@@ -170,10 +170,13 @@ class KvGrowthCrash(kv.SmallKvCache):
         if kind == "answered":
             whole = generated(sent) >= ANSWER or length(sent) >= limit
             return Finding.of(whole, f"{length(sent)} tokens in the end: {told(sent)}")
-        most = max(request.tokens for request in witness.requests())
-        long = [request for request in witness.requests() if request.tokens == most]
-        if len(long) > 1 and long[1].generated:  # the first is the gate's
-            tokens = most + long[1].generated
+
+        seen = witness.requests()
+        most = max(request.tokens for request in seen)
+        longest = [request for request in seen if request.tokens == most]
+        # The first is the gate's.
+        if len(longest) > 1 and longest[1].generated:
+            tokens = most + longest[1].generated
             text = f"the engine had {tokens} tokens of {limit:g} when it ended"
             return Finding.of(tokens > limit - sizing.block_size, text)
         if kv.since_start(logs, "assertion"):

@@ -36,15 +36,15 @@ from mmrepro.scenario.more import TINY, Condition, Failure
 from mmrepro.scenario.silent import as_in_a_run, may_show
 
 REPRODUCER = "lora_no_adapter.py"
-ADAPTER, ITSELF = "lora-a", "the model"
-PROMPT, TOKENS, LONG_TOKENS = "what is this", 12, 64
-LONG = f"a long answer of {ADAPTER}"
+_ADAPTER, _ITSELF = "lora-a", "the model"
+_PROMPT, _TOKENS, _LONG_TOKENS = "what is this", 12, 64
+LONG = f"a long answer of {_ADAPTER}"
 BESIDE, OTHER, AFTER = (
     "the model beside it",
-    f"{ADAPTER} beside it",
+    f"{_ADAPTER} beside it",
     "the model afterwards",
 )
-ALONE, AGAIN, ADAPTED = "gate: the model", "gate: the model again", f"gate: {ADAPTER}"
+ALONE, AGAIN, ADAPTED = "gate: the model", "gate: the model again", f"gate: {_ADAPTER}"
 _FIX = pull(
     "vllm#48421",
     "Skip no-LoRA tokens (index -1) in CPU torch bgmv ops",
@@ -57,19 +57,19 @@ _SECOND = pull(
 
 
 def tokens(requests: Requests, label: str) -> list[str]:
-    """Of an answer that was given whole; its logprobs tell them."""
+    """The tokens of an answer that was given whole; its logprobs tell them."""
     return requests.first(label).tokens
 
 
-def same(one: str, other: str) -> Callable[[Requests], Finding]:
+def same(label: str, other: str) -> Callable[[Requests], Finding]:
     """A check: the two requests got the same tokens, all of them."""
 
     def check(requests: Requests) -> Finding:
-        mine, theirs = tokens(requests, one), tokens(requests, other)
+        mine, theirs = tokens(requests, label), tokens(requests, other)
         alike = sum(a == b for a, b in zip(mine, theirs, strict=False))
-        equal = mine == theirs and len(mine) == TOKENS
+        equal = mine == theirs and len(mine) == _TOKENS
         return Finding.of(
-            equal, f"{one}: {alike} of {len(mine)} tokens are those of {other}"
+            equal, f"{label}: {alike} of {len(mine)} tokens are those of {other}"
         )
 
     return check
@@ -96,7 +96,7 @@ class LoraNoAdapter(Scenario):
     model = TINY["qwen3-text"]
     server = (
         "--dtype=float32 --enable-lora --max-loras=1 --max-lora-rank=8 "
-        f"--lora-modules {ADAPTER}={{tiny:{ADAPTER}}}"
+        f"--lora-modules {_ADAPTER}={{tiny:{_ADAPTER}}}"
     )
     references = (_FIX, _SECOND)
     reproducers = (REPRODUCER,)
@@ -116,10 +116,10 @@ class LoraNoAdapter(Scenario):
 
     async def ask(self, drive: Drive, label: str, model: str = "") -> None:
         asked = model or drive.traffic.model
-        await lmdeploy.complete(drive, label, PROMPT, TOKENS, logprobs=3, model=asked)
+        await lmdeploy.complete(drive, label, _PROMPT, _TOKENS, logprobs=3, model=asked)
 
     async def gate(self, drive: Drive) -> None:
-        for label, model in ((ALONE, ""), (AGAIN, ""), (ADAPTED, ADAPTER)):
+        for label, model in ((ALONE, ""), (AGAIN, ""), (ADAPTED, _ADAPTER)):
             await self.ask(drive, label, model)
 
     async def trigger(self, drive: Drive) -> None:
@@ -128,16 +128,16 @@ class LoraNoAdapter(Scenario):
             drive,
             LONG,
             "go on",
-            LONG_TOKENS,
+            _LONG_TOKENS,
             stream=True,
             piece=pieces.put_nowait,
-            model=ADAPTER,
+            model=_ADAPTER,
         )
         long = asyncio.ensure_future(answer)
         drive.pending.append(long)
         drive.fact("pieces_before", await lmdeploy.reached(2, pieces, long))
         await self.ask(drive, BESIDE)
-        await self.ask(drive, OTHER, ADAPTER)
+        await self.ask(drive, OTHER, _ADAPTER)
         await asyncio.gather(*drive.pending)
         await self.ask(drive, AFTER)
 
@@ -145,21 +145,19 @@ class LoraNoAdapter(Scenario):
         "it was answered while the adapter's answer was streamed", id="one-batch"
     )
     def one_batch(self, requests: Requests, seen: Measured) -> Finding:
-        before, (long, beside) = (
-            seen.number("pieces_before"),
-            map(requests.first, (LONG, BESIDE)),
-        )
-        ends = [one.sent.mono + one.latency_s for one in (beside, long)]
-        met = long.answered and 2 <= before < long.pieces and ends[0] < ends[1]
+        before = seen.number("pieces_before")
+        long, beside = requests.first(LONG), requests.first(BESIDE)
+        ended = beside.sent.mono + beside.latency_s
+        in_time = ended < long.sent.mono + long.latency_s
+        met = long.answered and 2 <= before < long.pieces and in_time
         return Finding.of(met, f"sent after {before:g} of {long.pieces} pieces")
 
     @precondition("the model and the adapter answer differently, and alike each time")
     def tell_apart(self, requests: Requests) -> Finding:
-        own, again, other = (
-            tokens(requests, label) for label in (ALONE, AGAIN, ADAPTED)
-        )
-        met = own == again != other and len(own) == len(other) == TOKENS
-        return Finding.of(met, f"the model {own[:4]}, {ADAPTER} {other[:4]}")
+        own, again = tokens(requests, ALONE), tokens(requests, AGAIN)
+        other = tokens(requests, ADAPTED)
+        met = own == again != other and len(own) == len(other) == _TOKENS
+        return Finding.of(met, f"the model {own[:4]}, {_ADAPTER} {other[:4]}")
 
     symptoms = (
         symptom(

@@ -45,15 +45,15 @@ from mmrepro.scenarios.lora_no_adapter import same, tokens
 
 A, B, SWAPPED, THIRD = "lora-a", "lora-b", "lora-of-the-day", "lora-third"
 REPRODUCER = "lora_runtime.py"
-PROMPT, FOLDER = "what is this, and what was it before? " * 4, "/v1/{}_lora_adapter"
+_PROMPT, _FOLDER = "what is this, and what was it before? " * 4, "/v1/{}_lora_adapter"
 
 
-def differs(one: str, other: str) -> Callable[[Requests], Finding]:
+def _differs(mine: str, other: str) -> Callable[[Requests], Finding]:
     """A check: the two requests got whole answers, and not the same tokens."""
 
     def check(requests: Requests) -> Finding:
-        alike = same(one, other)(requests)
-        whole = all(requests.first(label).answered for label in (one, other))
+        alike = same(mine, other)(requests)
+        whole = all(requests.first(label).answered for label in (mine, other))
         return Finding.of(whole and alike.truth is Truth.NOT_MET, alike.observed)
 
     return check
@@ -80,7 +80,7 @@ class LoadedWhileItRuns(Scenario):
         return await lmdeploy.complete(
             drive,
             label,
-            PROMPT,
+            _PROMPT,
             12,
             logprobs=3,
             model=model,
@@ -97,7 +97,7 @@ class LoadedWhileItRuns(Scenario):
             )
         await drive.traffic.raw(
             f"{what} {name}",
-            path=FOLDER.format(what),
+            path=_FOLDER.format(what),
             body=json.dumps(body).encode(),
             deadline_s=drive.deadline_s,
         )
@@ -176,29 +176,25 @@ class LoraReload(LoadedWhileItRuns):
     @precondition("one adapter was replaced by the other under its name")
     def replaced(self, requests: Requests) -> Finding:
         """And the first one had answered the prompt."""
-        done = [
-            r for what in ("load", "unload") for r in requests.all(f"{what} {SWAPPED}")
-        ]
+        changes = requests.all(f"load {SWAPPED}") + requests.all(f"unload {SWAPPED}")
         first = same(FIRST, OF_A)(requests)
-        text = f"{', '.join(str(r.status) for r in done)}; {first.observed}"
-        met = (
-            len(done) == 3
-            and all(r.status == 200 for r in done)
-            and first.truth is Truth.MET
-        )
-        return Finding.of(met, text)
+        statuses = [change.status for change in changes]
+        observed = f"{', '.join(map(str, statuses))}; {first.observed}"
+        met = statuses == [200, 200, 200] and first.truth is Truth.MET
+        return Finding.of(met, observed)
 
     @precondition(
         "the two answer differently, and a prompt from the cache is answered alike"
     )
     def tell_apart(self, requests: Requests) -> Finding:
-        one, other, again = (tokens(requests, label) for label in (OF_A, OF_B, AGAIN))
-        return Finding.of(one != other == again, f"{A} {one[:4]}, {B} {other[:4]}")
+        of_a, of_b = tokens(requests, OF_A), tokens(requests, OF_B)
+        again = tokens(requests, AGAIN)
+        return Finding.of(of_a != of_b == again, f"{A} {of_a[:4]}, {B} {of_b[:4]}")
 
     symptoms = (
         symptom(
             "under the old name the new adapter does not give its answer",
-            differs(RELOADED, OF_B),
+            _differs(RELOADED, OF_B),
             id="stale-answer",
         ),
         symptom(
@@ -273,7 +269,7 @@ class LoraReload(LoadedWhileItRuns):
 
 LORA_RELOAD = LoraReload()
 
-LONG_TOKENS, BEFORE = 16, 2
+_LONG_TOKENS, _BEFORE = 16, 2
 LONG = {A: f"a long answer of {A}", B: f"a long answer of {B}"}
 ALONE = {name: f"gate: {label}, both at once" for name, label in LONG.items()}
 LATER = {A: f"{A} afterwards, again", B: f"{B} afterwards, again"}
@@ -287,24 +283,25 @@ _FLIGHT_FIX = pull(
 )
 
 
-def _parted(one: list[str], other: list[str]) -> int:
-    """The first place at which two answers differ; ``LONG_TOKENS``: they do not."""
-    pairs = enumerate(zip(one, other, strict=False))
-    return next((place for place, (a, b) in pairs if a != b), LONG_TOKENS)
+def _parted(answer: list[str], other: list[str]) -> int:
+    """The first place at which two answers differ; ``_LONG_TOKENS``: they do not."""
+    for place, (token, other_token) in enumerate(zip(answer, other, strict=False)):
+        if token != other_token:
+            return place
+    return _LONG_TOKENS
 
 
 def _as_at_first(labels: dict[str, str]) -> Callable[[Requests], Finding]:
     """A check: both adapters' answers are those of the gate, whole."""
 
     def check(requests: Requests) -> Finding:
-        found = {
-            n: _parted(tokens(requests, labels[n]), tokens(requests, ALONE[n]))
-            for n in labels
-        }
-        text = ", ".join(
-            f"{name}: {place} tokens alike" for name, place in found.items()
-        )
-        return Finding.of(all(place == LONG_TOKENS for place in found.values()), text)
+        alike = True
+        observed: list[str] = []
+        for name, label in labels.items():
+            place = _parted(tokens(requests, label), tokens(requests, ALONE[name]))
+            alike = alike and place == _LONG_TOKENS
+            observed.append(f"{name}: {place} tokens alike")
+        return Finding.of(alike, ", ".join(observed))
 
     return check
 
@@ -350,32 +347,31 @@ class LoraAdded(LoadedWhileItRuns):
     async def both(self, drive: Drive, labels: dict[str, str], third: str = "") -> None:
         """Both adapters answer at once; with ``third``, that is loaded in the middle of
         it."""
-        pieces: dict[str, asyncio.Queue[int]] = {
-            name: asyncio.Queue() for name in labels
-        }
-        answers = {
-            name: asyncio.ensure_future(
-                lmdeploy.complete(
-                    drive,
-                    label,
-                    "go on",
-                    LONG_TOKENS,
-                    stream=True,
-                    logprobs=3,
-                    model=name,
-                    skip_special_tokens=False,
-                    stream_options={"include_usage": True},
-                    piece=pieces[name].put_nowait,
-                )
+        pieces: dict[str, asyncio.Queue[int]] = {}
+        answers: dict[str, asyncio.Task[Any]] = {}
+        for name, label in labels.items():
+            pieces[name] = asyncio.Queue()
+            answer = lmdeploy.complete(
+                drive,
+                label,
+                "go on",
+                _LONG_TOKENS,
+                stream=True,
+                logprobs=3,
+                model=name,
+                skip_special_tokens=False,
+                stream_options={"include_usage": True},
+                piece=pieces[name].put_nowait,
             )
-            for name, label in labels.items()
-        }
+            answers[name] = asyncio.ensure_future(answer)
         drive.pending.extend(answers.values())
+
         if third:
-            reached = [
-                await lmdeploy.reached(BEFORE, pieces[n], answers[n]) for n in labels
-            ]
-            drive.fact("pieces_before", min(reached))
+            least = _LONG_TOKENS
+            for name in labels:
+                reached = await lmdeploy.reached(_BEFORE, pieces[name], answers[name])
+                least = min(least, reached)
+            drive.fact("pieces_before", least)
             await self.change(drive, "load", third, B)
         await asyncio.gather(*answers.values())
 
@@ -389,36 +385,38 @@ class LoraAdded(LoadedWhileItRuns):
     @precondition("a third adapter was loaded while both answered")
     def loaded(self, requests: Requests, seen: Measured) -> Finding:
         load, before = requests.first(f"load {THIRD}"), seen.number("pieces_before")
-        sent = [requests.first(label) for label in LONG.values()]
         ended = load.sent.mono + load.latency_s
-        under_way = all(r.answered and ended < r.sent.mono + r.latency_s for r in sent)
-        met = load.status == 200 and under_way and before >= BEFORE
+        under_way = True
+        for label in LONG.values():
+            sent = requests.first(label)
+            later = ended < sent.sent.mono + sent.latency_s
+            under_way = under_way and sent.answered and later
+        met = load.status == 200 and under_way and before >= _BEFORE
         return Finding.of(
-            met, f"after {before:g} pieces of {LONG_TOKENS}: {load.reply}"
+            met, f"after {before:g} pieces of {_LONG_TOKENS}: {load.reply}"
         )
 
     @precondition("the two answer differently, and alike each time")
     def tell_apart(self, requests: Requests) -> Finding:
-        one, other = (tokens(requests, label) for label in ALONE.values())
+        of_a, of_b = tokens(requests, ALONE[A]), tokens(requests, ALONE[B])
         alike = all(
-            tokens(requests, LATER[n]) == tokens(requests, ALONE[n]) for n in LATER
+            tokens(requests, LATER[name]) == tokens(requests, ALONE[name])
+            for name in LATER
         )
-        return Finding.of(alike and one != other, f"{A} {one[:4]}, {B} {other[:4]}")
+        return Finding.of(alike and of_a != of_b, f"{A} {of_a[:4]}, {B} {of_b[:4]}")
 
     @symptom("from the load on an answer that was under way is not its adapter's")
     def answers_turn(self, requests: Requests, seen: Measured) -> Finding:
-        turned = {
-            n: _parted(tokens(requests, LONG[n]), tokens(requests, ALONE[n]))
-            for n in LONG
-        }
-        at = {name: place for name, place in turned.items() if place < LONG_TOKENS}
-        text = (
-            ", ".join(f"{name} from token {place}" for name, place in at.items())
-            or "none"
-        )
-        return Finding.of(
-            bool(at) and min(at.values()) >= seen.number("pieces_before"), text
-        )
+        turned: dict[str, int] = {}
+        for name, label in LONG.items():
+            place = _parted(tokens(requests, label), tokens(requests, ALONE[name]))
+            if place < _LONG_TOKENS:
+                turned[name] = place
+        if not turned:
+            return Finding.of(False, "none")
+        observed = ", ".join(f"{name} from token {at}" for name, at in turned.items())
+        since_load = min(turned.values()) >= seen.number("pieces_before")
+        return Finding.of(since_load, observed)
 
     symptoms = (
         symptom(

@@ -40,7 +40,7 @@ _STARTED = ("text", "image", "image, streamed")
 _CONTROLS = tuple(f"control: {what}" for what in _STARTED)
 
 
-def never_ready(evidence: Evidence) -> Finding:
+def _never_ready(evidence: Evidence) -> Finding:
     """The run's own server ended before it answered anything. A live one has not."""
     if evidence.never_ready:
         return Finding.of(True, evidence.never_ready)
@@ -116,7 +116,7 @@ class AtStart(MinivllmFault):
 
     symptoms = (
         symptom(
-            "the server ends as it starts, and answers nothing", never_ready, live=True
+            "the server ends as it starts, and answers nothing", _never_ready, live=True
         ),
     )
 
@@ -140,7 +140,7 @@ class AtStart(MinivllmFault):
         )
 
     works_after = (answered(*_STARTED), answered_alike(*_STARTED[1:]))
-    rows: ClassVar[tuple[Row, ...]] = (row("the start", never_ready, "ready"),)
+    rows: ClassVar[tuple[Row, ...]] = (row("the start", _never_ready, "ready"),)
     claims: ClassVar[tuple[Claim, ...]] = (
         claim(
             "at-start",

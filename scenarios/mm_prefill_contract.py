@@ -44,7 +44,7 @@ _ODD_GRID = (3, 2)
 tokens are not those of the text alone."""
 
 
-LAST_BLOCK, IDS = "last-block", "placeholder-ids"
+_LAST_BLOCK, _IDS = "last-block", "placeholder-ids"
 """Factors: the two halves of the note's fix of bug 6."""
 
 
@@ -61,15 +61,15 @@ def _ids_beside(count: str) -> Check:
     """The engine says how many token ids stand beside inputs_embeds."""
 
     def said(logs: Logs) -> Finding:
-        found = [
+        ids = [
             match[1]
             for match in logs.search("placeholder-ids", r"placeholder ids: (\w+)")
         ]
-        if not found:
+        if not ids:
             return Finding.unknown(
                 "the log does not tell how many placeholder ids there are"
             )
-        return Finding.of(set(found) == {count}, f"placeholder ids: {', '.join(found)}")
+        return Finding.of(set(ids) == {count}, f"placeholder ids: {', '.join(ids)}")
 
     return said
 
@@ -77,15 +77,14 @@ def _ids_beside(count: str) -> Check:
 def _all_stored(requests: Requests, logs: Logs) -> Finding:
     """Each image is answered; unknown where one fails of anything but the note's
     error."""
-    if errors := logs.count("note-error"):
+    errors = logs.count("note-error")
+    if errors:
         return Finding.of(False, f"{errors} × the note's error in the log")
     sent = [requests.first(label) for label in IMAGES]
-    told = "; ".join(f"{one.label}: {one.reply}" for one in sent)
-    return (
-        Finding.of(True, told)
-        if all(one.answered for one in sent)
-        else Finding.unknown(told)
-    )
+    observed = "; ".join(f"{request.label}: {request.reply}" for request in sent)
+    if all(request.answered for request in sent):
+        return Finding.of(True, observed)
+    return Finding.unknown(observed)
 
 
 class PrefillContract(mini.MinivllmFault):
@@ -142,29 +141,33 @@ class PrefillContract(mini.MinivllmFault):
         "the engine took the images in: as many embeddings as they have, and one text"
     )
     def images_admitted(self, requests: Requests, logs: Logs) -> Finding:
-        taken = {
-            sent.label: (sent, tokens) for sent, tokens in mini.admitted(requests, logs)
-        }
-        if absent := [label for label in IMAGES if label not in taken]:
-            return Finding.of(False, f"the log shows no {absent[0]}")
-        prompts = {label: taken[label] for label in IMAGES}
-        counts = {
-            label: (mini.embeddings(sent), n) for label, (sent, n) in prompts.items()
-        }
-        texts = {n - rows for rows, n in counts.values()}
-        listed = "; ".join(
-            f"{label}: {n} tokens, {rows} of it" for label, (rows, n) in counts.items()
-        )
-        return Finding.of(len(texts) == 1 and min(texts) > 0, listed)
+        taken = {sent.label: (sent, n) for sent, n in mini.admitted(requests, logs)}
+        for label in IMAGES:
+            if label not in taken:
+                return Finding.of(False, f"the log shows no {label}")
+
+        texts: set[int] = set()
+        observed: list[str] = []
+        for label in IMAGES:
+            sent, tokens = taken[label]
+            rows = mini.embeddings(sent)
+            texts.add(tokens - rows)
+            observed.append(f"{label}: {tokens} tokens, {rows} of it")
+        return Finding.of(len(texts) == 1 and min(texts) > 0, "; ".join(observed))
 
     def image_500(self, requests: Requests) -> Finding:
-        sent = [requests.first(label) for label in IMAGES]
-        failed = {
-            r.label for r in sent if r.status == 500 and re.search(self.error, r.error)
-        }
-        others = {r.label for r in sent if r.answered}
-        as_noted = failed == {*self.failing} and failed | others == {*IMAGES}
-        return Finding.of(as_noted, "; ".join(f"{r.label}: {r.reply}" for r in sent))
+        failed: set[str] = set()
+        answered: set[str] = set()
+        observed: list[str] = []
+        for label in IMAGES:
+            sent = requests.first(label)
+            observed.append(f"{sent.label}: {sent.reply}")
+            if sent.answered:
+                answered.add(sent.label)
+            if sent.status == 500 and re.search(self.error, sent.error):
+                failed.add(sent.label)
+        as_noted = failed == {*self.failing} and failed | answered == {*IMAGES}
+        return Finding.of(as_noted, "; ".join(observed))
 
     symptoms = (
         symptom(
@@ -183,10 +186,11 @@ class PrefillContract(mini.MinivllmFault):
     )
 
     def logged_there(self, logs: Logs) -> Finding:
-        patterns = zip(self.log_patterns, ("the error", *self.frames), strict=True)
-        counts = {what: logs.count(pattern) for pattern, what in patterns}
-        listed = ", ".join(f"{count} × {what}" for what, count in counts.items())
-        return Finding.of(all(counts.values()), f"in the log: {listed}")
+        counts = [logs.count(pattern) for pattern in self.log_patterns]
+        names = ("the error", *self.frames)
+        pairs = zip(counts, names, strict=True)
+        listed = ", ".join(f"{count} × {what}" for count, what in pairs)
+        return Finding.of(all(counts), f"in the log: {listed}")
 
     @cause(
         "each failed request has that error once in the log, {reason}",
@@ -261,7 +265,7 @@ class SlotMapping(PrefillContract):
     server = f"{PrefillContract.server} --placeholder-ids text"
     factors = (
         Factor(
-            LAST_BLOCK,
+            _LAST_BLOCK,
             "what the number of tokens in the last block is derived from",
             "the text ids",
             "all tokens",
@@ -270,7 +274,7 @@ class SlotMapping(PrefillContract):
             took_effect=mini.Switched.fault_off,
         ),
         Factor(
-            IDS,
+            _IDS,
             "how many token ids stand beside inputs_embeds",
             "as many as the text has",
             "as many as all tokens",
@@ -286,7 +290,7 @@ class SlotMapping(PrefillContract):
             "minivllm is mended by deriving the last block's tokens from all of them",
             "minivllm",
             by=_all_stored,
-            given=(changed(LAST_BLOCK, "fix"), mini.Switched.fault_off, "arrived"),
+            given=(changed(_LAST_BLOCK, "fix"), mini.Switched.fault_off, "arrived"),
             otherwise="to test: mmrepro run {name} --flip last-block",
         ),
         claim(
@@ -298,7 +302,7 @@ class SlotMapping(PrefillContract):
             "minivllm",
             by=_all_stored,
             given=(
-                changed(LAST_BLOCK, "fix"),
+                changed(_LAST_BLOCK, "fix"),
                 _ids_beside("text"),
                 mini.Switched.fault_off,
                 "arrived",
@@ -317,11 +321,11 @@ class SlotMapping(PrefillContract):
         tokens = counted(requests, logs, ODD)
         text = tokens - mini.embeddings(requests.first(ODD))
         has, of_text = mini.in_last_block(tokens, size), mini.in_last_block(text, size)
-        said = (
+        observed = (
             f"blocks of {size}: {has} tokens in the last of {tokens}, "
             f"{of_text} of {text}"
         )
-        return Finding.of(has > of_text, said)
+        return Finding.of(has > of_text, observed)
 
     @cause(
         "slot_mapping is short by exactly what the last block has more tokens than it "

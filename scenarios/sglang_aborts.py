@@ -40,20 +40,20 @@ _REPRODUCER = "abort_by_prefix.py"
 _FLAG = pull(
     "sglang#32237", "aborting requests by rid prefix, with a flag", "makes it explicit"
 )
-VICTIM_S, VICTIM_MOST = 12.0, 1900
+_VICTIM_S, _VICTIM_MOST = 12.0, 1900
 """Seconds that a victim decodes, more than the two that a disconnect's abort may take;
 tokens."""
 _ABORTED = "aborted-by-rid"
 _CONTROL = "control: user10-a beside user2"
-LEFT, ASKED = "victim: user10-b beside user1", "victim: user10-c beside user1"
+_LEFT, _ASKED = "victim: user10-b beside user1", "victim: user10-c beside user1"
 _NUMBERED = "victim: req-10 beside req-1"
-_CASES = {_CONTROL: False, LEFT: False, ASKED: True, _NUMBERED: False}
+_CASES = {_CONTROL: False, _LEFT: False, _ASKED: True, _NUMBERED: False}
 """Whether the other one is aborted over /abort_request; else its client goes away."""
-_VICTIMS = (LEFT, ASKED, _NUMBERED)
+_VICTIMS = (_LEFT, _ASKED, _NUMBERED)
 
 
 def _rids(label: str) -> tuple[str, str]:
-    """Of the victim and of the other one."""
+    """The ids of the victim and of the other one."""
     words = label.split()
     return words[1], words[3]
 
@@ -61,13 +61,13 @@ def _rids(label: str) -> tuple[str, str]:
 def _ended(requests: Requests, label: str) -> tuple[bool, str]:
     """Whether that request was ended by an abort, and how it ended, for people."""
     sent = requests.first(label)
-    said = sent.finish_reason or sent.error[:80] or sent.reply
-    early = "abort" in said.lower() and (sent.completion_tokens or 0) < (
+    ending = sent.finish_reason or sent.error[:80] or sent.reply
+    early = "abort" in ending.lower() and (sent.completion_tokens or 0) < (
         sent.max_tokens or 0
     )
     return (
         early,
-        f"{label}: {said}, {sent.completion_tokens} of {sent.max_tokens} tokens",
+        f"{label}: {ending}, {sent.completion_tokens} of {sent.max_tokens} tokens",
     )
 
 
@@ -82,7 +82,7 @@ def _aborted(logs: Logs) -> list[tuple[str, str]]:
 
 def _taken_along(logs: Logs) -> Finding:
     pairs = [(a, b) for a, b in permutations(_aborted(logs), 2) if a[0] == b[0]]
-    found = sorted(
+    longer = sorted(
         {
             f"{b[1]} with {a[1]}"
             for a, b in pairs
@@ -90,12 +90,13 @@ def _taken_along(logs: Logs) -> Finding:
         }
     )
     return Finding.of(
-        bool(found), f"aborted in one second: {', '.join(found) or 'none begins so'}"
+        bool(longer), f"aborted in one second: {', '.join(longer) or 'none begins so'}"
     )
 
 
 def _more_than_asked(logs: Logs, metrics: Metrics) -> Finding:
-    asked, ended = metrics.readings((sglang.ABORTS,), least=1)[-1], len(_aborted(logs))
+    asked = metrics.readings((sglang.ABORTS,), least=1)[-1]
+    ended = len(_aborted(logs))
     return Finding.of(
         ended > asked, f"{asked:g} aborts asked for, {ended} requests aborted"
     )
@@ -105,15 +106,19 @@ def whole(*labels: str) -> Check:
     """Each of these was answered, with all the tokens that were asked for."""
 
     def all_whole(requests: Requests) -> Finding:
-        sent = [requests.first(label) for label in labels]
-        said = "; ".join(_ended(requests, label)[1] for label in labels)
-        whole = all(r.answered and r.completion_tokens == r.max_tokens for r in sent)
-        return Finding.of(whole, said)
+        every_one = True
+        observed: list[str] = []
+        for label in labels:
+            sent = requests.first(label)
+            is_whole = sent.answered and sent.completion_tokens == sent.max_tokens
+            every_one = every_one and is_whole
+            observed.append(_ended(requests, label)[1])
+        return Finding.of(every_one, "; ".join(observed))
 
     return all_whole
 
 
-def alone(reproducers: Reproducers) -> Finding:
+def _alone(reproducers: Reproducers) -> Finding:
     said = reproducers.facts(_REPRODUCER).get("the_whole_id_ends")
     return Finding.of(said == "user10-b", f"an abort of user10-b ends {said}")
 
@@ -175,7 +180,7 @@ class AbortByPrefix(Scenario):
 
     async def gate(self, drive: Drive) -> None:
         await drive.chat("gate: text only", text="hello")
-        await sglang.measure_pace(drive, VICTIM_S, VICTIM_MOST)
+        await sglang.measure_pace(drive, _VICTIM_S, _VICTIM_MOST)
 
     async def trigger(self, drive: Drive) -> None:
         tokens = sglang.paced(drive)
@@ -206,18 +211,21 @@ class AbortByPrefix(Scenario):
     @precondition("each time the server passed one abort on to its scheduler")
     def aborts_arrived(self, measured: Measured) -> Finding:
         counts = {label: measured.number(f"aborts, {label}") for label in _CASES}
-        told = "; ".join(f"{label}: {count:g}" for label, count in counts.items())
-        return Finding.of(all(count == 1 for count in counts.values()), told)
+        observed = "; ".join(f"{label}: {count:g}" for label, count in counts.items())
+        return Finding.of(set(counts.values()) == {1}, observed)
 
     @symptom(
         "the request whose id begins with the one that was aborted ends as aborted, 3 "
         "of 3"
     )
     def victims_abort(self, requests: Requests) -> Finding:
-        found = [_ended(requests, label) for label in _VICTIMS]
-        return Finding.of(
-            all(early for early, _ in found), "; ".join(text for _, text in found)
-        )
+        every_one = True
+        observed: list[str] = []
+        for label in _VICTIMS:
+            early, text = _ended(requests, label)
+            every_one = every_one and early
+            observed.append(text)
+        return Finding.of(every_one, "; ".join(observed))
 
     symptoms = (
         symptom(
@@ -229,21 +237,17 @@ class AbortByPrefix(Scenario):
     )
 
     @cause(
-        (
-            "with each abort the scheduler's log has the victim's id, and never the "
-            "control's"
-        ),
+        "with each abort the scheduler's log has the victim's id, and never the control's",
         live=cause(
             "the scheduler's log has an id beside one that it begins with", _taken_along
         ),
     )
     def others_aborted(self, logs: Logs) -> Finding:
-        found = [rid for _, rid in _aborted(logs)]
-        mine = {label: _rids(label)[0] in found for label in _CASES}
-        text = f"aborted, by the log: {', '.join(found)}"
-        return Finding.of(
-            not mine[_CONTROL] and all(mine[label] for label in _VICTIMS), text
-        )
+        aborted = [rid for _, rid in _aborted(logs)]
+        victims = {_rids(label)[0] for label in _VICTIMS}
+        control = _rids(_CONTROL)[0]
+        only_victims = victims <= set(aborted) and control not in aborted
+        return Finding.of(only_victims, f"aborted, by the log: {', '.join(aborted)}")
 
     @cause(
         "the engine's own scheduler, asked to abort one id, ends those that begin so"
@@ -251,9 +255,9 @@ class AbortByPrefix(Scenario):
     def by_prefix(self, reproducers: Reproducers) -> Finding:
         names = ("ends_its_own", "ends_a_longer_one", "ends_others")
         own, longer, others = (reproducers.truth(_REPRODUCER, name) for name in names)
-        said = reproducers.facts(_REPRODUCER).get("ended")
+        ended = reproducers.facts(_REPRODUCER).get("ended")
         return Finding.of(
-            own and longer and not others, f"an abort of user1 ends {said}"
+            own and longer and not others, f"an abort of user1 ends {ended}"
         )
 
     live_only = (
@@ -262,8 +266,8 @@ class AbortByPrefix(Scenario):
     )
     works_after = (whole(*_CASES), answered("afterwards"), sglang.patch_worked)
     rows = (
-        row("user10-b, as user1's client leaves", _ended_row(LEFT), "length", "abort"),
-        row("user10-c, as user1 is aborted", _ended_row(ASKED), "length", "abort"),
+        row("user10-b, as user1's client leaves", _ended_row(_LEFT), "length", "abort"),
+        row("user10-c, as user1 is aborted", _ended_row(_ASKED), "length", "abort"),
         row("req-10, as req-1's client leaves", _ended_row(_NUMBERED), "length"),
         row(
             "user10-a, as user2's client leaves", "control", "length", abnormal_if=False
@@ -280,57 +284,60 @@ class AbortByPrefix(Scenario):
         claim(
             "disconnect",
             "a client that goes away is enough",
-            by=(_ended_row(LEFT), "others-aborted"),
+            by=(_ended_row(_LEFT), "others-aborted"),
             given=("aborts-arrived", unmitigated),
             refutable_on=affected,
         ),
-        claim("whole-id", "an abort by the whole id ends that request alone", by=alone),
+        claim(
+            "whole-id", "an abort by the whole id ends that request alone", by=_alone
+        ),
     )
 
 
 ABORT_BY_PREFIX = AbortByPrefix()
 
 
-DECODE_S, GHOST_MOST = 25.0, 8000
+_DECODE_S, _GHOST_MOST = 25.0, 8000
 """Seconds that a whole answer decodes, many times the two after which an abort is sent;
 tokens."""
-LEAST_S, LOOK_S = 10.0, 5.0
-LONG, SHORT = 0.4, 0.2
+_LEAST_S, _LOOK_S = 10.0, 5.0
+_LONG, _SHORT = 0.4, 0.2
 """Of the time of a whole answer: what waits that long waits for it; what waits so long
 does not."""
-STAYS, GHOST, AFTER = (
+_STAYS, GHOST, _AFTER = (
     "control: a client that stays",
     "ghost: a client that leaves",
     "afterwards",
 )
-_RIDS = {STAYS: "stays-1", GHOST: "ghost-1"}
+_RIDS = {_STAYS: "stays-1", GHOST: "ghost-1"}
 _FORGOTTEN = "output-for-nobody"
 _FLOOD = 20
 """Lines for one request: a few may come while an abort is under way."""
 
 
 def _waits_for_it(requests: Requests) -> Finding:
-    waited, whole = requests.first(AFTER), requests.first(STAYS).latency_s
+    waited, whole = requests.first(_AFTER), requests.first(_STAYS).latency_s
     text = (
         f"{waited.latency_s:.1f} s for a new request; a whole answer takes "
         f"{whole:.1f} s"
     )
-    if not waited.timed_out and SHORT * whole < waited.latency_s < LONG * whole:
+    if not waited.timed_out and _SHORT * whole < waited.latency_s < _LONG * whole:
         return Finding.unknown(text)
-    return Finding.of(waited.timed_out or waited.latency_s >= LONG * whole, text)
+    return Finding.of(waited.timed_out or waited.latency_s >= _LONG * whole, text)
 
 
 def _at_once(requests: Requests) -> Finding:
-    found = _waits_for_it(requests)
-    if found.truth is Truth.UNKNOWN:
-        return found
-    return Finding.of(found.truth is Truth.NOT_MET, found.observed)
+    waits = _waits_for_it(requests)
+    if waits.truth is Truth.UNKNOWN:
+        return waits
+    return Finding.of(waits.truth is Truth.NOT_MET, waits.observed)
 
 
 def _forgotten(logs: Logs) -> Counter[str]:
     """How many lines there are of output for nobody, of those that were kept, by
     request."""
-    return Counter(found[1] for found in logs.search(_FORGOTTEN, r"rid='([^']+)'"))
+    lines = logs.search(_FORGOTTEN, r"rid='([^']+)'")
+    return Counter(line[1] for line in lines)
 
 
 def _none_forgotten(logs: Logs) -> Finding:
@@ -339,11 +346,11 @@ def _none_forgotten(logs: Logs) -> Finding:
 
 
 def _flooded(logs: Logs) -> Finding:
-    most = _forgotten(logs).most_common(1)
-    text = (
-        f"{most[0][1]} lines or more of {most[0][0]}" if most else "none is forgotten"
-    )
-    return Finding.of(bool(most) and most[0][1] >= _FLOOD, text)
+    forgotten = _forgotten(logs).most_common(1)
+    if not forgotten:
+        return Finding.of(False, "none is forgotten")
+    rid, count = forgotten[0]
+    return Finding.of(count >= _FLOOD, f"{count} lines or more of {rid}")
 
 
 _FIX = pull(
@@ -400,17 +407,17 @@ class GhostDecode(Scenario):
 
     async def gate(self, drive: Drive) -> None:
         await drive.chat("gate: text only", text="hello")
-        await sglang.measure_pace(drive, DECODE_S, GHOST_MOST)
+        await sglang.measure_pace(drive, _DECODE_S, _GHOST_MOST)
 
     async def trigger(self, drive: Drive) -> None:
-        await sglang.stream(drive, STAYS, _RIDS[STAYS], sglang.paced(drive))
+        await sglang.stream(drive, _STAYS, _RIDS[_STAYS], sglang.paced(drive))
         before = await drive.metric(sglang.ABORTS) or 0.0
         await sglang.stream(drive, GHOST, _RIDS[GHOST], sglang.paced(drive), leave_at=2)
         asking = drive.traffic.chat(
-            AFTER, text="hello", deadline_s=max(drive.deadline_s, sglang.LONG_S)
+            _AFTER, text="hello", deadline_s=max(drive.deadline_s, sglang.LONG_S)
         )
         after = asyncio.ensure_future(asking)
-        await asyncio.wait({after}, timeout=LOOK_S)
+        await asyncio.wait({after}, timeout=_LOOK_S)
         await sglang.abort(drive, _RIDS[GHOST])
         await after
         drive.fact(
@@ -419,11 +426,11 @@ class GhostDecode(Scenario):
 
     @precondition("the client left in the middle of what takes its time")
     def left_early(self, requests: Requests) -> Finding:
-        stayed, left = requests.first(STAYS), requests.first(GHOST)
+        stayed, left = requests.first(_STAYS), requests.first(GHOST)
         text = f"left after {left.pieces} of {left.max_tokens} pieces; "
         text += f"a whole answer takes {stayed.latency_s:.1f} s"
         early = left.left and left.pieces == 2 and stayed.answered
-        return Finding.of(early and stayed.latency_s >= LEAST_S, text)
+        return Finding.of(early and stayed.latency_s >= _LEAST_S, text)
 
     symptoms = (
         symptom(
@@ -450,10 +457,10 @@ class GhostDecode(Scenario):
         ),
     )
     def for_nobody(self, logs: Logs) -> Finding:
-        found = _forgotten(logs)
-        text = ", ".join(f"{count} × {rid}" for rid, count in found.items()) or "none"
+        lines = _forgotten(logs)
+        text = ", ".join(f"{count} × {rid}" for rid, count in lines.items()) or "none"
         return Finding.of(
-            found.keys() == {_RIDS[GHOST]} and found[_RIDS[GHOST]] >= _FLOOD, text
+            lines.keys() == {_RIDS[GHOST]} and lines[_RIDS[GHOST]] >= _FLOOD, text
         )
 
     def to_the_end(self, logs: Logs, requests: Requests) -> Finding:
@@ -471,13 +478,13 @@ class GhostDecode(Scenario):
         text = f"/abort_request answered {asked}; aborts passed on: {passed:g}"
         return Finding.of(asked == 200 and passed == 0, text)
 
-    works_after = (_at_once, _none_forgotten, answered(STAYS, AFTER))
+    works_after = (_at_once, _none_forgotten, answered(_STAYS, _AFTER))
     rows = (
         row("a new request", _waits_for_it, "answered at once"),
         row("output for nobody, in the log", "for-nobody", "none"),
         row(
             "another client's requests",
-            answered(STAYS, AFTER),
+            answered(_STAYS, _AFTER),
             "answered",
             abnormal_if=False,
         ),

@@ -33,13 +33,17 @@ from mmrepro.traffic.reading import MAX_LIKELIEST, RequestWatch
 
 _VOCABULARY = TinyQwen2VL().vocab_size
 _BEYOND = 100_000
-LEGAL, TOO_MANY = "all of the vocabulary", "more than the vocabulary"
+_LEGAL, _TOO_MANY = "all of the vocabulary", "more than the vocabulary"
 _TRACE = (sglang.ENDED, "in-top-logprobs", "out-of-range")
 
 
 def _likeliest(sent: RequestRecord) -> int:
     """How many were told of the first token, as far as they are kept."""
-    return max((len(top) for choice in sent.choices for top in choice.top), default=0)
+    most = 0
+    for choice in sent.choices:
+        for top in choice.top:
+            most = max(most, len(top))
+    return most
 
 
 def _unanswered_since(requests: Requests, label: str) -> Finding:
@@ -54,14 +58,13 @@ def _unanswered_since(requests: Requests, label: str) -> Finding:
 
 def _in_order(logs: Logs, trace: tuple[str, ...]) -> Finding:
     """The first line of each pattern, each after the one before: one traceback."""
-    found = {name: logs.lines(name) for name in trace}
-    text = ", ".join(f"{len(lines)} × {name}" for name, lines in found.items())
-    if not all(found.values()):
+    lines_of = {name: logs.lines(name) for name in trace}
+    text = ", ".join(f"{len(lines)} × {name}" for name, lines in lines_of.items())
+    if not all(lines_of.values()):
         return Finding.of(False, text)
-    begun, inside, raised = (lines[0].number for lines in found.values())
-    return Finding.of(
-        begun < inside < raised, f"{text}; lines {begun}, {inside}, {raised}"
-    )
+    begun, inside, raised = (lines[0].number for lines in lines_of.values())
+    observed = f"{text}; lines {begun}, {inside}, {raised}"
+    return Finding.of(begun < inside < raised, observed)
 
 
 _LOGPROBS_REPORT = issue(
@@ -143,8 +146,8 @@ class TopLogprobsKill(Scenario):
         return await drive.traffic.send(label, data, watch, deadline_s=drive.deadline_s)
 
     async def trigger(self, drive: Drive) -> None:
-        await self.ask_for(drive, LEGAL, _VOCABULARY)
-        await drive.unless_stuck(self.ask_for(drive, TOO_MANY, _BEYOND))
+        await self.ask_for(drive, _LEGAL, _VOCABULARY)
+        await drive.unless_stuck(self.ask_for(drive, _TOO_MANY, _BEYOND))
         await crash.watch(drive)
 
     @precondition(
@@ -153,7 +156,7 @@ class TopLogprobsKill(Scenario):
     def looked_at(self, requests: Requests, logs: Logs) -> Finding:
         """A proxy that drops the field, or refuses the request for something else, is
         none."""
-        sent = requests.first(TOO_MANY)
+        sent = requests.first(_TOO_MANY)
         if sent.status is not None and 400 <= sent.status < 500:
             return Finding.of("top_logprobs" in sent.error, sent.reply)
         if sent.answered:
@@ -168,13 +171,13 @@ class TopLogprobsKill(Scenario):
         "the request's connection ends without an answer, and so does every later one"
     )
     def no_answer(self, requests: Requests) -> Finding:
-        return _unanswered_since(requests, TOO_MANY)
+        return _unanswered_since(requests, _TOO_MANY)
 
     @symptom(
         "as many as the vocabulary has are answered", id="legal-answered", live=False
     )
     def legal_answered(self, requests: Requests) -> Finding:
-        sent = requests.first(LEGAL)
+        sent = requests.first(_LEGAL)
         given = _likeliest(sent) == MAX_LIKELIEST
         return Finding.of(
             sent.answered and given, f"{_VOCABULARY} asked for: {sent.reply}"
@@ -191,7 +194,10 @@ class TopLogprobsKill(Scenario):
 
     rows = (
         row(
-            f"top_logprobs {_BEYOND}", "no-answer", answered(LEGAL), "connection closed"
+            f"top_logprobs {_BEYOND}",
+            "no-answer",
+            answered(_LEGAL),
+            "connection closed",
         ),
         row("the server", "server-gone", "alive", "gone"),
         row(
@@ -230,40 +236,41 @@ TOP_LOGPROBS_KILL = TopLogprobsKill()
 _BOOTSTRAP_REPORT = issue(
     "sglang#36855", "skip_radix_cache_insert livelocks on chunked prefill"
 )
-CHUNK, ROOM = 128, 8192
+_CHUNK, _ROOM = 128, 8192
 _WORDS = "one two three four five six seven " * 12
 """A prompt of three chunks and more, in the tiny model's tokens."""
 _HOST = {"bootstrap_host": "2.2.2.2", "bootstrap_port": 8998, "bootstrap_room": 1}
-WITHOUT, SHORT, FAKE = (
+_WITHOUT, _SHORT, FAKE = (
     "long, without a host",
     "short, with the host",
     "long, with the host",
 )
-MANY, LAST = 50, 5
+_MANY, _LAST = 50, 5
 """Batches for which a prompt is much too short; lines that the log's probe keeps of its
 end."""
-NEW, OUT, PENDING = "prefill", "prefill-out-of-memory", "prefill-unfinished"
+_NEW, _OUT, _PENDING = "prefill", "prefill-out-of-memory", "prefill-unfinished"
 
 
 def _prefilled(logs: Logs) -> list[int]:
     """New tokens of each batch of prefill, as the log has them."""
-    return [int(found[1]) for found in logs.search(NEW, r"#new-token: (\d+)")]
+    batches = logs.search(_NEW, r"#new-token: (\d+)")
+    return [int(batch[1]) for batch in batches]
 
 
 def _same_again(logs: Logs) -> tuple[int, list[int]]:
     """How many batches left some of a prompt for later, and how much the last ones
     left."""
-    found = [
+    matches = [
         re.search(r"#pending-token: (\d+)", one.text)
-        for one in logs.lines(PENDING)[-LAST:]
+        for one in logs.lines(_PENDING)[-_LAST:]
     ]
-    return logs.count(PENDING), [int(match[1]) for match in found if match]
+    return logs.count(_PENDING), [int(match[1]) for match in matches if match]
 
 
-def _no_progress(logs: Logs, least: int = MANY) -> Finding:
+def _no_progress(logs: Logs, least: int = _MANY) -> Finding:
     """No prompt has so many chunks, and each leaves less than the one before."""
     count, left = _same_again(logs)
-    text = f"{count} batches leave some of a prompt; the last {LAST} left {left}"
+    text = f"{count} batches leave some of a prompt; the last {_LAST} left {left}"
     return Finding.of(count >= least and left == sorted(left), text)
 
 
@@ -287,12 +294,12 @@ class FakeBootstrap(Scenario):
     # (mem_cache/common.py): 0.5.17 to 0.5.20 have the same function, and 0.5.22 is the
     # first without it.
     affected = ">=0.5.17,<0.5.22"
-    server = f"--chunked-prefill-size {CHUNK} --max-total-tokens {ROOM}"
+    server = f"--chunked-prefill-size {_CHUNK} --max-total-tokens {_ROOM}"
     log_patterns = sglang.ENDED_LOG | {
-        OUT: r"RuntimeError: (?:Prefill o|O)ut of memory",
-        PENDING: r"Prefill batch.*#pending-token: [1-9]",
+        _OUT: r"RuntimeError: (?:Prefill o|O)ut of memory",
+        _PENDING: r"Prefill batch.*#pending-token: [1-9]",
     }
-    key_log_patterns = (OUT, sglang.ENDED)
+    key_log_patterns = (_OUT, sglang.ENDED)
     mitigations = (
         upgrade("0.5.23", "upgrade to 0.5.23; by source 0.5.22 is well, too"),
     )
@@ -318,27 +325,27 @@ class FakeBootstrap(Scenario):
     )
 
     async def trigger(self, drive: Drive) -> None:
-        await drive.ask(WITHOUT, text=f"a {_WORDS}")
-        await drive.ask(SHORT, text="hello", extra=_HOST)
+        await drive.ask(_WITHOUT, text=f"a {_WORDS}")
+        await drive.ask(_SHORT, text="hello", extra=_HOST)
         wait = max(drive.deadline_s, sglang.LONG_S)  # until the cache is full
         await drive.traffic.chat(FAKE, text=f"b {_WORDS}", extra=_HOST, deadline_s=wait)
         await crash.watch(drive)
 
     @precondition("the same prompt was prefilled in chunks")
     def in_chunks(self, requests: Requests, logs: Logs) -> Finding:
-        tokens = requests.first(WITHOUT).prompt_tokens or 0
+        tokens = requests.first(_WITHOUT).prompt_tokens or 0
         sizes = _prefilled(logs)
         text = f"{tokens} tokens of prompt; batches of {max(sizes, default=0)} at most"
-        return Finding.of(tokens > 2 * CHUNK and max(sizes, default=0) == CHUNK, text)
+        return Finding.of(tokens > 2 * _CHUNK and max(sizes, default=0) == _CHUNK, text)
 
     @precondition("the request with the host was prefilled")
     def fake_arrived(self, requests: Requests, logs: Logs) -> Finding:
-        sent, plain = requests.first(FAKE), requests.first(WITHOUT).prompt_tokens
+        sent, plain = requests.first(FAKE), requests.first(_WITHOUT).prompt_tokens
         if sent.answered:
             return Finding.of(
                 sent.prompt_tokens == plain, f"answered: {sent.prompt_tokens} tokens"
             )
-        if not logs.count(OUT):
+        if not logs.count(_OUT):
             raise Missing(f"not seen: {sent.reply}")
         return Finding.of(True, "it took all the memory there was")
 
@@ -356,7 +363,7 @@ class FakeBootstrap(Scenario):
         sglang.server_lost(),
         symptom(
             "the same prompt without it, and a short one with it, are answered",
-            answered(WITHOUT, SHORT),
+            answered(_WITHOUT, _SHORT),
             id="others-answered",
         ),
     )
@@ -366,20 +373,20 @@ class FakeBootstrap(Scenario):
         live=cause("a chunk is prefilled over and over", _no_progress),
     )
     def never_gets_further(self, logs: Logs, requests: Requests) -> Finding:
-        chunks = (requests.first(WITHOUT).prompt_tokens or ROOM) // CHUNK + 1
+        chunks = (requests.first(_WITHOUT).prompt_tokens or _ROOM) // _CHUNK + 1
         found = _no_progress(logs, 10 * chunks)
         return Finding(found.truth, f"{found.observed}; the prompt has {chunks} chunks")
 
     @cause("the scheduler ended because its prefill found no memory", live=True)
     def out_of_memory(self, logs: Logs) -> Finding:
-        out, ended = logs.lines(OUT), logs.lines(sglang.ENDED)
+        out, ended = logs.lines(_OUT), logs.lines(sglang.ENDED)
         text = (
-            f"{len(out)} × {OUT}, {len(ended)} × an exception that ended the scheduler"
+            f"{len(out)} × {_OUT}, {len(ended)} × an exception that ended the scheduler"
         )
         return Finding.of(bool(out) and bool(ended), text)
 
     rows = (
-        row("long, with the host", "no-answer", answered(WITHOUT)),
+        row("long, with the host", "no-answer", answered(_WITHOUT)),
         row("the server", "server-gone", "alive", "dies"),
         row("batches of prefill", "never-gets-further", "one a chunk"),
         row(
@@ -420,9 +427,9 @@ FAKE_BOOTSTRAP = FakeBootstrap()
 _EMBEDS_REPORT = issue(
     "sglang#40728", "input_embeds through a session crash the scheduler"
 )
-SESSION, EMBEDDED = "session-of-a-client", 4
+SESSION, _EMBEDDED = "session-of-a-client", 4
 _IN_SESSION = "embeddings in a session"
-WITHOUT_SESSION, TEXT_IN_SESSION = (
+_WITHOUT_SESSION, _TEXT_IN_SESSION = (
     "embeddings without a session",
     "token ids in a session",
 )
@@ -502,10 +509,10 @@ class SessionEmbeds(Scenario):
             body=json.dumps(opened).encode(),
             deadline_s=drive.deadline_s,
         )
-        embeds, session = [[0.01] * TinyText().width] * EMBEDDED, {"id": SESSION}
-        await self.ask_for(drive, WITHOUT_SESSION, input_embeds=embeds)
+        embeds, session = [[0.01] * TinyText().width] * _EMBEDDED, {"id": SESSION}
+        await self.ask_for(drive, _WITHOUT_SESSION, input_embeds=embeds)
         await self.ask_for(
-            drive, TEXT_IN_SESSION, input_ids=[1] * EMBEDDED, session_params=session
+            drive, _TEXT_IN_SESSION, input_ids=[1] * _EMBEDDED, session_params=session
         )
         await drive.unless_stuck(
             self.ask_for(
@@ -539,7 +546,7 @@ class SessionEmbeds(Scenario):
         sglang.server_lost(),
         symptom(
             "the embeddings without a session, and token ids in it, are answered",
-            answered(WITHOUT_SESSION, TEXT_IN_SESSION),
+            answered(_WITHOUT_SESSION, _TEXT_IN_SESSION),
             id="others-answered",
         ),
     )
@@ -555,7 +562,7 @@ class SessionEmbeds(Scenario):
         row(
             "embeddings in a session",
             "no-answer",
-            answered(WITHOUT_SESSION),
+            answered(_WITHOUT_SESSION),
             "connection closed",
         ),
         row("the server", "server-gone", "alive", "gone"),

@@ -60,7 +60,7 @@ _FILLS = 5
 bfloat16)."""
 FEW = 2
 """Of them, so many leave in the cache what was sent before them."""
-TWICE_AS_FAST, AS_SLOW = 0.5, 0.8
+_TWICE_AS_FAST, _AS_SLOW = 0.5, 0.8
 """Seconds of a picture that fills it, sent again, by those of the first time: its
 cached features save the vision tower, most of the work (0.17 of it on two cores;
 without the cache 1.0)."""
@@ -92,34 +92,40 @@ def was_emptied(requests: Requests, reproducers: Reproducers) -> Finding:
 def encoded_once(requests: Requests) -> Finding:
     """Whether a picture that is sent again is not encoded again: the embedding cache is
     on."""
-    filled = [r for n in range(_FILLS) for r in requests.all(f"fill-{n}") if r.answered]
-    again = [r.latency_s for r in filled if r.label.endswith("again")]
-    first = [r.latency_s for r in filled if not r.label.endswith("again")]
+    first: list[float] = []
+    again: list[float] = []
+    for number in range(_FILLS):
+        for request in requests.all(f"fill-{number}"):
+            if not request.answered:
+                continue
+            times = again if request.label.endswith("again") else first
+            times.append(request.latency_s)
     if min(len(first), len(again)) < _LEAST_PAIRS:
         return Finding.unknown(f"{len(again)} pictures were sent again")
+
     share = median(again) / median(first)
     text = f"a picture takes {median(first):.2f} s, sent again {share:.2f} of that"
-    if TWICE_AS_FAST < share < AS_SLOW:
+    if _TWICE_AS_FAST < share < _AS_SLOW:
         return Finding.unknown(text)
-    return Finding.of(share <= TWICE_AS_FAST, text)
+    return Finding.of(share <= _TWICE_AS_FAST, text)
 
 
 def embeddings_kept(answers: ComparedAnswers) -> Finding:
     """The alias outlives other pictures as long as they leave room, and no longer."""
-    told = []
+    observed = []
     for first, second in (("W", "T"), ("T", "W")):
         at_once, later = f"{second} after {first}", f"{second} after {first} and others"
         whose, text = answers.after(first, second)
         kept = answers.alike(at_once, later)
         emptied = answers.whose(f"{second} first", second) == second
-        told.append(
+        observed.append(
             f"{text}; {FEW} other pictures in between: "
             f"{'the same' if kept else 'another answer'}; "
             f"{_FILLS}: {'its own' if emptied else 'not its own'}"
         )
         if whose == second or not kept or not emptied:
-            return Finding.of(False, told[-1])
-    return Finding.of(True, "; ".join(told))
+            return Finding.of(False, observed[-1])
+    return Finding.of(True, "; ".join(observed))
 
 
 def _aliased(failure: Failure, found: Mapping[str, list[PicturePair]]) -> Finding:
@@ -359,8 +365,9 @@ class EmbeddingCache(ShapeAlias):
     async def fill(self, drive: Drive, number: int) -> None:
         """Each picture twice, one after the other: it is encoded once where there is a
         cache."""
-        for name in (f"fill-{n}" for n in range(number)):
-            picture = drive.picture(name, 100 + int(name[5:]), (896, 896))
+        for index in range(number):
+            name = f"fill-{index}"
+            picture = drive.picture(name, 100 + index, (896, 896))
             for label in (name, f"{name} again"):
                 await drive.chat(label, text="hi", images=[picture], max_tokens=1)
 

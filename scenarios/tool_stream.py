@@ -35,7 +35,7 @@ from mmrepro.scenario.more import Condition
 from mmrepro.scenario.silent import as_in_a_run
 from mmrepro.traffic.reading import RequestWatch
 
-REPRODUCER, NOT_STREAMED = "tool_parser_stream.py", "not-streamed"
+REPRODUCER, _NOT_STREAMED = "tool_parser_stream.py", "not-streamed"
 WHOLE, STREAMED, ALONE = (
     "both calls, whole",
     "both calls, streamed",
@@ -56,7 +56,7 @@ _REPORT = issue(
 )
 
 
-def calls(requests: Requests, label: str) -> list[tuple[str, object]]:
+def _calls(requests: Requests, label: str) -> list[tuple[str, object]]:
     """Name and arguments of the calls in an answer; arguments that are no JSON as they
     came.
 
@@ -67,25 +67,25 @@ def calls(requests: Requests, label: str) -> list[tuple[str, object]]:
     ]
     if [call.index for call in made] != list(range(len(made))):
         raise Missing(f"{label}: the calls are not numbered")
-    found: list[tuple[str, object]] = []
+    calls: list[tuple[str, object]] = []
     for call in made:
         try:
-            found.append((call.name, json.loads(call.arguments)))
+            calls.append((call.name, json.loads(call.arguments)))
         except ValueError:
-            found.append((call.name, call.arguments))
-    return found
+            calls.append((call.name, call.arguments))
+    return calls
 
 
 _WANTED = [(call["name"], call["arguments"]) for call in _GIVEN]
 
 
-def called(
+def _called(
     label: str, wanted: list[tuple[str, object]]
 ) -> Callable[[Requests], Finding]:
     """A check: these are the calls in an answer, with their arguments."""
 
     def check(requests: Requests) -> Finding:
-        found = calls(requests, label)
+        found = _calls(requests, label)
         return Finding.of(found == wanted, f"{found}")
 
     return check
@@ -117,7 +117,7 @@ class ToolArgumentsDropped(Scenario):
     server = "--max-num-seqs 8 --enable-auto-tool-choice --tool-call-parser xlam"
     reproducers = (REPRODUCER,)
     mitigations = (
-        cure(NOT_STREAMED, description="ask for tool calls without a stream"),
+        cure(_NOT_STREAMED, description="ask for tool calls without a stream"),
     )
     sources = (
         quote(
@@ -157,34 +157,34 @@ class ToolArgumentsDropped(Scenario):
         await self.ask(drive, WHOLE, CALLS, stream=False)
         await self.ask(drive, ALONE, json.dumps(_GIVEN[SECOND:]), stream=True)
         await self.ask(
-            drive, STREAMED, CALLS, stream=NOT_STREAMED not in drive.mitigations
+            drive, STREAMED, CALLS, stream=_NOT_STREAMED not in drive.mitigations
         )
 
     @precondition(
         "the model says the two calls, of which the first one has no arguments"
     )
     def both_called(self, requests: Requests) -> Finding:
-        found, sent = calls(requests, WHOLE), requests.first(STREAMED)
-        met = found == _WANTED and sent.completion_tokens in (None, len(CALLS) + 1)
-        return Finding.of(met and sent.answered, f"whole: {found}")
+        calls, sent = _calls(requests, WHOLE), requests.first(STREAMED)
+        met = calls == _WANTED and sent.completion_tokens in (None, len(CALLS) + 1)
+        return Finding.of(met and sent.answered, f"whole: {calls}")
 
     @symptom("streamed, the second call has no arguments")
     def arguments_gone(self, requests: Requests) -> Finding:
-        found = calls(requests, STREAMED)
+        calls = _calls(requests, STREAMED)
         return Finding.of(
-            found == [*_WANTED[:SECOND], (_WANTED[SECOND][0], {})], f"{found}"
+            calls == [*_WANTED[:SECOND], (_WANTED[SECOND][0], {})], f"{calls}"
         )
 
     symptoms = (
         symptom(
             "not streamed, it has them",
-            called(WHOLE, _WANTED),
+            _called(WHOLE, _WANTED),
             id="whole-has-them",
             abnormal=False,
         ),
         symptom(
             "streamed without a call before it, it has them",
-            called(ALONE, _WANTED[SECOND:]),
+            _called(ALONE, _WANTED[SECOND:]),
             id="alone-has-them",
             abnormal=False,
         ),
@@ -201,7 +201,7 @@ class ToolArgumentsDropped(Scenario):
     def live_conditions(self, facts: LiveFacts) -> list[Condition]:
         return as_in_a_run(self, facts)
 
-    works_after = (answered(WHOLE, STREAMED, ALONE), called(STREAMED, _WANTED))
+    works_after = (answered(WHOLE, STREAMED, ALONE), _called(STREAMED, _WANTED))
     rows = (
         row("streamed, after an empty call", "arguments-gone", "its arguments"),
         row("not streamed", "whole-has-them", "its arguments", abnormal_if=False),

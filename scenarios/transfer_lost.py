@@ -32,17 +32,17 @@ from mmrepro.scenario import (
 )
 from mmrepro.scenario.more import MetricsData, TinyText
 
-BLOCKS, TOKENS = 10, 340
+_BLOCKS, _TOKENS = 10, 340
 """Blocks of the KV cache (of 128 tokens, a CPU's default), nine of which requests can
 have; tokens of a prompt, which needs three."""
 LEFT = [f"prompt {n}, computed elsewhere" for n in (1, 2, 3)]
 _GIVES_UP_S = 2
 """After which the cure's transport reports that a transfer has failed."""
-LOCAL, LATER = (
+_LOCAL, LATER = (
     "gate: the same prompt, computed here",
     "the same prompt, once they have left",
 )
-WAITS, ABORTED = "waits-for-remote-kv", "aborted"
+_WAITS, _ABORTED = "waits-for-remote-kv", "aborted"
 _CONNECTOR = "LostTransfer"
 _REPORT = issue(
     "vllm#46283",
@@ -54,7 +54,7 @@ _HOLDS = pull(
 )
 
 
-def transfer(gives_up_s: int) -> str:
+def _transfer(gives_up_s: int) -> str:
     config = {
         "kv_connector": _CONNECTOR,
         "kv_connector_module_path": "lost_transfer",
@@ -64,10 +64,10 @@ def transfer(gives_up_s: int) -> str:
     return f"--kv-transfer-config '{json.dumps(config)}'"
 
 
-def readings(evidence: Evidence) -> list[tuple[float, float, float, float]]:
+def _readings(evidence: Evidence) -> list[tuple[float, float, float, float]]:
     """In each reading of the check: requests that run, that wait by reason capacity and
     by reason deferred, and the share of the KV cache that is in use. Raises Missing."""
-    found = []
+    readings = []
     for _, data in evidence.results(MetricsData, "check"):
         reasons = {
             sample.labels.get("reason", ""): sample.value or 0.0
@@ -83,23 +83,23 @@ def readings(evidence: Evidence) -> list[tuple[float, float, float, float]]:
                 "the server does not tell why requests wait, and what its KV cache "
                 "holds"
             )
-        found.append(
+        readings.append(
             (running, reasons["capacity"], reasons.get("deferred", 0.0), usage)
         )
-    if len(found) < 2:
-        raise Missing(f"{len(found)} readings of the server's gauges")
-    return found
+    if len(readings) < 2:
+        raise Missing(f"{len(readings)} readings of the server's gauges")
+    return readings
 
 
 def _held_by_nobody(evidence: Evidence) -> Finding:
     """Nothing runs and nothing waits for a transfer, and the KV cache is in use all the
     same."""
-    told = readings(evidence)
+    readings = _readings(evidence)
     text = "; ".join(
         f"running {r:g}, in transfer {d:g}, waiting by capacity {c:g}, KV use {u:.0%}"
-        for r, c, d, u in told
+        for r, c, d, u in readings
     )
-    met = all(r == 0 and d == 0 and c >= 1 and u > 0 for r, c, d, u in told)
+    met = all(r == 0 and d == 0 and c >= 1 and u > 0 for r, c, d, u in readings)
     return Finding.of(met, text)
 
 
@@ -128,8 +128,8 @@ class TransferLost(Scenario):
     model = TinyText()
     max_model_len = 1024
     server = (
-        f"--max-num-seqs 8 --num-gpu-blocks-override {BLOCKS} "
-        f"--no-enable-prefix-caching --enable-log-requests {transfer(0)}"
+        f"--max-num-seqs 8 --num-gpu-blocks-override {_BLOCKS} "
+        f"--no-enable-prefix-caching --enable-log-requests {_transfer(0)}"
     )
     patches = (
         Patch(
@@ -144,8 +144,8 @@ class TransferLost(Scenario):
         ),
     )
     log_patterns = {
-        WAITS: r"is still in WAITING_FOR_REMOTE_KVS state",
-        ABORTED: r"Request \S+ aborted\.",
+        _WAITS: r"is still in WAITING_FOR_REMOTE_KVS state",
+        _ABORTED: r"Request \S+ aborted\.",
     }
     sources = (
         quote(
@@ -158,7 +158,7 @@ class TransferLost(Scenario):
     mitigations = (
         cure(
             "deadline",
-            transfer(_GIVES_UP_S),
+            _transfer(_GIVES_UP_S),
             (
                 f"a connector that reports a failed transfer after {_GIVES_UP_S} s: the "
                 "request fails"
@@ -169,7 +169,11 @@ class TransferLost(Scenario):
     async def prompt(self, drive: Drive, label: str, *, remote: bool = False) -> None:
         """A completion of a prompt of so many token ids, as a router sends it to a
         decode server if ``remote``."""
-        body = {"model": drive.traffic.model, "prompt": [100] * TOKENS, "max_tokens": 4}
+        body = {
+            "model": drive.traffic.model,
+            "prompt": [100] * _TOKENS,
+            "max_tokens": 4,
+        }
         body |= {"temperature": 0}
         if remote:
             body |= {"kv_transfer_params": {"do_remote_prefill": True}}
@@ -181,7 +185,7 @@ class TransferLost(Scenario):
 
     async def gate(self, drive: Drive) -> None:
         await drive.chat("gate: text", text="hello")
-        await self.prompt(drive, LOCAL)
+        await self.prompt(drive, _LOCAL)
 
     async def trigger(self, drive: Drive) -> None:
         await asyncio.gather(
@@ -203,13 +207,13 @@ class TransferLost(Scenario):
     )
     def left(self, requests: Requests, logs: Logs) -> Finding:
         sent = [requests.first(label) for label in LEFT]
-        gone, aborted = sum(r.timed_out for r in sent), logs.count(ABORTED)
+        gone, aborted = sum(r.timed_out for r in sent), logs.count(_ABORTED)
         text = (
             f"{gone} of {len(sent)} had no answer when their clients left; "
             f"{aborted} aborted"
         )
-        met = gone == len(sent) <= aborted and logs.count(WAITS) > 0
-        return Finding.of(met, f"{text}; {logs.count(WAITS)} lines tell of a wait")
+        met = gone == len(sent) <= aborted and logs.count(_WAITS) > 0
+        return Finding.of(met, f"{text}; {logs.count(_WAITS)} lines tell of a wait")
 
     symptoms = (
         common.never_answered(LATER),
@@ -234,9 +238,9 @@ class TransferLost(Scenario):
 
     @cause("the same prompt in the same KV cache is answered before", live=False)
     def fits(self, requests: Requests) -> Finding:
-        sent = requests.first(LOCAL)
+        sent = requests.first(_LOCAL)
         return Finding.of(
-            sent.status == 200, f"{LOCAL}: {sent.status} {sent.error[:100]}".strip()
+            sent.status == 200, f"{_LOCAL}: {sent.status} {sent.error[:100]}".strip()
         )
 
     works_after = (common.refused_or_answered(LATER),)

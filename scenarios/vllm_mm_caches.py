@@ -237,8 +237,8 @@ class MmCacheDesync(vllm.MmCacheScenario):
 MM_CACHE_DESYNC = MmCacheDesync()
 
 
-QUESTION, TOKENS = "what is this", 12
-SHARED, OWN = "picture-1", "picture-2"
+_QUESTION, _TOKENS = "what is this", 12
+_SHARED, _OWN = "picture-1", "picture-2"
 """Names that a client gives: the first to both pictures."""
 X_SHARED, Y_SHARED, Y_OWN = "X as picture-1", "Y as picture-1", "Y as picture-2"
 _HITS = "vllm:mm_cache_hits_total"
@@ -257,9 +257,9 @@ def _is_of(label: str, picture: str) -> Check:
     """The request was answered as ``picture`` alone was, token by token."""
 
     def whose(answers: ComparedAnswers) -> Finding:
-        found = answers.whose(label, "X", "Y")
+        owner = answers.whose(label, "X", "Y")
         return Finding.of(
-            found == picture, f"{label}: the answer of {found or 'neither'}"
+            owner == picture, f"{label}: the answer of {owner or 'neither'}"
         )
 
     return whose
@@ -330,18 +330,18 @@ class UuidAlias(Scenario):
         shown = {"type": "image_url", "image_url": {"url": picture.data_url}}
         content = [
             {**shown, **({"uuid": uuid} if uuid else {})},
-            {"type": "text", "text": QUESTION},
+            {"type": "text", "text": _QUESTION},
         ]
         asked = {"messages": [{"role": "user", "content": content}]}
         extra = {"logprobs": True, "top_logprobs": 1, **asked}
         await drive.ask(
-            label, images=[picture], text=QUESTION, max_tokens=TOKENS, extra=extra
+            label, images=[picture], text=_QUESTION, max_tokens=_TOKENS, extra=extra
         )
 
     async def trigger(self, drive: Drive) -> None:
         x, y = self.pictures(drive).values()
-        await self.ask(drive, X_SHARED, x, SHARED)
-        for label, uuid in ((Y_SHARED, SHARED), (Y_OWN, OWN)):
+        await self.ask(drive, X_SHARED, x, _SHARED)
+        for label, uuid in ((Y_SHARED, _SHARED), (Y_OWN, _OWN)):
             # The API server counts a request's lookups when the engine's next output
             # arrives.
             before = await drive.metric(_HITS)
@@ -394,7 +394,8 @@ class UuidAlias(Scenario):
         "where it was never sent, and finds nothing under a new one"
     )
     def found_by_name(self, measured: Measured) -> Finding:
-        shared, own = (measured.number(f"hits: {label}") for label in (Y_SHARED, Y_OWN))
+        shared = measured.number(f"hits: {Y_SHARED}")
+        own = measured.number(f"hits: {Y_OWN}")
         return Finding.of(shared == 1 and own == 0, f"hits: {shared:g} and {own:g}")
 
     @cause(

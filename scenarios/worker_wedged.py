@@ -7,6 +7,7 @@ from typing import ClassVar
 from mmrepro.base.records import StandIn
 from mmrepro.engines.base import Patch
 from mmrepro.engines.waits import Wait, wait_places, waiting
+from mmrepro.probes.data import ProcessUse
 from mmrepro.scenario import (
     Claim,
     Drive,
@@ -76,23 +77,41 @@ def _wedge(kind: str, rank: str = "1") -> Patch:
 
 
 def _main_threads(evidence: Evidence, role: str) -> dict[int, list[ThreadStack]]:
-    """Of each process whose role begins so, the main thread in each sample."""
-    measured = [
-        p for _, d in evidence.results(ProcessesData, "check") for p in d.processes
-    ]
-    found: dict[int, list[ThreadStack]] = {
-        p.pid: [] for p in measured if p.role.startswith(role) and p.state not in "ZX"
-    }
+    """The main thread in each sample, of each process whose role begins so."""
+    threads: dict[int, list[ThreadStack]] = {}
+    for process in _measured(evidence):
+        if process.role.startswith(role) and process.state not in "ZX":
+            threads[process.pid] = []
     for _, data in evidence.results(StacksData, "check"):
         for sample in data.samples:
-            if sample.pid in found:
-                found[sample.pid] += [
-                    t for t in sample.threads if t.name == "MainThread"
-                ]
-    return found
+            if sample.pid not in threads:
+                continue
+            main = [thread for thread in sample.threads if thread.name == "MainThread"]
+            threads[sample.pid] += main
+    return threads
 
 
-def waits(threads: Sequence[ThreadStack]) -> Iterator[Wait | None]:
+def _measured(evidence: Evidence) -> list[ProcessUse]:
+    """The server's processes, of each reading in the check."""
+    processes: list[ProcessUse] = []
+    for _, data in evidence.results(ProcessesData, "check"):
+        processes += data.processes
+    return processes
+
+
+def _kinds_of_wait(
+    threads: dict[int, list[ThreadStack]],
+) -> dict[int, set[Wait | None]]:
+    """The kinds of wait of each process; those that were sampled too seldom are left
+    out."""
+    kinds: dict[int, set[Wait | None]] = {}
+    for pid, stacks in threads.items():
+        if len(stacks) >= _SAMPLES:
+            kinds[pid] = {*_waits(stacks)}
+    return kinds
+
+
+def _waits(threads: Sequence[ThreadStack]) -> Iterator[Wait | None]:
     for thread in threads:
         found = waiting(thread.frames, wait_places("vllm"))
         yield found.wait if found else None
@@ -100,33 +119,37 @@ def waits(threads: Sequence[ThreadStack]) -> Iterator[Wait | None]:
 
 def _core_waits(evidence: Evidence) -> Finding:
     """EngineCore has handed its step out and waits for an answer, in every sample."""
-    seen = [
-        one
-        for some in _main_threads(evidence, "EngineCore").values()
-        for one in waits(some)
-    ]
-    if len(seen) < _SAMPLES:
-        return Finding.unknown(f"{len(seen)} samples show its main thread")
-    count = sum(one is Wait.WORKER for one in seen)
+    waits: list[Wait | None] = []
+    for stacks in _main_threads(evidence, "EngineCore").values():
+        waits += _waits(stacks)
+    if len(waits) < _SAMPLES:
+        return Finding.unknown(f"{len(waits)} samples show its main thread")
+    count = waits.count(Wait.WORKER)
     return Finding.of(
-        count == len(seen), f"{count} of {len(seen)} samples wait for a worker"
+        count == len(waits), f"{count} of {len(waits)} samples wait for a worker"
     )
 
 
 def _standing(evidence: Evidence) -> tuple[dict[int, list[ThreadStack]], int]:
     """Workers that stand in one place outside of every known wait, and of how many."""
-    every = _main_threads(evidence, "Worker")
-    workers = {pid: some for pid, some in every.items() if len(some) >= _SAMPLES}
-    standing = {}
-    for pid, some in workers.items():
-        places = {(t.frames[0].function, t.frames[0].line) for t in some if t.frames}
-        if len(places) == 1 and not any(waits(some)):
-            standing[pid] = some
-    return standing, len(workers)
+    sampled = 0
+    standing: dict[int, list[ThreadStack]] = {}
+    for pid, stacks in _main_threads(evidence, "Worker").items():
+        if len(stacks) < _SAMPLES:
+            continue
+        sampled += 1
+        places: set[tuple[str, int]] = set()
+        for stack in stacks:
+            if stack.frames:
+                places.add((stack.frames[0].function, stack.frames[0].line))
+        if len(places) == 1 and not any(_waits(stacks)):
+            standing[pid] = stacks
+    return standing, sampled
 
 
 def _one_process(evidence: Evidence) -> Finding | None:
-    """That it has not two workers; None: it has, or its processes were not measured."""
+    """A finding that it has not two workers; None: it has, or its processes were not
+    measured."""
     measured = [
         p for _, d in evidence.results(ProcessesData, "check") for p in d.processes
     ]
@@ -145,11 +168,11 @@ def _one_stands(evidence: Evidence) -> Finding:
     where = [
         f"{some[0].frames[0].function} (pid {pid})" for pid, some in standing.items()
     ]
-    told = (
+    observed = (
         f"{len(standing)} of {count} workers stand outside of every wait: "
         f"{', '.join(where)}"
     )
-    return Finding.of(0 < len(standing) < count, told)
+    return Finding.of(0 < len(standing) < count, observed)
 
 
 def _with_the_gil(evidence: Evidence) -> Finding:
@@ -168,26 +191,28 @@ def _with_the_gil(evidence: Evidence) -> Finding:
 def _one_left(evidence: Evidence) -> Finding:
     """One worker waits in a collective operation, and another one for its next
     order."""
-    if alone := _one_process(evidence):
+    alone = _one_process(evidence)
+    if alone:
         return alone
-    every = _main_threads(evidence, "Worker")
-    at = {pid: {*waits(some)} for pid, some in every.items() if len(some) >= _SAMPLES}
-    if len(at) < 2:
-        return Finding.unknown(f"stacks of {len(at)} workers were read")
-    held = [pid for pid, one in at.items() if one == {Wait.COLLECTIVE}]
-    free = [pid for pid, one in at.items() if one == {Wait.WORK}]
-    told = (
-        f"{len(held)} of {len(at)} workers wait in a collective, {len(free)} for an "
-        "order"
+    kinds = list(_kinds_of_wait(_main_threads(evidence, "Worker")).values())
+    if len(kinds) < 2:
+        return Finding.unknown(f"stacks of {len(kinds)} workers were read")
+    held = kinds.count({Wait.COLLECTIVE})
+    free = kinds.count({Wait.WORK})
+    return Finding.of(
+        held > 0 and free > 0,
+        f"{held} of {len(kinds)} workers wait in a collective, {free} for an order",
     )
-    return Finding.of(bool(held and free), told)
 
 
 def _one_is_stopped(evidence: Evidence) -> Finding:
-    if alone := _one_process(evidence):
+    alone = _one_process(evidence)
+    if alone:
         return alone
-    used = [p for _, d in evidence.results(ProcessesData, "check") for p in d.processes]
-    states = {p.role: p.state for p in used if p.role.startswith("Worker")}
+    states: dict[str, str] = {}
+    for process in _measured(evidence):
+        if process.role.startswith("Worker"):
+            states[process.role] = process.state
     if not states:
         return Finding.unknown("no worker was measured")
     stopped = [role for role, state in states.items() if state in "Tt"]
@@ -198,16 +223,20 @@ def _one_is_stopped(evidence: Evidence) -> Finding:
 
 def _one_core_waits(evidence: Evidence) -> Finding:
     """One core waits for the answer of a worker, and each other one for work."""
-    every = _main_threads(evidence, "EngineCore")
-    at = {pid: {*waits(some)} for pid, some in every.items() if len(some) >= _SAMPLES}
-    if len(every) == 1:
+    cores = _main_threads(evidence, "EngineCore")
+    if len(cores) == 1:
         return Finding.of(False, "it has one core")
-    if len(at) < len(every) or not every:
-        return Finding.unknown(f"stacks of {len(at)} of {len(every)} cores were read")
-    held = [pid for pid, one in at.items() if one == {Wait.WORKER}]
-    free = [pid for pid, one in at.items() if one == {Wait.WORK}]
-    told = f"{len(held)} of {len(at)} cores wait for a worker, {len(free)} for work"
-    return Finding.of(len(held) == 1 and len(free) == len(at) - 1, told)
+    kinds = list(_kinds_of_wait(cores).values())
+    if len(kinds) < len(cores) or not cores:
+        return Finding.unknown(
+            f"stacks of {len(kinds)} of {len(cores)} cores were read"
+        )
+    held = kinds.count({Wait.WORKER})
+    free = kinds.count({Wait.WORK})
+    return Finding.of(
+        held == 1 and free == len(kinds) - 1,
+        f"{held} of {len(kinds)} cores wait for a worker, {free} for work",
+    )
 
 
 def _marked_hangs(requests: Requests) -> Finding:
@@ -221,12 +250,12 @@ def _marked_hangs(requests: Requests) -> Finding:
 
 def _some_of_many(requests: Requests) -> Finding:
     sent = [requests.first(label) for label in BURST]
-    hung, served = [r for r in sent if r.timed_out], [r for r in sent if r.answered]
-    told = (
-        f"{len(hung)} of {len(sent)} sent at once had no answer, {len(served)} were "
-        "answered"
+    hung = sum(request.timed_out for request in sent)
+    served = sum(request.answered for request in sent)
+    return Finding.of(
+        hung > 0 and served > 0,
+        f"{hung} of {len(sent)} sent at once had no answer, {served} were answered",
     )
-    return Finding.of(bool(hung and served), told)
 
 
 class WorkerWedged(Scenario):

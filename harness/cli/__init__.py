@@ -176,7 +176,8 @@ def _what_is_there(cause: BaseException | None) -> str:
 
 
 def _say(text: str) -> None:
-    """On stderr. Where its reader left, the exit code says so: see :class:`Streams`."""
+    """Print on stderr. Where its reader left, the exit code says so: see
+    :class:`Streams`."""
     with contextlib.suppress(OSError):
         sys.stderr.write(text + "\n")
 

@@ -184,16 +184,16 @@ class Root(TyperGroup):
 
 def _command(name: str, where: str, about: str) -> Any:
     module, _, attribute = where.partition(":")
-    found: typer.Typer | Callable[..., Any] = getattr(
+    callback: typer.Typer | Callable[..., Any] = getattr(
         import_module(f"mmrepro.cli.{module}"), attribute
     )
     app = typer.Typer(add_completion=False, rich_markup_mode=None)
-    if isinstance(found, typer.Typer):
-        found.rich_markup_mode = None
-        command = typer.main.get_group(found)
+    if isinstance(callback, typer.Typer):
+        callback.rich_markup_mode = None
+        command = typer.main.get_group(callback)
         command.name, command.short_help = name, about
         return command
-    app.command(name, cls=DeclaredCommand, short_help=about)(found)
+    app.command(name, cls=DeclaredCommand, short_help=about)(callback)
     return typer.main.get_command(app)
 
 

@@ -224,10 +224,11 @@ class CampaignProgress(LiveView):
                 Spinner("dots"), Text(name, style="bold"), Text(spent, style="dim")
             )
             parts.append(row)
-        words = [
-            *filter(None, [self._standing()]),
-            *(f"{number} {word}" for word, number in counts),
-        ]
+
+        standing = self._standing()
+        words = [standing] if standing else []
+        for word, number in counts:
+            words.append(f"{number} {word}")
         if words:
             parts.append(Text(" · ".join(words), overflow="ellipsis", no_wrap=True))
         if latest:

@@ -25,7 +25,7 @@ ASK_BYTES = 1 << 30
 
 
 def table_console(*, stderr: bool = False, quiet: bool = False) -> Console:
-    """As wide as the terminal; a file or a pipe is not cut to 80 columns."""
+    """A console as wide as the terminal; a file or a pipe is not cut to 80 columns."""
     from rich.console import Console
 
     console = Console(stderr=stderr, quiet=quiet)

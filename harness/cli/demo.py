@@ -12,7 +12,7 @@ from mmrepro.base import common_options as common
 from mmrepro.base.options import OUTPUT, Command, option
 from mmrepro.cli.options import command
 
-FILE: Final = "incident.json"
+_FILE: Final = "incident.json"
 RECORDING: Final = "demo.zip"
 """A bundle in the package, the same as tests/evidence/ghost-key-eviction-0.23.0.zip."""
 _NEXT: Final = """\
@@ -54,8 +54,8 @@ def demo(asked: _DemoCommand) -> None:
     from mmrepro.scenario.registry import known_scenario
 
     with as_file(files("mmrepro.cli") / RECORDING) as recording:
-        recorded = read_listed(recording, FILE)
-    stored = asked.out / FILE
+        recorded = read_listed(recording, _FILE)
+    stored = asked.out / _FILE
     ours = is_file(stored) and stored.read_bytes() == recorded
     if (
         not ours
@@ -70,14 +70,14 @@ def demo(asked: _DemoCommand) -> None:
     write_file(stored, recorded.decode())
     incident = load(asked.out)
     name = incident.scenario.name
-    found = rejudge(incident, known_scenario(name, trust=False))
-    again = "which differs from" if found.differs else "as at the end of"
+    again_judged = rejudge(incident, known_scenario(name, trust=False))
+    again = "which differs from" if again_judged.differs else "as at the end of"
     typer.echo(
-        f"A recorded run, judged again now by its {len(found.parts)} conditions and "
-        f"claims: {found.now.outcome.value}, {again} the run.\n"
+        f"A recorded run, judged again now by its {len(again_judged.parts)} conditions and "
+        f"claims: {again_judged.now.outcome.value}, {again} the run.\n"
     )
     print_page(KIND.compose(incident), table_console())
     typer.echo("\n" + _NEXT.format(run=f"run {name}", show=f"show {name}"))
     show_page(asked.out, only_print=asked.print)
-    if found.differs:
+    if again_judged.differs:
         raise typer.Exit(1)

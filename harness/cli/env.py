@@ -59,15 +59,15 @@ def _list_(asked: _EnvListCommand) -> None:
     if asked.json:
         documents = [
             {
-                "name": one.path.name,
-                "path": str(one.path),
-                **one.manifest.model_dump(mode="json"),
-                "last_used": one.last_used,
-                "size_bytes": one.size.apparent,
-                "own_bytes": one.size.own,
-                "starts": starts_seen(one.path / "state").model_dump()["modes"],
+                "name": environment.path.name,
+                "path": str(environment.path),
+                **environment.manifest.model_dump(mode="json"),
+                "last_used": environment.last_used,
+                "size_bytes": environment.size.apparent,
+                "own_bytes": environment.size.own,
+                "starts": starts_seen(environment.path / "state").model_dump()["modes"],
             }
-            for one in stored
+            for environment in stored
         ]
         emit({"environments": documents}, "environments")
         return
@@ -75,9 +75,9 @@ def _list_(asked: _EnvListCommand) -> None:
         print("No environments yet. Build one with: mmrepro env create vllm 0.23.0")
         return
     rows: list[tuple[str, ...]] = []
-    for one in stored:
-        facts = one.manifest
-        unused = time.time() - one.last_used
+    for environment in stored:
+        facts = environment.manifest
+        unused = time.time() - environment.last_used
         name = f"{facts.engine} {facts.release} {facts.commit[:12]}".rstrip()
         used = f"{units.duration(unused)} ago" if unused >= 60 else "now"
         row = (
@@ -86,19 +86,25 @@ def _list_(asked: _EnvListCommand) -> None:
             facts.python,
             facts.resolved_until[:10],
             used,
-            _starts(one),
+            _starts(environment),
         )
-        rows.append((*row, units.size(one.size.apparent), units.size(one.size.own)))
+        rows.append(
+            (
+                *row,
+                units.size(environment.size.apparent),
+                units.size(environment.size.own),
+            )
+        )
     heads = ("engine", "device", "python", "as of", "used", "starts", "size", "own")
     print_rows([heads, *rows], spare=(2, 3, 1, 5))
     print(f"in {environments_root()}; own: not shared with uv's cache")
 
 
-def _starts(one: Stored) -> str:
+def _starts(environment: Stored) -> str:
     """The fastest start mode that works there, and those that were refused."""
     from mmrepro.engines.environments.spec import starts_seen
 
-    modes = starts_seen(one.path / "state").modes
+    modes = starts_seen(environment.path / "state").modes
     works = {name.partition(" ")[0] for name, seen in modes.items() if seen.works}
     fastest = next(([mode] for mode in ("warm", "fork", "cold") if mode in works), [])
     refused = sorted(f"not {name}" for name, seen in modes.items() if not seen.works)
@@ -222,30 +228,30 @@ def verify(asked: _EnvVerifyCommand) -> None:
     from mmrepro.engines.environments.verify import verify as verify_environment
 
     folders = [
-        one.path
-        for one in store.list_environments(sizes=False)
-        if asked.engine in ("", one.manifest.engine)
-        and asked.release in ("", one.manifest.release)
+        environment.path
+        for environment in store.list_environments(sizes=False)
+        if asked.engine in ("", environment.manifest.engine)
+        and asked.release in ("", environment.manifest.release)
     ]
     if not folders:
         raise UsageError("There is no such environment.", hint="mmrepro env list")
     sound = True
     for folder in folders:
-        found = verify_environment(folder)
-        sound = sound and found.sound
+        checked = verify_environment(folder)
+        sound = sound and checked.sound
         words = (
             "as their wheels have them"
-            if found.sound
-            else f"{len(found.problems)} problems"
+            if checked.sound
+            else f"{len(checked.problems)} problems"
         )
         print(
-            f"{found.name}: {found.files:,} files {words}, {found.unverified:,} "
+            f"{checked.name}: {checked.files:,} files {words}, {checked.unverified:,} "
             "without a hash"
         )
-        for problem in found.problems[:_MAX_PROBLEMS]:
+        for problem in checked.problems[:_MAX_PROBLEMS]:
             print(f"  {problem}")
-        if len(found.problems) > _MAX_PROBLEMS:
-            print(f"  and {len(found.problems) - _MAX_PROBLEMS} more")
+        if len(checked.problems) > _MAX_PROBLEMS:
+            print(f"  and {len(checked.problems) - _MAX_PROBLEMS} more")
     if not sound:
         print(
             "Build them again: mmrepro env prune ENGINE RELEASE, then mmrepro env "

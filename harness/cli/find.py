@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
@@ -13,6 +13,8 @@ from mmrepro.base.options import Command, option
 from mmrepro.cli.options import command
 
 if TYPE_CHECKING:
+    from mmrepro.failure.documents.cause import Cause
+    from mmrepro.probes.data import LogPattern
     from mmrepro.tools.catalogue.find import IndexEntry, IndexHit
 
 _GROUP = "mmrepro.scenarios"
@@ -51,21 +53,21 @@ def find(asked: _FindCommand) -> None:
     """
     from mmrepro.base.errors import ExitCode
 
-    name, found = _found(asked.text)
+    name, hits = _search(asked.text)
     if asked.json:
         from mmrepro.cli.console import emit
 
-        emit({"asked": name, "found": [one.to_dict() for one in found]}, "find")
+        emit({"asked": name, "found": [hit.to_dict() for hit in hits]}, "find")
     else:
-        for line in _lines(name, found, full=asked.full):
+        for line in _lines(name, hits, full=asked.full):
             typer.echo(line)
-    if not found:
+    if not hits:
         raise typer.Exit(ExitCode.NOT_AS_EXPECTED)
-    if not any(one.sure == "this" for one in found):
+    if not any(hit.sure == "this" for hit in hits):
         raise typer.Exit(ExitCode.INCONCLUSIVE)
 
 
-def _found(words: tuple[str, ...]) -> tuple[str, list[IndexHit]]:
+def _search(words: tuple[str, ...]) -> tuple[str, list[IndexHit]]:
     """What was asked, for people, and what was found."""
     from mmrepro.tools.catalogue.find import find as search, is_reference
 
@@ -85,10 +87,11 @@ def known() -> tuple[IndexEntry, ...]:
         return entries()
     from mmrepro.cli.find_index import others_of
 
-    made = [
-        one for one in entries() if one.kind != "scenario" or one.name not in others
-    ]
-    return (*made, *others_of(sorted(others)))
+    own: list[IndexEntry] = []
+    for entry in entries():
+        if entry.kind != "scenario" or entry.name not in others:
+            own.append(entry)
+    return (*own, *others_of(sorted(others)))
 
 
 def foreign() -> set[str]:
@@ -98,12 +101,13 @@ def foreign() -> set[str]:
 
     from mmrepro.tools.catalogue.find import entries
 
-    here = {entry.name for entry in entries() if entry.kind == "scenario"}
     points = {point.name: point.module for point in entry_points(group=_GROUP)}
-    ours = {
-        name for name in here if points.get(name, "").startswith("mmrepro.scenarios.")
-    }
-    return {*points} - ours
+    ours: set[str] = set()
+    for entry in entries():
+        module = points.get(entry.name, "")
+        if entry.kind == "scenario" and module.startswith("mmrepro.scenarios."):
+            ours.add(entry.name)
+    return points.keys() - ours
 
 
 def _is_file(text: str) -> bool:
@@ -127,18 +131,14 @@ def _in_file(path: Path) -> list[IndexHit]:
     from mmrepro.base.text.sanitize import one_line
     from mmrepro.cli.console import while_reading
     from mmrepro.failure.documents.cause import CauseClass
-    from mmrepro.live.diagnose.log_reading import NO_CAUSE, matched_in, read_logs
-    from mmrepro.probes.data import DumpKind, LogPattern
+    from mmrepro.live.diagnose.log_reading import matched_in, read_logs
+    from mmrepro.probes.data import DumpKind
     from mmrepro.probes.dumps import kind_of, text_of
     from mmrepro.probes.log_files import kept
-    from mmrepro.tools.catalogue.find import IndexHit, find as search
+    from mmrepro.tools.catalogue.find import find as search
 
     entries = known()
-    classes = {entry.name: entry for entry in entries if entry.kind == "class"}
     failures = [entry for entry in entries if entry.kind != "class"]
-    patterns = {
-        p.regex: LogPattern(p.regex, *p.texts) for e in failures for p in e.patterns
-    }
     with while_reading(), tempfile.TemporaryDirectory(prefix="mmrepro-find-") as folder:
         [file] = kept([path], Path(folder))
         kind = kind_of(file)
@@ -148,36 +148,61 @@ def _in_file(path: Path) -> list[IndexHit]:
             )
         if kind is not None:
             return search(text_of(file), entries)
-        reading = read_logs([file], alone=True, deadline_s=_DEADLINE_S, more=patterns)
+        reading = read_logs(
+            [file], alone=True, deadline_s=_DEADLINE_S, more=_patterns(failures)
+        )
         for why in reading.log.unread.values():
             typer.echo(one_line(f"{path}: {why}.", 300), err=True)
-        cause = reading.cause
-        if cause.name is CauseClass.NOT_A_LOG:
+        if reading.cause.name is CauseClass.NOT_A_LOG:
             return search(text_of(file), entries)
-    found = search("", failures, matched=matched_in(reading.log))
-    named = cause.name not in {*NO_CAUSE, CauseClass.ENGINE_DEFECT}
-    if named and (entry := classes.get(cause.name.value)):
-        because = (
-            f"line {cause.line}: {cause.exception}"
-            if cause.exception
-            else cause.sentence
-        )
-        found.append(
-            IndexHit(
-                entry, "perhaps" if cause.certainty == "possible" else "this", [because]
-            )
-        )
-    return sorted(found, key=lambda one: one.sure != "this")
+
+    hits = search("", failures, matched=matched_in(reading.log))
+    of_cause = _hit_of(reading.cause, entries)
+    if of_cause is not None:
+        hits.append(of_cause)
+    return sorted(hits, key=lambda hit: hit.sure != "this")
 
 
-def _lines(asked: str, found: list[IndexHit], *, full: bool) -> Iterator[str]:
+def _patterns(entries: Sequence[IndexEntry]) -> dict[str, LogPattern]:
+    """The patterns of entries, to be searched for in a log, by their expressions."""
+    from mmrepro.probes.data import LogPattern
+
+    patterns: dict[str, LogPattern] = {}
+    for entry in entries:
+        for pattern in entry.patterns:
+            patterns[pattern.regex] = LogPattern(pattern.regex, *pattern.texts)
+    return patterns
+
+
+def _hit_of(cause: Cause, entries: Sequence[IndexEntry]) -> IndexHit | None:
+    """The class of a log's cause; None: the cause is no failure of a known class."""
+    from mmrepro.failure.documents.cause import CauseClass
+    from mmrepro.live.diagnose.log_reading import NO_CAUSE
+    from mmrepro.tools.catalogue.find import IndexHit
+
+    # That an engine has a defect says nothing that the log does not say itself.
+    if cause.name in {*NO_CAUSE, CauseClass.ENGINE_DEFECT}:
+        return None
+    classes = {entry.name: entry for entry in entries if entry.kind == "class"}
+    entry = classes.get(cause.name.value)
+    if entry is None:
+        return None
+    because = cause.sentence
+    if cause.exception:
+        because = f"line {cause.line}: {cause.exception}"
+    if cause.certainty == "possible":
+        return IndexHit(entry, "perhaps", [because])
+    return IndexHit(entry, "this", [because])
+
+
+def _lines(asked: str, hits: list[IndexHit], *, full: bool) -> Iterator[str]:
     from mmrepro.base.text.sanitize import one_line
     from mmrepro.tools.catalogue.find import is_echo
 
-    sure = [one for one in found if one.sure == "this"]
-    perhaps = [one for one in found if one.sure != "this"]
+    sure = [hit for hit in hits if hit.sure == "this"]
+    perhaps = [hit for hit in hits if hit.sure != "this"]
     shown = repr(one_line(asked, 50))
-    if not found:
+    if not hits:
         yield f"{shown}: nothing that mmrepro knows has these words."
         if is_echo(asked):
             yield "It is an echo: what failed was logged before it."
@@ -186,44 +211,50 @@ def _lines(asked: str, found: list[IndexHit], *, full: bool) -> Iterator[str]:
             "known failures"
         )
         return
-    if sure:
-        yield f"{shown}: this is {'one of these' if len(sure) > 1 else ''}".rstrip()
+
+    if len(sure) > 1:
+        yield f"{shown}: this is one of these"
+    elif sure:
+        yield f"{shown}: this is"
     else:
         yield f"{shown}: perhaps one of these"
     main = sure or perhaps
-    for one in main if full else main[:_SHOWN]:
-        for name, text in _rows(one, full=full):
+    for hit in main if full else main[:_SHOWN]:
+        for name, text in _rows(hit, full=full):
             head = f"  {name:<11}" if name else ""
             yield head + (text if full else one_line(text, _WIDTH - len(head)))
-    more = [
-        one.entry.name
-        for one in [*([] if full else main[_SHOWN:]), *(perhaps if sure else [])]
-    ]
-    if more:
-        yield one_line(f"Less near: {', '.join(more)}  (--full)", _WIDTH)
+
+    left = [] if full else main[_SHOWN:]
+    if sure:
+        left = [*left, *perhaps]
+    if left:
+        names = ", ".join(hit.entry.name for hit in left)
+        yield one_line(f"Less near: {names}  (--full)", _WIDTH)
 
 
-def _rows(one: IndexHit, *, full: bool) -> Iterator[tuple[str, str]]:
-    entry = one.entry
-    engine = f", {entry.engine}" if entry.engine else ""
-    affected = (
-        f" {entry.affected.removeprefix(entry.engine).strip()}"
-        if entry.affected
-        else ""
-    )
-    yield "", f"{entry.name} ({entry.kind}{engine}{affected}): {entry.title}"
-    yield from (
-        ("because", text) for text in (one.because if full else one.because[:1])
-    )
+def _rows(hit: IndexHit, *, full: bool) -> Iterator[tuple[str, str]]:
+    """What is known of a failure: a word, and a line. Without ``full``, the first of
+    each kind."""
+    entry = hit.entry
+    what: str = entry.kind
+    if entry.engine:
+        what += f", {entry.engine}"
+    if entry.affected:
+        what += f" {entry.affected.removeprefix(entry.engine).strip()}"
+    yield "", f"{entry.name} ({what}): {entry.title}"
+
+    for text in hit.because if full else hit.because[:1]:
+        yield "because", text
     if entry.fixed:
         yield "fix", entry.fixed
     advice = "workaround" if entry.kind != "class" else "do"
-    yield from (
-        (advice, text)
-        for text in (entry.workarounds if full else entry.workarounds[:1])
-    )
-    see = [*entry.see, *(f"{id_} {url}" for id_, _, url in entry.references)]
+    for text in entry.workarounds if full else entry.workarounds[:1]:
+        yield advice, text
+
+    see = list(entry.see)
+    see += [f"{id_} {url}" for id_, _, url in entry.references]
     if full:
-        yield from (("see", text) for text in see)
+        for text in see:
+            yield "see", text
     elif see:
         yield "see", "; ".join(see[:2])

@@ -9,11 +9,12 @@ from __future__ import annotations
 import contextlib
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 
 from mmrepro.base.errors import BrokenScenario
+from mmrepro.base.records import Reference
 from mmrepro.engines.folders import facts, folders
 from mmrepro.failure.documents.cause import CAUSE_WORDS, CauseClass
 from mmrepro.failure.documents.diagnosis import CLASS_WORDS, LiveClass
@@ -138,32 +139,29 @@ def build(found: Path | None = FOUND) -> list[IndexEntry]:
     entries = [*scenarios, *_classes()]
     if found is not None:
         entries += _findings(found, {entry.name: entry for entry in scenarios})
-    return [
-        replace(
-            entry,
-            references=(*entry.references, *map(_thread, _THREADS.get(entry.name, ()))),
-        )
-        for entry in entries
-    ]
+    return [_with_threads(entry) for entry in entries]
+
+
+def _with_threads(entry: IndexEntry) -> IndexEntry:
+    threads = [_thread(name) for name in _THREADS.get(entry.name, ())]
+    return replace(entry, references=(*entry.references, *threads))
 
 
 def _thread(name: str) -> tuple[str, str, str]:
     """``vllm#1``, or with the owner of a project that is not an engine's."""
     project, _, number = name.partition("#")
     where = PROJECTS.get(project, project)
-    return (
-        f"{where.partition('/')[2] if '/' in project else project}#{number}",
-        "",
-        (f"https://github.com/{where}/issues/{number}"),
-    )
+    if "/" in project:
+        project = where.partition("/")[2]
+    url = f"https://github.com/{where}/issues/{number}"
+    return f"{project}#{number}", "", url
 
 
 def text_of(entries: Iterable[IndexEntry]) -> str:
     """The index as it is stored: one entry a line."""
-    lines = [
-        json.dumps(asdict(entry), ensure_ascii=False, sort_keys=True)
-        for entry in entries
-    ]
+    lines: list[str] = []
+    for entry in entries:
+        lines.append(json.dumps(asdict(entry), ensure_ascii=False, sort_keys=True))
     return "[\n" + ",\n".join(lines) + "\n]\n"
 
 
@@ -184,37 +182,46 @@ def others_of(names: Iterable[str]) -> Iterator[IndexEntry]:
 
 def _scenario_entry(scenario: Scenario) -> IndexEntry:
     """One known failure, all its variants in one."""
+    # Dictionaries keep the order, and what variants have in common once.
+    references: dict[str, tuple[str, str, str]] = {}
+    workarounds: dict[str, None] = {}
+    patterns: dict[str, Pattern] = {}
+    ranges: dict[str, None] = {}
+    texts: list[str] = []
     variants = scenario.variants or (scenario,)
-    references = {
-        r.id: (r.id, r.title, r.url)
-        for one in variants
-        for r in (
-            *one.references,
-            *([one.upstream.source] if one.upstream.source else []),
-        )
-    }
-    workarounds = {
-        f"{m.name}: {m.description}": None
-        for one in variants
-        for m in one.mitigations
-        if m.name != "release"
-    }
-    patterns = {p.regex: p for one in variants for p in _patterns(one.log_patterns)}
+    for variant in variants:
+        ranges[variant.affected_range] = None
+        for reference in _references(variant):
+            references[reference.id] = (reference.id, reference.title, reference.url)
+        for mitigation in variant.mitigations:
+            if mitigation.name != "release":
+                workarounds[f"{mitigation.name}: {mitigation.description}"] = None
+        for known in _patterns(variant.log_patterns):
+            patterns[known.regex] = known
+        texts += _texts(variant)
     return IndexEntry(
         kind="scenario",
         name=scenario.name,
         title=scenario.title,
         engine=scenario.engine,
-        affected=" or ".join(dict.fromkeys(one.affected_range for one in variants)),
+        affected=" or ".join(ranges),
         fixed=_fixed(variants[0]),
         workarounds=tuple(workarounds),
         references=tuple(references.values()),
         patterns=tuple(patterns.values()),
         see=(f"mmrepro show {scenario.name}",),
-        words=_words(text for one in variants for text in _texts(one)),
+        words=_words(texts),
         row=scenario.row,
         planted=_teaches(scenario.engine),
     )
+
+
+def _references(scenario: Scenario) -> list[Reference]:
+    """What it refers to, and where its state upstream was looked up."""
+    references = [*scenario.references]
+    if scenario.upstream.source:
+        references.append(scenario.upstream.source)
+    return references
 
 
 def _teaches(engine: str) -> bool:
@@ -229,23 +236,28 @@ def _fixed(scenario: Scenario) -> str:
     note = f" ({upstream.note})" if upstream.note and not repeated else ""
     if upstream.release:
         return f"fixed in {upstream.release}{note}"
-    ends = [s.version for s in scenario.affected_releases if s.operator in ("<", "<=")]
     if releases:
         return f"gone by {releases[0]}{note}"
-    if ends:
-        return f"not affected from {ends[0]} on{note}"
+    for bound in scenario.affected_releases:
+        if bound.operator in ("<", "<="):
+            return f"not affected from {bound.version} on{note}"
     if upstream.state is UpstreamState.PLANTED:
         return "a fault of minivllm, which is there to have it"
-    state = upstream.words if upstream.state is not UpstreamState.NOT_LOOKED_UP else ""
-    return f"{_NEWEST}" + (f"; upstream: {state}" if state else "")
+    if upstream.state is UpstreamState.NOT_LOOKED_UP or not upstream.words:
+        return _NEWEST
+    return f"{_NEWEST}; upstream: {upstream.words}"
 
 
 def _texts(scenario: Scenario) -> Iterator[str]:
     yield from (scenario.title, scenario.summary, scenario.explanation)
-    yield from (declared.statement for declared in scenario.declared())
-    yield from (f"{m.name} {m.description}" for m in scenario.mitigations)
-    yield from (f"{r.title} {r.note}" for r in scenario.references)
-    yield from (source.qualname for source in scenario.sources)
+    for declared in scenario.declared():
+        yield declared.statement
+    for mitigation in scenario.mitigations:
+        yield f"{mitigation.name} {mitigation.description}"
+    for reference in scenario.references:
+        yield f"{reference.title} {reference.note}"
+    for source in scenario.sources:
+        yield source.qualname
     if scenario.failure_class is not None:
         yield scenario.failure_class.value
 
@@ -270,56 +282,83 @@ def pattern(name: str, expression: str) -> Pattern | None:
 
 
 def _words(texts: Iterable[str]) -> str:
-    return " ".join(dict.fromkeys(" ".join(texts).split()))[:_MAX_WORDS]
+    """The distinct words of texts, in their order."""
+    words = " ".join(texts).split()
+    return " ".join(dict.fromkeys(words))[:_MAX_WORDS]
 
 
 # ------------------------------------------------------------------ classes
 
 
 def _classes() -> Iterator[IndexEntry]:
+    patterns = _class_patterns()
+    no_failure = (CauseClass.ALIVE, CauseClass.NOT_A_LOG, CauseClass.UNKNOWN)
+    live_classes = {live.value: live for live in LiveClass}
+    causes = {cause.value: cause for cause in CauseClass}
+    names = [*live_classes]
+    names += [cause.value for cause in CauseClass if cause not in no_failure]
+    for name in dict.fromkeys(names):
+        live, cause = live_classes.get(name), causes.get(name)
+        yield _class_entry(name, live, cause, patterns.get(name, []))
+
+
+def _class_patterns() -> dict[str, list[Pattern]]:
+    """The patterns of the rules of each class."""
     patterns: dict[str, list[Pattern]] = {}
     for number, rule in enumerate(cause_rules.RULES):
         expression = rule.expression.pattern
-        texts = tuple(text.decode() for text in texts_of(expression).texts or ())
         sure = rule.sure is not cause_rules.POSSIBLE
-        made = Pattern("message", expression, texts, sure, number)
+        made = Pattern("message", expression, _plain_texts(expression), sure, number)
         patterns.setdefault(rule.name.value, []).append(made)
+    of_placeholders = patterns.setdefault(LiveClass.PLACEHOLDER_COUNTS.value, [])
     for expression in MISMATCHES:
-        name = LiveClass.PLACEHOLDER_COUNTS.value
-        texts = tuple(text.decode() for text in texts_of(expression).texts or ())
-        patterns.setdefault(name, []).append(
-            Pattern("message", expression, texts, sure=True)
-        )
-    no_failure = (CauseClass.ALIVE, CauseClass.NOT_A_LOG, CauseClass.UNKNOWN)
-    names = [
-        *(c.value for c in LiveClass),
-        *(c.value for c in CauseClass if c not in no_failure),
-    ]
-    for name in dict.fromkeys(names):
-        live = LiveClass(name) if name in {c.value for c in LiveClass} else None
-        cause = CauseClass(name) if name in {c.value for c in CauseClass} else None
-        facts = CLASS_FACTS.get(live) if live else None
-        advice = [
-            *(facts.advice if facts else ()),
-            *(ADVICE.get(cause, ()) if cause else ()),
-        ]
-        title = CAUSE_WORDS[cause] if cause else CLASS_WORDS[live] if live else ""
-        references = [
-            text.split(" ", 1) for text in (facts.references if facts else ())
-        ]
-        see = ["docs/logs.md#classes"] if cause else []
-        yield IndexEntry(
-            kind="class",
-            name=name,
-            title=title,
-            workarounds=tuple(dict.fromkeys(advice)),
-            references=tuple((r[0], "", r[1]) for r in references if len(r) == 2),
-            patterns=tuple(patterns.get(name, ())),
-            see=tuple(
-                dict.fromkeys([*see, *(r[0] for r in references if len(r) == 1)])
-            ),
-            words=_words([CLASS_WORDS[live] if live else "", *advice]),
-        )
+        texts = _plain_texts(expression)
+        of_placeholders.append(Pattern("message", expression, texts, sure=True))
+    return patterns
+
+
+def _plain_texts(expression: str) -> tuple[str, ...]:
+    """Texts of which each line that matches has one."""
+    return tuple(text.decode() for text in texts_of(expression).texts or ())
+
+
+def _class_entry(
+    name: str,
+    live: LiveClass | None,
+    cause: CauseClass | None,
+    patterns: Sequence[Pattern],
+) -> IndexEntry:
+    """A class of what a live server shows, of what ended one by its log, or of both."""
+    advice: list[str] = []
+    title = CLASS_WORDS[live] if live else ""
+    words = [title]
+    see: list[str] = []
+    references: list[tuple[str, str, str]] = []
+    class_facts = CLASS_FACTS.get(live) if live else None
+    if cause:
+        title = CAUSE_WORDS[cause]
+        see.append("docs/logs.md#classes")
+    if class_facts:
+        advice += class_facts.advice
+        for text in class_facts.references:
+            # An address follows the id of a thread; what has none is a file.
+            id_, has_address, url = text.partition(" ")
+            if has_address:
+                references.append((id_, "", url))
+            else:
+                see.append(id_)
+    if cause:
+        advice += ADVICE.get(cause, ())
+    return IndexEntry(
+        kind="class",
+        name=name,
+        title=title,
+        workarounds=tuple(dict.fromkeys(advice)),
+        references=tuple(references),
+        patterns=tuple(patterns),
+        see=tuple(dict.fromkeys(see)),
+        words=_words([*words, *advice]),
+    )
 
 
 # ------------------------------------------------------------------ what fuzzing found
@@ -331,27 +370,25 @@ def _findings(
     for row in _ROW.finditer((folder / "README.md").read_text(encoding="utf-8")):
         name, label = row["name"], row["label"]
         report = (folder / name / "report.md").read_text(encoding="utf-8")
-        known = [
-            scenarios[n] for n in re.findall(r"`([a-z-]+)`", label) if n in scenarios
-        ]
-        engine = name.partition("-")[0]
+        names = re.findall(r"`([a-z-]+)`", label)
+        known = [scenarios[each] for each in names if each in scenarios]
+        engine, release = name.split("-")[:2]
         bucket = _BUCKET.search(report)
         fixed = known[0].fixed if known else ""
+        see = [f"docs/found/{name}/report.md"]
+        see += [f"mmrepro show {entry.name}" for entry in known]
         yield IndexEntry(
             kind="finding",
             name=name,
             title=re.sub(r"[`*]", "", row["what"]).strip(),
             engine=engine,
-            affected=f"found on {engine} {name.split('-')[1]}",
+            affected=f"found on {engine} {release}",
             fixed=fixed or f"upstream: {re.sub('[`*]', '', label).strip()}",
             workarounds=known[0].workarounds if known else (),
             references=tuple(_issues(label)),
             patterns=tuple(_logged(report)),
             frames=_frames(bucket["bucket"] if bucket else ""),
-            see=(
-                f"docs/found/{name}/report.md",
-                *(f"mmrepro show {one.name}" for one in known),
-            ),
+            see=tuple(see),
             words=_words([row["kind"], row["what"], label]),
             planted=_teaches(engine),
         )
@@ -369,27 +406,27 @@ def _issues(label: str) -> Iterator[tuple[str, str, str]]:
 
 
 def _logged(report: str) -> Iterator[Pattern]:
-    """Its exceptions, with any number and any digest. An echo follows other failures
-    too: it is left out."""
+    """The exceptions of a report, with any number and any digest. An echo follows other
+    failures too: it is left out."""
     section = report.partition("\n## The log\n")[2].partition("\n## ")[0]
-    seen = set()
+    seen: set[str] = set()
     for line in section.splitlines():
         match = _EXCEPTION.match(line.partition("[redacted:")[0].strip())
-        if (
-            match is None
-            or ECHO.search(line)
-            or len(match["message"] or "") < _MIN_TEXT
-        ):
+        if match is None or ECHO.search(line):
             continue
-        expression = re.escape(f"{match['kind']}: {match['message']}").replace(
-            r"\ ", " "
-        )
-        expression = re.sub(r"'(?:[0-9a-f]{16,}|id\\-\w+)'", "'[^']+'", expression)
-        expression = re.sub(r"\d+", r"\\d+", expression)
-        made = pattern("exception", expression)
+        if len(match["message"] or "") < _MIN_TEXT:
+            continue
+        made = pattern("exception", _any_numbers(match["kind"], match["message"]))
         if made is not None and made.regex not in seen:
             seen.add(made.regex)
             yield made
+
+
+def _any_numbers(kind: str, message: str) -> str:
+    """An expression of an exception, whatever numbers, digests and ids it has."""
+    expression = re.escape(f"{kind}: {message}").replace(r"\ ", " ")
+    expression = re.sub(r"'(?:[0-9a-f]{16,}|id\\-\w+)'", "'[^']+'", expression)
+    return re.sub(r"\d+", r"\\d+", expression)
 
 
 def _frames(bucket: str) -> tuple[str, ...]:
@@ -398,11 +435,13 @@ def _frames(bucket: str) -> tuple[str, ...]:
     for sign, step in ((" < ", 1), (" > ", -1)):
         if sign in bucket:
             first, *rest = bucket.split(sign)
-            return tuple([first.rpartition("/")[2], *rest][::step])
+            frames = [first.rpartition("/")[2], *rest]
+            return tuple(frames[::step])
     return ()
 
 
 def main() -> None:
+    """Write the index."""
     INDEX.write_text(text_of(build()), encoding="utf-8")
 
 

@@ -18,7 +18,7 @@ from mmrepro.failure.documents.here import LAST, Here, place, places_of
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from mmrepro.failure.documents.head import Head
+    from mmrepro.failure.documents.head import IncidentHead, ListedCampaign
     from mmrepro.failure.documents.listing import Listing
     from rich.console import Console
 
@@ -87,64 +87,82 @@ def incidents(asked: _IncidentsCommand) -> None:
 
     Example:  mmrepro incidents --scenario ghost-key-eviction --since 2d
     """
-    from mmrepro.failure.documents.listing import Wanted, find
+    from mmrepro.failure.documents.listing import RecordFilter, find
 
     if asked.open_:
         show_page(Path(asked.open_))
         return
-    wanted = Wanted(
+    wanted = RecordFilter(
         asked.scenario, asked.engine, asked.release, asked.outcome, asked.since
     )
-    found = find(asked.roots, wanted)
+    listing = find(asked.roots, wanted)
     if asked.json:
-        emit(found.document(asked.limit))
+        emit(listing.document(asked.limit))
     else:
-        _table(found, asked)
+        _table(listing, asked)
 
 
 def _table(listing: Listing, asked: _IncidentsCommand) -> None:
+    """Print incidents, then campaigns, each newest first."""
     from mmrepro.base.text.sanitize import one_line
-    from mmrepro.failure.documents.listing import campaign_facts
     from rich.console import Console
 
     console = Console(highlight=False)
-    if not console.is_terminal:  # a file is not cut to 80 columns
+    # A file is not cut to 80 columns.
+    if not console.is_terminal:
         console = Console(highlight=False, width=1000)
 
     def line(text: str, style: str = "") -> None:
         console.print(text, style=style, markup=False, soft_wrap=True)
 
-    limit, found, campaigns = asked.limit, listing.incidents, listing.campaigns
-    if found:
-        _rows(found[:limit], console)
-    if len(found) > limit:
-        line(f"{limit} of {len(found)}; --limit {len(found)} shows all")
-    if not found:
-        where = (
-            one_line(", ".join(map(str, places_of(asked.roots))), 400)
-            or "the current folder"
-        )
-        line(f"No such incident below {where}.")
-    if broken := listing.broken:
-        first = one_line(f"{broken[0].folder}: {broken[0].why}", 400)
-        line(f"{units.count(len(broken), 'incident')} could not be read, e.g. {first}")
+    limit, incidents = asked.limit, listing.incidents
+    if incidents:
+        _rows(incidents[:limit], console)
+    else:
+        places = ", ".join(map(str, places_of(asked.roots)))
+        line(f"No such incident below {one_line(places, 400) or 'the current folder'}.")
+    if len(incidents) > limit:
+        line(f"{limit} of {len(incidents)}; --limit {len(incidents)} shows all")
+    if listing.broken:
+        first = listing.broken[0]
+        example = one_line(f"{first.folder}: {first.why}", 400)
+        number = units.count(len(listing.broken), "incident")
+        line(f"{number} could not be read, e.g. {example}")
+
+    campaigns = listing.campaigns
     if campaigns:
         line("\nCampaigns", "bold")
-    for one, listed in campaigns[:limit]:
-        fields = campaign_facts(one, listed)
-        when = f"{listed.head.created.wall:%Y-%m-%d %H:%M}" if listed.head else "–"
-        words = [str(one.number), when, one.kind, fields["what"] or fields["why"]]
-        words += [fields["state"], fields["folder"]]
-        line("  ".join(one_line(word, 200) for word in words))
-        if asked.verbose and fields["resume"]:
-            line(f"  to go on: {fields['resume']}")
+    for row, listed in campaigns[:limit]:
+        for text in _campaign_lines(row, listed, verbose=asked.verbose):
+            line(text)
     if len(campaigns) > limit:
         line(
             f"{limit} of {len(campaigns)} campaigns; --limit {len(campaigns)} shows all"
         )
 
 
-COLUMNS = (
+def _campaign_lines(row: Here, listed: ListedCampaign, *, verbose: bool) -> list[str]:
+    """A campaign's line, and with ``verbose`` the command that goes on with it."""
+    from mmrepro.base.text.sanitize import one_line
+    from mmrepro.failure.documents.listing import campaign_facts
+
+    fields = campaign_facts(row, listed)
+    when = f"{listed.head.created.wall:%Y-%m-%d %H:%M}" if listed.head else "–"
+    words = [
+        str(row.number),
+        when,
+        row.kind,
+        fields["what"] or fields["why"],
+        fields["state"],
+        fields["folder"],
+    ]
+    lines = ["  ".join(one_line(word, 200) for word in words)]
+    if verbose and fields["resume"]:
+        lines.append(f"  to go on: {fields['resume']}")
+    return lines
+
+
+_COLUMNS = (
     "#",
     "when (UTC)",
     "scenario",
@@ -156,44 +174,48 @@ COLUMNS = (
 )
 
 
-def _rows(found: Sequence[tuple[Here, Head]], console: Console) -> None:
+def _rows(incidents: Sequence[tuple[Here, IncidentHead]], console: Console) -> None:
     """One line each, the folder at its end; on a narrow terminal on a line of its
     own."""
     from mmrepro.base.text.sanitize import one_line
     from rich.cells import cell_len, set_cell_size
     from rich.text import Text
 
-    rows = [
-        [one_line(cell, 200) for cell in (str(one.number), *_row(head))]
-        for one, head in found
+    rows: list[list[str]] = []
+    folders: list[str] = []
+    for row, head in incidents:
+        cells = [str(row.number), *_row(head)]
+        rows.append([one_line(cell, 200) for cell in cells])
+        folders.append(one_line(str(row.folder), 400))
+    widths = [
+        max(cell_len(cell) for cell in column)
+        for column in zip(_COLUMNS, *rows, strict=True)
     ]
-    folders = [one_line(str(one.folder), 400) for one, _ in found]
-    widths = [max(map(cell_len, column)) for column in zip(COLUMNS, *rows, strict=True)]
-    wide = sum(widths) + 2 * len(widths) + max(map(cell_len, folders)) <= console.width
+    gaps = 2 * len(widths)
+    longest = max(cell_len(folder) for folder in folders)
+    wide = sum(widths) + gaps + longest <= console.width
 
     def show(cells: Sequence[str], styles: Mapping[int, str], folder: str) -> None:
-        padded = zip(cells, widths, strict=True)
-        pairs = [
-            (set_cell_size(text, n), styles.get(i, ""))
-            for i, (text, n) in enumerate(padded)
-        ]
-        text = Text("  ").join(Text(*pair) for pair in pairs)
+        parts: list[Text] = []
+        for number, (cell, width) in enumerate(zip(cells, widths, strict=True)):
+            parts.append(Text(set_cell_size(cell, width), styles.get(number, "")))
+        text = Text("  ").join(parts)
         text.append(f"  {folder}" if wide else f"\n{' ' * widths[0]}  {folder}", "dim")
         console.print(text, soft_wrap=True)
 
-    show(COLUMNS, dict.fromkeys(range(len(COLUMNS)), "bold"), "folder")
-    for cells, folder, (_, head) in zip(rows, folders, found, strict=True):
+    show(_COLUMNS, dict.fromkeys(range(len(_COLUMNS)), "bold"), "folder")
+    for cells, folder, (_, head) in zip(rows, folders, incidents, strict=True):
         wrong = "bold red" if head.as_expected is False else ""
         show(cells, {0: "dim", 4: _STYLES.get(head.outcome, ""), 5: wrong}, folder)
 
 
-def _row(head: Head) -> Iterator[str]:
+def _row(head: IncidentHead) -> Iterator[str]:
+    """The cells of an incident, but for its number and its folder."""
     from datetime import UTC
 
     yield f"{head.created.wall.astimezone(UTC):%Y-%m-%d %H:%M}"
-    yield head.scenario.name + (
-        f" ({head.scenario.variant})" if head.scenario.variant else ""
-    )
+    variant = f" ({head.scenario.variant})" if head.scenario.variant else ""
+    yield f"{head.scenario.name}{variant}"
     yield f"{head.engine.name} {head.engine.release}"
     failed = head.outcome == "failed" and head.failure_class
     yield f"failed ({head.failure_class})" if failed else head.outcome
@@ -275,9 +297,9 @@ def _code_in(written: Sequence[str]) -> str:
     made = declared_command(written)
     # --trust is such an option too: nobody says it for who resumes.
     dangerous: set[str] = set()
-    for one in declared(made):
-        if one.option.runs_code:
-            dangerous.update(one.name.split("/"))
+    for known in declared(made):
+        if known.option.runs_code:
+            dangerous.update(known.name.split("/"))
     dangerous.discard("--box")  # the other word of its switch does without one
     for word in written:
         name, _, value = word.partition("=")

@@ -127,9 +127,9 @@ def _shown(asked: DiagnoseCommand) -> Diagnosed:
     console = Console(quiet=asked.quiet)
     with Progress(console, f"diagnosing {asked.url}", verbose=asked.verbose) as display:
         diagnosed = observe(asked, display)
-    found = diagnosed.diagnosis
-    place = f"{found.incident_dir}/{HTML_FILE}" if found.incident_dir else ""
-    page = compose_diagnosis(None, found)
+    diagnosis = diagnosed.diagnosis
+    place = f"{diagnosis.incident_dir}/{HTML_FILE}" if diagnosis.incident_dir else ""
+    page = compose_diagnosis(None, diagnosis)
     print_page(page, Console(), place, full=asked.full, quiet=asked.quiet)
     return diagnosed
 
@@ -276,8 +276,8 @@ def _watch(asked: WatchCommand) -> None:
     def run(name: str) -> None:
         live[name] = running[name].run()
         if asked.until_dead and not asked.once:
-            for one in running.values():
-                one.stop()
+            for watcher in running.values():
+                watcher.stop()
 
     try:
         threads = [
@@ -289,8 +289,8 @@ def _watch(asked: WatchCommand) -> None:
         for thread in threads:
             thread.join()
     finally:
-        for one in running.values():
-            one.stop()
+        for watcher in running.values():
+            watcher.stop()
         if server is not None:
             server.close()
     fine = len(live) == len(running) and all(live.values())

@@ -375,14 +375,14 @@ def diff(asked: _MatrixDiffCommand) -> None:
                 hint=f"mmrepro matrix report {ledger}",
             )
         first = earlier[-1]
-    found = find(first, after)
+    events = find(first, after)
     if asked.json:
-        emit(DiffDocument(before=first.night.id, now=after.night.id, events=found))
+        emit(DiffDocument(before=first.night.id, now=after.night.id, events=events))
     else:
-        changes = count(len(found), "change") if found else "Nothing changed"
+        changes = count(len(events), "change") if events else "Nothing changed"
         text = Paragraph(f"{changes} from {first.night.id} to {after.night.id}")
-        print_blocks([text, *events_table(found)], table_console())
-    if any(event.what in ALARMS for event in found):
+        print_blocks([text, *events_table(events)], table_console())
+    if any(event.what in ALARMS for event in events):
         raise typer.Exit(ExitCode.NOT_AS_EXPECTED)
 
 

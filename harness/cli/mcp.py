@@ -39,7 +39,7 @@ _MOST_SEARCHED = 1000
 """Bytes of either end of a message that cannot be read: its number is looked for
 there."""
 _MOST_DEPTH = 50
-READING_S, STARTING_S = 300.0, 7200.0
+_READING_S, _STARTING_S = 300.0, 7200.0
 _END_S = 30.0
 _ABOUT = (
     "Failures of the inference engines vLLM, SGLang and LMDeploy. Start with find (a "
@@ -137,10 +137,10 @@ def _replaced(value: Any, depth: int = 0) -> Any:
     if isinstance(value, str):
         return _HALF_PAIR.sub("\0", value)
     if isinstance(value, list):
-        return [_replaced(one, depth + 1) for one in value]
+        return [_replaced(item, depth + 1) for item in value]
     if isinstance(value, dict):
         return {
-            _replaced(name): _replaced(one, depth + 1) for name, one in value.items()
+            _replaced(name): _replaced(item, depth + 1) for name, item in value.items()
         }
     return value
 
@@ -151,10 +151,10 @@ _NUMBER = re.compile(rb'"id"\s*:\s*(\d{1,15}|"[\w-]{1,64}")')
 
 def _refused(line: bytes) -> str:
     """A request by the same number that no server knows: its answer is an error."""
-    found = _NUMBER.search(line[:_MOST_SEARCHED]) or _NUMBER.search(
+    number_field = _NUMBER.search(line[:_MOST_SEARCHED]) or _NUMBER.search(
         line[-_MOST_SEARCHED:]
     )
-    number = found[1].decode() if found else "null"
+    number = number_field[1].decode() if number_field else "null"
     return (
         f'{{"jsonrpc": "2.0", "id": {number}, "method": "a message that cannot '
         f'be read"}}\n'
@@ -183,7 +183,7 @@ def server_of(asked: McpCommand) -> MCPServer:
     return made
 
 
-async def _said(*words: str, told: str) -> str:
+async def _said(*words: str, exit_codes: str) -> str:
     """What a command prints. ``told``: what its exit codes mean.
 
     Raises:
@@ -191,7 +191,7 @@ async def _said(*words: str, told: str) -> str:
             time.
     """
     _check(words)
-    limit_s = STARTING_S if words[0] in START_ENGINES else READING_S
+    limit_s = _STARTING_S if words[0] in START_ENGINES else _READING_S
     child = await asyncio.create_subprocess_exec(
         # -P: the current folder may be a stranger's, and nothing is imported from it.
         sys.executable,
@@ -216,7 +216,7 @@ async def _said(*words: str, told: str) -> str:
     screen = out.decode("utf-8", "replace")[:_MOST_CHARS].strip()
     aside = "\n".join(err.decode("utf-8", "replace").strip().splitlines()[-8:])
     return (
-        f"{screen}\n{aside[-_MOST_CHARS:]}\nexit code {child.returncode} ({told})"
+        f"{screen}\n{aside[-_MOST_CHARS:]}\nexit code {child.returncode} ({exit_codes})"
     ).strip()
 
 
@@ -284,7 +284,7 @@ async def find(text: str) -> str:
     """Which known failure is this? Text: a message, a traceback, an issue such as
     vllm#43941, or the path of a log. No network is asked."""
     return await _said(
-        "find", "--", text, told="0 known, 3 perhaps, 1 nothing is known of it"
+        "find", "--", text, exit_codes="0 known, 3 perhaps, 1 nothing is known of it"
     )
 
 
@@ -293,7 +293,8 @@ async def logs(files: list[str], engine: str = "", full: bool = False) -> str:
     what to do."""
     words = ["logs", *_options(engine=engine, full=full), "--", *files]
     return await _said(
-        *words, told="0 read, 2 nothing could be read, 3 not to its end, or no log"
+        *words,
+        exit_codes="0 read, 2 nothing could be read, 3 not to its end, or no log",
     )
 
 
@@ -303,19 +304,21 @@ async def diagnose(url: str, log: str = "", full: bool = False) -> str:
     ./incidents."""
     words = ["diagnose", *_options(log=log, full=full), "--", url]
     return await _said(
-        *words, told="0 healthy, 1 a known failure or unhealthy, 3 inconclusive"
+        *words, exit_codes="0 healthy, 1 a known failure or unhealthy, 3 inconclusive"
     )
 
 
-async def list_failures() -> str:
+async def _list_failures() -> str:
     """The known failure modes, by name."""
-    return await _said("list", told="0 listed")
+    return await _said("list", exit_codes="0 listed")
 
 
 async def show(name: str) -> str:
     """One known failure mode: symptom, cause, workarounds, upstream references. Of a
     FILE.py what it declares: it is not run."""
-    return await _said("show", "--", name, told="0 shown, 2 there is none of that name")
+    return await _said(
+        "show", "--", name, exit_codes="0 shown, 2 there is none of that name"
+    )
 
 
 async def report(folder: str, format: _Format = "text") -> str:
@@ -323,7 +326,7 @@ async def report(folder: str, format: _Format = "text") -> str:
     number or last. Format: text, md, html, issue (the engine's own bug-report form),
     json or junit."""
     words = ["report", *_options(format=format), "--", folder]
-    return await _said(*words, told="0 written, 2 there is no such folder")
+    return await _said(*words, exit_codes="0 written, 2 there is no such folder")
 
 
 async def repro(
@@ -349,10 +352,10 @@ async def repro(
         "reported": reported,
     }
     words = ["repro", "--yes", *_options(**values, fixed=fixed, out=out)]
-    told = (
+    exit_codes = (
         "1 reproduced, 0 not, 3 nothing tested, another failure or no hardware, 2 usage"
     )
-    return await _said(*words, *(["--", issue] if issue else []), told=told)
+    return await _said(*words, *(["--", issue] if issue else []), exit_codes=exit_codes)
 
 
 async def run(scenario: str, release: str = "") -> str:
@@ -360,10 +363,10 @@ async def run(scenario: str, release: str = "") -> str:
     minutes."""
     words = ["run", "--yes", *_options(release=release), "--", scenario]
     told = "0 as expected of that release, 1 not, 3 inconclusive"
-    return await _said(*words, told=told)
+    return await _said(*words, exit_codes=told)
 
 
-READING: tuple[_Tool, ...] = (find, logs, list_failures, show, report)
+READING: tuple[_Tool, ...] = (find, logs, _list_failures, show, report)
 OBSERVING: tuple[_Tool, ...] = (diagnose,)
 """They send a server requests, and write what they saw of it into the current
 folder."""

@@ -79,11 +79,11 @@ def new(asked: _NewCommand) -> None:
         typer.echo(line)
 
 
-Written = tuple[str, str, tuple[Path, ...], tuple[str, ...]]
+_Written = tuple[str, str, tuple[Path, ...], tuple[str, ...]]
 """Engine, release, what was written, and and lines on it."""
 
 
-def _blank(asked: _NewCommand) -> Written:
+def _blank(asked: _NewCommand) -> _Written:
     """Raises UsageError: a bad name, no such engine, no such release, or a file is
     there."""
     from mmrepro.base.machine.files import write_file
@@ -145,7 +145,7 @@ def _blank(asked: _NewCommand) -> Written:
     )
 
 
-def _from(asked: _NewCommand) -> Written:
+def _from(asked: _NewCommand) -> _Written:
     """Write the scenario of a finding, and the folder with its case beside it.
 
     Raises:
@@ -171,8 +171,8 @@ def _from(asked: _NewCommand) -> Written:
             hint=f"mmrepro new {name} --from {source}",
         )
     _check_name(name)
-    found = load_finding(source)
-    finding, case = found.finding, found.case
+    loaded = load_finding(source)
+    finding, case = loaded.finding, loaded.case
     if case is None or not case.operations:
         raise UsageError(
             (
@@ -188,7 +188,7 @@ def _from(asked: _NewCommand) -> Written:
         asked.out / f"{asked.module}_case",
     )
     text = _filled("scenario_from.py.j2", scenario_facts(finding, case, name))
-    contents = read_contents(case, found.folder)
+    contents = read_contents(case, loaded.folder)
 
     def write() -> None:
         folder.mkdir(exist_ok=True)

@@ -34,6 +34,8 @@ from typer.core import TyperCommand
 
 C = TypeVar("C", bound=Command)
 _JSON_SCHEMA = "json_schema"
+_SCENARIOS = "mmrepro.scenarios"
+"""Entry points with which distributions add scenarios."""
 _AFTER_DASHES = "after --"
 """Where a command keeps what follows ``--``, if it has a plain field ``child``: another
 command."""
@@ -61,12 +63,13 @@ def command(made: type[C]) -> Callable[[Callable[[C], None]], Callable[..., None
         context = inspect.Parameter(
             "ctx", inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation=typer.Context
         )
-        parameters = [context, *(_parameter(one) for one in declared(made))]
+        parameters = [context, *map(_parameter, declared(made))]
         if made.DOCUMENTS:
             parameters.append(_json_schema(made))
+        # typer follows __wrapped__, and would see the function's own parameters.
         del call.__wrapped__
         call.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-        call.__annotations__ = {one.name: one.annotation for one in parameters}
+        call.__annotations__ = {p.name: p.annotation for p in parameters}
         call.options = made  # type: ignore[attr-defined]
         return call
 
@@ -102,68 +105,78 @@ def _json_schema(made: type[Command]) -> inspect.Parameter:
 
 
 def _options(made: type[C], ctx: typer.Context, values: dict[str, Any]) -> C:
+    """The options of a command: what the command line, a variable or a file says, else
+    the defaults, and where each comes from."""
     origins: dict[str, OptionOrigin] = {}
-    for one in declared(made):
-        source = ctx.get_parameter_source(one.field)
-        configured = ctx.default_map
-        below = (
-            configured.origin(one.field) if isinstance(configured, Configured) else None
-        )
+    configured = ctx.default_map
+    for known in declared(made):
+        below: OptionOrigin | None = None
+        if isinstance(configured, Configured):
+            below = configured.origin(known.field)
+        source = ctx.get_parameter_source(known.field)
         if source is not None and source.name == "COMMANDLINE":
-            origins[one.field] = OptionOrigin.OVER if below else OptionOrigin.WORD
+            origins[known.field] = OptionOrigin.OVER if below else OptionOrigin.WORD
         elif below:
-            origins[one.field] = below
+            origins[known.field] = below
         else:
-            values[one.field] = one.default
+            values[known.field] = known.default
             continue
-        value = values[one.field]
-        if one.option.read:
-            values[one.field] = one.option.read(value)
-        elif one.several:
-            values[one.field] = tuple(
-                dict.fromkeys(value) if one.option.distinct else value
-            )
-        if one.option.names in PLACES:
-            from mmrepro.failure.documents.here import place
-
-            found = values[one.field]
-            at = partial(place, kind=one.option.names)
-            values[one.field] = tuple(map(at, found)) if one.several else at(found)
+        values[known.field] = _read(known, values[known.field])
     if hasattr(made, "child"):
         values["child"] = ctx.meta.get(_AFTER_DASHES, ())
     return made(**values, origins=origins)
 
 
-def _parameter(one: DeclaredOption) -> inspect.Parameter:
-    option = one.option
-    kind: Any = one.type
-    help_text = option.help + (f"  [default: {option.shown}]" if option.shown else "")
-    shown = not option.shown and one.default not in (None, "", (), {}, False)
+def _read(known: DeclaredOption, value: Any) -> Any:
+    """A value that was given, as the command's dataclass has it."""
+    option = known.option
+    if option.read:
+        value = option.read(value)
+    elif known.several:
+        value = tuple(dict.fromkeys(value) if option.distinct else value)
+    if option.names not in PLACES:
+        return value
+
+    # It loads documents: only what names folders needs it.
+    from mmrepro.failure.documents.here import place
+
+    if known.several:
+        return tuple([place(given, kind=option.names) for given in value])
+    return place(value, kind=option.names)
+
+
+def _parameter(known: DeclaredOption) -> inspect.Parameter:
+    """The parameter from which typer makes an option or an argument."""
+    option = known.option
+    kind: Any = known.type
+    is_number = kind in (int, float)
+    help_text = option.help
+    if option.shown:
+        help_text += f"  [default: {option.shown}]"
+    shown = not option.shown and known.default not in (None, "", (), {}, False)
     common: dict[str, Any] = {
         "help": help_text,
-        "metavar": option.metavar or _metavar(one),
-        "min": _whole(option.least) if kind in (int, float) else None,
-        "max": _whole(option.most) if kind in (int, float) else None,
+        "metavar": option.metavar or _metavar(known),
+        "min": _whole(option.least) if is_number else None,
+        "max": _whole(option.most) if is_number else None,
         "show_default": shown,
         "autocompletion": _completion(option.names) if option.names else None,
     }
-    default: Any = None if one.several else _whole(one.default)
-    if option.read and not one.several:
+
+    default: Any = None if known.several else _whole(known.default)
+    if option.read and not known.several:
         default = None if default in (None, ()) else option.write(default)
-    annotation = types.GenericAlias(list, (kind,)) if one.several else kind
+    annotation = types.GenericAlias(list, (kind,)) if known.several else kind
     if default is None and not option.required:
         annotation = annotation | None
-    info: Any = (
-        typer.Argument(**common)
-        if option.argument
-        else typer.Option(
-            *filter(None, (one.name, option.short)),
-            rich_help_panel=option.group,
-            **common,
-        )
-    )
+    info: Any
+    if option.argument:
+        info = typer.Argument(**common)
+    else:
+        names = [known.name, option.short] if option.short else [known.name]
+        info = typer.Option(*names, rich_help_panel=option.group, **common)
     return inspect.Parameter(
-        one.field,
+        known.field,
         inspect.Parameter.KEYWORD_ONLY,
         default=inspect.Parameter.empty if option.required else default,
         annotation=Annotated[annotation, info],
@@ -175,12 +188,15 @@ def _for_the_server(words: Sequence[str]) -> Iterator[str]:
 
     ``--tensor-parallel-size 2`` is the server's own option; ``--runner v2`` stands for
     a feature of the engine."""
-    ranks = {name for some in RANK_OPTIONS.values() for name in some}
+    ranks: set[str] = set()
+    for options in RANK_OPTIONS.values():
+        ranks.update(options)
     left = iter(words)
     for word in left:
         name, equals, value = word.partition("=")
         if word == "--":
-            yield from (word, *left)
+            yield word
+            yield from left
         elif name in FEATURE_OPTIONS:
             feature = FEATURE_OPTIONS[name] + (value if equals else next(left, ""))
             yield f"--server-arg={{feature:{feature}}}"
@@ -189,8 +205,10 @@ def _for_the_server(words: Sequence[str]) -> Iterator[str]:
         elif equals:
             yield f"--server-arg={word}"
         else:
+            yield f"--server-arg={word}"
             value = next(left, "")
-            yield from (f"--server-arg={part}" for part in (word, value) if part)
+            if value:
+                yield f"--server-arg={value}"
 
 
 def _whole(value: Any) -> Any:
@@ -198,14 +216,15 @@ def _whole(value: Any) -> Any:
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
-def _metavar(one: DeclaredOption) -> str | None:
-    names = {int: "N", float: "N", Path: "FILE", str: "TEXT"}
-    return names.get(one.type) if not isinstance(one.type, type(StrEnum)) else None
+def _metavar(known: DeclaredOption) -> str | None:
+    if isinstance(known.type, type(StrEnum)):
+        return None
+    return {int: "N", float: "N", Path: "FILE", str: "TEXT"}.get(known.type)
 
 
 def _completion(kind: str) -> Callable[..., list[Any]]:
     def complete(incomplete: str) -> list[Any]:
-        return [one for one in _known(kind) if str(one).startswith(incomplete)]
+        return [name for name in _known(kind) if str(name).startswith(incomplete)]
 
     return complete
 
@@ -216,7 +235,7 @@ def _known(kind: str) -> Iterator[str]:
     if kind == "scenario":
         from importlib.metadata import entry_points
 
-        yield from sorted(one.name for one in entry_points(group="mmrepro.scenarios"))
+        yield from sorted(point.name for point in entry_points(group=_SCENARIOS))
     elif kind == "engine":
         from mmrepro.engines import ENGINES
 
@@ -226,9 +245,8 @@ def _known(kind: str) -> Iterator[str]:
 
         # What stands before an option is not parsed yet: the line itself says which
         # engine.
-        line = os.environ.get("COMP_WORDS") or os.environ.get(
-            "_TYPER_COMPLETE_ARGS", ""
-        )
+        line = os.environ.get("COMP_WORDS")
+        line = line or os.environ.get("_TYPER_COMPLETE_ARGS", "")
         yield from recorded_releases(line.split())
     else:
         from mmrepro.failure.documents.here import names
@@ -236,13 +254,14 @@ def _known(kind: str) -> Iterator[str]:
         yield from names(kind)
 
 
-def _choices(one: DeclaredOption) -> list[str]:
+def _choices(known: DeclaredOption) -> list[str]:
     """Return the words that it takes; []: any."""
-    words = one.type if isinstance(one.type, type(StrEnum)) else get_args(one.type)
+    is_enum = isinstance(known.type, type(StrEnum))
+    words = known.type if is_enum else get_args(known.type)
     return [str(word) for word in words]
 
 
-def _resumed(words: list[str]) -> str:
+def _resumed(words: Sequence[str]) -> str:
     """Return the folder that ``--resume`` names; "": none."""
     for word, after in pairwise([*words, ""]):
         if word.startswith("--resume"):
@@ -255,68 +274,87 @@ class DeclaredCommand(TyperCommand):
     the command line does not say is looked for in variables and in ``mmrepro.toml``."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Parse the words, and say what is wrong with them in one sentence."""
         made = getattr(self.callback, "options", None)
         if made is not None:
             from mmrepro.cli.app import COMMANDS
 
             ctx.default_map = Configured(made, partial(self._check, ctx), COMMANDS)
-        if made is not None and any(
-            one.field == "server_args" for one in declared(made)
-        ):
-            args = [*_for_the_server(args)]
+            fields = {known.field for known in declared(made)}
+            if "server_args" in fields:
+                args = [*_for_the_server(args)]
         dashes = [at for at, word in enumerate(args) if word == "--"]
         if hasattr(made, "child") and dashes:
             # Of two, the first is for arguments that begin with a dash.
             at = dashes[:2][-1]
             ctx.meta[_AFTER_DASHES], args = tuple(args[at + 1 :]), args[:at]
-        words = [*args]  # the parser empties it
+
+        # The parser empties the list that it gets.
+        words = [*args]
         try:
             return super().parse_args(ctx, args)
-        except (
-            Exception
-        ) as raised:  # the command line's own: typer has no public class of them
-            error: Any = raised
-            if hasattr(error, "possibilities"):
-                known = [name for one in self.params for name in one.opts]
-                error.possibilities = None
-                error.message += "." + did_you_mean(error.option_name, known)
-            elif (
-                made is not None
-                and (wrong := getattr(error, "param", None)) is not None
-            ):
-                one = next(one for one in declared(made) if one.field == wrong.name)
-                if not error.message and (folder := _resumed(words)):
-                    raise UsageError(
-                        "--resume alone does not repeat what was asked for.",
-                        hint=shlex.join(["mmrepro", "resume", folder]),
-                    ) from None
-                if error.message:  # of an option that is missing typer says all itself
-                    error.message = (
-                        error.message.removeprefix("Value error, ").rstrip(".") + "."
-                    )
-                for word in (word.rpartition("=")[2] for word in words):
-                    if repr(word) in error.message:
-                        error.message += did_you_mean(word, _choices(one))
+        # The command line's own: typer has no public class of them.
+        except Exception as raised:
+            self._explain(raised, made, words)
             raise
 
+    def _explain(
+        self, error: Any, made: type[Command] | None, words: Sequence[str]
+    ) -> None:
+        """Add to typer's message what it leaves out.
+
+        Raises:
+            UsageError: a command is to be resumed, and repeated what it needs.
+        """
+        if hasattr(error, "possibilities"):
+            known: list[str] = []
+            for parameter in self.params:
+                known += parameter.opts
+            error.possibilities = None
+            error.message += "." + did_you_mean(error.option_name, known)
+            return
+
+        wrong = getattr(error, "param", None)
+        if made is None or wrong is None:
+            return
+        folder = _resumed(words)
+        # Of an option that is missing typer says all itself.
+        if not error.message:
+            if folder:
+                raise UsageError(
+                    "--resume alone does not repeat what was asked for.",
+                    hint=shlex.join(["mmrepro", "resume", folder]),
+                ) from None
+            return
+        message = error.message.removeprefix("Value error, ").rstrip(".")
+        error.message = f"{message}."
+        [option] = [known for known in declared(made) if known.field == wrong.name]
+        for word in words:
+            value = word.rpartition("=")[2]
+            if repr(value) in error.message:
+                error.message += did_you_mean(value, _choices(option))
+
     def _check(self, ctx: Any, name: str, value: Any) -> None:
-        parameter: Any = next(one for one in self.params if one.name == name)
-        parameter.process_value(ctx, value)
+        """Raises what typer does: the value of a file or a variable is none of this
+        option's."""
+        for parameter in self.params:
+            if parameter.name == name:
+                parameter.process_value(ctx, value)
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
-        ctx.default_map = (
-            None  # mmrepro's own defaults are shown, and no file is read for it
-        )
+        """Write the options below their headings."""
+        # mmrepro's own defaults are shown, and no file is read for it.
+        ctx.default_map = None
         lines: dict[str, list[tuple[str, str]]] = {}
-        for one in self.get_params(ctx):
-            if (record := one.get_help_record(ctx)) is not None:
-                group = getattr(one, "rich_help_panel", None) or OUTPUT
-                if one.param_type_name == "argument":
-                    group, record = (
-                        "Arguments",
-                        (record[0].partition(" <")[0], record[1]),
-                    )
-                lines.setdefault(group, []).append(record)
+        for parameter in self.get_params(ctx):
+            record = parameter.get_help_record(ctx)
+            if record is None:
+                continue
+            heading = getattr(parameter, "rich_help_panel", None) or OUTPUT
+            if parameter.param_type_name == "argument":
+                heading = "Arguments"
+                record = (record[0].partition(" <")[0], record[1])
+            lines.setdefault(heading, []).append(record)
         for heading in ("Arguments", *GROUPS):
             if heading in lines:
                 with formatter.section(heading):

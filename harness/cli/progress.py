@@ -114,21 +114,21 @@ class Progress(LiveView):
     def _draw(self) -> RenderableType:
         with self._lock:
             table = Table.grid(padding=(0, 2))
+            # A stage ends where the next one begins; the last one, with the work.
+            begins = [began for _, began in self._stages]
+            ends = [*begins[1:], self._ended or time.monotonic()]
             for index, (name, began) in enumerate(self._stages):
-                last = index + 1 == len(self._stages)
-                until = (
-                    self._stages[index + 1][1]
-                    if not last
-                    else self._ended or time.monotonic()
-                )
-                running = last and not self._ended
-                mark: RenderableType = (
-                    Spinner("dots") if running else Text("✓", style="green")
-                )
-                table.add_row(mark, name, Text(f"{until - began:6.1f} s", style="dim"))
+                running = index + 1 == len(self._stages) and not self._ended
+                mark: RenderableType = Text("✓", style="green")
+                if running:
+                    mark = Spinner("dots")
+                spent = f"{ends[index] - began:6.1f} s"
+                table.add_row(mark, name, Text(spent, style="dim"))
+
             parts: list[RenderableType] = [Text(self.title, style="bold"), table]
             if self._latest:
-                parts.append(
-                    Text(self._latest, style="dim", overflow="ellipsis", no_wrap=True)
+                latest = Text(
+                    self._latest, style="dim", overflow="ellipsis", no_wrap=True
                 )
+                parts.append(latest)
             return Group(*parts)

@@ -42,12 +42,12 @@ def replay(asked: ReplayCommand) -> None:
 
     def begin() -> Replaying:
         made = Replaying(asked, write=write_replay)
-        for said in (
+        for problem in (
             []
             if asked.quiet or asked.resume
             else origin(made.case.origin, changed=True)
         ):
-            typer.echo(said, err=True)
+            typer.echo(problem, err=True)
         return made
 
     conduct_search(asked, jobs_of(asked), begin, KIND)

@@ -264,13 +264,13 @@ def judge(asked: _JudgeCommand) -> None:
         judged.append(_JudgedRun(path, incident, found, check, signer))
     if asked.json:
         again = [
-            JudgedAgain.of(one.path, one.incident, one.found, one.check, one.signer)
-            for one in judged
+            JudgedAgain.of(row.path, row.incident, row.found, row.check, row.signer)
+            for row in judged
         ]
         emit(JudgeDocument(judged=again))
     else:
         _print_judged(judged, every=asked.verbose)
-    if any(one.found.differs for one in judged):
+    if any(row.found.differs for row in judged):
         raise typer.Exit(1)
 
 
@@ -311,42 +311,43 @@ def _print_judged(judged: list[_JudgedRun], *, every: bool) -> None:
     from rich.markup import escape
 
     out = Console(highlight=False, soft_wrap=True)
-    for path, _, found, check, signer in judged:
-        now = found.now.outcome.value
-        if found.differs:
-            now = f"[bold red]{found.then.outcome.value} → {now}[/]"
-        parts = (
-            f"{len(found.changes)} of {len(found.parts)} conditions and claims differ"
-        )
-        if not found.changes:
-            parts = f"as recorded, with all {len(found.parts)} conditions and claims"
+    for path, _, rejudged, check, signer in judged:
+        now = rejudged.now.outcome.value
+        if rejudged.differs:
+            now = f"[bold red]{rejudged.then.outcome.value} → {now}[/]"
+        count, changed = len(rejudged.parts), len(rejudged.changes)
+        parts = f"{changed} of {count} conditions and claims differ"
+        if not changed:
+            parts = f"as recorded, with all {count} conditions and claims"
         out.print(f"{escape(plain(path.name))}  {now}  {parts}")
         if signer:
             out.print(f"  signed by {escape(plain(signer))}")
         for note in check.notes:
             out.print(f"  {escape(plain(note))}")
         rows = []
-        for part in found.parts if every else found.changes:
+        for part in rejudged.parts if every else rejudged.changes:
             then, now = part.then or "new", part.now or "gone"
             style = "bold yellow" if part.differs else _STYLES.get(now, "dim")
             observed = escape(plain(part.observed))
             rows.append((part.kind, part.id, then, f"[{style}]{now}[/]", observed))
         if rows:
             out.print(table(("", "", "then", "now", "observed"), rows))
-        if every and found.parts:
+        if every and rejudged.parts:
             out.print(
-                escape(plain(f"{found.now.outcome.value}: {found.now.explanation}"))
+                escape(
+                    plain(f"{rejudged.now.outcome.value}: {rejudged.now.explanation}")
+                )
             )
     if len(judged) > 1:
-        every_found = [one.found for one in judged]
-        other = sum(found.differs for found in every_found)
-        alone = sum(bool(one.changes) and not one.differs for one in every_found)
+        every_found = [row.found for row in judged]
+        other = sum(rejudged.differs for rejudged in every_found)
+        alone = sum(bool(row.changes) and not row.differs for row in every_found)
         out.print(
             f"{len(judged)} judged again: {len(judged) - other - alone} as recorded, "
             f"{other} with another verdict, {alone} with other conditions or claims "
             "alone"
         )
-    unrecorded = sum(not one.check.has_record for one in judged)
+    unrecorded = sum(not row.check.has_record for row in judged)
     if unrecorded:
         carry = "carries" if unrecorded == 1 else "carry"
         which = "It" if len(judged) == 1 else f"{unrecorded} of them"
@@ -466,14 +467,14 @@ def _print_bundle(target: Path, manifest: BundleManifest) -> None:
     dumps = [entry for entry in manifest.files if "-stacks-" in entry.name]
     rows = [
         (
-            escape(one.name),
-            str(one.bytes),
-            str(one.redactions or ""),
-            one.sha256[:12],
-            escape(one.note),
+            escape(file.name),
+            str(file.bytes),
+            str(file.redactions or ""),
+            file.sha256[:12],
+            escape(file.note),
         )
-        for one in manifest.files
-        if one not in dumps[1:]
+        for file in manifest.files
+        if file not in dumps[1:]
     ]
     if len(dumps) > 1:
         size = sum(entry.bytes for entry in dumps[1:])

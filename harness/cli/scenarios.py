@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from datetime import datetime
 
     from mmrepro.failure.signature import Condition
-    from mmrepro.reports.blocks import Inline, Page
+    from mmrepro.reports.blocks import Inline, Page, Section
     from mmrepro.scenario.definition import Scenario
     from mmrepro.scenario.reading import DeclaredScenario
     from mmrepro.tools.catalogue.claims import JudgedClaim
@@ -62,21 +62,19 @@ def list_scenarios(asked: _ListCommand) -> None:
 
     Example:  mmrepro list --alive
     """
-    alive, markdown, names = asked.alive, asked.markdown, asked.scenarios
-    if (markdown and (alive or asked.json)) or (
-        asked.ledger is not None and not (alive or markdown)
-    ):
+    markdown_twice = asked.markdown and (asked.alive or asked.json)
+    ledger_unused = asked.ledger is not None and not (asked.alive or asked.markdown)
+    if markdown_twice or ledger_unused:
         raise UsageError(
-            (
-                "--markdown is a form of its own, and --ledger is for --alive and "
-                "--markdown."
-            ),
+            "--markdown is a form of its own, and --ledger is for --alive and "
+            "--markdown.",
             hint="mmrepro list --alive --ledger nights",
         )
-    if alive:
+    names = asked.scenarios
+    if asked.alive:
         _alive(asked)
         return
-    if markdown:
+    if asked.markdown:
         from mmrepro.tools.catalogue.standing import known, page
 
         failures, broken = known(_recorded(asked.ledger), names, trust=asked.trust)
@@ -91,13 +89,8 @@ def list_scenarios(asked: _ListCommand) -> None:
         facts = [_facts(name, asked.trust) for name in names or scenario_names()]
         emit(ListDocument(scenarios=facts))
         return
-    print_rows(
-        [
-            ("scenario", "engine", "affected", "default", "what happens"),
-            *_rows(names, asked.trust),
-        ],
-        spare=(3, 1),
-    )
+    heads = ("scenario", "engine", "affected", "default", "what happens")
+    print_rows([heads, *_rows(names, asked.trust)], spare=(3, 1))
 
 
 def _facts(name: str, trust: bool) -> dict[str, Any]:
@@ -105,10 +98,12 @@ def _facts(name: str, trust: bool) -> dict[str, Any]:
     from mmrepro.scenario.reading import DeclaredScenario
     from mmrepro.tools.catalogue.documents import listed, listed_as_declared
 
-    one = _loaded(name, trust)
-    if isinstance(one, BrokenScenario):
-        return {"name": name, "error": one.message}
-    return listed_as_declared(one) if isinstance(one, DeclaredScenario) else listed(one)
+    loaded = _loaded(name, trust)
+    if isinstance(loaded, BrokenScenario):
+        return {"name": name, "error": loaded.message}
+    if isinstance(loaded, DeclaredScenario):
+        return listed_as_declared(loaded)
+    return listed(loaded)
 
 
 def _loaded(name: str, trust: bool) -> Scenario | DeclaredScenario | BrokenScenario:
@@ -135,13 +130,12 @@ def _rows(names: Sequence[str], trust: bool) -> Iterator[tuple[str, ...]]:
     for name in names or sorted({*rows, *theirs}):
         if name in rows and name not in theirs:
             yield rows[name]
+            continue
+        loaded = _loaded(name, trust)
+        if isinstance(loaded, BrokenScenario):
+            yield name, "", "", "", loaded.message
         else:
-            one = _loaded(name, trust)
-            yield (
-                (name, "", "", "", one.message)
-                if isinstance(one, BrokenScenario)
-                else one.row
-            )
+            yield loaded.row
 
 
 def _recorded(ledger: Path | None) -> list[RecordedRun]:
@@ -155,8 +149,10 @@ def _recorded(ledger: Path | None) -> list[RecordedRun]:
     from mmrepro.scenarios.data import recorded_runs
     from mmrepro.tools.catalogue.recorded import load, of_history
 
-    found = load(recorded_runs())
-    return found if ledger is None else [*found, *of_history(read(ledger), str(ledger))]
+    runs = load(recorded_runs())
+    if ledger is None:
+        return runs
+    return [*runs, *of_history(read(ledger), str(ledger))]
 
 
 def _alive(asked: _ListCommand) -> None:
@@ -164,10 +160,12 @@ def _alive(asked: _ListCommand) -> None:
     ``known``."""
     from mmrepro.tools.catalogue.standing import known, newest_of, standings, strangers
 
-    names, full = asked.scenarios, asked.full
+    names = asked.scenarios
     runs = _recorded(asked.ledger)
     failures, broken = known(runs, names, trust=asked.trust)
-    engines = {one.scenario.engine: one.scenario.release for one in failures}
+    engines: dict[str, str] = {}
+    for failure in failures:
+        engines[failure.scenario.engine] = failure.scenario.release
     newest = [newest_of(engine, runs, release) for engine, release in engines.items()]
     rows = standings(failures, newest)
     unknown = [] if names else strangers(runs, failures)
@@ -175,28 +173,42 @@ def _alive(asked: _ListCommand) -> None:
         from mmrepro.tools.catalogue.documents import AliveDocument
 
         why = {name: error.message for name, error in broken.items()}
-        emit(
-            AliveDocument(
-                engines=newest, failures=rows, broken=why, not_registered=unknown
-            )
+        document = AliveDocument(
+            engines=newest, failures=rows, broken=why, not_registered=unknown
         )
+        emit(document)
         return
+
+    _print_standings(rows, everything=asked.full or bool(names))
+    for line in _notes(newest):
+        typer.echo(line, err=True)
+    for error in broken.values():
+        typer.echo(error.message, err=True)
+    if unknown:
+        typer.echo(f"Recorded, and no scenario here: {', '.join(unknown)}.", err=True)
+
+
+def _print_standings(rows: Sequence[Standing], *, everything: bool) -> None:
+    """Print what is still unfixed, and what is not where ``everything`` is asked
+    for."""
     from mmrepro.reports.blocks import Paragraph, table
     from mmrepro.reports.terminal import print_blocks
 
-    shown = rows if full or names else [row for row in rows if row.alive]
+    shown = rows if everything else [row for row in rows if row.alive]
     alone = len(shown) < len(rows)
-    heads = ["failure:name", "newest release:name", "when:name", "class:name"]
-    heads.append("still unfixed" if alone else "observed there")
-    blocks = table([*heads, "last run"], [_row(row, alone=alone) for row in shown])
+    heads = [
+        "failure:name",
+        "newest release:name",
+        "when:name",
+        "class:name",
+        "still unfixed" if alone else "observed there",
+        "last run",
+    ]
+    blocks = table(heads, [_row(row, alone=alone) for row in shown])
     if alone:
         text = f"{len(shown)} still unfixed; {len(rows) - len(shown)} more: --full"
         blocks.append(Paragraph(text))
     print_blocks(blocks, table_console())
-    for line in (*_notes(newest), *(error.message for error in broken.values())):
-        typer.echo(line, err=True)
-    if unknown:
-        typer.echo(f"Recorded, and no scenario here: {', '.join(unknown)}.", err=True)
 
 
 def _row(row: Standing, *, alone: bool) -> tuple[Inline, ...]:
@@ -205,44 +217,43 @@ def _row(row: Standing, *, alone: bool) -> tuple[Inline, ...]:
     from mmrepro.reports.blocks import Tone, toned
 
     name = f"{row.scenario} ({row.variant})" if row.variant else row.scenario
-    state = (
-        "" if alone else "still unfixed" if row.alive else row.outcome.replace("-", " ")
-    )
-    state += f" {row.where}" if row.alive and row.where else ""
+    state = "still unfixed" if row.alive else row.outcome.replace("-", " ")
+    if alone:
+        state = ""
+    if row.alive and row.where:
+        state += f" {row.where}"
     if row.reproduced and row.reproduced < row.runs:
         state += f" ({row.reproduced} of {row.runs} runs)"
+
     last = ""
     if row.last_release and not row.runs:
-        last = (
-            f"{row.last_release}: {row.last_outcome.replace('-', ' ')}, "
-            f"{_day(row.last_at)}"
-        )
+        outcome = row.last_outcome.replace("-", " ")
+        last = f"{row.last_release}: {outcome}, {_day(row.last_at)}"
     tones: dict[bool | None, Tone] = {True: "bad", False: "good", None: "unsure"}
-    kind = (row.failure_class or "").replace("-", " ")
-    newest = f"{row.engine} {row.newest}"
     return (
         name,
-        newest,
+        f"{row.engine} {row.newest}",
         _day(row.at),
-        kind,
+        (row.failure_class or "").replace("-", " "),
         toned(state.strip(), tones[row.alive]),
         last,
     )
 
 
-def _notes(newest: Iterable[Newest]) -> Iterable[str]:
+def _notes(newest: Iterable[Newest]) -> Iterator[str]:
+    """What is to be said of the newest releases themselves."""
     from mmrepro.tools.catalogue.standing import INDEX
 
-    for one in newest:
-        if one.kernels:
+    for release in newest:
+        if release.kernels:
             yield (
-                f"{one.engine} {one.release} has no wheel for this device: its Python "
-                f"runs over the kernels of {one.kernels}."
+                f"{release.engine} {release.release} has no wheel for this device: its "
+                f"Python runs over the kernels of {release.kernels}."
             )
-        if one.says != INDEX:
+        if release.says != INDEX:
             yield (
-                f"{one.engine}: {one.why}. Its newest release that is known here, "
-                f"{one.release}, stands in the place of the newest one."
+                f"{release.engine}: {release.why}. Its newest release that is known "
+                f"here, {release.release}, stands in the place of the newest one."
             )
 
 
@@ -322,15 +333,12 @@ def show(asked: _ShowCommand) -> None:
     if is_file_name(asked.scenario) and not (asked.trust or asked.variant):
         _show_declared(asked)
         return
-    loaded = known_scenario(asked.scenario, trust=asked.trust).with_variant(
-        asked.variant
-    )
-    conditions = loaded.conditions(
-        RunFacts(loaded.release, Fidelity.CPU, frozenset(), 0.0)
-    )
-    live = {
-        c.id for c in loaded.live_conditions(LiveFacts(loaded.engine, loaded.release))
-    }
+    scenario = known_scenario(asked.scenario, trust=asked.trust)
+    loaded = scenario.with_variant(asked.variant)
+    run = RunFacts(loaded.release, Fidelity.CPU, frozenset(), 0.0)
+    conditions = loaded.conditions(run)
+    observed = loaded.live_conditions(LiveFacts(loaded.engine, loaded.release))
+    live = {condition.id for condition in observed}
     if asked.json:
         from mmrepro.tools.catalogue.documents import shown
 
@@ -381,146 +389,138 @@ def _show_declared(asked: _ShowCommand) -> None:
 
 def _declared_page(read: DeclaredScenario, file: str, in_full: str) -> Page:
     """What a file says of its failure mode, on the screen of :func:`_page`."""
-    from mmrepro.reports.blocks import (
-        Badge,
-        Page,
-        Paragraph,
-        Section,
-        count,
-        prose,
-        table,
-    )
+    from mmrepro.reports.blocks import Badge, Page, Paragraph, Section, prose, table
 
-    conditions = {
-        title: [
-            (one.id, one.statement, "" if one.required else "supporting")
-            for one in read.conditions
-            if one.part == part
-        ]
-        for part, title in _PARTS.items()
+    mitigations = [(known.name, known.description) for known in read.mitigations]
+    references = [(known.id, known.title, known.address) for known in read.references]
+    card = [
+        Paragraph(
+            f"Declared, not run: {file} was parsed, and nothing in it was executed."
+        ),
+        Paragraph(prose(read.summary)),
+        Paragraph(prose(f"Why: {read.explanation}")),
+        Paragraph(
+            f"Affected: {read.engine} {read.affected_where}; run by default at "
+            f"{read.release}; upstream: {read.upstream_words}"
+        ),
+    ]
+    for name, text in mitigations[:2]:
+        card.append(Paragraph(prose(f"Workaround {name}: {text}")))
+
+    sections = [
+        Section("What happens", [Paragraph(prose(read.summary))]),
+        Section("Why", [Paragraph(prose(read.explanation))]),
+    ]
+    for part, title in _PARTS.items():
+        rows: list[tuple[str, ...]] = []
+        for condition in read.conditions:
+            if condition.part == part:
+                note = "" if condition.required else "supporting"
+                rows.append((condition.id, condition.statement, note))
+        sections.append(Section(title, table(["id:name", "condition", ""], rows)))
+    sections += [
+        Section("Mitigations", table(["name:name", "what it is"], mitigations)),
+        Section("References", table(["id:name", "title", "address:name"], references)),
+    ]
+    counted = {
+        "condition": len(read.conditions),
+        "variant": len(read.variants),
+        "mitigation": len(read.mitigations),
     }
-    mitigations = [(one.name, one.description) for one in read.mitigations]
-    references = [(one.id, one.title, one.address) for one in read.references]
-    counted = (
-        (len(read.conditions), "condition"),
-        (len(read.variants), "variant"),
-        (len(read.mitigations), "mitigation"),
-    )
     return Page(
         title=read.title,
         badge=Badge(read.name, "", read.kind),
         subject=read.title,
-        card=[
-            Paragraph(
-                f"Declared, not run: {file} was parsed, and nothing in it was executed."
-            ),
-            Paragraph(prose(read.summary)),
-            Paragraph(prose(f"Why: {read.explanation}")),
-            Paragraph(
-                f"Affected: {read.engine} {read.affected_where}; run by default at "
-                f"{read.release}; upstream: {read.upstream_words}"
-            ),
-            *(
-                Paragraph(prose(f"Workaround {name}: {text}"))
-                for name, text in mitigations[:2]
-            ),
-        ],
-        counts=[count(number, word) for number, word in counted if number],
+        card=card,
+        counts=_counts(counted),
         commands=[("to run the file and show all of it", in_full)],
-        sections=[
-            Section("What happens", [Paragraph(prose(read.summary))]),
-            Section("Why", [Paragraph(prose(read.explanation))]),
-            *(
-                Section(title, table(["id:name", "condition", ""], some))
-                for title, some in conditions.items()
-            ),
-            Section("Mitigations", table(["name:name", "what it is"], mitigations)),
-            Section(
-                "References", table(["id:name", "title", "address:name"], references)
-            ),
-        ],
+        sections=sections,
     )
+
+
+def _counts(counted: Mapping[str, int]) -> list[str]:
+    """``3 conditions``, ``1 variant``: of each that there is any of."""
+    from mmrepro.reports.blocks import count
+
+    return [count(number, word) for word, number in counted.items() if number]
 
 
 def _page(loaded: Scenario, conditions: Sequence[Condition], live: set[str]) -> Page:
     """The failure mode: its end screen, and a section for each kind of thing it
     declares."""
-    from mmrepro.reports.blocks import (
-        Badge,
-        Page,
-        Paragraph,
-        Section,
-        count,
-        prose,
-        table,
-    )
+    from mmrepro.reports.blocks import Badge, Page, Paragraph, prose
 
     name = f"{loaded.name}:{loaded.variant}" if loaded.variant else loaded.name
+    kind = ""
+    if loaded.failure_class:
+        kind = f"{loaded.failure_class.words}, {loaded.severity}"
     upstream = loaded.upstream
     when = f" ({upstream.looked_up})" if upstream.looked_up else ""
     where = f": {upstream.source.id}" if upstream.source else ""
-    helps = [f"{m.name}: {m.description}" for m in loaded.mitigations[:2]]
-    rows = {
-        title: [
-            (
-                c.id,
-                c.statement,
-                "" if c.required else "supporting",
-                "" if c.id in live else "not on a live server",
-            )
-            for c in conditions
-            if c.part == part
-        ]
-        for part, title in _PARTS.items()
+    card = [
+        Paragraph(prose(loaded.summary)),
+        Paragraph(prose(f"Why: {loaded.explanation}")),
+        Paragraph(
+            f"Affected: {loaded.engine} {loaded.affected_where}; run by default at "
+            f"{loaded.release}; upstream: {upstream.words}{where}{when}"
+        ),
+    ]
+    for cure in loaded.mitigations[:2]:
+        card.append(Paragraph(prose(f"Workaround {cure.name}: {cure.description}")))
+    counted = {
+        "condition": len(conditions),
+        "variant": len(loaded.variants),
+        "mitigation": len(loaded.mitigations),
+        "factor": len(loaded.factors),
     }
-    named = ["name:name", "what it is"]
-    listed = {
-        "Variants": [(v.variant, v.title) for v in loaded.variants],
-        "Mitigations": [(m.name, m.description) for m in loaded.mitigations],
-        "Options (--option NAME=VALUE)": list(loaded.options.items()),
-        "Factors (mmrepro ablate)": [
-            (f.name, f"{f.failing} → {f.setting}") for f in loaded.factors
-        ],
-    }
-    references = [(r.id, r.title, r.url) for r in loaded.references]
-    kind = (
-        f"{loaded.failure_class.words}, {loaded.severity}"
-        if loaded.failure_class
-        else ""
-    )
-    counted = (
-        (len(conditions), "condition"),
-        (len(loaded.variants), "variant"),
-        (len(loaded.mitigations), "mitigation"),
-        (len(loaded.factors), "factor"),
-    )
     return Page(
         title=loaded.title,
         badge=Badge(name, "", kind),
         subject=loaded.title,
-        card=[
-            Paragraph(prose(loaded.summary)),
-            Paragraph(prose(f"Why: {loaded.explanation}")),
-            Paragraph(
-                f"Affected: {loaded.engine} {loaded.affected_where}; run by default at "
-                f"{loaded.release}; upstream: {upstream.words}{where}{when}"
-            ),
-            *(Paragraph(prose(f"Workaround {text}")) for text in helps),
-        ],
-        counts=[count(number, word) for number, word in counted if number],
+        card=card,
+        counts=_counts(counted),
         commands=[("to run it", f"mmrepro run {name}")],
-        sections=[
-            Section("What happens", [Paragraph(prose(loaded.summary))]),
-            Section("Why", [Paragraph(prose(loaded.explanation))]),
-            *(
-                Section(title, table(["id:name", "condition", "", ""], some))
-                for title, some in rows.items()
-            ),
-            *(Section(title, table(named, some)) for title, some in listed.items()),
-            Section(
-                "References", table(["id:name", "title", "address:name"], references)
-            ),
-        ],
+        sections=_sections(loaded, conditions, live),
+    )
+
+
+def _sections(
+    loaded: Scenario, conditions: Sequence[Condition], live: set[str]
+) -> list[Section]:
+    """All that a scenario declares, kind by kind."""
+    from mmrepro.reports.blocks import Paragraph, Section, prose, table
+
+    sections = [
+        Section("What happens", [Paragraph(prose(loaded.summary))]),
+        Section("Why", [Paragraph(prose(loaded.explanation))]),
+    ]
+    for part, title in _PARTS.items():
+        rows = [_condition_row(c, live) for c in conditions if c.part == part]
+        sections.append(Section(title, table(["id:name", "condition", "", ""], rows)))
+
+    factors: list[tuple[str, str]] = []
+    for factor in loaded.factors:
+        factors.append((factor.name, f"{factor.failing} → {factor.setting}"))
+    named = {
+        "Variants": [(v.variant, v.title) for v in loaded.variants],
+        "Mitigations": [(m.name, m.description) for m in loaded.mitigations],
+        "Options (--option NAME=VALUE)": list(loaded.options.items()),
+        "Factors (mmrepro ablate)": factors,
+    }
+    for title, entries in named.items():
+        sections.append(Section(title, table(["name:name", "what it is"], entries)))
+    references = [(r.id, r.title, r.url) for r in loaded.references]
+    heads = ["id:name", "title", "address:name"]
+    sections.append(Section("References", table(heads, references)))
+    return sections
+
+
+def _condition_row(condition: Condition, live: set[str]) -> tuple[str, ...]:
+    return (
+        condition.id,
+        condition.statement,
+        "" if condition.required else "supporting",
+        "" if condition.id in live else "not on a live server",
     )
 
 
@@ -533,7 +533,7 @@ def _claims(asked: _ShowCommand) -> None:
     from mmrepro.tools.catalogue.claims import Claims, load
 
     names = {_name_of(name, asked.trust) for name in asked.scenarios}
-    chosen = []
+    chosen: list[JudgedClaim] = []
     for claim in load(file()):
         if names and claim.scenario not in names:
             continue

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from mmrepro.probes.data import LogLine
 
 _GRACE_S = 5.0
-READY, FAILED, UNTOLD = 0, 1, 3
+_READY, _FAILED, _UNTOLD = 0, 1, 3
 
 
 @dataclass(frozen=True)
@@ -91,8 +91,8 @@ def why(asked: _WhyCommand) -> None:
 
 def _code(answer: StartReading) -> int:
     if answer.state == "ready":
-        return READY
-    return FAILED if answer.cause is not None else UNTOLD
+        return _READY
+    return _FAILED if answer.cause is not None else _UNTOLD
 
 
 def _read(asked: _WhyCommand, engine: Engine | None) -> StartReading:
@@ -174,11 +174,11 @@ def _line(line: LogLine) -> None:
     typer.echo(one_line(public_line(line), 400), err=True)
 
 
-MOST_WHY, MOST_ADVICE = 6, 4
+_MOST_WHY, _MOST_ADVICE = 6, 4
 
 
 def _print(answer: StartReading) -> None:
-    """At most 20 lines, the verdict last."""
+    """Print at most 20 lines, the verdict last."""
     from mmrepro.base.text.sanitize import one_line
     from mmrepro.probes.log_words import public_line
     from rich.console import Console
@@ -200,12 +200,12 @@ def _print(answer: StartReading) -> None:
     ]
     row("engine", " ".join(filter(None, words)))
     row("log", f"{answer.log}, {answer.lines} lines")
-    shown = cause.why[:MOST_WHY] if cause else answer.notes
+    shown = cause.why[:_MOST_WHY] if cause else answer.notes
     for at, text in enumerate(shown):
         row("" if at else "why", text)
     if not shown and answer.last is not None:
         row("last line", public_line(answer.last))
-    for at, text in enumerate(cause.advice[:MOST_ADVICE] if cause else ()):
+    for at, text in enumerate(cause.advice[:_MOST_ADVICE] if cause else ()):
         row("" if at else "do", text)
     if answer.pid is not None:
         row("running", f"{answer.url or 'the server'}; end it: kill {answer.pid}")

@@ -70,9 +70,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    if (said := config.getini("mmrepro_inconclusive")) not in INCONCLUSIVE:
+    if (setting := config.getini("mmrepro_inconclusive")) not in INCONCLUSIVE:
         raise pytest.UsageError(
-            f"mmrepro_inconclusive is {said!r}; it is error or skip."
+            f"mmrepro_inconclusive is {setting!r}; it is error or skip."
         )
     config.addinivalue_line(
         "markers",
@@ -90,7 +90,7 @@ def pytest_configure_node(node: Any) -> None:
 
 
 def session_name(config: pytest.Config) -> str:
-    """Of this pytest run, and of its workers: a folder's name that no other run has."""
+    """A folder's name for this pytest run and its workers, which no other run has."""
     given = getattr(config, "workerinput", {}).get(SESSION)
     if given is None:
         given = f"{datetime.now(UTC):%Y%m%d-%H%M%S}-{uuid.uuid4().hex[:6]}"
@@ -100,19 +100,19 @@ def session_name(config: pytest.Config) -> str:
 def out_folder(config: pytest.Config) -> Path:
     """Absolute; relative ones are the current folder's, or the ini file's."""
     here = config.invocation_params.dir
-    if said := config.getoption("mmrepro_out"):
-        return here / str(said)
-    if said := config.getini("mmrepro_out"):
-        return (config.inipath.parent if config.inipath else here) / str(said)
+    if folder := config.getoption("mmrepro_out"):
+        return here / str(folder)
+    if folder := config.getini("mmrepro_out"):
+        return (config.inipath.parent if config.inipath else here) / str(folder)
     return here / _DEFAULT_OUT
 
 
 def skips_inconclusive(config: pytest.Config) -> bool:
     """Tell whether an inconclusive run is skipped; else it is an error."""
-    said = config.getoption("mmrepro_inconclusive") or config.getini(
+    setting = config.getoption("mmrepro_inconclusive") or config.getini(
         "mmrepro_inconclusive"
     )
-    return bool(said == "skip")
+    return bool(setting == "skip")
 
 
 # ---------------------------------------------------------------- *.mmrepro.toml

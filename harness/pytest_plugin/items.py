@@ -97,10 +97,10 @@ class MatrixToml(pytest.File):
 
     @cached_property
     def selected(self) -> dict[EnvironmentCells, EnvironmentGroup]:
-        """Its cells that this pytest run is to run, by environment."""
+        """The cells that this pytest run is to run, by environment."""
         cells: dict[EnvironmentCells, list[Planned]] = {}
         for item in self.session.items:
-            if isinstance(item, CellItem) and item.toml is self:
+            if isinstance(item, _CellItem) and item.toml is self:
                 cells.setdefault(item.environment, []).append(item.planned)
         return {one: groups_of(some)[0] for one, some in cells.items()}
 
@@ -132,20 +132,20 @@ class EnvironmentCells(pytest.Collector):
     def toml(self) -> MatrixToml:
         return cast(MatrixToml, self.parent)
 
-    def collect(self) -> Iterator[CellItem]:
+    def collect(self) -> Iterator[_CellItem]:
         names: set[str] = set()
-        for one in self.group.cells:
-            cell = one.cell
+        for member in self.group.cells:
+            cell = member.cell
             name = one_line(_row(cell, self.path.parent), 300).replace("::", ":")
             name = f"{name} ({cell.id[-8:]})" if name in names else name
             names.add(name)
-            yield CellItem.from_parent(self, name=name, planned=one)
+            yield _CellItem.from_parent(self, name=name, planned=member)
 
     def teardown(self) -> None:
         self.toml.runs.leave()
 
 
-class CellItem(pytest.Item):
+class _CellItem(pytest.Item):
     """A cell: it is run in the set-up, where a failure is an error, and judged as a
     test."""
 
@@ -196,8 +196,8 @@ class CellItem(pytest.Item):
 
 
 def _row(cell: Cell, folder: Path) -> str:
-    """As ``Cell.row``, with a scenario's file named relative to ``folder``: the name of
-    a test does not depend on where pytest is started."""
+    """A cell's row, with a scenario's file named relative to ``folder``: the name of a
+    test does not depend on where pytest is started."""
     if not cell.scenario.endswith(".py"):
         return cell.row
     return cell.model_copy(
@@ -283,7 +283,7 @@ def fixture_of(item: pytest.Item) -> MmreproRun:
     return MmreproRun(item, item.stash.get(_RAN, None))
 
 
-class FinishedRun:
+class _FinishedRun:
     """One run of a scenario on a real engine."""
 
     def __init__(self, ran: CellResult | None) -> None:
@@ -338,9 +338,9 @@ class FinishedRun:
     @cached_property
     def incident(self) -> Incident:
         """All of it: conditions, claims, requests, evidence."""
-        found = incident_in(self.folder)
-        assert found is not None
-        return found
+        incident = incident_in(self.folder)
+        assert incident is not None
+        return incident
 
     @property
     def _ran(self) -> CellResult:
@@ -357,14 +357,14 @@ class FinishedRun:
         return self._ran.shown
 
 
-class MmreproRun(FinishedRun):
+class MmreproRun(_FinishedRun):
     """The run of the marker, and a function that makes more."""
 
     def __init__(self, item: pytest.Item, ran: CellResult | None) -> None:
         super().__init__(ran)
         self._item = item
 
-    def __call__(self, *arguments: Any, **named: Any) -> FinishedRun:
+    def __call__(self, *arguments: Any, **named: Any) -> _FinishedRun:
         """Run a scenario; the arguments are the marker's. What is inconclusive comes
         back as well.
 
@@ -389,7 +389,7 @@ class MmreproRun(FinishedRun):
         except pytest.fail.Exception as error:
             raise pytest.fail.Exception(error.msg) from None
 
-        return FinishedRun(ran)
+        return _FinishedRun(ran)
 
 
 _INCIDENT = f"{PROPERTY}incident"
@@ -399,17 +399,17 @@ def _run(
     item: pytest.Item, arguments: tuple[Any, ...], named: Mapping[str, Any]
 ) -> CellResult:
     asked = _asked(item, arguments, named)
-    one = asked.planned()
-    root, (group,) = out_folder(item.config), groups_of([one])
+    cell = asked.planned()
+    root, (group,) = out_folder(item.config), groups_of([cell])
     name = re.sub(r"[^A-Za-z0-9.]+", "-", item.nodeid).strip("-.")[-100:]
     below = root / INCIDENTS
     night = unused(below / session_name(item.config) / name).relative_to(below)
     runs = Runs(How(root, str(night), TrialOptions(timeout_s=asked.timeout)))
     with contextlib.closing(runs):
-        attempts = runs.run(group, one)
+        attempts = runs.run(group, cell)
     return CellResult(
-        what=f"{one.cell.row} on {group.name}",
-        planned=one,
+        what=f"{cell.cell.row} on {group.name}",
+        planned=cell,
         attempts=tuple(attempts),
         root=root,
         here=item.config.invocation_params.dir,

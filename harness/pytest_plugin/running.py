@@ -70,11 +70,11 @@ class CellResult:
     def shown(self) -> Attempt | None:
         """The attempt that shows it best: of a flaky one what was not expected, else
         the last of those that decided."""
-        said = [a for a in self.attempts if a.outcome is not None]
+        with_outcome = [a for a in self.attempts if a.outcome is not None]
         if self.settled.state is JobState.FLAKY:
-            odd = [a for a in said if a.outcome is not a.expected]
-            return (odd or said)[-1]
-        decided = [a for a in said if str(a.outcome) == str(self.settled.state)]
+            odd = [a for a in with_outcome if a.outcome is not a.expected]
+            return (odd or with_outcome)[-1]
+        decided = [a for a in with_outcome if str(a.outcome) == str(self.settled.state)]
         last = decided or self.attempts
         return last[-1] if last else None
 
@@ -88,7 +88,7 @@ class CellResult:
     def properties(self) -> Iterator[tuple[str, str]]:
         """For JUnit's ``<properties>`` and the summary on the terminal."""
         cell, shown = self.planned.cell, self.shown
-        told = {
+        facts = {
             "cell": cell.id,
             "engine": cell.engine,
             "release": cell.release,
@@ -102,7 +102,7 @@ class CellResult:
             "command": shown.command if shown else "",
         }
         return (
-            (f"{PROPERTY}{name}", str(value)) for name, value in told.items() if value
+            (f"{PROPERTY}{name}", str(value)) for name, value in facts.items() if value
         )
 
     # ------------------------------------------------------------------ judged
@@ -138,12 +138,12 @@ class CellResult:
         one."""
         settled, wanted = self.settled, self.expected
         if settled.state is JobState.FLAKY:
-            told = (
+            outcome = (
                 f"flaky: {settled.reproduced} of {settled.conclusive} runs reproduced "
                 "it"
             )
             self._fail(
-                f"{told}; {wanted} was expected" if wanted else told, settled.why
+                f"{outcome}; {wanted} was expected" if wanted else outcome, settled.why
             )
 
         if settled.as_expected is False:
@@ -175,7 +175,8 @@ class CellResult:
 
 
 def failure(text: str) -> BaseException:
-    """To be raised: pytest shows ``text`` alone. In a test's set-up it is an error."""
+    """The exception to be raised: pytest shows ``text`` alone. In a test's set-up it is
+    an error."""
     return pytest.fail.Exception(text, pytrace=False)
 
 
@@ -187,7 +188,7 @@ def sentence(error: Exception) -> str:
 def tell_reports(
     terminal: pytest.TerminalReporter, ran: Sequence[tuple[str, pytest.TestReport]]
 ) -> None:
-    """Where the incidents of what failed are."""
+    """Tell where the incidents of what failed are."""
     name = f"{PROPERTY}incident"
     folders = [
         (report.nodeid, str(value))
@@ -320,10 +321,10 @@ class Runs:
         if how.until is not None and ready + seconds > how.until:
             return  # and nothing is fetched for it
         here.enter(group, how.repeat)  # where that fails each run is told why
-        one = replace(group, cells=(planned,))
+        group_of_one = replace(group, cells=(planned,))
         order = CellsUntilWhole(
             night=how.night,
-            group=one,
+            group=group_of_one,
             attempts={},
             before={},
             seconds={planned.cell.id: seconds},
@@ -332,7 +333,7 @@ class Runs:
             until=how.until,
             ahead=ahead,
         )
-        provisions.expect([one])
+        provisions.expect([group_of_one])
         for step in order.carry_out(here, how.root):
             if isinstance(step, Attempt):
                 if step.outcome is not None:

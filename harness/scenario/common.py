@@ -23,7 +23,7 @@ from mmrepro.scenario.parts import (
     row,
     symptom,
 )
-from mmrepro.traffic.evidence import Evidence
+from mmrepro.traffic.evidence import Evidence, RequestRecord
 
 Label = str | Callable[[Evidence], str]
 """Of a request, or a function that finds it."""
@@ -32,6 +32,7 @@ Label = str | Callable[[Evidence], str]
 
 
 def not_answered(**more: Any) -> Declared:
+    """The observer's own small request gets no answer."""
     statement = "a small text-only request is not answered"
     return symptom(statement, checks.probe_unanswered, **{"id": "no-answer", **more})
 
@@ -62,19 +63,21 @@ def some_request_unanswered(**more: Any) -> Declared:
 
 
 def new_request_unanswered(**more: Any) -> Declared:
+    """A request that is sent after the failure gets no answer."""
     statement = "a new text-only request is not answered either"
-    return symptom(
-        statement, checks.probe_unanswered, **{"id": "no-answer-later", **more}
-    )
+    more = {"id": "no-answer-later", **more}
+    return symptom(statement, checks.probe_unanswered, **more)
 
 
 def endpoints_green(
     statement: str = "/health and /v1/models answer 200", **more: Any
 ) -> Declared:
+    """The front says that all is well."""
     return symptom(statement, checks.endpoints_green, **{"abnormal": False, **more})
 
 
 def nothing_queued(**more: Any) -> Declared:
+    """The scheduler counts no request."""
     statement = "num_requests_running and num_requests_waiting are 0"
     return symptom(statement, checks.queue_empty, **{"id": "nothing-queued", **more})
 
@@ -93,17 +96,17 @@ def added_not_scheduled(**more: Any) -> Declared:
 
 
 def tokens_stand_still(**more: Any) -> Declared:
+    """No token is counted between two readings."""
     statement = "counters of tokens stand still"
-    return symptom(
-        statement, checks.tokens_stand_still, **{"id": "no-progress", **more}
-    )
+    more = {"id": "no-progress", **more}
+    return symptom(statement, checks.tokens_stand_still, **more)
 
 
 def no_progress(**more: Any) -> Declared:
+    """Neither requests nor tokens are counted; of an observer, tokens alone."""
     statement = "counters of finished requests and tokens stand still"
-    return symptom(
-        statement, checks.no_progress, **{"live": tokens_stand_still(), **more}
-    )
+    more = {"live": tokens_stand_still(), **more}
+    return symptom(statement, checks.no_progress, **more)
 
 
 def core_burns_cpu(**more: Any) -> Declared:
@@ -114,21 +117,23 @@ def core_burns_cpu(**more: Any) -> Declared:
 
 
 def spins_in_user_space(**more: Any) -> Declared:
+    """The core computes all the time, and waits for nothing."""
     statement = "EngineCore spins in user space instead of waiting in a system call"
-    return cause(
-        statement, checks.spins_in_user_space, **{"id": "user-space-spin", **more}
-    )
+    more = {"id": "user-space-spin", **more}
+    return cause(statement, checks.spins_in_user_space, **more)
 
 
 def process_alive(
     statement: str = "EngineCore did not die of it", **more: Any
 ) -> Declared:
-    return symptom(
-        statement, checks.core_alive, **{"live": True, "abnormal": False, **more}
-    )
+    """The core process lives on."""
+    more = {"live": True, "abnormal": False, **more}
+    return symptom(statement, checks.core_alive, **more)
 
 
 def stands_in(*functions: str, **more: Any) -> Declared:
+    """A thread is inside these functions, outermost first, whenever it is looked at."""
+
     def inside(stacks: StacksData) -> Finding:
         return checks.stays_below(stacks, functions)
 
@@ -152,8 +157,8 @@ def first_error(
     def first(logs: Logs, engine: Engine) -> Finding:
         return crash.first_error(logs, engine.core_role, pattern)
 
-    found: Declared = part(statement, first, **{"id": "first-error", **more})
-    return found
+    declared: Declared = part(statement, first, **{"id": "first-error", **more})
+    return declared
 
 
 def dies_of(failing: Label, statement: str, **more: Any) -> tuple[Declared, ...]:
@@ -185,6 +190,7 @@ def dies_of(failing: Label, statement: str, **more: Any) -> tuple[Declared, ...]
 
 
 def server_gone(**more: Any) -> Declared:
+    """The server ended, or its core did."""
     return symptom("the server died", checks.core_gone, **{"id": "server-gone", **more})
 
 
@@ -193,30 +199,34 @@ def fails_in_server(*labels: str, **more: Any) -> Declared:
 
     def fails(requests: Requests) -> Finding:
         sent = [requests.first(label) for label in labels]
-        bad = [r for r in sent if (r.status or 500) >= 500 and not r.timed_out]
-        told = "; ".join(f"{r.label}: {r.reply}" for r in (bad or sent)[:3])
-        return Finding.of(len(bad) == len(sent), told)
+        failed = [r for r in sent if (r.status or 500) >= 500 and not r.timed_out]
+        shown = (failed or sent)[:3]
+        observed = [f"{request.label}: {request.reply}" for request in shown]
+        return Finding.of(len(failed) == len(sent), "; ".join(observed))
 
     statement = f"{', '.join(labels)}: fails in the server"
     return symptom(statement, fails, **{"id": "fails-in-server", **more})
 
 
 def case_arrived(refused: Sequence[str], until: str) -> Declared:
-    """Of a case that was played as the trigger: its requests were sent as far as
-    ``until``, and those of ``refused`` were refused."""
+    """A case that was played as the trigger was sent as far as ``until``, and its
+    requests of ``refused`` were refused."""
 
     def arrived(requests: Requests) -> Finding:
         requests.first(until)
-        taken = [r for r in refused if not 400 <= (requests.first(r).status or 0) < 500]
-        text = (
-            f"not refused: {', '.join(taken)}" if taken else f"sent as far as {until}"
-        )
-        return Finding.of(not taken, text)
+        taken: list[str] = []
+        for label in refused:
+            status = requests.first(label).status or 0
+            if not 400 <= status < 500:
+                taken.append(label)
+        if taken:
+            return Finding.of(False, f"not refused: {', '.join(taken)}")
+        return Finding.of(True, f"sent as far as {until}")
 
-    named = f", and {', '.join(refused)} refused" if refused else ""
-    return precondition(
-        f"the case was sent as far as {until}{named}", arrived, id="case-arrived"
-    )
+    statement = f"the case was sent as far as {until}"
+    if refused:
+        statement += f", and {', '.join(refused)} refused"
+    return precondition(statement, arrived, id="case-arrived")
 
 
 def death_rows(failing: Label, reply: str = "", error: str = "") -> tuple[Row, ...]:
@@ -238,10 +248,10 @@ def in_log(statement: str, *patterns: str, part: Any = cause, **more: Any) -> De
     def logged(logs: Logs) -> Finding:
         counts = {pattern: logs.count(pattern) for pattern in patterns}
         text = ", ".join(f"{count} × {pattern}" for pattern, count in counts.items())
-        times = [
-            f", first at {line.time}" for line in logs.lines(patterns[0]) if line.time
-        ]
-        return Finding.of(all(counts.values()), text + "".join(times[:1]))
+        times = [line.time for line in logs.lines(patterns[0]) if line.time]
+        if times:
+            text += f", first at {times[0]}"
+        return Finding.of(all(counts.values()), text)
 
     declared: Declared = part(statement, logged, **{"id": patterns[0], **more})
     return declared
@@ -258,11 +268,13 @@ def some_requests_fail(*given_up: str) -> tuple[Declared, ...]:
     from mmrepro.failure.signature import live_server
 
     def requests_fail(logs: Logs) -> Finding:
-        found = checks.logged(logs, live_server.FAILED, "requests that got HTTP 500")
+        finding = checks.logged(logs, live_server.FAILED, "requests that got HTTP 500")
         for pattern in given_up:
-            if found.truth is not Truth.MET:
-                found = checks.logged(logs, pattern, "requests that the engine gave up")
-        return found
+            if finding.truth is not Truth.MET:
+                finding = checks.logged(
+                    logs, pattern, "requests that the engine gave up"
+                )
+        return finding
 
     statement = "requests end with HTTP 500, as the access log shows"
     if given_up:
@@ -294,18 +306,18 @@ def answered(*labels: str) -> Check:
 
     def all_answered(requests: Requests) -> Finding:
         for label in labels:
-            bad = [r for r in requests.all(label) if not r.answered]
-            if bad:
-                said = bad[0].status or "no answer"
-                return Finding.of(
-                    False, f"{bad[0].label}: {said} {bad[0].error[:120]}".rstrip()
-                )
+            for sent in requests.all(label):
+                if not sent.answered:
+                    reply = f"{sent.status or 'no answer'} {sent.error[:120]}"
+                    return Finding.of(False, f"{sent.label}: {reply}".rstrip())
         return Finding.of(True, f"{', '.join(labels)}: answered")
 
     return all_answered
 
 
 def not_logged(pattern: str) -> Check:
+    """The log holds no line of a named pattern."""
+
     def unlogged(logs: Logs) -> Finding:
         count = logs.count(pattern)
         return Finding.of(not count, f"{count} × {pattern} in the log")
@@ -314,17 +326,22 @@ def not_logged(pattern: str) -> Check:
 
 
 def answered_alike(*labels: str) -> Check:
+    """All requests called so got one and the same text."""
+
     def alike(requests: Requests) -> Finding:
-        sent = [record for label in labels for record in requests.all(label)]
-        if silent := [record for record in sent if not record.answered]:
-            return Finding.of(False, f"{silent[0].label}: {silent[0].reply}")
-        texts = sorted({record.text for record in sent})
-        ways = (
-            "all alike" if len(texts) == 1 else f"{len(texts)} different texts: {texts}"
-        )
-        return Finding.of(
-            len(texts) == 1, f"{len(sent)} answers ({'; '.join(labels)}): {ways}"
-        )
+        sent: list[RequestRecord] = []
+        for label in labels:
+            sent += requests.all(label)
+        for request in sent:
+            if not request.answered:
+                return Finding.of(False, f"{request.label}: {request.reply}")
+
+        texts = sorted({request.text for request in sent})
+        ways = "all alike"
+        if len(texts) != 1:
+            ways = f"{len(texts)} different texts: {texts}"
+        observed = f"{len(sent)} answers ({'; '.join(labels)}): {ways}"
+        return Finding.of(len(texts) == 1, observed)
 
     return alike
 
@@ -333,13 +350,14 @@ def as_by_control(*labels: str) -> Check:
     """Each request called so is answered as by the control server, token for token."""
 
     def alike(requests: Requests) -> Finding:
-        pairs = {label: requests.pair(label) for label in labels}
-        other = [
-            label for label, (mine, right) in pairs.items() if mine.text != right.text
-        ]
-        named = ", ".join(other) or "none"
+        other: list[str] = []
+        for label in labels:
+            mine, right = requests.pair(label)
+            if mine.text != right.text:
+                other.append(label)
+        names = ", ".join(other) or "none"
         return Finding.of(
-            not other, f"answered otherwise than by the control server: {named}"
+            not other, f"answered otherwise than by the control server: {names}"
         )
 
     return alike
@@ -352,8 +370,9 @@ def refused_or_answered(label: str, status: int = 400) -> Check:
         sent = requests.first(label)
         if sent.status == status:
             return Finding.of(True, f"{label}: refused: {sent.error[:160]}")
-        said = "answered" if sent.answered else f"{sent.status} {sent.error[:120]}"
-        return Finding.of(sent.answered, f"{label}: {said}")
+        if sent.answered:
+            return Finding.of(True, f"{label}: answered")
+        return Finding.of(False, f"{label}: {sent.status} {sent.error[:120]}")
 
     return either
 
@@ -361,12 +380,12 @@ def refused_or_answered(label: str, status: int = 400) -> Check:
 def trigger_ended(requests: Requests) -> Finding:
     """No request of the trigger hung, be it that some were refused or failed."""
     sent = requests.within("trigger")
-    hung = next((r.label for r in sent if r.timed_out), "")
     if not sent:
         return Finding.unknown("the trigger sent no request")
-    return Finding.of(
-        not hung, f"{hung} was not answered" if hung else "every request ended"
-    )
+    for request in sent:
+        if request.timed_out:
+            return Finding.of(False, f"{request.label} was not answered")
+    return Finding.of(True, "every request ended")
 
 
 def happened(check: Check) -> Check:
@@ -375,10 +394,10 @@ def happened(check: Check) -> Check:
 
     @wraps(check)
     def seen(*given: Any) -> Finding:
-        found = check(*given)
-        if found.truth is Truth.MET:
-            return found
-        return Finding.unknown(f"that did not happen: {found.observed}")
+        finding = check(*given)
+        if finding.truth is Truth.MET:
+            return finding
+        return Finding.unknown(f"that did not happen: {finding.observed}")
 
     return seen
 
@@ -398,6 +417,8 @@ def changed(*names: str) -> Check:
 
 
 def unchanged(name: str) -> Check:
+    """The run does not have this factor flipped."""
+
     def kept(facts: RunFacts) -> Finding:
         return Finding.of(name not in facts.flips, f"flipped: {name}")
 
@@ -410,12 +431,12 @@ def unchanged(name: str) -> Check:
 def answered_row(label: str) -> Check:
     """For a row of the table: whether the request was answered, and how soon."""
 
-    def told(requests: Requests) -> Finding:
+    def reply(requests: Requests) -> Finding:
         sent = requests.first(label)
-        said = f"{sent.status} in" if sent.status is not None else "no answer in"
-        return Finding.of(sent.answered, f"{said} {sent.latency_s:.2f} s")
+        status = sent.status if sent.status is not None else "no answer"
+        return Finding.of(sent.answered, f"{status} in {sent.latency_s:.2f} s")
 
-    return told
+    return reply
 
 
 def idle_while_asked(requests: Requests, metrics: Metrics, engine: Engine) -> Finding:
@@ -446,12 +467,12 @@ def idle_cpu(processes: Processes, engine: Engine) -> str:
 
 
 def usual_latency(requests: Requests) -> str:
+    """For a row of the table: how soon requests were answered in the gate."""
     gate = [r.latency_s for r in requests.within("gate") if r.answered]
     return f"{min(gate):.2f} to {max(gate):.2f} s" if gate else ""
 
 
 def unmitigated(facts: RunFacts) -> Finding:
     """For ``given`` of a claim: the run is the report's own, without a mitigation."""
-    return Finding.of(
-        not facts.mitigations, ", ".join(sorted(facts.mitigations)) or "none"
-    )
+    names = ", ".join(sorted(facts.mitigations))
+    return Finding.of(not names, names or "none")

@@ -55,10 +55,15 @@ class _RecordedCall:
         """The argument at that position, or of one of those names; "": none that is a
         text."""
         values = [self.named[name] for name in names if name in self.named]
-        values += self.positional[at : at + 1] if at >= 0 else []
-        return next((value for value in values if isinstance(value, str)), "")
+        if 0 <= at < len(self.positional):
+            values.append(self.positional[at])
+        for value in values:
+            if isinstance(value, str):
+                return value
+        return ""
 
     def given(self, at: int, name: str) -> Any:
+        """The argument of that name, or at that position; None: neither is given."""
         if name in self.named:
             return self.named[name]
         return self.positional[at] if len(self.positional) > at else None
@@ -77,32 +82,37 @@ class _DeclaredFile:
             self.bound.update(_bindings(statement))
 
     def value(self, node: ast.expr, local: dict[str, ast.expr], depth: int = 0) -> Any:
-        """The value of an expression. Raises Unknown."""
+        """The value of an expression. Raises _UnknownValue."""
+        # A file may be written to be expensive: values are bounded, not only its size.
         self._steps += 1
         if depth > _MOST_DEPTH or self._steps > _MOST_STEPS:
             raise _UnknownValue
-        if isinstance(node, ast.Constant):
-            return literal(node.value)
-        if isinstance(node, ast.Name):
-            bound = local.get(node.id) or self.bound.get(node.id)
-            if bound is None:
+        match node:
+            case ast.Constant():
+                return _literal(node.value)
+            case ast.Name():
+                bound = local.get(node.id) or self.bound.get(node.id)
+                if bound is None:
+                    raise _UnknownValue
+                return self.value(bound, local, depth + 1)
+            case ast.Attribute():
+                # FailureClass.SILENT_HANG
+                return node.attr
+            case ast.Tuple() | ast.List():
+                return self._items(node.elts, local, depth)
+            case ast.JoinedStr():
+                return self._joined(node, local, depth)
+            case ast.BinOp():
+                return self._combined(node, local, depth)
+            case ast.Call():
+                return self._called(node, local, depth)
+            case _:
                 raise _UnknownValue
-            return self.value(bound, local, depth + 1)
-        if isinstance(node, ast.Attribute):  # FailureClass.SILENT_HANG
-            return node.attr
-        if isinstance(node, ast.Tuple | ast.List):
-            return self._items(node.elts, local, depth)
-        if isinstance(node, ast.JoinedStr):
-            return self._joined(node, local, depth)
-        if isinstance(node, ast.BinOp):
-            return self._combined(node, local, depth)
-        if isinstance(node, ast.Call):
-            return self._called(node, local, depth)
-        raise _UnknownValue
 
     def value_or_none(
         self, node: ast.expr, local: dict[str, ast.expr], depth: int = 0
     ) -> Any:
+        """The value of an expression; None: it is not known."""
         try:
             return self.value(node, local, depth)
         except _UnknownValue:
@@ -111,13 +121,15 @@ class _DeclaredFile:
     def _items(
         self, nodes: list[ast.expr], local: dict[str, ast.expr], depth: int
     ) -> list[Any]:
-        values = []
+        values: list[Any] = []
         for node in nodes[:_MOST_ITEMS]:
-            starred = node.value if isinstance(node, ast.Starred) else None
-            value = self.value_or_none(starred or node, local, depth + 1)
-            values += (
-                value if starred is not None and isinstance(value, list) else [value]
-            )
+            is_starred = isinstance(node, ast.Starred)
+            inner = node.value if isinstance(node, ast.Starred) else node
+            value = self.value_or_none(inner, local, depth + 1)
+            if is_starred and isinstance(value, list):
+                values += value
+            else:
+                values.append(value)
         return values[:_MOST_ITEMS]
 
     def _joined(
@@ -135,18 +147,20 @@ class _DeclaredFile:
     def _combined(self, node: ast.BinOp, local: dict[str, ast.expr], depth: int) -> Any:
         left = self.value(node.left, local, depth + 1)
         right = self.value(node.right, local, depth + 1)
-        if isinstance(node.op, ast.Add):
-            if isinstance(left, str) and isinstance(right, str):
-                return (left + right)[:_MOST_CHARS]
-            if isinstance(left, list) and isinstance(right, list):
-                return (left + right)[:_MOST_ITEMS]
-        if isinstance(left, int) and isinstance(right, int):
-            if isinstance(node.op, ast.Add):
-                return literal(left + right)
-            if isinstance(node.op, ast.Sub):
-                return literal(left - right)
-            if isinstance(node.op, ast.Mult):
-                return literal(left * right)
+        adds = isinstance(node.op, ast.Add)
+        if adds and isinstance(left, str) and isinstance(right, str):
+            return (left + right)[:_MOST_CHARS]
+        if adds and isinstance(left, list) and isinstance(right, list):
+            return (left + right)[:_MOST_ITEMS]
+        if not isinstance(left, int) or not isinstance(right, int):
+            raise _UnknownValue
+
+        if adds:
+            return _literal(left + right)
+        if isinstance(node.op, ast.Sub):
+            return _literal(left - right)
+        if isinstance(node.op, ast.Mult):
+            return _literal(left * right)
         raise _UnknownValue
 
     def _called(
@@ -155,16 +169,15 @@ class _DeclaredFile:
         name = _name_of(node.func)
         if not name:
             raise _UnknownValue
-        named = {
-            keyword.arg: self.value_or_none(keyword.value, local, depth + 1)
-            for keyword in node.keywords[:_MOST_ITEMS]
-            if keyword.arg
-        }
+        named: dict[str, Any] = {}
+        for keyword in node.keywords[:_MOST_ITEMS]:
+            if keyword.arg:
+                named[keyword.arg] = self.value_or_none(keyword.value, local, depth + 1)
         return _RecordedCall(name, self._items(node.args, local, depth), named)
 
 
-def literal(value: object) -> str | int:
-    """A constant that can be shown. Raises Unknown."""
+def _literal(value: object) -> str | int:
+    """A constant that can be shown. Raises _UnknownValue."""
     if isinstance(value, str):
         # A lone surrogate can be written in a file, and printed nowhere.
         return value[:_MOST_CHARS].encode("utf-8", "replace").decode()
@@ -192,39 +205,45 @@ def _bindings(statement: ast.stmt) -> Iterator[tuple[str, ast.expr]]:
         if isinstance(target, ast.Name):
             yield target.id, statement.value
         elif isinstance(target, ast.Tuple) and isinstance(statement.value, ast.Tuple):
-            for one, value in zip(target.elts, statement.value.elts, strict=False):
-                if isinstance(one, ast.Name):
-                    yield one.id, value
+            pairs = zip(target.elts, statement.value.elts, strict=False)
+            for name, value in pairs:
+                if isinstance(name, ast.Name):
+                    yield name.id, value
 
 
 def _scenario_classes(file: _DeclaredFile) -> list[ast.ClassDef]:
     """The classes of what is bound to SCENARIO, the default first. Raises
-    Unreadable."""
+    _Unreadable."""
     bound = file.bound.get("SCENARIO")
-    names = []
+    names: list[str] = []
     if isinstance(bound, ast.Call):
         names = [_name_of(bound.func)]
         if names == ["with_variants"]:
-            made = [one for one in bound.args if isinstance(one, ast.Call)]
-            names = [_name_of(one.func) for one in made]
-    found = [file.classes[name] for name in names if name in file.classes]
-    if not found:
+            made = [
+                argument for argument in bound.args if isinstance(argument, ast.Call)
+            ]
+            names = [_name_of(call.func) for call in made]
+    classes = [file.classes[name] for name in names if name in file.classes]
+    if not classes:
         raise _Unreadable("binds no scenario of a class in it to the name SCENARIO")
-    return found
+    return classes
 
 
 def _with_bases(file: _DeclaredFile, wanted: ast.ClassDef) -> list[ast.ClassDef]:
     """The class and those of the same file that it inherits from, the nearest first."""
-    found: list[ast.ClassDef] = []
+    line: list[ast.ClassDef] = []
     waiting = [wanted]
-    while waiting and len(found) < _MOST_DEPTH:
-        one = waiting.pop(0)
-        if one in found:
+    # A class may name itself among its bases: then the line would never end.
+    while waiting and len(line) < _MOST_DEPTH:
+        nearest = waiting.pop(0)
+        if nearest in line:
             continue
-        found.append(one)
-        bases = [_name_of(base) for base in one.bases]
-        waiting += [file.classes[name] for name in bases if name in file.classes]
-    return found
+        line.append(nearest)
+        for base in nearest.bases:
+            name = _name_of(base)
+            if name in file.classes:
+                waiting.append(file.classes[name])
+    return line
 
 
 def _condition_of(called: _RecordedCall, part: str, method: str = "") -> dict[str, Any]:
@@ -247,12 +266,12 @@ def _mitigation_of(called: _RecordedCall) -> dict[str, str] | None:
         release = called.text(0, "release")
         about = called.text(1, "description") or f"upgrade to {release}"
         return {"name": "release", "description": about, "release": release}
-    if called.name not in ("cure", "Mitigation"):
-        return None
     if called.name == "cure":
         about = called.text(2, "description") or called.text(1, "server")
-    else:
+    elif called.name == "Mitigation":
         about = called.text(1, "description")
+    else:
+        return None
     return {
         "name": called.text(0, "name"),
         "description": about,
@@ -261,11 +280,9 @@ def _mitigation_of(called: _RecordedCall) -> dict[str, str] | None:
 
 
 def _reference_of(called: Any) -> dict[str, str] | None:
-    if not isinstance(called, _RecordedCall) or called.name not in (
-        "issue",
-        "pull",
-        "Reference",
-    ):
+    if not isinstance(called, _RecordedCall):
+        return None
+    if called.name not in ("issue", "pull", "Reference"):
         return None
     return {
         "kind": called.name,
@@ -294,45 +311,59 @@ class _DeclaredClass:
         self.file = file
         self.line = _with_bases(file, wanted)
         self.local: dict[str, ast.expr] = {}
-        for one in reversed(self.line):
-            for statement in one.body:
+        # The nearest class comes last: what it binds replaces its bases'.
+        for inherited in reversed(self.line):
+            for statement in inherited.body:
                 self.local.update(_bindings(statement))
 
     def get(self, name: str) -> Any:
+        """The value of an attribute; None: it is not known."""
         node = self.local.get(name)
         return None if node is None else self.file.value_or_none(node, self.local)
 
+    def items(self, name: str) -> list[Any]:
+        """The items of an attribute that is a list or a tuple; of another none."""
+        value = self.get(name)
+        return value if isinstance(value, list) else []
+
     def text(self, name: str) -> str:
+        """An attribute that is a text; "": it is none."""
         value = self.get(name)
         return value if isinstance(value, str) else ""
 
     def calls(self, name: str) -> list[_RecordedCall]:
-        value = self.get(name)
-        return (
-            [one for one in value if isinstance(one, _RecordedCall)]
-            if isinstance(value, list)
-            else []
-        )
+        """The calls among the items of an attribute."""
+        return [item for item in self.items(name) if isinstance(item, _RecordedCall)]
 
     @property
     def docstrings(self) -> list[str]:
-        texts = [ast.get_docstring(one) for one in self.line]
-        return [str(literal(text[: 4 * _MOST_CHARS])) for text in texts if text]
+        """Docstrings of the class and of its bases, the nearest first."""
+        texts: list[str] = []
+        for inherited in self.line:
+            text = ast.get_docstring(inherited)
+            if text:
+                texts.append(str(_literal(text[: 4 * _MOST_CHARS])))
+        return texts
 
     def _inherits_from_elsewhere(self) -> bool:
-        bases = {_name_of(base) for one in self.line for base in one.bases}
+        bases: set[str] = set()
+        for inherited in self.line:
+            bases.update(_name_of(base) for base in inherited.bases)
         return not bases <= {"Scenario", *self.file.classes}
 
     def conditions(self) -> list[dict[str, Any]]:
-        found = []
+        """The conditions in the order of the parts of a signature."""
+        conditions: list[dict[str, Any]] = []
         for attribute, part in _PARTS.items():
-            found += [_condition_of(called, part) for called in self.calls(attribute)]
-            found += list(self._methods(part))
-        return found[:_MOST_ITEMS]
+            for called in self.calls(attribute):
+                conditions.append(_condition_of(called, part))
+            conditions += self._methods(part)
+        return conditions[:_MOST_ITEMS]
 
     def _methods(self, part: str) -> Iterator[dict[str, Any]]:
-        for one in self.line:
-            for method in one.body:
+        """Conditions of this part that are methods with a decorator."""
+        for inherited in self.line:
+            for method in inherited.body:
                 if not isinstance(method, ast.FunctionDef):
                     continue
                 for decorator in method.decorator_list:
@@ -341,30 +372,27 @@ class _DeclaredClass:
                         yield _condition_of(called, part, method.name)
 
     def fields(self) -> dict[str, Any]:
-        told: dict[str, Any] = {name: self.text(name) for name in _TEXTS}
-        if not told["engine"] and self._inherits_from_elsewhere():
-            told["engine"] = _GAP
-        devices = self.get("devices")
-        references = self.get("references")
+        """All that is declared, as it is printed."""
+        fields: dict[str, Any] = {name: self.text(name) for name in _TEXTS}
+        if not fields["engine"] and self._inherits_from_elsewhere():
+            fields["engine"] = _GAP
+        devices = self.get("devices") or ()
+        fields["devices"] = [name for name in devices if isinstance(name, str)]
+        fields["failure_class"] = self.text("failure_class").lower().replace("_", "-")
+        fields["severity"] = self.text("severity").lower()
+        fields["docstrings"] = self.docstrings
+        fields["conditions"] = self.conditions()
+
         mitigations = [_mitigation_of(called) for called in self.calls("mitigations")]
-        found = (
-            [_reference_of(one) for one in references]
-            if isinstance(references, list)
-            else []
-        )
-        told["devices"] = [d for d in devices or () if isinstance(d, str)]
-        told["failure_class"] = self.text("failure_class").lower().replace("_", "-")
-        told["severity"] = self.text("severity").lower()
-        told["docstrings"] = self.docstrings
-        told["conditions"] = self.conditions()
-        told["mitigations"] = [one for one in mitigations if one is not None]
-        told["references"] = [one for one in found if one is not None]
-        told["upstream"] = _upstream_of(self.get("upstream"))
-        return told
+        references = [_reference_of(item) for item in self.items("references")]
+        fields["mitigations"] = [known for known in mitigations if known is not None]
+        fields["references"] = [known for known in references if known is not None]
+        fields["upstream"] = _upstream_of(self.get("upstream"))
+        return fields
 
 
-def declared(source: bytes) -> dict[str, Any]:
-    """The fields of the scenario in a file. Raises Unreadable."""
+def _declared(source: bytes) -> dict[str, Any]:
+    """The fields of the scenario in a file. Raises _Unreadable."""
     try:
         tree = ast.parse(source)
     except SyntaxError as error:
@@ -372,31 +400,35 @@ def declared(source: bytes) -> dict[str, Any]:
         raise _Unreadable(f"{where}is not valid Python: {error.msg}") from None
     except (RecursionError, MemoryError, ValueError, OverflowError):
         raise _Unreadable("is not valid Python, or nested too deep") from None
+
     file = _DeclaredFile(tree)
     default, *others = _scenario_classes(file)
-    told = _DeclaredClass(file, default).fields()
-    told["variants"] = []
+    fields = _DeclaredClass(file, default).fields()
+    fields["variants"] = []
     if others:
-        every = [_DeclaredClass(file, one) for one in (default, *others)]
-        told["variants"] = [one.text("variant") for one in every][:_MOST_ITEMS]
-    return told
+        variants = [_DeclaredClass(file, each) for each in (default, *others)]
+        names = [variant.text("variant") for variant in variants]
+        fields["variants"] = names[:_MOST_ITEMS]
+    return fields
 
 
 def main() -> None:
-    for kind, most in (
-        (resource.RLIMIT_AS, _MEMORY_BYTES),
-        (resource.RLIMIT_CPU, _CPU_S),
-        (resource.RLIMIT_FSIZE, 0),
-        (resource.RLIMIT_CORE, 0),
-    ):
+    """Print what the file on standard input declares, as JSON."""
+    limits = {
+        resource.RLIMIT_AS: _MEMORY_BYTES,
+        resource.RLIMIT_CPU: _CPU_S,
+        resource.RLIMIT_FSIZE: 0,
+        resource.RLIMIT_CORE: 0,
+    }
+    for kind, most in limits.items():
         resource.setrlimit(kind, (most, most))
     try:
-        told: dict[str, Any] = {"fields": declared(sys.stdin.buffer.read())}
+        declared: dict[str, Any] = {"fields": _declared(sys.stdin.buffer.read())}
     except _Unreadable as error:
-        told = {"unreadable": str(literal(str(error)))}
+        declared = {"unreadable": str(_literal(str(error)))}
     except (RecursionError, MemoryError):
-        told = {"unreadable": "is nested too deep"}
-    sys.stdout.write(json.dumps(told))
+        declared = {"unreadable": "is nested too deep"}
+    sys.stdout.write(json.dumps(declared))
 
 
 if __name__ == "__main__":

@@ -169,30 +169,33 @@ class Scenario(ABC):
 
     @property
     def title(self) -> str:
-        texts = (
-            paragraphs(cls.__doc__)[0] for cls in type(self).__mro__ if cls.__doc__
-        )
-        return next(texts).removesuffix(".")
+        """The first line of the nearest docstring."""
+        texts = [cls.__doc__ for cls in type(self).__mro__ if cls.__doc__]
+        return paragraphs(texts[0])[0].removesuffix(".")
 
     @property
     def summary(self) -> str:
+        """What happens: the paragraphs from ``What:`` on."""
         return section(_docstrings(self), "What:")
 
     @property
     def explanation(self) -> str:
+        """Why it happens: the paragraphs from ``Why:`` on."""
         return section(_docstrings(self), "Why:")
 
     @property
     def report(self) -> str:
         """Id of the original report: the first reference."""
-        return next((reference.id for reference in self.references), "")
+        return self.references[0].id if self.references else ""
 
     @property
     def server_args(self) -> tuple[str, ...]:
+        """The server's options, word by word."""
         return tuple(shlex.split(self.server))
 
     @cached_property
     def affected_releases(self) -> SpecifierSet:
+        """The affected releases, to be asked for one."""
         return SpecifierSet(self.affected)
 
     def affects(self, release: str, device: str = "") -> bool:
@@ -203,21 +206,19 @@ class Scenario(ABC):
     def spares(self, device: str) -> str:
         """Why it does not happen on ``device``; "": it may, or the device is not
         known."""
-        spared = device in ON and device not in self.devices
-        return (
-            f"it happens {self.where} alone, and this is {ON[device]}" if spared else ""
-        )
+        if device not in ON or device in self.devices:
+            return ""
+        return f"it happens {self.where} alone, and this is {ON[device]}"
 
     @property
     def where(self) -> str:
         """``on a CPU``; "": everywhere."""
-        return (
-            ""
-            if {*self.devices} >= {*ON}
-            else " or ".join(ON[one] for one in self.devices)
-        )
+        if set(self.devices) >= set(ON):
+            return ""
+        return " or ".join(ON[device] for device in self.devices)
 
     def patches_for(self, release: str) -> tuple[Patch, ...]:
+        """Stand-ins that a run of ``release`` needs."""
         return self.patches
 
     # ------------------------------------------------------------------ traffic
@@ -245,67 +246,64 @@ class Scenario(ABC):
 
     def conditions(self, facts: RunFacts) -> list[Condition]:
         """The signature: what is declared, and that what was flipped took effect."""
-        flipped = [
-            Declared(
-                FLIP.format(f.name),
+        conditions = [self._bound(declared, facts) for declared in self.declared()]
+        for factor in self.factors:
+            if factor.name not in facts.flips:
+                continue
+            flipped = Declared(
+                FLIP.format(factor.name),
                 "flip",
-                f"{f.name} is flipped: {f.setting} instead of {f.failing}",
-                f.took_effect,
+                f"{factor.name} is flipped: {factor.setting} instead of {factor.failing}",
+                factor.took_effect,
             )
-            for f in self.factors
-            if f.name in facts.flips
-        ]
-        return [
-            *(self._bound(declared, facts) for declared in self.declared()),
-            *(self._bound(one, facts) for one in flipped),
-        ]
+            conditions.append(self._bound(flipped, facts))
+        return conditions
 
     def declared(self) -> list[Declared]:
         """All conditions that the class declares, as attributes or methods:
         preconditions, then the symptom, then the cause."""
-        methods = tagged(type(self), Declared)
-        found = [*self.preconditions, *self.symptoms, *self.causes]
-        found += [
-            replace(one, check=getattr(self, name)) for name, one in methods.items()
-        ]
-        return sorted(found, key=lambda one: get_args(Part).index(one.part))
+        declared = [*self.preconditions, *self.symptoms, *self.causes]
+        for name, condition in tagged(type(self), Declared).items():
+            declared.append(replace(condition, check=getattr(self, name)))
+        order = get_args(Part)
+        return sorted(declared, key=lambda condition: order.index(condition.part))
 
     def named_conditions(self) -> Iterator[tuple[str, str]]:
         """The conditions that rows and claims name: by what, and the id."""
         for row in self.rows:
             if isinstance(row.by, str):
                 yield f"the row {row.name!r}", row.by
-        for one in (*self.claims, *tagged(type(self), Claim).values()):
-            for name in (*many(one.by or ()), *many(one.given)):
-                if isinstance(name, str) and name not in (
-                    "symptom",
-                    "cause",
-                    "arrived",
-                ):
-                    yield f"the claim {one.id!r}", name
+        # A claim may also go by what a run as a whole shows.
+        of_the_run = ("symptom", "cause", "arrived")
+        for claim in (*self.claims, *tagged(type(self), Claim).values()):
+            for name in (*many(claim.by or ()), *many(claim.given)):
+                if isinstance(name, str) and name not in of_the_run:
+                    yield f"the claim {claim.id!r}", name
 
     def _bound(self, declared: Declared, facts: RunFacts) -> Condition:
         assert declared.check is not None
         check = bind(declared.check, self, facts)
         statement = self.filled(declared.statement)
         changed = facts.mitigations | facts.flips
-        waived = next((name for name in declared.removed_by if name in changed), "")
+        removed_by = [name for name in declared.removed_by if name in changed]
         return Condition(
             declared.id,
             declared.part,
             statement,
             check,
             required=declared.required,
-            waived=waived,
+            waived=removed_by[0] if removed_by else "",
             usual=not declared.abnormal or declared.check in checks.USUAL,
         )
 
     def filled(self, text: str) -> str:
         """``text`` with the attribute called so in the place of ``{name}``: variants
         share it."""
-        return re.sub(
-            r"\{(\w+)\}", lambda name: str(getattr(self, name[1], name[0])), text
-        )
+
+        def attribute(match: re.Match[str]) -> str:
+            return str(getattr(self, match[1], match[0]))
+
+        return re.sub(r"\{(\w+)\}", attribute, text)
 
     def live_conditions(self, facts: LiveFacts) -> list[Condition]:
         """The signature on a live server: no gate was run, and no traffic but one small
@@ -316,37 +314,48 @@ class Scenario(ABC):
         """
         release = facts.release or self.release
         run = RunFacts(release, Fidelity.LIVE, frozenset(), facts.deadline_s)
-        if not self.declared():  # a signature of its own making
+        # A scenario may override `conditions`, and declare none.
+        if not self.declared():
             return self.conditions(run)
+
         observed = {declared.id: declared for declared in self.live_only}
         for declared in self.declared():
-            assert declared.check is not None
-            live = declared.live
-            if declared.part == "precondition":  # a look brings no trigger
-                continue
-            if isinstance(live, Declared):
-                observed.setdefault(live.id, live)
-            elif live == "optional":
-                observed.setdefault(declared.id, replace(declared, required=False))
-            elif live or (live is None and observable(_own(declared.check, self))):
-                observed.setdefault(declared.id, declared)
+            form = self._observer_form(declared)
+            if form is not None:
+                observed.setdefault(form.id, form)
         ordered = sorted(
             observed.values(), key=lambda declared: declared.part == "cause"
         )
         return [self._bound(declared, run) for declared in ordered]
 
+    def _observer_form(self, declared: Declared) -> Declared | None:
+        """The condition as an observer may try it; None: it has none."""
+        # Who only looks at a server brings no trigger.
+        if declared.part == "precondition":
+            return None
+        assert declared.check is not None
+        live = declared.live
+        if isinstance(live, Declared):
+            return live
+        if live == "optional":
+            return replace(declared, required=False)
+        if live or (live is None and observable(_own(declared.check, self))):
+            return declared
+        return None
+
     def exposure(self, facts: LiveFacts) -> Finding:
         """Whether a server of this release and with these options can fail so."""
         if facts.engine and facts.engine != self.engine:
             return Finding.of(False, f"the server is {facts.engine}, not {self.engine}")
-        if spared := self.spares(facts.device):
+        spared = self.spares(facts.device)
+        if spared:
             return Finding.of(False, spared)
         if not facts.release:
             return Finding.unknown("the release could not be found out")
+
+        version = Version(facts.release)
         for cure in self.mitigations:
-            applies = cure.effective_on.contains(
-                Version(facts.release), prereleases=True
-            )
+            applies = cure.effective_on.contains(version, prereleases=True)
             if applies and facts.has(cure.server_args):
                 return Finding.of(
                     False, f"the server runs with {' '.join(cure.server_args)}"
@@ -371,24 +380,21 @@ class Scenario(ABC):
         if not self.works_after:
             return Finding.unknown(f"{self.name} does not say what works_after it")
         by_id = {condition.id: condition.check for condition in self.conditions(facts)}
-        checks = (
-            by_id[c] if isinstance(c, str) else bind(c, self, facts)
-            for c in self.works_after
-        )
-        return all_met(*(guarded(check, evidence) for check in checks))
+        findings: list[Finding] = []
+        for works in self.works_after:
+            check = by_id[works] if isinstance(works, str) else bind(works, self, facts)
+            findings.append(guarded(check, evidence))
+        return all_met(*findings)
 
     def refused_at_start(self, evidence: Evidence) -> Finding:
         """Whether a server that never got ready refused what the failure needs: its log
         says so in the words of pattern ``REFUSED``, if ``log_patterns`` has it."""
         logs = Logs(evidence)
-        found = (
-            logs.search(REFUSED, self.log_patterns[REFUSED])
-            if logs.count(REFUSED)
-            else []
-        )
-        return Finding.of(
-            bool(found), found[0][0] if found else "its log says something else"
-        )
+        if logs.count(REFUSED):
+            words = logs.search(REFUSED, self.log_patterns[REFUSED])
+            if words:
+                return Finding.of(True, words[0][0])
+        return Finding.of(False, "its log says something else")
 
     def cause_remains(self, evidence: Evidence, facts: RunFacts) -> Finding:
         """Whether the cause is still there in a run that may lack the symptom.
@@ -397,14 +403,17 @@ class Scenario(ABC):
         it is unknown unless evidence tells. Where some conditions of the cause can be
         seen only while the symptom lasts (the stack of a hang, say), ``lasting_causes``
         names the others."""
-        causes = [c for c in self.conditions(facts) if c.required and c.part == "cause"]
-        causes = [
-            c for c in causes if not self.lasting_causes or c.id in self.lasting_causes
-        ]
+        causes: list[Condition] = []
+        for condition in self.conditions(facts):
+            lasts = not self.lasting_causes or condition.id in self.lasting_causes
+            if condition.required and condition.part == "cause" and lasts:
+                causes.append(condition)
+
         results = evaluate(causes, evidence)
-        truth = combine([r.truth for r in results])
-        decisive = [r for r in results if r.truth is truth] or results
-        return Finding(truth, "; ".join(f"{r.id}: {r.observed}" for r in decisive))
+        truth = combine([result.truth for result in results])
+        decisive = [result for result in results if result.truth is truth] or results
+        observed = [f"{result.id}: {result.observed}" for result in decisive]
+        return Finding(truth, "; ".join(observed))
 
     def gate_check(self, evidence: Evidence) -> Finding:
         """Whether the steady state was reached: every gate request answered, with
@@ -428,7 +437,10 @@ class Scenario(ABC):
             return []
         from mmrepro.scenario.hypotheses import judged
 
-        return [judged(one, ablation, self.report) for one in self.ablation_hypotheses]
+        source = self.report
+        return [
+            judged(declared, ablation, source) for declared in self.ablation_hypotheses
+        ]
 
     def exhibits(self, evidence: Evidence, facts: RunFacts) -> list[Exhibit]:
         """What the report shows side by side: pictures and answers, curves."""
@@ -437,30 +449,34 @@ class Scenario(ABC):
     def symptom_rows(self, evidence: Evidence, facts: RunFacts) -> list[SymptomRow]:
         """The table of symptoms: ``rows``; where there are none, each condition of the
         symptom."""
-        run = _Judged(self, evidence, facts)
-        rows = self.rows or tuple(
-            Row(
-                self.filled(c.statement),
-                c.id,
-                reported=c.reported,
-                abnormal_if=c.abnormal,
-            )
-            for c in self.declared()
-            if c.part == "symptom"
-        )
+        run = _JudgedConditions(self, evidence, facts)
+        rows = self.rows or self._rows_of_symptom()
         return [run.row(row) for row in rows]
+
+    def _rows_of_symptom(self) -> tuple[Row, ...]:
+        rows: list[Row] = []
+        for condition in self.declared():
+            if condition.part == "symptom":
+                row = Row(
+                    self.filled(condition.statement),
+                    condition.id,
+                    reported=condition.reported,
+                    abnormal_if=condition.abnormal,
+                )
+                rows.append(row)
+        return tuple(rows)
 
     def claim_results(self, evidence: Evidence, facts: RunFacts) -> list[ClaimResult]:
         """The original report's statements, judged by this run: ``claims``, then the
         methods."""
-        run = _Judged(self, evidence, facts)
-        methods = tagged(type(self), Claim)
-        found = [run.claim(claim, claim.by) for claim in self.claims]
-        return found + [
-            run.claim(claim, getattr(self, name)) for name, claim in methods.items()
-        ]
+        run = _JudgedConditions(self, evidence, facts)
+        results = [run.claim(claim, claim.by) for claim in self.claims]
+        for name, claim in tagged(type(self), Claim).items():
+            results.append(run.claim(claim, getattr(self, name)))
+        return results
 
     def key_stack(self, evidence: Evidence) -> KeyStack | None:
+        """The stack that shows the cause, for the report; None: it has none."""
         return None
 
     def enough_stacks(self, samples: Sequence[StackSample]) -> bool:
@@ -486,38 +502,35 @@ class Scenario(ABC):
     def read_options(self, given: Sequence[str]) -> dict[str, str]:
         """``NAME`` and ``NAME=VALUE`` as a mapping. Raises UsageError: there is no such
         option."""
-        options = {
-            name: value for name, _, value in (text.partition("=") for text in given)
-        }
+        options: dict[str, str] = {}
+        for text in given:
+            name, _, value = text.partition("=")
+            options[name] = value
         for name in options:
             self._named("option", name, self.options)
         return options
 
     def server_args_with(self, given: Sequence[str]) -> tuple[str, ...]:
         """Options of the server in a run with these ``--option``."""
-        more = (self.option_servers.get(text.partition("=")[0], "") for text in given)
-        return (
-            *self.server_args,
-            *(word for text in more for word in shlex.split(text)),
-        )
+        words = [*self.server_args]
+        for text in given:
+            name = text.partition("=")[0]
+            words += shlex.split(self.option_servers.get(name, ""))
+        return tuple(words)
 
     def with_variant(self, name: str) -> Scenario:
         """The variant called ``name``; "" means the default. Raises UsageError and
         lists them."""
-        return (
-            self._named("variant", name, {v.variant: v for v in self.variants})
-            if name
-            else self
-        )
+        if not name:
+            return self
+        return self._named("variant", name, {v.variant: v for v in self.variants})
 
     def _named(self, kind: str, name: str, offered: Mapping[str, T]) -> T:
         if name in offered:
             return offered[name]
+        has = ", ".join(offered) or "none"
         raise UsageError(
-            (
-                f"Scenario {self.name} has no {kind} {name!r}; it has: "
-                f"{', '.join(offered) or 'none'}."
-            )
+            f"Scenario {self.name} has no {kind} {name!r}; it has: {has}."
             + did_you_mean(name, offered),
             hint=f"mmrepro show {self.name}",
         )
@@ -539,11 +552,9 @@ class Scenario(ABC):
     @property
     def affected_where(self) -> str:
         """The affected releases, and the device where that is one alone."""
-        return (
-            f"{self.affected_range}, {self.where} alone"
-            if self.where
-            else self.affected_range
-        )
+        if not self.where:
+            return self.affected_range
+        return f"{self.affected_range}, {self.where} alone"
 
     @property
     def row(self) -> tuple[str, ...]:
@@ -555,6 +566,7 @@ class Scenario(ABC):
 
     @property
     def facts(self) -> ScenarioFacts:
+        """What a report says of the scenario itself."""
         from mmrepro.failure.documents import ScenarioFacts
 
         return ScenarioFacts(
@@ -570,9 +582,10 @@ class Scenario(ABC):
     def expected_on(
         self, device: str, release: str, mitigations: frozenset[str]
     ) -> tuple[Outcome, str]:
-        """As :meth:`expected`, of a run on ``device`` (cpu or cuda; "": it is not
-        known)."""
-        if spared := self.spares(device):
+        """The outcome as of :meth:`expected`, of a run on ``device`` (cpu or cuda; "":
+        it is not known)."""
+        spared = self.spares(device)
+        if spared:
             return Outcome.NOT_REPRODUCED, spared
         return self.expected(release, mitigations)
 
@@ -581,28 +594,21 @@ class Scenario(ABC):
     ) -> tuple[Outcome, str]:
         """The outcome that is expected of ``release`` under ``mitigations``, and
         why."""
-        version = Version(release)
+        affected = self.affected_range
         if not self.affects(release):
-            return (
-                Outcome.NOT_REPRODUCED,
-                (
-                    f"release {release} is outside the affected range "
-                    f"({self.affected_range})"
-                ),
-            )
+            why = f"release {release} is outside the affected range ({affected})"
+            return Outcome.NOT_REPRODUCED, why
+
+        version = Version(release)
         for name in sorted(mitigations):
-            chosen = self.mitigation(name)
-            if not chosen.release and chosen.effective_on.contains(
-                version, prereleases=True
-            ):
-                return (
-                    Outcome.NOT_REPRODUCED,
-                    f"mitigation {name} is said to prevent it on {release}",
-                )
-        return (
-            Outcome.REPRODUCED,
-            f"release {release} is affected ({self.affected_range})",
-        )
+            cure = self.mitigation(name)
+            # One that is another release is judged by that release.
+            if cure.release:
+                continue
+            if cure.effective_on.contains(version, prereleases=True):
+                why = f"mitigation {name} is said to prevent it on {release}"
+                return Outcome.NOT_REPRODUCED, why
+        return Outcome.REPRODUCED, f"release {release} is affected ({affected})"
 
 
 def with_variants(default: Scenario, *others: Scenario) -> Scenario:
@@ -613,13 +619,13 @@ def with_variants(default: Scenario, *others: Scenario) -> Scenario:
 
 
 def paragraphs(text: str | None) -> list[str]:
-    return [
-        " ".join(part.split()) for part in inspect.cleandoc(text or "").split("\n\n")
-    ]
+    """The paragraphs of a docstring, each in one line."""
+    parts = inspect.cleandoc(text or "").split("\n\n")
+    return [" ".join(part.split()) for part in parts]
 
 
 def _docstrings(scenario: Scenario) -> list[str]:
-    """Those of its class and of what that inherits from, the nearest first."""
+    """The docstrings of its class and of what that inherits from, the nearest first."""
     return [cls.__doc__ or "" for cls in type(scenario).__mro__]
 
 
@@ -627,16 +633,16 @@ def section(docstrings: Iterable[str], mark: str) -> str:
     """The paragraphs from ``mark`` to the next mark, of the first docstring that has
     it."""
     for text in docstrings:
-        found: list[str] = []
-        taken = False
+        taken: list[str] = []
+        within = False
         for part in paragraphs(text)[1:]:
             word = part.split(" ", 1)[0]
             if word in ("What:", "Why:"):
-                taken = word == mark
-            if taken:
-                found.append(part.removeprefix(mark).strip())
-        if found:
-            return "\n\n".join(found)
+                within = word == mark
+            if within:
+                taken.append(part.removeprefix(mark).strip())
+        if taken:
+            return "\n\n".join(taken)
     return ""
 
 
@@ -653,7 +659,7 @@ def bind(
         BrokenScenario: it asks for something that there is not.
     """
     method = _own(check, scenario)
-    wanted = parameters(method)
+    kinds = parameters(method)
 
     def given(kind: type, evidence: Evidence) -> object:
         if issubclass(kind, View):
@@ -662,9 +668,14 @@ def bind(
             return _probed(kind, evidence)
         if issubclass(kind, RunFacts):
             return facts
-        return get_engine(scenario.engine) if issubclass(kind, Engine) else evidence
+        if issubclass(kind, Engine):
+            return get_engine(scenario.engine)
+        return evidence
 
-    return lambda evidence: method(*(given(kind, evidence) for kind in wanted))
+    def bound(evidence: Evidence) -> Any:
+        return method(*[given(kind, evidence) for kind in kinds])
+
+    return bound
 
 
 def _own(check: Callable[..., Any], scenario: Scenario) -> Callable[..., Any]:
@@ -677,11 +688,11 @@ def _own(check: Callable[..., Any], scenario: Scenario) -> Callable[..., Any]:
 
 def observable(check: Callable[..., Any]) -> bool:
     """Whether one who only looks at a server has all that ``check`` asks for."""
-    return all(
-        (issubclass(kind, View) and kind.observable)
-        or issubclass(kind, ProbeData | Engine)
-        for kind in parameters(check)
-    )
+    for kind in parameters(check):
+        is_seen = issubclass(kind, View) and kind.observable
+        if not is_seen and not issubclass(kind, ProbeData | Engine):
+            return False
+    return True
 
 
 def parameters(check: Callable[..., Any]) -> tuple[type, ...]:
@@ -693,17 +704,19 @@ def parameters(check: Callable[..., Any]) -> tuple[type, ...]:
 
 @lru_cache(maxsize=1024)
 def _parameters(function: Callable[..., Any], *, bound: bool) -> tuple[type, ...]:
-    where = f"{getattr(function, '__module__', '?')}.{getattr(function, '__qualname__', function)}"
-    wanted = list(inspect.signature(function).parameters.values())
+    module = getattr(function, "__module__", "?")
+    where = f"{module}.{getattr(function, '__qualname__', function)}"
+    declared = list(inspect.signature(function).parameters.values())
     try:
-        hints = typing.get_type_hints(function) if wanted else {}
+        hints = typing.get_type_hints(function) if declared else {}
     except NameError as error:
         raise BrokenScenario(
             f"{where}: {error}; the types of a check's parameters are needed when it "
             "runs, so import them outside TYPE_CHECKING."
         ) from error
-    found = []
-    for parameter in wanted[1 if bound else 0 :]:
+
+    kinds: list[type] = []
+    for parameter in declared[1 if bound else 0 :]:
         if parameter.default is not inspect.Parameter.empty:
             continue
         kind = hints.get(parameter.name, Evidence)
@@ -711,33 +724,32 @@ def _parameters(function: Callable[..., Any], *, bound: bool) -> tuple[type, ...
         if not (isinstance(kind, type) and issubclass(kind, known)):
             raise BrokenScenario(
                 f"{where} asks for {parameter.name}: {kind!r}, which no evidence is.",
-                hint=(
-                    "Evidence, Requests, Logs, Metrics, Processes, StacksData, "
-                    "RunFacts, …"
-                ),
+                hint="Evidence, Requests, Logs, Metrics, Processes, StacksData, "
+                "RunFacts, …",
             )
-        found.append(kind)
-    return tuple(found)
+        kinds.append(kind)
+    return tuple(kinds)
 
 
 def _probed(kind: type[ProbeData], evidence: Evidence) -> ProbeData:
     """The data of the check: all stack samples in one, else the last. Raises
     Missing."""
-    found = [data for _, data in evidence.results(kind, "check")]
-    if not found:
+    readings = [data for _, data in evidence.results(kind, "check")]
+    if not readings:
         raise Missing(evidence.why_missing(kind.model_fields["kind"].default, "check"))
-    if issubclass(kind, StacksData):
-        samples = [
-            s for data in found if isinstance(data, StacksData) for s in data.samples
-        ]
-        return StacksData(samples=samples)
-    return found[-1]
+    if not issubclass(kind, StacksData):
+        return readings[-1]
+    samples: list[StackSample] = []
+    for data in readings:
+        if isinstance(data, StacksData):
+            samples += data.samples
+    return StacksData(samples=samples)
 
 
 # -------------------------------------------------------------- rows and claims, judged
 
 
-class _Judged:
+class _JudgedConditions:
     """One run of a scenario, and what was found of each of its conditions."""
 
     def __init__(self, scenario: Scenario, evidence: Evidence, facts: RunFacts) -> None:
@@ -747,39 +759,48 @@ class _Judged:
 
         def whole(part: Part) -> Finding:
             results = [r for r in judged if r.required and r.part == part]
-            observed = "; ".join(f"{r.id}: {r.observed}" for r in results)
-            return Finding(combine([r.truth for r in results]), observed)
+            observed = [f"{result.id}: {result.observed}" for result in results]
+            truth = combine([result.truth for result in results])
+            return Finding(truth, "; ".join(observed))
 
-        self.results: Mapping[str, Finding] = {
+        self.results: dict[str, Finding] = {
             "symptom": whole("symptom"),
             "cause": whole("cause"),
             "arrived": all_met(gate, Finding.of(*trigger_arrived(judged))),
-            **{r.id: Finding(r.truth, r.observed, tuple(r.evidence)) for r in judged},
         }
+        for result in judged:
+            finding = Finding(result.truth, result.observed, tuple(result.evidence))
+            self.results[result.id] = finding
 
     def row(self, row: Row) -> SymptomRow:
+        """A row of the table, judged."""
         from mmrepro.failure.documents import SymptomRow
 
-        found = self.found(row.by)
-        known = found.truth is not Truth.UNKNOWN and row.abnormal_if is not None
+        finding = self.finding(row.by)
+        abnormal = None
+        if finding.truth is not Truth.UNKNOWN and row.abnormal_if is not None:
+            abnormal = (finding.truth is Truth.MET) == row.abnormal_if
         return SymptomRow(
             check=self.text(row.name),
             healthy=self.text(row.healthy),
-            observed=found.observed,
-            abnormal=(found.truth is Truth.MET) == row.abnormal_if if known else None,
+            observed=finding.observed,
+            abnormal=abnormal,
             reported=row.reported,
         )
 
     def text(self, text: str | Callable[..., str | Finding]) -> str:
+        """A text, or what a function of the evidence says; "": something is
+        missing."""
         if isinstance(text, str):
             return text
         try:
-            found = bind(text, self.scenario, self.facts)(self.evidence)
+            answer = bind(text, self.scenario, self.facts)(self.evidence)
         except Missing:
             return ""
-        return found.observed if isinstance(found, Finding) else str(found)
+        return answer.observed if isinstance(answer, Finding) else str(answer)
 
     def claim(self, claim: Claim, by: str | Many | Check | None) -> ClaimResult:
+        """A statement of the original report, judged."""
         from mmrepro.failure.documents import ClaimResult
 
         filled = self.scenario.filled
@@ -790,14 +811,12 @@ class _Judged:
             otherwise=filled(claim.otherwise),
             untested=filled(claim.untested),
         )
-        found = self._tested(claim, by)
-        note = (
-            f" ({claim.note})"
-            if claim.note and found.truth is not Truth.UNKNOWN
-            else ""
-        )
-        truth = OPPOSITE.get(found.truth, found.truth) if claim.refuted else found.truth
-        observed = found.observed + note
+        finding = self._tested(claim, by)
+        truth, observed = finding.truth, finding.observed
+        if claim.note and truth is not Truth.UNKNOWN:
+            observed += f" ({claim.note})"
+        if claim.refuted:
+            truth = OPPOSITE.get(truth, truth)
         if claim.solved and truth is Truth.MET:
             truth = Truth.UNKNOWN
             observed += f": consistent with it, no more: {claim.solved}"
@@ -810,9 +829,11 @@ class _Judged:
         )
 
     def _tested(self, claim: Claim, by: str | Many | Check | None) -> Finding:
+        """What the run says of a claim; unknown where it does not test it."""
         if claim.untested:
             return Finding.unknown(claim.untested)
-        if spared := self.scenario.spares(self.facts.fidelity.device):
+        spared = self.scenario.spares(self.facts.fidelity.device)
+        if spared:
             return Finding.unknown(spared)
         project = named(claim.source).partition("#")[0]
         taught = self.facts.fidelity is Fidelity.TEACHING_ENGINE
@@ -824,45 +845,53 @@ class _Judged:
             return Finding.unknown(
                 f"this run is of {self.facts.release}; it is said of {claim.releases}"
             )
+
         for condition in many(claim.given):
-            if self.found(condition).truth is not Truth.MET:
+            finding = self.finding(condition)
+            if finding.truth is not Truth.MET:
                 without = f" without {condition}" if isinstance(condition, str) else ""
                 why = claim.otherwise or f"not tested{without}"
-                return Finding.unknown(f"{why}: {self.found(condition).observed}")
+                return Finding.unknown(f"{why}: {finding.observed}")
         if not by:
             return Finding.unknown("not tested")
-        return self._held(claim, all_met(*(self.found(one) for one in many(by))))
+        findings = [self.finding(condition) for condition in many(by)]
+        return self._held(claim, all_met(*findings))
 
-    def _held(self, claim: Claim, found: Finding) -> Finding:
-        """``found``, unless it would refute the claim by a release of which nobody said
-        it."""
-        against = found.truth is (Truth.MET if claim.refuted else Truth.NOT_MET)
-        if against and (changed := self._cured(claim)):
-            return Finding.unknown(f"not tested with {changed}: {found.observed}")
+    def _held(self, claim: Claim, finding: Finding) -> Finding:
+        """``finding``, unless it would refute the claim by a release of which nobody
+        said it."""
+        against = finding.truth is (Truth.MET if claim.refuted else Truth.NOT_MET)
+        if not against:
+            return finding
+        changed = self._cured(claim)
+        if changed:
+            return Finding.unknown(f"not tested with {changed}: {finding.observed}")
         where = claim.refutable_on
-        if not (against and where) or self.facts.version in SpecifierSet(where):
-            return found
+        if not where or self.facts.version in SpecifierSet(where):
+            return finding
         return Finding.unknown(
-            f"said of {where}; on {self.facts.release}: {found.observed}"
+            f"said of {where}; on {self.facts.release}: {finding.observed}"
         )
 
     def _cured(self, claim: Claim) -> str:
         """What was changed in this run, which did not show the failure, and is not what
         the claim is about; "": nothing. Another release is none: it is asked for by
         ``releases``."""
+        given = many(claim.given)
+        about_a_change = any(hasattr(check, ASKS_FOR_A_CHANGE) for check in given)
+        if claim.cured or about_a_change:
+            return ""
+        shown = all_met(self.finding("symptom"), self.finding("cause"))
+        if shown.truth is Truth.MET:
+            return ""
         releases = {m.name for m in self.scenario.mitigations if m.release}
-        changes = sorted((self.facts.mitigations - releases) | self.facts.flips)
-        about = claim.cured or any(
-            hasattr(c, ASKS_FOR_A_CHANGE) for c in many(claim.given)
-        )
-        shown = all_met(self.found("symptom"), self.found("cause")).truth is Truth.MET
-        return "" if about or shown else ", ".join(changes)
+        changes = (self.facts.mitigations - releases) | self.facts.flips
+        return ", ".join(sorted(changes))
 
-    def found(self, by: str | Check) -> Finding:
-        """Of a condition, by its id, or of a check. An id that there is not is
+    def finding(self, by: str | Check) -> Finding:
+        """The finding of a condition, by its id, or of a check. An unknown id is
         unknown."""
-        if isinstance(by, str):
-            return self.results.get(by) or Finding.unknown(
-                f"there is no condition {by} here"
-            )
-        return guarded(bind(by, self.scenario, self.facts), self.evidence)
+        if not isinstance(by, str):
+            return guarded(bind(by, self.scenario, self.facts), self.evidence)
+        known = self.results.get(by)
+        return known or Finding.unknown(f"there is no condition {by} here")

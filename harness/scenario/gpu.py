@@ -6,7 +6,7 @@ from mmrepro.base.records import Fidelity
 from mmrepro.failure.signature.decide import Finding
 from mmrepro.probes.data import GpuData, GpuDevice, ProcessesData
 from mmrepro.scenario.parts import RunFacts
-from mmrepro.traffic.evidence import Evidence
+from mmrepro.traffic.evidence import Evidence, RequestRecord
 
 _SETTLED_S = 1.0
 """NVML's utilisation is of a span of up to a second that lies behind."""
@@ -27,24 +27,24 @@ def gpu_idle(gpu: GpuData, evidence: Evidence, facts: RunFacts) -> Finding:
     if why:
         return Finding.unknown(why)
     requests = evidence.requests_in("trigger")
-    waits = []
-    for request in requests:
-        if request.timed_out:
-            sent = request.sent.mono
-            # The first readings are of the time before: see _SETTLED_S.
-            waits.append((sent + _SETTLED_S, sent + request.latency_s))
+    waits = _waits(requests)
     if not waits:
         return Finding.unknown("no request waited: the GPU of any idle server idles")
 
-    series = _readings(own, evidence)
-    waiting = [pct for mono, pct in series if _within(mono, waits)]
+    asked = min(request.sent.mono for request in requests)
+    waiting: list[float] = []
+    earlier: list[float] = []
+    for mono, pct in _readings(own, evidence):
+        if any(begin <= mono <= end for begin, end in waits):
+            waiting.append(pct)
+        if mono < asked:
+            earlier.append(pct)
     for device in own:
         waiting += device.utilization_pct
     if not waiting:
         return Finding.unknown("no reading of the GPU's utilisation (MIG tells none)")
 
-    asked = min(request.sent.mono for request in requests)
-    before = max((pct for mono, pct in series if mono < asked), default=0.0)
+    before = max(earlier, default=0.0)
     most = max(waiting)
     observed = (
         f"at most {most:.0f} % in {len(waiting)} readings while a request "
@@ -62,21 +62,28 @@ def gpu_idle(gpu: GpuData, evidence: Evidence, facts: RunFacts) -> Finding:
     return Finding.of(True, observed)
 
 
+def _waits(requests: Sequence[RequestRecord]) -> list[tuple[float, float]]:
+    """The spans in which a request waited in vain."""
+    waits: list[tuple[float, float]] = []
+    for request in requests:
+        if request.timed_out:
+            sent = request.sent.mono
+            # The first readings are of the time before: see _SETTLED_S.
+            waits.append((sent + _SETTLED_S, sent + request.latency_s))
+    return waits
+
+
 def _readings(
     own: Sequence[GpuDevice], evidence: Evidence
 ) -> list[tuple[float, float]]:
     """Moment and utilisation of each reading of the engine's GPUs."""
     names = {str(device.index) for device in own}
-    readings = []
+    readings: list[tuple[float, float]] = []
     for point in evidence.series:
         for name, pct in point.gpu_pct.items():
             if name in names:
                 readings.append((point.mono, pct))
     return readings
-
-
-def _within(moment: float, spans: Sequence[tuple[float, float]]) -> bool:
-    return any(low <= moment <= high for low, high in spans)
 
 
 def gpu_memory_held(gpu: GpuData, evidence: Evidence, facts: RunFacts) -> Finding:
@@ -85,10 +92,13 @@ def gpu_memory_held(gpu: GpuData, evidence: Evidence, facts: RunFacts) -> Findin
     own, why = _engines(gpu, evidence, facts)
     if why:
         return Finding.unknown(why)
-    names = {device.index for device in own}
-    gates = [data.devices for _, data in evidence.results(GpuData, "gate")]
-    gate = [device for device in gates[-1] if device.index in names] if gates else []
-    now, then = _held(own, evidence), _held(gate, evidence)
+    indexes = {device.index for device in own}
+    in_gate: list[GpuDevice] = []
+    for _, data in evidence.results(GpuData, "gate"):
+        # The last reading of the gate is the one that counts.
+        in_gate = [device for device in data.devices if device.index in indexes]
+
+    now, then = _held(own, evidence), _held(in_gate, evidence)
     if now is None or not then:
         return Finding.unknown(
             "the GPU's memory was not read in the gate and in the check"
@@ -100,6 +110,7 @@ def gpu_memory_held(gpu: GpuData, evidence: Evidence, facts: RunFacts) -> Findin
 def _engines(
     gpu: GpuData, evidence: Evidence, facts: RunFacts
 ) -> tuple[list[GpuDevice], str]:
+    """The engine's GPUs, or why they are not known."""
     if facts.fidelity is not Fidelity.GPU:
         return [], f"the engine does not run on a GPU (fidelity: {facts.fidelity})"
     own = _own(gpu, evidence, facts)
@@ -110,40 +121,49 @@ def _own(gpu: GpuData, evidence: Evidence, facts: RunFacts) -> list[GpuDevice]:
     """The GPUs that a process of the server holds. Where the driver tells of no process
     at all (it is asked from another PID namespace): what the run took, or the only one
     there is."""
-    pids = _pids(evidence)
-    held = gpu.held_by(pids)
+    held = gpu.held_by(_pids(evidence))
     if held or any(device.processes for device in gpu.devices):
         return held
-    taken = [d for d in gpu.devices if d.index in facts.gpus] or gpu.devices
-    return taken if len(taken) == 1 or facts.gpus else []
+    taken = [device for device in gpu.devices if device.index in facts.gpus]
+    candidates = taken or gpu.devices
+    if len(candidates) == 1 or facts.gpus:
+        return candidates
+    return []
 
 
 def _held(devices: list[GpuDevice], evidence: Evidence) -> int | None:
     """Bytes that the server's processes hold there; where none is told, that all
     hold."""
+    if not devices:
+        return None
     pids = _pids(evidence)
     total = 0
     for device in devices:
         own = [p.used_bytes for p in device.processes if p.pid in pids]
+        # What others hold is not held.
         if device.processes and not own:
-            continue  # what others hold is not held
-        told = own or [device.memory_used_bytes]
-        if any(used is None for used in told):
-            return None
-        total += sum(used or 0 for used in told)
-    return total if devices else None
+            continue
+        for used in own or [device.memory_used_bytes]:
+            if used is None:
+                return None
+            total += used
+    return total
 
 
 def _others(devices: list[GpuDevice], evidence: Evidence) -> str:
     """Processes there that are not the server's and compute."""
     pids = _pids(evidence)
-    others = [
-        p for d in devices for p in d.processes if p.pid not in pids and not p.graphics
-    ]
-    return ", ".join(p.name or f"process {p.pid}" for p in others)
+    names: list[str] = []
+    for device in devices:
+        for process in device.processes:
+            if process.pid not in pids and not process.graphics:
+                names.append(process.name or f"process {process.pid}")
+    return ", ".join(names)
 
 
 def _pids(evidence: Evidence) -> set[int]:
-    return {
-        p.pid for _, data in evidence.results(ProcessesData) for p in data.processes
-    }
+    """All processes of the server that were ever read."""
+    pids: set[int] = set()
+    for _, data in evidence.results(ProcessesData):
+        pids.update(process.pid for process in data.processes)
+    return pids

@@ -204,16 +204,15 @@ class SmallKvCache(Scenario):
     )
     def outgrows_cache(self, witness: Witness) -> Finding:
         sizing, asked = witness.sizing(), self.asked(witness)
-        limits = {request.limit for request in witness.requests()} | {
-            sizing.max_session_len
-        }
+        limits: set[float] = {request.limit for request in witness.requests()}
+        limits.add(sizing.max_session_len)
         holds = f"{sizing.num_gpu_blocks:g} blocks of {sizing.block_size:g}"
-        text = f"{asked} tokens; {holds} hold {sizing.max_session_len:g}"
         if len(limits) > 1 or not sizing.limit_adds_up:
-            named = ", ".join(f"{limit:g}" for limit in sorted(limits))
+            shown = ", ".join(f"{limit:g}" for limit in sorted(limits))
             return Finding.unknown(
-                f"{asked} tokens; the limit {named} is not what {holds} give"
+                f"{asked} tokens; the limit {shown} is not what {holds} give"
             )
+        text = f"{asked} tokens; {holds} hold {sizing.max_session_len:g}"
         return Finding.of(asked > sizing.max_session_len, text)
 
     def cause_remains(self, evidence: Evidence, facts: RunFacts) -> Finding:
@@ -241,9 +240,8 @@ class SmallKvCache(Scenario):
     def gate_check(self, evidence: Evidence) -> Finding:
         """The gate's requests, and before them those of the control server, were
         answered."""
-        control = guarded(
-            answers.given(*(CONTROL + label for label in self.outgrowing)), evidence
-        )
+        labels = [f"{CONTROL}{label}" for label in self.outgrowing]
+        control = guarded(answers.given(*labels), evidence)
         if control.truth is not Truth.MET:
             return Finding.of(False, control.observed)
         return super().gate_check(evidence)
@@ -282,8 +280,10 @@ class Sizing:
         """Whether the longest prompt is these blocks' tokens: less one or two since
         0.10.0."""
         fewer = self.num_gpu_blocks - self.num_reserved_gpu_blocks - 1
-        lengths = (blocks * self.block_size for blocks in (self.num_gpu_blocks, fewer))
-        return self.max_session_len in lengths
+        return self.max_session_len in (
+            self.num_gpu_blocks * self.block_size,
+            fewer * self.block_size,
+        )
 
     def __str__(self) -> str:
         return (
@@ -320,30 +320,36 @@ class Witness(View):
     def values(self, event: str, *phases: Phase) -> list[dict[str, Any]]:
         """Oldest first, each with its line in the log; of the run's own server unless a
         phase is given."""
-        found = {}
+        # By file and line: a log that is read again has the same lines.
+        documents: dict[tuple[str, int], Any] = {}
         for _, data in self.evidence.results(LogsData, *phases):
             for line in data.matches.get(f"witness-{event}", ()):
-                with suppress(ValueError):  # a line that was cut or torn says nothing
-                    said = json.loads(
-                        line.text.partition(f"mmrepro-witness-{event} ")[2]
-                    )
-                    found[data.file, line.number] = said
-        return [
-            said | {"line": at}
-            for (_, at), said in found.items()
-            if isinstance(said, dict)
-        ]
+                text = line.text.partition(f"mmrepro-witness-{event} ")[2]
+                # A line that was cut or torn says nothing.
+                with suppress(ValueError):
+                    documents[data.file, line.number] = json.loads(text)
+
+        values: list[dict[str, Any]] = []
+        for (_, number), document in documents.items():
+            if isinstance(document, dict):
+                values.append(document | {"line": number})
+        return values
 
     def sizing(self, *phases: Phase) -> Sizing:
         """The last one. Raises Missing: not all of it was seen."""
         seen: dict[str, Any] = {}
         for event in ("budget", "limit"):
-            seen |= next(reversed(self.values(event, *phases)), {})
+            for values in self.values(event, *phases)[-1:]:
+                seen |= values
         seen["free"] = seen.get("memory")
-        seen.setdefault("block_bytes", seen.get("rank_block_bytes"))  # 0.18.0
+        # 0.18.0 has another name for it.
+        seen.setdefault("block_bytes", seen.get("rank_block_bytes"))
         seen["num_reserved_gpu_blocks"] = seen.get("num_reserved_gpu_blocks") or 0
-        values = [seen.get(field.name) for field in fields(Sizing)]
-        numbers: list[Any] = [v[0] if isinstance(v, list) and v else v for v in values]
+
+        numbers: list[Any] = []
+        for field in fields(Sizing):
+            value = seen.get(field.name)
+            numbers.append(value[0] if isinstance(value, list) and value else value)
         finite = all(isinstance(n, int | float) and math.isfinite(n) for n in numbers)
         if not finite or not numbers[2]:
             whose = "the control server" if "control" in phases else "the server"
@@ -351,39 +357,38 @@ class Witness(View):
         return Sizing(*numbers)
 
     def requests(self, least: int = 1) -> list[Admission]:
-        """Those of at least so many tokens, oldest first. Raises Missing: it saw
+        """The requests of at least so many tokens, oldest first. Raises Missing: it saw
         none."""
-        found = [
-            Admission(
-                v["input_tokens"],
-                v["max_input_len"],
-                v.get("status"),
-                v["seconds"],
-                v.get("generated") or 0,
-                v["line"],
-            )
-            for v in self.values("request")
-            if isinstance(v.get("input_tokens"), int)
-            and isinstance(v.get("max_input_len"), int)
-        ]
-        long = [request for request in found if request.tokens >= least]
+        long: list[Admission] = []
+        for values in self.values("request"):
+            tokens, limit = values.get("input_tokens"), values.get("max_input_len")
+            if not isinstance(tokens, int) or not isinstance(limit, int):
+                continue
+            if tokens >= least:
+                admission = Admission(
+                    tokens,
+                    limit,
+                    values.get("status"),
+                    values["seconds"],
+                    values.get("generated") or 0,
+                    values["line"],
+                )
+                long.append(admission)
         if not long:
             raise Missing(
-                f"no request of {least} tokens or more was seen; LMDeploy logs no "
-                "lengths"
+                f"no request of {least} tokens or more was seen; LMDeploy logs no lengths"
             )
         return long
 
     def grade(self, record: RequestRecord) -> answers.Grade:
         """How ``record`` reads, beside the longest prompt of the run's own server."""
-        told = answers.grade(record)
-        with suppress(Missing):
-            return (
-                answers.grade(record, self.sizing().max_session_len)
-                if told.explained
-                else told
-            )
-        return told
+        grade = answers.grade(record)
+        if not grade.explained:
+            return grade
+        try:
+            return answers.grade(record, self.sizing().max_session_len)
+        except Missing:
+            return grade
 
 
 # --------------------------------------------------------------- the log of this server
@@ -401,10 +406,11 @@ def first_error(logs: Logs) -> LogLine | None:
     """The first line of an error since then, whatever it says; None: there is none, be
     it that the log keeps them back."""
     began = _began(logs.evidence)
-    lines = (
-        line for _, data in logs.evidence.results(LogsData) for line in data.errors
-    )
-    return next((line for line in lines if line.number > began), None)
+    for _, data in logs.evidence.results(LogsData):
+        for line in data.errors:
+            if line.number > began:
+                return line
+    return None
 
 
 def _began(evidence: Evidence) -> int:

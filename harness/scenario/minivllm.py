@@ -95,34 +95,33 @@ def admitted(requests: Requests, logs: Logs) -> list[tuple[RequestRecord, int]]:
         Missing: the log tells of none, or counts other tokens than an answer has: it is
             not the log of these requests.
     """
-    taken = [
-        r
-        for r in requests.within("gate", "trigger")
-        if r.status in (200, 500) or r.timed_out
-    ]
     lines = logs.search("added-request", r"Added request \S+: (\d+) tokens")
-    found = [(r, int(line[1])) for r, line in zip(taken, lines, strict=False)]
-    for sent, tokens in found:
+    counts = [int(line[1]) for line in lines]
+    taken: list[RequestRecord] = []
+    for sent in requests.within("gate", "trigger"):
+        if sent.status in (200, 500) or sent.timed_out:
+            taken.append(sent)
+
+    admissions = list(zip(taken, counts, strict=False))
+    for sent, tokens in admissions:
         if sent.prompt_tokens not in (None, tokens):
-            said = f"{tokens} tokens, its answer {sent.prompt_tokens}"
             raise Missing(
-                f"{sent.label}: the log counts {said}: not the log of these requests"
+                f"{sent.label}: the log counts {tokens} tokens, its answer "
+                f"{sent.prompt_tokens}: not the log of these requests"
             )
-    if not found:
+    if not admissions:
         raise Missing("the log tells of no request that the engine took in")
-    return found
+    return admissions
 
 
 def counted(requests: Requests, logs: Logs, label: str) -> int:
     """Tokens of the prompt of the request called ``label``, as the engine counts them.
     Raises Missing."""
     requests.first(label)
-    tokens = {sent.label: tokens for sent, tokens in admitted(requests, logs)}.get(
-        label
-    )
-    if tokens is None:
+    counts = {sent.label: tokens for sent, tokens in admitted(requests, logs)}
+    if label not in counts:
         raise Missing(f"the log does not show that the engine took in {label}")
-    return tokens
+    return counts[label]
 
 
 def told(metrics: Metrics, name: str) -> int:
@@ -131,8 +130,11 @@ def told(metrics: Metrics, name: str) -> int:
 
 
 def embeddings(sent: RequestRecord) -> int:
-    """That the images of a request become where none is scaled."""
-    return sum(image.width * image.height // _PIXELS**2 for image in sent.images)
+    """The embeddings that the images of a request become where none is scaled."""
+    count = 0
+    for image in sent.images:
+        count += image.width * image.height // _PIXELS**2
+    return count
 
 
 def in_last_block(tokens: int, size: int) -> int:

@@ -166,8 +166,10 @@ class Factor:
     @property
     def setting(self) -> str:
         """The other setting, as the tables print it."""
-        variables = (f"{name}={value}" for name, value in self.env.items())
-        return self.cure or shlex.join([*variables, *self.server_args])
+        if self.cure:
+            return self.cure
+        variables = [f"{name}={value}" for name, value in self.env.items()]
+        return shlex.join([*variables, *self.server_args])
 
     @property
     def flip(self) -> Mitigation:
@@ -250,13 +252,13 @@ class LiveFacts:
     def option(self, name: str) -> str | None:
         """Value of ``--name VALUE`` or ``--name=VALUE``, the last one; None: not
         given."""
-        found = None
+        value = None
         for index, word in enumerate(self.command):
             if word == name and index + 1 < len(self.command):
-                found = self.command[index + 1]
+                value = self.command[index + 1]
             elif word.startswith(name + "="):
-                found = word.partition("=")[2]
-        return found
+                value = word.partition("=")[2]
+        return value
 
 
 # ------------------------------------------------------------------ conditions
@@ -291,7 +293,7 @@ class Declared:
     removed_by: tuple[str, ...] = ()
 
 
-TAG: Final = "__mmrepro__"
+_TAG: Final = "__mmrepro__"
 
 
 @dataclass(frozen=True)
@@ -322,7 +324,7 @@ class _Declaring:
             )
 
         def tag(method: F) -> F:
-            setattr(method, TAG, declared(method))
+            setattr(method, _TAG, declared(method))
             return method
 
         return tag if check is None else declared(check)
@@ -405,7 +407,7 @@ class Claim:
 
     def __call__(self, method: F) -> F:
         """As a decorator: ``@claim("at-will", "…", REPORT)``."""
-        setattr(method, TAG, self)
+        setattr(method, _TAG, self)
         return method
 
 
@@ -457,9 +459,13 @@ def tagged(cls: type, kind: type[T]) -> Mapping[str, T]:
 
     A method that overrides one keeps its tag.
     """
-    members = [item for base in reversed(cls.__mro__) for item in vars(base).items()]
-    tags = ((name, getattr(value, TAG, None)) for name, value in members)
-    return {name: tag for name, tag in tags if isinstance(tag, kind)}
+    tags: dict[str, T] = {}
+    for base in reversed(cls.__mro__):
+        for name, member in vars(base).items():
+            tag = getattr(member, _TAG, None)
+            if isinstance(tag, kind):
+                tags[name] = tag
+    return tags
 
 
 class FailureClass(StrEnum):
@@ -562,7 +568,7 @@ class Upstream:
 
     @property
     def words(self) -> str:
-        """Without the source: ``fixed in 0.24.0``."""
+        """The words without the source: ``fixed in 0.24.0``."""
         told = (
             f"{self.state.words} in {self.release}"
             if self.release

@@ -20,7 +20,7 @@ from mmrepro.scenario.parts import NOT_LOOKED_UP, ON, PROJECTS, FailureClass, Se
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
 from pydantic import ValidationError
 
-MOST_BYTES: Final = 1 << 20
+_MOST_BYTES: Final = 1 << 20
 _TIMEOUT_S = 15.0
 
 
@@ -110,23 +110,24 @@ class DeclaredScenario(Record):
 
     @property
     def upstream_words(self) -> str:
+        """What the engine's project says of it, for people."""
         state = self.upstream.state or NOT_LOOKED_UP.state
         words = state.replace("-", " ")
         if self.upstream.release:
             words += f" in {self.upstream.release}"
         if self.upstream.source is not None:
             words += f": {self.upstream.source.id}"
-        return (
-            f"{words} ({self.upstream.looked_up})" if self.upstream.looked_up else words
-        )
+        if self.upstream.looked_up:
+            words += f" ({self.upstream.looked_up})"
+        return words
 
     @property
     def row(self) -> tuple[str, ...]:
         """Its line of ``mmrepro list``."""
         variants = ", ".join(self.variants)
         title = f"{self.title} ({variants})" if variants else self.title
-        told = f"{title} (declared, not run)"
-        return self.name, self.engine, self.affected_where, self.release, told
+        about = f"{title} (declared, not run)"
+        return self.name, self.engine, self.affected_where, self.release, about
 
 
 def read_declared(name: str) -> DeclaredScenario:
@@ -141,19 +142,19 @@ def read_declared(name: str) -> DeclaredScenario:
     if not is_file(path):
         raise UnknownScenario(f"There is no scenario file {path}.", hint="mmrepro list")
     try:
-        source = read_file(path, MOST_BYTES)
+        source = read_file(path, _MOST_BYTES)
     except OSError as error:
         raise BrokenScenario(
             f"{path} cannot be loaded: {error.strerror or error}."
         ) from error
-    told = _parsed(path, source)
-    if unreadable := told.get("unreadable"):
+    answer = _parsed(path, source)
+    if unreadable := answer.get("unreadable"):
         raise BrokenScenario(
             f"{path} {unreadable}.",
             hint="SCENARIO = TheClass(); mmrepro new NAME writes a file that has it",
         )
     try:
-        fields = DeclaredScenario.model_validate(told.get("fields"))
+        fields = DeclaredScenario.model_validate(answer.get("fields"))
     except ValidationError as error:
         raise BrokenScenario(
             f"{path} declares no scenario that can be shown."
@@ -176,7 +177,7 @@ def _parsed(path: Path, source: bytes) -> dict[str, Any]:
             env={},
             check=False,
         )
-        told = json.loads(ended.stdout)
+        document = json.loads(ended.stdout)
     except subprocess.TimeoutExpired:
         raise BrokenScenario(
             f"{path} was not parsed within {_TIMEOUT_S:.0f} s."
@@ -187,7 +188,7 @@ def _parsed(path: Path, source: bytes) -> dict[str, Any]:
         raise BrokenScenario(
             f"{path} cannot be parsed: it is too large or too deep."
         ) from None
-    return told if isinstance(told, dict) else {}
+    return document if isinstance(document, dict) else {}
 
 
 def _range(affected: str) -> str:

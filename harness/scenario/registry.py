@@ -9,6 +9,7 @@ import importlib.util
 import shlex
 import sys
 import traceback
+from collections import Counter
 from collections.abc import Iterator
 from functools import lru_cache
 from importlib.metadata import EntryPoint, entry_points
@@ -33,6 +34,7 @@ _MAX_FILE_BYTES = 4 << 20
 
 
 def scenario_names() -> list[str]:
+    """The names of all scenarios that are installed."""
     return sorted(_entries(tuple(sys.path)))
 
 
@@ -103,10 +105,10 @@ def load_scenario(name: str, *, conditions: bool = True) -> Scenario:
 def as_run(name: str, variant: str, *, trust: bool = False) -> Scenario:
     """The scenario in the variant of a run; without one that it does not have. Raises
     as :func:`known_scenario`."""
-    found = known_scenario(name, trust=trust)
-    return found.with_variant(
-        variant if variant in {v.variant for v in found.variants} else ""
-    )
+    scenario = known_scenario(name, trust=trust)
+    # A run of an older mmrepro may be of a variant that is gone.
+    offered = {each.variant for each in scenario.variants}
+    return scenario.with_variant(variant if variant in offered else "")
 
 
 @lru_cache
@@ -118,8 +120,8 @@ def _loaded(entry: EntryPoint, conditions: bool) -> Scenario:
 
 @lru_cache(maxsize=1)
 def _entries(path: tuple[str, ...]) -> dict[str, EntryPoint]:
-    """By name, of all distributions on ``path``, which is sys.path: each has a file to
-    be read."""
+    """Entry points by name, of all distributions on ``path``, which is sys.path: each
+    has a file to be read."""
     found = entry_points(group=_GROUP)
     return {entry.name: entry for entry in found if not is_file_name(entry.name)}
 
@@ -141,29 +143,36 @@ def _from_file(path: Path) -> Scenario:
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # a dataclass looks its module up there
+    # A dataclass looks its module up there.
+    sys.modules[spec.name] = module
     try:
         spec.loader.exec_module(module)
     except SyntaxError as error:
-        broken = error.filename or path  # it may be a module that the file imports
+        # It may be a module that the file imports.
+        broken = error.filename or path
         raise BrokenScenario(
             f"{broken} line {error.lineno} is not valid Python: {error.msg}.",
             hint=f"python -m py_compile {broken}",
         ) from error
-    except BaseException as error:  # a script's sys.exit() would end mmrepro unsaid
+    # A script's sys.exit() would end mmrepro without a word; Ctrl-C shall.
+    except BaseException as error:
         if isinstance(error, KeyboardInterrupt) and not _raised_in(error, path):
-            raise  # Ctrl-C
-        frames = traceback.extract_tb(error.__traceback__)
-        own = Path(__file__).parent
-        line = next(
-            (f for f in reversed(frames) if Path(f.filename).parent != own), None
-        )
-        where = f" ({Path(line.filename).name} line {line.lineno})" if line else ""
+            raise
         raise BrokenScenario(
             f"{path} cannot be loaded: {type(error).__name__}: "
-            f"{str(error)[:1000]}{where}."
+            f"{str(error)[:1000]}{_place(error)}."
         ) from error
     return _checked(getattr(module, "SCENARIO", None), str(path))
+
+
+def _place(error: BaseException) -> str:
+    """File and line that raised it, outside of this room, as the end of a sentence."""
+    own = Path(__file__).parent
+    for frame in reversed(traceback.extract_tb(error.__traceback__)):
+        file = Path(frame.filename)
+        if file.parent != own:
+            return f" ({file.name} line {frame.lineno})"
+    return ""
 
 
 def _raised_in(error: BaseException, path: Path) -> bool:
@@ -188,16 +197,18 @@ def _checked(candidate: object, where: str, conditions: bool = True) -> Scenario
 def _check(scenario: Scenario, where: str, conditions: bool) -> None:
     """Raises BrokenScenario: it lacks something that would be missed only after the
     run."""
+    problems = _head(scenario)
+    if conditions:
+        problems = chain(problems, _body(scenario))
     try:
-        wrong = next(
-            chain(_head(scenario), _body(scenario) if conditions else ()), None
-        )
+        first = next(problems, None)
     except BrokenScenario as error:
         raise BrokenScenario(
             f"The scenario in {where}: {error.message}", hint=error.hint
         ) from error
-    if wrong is not None:
-        raise BrokenScenario(f"The scenario in {where} {wrong[0]}.", hint=wrong[1])
+    if first is not None:
+        what, hint = first
+        raise BrokenScenario(f"The scenario in {where} {what}.", hint=hint)
 
 
 def _head(scenario: Scenario) -> Iterator[tuple[str, str]]:
@@ -212,12 +223,11 @@ def _head(scenario: Scenario) -> Iterator[tuple[str, str]]:
         if not text:
             hint = "mmrepro new SCENARIO writes one that has it"
             yield f"has no paragraph in its docstring that begins with {mark!r}", hint
+
     devices = scenario.devices
-    if not (isinstance(devices, tuple) and devices and {*devices} <= {*ON}):
-        yield (
-            f"has the devices {devices!r}",
-            'devices = ("cpu",), or leave it out: everywhere',
-        )
+    if not isinstance(devices, tuple) or not devices or not set(devices) <= set(ON):
+        hint = 'devices = ("cpu",), or leave it out: everywhere'
+        yield f"has the devices {devices!r}", hint
     try:
         _ = scenario.affected_releases
         Version(scenario.release)
@@ -232,49 +242,43 @@ def _body(scenario: Scenario) -> Iterator[tuple[str, str]]:
     cls = type(scenario)
     for name in (*tagged(cls, Declared), *tagged(cls, Claim)):
         if hasattr(Scenario, name):
+            what = f"has a condition or claim in the method {name!r}, which is a hook"
             hint = f'another name, and id="{name.replace("_", "-")}"'
-            yield (
-                (
-                    f"has a condition or claim in the method {name!r}, which is a hook "
-                    "of Scenario"
-                ),
-                hint,
-            )
-    changes = {
-        *(m.name for m in scenario.mitigations),
-        *(f.name for f in scenario.factors),
-    }
+            yield f"{what} of Scenario", hint
+
+    changes = {mitigation.name for mitigation in scenario.mitigations}
+    changes |= {factor.name for factor in scenario.factors}
     for declared in scenario.declared():
-        if unknown := sorted(set(declared.removed_by) - changes):
-            text = (
-                f"has the precondition {declared.id!r} removed by "
-                f"{unknown[0]!r}, which is no"
-            )
+        unknown = sorted(set(declared.removed_by) - changes)
+        if unknown:
+            what = f"has the precondition {declared.id!r} removed by {unknown[0]!r}"
             hint = f"it has: {', '.join(sorted(changes)) or 'none'}"
-            yield f"{text} mitigation or factor of it", hint
+            yield f"{what}, which is no mitigation or factor of it", hint
     if scenario.fails_at_start and scenario.control_server is None:
-        text = (
-            "fails_at_start and has no control_server, which shows that it "
-            "starts otherwise"
-        )
-        yield text, 'control_server = Control("the same without …", ("--option",))'
-    if unknown := sorted(scenario.option_servers.keys() - scenario.options.keys()):
+        what = "fails_at_start and has no control_server, which shows that it starts"
+        hint = 'control_server = Control("the same without …", ("--option",))'
+        yield f"{what} otherwise", hint
+    unknown = sorted(scenario.option_servers.keys() - scenario.options.keys())
+    if unknown:
         hint = f"it has: {', '.join(scenario.options) or 'none'}"
         yield f"has option_servers for {unknown[0]!r}, which is no option of it", hint
-    known: set[str] = set()
-    live = scenario.live_conditions(LiveFacts(scenario.engine, scenario.release))
+    yield from _ids(scenario)
+
+
+def _ids(scenario: Scenario) -> Iterator[tuple[str, str]]:
+    """What is wrong with the ids of its conditions."""
     # Only a scenario with its own method can have other conditions at another fidelity.
-    own = cls.conditions is not Scenario.conditions
-    each = (
-        scenario.conditions(_facts(scenario, f))
-        for f in (Fidelity if own else [Fidelity.CPU])
-    )
-    for conditions in (*each, live):
-        ids = [condition.id for condition in conditions]
-        if twice := sorted({name for name in ids if ids.count(name) > 1}):
-            yield f"has two conditions called {twice[0]}", ""
-        if conditions is not live:
-            known.update(ids)
+    has_own = type(scenario).conditions is not Scenario.conditions
+    fidelities = [*Fidelity] if has_own else [Fidelity.CPU]
+    live = scenario.live_conditions(LiveFacts(scenario.engine, scenario.release))
+    known: set[str] = set()
+    for fidelity in fidelities:
+        facts = RunFacts(scenario.release, fidelity, frozenset(), 0.0)
+        ids = [condition.id for condition in scenario.conditions(facts)]
+        yield from _twice(ids)
+        known.update(ids)
+    yield from _twice([condition.id for condition in live])
+
     if not known:
         yield "has no condition", ""
     for what, name in scenario.named_conditions():
@@ -283,5 +287,7 @@ def _body(scenario: Scenario) -> Iterator[tuple[str, str]]:
             yield f"has {what} by {name!r}, which is no condition of it", hint
 
 
-def _facts(scenario: Scenario, fidelity: Fidelity) -> RunFacts:
-    return RunFacts(scenario.release, fidelity, frozenset(), 0.0)
+def _twice(ids: list[str]) -> Iterator[tuple[str, str]]:
+    repeated = [name for name, count in Counter(ids).items() if count > 1]
+    if repeated:
+        yield f"has two conditions called {min(repeated)}", ""

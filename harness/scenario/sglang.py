@@ -8,6 +8,7 @@ import io
 import json
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 from mmrepro.base.records import Fidelity, StandIn
@@ -49,7 +50,7 @@ OTHER = "gate: other picture after another"
 """It has nothing in common with the picture before it but the text before both."""
 OFF = "disable-radix-cache"
 TOKENS, TEXT = 12, "describe the image please"
-PACE_TOKENS, TOKENS_FACT = 96, "tokens"
+_PACE_TOKENS, _TOKENS_FACT = 96, "tokens"
 LONG_S = 120.0
 """Least deadline of a long answer."""
 ABORTS = "sglang:num_aborted_requests_total"
@@ -75,10 +76,12 @@ def lost(evidence: Evidence, logs: Logs, engine: Engine) -> Finding:
     looks = [http.answers for _, http in evidence.results(HttpData, "check")]
     if not looks:
         raise Missing(evidence.why_missing("http", "check"))
-    ended, last = logs.count(ENDED), looks[-1]
-    told = ", ".join(f"{a.path} {a.status or a.error[:40]}" for a in last)
+
+    last = looks[-1]
+    ended = logs.count(ENDED)
+    answers = ", ".join(f"{a.path} {a.status or a.error[:40]}" for a in last)
     silent = bool(last) and all(a.status is None for a in last)
-    return Finding.of(silent and ended > 0, f"{ended} × {ENDED} in the log; {told}")
+    return Finding.of(silent and ended > 0, f"{ended} × {ENDED} in the log; {answers}")
 
 
 def server_lost() -> Declared:
@@ -116,7 +119,8 @@ def patch_worked(logs: Logs, facts: RunFacts) -> Finding:
     unknown."""
     if not facts.mitigations & {_MENDED, *PATCHED_KEYS}:
         return Finding.of(True, "nothing is patched")
-    loaded, called = (logs.count(name) for name in PATCH_LOG)
+    loaded = logs.count(f"{_PATCHES}-loaded")
+    called = logs.count(f"{_PATCHES}-called")
     text = f"the patch said {loaded} times that it is there, {called} times what it did"
     return Finding.of(True, text) if loaded and called else Finding.unknown(text)
 
@@ -137,12 +141,14 @@ async def stream(
         started: set when the first piece has come, or the request has ended.
     """
     body = {
-        **{
-            "model": drive.traffic.model,
-            "messages": [{"role": "user", "content": "hello"}],
-        },
-        **{"max_tokens": tokens, "ignore_eos": True, "temperature": 0, "rid": rid},
-        **{"stream": True, "stream_options": {"include_usage": True}},
+        "model": drive.traffic.model,
+        "messages": [{"role": "user", "content": "hello"}],
+        "max_tokens": tokens,
+        "ignore_eos": True,
+        "temperature": 0,
+        "rid": rid,
+        "stream": True,
+        "stream_options": {"include_usage": True},
     }
     first = started or asyncio.Event()
     watch = RequestWatch(lambda: None, lambda _: first.set(), leave_at)
@@ -156,22 +162,25 @@ async def stream(
             deadline_s=max(drive.deadline_s, LONG_S),
         )
     finally:
+        # Whoever waits for its first piece waits no longer, also if none came.
         first.set()
 
 
 async def measure_pace(drive: Drive, seconds: float, most: int) -> None:
     """Fact ``tokens``: about so many as are decoded in ``seconds`` on this machine,
     now."""
-    timed = await stream(drive, "gate: pace", "gate-1", PACE_TOKENS)
-    rate = PACE_TOKENS / max(timed.latency_s - (timed.ttft_s or 0.0), 0.01)
-    drive.fact(TOKENS_FACT, min(most, max(PACE_TOKENS, int(seconds * rate))))
+    timed = await stream(drive, "gate: pace", "gate-1", _PACE_TOKENS)
+    rate = _PACE_TOKENS / max(timed.latency_s - (timed.ttft_s or 0.0), 0.01)
+    drive.fact(_TOKENS_FACT, min(most, max(_PACE_TOKENS, int(seconds * rate))))
 
 
 def paced(drive: Drive) -> int:
-    return int(drive.recorder.evidence.facts.get(TOKENS_FACT) or PACE_TOKENS)
+    """The tokens that :func:`measure_pace` noted."""
+    return int(drive.recorder.evidence.facts.get(_TOKENS_FACT) or _PACE_TOKENS)
 
 
 async def abort(drive: Drive, rid: str) -> None:
+    """Ask the server to abort the request with that id."""
     body = json.dumps({"rid": rid}).encode()
     await drive.traffic.raw(
         f"abort {rid}", path="/abort_request", body=body, deadline_s=drive.deadline_s
@@ -208,16 +217,11 @@ def prefix_cache_at_work(
         )
 
     def text_shared(answers: ComparedAnswers) -> Finding:
-        victims, before = (
-            (f"{other} after {one}", f"{one} after {other}"),
-            answers.cached(text),
-        )
-        shared = before > 0 and all(
-            answers.cached(label) >= before for label in victims
-        )
-        return Finding.of(
-            shared, f"{answers.from_cache(*victims)}; the text has {before}"
-        )
+        victims = (f"{other} after {one}", f"{one} after {other}")
+        before = answers.cached(text)
+        shared = before > 0 and all(answers.cached(v) >= before for v in victims)
+        observed = f"{answers.from_cache(*victims)}; the text has {before}"
+        return Finding.of(shared, observed)
 
     return (
         precondition(
@@ -227,10 +231,8 @@ def prefix_cache_at_work(
             removed_by=(OFF,),
         ),
         precondition(
-            (
-                "each, sent after the other, shares at least the text before the "
-                "picture with it"
-            ),
+            "each, sent after the other, shares at least the text before the picture "
+            "with it",
             text_shared,
             removed_by=(OFF, *apart),
         ),
@@ -244,11 +246,10 @@ def no_pretended_kernel(logs: Logs) -> Finding:
     if not loaded:
         return Finding.unknown("the log does not show that the stand-in was loaded")
     if calls:
-        said = (
-            "calls of kernels that are only pretended: the answers may not be "
+        return Finding.unknown(
+            f"{calls} calls of kernels that are only pretended: the answers may not be "
             "the engine's"
         )
-        return Finding.unknown(f"{calls} {said}")
     return Finding.of(True, f"it reported itself {loaded} times, 0 calls")
 
 
@@ -278,12 +279,13 @@ class PictureAlias(Scenario):
 
     @property
     def orders(self) -> tuple[tuple[str, str], tuple[str, str]]:
+        """The pair in both orders."""
         first, second = self.pair
         return (first, second), (second, first)
 
     @abstractmethod
     def pictures(self, drive: Drive) -> Mapping[str, Picture]:
-        """By name."""
+        """The pictures by name."""
 
     def fields(self, drive: Drive, picture: str) -> Mapping[str, object]:
         """Further fields of a request with the picture of that name."""
@@ -355,22 +357,22 @@ class PictureAlias(Scenario):
 
     def gate_check(self, evidence: Evidence) -> Finding:
         """Each picture has an answer of its own, and the same one each time."""
-        gate = evidence.requests_in("gate")
-        if bad := next((r for r in gate if r.label != FLUSH and not r.answered), None):
-            return Finding.of(
-                False, f"{bad.label}: {bad.error or f'HTTP {bad.status}'}"
-            )
+        for request in evidence.requests_in("gate"):
+            if request.label != FLUSH and not request.answered:
+                why = request.error or f"HTTP {request.status}"
+                return Finding.of(False, f"{request.label}: {why}")
+
         flushes = [r.status for r in evidence.requests if r.label == FLUSH]
         if self.prefix_cached and flushes[-1:] != [200]:
-            return Finding.of(
-                False, f"/flush_cache: {flushes[-1] if flushes else 'not asked for'}"
-            )
+            status = flushes[-1] if flushes else "not asked for"
+            return Finding.of(False, f"/flush_cache: {status}")
         return ComparedAnswers(evidence).differ(*self.pair, CONTROL)
 
     @precondition(
         "the first picture of each order is computed whole, and gets its own answer"
     )
     def starts_anew(self, answers: ComparedAnswers) -> Finding:
+        observed: list[str] = []
         for first in self.pair:
             label = f"{first} first"
             if answers.cached(label) or answers.whose(label, first) != first:
@@ -378,9 +380,8 @@ class PictureAlias(Scenario):
                 return Finding.of(
                     False, f"{answers.from_cache(label)} from the cache; {own}"
                 )
-        return Finding.of(
-            True, "; ".join(f"{first} first: its own answer" for first in self.pair)
-        )
+            observed.append(f"{first} first: its own answer")
+        return Finding.of(True, "; ".join(observed))
 
     def off_as_told(self, answers: ComparedAnswers, facts: RunFacts) -> Finding:
         """For ``works_after``: where the prefix cache was to be off, it was; else
@@ -389,25 +390,21 @@ class PictureAlias(Scenario):
             return Finding.of(True, "the prefix cache was left on")
         again = [f"gate: {picture} again" for picture in self.pair]
         text = f"{OFF}: {answers.from_cache(*again)} from the cache"
-        on = any(answers.cached(label) for label in again)
-        return (
-            Finding.unknown(f"{text}, which is not off")
-            if on
-            else Finding.of(True, text)
-        )
+        if any(answers.cached(label) for label in again):
+            return Finding.unknown(f"{text}, which is not off")
+        return Finding.of(True, text)
 
     @cause("no kernel that the stand-in only pretends to have was called")
     def no_pretended_kernel(self, logs: Logs) -> Finding:
         return no_pretended_kernel(logs)
 
     def conditions(self, facts: RunFacts) -> list[Condition]:
-        """On a GPU there is no stand-in of which anything could be asked."""
-        behind_stub = facts.fidelity is Fidelity.CPU_STAND_IN
-        return [
-            c
-            for c in super().conditions(facts)
-            if behind_stub or c.id != "no-pretended-kernel"
-        ]
+        """The conditions of a run: on a GPU there is no stand-in of which anything
+        could be asked."""
+        conditions = super().conditions(facts)
+        if facts.fidelity is Fidelity.CPU_STAND_IN:
+            return conditions
+        return [known for known in conditions if known.id != "no-pretended-kernel"]
 
     def live_conditions(self, facts: LiveFacts) -> list[Condition]:
         return as_in_a_run(self, facts)
@@ -436,10 +433,10 @@ class PictureAlias(Scenario):
 def own_answer(picture: str) -> Callable[[ComparedAnswers], str]:
     """For a row of the table: what the picture was answered in the gate."""
 
-    def told(answers: ComparedAnswers) -> str:
+    def spelled_answer(answers: ComparedAnswers) -> str:
         return spelled(answers.alone(picture)[0])
 
-    return told
+    return spelled_answer
 
 
 def shown(answers: ComparedAnswers, label: str) -> Shown:
@@ -449,24 +446,22 @@ def shown(answers: ComparedAnswers, label: str) -> Shown:
     caption = label.removeprefix("gate: ")
     name = caption.split()[0]
     column = Shown(caption=caption, file=f"{name}.png", text="no answer")
-    try:
+    # Where something is missing, the column shows what there is up to it.
+    with suppress(Missing):
         answer, own = answers.to(label), answers.alone(name)[0]
         column.text = spelled(answer)
-        column.facts["logprobs"] = (
-            ", ".join(f"{p:.3f}" for p in answer.logprobs[:5]) + " …"
-        )
+        logprobs = ", ".join(f"{logprob:.3f}" for logprob in answer.logprobs[:5])
+        column.facts["logprobs"] = f"{logprobs} …"
         if answer is not own:
             column.facts["against its own"] = first_difference(answer, own)
         cached = answers.cached(label)
         column.facts["from the cache"] = (
             f"{cached} of {answer.prompt_tokens} prompt tokens"
         )
-    except Missing:
-        pass  # it shows what there is
     return column
 
 
-class _Patches(NamedTuple):
+class PicturePatches(NamedTuple):
     """A picture as Qwen2-VL's image processor lays it out: rows and columns of patches,
     and their values in one buffer."""
 
@@ -474,7 +469,7 @@ class _Patches(NamedTuple):
     values: bytes
 
 
-def patches(picture: Picture, model: str) -> _Patches | None:
+def patches(picture: Picture, model: str) -> PicturePatches | None:
     """The values before they are rescaled, which keeps equal ones equal and others
     apart.
 
@@ -484,14 +479,15 @@ def patches(picture: Picture, model: str) -> _Patches | None:
     import numpy as np
     from PIL import Image
 
-    tiny, sides = TINY.get(model), (picture.height, picture.width)
+    tiny = TINY.get(model)
     if not isinstance(tiny, QwenModel):
         return None
+    sides = (picture.height, picture.width)
     try:
-        if (
-            smart_resize(*sides, min_pixels=_LEAST_PIXELS, max_pixels=tiny.max_pixels)
-            != sides
-        ):
+        resized = smart_resize(
+            *sides, min_pixels=_LEAST_PIXELS, max_pixels=tiny.max_pixels
+        )
+        if resized != sides:
             return None
         with Image.open(io.BytesIO(picture.png)) as opened:
             if opened.getexif().get(_ORIENTATION, 1) != 1:
@@ -499,14 +495,16 @@ def patches(picture: Picture, model: str) -> _Patches | None:
             pixels = np.asarray(opened.convert("RGB"))
     except (OSError, ValueError, SyntaxError, Image.DecompressionBombError):
         return None
-    rows, columns = (side // PATCH for side in sides)
+
+    rows, columns = picture.height // PATCH, picture.width // PATCH
     # transformers models/qwen2_vl/image_processing_qwen2_vl.py, _preprocess: MERGE x
     # MERGE patches that become one token are beside each other, and in each patch the
     # channels come first.
     blocks = pixels.reshape(
         rows // MERGE, MERGE, PATCH, columns // MERGE, MERGE, PATCH, 3
     )
-    return _Patches((rows, columns), blocks.transpose(0, 3, 1, 4, 6, 2, 5).tobytes())
+    values = blocks.transpose(0, 3, 1, 4, 6, 2, 5).tobytes()
+    return PicturePatches((rows, columns), values)
 
 
 def same_bytes(pair: PicturePair, model: str) -> bool:

@@ -78,20 +78,18 @@ def may_show(scenario: Scenario, failure: Failure) -> Finding:
         return Finding.of(False, "more tokens came from the cache than the prompt has")
     if server.mitigation.startswith(f"{scenario.name}/"):
         return Finding.of(False, f"the server runs with {server.mitigation}")
-    return scenario.exposure(
-        LiveFacts(
-            server.engine, server.release, tuple(server.args), device=failure.device
-        )
-    )
+    args, device = tuple(server.args), failure.device
+    live = LiveFacts(server.engine, server.release, args, device=device)
+    return scenario.exposure(live)
 
 
 def as_in_a_run(scenario: Scenario, facts: LiveFacts) -> list[Condition]:
     """For ``live_conditions``: the run's own, of which most need its answers, and are
     then named as what was not seen. A look alone never matches a silent failure."""
-    run = RunFacts(
-        facts.release or scenario.release, Fidelity.LIVE, frozenset(), facts.deadline_s
-    )
-    return [one for one in scenario.conditions(run) if one.part != "precondition"]
+    release = facts.release or scenario.release
+    run = RunFacts(release, Fidelity.LIVE, frozenset(), facts.deadline_s)
+    conditions = scenario.conditions(run)
+    return [condition for condition in conditions if condition.part != "precondition"]
 
 
 def whole_prompt(op: Operation, pictures: Mapping[str, Picture]) -> list[object]:
@@ -100,9 +98,8 @@ def whole_prompt(op: Operation, pictures: Mapping[str, Picture]) -> list[object]
 
     An engine may put pictures first, of a message or of all: what is equal up to a
     picture in the order in which it is sent is equal in these, too."""
-    items: list[object] = [
-        {name: op.parameters.get(name) for name in (*_BEFORE, *_SALTS)}
-    ]
+    before = {name: op.parameters.get(name) for name in (*_BEFORE, *_SALTS)}
+    items: list[object] = [before]
     for message in op.messages or []:
         items.append((message.role, message.more))
         for part in message.parts():
@@ -111,42 +108,43 @@ def whole_prompt(op: Operation, pictures: Mapping[str, Picture]) -> list[object]
 
 
 def pairs(failure: Failure, items: _Items) -> dict[str, list[PicturePair]]:
-    """Of each operation that shows the failure: where it parts at a picture from one
-    that may have been computed before it."""
+    """The place at which each operation that shows the failure parts at a picture from
+    one that may have been computed before it."""
     return {id: list(_pairs(failure, id, items)) for id in failure.operations}
 
 
 def every_picture(failure: Failure) -> dict[str, list[PicturePair]]:
     """The same for a cache of pictures alone: all of such an operation, with all before
     it."""
-    case, of = failure.case, failure.pictures
-    return {
-        id: [
-            PicturePair(id, other.id, of[mine], of[theirs])
-            for other in _maybe_before(case, id)
-            for mine in case.operation(id).images
-            for theirs in other.images
-        ]
-        for id in failure.operations
-    }
+    case, pictures = failure.case, failure.pictures
+    by_operation: dict[str, list[PicturePair]] = {}
+    for id in failure.operations:
+        pairs_of_it = by_operation.setdefault(id, [])
+        for other in _maybe_before(case, id):
+            for mine in case.operation(id).images:
+                for theirs in other.images:
+                    pair = PicturePair(id, other.id, pictures[mine], pictures[theirs])
+                    pairs_of_it.append(pair)
+    return by_operation
 
 
 def _pairs(failure: Failure, id: str, items: _Items) -> Iterator[PicturePair]:
     mine = items(failure.case.operation(id), failure.pictures)
     for other in _maybe_before(failure.case, id):
         theirs = items(other, failure.pictures)
-        parted = (
-            (a, b) for a, b in zip(mine, theirs, strict=False) if not _equal(a, b)
-        )
-        a, b = next(parted, (None, None))
-        if isinstance(a, Picture) and isinstance(b, Picture):
-            yield PicturePair(id, other.id, a, b)
+        for item, their_item in zip(mine, theirs, strict=False):
+            if _equal(item, their_item):
+                continue
+            if isinstance(item, Picture) and isinstance(their_item, Picture):
+                yield PicturePair(id, other.id, item, their_item)
+            # What follows the place where two prompts part is in no common cache.
+            break
 
 
-def _equal(one: object, other: object) -> bool:
-    if isinstance(one, Picture) and isinstance(other, Picture):
-        return one.png == other.png
-    return one == other
+def _equal(item: object, other: object) -> bool:
+    if isinstance(item, Picture) and isinstance(other, Picture):
+        return item.png == other.png
+    return item == other
 
 
 def _maybe_before(case: Case, id: str) -> list[Operation]:
@@ -180,17 +178,20 @@ def under_anothers_uuid(failure: Failure) -> Finding:
 
     def renamed(mine: Operation, other: Operation) -> bool:
         seen = _named(failure, other)
-        return any(
-            seen.get(name, png) != png for name, png in _named(failure, mine).items()
-        )
+        own = _named(failure, mine).items()
+        return any(seen.get(name, png) != png for name, png in own)
 
     return each_follows(failure, renamed, "a picture under another one's uuid")
 
 
 def _named(failure: Failure, op: Operation) -> dict[str, bytes]:
     """The pictures of an operation that have a uuid, by it."""
-    parts = [part for message in op.messages or [] for part in message.parts()]
-    return {p.uuid: failure.pictures[p.image].png for p in parts if p.uuid and p.image}
+    by_uuid: dict[str, bytes] = {}
+    for message in op.messages or []:
+        for part in message.parts():
+            if part.uuid and part.image:
+                by_uuid[part.uuid] = failure.pictures[part.image].png
+    return by_uuid
 
 
 def explained(
@@ -202,10 +203,11 @@ def explained(
     has."""
     if not found:
         return Finding.unknown("no request is named that shows it")
-    told = []
+    observed: list[str] = []
     for id, candidates in found.items():
+        # A pair is only looked into until one fits: that may mean to decode pictures.
         pair = next(filter(taken_for_one, candidates), None)
         if pair is None:
             return Finding.of(False, f"{id}: with no request before it {what}")
-        told.append(f"{pair}: {what}")
-    return Finding.of(True, "; ".join(told))
+        observed.append(f"{pair}: {what}")
+    return Finding.of(True, "; ".join(observed))

@@ -14,7 +14,13 @@ from mmrepro.failure.signature.views import (
     Requests,
     core_processes,
 )
-from mmrepro.probes.data import LogLine, LogsData, MetricsData, StacksData
+from mmrepro.probes.data import (
+    LogLine,
+    LogsData,
+    MetricsData,
+    StackSample,
+    StacksData,
+)
 from mmrepro.scenario.definition import Scenario
 from mmrepro.scenario.parts import (
     Check,
@@ -53,7 +59,7 @@ _HANDLER = Version("0.14.0")
 """First release whose EngineCore survives the assertion (_handle_request_preproc_error
 in v1/engine/core.py; absent in 0.13.0)."""
 
-ASSERTION, DRIFT = "cached-item-assertion", "cache-drift"
+ASSERTION, _DRIFT = "cached-item-assertion", "cache-drift"
 ARGUMENTS = "engine-args"
 """The options that differ from their defaults, as the API server has parsed them."""
 _MM_HASH = re.compile(r"mm_hash(?:es)?=\[?'([0-9a-f]{16,128})'")
@@ -65,10 +71,10 @@ CONFIG_LINES = {CONFIG: r"Initializing a V\d LLM engine \(v\S+ with config: "}
 """For ``log_patterns``: EngineCore's line about its configuration
 (v1/engine/core.py)."""
 CACHE_CONFIG = "vllm:cache_config_info"
-BATCH, GRAPH = "batch", "graph-batch"
+_BATCH, _GRAPH = "batch", "graph-batch"
 BATCH_LINES = {
-    BATCH: r"Running batch with cudagraph_mode: \w+",
-    GRAPH: r"Running batch with cudagraph_mode: (?!NONE\b)\w+",
+    _BATCH: r"Running batch with cudagraph_mode: \w+",
+    _GRAPH: r"Running batch with cudagraph_mode: (?!NONE\b)\w+",
 }
 """For ``log_patterns``: the model runner's line of each batch (DEBUG; 0.12.0 and 0.14.0
 have it in v1/worker/gpu_model_runner.py, 0.11.0 does not)."""
@@ -80,30 +86,30 @@ def logged_config(logs: Logs, field: str) -> str:
     Raises Missing: no such line, no such field in what was kept of it, or several
     values."""
     pattern = rf"(?:, | config: ){re.escape(field)}=([^,]*),"
-    told = [match[1] for match in logs.search(CONFIG, pattern)]
-    return _only(told, f"EngineCore did not log its {field}")
+    values = [match[1] for match in logs.search(CONFIG, pattern)]
+    return _only(values, f"EngineCore did not log its {field}")
 
 
 def cache_config(evidence: Evidence, field: str) -> str:
     """Value of ``field`` of the cache's configuration, as the engine's metrics have
-    it."""
-    told = [
-        sample.labels[field]
-        for _, data in evidence.results(MetricsData)
-        for sample in data.samples
-        if sample.name == CACHE_CONFIG and field in sample.labels
-    ]
-    return _only(
-        told, f"{evidence.why_missing('metrics')}: no {field} in {CACHE_CONFIG}"
-    )
+    it. Raises Missing: they do not, or have several values."""
+    values: list[str] = []
+    for _, data in evidence.results(MetricsData):
+        for sample in data.samples:
+            if sample.name == CACHE_CONFIG and field in sample.labels:
+                values.append(sample.labels[field])
+    why = evidence.why_missing("metrics")
+    return _only(values, f"{why}: no {field} in {CACHE_CONFIG}")
 
 
-def _only(told: Sequence[str], otherwise: str) -> str:
-    if len(set(told)) == 1:
-        return told[0]
-    raise Missing(
-        f"several values: {', '.join(sorted(set(told)))}" if told else otherwise
-    )
+def _only(values: Sequence[str], otherwise: str) -> str:
+    """The one value. Raises Missing: there are several, or none."""
+    distinct = sorted(set(values))
+    if not distinct:
+        raise Missing(otherwise)
+    if len(distinct) > 1:
+        raise Missing(f"several values: {', '.join(distinct)}")
+    return distinct[0]
 
 
 def config_says(field: str, value: str) -> Check:
@@ -111,29 +117,32 @@ def config_says(field: str, value: str) -> Check:
     ``CONFIG_LINES``."""
 
     def says(logs: Logs) -> Finding:
-        told = logged_config(logs, field)
-        return Finding.of(told == value, f"EngineCore runs with {field}={told}")
+        logged = logged_config(logs, field)
+        return Finding.of(logged == value, f"EngineCore runs with {field}={logged}")
 
     return says
 
 
 def cache_says(field: str, value: str) -> Check:
+    """The engine's metrics say that the cache's configuration has this value."""
+
     def says(evidence: Evidence) -> Finding:
-        told = cache_config(evidence, field)
-        return Finding.of(told == value, f"the engine's metrics say {field}={told}")
+        shown = cache_config(evidence, field)
+        return Finding.of(shown == value, f"the engine's metrics say {field}={shown}")
 
     return says
 
 
 def graphs_ran(logs: Logs) -> Finding:
     """Batches were run by a captured graph; needs ``BATCH_LINES``."""
-    batches, by_graph = logs.count(BATCH), logs.count(GRAPH)
+    batches, by_graph = logs.count(_BATCH), logs.count(_GRAPH)
     if not batches:
         raise Missing("the engine logged no batch")
     return Finding.of(by_graph > 0, f"{by_graph} batches run by a graph, of {batches}")
 
 
 def no_graph_ran(logs: Logs) -> Finding:
+    """Batches were run, and none by a captured graph; needs ``BATCH_LINES``."""
     ran = graphs_ran(logs)
     return Finding.of(ran.truth is Truth.NOT_MET, ran.observed)
 
@@ -165,12 +174,12 @@ def parsed_as(option: str, value: str) -> Callable[[Logs], Finding]:
     """Each time that the API server logs how it parsed ``option``, it is ``value``."""
 
     def parsed(logs: Logs) -> Finding:
-        said = [m[1] for m in logs.search(ARGUMENTS, rf"'{option}': ([^,}}]+)")]
-        if not said:
+        matches = logs.search(ARGUMENTS, rf"'{option}': ([^,}}]+)")
+        logged = [match[1] for match in matches]
+        if not logged:
             return Finding.unknown(f"the log does not tell {option}")
-        return Finding.of(
-            set(said) == {value}, f"the API server logs {option} {', '.join(said)}"
-        )
+        observed = f"the API server logs {option} {', '.join(logged)}"
+        return Finding.of(set(logged) == {value}, observed)
 
     return parsed
 
@@ -183,17 +192,17 @@ def _not_refused(requests: Requests) -> Finding:
 
 def cache_unused(metrics: Metrics, requests: Requests, engine: Engine) -> Finding:
     """Images were answered, and none of them was looked up."""
-    asked = metrics.readings(
+    queries = metrics.readings(
         engine.metrics["mm_cache_queries"], "gate", "check", least=1
     )
-    images = sum(
-        len(r.images) for r in requests.within("gate", "trigger") if r.answered
-    )
+    images = 0
+    for request in requests.within("gate", "trigger"):
+        if request.answered:
+            images += len(request.images)
     if not images:
         return Finding.unknown("no image was answered")
-    return Finding.of(
-        not any(asked), f"{images} images answered, {asked[-1]:g} looked up"
-    )
+    observed = f"{images} images answered, {queries[-1]:g} looked up"
+    return Finding.of(not any(queries), observed)
 
 
 def _cache_off(metrics: Metrics, requests: Requests, engine: Engine) -> Finding:
@@ -202,15 +211,13 @@ def _cache_off(metrics: Metrics, requests: Requests, engine: Engine) -> Finding:
     try:
         return cache_unused(metrics, requests, engine)
     except Missing:
-        said = Logs(metrics.evidence).search(
-            ARGUMENTS, r"'mm_processor_cache_gb': ([\d.]+)"
-        )
-        values = [float(match[1]) for match in said]
+        logs = Logs(metrics.evidence)
+        parsed = logs.search(ARGUMENTS, r"'mm_processor_cache_gb': ([\d.]+)")
+        values = [float(match[1]) for match in parsed]
         if not values:
             raise
-        return Finding.of(
-            not any(values), f"mm_processor_cache_gb is parsed as {values[-1]:g}"
-        )
+        observed = f"mm_processor_cache_gb is parsed as {values[-1]:g}"
+        return Finding.of(not any(values), observed)
 
 
 PREFIX_CACHING = Factor(
@@ -249,6 +256,7 @@ RECEIVER = quote(
 
 
 def refused_for_length(requests: Requests) -> Finding:
+    """The first request with the image got HTTP 400, by whose words it is too long."""
     sent = requests.first(TOO_LONG)
     lengths = _LENGTH.search(sent.error)
     too_long = lengths is not None and int(lengths[1]) > int(lengths[2])
@@ -257,8 +265,7 @@ def refused_for_length(requests: Requests) -> Finding:
 
 
 def cache_is_used(metrics: Metrics, engine: Engine) -> Finding:
-    """Of the gate's images one was sent again: the API server counts that it knew
-    it."""
+    """An image of the gate was sent again, and the API server counts that it knew it."""
     hits = metrics.readings(engine.metrics["mm_cache_hits"], "gate", least=1)[-1]
     return Finding.of(hits >= 1, f"hits in the gate, which repeats an image: {hits:g}")
 
@@ -294,14 +301,14 @@ class MmCacheScenario(Scenario):
     )
     log_patterns = {
         ASSERTION: r"AssertionError: Expected a cached item for mm_hash=",
-        DRIFT: r"Multi-modal cache miss for request .*P0/P1 cache drift",
+        _DRIFT: r"Multi-modal cache miss for request .*P0/P1 cache drift",
         ARGUMENTS: r"non-default args: ",
         "ghost_key_patch-loaded": r"mmrepro: LRUCache\.\w+ is patched",
     }
     """What EngineCore says of a promised image that it does not hold: an assertion up
     to 0.24.0 at least, by 0.32.0 a warning (v1/engine/core.py:2011), after which the
     API server forgets it."""
-    key_log_patterns = (ASSERTION, DRIFT)
+    key_log_patterns = (ASSERTION, _DRIFT)
 
     def expected(
         self, release: str, mitigations: frozenset[str]
@@ -314,10 +321,12 @@ class MmCacheScenario(Scenario):
         )
 
     def conditions(self, facts: RunFacts) -> list[Condition]:
-        """Where the cache is to be off, that it is: only then is nothing to be found in
-        it."""
-        cured = [_CACHE_OFF] if DISABLE_CACHE.name in facts.mitigations else []
-        return [*(self._bound(one, facts) for one in cured), *super().conditions(facts)]
+        """The signature, and where the cache is to be off, that it is: only then is
+        nothing to be found in it."""
+        conditions = super().conditions(facts)
+        if DISABLE_CACHE.name in facts.mitigations:
+            conditions.insert(0, self._bound(_CACHE_OFF, facts))
+        return conditions
 
     def exposure(self, facts: LiveFacts) -> Finding:
         if facts.option("--mm-processor-cache-gb") in ("0", "0.0"):
@@ -368,6 +377,7 @@ async def desynchronise(drive: Drive, image: Picture) -> None:
 
 
 def image_fails(requests: Requests) -> Finding:
+    """The next request with the image gets HTTP 500."""
     return Finding.of(requests.first(AGAIN).status == 500, statuses(requests))
 
 
@@ -381,31 +391,39 @@ def image_survives(requests: Requests) -> Finding:
 
 
 def statuses(requests: Requests) -> str:
-    told = (str(r.status or "no answer") for r in requests.all(AGAIN))
-    return f"image X: {', '.join(told)}"
+    """What came of the later requests with the image, for people."""
+    replies = [str(request.status or "no answer") for request in requests.all(AGAIN)]
+    return f"image X: {', '.join(replies)}"
 
 
-def missing_item(logs: Logs, patterns: Sequence[str] = (ASSERTION, DRIFT)) -> Finding:
+def missing_item(logs: Logs, patterns: Sequence[str] = (ASSERTION, _DRIFT)) -> Finding:
     """EngineCore logged that the cached item which it was promised is not there.
 
     Of a log that knows the core that runs now by its process id, its lines alone count;
     in a container the ids are others."""
-    found = {name: (logs.count(name), logs.lines(name)) for name in patterns}
-    read = (data for _, data in logs.evidence.results(LogsData))
-    known = {
-        word
-        for data in read
-        for process in data.last_by_process
-        for word in process.split()
-    }
-    uses = core_processes(logs.evidence, VllmEngine.core_role, "check")
-    if own := known & {f"pid={use.pid}" for use in uses}:
-        kept = {name: of_processes(lines, own) for name, (_, lines) in found.items()}
-        found = {name: (len(lines), lines) for name, lines in kept.items()}
-    return _missed([(name, *one) for name, one in found.items()])
+    own = _marks_of_core(logs)
+    missed: list[tuple[str, int, Sequence[LogLine]]] = []
+    for pattern in patterns:
+        count, lines = logs.count(pattern), logs.lines(pattern)
+        if own:
+            lines = of_processes(lines, own)
+            count = len(lines)
+        missed.append((pattern, count, lines))
+    return _missed(missed)
+
+
+def _marks_of_core(logs: Logs) -> set[str]:
+    """``pid=…`` of the cores that run now, as far as the log has lines of them."""
+    logged: set[str] = set()
+    for _, data in logs.evidence.results(LogsData):
+        for process in data.last_by_process:
+            logged.update(process.split())
+    cores = core_processes(logs.evidence, VllmEngine.core_role, "check")
+    return logged & {f"pid={core.pid}" for core in cores}
 
 
 def of_processes(lines: Sequence[LogLine], marks: Collection[str]) -> list[LogLine]:
+    """The lines of processes with one of these marks (``pid=…``) in their name."""
     return [line for line in lines if set(line.process.split()) & set(marks)]
 
 
@@ -417,6 +435,7 @@ def missed_in_run(logs: Logs, processes: Processes, engine: Engine) -> Finding:
 
 
 def asserted_in_run(logs: Logs, processes: Processes, engine: Engine) -> Finding:
+    """The measured EngineCore raised the assertion."""
     own = lines_of_core(logs, processes, engine)[ASSERTION]
     return _missed([(ASSERTION, len(own), own)])
 
@@ -424,37 +443,46 @@ def asserted_in_run(logs: Logs, processes: Processes, engine: Engine) -> Finding
 def lines_of_core(
     logs: Logs, processes: Processes, engine: Engine
 ) -> dict[str, list[LogLine]]:
-    """Of each pattern the lines that this run's EngineCore logged, by its process
-    id."""
-    logged = {name: logs.lines(name) for name in (ASSERTION, DRIFT)}
+    """The lines of each pattern that this run's EngineCore logged, by its process id."""
+    logged = {name: logs.lines(name) for name in (ASSERTION, _DRIFT)}
     marks = {f"pid={use.pid}" for use in processes.of(engine.core_role)}
     return {name: of_processes(lines, marks) for name, lines in logged.items()}
 
 
-def _missed(found: Sequence[tuple[str, int, Sequence[LogLine]]]) -> Finding:
-    for pattern, count, lines in found:
-        if count:
-            where = (
-                f"{lines[0].process or 'a process without a name'}, first at "
-                f"{lines[0].time}"
-            )
-            named = ", ".join(sorted({short_hash(h) for h in hashes_in(lines)}))
-            return Finding.of(True, f"{count} × {pattern} in {where}: mm_hash {named}")
+def _missed(missed: Sequence[tuple[str, int, Sequence[LogLine]]]) -> Finding:
+    """A finding of the first pattern that has lines: its name, their number, those
+    that were kept."""
+    for pattern, count, lines in missed:
+        if not count:
+            continue
+        process = lines[0].process or "a process without a name"
+        hashes = {short_hash(digest) for digest in hashes_in(lines)}
+        return Finding.of(
+            True,
+            f"{count} × {pattern} in {process}, first at {lines[0].time}: mm_hash "
+            f"{', '.join(sorted(hashes))}",
+        )
     return Finding.of(False, "the log holds no line that says so")
 
 
 def cached_item_assertion(logs: Logs) -> Finding:
+    """EngineCore raised the assertion, whatever it warns of."""
     return missing_item(logs, (ASSERTION,))
 
 
 def missing_hashes(
-    logs: Logs, patterns: Sequence[str] = (ASSERTION, DRIFT)
+    logs: Logs, patterns: Sequence[str] = (ASSERTION, _DRIFT)
 ) -> list[str]:
-    return hashes_in([line for name in patterns for line in logs.lines(name)])
+    """Digests of the images that EngineCore did not hold."""
+    lines: list[LogLine] = []
+    for name in patterns:
+        lines += logs.lines(name)
+    return hashes_in(lines)
 
 
 def hashes_in(lines: Sequence[LogLine]) -> list[str]:
-    matches = (_MM_HASH.search(line.text) for line in lines)
+    """The digest that each line names, where it names one."""
+    matches = [_MM_HASH.search(line.text) for line in lines]
     return [match[1] for match in matches if match]
 
 
@@ -471,12 +499,12 @@ _MIN_LOCALS = 2
 
 
 def _logged(evidence: Evidence, name: str) -> list[int]:
+    """The numbers in the lines of a pattern; none, where no log was searched."""
     try:
-        return [
-            int(m[1]) for m in Logs(evidence).search(name, ENCODER_CACHE_LINES[name])
-        ]
+        matches = Logs(evidence).search(name, ENCODER_CACHE_LINES[name])
     except Missing:
         return []
+    return [int(match[1]) for match in matches]
 
 
 def step_budgets(evidence: Evidence) -> list[int]:
@@ -493,9 +521,11 @@ def step_budgets(evidence: Evidence) -> list[int]:
 
 
 def encoder_cache_sizes(evidence: Evidence) -> list[int]:
-    """In tokens: as the log tells it, else the scheduler's budget in each stack that
-    shows it."""
-    samples = [s for _, d in evidence.results(StacksData, "check") for s in d.samples]
+    """Sizes in tokens: as the log tells it, else the scheduler's budget in each stack
+    that shows it."""
+    samples: list[StackSample] = []
+    for _, data in evidence.results(StacksData, "check"):
+        samples += data.samples
     stacks = StacksData(samples=samples)
     budgets = stacks.numbers("encoder_compute_budget", frame="schedule")
     return _logged(evidence, ENCODER_CACHE) or budgets
@@ -505,19 +535,22 @@ def item_above_the_budget(stacks: StacksData) -> Finding:
     """A full cache and an image that fits hang alike: of the item itself only the frame
     that asks for its room tells, where samples catch it."""
     caller = "_try_schedule_encoder_inputs"
-    frames = [thread.frame(caller).locals for thread in stacks.threads(caller)]
-    shown = [
-        (f.get("num_encoder_tokens", ""), f.get("encoder_compute_budget", ""))
-        for f in frames
-    ]
-    seen = [(int(i), int(b)) for i, b in shown if i.isdigit() and b.isdigit()]
-    text = ", ".join(f"{item} tokens of {budget}" for item, budget in seen)
-    if len(seen) < _MIN_LOCALS:  # one may be torn
+    caught: list[tuple[int, int]] = []
+    for thread in stacks.threads(caller):
+        variables = thread.frame(caller).locals
+        item = variables.get("num_encoder_tokens", "")
+        budget = variables.get("encoder_compute_budget", "")
+        if item.isdigit() and budget.isdigit():
+            caught.append((int(item), int(budget)))
+
+    text = ", ".join(f"{item} tokens of {budget}" for item, budget in caught)
+    # A single sample may be torn.
+    if len(caught) < _MIN_LOCALS:
         return Finding.unknown(
-            f"{len(seen)} samples caught the image's size {text}".rstrip()
+            f"{len(caught)} samples caught the image's size {text}".rstrip()
         )
-    above = sum(item > budget for item, budget in seen)
-    return Finding.of(above > len(seen) // 2, text)
+    above = sum(item > budget for item, budget in caught)
+    return Finding.of(above > len(caught) // 2, text)
 
 
 # ------------------------------------------------------------------ the KV cache
@@ -529,45 +562,46 @@ def gate_of_completions(evidence: Evidence) -> Finding:
     """For a ``gate_check``: a completion's record has no tokens, for it was sent as it
     is."""
     sent = evidence.requests_in("gate")
-    bad = [r.label for r in sent if r.status != 200]
-    told = f"{len(sent)} requests; not answered: {', '.join(bad) or 'none'}"
-    return Finding.of(len(sent) > 0 and not bad, told)
+    bad = [request.label for request in sent if request.status != 200]
+    observed = f"{len(sent)} requests; not answered: {', '.join(bad) or 'none'}"
+    return Finding.of(len(sent) > 0 and not bad, observed)
 
 
 def waiting_alone(metrics: Metrics, engine: Engine) -> Finding:
     """The scheduler counts requests as waiting and none as running, in two readings."""
-    running, waiting = (
-        metrics.readings(engine.metrics[name]) for name in ("running", "waiting")
-    )
-    return Finding.of(
-        all(waiting) and not any(running), f"waiting {waiting}, running {running}"
-    )
+    running = metrics.readings(engine.metrics["running"])
+    waiting = metrics.readings(engine.metrics["waiting"])
+    observed = f"waiting {waiting}, running {running}"
+    return Finding.of(all(waiting) and not any(running), observed)
 
 
 def waiting_for_capacity(evidence: Evidence) -> Finding:
-    """In each reading: requests wait by reason capacity, none runs, the KV cache is
-    empty.
+    """Requests wait by reason capacity, none runs, and the KV cache is empty, in each
+    reading.
 
     The counts are by reason since 0.14.0 at least (v1/metrics/loggers.py of 0.23.0).
     """
-    readings = [data for _, data in evidence.results(MetricsData, "check")]
-    told = []
-    for data in readings:
-        waiting = [
-            s.value or 0.0
-            for s in data.samples
-            if s.name == BY_REASON and s.labels.get("reason") == "capacity"
-        ]
-        if not waiting:
-            raise Missing(f"the server does not tell {BY_REASON}")
-        running, usage = (
-            data.total(name)
-            for name in ("vllm:num_requests_running", "vllm:kv_cache_usage_perc")
+    met = True
+    observed: list[str] = []
+    for _, data in evidence.results(MetricsData, "check"):
+        waiting = _waiting_by_capacity(data)
+        running = data.total("vllm:num_requests_running")
+        usage = data.total("vllm:kv_cache_usage_perc")
+        met = met and waiting >= 1 and running == 0 and usage == 0
+        observed.append(
+            f"waiting by capacity {waiting:g}, running {running}, KV use {usage}"
         )
-        told.append((sum(waiting), running, usage))
-    if len(told) < 2:
-        raise Missing(f"{len(told)} readings of {BY_REASON}")
-    text = "; ".join(
-        f"waiting by capacity {w:g}, running {r}, KV use {u}" for w, r, u in told
-    )
-    return Finding.of(all(w >= 1 and r == 0 and u == 0 for w, r, u in told), text)
+    if len(observed) < 2:
+        raise Missing(f"{len(observed)} readings of {BY_REASON}")
+    return Finding.of(met, "; ".join(observed))
+
+
+def _waiting_by_capacity(data: MetricsData) -> float:
+    """How many requests wait by reason capacity. Raises Missing: it is not counted."""
+    counts: list[float] = []
+    for sample in data.samples:
+        if sample.name == BY_REASON and sample.labels.get("reason") == "capacity":
+            counts.append(sample.value or 0.0)
+    if not counts:
+        raise Missing(f"the server does not tell {BY_REASON}")
+    return sum(counts)

@@ -12,7 +12,14 @@ from mmrepro.probes.data import LogLine, LogPattern, LogsData, ProcessesData
 from mmrepro.scenario import vllm
 from mmrepro.scenario.common import answered, death_rows, dies_of, refused_or_answered
 from mmrepro.scenario.definition import Scenario
-from mmrepro.scenario.parts import RunFacts, cause, precondition, row, symptom
+from mmrepro.scenario.parts import (
+    Declared,
+    RunFacts,
+    cause,
+    precondition,
+    row,
+    symptom,
+)
 from mmrepro.traffic.evidence import Missing
 
 SENT, FATAL, THROUGH = "request-as-sent", "fatal-exception", "raised-in"
@@ -31,29 +38,33 @@ def of_the_killer(sent: str, raised: str, through: str) -> dict[str, str]:
         raised: EngineCore's exception.
         through: a frame of its traceback.
     """
-    asked = LogPattern(sent, clients=True)
-    return {**crash.LOG_PATTERNS, SENT: asked, FATAL: raised, THROUGH: through}
+    came_in = LogPattern(sent, clients=True)
+    return {**crash.LOG_PATTERNS, SENT: came_in, FATAL: raised, THROUGH: through}
 
 
 def _own_lines(logs: Logs, lines: list[LogLine]) -> list[LogLine]:
-    """Those of a process that the gate saw, where the gate saw any; a look has no
+    """The lines of a process that the gate saw, where the gate saw any; a look has no
     gate."""
-    gate = logs.evidence.results(ProcessesData, "gate")
-    known = {f"pid={process.pid}" for _, data in gate for process in data.processes}
-    return vllm.of_processes(lines, known) if known else lines
+    in_gate: set[str] = set()
+    for _, data in logs.evidence.results(ProcessesData, "gate"):
+        in_gate.update(f"pid={process.pid}" for process in data.processes)
+    return vllm.of_processes(lines, in_gate) if in_gate else lines
 
 
 def _device_of(logs: Logs, facts: RunFacts) -> str:
     """The run's; a look goes by whether a device printed something."""
-    return facts.fidelity.device or ("cuda" if logs.count("device-assert") else "cpu")
+    if facts.fidelity.device:
+        return facts.fidelity.device
+    return "cuda" if logs.count("device-assert") else "cpu"
 
 
 def _through_the_bug(logs: Logs) -> Finding:
+    """The traceback of EngineCore goes through the place of the bug."""
     own = _own_lines(logs, logs.lines(THROUGH))
     text = f"{len(own)} × in a traceback"
-    return Finding.of(
-        bool(own), f"{text}: {own[0].text.strip()[:120]}" if own else text
-    )
+    if own:
+        text = f"{text}: {own[0].text.strip()[:120]}"
+    return Finding.of(bool(own), text)
 
 
 def _in_the_failed_step(logs: Logs, step: str) -> Finding:
@@ -66,29 +77,61 @@ def _in_the_failed_step(logs: Logs, step: str) -> Finding:
     Args:
         step: expression of what the dump has of such a request.
     """
-    found = [data for _, data in logs.evidence.results(LogsData)]
-    dumps = _own_lines(
-        logs, [one for data in found for one in data.errors if DUMPED in one.text]
-    )
-    if not dumps:
-        if not found or any(data.error_count > len(data.errors) for data in found):
-            raise Missing("not all errors of the log were kept, and no dump of a step")
+    dump = _dump_of_a_step(logs)
+    if dump is None:
         return Finding.of(False, "EngineCore dumps no step")
-    asserted = [line.number for line in log_lines(logs.evidence, "device-assert")]
-    sent = [one for one in logs.lines(SENT) if not asserted or one.number < asserted[0]]
-    ids = {
-        m[1]
-        for line in sent
-        if (m := re.search(r"Received request ([\w-]+)", line.text))
-    }
-    computed = re.search(r".*num_scheduled_tokens=\{([^}]*)\}", dumps[0].text)
-    named = any(one in (computed[1] if computed else "") for one in ids)
-    alike = re.search(step, dumps[0].text) is not None
-    met = alike and (named or not logs.count(SENT))
-    computes = f"it computes {computed[1][:120]}" if computed else "it computes nothing"
+    ids = _ids_before_the_assert(logs)
+    scheduled = re.search(r".*num_scheduled_tokens=\{([^}]*)\}", dump.text)
+    requests = scheduled[1] if scheduled else ""
+    # Without a line of the request that came in, its id is not known.
+    is_in_it = any(id in requests for id in ids) or not logs.count(SENT)
+    alike = re.search(step, dump.text) is not None
+
+    computes = "it computes nothing"
+    if scheduled:
+        computes = f"it computes {requests[:120]}"
     return Finding.of(
-        met, f"line {dumps[0].number} dumps the step that failed: {computes}"
+        alike and is_in_it,
+        f"line {dump.number} dumps the step that failed: {computes}",
     )
+
+
+def _dump_of_a_step(logs: Logs) -> LogLine | None:
+    """EngineCore's first dump of a step. Raises Missing: the lines that were kept may
+    lack it."""
+    dumps: list[LogLine] = []
+    readings = [data for _, data in logs.evidence.results(LogsData)]
+    for data in readings:
+        dumps += [line for line in data.errors if DUMPED in line.text]
+    own = _own_lines(logs, dumps)
+    if own:
+        return own[0]
+    if not readings or any(data.error_count > len(data.errors) for data in readings):
+        raise Missing("not all errors of the log were kept, and no dump of a step")
+    return None
+
+
+def _ids_before_the_assert(logs: Logs) -> set[str]:
+    """Ids of the requests that came in before a device printed an assertion."""
+    asserted = log_lines(logs.evidence, "device-assert")
+    ids: set[str] = set()
+    for line in logs.lines(SENT):
+        if asserted and line.number >= asserted[0].number:
+            continue
+        match = re.search(r"Received request ([\w-]+)", line.text)
+        if match:
+            ids.add(match[1])
+    return ids
+
+
+def _symptoms_of_death() -> list[Declared]:
+    statement = "the request gets HTTP 500, and a later text is not answered either"
+    symptoms: list[Declared] = []
+    for died in dies_of(KILLER, statement):
+        # The API server may end before /health is asked.
+        required = died.required and died.id != "health-503"
+        symptoms.append(replace(died, required=required))
+    return symptoms
 
 
 class KilledByRequest(Scenario):
@@ -114,21 +157,13 @@ class KilledByRequest(Scenario):
     def came_in(self, logs: Logs, requests: Requests) -> Finding:
         sent = requests.first(KILLER)
         if sent.status is not None and 400 <= sent.status < 500:
-            named = re.search(self.refusal, sent.error, re.IGNORECASE)
-            return Finding.of(named is not None, f"{KILLER}: {sent.reply}")
-        return Finding.of(
-            logs.count(SENT) > 0, f"{logs.count(SENT)} × logged as it was sent"
-        )
+            reason = re.search(self.refusal, sent.error, re.IGNORECASE)
+            return Finding.of(reason is not None, f"{KILLER}: {sent.reply}")
+        count = logs.count(SENT)
+        return Finding.of(count > 0, f"{count} × logged as it was sent")
 
     symptoms = (
-        # The API server may end before /health is asked.
-        *(
-            replace(one, required=one.required and one.id != "health-503")
-            for one in dies_of(
-                KILLER,
-                "the request gets HTTP 500, and a later text is not answered either",
-            )
-        ),
+        *_symptoms_of_death(),
         symptom(
             "the same request, but for that, is answered before",
             answered(CONTROL),

@@ -55,7 +55,7 @@ from mmrepro.scenarios.chunked_mm_prefill.stream import (
     LARGE_BUDGET,
 )
 
-THREE_STEPS, TWO_STEPS, ONE_STEP = (1204, 392), (560, 420), (336, 336)
+THREE_STEPS, _TWO_STEPS, _ONE_STEP = (1204, 392), (560, 420), (336, 336)
 """(width, height) in pixels of images of 602, 300 and 144 tokens, prefilled in so many
 steps."""
 ABOVE = (2408, 392)
@@ -68,7 +68,7 @@ IMAGE_DEADLINE_S = 60.0
 """The gate's images are smaller, so its latencies say little; a hang is not looked
 for."""
 
-SYNC = "--no-async-scheduling"
+_SYNC = "--no-async-scheduling"
 _LARGE = f"--max-num-batched-tokens {LARGE_BUDGET}"
 _BARRIER = Patch(
     "ordered_preprocess",
@@ -101,9 +101,9 @@ def _image_in_steps(requests: Requests, logs: Logs) -> Finding:
     """
     most = max(stream.image_steps(logs), key=len)
     least = 3 if requests.first(FIRST).answered else 2
-    said = " + ".join(map(str, most))
+    rows = " + ".join(map(str, most))
     return Finding.of(
-        len(most) >= least, f"an image went in {len(most)} steps: {said} rows"
+        len(most) >= least, f"an image went in {len(most)} steps: {rows} rows"
     )
 
 
@@ -116,9 +116,9 @@ def _images_of_one_step(requests: Requests, logs: Logs) -> Finding:
     if None in sizes:
         return Finding.unknown("the server did not say how long each prompt was")
     most = max(map(len, stream.image_steps(logs)))
-    said = f"prompts of {', '.join(map(str, sorted(filter(None, sizes))))} tokens"
+    prompts = f"prompts of {', '.join(map(str, sorted(filter(None, sizes))))} tokens"
     return Finding.of(
-        len(sizes) == most == 1, f"{said}, an image in at most {most} steps"
+        len(sizes) == most == 1, f"{prompts}, an image in at most {most} steps"
     )
 
 
@@ -152,7 +152,7 @@ class AsyncRace(Scenario):
     """
 
     name, variant = "chunked-mm-prefill", "async-race"
-    large, two_steps = THREE_STEPS, TWO_STEPS
+    large, two_steps = THREE_STEPS, _TWO_STEPS
     release, affected = "0.12.0", ">=0.12.0,<0.14.0"
     failure_class, severity = FailureClass.ENGINE_DEATH, Severity.CRITICAL
     upstream = Upstream(UpstreamState.FIXED, _TWO_BUFFERS, "2026-11-24", "0.14.0")
@@ -210,8 +210,8 @@ class AsyncRace(Scenario):
     mitigations: ClassVar[tuple[Mitigation, ...]] = (
         cure(
             "sync-scheduling",
-            SYNC,
-            f"{SYNC}: a step is prepared when the one before has ended",
+            _SYNC,
+            f"{_SYNC}: a step is prepared when the one before has ended",
         ),
         cure(
             "barrier",
@@ -232,7 +232,7 @@ class AsyncRace(Scenario):
             "async-scheduling",
             "prepare a step while the one before still runs",
             "--async-scheduling",
-            server_args=(SYNC,),
+            server_args=(_SYNC,),
             claim="on throughout in the report, never tried without",
             took_effect=stream.one_after_another,
         ),
@@ -272,7 +272,7 @@ class AsyncRace(Scenario):
     async def gate(self, drive: Drive) -> None:
         for label, seed in (("gate: image 1 (cold)", 11), (GATE, 12)):
             await drive.chat(
-                label, images=[drive.picture(f"gate-{seed}", seed, ONE_STEP)]
+                label, images=[drive.picture(f"gate-{seed}", seed, _ONE_STEP)]
             )
         await drive.chat("gate: text only", text="hello")
 
@@ -282,7 +282,7 @@ class AsyncRace(Scenario):
         asked = []
         for seed, (label, size) in enumerate(sizes.items(), 21):
             picture = drive.picture(
-                label, seed, ONE_STEP if "image-size" in drive.flips else size
+                label, seed, _ONE_STEP if "image-size" in drive.flips else size
             )
             request = drive.traffic.chat(
                 label,
@@ -345,21 +345,21 @@ class AsyncRace(Scenario):
     @cause("the host wrote to is_mm_embed while the device had a copy of it yet to do")
     def unordered_buffer(self, logs: Logs) -> Finding:
         """Whatever came of it; where a step failed, of that step's own copy."""
-        found = stream.counted(
+        counted = stream.counted(
             logs, "stream-overwrite", "writes to a buffer still to be read"
         )
         failed = logs.search("stream-error", r"step (\d+): device error")
-        if not failed or found.truth is not Truth.MET:
-            return found
+        if not failed or counted.truth is not Truth.MET:
+            return counted
         step, lines = failed[0][1], logs.lines("stream-overwrite")
         if any(f"of step {step} is queued" in line.text for line in lines):
-            return found
+            return counted
         if logs.count("stream-overwrite") > len(lines):
             return Finding.unknown(
                 f"what was written to the mask of step {step} was not kept"
             )
         return Finding.of(
-            False, f"none to the mask of step {step}, which failed; {found.observed}"
+            False, f"none to the mask of step {step}, which failed; {counted.observed}"
         )
 
     works_after = (

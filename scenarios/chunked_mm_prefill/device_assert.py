@@ -49,7 +49,7 @@ def judged(output: str, folder: Path) -> Finding:
 
 def claims(document: Mapping[str, Any], folder: Path) -> Iterator[dict[str, str]]:
     """Of what ``device_assert.py`` printed on a GPU; in the form of its own claims."""
-    told = {
+    tests = {
         "scatter": (
             "masked_scatter's device-side assert is told by the rules",
             Truth.MET,
@@ -57,16 +57,16 @@ def claims(document: Mapping[str, Any], folder: Path) -> Iterator[dict[str, str]
         "index": ("an index out of range is not taken for it", Truth.NOT_MET),
     }
     refusals = {one["cause"]: one for one in document.get("refusals", [])}
-    for name, (text, wanted) in told.items():
-        found = judged(str(refusals.get(name, {}).get("output", "")), folder)
-        status = "confirmed" if found.truth is wanted else "refuted"
+    for name, (text, wanted) in tests.items():
+        finding = judged(str(refusals.get(name, {}).get("output", "")), folder)
+        status = "confirmed" if finding.truth is wanted else "refuted"
         if document.get("device") != "cuda":
             status = "not-tested"
         yield {
             "id": f"rules-{name}",
             "text": text,
             "status": status,
-            "observed": found.observed[:300],
+            "observed": finding.observed[:300],
         }
 
 

@@ -66,7 +66,7 @@ def needs(name: str, text: str, without: Check) -> Claim:
     )
 
 
-FAILS = (
+_FAILS = (
     "the image request gets HTTP 500, and a later text request is not answered either"
 )
 
@@ -165,18 +165,25 @@ class PlaceholderMask(Scenario):
 def generated_beside(requests: Requests) -> Finding:
     """A text request had generated placeholders and still ran when the image was
     prefilled."""
-    texts, image = requests.all(GENERATING), requests.last(IMAGE)
-    if not any(PLACEHOLDER in text.text for text in texts):
-        return Finding.of(False, f"the text request generated no {PLACEHOLDER}")
-    beside = [
-        text for text in texts if PLACEHOLDER in text.text and _spans(text, image)
+    image = requests.last(IMAGE)
+    with_placeholders = [
+        text for text in requests.all(GENERATING) if PLACEHOLDER in text.text
     ]
+    if not with_placeholders:
+        return Finding.of(False, f"the text request generated no {PLACEHOLDER}")
+    beside = [text for text in with_placeholders if _spans(text, image)]
     if not beside:
         return Finding.of(
             False, "no such text request ran while the image was prefilled"
         )
-    count = sum(text.text.count(PLACEHOLDER) for text in beside)
-    least = "at least " if any(len(text.text) >= 3900 for text in beside) else ""
+
+    count = 0
+    least = ""
+    for text in beside:
+        count += text.text.count(PLACEHOLDER)
+        # A record keeps only so much of an answer.
+        if len(text.text) >= 3900:
+            least = "at least "
     return Finding.of(
         True, f"{least}{count} × {PLACEHOLDER} generated while the image request ran"
     )
@@ -206,7 +213,7 @@ class GeneratedPlaceholder(PlaceholderMask):
     """
 
     variant = "generated-placeholder"
-    symptoms, rows = dies_of(IMAGE, FAILS), report.rows(IMAGE)
+    symptoms, rows = dies_of(IMAGE, _FAILS), report.rows(IMAGE)
     preconditions = (
         precondition(
             (
@@ -272,13 +279,14 @@ async def _images_beside(
     The texts go on until the image's answer, however late: what the image was prefilled
     with is known only then."""
     for number in range(MAX_IMAGES):
+        # A stream that is sent again has an event of its own each time.
         begun = [stream.begun for stream in streams]
+        all_begun = asyncio.gather(*[event.wait() for event in begun])
         with suppress(TimeoutError):
-            await asyncio.wait_for(
-                asyncio.gather(*(event.wait() for event in begun)), _START_S
-            )
+            await asyncio.wait_for(all_begun, _START_S)
         generating = [event for event in begun if event.is_set()]
         drive.note(f"{len(generating)} text requests are generating")
+
         picture = drive.picture(f"B{number + 1}", 2 + number)
         image = asyncio.ensure_future(drive.chat(IMAGE, images=[picture]))
         await drive.unless_stuck(image)
@@ -338,7 +346,7 @@ class LiteralPlaceholder(PlaceholderMask):
     placeholders', and with it the server."""
 
     variant = "literal-placeholder"
-    symptoms, rows = dies_of(LITERAL, FAILS), report.rows(LITERAL)
+    symptoms, rows = dies_of(LITERAL, _FAILS), report.rows(LITERAL)
     preconditions = (
         precondition(
             "the text beside the image became the placeholder's token", made_a_token

@@ -51,10 +51,10 @@ _COUNTS = r"Attempted to assign [\d +=]*?(\d+) multimodal tokens to (\d+) placeh
 
 def mismatch(more: str, part: Any = cause) -> Declared:
     statement = f"EngineCore's first exception is in masked_scatter: more {more}"
-    found: Declared = part(
+    declared: Declared = part(
         f"{statement}; all others are its echoes", too_many, id="first-error"
     )
-    return found
+    return declared
 
 
 def too_many(logs: Logs, engine: Engine) -> Finding:
@@ -132,10 +132,10 @@ def _one_at_a_time(requests: Requests) -> Finding:
 
 def _no_hit_with_caching_on(metrics: Metrics) -> Finding:
     """Where something was found in the cache, nothing is said of a rate of 0."""
-    names = ("vllm:prefix_cache_queries_total", "vllm:prefix_cache_hits_total")
-    asked, found = (metrics.readings([name], "gate", least=1)[-1] for name in names)
-    text = f"prefix caching is on, and {found:g} of {asked:g} tokens were found in it"
-    return Finding.of(True, text) if asked and not found else Finding.unknown(text)
+    asked = metrics.readings(["vllm:prefix_cache_queries_total"], "gate", least=1)[-1]
+    hits = metrics.readings(["vllm:prefix_cache_hits_total"], "gate", least=1)[-1]
+    text = f"prefix caching is on, and {hits:g} of {asked:g} tokens were found in it"
+    return Finding.of(True, text) if asked and not hits else Finding.unknown(text)
 
 
 def _into_input_embeddings(logs: Logs) -> Finding:
@@ -157,14 +157,14 @@ _UNTOLD = (
     "this run tells nothing of it (mmrepro ablate chunked-mm-prefill --variant "
     "async-race)"
 )
-refuted = partial(of_crash, otherwise=_UNTOLD, refuted=True)
+_refuted = partial(of_crash, otherwise=_UNTOLD, refuted=True)
 _IN_LARGER_STEPS = (
     common.changed("budget", "chunk-budget"),
     stream.larger_steps,
     "unordered-buffer",
 )
 """The report's cure took effect, on an engine that was seen to race."""
-cured = partial(reported, by=(common.answered(FIRST, SECOND), stream.right_rows))
+_cured = partial(reported, by=(common.answered(FIRST, SECOND), stream.right_rows))
 RACE_CLAIMS = (
     of_crash(
         "assertion",
@@ -176,7 +176,7 @@ RACE_CLAIMS = (
         by=common.happened(common.answered(FIRST)),
         note="why the reporter's request 1 passed is not established",
     ),
-    refuted(
+    _refuted(
         "prefix-caching",
         "hypothesis 1: prefix caching is the cause",
         given=(
@@ -185,7 +185,7 @@ RACE_CLAIMS = (
             *CRASHED,
         ),
     ),
-    refuted(
+    _refuted(
         "chunk-budget",
         (
             "hypothesis 2: a chunk budget below the image's tokens is the cause, a "
@@ -199,13 +199,13 @@ RACE_CLAIMS = (
             "unordered-buffer",
         ),
     ),
-    cured(
+    _cured(
         "budget-cures",
         "the larger budget alone is enough: images are answered",
         given=(*_IN_LARGER_STEPS, _one_at_a_time),
         otherwise=_UNTOLD,
     ),
-    cured(
+    _cured(
         "cure-holds-at-once",
         (
             "it is as well with several images at a time, whose tokens together are "
@@ -215,14 +215,14 @@ RACE_CLAIMS = (
         otherwise="to test: mmrepro run {name} --variant {variant} --mitigation budget "
         "--option at-once",
     ),
-    cured(
+    _cured(
         "cure-holds-above",
         "with it larger images can be handled in the future",
         given=(*_IN_LARGER_STEPS, stream.above_larger_budget),
         otherwise="to test: mmrepro run {name} --variant {variant} --mitigation budget "
         "--option above-budget",
     ),
-    cured(
+    _cured(
         "three-flags",
         "with all three flags the server is stable",
         given=(
@@ -259,7 +259,7 @@ RACE_CLAIMS = (
         otherwise="prefix caching was off",
         refuted=True,
     ),
-    refuted(
+    _refuted(
         "graphs",
         "hypothesis 3: a CUDA graph is replayed with the wrong size",
         given=(common.unchanged("eager-mode"), vllm.no_graph_ran, *CRASHED),
@@ -292,15 +292,15 @@ def _as_dumped(offset: int, tokens: int, budget: int) -> Check:
     """What vLLM dumps of the step that failed, and logs of its budget."""
 
     def same(logs: Logs) -> Finding:
-        found = logs.search(
+        dumps = logs.search(
             "placeholders", r"PlaceholderRange\(offset=(\d+), length=(\d+)"
         )
         budgets = _budgets_of(logs)
-        if not found or not budgets:
+        if not dumps or not budgets:
             raise Missing("the engine dumped no placeholders, or logged no budget")
-        told = (int(found[-1][1]), int(found[-1][2]), budgets[-1])
-        text = "offset {}, length {}, {} tokens a step".format(*told)
-        return Finding.of(told == (offset, tokens, budget), text)
+        dumped = (int(dumps[-1][1]), int(dumps[-1][2]), budgets[-1])
+        text = "offset {}, length {}, {} tokens a step".format(*dumped)
+        return Finding.of(dumped == (offset, tokens, budget), text)
 
     return same
 
@@ -350,30 +350,30 @@ def size_claims(tokens: int, budget: int) -> tuple[Claim, ...]:
     )
 
 
-offered = partial(hypothesis, source=_SOURCE)
+_offered = partial(hypothesis, source=_SOURCE)
 HYPOTHESES = (
-    offered(
+    _offered(
         "prefix-caching",
         "hypothesis 1: prefix caching is the cause (refuted in the report)",
         causes="prefix-caching",
     ),
-    offered(
+    _offered(
         "chunk-budget",
         "hypothesis 2: a chunk budget below the image's tokens is the cause (confirmed "
         "in the report: 8192 cures it)",
         causes="chunk-budget",
     ),
-    offered(
+    _offered(
         "graphs",
         "hypothesis 3: CUDA graphs (in the report the explanation; never tried alone)",
         causes="eager-mode",
     ),
-    offered(
+    _offered(
         "async-scheduling",
         "asynchronous scheduling is the cause (not considered in the report)",
         causes="async-scheduling",
     ),
-    offered(
+    _offered(
         "reporters-build",
         "the reporter's server died of this race",
         untested=(

@@ -101,8 +101,11 @@ larger_steps = larger_steps_than(BUDGET)
 
 def above_larger_budget(requests: Requests) -> Finding:
     """A large image had more tokens than the larger budget."""
-    pixels = [i.width * i.height for r in requests.within("trigger") for i in r.images]
-    tokens = max(pixels, default=0) // _PIXELS
+    pixels = 0
+    for request in requests.within("trigger"):
+        for image in request.images:
+            pixels = max(pixels, image.width * image.height)
+    tokens = pixels // _PIXELS
     return Finding.of(
         tokens > LARGE_BUDGET, f"an image of {tokens} tokens, {LARGE_BUDGET} a step"
     )

@@ -33,6 +33,7 @@ from mmrepro.scenario.more import (
     Picture,
     StackSample,
     StacksData,
+    ThreadStack,
     clip,
     guarded,
 )
@@ -248,18 +249,24 @@ class GhostKeyEviction(vllm.MmCacheScenario):
         key."""
         from mmrepro.scenario.more import KeyStack
 
-        samples = [
-            s for _, data in evidence.results(StacksData, "check") for s in data.samples
+        samples: list[StackSample] = []
+        for _, data in evidence.results(StacksData, "check"):
+            samples += data.samples
+        threads: list[tuple[int, ThreadStack]] = []
+        for sample in samples:
+            for thread in sample.threads:
+                if thread.within(ghost.THREAD):
+                    threads.append((sample.pid, thread))
+        looping = [
+            (pid, thread) for pid, thread in threads if thread.within(*ghost.LOOP)
         ]
-        threads = [
-            (s.pid, t) for s in samples for t in s.threads if t.within(ghost.THREAD)
-        ]
-        looping = [(pid, t) for pid, t in threads if t.within(*ghost.LOOP)]
         if not looping:
             return None
-        pid, best = max(
-            looping, key=lambda x: (x[1].within("popitem"), bool(ghost.key_in(x[1])))
-        )
+
+        def shows(entry: tuple[int, ThreadStack]) -> tuple[bool, bool]:
+            return entry[1].within("popitem"), bool(ghost.key_in(entry[1]))
+
+        pid, best = max(looping, key=shows)
         stacks = StacksData(samples=samples)
         key = guarded(lambda seen: ghost.is_the_key(stacks, Logs(seen)), evidence)
         return KeyStack.of(

@@ -60,24 +60,34 @@ def key_in(thread: ThreadStack) -> str:
 
 def keys(stacks: StacksData) -> list[str]:
     """One of each sample that shows it."""
-    return [key for thread in stacks.threads(THREAD) if (key := key_in(thread))]
+    shown = [key_in(thread) for thread in stacks.threads(THREAD)]
+    return [key for key in shown if key]
 
 
 def in_the_loop(stacks: StacksData) -> Finding:
+    """The core's thread stays in the loop of evictions, and takes keys from it."""
     threads = stacks.threads(THREAD)
     if len(threads) < _MIN_SAMPLES:
         text = f"{THREAD} in {len(threads)} of {len(stacks.samples)} samples"
+        # Many samples of other threads alone show that this one is gone.
         absent = not threads and len(stacks.samples) >= _MIN_SAMPLES
         return Finding.of(False, text) if absent else Finding.unknown(text)
-    inside = [t for t in threads if t.active is not False and t.within(*LOOP)]
-    popping = sum(t.within("popitem", *LOOP) for t in inside)
+
+    inside = popping = with_gil = running = 0
+    for thread in threads:
+        if thread.active is False or not thread.within(*LOOP):
+            continue
+        inside += 1
+        popping += thread.within("popitem", *LOOP)
+        with_gil += bool(thread.owns_gil)
+        running += bool(thread.active)
     text = (
-        f"{len(inside)} of {len(threads)} samples inside the loop, {popping} of them "
-        f"in popitem, {sum(bool(t.owns_gil) for t in inside)} with the GIL"
+        f"{inside} of {len(threads)} samples inside the loop, {popping} of them "
+        f"in popitem, {with_gil} with the GIL"
     )
-    if inside and not any(t.active for t in inside):
+    if inside and not running:
         return Finding.unknown(f"{text}; whether it runs is not shown")
-    return calls(text, "popitem", popping, len(inside), len(inside) == len(threads))
+    return calls(text, "popitem", popping, inside, inside == len(threads))
 
 
 def is_the_key(stacks: StacksData, logs: Logs) -> Finding:
@@ -152,15 +162,19 @@ def served_meanwhile(requests: Requests) -> Finding:
 def throughput_ends(logs: Logs) -> Finding:
     """The API server's lines, which need no DEBUG level: some throughput, and none at
     last."""
-    found = [float(m[1]) for m in logs.search(THROUGHPUT, THROUGHPUT_LINES[THROUGHPUT])]
-    if len(found) < 2:
+    rates = [float(m[1]) for m in logs.search(THROUGHPUT, THROUGHPUT_LINES[THROUGHPUT])]
+    if len(rates) < 2:
         return Finding.unknown(
-            f"{len(found)} lines of throughput: one comes in ten seconds"
+            f"{len(rates)} lines of throughput: one comes in ten seconds"
         )
-    told = (
-        f"tokens/s in the last lines: {', '.join(f'{value:g}' for value in found[-4:])}"
+    observed = (
+        f"tokens/s in the last lines: {', '.join(f'{value:g}' for value in rates[-4:])}"
     )
-    return Finding.of(found[-1] == 0, told) if any(found) else Finding.unknown(told)
+    return (
+        Finding.of(rates[-1] == 0, observed)
+        if any(rates)
+        else Finding.unknown(observed)
+    )
 
 
 def streamed_on(requests: Requests, measured: Measured) -> Finding:
@@ -215,7 +229,7 @@ def keeps_all(measured: Measured, requests: Requests) -> Finding:
     return Finding.of(len(fills) > FILLS and after > before, text)
 
 
-def evicted(evidence: Evidence) -> Finding:
+def _evicted(evidence: Evidence) -> Finding:
     """Without an eviction, the absence of a hang means nothing.
 
     One that ended shows in a cache that no longer knows its first image; one that did
@@ -237,10 +251,10 @@ def evicted(evidence: Evidence) -> Finding:
 
 
 def _stacks(evidence: Evidence) -> StacksData:
-    found = [
+    samples = [
         s for _, data in evidence.results(StacksData, "check") for s in data.samples
     ]
-    return StacksData(samples=found)
+    return StacksData(samples=samples)
 
 
 EVICTED = precondition(
@@ -248,7 +262,7 @@ EVICTED = precondition(
         "the multimodal cache evicts: it no longer knows an image, or the eviction "
         "does not end"
     ),
-    evicted,
+    _evicted,
     removed_by=(vllm.DISABLE_CACHE.name, vllm.MM_CACHE.name),
 )
 BROKEN_PROMISE = precondition(

@@ -35,7 +35,7 @@ _of_ghost = partial(
 )
 """One about the ghost key: only a run tests it that was seen to hang by it."""
 
-stated = partial(claim, source=_ARTICLE)
+_stated = partial(claim, source=_ARTICLE)
 
 _STEPS = ("refused-for-length", "cache-on")
 _of_fix = partial(claim, source=vllm.LRU_FIX, releases=">=0.24.0")
@@ -97,7 +97,7 @@ CLAIMS = (
         by="added-not-scheduled",
     ),
     _of_hang("cpu", "EngineCore burns CPU", by="core-burns-cpu"),
-    stated(
+    _stated(
         "cpu-136",
         "it is 136 % of a core",
         untested=(
@@ -195,14 +195,14 @@ CLAIMS = (
         by="no-answer",
         refuted=True,
     ),
-    stated(
+    _stated(
         "videos",
         "videos do it as well: the article's clients sent video_url",
         by=("symptom", "cause"),
         given=ghost.sent_videos,
         otherwise="to test: mmrepro run ghost-key-eviction --option video",
     ),
-    stated(
+    _stated(
         "authors-route",
         (
             "the ghost came from high concurrency and a request whose hash is not in "
@@ -212,17 +212,17 @@ CLAIMS = (
         "refused one (vllm#43941); docs/found/vllm-0.23.0-overtaken shows one that "
         "another overtook",
     ),
-    stated(
+    _stated(
         "unit-test-hangs",
         "the article's unit test loops for ever without the fix",
         by=ghost.article_test_hangs,
     ),
-    stated(
+    _stated(
         "first-layer",
         "touch() that leaves a missing key alone prevents it",
         by=ghost.ends_it_alone("touch"),
     ),
-    stated(
+    _stated(
         "second-layer",
         (
             "popitem() that skips and drops ghost keys prevents the loop, whatever "
@@ -257,7 +257,7 @@ PATCH = Patch(
 _LOADED = f"{PATCH.folder}-loaded"
 
 
-def half(method: str, what: str) -> Factor:
+def _half(method: str, what: str) -> Factor:
     """One of the two parts of the fix."""
     stand_in = StandIn(
         name=f"ghost_key_patch, {method}() alone",
@@ -305,11 +305,11 @@ FACTORS = (
     ),
     vllm.REFUSAL,
     vllm.MM_CACHE,
-    half(
+    _half(
         "touch",
         "the first part of vllm#43595: touch() ignores keys that are not cached",
     ),
-    half(
+    _half(
         "popitem",
         "the second part of vllm#43595: popitem() drops keys that are not cached",
     ),

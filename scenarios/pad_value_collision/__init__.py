@@ -249,12 +249,11 @@ class PadValueCollision(sglang.PictureAlias):
         fix."""
         names = ("hash_a", "hash_b", "hash_control")
         hashes = [reproducers.hash(REPRODUCER, name) for name in names]
-        a, b, control = (value % (1 << report.BITS) for value in hashes)
+        low_a, low_b, low_control = (value % (1 << report.BITS) for value in hashes)
         whole = ", ".join(f"{value:016x}" for value in hashes)
-        text = (
-            f"A, B, control: hashes {whole}; low bits {a:08x}, {b:08x}, {control:08x}"
-        )
-        return Finding.of(hashes[0] != hashes[1] and a == b != control, text)
+        low = f"{low_a:08x}, {low_b:08x}, {low_control:08x}"
+        collide = hashes[0] != hashes[1] and low_a == low_b != low_control
+        return Finding.of(collide, f"A, B, control: hashes {whole}; low bits {low}")
 
     @symptom(
         "B, sent after A, is answered as A is, token for token, and not as B alone"
@@ -270,12 +269,13 @@ class PadValueCollision(sglang.PictureAlias):
 
     @symptom("both of these answers are HTTP 200, whole")
     def silent(self, answers: ComparedAnswers) -> Finding:
-        records = [answers.to(label) for label in _VICTIMS]
-        whole = all(r.finish_reason in ("length", "stop") for r in records)
-        ends = (
-            f"{r.label}: HTTP {r.status}, finish_reason {r.finish_reason}"
-            for r in records
-        )
+        whole = True
+        ends: list[str] = []
+        for label in _VICTIMS:
+            record = answers.to(label)
+            whole = whole and record.finish_reason in ("length", "stop")
+            end = f"finish_reason {record.finish_reason}"
+            ends.append(f"{record.label}: HTTP {record.status}, {end}")
         return Finding.of(whole, "; ".join(ends))
 
     @symptom(
@@ -341,24 +341,22 @@ class PadValueCollision(sglang.PictureAlias):
         able = may_show(self, failure)
         if able.truth is not Truth.MET:
             return able
-        found = {
-            id: [pair for pair in candidates if pair.mine.width and pair.other.width]
-            for id, candidates in pairs(failure, whole_prompt).items()
-        }
-        for id, candidates in found.items():
+        readable: dict[str, list[PicturePair]] = {}
+        for id, candidates in pairs(failure, whole_prompt).items():
+            readable[id] = [p for p in candidates if p.mine.width and p.other.width]
+
+        model = failure.case.server.model
+        for id, candidates in readable.items():
             if not candidates:
                 return Finding.of(
                     False, f"{id}: its prompt parts from no other at a picture"
                 )
-            if any(
-                sglang.same_bytes(pair, failure.case.server.model)
-                for pair in candidates
-            ):
+            if any(sglang.same_bytes(pair, model) for pair in candidates):
                 return Finding.of(
                     False, f"{id}: its picture is another one's in another layout"
                 )
         try:
-            known = _identities(failure, found)
+            known = _identities(failure, readable)
         except MmreproError as error:
             return Finding.unknown(f"the engine could not be asked: {error.message}")
 
@@ -366,9 +364,8 @@ class PadValueCollision(sglang.PictureAlias):
             mine, other = known[pair.mine.name], known[pair.other.name]
             return mine.pad_value == other.pad_value and mine.hash != other.hash
 
-        return explained(
-            found, collide, "one pad value by the engine's own code, and another hash"
-        )
+        what = "one pad value by the engine's own code, and another hash"
+        return explained(readable, collide, what)
 
     def apart_as_told(
         self, answers: ComparedAnswers, logs: Logs, facts: RunFacts

@@ -151,29 +151,29 @@ ALIKE = (
 _SHARED = (*ALIKE, "text-shared")
 """And nothing keeps them apart in it."""
 
-stated = partial(claim, source=ANALYSIS)
+_stated = partial(claim, source=ANALYSIS)
 CLAIMS = (
-    stated(
+    _stated(
         "pad-range", "pad values lie in [0, 2^30)", by=pad_range, given=_as_released
     ),
-    stated(
+    _stated(
         "half-chance",
         "about 46 000 images give a 50 % chance of a collision",
         by=half_chance,
     ),
-    stated(
+    _stated(
         "kv-reused",
         "two pictures with one pad value share KV cache",
         by="kv-reused",
         given=_SHARED,
     ),
-    stated(
+    _stated(
         "a-features",
         "B is answered with A's features",
         by=_SWAPPED,
         given=(*_SHARED, "kv-reused"),
     ),
-    stated(
+    _stated(
         "embeddings",
         "the embeddings are still replaced correctly, so it does not crash",
         by=_SERVED,
@@ -181,7 +181,7 @@ CLAIMS = (
         otherwise="no collision was served in this run",
         refuted=True,
     ),
-    stated(
+    _stated(
         "extra-key",
         "extra_key isolates completely",
         by=isolated,
@@ -189,14 +189,14 @@ CLAIMS = (
         otherwise="to test: mmrepro run pad-value-collision --mitigation cache-salt",
         note=f"the scheduler passes the key on since {PASSED_ON_SINCE}",
     ),
-    stated(
+    _stated(
         "key-from-hash",
         "an extra_key of the pictures' whole hashes keeps them apart",
         by=(own_answers, sglang.patch_worked),
         given=(changed(FROM_HASH), *ALIKE, flushed_alone),
         otherwise=f"to test: mmrepro run pad-value-collision --mitigation {FROM_HASH}",
     ),
-    stated(
+    _stated(
         "full-hash",
         "the whole 64-bit hash in place of the remainder keeps them apart",
         by=_whole_hash_serves,

@@ -17,15 +17,15 @@ from mmrepro.scenario.more import (
 from mmrepro.scenario.sglang import TEXT, PictureAlias, flush
 from mmrepro.scenarios.pad_value_collision.report import ALIKE, ANALYSIS, BITS
 
-QUESTION, SYSTEM = "which colour is in the middle?", "Answer in one word."
-LARGE, SMALL = 4, 3
+_QUESTION, _SYSTEM = "which colour is in the middle?", "Answer in one word."
+_LARGE, _SMALL = 4, 3
 """Sides of the unequal pair's pictures, in image tokens."""
 _SIDE = PATCH * MERGE
 _ANOTHER = "traffic: another picture"
-A_FIRST, B_FIRST, B_AFTER = "traffic: A", "traffic: B", "traffic: B after A"
+A_FIRST, _B_FIRST, _B_AFTER = "traffic: A", "traffic: B", "traffic: B after A"
 A_ASKED, B_OWN = "traffic: A, asked otherwise", "traffic: B, asked otherwise"
 B_ASKED = "traffic: B after A, asked otherwise"
-B_TOLD, B_TOLD_AFTER = (
+_B_TOLD, B_TOLD_AFTER = (
     "traffic: B under another text",
     "traffic: B under another text, after A",
 )
@@ -37,11 +37,11 @@ UNEQUAL = {"small": "traffic: small after large", "large": "traffic: large after
 AFTERWARDS = "traffic: text afterwards"
 
 
-def under(system: str, picture: Picture) -> dict[str, object]:
+def _under(system: str, picture: Picture) -> dict[str, object]:
     """The pair's question, behind another text than the template's."""
-    said = {"role": "system", "content": system}
+    instruction = {"role": "system", "content": system}
     asked = {"role": "user", "content": [picture.part, {"type": "text", "text": TEXT}]}
-    return {"messages": [said, asked]}
+    return {"messages": [instruction, asked]}
 
 
 async def send(
@@ -54,21 +54,24 @@ async def send(
     another = drive.picture("other-1", 11, (b.width, b.height))
     for label, first, asked, picture in (
         (A_FIRST, a, A_ASKED, a),
-        (B_FIRST, b, B_OWN, b),
+        (_B_FIRST, b, B_OWN, b),
         (A_FIRST, a, B_ASKED, b),
     ):
         await flush(drive)
         await ask(label, first)
-        await ask(asked, picture, QUESTION)
-    for label, first, told in ((_ANOTHER, another, B_TOLD), (A_FIRST, a, B_TOLD_AFTER)):
+        await ask(asked, picture, _QUESTION)
+    for label, first, under_system in (
+        (_ANOTHER, another, _B_TOLD),
+        (A_FIRST, a, B_TOLD_AFTER),
+    ):
         await flush(drive)
         await ask(label, first)
-        await ask(told, b, more=under(SYSTEM, b))
+        await ask(under_system, b, more=_under(_SYSTEM, b))
     await flush(drive)
     await ask(A_FIRST, a)
-    await ask(B_AFTER, b)
+    await ask(_B_AFTER, b)
     await ask(B_LATER, b)
-    await ask(B_ASKED_LATER, b, QUESTION)
+    await ask(B_ASKED_LATER, b, _QUESTION)
     await flush(drive)
     await ask(B_ANEW, b)
     await _of_two_sizes(scenario, drive, another)
@@ -76,7 +79,7 @@ async def send(
 
 async def _of_two_sizes(scenario: PictureAlias, drive: Drive, another: Picture) -> None:
     ask = partial(scenario.question, drive)
-    folder = await asyncio.to_thread(search, drive, LARGE * _SIDE, SMALL * _SIDE)
+    folder = await asyncio.to_thread(search, drive, _LARGE * _SIDE, _SMALL * _SIDE)
     pair = {
         "large": read_picture(folder / "A.png"),
         "small": read_picture(folder / "B.png"),
@@ -115,72 +118,82 @@ def search(
 # ------------------------------------------------------------------ what came of it
 
 
-def gets(
+def _gets(
     answers: ComparedAnswers, label: str, other: str, but_not: str = ""
 ) -> Finding:
     """The request got the answer of ``other``, and not that of ``but_not``."""
-    got, text = answers.alike(label, other), f"{label}: "
-    text += (
-        f"as {other}" if got else first_difference(answers.to(label), answers.to(other))
-    )
+    alike = answers.alike(label, other)
+    if alike:
+        text = f"{label}: as {other}"
+    else:
+        difference = first_difference(answers.to(label), answers.to(other))
+        text = f"{label}: {difference}"
     if but_not and answers.alike(label, but_not):
         return Finding.of(False, f"{text}; and as {but_not}")
-    return Finding.of(got, f"{text}; {answers.from_cache(label)} from the cache")
+    return Finding.of(alike, f"{text}; {answers.from_cache(label)} from the cache")
 
 
 def _asked_otherwise(answers: ComparedAnswers) -> Finding:
-    return gets(answers, B_ASKED, A_ASKED, B_OWN)
+    return _gets(answers, B_ASKED, A_ASKED, B_OWN)
 
 
 def _told_otherwise(answers: ComparedAnswers) -> Finding:
     """B's own answer, computed on as much of a cached beginning."""
-    before, after = answers.cached(B_TOLD), answers.cached(B_TOLD_AFTER)
+    before, after = answers.cached(_B_TOLD), answers.cached(B_TOLD_AFTER)
     if before != after:
         return Finding.of(
-            False, f"{answers.from_cache(B_TOLD, B_TOLD_AFTER)} from the cache"
+            False, f"{answers.from_cache(_B_TOLD, B_TOLD_AFTER)} from the cache"
         )
-    return gets(answers, B_TOLD_AFTER, B_TOLD)
+    return _gets(answers, B_TOLD_AFTER, _B_TOLD)
 
 
 def _later_ones(answers: ComparedAnswers) -> Finding:
-    """Until the cache is emptied: B is A, whatever is asked."""
-    again, anew = (answers.whose(label, "B", "A") for label in (B_LATER, B_ANEW))
-    asked = gets(answers, B_ASKED_LATER, A_ASKED, B_OWN)
-    text = (
+    """B is A, whatever is asked, until the cache is emptied."""
+    again = answers.whose(B_LATER, "B", "A")
+    anew = answers.whose(B_ANEW, "B", "A")
+    asked = _gets(answers, B_ASKED_LATER, A_ASKED, B_OWN)
+    observed = (
         f"{B_LATER}: {again or 'neither'}'s; {asked.observed}; {B_ANEW}: "
         f"{anew or 'neither'}'s"
     )
-    return Finding.of(again == "A" and anew == "B" and asked.truth is Truth.MET, text)
+    met = again == "A" and anew == "B" and asked.truth is Truth.MET
+    return Finding.of(met, observed)
 
 
 def _parts_shared(answers: ComparedAnswers) -> Finding:
     """The smaller one's tokens came from the cache in either order, with the text
     before them."""
-    victims, before = tuple(UNEQUAL.values()), answers.cached(ALONE["small"])
-    whole = all(answers.cached(label) >= before + SMALL**2 for label in victims)
-    return Finding.of(
-        whole, f"{answers.from_cache(*victims)}; the text before has {before}"
-    )
+    victims = tuple(UNEQUAL.values())
+    before = answers.cached(ALONE["small"])
+    # The smaller picture is _SMALL tokens wide, and as many high.
+    least = before + _SMALL**2
+    whole = all(answers.cached(label) >= least for label in victims)
+    observed = f"{answers.from_cache(*victims)}; the text before has {before}"
+    return Finding.of(whole, observed)
 
 
 def _parts_answered(answers: ComparedAnswers) -> Finding:
-    sent = [answers.to(label) for label in (*UNEQUAL.values(), AFTERWARDS)]
-    return Finding.of(True, "; ".join(f"{r.label}: {r.status}" for r in sent))
+    """Each of them was answered."""
+    observed: list[str] = []
+    for label in (*UNEQUAL.values(), AFTERWARDS):
+        answer = answers.to(label)
+        observed.append(f"{answer.label}: {answer.status}")
+    return Finding.of(True, "; ".join(observed))
 
 
 def _parts_wrong(answers: ComparedAnswers) -> Finding:
     """By the tokens: what was computed on more of a cached prefix may round
     otherwise."""
-    found = []
+    findings = []
     for name, label in UNEQUAL.items():
         mine, own = answers.to(label), answers.to(ALONE[name])
-        found.append(
-            Finding.of(mine.tokens != own.tokens, f"{label}: {apart(mine, own)}")
+        findings.append(
+            Finding.of(mine.tokens != own.tokens, f"{label}: {_apart(mine, own)}")
         )
-    return all_met(*found)
+    return all_met(*findings)
 
 
-def apart(mine: RequestRecord, own: RequestRecord) -> str:
+def _apart(mine: RequestRecord, own: RequestRecord) -> str:
     return f"from its own it differs at {first_difference(mine, own)}"
 
 

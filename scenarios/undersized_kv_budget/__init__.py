@@ -49,7 +49,7 @@ _VALIDATION = {
 
 
 def fewer_tokens(text: str) -> int:
-    """Of ``--option at-limit=N``. Raises UsageError."""
+    """The number in ``--option at-limit=N``. Raises UsageError."""
     if text and not text.isdecimal():
         raise UsageError(f"--option at-limit={text}: {text!r} is no number of tokens.")
     return int(text or 0)
@@ -62,9 +62,9 @@ def opaque_500(requests: Requests, witness: kv.Witness) -> Finding:
 
 def stream_breaks(requests: Requests, witness: kv.Witness) -> Finding:
     sent = requests.first("the prompt, streamed")
-    told = witness.grade(sent)
-    broken = told.kind == "broken" and sent.status == 200 and not sent.timed_out
-    return Finding.of(broken, str(told))
+    grade = witness.grade(sent)
+    broken = grade.kind == "broken" and sent.status == 200 and not sent.timed_out
+    return Finding.of(broken, str(grade))
 
 
 def refused_for_length(witness: kv.Witness) -> Finding:
@@ -145,12 +145,12 @@ class UndersizedKvBudget(kv.SmallKvCache):
     def admitted(self, witness: kv.Witness) -> list[kv.Admission]:
         """The prompt as the engine took it, in both ways. Raises Missing: it did not,
         or one."""
-        found = witness.requests(self.prompt_tokens)
-        if len(found) < len(WAYS):
+        requests = witness.requests(self.prompt_tokens)
+        if len(requests) < len(WAYS):
             raise Missing(
-                f"the prompt came {len(found)} times to the engine, not {len(WAYS)}"
+                f"the prompt came {len(requests)} times to the engine, not {len(WAYS)}"
             )
-        return found
+        return requests
 
     async def outgrow(self, drive: Drive, where: str, short: RequestRecord) -> None:
         text = kv.filling(self.prompt_tokens, short)
@@ -215,11 +215,11 @@ class UndersizedKvBudget(kv.SmallKvCache):
             return Finding.unknown(
                 "the log holds no error at all: none was, or it keeps them back"
             )
-        said = (
+        observed = (
             "the log holds no such error of a response; its first: "
             f"{other.text.strip()}"
         )
-        return Finding.of(False, said)
+        return Finding.of(False, observed)
 
     @cause(
         "finish reason 'error' ← the engine answered the prompt with "
@@ -307,26 +307,22 @@ class WithImage(UndersizedKvBudget):
     def encoder_first(self, witness: kv.Witness) -> Finding:
         """By the order of the witness's lines, each written when the work was done: as
         many times as the prompt was refused so far, it had been encoded."""
-
-        def done(step: str) -> list[dict[str, Any]]:
-            return [
-                values
-                for values in witness.values("vision")
-                if values.get("step") == step
-            ]
-
         refused = [sent for sent in self.admitted(witness) if sent.refused]
         if not refused:
             raise Missing("the engine refused no prompt")
+        by_step: dict[object, list[dict[str, Any]]] = {}
+        for values in witness.values("vision"):
+            by_step.setdefault(values.get("step"), []).append(values)
         # 0.6.4 encodes in `forward`; later ones have `async_infer` only, which calls
         # the model.
-        encoded = done("forward") or done("async_infer")
+        encoded = by_step.get("forward") or by_step.get("async_infer") or []
         if not encoded:
             raise Missing("the witness saw no work of the vision encoder")
-        first = all(
-            sum(work["line"] < sent.line for work in encoded) >= number
-            for number, sent in enumerate(refused, 1)
-        )
+
+        first = True
+        for number, sent in enumerate(refused, 1):
+            before = [work for work in encoded if work["line"] < sent.line]
+            first = first and len(before) >= number
         spent = ", ".join(f"{work['seconds']:.2f} s" for work in encoded)
         order = "before each refusal" if first else "not before each refusal"
         took = f"{refused[0].seconds * 1000:.1f} ms"

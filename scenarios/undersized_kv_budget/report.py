@@ -99,22 +99,22 @@ def rows(tokens: int) -> tuple[Row, ...]:
     return (
         row(
             f"a prompt of {tokens} tokens",
-            *beside("the prompt"),
+            *_beside("the prompt"),
             "HTTP 500",
             abnormal_if=False,
         ),
-        row("the same, streamed", *beside("the prompt, streamed"), abnormal_if=False),
+        row("the same, streamed", *_beside("the prompt, streamed"), abnormal_if=False),
         smaller("cache_max_entry_count", "0.1 against 0.5"),
         smaller("num_gpu_blocks", "21 (in one place 24) against 107"),
         smaller("max_session_len", "1344 against 6848"),
     )
 
 
-def beside(label: str) -> tuple[Check, Check]:
+def _beside(label: str) -> tuple[Check, Check]:
     return answers.given(label), answers.given(kv.CONTROL + label)
 
 
-def smaller(name: str, told: str) -> Row:
+def smaller(name: str, in_report: str) -> Row:
     """A number of LMDeploy's beside the control server's."""
 
     def compared(witness: kv.Witness) -> Finding:
@@ -126,7 +126,7 @@ def smaller(name: str, told: str) -> Row:
     def of_control(witness: kv.Witness) -> str:
         return f"{getattr(witness.sizing('control'), name):g}"
 
-    return row(name, compared, of_control, told)
+    return row(name, compared, of_control, in_report)
 
 
 OF_TEXT = ("prompt", "block-bytes", "runtime", "gpu-mem", "quantised")
@@ -188,12 +188,14 @@ def claims(best: Budget) -> tuple[Claim, ...]:
         ),
         reported("prompt", "the prompt has 3446 tokens", by=_as_long_as_reported),
         _from_log(
-            "blocks-21", "num_gpu_blocks is 21 with 0.1", by=sized("num_gpu_blocks", 21)
+            "blocks-21",
+            "num_gpu_blocks is 21 with 0.1",
+            by=_sized("num_gpu_blocks", 21),
         ),
         _from_log(
             "blocks-24",
             "blocks went “from 24 to 107”",
-            by=sized("num_gpu_blocks", 24),
+            by=_sized("num_gpu_blocks", 24),
             refutable_on="",
             note=(
                 "so the report contradicts itself: 24 × 64 = 1536 tokens, not its 1344"
@@ -202,22 +204,22 @@ def claims(best: Budget) -> tuple[Claim, ...]:
         _from_log(
             "limit-1344",
             "max_input_len = max_session_len = 1344 = 21 × 64",
-            by=sized("max_session_len", 1344),
+            by=_sized("max_session_len", 1344),
         ),
         _from_log_big(
             "blocks-107",
             "with 0.5 there are 107 blocks",
-            by=sized("num_gpu_blocks", 107, "control"),
+            by=_sized("num_gpu_blocks", 107, "control"),
         ),
         _from_log_big(
             "limit-6848",
             "with 0.5 the limit is 6848 tokens",
-            by=sized("max_session_len", 6848, "control"),
+            by=_sized("max_session_len", 6848, "control"),
         ),
         reported(
             "block-bytes",
             "cache_block_size is 8 388 608 B for InternVL2-8B",
-            by=computed("block_bytes", 8_388_608),
+            by=_computed("block_bytes", 8_388_608),
         ),
         reported(
             "quantised",
@@ -227,13 +229,13 @@ def claims(best: Budget) -> tuple[Claim, ...]:
         reported(
             "runtime",
             "the runtime reserve is 5061 MB",
-            by=computed("runtime_mib", 5061),
+            by=_computed("runtime_mib", 5061),
             note="MiB: >> 20, as LMDeploy logs it",
         ),
         reported(
             "gpu-mem",
             "gpu_mem is 903 548 928 B with 0.5",
-            by=computed("pool_big", 903_548_928),
+            by=_computed("pool_big", 903_548_928),
             solved=kv.SOLVED,
         ),
         reported(
@@ -257,7 +259,7 @@ def claims(best: Budget) -> tuple[Claim, ...]:
         reported(
             "less-than",
             "a prompt has to have fewer tokens than the blocks hold",
-            by=served,
+            by=_served,
             refuted=True,
             given=_below_limit(0, 0),
             otherwise=_AT_LIMIT_TEST,
@@ -269,7 +271,7 @@ def claims(best: Budget) -> tuple[Claim, ...]:
         reported(
             "fewer-serves",
             "so many tokens are supported at most, and what is shorter is served",
-            by=served,
+            by=_served,
             given=_below_limit(1, _AHEAD),
             otherwise=f"{_AT_LIMIT_TEST}=1",
             note=(
@@ -281,7 +283,7 @@ def claims(best: Budget) -> tuple[Claim, ...]:
             "room-ahead",
             f"{_AHEAD + 1} fewer are served: one to answer, and {_AHEAD} ahead",
             "observation here",
-            by=served,
+            by=_served,
             given=_below_limit(_AHEAD + 1, _AHEAD + 1),
             otherwise=f"{_AT_LIMIT_TEST}={_AHEAD + 1}",
             refutable_on=AFFECTED,
@@ -316,7 +318,7 @@ async def at_limit(drive: Drive, tokens: int) -> None:
 
 
 def _below_limit(least: int, most: int) -> Check:
-    """By the engine's count the prompt had so many tokens fewer than the blocks hold,
+    """The prompt had, by the engine's count, so many tokens fewer than the blocks hold,
     and was not refused for its length."""
 
     def counted(requests: Requests, witness: kv.Witness) -> Finding:
@@ -328,22 +330,24 @@ def _below_limit(least: int, most: int) -> Check:
             return Finding.unknown(
                 f"{len(near)} prompts near the limit {limit} were seen"
             )
-        told = f"limit {limit}, a prompt of {near[0].tokens} is let in: {sent.reply}"
+        observed = (
+            f"limit {limit}, a prompt of {near[0].tokens} is let in: {sent.reply}"
+        )
         fewer = limit - near[0].tokens
-        return Finding.of(least <= fewer <= most and not near[0].refused, told)
+        return Finding.of(least <= fewer <= most and not near[0].refused, observed)
 
     return counted
 
 
-def served(requests: Requests, witness: kv.Witness) -> Finding:
+def _served(requests: Requests, witness: kv.Witness) -> Finding:
     """With the token that was asked for, and the short one after it."""
     limit = int(witness.sizing().max_session_len)
     sent, last = requests.first(AT_LIMIT), requests.first(AT_LAST)
     whole = sent.answered and bool(sent.completion_tokens) and last.answered
-    told = "; ".join(
+    observed = "; ".join(
         f"{r.label}: {r.reply}, {r.completion_tokens or 0} tokens" for r in (sent, last)
     )
-    return Finding.of(whole, f"limit {limit}; {told}")
+    return Finding.of(whole, f"limit {limit}; {observed}")
 
 
 def _says_nothing(logs: Logs) -> Finding:
@@ -358,7 +362,7 @@ def _as_long_as_reported(witness: kv.Witness) -> Finding:
     return Finding.of(tokens == PROMPT, f"the engine counts {tokens} tokens")
 
 
-def sized(name: str, told: int, *phases: Phase) -> Check:
+def _sized(name: str, told: int, *phases: Phase) -> Check:
     """Whether a number of LMDeploy's is the report's."""
 
     def same(witness: kv.Witness) -> Finding:
@@ -368,7 +372,7 @@ def sized(name: str, told: int, *phases: Phase) -> Check:
     return same
 
 
-def computed(fact: str, told: int) -> Check:
+def _computed(fact: str, told: int) -> Check:
     def same(reproducers: Reproducers) -> Finding:
         value = reproducers.facts(CHAIN).get(fact)
         if not isinstance(value, int | float):
@@ -381,16 +385,17 @@ def computed(fact: str, told: int) -> Check:
 def quantised(reproducers: Reproducers) -> Finding:
     """Of a block with 16 bits an element: half of it, or a quarter, and what comes on
     top."""
-    names = ("block_bytes", "block_bytes_8_bit", "block_bytes_4_bit")
-    plain, *smaller = (int(reproducers.number(CHAIN, name)) for name in names)
-    over = [
-        size - plain * bits // 16 for size, bits in zip(smaller, (8, 4), strict=True)
-    ]
+    plain = int(reproducers.number(CHAIN, "block_bytes"))
+    of_8_bits = int(reproducers.number(CHAIN, "block_bytes_8_bit"))
+    of_4_bits = int(reproducers.number(CHAIN, "block_bytes_4_bit"))
+    over_8 = of_8_bits - plain * 8 // 16
+    over_4 = of_4_bits - plain * 4 // 16
     text = (
-        f"{plain} B; with 8 bits {smaller[0]}, with 4 {smaller[1]}: {over[0]} "
-        f"and {over[1]} on top"
+        f"{plain} B; with 8 bits {of_8_bits}, with 4 {of_4_bits}: {over_8} "
+        f"and {over_4} on top"
     )
-    return Finding.of(min(over) > 0 and max(smaller) < plain, text)
+    met = min(over_8, over_4) > 0 and max(of_8_bits, of_4_bits) < plain
+    return Finding.of(met, text)
 
 
 def _where_made(logs: Logs) -> Finding:
@@ -427,12 +432,12 @@ OWN_LINES = {
 
 
 def _own(logs: Logs, name: str) -> int:
-    found = logs.search(name, OWN_LINES[name])
-    if not found:
+    lines = logs.search(name, OWN_LINES[name])
+    if not lines:
         raise Missing(
             "to test: mmrepro run undersized-kv-budget --server-arg=--log-level=DEBUG"
         )
-    return int(found[-1][1])
+    return int(lines[-1][1])
 
 
 def _own_lines(logs: Logs, witness: kv.Witness) -> Finding:

@@ -12,7 +12,7 @@ from datetime import datetime, timedelta
 from mmrepro.base.records import Moment
 from mmrepro.engines import get_engine
 from mmrepro.failure.documents import Incident
-from mmrepro.failure.signature.coherence import _is_error as is_error
+from mmrepro.failure.signature.log_ownership import is_error
 from mmrepro.probes.data import (
     HttpData,
     InferenceData,

@@ -38,7 +38,7 @@ from mmrepro.engines.supervise import TMP_PLACEHOLDER
 from mmrepro.failure.documents import Incident
 from mmrepro.live.diagnose.options import DiagnoseCommand
 from mmrepro.live.diagnose.session import Diagnosed, diagnose
-from mmrepro.live.fleet.reading import FAILED, LOCAL, PROMPTS
+from mmrepro.live.fleet.transfers import FAILED, LOCAL, PROMPTS
 from mmrepro.probes.data import HttpData, MetricsData, StacksData
 from mmrepro.reproducers import reproducer_path
 

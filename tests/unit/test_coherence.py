@@ -14,8 +14,9 @@ from apart import APART, Apart
 from imposters import CORPUS, imposters
 from mmrepro.failure.documents import Incident
 from mmrepro.failure.signature import Finding, Outcome, Truth
-from mmrepro.failure.signature.coherence import CHECKS, EVERYTHING, Run, doubts
+from mmrepro.failure.signature.coherence import CHECKS, Run, doubts
 from mmrepro.failure.signature.decide import guarded
+from mmrepro.failure.signature.run_facts import EVERYTHING
 from mmrepro.probes.data import (
     LogsData,
     MetricsData,

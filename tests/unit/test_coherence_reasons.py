@@ -17,8 +17,9 @@ from apart import later, lines, results, shifted
 from imposters import CORPUS
 from mmrepro.base.records import Moment
 from mmrepro.failure.documents import Incident
-from mmrepro.failure.signature import coherence
-from mmrepro.failure.signature.coherence import Run
+from mmrepro.failure.signature import ownership, run_facts, timing
+from mmrepro.failure.signature.coherence import CHECKS, Run
+from mmrepro.failure.signature.foreign_errors import not_the_engines
 from mmrepro.probes.data import (
     ConnectionsData,
     HttpData,
@@ -77,9 +78,8 @@ def doubted(
     check: str, incident: Incident, run: Run | None = None
 ) -> dict[str, list[str]]:
     found: dict[str, list[str]] = {}
-    for what, why in getattr(coherence, check)(
-        incident.evidence, run or run_of(incident)
-    ):
+    checks = {known.__name__: known for known in CHECKS}
+    for what, why in checks[check](incident.evidence, run or run_of(incident)):
         found.setdefault(what, []).append(why)
     return found
 
@@ -178,7 +178,7 @@ def read_at_its_last_line(incident: Incident) -> None:
     """Half a second before it, as whole seconds are logged."""
     result = probe(incident, LogsData)
     read = result.started.wall.astimezone(UTC).replace(tzinfo=None)
-    times = [coherence.written(line.time, read) for line in lines(result.data)]
+    times = [written(line.time, read) for line in lines(result.data)]
     newest = max(time for time in times if time is not None).replace(tzinfo=UTC)
     moment = Moment(mono=result.started.mono, wall=newest - timedelta(seconds=0.5))
     result.started, result.seconds = moment, 0.0
@@ -214,7 +214,7 @@ def a_series_less(incident: Incident) -> None:
     name = next(
         sample.name
         for sample in readings[0].samples
-        if sample.value == 0 and coherence.FOREVER.fullmatch(sample.name)
+        if sample.value == 0 and ownership.FOREVER.fullmatch(sample.name)
     )
     readings[1].samples = [one for one in readings[1].samples if one.name != name]
 
@@ -227,7 +227,7 @@ def log_of_others(incident: Incident) -> None:
 
 def whole_window(incident: Incident) -> None:
     result = probe(incident, ProcessesData)
-    result.data.window_s = result.seconds + coherence.SLACK_S
+    result.data.window_s = result.seconds + run_facts.SLACK_S
 
 
 def by(seconds: float) -> Callable[[Moment], Moment]:
@@ -811,21 +811,21 @@ ROWS: list[tuple[str, str, Edit, str, str]] = [
     (
         "within_the_run",
         HANG,
-        at(asked("gate: image 1 (cold)"), began, -coherence.SLACK_S),
+        at(asked("gate: image 1 (cold)"), began, -run_facts.SLACK_S),
         "",
         "",
     ),
     (
         "within_the_run",
         HANG,
-        at(asked("gate: image 1 (cold)"), began, -2 * coherence.SLACK_S),
+        at(asked("gate: image 1 (cold)"), began, -2 * run_facts.SLACK_S),
         "requests",
         "of another time than the run",
     ),
     ("windows", HANG, put(taken(MetricsData), seconds=0.0), "", ""),
     ("windows", HANG, whole_window, "", ""),
     ("silence", HANG, put(asked("gate: image 1, streamed"), ttft_s=0.0), "", ""),
-    ("silence", HANG, put(asked("fill 1"), latency_s=6.0 + coherence.LATE_S), "", ""),
+    ("silence", HANG, put(asked("fill 1"), latency_s=6.0 + timing.LATE_S), "", ""),
     ("replies", HANG, put(asked(X), status=None, error="", left=True), "", ""),
     ("replies", HANG, put(asked(X), status=None, error="", timed_out=True), "", ""),
     # what it holds
@@ -976,11 +976,11 @@ EDGES: list[tuple[str, Edit, str]] = [
     (
         "silence",
         put(
-            asked("gate: text only"), timed_out=True, latency_s=60.0 - coherence.SLACK_S
+            asked("gate: text only"), timed_out=True, latency_s=60.0 - run_facts.SLACK_S
         ),
         "was waited for",
     ),
-    ("silence", put(asked(FILL), deadline_s=6.0 - coherence.SLACK_S), "asks for"),
+    ("silence", put(asked(FILL), deadline_s=6.0 - run_facts.SLACK_S), "asks for"),
     ("one_tree", born(-5.0), "is older than the server"),
     ("silence", put(of(InferenceData), answered=True, text="x"), "which came late"),
     (
@@ -1021,19 +1021,19 @@ def test_signals_that_somebody_sends(number: int) -> None:
     sent = number in people | batch
     incident: Incident = pickle.loads(packed(HANG))
     for code in (-number, 128 + number):
-        found = coherence.sent_by_others(code, incident.evidence, "")
+        found = ownership.sent_by_others(code, incident.evidence, "")
         assert found == (number if sent else None)
-    assert coherence.sent_by_others(number, incident.evidence, "") is None
+    assert ownership.sent_by_others(number, incident.evidence, "") is None
 
 
 def test_more_than_the_slack_is_too_much() -> None:
-    assert not coherence._past(1.5, 1.0, 0.5)
-    assert coherence._past(1.75, 1.0, 0.5)
-    assert not coherence._past(1.0, 2.0, 0.5)
-    assert not coherence._apart(2.0, 1.0, 1.0)
-    assert not coherence._apart(1.0, 2.0, 1.0)
-    assert coherence._apart(1.0, 2.25, 1.0)
-    assert coherence._apart(2.25, 1.0, 1.0)
+    assert not run_facts.beyond(1.5, 1.0, 0.5)
+    assert run_facts.beyond(1.75, 1.0, 0.5)
+    assert not run_facts.beyond(1.0, 2.0, 0.5)
+    assert not run_facts.apart(2.0, 1.0, 1.0)
+    assert not run_facts.apart(1.0, 2.0, 1.0)
+    assert run_facts.apart(1.0, 2.25, 1.0)
+    assert run_facts.apart(2.25, 1.0, 1.0)
 
 
 def test_the_environment_is_the_programs() -> None:
@@ -1063,7 +1063,7 @@ def test_a_status_within_an_answer_is_its_own(
     code: object, status: int, other: bool
 ) -> None:
     for body in (f'{{"code": {code}}}', f'{{"error": {{"code": {code}}}}}'):
-        assert bool(coherence.not_the_engines(status, body)) is other
+        assert bool(not_the_engines(status, body)) is other
 
 
 def _words(incident: Incident, run: Run) -> str:
@@ -1122,7 +1122,7 @@ def test_a_log_may_end_a_second_after_it_was_read(more: float, far: bool) -> Non
 
 
 def test_every_check_has_its_rows() -> None:
-    assert {row[0] for row in ROWS} == {check.__name__ for check in coherence.CHECKS}
+    assert {row[0] for row in ROWS} == {check.__name__ for check in CHECKS}
 
 
 def test_servers_behind_the_proxy_of_a_pair_have_ports_of_their_own() -> None:

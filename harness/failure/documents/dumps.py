@@ -88,6 +88,5 @@ class DumpReading(Record):
     def sentence(self) -> str:
         """All of it in one line: what the processes do, and what is counted."""
         parts = [process.sentence.rstrip(".") for process in self.processes[:1]]
-        return (
-            "; ".join([*parts, *self.counts[:2]]) + "." if parts or self.counts else ""
-        )
+        parts += self.counts[:2]
+        return f"{'; '.join(parts)}." if parts else ""

@@ -27,7 +27,7 @@ class LoadedFinding:
 
     @property
     def limits(self) -> list[str]:
-        """Its own, and those of the replay."""
+        """The limits of the finding itself, and those of the replay."""
         return list(dict.fromkeys([*self.finding.limits, *self.replay.limits]))
 
 

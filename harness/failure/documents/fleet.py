@@ -96,13 +96,16 @@ class Member(Record):
 
     @property
     def well(self) -> bool | None:
-        """None: could not be told."""
-        found = self.diagnosis
-        if found is None:
-            return False if self.scraped is not None and self.scraped.stands else None
-        if found.state in COULD_NOT_TELL and not found.found:
-            return False if self.scraped is not None and self.scraped.stands else None
-        return found.exit_code == 0
+        """Whether it is well; None: that could not be told."""
+        diagnosis = self.diagnosis
+        undecided = diagnosis is None or (
+            diagnosis.state in COULD_NOT_TELL and not diagnosis.found
+        )
+        if diagnosis is not None and not undecided:
+            return diagnosis.exit_code == 0
+        # Prometheus may have seen what could not be looked at.
+        stands = self.scraped is not None and self.scraped.stands
+        return False if stands else None
 
     @property
     def sentence(self) -> str:

@@ -54,9 +54,8 @@ def make_run_dir(out: Path | None, scenario: str, release: str) -> Path:
 def new_folder(root: str, scenario: str, release: str) -> Path:
     """A name below ``root`` that nothing has yet."""
     stamp = datetime.now(UTC).strftime("%Y%m%d-%H%M%S")
-    return unused(
-        Path(root) / re.sub(r"[^A-Za-z0-9.-]+", "-", f"{scenario}-{release}-{stamp}")
-    )
+    name = re.sub(r"[^A-Za-z0-9.-]+", "-", f"{scenario}-{release}-{stamp}")
+    return unused(Path(root) / name)
 
 
 _WORKING: Final = ("blocks", "episodes", "incidents", "plays", "runs")
@@ -106,9 +105,11 @@ def prepared(folder: Path, below: str = "") -> Path:
 
 def unused(path: Path) -> Path:
     """``path``, or with a number behind it: two runs may start within one second."""
-    candidate, number = path, 2
+    candidate = path
+    number = 2
     while is_there(candidate):
-        candidate, number = path.with_name(f"{path.name}-{number}"), number + 1
+        candidate = path.with_name(f"{path.name}-{number}")
+        number += 1
     return candidate
 
 
@@ -138,20 +139,20 @@ def make_folders(folder: Path) -> None:
     """
     folder = folder.absolute()
     missing = []
-    for one in (folder, *folder.parents):
-        if is_there(one):
+    for path in (folder, *folder.parents):
+        if is_there(path):
             break
-        missing.append(one)
+        missing.append(path)
     if not missing and not is_folder(folder):
         raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), folder)
-    for one in reversed(missing):
+    for path in reversed(missing):
         try:
-            one.mkdir()
+            path.mkdir()
         except FileExistsError:  # somebody else was faster: then it is theirs
-            if not is_folder(one):
+            if not is_folder(path):
                 raise
         else:
-            remember_made(one)
+            remember_made(path)
 
 
 def remember_made(folder: Path) -> None:
@@ -176,11 +177,11 @@ def made_here(folder: Path) -> bool:
 def remove_made(folder: Path) -> None:
     """Remove ``folder`` and those above it, as far as this process made them and they
     are empty."""
-    for one in (folder, *folder.absolute().parents):
-        if not made_here(one):
+    for path in (folder, *folder.absolute().parents):
+        if not made_here(path):
             return
         try:
-            one.rmdir()
+            path.rmdir()
         except OSError:
             return
 
@@ -244,7 +245,7 @@ def _write_with_hashes(
     write_file(folder / INCIDENT_FILE, document_json(incident))
 
 
-State = Literal["complete", "interrupted", "failed"]
+_State = Literal["complete", "interrupted", "failed"]
 
 
 class Journal:
@@ -303,7 +304,9 @@ class Journal:
             raise
         self._end("complete")
 
-    def _end(self, state: State, failure: str = "", detail: Sequence[str] = ()) -> None:
+    def _end(
+        self, state: _State, failure: str = "", detail: Sequence[str] = ()
+    ) -> None:
         self.recorder.phase = "stop"
         self.incident.state, self.incident.failure = state, failure
         self.incident.failure_detail += detail

@@ -183,12 +183,12 @@ def _parts_of(
 
 
 def _lengths_of(parts: Sequence[PartHash]) -> dict[str, list[int]]:
-    """Where the pieces of each list end."""
-    found: dict[str, list[int]] = {}
+    """The places where the pieces of each list end."""
+    ends: dict[str, list[int]] = {}
     for part in parts:
         if part.count is not None:
-            found.setdefault(part.part, []).append(part.first + part.count)
-    return found
+            ends.setdefault(part.part, []).append(part.first + part.count)
+    return ends
 
 
 def _of_json(value: object) -> str:
@@ -215,10 +215,10 @@ def _document_of(data: bytes) -> dict[str, Any]:
 
 
 def _once_each(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
+    unique = dict(pairs)
+    if len(unique) < len(pairs):
         raise ValueError("a key stands there twice")
-    return found
+    return unique
 
 
 # ------------------------------------------------------------------------ the raw files
@@ -234,7 +234,7 @@ def hashed_files(folder: Path, *, growing: bool = False) -> dict[str, FileHash]:
 
     ``growing``: a server goes on to write its logs.
     """
-    found = {}
+    hashes = {}
     for path in _plain_files(folder):
         # A probe that overran its deadline may still replace a file of its own.
         with contextlib.suppress(OSError):
@@ -242,8 +242,8 @@ def hashed_files(folder: Path, *, growing: bool = False) -> dict[str, FileHash]:
             sha256, read = _file_sha256(path, size)
             name = path.relative_to(folder).as_posix()
             grows = growing and path.suffix == ".log"
-            found[name] = FileHash(bytes=read, sha256=sha256, grows=grows)
-    return found
+            hashes[name] = FileHash(bytes=read, sha256=sha256, grows=grows)
+    return hashes
 
 
 def _plain_files(folder: Path) -> Iterator[Path]:

@@ -42,7 +42,7 @@ class _Verdict(BaseModel):
     as_expected: bool = False
 
 
-class Head(BaseModel):
+class IncidentHead(BaseModel):
     """Of an incident of any version that has these fields; others are not looked at."""
 
     id: str
@@ -60,12 +60,13 @@ class Head(BaseModel):
 
     @property
     def seconds(self) -> float | None:
-        """From its beginning to its end; None: it has none."""
+        """The time from its beginning to its end; None: it has no end."""
         return None if self.finished is None else self.finished.mono - self.created.mono
 
     @property
     def as_expected(self) -> bool | None:
-        """None: nothing was expected, or there is no verdict."""
+        """Whether the verdict is the expected one; None: nothing was expected, or there
+        is no verdict."""
         if self.verdict is None or self.verdict.expected is None:
             return None
         return self.verdict.as_expected
@@ -85,7 +86,7 @@ class FoundIncident:
     tells."""
 
     folder: Path
-    head: Head | None
+    head: IncidentHead | None
     why: str = ""
 
 
@@ -93,7 +94,9 @@ def read_head(folder: Path) -> FoundIncident:
     """The head of the incident in ``folder``; reads no more of the file than that
     takes."""
     try:
-        return FoundIncident(folder, parsed(Head, _beginning(folder / INCIDENT_FILE)))
+        return FoundIncident(
+            folder, parsed(IncidentHead, _beginning(folder / INCIDENT_FILE))
+        )
     except (OSError, ValueError) as error:
         return FoundIncident(
             folder, None, str(getattr(error, "strerror", None) or error)
@@ -108,22 +111,22 @@ def record_folders(roots: Iterable[Path]) -> Iterator[tuple[Path, Collection[str
     campaigns: set[Path] = set()
     for root in roots:
         for place, folders, files in os.walk(root):
-            found = Path(place)
+            folder = Path(place)
             incident = INCIDENT_FILE in files
             # os.walk calls itself.
-            too_deep = len(found.parts) - len(root.parts) >= DEEPEST
+            too_deep = len(folder.parts) - len(root.parts) >= DEEPEST
             if incident or too_deep:
                 folders.clear()
             folders[:] = sorted(name for name in folders if not name.startswith("."))
             if not incident and (
-                campaigns & {*found.parents} or CAMPAIGN_FILES.isdisjoint(files)
+                campaigns & {*folder.parents} or CAMPAIGN_FILES.isdisjoint(files)
             ):
                 continue
             if not incident:
-                campaigns.add(found)
-            if (whole := found.resolve()) not in seen:
+                campaigns.add(folder)
+            if (whole := folder.resolve()) not in seen:
                 seen.add(whole)
-                yield found, files
+                yield folder, files
 
 
 # ---------------------------------------------------------------- campaigns
@@ -228,15 +231,15 @@ def campaigns_in(folder: Path, files: Collection[str]) -> Iterator[ListedCampaig
 def _nights(folder: Path) -> list[ListedCampaign]:
     """The last line counts of each night. A line that cannot be read is somebody else's
     to report: whoever opens the ledger hears which."""
-    found: dict[str, CampaignHead] = {}
+    heads: dict[str, CampaignHead] = {}
     with contextlib.suppress(OSError), open_to_read(folder / LEDGER_FILE) as lines:
         for line in lines:
             if line.startswith(_NIGHT) and line.endswith(b"\n"):
                 with contextlib.suppress(ValueError):
                     head = CampaignHead.model_validate_json(line)
-                    found[head.id] = head
+                    heads[head.id] = head
     newest = sorted(
-        found.values(), key=lambda head: head.created.wall.timestamp(), reverse=True
+        heads.values(), key=lambda head: head.created.wall.timestamp(), reverse=True
     )
     kinds = {kind.words[0]: kind for kind in _DOCUMENTS.values()}
 

@@ -59,58 +59,80 @@ def here(roots: Sequence[Path] = ()) -> tuple[list[Here], list[FoundIncident]]:
     Raises:
         UsageError: a folder that was named is not there.
     """
-    found: list[tuple[float, FoundIncident, str]] = []
+    incidents: list[tuple[float, FoundIncident, str]] = []
     campaigns: list[ListedCampaign] = []
     broken: list[FoundIncident] = []
     for folder, files in record_folders(places_of(roots)):
         if INCIDENT_FILE not in files:
             campaigns += campaigns_in(folder, files)
-        elif (one := read_head(folder)).head is None:
-            broken.append(one)
+            continue
+        incident = read_head(folder)
+        if incident.head is None:
+            broken.append(incident)
         else:
-            found.append((one.head.created.wall.timestamp(), one, one.head.id))
-    found.sort(key=lambda one: one[0], reverse=True)
-    campaigns.sort(key=lambda one: one.created, reverse=True)
-    rows: list[tuple[FoundIncident | ListedCampaign, str, str]] = [
-        (one, "incident", id) for _, one, id in found
-    ]
-    rows += [(one, one.kind.name, one.head.id if one.head else "") for one in campaigns]
-    return [Here(number, *row) for number, row in enumerate(rows, start=1)], broken
+            created = incident.head.created.wall.timestamp()
+            incidents.append((created, incident, incident.head.id))
+    incidents.sort(key=lambda row: row[0], reverse=True)
+    campaigns.sort(key=lambda campaign: campaign.created, reverse=True)
+
+    rows: list[Here] = []
+    for _, incident, incident_id in incidents:
+        rows.append(Here(len(rows) + 1, incident, "incident", incident_id))
+    for campaign in campaigns:
+        campaign_id = campaign.head.id if campaign.head else ""
+        rows.append(Here(len(rows) + 1, campaign, campaign.kind.name, campaign_id))
+    return rows, broken
 
 
 def places_of(roots: Sequence[Path]) -> list[Path]:
+    """The folders to search: ``roots``, or those where commands put their results.
+    Raises UsageError: a root is no folder."""
     for root in roots:
         if not is_folder(root):
             raise UsageError(f"There is no folder {root}.")
     if roots:
         return list(roots)
-    others = sorted(
-        path.parent for name in CAMPAIGN_FILES for path in Path().glob(f"*/{name}")
-    )
-    own = [Path()] if any(Path(name).is_file() for name in CAMPAIGN_FILES) else []
-    return [
-        *dict.fromkeys([*(Path(n) for n in _ROOTS if Path(n).is_dir()), *others, *own])
-    ]
+
+    places = [Path(name) for name in _ROOTS if Path(name).is_dir()]
+    # With --out NAME a campaign lies in a folder of its own beside those.
+    others: list[Path] = []
+    for name in CAMPAIGN_FILES:
+        others += [file.parent for file in Path().glob(f"*/{name}")]
+    places += sorted(others)
+    if any(Path(name).is_file() for name in CAMPAIGN_FILES):
+        places.append(Path())
+    return list(dict.fromkeys(places))
 
 
-def _fits(one: Here, kind: str) -> bool:
+def _fits(row: Here, kind: str) -> bool:
     """Whether it is of a kind that :attr:`Option.names` knows."""
-    if kind in ("incident", "campaign"):
-        return (one.kind == "incident") is (kind == "incident")
-    if kind == "finding":
-        return one.kind in ("replay", "fuzz session")
-    return kind == "record" or (one.kind != "incident" and unfinished(one.of))
+    is_incident = row.kind == "incident"
+    match kind:
+        case "incident":
+            return is_incident
+        case "campaign":
+            return not is_incident
+        case "finding":
+            return row.kind in ("replay", "fuzz session")
+        case "record":
+            return True
+        case _:
+            return not is_incident and unfinished(row.of)
 
 
-def unfinished(one: Any) -> bool:
-    return one.head is None or one.head.state != COMPLETE
+def unfinished(record: Any) -> bool:
+    """Whether a campaign is not complete, as far as its head can be read."""
+    return record.head is None or record.head.state != COMPLETE
 
 
 def names(kind: str) -> list[str]:
     """``last``, the numbers and the ids of what lies here, for a shell."""
-    rows = [one for one in here()[0] if _fits(one, kind)]
-    ids = [one.id or one.folder.name for one in rows]
-    return [*([LAST] if rows else []), *(str(one.number) for one in rows), *ids]
+    rows = [row for row in here()[0] if _fits(row, kind)]
+    if not rows:
+        return []
+    numbers = [str(row.number) for row in rows]
+    ids = [row.id or row.folder.name for row in rows]
+    return [LAST, *numbers, *ids]
 
 
 def place(given: Path, kind: str) -> Path:
@@ -123,86 +145,122 @@ def place(given: Path, kind: str) -> Path:
             two have.
     """
     word = str(given)
-    number = word.isdecimal() and len(word) < 7
     if os.path.lexists(given) or os.sep in word:
         return _finding(given) if kind == "finding" else given
     rows, _ = here()
     if kind in ("finding", "record") and FINDING.fullmatch(word):
-        return _called(word, rows)
-    what = {"incident": "incident", "finding": "replay"}.get(kind, "campaign")
-    what = "incident or campaign" if kind == "record" else what
+        return _folder_of_finding(word, rows)
+
     if word == LAST:
-        fits = [one for one in rows if _fits(one, kind)]
-        if not fits:
-            raise UsageError(
-                f"There is no {what} here that could be the last.", hint=LISTS
-            )
-        chosen = _last(fits) if kind == "record" else fits[0]
-    elif number:
-        if not 1 <= int(word) <= len(rows):
-            raise UsageError(
-                f"There is no number {word} in a list of {len(rows)}.", hint=LISTS
-            )
-        chosen = rows[int(word) - 1]
-        if not (_fits(chosen, kind) or kind == "unfinished"):
-            raise UsageError(
-                f"Number {word} is no {what}, but {_a(chosen.kind)}.", hint=LISTS
-            )
+        chosen = _last(rows, kind)
+    # A longer number is the name of a folder: a date, say.
+    elif word.isdecimal() and len(word) < 7:
+        chosen = _numbered(word, rows, kind)
     else:
-        named = [one for one in rows if word in (one.id, one.folder.name)]
-        if len({one.folder for one in named}) > 1:
-            raise UsageError(
-                f"{len(named)} incidents or campaigns are called {word}.", hint=LISTS
-            )
-        if not named:
-            known = [name for one in rows for name in (one.id, one.folder.name)]
-            if guess := did_you_mean(word, known):
-                raise UsageError(f"Nothing here is called {word}.{guess}", hint=LISTS)
+        named = _named(word, rows)
+        if named is None:
             return given
-        chosen = named[0]
+        chosen = named
     return _finding(chosen.folder) if kind == "finding" else chosen.folder
+
+
+_KIND_WORDS = {
+    "incident": "incident",
+    "finding": "replay",
+    "record": "incident or campaign",
+}
+
+
+def _kind_words(kind: str) -> str:
+    return _KIND_WORDS.get(kind, "campaign")
+
+
+def _last(rows: Sequence[Here], kind: str) -> Here:
+    """The newest of a kind. Raises UsageError: none is here."""
+    fitting = [row for row in rows if _fits(row, kind)]
+    if not fitting:
+        raise UsageError(
+            f"There is no {_kind_words(kind)} here that could be the last.", hint=LISTS
+        )
+    return _newest_record(fitting) if kind == "record" else fitting[0]
+
+
+def _numbered(word: str, rows: Sequence[Here], kind: str) -> Here:
+    """The row with that number. Raises UsageError: there is none, or it is of another
+    kind."""
+    if not 1 <= int(word) <= len(rows):
+        raise UsageError(
+            f"There is no number {word} in a list of {len(rows)}.", hint=LISTS
+        )
+    row = rows[int(word) - 1]
+    # Why a record cannot be gone on with, the command that resumes says better.
+    if kind != "unfinished" and not _fits(row, kind):
+        raise UsageError(
+            f"Number {word} is no {_kind_words(kind)}, but {_a(row.kind)}.", hint=LISTS
+        )
+    return row
+
+
+def _named(word: str, rows: Sequence[Here]) -> Here | None:
+    """The row with that id or folder; None: none, nor any that is called much like it.
+    Raises UsageError: two have it, or a similar name is meant."""
+    named = [row for row in rows if word in (row.id, row.folder.name)]
+    if len({row.folder for row in named}) > 1:
+        raise UsageError(
+            f"{len(named)} incidents or campaigns are called {word}.", hint=LISTS
+        )
+    if named:
+        return named[0]
+
+    known: list[str] = []
+    for row in rows:
+        known += [row.id, row.folder.name]
+    guess = did_you_mean(word, known)
+    if guess:
+        raise UsageError(f"Nothing here is called {word}.{guess}", hint=LISTS)
+    return None
 
 
 def _a(kind: str) -> str:
     return f"{'an' if kind[0] in 'aeiou' else 'a'} {kind}"
 
 
-def _last(rows: Sequence[Here]) -> Here:
+def _newest_record(rows: Sequence[Here]) -> Here:
     """The newest; an incident within a campaign is a part of it."""
-    campaigns = {one.folder.absolute() for one in rows if one.kind != "incident"}
-    whole = [
-        one
-        for one in rows
-        if one.kind != "incident" or campaigns.isdisjoint(one.folder.absolute().parents)
-    ]
+    campaigns = {row.folder.absolute() for row in rows if row.kind != "incident"}
+    whole: list[Here] = []
+    for row in rows:
+        around = row.folder.absolute().parents
+        if row.kind != "incident" or campaigns.isdisjoint(around):
+            whole.append(row)
     return max(whole, key=_created)
 
 
-def _created(one: Here) -> float:
-    head = one.of.head
+def _created(row: Here) -> float:
+    head = row.of.head
     return head.created.wall.timestamp() if head else 0.0
 
 
-def _called(word: str, rows: Sequence[Here]) -> Path:
+def _folder_of_finding(word: str, rows: Sequence[Here]) -> Path:
     """The folder of finding ``word`` (f1 of a replay, F1 of a fuzz session) of the
     newest campaign that has such a one. Raises UsageError: none has."""
-    searches = [one for one in rows if _fits(one, "finding")]
-    for one in sorted(searches, key=_created, reverse=True):
-        if word[0] == "F":
-            document = _read(Fuzz, one.folder / FUZZ_FILE)
-            places = (
-                {found.id: found.folder for found in document.found} if document else {}
-            )
-        else:
-            replay = _read(Replay, one.folder / REPLAY_FILE)
-            places = (
-                {found.id: found.folder for found in replay.findings} if replay else {}
-            )
-        if places.get(word):
-            return one.folder / places[word]
+    searches = [row for row in rows if _fits(row, "finding")]
+    for row in sorted(searches, key=_created, reverse=True):
+        folder = _finding_folders(word, row.folder).get(word)
+        if folder:
+            return row.folder / folder
     raise UsageError(
         f"No replay or fuzz session here has a finding {word}.", hint=LISTS
     )
+
+
+def _finding_folders(word: str, campaign: Path) -> dict[str, str]:
+    """Folders of a campaign's findings by their ids, where it has ids like ``word``."""
+    if word[0] == "F":
+        fuzz = _read(Fuzz, campaign / FUZZ_FILE)
+        return {found.id: found.folder for found in fuzz.found} if fuzz else {}
+    replay = _read(Replay, campaign / REPLAY_FILE)
+    return {found.id: found.folder for found in replay.findings} if replay else {}
 
 
 def _read(kind: type[DocumentT], file: Path) -> DocumentT | None:
@@ -221,13 +279,15 @@ def _finding(folder: Path) -> Path:
     """
     if not any(is_file(folder / name) for name in (REPLAY_FILE, FUZZ_FILE)):
         return folder
+    # A fuzz session keeps its findings in replays of their own, one folder deeper.
     cases = [*folder.glob(f"*/{CASE_FILE}"), *folder.glob(f"*/*/{CASE_FILE}")]
-    found = sorted(
-        one.parent for one in cases if is_file(one.parent.parent / REPLAY_FILE)
-    )
-    if len(found) > 1:
+    findings: list[Path] = []
+    for case in cases:
+        if is_file(case.parent.parent / REPLAY_FILE):
+            findings.append(case.parent)
+    if len(findings) > 1:
         raise UsageError(
-            f"{folder} has {len(found)} findings.",
-            hint=f"--from {shlex.quote(str(found[0]))}",
+            f"{folder} has {len(findings)} findings.",
+            hint=f"--from {shlex.quote(str(min(findings)))}",
         )
-    return found[0] if found else folder
+    return findings[0] if findings else folder

@@ -46,29 +46,23 @@ class Cell(Record):
     @property
     def row(self) -> str:
         """The scenario and all that is set for it: the same on every release."""
-        name = f"{self.scenario} ({self.variant})" if self.variant else self.scenario
-        changed = [
-            *(f"+{m}" for m in self.mitigations),
-            *(f"--flip {f}" for f in self.flips),
-        ]
-        return " ".join(
-            [name, *changed, *self.options, shlex.join(self.server_args)]
-        ).strip()
+        words = [f"{self.scenario} ({self.variant})" if self.variant else self.scenario]
+        words += [f"+{mitigation}" for mitigation in self.mitigations]
+        words += [f"--flip {factor}" for factor in self.flips]
+        words += [*self.options, shlex.join(self.server_args)]
+        return " ".join(words).strip()
 
     @property
     def id(self) -> str:
         """Readable, a valid file name, and different for different cells."""
         words = [self.scenario, self.variant, *self.mitigations, *self.flips]
-        words += [self.release, self.commit[:9]]
-        name = re.sub(
-            r"[^A-Za-z0-9.]+", "-", "-".join(filter(None, [*words, self.device]))
-        )
+        words += [self.release, self.commit[:9], self.device]
+        name = re.sub(r"[^A-Za-z0-9.]+", "-", "-".join(word for word in words if word))
         # Without flips the id is that of before there were any: a ledger goes by it.
         fields = self.model_dump(mode="json", exclude=None if self.flips else {"flips"})
         text = json.dumps(fields, sort_keys=True)
-        return (
-            f"{name.strip('-.')[:100]}-{hashlib.sha256(text.encode()).hexdigest()[:8]}"
-        )
+        digest = hashlib.sha256(text.encode()).hexdigest()
+        return f"{name.strip('-.')[:100]}-{digest[:8]}"
 
     @property
     def line(self) -> str:

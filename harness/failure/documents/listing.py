@@ -18,7 +18,7 @@ from mmrepro.base.records import Document
 from mmrepro.failure.documents.head import (
     CampaignHead,
     FoundIncident,
-    Head,
+    IncidentHead,
     ListedCampaign,
     campaigns_in,
 )
@@ -38,7 +38,7 @@ class IncidentsDocument(Document, kind="incidents"):
 
 
 @dataclass
-class Wanted:
+class RecordFilter:
     """Which incidents and campaigns are asked for; what is empty asks for all.
 
     Attributes:
@@ -60,18 +60,21 @@ class Wanted:
         self.begin = _time(self.since).timestamp() if self.since else 0.0
         self.has = _releases(self.release)
 
-    def incident(self, head: Head) -> bool:
-        return (
-            fnmatchcase(head.scenario.name, self.scenario or "*")
-            and self.engine in ("", head.engine.name)
-            and self.has(head.engine.release)
-            and (not self.outcome or head.outcome in self.outcome)
-            and head.created.wall.timestamp() >= self.begin
-        )
+    def incident(self, head: IncidentHead) -> bool:
+        """Whether an incident is among those that are asked for."""
+        if not fnmatchcase(head.scenario.name, self.scenario or "*"):
+            return False
+        if self.engine not in ("", head.engine.name):
+            return False
+        if not self.has(head.engine.release):
+            return False
+        if self.outcome and head.outcome not in self.outcome:
+            return False
+        return head.created.wall.timestamp() >= self.begin
 
     def campaign(self, head: CampaignHead | None) -> bool:
-        """By what only an incident has, none is asked for; one that cannot be read
-        always is."""
+        """Whether a campaign is among those that are asked for: none is by what only an
+        incident has; one that cannot be read always is."""
         if head is None:
             return True
         if self.engine or self.release or self.outcome:
@@ -81,6 +84,8 @@ class Wanted:
 
 
 def _releases(text: str) -> Callable[[str], bool]:
+    """Whether a release is the one, or in the range, that ``text`` names. Raises
+    UsageError: it is no range."""
     if not text or text[0] not in "<>=!~":
         return lambda release: not text or release == text
     try:
@@ -95,12 +100,14 @@ def _releases(text: str) -> Callable[[str], bool]:
         try:
             return known.contains(release, prereleases=True)
         except InvalidVersion:
+            # A server that was only observed may give a release of any form.
             return False
 
     return contains
 
 
 def _time(text: str) -> datetime:
+    """The moment that ``text`` names: a date, or so long ago. Raises UsageError."""
     try:
         try:
             when = datetime.fromisoformat(text.strip())
@@ -113,9 +120,9 @@ def _time(text: str) -> datetime:
     return when if when.tzinfo else when.replace(tzinfo=UTC)
 
 
-def _incident_facts(one: Here, head: Head) -> dict[str, Any]:
+def _incident_facts(row: Here, head: IncidentHead) -> dict[str, Any]:
     return {
-        "number": one.number,
+        "number": row.number,
         "id": head.id,
         "created": head.created.wall.isoformat(),
         "scenario": head.scenario.name,
@@ -128,56 +135,69 @@ def _incident_facts(one: Here, head: Head) -> dict[str, Any]:
         "seconds": None if head.seconds is None else round(head.seconds, 2),
         "failure": head.failure,
         "command": head.command,
-        "folder": str(one.folder),
+        "folder": str(row.folder),
     }
 
 
-def campaign_facts(one: Here, listed: ListedCampaign) -> dict[str, Any]:
+def campaign_facts(row: Here, listed: ListedCampaign) -> dict[str, Any]:
+    """A campaign's row of the list, for machines."""
+    facts: dict[str, Any] = {
+        "number": row.number,
+        "kind": row.kind,
+        "folder": str(row.folder),
+        "state": "unreadable",
+        "created": "",
+        "what": "",
+        "why": listed.why,
+        "command": "",
+        "resume": "",
+    }
     head = listed.head
-    left = head is not None and unfinished(listed)
-    return {
-        "number": one.number,
-        "kind": one.kind,
-        "folder": str(one.folder),
-        "state": head.state if head else "unreadable",
-        "created": head.created.wall.isoformat() if head else "",
-        "what": head.what if head else "",
-        "why": listed.why or (head.failure if head else ""),
-        "command": head.command if head else "",
-        "resume": f"mmrepro resume {shlex.quote(str(one.folder))}" if left else "",
-    }
+    if head is None:
+        return facts
+
+    facts["state"] = head.state
+    facts["created"] = head.created.wall.isoformat()
+    facts["what"] = head.what
+    facts["why"] = listed.why or head.failure
+    facts["command"] = head.command
+    if unfinished(listed):
+        facts["resume"] = f"mmrepro resume {shlex.quote(str(row.folder))}"
+    return facts
 
 
 @dataclass(frozen=True)
 class Listing:
     """``broken``: incidents that cannot be read."""
 
-    incidents: list[tuple[Here, Head]]
+    incidents: list[tuple[Here, IncidentHead]]
     campaigns: list[tuple[Here, ListedCampaign]]
     broken: list[FoundIncident]
 
     def document(self, limit: int) -> IncidentsDocument:
+        """What ``--json`` prints: at most ``limit`` incidents, and as many campaigns."""
         return IncidentsDocument(
             found=len(self.incidents),
-            incidents=[_incident_facts(*one) for one in self.incidents[:limit]],
-            campaigns=[campaign_facts(*one) for one in self.campaigns[:limit]],
+            incidents=[_incident_facts(*row) for row in self.incidents[:limit]],
+            campaigns=[campaign_facts(*row) for row in self.campaigns[:limit]],
             unreadable=[
-                {"folder": str(one.folder), "why": one.why} for one in self.broken
+                {"folder": str(incident.folder), "why": incident.why}
+                for incident in self.broken
             ],
         )
 
 
-def find(roots: Sequence[Path], wanted: Wanted) -> Listing:
+def find(roots: Sequence[Path], wanted: RecordFilter) -> Listing:
     """What is wanted of what lies below ``roots``. Raises as ``here`` and
-    :class:`Wanted`."""
+    :class:`RecordFilter`."""
     rows, broken = here(roots)
     listing = Listing([], [], broken)
-    for one in rows:
-        if isinstance(one.of, ListedCampaign):
-            if wanted.campaign(one.of.head):
-                listing.campaigns.append((one, one.of))
-        elif one.of.head is not None and wanted.incident(one.of.head):
-            listing.incidents.append((one, one.of.head))
+    for row in rows:
+        if isinstance(row.of, ListedCampaign):
+            if wanted.campaign(row.of.head):
+                listing.campaigns.append((row, row.of))
+        elif row.of.head is not None and wanted.incident(row.of.head):
+            listing.incidents.append((row, row.of.head))
     return listing
 
 
@@ -192,20 +212,20 @@ def _left(folder: Path) -> tuple[ListedCampaign, CampaignHead]:
     none."""
     if not is_folder(folder):
         raise UsageError(f"There is no folder {folder}.", hint=LISTS)
-    found = list(campaigns_in(folder, {path.name for path in folder.iterdir()}))
-    for one in found:
-        if one.head is not None and unfinished(one):
-            return one, one.head
-    if not found:
+    campaigns = list(campaigns_in(folder, {path.name for path in folder.iterdir()}))
+    for campaign in campaigns:
+        if campaign.head is not None and unfinished(campaign):
+            return campaign, campaign.head
+    if not campaigns:
         raise UsageError(f"{folder} holds no campaign to go on with.", hint=LISTS)
-    if found[0].head is None:
+    if campaigns[0].head is None:
         raise UsageError(
-            f"The {found[0].kind.name} in {folder} cannot be read: {found[0].why}."
+            f"The {campaigns[0].kind.name} in {folder} cannot be read: {campaigns[0].why}."
         )
-    nightly = found[0].kind.words[0] == "matrix"
+    nightly = campaigns[0].kind.words[0] == "matrix"
     report = "matrix report" if nightly else "report"
     raise UsageError(
-        f"The {found[0].kind.name} in {folder} is complete: nothing is left to run.",
+        f"The {campaigns[0].kind.name} in {folder} is complete: nothing is left to run.",
         hint=f"mmrepro {report} {shlex.quote(str(folder))}",
     )
 
@@ -218,35 +238,46 @@ def resume_words(folder: Path) -> list[str]:
         UsageError: none there has something left, or what is written down is no command
             of one.
     """
-    one, head = _left(folder)
+    campaign, head = _left(folder)
     try:
         program, *given = shlex.split(head.resume or head.command)
     except ValueError:
         program, given = "", []
-    kind = one.kind.words
-    if one.kind.also and given[:1] == [one.kind.also]:
-        kind = (one.kind.also,)
-    if program != "mmrepro" or tuple(given[: len(kind)]) != kind:
+    command = campaign.kind.words
+    if campaign.kind.also and given[:1] == [campaign.kind.also]:
+        command = (campaign.kind.also,)
+    if program != "mmrepro" or tuple(given[: len(command)]) != command:
         raise UsageError(
-            (
-                f"What is written in {folder} does not say how to go on with its "
-                f"{one.kind.name}."
-            ),
-            hint=f"mmrepro {' '.join(kind)} --help",
+            f"What is written in {folder} does not say how to go on with its "
+            f"{campaign.kind.name}.",
+            hint=f"mmrepro {' '.join(command)} --help",
         )
-    named = kind[0] in ("replay", "repro", "fuzz")
-    with_value = {"--out", *(["--resume"] if named else _IN_THE_PLAN)}
-    words, value = [], False
-    for word in given:
-        if word.partition("=")[0] in with_value:
-            value = "=" not in word
-        elif value or word == "--resume":
-            value = False
-        else:
-            # Documents have ~ in place of the home folder.
-            words.append(str(Path(word).expanduser()) if word.startswith("~") else word)
-    at = words.index("--") if "--" in words else len(words)
+
+    # These take the folder with --resume; the others find their plan in --out.
+    named = command[0] in ("replay", "repro", "fuzz")
+    dropped = {"--out", "--resume"} if named else {"--out", *_IN_THE_PLAN}
+    words = _without_options(given, dropped)
     more = ["--resume", str(folder)] if named else ["--out", str(folder)]
-    if not named and kind[0] != "ablate":
+    if not named and command[0] != "ablate":
         more.append("--resume")
+    # What follows "--" is the server's own command.
+    at = words.index("--") if "--" in words else len(words)
     return [*words[:at], *more, *words[at:]]
+
+
+def _without_options(given: Sequence[str], dropped: set[str]) -> list[str]:
+    """The words of a command without the options ``dropped``, their values, and
+    ``--resume``."""
+    words: list[str] = []
+    is_value = False
+    for word in given:
+        if word.partition("=")[0] in dropped:
+            is_value = "=" not in word
+        elif is_value or word == "--resume":
+            is_value = False
+        elif word.startswith("~"):
+            # Documents have ~ in place of the home folder.
+            words.append(str(Path(word).expanduser()))
+        else:
+            words.append(word)
+    return words

@@ -72,15 +72,16 @@ def public(
     if loaded.case is None:
         yield LoadedFinding(replay, finding, None)
         return
+
     with tempfile.TemporaryDirectory(prefix="mmrepro-") as temporary:
-        case, played = _public_case(loaded, loaded.case, Path(temporary))
+        folder = Path(temporary)
+        case, played = _public_case(loaded, loaded.case, folder)
         if not played:
             finding.limits.append(_NOT_PLAYED)
-            for one in finding.expectations:
-                one.text = None  # the answer to other words
-        yield LoadedFinding(
-            replay, finding, _without_keys(case, redactor), Path(temporary)
-        )
+            # What was answered, was answered to other words.
+            for expectation in finding.expectations:
+                expectation.text = None
+        yield LoadedFinding(replay, finding, _without_keys(case, redactor), folder)
 
 
 def register(case: Case, redactor: Redactor) -> None:
@@ -143,52 +144,71 @@ def public_text(path: Path, home: Path, redactor: Redactor) -> tuple[str, str]:
         home: the folder that it lies in, without links.
     """
     try:
-        if not stat.S_ISREG(path.lstat().st_mode):  # opening a device may act
-            raise NotPublic("a link or no plain file")
-        # A link may take the file's place, or its folder's, before it is open.
-        handle = os.open(
-            path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-        )
-        with os.fdopen(handle, "rb") as file:
-            opened = Path(os.path.realpath(f"/proc/self/fd/{handle}"))
-            if opened != home / path.name:
-                raise NotPublic("a link leads to it")
-            size = os.fstat(handle).st_size
-            if b"\0" in file.read(4096):
-                raise NotPublic("not text")
-            file.seek(0)
-            raw = file.read(HEAD_BYTES + TAIL_BYTES)
-            note = ""
-            if size > len(raw):
-                head = raw[:HEAD_BYTES].rpartition(b"\n")[0]
-                file.seek(size - TAIL_BYTES)
-                tail = file.read(TAIL_BYTES).partition(b"\n")[2]
-                gap = size - len(head) - len(tail)
-                note = f"{gap} bytes in the middle are left out"
-                raw = head + f"\n[mmrepro: {note}]\n".encode() + tail
+        raw, note = _ends_of(path, home)
     except OSError as error:
         raise NotPublic(f"cannot be read: {error.strerror}") from error
     text = raw.decode("utf-8", "replace")
-    if "-stacks-" in path.name:
-        if (dump := _json(text)) is None:
+
+    document = _json(text) if _holds_json(path) else None
+    if _holds_stacks(path):
+        if document is None:
             raise NotPublic(
                 "no JSON that can be read: the values of local variables cannot be "
                 "left out"
             )
-        text = json.dumps(_harmless_locals(dump), indent=1)
+        text = json.dumps(_harmless_locals(document), indent=1)
         note = "values of local variables are left out, numbers and digests apart"
-    elif path.suffix == ".json" and (document := _json(text)) is not None:
+    elif document is not None:
         document = redactor.redact_value(_without_words(document, redactor))
         text = json.dumps(document, indent=1, ensure_ascii=False)
     elif "-metrics" in path.name:
         text = _METRIC.sub(lambda match: _labels(match, redactor), text)
     else:
         text = redactor.hide("quoted", text, uncovered(text, hidden_in(text)))
-    lines = (
-        line if len(line) <= _MAX_LINE_CHARS else line[:_MAX_LINE_CHARS] + " [cut]"
-        for line in text.split("\n")
-    )
+
+    lines: list[str] = []
+    for line in text.split("\n"):
+        too_long = len(line) > _MAX_LINE_CHARS
+        lines.append(line[:_MAX_LINE_CHARS] + " [cut]" if too_long else line)
     return redacted_words("\n".join(lines), redactor), note
+
+
+def _holds_stacks(path: Path) -> bool:
+    return "-stacks-" in path.name
+
+
+def _holds_json(path: Path) -> bool:
+    return _holds_stacks(path) or path.suffix == ".json"
+
+
+def _ends_of(path: Path, home: Path) -> tuple[bytes, str]:
+    """The bytes of a plain file, of a long one its two ends; what is missing of it.
+    Raises OSError, NotPublic."""
+    # Opening a device may act.
+    if not stat.S_ISREG(path.lstat().st_mode):
+        raise NotPublic("a link or no plain file")
+    # A link may take the file's place, or its folder's, before it is open.
+    flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    handle = os.open(path, flags)
+    with os.fdopen(handle, "rb") as file:
+        opened = Path(os.path.realpath(f"/proc/self/fd/{handle}"))
+        if opened != home / path.name:
+            raise NotPublic("a link leads to it")
+        size = os.fstat(handle).st_size
+        if b"\0" in file.read(4096):
+            raise NotPublic("not text")
+
+        file.seek(0)
+        raw = file.read(HEAD_BYTES + TAIL_BYTES)
+        if size <= len(raw):
+            return raw, ""
+        # Both ends are whole lines: half of a secret would not be found.
+        head = raw[:HEAD_BYTES].rpartition(b"\n")[0]
+        file.seek(size - TAIL_BYTES)
+        tail = file.read(TAIL_BYTES).partition(b"\n")[2]
+    gap = size - len(head) - len(tail)
+    note = f"{gap} bytes in the middle are left out"
+    return head + f"\n[mmrepro: {note}]\n".encode() + tail, note
 
 
 _METRIC: Final = re.compile(r"^[A-Za-z_:][\w:]*\{.*\}", re.MULTILINE)
@@ -198,16 +218,13 @@ _METRIC_LABEL: Final = re.compile(r'(\w+)="((?:[^"\\\n]|\\.)*)"')
 def _labels(metric: re.Match[str], redactor: Redactor) -> str:
     served = redactor.names if isinstance(redactor, Public) else ()
 
-    def one(match: re.Match[str]) -> str:
+    def shown(match: re.Match[str]) -> str:
         name, value = match.groups()
-        shown = (
-            value
-            if label(name, value, served)
-            else redactor.placeholder("label", value)
-        )
-        return f'{name}="{shown}"'
+        if not label(name, value, served):
+            value = redactor.placeholder("label", value)
+        return f'{name}="{value}"'
 
-    return _METRIC_LABEL.sub(one, metric[0])
+    return _METRIC_LABEL.sub(shown, metric[0])
 
 
 def _without_words(value: Any, redactor: Redactor) -> Any:
@@ -225,9 +242,12 @@ _QUOTING: Final = re.compile("[\"'`{\n]|: |<")
 
 
 def _json(text: str) -> Any:
-    """None: it is no JSON, or so deep that it is better taken for a text."""
+    """The document in a text; None: it is no JSON, or so deep that it is better taken
+    for a text."""
     with suppress(ValueError, RecursionError):
-        return document if _shallow(document := json.loads(text), _MAX_DEPTH) else None
+        document = json.loads(text)
+        if _shallow(document, _MAX_DEPTH):
+            return document
     return None
 
 

@@ -107,12 +107,12 @@ class Public(Redactor):
         """Names of files are known first: they stand in sentences, too."""
         for path in _files(model):
             self.name_file(path)
-        if type(model).__name__ == "Incident":
+        kind = type(model).__name__
+        if kind == "Incident":
             self.names = _known(model)
-        if type(model).__name__ == "Bisection":
-            self.know(
-                point.commit for point in getattr(model, "points", ()) if point.commit
-            )
+        if kind == "Bisection":
+            points = getattr(model, "points", ())
+            self.know(point.commit for point in points if point.commit)
         return super().redact_model(model)
 
     names: frozenset[str] = frozenset()
@@ -120,11 +120,12 @@ class Public(Redactor):
     they stay where an engine quotes them."""
 
     def redact(self, text: str) -> str:
-        """As a redactor; a log line within another's sentence is read as such as
-        well."""
-        if (found := CARRIES.search(text)) is not None:
-            at = found.start()
-            spans = ((begin + at, end + at) for begin, end in hidden(text[at:]))
+        """Redact a text as a redactor does; a log line within another's sentence is
+        read as such as well."""
+        carried = CARRIES.search(text)
+        if carried is not None:
+            begin = carried.start()
+            spans = _moved(hidden(text[begin:]), begin)
             text = self.hide("quoted", text, uncovered(text, spans))
         return super().redact(text)
 
@@ -134,24 +135,26 @@ class Public(Redactor):
         text = made.text if isinstance(made, LogLine) else None
         if text is None:
             return made
-        # Of other lengths now.
+        # Placeholders are of other lengths than what they replace.
         places = [match.span() for match in _QUOTED_MARK.finditer(text)]
         return made.model_copy(update={"quoted": places})
 
     def name_file(self, path: str) -> None:
         """Register the name of a file, but for one that says nothing of anybody."""
         name = path.rpartition("/")[2]
-        if name not in self.names and not all(
-            map(_is_plain, _NAME_PARTS.findall(name))
-        ):
+        if name in self.names:
+            return
+        words = _NAME_PARTS.findall(name)
+        if not all(_is_plain(word) for word in words):
             self.add(name, "file")
 
     def quoted(self, text: str, spans: Iterable[Span]) -> str:
         """``text`` with a placeholder for each span that is no known name."""
-        spans = uncovered(text, spans)
-        return self.hide(
-            "quoted", text, (s for s in spans if text[slice(*s)] not in self.names)
-        )
+        unknown: list[Span] = []
+        for begin, end in uncovered(text, spans):
+            if text[begin:end] not in self.names:
+                unknown.append((begin, end))
+        return self.hide("quoted", text, unknown)
 
 
 _QUOTED_MARK: Final = re.compile(r"\[redacted:(?:quoted|prompt|answer)-\d{1,9}\]")
@@ -189,34 +192,47 @@ def _files(model: Any) -> Iterator[str]:
             yield from _files(model.diagnosis)
     elif kind == "Diagnosis":
         yield from model.target.logs
-        yield from (file.file for file in model.dumps.files) if model.dumps else ()
+        yield from _dump_files(model.dumps)
     elif kind == "LogReading":
         yield from _files_of(model.log)
-        yield from (file.file for file in model.dumps.files) if model.dumps else ()
+        yield from _dump_files(model.dumps)
+
+
+def _dump_files(dumps: Any) -> Iterator[str]:
+    """Names of the files of dumps; of None: none."""
+    if dumps:
+        for dump in dumps.files:
+            yield dump.file
 
 
 def _files_of(data: Any) -> Iterator[str]:
+    """Names of all files that a log was read from, or could not be."""
     yield data.file
-    yield from (*getattr(data, "files", ()), *getattr(data, "unread", ()))
+    yield from getattr(data, "files", ())
+    yield from getattr(data, "unread", ())
 
 
 def _known(incident: Any) -> frozenset[str]:
     """Words of its command, what a run called its own requests (their ids, too) and its
     files."""
-    names = {
-        *incident.engine.command,
-        *(one.file for e in incident.exhibits for one in e.shown),
-    }
-    names |= {raw for result in incident.evidence.probes for raw in result.raw}
-    names |= {f"{one.name}.json" for one in incident.evidence.reproducers}
-    names |= {incident.engine.packages_file.rpartition("/")[2]}
+    names = {*incident.engine.command}
+    for exhibit in incident.exhibits:
+        names |= {shown.file for shown in exhibit.shown}
+    for result in incident.evidence.probes:
+        names |= set(result.raw)
+    for reproducer in incident.evidence.reproducers:
+        names.add(f"{reproducer.name}.json")
+    names.add(incident.engine.packages_file.rpartition("/")[2])
+
+    # Labels of a run are the scenario's own words; of an observed server they are not.
     if incident.diagnosis is not None:
         names |= {incident.diagnosis.target.model, *incident.diagnosis.target.command}
     else:
-        labels = (request.label for request in incident.evidence.requests)
-        names |= {word for label in labels for word in re.findall(r"[\w.-]+", label)}
-    for condition in incident.verdict.conditions if incident.verdict else ():
-        names |= {file.rpartition("/")[2] for file in condition.evidence}
+        for request in incident.evidence.requests:
+            names.update(re.findall(r"[\w.-]+", request.label))
+    if incident.verdict:
+        for condition in incident.verdict.conditions:
+            names |= {file.rpartition("/")[2] for file in condition.evidence}
     return frozenset(names)
 
 
@@ -224,10 +240,8 @@ def _known(incident: Any) -> frozenset[str]:
 
 
 def _line(public: Public, line: LogLine) -> LogLine:
-    spans = [
-        *hidden(line.text, line.source, line.level, line.quoted),
-        *hidden_in(line.text),
-    ]
+    spans = list(hidden(line.text, line.source, line.level, line.quoted))
+    spans += hidden_in(line.text)
     return line.model_copy(update={"text": public.quoted(line.text, _apart(spans))})
 
 
@@ -237,13 +251,19 @@ _EXCERPT: Final = re.compile(
 
 
 def _excerpt(public: Public, line: LogExcerpt) -> LogExcerpt:
-    """As of a log line; its beginning is what mmrepro put there."""
+    """The line as of a log; its beginning is what mmrepro put there."""
     head = _EXCERPT.match(line.text)
-    at = head.end() if head else 0
-    found = list(hidden_in(line.text))
+    spans = list(hidden_in(line.text))
     if head and head["source"]:
-        found += [(a + at, b + at) for a, b in hidden(line.text[at:], head["source"])]
-    return line.model_copy(update={"text": public.quoted(line.text, _apart(found))})
+        begin = head.end()
+        spans += _moved(hidden(line.text[begin:], head["source"]), begin)
+    return line.model_copy(update={"text": public.quoted(line.text, _apart(spans))})
+
+
+def _moved(spans: Iterable[Span], by: int) -> Iterator[Span]:
+    """The spans of a part of a text, as spans of the whole."""
+    for begin, end in spans:
+        yield begin + by, end + by
 
 
 def _apart(spans: Iterable[Span]) -> Iterator[Span]:
@@ -290,12 +310,11 @@ def label(name: str, value: str, served: Container[str] = ()) -> bool:
 
 
 def _sample(public: Public, sample: MetricSample) -> MetricSample:
-    labels = {
-        name: value
-        if label(name, value, public.names)
-        else public.placeholder("label", value)
-        for name, value in sample.labels.items()
-    }
+    labels: dict[str, str] = {}
+    for name, value in sample.labels.items():
+        labels[name] = value
+        if not label(name, value, public.names):
+            labels[name] = public.placeholder("label", value)
     return sample.model_copy(update={"labels": labels})
 
 
@@ -305,14 +324,12 @@ def _answer(public: Public, answer: EndpointAnswer) -> EndpointAnswer:
     if answer.status is not None and answer.status >= 400:
         return answer.model_copy(update={"body": redact_log(answer.body, public)})
 
-    def one(match: re.Match[str]) -> str:
-        return (
-            match[0]
-            if match[2] in public.names
-            else match[1] + public.placeholder("label", match[2])
-        )
+    def shown(match: re.Match[str]) -> str:
+        if match[2] in public.names:
+            return match[0]
+        return match[1] + public.placeholder("label", match[2])
 
-    return answer.model_copy(update={"body": _MODELS.sub(one, answer.body)})
+    return answer.model_copy(update={"body": _MODELS.sub(shown, answer.body)})
 
 
 _MODELS: Final = re.compile(
@@ -321,7 +338,7 @@ _MODELS: Final = re.compile(
 
 
 def _cause(public: Public, cause: Cause) -> Cause:
-    """Of a document that was written before causes were made of an engine's own
+    """A cause of a document that was written before causes were made of an engine's own
     words."""
     changes = {"exception": redact_log(cause.exception, public)}
     return cause.model_copy(update=changes)
@@ -334,8 +351,8 @@ def _sighting(public: Public, seen: Sighting) -> Sighting:
 
 
 def _finding(public: Public, finding: Finding) -> Finding:
-    """Without answers to words that do not go out, nor what a server quotes of a
-    request."""
+    """The finding without answers to words that do not go out, nor what a server quotes
+    of a request."""
     changes: dict[str, object] = {
         "observed": {
             op: public_reply(text, public) for op, text in finding.observed.items()
@@ -359,14 +376,16 @@ def public_reply(text: str, redactor: Redactor) -> str:
 
     A request's words may stand in it without any quotation marks, so that only what
     comes before the first sign that something is quoted stays."""
-    found = _STATUS.match(text)
-    if found is None or found[1][0] == "n":
+    status = _STATUS.match(text)
+    if status is None or status[1] == "no answer":
         return text
-    if found[1][0] == "2":
-        return text if _COUNTED.fullmatch(text, found.end()) else found[1]
-    message = text[found.end() :]
+    end = status.end()
+    if status[1].startswith("2"):
+        # The answer itself stays here; how many tokens it has may go.
+        return text if _COUNTED.fullmatch(text, end) else status[1]
+    message = text[end:]
     spans = uncovered(message, refused(message))
-    return text[: found.end()] + redactor.hide("quoted", message, spans)
+    return text[:end] + redactor.hide("quoted", message, spans)
 
 
 def _report(public: Public, report: ReportFacts) -> ReportFacts:
@@ -400,8 +419,13 @@ _VIEWS: Final[Mapping[str, Callable[[Public, Any], Any]]] = {
 def harmless(value: str, name: str) -> str:
     """A number, or a digest where one is expected; nothing of what is called a
     secret."""
-    found = _HARMLESS.fullmatch(value.strip())
-    known = found and (
-        names_a_digest(name) or not found[1] or found[1].strip("'\"").isdigit()
-    )
-    return value if known and not names_a_secret(name) else LEFT_OUT
+    if names_a_secret(name):
+        return LEFT_OUT
+    match = _HARMLESS.fullmatch(value.strip())
+    if match is None:
+        return LEFT_OUT
+    # A word of hexadecimal digits may be anybody's key, where no digest is expected.
+    digits = match[1]
+    if digits and not names_a_digest(name) and not digits.strip("'\"").isdigit():
+        return LEFT_OUT
+    return value

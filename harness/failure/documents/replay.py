@@ -277,7 +277,7 @@ class Claim(Record):
     @property
     def words(self) -> str:
         """``death``, else ``500``, else the first class; "": nothing is known."""
-        first = next((one.value for one in self.classes), "")
+        first = self.classes[0].value if self.classes else ""
         return first if first == FindingClass.DEATH else str(self.status or first)
 
 
@@ -382,25 +382,24 @@ class Replay(CampaignDocument, kind="replay"):
     def tested(self) -> list[Answer]:
         """Answers of the first play that test something: those of mere looks (GET) only
         where there are no others."""
-        sent = [one for one in self.answers if one.status != "unsent"]
-        return [
-            one for one in sent if one.method not in ("GET", "HEAD", "OPTIONS")
-        ] or sent
+        sent = [answer for answer in self.answers if answer.status != "unsent"]
+        looks = ("GET", "HEAD", "OPTIONS")
+        return [answer for answer in sent if answer.method not in looks] or sent
 
     @property
     def nothing_tested(self) -> str:
         """Why the requests tested nothing, in a sentence: all were refused; "": some
         did."""
-        told = self.tested
-        if self.findings or self.unconfirmed or not told:
+        tested = self.tested
+        if self.findings or self.unconfirmed or not tested:
             return ""
-        refused = [one for one in told if one.refused]
-        if len(refused) < len(told):
+        refused = [answer for answer in tested if answer.refused]
+        if len(refused) < len(tested):
             return ""
         first = refused[0]
-        others = (
-            f", and {len(refused) - 1} more were refused" if len(refused) > 1 else ""
-        )
+        others = ""
+        if len(refused) > 1:
+            others = f", and {len(refused) - 1} more were refused"
         return f"nothing was tested: {first.operation} got {first.words}{others}"
 
     @property
@@ -419,15 +418,17 @@ class Replay(CampaignDocument, kind="replay"):
 
 def bucket_words(buckets: list[str]) -> str:
     """Their classes, and of a hang where it stands: ``hang in put, server-error``."""
-    words = []
+    words: dict[str, None] = {}
     for bucket in buckets:
         parts = bucket.split("/")
-        kind = next((part for part in parts if part in list(FindingClass)), parts[0])
+        kinds = [part for part in parts if part in list(FindingClass)]
+        kind = kinds[0] if kinds else parts[0]
         place = parts[-1].rpartition(" > ")[2]
-        words.append(
-            f"{kind} in {place}" if kind == FindingClass.HANG and place else kind
-        )
-    return ", ".join(dict.fromkeys(words))
+        if kind == FindingClass.HANG and place:
+            words[f"{kind} in {place}"] = None
+        else:
+            words[kind] = None
+    return ", ".join(words)
 
 
 FUZZ_FILE = "fuzz.json"

@@ -203,7 +203,7 @@ class Bisection(SearchDocument, kind="bisection"):
 
     @property
     def sides(self) -> list[tuple[str, Side]]:
-        """Those that were asked for, each with its direction."""
+        """The sides that were asked for, each with its direction."""
         both = (("introduced", self.introduced), ("fixed", self.fixed))
         return [(direction, side) for direction, side in both if side is not None]
 

@@ -44,51 +44,65 @@ class Grade:
             return self.words
         if not self.explained:
             return f"{self.words}: opaque, it does not say that the prompt is too long"
-        named = (
-            ("the limit", ", not the limit in tokens", self.names_limit),
-            ("the cause", ", not the cause, the KV budget", self.names_cause),
-        )
-        told = " and ".join(name for name, _, there in named if there) or "the length"
-        lacks = "".join(lack for _, lack, there in named if there is False)
-        how = (
-            "explained"
-            if self.kind == "refusal"
-            else "explained, but as an answer with 200"
-        )
-        return f"{self.words}: {how}; it names {told}{lacks}"
+
+        names: list[str] = []
+        lacks = ""
+        if self.names_limit:
+            names.append("the limit")
+        # Where the limit is not known, nothing is said of it.
+        elif self.names_limit is False:
+            lacks += ", not the limit in tokens"
+        if self.names_cause:
+            names.append("the cause")
+        else:
+            lacks += ", not the cause, the KV budget"
+
+        how = "explained"
+        if self.kind == "named answer":
+            how = "explained, but as an answer with 200"
+        return f"{self.words}: {how}; it names {' and '.join(names) or 'the length'}{lacks}"
 
 
 def grade(record: RequestRecord, limit: float | None = None) -> Grade:
     """How ``record`` reads. ``limit``: the longest prompt in tokens, as the engine has
     it."""
     text = record.error or record.text
-    message = _MESSAGE.search(text)
-    shown = message[1] if message else text
-    shown = shown if len(shown) <= 160 else shown[:159] + "…"
     kind = _kind(record, by_length=bool(_LENGTH.search(text)))
-    words = f"HTTP {record.status} “{shown}” in {record.latency_s:.2f} s"
     if kind == "answered":
         words = (
             f"HTTP 200 with {record.completion_tokens} tokens in "
             f"{record.latency_s:.2f} s"
         )
     elif kind == "broken":
-        words = f"HTTP {record.status}, then {shown}"
-    names_limit = None if limit is None else bool(re.search(rf"\b{limit:g}\b", text))
+        words = f"HTTP {record.status}, then {_message(text)}"
+    else:
+        words = f"HTTP {record.status} “{_message(text)}” in {record.latency_s:.2f} s"
+
+    names_limit = None
+    if limit is not None:
+        names_limit = bool(re.search(rf"\b{limit:g}\b", text))
     return Grade(kind, words, names_limit, names_cause=bool(_CAUSE.search(text)))
+
+
+def _message(text: str) -> str:
+    """What an error says by itself, shortened; of another text its beginning."""
+    message = _MESSAGE.search(text)
+    shown = message[1] if message else text
+    return shown if len(shown) <= 160 else shown[:159] + "…"
 
 
 def _kind(record: RequestRecord, *, by_length: bool) -> Kind:
     if record.timed_out or record.status is None:
         return "broken"
     if record.status >= 400:
-        opaque: Kind = "opaque 500" if record.status >= 500 else "opaque answer"
-        return "refusal" if by_length else opaque
+        if by_length:
+            return "refusal"
+        return "opaque 500" if record.status >= 500 else "opaque answer"
+    # A stream has its status before it knows of an error.
     if record.error:
         return "refusal" if record.stream and by_length else "broken"
-    if record.finish_reason == "error" or record.text.startswith(
-        "internal error happened"
-    ):
+    is_error = record.text.startswith("internal error happened")
+    if record.finish_reason == "error" or is_error:
         return "named answer" if by_length else "opaque answer"
     return "answered" if record.completion_tokens or record.text else "opaque answer"
 
@@ -98,13 +112,13 @@ def given(*labels: str, or_explained: bool = False) -> Callable[[Evidence], Find
     says why."""
 
     def answered(evidence: Evidence) -> Finding:
-        grades = {label: grade(Requests(evidence).first(label)) for label in labels}
-        met = all(
-            g.kind == "answered" or (or_explained and g.explained)
-            for g in grades.values()
-        )
-        return Finding.of(
-            met, "; ".join(f"{label}: {told}" for label, told in grades.items())
-        )
+        met = True
+        shown: list[str] = []
+        for label in labels:
+            answer = grade(Requests(evidence).first(label))
+            explained = or_explained and answer.explained
+            met = met and (answer.kind == "answered" or explained)
+            shown.append(f"{label}: {answer}")
+        return Finding.of(met, "; ".join(shown))
 
     return answered

@@ -33,7 +33,7 @@ from mmrepro.traffic.evidence import Evidence, Missing
 
 BUSY_PCT = 50.0
 """A thread that spins takes a whole core; on a crowded machine it gets half of one."""
-QUEUED_PCT, STARVED_PCT, WANTED_PCT = 10.0, 5.0, 80.0
+_QUEUED_PCT, _STARVED_PCT, _WANTED_PCT = 10.0, 5.0, 80.0
 """% of the time without a core that is worth saying; least use, and use with waiting,
 of a thread that spins on an overloaded machine."""
 IDLE_PCT = 30.0
@@ -49,13 +49,11 @@ def unanswered(requests: Requests) -> Finding:
     sent = requests.within("trigger")
     if not sent:
         raise Missing("no request was sent in the trigger")
-    hung = next((r for r in sent if r.timed_out), None)
-    if hung is None:
-        return Finding.of(
-            False, f"all {len(sent)} requests of the trigger ended in time"
-        )
-    text = f"{hung.label}: no answer in {hung.latency_s:.1f} s{usual(requests)}"
-    return Finding.of(True, text)
+    for request in sent:
+        if request.timed_out:
+            waited = f"no answer in {request.latency_s:.1f} s"
+            return Finding.of(True, f"{request.label}: {waited}{usual(requests)}")
+    return Finding.of(False, f"all {len(sent)} requests of the trigger ended in time")
 
 
 def usual(requests: Requests) -> str:
@@ -72,15 +70,17 @@ def probe_unanswered(inference: InferenceData) -> Finding:
         )
     if inference.status is not None:
         return Finding.of(False, f"a new request got HTTP {inference.status}")
-    told = f"a new request got no answer in {inference.seconds:.1f} s"
+
+    observed = f"a new request got no answer in {inference.seconds:.1f} s"
     if inference.cut:
-        told += (
+        observed += (
             f", of {inference.deadline_s:.0f}: the wait was cut, for all else was "
             "decided"
         )
+    # A refused connection ends at once: only a wait that was spent is silence.
     elif inference.seconds < 0.9 * inference.deadline_s:
         return Finding.of(False, f"a new request failed at once: {inference.error}")
-    return Finding.of(True, told)
+    return Finding.of(True, observed)
 
 
 def endpoints_green(http: HttpData) -> Finding:
@@ -90,20 +90,25 @@ def endpoints_green(http: HttpData) -> Finding:
     ever."""
     if not http.answers:
         raise Missing("no endpoint was asked")
-    told = ", ".join(f"{a.path} {a.status or a.error}" for a in http.answers)
-    if all(a.status == 200 or a.timed_out for a in http.answers):
-        late = ", ".join(a.path for a in http.answers if a.timed_out)
-        return (
-            Finding.unknown(f"{told}; late: {late}") if late else Finding.of(True, told)
-        )
-    return Finding.of(False, told)
+    shown: list[str] = []
+    late: list[str] = []
+    for answer in http.answers:
+        shown.append(f"{answer.path} {answer.status or answer.error}")
+        if answer.timed_out:
+            late.append(answer.path)
+
+    observed = ", ".join(shown)
+    if any(a.status != 200 and not a.timed_out for a in http.answers):
+        return Finding.of(False, observed)
+    if late:
+        return Finding.unknown(f"{observed}; late: {', '.join(late)}")
+    return Finding.of(True, observed)
 
 
 def queue_empty(metrics: Metrics, engine: Engine) -> Finding:
     """The scheduler reports nothing running and nothing waiting, in two readings."""
-    running, waiting = (
-        metrics.readings(engine.metrics[name]) for name in ("running", "waiting")
-    )
+    running = metrics.readings(engine.metrics["running"])
+    waiting = metrics.readings(engine.metrics["waiting"])
     text = f"running {_numbers(running)}, waiting {_numbers(waiting)} (two readings)"
     return Finding.of(not any(running) and not any(waiting), text)
 
@@ -121,9 +126,9 @@ def no_progress(metrics: Metrics, engine: Engine) -> Finding:
 
 
 def tokens_stand_still(metrics: Metrics, engine: Engine) -> Finding:
-    return _stand_still(
-        metrics, engine, [name for name in _TOKENS if name in engine.metrics]
-    )
+    """The counters of tokens that the engine has do not move between two readings."""
+    known = [name for name in _TOKENS if name in engine.metrics]
+    return _stand_still(metrics, engine, known)
 
 
 def _stand_still(metrics: Metrics, engine: Engine, counters: Sequence[str]) -> Finding:
@@ -135,12 +140,19 @@ def _stand_still(metrics: Metrics, engine: Engine, counters: Sequence[str]) -> F
             values = metrics.readings(engine.metrics[counter])
         except Missing:
             unread.append(counter)
+            continue
+        shown = f"{counter} {_numbers(values)}"
+        if values[0] == values[-1]:
+            still.append(shown)
         else:
-            told = f"{counter} {_numbers(values)}"
-            (still if values[0] == values[-1] else moved).append(told)
-    if not moved and (unread or not still):
+            moved.append(shown)
+
+    # One counter that moves is enough to say no; that all stand needs each of them.
+    if moved:
+        return Finding.of(False, "; ".join(moved))
+    if unread or not still:
         return Finding.unknown(f"not read twice: {', '.join(unread) or 'any counter'}")
-    return Finding.of(not moved, "; ".join(moved or still))
+    return Finding.of(True, "; ".join(still))
 
 
 def core_burns_cpu(processes: Processes, engine: Engine) -> Finding:
@@ -157,10 +169,13 @@ def core_burns_cpu(processes: Processes, engine: Engine) -> Finding:
         before = processes.of(role, "gate")[-1].user_pct
     except Missing:
         before = None
-    queued = f" (it waited {use.queued_pct:.0f} % of the time for one)"
+
     text = f"{role} {use.user_pct:.0f} % user + {use.system_pct:.0f} % system of a core"
-    text += queued if use.queued_pct >= QUEUED_PCT else ""
-    text += "" if before is None else f", idle in the gate {before:.0f} %"
+    if use.queued_pct >= _QUEUED_PCT:
+        text += f" (it waited {use.queued_pct:.0f} % of the time for one)"
+    if before is not None:
+        text += f", idle in the gate {before:.0f} %"
+
     if use.user_pct < BUSY_PCT and not _wants_a_core(use):
         if use.queued_pct >= BUSY_PCT:
             return Finding.unknown(f"{text}: the machine is overloaded")
@@ -188,6 +203,7 @@ def core_busy(processes: Processes, engine: Engine) -> Finding:
 
 
 def core_alive(evidence: Evidence, processes: Processes, engine: Engine) -> Finding:
+    """The server runs, and its core process was alive in the last reading."""
     if evidence.engine_exit is not None:
         return Finding.of(False, f"the server ended with {evidence.engine_exit}")
     state = processes.of(engine.core_role)[-1].state
@@ -198,16 +214,16 @@ def core_gone(evidence: Evidence, engine: Engine) -> Finding:
     """The server ended by itself, or no living process of it has the core's role."""
     if evidence.engine_exit is not None:
         return Finding.of(True, f"the server ended with {evidence.engine_exit}")
+    # Without a reading, that no core was seen means nothing.
     if not list(evidence.results(ProcessesData, "check")):
         raise Missing(evidence.why_missing("processes", "check"))
-    cores = core_processes(evidence, engine.core_role, "check")
+
+    role = engine.core_role
+    cores = core_processes(evidence, role, "check")
     alive = [core.pid for core in cores if core.state not in _DEAD]
-    said = (
-        f"{engine.core_role} {alive[-1]} is alive"
-        if alive
-        else f"no {engine.core_role} lives"
-    )
-    return Finding.of(not alive, said)
+    if alive:
+        return Finding.of(False, f"{role} {alive[-1]} is alive")
+    return Finding.of(True, f"no {role} lives")
 
 
 def engine_works(evidence: Evidence, metrics: Metrics, engine: Engine) -> Finding:
@@ -217,17 +233,19 @@ def engine_works(evidence: Evidence, metrics: Metrics, engine: Engine) -> Findin
     Without a request, a core that spins while nothing is finished speaks against it.
     """
     for _, data in evidence.results(InferenceData, "check"):
-        told = (
-            f"answered in {data.seconds:.2f} s" if data.answered else data.error[:200]
-        )
-        return Finding.of(data.answered, f"a small request: {told}")
+        outcome = data.error[:200]
+        if data.answered:
+            outcome = f"answered in {data.seconds:.2f} s"
+        return Finding.of(data.answered, f"a small request: {outcome}")
+
     still = tokens_stand_still(metrics, engine)
     if still.truth is Truth.NOT_MET:
         return Finding(Truth.MET, still.observed)
-    cores = {p.pid for p in core_processes(evidence, engine.core_role, "check")}
+    role = engine.core_role
+    cores = {core.pid for core in core_processes(evidence, role, "check")}
     if still.truth is Truth.MET and spinning(evidence, cores):
-        role = engine.core_role
         return Finding.of(False, f"{role} spins and finishes nothing: {still.observed}")
+    # An idle server's counters stand as well: that alone says nothing.
     raise Missing(evidence.why_missing("inference", "check"))
 
 
@@ -246,10 +264,13 @@ def logged(logs: Logs, pattern: str, what: str) -> Finding:
 
 def _wants_a_core(use: ProcessUse) -> bool:
     """Whether it would have used a core in user space, had it been given one."""
-    in_user_space = use.user_pct >= STARVED_PCT and use.user_pct >= 4 * use.system_pct
-    queued = use.busiest[0].queued_pct if use.busiest else None
-    queued = use.queued_pct if queued is None else queued
-    return in_user_space and use.user_pct + queued >= WANTED_PCT
+    in_user_space = use.user_pct >= _STARVED_PCT and use.user_pct >= 4 * use.system_pct
+    queued = use.queued_pct
+    # A process with many threads waits for several cores at once: only the wait of the
+    # thread that spins counts, where threads were read.
+    if use.busiest and use.busiest[0].queued_pct is not None:
+        queued = use.busiest[0].queued_pct
+    return in_user_space and use.user_pct + queued >= _WANTED_PCT
 
 
 def spins_in_user_space(syscalls: SyscallsData) -> Finding:
@@ -271,9 +292,11 @@ def added_but_unfinished(
     done = metrics.readings(engine.metrics["finished"], least=1)[-1]
     if added == 0:
         raise Missing('the log has no line "Added request": is it at DEBUG level?')
-    failed = sum(
-        1 for r in evidence.requests if r.status is not None and r.status >= 500
-    )
+
+    failed = 0
+    for request in evidence.requests:
+        if request.status is not None and request.status >= 500:
+            failed += 1
     text = f'{added} requests logged as "Added request", {done:g} finished'
     if done < added <= done + failed:
         return Finding.unknown(f"{text}, {failed} failed: it may be those")
@@ -293,7 +316,7 @@ def engine_alive(evidence: Evidence) -> Finding:
 
 
 def _numbers(values: list[float]) -> str:
-    return " → ".join(f"{v:g}" for v in values)
+    return " → ".join(f"{value:g}" for value in values)
 
 
 _LOCAL = re.compile(r"['\"]([0-9a-f]{16,128})[.…]*['\"]?")
@@ -328,12 +351,17 @@ def same_digest(keys: Sequence[str], named: Collection[str], shown: str) -> Find
         return Finding.unknown("no stack sample shows the key")
     if not named:
         return Finding.unknown("the log names no digest to compare with")
-    often = ", ".join(
-        f"{n} × {short_hash(key)}" for key, n in Counter(keys).most_common(5)
-    )
-    text = f"{shown} {often}; the log names {', '.join(sorted(map(short_hash, named)))}"
+
+    counts = Counter(keys).most_common(5)
+    read = ", ".join(f"{count} × {short_hash(key)}" for key, count in counts)
+    logged_digests = ", ".join(sorted(map(short_hash, named)))
+    text = f"{shown} {read}; the log names {logged_digests}"
+
+    # py-spy cuts a long local: a key is the beginning of its digest.
     fits = {any(digest.startswith(key) for digest in named) for key in keys}
-    return Finding.unknown(text) if len(fits) > 1 else Finding.of(fits.pop(), text)
+    if len(fits) > 1:
+        return Finding.unknown(text)
+    return Finding.of(fits.pop(), text)
 
 
 # -------------------------------------------------------- a thread that stays in a loop
@@ -350,15 +378,19 @@ def stays_below(stacks: StacksData, path: Sequence[str]) -> Finding:
     samples = [sample for sample in stacks.samples if sample.threads]
     if len(samples) < _MIN_SAMPLES:
         return Finding.unknown(f"{len(samples)} samples show stacks")
-    inside = sum(
-        any(_goes_through(thread, path) for thread in s.threads) for s in samples
-    )
+    inside = 0
+    for sample in samples:
+        if any(_goes_through(thread, path) for thread in sample.threads):
+            inside += 1
     text = f"{inside} of {len(samples)} samples inside {' > '.join(path)}"
     return Finding.of(inside == len(samples), text)
 
 
 def _goes_through(thread: ThreadStack, path: Sequence[str]) -> bool:
+    """Whether the functions of ``path`` are on the stack in this order, outermost
+    first."""
     inward = iter([frame.name for frame in reversed(thread.frames)])
+    # `in` takes from the iterator what lies before the name: so order counts.
     return all(name in inward for name in path)
 
 
@@ -380,14 +412,16 @@ def stays_in(
         return Finding.unknown(
             f"{thread} in {len(threads)} of {len(stacks.samples)} samples"
         )
-    inside = [one for one in threads if one.within(*path)]
-    running = sum(one.active is True for one in inside)
-    calling = sum(one.within(callee, *path) for one in inside)
+    inside = [stack for stack in threads if stack.within(*path)]
+    running = sum(stack.active is True for stack in inside)
+    calling = sum(stack.within(callee, *path) for stack in inside)
     text = (
         f"{len(inside)} of {len(threads)} samples in {path[0]}, {calling} in {callee}"
     )
+
     stays = len(inside) == len(threads)
-    if stays and not running and any(one.active is None for one in inside):
+    unseen = any(stack.active is None for stack in inside)
+    if stays and not running and unseen:
         return Finding.unknown(f"{text}; whether it runs is not shown")
     return calls(
         f"{text}, {running} running",

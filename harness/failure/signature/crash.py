@@ -12,6 +12,7 @@ met by the absence of evidence.
 import asyncio
 import re
 import time
+from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from mmrepro.engines import Engine
@@ -76,16 +77,18 @@ def core_died(evidence: Evidence, logs: Logs, engine: Engine) -> Finding:
         return Finding.of(
             False, f"EngineDeadError in the log, but {role} {alive[-1]} is alive"
         )
-    if evidence.engine_exit is None and not list(
-        evidence.results(ProcessesData, "check")
-    ):
-        left = evidence.why_missing("processes", "check")
-        raise Missing(f"EngineDeadError in the log; {left}")
-    if evidence.engine_exit is None and not core_processes(evidence, role, "gate"):
-        raise Missing(
-            f"EngineDeadError in the log; no process was called {role} in the gate "
-            "either"
-        )
+
+    # That no core was seen says something only where processes were read, and where
+    # the gate knew one by this role; of a server that ended nothing is left to read.
+    if evidence.engine_exit is None:
+        if not list(evidence.results(ProcessesData, "check")):
+            why = evidence.why_missing("processes", "check")
+            raise Missing(f"EngineDeadError in the log; {why}")
+        if not core_processes(evidence, role, "gate"):
+            raise Missing(
+                f"EngineDeadError in the log; no process was called {role} in the "
+                "gate either"
+            )
     return Finding.of(
         True, f"{count} × EngineDeadError in the log and no process {role} left"
     )
@@ -98,18 +101,17 @@ def requests_fail_with_500(requests: Requests, label: str) -> Finding:
     Without an answer in time it may be late: that tells no death from a machine that is
     busy."""
     sent = requests.last(label)
-    told = f"{label}: {sent.status or 'no answer'} {sent.error[:120]}".rstrip()
+    observed = f"{label}: {sent.status or 'no answer'} {sent.error[:120]}".rstrip()
     if sent.timed_out:
-        return Finding.unknown(told)
+        return Finding.unknown(observed)
     if sent.status != 500:
-        return Finding.of(False, told)
+        return Finding.of(False, observed)
+
     later = requests.first(AFTER)
     if later.timed_out:
-        return Finding.unknown(f"{told}; then a new text: {later.error[:80]}")
-    return Finding.of(
-        not later.answered,
-        f"{told}; then a new text: {later.status or later.error[:80]}",
-    )
+        return Finding.unknown(f"{observed}; then a new text: {later.error[:80]}")
+    reply = later.status or later.error[:80]
+    return Finding.of(not later.answered, f"{observed}; then a new text: {reply}")
 
 
 def health_is_503(requests: Requests) -> Finding:
@@ -119,23 +121,23 @@ def health_is_503(requests: Requests) -> Finding:
     statuses = [r.status for r in asked if r.status is not None]
     if not statuses:
         raise Missing(f"/health did not answer any more: {asked[0].error[:120]}")
-    text = ", ".join(f"{statuses.count(s)} × {s}" for s in dict.fromkeys(statuses))
-    return Finding.of(
-        all(s == 503 for s in statuses), f"/health after the failure: {text}"
-    )
+    counts = Counter(statuses)
+    text = ", ".join(f"{count} × {status}" for status, count in counts.items())
+    return Finding.of(counts.keys() == {503}, f"/health after the failure: {text}")
 
 
 def server_exits(evidence: Evidence) -> Finding:
     """The whole server ends by itself, some seconds after its engine."""
     asked, code = evidence.labelled(HEALTH), evidence.engine_exit
-    if code is None and not asked:
-        raise Missing("/health was not asked after the failure")
     if code is None:
+        if not asked:
+            raise Missing("/health was not asked after the failure")
         return Finding.of(False, "the server's process goes on without its engine")
-    silent = next((r.sent.mono for r in asked if r.status is None), None)
-    after = (
-        "" if silent is None else f" about {silent - asked[0].sent.mono:.0f} s later"
-    )
+
+    after = ""
+    silent = [request.sent.mono for request in asked if request.status is None]
+    if silent:
+        after = f" about {silent[0] - asked[0].sent.mono:.0f} s later"
     return Finding.of(True, f"the server ended by itself{after}, exit code {code}")
 
 
@@ -160,52 +162,61 @@ def first_error(
         asserted: expression of what the device prints, "": none is this one; None:
             pattern ``wanted`` has its words as well.
     """
-    lines, matching = logs.lines("exception"), logs.lines(wanted) if wanted else []
+    lines = logs.lines("exception")
+    matching = {line.number for line in logs.lines(wanted)} if wanted else set()
     printed = log_lines(logs.evidence, "device-assert")
     if not lines:
         return _without_exception("the log holds no exception", printed)
-    known = {f"pid={use.pid}" for use in core_processes(logs.evidence, role, "gate")}
-    own = [
-        line
-        for line in lines
-        if role in line.process and (not known or known & set(line.process.split()))
-    ]
-    if not own:
-        told = f"none is of {role}'s process; {_where(lines[0])}"
-        return _without_exception(told, printed)
-    first, count = own[0], logs.count("exception")
-    if count > len(lines) and lines.index(first) * 2 >= len(lines):
+    first = _first_of(role, lines, logs)
+    if first is None:
+        observed = f"none is of {role}'s process; {_where(lines[0])}"
+        return _without_exception(observed, printed)
+
+    # Of many lines the first and the last are kept: in the second half of those, an
+    # earlier one of this process may be among the lines that were not.
+    place, count = lines.index(first), logs.count("exception")
+    if count > len(lines) and place * 2 >= len(lines):
         return Finding.unknown(
             f"{count - len(lines)} of {count} exceptions were not kept"
         )
-    text = f"{_where(first)}; {count - lines.index(first) - 1} later lines echo it"
-    if ASSERT_TRIGGERED in first.text:
-        before = [line for line in printed if line.number < first.number]
-        if not before:
-            return Finding.unknown(
-                f"{text}; the log does not show which assertion it was"
-            )
-        first, text = before[0], f"{text}; the device: {_shown(before[0], 240)}"
-        if asserted is not None:
-            return Finding.of(bool(asserted and re.search(asserted, first.text)), text)
-    return Finding.of(first.number in {line.number for line in matching}, text)
+    text = f"{_where(first)}; {count - place - 1} later lines echo it"
+    if ASSERT_TRIGGERED not in first.text:
+        return Finding.of(first.number in matching, text)
+
+    before = [line for line in printed if line.number < first.number]
+    if not before:
+        return Finding.unknown(f"{text}; the log does not show which assertion it was")
+    device = before[0]
+    text = f"{text}; the device: {_shown(device, 240)}"
+    if asserted is None:
+        return Finding.of(device.number in matching, text)
+    return Finding.of(bool(asserted and re.search(asserted, device.text)), text)
 
 
-def _without_exception(told: str, printed: Sequence[LogLine]) -> Finding:
+def _first_of(role: str, lines: Sequence[LogLine], logs: Logs) -> LogLine | None:
+    """The first line of the role's process, by its pid where the gate saw it."""
+    in_gate = {f"pid={use.pid}" for use in core_processes(logs.evidence, role, "gate")}
+    for line in lines:
+        if role not in line.process:
+            continue
+        if not in_gate or in_gate & set(line.process.split()):
+            return line
+    return None
+
+
+def _without_exception(observed: str, printed: Sequence[LogLine]) -> Finding:
     """A process that a device-side assert aborts (freeing pinned memory does) logs
     none."""
     if printed:
         return Finding.unknown(
-            f"{told}; but a device printed: {_shown(printed[0], 240)}"
+            f"{observed}; but a device printed: {_shown(printed[0], 240)}"
         )
-    return Finding.of(False, told)
+    return Finding.of(False, observed)
 
 
 def _shown(line: LogLine, most: int) -> str:
     # A scenario's file needs no forms of lines.
-    from mmrepro.probes.log_words import (
-        public_line,
-    )
+    from mmrepro.probes.log_words import public_line
 
     return public_line(line, most)
 

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 
 from mmrepro.failure.signature import checks
 from mmrepro.failure.signature.decide import Finding
+from mmrepro.failure.signature.foreign_errors import foreign_error, not_the_engines
 from mmrepro.failure.signature.views import Logs
 from mmrepro.probes.data import InferenceData
 from mmrepro.traffic.evidence import Evidence, Missing
@@ -47,14 +48,13 @@ def stands_before(status: int | None, body: str) -> str:
     or ""."""
     if status is None or status < 500:
         return ""
-    # It is long: only who judges needs it.
-    from mmrepro.failure.signature.coherence import not_the_engines
-
-    found = _KEYS.search(body)
-    told = (
-        f"the answer {status} is a gateway's: it tells of {found[0]!r}" if found else ""
-    )
-    return not_the_engines(status, body) or told
+    why = not_the_engines(status, body)
+    if why:
+        return why
+    word = _KEYS.search(body)
+    if word is None:
+        return ""
+    return f"the answer {status} is a gateway's: it tells of {word[0]!r}"
 
 
 def gateways(inference: InferenceData) -> str:
@@ -63,8 +63,6 @@ def gateways(inference: InferenceData) -> str:
     status, body = inference.status, inference.error.partition(": ")[2]
     if status is None or status < 500:
         return ""
-    from mmrepro.failure.signature.coherence import foreign_error
-
     return stands_before(status, body) or foreign_error(status, body)
 
 
@@ -73,16 +71,16 @@ def fails(inference: InferenceData) -> Finding:
     completion that ended in one. A refusal (400, 401, 404, 429) tells nothing of the
     engine: it is about the request, its key, its model or the queue. Nor does the error
     of a gateway, or a server's 503: it is not ready, or full."""
-    told = f"a small valid request: {inference.error[:160] or 'answered'}"
+    observed = f"a small valid request: {inference.error[:160] or 'answered'}"
     status = inference.status
     if inference.answered or status is None:
-        return Finding.of(False, told)
+        return Finding.of(False, observed)
     if why := gateways(inference):
-        return Finding.unknown(f"{told}: {why}")
+        return Finding.unknown(f"{observed}: {why}")
     failed = status >= 500 and status != 503
     if failed or (status == 200 and ENDED_BADLY in inference.error):
-        return Finding.of(True, told)
-    return Finding.unknown(f"{told}: this tells nothing of the engine")
+        return Finding.of(True, observed)
+    return Finding.unknown(f"{observed}: this tells nothing of the engine")
 
 
 def core_is_dead(evidence: Evidence, logs: Logs, role: str, pattern: str) -> Finding:

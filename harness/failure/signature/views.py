@@ -32,56 +32,68 @@ def metric_readings(
     """Values of the first of ``names`` that the server knows, one a reading, oldest
     first: of the process that the last reading is of, where they tell (a balancer may
     ask another replica)."""
-    read = [data for _, data in evidence.results(MetricsData, *phases)]
-    begun = [data.total(BEGUN_AT) for data in read]
-    read = [
-        data for data, at in zip(read, begun, strict=True) if at in (None, begun[-1])
+    readings = [data for _, data in evidence.results(MetricsData, *phases)]
+    if not readings:
+        return []
+    last_begun = readings[-1].total(BEGUN_AT)
+    of_one_process = [
+        data for data in readings if data.total(BEGUN_AT) in (None, last_begun)
     ]
+
     for name in names:
-        known = [v for data in read if (v := data.total(name)) is not None]
-        if known:
-            return known
+        totals = [data.total(name) for data in of_one_process]
+        values = [total for total in totals if total is not None]
+        if values:
+            return values
     return []
 
 
 def core_processes(evidence: Evidence, role: str, *phases: Phase) -> list[ProcessUse]:
     """One entry a reading for the process with that role."""
-    return [
-        process
-        for _, data in evidence.results(ProcessesData, *phases)
-        for process in data.processes
-        if role in process.role
-    ]
+    cores: list[ProcessUse] = []
+    for _, data in evidence.results(ProcessesData, *phases):
+        cores += [process for process in data.processes if role in process.role]
+    return cores
 
 
 def spinning(evidence: Evidence, pids: set[int]) -> bool:
     """Whether one of the processes was seen to spin in user space."""
-    return any(
-        data.pid in pids and data.verdict == "spinning-in-user-space"
-        for _, data in evidence.results(SyscallsData, "check")
-    )
+    for _, data in evidence.results(SyscallsData, "check"):
+        if data.pid in pids and data.verdict == "spinning-in-user-space":
+            return True
+    return False
 
 
 def log_count(evidence: Evidence, pattern: str) -> int | None:
     """How many lines match a named pattern, of all logs; None if no log was searched
     for it, or if there is none in one of which only the end was read."""
     counts: dict[str, int] = {}
-    unsure = False
+    read_in_part = False
     for _, data in evidence.results(LogsData):
         if pattern in data.match_counts:
             counts[data.file] = data.match_counts[pattern]
-            unsure = unsure or data.skipped_bytes > 0
+            read_in_part = read_in_part or data.skipped_bytes > 0
+
     total = sum(counts.values())
-    return None if not counts or (total == 0 and unsure) else total
+    if not counts:
+        return None
+    # None in the end of a log is not none in the log.
+    if total == 0 and read_in_part:
+        return None
+    return total
 
 
 def log_lines(evidence: Evidence, pattern: str) -> list[LogLine]:
     """Kept lines that match a named pattern, of the last reading of each log."""
-    lines: dict[str, list[LogLine]] = {}
+    by_file: dict[str, list[LogLine]] = {}
     for _, data in evidence.results(LogsData):
         if pattern in data.matches:
-            lines[data.file] = data.matches[pattern]
-    return [line for found in lines.values() for line in found]
+            by_file[data.file] = data.matches[pattern]
+
+    lines: list[LogLine] = []
+    for of_file in by_file.values():
+        lines += of_file
+    return lines
 
 
 class View:
@@ -100,17 +112,19 @@ class Requests(View):
     observable = False
 
     def all(self, label: str) -> list[RequestRecord]:
-        """Those called ``label``, or ``label`` and more words. Raises Missing: none was
-        sent."""
-        found = self.evidence.labelled(label)
-        if not found:
+        """The requests called ``label``, or ``label`` and more words. Raises Missing:
+        none was sent."""
+        sent = self.evidence.labelled(label)
+        if not sent:
             raise Missing(f"{label} was not sent")
-        return found
+        return sent
 
     def first(self, label: str) -> RequestRecord:
+        """The first of those that ``all`` gives. Raises Missing as it."""
         return self.all(label)[0]
 
     def last(self, label: str) -> RequestRecord:
+        """The last of those that ``all`` gives. Raises Missing as it."""
         return self.all(label)[-1]
 
     def failed(self, label: str, message: str) -> Finding:
@@ -121,11 +135,12 @@ class Requests(View):
     def pair(self, label: str) -> tuple[RequestRecord, RequestRecord]:
         """What this server and what the control server answered. Raises Missing: not
         both did."""
-        answered = [
-            r for r in self.evidence.requests if r.label == label and r.answered
-        ]
-        mine = next((r for r in answered if r.phase == "trigger"), None)
-        right = next((r for r in answered if r.phase == "control"), None)
+        first_of: dict[str, RequestRecord] = {}
+        for request in self.evidence.requests:
+            if request.label == label and request.answered:
+                first_of.setdefault(request.phase, request)
+
+        mine, right = first_of.get("trigger"), first_of.get("control")
         if mine is None or right is None:
             raise Missing(f"{label} was not answered by this and by a control server")
         return mine, right
@@ -154,12 +169,12 @@ class Reproducers(View):
 
     def facts(self, name: str) -> dict[str, str | int | float | bool | None]:
         """Raises Missing: it was not run, or failed."""
-        found = self.evidence.reproducer(name)
-        if found is None:
+        reproducer = self.evidence.reproducer(name)
+        if reproducer is None:
             raise Missing(f"the reproducer {name} was not run")
-        if found.exit_code != 0:
-            raise Missing(found.error or f"the reproducer {name} failed")
-        return found.facts
+        if reproducer.exit_code != 0:
+            raise Missing(reproducer.error or f"the reproducer {name} failed")
+        return reproducer.facts
 
     def truth(self, name: str, fact: str) -> bool:
         """A fact that is yes or no. Raises Missing."""
@@ -188,22 +203,22 @@ class Logs(View):
 
     def count(self, pattern: str) -> int:
         """Raises Missing: no log was searched for it, or none was read whole."""
-        found = log_count(self.evidence, pattern)
-        if found is None:
+        count = log_count(self.evidence, pattern)
+        if count is None:
             raise Missing(self.evidence.why_missing("logs", "check"))
-        return found
+        return count
 
     def lines(self, pattern: str) -> list[LogLine]:
-        """Those that were kept; there may be more (``count``). Raises Missing as
+        """The lines that were kept; there may be more (``count``). Raises Missing as
         ``count``."""
         self.count(pattern)
         return log_lines(self.evidence, pattern)
 
     def search(self, pattern: str, wanted: str) -> list[re.Match[str]]:
-        """Where regular expression ``wanted`` is in those lines. Raises Missing as
-        ``count``."""
-        found = (re.search(wanted, line.text) for line in self.lines(pattern))
-        return [match for match in found if match]
+        """The places where regular expression ``wanted`` is in those lines. Raises
+        Missing as ``count``."""
+        matches = [re.search(wanted, line.text) for line in self.lines(pattern)]
+        return [match for match in matches if match]
 
 
 class Metrics(View):
@@ -218,12 +233,12 @@ class Metrics(View):
             phases: of the readings; none: of the check.
             least: with fewer readings, Missing is raised.
         """
-        asked = phases or ("check",)
-        found = metric_readings(self.evidence, tuple(names), *asked)
-        if len(found) < least:
-            why = self.evidence.why_missing("metrics", *asked)
-            raise Missing(f"{len(found)} readings of {names[0]}; {why}")
-        return found
+        of_phases = phases or ("check",)
+        values = metric_readings(self.evidence, tuple(names), *of_phases)
+        if len(values) < least:
+            why = self.evidence.why_missing("metrics", *of_phases)
+            raise Missing(f"{len(values)} readings of {names[0]}; {why}")
+        return values
 
 
 class Processes(View):
@@ -232,7 +247,7 @@ class Processes(View):
     def of(self, role: str, *phases: Phase) -> list[ProcessUse]:
         """One entry a reading, of the check unless told otherwise. Raises Missing:
         none."""
-        found = core_processes(self.evidence, role, *(phases or ("check",)))
-        if not found:
+        processes = core_processes(self.evidence, role, *(phases or ("check",)))
+        if not processes:
             raise Missing(f"no process {role} was measured")
-        return found
+        return processes

@@ -13,7 +13,7 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from itertools import chain, islice, pairwise
+from itertools import islice
 
 from mmrepro.engines.folders import facts, folders, published
 from mmrepro.failure.documents.cause import (
@@ -27,32 +27,34 @@ from mmrepro.failure.documents.diagnosis import Certainty
 from mmrepro.live.diagnose import cause_rules as rules
 from mmrepro.live.diagnose.cause_advice import advice_for
 from mmrepro.live.diagnose.cause_input import Blamed, blamed, placeholders
-from mmrepro.live.diagnose.cause_rules import CERTAIN, LIKELY, POSSIBLE, CauseRule
+from mmrepro.live.diagnose.cause_rules import CERTAIN, LIKELY, POSSIBLE
+from mmrepro.live.diagnose.log_events import (
+    SETTINGS,
+    SHOWN,
+    LogEvent,
+    event_of,
+    explains,
+    process_gone,
+    shows_work,
+)
+from mmrepro.live.diagnose.log_order import PlacedLine, in_order, lines_of
 from mmrepro.live.diagnose.raised import LogException, frames_text, read, roots
 from mmrepro.probes.data import LogLine, LogsData
-from mmrepro.probes.log_words import public_line
 
-SHOWN = 240
 _AFTER_S = 30.0
 """Work that is logged so long after a failure is no echo of what was done before it."""
 _AFTER_LINES = 5
 """The same by lines of work, where they have no time."""
-_NEAR_S = 10.0
-_NEAR_LINES = 300
-"""An explanation is looked for so far behind what it explains."""
-FAR_LINES, FAR_S = 1000, 60.0
+_FAR_LINES, _FAR_S = 1000, 60.0
 """An exception so far before the end, in lines and in seconds, is of something else."""
 _STALLS = 3
 """Readings in a row, ten seconds apart, in which requests run and no token is made."""
 _HEARTBEATS = 2
-OTHERS = 5
-_BACKWARDS = 5
-"""Times that step back so often, and hardly ever forward, are those of an export."""
-_YEAR_S = 366 * 86400.0
-WAITING = 10
+_OTHERS = 5
+_WAITING = 10
 NO_END = frozenset({C.ALIVE, C.UNKNOWN, C.OVERLOADED, C.NOT_A_LOG})
 """Classes of a server that has not ended, nor stands still, by its log."""
-STRONG = frozenset(
+_STRONG = frozenset(
     {
         C.GPU_FAULT,
         C.OUT_OF_GPU_MEMORY,
@@ -77,23 +79,8 @@ _KEPT_AT_START = frozenset(
 """Classes that say more than that it did not start."""
 _UNTIED = frozenset({C.ENGINE_DEFECT, C.KILLED_BY_INPUT})
 """Exceptions that an engine may survive."""
-SILENT_S = 10.0
-_QUIET = frozenset({"INFO", "DEBUG"})
-_SETTINGS = re.compile(
-    r"server_args=|non-default args|Namespace\(|Initializing a|Dumping |EngineArgs\(|"
-    r"vLLM (?:API )?server version|engine_config|Received request|input_tokens="
-    r"|prompt: "
-)
+_SILENT_S = 10.0
 _OWN_SETTINGS = re.compile(r"server_args=|non-default args: |Namespace\(")
-_GONE = re.compile(
-    r"(?:Worker proc|Engine core proc|process|[Pp]roc|[Ss]ubprocess) (?P<name>[\w.:-]+)"
-    r"(?: \(pid[= ](?P<pid2>\d+)\))? (?:died|crashed)|"
-    r"Engine process \(pid (?P<pid>\d+)\) died"
-    r"|(?P<worker>\w*Worker\w*) pid (?P<wpid>\d+) died|"
-    r"Rank (?P<rank>\d+) scheduler (?:is dead|died)|"
-    r"rank=(?P<ranks>\[?[\d, ]+\]?) died|(?:DataParallelController"
-    r"|TP process) (?P<proc>\d+) "
-)
 _CUT = re.compile(
     r"fatal error|hit an exception|failed to start|loop failed|task failed|"
     r"WorkerProc (?:failed|hit)|"
@@ -107,50 +94,10 @@ _SHUT = re.compile(
 """uvicorn's, on SIGTERM and SIGINT."""
 _STARTED = re.compile(r"vLLM (?:API )?server version|server_args=ServerArgs\(")
 """A server logs its settings once, as it starts."""
-_STEPPED = re.compile(
-    r"\[TM\]\[INFO\].{0,80}\bstep = |\bstep = \d+, .*\[TM\]|"
-    r"EngineCore loop active|EngineCore waiting for work|Finished request "
-)
-"""Lines of work done that are no statistics."""
 _ADDED = re.compile(r"Added request ")
 _TRIGGERED = re.compile(r"^\[shutdown\] API server: shutdown triggered")
 """vllm/entrypoints/launcher.py since 0.23: on SIGTERM and SIGINT, before anything else
 ends."""
-_KILLED = re.compile(r"[Kk]ill(?:ed)? process (?P<pid>\d+) \((?P<name>[^)]+)\)")
-_RANK = re.compile(r"\[(?:Rank|PG .{0,80}Rank) (\d+)\]")
-
-
-@dataclass(frozen=True)
-class _LogEvent:
-    """What one line, or one exception, says that can end a server."""
-
-    name: C
-    sure: Certainty
-    text: str
-    line: LogLine
-    process: str = ""
-    time: str = ""
-    when: float | None = None
-    effect: bool = False
-    raised: LogException | None = None
-    why: tuple[str, ...] = ()
-    by: str = ""
-    advice: tuple[str, ...] = ()
-
-    @property
-    def number(self) -> int:
-        return self.line.number
-
-    @property
-    def shown(self) -> str:
-        return self.text[:SHOWN]
-
-
-class _Placed(LogLine):
-    """A line whose ``number`` is its place among all lines; ``at``: its number in its
-    file."""
-
-    at: int
 
 
 @dataclass(frozen=True)
@@ -172,7 +119,7 @@ def judge(lines: Sequence[LogLine], engine: str = "", *, stuck: int = 0) -> LogV
             known.
         stuck: requests that were added after its last progress, and never scheduled.
     """
-    lives = [_Life(part, engine) for part in _lives(_ordered(lines))]
+    lives = [_Life(part, engine) for part in _lives(in_order(lines))]
     latest = lives[-1]
     latest.stuck = stuck
     ended = [life for life in lives if life.first or life.death]
@@ -187,31 +134,6 @@ def judge(lines: Sequence[LogLine], engine: str = "", *, stuck: int = 0) -> LogV
         after += f" and worked at {works}"
     cause = judged.cause.model_copy(update={"why": [*judged.cause.why, after]})
     return replace(judged, cause=cause)
-
-
-def lines_of(data: LogsData) -> list[LogLine]:
-    """Every line that a reading kept, in its order, each once."""
-    kept = [
-        *data.excerpt,
-        *data.errors,
-        *data.last_by_process.values(),
-        *data.stuck_requests,
-    ]
-    for matching in data.matches.values():
-        kept += matching
-    for line in (data.last_progress, data.last_work, data.first_line, data.last_line):
-        if line is not None:
-            kept.append(line)
-
-    files = {file: number for number, file in enumerate(data.files)}
-    unique: dict[tuple[int, int, str], LogLine] = {}
-    for line in kept:
-        # A message of several lines, in JSON, is one line of its file: its number
-        # alone does not tell them apart. What was kept twice stands where it came last.
-        place = (files.get(line.file, 0), line.number, line.text)
-        unique[place] = unique.pop(place, line)
-    places = sorted(unique, key=lambda place: place[:2])
-    return [unique[place] for place in places]
 
 
 def servers(data: LogsData) -> list[ServerInLog]:
@@ -258,83 +180,17 @@ def _ended_first(server: ServerInLog) -> tuple[bool, bool]:
 
 
 def _engine_of(cause: Cause) -> str:
-    """By the title of the process that the kernel killed."""
+    """The engine, by the title of the process that the kernel killed."""
     name = cause.process.partition("::")[0].casefold()
     return name if name in folders() and "::" in cause.process else ""
-
-
-# ---------------------------------------------------------------- the order of lines
-
-
-def _ordered(lines: Sequence[LogLine]) -> list[_Placed]:
-    """As they came: files of several ranks by their times, an export of newest lines
-    first turned round."""
-    ordered = list(lines)
-    files: dict[str, list[LogLine]] = {}
-    for line in lines:
-        files.setdefault(line.file, []).append(line)
-    if len(files) > 1:
-        ordered = _merged(list(files.values()))
-    elif _newest_first(lines):
-        ordered.reverse()
-
-    placed: list[_Placed] = []
-    at = 0
-    before: LogLine | None = None
-    for line in ordered:
-        step = 1
-        if before is not None and before.file == line.file:
-            # Lines may be missing: what was between the two counts as distance.
-            step = max(1, abs(line.number - before.number))
-        at += step
-        values = {**line.__dict__, "number": at, "at": line.number}
-        placed.append(_Placed.model_construct(**values))
-        before = line
-    return placed
-
-
-def _merged(files: Sequence[Sequence[LogLine]]) -> list[LogLine]:
-    """By time where each file has times of the same kind, else one file after the
-    other."""
-    begun = [when for when in map(_first_time, files) if when is not None]
-    if len(begun) < len(files) or max(begun) - min(begun) > _YEAR_S:
-        return list(chain.from_iterable(files))
-
-    placed: list[tuple[float, int, LogLine]] = []
-    for number, (lines, when) in enumerate(zip(files, begun, strict=True)):
-        for line in lines:
-            # A line without a time belongs to the one above it, and a clock that is
-            # set back does not change the order of a file.
-            if line.when is not None:
-                when = max(when, line.when)
-            placed.append((when, number, line))
-    placed.sort(key=lambda entry: entry[:2])
-    return [line for _, _, line in placed]
-
-
-def _first_time(lines: Sequence[LogLine]) -> float | None:
-    for line in lines:
-        if line.when is not None:
-            return line.when
-    return None
-
-
-def _newest_first(lines: Sequence[LogLine]) -> bool:
-    times = [line.when for line in lines if line.when is not None]
-    back = forward = 0
-    for earlier, later in pairwise(times):
-        back += later < earlier
-        forward += later > earlier
-    # Times of one server step back now and then: its processes write side by side.
-    return back >= _BACKWARDS and back > 10 * forward
 
 
 # ---------------------------------------------------------------- one life of a server
 
 
-def _lives(lines: Sequence[_Placed]) -> list[Sequence[_Placed]]:
+def _lives(lines: Sequence[PlacedLine]) -> list[Sequence[PlacedLine]]:
     """Cut where a server is started again after one has ended."""
-    parts: list[Sequence[_Placed]] = []
+    parts: list[Sequence[PlacedLine]] = []
     begin, died = 0, False
     for n, line in enumerate(lines):
         words = line.own_words
@@ -347,11 +203,11 @@ def _lives(lines: Sequence[_Placed]) -> list[Sequence[_Placed]]:
 
 
 class _Life:
-    """From a server's start, or from where the log begins, to its end."""
+    """The lines from a server's start, or from where the log begins, to its end."""
 
     stuck = 0
 
-    def __init__(self, lines: Sequence[_Placed], engine: str) -> None:
+    def __init__(self, lines: Sequence[PlacedLine], engine: str) -> None:
         self.lines = lines
         self.engine = engine
         reading = read(lines)
@@ -359,7 +215,7 @@ class _Life:
         self.words = [line.own_words for line in lines]
         self.worded = list(zip(lines, self.words, strict=True))
 
-    def _first_with(self, pattern: re.Pattern[str]) -> _Placed | None:
+    def _first_with(self, pattern: re.Pattern[str]) -> PlacedLine | None:
         """The first line whose own words match."""
         for line, text in self.worded:
             if pattern.search(text):
@@ -372,9 +228,9 @@ class _Life:
     # ------------------------------------------------------------ work
 
     @cached_property
-    def progress(self) -> list[_Placed]:
+    def progress(self) -> list[PlacedLine]:
         """Lines of work done; without any, answers of the front."""
-        strong = [line for line, text in self.worded if _moved(line, text)]
+        strong = [line for line, text in self.worded if shows_work(line, text)]
         if strong or self.stats:
             return strong
         answers = []
@@ -385,14 +241,17 @@ class _Life:
         return answers
 
     @property
-    def last_work(self) -> _Placed | None:
+    def last_work(self) -> PlacedLine | None:
+        """The last line of work done."""
         return self.progress[-1] if self.progress else None
 
     @cached_property
     def stats(self) -> list[tuple[LogLine, re.Match[str]]]:
+        """The lines in which it logs how much it does, with their numbers."""
         stats: list[tuple[LogLine, re.Match[str]]] = []
         for line, text in self.worded:
-            if match := rules.STATS.search(text):
+            match = rules.STATS.search(text)
+            if match:
                 stats.append((line, match))
         return stats
 
@@ -419,7 +278,7 @@ class _Life:
         for line, text in self.worded:
             if ordered is not None and line.number > ordered.number:
                 return None
-            if not re.search(rules.DEATHS, text) or _SETTINGS.search(text):
+            if not re.search(rules.DEATHS, text) or SETTINGS.search(text):
                 continue
             # One process of several may end while the server goes on.
             if not self.works_after(line.number, line.when):
@@ -427,14 +286,14 @@ class _Life:
         return None
 
     @cached_property
-    def _told_to_go(self) -> _Placed | None:
+    def _told_to_go(self) -> PlacedLine | None:
         """The line with which it begins to end by itself."""
         return self._first_with(_TRIGGERED)
 
     @cached_property
-    def events(self) -> list[_LogEvent]:
+    def events(self) -> list[LogEvent]:
         """All that can end a server, as it came; what was survived as well."""
-        events: list[_LogEvent] = []
+        events: list[LogEvent] = []
         ordered = self._told_to_go
         for raised in self.raised:
             # Processes that are ended on purpose raise as they go.
@@ -448,14 +307,14 @@ class _Life:
         for line, text in self.worded:
             if line.number in self.taken:
                 continue
-            event = _alone(line, text)
+            event = event_of(line, text)
             if event is not None:
                 events.append(event)
         return sorted(events, key=lambda event: event.number)
 
     @cached_property
-    def fatal(self) -> list[_LogEvent]:
-        """Those events after which no work is logged."""
+    def fatal(self) -> list[LogEvent]:
+        """The events after which no work is logged."""
         fatal = []
         for event in self.events:
             # One line of work is enough to show that an effect was survived.
@@ -466,15 +325,15 @@ class _Life:
                 fatal.append(event)
         return fatal
 
-    def _long_before(self, event: _LogEvent) -> bool:
+    def _long_before(self, event: LogEvent) -> bool:
         """Whether the end came so much later that it is another one's."""
         end = self.death
-        if end is None or event.number > end.number - FAR_LINES:
+        if end is None or event.number > end.number - _FAR_LINES:
             return False
-        return event.when is None or end.when is None or end.when > event.when + FAR_S
+        return event.when is None or end.when is None or end.when > event.when + _FAR_S
 
     @cached_property
-    def first(self) -> _LogEvent | None:
+    def first(self) -> LogEvent | None:
         """What the end began with."""
         if not self.fatal:
             return None
@@ -484,7 +343,7 @@ class _Life:
         # What follows from something else as a rule gives way to what explains it.
         for event in self.fatal[1:]:
             killed = first.name is C.KILLED_BY_SIGNAL and not event.effect
-            if (event.name in STRONG or killed) and _near(first, event):
+            if (event.name in _STRONG or killed) and explains(first, event):
                 return event
         return first
 
@@ -500,7 +359,7 @@ class _Life:
             return True
         return rules.REQUEST_TEXT.search(raised.text) is not None
 
-    def _of(self, raised: LogException) -> _LogEvent:
+    def _of(self, raised: LogException) -> LogEvent:
         """What an exception says."""
         rule = rules.meaning(raised.text, exception=True)
         name, sure = (rule.name, rule.sure) if rule else (C.ENGINE_DEFECT, LIKELY)
@@ -524,7 +383,7 @@ class _Life:
         process = raised.process
         if not process and (owner := rules.WHOSE.search(raised.intro)):
             process = owner["name"]
-        return _LogEvent(
+        return LogEvent(
             name=name,
             sure=sure,
             text=raised.told,
@@ -580,6 +439,7 @@ class _Life:
     # ------------------------------------------------------------ the answer
 
     def judged(self) -> LogVerdict:
+        """What ended or stopped it, and what else may have."""
         cause = (
             self._never_scheduled()
             or self._ended()
@@ -610,7 +470,7 @@ class _Life:
             counted = placeholders(text)
             if counted is None:
                 continue
-            event = _LogEvent(
+            event = LogEvent(
                 name=C.PLACEHOLDER_COUNTS,
                 sure=CERTAIN if counted.inside else LIKELY,
                 text=text.strip(),
@@ -656,7 +516,7 @@ class _Life:
         values["number"] = _at(work)
         return LogLine.model_construct(**values)
 
-    def _cause(self, event: _LogEvent, why: Iterable[str] = ()) -> Cause:
+    def _cause(self, event: LogEvent, why: Iterable[str] = ()) -> Cause:
         sentence = _sentence(event.name, event.text)
         if event.by:
             sentence = f"{event.by.rstrip('.')}: {event.shown}"
@@ -711,10 +571,10 @@ class _Life:
         cause = self._cause(event, why)
         return cause.model_copy(update={"start": start}) if start else cause
 
-    def _besides(self, event: _LogEvent) -> list[str]:
+    def _besides(self, event: LogEvent) -> list[str]:
         """The first other thing that may have ended it as well."""
         for other in self.fatal:
-            if other.name in STRONG and other.name is not event.name:
+            if other.name in _STRONG and other.name is not event.name:
                 return [f"besides ({_where(other.line, other)}): {other.shown}"]
         return []
 
@@ -753,7 +613,7 @@ class _Life:
             name=name,
             certainty=sure,
             sentence=_sentence(name, shown),
-            process=_gone(text) or line.process or line.rank,
+            process=process_gone(text) or line.process or line.rank,
             time=line.time,
             line=_at(line),
             file=line.file,
@@ -770,7 +630,7 @@ class _Life:
                 continue
             quotes = [text for text in match.groups() if text]
             rule = rules.meaning(quotes[0], exception=True)
-            event = _LogEvent(
+            event = LogEvent(
                 name=rule.name if rule else C.ENGINE_DEFECT,
                 sure=POSSIBLE,
                 text=raised.told,
@@ -806,13 +666,14 @@ class _Life:
         return None
 
     def _heartbeats(self, before: int | None = None) -> list[tuple[LogLine, int]]:
-        """Those after the last work, with their seconds."""
+        """The heartbeats after the last work, with their seconds."""
         last = self.last_work.number if self.last_work else 0
         beats: list[tuple[LogLine, int]] = []
         for line, text in self.worded:
             if line.number <= last or (before is not None and line.number >= before):
                 continue
-            if match := rules.HEARTBEAT.search(text):
+            match = rules.HEARTBEAT.search(text)
+            if match:
                 beats.append((line, int(match[1])))
         return beats
 
@@ -834,7 +695,7 @@ class _Life:
             why.append(f"its last error ({_where(error.line)}): {error.told[:SHOWN]}")
         return Cause(
             name=C.HANG,
-            certainty=LIKELY if silent >= SILENT_S else POSSIBLE,
+            certainty=LIKELY if silent >= _SILENT_S else POSSIBLE,
             sentence=(
                 f"{self.stuck} requests were added after its last work, and never "
                 "scheduled."
@@ -848,7 +709,7 @@ class _Life:
             advice=advice_for(C.HANG, self.engine, ""),
         )
 
-    def _error_before_silence(self, last: _Placed) -> LogException | None:
+    def _error_before_silence(self, last: PlacedLine) -> LogException | None:
         """The last exception of another process than the front, up to the last work, or
         the one with which the end began."""
         first, front = self.first, self._front()
@@ -879,12 +740,13 @@ class _Life:
             return None
         if beats and self._goes_on(beats[0][0].number):
             return None
-        if after and (full := self._never_fits(after, last)):
-            return full
+        never_fits = self._never_fits(after, last) if after else None
+        if never_fits is not None:
+            return never_fits
         if len(stalls) < _STALLS and len(beats) < _HEARTBEATS:
             return None
 
-        why = []
+        why: list[str] = []
         if last is not None:
             why.append(f"no progress since {_where(last)}")
         if stalls:
@@ -917,10 +779,10 @@ class _Life:
                 continue
             if not rules.HEARTBEAT.search(text) and not rules.STATS.search(text):
                 others += 1
-        return others > OTHERS
+        return others > _OTHERS
 
-    def _shut(self) -> _Placed | None:
-        """Where it begins to go by itself, as it does when it is told to."""
+    def _shut(self) -> PlacedLine | None:
+        """The line with which it begins to go by itself, as it does when it is told to."""
         for line, text in self.worded[-80:]:
             if _SHUT.search(text):
                 return line
@@ -929,6 +791,7 @@ class _Life:
     def _never_fits(
         self, after: Sequence[tuple[LogLine, re.Match[str]]], last: LogLine | None
     ) -> Cause | None:
+        """Requests wait while none runs and the KV cache is empty, in every reading."""
         for _, match in after:
             if int(match["running"] or 0) != 0 or int(match["waiting"] or 0) <= 0:
                 return None
@@ -936,6 +799,7 @@ class _Life:
                 return None
         if len(after) < _STALLS:
             return None
+
         line, match = after[0]
         why = [
             f"running 0, waiting {match['waiting']}, KV cache in use "
@@ -947,10 +811,8 @@ class _Life:
         return Cause(
             name=C.NEVER_FITS,
             certainty=LIKELY,
-            sentence=(
-                "Requests wait, none runs, and the KV cache is empty: nothing "
-                "can make room."
-            ),
+            sentence="Requests wait, none runs, and the KV cache is empty: nothing can "
+            "make room.",
             process=line.process,
             time=line.time,
             line=_at(line),
@@ -960,7 +822,10 @@ class _Life:
         )
 
     def _alive(self) -> Cause | None:
-        if crowded := self._overloaded():
+        """It works up to the end of the log, or was shut down; None: no line shows work,
+        nor that it was ready."""
+        crowded = self._overloaded()
+        if crowded is not None:
             return crowded
         last = self.last_work
         seen = last or self._first_with(rules.READY)
@@ -968,7 +833,7 @@ class _Life:
             return None
         shut = self._shut()
         if shut is not None and shut.number > seen.number:
-            event = _LogEvent(
+            event = LogEvent(
                 name=C.KILLED_BY_SIGNAL,
                 sure=POSSIBLE,
                 text=f"it was shut down: {shut.own_words}",
@@ -978,8 +843,10 @@ class _Life:
             )
             why = [f"last work before it: {_where(seen)}"] if last else []
             return self._cause(event, why)
-        if refused := self._refused_for_size():
+        refused = self._refused_for_size()
+        if refused is not None:
             return refused
+
         at = f" at {seen.time}" if seen.time else ""
         what = "It worked" if last else "It was ready"
         return Cause(
@@ -995,20 +862,21 @@ class _Life:
         )
 
     def _overloaded(self) -> Cause | None:
+        """It refuses requests again and again, or ever more of them wait."""
         refusals = [line for line, text in self.worded if rules.OVERLOAD.search(text)]
         recent = self.stats[-_STALLS:]
         waiting = [int(match["waiting"] or 0) for _, match in recent]
         grows = waiting == sorted(waiting)
-        crowded = len(recent) == _STALLS and min(waiting) >= WAITING and grows
+        crowded = len(recent) == _STALLS and min(waiting) >= _WAITING and grows
         if len(refusals) < _STALLS and not crowded:
             return None
+
         line = refusals[0] if len(refusals) >= _STALLS else recent[0][0]
-        why = []
+        why: list[str] = []
         if refusals:
             first = refusals[0]
             why.append(
-                f"{len(refusals)} lines, first ({_where(first)}): "
-                f"{first.own_words[:SHOWN]}"
+                f"{len(refusals)} lines, first ({_where(first)}): {first.own_words[:SHOWN]}"
             )
         if crowded:
             why.append(f"waiting {' → '.join(map(str, waiting))} in the last readings")
@@ -1027,7 +895,7 @@ class _Life:
     def _refused_for_size(self) -> Cause | None:
         for line, text in self.worded:
             if rules.NEVER_FITS.search(text):
-                event = _LogEvent(
+                event = LogEvent(
                     name=C.NEVER_FITS,
                     sure=LIKELY,
                     text=text,
@@ -1066,10 +934,10 @@ class _Life:
         )
 
     def _unknown(self) -> Cause:
-        if (no_log := self._no_log()) is not None:
-            return no_log
-        if refused := self._refused_for_size():
-            return refused
+        """The log does not tell: it is none, or shows a refusal, or nothing at all."""
+        known = self._no_log() or self._refused_for_size()
+        if known is not None:
+            return known
         advice = advice_for(C.UNKNOWN, self.engine, "")
         for raised in self.raised:
             if self._of_a_request(raised):
@@ -1095,94 +963,14 @@ class _Life:
 # ---------------------------------------------------------------- lines
 
 
-def _moved(line: LogLine, text: str) -> bool:
-    """Whether a line tells of work done."""
-    if match := rules.STATS.search(text):
-        return float(match["prompt"]) > 0 or float(match["generation"]) > 0
-    return bool(rules.BATCH.search(text) or _STEPPED.search(text))
-
-
-def _alone(line: LogLine, text: str) -> _LogEvent | None:
-    """What a line without an exception says."""
-    if _SETTINGS.search(text) or "please ignore" in text:
-        return None
-    rule = rules.meaning(text, exception=False)
-    if rule is None or not _loud(line, rule) or rules.HEARTBEAT.search(text):
-        return None
-    why: tuple[str, ...] = ()
-    public = public_line(line)
-    shown, process = public.strip(), line.process
-    # A bar of progress has no end of line: what is printed next stands behind it.
-    if "%|" in shown and rule.bounded is None:
-        words = rule.expression.search(public)
-        if words:
-            shown = public[words.start() :].strip()
-    if match := rules.XID.search(text):
-        code = int(match["code"])
-        meant = rules.XIDS.get(code, "see NVIDIA's table of Xid errors")
-        shown, why = f"Xid {code}: {match['rest'] or meant}", (f"Xid {code}: {meant}",)
-        process = f"GPU {match['bus']}"
-        # What these two report follows from another error.
-        if code in (43, 45):
-            rule = replace(rule, effect=True, sure=LIKELY)
-    elif match := _KILLED.search(text):
-        process = f"{match['name']} pid={match['pid']}"
-    elif match := _RANK.search(text):
-        process = process or f"rank {match[1]}"
-    return _LogEvent(
-        name=rule.name,
-        sure=rule.sure,
-        text=shown,
-        line=line,
-        process=_gone(text) or process or line.rank,
-        time=line.time,
-        when=line.when,
-        effect=rule.effect,
-        why=why,
-        by=rule.sentence,
-        advice=rule.advice,
-    )
-
-
-def _loud(line: LogLine, rule: CauseRule) -> bool:
-    """Engines tell of a fault above INFO; of a signal they get, and of exit codes, also
-    there."""
-    return line.level not in _QUIET or rule.name in (C.KILLED_BY_SIGNAL, C.HANG)
-
-
 def _at(line: LogLine) -> int:
-    """Its number in its file."""
-    return line.at if isinstance(line, _Placed) else line.number
+    """The number of a line in its file."""
+    return line.at if isinstance(line, PlacedLine) else line.number
 
 
 def _set_up(text: str) -> bool:
     """An error of CUDA's that a set-up brings about, and no kernel."""
     return "error: " in text and rules.CUDA_SETUP.search(text) is not None
-
-
-def _gone(text: str) -> str:
-    """The process that a line says is gone."""
-    match = _GONE.search(text)
-    if match is None:
-        return ""
-    groups = match.groupdict()
-    if pid := groups["pid"]:
-        return f"engine process pid={pid}"
-    if rank := groups["rank"] or groups["ranks"]:
-        return f"rank {rank.strip('[]')}"
-    if worker := groups["worker"]:
-        return f"{worker} pid={groups['wpid']}"
-    if proc := groups["proc"]:
-        return f"pid={proc}"
-    if pid := groups["pid2"]:
-        return f"{groups['name']} pid={pid}"
-    return groups["name"]
-
-
-def _near(first: _LogEvent, other: _LogEvent) -> bool:
-    if first.when is not None and other.when is not None:
-        return other.when <= first.when + _NEAR_S
-    return other.number <= first.number + _NEAR_LINES
 
 
 def _blame(blame: Blamed) -> tuple[str, ...]:
@@ -1193,19 +981,23 @@ def _blame(blame: Blamed) -> tuple[str, ...]:
 
 
 def _beat_words(beats: Sequence[tuple[LogLine, int]]) -> str:
-    seconds = sum(s for _, s in beats)
+    """For how long workers took no messages, for people."""
+    seconds = sum(wait_s for _, wait_s in beats)
     took = f"{seconds // 60} minutes" if seconds >= 120 else f"{seconds} seconds"
-    at = f" ({beats[0][0].time} to {beats[-1][0].time})" if beats[0][0].time else ""
+    first, last = beats[0][0], beats[-1][0]
+    at = f" ({first.time} to {last.time})" if first.time else ""
     return (
         f"workers take no messages for {took}{at}: {len(beats)} lines of shm_broadcast"
     )
 
 
-def _where(line: LogLine, event: _LogEvent | None = None) -> str:
+def _where(line: LogLine, event: LogEvent | None = None) -> str:
+    """Line, process and time, for people."""
     process, time = line.process or line.rank, line.time
     if event is not None:
         process, time = event.process, event.time or line.time
-    return ", ".join(filter(None, [f"line {_at(line)}", process, time]))
+    words = [f"line {_at(line)}", process, time]
+    return ", ".join(word for word in words if word)
 
 
 def _sentence(name: C, text: str) -> str:

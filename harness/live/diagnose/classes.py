@@ -19,7 +19,7 @@ from mmrepro.failure.documents.diagnosis import (
     TargetFacts,
 )
 from mmrepro.failure.signature.live_server import LATENESS
-from mmrepro.live.diagnose import classes_logged, ranks
+from mmrepro.live.diagnose import classes_logged, rank_verdicts, ranks
 from mmrepro.live.diagnose.classes_logged import named
 from mmrepro.live.diagnose.frozen import Stance, stance
 from mmrepro.live.diagnose.readings import DiagnosisView, course_of
@@ -130,7 +130,7 @@ def _stuck_ranks(view: DiagnosisView) -> list[NamedClass]:
     if view.answer == "answered" or view.moving is True or _short_of_processors(view):
         return []
     waits = _waiting(view)
-    silence = ranks.silent(view, []) if waits else None
+    silence = rank_verdicts.silent(view, []) if waits else None
     if silence is None or silence.state not in _RANK_STATES:
         return []
     name = _RANK_STATES[silence.state]
@@ -163,7 +163,7 @@ def _never_entered(view: DiagnosisView, certainty: Certainty) -> NamedClass | No
     return named(
         LiveClass.RANK_DIVERGED,
         certainty,
-        f"{ranks.names(held)} {wait} in {held[0].what}, which {', '.join(look.odd)} "
+        f"{rank_verdicts.names(held)} {wait} in {held[0].what}, which {', '.join(look.odd)} "
         "never entered.",
         look.groups,
     )

@@ -14,6 +14,7 @@ from mmrepro.failure.documents.diagnosis import Certainty, LiveClass, NamedClass
 from mmrepro.failure.signature.live_server import CORE_ALIVE
 from mmrepro.failure.signature.views import log_count, log_lines
 from mmrepro.live.diagnose import cause, cause_rules
+from mmrepro.live.diagnose.log_order import lines_of
 from mmrepro.live.diagnose.readings import DiagnosisView
 from mmrepro.live.diagnose.titles import DIED
 from mmrepro.probes.data import LogLine, LogsData
@@ -200,7 +201,7 @@ def logged(view: DiagnosisView) -> cause.LogVerdict | None:
     read = {
         data.file: data for _, data in view.evidence.results(LogsData, partial=True)
     }
-    lines = [line for data in read.values() for line in cause.lines_of(data)]
+    lines = [line for data in read.values() for line in lines_of(data)]
     return cause.judge(lines, view.facts.engine) if lines else None
 
 

@@ -8,19 +8,15 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import re
-from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TypeVar
 
 from mmrepro.base.machine.files import files_below
 from mmrepro.base.records import Moment
-from mmrepro.base.units import size
-from mmrepro.engines import ENGINES, Engine
-from mmrepro.engines.base import Signs, StackRole
+from mmrepro.engines import ENGINES
 from mmrepro.failure.documents.cause import Cause, CauseClass, Certainty
-from mmrepro.failure.documents.diagnosis import Fit, Match, TargetFacts, TargetProcess
+from mmrepro.failure.documents.diagnosis import Fit, Match, TargetFacts
 from mmrepro.failure.documents.dumps import (
     DumpFile,
     DumpReading,
@@ -31,48 +27,39 @@ from mmrepro.failure.documents.dumps import (
 from mmrepro.failure.signature import ConditionResult, Truth
 from mmrepro.live.diagnose.cause_advice import advice_for
 from mmrepro.live.diagnose.cause_rules import meaning
+from mmrepro.live.diagnose.dump_counts import (
+    gpu_lines,
+    metric_lines,
+    request_lines,
+    total_counted,
+)
+from mmrepro.live.diagnose.dump_stacks import (
+    WATCHDOG,
+    ended,
+    numbered,
+    process_stands,
+    server_facts,
+)
 from mmrepro.live.diagnose.match import all_scenarios, match, match_all
-from mmrepro.live.diagnose.readings import DiagnosisView, first_total
-from mmrepro.live.diagnose.threads import MIN_SAMPLES, Course, where
+from mmrepro.live.diagnose.readings import DiagnosisView
 from mmrepro.probes.base import ProbeResult, ProbeStatus
 from mmrepro.probes.data import (
     KIND_WORDS,
     AnyProbeResult,
-    Frame,
     GpuData,
-    MetricSample,
     MetricsData,
     RequestDumpData,
     StackSample,
     StacksData,
-    ThreadStack,
 )
 from mmrepro.probes.dumps import Dump, kind_of, read_dump
 from mmrepro.probes.log_files import MAX_FILES, logs_in
-from mmrepro.probes.processes import role_from_title
 from mmrepro.scenario import LiveFacts, Scenario
 from mmrepro.traffic.evidence import Evidence
 
-_SHOWN_FRAMES = 12
-_SHOWN_PLACES = 4
-_SHOWN_REQUESTS = 3
-REPEATED = 8
+_REPEATED = 8
 """As often a single sample is repeated, to try what it would be if it stayed so."""
-FITS = (Fit.MATCH, Fit.LIKELY, Fit.SYMPTOM_ONLY)
-WATCHDOG = "feed timeout"
-"""Why vLLM's watchdog writes stacks (vllm/utils/watch_dog.py)."""
-_NATIVE_WAITS = {
-    r"^cu(?:da)?(?:Event|Stream|Ctx|Device)\w*[Ss]ynchronize": "waits for the GPU",
-    r"^hip(?:Event|Stream|Device)Synchronize": "waits for the GPU",
-    r"^nccl[A-Z]\w+|^rccl": "is a collective of NCCL",
-}
-"""Functions of the CUDA driver and runtime, of HIP, and of NCCL."""
-_READABLE = re.compile(r"\.py$|^<")
-_LIBRARY = re.compile(
-    r"^(?:threading|queue|selectors|runpy|contextlib|asyncio/|concurrent/"
-    r"|multiprocessing/"
-    r"|torch/(?:utils|nn/modules|_ops)|uvloop/|<frozen)"
-)
+_FITS = (Fit.MATCH, Fit.LIKELY, Fit.SYMPTOM_ONLY)
 _Data = TypeVar("_Data")
 
 
@@ -101,32 +88,25 @@ def read(
     whole = [dump for dump in dumps if dump.data is not None]
     distinct = _distinct(whole)
     stacks = [*_data_of(distinct, StacksData), *(in_logs or {}).values()]
-    samples = _numbered(stacks)
+    samples = numbered(stacks)
     metrics = [dump for dump in distinct if isinstance(dump.data, MetricsData)]
-    readings, counted = _readings(_data_of(distinct, MetricsData))
+    readings, judged = _readings(_data_of(distinct, MetricsData))
     gpus = _data_of(whole, GpuData)
     request_dumps = _data_of(whole, RequestDumpData)
     if request_dumps:
         engine = engine or _writes_requests()
 
-    facts = _facts(samples, readings, engine, release)
-    probes = [result.model_copy(update={"phase": "check"}) for result in logs]
-    if samples:
-        probes.append(_result("stacks", StacksData(samples=samples)))
-    for reading in counted:
-        probes.append(_result("metrics", reading))
+    facts = server_facts(samples, readings, engine, release)
+    evidence = _evidence(logs, samples, judged, gpus)
+    counts = metric_lines(ENGINES.get(facts.engine), metrics)
     for gpu in gpus:
-        probes.append(_result("gpu", gpu))
-    evidence = Evidence(probes=probes)
-
-    counts = _counts(ENGINES.get(facts.engine), metrics)
-    for gpu in gpus:
-        counts += _gpus(gpu)
+        counts += gpu_lines(gpu)
     for requests in request_dumps:
-        counts += _requests(requests)
+        counts += request_lines(requests)
+
     live = LiveFacts(facts.engine, facts.release, tuple(facts.command))
-    tried = [*(scenarios if scenarios is not None else all_scenarios())]
-    processes = _stands(DiagnosisView(facts, evidence), samples)
+    tried = list(scenarios) if scenarios is not None else [*all_scenarios()]
+    processes = process_stands(DiagnosisView(facts, evidence), samples)
     return DumpReading(
         engine=facts.engine,
         release=facts.release,
@@ -136,6 +116,23 @@ def read(
         failures=failures(tried, evidence, live),
         unseen=_unseen(facts, processes, metrics, readings),
     )
+
+
+def _evidence(
+    logs: Sequence[AnyProbeResult],
+    samples: list[StackSample],
+    readings: Sequence[MetricsData],
+    gpus: Sequence[GpuData],
+) -> Evidence:
+    """The evidence of a check, as if a server had been watched."""
+    probes = [result.model_copy(update={"phase": "check"}) for result in logs]
+    if samples:
+        probes.append(_result("stacks", StacksData(samples=samples)))
+    for reading in readings:
+        probes.append(_result("metrics", reading))
+    for gpu in gpus:
+        probes.append(_result("gpu", gpu))
+    return Evidence(probes=probes)
 
 
 def _data_of(dumps: Sequence[Dump], kind: type[_Data]) -> list[_Data]:
@@ -186,10 +183,8 @@ def cause_of(reading: DumpReading) -> Cause:
         sentence=f"{what} {reading.sentence}".strip(),
         why=[file.sentence for file in reading.files],
         advice=[
-            (
-                "give the server's log as well: mmrepro logs server.log dump.txt "
-                "metrics.txt"
-            )
+            "give the server's log as well: mmrepro logs server.log dump.txt "
+            "metrics.txt"
         ],
     )
 
@@ -197,7 +192,7 @@ def cause_of(reading: DumpReading) -> Cause:
 def _cause_of_end(process: ProcessStand, engine: str) -> Cause | None:
     """The cause that a process's last words name; None: it did not end, or they name
     none."""
-    if not _ended(process.reason):
+    if not ended(process.reason):
         return None
     text = f"Fatal Python error: {process.reason}"
     if process.tool == "gdb":
@@ -245,7 +240,7 @@ def _result(probe: str, data: StacksData | MetricsData | GpuData) -> AnyProbeRes
 
 
 def _distinct(dumps: Sequence[Dump]) -> list[Dump]:
-    """Without copies of the same file: they are no second reading."""
+    """The dumps without copies of the same file: they are no second reading."""
     seen: set[bytes] = set()
     kept = []
     for dump in dumps:
@@ -257,7 +252,7 @@ def _distinct(dumps: Sequence[Dump]) -> list[Dump]:
 
 
 def _digest(dump: Dump) -> bytes:
-    """Of what a dump holds, without the file that it was read from."""
+    """The digest of what a dump holds, without the file that it was read from."""
     data = dump.data
     if isinstance(data, MetricsData):
         data = data.model_copy(update={"url": ""})
@@ -271,23 +266,6 @@ def _digest(dump: Dump) -> bytes:
     return digest.digest()
 
 
-def _numbered(readings: Sequence[StacksData]) -> list[StackSample]:
-    """All samples. Processes that no dump numbers get a number of their own in each
-    file."""
-    samples: list[StackSample] = []
-    unknown = 0
-    for data in readings:
-        own = set()
-        for sample in data.samples:
-            # Below 0 is a process without a number, counted anew in each file.
-            if sample.pid < 0:
-                own.add(sample.pid)
-                sample = sample.model_copy(update={"pid": sample.pid - unknown})
-            samples.append(sample)
-        unknown += len(own)
-    return samples
-
-
 def _readings(
     metrics: Sequence[MetricsData],
 ) -> tuple[list[MetricsData], list[MetricsData]]:
@@ -298,84 +276,9 @@ def _readings(
     and that work was done."""
     if len(metrics) < 2:
         return [*metrics], [*metrics]
-    ordered = sorted(metrics, key=_counted)
-    moved = _counted(ordered[0]) != _counted(ordered[-1])
+    ordered = sorted(metrics, key=total_counted)
+    moved = total_counted(ordered[0]) != total_counted(ordered[-1])
     return ordered, ordered if moved else ordered[-1:]
-
-
-def _counted(data: MetricsData) -> float:
-    """All tokens and requests that a reading counts."""
-    names: set[str] = set()
-    for engine in ENGINES.values():
-        for short in ("prompt_tokens", "generation_tokens", "finished"):
-            names.update(engine.metrics.get(short, ()))
-    total = 0.0
-    for sample in data.samples:
-        if sample.name in names and sample.value is not None:
-            total += sample.value
-    return total
-
-
-# ------------------------------------------------------------------ the server
-
-
-def _facts(
-    samples: Sequence[StackSample],
-    metrics: Sequence[MetricsData],
-    engine_name: str,
-    release: str,
-) -> TargetFacts:
-    """Which engine, and which process is what: by titles, else by the frames of its
-    stacks."""
-    names: set[str] = set()
-    for data in metrics:
-        names.update(sample.name for sample in data.samples)
-    titles = tuple(sample.title for sample in samples if sample.title)
-    signs = Signs(titles, frozenset(names))
-    engine = ENGINES.get(engine_name) or _engine(signs, samples)
-    processes: dict[int, TargetProcess] = {}
-    for sample in samples:
-        if sample.pid not in processes:
-            processes[sample.pid] = TargetProcess(
-                pid=sample.pid,
-                ppid=0,
-                role=_role(engine, sample),
-                name=sample.title[:200],
-                state="",
-            )
-    return TargetFacts(
-        url="",
-        place="remote",
-        processes=[*processes.values()],
-        engine=engine.name if engine else engine_name,
-        core_role=engine.core_role if engine else "",
-        release=release,
-        command=_command(engine, titles),
-    )
-
-
-def _command(engine: Engine | None, titles: Iterable[str]) -> list[str]:
-    """The first title that is a command line of the engine, with options."""
-    for title in titles:
-        if engine is not None and engine.name in title and " -" in title:
-            return title.split()
-    return []
-
-
-def _engine(signs: Signs, samples: Sequence[StackSample]) -> Engine | None:
-    best = max(ENGINES.values(), key=lambda engine: len(engine.recognise(signs)))
-    if best.recognise(signs):
-        return best
-    counts: Counter[str] = Counter()
-    for sample in samples:
-        for thread in sample.threads:
-            for frame in thread.frames:
-                for name in ENGINES:
-                    if re.search(rf"(?:^|/){name}/", frame.file):
-                        counts[name] += 1
-    if not counts:
-        return None
-    return ENGINES[counts.most_common(1)[0][0]]
 
 
 def _writes_requests() -> str:
@@ -386,295 +289,25 @@ def _writes_requests() -> str:
     return ""
 
 
-def _has_frame(frames: Sequence[Frame], place: StackRole) -> bool:
-    for frame in frames:
-        in_file = re.search(place.file, frame.file) is not None
-        if in_file and re.fullmatch(place.functions, frame.name):
-            return True
-    return False
-
-
-def _role(engine: Engine | None, sample: StackSample) -> str:
-    """What a process is: by its title, else by the outer frames of its stacks."""
-    role = ""
-    if sample.title:
-        role_of = engine.role_of if engine else role_from_title
-        role = role_of("", sample.title)
-    if role and ("::" in sample.title or role != sample.title):
-        return role
-    outward = []
-    for thread in sample.threads:
-        outward += thread.frames[-25:]
-    for known in [engine] if engine else ENGINES.values():
-        for place in known.stack_roles:
-            if _has_frame(outward, place):
-                return place.role or (engine.core_role if engine else "")
-    if not sample.title:
-        return ""
-    return sample.title.split(" ")[0].rsplit("/", 1)[-1][:40]
-
-
-# --------------------------------------------------------------- what each process does
-
-
-def _stands(view: DiagnosisView, samples: Sequence[StackSample]) -> list[ProcessStand]:
-    stands = []
-    for process in view.facts.processes:
-        mine = []
-        for sample in samples:
-            if sample.pid == process.pid and sample.threads:
-                mine.append(sample)
-        if mine:
-            stands.append(_stand(view, process, mine))
-    return sorted(stands, key=lambda stand: not view.facts.is_core(stand.role))
-
-
-def _stand(
-    view: DiagnosisView, process: TargetProcess, samples: Sequence[StackSample]
-) -> ProcessStand:
-    """What one process is at, by the thread that tells it."""
-    last = samples[-1]
-    courses = view.courses(process.pid)
-    course = _telling(view, courses) if courses else None
-    thread = course.stacks[-1] if course else _main(last)
-    stays = None
-    # Two dumps may be of one moment: that a thread stays takes three.
-    if course is not None and course.samples >= MIN_SAMPLES:
-        stays = course.stays
-    # Locals hold prompts, and are in the file.
-    frames = [
-        frame.model_copy(update={"locals": {}})
-        for frame in thread.frames[:_SHOWN_FRAMES]
-    ]
-    return ProcessStand(
-        pid=process.pid if process.pid > 0 else None,
-        role=process.role,
-        tool=last.tool,
-        reason=last.reason,
-        samples=len(samples),
-        thread=thread.name,
-        running=thread.active,
-        stays=stays,
-        frames=frames,
-        sentence=_sentence(process, samples, thread, course, stays=stays),
-    )
-
-
-def _telling(view: DiagnosisView, courses: Sequence[Course]) -> Course:
-    """The thread that crashed or works; else the engine's own one, else the main
-    one."""
-    working = [course for course in courses if course.active and not course.waits]
-    if working:
-        return max(working, key=lambda c: (c.with_gil, c.name == "MainThread"))
-    role = view.facts.core_role
-    for course in courses:
-        if role and role in course.name:
-            return course
-    for course in courses:
-        if course.name == "MainThread":
-            return course
-    return courses[0]
-
-
-def _main(sample: StackSample) -> ThreadStack:
-    for thread in sample.threads:
-        if thread.name == "MainThread":
-            return thread
-    return sample.threads[0]
-
-
-def _sentence(
-    process: TargetProcess,
-    samples: Sequence[StackSample],
-    thread: ThreadStack,
-    course: Course | None,
-    *,
-    stays: bool | None,
-) -> str:
-    who = process.role or "A process"
-    if process.pid > 0:
-        number = f"pid {process.pid}"
-        who = f"{process.role} ({number})" if process.role else number
-    if not thread.frames:
-        return f"{who}: no frame of Python is shown."
-    shown = [where(frame) for frame in places(thread.frames)]
-    path = " ← ".join(shown) + _awaited(thread.frames)
-    if stays:
-        return f"{who} stands in {path}, in all {len(samples)} dumps."
-    if stays is False:
-        return f"{who} moves; in the last of {len(samples)} dumps it is in {path}."
-    waits = " and waits there" if course is not None and course.waits else ""
-    reason = _last_words(samples)
-    why = f" as it ended ({reason})" if _ended(reason) else ""
-    return f"{who} was in {path}{waits}{why}."
-
-
-def _last_words(samples: Sequence[StackSample]) -> str:
-    """faulthandler's reason where it wrote one: it writes as the process crashes."""
-    for sample in samples:
-        if sample.tool == "faulthandler" and sample.reason:
-            return sample.reason
-    return samples[-1].reason
-
-
-def _awaited(frames: Sequence[Frame]) -> str:
-    """What a native function among the innermost frames waits for, as the end of a
-    sentence."""
-    for frame in frames[:6]:
-        for pattern, words in _NATIVE_WAITS.items():
-            if re.search(pattern, frame.function) and not frame.file.endswith(".py"):
-                return f", which {words}"
-    return ""
-
-
-def _ended(reason: str) -> bool:
-    """Whether stacks were written because the process ended, and not on demand or by a
-    timer."""
-    if not reason or WATCHDOG in reason:
-        return False
-    return not reason.startswith("Timeout (")
-
-
-def places(frames: Sequence[Frame]) -> list[Frame]:
-    """The frames that show where a thread is: the innermost one, and those of the
-    engine's own code nearest to it."""
-    own = []
-    for frame in frames[1:]:
-        if _READABLE.search(frame.file) and not _library(frame):
-            own.append(frame)
-    if not own:
-        return [*frames[:_SHOWN_PLACES]]
-    return [frames[0], *own[: _SHOWN_PLACES - 1]]
-
-
-def _library(frame: Frame) -> bool:
-    """The standard library's and PyTorch's helpers, which everything passes."""
-    return _LIBRARY.search(frame.file) is not None
-
-
-# ------------------------------------------------------------------ what is counted
-
-
-def _counts(engine: Engine | None, metrics: Sequence[Dump]) -> list[str]:
-    lines = []
-    for dump in metrics:
-        data = dump.data
-        assert isinstance(data, MetricsData)
-        name = f"{dump.file.name}: " if len(metrics) > 1 else ""
-        if engine is None:
-            lines.append(
-                f"{name}{len(data.samples)} values of no engine that mmrepro knows"
-            )
-            continue
-        for label, part in _by_engine(data):
-            if parts := _of(engine, part):
-                lines.append(f"{name}{label}{', '.join(parts)}")
-    return lines
-
-
-def _by_engine(data: MetricsData) -> list[tuple[str, MetricsData]]:
-    """Each data-parallel engine's own values, where there are several."""
-    by: dict[str, list[MetricSample]] = {}
-    for sample in data.samples:
-        if "engine" in sample.labels:
-            by.setdefault(sample.labels["engine"], []).append(sample)
-    if len(by) < 2:
-        return [("", data)]
-    parts = []
-    for label, samples in list(by.items())[:16]:
-        part = MetricsData(url=data.url, samples=samples)
-        parts.append((f"engine {label}: ", part))
-    return parts
-
-
-_GAUGES = (
-    ("running", "{} running"),
-    ("waiting", "{} waiting"),
-    ("kv_usage", "KV cache {}"),
-    ("prompt_tokens", "{} prompt tokens"),
-    ("generation_tokens", "{} tokens generated"),
-    ("finished", "{} requests finished"),
-)
-_TROUBLE = {
-    "vllm:corrupted_requests_total": "{} corrupted requests (NaN in their logits)",
-    "vllm:corrupted_requests": "{} corrupted requests (NaN in their logits)",
-    "vllm:num_preemptions_total": "{} preemptions",
-    "sglang:num_retracted_reqs": "{} retracted requests",
-    "sglang:num_aborted_requests_total": "{} aborted requests",
-}
-
-
-def _of(engine: Engine, data: MetricsData) -> list[str]:
-    parts = []
-    for short, words in _GAUGES:
-        value = first_total(data, engine.metrics.get(short, ()))
-        if value is None:
-            continue
-        shown = f"{value:,.0f}"
-        if short == "kv_usage":
-            shown = f"{value * 100:.0f} % used"
-        parts.append(words.format(shown))
-    for name, words in _TROUBLE.items():
-        if value := data.total(name):
-            parts.append(words.format(f"{value:,.0f}"))
-    return parts
-
-
-def _gpus(data: GpuData) -> list[str]:
-    lines = []
-    for device in data.devices[:16]:
-        parts = [f"GPU {device.index}"]
-        if device.utilization_pct:
-            busy = " → ".join(f"{pct} %" for pct in device.utilization_pct[-4:])
-            parts.append(f"{busy} busy")
-        if device.memory_total_bytes:
-            used = size(device.memory_used_bytes)
-            parts.append(f"{used} of {size(device.memory_total_bytes)} used")
-        holders = []
-        for process in device.processes[:4]:
-            holders.append(f"{process.name or 'a process'} (pid {process.pid})")
-        if holders:
-            parts.append(f"by {', '.join(holders)}")
-        lines.append(", ".join(parts))
-    return lines
-
-
-def _requests(data: RequestDumpData) -> list[str]:
-    waiting = data.unfinished
-    lines = [
-        (
-            f"{data.count} requests, {len(waiting)} of them not finished when it was "
-            "written"
-        )
-    ]
-    ordered = sorted(waiting, key=lambda r: (not r.fields, r.created or 0.0))
-    for request in ordered[:_SHOWN_REQUESTS]:
-        about = [f"{name} {value}" for name, value in request.fields.items()]
-        if request.media:
-            about.insert(0, f"pictures, videos and sounds: {request.media}")
-        if request.created is not None and request.ended is not None:
-            about.insert(0, f"{request.ended - request.created:.1f} s old")
-        lines.append(
-            f"not finished: {request.id or 'a request'} ({', '.join(about)})"[:300]
-        )
-    return lines
-
-
 # ------------------------------------------------------------------ known failures
 
 
 def failures(
     scenarios: Sequence[Scenario], evidence: Evidence, live: LiveFacts
 ) -> list[KnownFailure]:
-    """Those whose signature fits, and those in whose place a process stands."""
-    known = []
-    names = set()
+    """The known failures whose signature fits, and those in whose place a process
+    stands."""
+    known: list[KnownFailure] = []
+    names: set[tuple[str, str]] = set()
     for matched in match_all(scenarios, evidence, live):
-        if matched.fit in FITS:
+        if matched.fit in _FITS:
             names.add((matched.scenario, matched.variant))
             fit = Resemblance(matched.fit.value)
             known.append(_known(matched.scenario, matched, fit, [matched.why]))
-    others = [s for s in scenarios if (s.name, s.variant) not in names]
+    others: list[Scenario] = []
+    for scenario in scenarios:
+        if (scenario.name, scenario.variant) not in names:
+            others.append(scenario)
     return [*known, *_standing(others, evidence, live)]
 
 
@@ -690,49 +323,55 @@ def _standing(
         samples += data.samples
     if not samples:
         return
+
     others = [r for r in evidence.probes if not isinstance(r.data, StacksData)]
     blind = evidence.model_copy(update={"probes": others})
-    repeated = _result("stacks", StacksData(samples=samples * REPEATED))
+    repeated = _result("stacks", StacksData(samples=samples * _REPEATED))
     stays = evidence.model_copy(update={"probes": [*others, repeated]})
     for scenario in scenarios:
         if live.engine and scenario.engine != live.engine:
             continue
-        if_so = match(scenario, stays, live)
-        if if_so.exposed is False:
+        if_it_stays = match(scenario, stays, live)
+        if if_it_stays.exposed is False:
             continue
-        without = _met(match(scenario, blind, live).conditions)
-        new = _met(if_so.conditions) - without
-        why = []
-        for condition in if_so.conditions:
-            if condition.id in new:
+        without_stacks = _met(match(scenario, blind, live).conditions)
+        by_stacks = _met(if_it_stays.conditions) - without_stacks
+
+        why: list[str] = []
+        for condition in if_it_stays.conditions:
+            if condition.id in by_stacks:
                 why.append(f"{condition.statement}: {condition.observed}")
-        if not why or _against(if_so.conditions):
+        if not why or _speaks_against(if_it_stays.conditions):
             why = _shown_stack(scenario, evidence)
         if why:
-            now = _met(match(scenario, evidence, live).conditions) - without
+            now = _met(match(scenario, evidence, live).conditions) - without_stacks
             fit = Resemblance.STANDS_THERE if now else Resemblance.IF_IT_STAYS
-            yield _known(scenario.name, if_so, fit, why, scenario.affected_range)
+            affected = scenario.affected_range
+            yield _known(scenario.name, if_it_stays, fit, why, affected)
 
 
 def _known(
-    name: str, found: Match, fit: Resemblance, why: list[str], affected: str = ""
+    name: str, matched: Match, fit: Resemblance, why: list[str], affected: str = ""
 ) -> KnownFailure:
     return KnownFailure(
         scenario=name,
-        variant=found.variant,
-        title=found.title,
+        variant=matched.variant,
+        title=matched.title,
         fit=fit,
         why=why,
         affected=affected,
-        remedies=found.remedies,
-        references=found.references,
+        remedies=matched.remedies,
+        references=matched.references,
     )
 
 
 def _shown_stack(scenario: Scenario, evidence: Evidence) -> list[str]:
-    """That a thread is inside the stack which the scenario shows in its own reports."""
-    with contextlib.suppress(Exception):  # a table that fails shows nothing
-        if stack := scenario.key_stack(evidence):
+    """A sentence that a thread is inside the stack which the scenario shows in its own
+    reports."""
+    # A scenario's own table may fail on evidence of another kind: it shows nothing.
+    with contextlib.suppress(Exception):
+        stack = scenario.key_stack(evidence)
+        if stack:
             below = " ← ".join(frame.function for frame in stack.frames[:4])
             return [f"{stack.process} is inside the stack of its report: {below}"]
     return []
@@ -746,7 +385,7 @@ def _of_cause(conditions: Sequence[ConditionResult]) -> list[ConditionResult]:
     return [c for c in conditions if c.part == "cause" and c.required]
 
 
-def _against(conditions: Sequence[ConditionResult]) -> bool:
+def _speaks_against(conditions: Sequence[ConditionResult]) -> bool:
     return any(c.truth is Truth.NOT_MET for c in _of_cause(conditions))
 
 
@@ -755,12 +394,11 @@ def _against(conditions: Sequence[ConditionResult]) -> bool:
 
 def _file(dump: Dump) -> DumpFile:
     if dump.data is None:
-        sentence, read_it = dump.error, False
-    else:
-        sentence, read_it = f"{KIND_WORDS[dump.kind]}: {_about(dump)}", True
-    return DumpFile(
-        file=str(dump.file), kind=dump.kind, sentence=sentence, read=read_it
-    )
+        return DumpFile(
+            file=str(dump.file), kind=dump.kind, sentence=dump.error, read=False
+        )
+    sentence = f"{KIND_WORDS[dump.kind]}: {_about(dump)}"
+    return DumpFile(file=str(dump.file), kind=dump.kind, sentence=sentence, read=True)
 
 
 def _about(dump: Dump) -> str:
@@ -787,9 +425,10 @@ def _unseen(
     metrics: Sequence[Dump],
     readings: Sequence[MetricsData],
 ) -> list[str]:
-    unseen = []
+    """What these dumps do not show, and how to see it."""
+    unseen: list[str] = []
     for process in processes:
-        if process.stays is None and not _ended(process.reason):
+        if process.stays is None and not ended(process.reason):
             unseen.append(
                 "whether it stays there: three dumps some seconds apart show it "
                 "(py-spy dump --pid PID)"
@@ -798,11 +437,13 @@ def _unseen(
     has_core = any(facts.is_core(process.role) for process in processes)
     if facts.core_role and processes and not has_core:
         unseen.append(f"the stack of {facts.core_role}, which runs the model")
+
+    totals = {total_counted(data) for data in readings}
     if len(metrics) == 1:
         unseen.append(
             "whether the counters move: read the metrics a second time, 10 s later"
         )
-    elif len(metrics) > 1 and len({_counted(data) for data in readings}) == 1:
+    elif len(metrics) > 1 and len(totals) == 1:
         unseen.append(
             "no counter moved between the readings; how far apart they are is not known"
         )

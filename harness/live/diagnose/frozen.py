@@ -15,7 +15,7 @@ from mmrepro.failure.documents.diagnosis import (
     ServerState,
     Stand,
 )
-from mmrepro.live.diagnose import ranks
+from mmrepro.live.diagnose import rank_reports, rank_verdicts, ranks
 from mmrepro.live.diagnose.readings import DiagnosisView
 from mmrepro.live.diagnose.threads import MIN_SAMPLES, Course, bare, holder
 from mmrepro.probes.data import GpuData, SyscallsData
@@ -23,7 +23,7 @@ from mmrepro.probes.data import GpuData, SyscallsData
 MORE_STACKS = (
     "py-spy dump --native --pid {pid} shows the C frames below the last Python one"
 )
-KEEP = ranks.KEEP
+KEEP = rank_verdicts.KEEP
 
 
 class Stance(Enum):
@@ -95,7 +95,7 @@ def front(view: DiagnosisView, why: list[str]) -> Assessment:
 
 def engine(view: DiagnosisView, why: list[str], *, asked: bool) -> Assessment:
     """The engine makes no progress: frozen, blocked, starved or not receiving."""
-    of_ranks = ranks.silent(view, why)
+    of_ranks = rank_verdicts.silent(view, why)
     if of_ranks is not None:
         return of_ranks
     pid = view.core_pid
@@ -108,7 +108,7 @@ def engine(view: DiagnosisView, why: list[str], *, asked: bool) -> Assessment:
     course = _stuck(view, pid, courses)
     if course is None:
         return _idle(view, why, role, courses, queued=queued, asked=asked)
-    why += [_described(course), *ranks.dumped(view)]
+    why += [_described(course), *rank_reports.dumped(view)]
     hot = course.tid is not None and course.tid == view.hot_thread(pid)
     spins = hot or (bool(view.core_hot) and course.active == course.samples)
     call = view.waits(pid).get(course.tid or 0, "")
@@ -118,7 +118,7 @@ def engine(view: DiagnosisView, why: list[str], *, asked: bool) -> Assessment:
         return Assessment(
             state=ServerState.KERNEL_STUCK,
             sentence=f"{role} waits {waits} does not end.",
-            advice=[KEEP, ranks.XID, *more],
+            advice=[KEEP, rank_verdicts.XID, *more],
             **common,
         )
     if spins and course.with_gil * 2 >= course.samples:
@@ -190,7 +190,7 @@ def _for_its_device(
 ) -> tuple[str, list[str]]:
     """Where a thread waits for its GPU, and for which kernel; "": it is not known to.
     And what would tell more."""
-    kernel = ranks.on_gpu(view).get(pid or 0, "")
+    kernel = rank_reports.on_gpu(view).get(pid or 0, "")
     place = ranks.waits_for_device(view, course)
     if not place and kernel:
         place = course.place

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from mmrepro.failure.documents.diagnosis import Assessment, ServerState, TargetFacts
 from mmrepro.failure.signature.live_server import CORE_ALIVE, LATENESS, gateways
 from mmrepro.failure.signature.views import log_count, log_lines
-from mmrepro.live.diagnose import frozen, ranks
+from mmrepro.live.diagnose import frozen, rank_verdicts, ranks
 from mmrepro.live.diagnose.readings import BEGUN, DiagnosisView
 from mmrepro.live.diagnose.titles import absent
 from mmrepro.probes.data import InferenceData, LogsData
@@ -290,7 +290,7 @@ def _answered(view: DiagnosisView) -> Assessment | None:
                 "check the weights, the dtype and the quantisation; look for NaN or Inf"
             ],
         )
-    if stuck := ranks.stuck_replica(view, [took]):
+    if stuck := rank_verdicts.stuck_replica(view, [took]):
         return stuck
     if late := " and ".join(view.late):
         return Assessment(
@@ -375,7 +375,7 @@ def _errors(view: DiagnosisView) -> Assessment | None:
                 )
             ],
         )
-    if lost := ranks.lost(view, why):
+    if lost := rank_verdicts.lost(view, why):
         return lost
     return Assessment(
         state=ServerState.FAILING,
@@ -456,7 +456,7 @@ def _silence(view: DiagnosisView) -> Assessment:
         why.append(counted)
     if view.front_answers is False:
         if view.refused_connection:
-            if lost := ranks.said_gone(view, why):
+            if lost := rank_verdicts.said_gone(view, why):
                 return lost  # it is about to end
             return Assessment(
                 state=ServerState.UNREACHABLE,
@@ -537,7 +537,7 @@ def _how_to_ask(data: InferenceData | None) -> str:
 
 
 def _moving(view: DiagnosisView, asked: bool, why: list[str]) -> Assessment:
-    if stuck := ranks.stuck_replica(view, why):
+    if stuck := rank_verdicts.stuck_replica(view, why):
         return stuck
     waiting = view.always("waiting")
     if asked and waiting:

@@ -11,7 +11,7 @@ from mmrepro.base.records import Moment
 from mmrepro.engines import get_engine
 from mmrepro.failure.documents.diagnosis import Fit, Match, ServerState, TargetFacts
 from mmrepro.failure.signature import ConditionResult, Finding, Truth, combine, evaluate
-from mmrepro.live.diagnose import general, ranks
+from mmrepro.live.diagnose import general, rank_verdicts
 from mmrepro.live.diagnose.readings import DiagnosisView
 from mmrepro.probes.base import ProbeResult, ProbeStatus
 from mmrepro.probes.data import InferenceData, LogsData, ProcessesData, SyscallsData
@@ -288,7 +288,7 @@ def stuck_rank(
     """Whether one rank of several stands in its own code and sleeps, and no counter
     moves, while a request has been silent for ``waited_s``."""
     view = DiagnosisView(facts, _silent(evidence, waited_s, deadline_s))
-    return view.progress is False and ranks.asleep_and_stuck(view)
+    return view.progress is False and rank_verdicts.asleep_and_stuck(view)
 
 
 def _silent(evidence: Evidence, waited_s: float, deadline_s: float) -> Evidence:

@@ -30,21 +30,15 @@ from mmrepro.live.diagnose.discover import parse_url
 from mmrepro.live.diagnose.options import DiagnoseCommand, LiveCommand
 from mmrepro.live.diagnose.session import Diagnosed, diagnose, secrets
 from mmrepro.live.fleet import prometheus
-from mmrepro.live.fleet.reading import (
-    Look,
-    may_hang,
-    member,
-    on_their_way,
-    read,
-    summary,
-)
+from mmrepro.live.fleet.look import Look, may_hang, member, on_their_way
+from mmrepro.live.fleet.reading import read, summary
 from mmrepro.probes.base import run_probe
 from mmrepro.probes.http import api_root
 from mmrepro.probes.metrics import MetricsProbe
 
 _LATER_S = UNASKED_S + 0.5
 _METRICS_S = 2.0
-AT_ONCE = 8
+_AT_ONCE = 8
 """Servers that are looked at beside each other: each look has threads and py-spy of its
 own."""
 Listener = Callable[[str], None]
@@ -68,16 +62,18 @@ def servers(asked: LiveCommand) -> tuple[dict[str, Scraped | None], list[str]]:
         UsageError: an address is none, or a Prometheus server knows no inference
             server.
     """
-    found: dict[str, Scraped | None] = {}
-    for url in filter(None, (asked.url, *asked.more)):
-        parse_url(url)
-        found.setdefault(api_root(url), None)
+    addresses: dict[str, Scraped | None] = {}
+    for url in (asked.url, *asked.more):
+        if url:
+            parse_url(url)
+            addresses.setdefault(api_root(url), None)
     if not asked.prometheus:
-        return found, []
-    told = prometheus.known(asked.prometheus)
-    return found | {
-        api_root(url): scraped for url, scraped in told.found.items()
-    }, told.unseen
+        return addresses, []
+
+    watched = prometheus.known(asked.prometheus)
+    for url, scraped in watched.found.items():
+        addresses[api_root(url)] = scraped
+    return addresses, watched.unseen
 
 
 def look(asked: DiagnoseCommand, listener: Listener | None = None) -> Looked:
@@ -101,15 +97,18 @@ def look(asked: DiagnoseCommand, listener: Listener | None = None) -> Looked:
     folder = prepared(
         asked.out or new_folder(DEFAULT_ROOT, "servers", str(len(addresses)))
     )
-    below = [folder / _below(index, url) for index, url in enumerate(addresses)]
-    ours = [one for one in below if not is_there(one)]
+    ours: list[Path] = []
+    for index, url in enumerate(addresses):
+        single = folder / _below(index, url)
+        if not is_there(single):
+            ours.append(single)
     try:
-        found = _each(asked, folder, addresses, listener)
+        results = _each(asked, folder, addresses, listener)
     # Also where it is interrupted: half of a look is no report.
     except BaseException:
         _drop(folder, ours)
         raise
-    looks = [one for one, _ in found]
+    looks = [look for look, _ in results]
     _once_more(asked, looks)
     members, findings = read(looks)
     state, sentence = summary(members, findings)
@@ -124,12 +123,12 @@ def look(asked: DiagnoseCommand, listener: Listener | None = None) -> Looked:
         unseen=unseen,
         seconds=round(time.monotonic() - began, 2),
     )
-    diagnosed = tuple(one for _, one in found if one is not None)
+    diagnosed = tuple(each for _, each in results if each is not None)
     if asked.out is None and fleet.exit_code == 0:
         _drop(folder, ours)
-        for one in members:
-            if one.diagnosis is not None:
-                one.diagnosis.incident_dir = ""
+        for server in members:
+            if server.diagnosis is not None:
+                server.diagnosis.incident_dir = ""
         return Looked(fleet, None, diagnosed)
     redactor = Redactor()
     for secret in secrets(asked.headers):
@@ -146,7 +145,7 @@ def _each(
     addresses: dict[str, Scraped | None],
     listener: Listener | None,
 ) -> list[tuple[Look, Diagnosed | None]]:
-    """In daemon threads: who interrupts a look waits for none of them."""
+    """Diagnose each in a daemon thread: who interrupts a look waits for none of them."""
     todo: queue.SimpleQueue[int] = queue.SimpleQueue()
     urls = list(addresses)
     results: dict[int, tuple[Look, Diagnosed | None]] = {}
@@ -160,25 +159,17 @@ def _each(
             except queue.Empty:
                 return
             url = urls[index]
-            one = replace(
-                asked, url=url, more=(), prometheus="", out=folder / _below(index, url)
-            )
-            made, error = _diagnosed(one)
-            results[index] = (
-                Look(
-                    url,
-                    made.diagnosis if made else None,
-                    made.incident.evidence if made else None,
-                    error,
-                    addresses[url],
-                ),
-                made,
-            )
+            out = folder / _below(index, url)
+            single = replace(asked, url=url, more=(), prometheus="", out=out)
+            diagnosed, error = _diagnosed(single)
+            results[index] = _look_of(url, diagnosed, error, addresses[url]), diagnosed
             if listener is not None:
-                told = made.diagnosis.assessment.sentence if made else error
-                listener(f"{url}: {told}")
+                sentence = error
+                if diagnosed:
+                    sentence = diagnosed.diagnosis.assessment.sentence
+                listener(f"{url}: {sentence}")
 
-    threads = [threading.Thread(target=work, daemon=True) for _ in urls[:AT_ONCE]]
+    threads = [threading.Thread(target=work, daemon=True) for _ in urls[:_AT_ONCE]]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -186,10 +177,19 @@ def _each(
     return [results[index] for index in range(len(urls))]
 
 
-def _diagnosed(one: DiagnoseCommand) -> tuple[Diagnosed | None, str]:
+def _look_of(
+    url: str, diagnosed: Diagnosed | None, error: str, scraped: Scraped | None
+) -> Look:
+    if diagnosed is None:
+        return Look(url, error=error, scraped=scraped)
+    evidence = diagnosed.incident.evidence
+    return Look(url, diagnosed.diagnosis, evidence, error, scraped)
+
+
+def _diagnosed(single: DiagnoseCommand) -> tuple[Diagnosed | None, str]:
     """One of several that cannot be diagnosed does not end the look at the others."""
     try:
-        return diagnose(one), ""
+        return diagnose(single), ""
     except MmreproError as error:
         return None, error.message
     except Exception as error:
@@ -199,18 +199,24 @@ def _diagnosed(one: DiagnoseCommand) -> tuple[Diagnosed | None, str]:
 def _once_more(asked: DiagnoseCommand, looks: Sequence[Look]) -> None:
     """Read the metrics of a pair again where KV caches were on their way all the time:
     a server that answers was looked at for two seconds only."""
-    halves = [one for one in looks if member(one).part is not Part.REPLICA]
-    read = [at for one in halves if may_hang(one) for at, _ in on_their_way(one)]
-    if not read:
+    halves = [look for look in looks if member(look).part is not Part.REPLICA]
+    moments: list[float] = []
+    for look in halves:
+        if may_hang(look):
+            moments += [moment for moment, _ in on_their_way(look)]
+    if not moments:
         return
-    time.sleep(max(0.0, max(read) + _LATER_S - time.monotonic()))
+
+    # The second reading has to be far enough from the last for a standstill to show.
+    time.sleep(max(0.0, max(moments) + _LATER_S - time.monotonic()))
     with tempfile.TemporaryDirectory(prefix="mmrepro-run-") as scratch:
-        for one in halves:
-            if one.evidence is not None:
-                probe = MetricsProbe(one.url, _METRICS_S, headers=asked.headers)
-                result = run_probe(probe, Path(scratch), _METRICS_S + 1, phase="check")
-                result.raw = []
-                one.evidence.probes.append(result)  # type: ignore[arg-type] # as AnyProbeResult
+        for look in halves:
+            if look.evidence is None:
+                continue
+            probe = MetricsProbe(look.url, _METRICS_S, headers=asked.headers)
+            result = run_probe(probe, Path(scratch), _METRICS_S + 1, phase="check")
+            result.raw = []
+            look.evidence.probes.append(result)  # type: ignore[arg-type] # as AnyProbeResult
 
 
 def _drop(folder: Path, ours: Sequence[Path]) -> None:
@@ -219,16 +225,19 @@ def _drop(folder: Path, ours: Sequence[Path]) -> None:
     Args:
         ours: folders of single servers that were not there before it.
     """
-    for one in ours:
-        shutil.rmtree(one, ignore_errors=True)
+    for single in ours:
+        shutil.rmtree(single, ignore_errors=True)
     remove_made(folder)
 
 
 def _below(index: int, url: str) -> str:
-    return f"{index + 1}-{re.sub(r'[^A-Za-z0-9.-]+', '-', url.partition('://')[2])}"
+    """Name of the folder of one server's diagnosis."""
+    host = url.partition("://")[2]
+    return f"{index + 1}-{re.sub(r'[^A-Za-z0-9.-]+', '-', host)}"
 
 
 def is_several(asked: LiveCommand) -> bool:
+    """Whether more than one server may be meant."""
     return bool(asked.more or asked.prometheus)
 
 
@@ -237,8 +246,6 @@ def required(asked: LiveCommand, command: str) -> None:
     if not asked.url and not asked.prometheus:
         raise UsageError(
             "No server is named.",
-            hint=(
-                f"mmrepro {command} http://127.0.0.1:8000, or --prometheus "
-                "http://127.0.0.1:9090"
-            ),
+            hint=f"mmrepro {command} http://127.0.0.1:8000, or --prometheus "
+            "http://127.0.0.1:9090",
         )

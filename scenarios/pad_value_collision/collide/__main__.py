@@ -27,9 +27,9 @@ _VERSION = {"schema_version": 1}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    given = arguments().parse_args(argv)
+    given = _arguments().parse_args(argv)
     try:
-        return check(given) if given.check is not None else find(given)
+        return _check(given) if given.check is not None else _find(given)
     except MmreproError as error:
         print(error.message, *error.detail[:8], sep="\n  ", file=sys.stderr)
         if error.hint:
@@ -39,7 +39,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return ExitCode.INTERRUPTED
 
 
-def arguments() -> argparse.ArgumentParser:
+def _arguments() -> argparse.ArgumentParser:
     defaults = PairSearch()
     parser = argparse.ArgumentParser(
         prog=SCRIPT,
@@ -70,7 +70,7 @@ def arguments() -> argparse.ArgumentParser:
     return parser
 
 
-def find(given: argparse.Namespace) -> int:
+def _find(given: argparse.Namespace) -> int:
     """Search a pair and print it. Raises as ``place_for`` and ``find_pair`` do."""
     wanted = PairSearch(
         bits=given.bits,
@@ -86,7 +86,7 @@ def find(given: argparse.Namespace) -> int:
     # minutes.
     search.pictures_of(wanted)
     name = f"{given.engine}-{given.release}-{given.bits}-seed{given.seed}"
-    folder = given.out or unused(Path("collisions", name))
+    folder = given.out or _unused(Path("collisions", name))
     pair = search.find_pair(_place_of(given), folder, wanted, show)
     if given.json:
         facts = pair.model_dump(mode="json") | {"folder": str(folder)}
@@ -95,7 +95,7 @@ def find(given: argparse.Namespace) -> int:
         _print_json("pair", facts)
     else:
         _print_images(pair.images)
-        print(verdict(pair.collides, pair.equal_bits))
+        print(_verdict(pair.collides, pair.equal_bits))
         print(_effort(pair))
         print(f"{folder}/")
     # Fewer bits than the pad value has: an exercise, and it succeeded.
@@ -103,7 +103,7 @@ def find(given: argparse.Namespace) -> int:
     return ExitCode.AS_EXPECTED if good else ExitCode.NOT_AS_EXPECTED
 
 
-def check(given: argparse.Namespace) -> int:
+def _check(given: argparse.Namespace) -> int:
     """Ask a release about a pair. Raises as ``place_for`` and ``verify_pair`` do."""
     search.require_pictures(given.check)
     engine, images = search.verify_pair(_place_of(given), given.check, show)
@@ -114,7 +114,7 @@ def check(given: argparse.Namespace) -> int:
         _print_json("pair-check", facts)
     else:
         _print_images(images)
-        print(f"{given.engine} {given.release}: {verdict(same)}")
+        print(f"{given.engine} {given.release}: {_verdict(same)}")
     return ExitCode.AS_EXPECTED if same else ExitCode.NOT_AS_EXPECTED
 
 
@@ -132,7 +132,7 @@ def show(stage: str, detail: str) -> None:
     print(f"{stage}  {detail}".rstrip(), file=sys.stderr)
 
 
-def unused(path: Path) -> Path:
+def _unused(path: Path) -> Path:
     candidate, number = path, 2
     while candidate.exists():
         candidate, number = path.with_name(f"{path.name}-{number}"), number + 1
@@ -150,7 +150,7 @@ def _effort(pair: Pair) -> str:
     )
 
 
-def verdict(collides: bool, equal_bits: int = PAD_BITS) -> str:
+def _verdict(collides: bool, equal_bits: int = PAD_BITS) -> str:
     if collides:
         return "A and B have one pad value: the prefix cache cannot tell them apart."
     if equal_bits >= PAD_BITS:

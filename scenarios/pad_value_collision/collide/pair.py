@@ -39,7 +39,7 @@ class PairImage(Identity):
     bytes: int
 
 
-class EngineFacts(Record):
+class ImportedEngine(Record):
     """The engine's code as it was imported."""
 
     python: str
@@ -52,7 +52,7 @@ class EngineFacts(Record):
     ]
 
 
-class SearchedEngine(EngineFacts):
+class SearchedEngine(ImportedEngine):
     """In what the pair was searched and verified."""
 
     name: str

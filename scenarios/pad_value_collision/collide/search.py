@@ -27,8 +27,8 @@ from mmrepro.scenarios.pad_value_collision.collide.options import (
 from mmrepro.scenarios.pad_value_collision.collide.pair import (
     NAMES,
     PAIR_FILE,
-    EngineFacts,
     Identity,
+    ImportedEngine,
     Pair,
     PairImage,
     SearchedEngine,
@@ -46,11 +46,11 @@ MIN_BITS, MAX_BITS = 8, 40
 """More than 40 bits: the hashes no longer fit into memory comfortably."""
 _FACTOR = 28
 """Qwen2-VL's image token is 28 x 28 pixels."""
-LEAST_SIDE, MAX_SIDE = 56, 840
+_LEAST_SIDE, _MAX_SIDE = 56, 840
 """SGLang sets the least size of a Qwen2-VL image to 3136 = 56 x 56 pixels itself (0.5.6
 utils/hf_transformers_utils.py, get_processor); smaller ones it enlarges, and those of
 more than 1 003 520 pixels it makes smaller."""
-FILES = (*(f"{name}.png" for name in NAMES), PAIR_FILE)
+_FILES = (*(f"{name}.png" for name in NAMES), PAIR_FILE)
 """What is written; the pair's facts come last."""
 
 # --------------------------------------------------------------- the families' pictures
@@ -71,10 +71,10 @@ def pictures_of(asked: PairSearch) -> Pictures:
             hint=f"{SCRIPT} --bits {PAD_BITS}",
         )
     for side in (0 if asked.first else asked.size, asked.second_size or 0):
-        if side and (side % _FACTOR or not LEAST_SIDE <= side <= MAX_SIDE):
+        if side and (side % _FACTOR or not _LEAST_SIDE <= side <= _MAX_SIDE):
             raise UsageError(
                 f"The image processor would resize pictures of {side} pixels a side.",
-                hint=f"use a multiple of {_FACTOR} from {LEAST_SIDE} to {MAX_SIDE}",
+                hint=f"use a multiple of {_FACTOR} from {_LEAST_SIDE} to {_MAX_SIDE}",
             )
     if asked.first and asked.second:
         return _load(asked.first, asked.second, asked.second_size)
@@ -122,7 +122,7 @@ def _load(first: Path, second: Path, second_size: int | None) -> Pictures:
         except (OSError, UnidentifiedImageError, Image.DecompressionBombError) as error:
             raise UsageError(f"{path} is not a picture that can be read.") from error
     width, height = (
-        max(LEAST_SIDE, min(MAX_SIDE, round(side / _FACTOR) * _FACTOR))
+        max(_LEAST_SIDE, min(_MAX_SIDE, round(side / _FACTOR) * _FACTOR))
         for side in opened[0].size
     )
     other = (second_size, second_size) if second_size else (width, height)
@@ -215,7 +215,7 @@ def find_pair(
         )
         _confirm(pair, bits)
         (folder / PAIR_FILE).write_text(pair.model_dump_json(indent=1) + "\n")
-        for name in FILES:
+        for name in _FILES:
             write_file(out / name, (folder / name).read_bytes())
     return pair
 
@@ -241,10 +241,10 @@ def verify_pair(
         InfrastructureError: the engine could not be asked.
     """
     require_pictures(folder)
-    engine, found = identify(
+    engine, identities = identify(
         place, {name: folder / f"{name}.png" for name in NAMES}, progress
     )
-    return engine, _images(found, folder)
+    return engine, _images(identities, folder)
 
 
 def identify(
@@ -275,7 +275,7 @@ def _confirm(pair: Pair, bits: int) -> None:
         raise InfrastructureError("The control collides as well; try another --seed.")
 
 
-def _engine(place: EnginePlace, facts: EngineFacts) -> SearchedEngine:
+def _engine(place: EnginePlace, facts: ImportedEngine) -> SearchedEngine:
     preprocessor = place.model / "preprocessor_config.json"
     digest = (
         hashlib.sha256(preprocessor.read_bytes()).hexdigest()
@@ -318,7 +318,7 @@ def _output(out: Path) -> Iterator[Path]:
     made = not out.exists()
     try:
         out.mkdir(parents=True, exist_ok=True)
-        for name in FILES:
+        for name in _FILES:
             refuse_other_kinds(out / name)
         folder = Path(tempfile.mkdtemp(prefix=".search-", dir=out)).absolute()
     except OSError as error:

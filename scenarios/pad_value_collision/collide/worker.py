@@ -33,8 +33,8 @@ from mmrepro.failure.documents import Setting, StandIn
 from mmrepro.reproducers import reproducer_path
 from mmrepro.scenarios.pad_value_collision.collide.options import SCRIPT
 from mmrepro.scenarios.pad_value_collision.collide.pair import (
-    EngineFacts,
     Identity,
+    ImportedEngine,
     Searched,
 )
 from pydantic import ValidationError
@@ -133,12 +133,12 @@ def place_for(
 class Result(Record):
     """What the engine makes of the pictures, and the search that found them."""
 
-    engine: EngineFacts
+    engine: ImportedEngine
     images: dict[str, Identity]
     search: Searched | None
 
 
-class Event(Record):
+class WorkerEvent(Record):
     """One line of the worker's output.
 
     Attributes:
@@ -208,7 +208,7 @@ def ask(
     return result
 
 
-def _events(place: EnginePlace, request: Mapping[str, Any]) -> Generator[Event]:
+def _events(place: EnginePlace, request: Mapping[str, Any]) -> Generator[WorkerEvent]:
     with tempfile.TemporaryDirectory(prefix="mmrepro-collide-") as folder:
         file = Path(folder, "request.json")
         file.write_text(json.dumps(request))
@@ -241,7 +241,9 @@ def _events(place: EnginePlace, request: Mapping[str, Any]) -> Generator[Event]:
                 process.wait()
 
 
-def _lines(process: subprocess.Popen[bytes], silence_s: float) -> Generator[Event]:
+def _lines(
+    process: subprocess.Popen[bytes], silence_s: float
+) -> Generator[WorkerEvent]:
     assert process.stdout is not None
     pipe = process.stdout.fileno()
     poll = select.poll()
@@ -258,7 +260,7 @@ def _lines(process: subprocess.Popen[bytes], silence_s: float) -> Generator[Even
         *lines, rest = (rest + data).split(b"\n")
         for line in lines:
             try:
-                yield Event.model_validate_json(line)
+                yield WorkerEvent.model_validate_json(line)
             except ValidationError as error:
                 raise InfrastructureError(
                     "The search wrote something that is not understood: "

@@ -10,7 +10,8 @@ from made_up import NOW, at, http, probed
 from mmrepro.base.records import Moment
 from mmrepro.failure.documents.diagnosis import Assessment, Diagnosis, ServerState
 from mmrepro.failure.documents.fleet import Fleet, FleetState, Part, Scraped
-from mmrepro.live.fleet.reading import Look, part_of, read, summary
+from mmrepro.live.fleet.look import Look, part_of
+from mmrepro.live.fleet.reading import read, summary
 from mmrepro.probes.data import InferenceData, MetricSample, MetricsData
 from mmrepro.reports.documents import render
 from mmrepro.reports.fleet import KIND, compose_fleet

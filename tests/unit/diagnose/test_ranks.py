@@ -16,7 +16,14 @@ from mmrepro.failure.documents.diagnosis import (
     TargetFacts,
     TargetProcess,
 )
-from mmrepro.live.diagnose import classes, frozen, general, ranks
+from mmrepro.live.diagnose import (
+    classes,
+    frozen,
+    general,
+    rank_reports,
+    rank_verdicts,
+    ranks,
+)
 from mmrepro.live.diagnose.match import stuck_rank
 from mmrepro.live.diagnose.readings import DiagnosisView
 from mmrepro.probes.data import (
@@ -163,7 +170,7 @@ def test_group_sizes_are_those_of_the_command(
 
 def test_a_server_of_one_process_has_no_ranks() -> None:
     assert ranks.look(view(target(), at(CORE, IDLE))) is None
-    assert ranks.silent(view(target(), at(CORE, ASKED)), []) is None
+    assert rank_verdicts.silent(view(target(), at(CORE, ASKED)), []) is None
 
 
 def test_processes_are_named_by_what_they_are_for() -> None:
@@ -765,7 +772,7 @@ def test_the_flight_recorder_says_who_did_not_enter() -> None:
         "rank 1 (at 8) did not" in told.why
     )
     same = dumps.model_copy(update={"ranks": [dumps.ranks[0], dumps.ranks[2]]})
-    assert not ranks.flight(view(tp(3), same))
+    assert not rank_reports.flight(view(tp(3), same))
 
 
 # ------------------------------------------------------------------ event loops

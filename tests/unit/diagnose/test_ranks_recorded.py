@@ -24,7 +24,8 @@ from mmrepro.failure.documents.fleet import FleetState
 from mmrepro.live.diagnose import classes, general, ranks
 from mmrepro.live.diagnose.match import match_all
 from mmrepro.live.diagnose.readings import DiagnosisView
-from mmrepro.live.fleet.reading import Look, read, summary
+from mmrepro.live.fleet.look import Look
+from mmrepro.live.fleet.reading import read, summary
 from mmrepro.probes.data import GpuData, InferenceData, StacksData
 from mmrepro.reports import load
 from mmrepro.reports.diagnosis import compose_diagnosis
