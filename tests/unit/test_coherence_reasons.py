@@ -300,6 +300,13 @@ FOREIGN = [
             ),
             (400, '{"error":{"message":"m","code":"no_such_model"}}'),
             (400, '{"error":{"message":"m","code":400}}'),
+            (500, '{"error":{"message":"m","type":"t","code":"server_error"}}'),
+            (500, '{"error":{"message":"m","type":"server_error","code":"500"}}'),
+            (
+                500,
+                '{"error":{"message":"m","type":"server_error","param":null,'
+                '"code":"server_error"}}',
+            ),
             (400, '{"error":{"type":"t"}}'),
         )
     ],
@@ -315,8 +322,25 @@ OWN = [
     (500, '{"object":"error","message":"m","type":"t","param":null,"code":500}'),
     (400, '{"error":{"message":"input_embeds cannot be used in a session"}}'),
     (404, "not found"),
+    # vLLM's Rust front end.
+    (500, '{"error":{"message":"m","type":"server_error","code":"server_error"}}'),
+    (
+        404,
+        '{"error":{"message":"m","type":"invalid_request_error","param":"model",'
+        '"code":"model_not_found"}}',
+    ),
     (499, '{"error":{"message":"m"}}'),
 ]
+
+
+def labelled_by_the_folder(incident: Incident) -> None:
+    """As vLLM's Rust front end labels its metrics."""
+    command = incident.engine.command
+    folder = command[command.index("--model") + 1]
+    for sample in data(incident, MetricsData).samples:
+        if "model_name" in sample.labels:
+            sample.labels.update(model_name=folder)
+
 
 ROWS: list[tuple[str, str, Edit, str, str]] = [
     # whose it is
@@ -420,6 +444,7 @@ ROWS: list[tuple[str, str, Edit, str, str]] = [
         "10.0.0.1",
     ),
     ("one_server", HANG, connection, "connections", "port 1,"),
+    ("one_server", HANG, labelled_by_the_folder, "", ""),
     (
         "one_server",
         HANG,

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Mapping
 from typing import Any
 
 _GATEWAY = (502, 504)
@@ -40,7 +41,7 @@ def foreign_error(status: int | None, body: str) -> str:
     ``detail``, or an error object that has its status as a number, by itself with
     ``"object": "error"`` or as the one field ``error`` (vLLM 0.11 to 0.33, SGLang 0.5.6
     to 0.5.23, LMDeploy 0.6.4 to 0.18.0, minivllm). A validation error of SGLang is its
-    message alone."""
+    message alone; the Rust front end of vLLM has a word for its code."""
     why = not_the_engines(status, body)
     if why or status is None or status < 400:
         return why
@@ -74,10 +75,20 @@ def _has_an_engines_form(document: Any, status: int) -> bool:
         return False
     if "message" not in error or not error.keys() <= _ERROR_FIELDS:
         return False
+    if isinstance(error.get("code"), str):
+        return _is_rust_error(error, status)
     # A refusal may have no code; where there is one, it is the answer's status.
     if status >= 500 or "code" in error:
         return "type" in error and error.get("code") == status
     return True
+
+
+def _is_rust_error(error: Mapping[str, object], status: int) -> bool:
+    """Whether an error with a word for its code has the form of vLLM's Rust front end
+    (0.22 to 0.33). Gateways write the status as text, or fields that are null."""
+    kind = "server_error" if status >= 500 else "invalid_request_error"
+    code = str(error["code"])
+    return error.get("type") == kind and code.isidentifier() and all(error.values())
 
 
 def _without_status(body: str) -> str:

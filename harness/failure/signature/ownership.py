@@ -178,7 +178,9 @@ def one_server(evidence: Evidence, run: Run) -> Doubts:
             )
         if isinstance(data, MetricsData) and model:
             served = {sample.labels.get("model_name") for sample in data.samples}
-            others = served - {None, model}
+            # vLLM's Rust front end labels them with the model's folder, which is a word
+            # of the command.
+            others = served - {None, model, *run.command}
             if others:
                 yield (
                     "metrics",

@@ -214,6 +214,7 @@ def test_a_text_that_no_engine_has_is_none_of_an_engine(status: int, text: str) 
         '{"detail":"x"}',
         '{"object":"error","message":"m","type":"internal_error","param":null,"code":500}',
         '{"error":{"message":"m","type":"InternalServerError","param":null,"code":500}}',
+        '{"error":{"message":"m","type":"server_error","code":"server_error"}}',
         '{"error":{"message":"' + "m" * 1600,
     ],
 )
