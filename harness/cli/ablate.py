@@ -67,17 +67,14 @@ def _print_plan(expected: AblationPlan, console: Console) -> None:
     from mmrepro.reports.blocks import Paragraph, table
     from mmrepro.reports.terminal import print_blocks
 
-    name = expected.scenario + (f" ({expected.variant})" if expected.variant else "")
-    rows = [
-        (
-            cell.role,
-            " + ".join(cell.flips) or "nothing",
-            str(cell.runs),
-            str(cell.reused),
-            duration(cell.seconds) if cell.runs else "–",
-        )
-        for cell in expected.cells
-    ]
+    runs = reused = 0
+    rows: list[tuple[str, ...]] = []
+    for cell in expected.cells:
+        runs += cell.runs
+        reused += cell.reused
+        about = duration(cell.seconds) if cell.runs else "–"
+        flips = " + ".join(cell.flips) or "nothing"
+        rows.append((cell.role, flips, str(cell.runs), str(cell.reused), about))
     heads = [
         "cell:name",
         "toggled:name",
@@ -85,8 +82,7 @@ def _print_plan(expected: AblationPlan, console: Console) -> None:
         "in the cache:number",
         "about:number",
     ]
-    runs = sum(cell.runs for cell in expected.cells)
-    reused = sum(cell.reused for cell in expected.cells)
+    name = expected.scenario + (f" ({expected.variant})" if expected.variant else "")
     blocks = [
         Paragraph(
             f"{name} on {expected.engine} {expected.release} ({expected.device}); its "

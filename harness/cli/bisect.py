@@ -17,6 +17,7 @@ from mmrepro.traffic.case.model import CASE_DIR, CASE_FILE
 if TYPE_CHECKING:
     from mmrepro.campaign.bisect.plan import BisectionPlan
     from mmrepro.failure.documents.searches import Bisection
+    from mmrepro.reports.blocks import Inline
     from mmrepro.scenario import Scenario
     from mmrepro.search.replay.bisected import CaseSubject
     from rich.console import Console
@@ -217,17 +218,20 @@ def _print_plan(expected: BisectionPlan, console: Console) -> None:
     name = expected.scenario + (f" ({expected.variant})" if expected.variant else "")
     points = expected.points
     shown = [(p.commit[:12] or p.name) + "*" * p.declared for p in points]
-    rows = [
-        (
+    least = 0
+    rows: list[tuple[Inline, ...]] = []
+    for side in expected.sides:
+        least += side.least
+        runs = f"{side.least} to {side.most}" if side.declared else f"about {side.most}"
+        row = (
             strong(side.direction),
             str(side.points),
             side.far,
             " and ".join(side.declared) or "no boundary is declared",
-            f"{side.least} to {side.most}" if side.declared else f"about {side.most}",
+            runs,
             ", ".join(side.missing) or "–",
         )
-        for side in expected.sides
-    ]
+        rows.append(row)
     heads = [
         "side:name",
         "points:number",
@@ -235,7 +239,6 @@ def _print_plan(expected: BisectionPlan, console: Console) -> None:
         "tried first:name",
         "runs:name",
     ]
-    least = sum(side.least for side in expected.sides)
     blocks = [
         Paragraph(
             f"{name} on {expected.engine} ({expected.device}): {len(points)} points "
@@ -258,20 +261,25 @@ def _print_plan(expected: BisectionPlan, console: Console) -> None:
 
 
 def exit_code(bisection: Bisection) -> ExitCode:
+    """The exit code of a bisection: the worst of its sides."""
     from mmrepro.failure.documents.ledger import Lost
     from mmrepro.failure.documents.searches import SideConclusion
 
-    runs = [run for point in bisection.points for run in point.runs]
     if bisection.state != "complete":
         return ExitCode.INCONCLUSIVE
-    if runs and all(run.lost in (Lost.INFRASTRUCTURE, Lost.TIMEOUT) for run in runs):
+    lost: set[Lost | None] = set()
+    for point in bisection.points:
+        lost.update(run.lost for run in point.runs)
+    # Where no run told anything, the machine is at fault and not the engine.
+    if lost and lost <= {Lost.INFRASTRUCTURE, Lost.TIMEOUT}:
         return ExitCode.INFRASTRUCTURE
+
     nothing = (SideConclusion.NO_BOUNDARY, SideConclusion.NO_FAILURE)
     order = (ExitCode.AS_EXPECTED, ExitCode.NOT_AS_EXPECTED, ExitCode.INCONCLUSIVE)
-    codes = [order[0]]
+    codes = [ExitCode.AS_EXPECTED]
     for _, side in bisection.sides:
         if side.conclusion in nothing:
-            codes.append(order[1])
+            codes.append(ExitCode.NOT_AS_EXPECTED)
         elif side.conclusion is not SideConclusion.FOUND or not side.verified:
-            codes.append(order[2])
+            codes.append(ExitCode.INCONCLUSIVE)
     return max(codes, key=order.index)

@@ -95,22 +95,29 @@ def print_rows(rows: Sequence[Sequence[str]], *, spare: Sequence[int] = ()) -> N
 
     from mmrepro.base.text.sanitize import clip, one_line
 
-    columns = list(
-        zip(*([one_line(cell, 400) for cell in row] for row in rows), strict=True)
-    )
-    wide = shutil.get_terminal_size().columns if sys.stdout.isatty() else 400
-    kept = list(range(len(columns)))
-    widths = [max(map(len, column)) + 2 for column in columns]
-    last = min(_WORDS, widths.pop())
-    while (left := sum(widths[n] for n in kept[:-1])) + last > wide and spare:
-        kept.remove(spare[0])
-        spare = spare[1:]
-    for number, row in enumerate(zip(*columns, strict=True)):
-        cells = [f"{row[n]:{widths[n]}}" for n in kept[:-1]]
-        cells.append(clip(row[-1], max(last, wide - left)))
-        for cell in range(1 if number else len(cells)):
-            cells[cell] = typer.style(cells[cell], bold=True)
-        typer.echo("".join(cells).rstrip())
+    cells_of: list[list[str]] = []
+    for row in rows:
+        cells_of.append([one_line(cell, 400) for cell in row])
+    widths = [max(map(len, column)) + 2 for column in zip(*cells_of, strict=True)]
+    least_last = min(_WORDS, widths.pop())
+    # What is no terminal has no width: nothing is left out there.
+    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else 400
+
+    kept = list(range(len(widths)))
+    taken = sum(widths)
+    for number in spare:
+        if taken + least_last <= width:
+            break
+        kept.remove(number)
+        taken -= widths[number]
+    for index, cells in enumerate(cells_of):
+        shown = [f"{cells[number]:{widths[number]}}" for number in kept]
+        shown.append(clip(cells[-1], max(least_last, width - taken)))
+        # Of the headings all are bold, of a row its name.
+        bold = len(shown) if index == 0 else 1
+        for number in range(bold):
+            shown[number] = typer.style(shown[number], bold=True)
+        typer.echo("".join(shown).rstrip())
 
 
 def at_terminal() -> bool:

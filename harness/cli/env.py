@@ -104,11 +104,19 @@ def _starts(environment: Stored) -> str:
     """The fastest start mode that works there, and those that were refused."""
     from mmrepro.engines.environments.spec import starts_seen
 
-    modes = starts_seen(environment.path / "state").modes
-    works = {name.partition(" ")[0] for name, seen in modes.items() if seen.works}
-    fastest = next(([mode] for mode in ("warm", "fork", "cold") if mode in works), [])
-    refused = sorted(f"not {name}" for name, seen in modes.items() if not seen.works)
-    return ", ".join([*fastest, *refused])
+    works: set[str] = set()
+    refused: list[str] = []
+    for name, seen in starts_seen(environment.path / "state").modes.items():
+        if seen.works:
+            works.add(name.partition(" ")[0])
+        else:
+            refused.append(f"not {name}")
+    words: list[str] = []
+    for mode in ("warm", "fork", "cold"):
+        if mode in works:
+            words.append(mode)
+            break
+    return ", ".join([*words, *sorted(refused)])
 
 
 @dataclass(frozen=True)

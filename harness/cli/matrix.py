@@ -255,29 +255,31 @@ def _print_dry_run(made: DryRun, console: Console) -> None:
     from mmrepro.cli.console import table
     from mmrepro.reports.blocks import count
 
-    rows = []
+    rows: list[tuple[str, ...]] = []
+    # What the estimates are based on, each once.
+    reasons: dict[str, None] = {}
     for group in made.groups:
         fetched = "" if not group.download_bytes else f", {group.environment}"
         for number, cell in enumerate(group.cells):
             name = f"{group.name}{fetched}" if number == 0 else ""
-            about = duration(cell.seconds) if cell.runs else "–"
+            about = "–"
+            if cell.runs:
+                about = duration(cell.seconds)
+                reasons[cell.seconds_from] = None
             row = one_line(cell.cell.row, 120)
             rows.append((name, row, cell.expected or "–", str(cell.runs), about))
     console.print(table(("environment", "cell", "expected", "runs", "about"), rows))
     cells = sum(len(group.cells) for group in made.groups)
     places = f"{count(cells, 'job')} in {count(len(made.groups), 'environment')}"
     text = f"Nightly run {made.night}: {places}, {count(made.runs, 'run')}"
-    text += (
-        f", about {duration(made.seconds)}."
-        if made.runs
-        else ": nothing is left to run."
-    )
+    if made.runs:
+        text += f", about {duration(made.seconds)}."
+    else:
+        text += ": nothing is left to run."
     if made.download_bytes:
         text += f" About {size(made.download_bytes)} are unpacked first, at most."
     _line(console, text)
-    for why in dict.fromkeys(
-        c.seconds_from for g in made.groups for c in g.cells if c.runs
-    ):
+    for why in reasons:
         _line(console, f"Times: {why}.")
     for note in made.notes:
         _line(console, f"Left out: {note}.")

@@ -183,7 +183,7 @@ def server_of(asked: McpCommand) -> MCPServer:
     return made
 
 
-async def _said(*words: str, exit_codes: str) -> str:
+async def _said(*words: str, told: str) -> str:
     """What a command prints. ``told``: what its exit codes mean.
 
     Raises:
@@ -216,7 +216,7 @@ async def _said(*words: str, exit_codes: str) -> str:
     screen = out.decode("utf-8", "replace")[:_MOST_CHARS].strip()
     aside = "\n".join(err.decode("utf-8", "replace").strip().splitlines()[-8:])
     return (
-        f"{screen}\n{aside[-_MOST_CHARS:]}\nexit code {child.returncode} ({exit_codes})"
+        f"{screen}\n{aside[-_MOST_CHARS:]}\nexit code {child.returncode} ({told})"
     ).strip()
 
 
@@ -284,7 +284,7 @@ async def find(text: str) -> str:
     """Which known failure is this? Text: a message, a traceback, an issue such as
     vllm#43941, or the path of a log. No network is asked."""
     return await _said(
-        "find", "--", text, exit_codes="0 known, 3 perhaps, 1 nothing is known of it"
+        "find", "--", text, told="0 known, 3 perhaps, 1 nothing is known of it"
     )
 
 
@@ -294,7 +294,7 @@ async def logs(files: list[str], engine: str = "", full: bool = False) -> str:
     words = ["logs", *_options(engine=engine, full=full), "--", *files]
     return await _said(
         *words,
-        exit_codes="0 read, 2 nothing could be read, 3 not to its end, or no log",
+        told="0 read, 2 nothing could be read, 3 not to its end, or no log",
     )
 
 
@@ -304,21 +304,19 @@ async def diagnose(url: str, log: str = "", full: bool = False) -> str:
     ./incidents."""
     words = ["diagnose", *_options(log=log, full=full), "--", url]
     return await _said(
-        *words, exit_codes="0 healthy, 1 a known failure or unhealthy, 3 inconclusive"
+        *words, told="0 healthy, 1 a known failure or unhealthy, 3 inconclusive"
     )
 
 
-async def _list_failures() -> str:
+async def list_failures() -> str:
     """The known failure modes, by name."""
-    return await _said("list", exit_codes="0 listed")
+    return await _said("list", told="0 listed")
 
 
 async def show(name: str) -> str:
     """One known failure mode: symptom, cause, workarounds, upstream references. Of a
     FILE.py what it declares: it is not run."""
-    return await _said(
-        "show", "--", name, exit_codes="0 shown, 2 there is none of that name"
-    )
+    return await _said("show", "--", name, told="0 shown, 2 there is none of that name")
 
 
 async def report(folder: str, format: _Format = "text") -> str:
@@ -326,7 +324,7 @@ async def report(folder: str, format: _Format = "text") -> str:
     number or last. Format: text, md, html, issue (the engine's own bug-report form),
     json or junit."""
     words = ["report", *_options(format=format), "--", folder]
-    return await _said(*words, exit_codes="0 written, 2 there is no such folder")
+    return await _said(*words, told="0 written, 2 there is no such folder")
 
 
 async def repro(
@@ -352,10 +350,10 @@ async def repro(
         "reported": reported,
     }
     words = ["repro", "--yes", *_options(**values, fixed=fixed, out=out)]
-    exit_codes = (
+    told = (
         "1 reproduced, 0 not, 3 nothing tested, another failure or no hardware, 2 usage"
     )
-    return await _said(*words, *(["--", issue] if issue else []), exit_codes=exit_codes)
+    return await _said(*words, *(["--", issue] if issue else []), told=told)
 
 
 async def run(scenario: str, release: str = "") -> str:
@@ -363,10 +361,10 @@ async def run(scenario: str, release: str = "") -> str:
     minutes."""
     words = ["run", "--yes", *_options(release=release), "--", scenario]
     told = "0 as expected of that release, 1 not, 3 inconclusive"
-    return await _said(*words, exit_codes=told)
+    return await _said(*words, told=told)
 
 
-READING: tuple[_Tool, ...] = (find, logs, _list_failures, show, report)
+READING: tuple[_Tool, ...] = (find, logs, list_failures, show, report)
 OBSERVING: tuple[_Tool, ...] = (diagnose,)
 """They send a server requests, and write what they saw of it into the current
 folder."""

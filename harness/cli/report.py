@@ -333,15 +333,15 @@ def _print_judged(judged: list[_JudgedRun], *, every: bool) -> None:
         if rows:
             out.print(table(("", "", "then", "now", "observed"), rows))
         if every and rejudged.parts:
-            out.print(
-                escape(
-                    plain(f"{rejudged.now.outcome.value}: {rejudged.now.explanation}")
-                )
-            )
+            verdict = f"{rejudged.now.outcome.value}: {rejudged.now.explanation}"
+            out.print(escape(plain(verdict)))
     if len(judged) > 1:
-        every_found = [row.found for row in judged]
-        other = sum(rejudged.differs for rejudged in every_found)
-        alone = sum(bool(row.changes) and not row.differs for row in every_found)
+        other = alone = 0
+        for row in judged:
+            if row.found.differs:
+                other += 1
+            elif row.found.changes:
+                alone += 1
         out.print(
             f"{len(judged)} judged again: {len(judged) - other - alone} as recorded, "
             f"{other} with another verdict, {alone} with other conditions or claims "

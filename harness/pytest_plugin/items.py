@@ -100,7 +100,7 @@ class MatrixToml(pytest.File):
         """The cells that this pytest run is to run, by environment."""
         cells: dict[EnvironmentCells, list[Planned]] = {}
         for item in self.session.items:
-            if isinstance(item, _CellItem) and item.toml is self:
+            if isinstance(item, CellItem) and item.toml is self:
                 cells.setdefault(item.environment, []).append(item.planned)
         return {one: groups_of(some)[0] for one, some in cells.items()}
 
@@ -132,20 +132,20 @@ class EnvironmentCells(pytest.Collector):
     def toml(self) -> MatrixToml:
         return cast(MatrixToml, self.parent)
 
-    def collect(self) -> Iterator[_CellItem]:
+    def collect(self) -> Iterator[CellItem]:
         names: set[str] = set()
         for member in self.group.cells:
             cell = member.cell
             name = one_line(_row(cell, self.path.parent), 300).replace("::", ":")
             name = f"{name} ({cell.id[-8:]})" if name in names else name
             names.add(name)
-            yield _CellItem.from_parent(self, name=name, planned=member)
+            yield CellItem.from_parent(self, name=name, planned=member)
 
     def teardown(self) -> None:
         self.toml.runs.leave()
 
 
-class _CellItem(pytest.Item):
+class CellItem(pytest.Item):
     """A cell: it is run in the set-up, where a failure is an error, and judged as a
     test."""
 
@@ -283,7 +283,7 @@ def fixture_of(item: pytest.Item) -> MmreproRun:
     return MmreproRun(item, item.stash.get(_RAN, None))
 
 
-class _FinishedRun:
+class FinishedRun:
     """One run of a scenario on a real engine."""
 
     def __init__(self, ran: CellResult | None) -> None:
@@ -357,14 +357,14 @@ class _FinishedRun:
         return self._ran.shown
 
 
-class MmreproRun(_FinishedRun):
+class MmreproRun(FinishedRun):
     """The run of the marker, and a function that makes more."""
 
     def __init__(self, item: pytest.Item, ran: CellResult | None) -> None:
         super().__init__(ran)
         self._item = item
 
-    def __call__(self, *arguments: Any, **named: Any) -> _FinishedRun:
+    def __call__(self, *arguments: Any, **named: Any) -> FinishedRun:
         """Run a scenario; the arguments are the marker's. What is inconclusive comes
         back as well.
 
@@ -389,7 +389,7 @@ class MmreproRun(_FinishedRun):
         except pytest.fail.Exception as error:
             raise pytest.fail.Exception(error.msg) from None
 
-        return _FinishedRun(ran)
+        return FinishedRun(ran)
 
 
 _INCIDENT = f"{PROPERTY}incident"
