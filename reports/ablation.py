@@ -265,6 +265,7 @@ def _stand_ins(ablation: Ablation) -> list[tuple[StandIn, str]]:
             for stand_in in run.stand_ins:
                 where = f"runs with {' + '.join(cell.flips) or _BASELINE}"
                 found.setdefault(stand_in.name, (stand_in, where))
+
     return list(found.values())
 
 

@@ -46,6 +46,7 @@ def compose(bisection: Bisection) -> b.Page:
     answers = []
     for direction, side in bisection.sides:
         answers.append(_answer(bisection, direction, side))
+
     over = _subject(bisection)
     failure = bisection.failure and words.sentence(bisection.failure)
     runs = b.count(bisection.runs, "run")
@@ -79,6 +80,7 @@ def _sections(bisection: Bisection) -> Iterator[b.Section]:
     yield b.Section("Points, old to new", [*_line(bisection)], 90)
     for name, side in bisection.sides:
         yield b.Section(f"Where it was {name}", [*_side(bisection, side)], 97)
+
     yield b.Section("Runs next to a boundary", _runs(bisection), 80)
     yield b.Section("Every point that was run", [*_points(bisection)], 95)
     yield b.Section("What this does not establish", b.bullets(bisection.limits), 85)
@@ -165,6 +167,7 @@ def _line(bisection: Bisection) -> Iterator[b.Block]:
         if point.verdict:
             words_of_verdict = _LOOKS[point.verdict][0]
             marks.append(f"{point.label} {words_of_verdict[0]}")
+
     caption = "Small: not run. A shaded band lies between the two sides of a boundary."
     yield b.Picture(_drawing(bisection), [b.p(" · ".join(marks))], caption)
 
@@ -235,6 +238,7 @@ def _runs(bisection: Bisection) -> list[b.Block]:
             observed = run.error or run.explanation
             link = words.run_link(run.incident)
             rows.append((point.label, outcome, observed, duration(run.seconds), link))
+
     heads = f"{bisection.by}:name | outcome:name | observed | took:number | incident"
     return b.table(heads, rows, "runs next to a boundary")
 
@@ -279,6 +283,7 @@ def _boundary(bisection: Bisection) -> list[Point]:
     wanted: set[str] = set()
     for _, side in bisection.sides:
         wanted.update(side.between, side.one_of)
+
     return [point for point in bisection.points if point.name in wanted and point.runs]
 
 
@@ -343,6 +348,7 @@ def _dot(point: Point, x: float) -> Iterator[Markup]:
     if point.verdict:
         word, _, fill = _LOOKS[point.verdict]
         radius = 9
+
     declared = ", declared affected" if point.declared else ""
     hint = one_line(f"{point.label}: {word}{declared}", 300)
     yield svg.circle(fill, x, _AXIS, radius, hint)

@@ -190,6 +190,7 @@ def _counts(diagnosis: Diagnosis) -> Iterator[str]:
         yield f"{match.met} of {total} conditions met"
     else:
         yield f"none of {len(diagnosis.matches)} known failures is found"
+
     if diagnosis.unseen:
         yield f"{len(diagnosis.unseen)} things could not be observed"
 
@@ -201,6 +202,7 @@ def _stack(diagnosis: Diagnosis) -> list[b.Block]:
     frames = []
     for frame in assessment.frames:
         frames.append(b.Frame(frame.function, frame.file, frame.line))
+
     seen = f"{assessment.seen} of {assessment.samples} samples"
     title = f"{assessment.process}, thread {assessment.thread}, {seen}"
     return [b.Stack(title, frames)]
@@ -258,6 +260,7 @@ def _ranks(diagnosis: Diagnosis) -> Iterator[b.Block]:
         waits = []
         for edge in ranks.edges[:40]:
             waits.append(f"{edge.waiter} → {edge.awaited}: {edge.why}")
+
         yield from b.bullets(waits)
 
 
@@ -302,6 +305,7 @@ def _classes(diagnosis: Diagnosis) -> Iterator[b.Block]:
         if known.advice:
             yield b.p("What to do:")
             yield from b.bullets(known.advice)
+
         yield from b.bullets(known.references, "soft")
 
 
@@ -310,6 +314,7 @@ def _matches(diagnosis: Diagnosis) -> Iterator[b.Block]:
     excluded: list[Match] = []
     for match in diagnosis.matches:
         (excluded if match.fit is Fit.NOT_THIS else possible).append(match)
+
     yield from _match_table(possible)
     shown = [match for match in possible if match.fit in _SHOWN]
     for match in shown[:3]:
@@ -375,6 +380,7 @@ def diagnosis_cases(diagnosis: Diagnosis, name: str) -> list[JunitCase]:
             kind=str(match.fit),
         )
         cases.append(case)
+
     return cases
 
 

@@ -36,8 +36,10 @@ def exhibits(incident: Incident) -> list[tuple[Exhibit, _Pictured, Markup]]:
         pictures = []
         for shown in exhibit.shown[:_MAX_EXHIBITS]:
             pictures.append((shown, pixels(shown.png, shown.caption)))
+
         curve = _birthday(exhibit.birthday) if exhibit.birthday else Markup("")
         drawn.append((exhibit, pictures, curve))
+
     return drawn
 
 
@@ -51,6 +53,7 @@ def pixels(png: bytes, caption: str) -> Markup:
     paths: dict[_Colour, list[str]] = defaultdict(list)
     for y, end, x, count, colour in _blocks(rows):
         paths[colour].append(f"M{x} {y}h{count}v{end - y}h-{count}z")
+
     drawn = []
     for (red, green, blue), parts in paths.items():
         fill = f"#{red:02x}{green:02x}{blue:02x}"
@@ -91,6 +94,7 @@ def _blocks(rows: list[list[_Colour]]) -> Iterator[tuple[int, int, int, int, _Co
             continue
         for x, count, colour in _row_runs(rows[start]):
             yield start, y, x, count, colour
+
         start = y
 
 
@@ -241,6 +245,7 @@ def _curve(axis: _BirthdayAxis) -> Markup:
     for number in range(241):
         images = axis.most * number / 240
         places.append(f"{axis.x(images):.1f} {axis.y(axis.chance(images)):.1f}")
+
     return svg.path("line s0", f"M{'L'.join(places)}", f"2^{axis.bits} values")
 
 
@@ -261,6 +266,7 @@ def _marks(axis: _BirthdayAxis, pools: Sequence[ImagePool]) -> Iterator[Markup]:
             # Here the curve is flat and has the free side above it.
             yield svg.text(x - 6, y - 30, label, "name")
             continue
+
         below = min(y + 16, below - 14, BASE - 8)
         if x < svg.LEFT + PLOT_W * 0.75:
             yield svg.text(x + 10, below, label, "name")

@@ -172,6 +172,7 @@ def _images(sequence: drawn.RequestSequence, case: Case) -> list[b.Block]:
     rows = []
     for name, letter in sequence.letters.items():
         rows.append((b.code(letter), recipes[name]))
+
     table = b.table("image:name | what", rows, "images")
     picture = b.Picture(drawn.images_picture(sequence, recipes), table)
     count = b.count(len(recipes), "image")
@@ -184,12 +185,14 @@ def needed(loaded: LoadedFinding) -> list[b.Block]:
     if loaded.case:
         for number, op in enumerate(loaded.case.operations):
             places[op.id] = number
+
     rest = len(places)
     parts = sorted(loaded.finding.needed, key=lambda part: places.get(part.what, rest))
     rows = []
     for part in parts:
         by = b.code(part.by) if part.by else "itself"
         rows.append((b.code(part.what), part.why, by))
+
     return b.table("needed:name | without it | argued by:name", rows, "what is needed")
 
 

@@ -97,6 +97,7 @@ def commands(
     with_folder = [listed for listed in found if listed.folder]
     for worst in _worst_first(with_folder)[:1]:
         yield from _next_steps(made, worst, folder)
+
     yield "to repeat it", made.command
 
 
@@ -217,6 +218,7 @@ def requests_left(finding: Finding) -> list[int]:
     left = [finding.requests_before]
     for step in finding.steps:
         left.append(step.requests if step.kept else left[-1])
+
     return left
 
 

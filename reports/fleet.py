@@ -49,6 +49,7 @@ def _sections(fleet: Fleet) -> Iterator[b.Section]:
     yield b.Section("In what they differ", _differences(fleet), 90)
     for member in fleet.members[:32]:
         yield b.Section(member.name, [*_member(member)], 80)
+
     yield b.Section("What could not be observed", b.bullets(fleet.unseen[:40]), 72)
 
 
@@ -56,6 +57,7 @@ def _card(fleet: Fleet) -> Iterator[b.Block]:
     yield b.p(b.strong(words.sentence(fleet.sentence)))
     for finding in fleet.findings[1:3]:
         yield b.p(words.sentence(finding.sentence))
+
     unwell_first = sorted(fleet.members, key=lambda member: member.well is not False)
     yield from _table(unwell_first[:_ROWS], len(fleet.members))
     for finding in fleet.findings[:1]:
@@ -69,6 +71,7 @@ def _first_diagnosis(fleet: Fleet, finding: Finding) -> Diagnosis | None:
     for member in fleet.members:
         if member.name in finding.servers:
             return member.diagnosis
+
     return None
 
 
@@ -152,6 +155,7 @@ def _differences(fleet: Fleet) -> list[b.Block]:
     for member in fleet.members:
         for text in member.differs[:12]:
             differences.append(f"{member.name}: {text}")
+
     return b.bullets(differences)
 
 

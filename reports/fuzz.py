@@ -89,6 +89,7 @@ def _listed(fuzz: Fuzz) -> list[findings.ListedFinding]:
             known.id, known.finding, known.folder, known.after_s, known.episode
         )
         listed.append(finding)
+
     return listed
 
 
@@ -103,10 +104,12 @@ def _coverage(fuzz: Fuzz) -> Iterator[b.Block]:
         places[episode.number] = place
         if episode.new:
             last = place
+
     marks = []
     for known in fuzz.found:
         if known.episode in places:
             marks.append((places[known.episode], known.id))
+
     line = StepLine("different", [*enumerate(sums)])
     drawing = steps("Different observations", [line], "episodes", marks)
     if not drawing:

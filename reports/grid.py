@@ -161,6 +161,7 @@ def _line(night: NightView, grid: Grid, row: ScenarioRow) -> Markup:
         if square:
             inner = _square(square, row, href(night, square.deciding))
         cells.append(tag("td", inner, cls=bands.get(column)))
+
     mitigated = "mitigated" if row.planned.cell.mitigations else ""
     return tag("tr", *cells, "\n", data_holds=True, cls=mitigated)
 
@@ -216,8 +217,10 @@ def legend(squares: Sequence[Square]) -> Markup:
             sign = look.mark + ("k/n" if state is JobState.FLAKY else "")
             word = f"{counts[state]} {look.word}"
             items.append(_sign(f"sq {state.value}", sign, word, look.meaning))
+
     for cls, sign, word, meaning in _OTHER_SIGNS:
         items.append(_sign(cls, sign, word, meaning))
+
     return tag("dl", *items, cls="legend")
 
 
@@ -262,6 +265,7 @@ def _bar(point: TrendPoint, left: float, top: int) -> Iterator[Markup]:
         yield text(middle, 14, f"{point.surprises} !", "odd")
     else:
         yield text(middle, 14, "–", "tick")
+
     # The last characters of a night's name are its date.
     yield text(middle, 148, one_line(point.night, 60)[-10:], "tick")
     yield text(middle, 164, duration(point.seconds), "tick")
@@ -273,12 +277,14 @@ def pace(trend: Sequence[TrendPoint]) -> Markup:
     for number, point in enumerate(trend):
         if point.total and point.seconds > 0:
             known.append((number, point.seconds))
+
     if len(known) < 2:
         return Markup()
     top = max(seconds for _, seconds in known)
     places = []
     for number, seconds in known:
         places.append(f"{number * 14 + 7} {25 - 21 * seconds / top:.1f}")
+
     return _svg("strip", trend, 14, 28, [path("pace", f"M{'L'.join(places)}")])
 
 
@@ -300,6 +306,7 @@ def trends(grids: Sequence[Grid]) -> Markup:
     heads = []
     for name in ("scenario", "engine", "nightly runs", "durations", "this nightly run"):
         heads.append(tag("th", name, scope="col"))
+
     return tag("table", tag("thead", tag("tr", *heads)), tag("tbody", *rows))
 
 
@@ -337,4 +344,5 @@ def _stack(
         if width > 20 and tall >= 15:
             label = f"{LOOKS[state].mark} {point.counts[state]}"
             yield text(x + width / 2, y + tall / 2 + 4, label, f"in {state.value}")
+
         y += tall

@@ -219,6 +219,7 @@ def _table_head(table: b.Table) -> Markup | str:
     for column in table.columns:
         name = column.name or nameless
         heads.append(tag("th", name, scope="col", cls=_KINDS[column.kind]))
+
     return tag("thead", tag("tr", *heads))
 
 
@@ -241,6 +242,7 @@ def _row(row: b.Row, table: b.Table) -> Markup:
     cells = []
     for text, column in zip(texts, table.columns, strict=False):
         cells.append(tag("td", text, cls=_KINDS[column.kind]))
+
     return tag(
         "tr",
         *cells,
@@ -258,6 +260,7 @@ def _facts(facts: b.Facts) -> Markup:
         if b.words(value):
             name = tag("th", one_line(label, 200), cls="tight", scope="row")
             rows.append(tag("tr", name, tag("td", _inline(value))))
+
     caption = tag("caption", one_line(facts.caption, 200), cls="unseen")
     table = tag("table", caption, tag("tbody", *rows), cls="labelled")
     return tag("div", table, cls="scroll", tabindex=0)
@@ -274,6 +277,7 @@ def _source(fence: b.Fence) -> Markup:
         hit = "hit" if number in fence.highlight else ""
         text = clip(plain(line), 400)
         lines.append(tag("span", tag("i", f"{number}"), text, cls=hit))
+
     return tag("pre", *lines, cls="source", tabindex=0)
 
 
@@ -285,6 +289,7 @@ def _stack(stack: b.Stack) -> Markup:
         place = tag("span", one_line(where, 320), cls="soft")
         first = "first" if number == 0 else ""
         frames.append(tag("li", function, " ", place, _terms(frame.locals), cls=first))
+
     title = tag("div", one_line(stack.title, 300), cls="thread")
     more = {"tabindex": 0, "role": "group", "aria_label": "stack"}
     return tag("div", title, tag("ol", *frames), cls="stack mono", **more)
@@ -302,6 +307,7 @@ def _terms(given: dict[str, str]) -> Markup:
     for name, value in given.items():
         pairs.append(tag("dt", one_line(name, 80)))
         pairs.append(tag("dd", one_line(value, 400)))
+
     return tag("dl", *pairs) if pairs else Markup("")
 
 

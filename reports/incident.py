@@ -124,6 +124,7 @@ def _workaround(incident: Incident) -> MitigationFacts | None:
     for mitigation in incident.mitigations:
         if not mitigation.hides:
             return mitigation
+
     return None
 
 
@@ -230,6 +231,7 @@ def _side_by_side(drawn: Sequence[tuple[Shown, Markup]]) -> b.Block:
         facts = "; ".join(f"{name} {value}" for name, value in shown.facts.items())
         rows.append((shown.caption, file, shown.text, facts))
         pictures.append((pixels, shown.caption, shown.text, shown.facts))
+
     return b.Sides(pictures, b.table(" | image | answer | facts", rows))
 
 
@@ -239,6 +241,7 @@ def _collision_table(birthday: Birthday) -> list[b.Block]:
         if pool.images >= 0:
             chance = collision_probability(pool.images, birthday.bits)
             rows.append((f"{pool.images:,}", f"{chance:.1%}", pool.label))
+
     return b.table("images:number | chance of a collision:number | ", rows)
 
 
@@ -251,6 +254,7 @@ def _stack_block(given: KeyStack, *, short: bool = False) -> b.Stack:
     for frame in given.frames[: b.FRAMES if short else None]:
         values = {} if short else frame.locals
         frames.append(b.Frame(frame.function, frame.file, frame.line, values))
+
     thread = f"{given.process}, thread {given.thread} ({state})"
     return b.Stack(f"{thread}, {given.seen} of {given.samples} samples", frames)
 
@@ -292,6 +296,7 @@ def _condition_table(
         files = []
         for file in condition.evidence[:4]:
             files.append(f"evidence/{file.removeprefix('evidence/')}")
+
         row = b.row(
             b.toned(*words.TRUTHS[condition.truth]),
             condition.observed,
@@ -316,6 +321,7 @@ def _logs(incident: Incident) -> list[b.Block]:
         process = f"({log.process})" if log.process else ""
         prefix = " ".join(filter(None, [process, log.time]))
         blocks.append(b.Fence(f"{prefix} {log.text}".strip()))
+
     return b.folded(f"{len(excerpts)} excerpts", blocks, open=len(excerpts) <= 2)
 
 
@@ -344,6 +350,7 @@ def _reproducers(incident: Incident) -> list[b.Block]:
         ended = "–" if run.exit_code is None else str(run.exit_code)
         facts = ", ".join(f"{name}={value}" for name, value in run.facts.items())
         rows.append((b.code(run.name), ended, duration(run.seconds), facts, run.error))
+
     heads = "reproducer:name | exit code:number | took:number | facts | error"
     return b.table(heads, rows, "minimal reproducers")
 
@@ -359,6 +366,7 @@ def _claims(incident: Incident) -> Iterator[b.Section]:
             confirmed.append(claim)
         else:
             others.append(claim)
+
     blocks = [*words.claims(others, "this run shows", "claim", "claims")]
     shown = words.claims(confirmed, "this run shows", "claim", "claims")
     blocks += b.folded(f"{b.count(len(confirmed), 'claim')} confirmed", shown)
@@ -373,6 +381,7 @@ def _mitigations(incident: Incident) -> list[b.Block]:
             effect += f": {mitigation.observed}"
         name, command = b.code(mitigation.name), b.code(mitigation.command)
         rows.append((name, effect, b.prose(mitigation.description), command))
+
     heads = "mitigation:name | this run | what it does | try it"
     return b.table(heads, rows, "mitigations")
 
@@ -385,6 +394,7 @@ def context(incident: Incident) -> Iterator[b.Section]:
         note = f" ({reference.note})" if reference.note else ""
         link = b.link(reference.id, reference.url)
         upstream.append((link, f": {reference.title}{note}"))
+
     yield b.Section("Upstream", b.bullets(upstream), 55)
     yield b.Section("Environment", [*_environment(incident)], 75)
     yield b.Section("How the run went", [*_run(incident)], 40)
@@ -412,6 +422,7 @@ def settings_table(settings: Sequence[Setting]) -> list[b.Block]:
     rows = []
     for setting in settings:
         rows.append((b.code(setting.name), b.code(setting.value), setting.why))
+
     shown = b.table("setting:name | value | why", rows, "settings")
     count = b.count(len(rows), "setting")
     return b.folded(f"{count} other than the engine's own", shown)
@@ -438,6 +449,7 @@ def _packages(incident: Incident) -> list[b.Block]:
     if file:
         where = b.code("evidence/" + file.removeprefix("evidence/"))
         blocks.append(b.p("With hashes: ", where))
+
     blocks.append(b.Fence("\n".join(packages[:2000])))
     return b.folded(f"{len(packages)} packages as resolved", blocks)
 
@@ -455,6 +467,7 @@ def _run(incident: Incident) -> Iterator[b.Block]:
     if hashes:
         head = hashes.recorded_sha256 or hashes.sha256
         yield b.p("The record of its hashes ends with ", b.code(head), ".")
+
     processes = _footprint(incident)[:40]
     heads = "process | resident memory:number | threads:number"
     shown = b.table(heads, processes, "processes of the engine")
@@ -474,6 +487,7 @@ def _warm_up_check(gate: GateFacts) -> b.Block:
     if gate.deadline_s:
         rule = f" ({gate.deadline_rule})" if gate.deadline_rule else ""
         sentences.append(f"Deadline {duration(gate.deadline_s)}{rule}.")
+
     passed = b.strong("failed", "bad")
     if gate.passed:
         passed = b.strong("passed", "good")
@@ -511,6 +525,7 @@ def _stages(what: str, stages: Mapping[str, float]) -> Iterator[b.Block]:
     for name, seconds in list(stages.items())[:30]:
         if words.sane(seconds):
             spent.append(f"{name} {duration(seconds)}")
+
     yield b.p(f"{what}: {', '.join(spent)}.")
 
 
@@ -808,6 +823,7 @@ def gpu_words(host: HostFacts) -> str:
             facts.append("taken by the engine")
         elif some_taken:
             facts.append("not the engine's")
+
         gpus.append(", ".join(facts))
 
     return "; ".join(gpus) or ", ".join(host.gpus) or "none"
@@ -855,6 +871,7 @@ def _footprint(incident: Incident) -> list[tuple[str, str, str]]:
             name = process.role or process.name
             total += process.rss_bytes
             rows.append((name, size(process.rss_bytes), str(process.threads)))
+
         if len(rows) > 1:
             rows.append(("together (shared pages counted in each)", size(total), ""))
 
@@ -897,6 +914,7 @@ def _started_with(incident: Incident) -> str:
             f"The engine's command, which start mode {incident.engine.start_mode} ran "
             "as a fork:"
         )
+
     return "The engine was started with:"
 
 

@@ -90,6 +90,7 @@ def _own_packages() -> tuple[str, ...]:
     names: list[str] = []
     for engine in folders():
         names += table(engine, _FORM_FILE).get("packages", ())
+
     return tuple(names)
 
 

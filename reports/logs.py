@@ -94,6 +94,7 @@ def _card(reading: LogReading) -> Iterator[b.Block]:
     start = cause.start.advice if cause.start else []
     for text in [*start, *cause.advice][:3]:
         yield b.p("To do: ", b.prose(text))
+
     for file, why in list(log.unread.items())[:2]:
         yield b.p(f"Not read: {file}: {why}", tone="unsure")
 
@@ -140,8 +141,10 @@ def dump_rows(reading: DumpReading, *, few: bool) -> Iterator[tuple[str, b.Inlin
 
     for process in reading.processes[: 2 if few else 3]:
         yield "process", process.sentence
+
     for text in reading.counts[: 2 if few else 4]:
         yield "counted", text
+
     for failure in reading.failures[:2]:
         show = b.code(f"mmrepro show {failure.scenario}")
         yield _FITS[failure.fit], (f"{failure.scenario}: {failure.title} (", show, ")")
@@ -201,6 +204,7 @@ def _matches(reading: LogReading) -> Iterator[b.Block]:
         lines = reading.log.matches.get(name)
         if count and lines:
             rows.append(b.row(name, str(count), _shown(lines[-1])))
+
     yield from b.table("looked for:name | lines:number | last", rows, "patterns")
 
 
@@ -208,6 +212,7 @@ def _last_words(reading: LogReading) -> Iterator[b.Block]:
     rows = []
     for process, line in reading.log.last_by_process.items():
         rows.append(b.row(process or "(unmarked)", _shown(line)))
+
     yield from b.table("process:name | last words", rows, "last words")
 
 

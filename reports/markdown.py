@@ -24,6 +24,7 @@ def render_markdown(page: b.Page, limit: int = 60_000) -> str:
         if dropped:
             names = ", ".join(gfm.text(name) for name in dropped)
             parts.append(f"*Left out to stay within {limit:,} bytes: {names}. {_CUT}*")
+
         text = "\n\n".join(parts) + "\n"
         if len(text.encode()) <= limit or not sections:
             return text
@@ -42,7 +43,9 @@ def _head(page: b.Page) -> str:
         lines = []
         for why, command in page.commands:
             lines += [f"# {one_line(why, 200)}", one_line(command, 4000)]
+
         parts.append(gfm.fence("\n".join(lines), "sh", 40, 4000))
+
     return "\n\n".join(parts)
 
 
@@ -52,6 +55,7 @@ def _warning(warning: b.Warning) -> str:
     parts = [f"> [!WARNING]\n> {gfm.paragraph(warning.text, 600)}"]
     for line in warning.lines[-20:]:
         parts.append(f"> {gfm.paragraph(line, 300)}")
+
     return "\n>\n".join(parts)
 
 
@@ -60,6 +64,7 @@ def _badge_line(page: b.Page) -> str:
     for fact in (page.badge.note, *page.counts):
         if fact:
             parts.append(gfm.text(fact))
+
     return " · ".join(parts)
 
 
@@ -102,6 +107,7 @@ def _facts(rows: Sequence[tuple[str, b.Inline]]) -> str:
     for label, value in rows:
         if b.words(value):
             kept.append([gfm.cell(label), _cell(value)])
+
     return gfm.table(["", ""], kept) if kept else ""
 
 
@@ -155,6 +161,7 @@ def numbered(fence: b.Fence) -> str:
     for number, line in enumerate(fence.text.split("\n"), fence.first):
         mark = ">" if number in fence.highlight else " "
         lines.append(f"{mark} {number:5d}  {line}")
+
     return "\n".join(lines)
 
 
@@ -166,4 +173,5 @@ def _stack_lines(stack: b.Stack) -> list[str]:
         lines.append(f"    {one_line(frame.function, 200)}{where}")
         for name, value in list(frame.locals.items())[:12]:
             lines.append(f"        {one_line(name, 60)}: {one_line(value, 160)}")
+
     return lines

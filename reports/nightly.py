@@ -106,6 +106,7 @@ def _repeats(squares: Sequence[Square]) -> list[tuple[str, str]]:
         if square.deciding and square.deciding.command:
             why = f"to repeat {square.cell.row} on {square.place}"
             repeats.append((why, square.deciding.command))
+
     return repeats
 
 
@@ -127,6 +128,7 @@ def _sections(
     commands: list[b.Block] = []
     for why, command in repeats:
         commands += [b.p(why), b.Fence(command, "sh")]
+
     count = b.count(len(repeats), "command")
     yield b.Section("Repeat", b.folded(count, commands), 65)
 
@@ -142,14 +144,17 @@ def _card(night: NightView, odd: Sequence[Square]) -> Iterator[b.Block]:
     yield b.p(b.strong(f"{words.capital(night.changes)}. "), night.scale)
     for note in night.notes[:3]:
         yield b.p(note, tone="unsure")
+
     rows: list[Sequence[b.Inline]] = []
     for event in night.events:
         rows.append((b.toned(*EVENTS[event.what]), event.text))
+
     known = {event.cell for event in night.events}
     for square in odd:
         if square.cell.id not in known:
             tone: b.Tone = "bad" if square.odd else "unsure"
             rows.append((b.toned(square.standing.words, tone), f"{square.title}"))
+
     yield from b.table("change:name | what", rows[:6], "the most important changes")
 
 
@@ -191,6 +196,7 @@ def _changes(night: NightView) -> Iterator[b.Block]:
 
     for note in night.notes[:20]:
         yield b.p(note, tone="unsure")
+
     yield from events_table(night.events, link_of)
     if night.shifts:
         shifts = ", ".join(night.shifts)
@@ -231,6 +237,7 @@ def _listed(
         runs: list[tuple[b.Inline, ...]] = []
         for attempt in square.attempts:
             runs.append(_run(night, attempt))
+
         if not runs:
             runs.append(("", square.why, "", "", ""))
         for run in runs:
@@ -268,6 +275,7 @@ def _picture(night: NightView) -> Iterator[b.Block]:
     instead: list[b.Block] = []
     for grid in night.grids:
         instead += [b.p(b.strong(grid.engine)), *drawn.table(grid)]
+
     yield b.Picture(drawn.drawing(night, new), instead)
     fidelities = b.bullets([*_fidelities(night)])
     yield from b.folded("Fidelities: what the runs were made on", fidelities)
@@ -304,6 +312,7 @@ def _quarantine(night: NightView) -> list[b.Block]:
         if entry:
             why = (entry.reason, entry.issue, entry.owner, str(entry.expires))
             rows.append((*_place(square), _came(square), *why))
+
     heads = (
         "scenario:name | release:name | came out:name | reason | issue | owner "
         "| until:name"
@@ -384,6 +393,7 @@ def _suites(night: NightView) -> list[Suite]:
     cases: dict[str, list[JunitCase]] = {}
     for square in night.squares:
         cases.setdefault(square.cell.scenario, []).append(_case(square))
+
     suites = []
     for scenario, of_scenario in cases.items():
         name = f"mmrepro.{scenario}"
@@ -488,6 +498,7 @@ def _newest(groups: Sequence[Sequence[Square]]) -> tuple[bool, str]:
     newest: Sequence[Square] = []
     for group in groups:
         newest = group or newest
+
     odd = sum(square.standing is SquareStanding.SURPRISE for square in newest)
     if len(newest) == 1:
         return bool(odd), f"{newest[0].words}, {newest[0].expectation}"
@@ -501,6 +512,7 @@ def _signs(scenario: str) -> str:
         # A row of many releases has a sign for a verdict only where it is odd.
         if scenario or state not in VERDICTS:
             signs.append(f"{look.mark} {look.word}")
+
     text = ", ".join(signs)
     if scenario:
         return text

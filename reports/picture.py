@@ -230,8 +230,10 @@ def _phase_starts(incident: Incident) -> list[tuple[str, float]]:
     moments: list[tuple[str, float]] = []
     for event in evidence.events:
         moments.append((event.phase, event.at.mono))
+
     for request in evidence.requests:
         moments.append((request.phase, request.sent.mono))
+
     for probe in evidence.probes:
         if probe.phase:
             moments.append((probe.phase, probe.started.mono))
@@ -256,6 +258,7 @@ def _requests(
     lanes: dict[str, list[RequestRecord]] = {}
     for request in sorted(requests, key=lambda request: request.sent.mono):
         lanes.setdefault(request.phase, []).append(request)
+
     for phase, lane in lanes.items():
         bars, rows = _lane(lane, axis, y)
         out += bars
@@ -308,6 +311,7 @@ def _free_row(rows: list[float], left: float) -> int:
     for row, end in enumerate(rows):
         if end <= left:
             return row
+
     if len(rows) < _MAX_ROWS:
         rows.append(0.0)
     return len(rows) - 1
@@ -399,8 +403,10 @@ def _visible(
         for mono, value in track.points:
             if axis.low <= mono <= axis.high:
                 points.append((mono, value))
+
         if points:
             visible.append(timeline.SampledTrack(track.name, points))
+
     return visible
 
 
@@ -429,4 +435,5 @@ def _path(
     parts = [f"M{first_x:.1f} {first_y:.1f}"]
     for x, y in points[1:]:
         parts.append(f"H{x:.1f}V{y:.1f}" if step else f"L{x:.1f} {y:.1f}")
+
     return "".join(parts)

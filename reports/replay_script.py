@@ -216,6 +216,7 @@ def _parted(words: list[str], options: Sequence[str]) -> tuple[list[str], list[s
         elif word.startswith("--"):
             place = taken if word in options else kept
         place.append(word)
+
     return kept, taken
 
 
@@ -238,6 +239,7 @@ def _request(
     for name, value in more.items():
         if value:
             request[name] = value
+
     return request
 
 
@@ -413,6 +415,7 @@ def _model(name: str) -> tuple[str, str] | None:
     with tempfile.TemporaryDirectory() as folder:
         written = sorted(tiny.write(Path(folder)).iterdir())
         texts = {f.name: f.read_text() for f in written if f.suffix != ".safetensors"}
+
     return _packed(json.dumps(texts).encode()), _packed(json.dumps(weights).encode())
 
 
@@ -514,9 +517,11 @@ def _common(bodies: list[dict[str, Any]]) -> dict[str, Any]:
         # No body has an ellipsis: it stands for a field that is not there.
         if all(body.get(key, ...) == value for body in bodies):
             alike[key] = value
+
     for body in bodies:
         for key in alike:
             body.pop(key)
+
     return alike
 
 
@@ -568,6 +573,7 @@ def _product(text: str) -> str | _Product:
         times, rest = divmod(len(text), size)
         if text == unit * times + text[:rest]:
             return _Product(unit, times, text[:rest])
+
     return text
 
 

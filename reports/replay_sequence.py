@@ -117,6 +117,7 @@ class _Barriers:
             for wait in op.after:
                 barriers._take(wait, column, begun)
             begun.append(op.id)
+
         return barriers
 
     def _take(self, wait: str, column: int, begun: list[str]) -> None:
@@ -141,10 +142,12 @@ def _kept(lanes: list[Lane]) -> list[Lane]:
         fails = lane.fails or lane.kind in ("lost", "server")
         if fails and len(names) < _MAX_LANES:
             names.add(lane.operation.id)
+
     for lane in lanes:
         if len(names) >= _MAX_LANES:
             break
         names.add(lane.operation.id)
+
     return [lane for lane in lanes if lane.operation.id in names]
 
 
@@ -153,6 +156,7 @@ def kind_of(result: str) -> str:
     for start, kind in _KIND_BY_START.items():
         if result.startswith(start):
             return kind
+
     return "server" if result else "unknown"
 
 
@@ -179,6 +183,7 @@ def _prompt_words(op: Operation, target: list[str]) -> list[str]:
     for message in op.messages or []:
         for part in message.parts():
             characters += len(part.text or "")
+
     if characters or not target:
         return [*target, f"{characters} characters"]
     return target
@@ -196,6 +201,7 @@ def _parameter_words(op: Operation) -> Iterator[str]:
     usual = {"max_tokens", "max_completion_tokens", "temperature"}
     for name in sorted(set(op.parameters) - usual)[:6]:
         yield one_line(str(name), 40)
+
     if op.stream:
         yield "streamed"
     if op.path == COMPLETIONS:
@@ -211,6 +217,7 @@ def _letters(case: Case) -> dict[str, str]:
         rounds, place = divmod(number, 26)
         letter = chr(ord("A") + place)
         letters[name] = f"{letter}{rounds}" if rounds else letter
+
     return letters
 
 
@@ -226,6 +233,7 @@ def drawing(drawn: RequestSequence) -> str:
         name = f"{lane.operation.id:<{width}}"
         cells = _cells(lane, drawn.columns)
         lines.append(_row(f"{fails} {name} {cells} {_lane_words(drawn, lane)}"))
+
     if drawn.hidden:
         lines.append(f"… {drawn.hidden} more requests")
     return "\n".join(lines)
@@ -239,6 +247,7 @@ def _cells(lane: Lane, columns: int) -> str:
     if lane.kind != "unsent":
         for place in range(begin, end + 1):
             cells[place] = "─"
+
         cells[begin] = "●"
         for column in lane.marks:
             # Before what waits for it, and never on the dot.
@@ -279,6 +288,7 @@ def picture(drawn: RequestSequence) -> Markup:
     body: list[Markup] = []
     for number, lane in enumerate(drawn.lanes):
         body += _lane(drawn, lane, TOP + LANE * number, step)
+
     title = f"{len(drawn.lanes)} requests in the order of their barriers, one lane each"
     return svg(TOP + LANE * len(drawn.lanes) + FOOT, title, body)
 
@@ -345,6 +355,7 @@ def images_picture(drawn: RequestSequence, words: dict[str, str]) -> Markup:
         y = 4.0 + 26 * row
         body += _mark(number, letter, x, y)
         body.append(text(x + 100, y + 15, words.get(name, ""), "tick"))
+
     rows = math.ceil(len(letters) / 2)
     return svg(26 * rows + 8, f"{len(drawn.letters)} images", body)
 

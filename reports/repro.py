@@ -72,6 +72,7 @@ def _rows(answers: list[Answer]) -> list[tuple[str, str, str, str]]:
         # The answer's words begin with its status, which has a column.
         text = answer.words.removeprefix(answer.status).strip()
         rows.append((request, answer.status, took, text))
+
     rest = len(answers) - _SHOWN
     if rest > 0:
         rows.append(("", "", "", f"and {rest} more"))
@@ -121,6 +122,7 @@ def comment(replay: Replay) -> str:
 
     for finding in replay.findings[:2]:
         lines += ["", *_of_finding(finding)]
+
     limits = ["A tiny model with random weights, on a CPU.", *_replaced(report)]
     lines += ["", "What differs from the report: " + gfm.text(" ".join(limits))]
     lines += ["", f"Made with `mmrepro repro` {replay.mmrepro_version}."]

@@ -124,6 +124,7 @@ def nice_step(width: float, count: int) -> float:
     for multiple in (1, 2, 5, 10):
         if multiple * power >= raw:
             return multiple * power
+
     return raw
 
 
@@ -222,6 +223,7 @@ def _drawable(lines: Sequence[StepLine]) -> list[StepLine]:
         if len(line.points) > 1:
             points = [(_bounded(x), _bounded(y)) for x, y in line.points]
             drawn.append(StepLine(line.name, points))
+
     return drawn
 
 
@@ -230,6 +232,7 @@ def _scales(lines: Sequence[StepLine]) -> _Scales:
     for line in lines:
         most_x = max(most_x, line.points[-1][0])
         most_y = max(most_y, *(y for _, y in line.points))
+
     tick = max(1.0, nice_step(most_y, 4))
     return _Scales(most_x, math.ceil(most_y / tick) * tick, tick)
 
@@ -259,6 +262,7 @@ def _step_path(line: StepLine, scales: _Scales) -> str:
     for (_, before), (x, y) in pairwise(line.points):
         if y != before:
             parts.append(f"H{scales.right(x):.1f}V{scales.up(y):.1f}")
+
     last_x, _ = line.points[-1]
     parts.append(f"H{scales.right(last_x):.1f}")
     return "".join(parts)

@@ -81,8 +81,10 @@ def print_page(
             card.add([b.Span(page.warning.text, tone="unsure")])
             for line in page.warning.lines[-4:]:
                 card.add(["  ", b.Span(line, tone="soft")], cut=True)
+
         for block in page.card:
             card.block(block, short=True)
+
         if page.counts:
             card.add([", ".join(page.counts)])
         out.take(card, None if full else max(3, LINES - tail.height))
@@ -96,6 +98,7 @@ def print_blocks(blocks: Sequence[b.Block], console: Console) -> None:
     out = _Lines(console)
     for block in blocks:
         out.block(block)
+
     out.print()
 
 
@@ -214,6 +217,7 @@ class _Lines:
         texts = []
         for row in table.rows:
             texts.append([one_line(b.words(cell), _PIPED) for cell in row.cells])
+
         widths = [max(map(len, column)) for column in zip(heads, *texts, strict=False)]
         if self._wide:
             _narrow(widths, table, self._wide)

@@ -78,6 +78,7 @@ def _sections(upgrade: Upgrade) -> Iterator[b.Section]:
     yield b.Section("How much each metric changed", [*_intervals(upgrade)], 85)
     for place, (area, title) in enumerate(_TITLES.items()):
         yield b.Section(title, [*_area(upgrade, area)], 95 - place)
+
     spreads = [*_spreads(_whole_blocks(upgrade))]
     yield b.Section("Single requests", spreads, 60)
     yield b.Section("Blocks", _blocks(upgrade), 30)
@@ -242,6 +243,7 @@ class _ChangeAxis:
         for number in range(-count, count + 1):
             change = number * step
             marks.append((self.x(change), f"{change:+.0%}" if number else "0"))
+
         return marks
 
 
@@ -294,6 +296,7 @@ def _spreads(blocks: Sequence[Block]) -> Iterator[b.Block]:
         for of_old, of_new in measured:
             old += of_old
             new += of_new
+
         if not measured:
             continue
         old.sort()
@@ -333,6 +336,7 @@ def _binned(values: Sequence[float], low: float, span: float) -> list[int]:
     for value in values:
         place = int((value - low) / span * _BINS)
         counts[min(_BINS - 1, max(0, place))] += 1
+
     return counts
 
 
@@ -357,6 +361,7 @@ def _blocks(upgrade: Upgrade) -> list[b.Block]:
         for name in names:
             change = block.changes.get(name)
             changes.append("–" if change is None else f"{change:+.1%}")
+
         row = b.row(
             str(block.index),
             block.first,
@@ -396,6 +401,7 @@ def _junit(upgrade: Upgrade) -> list[Suite]:
     if upgrade.state != "complete":
         failure = upgrade.failure or upgrade.state
         cases.append(JunitCase("upgrade", "the comparison ended", "error", failure))
+
     return [Suite(f"upgrade {_sides(upgrade)}", upgrade.created.wall, cases)]
 
 

@@ -101,6 +101,7 @@ def claims(
         mark, word, tone = CLAIMS[one.status]
         cells = (toned(f"{mark} {word}", tone), one.observed, one.text, one.source)
         rows.append(row(*cells, status=word, anchor=slug(f"{said}-{one.id}")))
+
     return table(f"{first}:name | observed | {said} | source:name", rows, plural)
 
 

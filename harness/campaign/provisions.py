@@ -100,6 +100,7 @@ class Bound:
             if name not in busy and drop(name):
                 self._kept.built.remove(name)
                 self._save()
+
         if self.growth + needed <= self.limit:
             return ""
         return (
@@ -119,6 +120,7 @@ def used_bytes() -> int:
         there = next(p for p in (path, *path.parents) if p.exists())
         facts = os.statvfs(there)
         devices[there.stat().st_dev] = (facts.f_blocks - facts.f_bfree) * facts.f_frsize
+
     return sum(devices.values())
 
 
@@ -140,6 +142,7 @@ def drop(name: str) -> bool:
         # That uv keeps the packages shows in the growth.
         with contextlib.suppress(UvFailed):
             run_uv(["cache", "clean", *packages])
+
     return True
 
 
@@ -280,11 +283,13 @@ class Provisions:
                 busy = frozenset(n for n, count in self._busy.items() if count > 0)
                 if why := self._bound.make_room(needed_bytes(spec), busy):
                     return why
+
             self._say(f"fetching {name}" + (" ahead" if nice else ""))
             if why := self._build(spec, nice, within_s):
                 self._failed[folder] = why
             elif self._bound is not None:
                 self._bound.built(folder)
+
         return ""
 
     def _build(self, spec: EnvironmentSpec, nice: int, within_s: float | None) -> str:
@@ -303,6 +308,7 @@ class Provisions:
             return f"it was not built within {duration(within_s or 0.0)}"
         except KeyboardInterrupt:
             return "it was stopped"
+
         if child.returncode == 0:
             return ""
         lines = errors.decode("utf-8", "replace").strip().splitlines()
@@ -332,6 +338,7 @@ class Provisions:
                 if (server := self._server_of(cell)) is not None:
                     servers.setdefault(server.parent.key, server)
                     count[server.parent.key] += number
+
         return [
             servers[key] for key, number in count.most_common(_PARENTS) if number > 1
         ]
@@ -374,6 +381,7 @@ class Provisions:
                 )
             except (MmreproError, OSError):
                 pass  # each run says so in its settings, and starts in another way
+
             return None
 
 

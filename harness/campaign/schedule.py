@@ -62,6 +62,7 @@ def groups_of(cells: Iterable[Planned]) -> list[EnvironmentGroup]:
     found: dict[tuple[str, ...], list[Planned]] = {}
     for one in cells:
         found.setdefault(environment_of(one), []).append(one)
+
     return [
         EnvironmentGroup(engine, release, device, commit, tuple(some))
         for (engine, release, commit, device), some in found.items()
@@ -98,6 +99,7 @@ class Estimates:
                 return statistics.median(
                     some
                 ), f"median of {len(some)} attempts of this {what}"
+
         return ASSUMED_RUN_S, ASSUMED_WHY
 
     @staticmethod
@@ -256,6 +258,7 @@ class Dispatcher:
                 _Open(group, number, [*positions.values()], seconds, positions)
             )
             self._open[-1].count()
+
         self._current: dict[str, int] = {}
 
     @property
@@ -283,6 +286,7 @@ class Dispatcher:
         for one in self._open:
             if one.promised is not None and one.promised not in machines:
                 one.promised = None
+
         if (chosen := self._pick(machine, has, machines)) is None:
             return None
         cells = self._take(chosen, machine, has, machines)
@@ -306,10 +310,12 @@ class Dispatcher:
         one.lost_on = slice.machine
         for planned in cells:
             bisect.insort(one.waiting, one.positions[planned.cell.id])
+
         one.count()
         for other in self._open:
             if other.promised == slice.machine:
                 other.promised = None
+
         self._current.pop(slice.machine, None)
 
     # ------------------------------------------------------------------ the choice
@@ -353,6 +359,7 @@ class Dispatcher:
                 if one.left > _HELPS * self._costs.build(one.group)
                 else None
             )
+
         return (2 if has(one.group) else 3, -one.left)
 
     def _taken(self, one: _Open, machine: str) -> bool:
@@ -374,11 +381,13 @@ class Dispatcher:
                 # Both are to be done with the rest at the same time.
                 build = 0.0 if has(one.group) else self._costs.build(one.group)
                 wanted = min(wanted, (one.left - build - self._costs.setup) / 2)
+
         for position in one.waiting:
             if count and one.seconds[position] > wanted:
                 break
             wanted -= one.seconds[position]
             count += 1
+
         taken = tuple(one.group.cells[position] for position in one.waiting[:count])
         del one.waiting[:count]
         one.count()
@@ -396,4 +405,5 @@ class Dispatcher:
             if following.out or has(following.group):
                 return None
             following.promised = machine
+
         return None if following is None else following.group

@@ -160,6 +160,7 @@ class Search(Generic[DocumentT, LineT]):
                     order = self.order_of(want)
                     self._given[id(order)] = order, want
                     return order
+
                 self._give_up(line)
             elif not self._begin_more():
                 return None
@@ -210,6 +211,7 @@ class Search(Generic[DocumentT, LineT]):
             for want in line.wants:
                 if want.key not in self.done.keys() | given:
                     return line, want
+
         return None
 
     def _begin_more(self) -> bool:
@@ -221,6 +223,7 @@ class Search(Generic[DocumentT, LineT]):
             self._go_on()
             if line in self._lines:
                 return True
+
         return False
 
     def _switch(self, line: _Line) -> None:
@@ -228,6 +231,7 @@ class Search(Generic[DocumentT, LineT]):
         wants: Sequence[StartedRun] = ()
         with contextlib.suppress(Spent):
             wants = line.greenlet.switch()
+
         if line.greenlet.dead:
             self._lines.remove(line)
             return
@@ -252,6 +256,7 @@ class Search(Generic[DocumentT, LineT]):
         for line in self._lines:
             if not line.greenlet.dead:
                 line.greenlet.throw()
+
         self._lines.clear()
 
     def _give_up(self, line: _Line) -> None:
@@ -451,6 +456,7 @@ class CellSearch(Search[_CellDocumentT, Attempt]):
                 self._ledger.append(self._night.model_copy(update=update))
         finally:
             self._ledger.close()
+
         return made
 
     # ------------------------------------------------------------------ the folder
@@ -468,4 +474,5 @@ class CellSearch(Search[_CellDocumentT, Attempt]):
             self.check(out, old)
         else:
             refuse_taken(out)
+
         return prepared(out)

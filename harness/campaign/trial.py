@@ -75,6 +75,7 @@ def end(children: Collection[subprocess.Popen[bytes]], grace_s: float) -> None:
     for child in children:
         # Not SIGINT, which a shell's background job and its children ignore.
         child.terminate()
+
     deadline = time.monotonic() + grace_s
     for child in children:
         try:
@@ -107,6 +108,7 @@ class Children:
                 raise KeyboardInterrupt
             child = start()
             self._running.add(child)
+
         try:
             yield child
         finally:
@@ -120,6 +122,7 @@ class Children:
         with self._lock:
             self.stopped = True
             running = list(self._running)
+
         end(running, self._grace_s)
 
 
@@ -288,6 +291,7 @@ class Trials:
                 child.kill()
                 child.communicate()
                 return None, f"it did not end within {duration(limit_s)}"
+
         return child.returncode, errors.decode("utf-8", "replace")[
             -_LAST_WORDS:
         ].strip()
@@ -323,6 +327,7 @@ def outcome_of(
             "lost": kind,
             "error": incident.failure or words or "no verdict",
         }
+
     return {
         **told,
         "outcome": verdict.outcome,

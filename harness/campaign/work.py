@@ -88,12 +88,14 @@ class Workplace:
             self.provisions.expect([group])
             self._inside.callback(self.provisions.done, group)
             self._why = self.provisions.prepare(group)
+
         cells = [planned.cell for planned in group.cells]
         if cells != self._cells and not self._why:
             self._cells = cells
             self._inside.enter_context(
                 self.provisions.warm([(cell, runs) for cell in cells])
             )
+
         return self._why
 
     def leave(self) -> None:
@@ -371,6 +373,7 @@ class CellsUntilWhole(_OfCells):
                     attempt = lost(self.night, began, why, here.machine)
                 else:
                     attempt = self.run(planned.cell, began, here, root)
+
                 attempts.append(attempt)
                 if attempt.outcome is not None:
                     measured.note(planned.cell, attempt.seconds)
@@ -387,6 +390,7 @@ class CellsUntilWhole(_OfCells):
                     warm.enter_context(provisions.warm(runs))
                 for planned in cells:
                     yield from whole(planned, why)
+
         provisions.done(self.group)
 
 
@@ -483,6 +487,7 @@ class LocalPlaces:
     def join(self) -> None:
         for place in self._places:
             place.here.leave()
+
         self._here.players.end()
         self._here.provisions.join()
 

@@ -79,6 +79,7 @@ def concerns(history: History) -> dict[str, Concern]:
     walk = _Walk()
     for runs in history.nights:
         walk.take(history, runs)
+
     return walk.concerns
 
 
@@ -102,6 +103,7 @@ class _Walk:
         found = events(history, runs) if running else runs.events
         for event in found:
             self._begin(event, runs)
+
         for concern in self.concerns.values():
             if not concern.over:
                 self._follow(concern, runs, settled)
@@ -304,6 +306,7 @@ class Quarantine:
         for entry in self.entries:
             if entry.covers(cell) and not entry.expired(when):
                 return entry
+
         return None
 
     def warnings(self, cells: Iterable[Cell], when: date | datetime) -> list[str]:
@@ -369,4 +372,5 @@ def _said(error: ValidationError, table: object) -> list[str]:
             "value_error": one_line(words, 200),
         }
         said.append(known.get(kind, f"'{field}': {one_line(words, 200)}"))
+
     return said

@@ -119,6 +119,7 @@ class _NightComparison:
             for name, cell in former.cells.items():
                 if self._is_new(cell):
                     self.awaited.add(name)
+
             self._follow(former)
             self.releases.update(map(_release, former.cells.values()))
 
@@ -141,6 +142,7 @@ class _NightComparison:
                 new += self._in_a_new_release(job)
             new += self._different(job)
             new += self._lost(job)
+
         return new
 
     def _follow(self, night: NightRuns) -> list[_Tonight]:
@@ -206,6 +208,7 @@ class _NightComparison:
             text = f"{subject} was {job.before.state} and is {now}; {change.why}."
         else:
             text = f"{subject} is {now}; {change.why}."
+
         return self._event(change.kind, job, text, changed=list(change.parts))
 
     def _in_a_new_release(self, job: _Tonight) -> list[Event]:
@@ -361,11 +364,13 @@ def _lines(tracks: Iterable[CellTrack]) -> dict[str, list[CellTrack]]:
     lines: dict[str, list[CellTrack]] = {}
     for track in tracks:
         lines.setdefault(_sequence(track.cell), []).append(track)
+
     for line in lines.values():
         versions = [_version(track.cell) for track in line]
         if line[0].cell.commit or None in versions:
             continue
         line.sort(key=lambda track: _version(track.cell) or Version("0"))
+
     return lines
 
 
@@ -375,6 +380,7 @@ def _newest_without(earlier: Sequence[CellTrack], cell: Cell) -> CellTrack | Non
     for track in reversed(earlier):
         if _leads_to(track.cell, cell):
             return track if _is(track, JobState.NOT_REPRODUCED) else None
+
     return None
 
 
@@ -391,6 +397,7 @@ def _first(texts: Iterable[str]) -> str:
     for text in texts:
         if text:
             return text
+
     return ""
 
 

@@ -66,6 +66,7 @@ def merge(
         for folder, history in sources:
             for runs in history.nights:
                 nights.setdefault(runs.night.id, []).append((folder, runs))
+
         for name in sorted(nights, key=lambda name: (_began(nights[name]), name)):
             _one_night(ledger, name, nights[name], merged, incidents=incidents)
 
@@ -121,6 +122,7 @@ def _with_cells(parts: Sequence[NightRuns], there: NightRuns | None) -> Night:
     cells: set[str] = set()
     for runs in parts:
         cells.update(runs.planned)
+
     if there is not None:
         cells.update(there.planned)
     return night.model_copy(update={"cells": len(cells)})
@@ -138,6 +140,7 @@ def _events(
         known: list[Event] = []
         for _, runs in parts:
             known += runs.events
+
         return known
 
     if night.shard or night.state is NightState.RUNNING:
@@ -222,6 +225,7 @@ def _add_events(ledger: Ledger, runs: NightRuns, found: Sequence[Event]) -> int:
             ledger.append(event)
             known.add(event.identity)
             added += 1
+
     return added
 
 

@@ -76,11 +76,13 @@ class NightView:
         of_cell: dict[str, list[Event]] = {}
         for event in self.events:
             of_cell.setdefault(event.cell, []).append(event)
+
         self.grids = grids_of(squares_of(runs, excused, of_cell))
         self.squares = [square for grid in self.grids for square in grid.squares]
         self.trend: list[TrendPoint] = []
         for past in [*before[-(_NIGHTS - 1) :], runs]:
             self._add(past.night.id, self.squares if past is runs else squares_of(past))
+
         self.shifts = _shifts(before[-1], runs, set(of_cell)) if before else []
         self.notes = excused.warnings(runs.cells.values(), runs.night.created.wall)
         self.states = Counter(square.state for square in self.squares)
@@ -92,6 +94,7 @@ class NightView:
         lines: dict[str, list[Square]] = {}
         for square in squares:
             lines.setdefault(square.cell.line, []).append(square)
+
         self.trend.append(TrendPoint(night, squares))
         for row in (row for grid in self.grids for row in grid.rows):
             row.trend.append(TrendPoint(night, lines.get(row.planned.cell.line, ())))
@@ -165,6 +168,7 @@ class NightView:
         if missing:
             left = "have no run yet" if state is NightState.RUNNING else "did not run"
             text += f"; {missing} of {count(len(self.squares), 'job')} {left}"
+
         return f"{text}."
 
 
@@ -183,6 +187,7 @@ def _shifts(before: NightRuns, now: NightRuns, events: set[str]) -> list[str]:
             then = LOOKS[settle(before.attempts_of(name)).state].word
         if then != state:
             shifts[f"{then} → {state}"] += 1
+
     shifts["not planned any more"] = len(before.planned.keys() - now.planned.keys())
     return [f"{number} × {words}" for words, number in sorted(shifts.items()) if number]
 
@@ -343,6 +348,7 @@ def history_document(history: History, scenario: str = "") -> NightsDocument:
         for name, square in planned:
             came = _of(_CAME, square, square.settled)
             nights.append({"night": name, **came})
+
         _, newest = planned[-1]
         place = {**_of(_PLACE, newest.cell), "affected": newest.planned.affected}
         lines.append({**place, "nights": nights})
@@ -357,6 +363,7 @@ def _of(names: tuple[str, ...], *sources: object) -> _Facts:
         owner = next(source for source in sources if hasattr(source, name))
         value = getattr(owner, name)
         facts[name] = round(value, 4) if isinstance(value, float) else value
+
     return facts
 
 

@@ -156,6 +156,7 @@ class Square:
             if self.quarantine:
                 return SquareStanding.QUARANTINED
             return SquareStanding.FLAKY if flaky else SquareStanding.SURPRISE
+
         return (
             SquareStanding.UNJUDGED
             if self.expected is None
@@ -173,6 +174,7 @@ class Square:
         for attempt in reversed(self.attempts):
             if attempt.fidelity:
                 return attempt.fidelity
+
         return None
 
     @property
@@ -228,6 +230,7 @@ class Square:
         for attempt in reversed(self.attempts):
             if attempt.outcome and attempt.outcome.value == self.state.value:
                 return attempt
+
         return self.attempts[-1] if self.attempts else None
 
     @property
@@ -311,6 +314,7 @@ class ScenarioRow:
             names = [one_line(column.label, 40) for column, _ in group]
             several = f"–{names[-1]} ({len(names)})" if len(names) > 1 else ""
             parts.append(f"{mark} {names[0]}{several}")
+
         return ", ".join(parts) or "–"
 
 
@@ -334,6 +338,7 @@ def grids_of(squares: Iterable[Square]) -> list[Grid]:
         rows = engines.setdefault(square.cell.engine, {})
         row = rows.setdefault(square.cell.line, ScenarioRow(square.planned))
         row.squares[square.column] = square
+
     return [_grid(engine, rows) for engine, rows in sorted(engines.items())]
 
 

@@ -198,6 +198,7 @@ def changed_parts(
     names: dict[str, None] = {}
     for parts in (*first, *second):
         names.update(dict.fromkeys(parts))
+
     changed = []
     for name in names:
         values = {parts.get(name) for parts in first}
@@ -225,6 +226,7 @@ def _state(
     by_key: dict[str, set[Outcome | None]] = {}
     for attempt in decided:
         by_key.setdefault(attempt.key, set()).add(attempt.outcome)
+
     if any(len(verdicts) > 1 for verdicts in by_key.values()):
         return JobState.FLAKY, ()
     outcomes = [attempt.outcome for attempt in decided if attempt.outcome]

@@ -196,6 +196,7 @@ def metric_of(name: str, said: str) -> Metric:
             f"{said}: there is no metric {name!r}.{guess}",
             hint=f"one of {', '.join(METRICS)}",
         )
+
     return METRICS[name]
 
 
@@ -214,6 +215,7 @@ def thresholds(words: Sequence[str]) -> dict[str, float]:
             )
         except ValueError:
             value = math.nan
+
         if not 0 < value < 10:
             raise UsageError(
                 f"--worse {word}: {text!r} is no share.", hint="--worse tpot=3%"
@@ -221,6 +223,7 @@ def thresholds(words: Sequence[str]) -> dict[str, float]:
         if sign:
             metric_of(name, f"--worse {word}")
         made |= dict.fromkeys([name] if sign else _TIMES, value)
+
     return made
 
 
@@ -237,6 +240,7 @@ def tail(t: float, df: int) -> float:
     for k in range(3 if df % 2 else 2, df, 2):
         term *= square * (k - 1) / k
         total += term
+
     inside = 2 / math.pi * (angle + sine * total) if df % 2 else sine * total
     return (1 - inside) / 2
 
@@ -247,9 +251,11 @@ def quantile(error: float, df: int) -> float:
     low, high = 0.0, 1.0
     while tail(high, df) > error and high < 1e9:
         low, high = high, 2 * high
+
     for _ in range(60):
         middle = (low + high) / 2
         low, high = (middle, high) if tail(middle, df) > error else (low, middle)
+
     return high
 
 
@@ -399,6 +405,7 @@ def difference(change: Change) -> Difference:
             f"too noisy to tell: from {_percent(low)} {unit} {down} to "
             f"{_percent(high)} {unit} {up}"
         )
+
     return Difference(
         area=metric.area,
         subject=metric.words,

@@ -91,10 +91,12 @@ def closure(starts: Collection[str], stops: Collection[str] = ()) -> dict[str, P
                     )
                 except ImportError:  # beyond the package: a line of a docstring
                     continue
+
             waiting.append(module)
             source = finder.file(module)
             if names and source is not None and source.name == "__init__.py":
                 waiting += [f"{module}.{one}" for one in names]
+
     return dict(sorted(found.items()))
 
 
@@ -155,6 +157,7 @@ def _file_in(folder: Path, below: Iterable[str]) -> Path | None:
     for path in (f"{place}/__init__.py", f"{place}.py"):
         if os.path.isfile(path):  # noqa: PTH113
             return Path(path)
+
     return None
 
 
@@ -175,6 +178,7 @@ def _imports(path: Path, state: FileState) -> tuple[Imported, ...]:
             found.append((module, _words(names.strip("() \t"))))
         else:
             found += [(one, ()) for one in _words(modules)]
+
     return tuple(found)
 
 
@@ -315,6 +319,7 @@ def code_files(scenario: Scenario, plan: LaunchPlan | None = None) -> list[Path]
     ):
         if (folder := folder_of(part)) is not None:
             files += sorted(folder.glob(pattern.format(engine=scenario.engine)))
+
     standins = reproducer_path("standins")
     folders = {standins / p.folder for p in scenario.patches}
     folders |= {standins / f.patch.folder for f in scenario.factors if f.patch}
@@ -324,6 +329,7 @@ def code_files(scenario: Scenario, plan: LaunchPlan | None = None) -> list[Path]
             for p in plan.env.get("MMREPRO_STAND_INS", "").split(os.pathsep)
             if p
         }
+
     engine = reproducer_path(scenario.engine)  # minivllm alone comes with mmrepro
     inside = {
         path

@@ -69,6 +69,7 @@ class Probing:
                 StacksProbe([core], samples=1),
                 SyscallsProbe(core, window_s=0.5),
             ]
+
         await asyncio.gather(*(self._run(probe, _BASELINE_S) for probe in probes))
 
     async def check(
@@ -125,6 +126,7 @@ class Probing:
                 level="error",
             )
             return
+
         locals_too = self.scenario.looks_for_locals
         rare = waiting and locals_too
         most = MAX_STACK_SAMPLES if waiting or locals_too else MIN_STACK_SAMPLES
@@ -219,6 +221,7 @@ class Interpreter:
         except (OSError, ValueError, IndexError) as problem:
             result.exit_code = None  # pydantic's error is a ValueError
             result.error = f"{type(problem).__name__}: {problem}"[:500]
+
         result.seconds = round(time.monotonic() - started, 3)
         return result
 
@@ -239,6 +242,7 @@ class Interpreter:
             )
         except subprocess.TimeoutExpired as expired:
             raise TimeoutError from expired
+
         output, error = (
             stream.decode("utf-8", "replace") for stream in (done.stdout, done.stderr)
         )
@@ -265,5 +269,6 @@ class Interpreter:
                 time.sleep(_POLL_S)
         finally:
             process.stop()
+
         output = log.read_text(errors="replace")
         return code, output, output

@@ -70,6 +70,7 @@ def begin(
     except BaseException:
         discard(folder)
         raise
+
     return journal
 
 
@@ -88,13 +89,16 @@ def execute(
         if wanted.device == "cuda":  # before anything is downloaded
             gpu = held.enter_context(leased())
             note_gpu(gpu, journal)
+
         with journal.stage("environment"):
             environment = have_environment(wanted, journal)
             note_environment(journal, environment)
+
         # `mmrepro env prune` beside us leaves it alone.
         held.enter_context(environment.in_use())
         with journal.stage("model"):
             model, journal.incident.model = model_of(scenario.model, options.model)
+
         models = journal.incident.host.gpus
         parts = decisive_parts(scenario, options, environment, model, starter, models)
         _note_key(journal.incident, parts)
@@ -110,6 +114,7 @@ def execute(
                 raise
             _note_never_ready(spec, journal, error)
             return journal.incident
+
         with in_service(server, journal, keep=options.keep_server):
             # The start may have found that the mode meant for it cannot be used.
             mode = {START_MODE: server.mode.value}
@@ -120,7 +125,9 @@ def execute(
             journal.save()  # all evidence is hashed before anything is judged
             with journal.stage("verdict"):
                 _judge(spec, journal.incident, spec.log(journal))
+
             journal.recorder.phase = "stop"
+
     return journal.incident
 
 
@@ -144,7 +151,9 @@ def _control(
             asyncio.run(
                 _bounded(_control_traffic(server, journal), spec.options.timeout_s)
             )
+
         recorder.phase = "start"
+
     journal.save()
     return server.restarts
 
@@ -174,10 +183,12 @@ async def _observe(server: Started, journal: Journal, starter: Starter) -> None:
         async with driving(server, journal) as drive:
             with journal.stage("gate"):
                 passed = await _gate(drive, probing, journal)
+
             if passed:
                 recorder.phase = "trigger"
                 with journal.stage("trigger"):
                     await scenario.trigger(drive)
+
             recorder.phase = "check"
             with journal.stage("probes"):
                 interpreter = _interpreter(server, drive, starter)
@@ -185,6 +196,7 @@ async def _observe(server: Started, journal: Journal, starter: Starter) -> None:
                     drive.deadline_s, interpreter, waiting=bool(drive.pending)
                 )
                 await drive.collect()
+
             journal.incident.deadline_s = drive.deadline_s
     finally:
         recorder.evidence.engine_exit = server.process.exit_code
@@ -232,6 +244,7 @@ async def driving(server: Started, journal: Journal) -> AsyncIterator[Drive]:
     finally:
         for task in drive.pending:
             task.cancel()
+
         await asyncio.gather(*drive.pending, return_exceptions=True)
         await drive.traffic.close()
 
@@ -249,12 +262,15 @@ def _note_never_ready(
         gate = guarded(scenario.gate_check, evidence)
         limits = Deadlines(spec.options.timeout_s, spec.options.timeout_s)
         journal.incident.gate, _ = of_gate(gate, answered, limits)
+
     recorder.phase = "check"
     with journal.stage("probes"):
         asyncio.run(read_log(spec.log(journal), spec.engine, scenario, recorder))
+
     journal.save()
     with journal.stage("verdict"):
         _judge(spec, journal.incident, spec.log(journal))
+
     recorder.phase = "stop"
 
 
@@ -271,6 +287,7 @@ def _judge(spec: ServerSpec, incident: Incident, log: Path) -> None:
         from mmrepro.engines.misfit import misfit_in
 
         incident.engine.misfit = misfit_in(log, spec.environment)
+
     facts = facts_of(incident, spec.scenario)
     incident.verdict = judge(spec.scenario, incident.evidence, facts)
     note_judged(incident, spec.scenario, facts, spec.environment)
@@ -307,6 +324,7 @@ def model_of(tiny: TinyModel, given: Path | None) -> tuple[Path, ModelFacts]:
     path = tiny.write(cache_root() / MODELS_DIR)
     with (path / "model.safetensors").open("rb") as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
+
     return path, ModelFacts(
         kind=tiny.kind,
         path=str(path),

@@ -79,6 +79,7 @@ def chosen_release(scenario: Scenario, options: RunCommand) -> str:
             f"--mitigation release means {replaced[0]}, but --release says "
             f"{options.release}."
         )
+
     release = (replaced or [options.release or scenario.release])[0]
     try:
         Version(release)
@@ -90,6 +91,7 @@ def chosen_release(scenario: Scenario, options: RunCommand) -> str:
             + did_you_mean(release, recorded_releases([scenario.engine])),
             hint=f"mmrepro show {scenario.name}",
         ) from error
+
     return release
 
 
@@ -105,10 +107,12 @@ def check(scenario: Scenario, options: RunCommand) -> None:
             f"{options.model} holds no model: it has no config.json.",
             hint="--model DIR, or leave it out for the scenario's own",
         )
+
     scenario.read_options(options.options)
     changes(scenario, options.flips)
     for name in options.mitigations:
         scenario.mitigation(name)
+
     get_engine(scenario.engine).given(options.server_args)
 
 
@@ -124,6 +128,7 @@ def target(scenario: Scenario, options: RunCommand) -> EnvironmentSpec:
             commit=options.commit,
             date=options.commit_date,
         )
+
     return spec_for(scenario.engine, chosen_release(scenario, options), options.device)
 
 
@@ -141,6 +146,7 @@ def changes(scenario: Scenario, flips: Iterable[str]) -> list[Setting]:
         settings.append(
             Setting(name="control server", value=options, why=control.description)
         )
+
     return settings
 
 
@@ -181,6 +187,7 @@ class ServerSpec:
                     hint="leave --contract-probe out",
                 )
             mitigations.append(watch)
+
         return engine.plan(
             LaunchRequest(
                 environment=self.environment,
@@ -290,6 +297,7 @@ class Started:
             role = self.spec.engine.role_of(processes.name(pid), processes.cmdline(pid))
             if self.spec.engine.core_role in role:
                 return pid
+
         return None
 
     def alive(self) -> bool:
@@ -308,6 +316,7 @@ class Started:
             worker = bool(engine.worker_role) and role.startswith(engine.worker_role)
             if pid != first and (worker or engine.core_role in role):
                 found.append(pid)
+
         return found
 
     @property
@@ -380,6 +389,7 @@ def start(
                     starter.note_unusable(
                         unusable, plan, environment, str(refusal), certain=True
                     )
+
             because = f"not {mode}: {refusal}"
             mode, refusals = (
                 StartMode.COLD if cold else SAFER[mode],
@@ -406,6 +416,7 @@ def start(
                 mode, refusals = StartMode.COLD, [*refusals, because]
         finally:
             started.note(journal.incident)
+
         journal.recorder.event(because, level="warning")
 
 
@@ -416,6 +427,7 @@ def _launch(started: Started, journal: Journal, starter: Starter) -> None:
     if mode is StartMode.WARM and not starter.parent_of(plan, spec.environment):
         with journal.stage("fork server"):
             starter.warm(plan, spec.environment)
+
     started.began = time.monotonic()
     started.process, started.parent = starter.start(
         plan,
@@ -428,6 +440,7 @@ def _launch(started: Started, journal: Journal, starter: Starter) -> None:
     if started.process.isolation:
         boxed = Setting(name="isolation", value="box", why=started.process.isolation)
         started.isolation = (boxed,)
+
     started.process.reach(urlsplit(started.url).port or 0)
     started.sampler = Sampler(
         journal.recorder,
@@ -493,7 +506,9 @@ def _wait(started: Started, stages: StartStages) -> float:
             late = f"was not ready after {duration(limit_s)}"
             what = late if code is None else f"ended with {code} while it started"
             raise _failed(started, what, code)
+
         time.sleep(_READY_POLL_S)
+
     return time.monotonic()
 
 
@@ -520,11 +535,13 @@ class _Children:
         pids = process.process_ids()
         for pid in set(pids) - {process.engine_pid}:
             self._known[pid] = self._role(pid) or self._known.get(pid, "")
+
         gone = [role for pid, role in self._known.items() if pid not in pids and role]
         self._lost = gone[-1] if gone else ""
         with contextlib.suppress(OSError):
             size, self._log_bytes = self._log_bytes, process.log.stat().st_size
             self._moved = now if size != self._log_bytes else self._moved
+
         stats = [stat for pid in pids if (stat := processes.stat(pid)) is not None]
         ticks, self._ticks = (
             self._ticks,
@@ -589,6 +606,7 @@ def in_service(
         journal.recorder.phase = "stop"
         _stop(server, journal, GRACE_HUNG_S)
         raise
+
     if keep:
         server.process.detach()
         journal.incident.server = ServerFacts(url=server.url, pid=server.process.pid)
@@ -602,9 +620,11 @@ def _stop(server: Started, journal: Journal, grace_s: float) -> None:
     server.sampler.stop()
     with journal.stage("stop"):
         report = server.process.stop(grace_s)
+
     journal.incident.left_behind += report.left
     if report.shm_removed:
         names = ", ".join(report.shm_removed)
         journal.recorder.event(f"removed shared memory that the engine left: {names}")
+
     for command in report.forced:
         journal.recorder.event(f"needed SIGKILL: {command}")

@@ -119,6 +119,7 @@ class Starter:
                 break
             reasons.append(f"not {mode}: {seen.why}")
             mode = SAFER[mode]
+
         return mode, reasons
 
     def parent_of(
@@ -171,10 +172,12 @@ class Starter:
                 plan.argv, plan.entry, env, cwd=cwd, log=log, grace_s=grace_s
             )
             return process, WarmParentFacts(kept=bool(parent.kept_s), **facts)
+
         argv = plan.argv
         if mode is StartMode.FORK:
             entry, run = plan.entry, [str(environment.python), "-c", FORK, str(SCRIPTS)]
             argv = [*run, os.pathsep.join(entry.path), entry.module, *entry.arguments]
+
         return start_engine(argv, env, cwd=cwd, log=log, grace_s=grace_s, box=box), None
 
     def note(
@@ -192,6 +195,7 @@ class Starter:
                 parent.imports_s,
                 parent.memory_bytes,
             )
+
         note_start(environment.state_dir, _name(mode, plan), remembered)
 
     def note_unusable(
@@ -241,6 +245,7 @@ class StartStages:
                 new = file.read(_MAX_BYTES)
         except OSError:
             return
+
         now = time.monotonic()
         self._read += len(new)
         *lines, self._rest = (self._rest + new).split(b"\n")
@@ -261,6 +266,7 @@ class StartStages:
                 at = min(max(self._ended[stage], before), ready)
                 stages[" + ".join(unseen)] = round(at - before, 2)
                 before, unseen = at, []
+
         stages[" + ".join([*unseen, LAST_STAGE])] = round(ready - before, 2)
         return stages
 
@@ -281,6 +287,7 @@ def fork_server_spec(
             name: value for name, value in env.items() if name not in (VISIBLE, ORDER)
         }
         env[_NVML_CHECK] = "1"
+
     return ForkServerSpec(
         label=f"{spec.engine} {spec.release}",
         python=environment.python,
@@ -317,6 +324,7 @@ def box_of(environment: Environment) -> BoxOrder:
             Path("/sys/bus/pci"),
             Path("/sys/module/nvidia"),
         ]
+
     caches = (
         ((environment.state_dir, _STATE),) if environment.state_dir.is_dir() else ()
     )
@@ -378,8 +386,10 @@ def idle_seconds() -> float:
         seconds = float(text)
     except ValueError:
         seconds = -1.0
+
     if not 0 <= seconds < float("inf"):
         raise UsageError(
             f"{IDLE_VARIABLE}={text!r} is no number of seconds.", hint="e.g. 300"
         )
+
     return seconds

@@ -129,6 +129,7 @@ def _safely(one: Callable[[], Part]) -> Part:
         part = Part(
             name=one.__name__, ok=False, found=f"could not be examined: {error}"
         )
+
     return part.model_copy(update={"seconds": round(time.monotonic() - began, 3)})
 
 
@@ -310,6 +311,7 @@ def _gpu_words(gpu: GpuFacts) -> str:
     if gpu.memory_bytes is not None and gpu.memory_used_bytes is not None:
         free = units.size(gpu.memory_bytes - gpu.memory_used_bytes)
         words.append(f"{free} of {units.size(gpu.memory_bytes)} free")
+
     words += ["MIG is on"] if gpu.mig else []
     words += [f"in use: {gpu.users}"] if gpu.users else []
     return ", ".join(words)

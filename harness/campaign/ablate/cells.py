@@ -76,6 +76,7 @@ class CellStore:
             return statistics.median(
                 own
             ), f"median of {len(own)} measured runs of this scenario"
+
         others = [
             s for folder in _folders(self.root) for s in _seconds(folder, self.engine)
         ]
@@ -149,6 +150,7 @@ class KnownCells:
             if (run := self.read(parts, number)) is None:
                 break
             runs.append(run)
+
         return runs
 
     @cached_property

@@ -69,6 +69,7 @@ def state_of_cell(
     for state in (CellState.OTHER, CellState.NOT_TESTED):
         if count[state]:
             return state, said
+
     if count[CellState.UNDECIDED] or count[CellState.LOST]:
         return CellState.UNDECIDED, said
     return (CellState.HIDDEN if count[CellState.HIDDEN] else CellState.CURED), said
@@ -120,6 +121,7 @@ def ddmin(items: Sequence[T], holds: Callable[[tuple[T, ...]], bool]) -> tuple[T
             parts = min(2 * parts, len(current))
         else:
             break
+
     return current
 
 
@@ -136,6 +138,7 @@ def _split(items: tuple[T, ...], parts: int) -> list[tuple[T, ...]]:
         end = start + size + (number < longer)
         pieces.append(items[start:end])
         start = end
+
     return pieces
 
 
@@ -207,6 +210,7 @@ class _Memory:
         if new := [key for key in dict.fromkeys(keys) if key not in self.states]:
             flips = [tuple(n for n in self.names if n in key) for key in new]
             self.states.update(zip(new, self.oracle(flips, role), strict=True))
+
         return [self.states[key] for key in keys]
 
     def cures(self, flips: Sequence[str]) -> bool:
@@ -237,6 +241,7 @@ def search(names: Sequence[str], oracle: _Oracle) -> AblationResult:
         )
         found.factors = dict.fromkeys(names, unknown)
         return found
+
     alone = dict(
         zip(names, memory.ask([(name,) for name in names], "alone"), strict=True)
     )
@@ -254,6 +259,7 @@ def search(names: Sequence[str], oracle: _Oracle) -> AblationResult:
             memory.ask(
                 [[n for n in usable if n != name] for name in cures[-1].flips], "search"
             )
+
     conclusion, explanation = _concluded(names, cures, alone, usable, memory)
     return AblationResult(
         conclusion,
@@ -273,6 +279,7 @@ def _minimised(items: Sequence[str], memory: _Memory) -> _FoundCure:
         return _FoundCure(
             flips, True, "together they are a workaround, and none can be left out"
         )
+
     unclear = ", ".join(sorted({str(s) for s in states if s not in NOT_CURED}))
     return _FoundCure(
         flips,
@@ -301,6 +308,7 @@ def _judged(
         return _FactorVerdict(
             FactorClass.INCONCLUSIVE, None, None, f"toggled alone: {state}"
         )
+
     member = next((c for c in cures if name in c.flips), None)
     if member is not None:
         others = ", ".join(n for n in member.flips if n != name)
@@ -312,6 +320,7 @@ def _judged(
         if needed:
             why += ", and no workaround here does without it"
         return _FactorVerdict(FactorClass.CONTRIBUTES, False, needed, why)
+
     return _FactorVerdict(
         FactorClass.IRRELEVANT,
         False,
@@ -328,6 +337,7 @@ def _none_without(name: str, usable: Sequence[str], memory: _Memory) -> bool | N
         for cell, state in memory.states.items()
     ):
         return False
+
     return True if memory.states[rest] in NOT_CURED else None
 
 
@@ -346,6 +356,7 @@ def _needed(
             needed,
             "the failure needs its failing setting: there is no other workaround here",
         )
+
     state = memory.states[frozenset(rest)]
     together = f"all other usable factors toggled ({', '.join(rest)})"
     if needed is None:
@@ -392,4 +403,5 @@ def _concluded(
             Conclusion.INCONCLUSIVE,
             f"no workaround was found, and nothing is known of: {what}",
         )
+
     return Conclusion.NO_CURE, "no factor is a workaround, alone or all together"

@@ -91,6 +91,7 @@ def history(
             hint="--bad REV; or --find introduced, where HEAD has it, or --find fixed, "
             "where it is gone in HEAD",
         )
+
     newer = {"introduced": bad, "fixed": good, "both": ""}[find] or "HEAD"
     older = {"introduced": good, "fixed": bad, "both": good}[find]
     if not older and find == "fixed" and release and ask.has(f"refs/tags/v{release}"):
@@ -105,6 +106,7 @@ def history(
                 f"{'--bad' if find == 'fixed' else '--good'} REV nearer to the failure"
             ),
         )
+
     between = [one for one in ask.log(begin, end, wanted) if one.sha != begin]
     commits = [*ask.log("", begin, (), most=1), *between]
     if paths and ask.differ(commits[-1].sha, end, relevant):
@@ -121,6 +123,7 @@ def history(
                 f"{wanted[0]}"
             ),
         )
+
     changed = len(commits) - 1
     notes.append(
         f"{changed} of {total} commits after {begin[:12]} (--first-parent) change "
@@ -233,4 +236,5 @@ class _Asked:
         for line in told.splitlines():
             sha, parents, date, subject = line.split("\0", 3)
             found.append(_Commit(sha, tuple(parents.split()), date, subject))
+
         return found

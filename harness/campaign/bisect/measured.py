@@ -83,6 +83,7 @@ def reading(runs: Sequence[Attempt]) -> MeanChange | None:
             w * (one.change - mean) ** 2 for w, one in zip(weights, found, strict=True)
         )
         error *= math.sqrt(max(1.0, apart / (len(found) - 1)))
+
     return MeanChange(mean, error, freedom)
 
 

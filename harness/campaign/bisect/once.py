@@ -71,6 +71,7 @@ def terms(tree: Path) -> tuple[str, str]:
         new, old = (tree / file).read_text(encoding="utf-8").split()[:2]
     except (MmreproError, OSError, ValueError):
         return "bad", "good"
+
     return new, old
 
 
@@ -117,6 +118,7 @@ def tested(
         if not (there or asked.keep_environments):
             made = existing(spec)
             prune(names=[made.path.name] if made else [])
+
     verdict, why = verdict_of(runs)
     assert verdict is not None
     code = code_of(verdict, find)

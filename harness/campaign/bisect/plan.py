@@ -75,6 +75,7 @@ def field_of(
         raise UsageError(
             "There is no release or commit to run.", hint="mmrepro show SCENARIO"
         )
+
     known = _number(points, options.bad, "--bad", scenario) if options.bad else None
     bad = _default_bad(scenario, points, options) if known is None else known
     oldest, newest = 0, len(points) - 1
@@ -94,7 +95,9 @@ def field_of(
                     f"{'fixed' if options.find == 'introduced' else 'introduced'}"
                 ),
             )
+
         oldest, newest = (good, newest) if good < bad else (oldest, good)
+
     return Field(points, bad, oldest, newest, device)
 
 
@@ -176,6 +179,7 @@ def _default_bad(
             f"({scenario.affected_range}).",
             hint="--bad RELEASE",
         )
+
     return declared[len(declared) // 2]
 
 
@@ -208,6 +212,7 @@ def _number(points: list[Point], name: str, option: str, scenario: Scenario) -> 
             return found[0]
     elif (number := _build_of(points, name, scenario)) is not None:
         return number
+
     near = ", ".join(p.name[:12] for p in (*points[:2], *points[-2:]))
     raise UsageError(
         f"{option} {name} is not one of the {len(points)} points ({near}, …)."
@@ -237,6 +242,7 @@ def read_commits(path: Path) -> list[Point]:
         raise UsageError(
             f"{path} cannot be read: {error.strerror or error}."
         ) from error
+
     points: list[Point] = []
     lines: dict[str, int] = {}
     for number, line in enumerate(text.splitlines(), start=1):
@@ -248,13 +254,16 @@ def read_commits(path: Path) -> list[Point]:
                 f"{path}, line {number}: commit {point.commit[:12]} stands on line "
                 f"{lines[point.commit]} already."
             )
+
         lines[point.commit] = number
         points.append(point)
+
     if not points:
         raise UsageError(
             f"{path} lists no commit.",
             hint=f"git log --format='%H %cI %s' A..B > {path}",
         )
+
     dates = [datetime.fromisoformat(p.uploaded) for p in points if p.uploaded]
     # By the clock: one may have a time zone where another has none.
     oldest_first = len(dates) > 1 and dates[0].timestamp() < dates[-1].timestamp()
@@ -268,6 +277,7 @@ def _commit(line: str, where: str) -> Point:
             f"{where}: {commit[:40]!r} is no commit (7 to 64 hexadecimal digits).",
             hint="git log --format='%H %cI %s' prints such lines",
         )
+
     word, _, subject = rest.strip().partition(" ")
     if not word[:4].isdigit():
         word, subject = "", rest.strip()
@@ -279,6 +289,7 @@ def _commit(line: str, where: str) -> Point:
                 f"{where}: {word[:40]!r} is no date as git's %cI has it.",
                 hint="e.g. 2026-06-14T12:00:00+00:00",
             ) from error
+
     return Point(name=commit, commit=commit, uploaded=word, subject=subject.strip())
 
 
@@ -347,6 +358,7 @@ def _side(
     if side[0].declared and not all(p.declared for p in side):
         first = [p.declared for p in side].index(False)
         declared = side[first - 1 : first + 1]
+
     least = (
         4 + len({p.name for p in (*declared, side[0], side[-1])}) - 2 if declared else 0
     )

@@ -69,6 +69,7 @@ class Posterior:
         if declared is not None:
             prior = prior * (1 - _DECLARED_WEIGHT)
             prior[declared] += _DECLARED_WEIGHT
+
         here = np.array([_there(one, self._rates) for one in counts])  # position × rate
         gone = np.array([_gone(one) for one in counts])
         before = np.cumsum(here, axis=0)

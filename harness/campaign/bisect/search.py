@@ -118,6 +118,7 @@ def start(board: Board, wanted: int) -> tuple[int | None, list[str]]:
             break
         again -= 1
         board.run(wanted)
+
     if board.counts(wanted)[Verdict.BAD]:
         return wanted, notes
     seen = board.settled(wanted)
@@ -132,6 +133,7 @@ def start(board: Board, wanted: int) -> tuple[int | None, list[str]]:
         if board.run(point) is Verdict.BAD:
             notes.append(f"the search starts from {board.names[point]} instead")
             return point, notes
+
     tried = ", ".join(board.names[p] for p in sorted(board.runs))
     notes.append(f"the failure was seen in none of those that were run: {tried}")
     return None, notes
@@ -230,6 +232,7 @@ class _Side:
         runs = self.board.runs.setdefault(self.points[position], [])
         while len(runs) < wanted and not (runs and runs[-1] is Verdict.UNTESTABLE):
             self.run(position)
+
         verdict = self.settled(position)
         assert verdict is not None
         return verdict
@@ -244,6 +247,7 @@ class _Side:
                 if spare < 0:
                     return False
             self.settled(position)
+
         return True
 
     # ------------------------------------------------------------------ the whole
@@ -265,6 +269,7 @@ class _Side:
                 "(Bayesian search)"
             )
             self._weigh()
+
         if found.ends_in is Verdict.OTHER:
             self._other()
         found.runs = self.board.made - self.before
@@ -281,11 +286,13 @@ class _Side:
                 return self._between(far, None)
             for position in (self.declared, self.declared + 1):
                 self.ask(position)
+
             high = self._first_not_bad()
             if high is None:
                 return self._between(far, None)
             self._came_back(high, far)
             far = high
+
         return self._between(0, far)
 
     def _far_end(self) -> int | None:
@@ -300,6 +307,7 @@ class _Side:
             if position <= inner:
                 break
             position = (position + inner) // 2
+
         return None
 
     def _first_not_bad(self) -> int | None:
@@ -317,6 +325,7 @@ class _Side:
             for position in range(low + 1, top):
                 if self.settled(position) is Verdict.BAD:
                     low = position
+
             choices = [p for p in range(low + 1, top) if self.settled(p) is None]
             if not choices:
                 return low, high
@@ -357,6 +366,7 @@ class _Side:
                 low = position
             elif verdict is not Verdict.UNTESTABLE:
                 return low, position
+
         return low, None
 
     # ------------------------------------------------------------------ the end
@@ -378,6 +388,7 @@ class _Side:
                     "known there"
                 )
             return
+
         found.beyond = self.points[high]
         other = self.board.counts(found.beyond)[Verdict.OTHER]
         found.ends_in = Verdict.OTHER if other else Verdict.GOOD
@@ -405,6 +416,7 @@ class _Side:
             for position in (high, far):
                 if not self.again(position, wanted):
                     return
+
         found = self.found
         found.returned = [self.points[far]]
         times = self.options.settle
@@ -427,8 +439,10 @@ class _Side:
                 found.notes.append(
                     f"so does {self.name(last)}, the furthest that was run"
                 )
+
             found.notes.append("no good one was seen on that side")
             return
+
         low, high = first, min(goods)
         while choices := [p for p in range(low + 1, high) if self._kind(p) is None]:
             middle = (low + high) / 2
@@ -440,6 +454,7 @@ class _Side:
             if kind is Verdict.BAD:
                 found.returned.append(self.points[position])
                 return
+
         found.other_since = (self.points[low], self.points[high])
 
     def _kind(self, position: int) -> Verdict | None:
@@ -499,6 +514,7 @@ class _Side:
             position = due[0] if sure else alive[posterior.most_informative(choices)]
             self.run(position)
             spent += 1
+
         low, high = alive[best], alive[best + 1] if best + 1 < len(alive) else None
         if not sure:
             found.bad, found.beyond, found.gap = self.points[low], None, []
@@ -513,5 +529,6 @@ class _Side:
                 f"{self.options.confidence:.0%} were asked for"
             )
             return
+
         self._conclude(low, high)
         found.verified = high is not None and not found.gap

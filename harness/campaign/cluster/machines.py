@@ -107,8 +107,10 @@ class Machines:
         with self._lock:
             self._stopped = True
             streams = list(self._streams)
+
         for stream in streams:
             self._cancel(stream, force=False)
+
         ends = [stream.completed() for stream in streams]
         if not ends:
             return
@@ -119,6 +121,7 @@ class Machines:
         for stream, end in zip(streams, ends, strict=True):
             if end in late:
                 self._cancel(stream, force=True)
+
         self._given_up = True
 
     def join(self) -> None:
@@ -142,6 +145,7 @@ class Machines:
                     hint="ray status",
                 ) from None
             return False
+
         self._answered = time.monotonic()
         return True
 
@@ -155,9 +159,11 @@ class Machines:
                 f"no machine of the cluster has the resource {TOKEN}: see "
                 "docs/cluster.md"
             )
+
         for known in [*self._machines, *self._greetings]:
             if known not in nodes:
                 self._forget(known)
+
         for node in sorted(nodes):
             if (
                 node in self._unusable
@@ -165,6 +171,7 @@ class Machines:
                 or node in self._greetings
             ):
                 continue
+
             resources = nodes[node]["Resources"]
             if not resources.get(TOKEN):
                 continue
@@ -175,6 +182,7 @@ class Machines:
                     self._scenarios
                 )
                 self._greetings[node] = asked
+
         for node, greeting in list(self._greetings.items()):
             if self._ray.wait([greeting], timeout=0)[0]:
                 del self._greetings[node]
@@ -198,6 +206,7 @@ class Machines:
         for name, number in wanted.items():
             if (has := resources.get(name, 0.0)) < number:
                 return f"a run asks for {number:g} of Ray's {name}, and it has {has:g}"
+
         return ""
 
     def _label(self, nodes: Mapping[str, Any], node: str) -> str:
@@ -214,11 +223,13 @@ class Machines:
         except ValidationError:
             self._leave_out(node, name, "it has another version of mmrepro")
             return
+
         if why := differs(
             told, Greeting.model_validate_json(remote.greet(self._scenarios))
         ):
             self._leave_out(node, name, why)
             return
+
         self._machines[node] = Machine(self, node, name, set(told.environments))
 
     # ---------------------------------------------------------------- what they work on
@@ -246,6 +257,7 @@ class Machines:
                 raise KeyboardInterrupt
             stream = task.remote(order, self._outfit, machine.name)
             self._streams.add(stream)
+
         return stream
 
     def carry_out(self, machine: Machine, order: Order, root: Path) -> Working:
@@ -253,6 +265,7 @@ class Machines:
             stream = self._begin(machine, order)
         except TypeError as error:
             raise PlaceLost(f"An order could not be sent to {machine.name}.") from error
+
         ended = False
         try:
             yield from self._received(stream, machine, order, root)
@@ -264,6 +277,7 @@ class Machines:
             if gone(error):
                 with self._lock:
                     self._forget(machine.node)
+
             why = lost_because(error, machine.name)
             raise PlaceLost(f"{why[0].upper()}{why[1:]}.") from None
         finally:
@@ -292,6 +306,7 @@ class Machines:
                 folder, arrived = root / order.folder(item), False
             elif order.files(item) and not arrived:
                 raise PlaceLost("An incident did not arrive.")
+
             yield item
 
     def _references(self, stream: Any) -> Iterator[Any]:
@@ -353,6 +368,7 @@ def differs(told: Greeting, own: Greeting) -> str:
     for name, digest in own.code.items():
         if told.code.get(name) != digest:
             return f"its code of {name} is not the same as here"
+
     return ""
 
 
@@ -368,6 +384,7 @@ def lost_because(error: Exception, name: str) -> str:
             "mmrepro"
         ):
             return f"mmrepro cannot be imported on {name}"
+
         told = (
             cause.message
             if isinstance(cause, MmreproError)
@@ -375,6 +392,7 @@ def lost_because(error: Exception, name: str) -> str:
         )
         why = f"{type(cause).__name__}: {told}" if told else type(cause).__name__
         return f"the work on {name} failed ({why.rstrip('.')})"
+
     return _WORDS.get(_kind(error), "Ray failed on {}").format(name)
 
 
@@ -412,6 +430,7 @@ def connected(address: str) -> Iterator[Any]:
         raise UsageError(
             f"{address!r} is no address of a Ray cluster.", hint="auto, or HOST:PORT"
         )
+
     try:
         import ray
         from ray._private import ray_constants, services, worker
@@ -420,6 +439,7 @@ def connected(address: str) -> Iterator[Any]:
             "--ray needs Ray, which is not installed here.",
             hint="pip install 'mmrepro[cluster]'",
         ) from error
+
     # Under `uv run` Ray would send the project to all machines, and have its workers
     # build an environment there, several at once. Its variable counts only before the
     # first import of Ray.
@@ -436,6 +456,7 @@ def connected(address: str) -> Iterator[Any]:
                 hint="ray status",
                 detail=str(error).splitlines()[:3],
             ) from error
+
     # Its notices about machines name addresses, and break into what is shown.
     worker._worker_logs_enabled = False
     try:

@@ -300,6 +300,7 @@ def _matrix() -> type[_Table]:
             if kind is int:
                 kind = Annotated[int, Field(ge=one.option.least, le=one.option.most)]
             kinds[one.field] = (kind | None, None)
+
     return create_model("Matrix", __base__=_Table, **kinds)
 
 
@@ -324,6 +325,7 @@ def load(path: Path) -> MatrixFile:
             f"{path}: {_first(misfits(error, tables)[0])}.",
             hint="docs/matrix.md lists the tables and their keys",
         ) from error
+
     for number, rows in enumerate(read.cell, 1):
         if not rows.scenario:
             raise UsageError(
@@ -331,6 +333,7 @@ def load(path: Path) -> MatrixFile:
                 hint='scenario = "ghost-key-eviction"',
             )
         rows.scenario = [_placed(s, path) if ".py" in s else s for s in rows.scenario]
+
     values = read.matrix.model_dump(exclude_none=True)
     values |= {n: tuple(values[n]) for n in ("releases", "mitigation") if n in values}
     placed = {
@@ -357,4 +360,5 @@ def _first(misfit: Misfit) -> str:
         key = place[2:]
     else:
         table, key = f"[{place[0]}]", place[1:]
+
     return f"{table}, key {str(key[0])!r}: {words}" if key else f"{table}: {words}"

@@ -88,10 +88,12 @@ def plan(
         raise UsageError(
             "The matrix has no scenario.", hint="--scenario ghost-key-eviction"
         )
+
     for group, name in asked:
         made.scenarios += [
             (group, one, text) for one, text in _scenarios_called(name, over)
         ]
+
     made.make()
     if not made.cells:
         why = f": {made.notes[0]}" if made.notes else "."
@@ -154,6 +156,7 @@ class _Making:
             raise UsageError(
                 "No scenario of the matrix is of that engine.", hint="mmrepro list"
             )
+
         self._check_mitigations()
         several = len({one.engine for _, one, _ in self.scenarios}) > 1
         for group, one, text in self.scenarios:
@@ -173,6 +176,7 @@ class _Making:
                 f"{scenario.full_name}: the source tree is of another engine"
             )
             return
+
         device = self.over.device or group.device or self.defaults.device or "auto"
         on = device_of(device)
         scenario.read_options(group.option)
@@ -189,9 +193,11 @@ class _Making:
                 f"{scenario.full_name}: no release of {scenario.engine} is meant by "
                 f"{','.join(wanted or selectors.DEFAULT)}"
             )
+
         for name in group.feature:
             if name != NONE:
                 feature(scenario.engine, name)  # raises, and lists them
+
         for release, given in product(releases, _features(group)):
             for mitigations in self._mitigations(group, scenario, release, on):
                 cell = Cell(
@@ -211,6 +217,7 @@ class _Making:
         if known not in self._known:
             spec = spec_for(scenario.engine, scenario.release, device)
             self._known[known] = self._ask(spec)
+
         return self._known[known]
 
     # ------------------------------------------------------------------ mitigations
@@ -256,6 +263,7 @@ class _Making:
                     f"{one.release}, a column of its own"
                 )
                 continue
+
             speaks = one.effective_on.contains(Version(release), prereleases=True)
             if one.name in wanted or (scenario.affects(release, device) and speaks):
                 yield (one.name,)
@@ -293,6 +301,7 @@ def sharded(cells: Sequence[Planned], shard: str) -> list[Planned]:
         raise UsageError(
             f"{shard!r} is no shard.", hint="--shard 1/3, 2/3 and 3/3 make the whole"
         )
+
     number, count = int(match[1]), int(match[2])
     return [
         one
@@ -363,6 +372,7 @@ def dry_run(
                     seconds_from=why,
                 )
             )
+
         spec = group.spec
         needed = (
             any(c.runs for c in made) and spec is not None and existing(spec) is None
@@ -381,6 +391,7 @@ def dry_run(
                 cells=made,
             )
         )
+
     return DryRun(
         night=night,
         shard=shard,
@@ -413,6 +424,7 @@ def dry_run_of(
     else:
         cells, notes = planned_of(asked, given)
         night = night_of(asked, settings)
+
     runs = history.find(night.id)
 
     def to_run(one: Planned) -> int:
@@ -489,11 +501,13 @@ def _rows(asked: MatrixRunCommand, given: MatrixFile) -> list[Rows]:
                 "option": group.option + options,
             }
             rows.append(group.model_copy(update=added))
+
     if not rows:
         raise UsageError(
             f"{asked.file} has no row of {', '.join(asked.scenarios)}.",
             hint=f"mmrepro matrix run {asked.file} --dry-run",
         )
+
     return rows
 
 

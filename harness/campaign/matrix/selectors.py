@@ -41,12 +41,14 @@ def parse(text: str) -> tuple[str, ...]:
             ends = [Version(end) for end in (low, high) if end]
         except InvalidVersion:
             raise UsageError(f"{selector!r} names no releases.", hint=_HINT) from None
+
         if len(ends) == 2 and ends[0] > ends[1]:
             raise UsageError(
                 f"{selector!r} is empty: {low} is later.", hint=f"{high}..{low}"
             )
         if not ends or (not dots and not low):
             raise UsageError(f"{selector!r} names no releases.", hint=_HINT)
+
     return found
 
 
@@ -71,6 +73,7 @@ def chosen(
     for selector in selectors:
         for release in _of(selector, own, affects, listing, only_listed):
             found.setdefault(Version(release), release)
+
     return [found[version] for version in sorted(found)]
 
 
@@ -87,6 +90,7 @@ def _of(
             or any(selector in (one.version, one.base) for one in listing())
         )
         return [selector] if known else []
+
     there = list(listing())
     if selector == NEWEST:
         return [one.version for one in there[-1:]]

@@ -31,6 +31,7 @@ def by_metrics(text: str) -> Iterator[Learnt]:
         for name, text in sample.labels.items():
             if text.isdigit():
                 values.setdefault(name, int(text))
+
     count = next((values[name] for name in _BLOCKS[0] if values.get(name)), None)
     size = next((values[name] for name in _BLOCKS[1] if values.get(name)), None)
     if size:

@@ -128,8 +128,10 @@ def parts(case: Case, part_s: float) -> list[Case]:
         if not ids or late or many:
             ids.append([])
             began = began if at is None else at
+
         ids[-1].append(op.id)
         last = last if at is None else at
+
     return [part for some in ids if (part := case.keeping(some)).operations]
 
 
@@ -183,6 +185,7 @@ class _Served:
                 stream=True,
             )
             await self._send([op], "fast")
+
         self._before = of_metrics(await self.traffic.scrape())
         self.journal.recorder.phase = "trigger"
 
@@ -201,6 +204,7 @@ class _Served:
         made = self.sample.timings[which]
         for id, count in tokens.items():
             made[number, id] = timing(sending.times[id], count)
+
         if which == "saturated" and tokens:
             total = sum(made[number, id].tokens for id in tokens)
             self.sample.rates.append((total or len(tokens)) / took)
@@ -288,6 +292,7 @@ def measure(player: Player, wanted: Measuring, folder: Path) -> Block:
         made.error = str(error)
     else:
         note_changes(made, samples["old"], samples["new"])
+
     made.pace = round(1000 * (pace + _pace_s()) / 2, 2)
     made.seconds = round(time.monotonic() - began, 2)
     return made
@@ -321,6 +326,7 @@ class _Block:
             del self.parts[
                 "recorded" if METRICS[wanted.only].saturated else "saturated"
             ]
+
         whole = sum(_SHARES[which] for which in self.parts)
         self.each_s = {
             which: wanted.seconds * _SHARES[which] / whole for which in self.parts
@@ -345,6 +351,7 @@ class _Block:
                     counts = asyncio.run(self._watched(self._alone(one, counts)))
                     ticks += self._ticks(one)
                 samples[side] = one.sample
+
         took = time.monotonic() - took
         spent = sum(sample.spent for sample in samples.values())
         made.client_busy = round(
@@ -375,6 +382,7 @@ class _Block:
                 task.cancel()
                 await asyncio.gather(task, return_exceptions=True)
                 raise KeyboardInterrupt
+
         return task.result()  # type: ignore[no-any-return]
 
     async def _in_turn(self, sides: Mapping[Side, _Served]) -> dict[_Pass, int]:
@@ -382,6 +390,7 @@ class _Block:
         first, second = (sides[side] for side in self.order)
         for one in (first, second):
             await one.warm_up()
+
         done: dict[_Pass, int] = {}
         for which, some in self.parts.items():
             limit = max(first.sample.spent, second.sample.spent) + self.each_s[which]
@@ -389,11 +398,14 @@ class _Block:
                 pair = (first, second) if number % 4 in (0, 3) else (second, first)
                 for one in pair:
                     await one.perform(which, number, part)
+
                 done[which] = number + 1
                 if number % 2 and min(first.sample.spent, second.sample.spent) >= limit:
                     break
+
         for one in (first, second):
             await one.close()
+
         return done
 
     async def _alone(
@@ -412,6 +424,7 @@ class _Block:
                     not counts and number % 2 and one.sample.spent >= limit
                 ):
                     break
+
         await one.close()
         return done
 
@@ -424,6 +437,7 @@ def _pace_s() -> float:
         began = time.perf_counter()
         sum(number * number for number in range(200_000))
         took.append(time.perf_counter() - began)
+
     return statistics.median(took)
 
 
@@ -474,10 +488,12 @@ def note_changes(made: Block, old: Sample, new: Sample) -> None:
                 made.spread[name] = quantiles(before), quantiles(after)
             if (tail := f"{name}-p90{suffix}") in METRICS:
                 note(tail, percentile(before, 0.9), percentile(after, 0.9), None)
+
         if not suffix:
             before = [gap for one, _ in pairs for gap in one.gaps]
             after = [gap for _, one in pairs for gap in one.gaps]
             note("itl-p99", percentile(before, 0.99), percentile(after, 0.99), None)
+
     if old.rates and new.rates:
         both = list(zip(old.rates, new.rates, strict=False))
         ratio = _ratio(both, "saturated")
@@ -487,6 +503,7 @@ def note_changes(made: Block, old: Sample, new: Sample) -> None:
             statistics.median(new.rates),
             ratio,
         )
+
     for name in old.values.keys() & new.values.keys():
         note(name, old.values[name], new.values[name], None)
 
@@ -511,6 +528,7 @@ def _values(name: str, old: Timing, new: Timing) -> list[tuple[float, float]]:
         return [
             (a, b) for a, b in zip(old.gaps, new.gaps, strict=True) if a > 0 and b > 0
         ]
+
     before, after = getattr(old, name), getattr(new, name)
     return [(before, after)] if before and after else []
 

@@ -85,6 +85,7 @@ class Observing:
             if watching.done():
                 self.sending.stop()
                 watching.result()
+
             await performing
             watching.cancel()
             if self.cancelled.is_set():
@@ -93,10 +94,12 @@ class Observing:
         finally:
             for task in (watching, performing):
                 task.cancel()
+
             await asyncio.gather(watching, performing, return_exceptions=True)
             await self.sending.give_up()
             await self.traffic.close()
             self.recorder.evidence.engine_exit = self.server.process.exit_code
+
         self._tell(played)
 
     # ------------------------------------------------------------------ traffic
@@ -114,6 +117,7 @@ class Observing:
             if self.options.blocks and not stopped.is_set():
                 block_end = await self._reading()
                 played.blocks += [block_end] if block_end else []
+
         self.recorder.phase = "after"
         if looks and not stopped.is_set():
             played.after = await self._reading()
@@ -163,6 +167,7 @@ class Observing:
                 before, counted = counters, now
                 counters = await looking.counters(self.server, self.traffic)
                 moved = now if before is None or before != counters else moved
+
             quiet = now - max(moved, self.sending.progressed)
             if self._overdue(age, quiet):
                 return
@@ -193,6 +198,7 @@ class Observing:
             self._hangs("nothing moves")
         elif age >= _MOST_DEADLINES * answer_s:
             self._hangs("others are answered")
+
         return self.state is PlayState.HUNG
 
     def _hangs(self, why: str) -> None:
@@ -214,6 +220,7 @@ class Observing:
                 PlayState.DIED,
                 f"the server's process {role} is gone",
             )
+
         return self.state is PlayState.DIED
 
     # ------------------------------------------------------------------ the end
@@ -225,6 +232,7 @@ class Observing:
             await self.sending.give_up(DEAD_GRACE_S)
             await asyncio.sleep(EXIT_S if self.server.process.exit_code is None else 0)
             self._dead()  # how it ended is known by now
+
         hung = self.state is PlayState.HUNG
         self.recorder.phase = "check"
         if hung:
@@ -232,6 +240,7 @@ class Observing:
             played.stuck = list(self.sending.pending)
             if not self.stack:
                 self.stack, _ = await looking.stacks(self.server, self.recorder.dir)
+
         if on_look is not None and self.server.process.exit_code is None:
             await self._call(on_look)
         await self._look(hung)
@@ -294,6 +303,7 @@ class Observing:
         ):
             played.said = "every request has its answer"
             return
+
         told = telling(found, self.recorder.evidence.requests, engine.core_role)
         played.frames = told[0].frames_of(engine) if told else []
         played.causes = list(dict.fromkeys(one.error for one in told))[:_MAX_CAUSES]

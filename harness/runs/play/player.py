@@ -137,6 +137,7 @@ class Player:
             self.serving(self.server, self.folder / "calibrate") as (server, journal),
         ):
             self._measured(server, journal)
+
         return self.deadlines
 
     def record(self, wanted: ClientWanted, folder: Path) -> tuple[Deadlines, ClientRun]:
@@ -164,6 +165,7 @@ class Player:
                 with RecordingProxy(port, SERVED_MODEL) as proxy:
                     made = run_trusted(wanted, proxy, alive=server.alive)
                     made.died = not server.alive()
+
                 proxy.write(folder / RECORDED)
                 made.notes += proxy.notes
             else:
@@ -174,6 +176,7 @@ class Player:
                     made.died = not server.alive()
                     recording.write(folder / RECORDED)
                 made.notes += recording.notes
+
         return self.deadlines, made
 
     @contextlib.contextmanager
@@ -263,6 +266,7 @@ class Player:
             played.causes = list(dict.fromkeys([*named, *error.detail]))
             played.frames = first.frames_of(engine) if first else []
             played.unsent = [op.id for op in case.operations]
+
         environment = self._environments[target(scenario, run_options)]
         if misfit := misfit_in(journal.recorder.dir / "engine.log", environment):
             raise InfrastructureError(misfit, hint="--kernels RELEASE")
@@ -299,6 +303,7 @@ class Player:
             if self._cancelled.is_set():
                 raise KeyboardInterrupt
             self._starting.add(mine)
+
         try:
             return self._start(scenario, options, journal)
         finally:
@@ -312,6 +317,7 @@ class Player:
         with self._building:
             environment = self._environment(wanted, journal)
             model, journal.incident.model = model_of(scenario.model, options.model)
+
         gpu, cold = self._gpu, self._tries_cold
         spec = ServerSpec(
             scenario, options, environment, model, gpu=gpu, tries_cold=cold
@@ -319,6 +325,7 @@ class Player:
         if self.starter.boxed:
             with self._building:
                 prepare(spec, _Replayed, journal)
+
         with journal.stage("start-up"):
             return start(spec, journal, self.starter)
 
@@ -333,6 +340,7 @@ class Player:
             environment = have_environment(wanted, journal)
             self._held.enter_context(environment.in_use())
             self._environments[wanted] = environment
+
         environment = self._environments[wanted]
         note_environment(journal, environment)
         return environment
@@ -389,7 +397,9 @@ def replayed(wanted: ServerWanted, options: RunCommand) -> tuple[Scenario, RunCo
             raise UsageError(
                 f"{wanted.mitigation} is of {known.engine}, not of {wanted.engine}."
             )
+
         attributes["mitigations"], names = (known.mitigation(name),), (name,)
+
     made = type("Replayed", (_Replayed,), attributes)()
     return made, RunCommand(
         model=given,
@@ -410,5 +420,6 @@ def _stand_in(folder: Path) -> TinyModel:
             f"{folder} holds no model: its config.json cannot be read.",
             hint=f"--model DIR, or one of {names}",
         ) from error
+
     sees = isinstance(config, dict) and any("vision" in name for name in config)
     return TinyQwen2VL() if sees else TinyText()

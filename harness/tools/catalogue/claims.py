@@ -138,10 +138,12 @@ def _by_status(said: Sequence[_Said]) -> list[list[_Said]]:
     variants: dict[str, list[_Said]] = {}
     for one in said:
         variants.setdefault(one.variant, []).append(one)
+
     groups: dict[ClaimStatus, list[_Said]] = {}
     for _, own in sorted(variants.items()):
         best = max(own, key=lambda one: one.weight)
         groups.setdefault(best.told.status, []).extend(own)
+
     return [groups[status] for status in ClaimStatus if status in groups]
 
 

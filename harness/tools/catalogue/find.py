@@ -128,6 +128,7 @@ class IndexHit:
         entry = asdict(self.entry)
         for left_out in ("words", "patterns", "frames"):
             del entry[left_out]
+
         entry["references"] = [
             {"id": id_, "title": title, "url": url}
             for id_, title, url in self.entry.references
@@ -234,6 +235,7 @@ def _names(reference: tuple[str, str, str]) -> set[str]:
         if match["number"]:
             issue = f"{match['name']}#{match['number']}".lower()
             names |= {issue, f"{match['owner'].lower()}/{issue}"}
+
     return names
 
 
@@ -324,6 +326,7 @@ def _of_lines(
         for pattern in hits:
             line = _first(pattern, matched[pattern.regex])
             because.append(f"its {pattern.name}, {line}")
+
         # Two patterns that are not sure by themselves are together.
         sure = len(hits) > 1 or hits[0].sure
         found.append(_counted(entry, because, sure=sure))
@@ -353,6 +356,7 @@ def _shows(pattern: Pattern, lines: Sequence[str], fragment: str) -> str:
             fit = re.search(pattern.regex, line)
             words = fit[0].strip() if fit else ""
             return words[:100] or line.strip()[:100]
+
     return ""
 
 
@@ -368,6 +372,7 @@ def _stands(entry: IndexEntry, functions: Sequence[str]) -> str:
         neighbours = tuple(functions[start : start + len(wanted)])
         if neighbours in orders:
             return " ← ".join(wanted)
+
     return ""
 
 
@@ -387,6 +392,7 @@ def _tokens(text: str) -> list[str]:
         parts = _PART.findall(word)
         if len(parts) > 1:
             words += [part.lower() for part in parts]
+
     return [_stem(word) for word in words if len(word) > 2 and word not in _STOP]
 
 
@@ -431,6 +437,7 @@ def _weights(asked: set[str], bags: Sequence[set[str]]) -> dict[str, float]:
     for token in asked:
         often = sum(token in bag for bag in bags)
         weights[token] = math.log(1 + len(bags) / (1 + often))
+
     return weights
 
 
@@ -459,4 +466,5 @@ def _merged(found: Iterable[IndexHit]) -> list[IndexHit]:
         known.because += [text for text in one.because if text not in known.because]
         known.score += one.score
         known.sure = "this" if "this" in (known.sure, one.sure) else "perhaps"
+
     return list(by_entry.values())

@@ -146,6 +146,7 @@ def known(
     by_name: dict[tuple[str, str], list[RecordedRun]] = {}
     for run in runs:
         by_name.setdefault((run.scenario, run.variant), []).append(run)
+
     found, broken = [], {}
     for name in names or scenario_names():
         try:
@@ -244,6 +245,7 @@ def newest_of(
             last = there[-1]
             made = Newest(engine=engine, release=last.version, says=INDEX)
             return made.model_copy(update={"kernels": last.kernels})
+
         why = "The package index lists no release for this machine"
     except MmreproError as error:
         why = error.message.rstrip(".")
@@ -386,9 +388,11 @@ def releases(failure: RecordedScenario) -> str:
         of_outcome = failure.releases(outcome)
         if of_outcome:
             seen.append(f"{words}: {', '.join(of_outcome)}")
+
     if failure.on_gpu:
         no = "not " if failure.scenario.spares("cuda") else ""
         seen.append(f"{no}on a GPU: {', '.join(failure.on_gpu)}")
+
     return f"{failure.scenario.affected_where}<br>{'; '.join(seen) or 'not run'}"
 
 
