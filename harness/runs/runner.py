@@ -48,6 +48,7 @@ from mmrepro.runs.starter import Starter
 from mmrepro.scenario import Scenario
 from mmrepro.traffic import Traffic
 from mmrepro.traffic.drive import Drive
+from mmrepro.traffic.evidence import Evidence
 from mmrepro.traffic.evidence.recorder import Listener
 
 
@@ -66,7 +67,8 @@ def begin(
     try:
         incident = blank(scenario, options, spec.release, spec.device, folder)
         journal = Journal(incident, folder, listener)
-        journal.save()  # whoever ends us from now on leaves an incident that can be read
+        # Whoever ends us from now on leaves an incident that can be read.
+        journal.save()
     except BaseException:
         discard(folder)
         raise
@@ -86,7 +88,8 @@ def execute(
     with journal.whole_run(), contextlib.ExitStack() as held:
         wanted = target(scenario, options)
         gpu = None
-        if wanted.device == "cuda":  # before anything is downloaded
+        # Before anything is downloaded: a run without a GPU would need none of it.
+        if wanted.device == "cuda":
             gpu = held.enter_context(leased())
             note_gpu(gpu, journal)
 
@@ -122,7 +125,8 @@ def execute(
             journal.save()
             asyncio.run(_bounded(_observe(server, journal, starter), options.timeout_s))
             server.sampler.stop()
-            journal.save()  # all evidence is hashed before anything is judged
+            # All evidence is hashed before anything is judged.
+            journal.save()
             with journal.stage("verdict"):
                 _judge(spec, journal.incident, spec.log(journal))
 
@@ -132,7 +136,8 @@ def execute(
 
 
 def _note_key(incident: Incident, parts: dict[str, str]) -> None:
-    incident.decided_by, incident.key = parts, run_key(parts)
+    incident.decided_by = parts
+    incident.key = run_key(parts)
 
 
 def _control(
@@ -204,23 +209,35 @@ async def _observe(server: Started, journal: Journal, starter: Starter) -> None:
 
 async def _gate(drive: Drive, probing: Probing, journal: Journal) -> bool:
     """Whether it passed; the drive has its deadlines afterwards."""
-    recorder, scenario = journal.recorder, probing.scenario
+    recorder = journal.recorder
+    scenario = probing.scenario
     recorder.phase = "gate"
     await scenario.gate(drive)
     facts, deadlines = of_gate(
         guarded(scenario.gate_check, recorder.evidence),
-        [r.latency_s for r in recorder.evidence.requests_in("gate") if r.answered],
+        _latencies(recorder.evidence, "gate"),
         Deadlines(drive.deadline_s, drive.suspect_s),
     )
     journal.incident.gate = facts
-    drive.deadline_s, drive.suspect_s = deadlines.answer_s, deadlines.suspect_s
-    if facts.passed:
-        await probing.baseline()
-    outcome = "passed" if facts.passed else "failed"
-    recorder.event(
-        f"gate {outcome}: {facts.why}", level="info" if facts.passed else "error"
-    )
-    return facts.passed
+    drive.deadline_s = deadlines.answer_s
+    drive.suspect_s = deadlines.suspect_s
+    if not facts.passed:
+        recorder.event(f"gate failed: {facts.why}", level="error")
+        return False
+
+    await probing.baseline()
+    recorder.event(f"gate passed: {facts.why}")
+    return True
+
+
+def _latencies(evidence: Evidence, phase: str) -> list[float]:
+    """Of the requests of a phase that were answered."""
+    latencies = []
+    for request in evidence.requests_in(phase):
+        if request.answered:
+            latencies.append(request.latency_s)
+
+    return latencies
 
 
 @contextlib.asynccontextmanager
@@ -253,12 +270,15 @@ def _note_never_ready(
     spec: ServerSpec, journal: Journal, error: EngineStartError
 ) -> None:
     """The verdict on a server that ended as it started, by what it logged."""
-    recorder, scenario = journal.recorder, spec.scenario
+    recorder = journal.recorder
+    scenario = spec.scenario
     evidence = recorder.evidence
-    evidence.never_ready, evidence.engine_exit = error.message, error.ended_with
+    evidence.never_ready = error.message
+    evidence.engine_exit = error.ended_with
     recorder.event(error.message, level="error")
     if scenario.fails_at_start:
-        answered = [r.latency_s for r in evidence.requests_in("control") if r.answered]
+        # Its gate is the control server, which did start.
+        answered = _latencies(evidence, "control")
         gate = guarded(scenario.gate_check, evidence)
         limits = Deadlines(spec.options.timeout_s, spec.options.timeout_s)
         journal.incident.gate, _ = of_gate(gate, answered, limits)
@@ -275,10 +295,12 @@ def _note_never_ready(
 
 
 def _interpreter(server: Started, drive: Drive, starter: Starter) -> Interpreter:
-    environment, plan = server.spec.environment, server.plan
-    warm = server.mode is StartMode.WARM
-    parent = starter.parent_of(plan, environment) if warm else None
-    return Interpreter(environment.python, {**plan.env, **drive.reproducer_env}, parent)
+    environment = server.spec.environment
+    parent = None
+    if server.mode is StartMode.WARM:
+        parent = starter.parent_of(server.plan, environment)
+    env = {**server.plan.env, **drive.reproducer_env}
+    return Interpreter(environment.python, env, parent)
 
 
 def _judge(spec: ServerSpec, incident: Incident, log: Path) -> None:
