@@ -340,6 +340,8 @@ def measure(player: Player, wanted: Measuring, folder: Path) -> Block:
 
 
 class _Block:
+    """Both sides of one block; ``order``: which of them is first."""
+
     def __init__(
         self,
         player: Player,
