@@ -119,12 +119,12 @@ def kind(
     file's."""
     word, stem = document.__name__.lower(), file.removesuffix(".json")
     return ReportKind(
-        name or f"{'an' if word[0] in 'aeiou' else 'a'} {word}",
-        files or (f"{stem}.md", f"{stem}.html"),
-        partial(load_document, file=file, kind=document),
-        compose,
-        lambda loaded: loaded,
-        junit,
+        name=name or f"{'an' if word[0] in 'aeiou' else 'a'} {word}",
+        files=files or (f"{stem}.md", f"{stem}.html"),
+        load=partial(load_document, file=file, kind=document),
+        compose=compose,
+        stored=lambda loaded: loaded,
+        junit=junit,
         file=file,
         compose_at=compose_at,
     )

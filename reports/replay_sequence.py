@@ -94,7 +94,12 @@ def sequence(
         lanes.append(lane)
 
     kept = lanes if len(lanes) <= _MAX_LANES else _kept(lanes)
-    return RequestSequence(kept, columns, _letters(case), len(lanes) - len(kept))
+    return RequestSequence(
+        lanes=kept,
+        columns=columns,
+        letters=_letters(case),
+        hidden=len(lanes) - len(kept),
+    )
 
 
 @dataclass
@@ -242,7 +247,8 @@ def drawing(drawn: RequestSequence) -> str:
 def _cells(lane: Lane, columns: int) -> str:
     """The lane in characters, two a column where there is room."""
     step = 2 if columns <= 30 else 1
-    begin, end = lane.sent * step, lane.end * step - step
+    begin = lane.sent * step
+    end = lane.end * step - step
     cells = [" "] * (columns * step)
     if lane.kind != "unsent":
         for place in range(begin, end + 1):
@@ -275,7 +281,10 @@ def _row(line: str) -> str:
 
 # ---------------------------------------------------------------------- as SVG
 
-LEFT, TOP, LANE, FOOT = 96, 16, 30, 10
+LEFT: Final = 96
+TOP: Final = 16
+LANE: Final = 30
+FOOT: Final = 10
 _RIGHT = 440
 _FILLS: Final = {"left": "tick", "unsent": "tick", "unknown": "s5-text"}
 
@@ -297,18 +306,23 @@ def _lane(
     drawn: RequestSequence, lane: Lane, top: float, step: float
 ) -> Iterator[Markup]:
     middle = top + LANE / 2
+    name = one_line(lane.operation.id, 12)
     if lane.fails:
         yield rect("b1", 0, top, WIDTH, LANE)
-    fails = "! " if lane.fails else ""
-    yield text(4, middle + 4, fails + one_line(lane.operation.id, 12), "name")
+        name = f"! {name}"
+    yield text(4, middle + 4, name, "name")
+
     if lane.kind == "unsent":
         x = LEFT + lane.sent * step
         yield path("grid", f"M{x:.1f} {middle:.1f}h{step:.1f}")
     else:
         yield from _lane_bar(lane, middle, step)
-
     yield _lane_end(lane, middle, step)
+    yield from _lane_result(drawn, lane, top)
 
+
+def _lane_result(drawn: RequestSequence, lane: Lane, top: float) -> Iterator[Markup]:
+    """Right of the columns: the marks of its images, and what came of it."""
     x = WIDTH - _RIGHT + 8.0
     numbers = list(drawn.letters)
     for name in lane.images[:4]:
@@ -318,21 +332,29 @@ def _lane(
 
     toned = lane.kind in ("client", "server", "lost")
     words = one_line(lane.result or lane.shape, 56)
-    yield text(x, middle + 4, words, f"{lane.kind}-text" if toned else "tick")
+    base = top + LANE / 2 + 4
+    yield text(x, base, words, f"{lane.kind}-text" if toned else "tick")
 
 
 def _lane_span(lane: Lane, step: float) -> tuple[float, float]:
     """Where its bar begins and ends, a little before the next column."""
-    return LEFT + lane.sent * step, LEFT + lane.end * step - min(3.0, step / 4)
+    gap = min(3.0, step / 4)
+    return LEFT + lane.sent * step, LEFT + lane.end * step - gap
 
 
 def _lane_bar(lane: Lane, middle: float, step: float) -> Iterator[Markup]:
     op = lane.operation
     left, right = _lane_span(lane, step)
     after = ", ".join(op.after) or "at once"
-    tip = one_line(f"{op.id}: {lane.shape}; {after}; {lane.result}", 400)
-    fill = _FILLS.get(lane.kind, lane.kind)
-    yield rect(fill, left, middle - 6, max(6.0, right - left), 12, tip, rx=3)
+    yield rect(
+        _FILLS.get(lane.kind, lane.kind),
+        x=left,
+        y=middle - 6,
+        width=max(6.0, right - left),
+        height=12,
+        tip=one_line(f"{op.id}: {lane.shape}; {after}; {lane.result}", 400),
+        rx=3,
+    )
     for column, name in lane.marks.items():
         x = LEFT + (column + 1) * step - step / 3
         hint = tag("title", one_line(name, 60))
@@ -342,7 +364,8 @@ def _lane_bar(lane: Lane, middle: float, step: float) -> Iterator[Markup]:
 def _lane_end(lane: Lane, middle: float, step: float) -> Markup:
     left, right = _lane_span(lane, step)
     classes = "tick" if lane.kind == "unsent" else "inbar end"
-    return text(max(right, left + 6) - 2, middle + 4, _ENDS[lane.kind], classes)
+    x = max(right, left + 6) - 2
+    return text(x, middle + 4, _ENDS[lane.kind], classes)
 
 
 def images_picture(drawn: RequestSequence, words: dict[str, str]) -> Markup:
@@ -372,7 +395,13 @@ def _mark(number: int, letter: str, x: float, y: float) -> Iterator[Markup]:
         # Each cell twice, left and right: a mirrored pattern is told apart easily.
         row, column = divmod(cell, 2)
         for place in (column, 3 - column):
-            yield rect(colour, x + 5 * place, y + 5 * row, 5, 5)
+            yield rect(
+                colour,
+                x=x + 5 * place,
+                y=y + 5 * row,
+                width=5,
+                height=5,
+            )
 
     yield text(x + 22, y + 15, one_line(letter, 8), f"name {colour}")
 

@@ -43,7 +43,13 @@ def lines(incident: Incident) -> list[TimelineLine]:
             continue
         at = event.at.mono - began
         merged.append(
-            TimelineLine(at, event.phase, event.source, event.text, event.level)
+            TimelineLine(
+                at=at,
+                phase=event.phase,
+                source=event.source,
+                text=event.text,
+                level=event.level,
+            )
         )
 
     for group in request_groups(evidence.requests):
