@@ -90,36 +90,36 @@ _BASELINE: Final = "(the failing baseline)"
 
 def compose(ablation: Ablation) -> b.Page:
     """Compose the page of an ablation."""
-    where = (
-        f"{words.scenario_name(ablation.scenario)} on {ablation.engine} "
-        f"{ablation.release}"
-    )
-    hypotheses = words.claims(ablation.hypotheses, "status", "hypothesis", "hypotheses")
+    name = words.scenario_name(ablation.scenario)
+    where = f"{name} on {ablation.engine} {ablation.release}"
+    fidelity = f", fidelity {ablation.fidelity}" if ablation.fidelity else ""
+    failure = ablation.failure and words.sentence(ablation.failure)
     return b.Page(
         title=f"Ablation of {where}",
         badge=_badge(ablation),
-        subject=where
-        + (f", fidelity {ablation.fidelity}" if ablation.fidelity else ""),
-        warning=b.broken_off(
-            ablation.failure and words.sentence(ablation.failure),
-            began=bool(ablation.cells),
-        ),
+        subject=where + fidelity,
+        warning=b.broken_off(failure, began=bool(ablation.cells)),
         card=[*_card(ablation)],
         counts=[*_counts(ablation)],
         commands=[("to repeat it", ablation.command)],
-        sections=[
-            b.Section("Which setting is the cause", [*_factors(ablation)], 97),
-            b.Section("Smallest workarounds", _workarounds(ablation), 95),
-            b.Section("The report's hypotheses", hypotheses, 93),
-            b.Section("What this does not establish", b.bullets(ablation.limits), 85),
-            b.Section("Every run", _runs(ablation), 60),
-            b.Section("Stand-ins", words.stand_ins(_stand_ins(ablation), "in"), 65),
-            b.Section("Set-up", [b.Facts(_setup(ablation))], 50),
-        ],
+        sections=[*_sections(ablation)],
         footer=words.footer(
             f"Ablation {ablation.id}", ablation.created, ABLATION_FILE, words.RUNS
         ),
     )
+
+
+def _sections(ablation: Ablation) -> Iterator[b.Section]:
+    hypotheses = words.claims(ablation.hypotheses, "status", "hypothesis", "hypotheses")
+    limits = b.bullets(ablation.limits)
+    stand_ins = words.stand_ins(_stand_ins(ablation), "in")
+    yield b.Section("Which setting is the cause", [*_factors(ablation)], keep=97)
+    yield b.Section("Smallest workarounds", _workarounds(ablation), keep=95)
+    yield b.Section("The report's hypotheses", hypotheses, keep=93)
+    yield b.Section("What this does not establish", limits, keep=85)
+    yield b.Section("Every run", _runs(ablation), keep=60)
+    yield b.Section("Stand-ins", stand_ins, keep=65)
+    yield b.Section("Set-up", [b.Facts(_setup(ablation))], keep=50)
 
 
 def _badge(ablation: Ablation) -> b.Badge:
@@ -141,20 +141,25 @@ def cell_words(cell: Cell | None) -> tuple[str, str, str]:
     """Outcome, symptom and cause of a cell, over its runs."""
     if cell is None:
         return "not run", "", ""
-    return (
-        _counted([_outcome_word(run) for run in cell.runs]),
-        _counted([_THERE[run.symptom] for run in cell.runs]),
-        _counted([_THERE[run.cause] for run in cell.runs]),
-    )
+    outcomes = []
+    symptoms = []
+    causes = []
+    for run in cell.runs:
+        outcomes.append(_outcome_word(run))
+        symptoms.append(_THERE[run.symptom])
+        causes.append(_THERE[run.cause])
+
+    return _counted(outcomes), _counted(symptoms), _counted(causes)
 
 
 def _counted(given: Sequence[str]) -> str:
     """``gone``, or ``2 × gone, 1 × there``; ``reproduced (3 of 3)`` where several runs
     agree."""
-    found, many = Counter(given), len(given)
-    if len(found) == 1:
+    counts = Counter(given)
+    many = len(given)
+    if len(counts) == 1:
         return given[0] if many == 1 else f"{given[0]} ({many} of {many})"
-    return ", ".join(f"{number} × {word}" for word, number in found.most_common())
+    return ", ".join(f"{number} × {word}" for word, number in counts.most_common())
 
 
 # --------------------------------------------------------------------- the first screen
@@ -193,29 +198,32 @@ def _counts(ablation: Ablation) -> Iterator[str]:
 
 def _factors(ablation: Ablation) -> Iterator[b.Block]:
     """The baseline and every factor as it was toggled alone."""
-    used = {f.factor_class for f in ablation.factors}
-    meanings = [
-        (word, meaning) for c, (word, _, meaning) in _CLASSES.items() if c in used
-    ]
-    yield from b.bullets(
-        [(b.strong(word), f": {meaning}.") for word, meaning in meanings]
-    )
+    used = {factor.factor_class for factor in ablation.factors}
+    meanings = []
+    for factor_class, (word, _, meaning) in _CLASSES.items():
+        if factor_class in used:
+            meanings.append((b.strong(word), f": {meaning}."))
+
+    yield from b.bullets(meanings)
     yield b.p(
         "Each factor is toggled alone. The cause of a run without the symptom is what "
         "was still observed of it."
     )
+    rows = []
+    whys = []
     baseline = ablation.cell(())
-    first = (
-        [b.row(_BASELINE, "–", *cell_words(baseline), "", "", tone="soft")]
-        if baseline
-        else []
-    )
-    rows = [
-        b.row(*_alone(ablation, f), b.code(f.failing), status=str(f.factor_class or ""))
-        for f in ablation.factors
-    ]
-    yield from b.table(f"{_ALONE} | failing setting", first + rows, "factors")
-    whys = [(f.name, f.why, f.claim, f.description) for f in ablation.factors if f.why]
+    if baseline:
+        cells = cell_words(baseline)
+        rows.append(b.row(_BASELINE, "–", *cells, "", "", tone="soft"))
+
+    for factor in ablation.factors:
+        failing = b.code(factor.failing)
+        status = str(factor.factor_class or "")
+        rows.append(b.row(*_alone(ablation, factor), failing, status=status))
+        if factor.why:
+            whys.append((factor.name, factor.why, factor.claim, factor.description))
+
+    yield from b.table(f"{_ALONE} | failing setting", rows, "factors")
     heads = "factor:name | why | what is claimed of it | what it is"
     yield from b.folded("Why each class", b.table(heads, whys, "why each class"))
 
@@ -225,30 +233,37 @@ _ALONE: Final = "factor:name | class:name | outcome | symptom | cause | toggled 
 
 def _alone(ablation: Ablation, factor: FactorResult) -> tuple[b.Inline, ...]:
     """What came of the factor, toggled alone."""
-    of = factor.factor_class
-    name = b.toned(*_CLASSES[of][:2]) if of else "–"
-    return (
-        factor.name,
-        name,
-        *cell_words(ablation.cell((factor.name,))),
-        b.code(factor.setting),
-    )
+    name: b.Inline = "–"
+    if factor.factor_class:
+        word, tone, _ = _CLASSES[factor.factor_class]
+        name = b.toned(word, tone)
+    cells = cell_words(ablation.cell((factor.name,)))
+    return (factor.name, name, *cells, b.code(factor.setting))
 
 
 def _workarounds(ablation: Ablation) -> list[b.Block]:
-    rows = [(" + ".join(c.flips), b.code(c.settings), c.why) for c in ablation.cures]
+    rows = []
+    for cure in ablation.cures:
+        rows.append((" + ".join(cure.flips), b.code(cure.settings), cure.why))
+
     return b.table("toggle:name | setting | observed", rows, "smallest workarounds")
 
 
 def _runs(ablation: Ablation) -> list[b.Block]:
     rows = []
     for cell in ablation.cells:
-        name, state = " + ".join(cell.flips) or _BASELINE, _STATES[cell.state]
         for run in cell.runs:
-            cause = f"{_THERE[run.cause]}: {run.cause_observed}"
-            came = (run.error or _outcome_word(run), run.symptom_observed, cause, state)
-            where = (duration(run.seconds), words.run_link(run.incident_dir))
-            rows.append(b.row(name, *came, *where, status=cell.state.value))
+            row = b.row(
+                _toggled(cell),
+                run.error or _outcome_word(run),
+                run.symptom_observed,
+                f"{_THERE[run.cause]}: {run.cause_observed}",
+                _STATES[cell.state],
+                duration(run.seconds),
+                words.run_link(run.incident_dir),
+                status=cell.state.value,
+            )
+            rows.append(row)
 
     heads = (
         "toggled:name | run | symptom | cause | all of its runs | took:number "
@@ -257,33 +272,41 @@ def _runs(ablation: Ablation) -> list[b.Block]:
     return b.counted("run", heads, rows, most=0)
 
 
+def _toggled(cell: Cell) -> str:
+    return " + ".join(cell.flips) or _BASELINE
+
+
 def _stand_ins(ablation: Ablation) -> list[tuple[StandIn, str]]:
     """Every stand-in of every cell, and where it was."""
-    found = {s.name: (s, "every run") for s in ablation.stand_ins}
+    places: dict[str, tuple[StandIn, str]] = {}
+    for stand_in in ablation.stand_ins:
+        places[stand_in.name] = (stand_in, "every run")
+
     for cell in ablation.cells:
+        where = f"runs with {_toggled(cell)}"
         for run in cell.runs:
             for stand_in in run.stand_ins:
-                where = f"runs with {' + '.join(cell.flips) or _BASELINE}"
-                found.setdefault(stand_in.name, (stand_in, where))
-    return list(found.values())
+                places.setdefault(stand_in.name, (stand_in, where))
+
+    return list(places.values())
 
 
 def _setup(ablation: Ablation) -> list[tuple[str, b.Inline]]:
-    seconds = sum(run.seconds for cell in ablation.cells for run in cell.runs)
+    seconds = 0.0
+    for cell in ablation.cells:
+        for run in cell.runs:
+            seconds += run.seconds
+
+    threshold = f"{ablation.threshold} failing make it fail"
+    cells = f"{len(ablation.cells)} cells, {ablation.reused} of them reused"
+    took = f"{duration(seconds)} of engine time in all"
     return [
         ("engine", f"{ablation.engine} {ablation.release}"),
         ("device", ablation.device),
         ("fidelity", words.fidelity_words(ablation.fidelity)),
         ("scenario", b.prose(ablation.scenario.title)),
-        (
-            "runs of each cell",
-            f"{ablation.repeat}; {ablation.threshold} failing make it fail",
-        ),
-        (
-            "runs",
-            f"{ablation.runs} in {len(ablation.cells)} cells, {ablation.reused} of "
-            f"them reused; {duration(seconds)} of engine time in all",
-        ),
+        ("runs of each cell", f"{ablation.repeat}; {threshold}"),
+        ("runs", f"{ablation.runs} in {cells}; {took}"),
         *words.made_on(ablation.host, ablation.mmrepro_version),
     ]
 

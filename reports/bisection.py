@@ -46,6 +46,7 @@ def compose(bisection: Bisection) -> b.Page:
     answers = []
     for direction, side in bisection.sides:
         answers.append(_answer(bisection, direction, side))
+
     over = _subject(bisection)
     failure = bisection.failure and words.sentence(bisection.failure)
     runs = b.count(bisection.runs, "run")
@@ -76,27 +77,31 @@ def _subject(bisection: Bisection) -> str:
 
 
 def _sections(bisection: Bisection) -> Iterator[b.Section]:
-    yield b.Section("Points, old to new", [*_line(bisection)], 90)
+    yield b.Section("Points, old to new", [*_line(bisection)], keep=90)
     for name, side in bisection.sides:
-        yield b.Section(f"Where it was {name}", [*_side(bisection, side)], 97)
-    yield b.Section("Runs next to a boundary", _runs(bisection), 80)
-    yield b.Section("Every point that was run", [*_points(bisection)], 95)
-    yield b.Section("What this does not establish", b.bullets(bisection.limits), 85)
+        yield b.Section(f"Where it was {name}", [*_side(bisection, side)], keep=97)
+
+    yield b.Section("Runs next to a boundary", _runs(bisection), keep=80)
+    yield b.Section("Every point that was run", [*_points(bisection)], keep=95)
+    yield b.Section(
+        "What this does not establish", b.bullets(bisection.limits), keep=85
+    )
     stand_ins = ((stand_in, "") for stand_in in bisection.stand_ins)
-    yield b.Section("Stand-ins", words.stand_ins(stand_ins, ""), 60)
-    yield b.Section("Repeat one run", _commands(bisection), 70)
-    yield b.Section("Set-up", [b.Facts(_setup(bisection))], 50)
+    yield b.Section("Stand-ins", words.stand_ins(stand_ins, ""), keep=60)
+    yield b.Section("Repeat one run", _commands(bisection), keep=70)
+    yield b.Section("Set-up", [b.Facts(_setup(bisection))], keep=50)
 
 
 def _badge(bisection: Bisection) -> b.Badge:
     if bisection.state != "complete":
         tones: dict[str, b.Tone] = {"interrupted": "unsure", "failed": "bad"}
         return b.Badge(bisection.state.capitalize(), tones[bisection.state])
+
     sides = [side for _, side in bisection.sides]
-    verified = [side for side in sides if side.verified]
     conclusions = {side.conclusion for side in sides}
     # Without any side all of none are found, and verified.
-    if conclusions <= {SideConclusion.FOUND} and len(verified) == len(sides):
+    found = conclusions <= {SideConclusion.FOUND}
+    if found and all(side.verified for side in sides):
         return b.Badge("Found", "good")
     if conclusions & {SideConclusion.FOUND, SideConclusion.RANGE}:
         return b.Badge("Found in part", "unsure")
@@ -165,8 +170,13 @@ def _line(bisection: Bisection) -> Iterator[b.Block]:
         if point.verdict:
             words_of_verdict = _LOOKS[point.verdict][0]
             marks.append(f"{point.label} {words_of_verdict[0]}")
+
     caption = "Small: not run. A shaded band lies between the two sides of a boundary."
-    yield b.Picture(_drawing(bisection), [b.p(" · ".join(marks))], caption)
+    yield b.Picture(
+        drawing=_drawing(bisection),
+        instead=[b.p(" · ".join(marks))],
+        caption=caption,
+    )
 
 
 def _side(bisection: Bisection, side: Side) -> Iterator[b.Block]:
@@ -179,9 +189,12 @@ def _side(bisection: Bisection, side: Side) -> Iterator[b.Block]:
     if side.returned:
         facts.append(f"bad again: {_shorts(bisection, side.returned)}")
     yield from b.bullets(facts)
-    if not side.posterior:
-        return
+    if side.posterior:
+        yield from _chances(bisection, side)
 
+
+def _chances(bisection: Bisection, side: Side) -> Iterator[b.Block]:
+    """Where the boundary may lie, after runs that contradicted each other."""
     rate = ""
     if side.rate and not bisection.measure:
         rate = f"; the failure shows in about {side.rate:.0%} of the runs"
@@ -235,20 +248,26 @@ def _runs(bisection: Bisection) -> list[b.Block]:
             observed = run.error or run.explanation
             link = words.run_link(run.incident)
             rows.append((point.label, outcome, observed, duration(run.seconds), link))
+
     heads = f"{bisection.by}:name | outcome:name | observed | took:number | incident"
     return b.table(heads, rows, "runs next to a boundary")
 
 
 def _commands(bisection: Bisection) -> list[b.Block]:
     """The command of the first run of each point next to a boundary."""
-    commands = dict.fromkeys(point.runs[0].command for point in _boundary(bisection))
+    commands: dict[str, None] = {}
+    for point in _boundary(bisection):
+        commands[point.runs[0].command] = None
+
     lines = [one_line(command, 4000) for command in commands if command]
     return [b.Fence("\n".join(lines[:20]), "sh")] if lines else []
 
 
 def _setup(bisection: Bisection) -> list[tuple[str, b.Inline]]:
     wheels: dict[str, None] = {}
+    fidelities = []
     for point in bisection.points:
+        fidelities.append(point.fidelity)
         if point.wheel:
             wheels[f"{point.wheel.project}: {point.wheel.origin}"] = None
 
@@ -257,7 +276,6 @@ def _setup(bisection: Bisection) -> list[tuple[str, b.Inline]]:
         order = "one after another"
     repeat = str(bisection.repeat) if bisection.repeat else "as many as needed"
     took = duration(bisection.seconds)
-    fidelities = [point.fidelity for point in bisection.points]
     return [
         ("engine", bisection.engine),
         *(("wheels", wheel) for wheel in wheels),
@@ -279,6 +297,7 @@ def _boundary(bisection: Bisection) -> list[Point]:
     wanted: set[str] = set()
     for _, side in bisection.sides:
         wanted.update(side.between, side.one_of)
+
     return [point for point in bisection.points if point.name in wanted and point.runs]
 
 
@@ -312,10 +331,9 @@ def _drawing(bisection: Bisection) -> Markup:
     points = bisection.points
     step = (_WIDTH - 2 * _MARGIN) / max(1, len(points) - 1)
     xs = [_MARGIN + step * number for number in range(len(points))]
-    body = [
-        svg.path("axis", f"M{xs[0]:.1f} {_AXIS}H{xs[-1]:.1f}"),
-        *_bands(bisection, xs),
-    ]
+    body = [svg.path("axis", f"M{xs[0]:.1f} {_AXIS}H{xs[-1]:.1f}")]
+    body += _bands(bisection, xs)
+
     labels = 0
     longest = 0
     label_x = -_APART
@@ -335,7 +353,8 @@ def _drawing(bisection: Bisection) -> Markup:
         f"{len(points)} points from old to new, those that were run marked with their "
         "verdict"
     )
-    return svg.svg(_AXIS + 36 + 6 * longest, label, body)
+    height = _AXIS + 36 + 6 * longest
+    return svg.svg(height, label, body)
 
 
 def _dot(point: Point, x: float) -> Iterator[Markup]:
@@ -343,6 +362,7 @@ def _dot(point: Point, x: float) -> Iterator[Markup]:
     if point.verdict:
         word, _, fill = _LOOKS[point.verdict]
         radius = 9
+
     declared = ", declared affected" if point.declared else ""
     hint = one_line(f"{point.label}: {word}{declared}", 300)
     yield svg.circle(fill, x, _AXIS, radius, hint)
@@ -354,11 +374,20 @@ def _bands(bisection: Bisection, xs: Sequence[float]) -> Iterator[Markup]:
     """A band between the two sides of each boundary, and what it is."""
     names = [point.name for point in bisection.points]
     for level, (direction, side) in enumerate(bisection.sides):
+        # What names no two points of the document cannot be drawn.
         if len(side.between) != 2 or not set(side.between) <= set(names):
             continue
+
         left, right = (xs[names.index(name)] for name in side.between)
-        middle, top = (left + right) / 2, 20 + 22 * level
-        yield svg.rect("b1", left, top + 8, max(1.0, right - left), _AXIS - top - 8)
+        middle = (left + right) / 2
+        top = 20 + 22 * level
+        yield svg.rect(
+            "b1",
+            x=left,
+            y=top + 8,
+            width=max(1.0, right - left),
+            height=_AXIS - top - 8,
+        )
         yield svg.path("grid", f"M{middle:.1f} {top + 6}V{_AXIS}")
         text = f"{direction}: {_answer(bisection, direction, side)}"
         yield svg.text(middle, top, text, f"name {_anchor(middle)}")

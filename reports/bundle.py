@@ -232,6 +232,7 @@ def _add_incident(
             # Rendering may join what was apart, so that a pattern fits now that did not
             # before.
             packer.add(name, redactor.redact(text), note=cut)
+
         document_bytes = _packed(document_json(shown))
         packer.check_size("The incident alone", document_bytes)
         kept = _add_evidence(packer, directory / EVIDENCE_DIR, document_bytes)
@@ -244,6 +245,7 @@ def _add_incident(
                 f"{place} carries no record of hashes: there is nothing to sign.",
                 hint="mmrepro bundle DIR, without --sign",
             )
+
         if chain is not None and sign is not None:
             packer.add(SIGNATURE_FILE, sign_head(chain.last_sha256, sign))
         packer.add(INCIDENT_FILE, document_json(shown), size, cut)
@@ -259,6 +261,7 @@ def _add_replay(packer: _Packer, directory: Path, replay: Replay) -> None:
         for loaded in everything:
             if loaded.case is not None:
                 register(loaded.case, packer.redactor)
+
         shown: list[Finding] = []
         folders: set[str] = set()
         for loaded in everything:
@@ -268,19 +271,23 @@ def _add_replay(packer: _Packer, directory: Path, replay: Replay) -> None:
                     f"finding {loaded.finding.id}", 0, "it has no folder of its own"
                 )
                 continue
+
             folders.add(folder)
             with public(loaded, packer.redactor) as shared:
                 shown.append(shared.finding)
                 _add_finding(packer, shared)
+
             if loaded.finding.diagnosis:
                 why = "an incident of its own: mmrepro bundle packs it"
                 packer.leave_out(loaded.finding.diagnosis, 0, why)
+
         whole = packer.redactor.redact_model(replay).model_copy(
             update={"findings": shown}
         )
         packer.add(REPLAY_FILE, document_json(whole))
         for name, text in documents.rendered(replays.KIND, whole).items():
             packer.add(name, text)
+
         packer.check_size("The replay")
 
 
@@ -299,6 +306,7 @@ def _add_finding(packer: _Packer, loaded: LoadedFinding) -> None:
     below = loaded.finding.folder
     for name, text in texts.items():
         packer.add(f"{below}/{name}", text)
+
     for sha256, data in images.items():
         packer.add(f"{below}/{IMAGES_DIR}/{sha256}", data)
 
@@ -338,12 +346,14 @@ def _add_evidence(packer: _Packer, folder: Path, reserved: int) -> dict[str, Fil
         except NotPublic as reason:
             packer.leave_out(name, whole, str(reason))
             continue
+
         if packer.written + reserved + _packed(text) > packer.max_bytes:
             why = f"beyond the limit of {units.size(packer.max_bytes)} for the bundle"
             packer.leave_out(name, whole, why)
         else:
             packer.add(name, text, whole, note)
             kept[safe] = hash_of(text.encode("utf-8", "replace"))
+
     return kept
 
 
@@ -381,6 +391,7 @@ def _named(folder: Path, packer: _Packer) -> Iterator[tuple[Path, str]]:
         while safe != path.name and safe in taken:
             number += 1
             safe = f"{Path(name).stem}-{number}{Path(name).suffix}"
+
         taken.add(safe)
         yield path, safe
 

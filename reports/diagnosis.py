@@ -39,27 +39,29 @@ _SHOWN: Final = frozenset({Fit.MATCH, Fit.LIKELY, Fit.SYMPTOM_ONLY})
 def compose_diagnosis(incident: Incident | None, diagnosis: Diagnosis) -> b.Page:
     """The page. Without an ``incident`` it has the diagnosis alone, as a terminal shows
     it."""
-    badge = b.Badge(_answer(diagnosis), _tone(diagnosis), f"exit {diagnosis.exit_code}")
-    subject = _target_line(diagnosis)
+    target = _target_line(diagnosis)
+    subject = target
+    if diagnosis.found:
+        subject += f", {_code_of(diagnosis.found[0])}"
     page = b.Page(
-        title=subject,
-        badge=badge,
+        title=target,
+        badge=_badge(diagnosis),
         subject=subject,
         card=[*_card(diagnosis)],
         counts=[*_counts(diagnosis)],
         commands=[],
         sections=[*_sections(diagnosis)],
     )
-    if diagnosis.found:
-        page = replace(page, subject=f"{subject}, {_code_of(diagnosis.found[0])}")
     if incident is None:
         return page
+
+    happened = []
+    for section in runs.what_happened(incident):
+        # Those of the known failures are in the diagnosis's own sections.
+        if section.title != "Conditions":
+            happened.append(section)
+
     # The timeline of a few seconds says less than the rest.
-    happened = [
-        section
-        for section in runs.what_happened(incident)
-        if section.title != "Conditions"
-    ]
     return replace(
         page,
         title=runs.title(incident),
@@ -70,17 +72,25 @@ def compose_diagnosis(incident: Incident | None, diagnosis: Diagnosis) -> b.Page
     )
 
 
+def _badge(diagnosis: Diagnosis) -> b.Badge:
+    return b.Badge(
+        label=_answer(diagnosis),
+        tone=_tone(diagnosis),
+        note=f"exit {diagnosis.exit_code}",
+    )
+
+
 def _sections(diagnosis: Diagnosis) -> Iterator[b.Section]:
     unseen = b.bullets(diagnosis.unseen[:40])
     cost = b.p(effect_sentence(diagnosis))
-    yield b.Section("What was observed", [*_observed(diagnosis)], 96)
-    yield b.Section("What its log tells", [*_logged(diagnosis)], 95)
-    yield b.Section("The stack", _stack(diagnosis), 97)
-    yield b.Section("All ranks", [*_ranks(diagnosis)], 96)
-    yield b.Section("Class of failure", [*_classes(diagnosis)], 95)
-    yield b.Section("Known failures", [*_matches(diagnosis)], 93)
-    yield b.Section("What could not be observed", unseen, 72)
-    yield b.Section("What the diagnosis cost", [cost], 71)
+    yield b.Section("What was observed", [*_observed(diagnosis)], keep=96)
+    yield b.Section("What its log tells", [*_logged(diagnosis)], keep=95)
+    yield b.Section("The stack", _stack(diagnosis), keep=97)
+    yield b.Section("All ranks", [*_ranks(diagnosis)], keep=96)
+    yield b.Section("Class of failure", [*_classes(diagnosis)], keep=95)
+    yield b.Section("Known failures", [*_matches(diagnosis)], keep=93)
+    yield b.Section("What could not be observed", unseen, keep=72)
+    yield b.Section("What the diagnosis cost", [cost], keep=71)
 
 
 def _tone(diagnosis: Diagnosis) -> b.Tone:
@@ -106,12 +116,13 @@ def effect_sentence(diagnosis: Diagnosis) -> str:
     paused = "never paused it"
     if effect.paused_s:
         paused = f"paused it for at most {units.duration(effect.paused_s)}"
+    took = units.duration(effect.seconds)
+    cpu = units.duration(effect.cpu_s)
+    memory = units.size(effect.peak_rss_bytes)
     return (
-        f"In {units.duration(effect.seconds)} mmrepro sent {len(effect.requests)} HTTP "
-        f"requests ({effect.inferences} of them a completion), took "
-        f"{effect.stack_samples} stack samples, {paused}, and used "
-        f"{units.duration(effect.cpu_s)} of CPU and "
-        f"{units.size(effect.peak_rss_bytes)} of memory."
+        f"In {took} mmrepro sent {len(effect.requests)} HTTP requests "
+        f"({effect.inferences} of them a completion), took {effect.stack_samples} "
+        f"stack samples, {paused}, and used {cpu} of CPU and {memory} of memory."
     )
 
 
@@ -139,12 +150,7 @@ def _card(diagnosis: Diagnosis) -> Iterator[b.Block]:
     assessment = diagnosis.assessment
     since = f" Since: {diagnosis.since}." if diagnosis.since else ""
     yield b.p(b.strong(words.sentence(assessment.sentence)), since)
-    alike = [match for match in diagnosis.matches if match.fit is Fit.SYMPTOM_ONLY]
-    for match in (diagnosis.found or alike)[:1]:
-        fit = FIT_WORDS[match.fit].partition(":")[0].capitalize()
-        why = f": {match.title}. {words.sentence(match.why)}"
-        yield b.p(f"{fit} ", b.code(_code_of(match)), why)
-
+    yield from _best_match(diagnosis)
     if diagnosis.cause is not None:
         yield _cause_line(diagnosis.cause)
     if diagnosis.dumps is not None:
@@ -156,6 +162,15 @@ def _card(diagnosis: Diagnosis) -> Iterator[b.Block]:
     if diagnosis.state is not ServerState.HEALTHY:
         for text in _advice(diagnosis)[:2]:
             yield b.p("To do: ", b.prose(text))
+
+
+def _best_match(diagnosis: Diagnosis) -> Iterator[b.Block]:
+    """The known failure that it is, or else one that looks alike."""
+    alike = [match for match in diagnosis.matches if match.fit is Fit.SYMPTOM_ONLY]
+    for match in (diagnosis.found or alike)[:1]:
+        fit, _, _ = FIT_WORDS[match.fit].partition(":")
+        why = f": {match.title}. {words.sentence(match.why)}"
+        yield b.p(f"{fit.capitalize()} ", b.code(_code_of(match)), why)
 
 
 def _cause_line(cause: Cause) -> b.Block:
@@ -190,6 +205,7 @@ def _counts(diagnosis: Diagnosis) -> Iterator[str]:
         yield f"{match.met} of {total} conditions met"
     else:
         yield f"none of {len(diagnosis.matches)} known failures is found"
+
     if diagnosis.unseen:
         yield f"{len(diagnosis.unseen)} things could not be observed"
 
@@ -201,6 +217,7 @@ def _stack(diagnosis: Diagnosis) -> list[b.Block]:
     frames = []
     for frame in assessment.frames:
         frames.append(b.Frame(frame.function, frame.file, frame.line))
+
     seen = f"{assessment.seen} of {assessment.samples} samples"
     title = f"{assessment.process}, thread {assessment.thread}, {seen}"
     return [b.Stack(title, frames)]
@@ -258,6 +275,7 @@ def _ranks(diagnosis: Diagnosis) -> Iterator[b.Block]:
         waits = []
         for edge in ranks.edges[:40]:
             waits.append(f"{edge.waiter} → {edge.awaited}: {edge.why}")
+
         yield from b.bullets(waits)
 
 
@@ -302,6 +320,7 @@ def _classes(diagnosis: Diagnosis) -> Iterator[b.Block]:
         if known.advice:
             yield b.p("What to do:")
             yield from b.bullets(known.advice)
+
         yield from b.bullets(known.references, "soft")
 
 
@@ -309,19 +328,29 @@ def _matches(diagnosis: Diagnosis) -> Iterator[b.Block]:
     possible: list[Match] = []
     excluded: list[Match] = []
     for match in diagnosis.matches:
-        (excluded if match.fit is Fit.NOT_THIS else possible).append(match)
+        if match.fit is Fit.NOT_THIS:
+            excluded.append(match)
+        else:
+            possible.append(match)
+
     yield from _match_table(possible)
     shown = [match for match in possible if match.fit in _SHOWN]
     for match in shown[:3]:
-        code = _code_of(match)
-        yield b.Heading((b.code(code), f" {match.title}"))
-        yield b.p(match.why)
-        prefix = b.slug(code) + "-"
-        yield from runs.condition_tables(match.conditions[:60], prefix)
-        yield from b.bullets(match.references[:3], "soft")
+        yield from _match(match)
 
     title = f"{len(excluded)} others: not this"
     yield from b.folded(title, _match_table(excluded))
+
+
+def _match(match: Match) -> Iterator[b.Block]:
+    """A known failure with its conditions."""
+    code = _code_of(match)
+    yield b.Heading((b.code(code), f" {match.title}"))
+    yield b.p(match.why)
+    # Several failures have conditions of one name on one page.
+    prefix = b.slug(code) + "-"
+    yield from runs.condition_tables(match.conditions[:60], prefix)
+    yield from b.bullets(match.references[:3], "soft")
 
 
 def _match_table(matches: Sequence[Match]) -> list[b.Block]:
@@ -368,21 +397,22 @@ def diagnosis_cases(diagnosis: Diagnosis, name: str) -> list[JunitCase]:
     cases = [_state_case(diagnosis, name)]
     for match in diagnosis.found:
         case = JunitCase(
-            f"{name}.known-failure",
-            f"{match.scenario} {match.variant}".strip(),
-            "failed",
-            f"{match.title}: {match.why}",
+            group=f"{name}.known-failure",
+            name=f"{match.scenario} {match.variant}".strip(),
+            how="failed",
+            message=f"{match.title}: {match.why}",
             kind=str(match.fit),
         )
         cases.append(case)
+
     return cases
 
 
 def _state_case(diagnosis: Diagnosis, name: str) -> JunitCase:
     assessment = diagnosis.assessment
     case = JunitCase(
-        f"{name}.state",
-        f"state of {diagnosis.target.url}",
+        group=f"{name}.state",
+        name=f"state of {diagnosis.target.url}",
         kind=str(assessment.state),
     )
     if diagnosis.state is ServerState.HEALTHY:

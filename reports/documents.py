@@ -119,12 +119,12 @@ def kind(
     file's."""
     word, stem = document.__name__.lower(), file.removesuffix(".json")
     return ReportKind(
-        name or f"{'an' if word[0] in 'aeiou' else 'a'} {word}",
-        files or (f"{stem}.md", f"{stem}.html"),
-        partial(load_document, file=file, kind=document),
-        compose,
-        lambda loaded: loaded,
-        junit,
+        name=name or f"{'an' if word[0] in 'aeiou' else 'a'} {word}",
+        files=files or (f"{stem}.md", f"{stem}.html"),
+        load=partial(load_document, file=file, kind=document),
+        compose=compose,
+        stored=lambda loaded: loaded,
+        junit=junit,
         file=file,
         compose_at=compose_at,
     )
@@ -205,6 +205,7 @@ def write(kind: ReportKind[T], loaded: T, folder: Path) -> list[Path]:
     texts = rendered(kind, loaded, folder)
     for name, text in texts.items():
         replace_file(folder / name, text)
+
     return [folder / name for name in texts]
 
 
@@ -230,6 +231,7 @@ def _render_junit(suites: Sequence[Suite]) -> str:
         made.timestamp = suite.when.isoformat(timespec="seconds")
         for name, value in suite.properties:
             made.add_property(name, _text(value))
+
         for case in suite.cases:
             one: Any = TestCase(
                 _text(case.name, 300), _text(case.group, 300), case.seconds
@@ -239,9 +241,11 @@ def _render_junit(suites: Sequence[Suite]) -> str:
                 if case.text:
                     result.text = _text(case.text)
                 one.result = [result]
+
             if case.output:
                 one.system_out = _text(case.output, 20_000)
             made.add_testcase(one)
+
         made.update_statistics()
         document.add_testsuite(made)
 

@@ -16,7 +16,7 @@ from typing import Final
 from markupsafe import Markup
 from mmrepro.base.text.sanitize import one_line
 from mmrepro.failure.documents import Birthday, Exhibit, Incident, Shown
-from mmrepro.failure.documents.model import collision_probability, images_for
+from mmrepro.failure.documents.model import Pool, collision_probability, images_for
 from mmrepro.reports import svg
 
 MAX_SIDE: Final = 128
@@ -24,11 +24,12 @@ MAX_SIDE: Final = 128
 _MAX_ENCODED_PIXELS: Final = 4 << 20
 _MAX_EXHIBITS: Final = 12
 
-_Pictured = list[tuple[Shown, Markup]]
+Pictured = list[tuple[Shown, Markup]]
+"""Pictures of an exhibit, each with its drawing."""
 _Colour = tuple[int, int, int]
 
 
-def exhibits(incident: Incident) -> list[tuple[Exhibit, _Pictured, Markup]]:
+def exhibits(incident: Incident) -> list[tuple[Exhibit, Pictured, Markup]]:
     """Each exhibit with its pictures and its curve, drawn; empty where there is
     none."""
     drawn = []
@@ -36,8 +37,10 @@ def exhibits(incident: Incident) -> list[tuple[Exhibit, _Pictured, Markup]]:
         pictures = []
         for shown in exhibit.shown[:_MAX_EXHIBITS]:
             pictures.append((shown, pixels(shown.png, shown.caption)))
+
         curve = _birthday(exhibit.birthday) if exhibit.birthday else Markup("")
         drawn.append((exhibit, pictures, curve))
+
     return drawn
 
 
@@ -51,6 +54,7 @@ def pixels(png: bytes, caption: str) -> Markup:
     paths: dict[_Colour, list[str]] = defaultdict(list)
     for y, end, x, count, colour in _blocks(rows):
         paths[colour].append(f"M{x} {y}h{count}v{end - y}h-{count}z")
+
     drawn = []
     for (red, green, blue), parts in paths.items():
         fill = f"#{red:02x}{green:02x}{blue:02x}"
@@ -77,9 +81,10 @@ def _rows(png: bytes) -> list[list[_Colour]]:
     except (OSError, ValueError, SyntaxError, Image.DecompressionBombError):
         return []
 
+    # Three bytes a pixel, one row after the other.
+    pixels = list(zip(data[0::3], data[1::3], data[2::3], strict=True))
     width = small.width
-    triples = [(data[i], data[i + 1], data[i + 2]) for i in range(0, len(data), 3)]
-    return [triples[i : i + width] for i in range(0, len(triples), width)]
+    return [pixels[first : first + width] for first in range(0, len(pixels), width)]
 
 
 def _blocks(rows: list[list[_Colour]]) -> Iterator[tuple[int, int, int, int, _Colour]]:
@@ -91,6 +96,7 @@ def _blocks(rows: list[list[_Colour]]) -> Iterator[tuple[int, int, int, int, _Co
             continue
         for x, count, colour in _row_runs(rows[start]):
             yield start, y, x, count, colour
+
         start = y
 
 
@@ -106,8 +112,8 @@ def _row_runs(row: list[_Colour]) -> Iterator[tuple[int, int, _Colour]]:
 def _birthday(given: Birthday) -> Markup:
     """The probability of a collision over the number of images, with the numbers that
     matter."""
-    pools = [ImagePool(pool.images, one_line(pool.label, 80)) for pool in given.pools]
-    seen = [ImagePool(pool.images, one_line(pool.label, 80)) for pool in given.seen]
+    pools = [_pool(pool) for pool in given.pools]
+    seen = [_pool(pool) for pool in given.seen]
     return birthday_curve(given.bits, pools or None, seen=seen)
 
 
@@ -118,6 +124,7 @@ TOP: Final = 30
 BASE: Final = HEIGHT - 52
 PLOT_W: Final = svg.WIDTH - svg.LEFT - 40
 _MAX_POOLS: Final = 12
+_CURVE_STEPS: Final = 240
 _STANDALONE_STYLE: Final = (
     ".picture{font:11px system-ui,'DejaVu "
     "Sans',sans-serif;--bg:#fff;--fg:#1b1f24;--soft:#57606a;"
@@ -138,6 +145,10 @@ class ImagePool:
 
     images: int
     label: str = ""
+
+
+def _pool(given: Pool) -> ImagePool:
+    return ImagePool(given.images, one_line(given.label, 80))
 
 
 def _pools_of_interest(bits: int = 30) -> tuple[ImagePool, ...]:
@@ -171,9 +182,10 @@ def birthday_curve(
     marks = [pool for pool in pools if pool.images >= 0]
     marks = sorted(marks, key=lambda pool: pool.images)[:_MAX_POOLS]
     measured = [pool for pool in seen if pool.images >= 0][:_MAX_POOLS]
+    shown = [*marks, *measured]
 
     full = images_for(0.999, bits)
-    widest = max([full, *(pool.images for pool in (*marks, *measured))])
+    widest = max([full, *(pool.images for pool in shown)])
     # One wild number must not press the curve against the axis.
     axis = _BirthdayAxis(bits, min(widest, 4 * full) * 1.04)
     body = [*_grid(axis), _curve(axis), *_marks(axis, marks), *_seen(axis, measured)]
@@ -182,9 +194,14 @@ def birthday_curve(
         style = svg.tag("style", Markup(_STANDALONE_STYLE))  # noqa: S704 - a constant
         body = [style, page, *body]
 
-    label = f"Probability of a collision among images with {bits}-bit pad values"
-    text = "; ".join(_words(bits, pool) for pool in (*marks, *measured)) + "."
-    return svg.described("birthday", HEIGHT, label, text, body)
+    text = "; ".join(_words(bits, pool) for pool in shown)
+    return svg.described(
+        name="birthday",
+        height=HEIGHT,
+        label=f"Probability of a collision among images with {bits}-bit pad values",
+        words=f"{text}.",
+        body=body,
+    )
 
 
 @dataclass(frozen=True)
@@ -238,9 +255,12 @@ def _grid(axis: _BirthdayAxis) -> Iterator[Markup]:
 
 def _curve(axis: _BirthdayAxis) -> Markup:
     places = []
-    for number in range(241):
-        images = axis.most * number / 240
-        places.append(f"{axis.x(images):.1f} {axis.y(axis.chance(images)):.1f}")
+    for number in range(_CURVE_STEPS + 1):
+        images = axis.most * number / _CURVE_STEPS
+        x = axis.x(images)
+        y = axis.y(axis.chance(images))
+        places.append(f"{x:.1f} {y:.1f}")
+
     return svg.path("line s0", f"M{'L'.join(places)}", f"2^{axis.bits} values")
 
 
@@ -251,9 +271,11 @@ def _marks(axis: _BirthdayAxis, pools: Sequence[ImagePool]) -> Iterator[Markup]:
     below = math.inf
     for pool in pools:
         chance = axis.chance(pool.images)
-        x, y = axis.x(pool.images), axis.y(chance)
+        x = axis.x(pool.images)
+        y = axis.y(chance)
         yield svg.path("axis", f"M{x:.1f} {y:.1f}V{BASE}", stroke_dasharray="3 3")
         yield svg.circle("line s0", x, y, 4, _words(axis.bits, pool))
+
         label = f"{pool.images:,}: {percent(chance)}"
         if pool.label:
             label += f", {pool.label}"
@@ -261,6 +283,7 @@ def _marks(axis: _BirthdayAxis, pools: Sequence[ImagePool]) -> Iterator[Markup]:
             # Here the curve is flat and has the free side above it.
             yield svg.text(x - 6, y - 30, label, "name")
             continue
+
         below = min(y + 16, below - 14, BASE - 8)
         if x < svg.LEFT + PLOT_W * 0.75:
             yield svg.text(x + 10, below, label, "name")

@@ -23,10 +23,14 @@ from mmrepro.traffic.case.typed import in_order, server_steps
 
 def sequence_of(loaded: LoadedFinding) -> drawn.RequestSequence | None:
     """Its requests, drawn; None: it has none."""
-    finding, case = loaded.finding, loaded.case
+    finding = loaded.finding
+    case = loaded.case
     if case is None or not case.operations:
         return None
-    results = {id: findings.request_result(finding, id) for id in finding.observed}
+    results = {}
+    for operation in finding.observed:
+        results[operation] = findings.request_result(finding, operation)
+
     return drawn.sequence(case, results, finding.operations)
 
 
@@ -34,8 +38,11 @@ def steps_of(loaded: LoadedFinding) -> list[str]:
     """What a reader types to reproduce it, one command each."""
     if loaded.case is None:
         return []
-    steps = server_steps(loaded.case, loaded.replay.settings, _project(loaded.replay))
-    return [*steps, f"python3 {SCRIPT_FILE}"] if loaded.case.operations else steps
+    project = _project(loaded.replay)
+    steps = server_steps(loaded.case, loaded.replay.settings, project)
+    if loaded.case.operations:
+        return [*steps, f"python3 {SCRIPT_FILE}"]
+    return steps
 
 
 def script_of(loaded: LoadedFinding) -> str:
@@ -75,53 +82,64 @@ def _project(replay: Replay) -> str:
 
 def compose(loaded: LoadedFinding) -> b.Page:
     """The page of one finding."""
-    finding, replay = loaded.finding, loaded.replay
-    confirmed = "confirmed" if finding.confirmed else "not confirmed"
-    badge = b.Badge(
-        finding.finding_class.value.capitalize(),
-        findings.tone(finding),
-        f"{finding.known_name or 'unknown'}, {confirmed}",
-    )
+    finding = loaded.finding
+    replay = loaded.replay
+    when = f"{replay.created.wall:%Y-%m-%d %H:%M:%S} UTC"
     return b.Page(
         title=finding.title,
-        badge=badge,
+        badge=_badge(finding),
         subject=f"finding {finding.id} of {replays.source(replay)}",
         warning=b.Warning(replay.failure) if replay.failure else None,
         card=[*_card(finding)],
         counts=[findings.requests_words(finding), findings.rate_words(finding.rate)],
         commands=[*_commands(loaded)],
         sections=[*_sections(loaded)],
-        footer=f"Finding {finding.id} of replay {replay.id}, "
-        f"{replay.created.wall:%Y-%m-%d %H:%M:%S} UTC.",
+        footer=f"Finding {finding.id} of replay {replay.id}, {when}.",
+    )
+
+
+def _badge(finding: Finding) -> b.Badge:
+    confirmed = "confirmed" if finding.confirmed else "not confirmed"
+    return b.Badge(
+        label=finding.finding_class.value.capitalize(),
+        tone=findings.tone(finding),
+        note=f"{finding.known_name or 'unknown'}, {confirmed}",
     )
 
 
 def _sections(loaded: LoadedFinding) -> Iterator[b.Section]:
     finding = loaded.finding
-    yield b.Section("The sequence", [*_sequence(loaded)], 96)
-    yield b.Section("Why each is needed", needed(loaded), 90)
-    yield b.Section("Where it stands", [*_stack(finding)], 88)
-    log = "\n".join(finding.log_lines)
-    yield b.Section("The log", [b.Fence(log)] if finding.log_lines else [], 84)
-    yield b.Section("Reproduce it", [*_reproduction(loaded)], 92)
-    yield b.Section("Known or not", [*_known(finding)], 86)
-    yield b.Section("How often", [*_rate(finding)], 80)
+    yield b.Section("The sequence", [*_sequence(loaded)], keep=96)
+    yield b.Section("Why each is needed", needed(loaded), keep=90)
+    yield b.Section("Where it stands", [*_stack(finding)], keep=88)
+    yield b.Section("The log", _log(finding), keep=84)
+    yield b.Section("Reproduce it", [*_reproduction(loaded)], keep=92)
+    yield b.Section("Known or not", [*_known(finding)], keep=86)
+    yield b.Section("How often", [*_rate(finding)], keep=80)
+
     listed = findings.ListedFinding(finding.id, finding)
     shrinking = [*findings.shrinking([listed]), *_steps(finding)]
-    yield b.Section("Shrinking", shrinking, 30)
+    yield b.Section("Shrinking", shrinking, keep=30)
     yield from findings.context(loaded.replay, [], loaded.limits)
+
+
+def _log(finding: Finding) -> list[b.Block]:
+    return [b.Fence("\n".join(finding.log_lines))] if finding.log_lines else []
 
 
 def _card(finding: Finding) -> Iterator[b.Block]:
     yield b.p(b.strong("Observed: "), words.sentence(finding.observation))
     yield b.p(b.strong("Expected: "), f"{finding.expectation}.")
-    yield from (b.p(f"The same requests also show: {one}") for one in finding.also[:3])
+    for observation in finding.also[:3]:
+        yield b.p(f"The same requests also show: {observation}")
+
     if finding.stack:
         yield findings.stack(finding)
 
 
 def _stack(finding: Finding) -> Iterator[b.Block]:
-    if len(finding.stack) > b.FRAMES:  # the card has no room for all of them
+    # The card has no room for all of them.
+    if len(finding.stack) > b.FRAMES:
         yield findings.stack(finding, len(finding.stack))
 
 
@@ -134,7 +152,8 @@ def _commands(loaded: LoadedFinding) -> Iterator[tuple[str, str]]:
 
 
 def _sequence(loaded: LoadedFinding) -> Iterator[b.Block]:
-    sequence, case = sequence_of(loaded), loaded.case
+    sequence = sequence_of(loaded)
+    case = loaded.case
     if sequence is None or case is None:
         return
     order = "by their barriers, some together"
@@ -144,7 +163,9 @@ def _sequence(loaded: LoadedFinding) -> Iterator[b.Block]:
     if sequence.hidden:
         legend += f" {sequence.hidden} more requests are not drawn."
     yield b.p(legend, tone="soft")
-    yield b.Picture(drawn.picture(sequence), [b.Fence(drawn.drawing(sequence))])
+
+    as_text = b.Fence(drawn.drawing(sequence))
+    yield b.Picture(drawn.picture(sequence), [as_text])
     rows = []
     for lane in sequence.lanes:
         op = lane.operation
@@ -172,6 +193,7 @@ def _images(sequence: drawn.RequestSequence, case: Case) -> list[b.Block]:
     rows = []
     for name, letter in sequence.letters.items():
         rows.append((b.code(letter), recipes[name]))
+
     table = b.table("image:name | what", rows, "images")
     picture = b.Picture(drawn.images_picture(sequence, recipes), table)
     count = b.count(len(recipes), "image")
@@ -184,17 +206,20 @@ def needed(loaded: LoadedFinding) -> list[b.Block]:
     if loaded.case:
         for number, op in enumerate(loaded.case.operations):
             places[op.id] = number
+
     rest = len(places)
     parts = sorted(loaded.finding.needed, key=lambda part: places.get(part.what, rest))
     rows = []
     for part in parts:
         by = b.code(part.by) if part.by else "itself"
         rows.append((b.code(part.what), part.why, by))
+
     return b.table("needed:name | without it | argued by:name", rows, "what is needed")
 
 
 def _reproduction(loaded: LoadedFinding) -> Iterator[b.Block]:
-    if not (typed := steps_of(loaded)):
+    typed = steps_of(loaded)
+    if not typed:
         return
     yield b.Fence("\n".join(typed), "sh")
     if loaded.case is not None and loaded.case.operations:
@@ -202,16 +227,15 @@ def _reproduction(loaded: LoadedFinding) -> Iterator[b.Block]:
             " needs Python and nothing else, and talks to 127.0.0.1 only. Its "
             "requests are in "
         )
-        yield b.p(
-            b.link(SCRIPT_FILE, SCRIPT_FILE), needs, b.link(CASE_FILE, CASE_FILE), "."
-        )
+        script = b.link(SCRIPT_FILE, SCRIPT_FILE)
+        case = b.link(CASE_FILE, CASE_FILE)
+        yield b.p(script, needs, case, ".")
 
 
 def _known(finding: Finding) -> Iterator[b.Block]:
     yield b.p(findings.known_words(finding))
-    yield b.Facts(
-        [("told apart from other failures by", b.code(finding.bucket))], "bucket"
-    )
+    bucket = ("told apart from other failures by", b.code(finding.bucket))
+    yield b.Facts([bucket], "bucket")
 
 
 def _rate(finding: Finding) -> Iterator[b.Block]:
@@ -221,54 +245,54 @@ def _rate(finding: Finding) -> Iterator[b.Block]:
 def _steps(finding: Finding) -> list[b.Block]:
     rows = []
     for step in finding.steps:
-        fails = b.toned("yes", "good") if step.kept else b.toned("no", "soft")
-        cells = (
+        row = b.row(
             step.what,
-            fails,
+            b.toned("yes", "good") if step.kept else b.toned("no", "soft"),
             str(step.requests),
             f"{step.failed} of {step.plays}",
             step.why,
+            status="still fails" if step.kept else "passes",
         )
-        rows.append(b.row(*cells, status="still fails" if step.kept else "passes"))
+        rows.append(row)
 
     heads = "left out | still fails:name | requests:number | failed:number | why"
     shown = b.table(heads, rows, "steps of the shrinking")
     servers = f"{b.count(finding.starts, 'server')}, {duration(finding.seconds)}"
-    return b.folded(
-        f"{b.count(len(rows), 'step')}, {servers}", shown, open=len(rows) <= 12
-    )
+    title = f"{b.count(len(rows), 'step')}, {servers}"
+    return b.folded(title, shown, open=len(rows) <= 12)
 
 
 def _image_words(name: str, case: Case) -> str:
     """What an image is, by its recipe."""
     image: Image = case.images[name]
+    # A recipe has the fields of its kind alone.
     fields: dict[str, Any] = image.model_dump()
     size = fields.get("size")
     pixels = f"{size[0]} × {size[1]}" if size else ""
-    told = {
-        "content": f"picture {str(fields.get('sha256', ''))[:12]}",
-        "noise": f"noise, seed {fields.get('seed')}, {pixels}",
-        "tiles": f"tiles, seed {fields.get('seed')}, {fields.get('rows')} rows × "
-        f"{fields.get('columns')} columns",
+    digest = str(fields.get("sha256", ""))[:12]
+    seed = f"seed {fields.get('seed')}"
+    rows = f"{fields.get('rows')} rows ×"
+    columns = f"{fields.get('columns')} columns"
+    of = fields.get("of")
+    changed = b.count(fields.get("pixels") or 1, "pixel")
+    family = f"the family {fields.get('family')}"
+    descriptions = {
+        "content": f"picture {digest}",
+        "noise": f"noise, {seed}, {pixels}",
+        "tiles": f"tiles, {seed}, {rows} {columns}",
         "solid": f"one colour {fields.get('colour')}, {pixels}",
-        "near": (
-            f"{fields.get('of')} with "
-            f"{b.count(fields.get('pixels') or 1, 'pixel')} changed"
-        ),
-        "resized": f"{fields.get('of')}, resized to {pixels}",
-        "relayout": f"the tiles of {fields.get('of')} in {fields.get('rows')} rows × "
-        f"{fields.get('columns')} columns",
-        "collision": (
-            f"member {fields.get('member')} of the family {fields.get('family')}"
-        ),
+        "near": f"{of} with {changed} changed",
+        "resized": f"{of}, resized to {pixels}",
+        "relayout": f"the tiles of {of} in {rows} {columns}",
+        "collision": f"member {fields.get('member')} of {family}",
     }
-    return told[image.kind]
+    return descriptions[image.kind]
 
 
 KIND: Final = ReportKind(
-    "a finding",
-    (MARKDOWN_FILE, HTML_FILE),
-    load,
-    compose,
-    lambda loaded: loaded.finding,
+    name="a finding",
+    files=(MARKDOWN_FILE, HTML_FILE),
+    load=load,
+    compose=compose,
+    stored=lambda loaded: loaded.finding,
 )

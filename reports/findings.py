@@ -46,42 +46,46 @@ class ListedFinding:
 def badge(made: Replay | Fuzz, found: Sequence[Finding], nothing: str) -> b.Badge:
     """The verdict. ``nothing``: its note where there is no finding."""
     if made.state == "interrupted":
-        return b.Badge("Interrupted", "unsure", "what was found until then is kept")
-    if made.state == "failed":
-        return b.Badge("Failed", "bad", "this says nothing about the engine")
-    unknown = sum(f.confirmed and f.known is None for f in found)
-    if unknown:
         return b.Badge(
-            "Unknown failure", "bad", f"{unknown} confirmed on fresh servers"
+            "Interrupted", "unsure", note="what was found until then is kept"
         )
+    if made.state == "failed":
+        return b.Badge("Failed", "bad", note="this says nothing about the engine")
+    unknown = len(_unknown(found))
+    if unknown:
+        note = f"{unknown} confirmed on fresh servers"
+        return b.Badge("Unknown failure", "bad", note)
 
     untestable = isinstance(made, Replay) and bool(made.untestable)
     if made.exit_code == 3 and not untestable:
-        return b.Badge(
-            "Unproven", "unsure", "observed, not repeated as often as asked for"
-        )
-
+        note = "observed, not repeated as often as asked for"
+        return b.Badge("Unproven", "unsure", note)
     if untestable and not found:
-        return b.Badge(
-            "Not testable here", "unsure", "it needs what this machine does not have"
-        )
-
+        note = "it needs what this machine does not have"
+        return b.Badge("Not testable here", "unsure", note)
     if found:
-        names = ", ".join(dict.fromkeys(str(f.known) for f in found))
+        names = ", ".join(dict.fromkeys(str(finding.known) for finding in found))
         return b.Badge("Known", "good", f"only what is known: {names}")
 
     return b.Badge("Nothing found", "good", nothing)
 
 
+def _unknown(found: Sequence[Finding]) -> list[Finding]:
+    """What was confirmed and is no known failure."""
+    return [finding for finding in found if finding.confirmed and finding.known is None]
+
+
 def counts(found: Sequence[Finding], once: int) -> Iterator[str]:
     """Findings in numbers."""
-    unknown = sum(f.confirmed and f.known is None for f in found)
-    known = sum(f.confirmed and f.known is not None for f in found)
+    unknown = len(_unknown(found))
+    confirmed = sum(finding.confirmed for finding in found)
+    known = confirmed - unknown
+    rest = len(found) - confirmed
     if unknown:
         yield f"{unknown} unknown"
     if known:
         yield f"{known} known"
-    if rest := len(found) - unknown - known:
+    if rest:
         yield f"{rest} not confirmed"
     if once:
         yield f"{once} observed once, not again"
@@ -97,23 +101,27 @@ def commands(
     with_folder = [listed for listed in found if listed.folder]
     for worst in _worst_first(with_folder)[:1]:
         yield from _next_steps(made, worst, folder)
+
     yield "to repeat it", made.command
 
 
 def _next_steps(
     made: Replay | Fuzz, listed: ListedFinding, folder: str
 ) -> Iterator[tuple[str, str]]:
-    finding, id_ = listed.finding, listed.id
+    finding = listed.finding
     place = shlex.quote(str(Path(folder, listed.folder)))
+    # What does not start takes no requests.
     if finding.finding_class is not FindingClass.START_FAILURE:
-        yield f"to reproduce {id_}", f"python3 {place}/{SCRIPT_FILE}"
+        yield f"to reproduce {listed.id}", f"python3 {place}/{SCRIPT_FILE}"
     if finding.known:
-        yield f"what is known about {id_}", f"mmrepro show {finding.known}"
+        yield f"what is known about {listed.id}", f"mmrepro show {finding.known}"
         return
-    yield f"to report {id_} upstream", f"mmrepro report {place} --format issue"
+
+    yield f"to report {listed.id} upstream", f"mmrepro report {place} --format issue"
     if isinstance(made, Replay) and made.report is not None:
         name = f"repro-{finding.finding_class}"
         scenario = f"mmrepro new {name} --from {place}"
+        # `mmrepro new` names the file so.
         bisect = f"mmrepro bisect {name.replace('-', '_')}.py"
         yield "to find the release that brought it", f"{scenario} && {bisect}"
 
@@ -180,7 +188,7 @@ def findings_section(found: Sequence[ListedFinding]) -> b.Section:
     shown = b.table(heads, rows, "findings")
     if rows:
         shown.append(b.p(RATE_NOTE))
-    return b.Section("Findings", shown, 97)
+    return b.Section("Findings", shown, keep=97)
 
 
 def shrinking(found: Sequence[ListedFinding]) -> list[b.Block]:
@@ -209,7 +217,13 @@ def shrinking(found: Sequence[ListedFinding]) -> list[b.Block]:
     heads += " | servers:number | took:number | nothing more to leave out:name"
     shown = b.table(heads, rows, "shrinking")
     caption = "What a step left out stays out if the rest fails likewise."
-    return [b.Picture(drawing, shown, caption)]
+    return [
+        b.Picture(
+            drawing=drawing,
+            instead=shown,
+            caption=caption,
+        )
+    ]
 
 
 def requests_left(finding: Finding) -> list[int]:
@@ -217,6 +231,7 @@ def requests_left(finding: Finding) -> list[int]:
     left = [finding.requests_before]
     for step in finding.steps:
         left.append(step.requests if step.kept else left[-1])
+
     return left
 
 
@@ -225,23 +240,29 @@ def context(
 ) -> Iterator[b.Section]:
     """Limits, stand-ins and set-up. ``own``: rows of the set-up, between server and
     host."""
-    yield b.Section("Limits", b.bullets(list(limits)), 70)
-    stand_ins = ((one, "") for one in made.stand_ins)
-    yield b.Section("Stand-ins", words.stand_ins(stand_ins, ""), 60)
-    rows = [
-        ("engine", made.server.label),
-        ("wheel", f"{made.wheel.filename}, {made.wheel.origin}" if made.wheel else ""),
-        ("model", made.server.model),
-        ("longest prompt and answer", f"{made.server.max_model_len} tokens"),
-        ("options of the server", shlex.join(made.server.args)),
-        ("variables", ", ".join(f"{k}={v}" for k, v in made.server.env.items())),
-        ("kept away by", made.server.mitigation),
+    stand_ins = [(stand_in, "") for stand_in in made.stand_ins]
+    yield b.Section("Limits", b.bullets(list(limits)), keep=70)
+    yield b.Section("Stand-ins", words.stand_ins(stand_ins, ""), keep=60)
+    rows = [*_server_rows(made), *own, *words.made_on(made.host, made.mmrepro_version)]
+    setup = [b.Facts(rows), *runs.settings_table(made.settings)]
+    yield b.Section("Set-up", setup, keep=40)
+
+
+def _server_rows(made: Replay | Fuzz) -> list[tuple[str, str]]:
+    server = made.server
+    wheel = f"{made.wheel.filename}, {made.wheel.origin}" if made.wheel else ""
+    variables = [f"{name}={value}" for name, value in server.env.items()]
+    return [
+        ("engine", server.label),
+        ("wheel", wheel),
+        ("model", server.model),
+        ("longest prompt and answer", f"{server.max_model_len} tokens"),
+        ("options of the server", shlex.join(server.args)),
+        ("variables", ", ".join(variables)),
+        ("kept away by", server.mitigation),
         ("fidelity", words.fidelity_words(made.fidelity)),
         ("start mode", made.start_mode),
-        *own,
-        *words.made_on(made.host, made.mmrepro_version),
     ]
-    yield b.Section("Set-up", [b.Facts(rows), *runs.settings_table(made.settings)], 40)
 
 
 # -------------------------------------------------------------------------------- words
@@ -297,8 +318,9 @@ def short_rate(rate: Rate) -> str:
 def request_result(finding: Finding, operation: str) -> str:
     """What came of a request; of an error's JSON its message."""
     result = finding.observed.get(operation, "")
-    named = _MESSAGE.search(result)
-    return f"{result[:3]} {named[1]}" if named and result[:3].isdigit() else result
+    status = result[:3]
+    message = _MESSAGE.search(result)
+    return f"{status} {message[1]}" if message and status.isdigit() else result
 
 
 _MESSAGE: Final = re.compile(r'"message": ?"((?:[^"\\]|\\.)*)')

@@ -24,17 +24,15 @@ _ROWS: Final = 8
 
 def compose_fleet(fleet: Fleet) -> b.Page:
     """The page of several servers."""
-    tones: dict[int, b.Tone] = {0: "good", 1: "bad"}
+    servers = len(fleet.members)
     unwell = sum(member.well is False for member in fleet.members)
-    state = words.capital(FLEET_WORDS[fleet.state].partition(":")[0])
-    tone = tones.get(fleet.exit_code, "unsure")
     return b.Page(
-        title=f"{len(fleet.members)} servers",
-        badge=b.Badge(state, tone, f"exit {fleet.exit_code}"),
-        subject=f"{b.count(len(fleet.members), 'server')}, looked at together",
+        title=f"{servers} servers",
+        badge=_badge(fleet),
+        subject=f"{b.count(servers, 'server')}, looked at together",
         card=[*_card(fleet)],
         counts=[
-            f"{unwell} of {len(fleet.members)} unwell",
+            f"{unwell} of {servers} unwell",
             f"in {units.duration(fleet.seconds)}",
         ],
         sections=[*_sections(fleet)],
@@ -42,20 +40,32 @@ def compose_fleet(fleet: Fleet) -> b.Page:
     )
 
 
+def _badge(fleet: Fleet) -> b.Badge:
+    tones: dict[int, b.Tone] = {0: "good", 1: "bad"}
+    state, _, _ = FLEET_WORDS[fleet.state].partition(":")
+    return b.Badge(
+        label=words.capital(state),
+        tone=tones.get(fleet.exit_code, "unsure"),
+        note=f"exit {fleet.exit_code}",
+    )
+
+
 def _sections(fleet: Fleet) -> Iterator[b.Section]:
     everyone = [*_table(fleet.members, len(fleet.members))]
-    yield b.Section("All servers", everyone, 97)
-    yield b.Section("What they say together", [*_findings(fleet)], 96)
-    yield b.Section("In what they differ", _differences(fleet), 90)
+    yield b.Section("All servers", everyone, keep=97)
+    yield b.Section("What they say together", [*_findings(fleet)], keep=96)
+    yield b.Section("In what they differ", _differences(fleet), keep=90)
     for member in fleet.members[:32]:
-        yield b.Section(member.name, [*_member(member)], 80)
-    yield b.Section("What could not be observed", b.bullets(fleet.unseen[:40]), 72)
+        yield b.Section(member.name, [*_member(member)], keep=80)
+
+    yield b.Section("What could not be observed", b.bullets(fleet.unseen[:40]), keep=72)
 
 
 def _card(fleet: Fleet) -> Iterator[b.Block]:
     yield b.p(b.strong(words.sentence(fleet.sentence)))
     for finding in fleet.findings[1:3]:
         yield b.p(words.sentence(finding.sentence))
+
     unwell_first = sorted(fleet.members, key=lambda member: member.well is not False)
     yield from _table(unwell_first[:_ROWS], len(fleet.members))
     for finding in fleet.findings[:1]:
@@ -69,6 +79,7 @@ def _first_diagnosis(fleet: Fleet, finding: Finding) -> Diagnosis | None:
     for member in fleet.members:
         if member.name in finding.servers:
             return member.diagnosis
+
     return None
 
 
@@ -99,7 +110,7 @@ def _state(member: Member) -> b.Inline:
     tones: dict[bool | None, b.Tone] = {None: "unsure", True: "good", False: "bad"}
     state = "not diagnosed"
     if member.diagnosis:
-        state = STATE_WORDS[member.diagnosis.state].partition(":")[0]
+        state, _, _ = STATE_WORDS[member.diagnosis.state].partition(":")
     return b.toned(state, tones[member.well])
 
 
@@ -152,6 +163,7 @@ def _differences(fleet: Fleet) -> list[b.Block]:
     for member in fleet.members:
         for text in member.differs[:12]:
             differences.append(f"{member.name}: {text}")
+
     return b.bullets(differences)
 
 
@@ -159,13 +171,16 @@ def _member(member: Member) -> Iterator[b.Block]:
     yield b.p(words.sentence(member.sentence or "It was not diagnosed."))
     if member.part_because:
         yield b.p(f"It is a {member.part} server, by {member.part_because}.")
-    if member.scraped is not None and member.scraped.health:
-        error = f": {member.scraped.last_error}" if member.scraped.last_error else ""
-        yield b.p(f"Prometheus scrapes it: {member.scraped.health}{error}.")
-    if member.diagnosis is not None:
-        yield from b.bullets(member.diagnosis.assessment.why[:12])
-        yield b.p(one_server.effect_sentence(member.diagnosis))
-        yield from _own_report(member.diagnosis)
+    scraped = member.scraped
+    if scraped is not None and scraped.health:
+        error = f": {scraped.last_error}" if scraped.last_error else ""
+        yield b.p(f"Prometheus scrapes it: {scraped.health}{error}.")
+
+    diagnosis = member.diagnosis
+    if diagnosis is not None:
+        yield from b.bullets(diagnosis.assessment.why[:12])
+        yield b.p(one_server.effect_sentence(diagnosis))
+        yield from _own_report(diagnosis)
 
 
 def _suites(fleet: Fleet) -> list[Suite]:
@@ -174,16 +189,26 @@ def _suites(fleet: Fleet) -> list[Suite]:
         if member.diagnosis is not None:
             cases += one_server.diagnosis_cases(member.diagnosis, member.name)
         else:
-            state = f"state of {member.url}"
-            cases.append(JunitCase(member.name, state, "error", member.error))
+            case = JunitCase(
+                group=member.name,
+                name=f"state of {member.url}",
+                how="error",
+                message=member.error,
+            )
+            cases.append(case)
 
     for finding in fleet.findings:
         # Each server that is unwell has a case already.
         if finding.state is FleetState.ALL_UNWELL:
             continue
-        name = ", ".join(finding.servers)
-        why = "\n".join(finding.why)
-        cases.append(JunitCase("servers", name, "failed", finding.sentence, why))
+        case = JunitCase(
+            group="servers",
+            name=", ".join(finding.servers),
+            how="failed",
+            message=finding.sentence,
+            text="\n".join(finding.why),
+        )
+        cases.append(case)
 
     return [Suite("servers", fleet.taken.wall, cases)]
 

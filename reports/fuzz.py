@@ -3,7 +3,7 @@
 What it found has reports of its own, below: each is a finding of a replay.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Final
 
 from mmrepro.base.units import duration
@@ -25,23 +25,17 @@ _NEW: Final = (
 def compose(fuzz: Fuzz, folder: str = "") -> b.Page:
     """The page. ``folder``: the session's, for its commands; empty: they are typed in
     it."""
-    found = _listed(fuzz)
-    all_found = [one.finding for one in fuzz.found]
+    listed = _listed(fuzz)
+    all_found = [known.finding for known in fuzz.found]
     blind = "blind, " if fuzz.blind else ""
     where = f"{fuzz.server.label} ({blind}seed {fuzz.seed})"
     nothing = "no oracle objects to what was sent"
-    once = [
-        (str(one.episode), s.finding_class.value, s.said, s.expected)
-        for one in fuzz.once[:200]
-        for s in [one.sighting]
-    ]
-    learnt = [(one.name, str(one.tokens), one.source) for one in fuzz.learnt]
     return b.Page(
         title=f"Fuzzing of {where}",
         badge=findings.badge(fuzz, all_found, nothing),
         subject=f"fuzzing of {where}",
         warning=b.broken_off(fuzz.failure, began=bool(fuzz.episodes)),
-        card=[*findings.card(found), b.p(_ABSENT)],
+        card=[*findings.card(listed), b.p(_ABSENT)],
         counts=[
             *findings.counts(all_found, len(fuzz.once)),
             b.count(len(fuzz.episodes), "episode"),
@@ -49,30 +43,8 @@ def compose(fuzz: Fuzz, folder: str = "") -> b.Page:
             b.count(fuzz.starts, "server"),
             f"{duration(fuzz.elapsed_s)} of at most {duration(fuzz.budget_s)}",
         ],
-        commands=[*findings.commands(fuzz, found, folder)],
-        sections=[
-            b.Section("Coverage", [*_coverage(fuzz)], 90),
-            findings.findings_section(found),
-            b.Section(
-                "Observed once, not again",
-                b.table(
-                    "episode:number | class:name | observed | expected", once, "once"
-                ),
-                85,
-            ),
-            b.Section(
-                "What was learnt about the server",
-                b.table(
-                    "limit | tokens:number | source", learnt, "limits of the server"
-                ),
-                65,
-            ),
-            b.Section("Shrinking", findings.shrinking(found), 60),
-            b.Section("Episodes", _episodes(fuzz), 30),
-            b.Section("Counted", b.bullets([*_counted(fuzz)]), 50),
-            b.Section("What could not be judged", b.bullets(fuzz.unseen), 75),
-            *findings.context(fuzz, _setup(fuzz), fuzz.limits),
-        ],
+        commands=[*findings.commands(fuzz, listed, folder)],
+        sections=[*_sections(fuzz, listed)],
         footer=words.footer(
             f"Fuzzing session {fuzz.id}",
             fuzz.created,
@@ -82,13 +54,55 @@ def compose(fuzz: Fuzz, folder: str = "") -> b.Page:
     )
 
 
+def _sections(
+    fuzz: Fuzz, listed: Sequence[findings.ListedFinding]
+) -> Iterator[b.Section]:
+    yield b.Section("Coverage", [*_coverage(fuzz)], keep=90)
+    yield findings.findings_section(listed)
+    yield b.Section("Observed once, not again", _once(fuzz), keep=85)
+    yield b.Section("What was learnt about the server", _learnt(fuzz), keep=65)
+    yield b.Section("Shrinking", findings.shrinking(listed), keep=60)
+    yield b.Section("Episodes", _episodes(fuzz), keep=30)
+    yield b.Section("Counted", b.bullets([*_counted(fuzz)]), keep=50)
+    yield b.Section("What could not be judged", b.bullets(fuzz.unseen), keep=75)
+    yield from findings.context(fuzz, _setup(fuzz), fuzz.limits)
+
+
+def _once(fuzz: Fuzz) -> list[b.Block]:
+    rows = []
+    for seen in fuzz.once[:200]:
+        sighting = seen.sighting
+        row = (
+            str(seen.episode),
+            sighting.finding_class.value,
+            sighting.said,
+            sighting.expected,
+        )
+        rows.append(row)
+
+    return b.table("episode:number | class:name | observed | expected", rows, "once")
+
+
+def _learnt(fuzz: Fuzz) -> list[b.Block]:
+    rows = []
+    for limit in fuzz.learnt:
+        rows.append((limit.name, str(limit.tokens), limit.source))
+
+    return b.table("limit | tokens:number | source", rows, "limits of the server")
+
+
 def _listed(fuzz: Fuzz) -> list[findings.ListedFinding]:
     listed = []
     for known in fuzz.found:
         finding = findings.ListedFinding(
-            known.id, known.finding, known.folder, known.after_s, known.episode
+            id=known.id,
+            finding=known.finding,
+            folder=known.folder,
+            after=known.after_s,
+            episode=known.episode,
         )
         listed.append(finding)
+
     return listed
 
 
@@ -103,10 +117,12 @@ def _coverage(fuzz: Fuzz) -> Iterator[b.Block]:
         places[episode.number] = place
         if episode.new:
             last = place
+
     marks = []
     for known in fuzz.found:
         if known.episode in places:
             marks.append((places[known.episode], known.id))
+
     line = StepLine("different", [*enumerate(sums)])
     drawing = steps("Different observations", [line], "episodes", marks)
     if not drawing:
@@ -121,7 +137,11 @@ def _coverage(fuzz: Fuzz) -> Iterator[b.Block]:
     # A number of a file is bounded before a line is drawn of it.
     points = [(float(place), float(min(new, 10**9))) for place, new in enumerate(sums)]
     spark = timeline.sparkline(timeline.SampledTrack("", points))
-    yield b.Picture(drawing, [b.Fence(spark)], f"{_NEW}.")
+    yield b.Picture(
+        drawing=drawing,
+        instead=[b.Fence(spark)],
+        caption=f"{_NEW}.",
+    )
 
 
 def _episodes(fuzz: Fuzz) -> list[b.Block]:

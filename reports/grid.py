@@ -114,24 +114,36 @@ def drawing(night: NightView, new: Collection[tuple[str, str]] = ()) -> Markup:
 
 def _engine(night: NightView, grid: Grid, new: Collection[tuple[str, str]]) -> Markup:
     name = one_line(grid.engine, 60)
-    heads = [tag("th", "scenario", cls="row", scope="col")]
-    for column in grid.columns:
-        fresh = (grid.engine, column.release) in new
-        label = one_line(column.label, 40)
-        text = f"{label} new" if fresh else label
-        cls = "new" if fresh else ""
-        heads.append(tag("th", tag("span", text, cls="v"), scope="col", cls=cls))
-
     rows = [_line(night, grid, row) for row in grid.rows]
-    head = tag("thead", tag("tr", *heads))
+    # Many columns are drawn small, so that they fit a screen.
     cls = "grid small" if len(grid.columns) > 24 else "grid"
-    drawn = tag("table", head, tag("tbody", *rows), cls=cls)
+    drawn = tag("table", _grid_head(grid, new), tag("tbody", *rows), cls=cls)
 
     size = b.count(len(grid.columns), "release")
     title = tag("h3", f"{name} ", tag("span", f"{size}, oldest first", cls="soft"))
-    region = f"{name}: scenarios by release"
-    box = tag("div", drawn, cls="gridbox", tabindex=0, role="region", aria_label=region)
+    box = tag(
+        "div",
+        drawn,
+        cls="gridbox",
+        tabindex=0,
+        role="region",
+        aria_label=f"{name}: scenarios by release",
+    )
     return tag("div", title, box, "\n", cls="engine", data_holds=True)
+
+
+def _grid_head(grid: Grid, new: Collection[tuple[str, str]]) -> Markup:
+    """The releases; those that are run for the first time are marked."""
+    heads = [tag("th", "scenario", cls="row", scope="col")]
+    for column in grid.columns:
+        label = one_line(column.label, 40)
+        cls = ""
+        if (grid.engine, column.release) in new:
+            label += " new"
+            cls = "new"
+        heads.append(tag("th", tag("span", label, cls="v"), scope="col", cls=cls))
+
+    return tag("thead", tag("tr", *heads))
 
 
 def band(grid: Grid, row: ScenarioRow) -> dict[ReleaseColumn, str]:
@@ -161,6 +173,7 @@ def _line(night: NightView, grid: Grid, row: ScenarioRow) -> Markup:
         if square:
             inner = _square(square, row, href(night, square.deciding))
         cells.append(tag("td", inner, cls=bands.get(column)))
+
     mitigated = "mitigated" if row.planned.cell.mitigations else ""
     return tag("tr", *cells, "\n", data_holds=True, cls=mitigated)
 
@@ -187,24 +200,28 @@ def _square(square: Square, row: ScenarioRow, address: str) -> Markup:
     small = sign if sign == "!" else ""
     if square.fidelity and square.fidelity != row.fidelity:
         small += letters(square.fidelity)
-    classes = ["sq", square.state.value]
-    if square.standing in (SquareStanding.SURPRISE, SquareStanding.FLAKY):
-        classes.append("loud")
-    if square.quarantine is not None:
-        classes.append("hatched")
-    if square.events:
-        classes.append("changed")
     return tag(
         "a" if address else "span",
         mark,
         tag("small", small) if small else "",
         id=square.anchor,
-        cls=" ".join(classes),
+        cls=" ".join(_square_classes(square)),
         title=one_line(square.title, 500),
         data_status=LOOKS[square.state].word,
         data_group=one_line(square.cell.engine, 60),
         href=address,
     )
+
+
+def _square_classes(square: Square) -> Iterator[str]:
+    yield "sq"
+    yield square.state.value
+    if square.standing in (SquareStanding.SURPRISE, SquareStanding.FLAKY):
+        yield "loud"
+    if square.quarantine is not None:
+        yield "hatched"
+    if square.events:
+        yield "changed"
 
 
 def legend(squares: Sequence[Square]) -> Markup:
@@ -216,8 +233,10 @@ def legend(squares: Sequence[Square]) -> Markup:
             sign = look.mark + ("k/n" if state is JobState.FLAKY else "")
             word = f"{counts[state]} {look.word}"
             items.append(_sign(f"sq {state.value}", sign, word, look.meaning))
+
     for cls, sign, word, meaning in _OTHER_SIGNS:
         items.append(_sign(cls, sign, word, meaning))
+
     return tag("dl", *items, cls="legend")
 
 
@@ -251,7 +270,12 @@ def _small_bar(point: TrendPoint, left: float, top: int) -> Iterator[Markup]:
     if not point.total:
         yield rect("none", x, 26, 12, 2)
     if point.surprises:
-        yield circle("dot", x + 6, 3, 2.5)
+        yield circle(
+            "dot",
+            x=x + 6,
+            y=3,
+            radius=2.5,
+        )
 
 
 def _bar(point: TrendPoint, left: float, top: int) -> Iterator[Markup]:
@@ -262,8 +286,10 @@ def _bar(point: TrendPoint, left: float, top: int) -> Iterator[Markup]:
         yield text(middle, 14, f"{point.surprises} !", "odd")
     else:
         yield text(middle, 14, "–", "tick")
+
     # The last characters of a night's name are its date.
-    yield text(middle, 148, one_line(point.night, 60)[-10:], "tick")
+    date = one_line(point.night, 60)[-10:]
+    yield text(middle, 148, date, "tick")
     yield text(middle, 164, duration(point.seconds), "tick")
 
 
@@ -273,12 +299,14 @@ def pace(trend: Sequence[TrendPoint]) -> Markup:
     for number, point in enumerate(trend):
         if point.total and point.seconds > 0:
             known.append((number, point.seconds))
+
     if len(known) < 2:
         return Markup()
     top = max(seconds for _, seconds in known)
     places = []
     for number, seconds in known:
         places.append(f"{number * 14 + 7} {25 - 21 * seconds / top:.1f}")
+
     return _svg("strip", trend, 14, 28, [path("pace", f"M{'L'.join(places)}")])
 
 
@@ -300,6 +328,7 @@ def trends(grids: Sequence[Grid]) -> Markup:
     heads = []
     for name in ("scenario", "engine", "nightly runs", "durations", "this nightly run"):
         heads.append(tag("th", name, scope="col"))
+
     return tag("table", tag("thead", tag("tr", *heads)), tag("tbody", *rows))
 
 
@@ -332,9 +361,16 @@ def _stack(
     for state in _STACK:
         tall = height * point.counts[state] / top
         if tall > 0:
-            yield rect(state.value, x, y, width, max(tall - 0.7, 0.4))
+            yield rect(
+                state.value,
+                x=x,
+                y=y,
+                width=width,
+                height=max(tall - 0.7, 0.4),
+            )
         # A letter where it fits: colour alone is nothing to some readers.
         if width > 20 and tall >= 15:
             label = f"{LOOKS[state].mark} {point.counts[state]}"
             yield text(x + width / 2, y + tall / 2 + 4, label, f"in {state.value}")
+
         y += tall

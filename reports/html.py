@@ -60,13 +60,16 @@ def render_html(page: b.Page, folder: Path | None = None) -> str:
 
 
 def _whole(page: b.Page) -> str:
-    style, script = _asset("style.css"), _asset("script.js")
-    links = [
-        tag("li", tag("a", one_line(section.title, 80), href=f"#{section.anchor}"))
-        for section in page.shown
-    ]
+    style = _asset("style.css")
+    script = _asset("script.js")
+    policy = _POLICY.format(_digest(style), _digest(script))
+    links = []
+    for section in page.shown:
+        title = one_line(section.title, 80)
+        links.append(tag("li", tag("a", title, href=f"#{section.anchor}")))
+
     return _PAGE.format(
-        policy=Markup(_POLICY.format(_digest(style), _digest(script))),  # noqa: S704 - digests
+        policy=Markup(policy),  # noqa: S704 - digests
         title=f"{page.badge.label}: {one_line(page.title, 200)}",
         style=style,
         wide=" wide" if page.wide else "",
@@ -81,14 +84,13 @@ def _whole(page: b.Page) -> str:
 @lru_cache(maxsize=2)
 def _asset(name: str) -> Markup:
     """A file that is inlined, exactly as it stands between its tags."""
-    text = (
-        resources.files("mmrepro.reports").joinpath("assets", name).read_text("utf-8")
-    )
-    return Markup(text.strip())  # noqa: S704 - a file of this package
+    file = resources.files("mmrepro.reports").joinpath("assets", name)
+    return Markup(file.read_text("utf-8").strip())  # noqa: S704 - a file of this package
 
 
 def _digest(text: str) -> str:
-    return base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
+    digest = hashlib.sha256(text.encode()).digest()
+    return base64.b64encode(digest).decode()
 
 
 def _header(page: b.Page) -> Markup:
@@ -110,9 +112,14 @@ def _card(page: b.Page) -> Markup:
         if isinstance(block, b.Table):
             width = number
 
-    whole, rest = page.card[:width], page.card[width:]
-    texts = [block for block in rest if isinstance(block, b.Paragraph | b.Bullets)]
-    beside = [block for block in rest if block not in texts]
+    whole = page.card[:width]
+    texts = []
+    beside = []
+    for block in page.card[width:]:
+        if isinstance(block, b.Paragraph | b.Bullets):
+            texts.append(block)
+        else:
+            beside.append(block)
 
     parts = []
     if whole:
@@ -197,7 +204,8 @@ def _figure(picture: b.Picture) -> Markup:
 
 
 def _table(table: b.Table) -> Markup:
-    body = tag("tbody", *(_row(row, table) for row in table.rows[:_MAX_ROWS]))
+    rows = [_row(row, table) for row in table.rows[:_MAX_ROWS]]
+    body = tag("tbody", *rows)
     drawn = tag("table", _caption(table.caption), _table_head(table), body)
     shown = tag("div", drawn, cls="scroll", tabindex=0, data_filter=_is_filtered(table))
     more = len(table.rows) - _MAX_ROWS
@@ -219,6 +227,7 @@ def _table_head(table: b.Table) -> Markup | str:
     for column in table.columns:
         name = column.name or nameless
         heads.append(tag("th", name, scope="col", cls=_KINDS[column.kind]))
+
     return tag("thead", tag("tr", *heads))
 
 
@@ -241,6 +250,7 @@ def _row(row: b.Row, table: b.Table) -> Markup:
     cells = []
     for text, column in zip(texts, table.columns, strict=False):
         cells.append(tag("td", text, cls=_KINDS[column.kind]))
+
     return tag(
         "tr",
         *cells,
@@ -258,6 +268,7 @@ def _facts(facts: b.Facts) -> Markup:
         if b.words(value):
             name = tag("th", one_line(label, 200), cls="tight", scope="row")
             rows.append(tag("tr", name, tag("td", _inline(value))))
+
     caption = tag("caption", one_line(facts.caption, 200), cls="unseen")
     table = tag("table", caption, tag("tbody", *rows), cls="labelled")
     return tag("div", table, cls="scroll", tabindex=0)
@@ -274,6 +285,7 @@ def _source(fence: b.Fence) -> Markup:
         hit = "hit" if number in fence.highlight else ""
         text = clip(plain(line), 400)
         lines.append(tag("span", tag("i", f"{number}"), text, cls=hit))
+
     return tag("pre", *lines, cls="source", tabindex=0)
 
 
@@ -281,13 +293,26 @@ def _stack(stack: b.Stack) -> Markup:
     frames = []
     for number, frame in enumerate(stack.frames[:100]):
         where = f"({frame.file}:{frame.line})" if frame.file else ""
-        function = tag("span", one_line(frame.function, 300), cls="fn")
-        place = tag("span", one_line(where, 320), cls="soft")
-        first = "first" if number == 0 else ""
-        frames.append(tag("li", function, " ", place, _terms(frame.locals), cls=first))
+        item = tag(
+            "li",
+            tag("span", one_line(frame.function, 300), cls="fn"),
+            " ",
+            tag("span", one_line(where, 320), cls="soft"),
+            _terms(frame.locals),
+            cls="first" if number == 0 else "",
+        )
+        frames.append(item)
+
     title = tag("div", one_line(stack.title, 300), cls="thread")
-    more = {"tabindex": 0, "role": "group", "aria_label": "stack"}
-    return tag("div", title, tag("ol", *frames), cls="stack mono", **more)
+    return tag(
+        "div",
+        title,
+        tag("ol", *frames),
+        cls="stack mono",
+        tabindex=0,
+        role="group",
+        aria_label="stack",
+    )
 
 
 def _side(drawing: Markup, caption: str, text: str, facts: dict[str, str]) -> Markup:
@@ -302,6 +327,7 @@ def _terms(given: dict[str, str]) -> Markup:
     for name, value in given.items():
         pairs.append(tag("dt", one_line(name, 80)))
         pairs.append(tag("dd", one_line(value, 400)))
+
     return tag("dl", *pairs) if pairs else Markup("")
 
 

@@ -21,6 +21,7 @@ from mmrepro.failure.documents.model import (
     MitigationFacts,
     ModelFacts,
     Shown,
+    SourceExcerpt,
     collision_probability,
 )
 from mmrepro.failure.signature import ConditionResult, Outcome, Truth
@@ -63,7 +64,7 @@ def compose(incident: Incident) -> b.Page:
         sections=[
             *what_happened(incident),
             *_claims(incident),
-            b.Section("Mitigations", _mitigations(incident), 70),
+            b.Section("Mitigations", _mitigations(incident), keep=70),
             *context(incident),
         ],
         footer=footer(incident),
@@ -71,8 +72,8 @@ def compose(incident: Incident) -> b.Page:
 
 
 def _subject(incident: Incident) -> str:
-    name = f"{incident.scenario.name} on {engine_name(incident)}"
-    text = f"{name}, fidelity {incident.fidelity}"
+    text = f"{incident.scenario.name} on {engine_name(incident)}"
+    text += f", fidelity {incident.fidelity}"
     if incident.engine.python_of:
         text += f": {incident.engine.python_of}"
     return text
@@ -86,10 +87,15 @@ def warning(incident: Incident) -> b.Warning | None:
 
 def footer(incident: Incident) -> b.Inline:
     """Say when and by which mmrepro it was made, and where the evidence lies."""
-    made = f"UTC, made by mmrepro {incident.mmrepro_version} from "
-    name = f"Incident {incident.id}, {incident.created.wall:%Y-%m-%d %H:%M:%S} {made}"
-    beside = "; the raw evidence lies in "
-    return (name, b.code("incident.json"), beside, b.code("evidence/"), " beside it.")
+    when = f"{incident.created.wall:%Y-%m-%d %H:%M:%S} UTC"
+    return (
+        f"Incident {incident.id}, {when}, made by mmrepro "
+        f"{incident.mmrepro_version} from ",
+        b.code("incident.json"),
+        "; the raw evidence lies in ",
+        b.code("evidence/"),
+        " beside it.",
+    )
 
 
 def _card(incident: Incident) -> Iterator[b.Block]:
@@ -124,6 +130,7 @@ def _workaround(incident: Incident) -> MitigationFacts | None:
     for mitigation in incident.mitigations:
         if not mitigation.hides:
             return mitigation
+
     return None
 
 
@@ -147,27 +154,35 @@ def _commands(incident: Incident) -> Iterator[tuple[str, str]]:
 
 def what_happened(incident: Incident) -> Iterator[b.Section]:
     """The sections on what the run saw, the timeline first."""
-    yield b.Section("Timeline", [*_timeline(incident)], 50)
-    yield b.Section("Symptom", _symptoms(incident), 90)
-    yield b.Section("Side by side", [*_exhibits(incident)], 88)
+    yield b.Section("Timeline", [*_timeline(incident)], keep=50)
+    yield b.Section("Symptom", _symptoms(incident), keep=90)
+    yield b.Section("Side by side", [*_exhibits(incident)], keep=88)
     if incident.verdict:
-        yield b.Section("Conditions", [*_conditions(incident)], 94)
+        yield b.Section("Conditions", [*_conditions(incident)], keep=94)
     if incident.key_stack:
-        yield b.Section("The stack that matters", [*_stack(incident.key_stack)], 95)
-    yield b.Section("Log", _logs(incident), 60)
-    yield b.Section(_cause_heading(incident), _root_cause(incident), 80)
-    yield b.Section("Minimal reproducers", _reproducers(incident), 78)
+        stack = [*_stack(incident.key_stack)]
+        yield b.Section("The stack that matters", stack, keep=95)
+
+    yield b.Section("Log", _logs(incident), keep=60)
+    yield b.Section(_cause_heading(incident), _root_cause(incident), keep=80)
+    yield b.Section("Minimal reproducers", _reproducers(incident), keep=78)
 
 
 def _timeline(incident: Incident) -> Iterator[b.Block]:
     from mmrepro.reports.picture import axis_of, picture
 
-    lines = timeline.lines(incident)
     drawing = picture(incident)
     if drawing:
-        yield b.Picture(drawing, timeline.sparks(incident), "", axis_of(incident))
-    loud = [line for line in lines if line.level != "info"]
+        yield b.Picture(
+            drawing=drawing,
+            instead=timeline.sparks(incident),
+            timeline=axis_of(incident),
+        )
+
+    lines = timeline.lines(incident)
     is_short = len(lines) <= _OPEN_LINES
+    loud = [line for line in lines if line.level != "info"]
+    # Of a short one all lines are unfolded.
     if loud and not is_short:
         yield from _timed(loud[:12], "lines that report trouble")
     heading = f"All {len(lines)} lines" if lines else ""
@@ -226,19 +241,28 @@ def _side_by_side(drawn: Sequence[tuple[Shown, Markup]]) -> b.Block:
     rows = []
     pictures = []
     for shown, pixels in drawn:
-        file = b.code(f"evidence/{shown.file}") if shown.file else ""
-        facts = "; ".join(f"{name} {value}" for name, value in shown.facts.items())
-        rows.append((shown.caption, file, shown.text, facts))
         pictures.append((pixels, shown.caption, shown.text, shown.facts))
+        facts = [f"{name} {value}" for name, value in shown.facts.items()]
+        row = (
+            shown.caption,
+            b.code(f"evidence/{shown.file}") if shown.file else "",
+            shown.text,
+            "; ".join(facts),
+        )
+        rows.append(row)
+
     return b.Sides(pictures, b.table(" | image | answer | facts", rows))
 
 
 def _collision_table(birthday: Birthday) -> list[b.Block]:
     rows = []
     for pool in (*birthday.pools, *birthday.seen)[:40]:
-        if pool.images >= 0:
-            chance = collision_probability(pool.images, birthday.bits)
-            rows.append((f"{pool.images:,}", f"{chance:.1%}", pool.label))
+        # An incident may come from elsewhere: there is no fewer than no image.
+        if pool.images < 0:
+            continue
+        chance = collision_probability(pool.images, birthday.bits)
+        rows.append((f"{pool.images:,}", f"{chance:.1%}", pool.label))
+
     return b.table("images:number | chance of a collision:number | ", rows)
 
 
@@ -249,19 +273,26 @@ def _stack_block(given: KeyStack, *, short: bool = False) -> b.Stack:
         state += "+gil"
     frames = []
     for frame in given.frames[: b.FRAMES if short else None]:
-        values = {} if short else frame.locals
-        frames.append(b.Frame(frame.function, frame.file, frame.line, values))
+        frames.append(
+            b.Frame(
+                function=frame.function,
+                file=frame.file,
+                line=frame.line,
+                locals={} if short else frame.locals,
+            )
+        )
+
     thread = f"{given.process}, thread {given.thread} ({state})"
     return b.Stack(f"{thread}, {given.seen} of {given.samples} samples", frames)
 
 
 def _stack(given: KeyStack) -> Iterator[b.Block]:
-    seen, process = b.strong(f"{given.seen} of {given.samples}"), b.code(given.process)
+    seen = b.strong(f"{given.seen} of {given.samples}")
+    process = b.code(given.process)
     text = (seen, " samples of ", process, " show it, innermost call first. ")
     yield b.p(text, b.prose(given.note))
-    yield from b.folded(
-        f"{len(given.frames)} frames with their locals", [_stack_block(given)]
-    )
+    title = f"{len(given.frames)} frames with their locals"
+    yield from b.folded(title, [_stack_block(given)])
 
 
 def _conditions(incident: Incident) -> Iterator[b.Block]:
@@ -277,8 +308,14 @@ def condition_tables(
 ) -> Iterator[b.Block]:
     """Those that are open, then those that are met, folded. ``prefix``: of their
     anchors."""
-    met = [condition for condition in given if condition.truth is Truth.MET]
-    others = [condition for condition in given if condition.truth is not Truth.MET]
+    met = []
+    others = []
+    for condition in given:
+        if condition.truth is Truth.MET:
+            met.append(condition)
+        else:
+            others.append(condition)
+
     yield from _condition_table(others, prefix)
     title = f"{b.count(len(met), 'condition')} met"
     yield from b.folded(title, _condition_table(met, prefix))
@@ -292,6 +329,7 @@ def _condition_table(
         files = []
         for file in condition.evidence[:4]:
             files.append(f"evidence/{file.removeprefix('evidence/')}")
+
         row = b.row(
             b.toned(*words.TRUTHS[condition.truth]),
             condition.observed,
@@ -312,38 +350,62 @@ def _logs(incident: Incident) -> list[b.Block]:
     blocks: list[b.Block] = []
     for log in excerpts:
         note = f": {log.note}" if log.note else ""
-        blocks.append(b.p(b.code(f"{log.file}:{log.number}"), note))
         process = f"({log.process})" if log.process else ""
-        prefix = " ".join(filter(None, [process, log.time]))
-        blocks.append(b.Fence(f"{prefix} {log.text}".strip()))
+        parts = filter(None, [process, log.time, log.text])
+        blocks.append(b.p(b.code(f"{log.file}:{log.number}"), note))
+        blocks.append(b.Fence(" ".join(parts).strip()))
+
     return b.folded(f"{len(excerpts)} excerpts", blocks, open=len(excerpts) <= 2)
 
 
 def _root_cause(incident: Incident) -> list[b.Block]:
-    text = incident.scenario.explanation
-    blocks: list[b.Block] = [b.p(b.prose(text))] if text else []
+    blocks: list[b.Block] = []
+    explanation = incident.scenario.explanation
+    if explanation:
+        blocks.append(b.p(b.prose(explanation)))
+
     shown = incident.sources[:30]
     sources: list[b.Block] = []
     for source in shown:
-        name = b.code(source.qualname)
-        where = b.code(f"{source.file}:{source.first_line}")
-        note = b.prose(source.note)
-        sources.append(b.p(name, " in ", where, ", as installed. ", note))
-        # A break inside of a line would shift the numbers of those below.
-        lines = [" ".join(line.splitlines()) for line in source.lines[:200]]
-        text = "\n".join(lines)
-        sources.append(b.Fence(text, "python", source.first_line, source.highlight))
+        sources += _source(source)
 
     count = b.count(len(shown), "function")
     return blocks + b.folded(f"{count} of the engine, as installed", sources)
 
 
+def _source(source: SourceExcerpt) -> list[b.Block]:
+    """A function of the engine: where it is, and its lines."""
+    where = b.p(
+        b.code(source.qualname),
+        " in ",
+        b.code(f"{source.file}:{source.first_line}"),
+        ", as installed. ",
+        b.prose(source.note),
+    )
+    # A break inside of a line would shift the numbers of those below.
+    lines = [" ".join(line.splitlines()) for line in source.lines[:200]]
+    code = b.Fence(
+        text="\n".join(lines),
+        language="python",
+        first=source.first_line,
+        highlight=source.highlight,
+    )
+    return [where, code]
+
+
 def _reproducers(incident: Incident) -> list[b.Block]:
     rows = []
     for run in incident.evidence.reproducers[:40]:
-        ended = "–" if run.exit_code is None else str(run.exit_code)
-        facts = ", ".join(f"{name}={value}" for name, value in run.facts.items())
-        rows.append((b.code(run.name), ended, duration(run.seconds), facts, run.error))
+        facts = [f"{name}={value}" for name, value in run.facts.items()]
+        row = (
+            b.code(run.name),
+            "–" if run.exit_code is None else str(run.exit_code),
+            duration(run.seconds),
+            ", ".join(facts),
+            run.error,
+        )
+        rows.append(row)
+
     heads = "reproducer:name | exit code:number | took:number | facts | error"
     return b.table(heads, rows, "minimal reproducers")
 
@@ -359,10 +421,11 @@ def _claims(incident: Incident) -> Iterator[b.Section]:
             confirmed.append(claim)
         else:
             others.append(claim)
+
     blocks = [*words.claims(others, "this run shows", "claim", "claims")]
     shown = words.claims(confirmed, "this run shows", "claim", "claims")
     blocks += b.folded(f"{b.count(len(confirmed), 'claim')} confirmed", shown)
-    yield b.Section("Claims of the original report", blocks, 85)
+    yield b.Section("Claims of the original report", blocks, keep=85)
 
 
 def _mitigations(incident: Incident) -> list[b.Block]:
@@ -371,38 +434,50 @@ def _mitigations(incident: Incident) -> list[b.Block]:
         effect = words.effective_words(mitigation)
         if mitigation.observed:
             effect += f": {mitigation.observed}"
-        name, command = b.code(mitigation.name), b.code(mitigation.command)
-        rows.append((name, effect, b.prose(mitigation.description), command))
+        row = (
+            b.code(mitigation.name),
+            effect,
+            b.prose(mitigation.description),
+            b.code(mitigation.command),
+        )
+        rows.append(row)
+
     heads = "mitigation:name | this run | what it does | try it"
     return b.table(heads, rows, "mitigations")
 
 
 def context(incident: Incident) -> Iterator[b.Section]:
     """The sections on what the run was made with, and how it went."""
-    yield b.Section("What differs from production", _differences(incident), 65)
-    upstream = []
+    yield b.Section("What differs from production", _differences(incident), keep=65)
+    yield b.Section("Upstream", _upstream(incident), keep=55)
+    yield b.Section("Environment", [*_environment(incident)], keep=75)
+    yield b.Section("How the run went", [*_run(incident)], keep=40)
+    yield b.Section("Requests", _requests(incident), keep=30)
+    yield b.Section("Packages", _packages(incident), keep=10)
+
+
+def _upstream(incident: Incident) -> list[b.Block]:
+    items = []
     for reference in incident.references[:40]:
         note = f" ({reference.note})" if reference.note else ""
         link = b.link(reference.id, reference.url)
-        upstream.append((link, f": {reference.title}{note}"))
-    yield b.Section("Upstream", b.bullets(upstream), 55)
-    yield b.Section("Environment", [*_environment(incident)], 75)
-    yield b.Section("How the run went", [*_run(incident)], 40)
-    yield b.Section("Requests", _requests(incident), 30)
-    yield b.Section("Packages", _packages(incident), 10)
+        items.append((link, f": {reference.title}{note}"))
+
+    return b.bullets(items)
 
 
 def _differences(incident: Incident) -> list[b.Block]:
-    meaning = incident.fidelity.words
     fidelity = b.strong(incident.fidelity.value)
-    blocks: list[b.Block] = [b.p("Fidelity ", fidelity, f": {meaning}.")]
+    meaning = f": {incident.fidelity.words}."
+    blocks: list[b.Block] = [b.p("Fidelity ", fidelity, meaning)]
     python_of = incident.engine.python_of
     if python_of:
         text = f"{python_of}: what the compiled files do is that release's."
         blocks.append(b.p(text))
+
     if not incident.stand_ins and incident.diagnosis is None:
         blocks.append(b.p("No stand-in: the engine's code is unmodified."))
-    used = ((stand_in, stand_in_use(stand_in)) for stand_in in incident.stand_ins)
+    used = [(stand_in, stand_in_use(stand_in)) for stand_in in incident.stand_ins]
     blocks += words.stand_ins(used, "in this run")
     return blocks + settings_table(incident.engine.settings)
 
@@ -412,6 +487,7 @@ def settings_table(settings: Sequence[Setting]) -> list[b.Block]:
     rows = []
     for setting in settings:
         rows.append((b.code(setting.name), b.code(setting.value), setting.why))
+
     shown = b.table("setting:name | value | why", rows, "settings")
     count = b.count(len(rows), "setting")
     return b.folded(f"{count} other than the engine's own", shown)
@@ -438,6 +514,7 @@ def _packages(incident: Incident) -> list[b.Block]:
     if file:
         where = b.code("evidence/" + file.removeprefix("evidence/"))
         blocks.append(b.p("With hashes: ", where))
+
     blocks.append(b.Fence("\n".join(packages[:2000])))
     return b.folded(f"{len(packages)} packages as resolved", blocks)
 
@@ -455,15 +532,20 @@ def _run(incident: Incident) -> Iterator[b.Block]:
     if hashes:
         head = hashes.recorded_sha256 or hashes.sha256
         yield b.p("The record of its hashes ends with ", b.code(head), ".")
-    processes = _footprint(incident)[:40]
-    heads = "process | resident memory:number | threads:number"
-    shown = b.table(heads, processes, "processes of the engine")
-    yield from b.folded(f"{len(processes)} rows on the engine's processes", shown)
+
+    yield from _processes(incident)
     yield from _probes(incident)
     yield from _stages("Time spent", incident.stages)
     yield from _stages("Within the engine's start", incident.engine.start_stages)
     yield b.p(b.strong("Left behind: "), _left_behind(incident))
     yield from b.bullets([b.code(item) for item in incident.left_behind[:100]])
+
+
+def _processes(incident: Incident) -> list[b.Block]:
+    rows = _footprint(incident)[:40]
+    heads = "process | resident memory:number | threads:number"
+    shown = b.table(heads, rows, "processes of the engine")
+    return b.folded(f"{len(rows)} rows on the engine's processes", shown)
 
 
 def _warm_up_check(gate: GateFacts) -> b.Block:
@@ -474,10 +556,12 @@ def _warm_up_check(gate: GateFacts) -> b.Block:
     if gate.deadline_s:
         rule = f" ({gate.deadline_rule})" if gate.deadline_rule else ""
         sentences.append(f"Deadline {duration(gate.deadline_s)}{rule}.")
+
     passed = b.strong("failed", "bad")
     if gate.passed:
         passed = b.strong("passed", "good")
-    return b.p("Warm-up check ", passed, f": {' '.join(filter(None, sentences))}")
+    text = " ".join(filter(None, sentences))
+    return b.p("Warm-up check ", passed, f": {text}")
 
 
 def _probes(incident: Incident) -> list[b.Block]:
@@ -511,6 +595,7 @@ def _stages(what: str, stages: Mapping[str, float]) -> Iterator[b.Block]:
     for name, seconds in list(stages.items())[:30]:
         if words.sane(seconds):
             spent.append(f"{name} {duration(seconds)}")
+
     yield b.p(f"{what}: {', '.join(spent)}.")
 
 
@@ -572,11 +657,21 @@ def _junit(incident: Incident) -> list[Suite]:
         ("incident", incident.id),
         ("command", incident.command),
     ]
-    return [Suite(name, incident.created.wall, cases, properties)]
+    return [
+        Suite(
+            name=name,
+            when=incident.created.wall,
+            cases=cases,
+            properties=properties,
+        )
+    ]
 
 
 def _claim_case(claim: ClaimResult, name: str) -> JunitCase:
-    case = JunitCase(f"{name}.claim", f"{claim.id}: {claim.text} [{claim.status}]")
+    case = JunitCase(
+        group=f"{name}.claim",
+        name=f"{claim.id}: {claim.text} [{claim.status}]",
+    )
     if claim.status is ClaimStatus.NOT_TESTED:
         return replace(case, how="skipped", message=f"not tested: {claim.observed}")
     return replace(case, output=f"{claim.status}: {claim.observed}")
@@ -587,7 +682,9 @@ def _verdict_case(incident: Incident, name: str) -> JunitCase:
     if incident.finished is not None:
         seconds = round(max(incident.finished.mono - incident.created.mono, 0.0), 3)
     case = JunitCase(
-        f"{name}.verdict", f"outcome on {engine_name(incident)}", seconds=seconds
+        group=f"{name}.verdict",
+        name=f"outcome on {engine_name(incident)}",
+        seconds=seconds,
     )
     verdict = incident.verdict
     if verdict is None or incident.state != "complete":
@@ -623,7 +720,8 @@ def _condition_case(
     condition: ConditionResult, name: str, as_expected: bool
 ) -> JunitCase:
     case = JunitCase(
-        f"{name}.condition.{condition.part}", f"{condition.id}: {condition.statement}"
+        group=f"{name}.condition.{condition.part}",
+        name=f"{condition.id}: {condition.statement}",
     )
     observed = condition.observed
     files = "\n".join(f"evidence/{file}" for file in condition.evidence)
@@ -656,19 +754,19 @@ def _badge(incident: Incident) -> b.Badge:
             "failed": "Failed",
             "complete": "No verdict",
         }
-        return b.Badge(label[incident.state], "unsure", "no verdict was reached")
+        return b.Badge(label[incident.state], "unsure", note="no verdict was reached")
 
     label_text = words.capital(verdict.outcome.words)
     if verdict.outcome is Outcome.INCONCLUSIVE:
         return b.Badge(
-            label_text, "unsure", "the failure is neither shown nor excluded"
+            label_text, "unsure", note="the failure is neither shown nor excluded"
         )
 
     if verdict.expected is None:
-        return b.Badge(label_text, "unsure", "no outcome was expected")
+        return b.Badge(label_text, "unsure", note="no outcome was expected")
     if verdict.as_expected:
-        return b.Badge(label_text, "good", "as expected")
-    return b.Badge(label_text, "bad", f"expected: {verdict.expected.words}")
+        return b.Badge(label_text, "good", note="as expected")
+    return b.Badge(label_text, "bad", note=f"expected: {verdict.expected.words}")
 
 
 def engine_name(incident: Incident) -> str:
@@ -681,12 +779,14 @@ def engine_name(incident: Incident) -> str:
 def title(incident: Incident) -> str:
     """The scenario's title and the release; the engine's name unless the title has it
     already."""
-    text, engine = incident.scenario.title, incident.engine
+    text = incident.scenario.title
+    engine = incident.engine
     if incident.diagnosis is not None and not engine.release:
         return text
     full = engine_name(incident)
     known = engine.name.casefold() in text.casefold()
-    return f"{text} ({full.removeprefix(f'{engine.name} ') if known else full})"
+    name = full.removeprefix(f"{engine.name} ") if known else full
+    return f"{text} ({name})"
 
 
 def _partial_note(incident: Incident) -> str:
@@ -726,11 +826,15 @@ def condition_count(incident: Incident) -> str:
     """``6 of 6 required conditions met``; empty without a verdict."""
     if incident.verdict is None:
         return ""
-    required = [c for c in incident.verdict.conditions if c.required]
-    met = sum(c.truth is Truth.MET for c in required)
-    unknown = sum(c.truth is Truth.UNKNOWN for c in required)
+    truths = []
+    for condition in incident.verdict.conditions:
+        if condition.required:
+            truths.append(condition.truth)
+
+    met = truths.count(Truth.MET)
+    unknown = truths.count(Truth.UNKNOWN)
     tail = f", {unknown} unknown" if unknown else ""
-    return f"{met} of {len(required)} required conditions met{tail}"
+    return f"{met} of {len(truths)} required conditions met{tail}"
 
 
 # ---------------------------------------------------------------- the exact environment
@@ -811,6 +915,7 @@ def gpu_words(host: HostFacts) -> str:
             facts.append("taken by the engine")
         elif some_taken:
             facts.append("not the engine's")
+
         gpus.append(", ".join(facts))
 
     return "; ".join(gpus) or ", ".join(host.gpus) or "none"
@@ -820,7 +925,8 @@ def driver_words(host: HostFacts) -> str:
     """Version of the driver, and of the CUDA that it runs; empty without a GPU."""
     if not host.gpu_facts:
         return ""
-    return f"{host.gpu_facts[0].driver}, runs CUDA up to {host.gpu_facts[0].cuda}"
+    first = host.gpu_facts[0]
+    return f"{first.driver}, runs CUDA up to {first.cuda}"
 
 
 def _cause_heading(incident: Incident) -> str:
@@ -858,6 +964,7 @@ def _footprint(incident: Incident) -> list[tuple[str, str, str]]:
             name = process.role or process.name
             total += process.rss_bytes
             rows.append((name, size(process.rss_bytes), str(process.threads)))
+
         if len(rows) > 1:
             rows.append(("together (shared pages counted in each)", size(total), ""))
 
@@ -900,6 +1007,7 @@ def _started_with(incident: Incident) -> str:
             f"The engine's command, which start mode {incident.engine.start_mode} ran "
             "as a fork:"
         )
+
     return "The engine was started with:"
 
 

@@ -58,7 +58,7 @@ _LIBRARIES: Final = (
 
 
 @dataclass(frozen=True)
-class _IssueForm:
+class IssueForm:
     """The headings of an engine's form, and what stands below each."""
 
     title: str
@@ -75,14 +75,14 @@ _USUAL: Final = (
 _FORM_FILE: Final = "issue_form.toml"
 
 
-def _form_of(engine: str) -> _IssueForm:
+def _form_of(engine: str) -> IssueForm:
     """The form of ``engine``'s repository, as its folder has it; a plain one where it
     has none."""
     row = table(engine, _FORM_FILE)
     if not row:
-        return _IssueForm("", _USUAL)
+        return IssueForm("", _USUAL)
     parts = tuple((heading, which) for heading, which in row["parts"])
-    return _IssueForm(row["title"], parts, tuple(row["ticks"]))
+    return IssueForm(row["title"], parts, tuple(row["ticks"]))
 
 
 def _own_packages() -> tuple[str, ...]:
@@ -90,6 +90,7 @@ def _own_packages() -> tuple[str, ...]:
     names: list[str] = []
     for engine in folders():
         names += table(engine, _FORM_FILE).get("packages", ())
+
     return tuple(names)
 
 
@@ -105,16 +106,23 @@ class Report:
     traceback: str = ""
     script: str = field(default="", repr=False)
 
-    def part(self, name: str, form: _IssueForm) -> str:
+    def part(self, name: str, form: IssueForm) -> str:
+        """The text below one heading of a form."""
         if name == "ticks":
             return "\n".join(f"- [ ] {text}" for text in form.ticks)
         if name == "everything":
-            log = f"**What the log says**\n\n{self.traceback}" if self.traceback else ""
             steps = f"**To reproduce it**\n\n{self.reproduction}"
-            return "\n\n".join(filter(None, (self.description, steps, log)))
+            log = f"**What the log says**\n\n{self.traceback}" if self.traceback else ""
+            return _joined(self.description, steps, log)
+        # A form without a field for the log has it below the description.
         if name == "description" and "traceback" not in dict(form.parts).values():
-            return "\n\n".join(filter(None, (self.description, self.traceback)))
+            return _joined(self.description, self.traceback)
         return str(getattr(self, name))
+
+
+def _joined(*parts: str) -> str:
+    """Paragraphs; empty ones are left out."""
+    return "\n\n".join(filter(None, parts))
 
 
 def finding_issue(loaded: LoadedFinding) -> str:
@@ -130,12 +138,13 @@ def finding_issue(loaded: LoadedFinding) -> str:
 
 def public_issue(loaded: LoadedFinding) -> str:
     """As :func:`finding_issue`, of a finding that may go out as it is."""
-    replay, finding = loaded.replay, loaded.finding
-    script = (
-        replayed.script_of(loaded) if loaded.case and loaded.case.operations else ""
-    )
+    replay = loaded.replay
+    finding = loaded.finding
+    script = ""
+    if loaded.case and loaded.case.operations:
+        script = replayed.script_of(loaded)
     title = f"{finding.finding_class.words} ({finding.finding_class})"
-    made = (
+    environment = _environment(
         replay.server.label,
         replay.host,
         replay.wheel,
@@ -143,13 +152,13 @@ def public_issue(loaded: LoadedFinding) -> str:
         replay.settings,
     )
     report = Report(
-        replay.server.engine,
-        words.capital(title),
-        _described(loaded),
-        _steps(loaded, script),
-        f"{_environment(*made)}\n\n- {replay.fidelity.words}",
-        _trace(finding.stack, finding.log_lines),
-        script,
+        engine=replay.server.engine,
+        title=words.capital(title),
+        description=_described(loaded),
+        reproduction=_steps(loaded, script),
+        environment=f"{environment}\n\n- {replay.fidelity.words}",
+        traceback=_trace(finding.stack, finding.log_lines),
+        script=script,
     )
     return filled(report)
 
@@ -158,21 +167,27 @@ def incident_issue(incident: Incident) -> str:
     """An incident of ``run`` or ``diagnose`` in the form."""
     redactor = Public()
     shown = redactor.redact_model(incident)
-    lines = [one.text for one in shown.log_lines]
-    frames = [
-        f"{frame.function} ({frame.file}:{frame.line})"
-        for frame in (shown.key_stack.frames if shown.key_stack else [])
-    ]
+    frames = []
+    if shown.key_stack:
+        for frame in shown.key_stack.frames:
+            frames.append(f"{frame.function} ({frame.file}:{frame.line})")
+
     # The stack stands below the log's lines.
-    card = [
-        block for block in runs.compose(shown).card if not isinstance(block, b.Stack)
-    ]
+    card = []
+    for block in runs.compose(shown).card:
+        if not isinstance(block, b.Stack):
+            card.append(block)
+
     card.append(b.p(f"Fidelity {shown.fidelity}: {shown.fidelity.words}."))
     rows = [(row.check, row.observed, row.healthy) for row in shown.symptoms]
-    command = public_command(shown.engine.command)
-    steps = [f"{shown.command}"] if shown.diagnosis is None else []
+    card += b.table("check | observed | healthy", rows)
+
+    commands = [public_command(shown.engine.command)]
+    # A diagnosis is of a server that nobody else can ask again.
+    if shown.diagnosis is None:
+        commands.append(shown.command)
     engine = shown.engine
-    made = (
+    environment = _environment(
         runs.engine_name(shown),
         shown.host,
         engine.wheel,
@@ -180,12 +195,12 @@ def incident_issue(incident: Incident) -> str:
         engine.settings,
     )
     report = Report(
-        engine.name,
-        one_line(runs.title(shown), 200),
-        _markdown([*card, *b.table("check | observed | healthy", rows)]),
-        gfm.fence("\n".join(filter(None, [command, *steps])), "sh", 10, 4000),
-        _environment(*made),
-        _trace(frames, lines),
+        engine=engine.name,
+        title=one_line(runs.title(shown), 200),
+        description=_markdown(card),
+        reproduction=gfm.fence("\n".join(filter(None, commands)), "sh", 10, 4000),
+        environment=environment,
+        traceback=_trace(frames, [line.text for line in shown.log_lines]),
     )
     return redactor.redact(filled(report))
 
@@ -193,38 +208,44 @@ def incident_issue(incident: Incident) -> str:
 def public_command(command: list[str]) -> str:
     """Of a server, for a reader: without the places where things lie on this
     machine."""
-    shown = [
-        f"./{word.rstrip('/').rpartition('/')[2]}" if re.match(r"[/~]", word) else word
-        for word in command[1:]
-    ]
-    return shlex.join(["python3", *shown]) if command else ""
+    if not command:
+        return ""
+    shown = ["python3"]
+    for word in command[1:]:
+        if word.startswith(("/", "~")):
+            name = word.rstrip("/").rpartition("/")[2]
+            shown.append(f"./{name}")
+        else:
+            shown.append(word)
+
+    return shlex.join(shown)
 
 
 def filled(report: Report) -> str:
     """The form's headings with the report below them, cut to what an issue may have."""
     form = _form_of(report.engine)
     name = facts(report.engine).title if form.title else ""
-    head = [
-        f"<!-- Title: {form.title}{one_line(report.title, 200).replace('--', '-')}",
+    title = one_line(report.title, 200).replace("--", "-")
+    head = (
+        f"<!-- Title: {form.title}{title}\n"
         f"     One heading a field of {name or 'the'} bug-report form; look at it "
-        "before you send it, search for it, and tick what is true. -->",
-    ]
-    parts = [
-        f"### {heading}\n\n{report.part(which, form)}" for heading, which in form.parts
-    ]
-    text = "\n\n".join(["\n".join(head), *parts]) + "\n"
-    if len(text) > MAX_CHARS and report.script:
-        report.reproduction = report.reproduction.replace(
-            report.script, "# see the attached file"
-        )
+        "before you send it, search for it, and tick what is true. -->"
+    )
+    parts = [head]
+    for heading, which in form.parts:
+        parts.append(f"### {heading}\n\n{report.part(which, form)}")
+
+    text = "\n\n".join(parts) + "\n"
+    if len(text) <= MAX_CHARS:
+        return text
+    # The script is the longest part, and a file of its own anyway.
+    if report.script:
+        attached = "# see the attached file"
+        report.reproduction = report.reproduction.replace(report.script, attached)
         report.script = ""
         return filled(report)
 
-    return (
-        text
-        if len(text) <= MAX_CHARS
-        else text[: MAX_CHARS - 20] + "\n[cut: too long]\n"
-    )
+    return text[: MAX_CHARS - 20] + "\n[cut: too long]\n"
 
 
 def _environment(
@@ -247,19 +268,21 @@ def _environment(
     ]
     lines = [f"{label:<22}: {value}" for label, value in rows if value]
     libraries = (*_LIBRARIES, *_own_packages())
-    wanted = [p for p in packages if p.lower().replace("_", "-").startswith(libraries)]
-    if wanted:
-        lines += [
-            "",
-            "Versions of relevant libraries:",
-            *(f"[pip3] {p}" for p in wanted),
-        ]
+    relevant = []
+    for package in packages:
+        if package.lower().replace("_", "-").startswith(libraries):
+            relevant.append(f"[pip3] {package}")
 
-    given = [
-        f"{s.name}{'=' + s.value if s.value else ''}"
-        for s in settings
-        if "/" not in s.value
-    ]
+    if relevant:
+        lines += ["", "Versions of relevant libraries:", *relevant]
+
+    given = []
+    for setting in settings:
+        # A path says where things lie on this machine.
+        if "/" not in setting.value:
+            value = f"={setting.value}" if setting.value else ""
+            given.append(f"{setting.name}{value}")
+
     if given:
         lines += ["", "Set for the server:", *given]
     summary = "Collected by mmrepro, with the fields of the engine's own script"
@@ -272,15 +295,15 @@ def _markdown(blocks: Sequence[b.Block]) -> str:
 
 def _described(loaded: LoadedFinding) -> str:
     finding = loaded.finding
+    shrunk = _shrunk(finding.requests, finding.requests_before, shrunk=finding.shrunk)
+    rate = findings.rate_words(finding.rate)
     blocks: list[b.Block] = [
         b.p(b.strong("Observed:"), f" {words.sentence(finding.observation)}"),
         b.p(b.strong("Expected:"), f" {finding.expectation}."),
-        b.p(
-            f"Observed in {findings.rate_words(finding.rate)} on fresh servers. "
-            f"{_shrunk(finding.requests, finding.requests_before, shrunk=finding.shrunk)}"
-        ),
+        b.p(f"Observed in {rate} on fresh servers. {shrunk}"),
     ]
-    if (sequence := replayed.sequence_of(loaded)) is not None:
+    sequence = replayed.sequence_of(loaded)
+    if sequence is not None:
         blocks.append(b.Fence(drawing(sequence)))
     if finding.known:
         name = b.code(finding.known_name)
@@ -289,7 +312,8 @@ def _described(loaded: LoadedFinding) -> str:
     if finding.needed:
         blocks.append(b.Details("Why each request is needed", replayed.needed(loaded)))
     if loaded.limits:
-        blocks += [b.p("What this does not show:"), *b.bullets(loaded.limits)]
+        blocks.append(b.p("What this does not show:"))
+        blocks += b.bullets(loaded.limits)
     return _markdown(blocks)
 
 
@@ -301,26 +325,31 @@ def _shrunk(left: int, before: int, *, shrunk: bool) -> str:
 
 
 def _steps(loaded: LoadedFinding, script: str) -> str:
+    parts = []
     typed = replayed.steps_of(loaded)
-    parts = [gfm.fence("\n".join(typed), "sh", 12, 4000)] if typed else []
-    if script:
-        if len(script) <= _SCRIPT_CHARS:
-            longest = max((len(run) for run in re.findall(r"`+", script)), default=0)
-            ticks = "`" * max(3, longest + 1)
-            inside = f"{ticks}python\n{script}{ticks}"
-            parts.append(gfm.details(f"<code>{SCRIPT_FILE}</code>", inside))
-        else:
-            parts.append(
-                f"`{SCRIPT_FILE}` is too long for an issue: attach the file that "
-                "`mmrepro bundle` makes of the replay."
-            )
+    if typed:
+        parts.append(gfm.fence("\n".join(typed), "sh", 12, 4000))
+    if script and len(script) <= _SCRIPT_CHARS:
+        # More ticks than any run of them within.
+        runs_of_ticks = re.findall(r"`+", script)
+        longest = max(map(len, runs_of_ticks), default=0)
+        ticks = "`" * max(3, longest + 1)
+        inside = f"{ticks}python\n{script}{ticks}"
+        parts.append(gfm.details(f"<code>{SCRIPT_FILE}</code>", inside))
+    elif script:
+        parts.append(
+            f"`{SCRIPT_FILE}` is too long for an issue: attach the file that "
+            "`mmrepro bundle` makes of the replay."
+        )
 
     return "\n\n".join(parts)
 
 
 def _trace(frames: list[str], lines: list[str]) -> str:
-    text = [
-        *lines[:20],
-        *(["", "Stack, innermost first:", *frames[:20]] if frames else []),
-    ]
-    return gfm.fence("\n".join(text).strip("\n"), "text", 44, 300) if text else ""
+    """The log's lines, and the stack below them; empty without either."""
+    text = list(lines[:20])
+    if frames:
+        text += ["", "Stack, innermost first:", *frames[:20]]
+    if not text:
+        return ""
+    return gfm.fence("\n".join(text).strip("\n"), "text", 44, 300)

@@ -35,7 +35,7 @@ def compose_logs(reading: LogReading) -> b.Page:
     tone = _TONES.get(cause.name, "bad")
     return b.Page(
         title=f"The log of {name}" if log.bytes_read else f"Dumps of {name}",
-        badge=b.Badge(cause.name.value, tone, cause.certainty.value),
+        badge=b.Badge(cause.name.value, tone, note=cause.certainty.value),
         subject=f"{name}, {read}",
         warning=warning,
         card=[*_card(reading)],
@@ -56,12 +56,12 @@ def _sections(reading: LogReading) -> Iterator[b.Section]:
 
 def cause_rows(cause: Cause) -> list[tuple[str, b.Inline]]:
     """Label and value of what a cause says, for a table of facts."""
-    rows: list[tuple[str, b.Inline]] = [
-        ("cause", (b.code(cause.name.value), f", {cause.certainty.value}")),
-    ]
+    name = (b.code(cause.name.value), f", {cause.certainty.value}")
+    rows: list[tuple[str, b.Inline]] = [("cause", name)]
     exception = one_line(cause.exception, 400)
     if exception:
         rows.append(("exception", exception))
+
     line = f"line {cause.line}" if cause.line is not None else ""
     file = Path(cause.file).name
     where = ", ".join(filter(None, [cause.process, cause.time, file, line]))
@@ -75,7 +75,8 @@ def cause_rows(cause: Cause) -> list[tuple[str, b.Inline]]:
 
 
 def _card(reading: LogReading) -> Iterator[b.Block]:
-    cause, log = reading.cause, reading.log
+    cause = reading.cause
+    log = reading.log
     yield b.p(b.strong(words.sentence(cause.sentence)))
     yield b.Facts([*_card_rows(reading)], "what the log tells")
     if log.bytes_read:
@@ -83,19 +84,32 @@ def _card(reading: LogReading) -> Iterator[b.Block]:
         begin = 1 if cause.exception else 0
         yield from b.bullets(cause.why[begin : begin + 3])
 
+    yield from _more_servers(reading)
+    yield from _to_do(cause)
+    for file, why in list(log.unread.items())[:2]:
+        yield b.p(f"Not read: {file}: {why}", tone="unsure")
+
+
+def _more_servers(reading: LogReading) -> Iterator[b.Block]:
+    """What ended the other servers of the log, and what else may have ended this
+    one."""
     for server in reading.servers[1:4]:
+        name = server.name or "without a name"
         ended = f" {server.cause.name.value}: {server.cause.sentence}"
-        yield b.p("Server ", b.code(server.name or "without a name"), ended)
+        yield b.p("Server ", b.code(name), ended)
 
     for other in reading.others[:1]:
         exception = f", {one_line(other.exception, 160)}"
         yield b.p("Besides: ", b.code(other.name.value), exception)
 
-    start = cause.start.advice if cause.start else []
-    for text in [*start, *cause.advice][:3]:
+
+def _to_do(cause: Cause) -> Iterator[b.Block]:
+    """The advice on a start that failed comes first: it is the more precise."""
+    advice = list(cause.advice)
+    if cause.start:
+        advice = [*cause.start.advice, *advice]
+    for text in advice[:3]:
         yield b.p("To do: ", b.prose(text))
-    for file, why in list(log.unread.items())[:2]:
-        yield b.p(f"Not read: {file}: {why}", tone="unsure")
 
 
 def _card_rows(reading: LogReading) -> Iterator[tuple[str, b.Inline]]:
@@ -111,10 +125,8 @@ def _card_rows(reading: LogReading) -> Iterator[tuple[str, b.Inline]]:
     for failure in reading.known[:2]:
         fixed = f" ({failure.fixed})" if failure.fixed else ""
         show = b.code(f"mmrepro show {failure.scenario}")
-        yield (
-            "a line of",
-            (f"{failure.scenario}{fixed}: {failure.title} (", show, ")"),
-        )
+        text = f"{failure.scenario}{fixed}: {failure.title} ("
+        yield "a line of", (text, show, ")")
 
     if log.first_line and log.last_line:
         yield "from, to", f"{log.first_line.time}, {log.last_line.time}"
@@ -140,8 +152,10 @@ def dump_rows(reading: DumpReading, *, few: bool) -> Iterator[tuple[str, b.Inlin
 
     for process in reading.processes[: 2 if few else 3]:
         yield "process", process.sentence
+
     for text in reading.counts[: 2 if few else 4]:
         yield "counted", text
+
     for failure in reading.failures[:2]:
         show = b.code(f"mmrepro show {failure.scenario}")
         yield _FITS[failure.fit], (f"{failure.scenario}: {failure.title} (", show, ")")
@@ -154,9 +168,14 @@ def _dumps(reading: DumpReading) -> Iterator[b.Block]:
     yield from b.bullets([f"{file.file}: {file.sentence}" for file in reading.files])
     rows = []
     for process in reading.processes:
-        role, pid = process.role or "?", str(process.pid or "?")
-        samples = str(process.samples)
-        rows.append(b.row(role, pid, process.tool, samples, process.sentence))
+        row = b.row(
+            process.role or "?",
+            str(process.pid or "?"),
+            process.tool,
+            str(process.samples),
+            process.sentence,
+        )
+        rows.append(row)
 
     heads = "process:name | pid:number | by:name | dumps:number | what it does"
     yield from b.table(heads, rows, "processes")
@@ -201,6 +220,7 @@ def _matches(reading: LogReading) -> Iterator[b.Block]:
         lines = reading.log.matches.get(name)
         if count and lines:
             rows.append(b.row(name, str(count), _shown(lines[-1])))
+
     yield from b.table("looked for:name | lines:number | last", rows, "patterns")
 
 
@@ -208,10 +228,12 @@ def _last_words(reading: LogReading) -> Iterator[b.Block]:
     rows = []
     for process, line in reading.log.last_by_process.items():
         rows.append(b.row(process or "(unmarked)", _shown(line)))
+
     yield from b.table("process:name | last words", rows, "last words")
 
 
 def _shown(line: LogLine | None) -> str:
+    """A line of the log with its time, its place and its process; empty without one."""
     if line is None:
         return ""
     where = f"line {line.number}"

@@ -19,15 +19,21 @@ def render_markdown(page: b.Page, limit: int = 60_000) -> str:
     head = _head(page)
     sections = [(section, _section(section)) for section in page.shown]
     dropped: list[str] = []
+
+    def order(rendered: tuple[b.Section, str]) -> tuple[int, int]:
+        section, text = rendered
+        return section.keep, -len(text)
+
     while True:
         parts = [head, *(text for _, text in sections)]
         if dropped:
             names = ", ".join(gfm.text(name) for name in dropped)
             parts.append(f"*Left out to stay within {limit:,} bytes: {names}. {_CUT}*")
-        text = "\n\n".join(parts) + "\n"
-        if len(text.encode()) <= limit or not sections:
-            return text
-        victim = min(sections, key=lambda one: (one[0].keep, -len(one[1])))
+
+        whole = "\n\n".join(parts) + "\n"
+        if len(whole.encode()) <= limit or not sections:
+            return whole
+        victim = min(sections, key=order)
         sections.remove(victim)
         dropped.append(victim[0].title)
 
@@ -38,10 +44,13 @@ def _head(page: b.Page) -> str:
         parts.append(_warning(page.warning))
     parts.append(_badge_line(page))
     parts += render_blocks(page.card)
-    if page.commands:
-        lines = []
-        for why, command in page.commands:
-            lines += [f"# {one_line(why, 200)}", one_line(command, 4000)]
+
+    lines = []
+    for why, command in page.commands:
+        lines.append(f"# {one_line(why, 200)}")
+        lines.append(one_line(command, 4000))
+
+    if lines:
         parts.append(gfm.fence("\n".join(lines), "sh", 40, 4000))
     return "\n\n".join(parts)
 
@@ -52,6 +61,7 @@ def _warning(warning: b.Warning) -> str:
     parts = [f"> [!WARNING]\n> {gfm.paragraph(warning.text, 600)}"]
     for line in warning.lines[-20:]:
         parts.append(f"> {gfm.paragraph(line, 300)}")
+
     return "\n>\n".join(parts)
 
 
@@ -60,6 +70,7 @@ def _badge_line(page: b.Page) -> str:
     for fact in (page.badge.note, *page.counts):
         if fact:
             parts.append(gfm.text(fact))
+
     return " · ".join(parts)
 
 
@@ -102,12 +113,16 @@ def _facts(rows: Sequence[tuple[str, b.Inline]]) -> str:
     for label, value in rows:
         if b.words(value):
             kept.append([gfm.cell(label), _cell(value)])
+
     return gfm.table(["", ""], kept) if kept else ""
 
 
 def _table(table: b.Table) -> str:
     head = [gfm.text(column.name) for column in table.columns]
-    rows = [[_cell(cell) for cell in row.cells] for row in table.rows[:_MAX_ROWS]]
+    rows = []
+    for row in table.rows[:_MAX_ROWS]:
+        rows.append([_cell(cell) for cell in row.cells])
+
     text = gfm.table(head, rows)
     more = len(table.rows) - len(rows)
     if more:
@@ -116,7 +131,8 @@ def _table(table: b.Table) -> str:
 
 
 def _cell(inline: b.Inline) -> str:
-    return "".join(_span(span, 400) for span in b.spans(inline)).strip() or "–"
+    pieces = [_span(span, 400) for span in b.spans(inline)]
+    return "".join(pieces).strip() or "–"
 
 
 def _inline(inline: b.Inline, limit: int) -> str:
@@ -155,6 +171,7 @@ def numbered(fence: b.Fence) -> str:
     for number, line in enumerate(fence.text.split("\n"), fence.first):
         mark = ">" if number in fence.highlight else " "
         lines.append(f"{mark} {number:5d}  {line}")
+
     return "\n".join(lines)
 
 
@@ -162,8 +179,10 @@ def _stack_lines(stack: b.Stack) -> list[str]:
     """As py-spy prints it: the innermost frame first, locals below their frame."""
     lines = [one_line(stack.title, 200)]
     for frame in stack.frames[:60]:
+        function = one_line(frame.function, 200)
         where = f" ({one_line(frame.file, 200)}:{frame.line})" if frame.file else ""
-        lines.append(f"    {one_line(frame.function, 200)}{where}")
+        lines.append(f"    {function}{where}")
         for name, value in list(frame.locals.items())[:12]:
             lines.append(f"        {one_line(name, 60)}: {one_line(value, 160)}")
+
     return lines

@@ -79,7 +79,7 @@ def compose(night: NightView) -> b.Page:
     shard = f", shard {record.shard}" if record.shard else ""
     odd = night.standing(SquareStanding.SURPRISE) + night.standing(SquareStanding.FLAKY)
     repeats = _repeats(odd)
-    when = f"{record.created.wall:%Y-%m-%d %H:%M:%S} UTC"
+    made = f"{_when(night)}, made by mmrepro {record.mmrepro_version} from "
     return b.Page(
         title=f"Nightly run {record.id}: {night.changes}",
         badge=b.Badge(*night.badge),
@@ -89,14 +89,13 @@ def compose(night: NightView) -> b.Page:
         counts=[b.count(len(night.squares), "job"), *state_words(night.squares)],
         commands=[("to run it again, or go on with it", record.command), *repeats[:2]],
         sections=[*_sections(night, repeats)],
-        footer=(
-            f"Nightly run {record.id}, {when}, made by mmrepro "
-            f"{record.mmrepro_version} from ",
-            b.code("ledger.jsonl"),
-            ".",
-        ),
+        footer=(f"Nightly run {record.id}, {made}", b.code("ledger.jsonl"), "."),
         wide=True,
     )
+
+
+def _when(night: NightView) -> str:
+    return f"{night.runs.night.created.wall:%Y-%m-%d %H:%M:%S} UTC"
 
 
 def _repeats(squares: Sequence[Square]) -> list[tuple[str, str]]:
@@ -106,29 +105,35 @@ def _repeats(squares: Sequence[Square]) -> list[tuple[str, str]]:
         if square.deciding and square.deciding.command:
             why = f"to repeat {square.cell.row} on {square.place}"
             repeats.append((why, square.deciding.command))
+
     return repeats
 
 
 def _sections(
     night: NightView, repeats: Sequence[tuple[str, str]]
 ) -> Iterator[b.Section]:
-    yield b.Section("Scenarios × releases", [*_picture(night)], 90)
-    yield b.Section("What changed", [*_changes(night)], 99)
+    yield b.Section("Scenarios × releases", [*_picture(night)], keep=90)
+    yield b.Section("What changed", [*_changes(night)], keep=99)
     yield _odd(night, SquareStanding.SURPRISE, 98)
     yield _odd(night, SquareStanding.FLAKY, 97)
     untested = night.standing(SquareStanding.UNTESTED)
-    yield b.Section(f"Untested ({len(untested)})", _untested(night, untested), 95)
-    yield b.Section("Quarantine", _quarantine(night), 80)
-    yield b.Section("Over the nightly runs", [*_trend(night)], 60)
+    title = f"Untested ({len(untested)})"
+    yield b.Section(title, _untested(night, untested), keep=95)
+    yield b.Section("Quarantine", _quarantine(night), keep=80)
+    yield b.Section("Over the nightly runs", [*_trend(night)], keep=60)
+
     runs = b.count(len(night.runs.attempts), "run")
     every = _listed(night, night.squares, None)
-    yield b.Section("Every run", b.folded(runs, every), 10)
-    yield b.Section("Set-up", [b.Facts(_setup(night))], 70)
+    yield b.Section("Every run", b.folded(runs, every), keep=10)
+    yield b.Section("Set-up", [b.Facts(_setup(night))], keep=70)
+
     commands: list[b.Block] = []
     for why, command in repeats:
-        commands += [b.p(why), b.Fence(command, "sh")]
+        commands.append(b.p(why))
+        commands.append(b.Fence(command, "sh"))
+
     count = b.count(len(repeats), "command")
-    yield b.Section("Repeat", b.folded(count, commands), 65)
+    yield b.Section("Repeat", b.folded(count, commands), keep=65)
 
 
 def _untested(night: NightView, squares: Sequence[Square]) -> list[b.Block]:
@@ -142,14 +147,20 @@ def _card(night: NightView, odd: Sequence[Square]) -> Iterator[b.Block]:
     yield b.p(b.strong(f"{words.capital(night.changes)}. "), night.scale)
     for note in night.notes[:3]:
         yield b.p(note, tone="unsure")
+
     rows: list[Sequence[b.Inline]] = []
+    known = set()
     for event in night.events:
-        rows.append((b.toned(*EVENTS[event.what]), event.text))
-    known = {event.cell for event in night.events}
+        word, tone = EVENTS[event.what]
+        known.add(event.cell)
+        rows.append((b.toned(word, tone), event.text))
+
+    # A job that an event is of is told of already.
     for square in odd:
         if square.cell.id not in known:
-            tone: b.Tone = "bad" if square.odd else "unsure"
-            rows.append((b.toned(square.standing.words, tone), f"{square.title}"))
+            tone = "bad" if square.odd else "unsure"
+            rows.append((b.toned(square.standing.words, tone), square.title))
+
     yield from b.table("change:name | what", rows[:6], "the most important changes")
 
 
@@ -169,7 +180,12 @@ def events_table(
         if event.before or event.now:
             change = f"{event.before or '–'} → {event.now or '–'}"
         row = b.row(
-            b.Span(word, "strong", tone, anchor),
+            b.Span(
+                text=word,
+                style="strong",
+                tone=tone,
+                href=anchor,
+            ),
             event.text,
             change,
             b.link("report", report) if report else "",
@@ -191,6 +207,7 @@ def _changes(night: NightView) -> Iterator[b.Block]:
 
     for note in night.notes[:20]:
         yield b.p(note, tone="unsure")
+
     yield from events_table(night.events, link_of)
     if night.shifts:
         shifts = ", ".join(night.shifts)
@@ -207,7 +224,7 @@ def _changes(night: NightView) -> Iterator[b.Block]:
 def _odd(night: NightView, standing: SquareStanding, keep: int) -> b.Section:
     squares = night.standing(standing)
     title = f"{words.capital(standing.words)} ({len(squares)})"
-    return b.Section(title, _listed(night, squares), keep)
+    return b.Section(title, _listed(night, squares), keep=keep)
 
 
 def _place(square: Square) -> tuple[b.Span, b.Span]:
@@ -231,6 +248,7 @@ def _listed(
         runs: list[tuple[b.Inline, ...]] = []
         for attempt in square.attempts:
             runs.append(_run(night, attempt))
+
         if not runs:
             runs.append(("", square.why, "", "", ""))
         for run in runs:
@@ -245,13 +263,16 @@ def _run(night: NightView, run: Attempt) -> tuple[b.Inline, ...]:
     """The cells of one run: its name, what it reports, its time, its machine, its
     key."""
     link = b.link(words.attempt(run, "lost"), drawn.href(night, run))
-    name = (f"{run.index}, {run.role}: ", link)
-    text = run.explanation or run.error
-    report: b.Inline = text
+    report: b.Inline = run.explanation or run.error
     if run.incident:
-        report = (text, " ", b.code(run.incident))
-    machine = ", ".join(filter(None, [run.machine, *run.gpus]))
-    return name, report, duration(run.seconds), machine, b.code(run.key[:14])
+        report = (run.explanation or run.error, " ", b.code(run.incident))
+    return (
+        (f"{run.index}, {run.role}: ", link),
+        report,
+        duration(run.seconds),
+        ", ".join(filter(None, [run.machine, *run.gpus])),
+        b.code(run.key[:14]),
+    )
 
 
 def _picture(night: NightView) -> Iterator[b.Block]:
@@ -260,17 +281,25 @@ def _picture(night: NightView) -> Iterator[b.Block]:
     signs = ", ".join(f"{look.mark} {look.word}" for look in LOOKS.values())
     signs += ", ≈k/n flaky: k of n reproduced it; ! not as expected; q in quarantine."
     yield b.Picture(drawn.legend(night.squares), [b.p(signs)])
+
+    instead: list[b.Block] = []
+    for grid in night.grids:
+        instead.append(b.p(b.strong(grid.engine)))
+        instead += drawn.table(grid)
+
+    yield b.Picture(drawn.drawing(night, _new_releases(night)), instead)
+    fidelities = b.bullets([*_fidelities(night)])
+    yield from b.folded("Fidelities: what the runs were made on", fidelities)
+
+
+def _new_releases(night: NightView) -> set[tuple[str, str]]:
+    """Engine and release of what was run for the first time."""
     new = set()
     for event in night.events:
         if event.what in (EventKind.NEW_RELEASE, EventKind.NEW_RELEASE_AFFECTED):
             new.add((event.engine, event.release))
 
-    instead: list[b.Block] = []
-    for grid in night.grids:
-        instead += [b.p(b.strong(grid.engine)), *drawn.table(grid)]
-    yield b.Picture(drawn.drawing(night, new), instead)
-    fidelities = b.bullets([*_fidelities(night)])
-    yield from b.folded("Fidelities: what the runs were made on", fidelities)
+    return new
 
 
 def _fidelities(night: NightView) -> Iterator[b.Inline]:
@@ -304,6 +333,7 @@ def _quarantine(night: NightView) -> list[b.Block]:
         if entry:
             why = (entry.reason, entry.issue, entry.owner, str(entry.expires))
             rows.append((*_place(square), _came(square), *why))
+
     heads = (
         "scenario:name | release:name | came out:name | reason | issue | owner "
         "| until:name"
@@ -327,7 +357,11 @@ def _trend(night: NightView) -> Iterator[b.Block]:
         "not as expected, quarantined or not; below it, the time of all runs."
     )
     heads = "nightly run:name | jobs:number | not as expected:number | took:number"
-    yield b.Picture(bars, b.table(heads, nights, "nightly runs"), caption)
+    yield b.Picture(
+        drawing=bars,
+        instead=b.table(heads, nights, "nightly runs"),
+        caption=caption,
+    )
 
     newest = []
     for grid in night.grids:
@@ -340,14 +374,14 @@ def _trend(night: NightView) -> Iterator[b.Block]:
 
 
 def _setup(night: NightView) -> list[tuple[str, b.Inline]]:
-    record, attempts = night.runs.night, night.runs.attempts
+    record = night.runs.night
     took = ""
     if record.finished is not None:
         took = duration((record.finished.wall - record.created.wall).total_seconds())
     modes: Counter[str] = Counter()
     machines = {record.machine}
     gpus: set[str] = set()
-    for attempt in attempts:
+    for attempt in night.runs.attempts:
         if attempt.start_mode:
             modes[attempt.start_mode] += 1
         machines.add(attempt.machine)
@@ -357,7 +391,7 @@ def _setup(night: NightView) -> list[tuple[str, b.Inline]]:
     confirm = f"an unexpected result is run {record.confirm} times more"
     return [
         ("state", NIGHT_WORDS[record.state]),
-        ("began", f"{record.created.wall:%Y-%m-%d %H:%M:%S} UTC"),
+        ("began", _when(night)),
         ("took", took),
         ("shard", record.shard),
         ("runs of each job", f"{record.repeat}; {confirm}"),
@@ -384,10 +418,18 @@ def _suites(night: NightView) -> list[Suite]:
     cases: dict[str, list[JunitCase]] = {}
     for square in night.squares:
         cases.setdefault(square.cell.scenario, []).append(_case(square))
+
     suites = []
     for scenario, of_scenario in cases.items():
         name = f"mmrepro.{scenario}"
-        suites.append(Suite(name, record.created.wall, of_scenario, facts))
+        suites.append(
+            Suite(
+                name=name,
+                when=record.created.wall,
+                cases=of_scenario,
+                properties=facts,
+            )
+        )
 
     return suites
 
@@ -399,10 +441,10 @@ def _case(square: Square) -> JunitCase:
     # Of two names that are cut alike or differ in what is not shown, CI would keep one.
     name = clip(plain(f"{square.place} {cell.device}: {cell.row}"), 280)
     return JunitCase(
-        f"mmrepro.{cell.scenario}.{cell.engine}",
-        f"{name} [{cell.id[-8:]}]",
-        how,
-        message,
+        group=f"mmrepro.{cell.scenario}.{cell.engine}",
+        name=f"{name} [{cell.id[-8:]}]",
+        how=how,
+        message=message,
         text=square.why if red else "",
         kind=str(square.state) if red else "",
         output="\n".join(_output(square)),
@@ -446,13 +488,13 @@ def _result(square: Square) -> tuple[How, str]:
 
 
 KIND: Final = ReportKind(
-    "a nightly run",
-    (_MARKDOWN_FILE, HTML_FILE),
-    load,
-    compose,
-    night_document,
-    _suites,
-    MARKDOWN_BYTES,
+    name="a nightly run",
+    files=(_MARKDOWN_FILE, HTML_FILE),
+    load=load,
+    compose=compose,
+    stored=night_document,
+    junit=_suites,
+    markdown_bytes=MARKDOWN_BYTES,
 )
 
 
@@ -461,7 +503,8 @@ KIND: Final = ReportKind(
 
 def history_blocks(history: History, scenario: str = "") -> list[b.Block]:
     """Each row over the nightly runs, oldest first; of one scenario, each job of it."""
-    strips = strips_of(history, scenario, jobs=bool(scenario))
+    jobs = bool(scenario)
+    strips = strips_of(history, scenario, jobs=jobs)
     if not strips:
         of = f" of {scenario}" if scenario else ""
         return [b.p(f"No nightly run of this ledger has a job{of}.")]
@@ -469,7 +512,7 @@ def history_blocks(history: History, scenario: str = "") -> list[b.Block]:
     rows: list[Sequence[b.Inline]] = []
     for engine, name, groups in strips:
         odd, text = _newest(groups)
-        marks = "".join(_mark(group, jobs=bool(scenario)) for group in groups)
+        marks = "".join(_mark(group, jobs=jobs) for group in groups)
         rows.append((engine, name, b.toned(marks, "bad" if odd else ""), text))
 
     nights = history.nights
@@ -488,6 +531,7 @@ def _newest(groups: Sequence[Sequence[Square]]) -> tuple[bool, str]:
     newest: Sequence[Square] = []
     for group in groups:
         newest = group or newest
+
     odd = sum(square.standing is SquareStanding.SURPRISE for square in newest)
     if len(newest) == 1:
         return bool(odd), f"{newest[0].words}, {newest[0].expectation}"
@@ -501,6 +545,7 @@ def _signs(scenario: str) -> str:
         # A row of many releases has a sign for a verdict only where it is odd.
         if scenario or state not in VERDICTS:
             signs.append(f"{look.mark} {look.word}")
+
     text = ", ".join(signs)
     if scenario:
         return text

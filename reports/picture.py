@@ -22,6 +22,8 @@ _PLOT: Final = svg.WIDTH - _LEFT - _RIGHT
 _ROW: Final = 15
 _MAX_ROWS: Final = 14
 _MAX_BARS: Final = 600
+_LABEL_WIDTH: Final = 90
+"""Of a bar that a label has room in."""
 _STATUS_WORDS: Final = {
     "ok": "200",
     "client": "4xx: refused",
@@ -62,9 +64,15 @@ def picture(incident: Incident) -> Markup:
         part, y = _draw_panel(panel, axis, y)
         body += part
 
+    # The bands first: what is drawn later lies above them.
     frame = [*_bands(incident, axis, y - 16), *body, *_time_axis(axis, y - 10)]
-    label = "Requests, CPU and metrics over time"
-    return svg.described("picture", round(y + 34), label, _description(incident), frame)
+    return svg.described(
+        name="picture",
+        height=round(y + 34),
+        label="Requests, CPU and metrics over time",
+        words=_description(incident),
+        body=frame,
+    )
 
 
 @dataclass(frozen=True)
@@ -85,18 +93,52 @@ class _Panel:
 
 
 def _panels(incident: Incident) -> list[_Panel]:
-    metrics = timeline.metric_tracks(incident.evidence)
-    gauges = [track for track in metrics if not _is_counter(track)]
-    counters = [track for track in metrics if _is_counter(track)]
-    cpu = timeline.cpu_tracks(incident.evidence)
-    gpu = timeline.gpu_tracks(incident)
-    memory = timeline.gpu_memory_tracks(incident)
+    gauges = []
+    counters = []
+    for track in timeline.metric_tracks(incident.evidence):
+        if _is_counter(track):
+            counters.append(track)
+        else:
+            gauges.append(track)
+
     return [
-        _Panel("CPU", "% of one core", cpu[:6], 120, 100.0),
-        _Panel("GPU", "utilisation, %", gpu[:6], 90, 100.0),
-        _Panel("GPU memory", "held, GiB", memory[:6], 72, 1.0),
-        _Panel("Requests now", "requests", gauges[:4], 72, 2.0, step=True),
-        _Panel("Counters", "since start", counters[:4], 90, 4.0, step=True),
+        _Panel(
+            name="CPU",
+            unit="% of one core",
+            tracks=timeline.cpu_tracks(incident.evidence)[:6],
+            height=120,
+            least=100.0,
+        ),
+        _Panel(
+            name="GPU",
+            unit="utilisation, %",
+            tracks=timeline.gpu_tracks(incident)[:6],
+            height=90,
+            least=100.0,
+        ),
+        _Panel(
+            name="GPU memory",
+            unit="held, GiB",
+            tracks=timeline.gpu_memory_tracks(incident)[:6],
+            height=72,
+            least=1.0,
+        ),
+        _Panel(
+            name="Requests now",
+            unit="requests",
+            tracks=gauges[:4],
+            height=72,
+            least=2.0,
+            step=True,
+        ),
+        _Panel(
+            name="Counters",
+            unit="since start",
+            tracks=counters[:4],
+            height=90,
+            least=4.0,
+            step=True,
+        ),
     ]
 
 
@@ -206,15 +248,20 @@ def _time_axis(axis: _TimeAxis, y: float) -> Iterator[Markup]:
 
 def _bands(incident: Incident, axis: _TimeAxis, bottom: float) -> Iterator[Markup]:
     starts = _phase_starts(incident)
+    ends = [start for _, start in starts[1:]] + [axis.high]
     last_label = -math.inf
     for number, (phase, start) in enumerate(starts):
-        is_last = number + 1 == len(starts)
-        end = axis.high if is_last else starts[number + 1][1]
         left = axis.x(start)
-        width = axis.x(end) - left
+        width = axis.x(ends[number]) - left
         if width < 0.5:
             continue
-        yield svg.rect(f"band b{number % 2}", left, 24, width, bottom - 24)
+        yield svg.rect(
+            f"band b{number % 2}",
+            x=left,
+            y=24,
+            width=width,
+            height=bottom - 24,
+        )
 
         # Narrow neighbours would print over each other: the second goes one line up.
         crowded = left < last_label
@@ -230,8 +277,10 @@ def _phase_starts(incident: Incident) -> list[tuple[str, float]]:
     moments: list[tuple[str, float]] = []
     for event in evidence.events:
         moments.append((event.phase, event.at.mono))
+
     for request in evidence.requests:
         moments.append((request.phase, request.sent.mono))
+
     for probe in evidence.probes:
         if probe.phase:
             moments.append((probe.phase, probe.started.mono))
@@ -256,6 +305,7 @@ def _requests(
     lanes: dict[str, list[RequestRecord]] = {}
     for request in sorted(requests, key=lambda request: request.sent.mono):
         lanes.setdefault(request.phase, []).append(request)
+
     for phase, lane in lanes.items():
         bars, rows = _lane(lane, axis, y)
         out += bars
@@ -277,13 +327,15 @@ def _lane(
         latency = request.latency_s if words.sane(request.latency_s) else 0.0
         left = axis.x(request.sent.mono)
         end = axis.x(request.sent.mono + max(latency, 0.0))
+        # An answer within a pixel is still to be seen.
         width = max(end - left, 3.0)
         label = _bar_label(request, latency)
-        taken = left + width + 2
-        if label and width < 90:
-            taken += 7.5 * len(label)
         row = _free_row(rows, left)
-        rows[row] = taken
+        rows[row] = left + width + 2
+        # A label that has no room in its bar stands right of it.
+        if label and width < _LABEL_WIDTH:
+            rows[row] += 7.5 * len(label)
+
         bar = _bar(request, left, top + row * _ROW, width, label)
         # Where a lane is full bars overlap: what failed is drawn last, on top.
         if label:
@@ -308,6 +360,7 @@ def _free_row(rows: list[float], left: float) -> int:
     for row, end in enumerate(rows):
         if end <= left:
             return row
+
     if len(rows) < _MAX_ROWS:
         rows.append(0.0)
     return len(rows) - 1
@@ -316,7 +369,14 @@ def _free_row(rows: list[float], left: float) -> int:
 def _status_legend(y: float) -> Iterator[Markup]:
     x = float(_LEFT)
     for kind, wording in _STATUS_WORDS.items():
-        yield svg.rect(f"req {kind}", x, y + 2, 10, 10, rx=2)
+        yield svg.rect(
+            f"req {kind}",
+            x=x,
+            y=y + 2,
+            width=10,
+            height=10,
+            rx=2,
+        )
         yield svg.text(x + 14, y + 11, wording, "tick")
         x += 34 + 6.4 * len(wording)
 
@@ -332,9 +392,10 @@ def _bar(
     bar = svg.rect(f"req {kind}", left, y, width, 11, tip, rx=2)
     if not label:
         return bar
-    if width >= 90:
-        return bar + svg.text(left + 6, y + 9, label, "inbar")
-    return bar + svg.text(left + width + 3, y + 9, label, f"tick {kind}-text")
+    base = y + 9
+    if width >= _LABEL_WIDTH:
+        return bar + svg.text(left + 6, base, label, "inbar")
+    return bar + svg.text(left + width + 3, base, label, f"tick {kind}-text")
 
 
 # ------------------------------------------------------------------ lines
@@ -353,40 +414,66 @@ def _draw_panel(panel: _Panel, axis: _TimeAxis, y: float) -> tuple[list[Markup],
     tracks = _visible(panel.tracks, axis)
     if not tracks:
         return [], y
-    top_value = max(panel.least, *(track.most for track in tracks))
-    tick = svg.nice_step(top_value, 4)
+    scale = _scale_of(panel, tracks, y)
+    drawn = [
+        svg.text(4, y + 12, panel.name, "panel"),
+        svg.text(4, y + 27, panel.unit, "tick"),
+    ]
+    drawn += svg.grid_lines(_LEFT, _PLOT, scale.marks, scale.y)
+
+    labels: list[tuple[float, int, str]] = []
+    for number, track in enumerate(tracks):
+        path = _path(track, axis, scale.y, panel.step)
+        last = track.points[-1][1]
+        tip = f"{one_line(track.name, 60)}: last {last:.0f}, highest {track.most:.0f}"
+        drawn.append(svg.path(f"line s{number}", path, tip))
+        label = f"{one_line(track.name, 15)} {last:.0f}"
+        labels.append((scale.y(last), number, label))
+
+    drawn += svg.end_labels(labels, _LEFT + _PLOT + 6)
+    return drawn, y + panel.height + 34
+
+
+@dataclass(frozen=True)
+class _ValueAxis:
+    """Values to y of a panel, from 0 at its bottom.
+
+    Attributes:
+        most: the value at its top, a multiple of ``tick``.
+        tick: between two marks.
+    """
+
+    most: float
+    tick: float
+    top: float
+    height: int
+
+    def y(self, value: float) -> float:
+        share = min(max(value, 0.0), self.most) / self.most
+        return self.top + self.height * (1 - share)
+
+    @property
+    def marks(self) -> list[tuple[float, str]]:
+        marks = []
+        for number in range(round(self.most / self.tick) + 1):
+            mark = self.tick * number
+            marks.append((mark, f"{mark:g}"))
+
+        return marks
+
+
+def _scale_of(
+    panel: _Panel, tracks: Sequence[timeline.SampledTrack], y: float
+) -> _ValueAxis:
+    most = max(panel.least, *(track.most for track in tracks))
+    tick = svg.nice_step(most, 4)
     if panel.step:
         # There is no half request.
         tick = max(1.0, tick)
 
     # Less a little: a value on a mark needs no further mark above it.
-    top_value = math.ceil(top_value / tick - 1e-9) * tick
-
-    def scale(value: float) -> float:
-        share = min(max(value, 0.0), top_value) / top_value
-        return y + 8 + panel.height * (1 - share)
-
-    out = [
-        svg.text(4, y + 12, panel.name, "panel"),
-        svg.text(4, y + 27, panel.unit, "tick"),
-    ]
-    marks = []
-    for number in range(round(top_value / tick) + 1):
-        mark = tick * number
-        marks.append((mark, f"{mark:g}"))
-
-    out += svg.grid_lines(_LEFT, _PLOT, marks, scale)
-
-    labels: list[tuple[float, int, str]] = []
-    for number, track in enumerate(tracks):
-        path = _path(track, axis, scale, panel.step)
-        last = track.points[-1][1]
-        tip = f"{one_line(track.name, 60)}: last {last:.0f}, highest {track.most:.0f}"
-        out.append(svg.path(f"line s{number}", path, tip))
-        labels.append((scale(last), number, f"{one_line(track.name, 15)} {last:.0f}"))
-
-    out += svg.end_labels(labels, _LEFT + _PLOT + 6)
-    return out, y + panel.height + 34
+    most = math.ceil(most / tick - 1e-9) * tick
+    return _ValueAxis(most=most, tick=tick, top=y + 8, height=panel.height)
 
 
 def _visible(
@@ -399,8 +486,10 @@ def _visible(
         for mono, value in track.points:
             if axis.low <= mono <= axis.high:
                 points.append((mono, value))
+
         if points:
             visible.append(timeline.SampledTrack(track.name, points))
+
     return visible
 
 
@@ -419,14 +508,20 @@ def _path(
 
     points: list[tuple[float, float]] = []
     for column in columns.values():
-        heights = [height for _, height in column]
-        lowest = heights.index(min(heights))
-        highest = heights.index(max(heights))
-        kept = {0, len(column) - 1, lowest, highest}
-        points += [column[place] for place in sorted(kept)]
+        points += _extremes(column)
 
     first_x, first_y = points[0]
     parts = [f"M{first_x:.1f} {first_y:.1f}"]
     for x, y in points[1:]:
         parts.append(f"H{x:.1f}V{y:.1f}" if step else f"L{x:.1f} {y:.1f}")
+
     return "".join(parts)
+
+
+def _extremes(column: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
+    """The first, last, lowest and highest of a column's points, in their order."""
+    heights = [height for _, height in column]
+    lowest = heights.index(min(heights))
+    highest = heights.index(max(heights))
+    kept = {0, len(column) - 1, lowest, highest}
+    return [column[place] for place in sorted(kept)]

@@ -144,35 +144,7 @@ def upstream_test(
             a test could compare, the model is not one that a file can hold, or a
             picture is missing.
     """
-    kind, engine, name = finding.finding_class, case.server.engine, finding.server.label
-    manner = serving(engine).tests.manner
-    if not manner:
-        tested = [name for name in folders() if serving(name).tests.manner]
-        raise UsageError(
-            f"An upstream test is written for {' and '.join(tested)}, not for {engine}.",
-            hint=f"python3 {SCRIPT_FILE}, beside the finding",
-        )
-
-    if not case.operations and kind is not FindingClass.START_FAILURE:
-        raise UsageError(f"{finding.id} has no requests that a test could send.")
-    if kind.value in _UNTOLD and not finding.expectations:
-        raise UsageError(
-            (
-                f"A test has nothing to compare for {kind}: {name} is judged by whole "
-                "replays."
-            ),
-            hint="mmrepro replay case.json",
-        )
-
-    if others := _beside(case):
-        raise UsageError(
-            (
-                f"A test writes one model, and this server needs {', '.join(others)} "
-                "besides."
-            ),
-            hint=f"python3 {SCRIPT_FILE}, beside the finding",
-        )
-
+    _check_testable(finding, case)
     facts = _facts(finding, case, folder, deadline_s)
     if not facts["model"]:
         raise UsageError(
@@ -180,26 +152,54 @@ def upstream_test(
             hint="mmrepro replay case.json --model qwen2-vl",
         )
 
-    length = serving(engine).length_option
-    given = [
-        length,
-        str(case.server.max_model_len),
-        *server_options(settings, [length]),
-    ]
-    given, on_cpu = _parted(given, serving(engine).cpu_options)
+    kind = finding.finding_class
+    serves = serving(case.server.engine)
+    length = serves.length_option
+    given = [length, str(case.server.max_model_len)]
+    given += server_options(settings, [length])
+    given, on_cpu = _parted(given, serves.cpu_options)
+    sentence = kind.expected.partition(",")[0].lower()
     more = {
-        "manner": manner,
+        "manner": serves.tests.manner,
         "checked": textwrap.fill(_comment(checked or "It was not run."), _WIDTH),
         "arguments": literal([*given, *case.server.args]),
         # popen_launch_server gives --device by itself.
         "cpu_arguments": literal(on_cpu) if on_cpu else "",
         "variables": literal(case.server.env) if case.server.env else "",
-        "name": re.sub(
-            r"[^a-z0-9]+", "_", kind.expected.partition(",")[0].lower()
-        ).strip("_"),
+        "name": re.sub(r"[^a-z0-9]+", "_", sentence).strip("_"),
         "canary": kind.value in ("canary", "death", "failing"),
     }
     return _filled("upstream_test.py.j2", **facts, **more)
+
+
+def _check_testable(finding: Finding, case: Case) -> None:
+    """Raises UsageError: no test of the engine's own could show the finding."""
+    kind = finding.finding_class
+    engine = case.server.engine
+    by_script = f"python3 {SCRIPT_FILE}, beside the finding"
+    if not serving(engine).tests.manner:
+        tested = [name for name in folders() if serving(name).tests.manner]
+        raise UsageError(
+            f"An upstream test is written for {' and '.join(tested)}, not for {engine}.",
+            hint=by_script,
+        )
+
+    if not case.operations and kind is not FindingClass.START_FAILURE:
+        raise UsageError(f"{finding.id} has no requests that a test could send.")
+    if kind.value in _UNTOLD and not finding.expectations:
+        raise UsageError(
+            f"A test has nothing to compare for {kind}: {finding.server.label} is "
+            "judged by whole replays.",
+            hint="mmrepro replay case.json",
+        )
+
+    others = _beside(case)
+    if others:
+        raise UsageError(
+            f"A test writes one model, and this server needs {', '.join(others)} "
+            "besides.",
+            hint=by_script,
+        )
 
 
 def _parted(words: list[str], options: Sequence[str]) -> tuple[list[str], list[str]]:
@@ -216,6 +216,7 @@ def _parted(words: list[str], options: Sequence[str]) -> tuple[list[str], list[s
         elif word.startswith("--"):
             place = taken if word in options else kept
         place.append(word)
+
     return kept, taken
 
 
@@ -238,6 +239,7 @@ def _request(
     for name, value in more.items():
         if value:
             request[name] = value
+
     return request
 
 
@@ -246,73 +248,112 @@ def _facts(
 ) -> dict[str, Any]:
     """What all files of a case are filled with."""
     made = pictures(case, folder)
+    requests = _requests(case, made)
+    common = _common([request["body"] for request in requests if "body" in request])
+    expectations = {}
+    for expected in finding.expectations:
+        expectations[expected.operation] = expected.model_dump(
+            exclude={"operation"}, exclude_none=True
+        )
+
+    deadline = round(2 * (deadline_s or 0.0), 1)
+    return {
+        **_words_of(finding, case),
+        **_traffic_of(case, requests),
+        **_images_of(case, made),
+        **_models_of(case),
+        "deadline": max(_LEAST_DEADLINE_S, deadline),
+        "requests": literal(requests),
+        "common": literal(common) if common else "",
+        "marker": _MODEL,
+        "expectations": literal(expectations) if expectations else "",
+    }
+
+
+def _requests(case: Case, made: Mapping[str, Picture]) -> list[dict[str, Any]]:
     urls = {picture.data_url: name for name, picture in made.items()}
     concurrent = not in_order(case)
-    requests: list[dict[str, Any]] = []
+    requests = []
     for op in case.operations:
         requests.append(_request(op, made, urls, concurrent=concurrent))
 
-    common = _common([request["body"] for request in requests if "body" in request])
-    images = _images(case, made)
-    kinds = {facts[0] for facts in images.values()}
-    model = _model(case.server.model)
-    beside = {name: _model(name) for name in _beside(case)} if model else {}
-    told = {
-        e.operation: e.model_dump(exclude={"operation"}, exclude_none=True)
-        for e in finding.expectations
-    }
+    return requests
+
+
+def _words_of(finding: Finding, case: Case) -> dict[str, Any]:
+    """What the file says of itself, and which class of failure it looks for."""
     kind = finding.finding_class.value
-    as_found = [op for op, seen in finding.observed.items() if seen[:3] in _UNTESTED]
-    by_itself = kind != "protocol" or finding.bucket.rpartition("/")[2] not in _PROMISES
-    said = f"{finding.observation}. Expected: {finding.expectation}."
+    observed = f"{finding.observation}. Expected: {finding.expectation}."
     random = "; its texts and images are random ones" if case.origin.anonymised else ""
+    as_found = []
+    for operation, seen in finding.observed.items():
+        if seen[:3] in _UNTESTED:
+            as_found.append(operation)
+
+    untold: Sequence[str] = _UNTOLD
+    # Some promises of a protocol do not show by one answer's form.
+    promise = finding.bucket.rpartition("/")[2]
+    if kind == "protocol" and promise in _PROMISES:
+        untold = (*_UNTOLD, kind)
     return {
         "title": _comment(f"{finding.title}."),
-        "said": textwrap.fill(_comment(said), _WIDTH),
+        "said": textwrap.fill(_comment(observed), _WIDTH),
         "as_found": literal(as_found) if as_found else "",
         "note": _comment(f"Made by mmrepro {__version__}{random}."),
         "kind": kind,
-        "untold": _UNTOLD if by_itself else (*_UNTOLD, kind),
-        "deadline": max(_LEAST_DEADLINE_S, round(2 * (deadline_s or 0.0), 1)),
-        "requests": literal(requests),
-        "common": literal(common) if common else "",
-        "concurrent": concurrent,
-        "streaming": any(opened(op).stream for op in case.operations),
-        "leaving": any(op.leave for op in case.operations),
-        "clocked": any(LEAVE_S.match(op.leave) for op in case.operations),
-        "valued": any(op.values for op in case.operations),
+        "untold": untold,
+    }
+
+
+def _traffic_of(case: Case, requests: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """What the requests need of the script: parts that none needs are left out."""
+    operations = case.operations
+    return {
+        "concurrent": not in_order(case),
+        "streaming": any(opened(op).stream for op in operations),
+        "leaving": any(op.leave for op in operations),
+        "clocked": any(LEAVE_S.match(op.leave) for op in operations),
+        "valued": any(op.values for op in operations),
         "raw": any("raw" in request for request in requests),
         "named": any("model" in request for request in requests),
-        "marker": _MODEL,
-        "images": literal({name: tuple(facts) for name, facts in images.items()})
-        if images
-        else "",
-        "image_kinds": "By name: "
-        + "; ".join(_KINDS[kind] for kind in sorted(kinds))
-        + ".",
+    }
+
+
+def _images_of(case: Case, made: Mapping[str, Picture]) -> dict[str, Any]:
+    images = {name: tuple(facts) for name, facts in _images(case, made).items()}
+    kinds = {facts[0] for facts in images.values()}
+    forms = "; ".join(_KINDS[kind] for kind in sorted(kinds))
+    return {
+        "images": literal(images) if images else "",
+        "image_kinds": f"By name: {forms}.",
         "noise": "noise" in kinds,
         "blocks": "blocks" in kinds,
         "inline": "bytes" in kinds,
         "files": "file" in kinds,
         "pixels": bool(kinds & {"noise", "blocks"}),
-        "expectations": literal(told) if told else "",
-        "model": model[0] if model else "",
-        "weights": model[1] if model else "",
-        "beside": beside,
     }
+
+
+def _models_of(case: Case) -> dict[str, Any]:
+    """The model and those beside it, packed; empty where it is somebody's own."""
+    model = _model(case.server.model)
+    if model is None:
+        return {"model": "", "weights": "", "beside": {}}
+    files, weights = model
+    beside = {name: _model(name) for name in _beside(case)}
+    return {"model": files, "weights": weights, "beside": beside}
 
 
 def _filled(template: str, **facts: Any) -> str:
     """The file, with the modules imported that it uses."""
     fill = partial(_templates().get_template(template).render, **facts)
-    used = {
-        name.id
-        for name in ast.walk(ast.parse(fill(imports=())))
-        if isinstance(name, ast.Name)
-    }
-    text: str = fill(
-        imports=[module for module in _MODULES if module.partition(".")[0] in used]
-    )
+    used = set()
+    for node in ast.walk(ast.parse(fill(imports=()))):
+        if isinstance(node, ast.Name):
+            used.add(node.id)
+
+    imports = [module for module in _MODULES if module.partition(".")[0] in used]
+    text: str = fill(imports=imports)
     return text
 
 
@@ -380,10 +421,10 @@ def _stand_in_lines(case: Case, stand_ins: Sequence[StandIn]) -> Iterator[str]:
         )
         yield textwrap.fill(text, _WIDTH)
 
-    for one in stand_ins:
+    for stand_in in stand_ins:
         text = (
-            f"Where it was found, the stand-in {one.name} replaced "
-            f"{one.replaces}: {one.why}."
+            f"Where it was found, the stand-in {stand_in.name} replaced "
+            f"{stand_in.replaces}: {stand_in.why}."
         )
         yield textwrap.fill(_comment(text), _WIDTH)
 
@@ -396,9 +437,11 @@ def _stand_in_lines(case: Case, stand_ins: Sequence[StandIn]) -> Iterator[str]:
 
 def _beside(case: Case) -> list[str]:
     """Tiny models and adapters that its server or requests need besides the model."""
-    return named_in(
-        [*case.server.args, *(op.model_dump_json() for op in case.operations)]
-    )
+    texts = list(case.server.args)
+    for op in case.operations:
+        texts.append(op.model_dump_json())
+
+    return named_in(texts)
 
 
 @cache
@@ -408,11 +451,18 @@ def _model(name: str) -> tuple[str, str] | None:
     tiny = TINY.get(name) or ADAPTERS.get(name)
     if tiny is None:
         return None
-    shapes = [[n, list(shape), *tiny.spread(n)] for n, shape in tiny.shapes()]
+    shapes = []
+    for weight, shape in tiny.shapes():
+        shapes.append([weight, list(shape), *tiny.spread(weight)])
+
     weights = [tiny.weights_file, tiny.seed, shapes]
+    texts = {}
     with tempfile.TemporaryDirectory() as folder:
-        written = sorted(tiny.write(Path(folder)).iterdir())
-        texts = {f.name: f.read_text() for f in written if f.suffix != ".safetensors"}
+        for file in sorted(tiny.write(Path(folder)).iterdir()):
+            # The script makes the weights by their seed.
+            if file.suffix != ".safetensors":
+                texts[file.name] = file.read_text()
+
     return _packed(json.dumps(texts).encode()), _packed(json.dumps(weights).encode())
 
 
@@ -431,25 +481,28 @@ def _packed(data: bytes) -> str:
 def _images(case: Case, made: Mapping[str, Picture]) -> dict[str, list[Any]]:
     """How the script gets each picture: by seed, by the colours of its blocks, by its
     bytes."""
-    found: dict[str, list[Any]] = {}
+    images: dict[str, list[Any]] = {}
     inline = 0
     for name, picture in made.items():
         recipe = case.images[name]
         if isinstance(recipe, Noise) and 0 <= recipe.seed < 2**128:
-            found[name] = ["noise", recipe.seed, *recipe.size]
-        elif (packed := _blocks(picture)) is not None:
-            found[name] = ["blocks", _CELL, picture.width, picture.height, packed]
-        elif isinstance(recipe, Content) and inline + len(picture.png) > INLINE_BYTES:
-            found[name] = ["file", f"{IMAGES_DIR}/{recipe.sha256}", picture.media_type]
-        else:
-            inline += len(picture.png)
-            found[name] = [
-                "bytes",
-                base64.b85encode(picture.png).decode(),
-                picture.media_type,
-            ]
+            images[name] = ["noise", recipe.seed, *recipe.size]
+            continue
+        packed = _blocks(picture)
+        if packed is not None:
+            images[name] = ["blocks", _CELL, picture.width, picture.height, packed]
+            continue
 
-    return found
+        kind = picture.media_type
+        size = len(picture.png)
+        # A file lies beside the script only where the case has its bytes.
+        if isinstance(recipe, Content) and inline + size > INLINE_BYTES:
+            images[name] = ["file", f"{IMAGES_DIR}/{recipe.sha256}", kind]
+            continue
+        inline += size
+        images[name] = ["bytes", base64.b85encode(picture.png).decode(), kind]
+
+    return images
 
 
 def _blocks(picture: Picture) -> str | None:
@@ -514,9 +567,11 @@ def _common(bodies: list[dict[str, Any]]) -> dict[str, Any]:
         # No body has an ellipsis: it stands for a field that is not there.
         if all(body.get(key, ...) == value for body in bodies):
             alike[key] = value
+
     for body in bodies:
         for key in alike:
             body.pop(key)
+
     return alike
 
 
@@ -568,6 +623,7 @@ def _product(text: str) -> str | _Product:
         times, rest = divmod(len(text), size)
         if text == unit * times + text[:rest]:
             return _Product(unit, times, text[:rest])
+
     return text
 
 

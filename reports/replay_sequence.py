@@ -94,7 +94,12 @@ def sequence(
         lanes.append(lane)
 
     kept = lanes if len(lanes) <= _MAX_LANES else _kept(lanes)
-    return RequestSequence(kept, columns, _letters(case), len(lanes) - len(kept))
+    return RequestSequence(
+        lanes=kept,
+        columns=columns,
+        letters=_letters(case),
+        hidden=len(lanes) - len(kept),
+    )
 
 
 @dataclass
@@ -117,6 +122,7 @@ class _Barriers:
             for wait in op.after:
                 barriers._take(wait, column, begun)
             begun.append(op.id)
+
         return barriers
 
     def _take(self, wait: str, column: int, begun: list[str]) -> None:
@@ -141,10 +147,12 @@ def _kept(lanes: list[Lane]) -> list[Lane]:
         fails = lane.fails or lane.kind in ("lost", "server")
         if fails and len(names) < _MAX_LANES:
             names.add(lane.operation.id)
+
     for lane in lanes:
         if len(names) >= _MAX_LANES:
             break
         names.add(lane.operation.id)
+
     return [lane for lane in lanes if lane.operation.id in names]
 
 
@@ -153,6 +161,7 @@ def kind_of(result: str) -> str:
     for start, kind in _KIND_BY_START.items():
         if result.startswith(start):
             return kind
+
     return "server" if result else "unknown"
 
 
@@ -179,6 +188,7 @@ def _prompt_words(op: Operation, target: list[str]) -> list[str]:
     for message in op.messages or []:
         for part in message.parts():
             characters += len(part.text or "")
+
     if characters or not target:
         return [*target, f"{characters} characters"]
     return target
@@ -196,6 +206,7 @@ def _parameter_words(op: Operation) -> Iterator[str]:
     usual = {"max_tokens", "max_completion_tokens", "temperature"}
     for name in sorted(set(op.parameters) - usual)[:6]:
         yield one_line(str(name), 40)
+
     if op.stream:
         yield "streamed"
     if op.path == COMPLETIONS:
@@ -211,6 +222,7 @@ def _letters(case: Case) -> dict[str, str]:
         rounds, place = divmod(number, 26)
         letter = chr(ord("A") + place)
         letters[name] = f"{letter}{rounds}" if rounds else letter
+
     return letters
 
 
@@ -226,6 +238,7 @@ def drawing(drawn: RequestSequence) -> str:
         name = f"{lane.operation.id:<{width}}"
         cells = _cells(lane, drawn.columns)
         lines.append(_row(f"{fails} {name} {cells} {_lane_words(drawn, lane)}"))
+
     if drawn.hidden:
         lines.append(f"… {drawn.hidden} more requests")
     return "\n".join(lines)
@@ -234,11 +247,13 @@ def drawing(drawn: RequestSequence) -> str:
 def _cells(lane: Lane, columns: int) -> str:
     """The lane in characters, two a column where there is room."""
     step = 2 if columns <= 30 else 1
-    begin, end = lane.sent * step, lane.end * step - step
+    begin = lane.sent * step
+    end = lane.end * step - step
     cells = [" "] * (columns * step)
     if lane.kind != "unsent":
         for place in range(begin, end + 1):
             cells[place] = "─"
+
         cells[begin] = "●"
         for column in lane.marks:
             # Before what waits for it, and never on the dot.
@@ -266,7 +281,10 @@ def _row(line: str) -> str:
 
 # ---------------------------------------------------------------------- as SVG
 
-LEFT, TOP, LANE, FOOT = 96, 16, 30, 10
+LEFT: Final = 96
+TOP: Final = 16
+LANE: Final = 30
+FOOT: Final = 10
 _RIGHT = 440
 _FILLS: Final = {"left": "tick", "unsent": "tick", "unknown": "s5-text"}
 
@@ -279,6 +297,7 @@ def picture(drawn: RequestSequence) -> Markup:
     body: list[Markup] = []
     for number, lane in enumerate(drawn.lanes):
         body += _lane(drawn, lane, TOP + LANE * number, step)
+
     title = f"{len(drawn.lanes)} requests in the order of their barriers, one lane each"
     return svg(TOP + LANE * len(drawn.lanes) + FOOT, title, body)
 
@@ -287,18 +306,23 @@ def _lane(
     drawn: RequestSequence, lane: Lane, top: float, step: float
 ) -> Iterator[Markup]:
     middle = top + LANE / 2
+    name = one_line(lane.operation.id, 12)
     if lane.fails:
         yield rect("b1", 0, top, WIDTH, LANE)
-    fails = "! " if lane.fails else ""
-    yield text(4, middle + 4, fails + one_line(lane.operation.id, 12), "name")
+        name = f"! {name}"
+    yield text(4, middle + 4, name, "name")
+
     if lane.kind == "unsent":
         x = LEFT + lane.sent * step
         yield path("grid", f"M{x:.1f} {middle:.1f}h{step:.1f}")
     else:
         yield from _lane_bar(lane, middle, step)
-
     yield _lane_end(lane, middle, step)
+    yield from _lane_result(drawn, lane, top)
 
+
+def _lane_result(drawn: RequestSequence, lane: Lane, top: float) -> Iterator[Markup]:
+    """Right of the columns: the marks of its images, and what came of it."""
     x = WIDTH - _RIGHT + 8.0
     numbers = list(drawn.letters)
     for name in lane.images[:4]:
@@ -308,21 +332,29 @@ def _lane(
 
     toned = lane.kind in ("client", "server", "lost")
     words = one_line(lane.result or lane.shape, 56)
-    yield text(x, middle + 4, words, f"{lane.kind}-text" if toned else "tick")
+    base = top + LANE / 2 + 4
+    yield text(x, base, words, f"{lane.kind}-text" if toned else "tick")
 
 
 def _lane_span(lane: Lane, step: float) -> tuple[float, float]:
     """Where its bar begins and ends, a little before the next column."""
-    return LEFT + lane.sent * step, LEFT + lane.end * step - min(3.0, step / 4)
+    gap = min(3.0, step / 4)
+    return LEFT + lane.sent * step, LEFT + lane.end * step - gap
 
 
 def _lane_bar(lane: Lane, middle: float, step: float) -> Iterator[Markup]:
     op = lane.operation
     left, right = _lane_span(lane, step)
     after = ", ".join(op.after) or "at once"
-    tip = one_line(f"{op.id}: {lane.shape}; {after}; {lane.result}", 400)
-    fill = _FILLS.get(lane.kind, lane.kind)
-    yield rect(fill, left, middle - 6, max(6.0, right - left), 12, tip, rx=3)
+    yield rect(
+        _FILLS.get(lane.kind, lane.kind),
+        x=left,
+        y=middle - 6,
+        width=max(6.0, right - left),
+        height=12,
+        tip=one_line(f"{op.id}: {lane.shape}; {after}; {lane.result}", 400),
+        rx=3,
+    )
     for column, name in lane.marks.items():
         x = LEFT + (column + 1) * step - step / 3
         hint = tag("title", one_line(name, 60))
@@ -332,7 +364,8 @@ def _lane_bar(lane: Lane, middle: float, step: float) -> Iterator[Markup]:
 def _lane_end(lane: Lane, middle: float, step: float) -> Markup:
     left, right = _lane_span(lane, step)
     classes = "tick" if lane.kind == "unsent" else "inbar end"
-    return text(max(right, left + 6) - 2, middle + 4, _ENDS[lane.kind], classes)
+    x = max(right, left + 6) - 2
+    return text(x, middle + 4, _ENDS[lane.kind], classes)
 
 
 def images_picture(drawn: RequestSequence, words: dict[str, str]) -> Markup:
@@ -345,6 +378,7 @@ def images_picture(drawn: RequestSequence, words: dict[str, str]) -> Markup:
         y = 4.0 + 26 * row
         body += _mark(number, letter, x, y)
         body.append(text(x + 100, y + 15, words.get(name, ""), "tick"))
+
     rows = math.ceil(len(letters) / 2)
     return svg(26 * rows + 8, f"{len(drawn.letters)} images", body)
 
@@ -361,7 +395,13 @@ def _mark(number: int, letter: str, x: float, y: float) -> Iterator[Markup]:
         # Each cell twice, left and right: a mirrored pattern is told apart easily.
         row, column = divmod(cell, 2)
         for place in (column, 3 - column):
-            yield rect(colour, x + 5 * place, y + 5 * row, 5, 5)
+            yield rect(
+                colour,
+                x=x + 5 * place,
+                y=y + 5 * row,
+                width=5,
+                height=5,
+            )
 
     yield text(x + 22, y + 15, one_line(letter, 8), f"name {colour}")
 

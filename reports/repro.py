@@ -32,7 +32,7 @@ def badge(report: ReportFacts) -> b.Badge | None:
         return None
     label = report.verdict.value.replace("-", " ").capitalize()
     tone = _TONES.get(report.verdict, "unsure")
-    return b.Badge(label, tone, _cut(report.said, 200))
+    return b.Badge(label, tone, note=_cut(report.said, 200))
 
 
 def card(replay: Replay) -> Iterator[b.Block]:
@@ -72,6 +72,7 @@ def _rows(answers: list[Answer]) -> list[tuple[str, str, str, str]]:
         # The answer's words begin with its status, which has a column.
         text = answer.words.removeprefix(answer.status).strip()
         rows.append((request, answer.status, took, text))
+
     rest = len(answers) - _SHOWN
     if rest > 0:
         rows.append(("", "", "", f"and {rest} more"))
@@ -96,7 +97,7 @@ def sections(replay: Replay) -> Iterator[b.Section]:
     printed = report.output.strip().splitlines()[-30:]
     if printed:
         blocks.append(b.Fence("\n".join(printed)))
-    yield b.Section("The report", blocks, 96)
+    yield b.Section("The report", blocks, keep=96)
 
 
 def comment(replay: Replay) -> str:
@@ -107,10 +108,7 @@ def comment(replay: Replay) -> str:
     replay = published(replay)
     report = replay.report
     assert report is not None
-    verdict = (report.verdict or ReproVerdict.NOTHING_TESTED).value.replace("-", " ")
-    server = gfm.text(replay.server.label)
-    sentence = gfm.text(words.sentence(report.said), 600)
-    lines = [f"**{words.capital(verdict)}** on {server}: {sentence}", ""]
+    lines = [_verdict_line(replay, report), ""]
     for request, status, _, text in _rows(replay.answers):
         answer = gfm.text(_cut(text, 160))
         lines.append(f"- {gfm.code(request)} → {status} {answer}")
@@ -121,20 +119,28 @@ def comment(replay: Replay) -> str:
 
     for finding in replay.findings[:2]:
         lines += ["", *_of_finding(finding)]
+
     limits = ["A tiny model with random weights, on a CPU.", *_replaced(report)]
     lines += ["", "What differs from the report: " + gfm.text(" ".join(limits))]
     lines += ["", f"Made with `mmrepro repro` {replay.mmrepro_version}."]
     return clip("\n".join(lines), _LONGEST_COMMENT) + "\n"
 
 
+def _verdict_line(replay: Replay, report: ReportFacts) -> str:
+    verdict = report.verdict or ReproVerdict.NOTHING_TESTED
+    label = words.capital(verdict.value.replace("-", " "))
+    server = gfm.text(replay.server.label)
+    sentence = gfm.text(words.sentence(report.said), 600)
+    return f"**{label}** on {server}: {sentence}"
+
+
 def _of_finding(finding: Finding) -> Iterator[str]:
+    kind = finding.finding_class.words.capitalize()
+    rate = f"{finding.rate.failed} of {finding.rate.plays} replays"
+    requests = f"{finding.requests} of {finding.requests_before} requests are needed"
     known = finding.known_name or "unknown"
-    yield (
-        f"{finding.finding_class.words.capitalize()}; {finding.rate.failed} of "
-        f"{finding.rate.plays} replays; {finding.requests} of "
-        f"{finding.requests_before} requests "
-        f"are needed; known as: {known}; bucket `{gfm.text(finding.bucket)}`."
-    )
+    bucket = gfm.text(finding.bucket)
+    yield f"{kind}; {rate}; {requests}; known as: {known}; bucket `{bucket}`."
     if finding.stack:
         yield gfm.fence("\n".join(finding.stack[:8]), "text", 10, 300)
 

@@ -107,7 +107,8 @@ def described(
 ) -> Markup:
     """A drawing whose label and description are elements of their own, called after
     ``name``."""
-    title_id, words_id = f"{name}-title", f"{name}-desc"
+    title_id = f"{name}-title"
+    words_id = f"{name}-desc"
     head = (tag("title", label, id=title_id), tag("desc", words, id=words_id))
     more = {
         "aria_labelledby": f"{title_id} {words_id}",
@@ -124,6 +125,7 @@ def nice_step(width: float, count: int) -> float:
     for multiple in (1, 2, 5, 10):
         if multiple * power >= raw:
             return multiple * power
+
     return raw
 
 
@@ -198,21 +200,28 @@ def steps(
     scales = _scales(drawn)
     body = [text(4, 16, title, "panel"), *_step_axes(scales, across)]
     for number, (x, name) in enumerate(marks[:_MAX_MARKS]):
-        left = scales.right(_bounded(x))
-        line = f"M{left:.1f} {_TOP}V{_BASE}"
-        body.append(path("axis", line, stroke_dasharray="3 3"))
-        # Four heights in turn: names of neighbours do not cover each other.
-        body.append(text(left + 4, _BASE - 8 - 13 * (number % 4), name, "name"))
+        body += _step_mark(number, scales.right(_bounded(x)), name)
 
     ends = []
-    for number, line_drawn in enumerate(drawn):
-        first, last = line_drawn.points[0][1], line_drawn.points[-1][1]
-        tip = f"{one_line(line_drawn.name, 60)}: {first:,.0f} to {last:,.0f}"
-        body.append(path(f"line s{number}", _step_path(line_drawn, scales), tip))
-        label = f"{one_line(line_drawn.name, 22)} {last:,.0f}"
+    for number, line in enumerate(drawn):
+        first = line.points[0][1]
+        last = line.points[-1][1]
+        tip = f"{one_line(line.name, 60)}: {first:,.0f} to {last:,.0f}"
+        body.append(path(f"line s{number}", _step_path(line, scales), tip))
+        label = f"{one_line(line.name, 22)} {last:,.0f}"
         ends.append((scales.up(last), number, label))
 
-    return svg(_BASE + 44, title, [*body, *end_labels(ends, LEFT + _PLOT_W + 6)])
+    body += end_labels(ends, LEFT + _PLOT_W + 6)
+    return svg(_BASE + 44, title, body)
+
+
+def _step_mark(number: int, left: float, name: str) -> Iterator[Markup]:
+    """A dashed line where something happened, and its name."""
+    line = f"M{left:.1f} {_TOP}V{_BASE}"
+    yield path("axis", line, stroke_dasharray="3 3")
+    # Four heights in turn: names of neighbours do not cover each other.
+    height = _BASE - 8 - 13 * (number % 4)
+    yield text(left + 4, height, name, "name")
 
 
 def _drawable(lines: Sequence[StepLine]) -> list[StepLine]:
@@ -222,16 +231,24 @@ def _drawable(lines: Sequence[StepLine]) -> list[StepLine]:
         if len(line.points) > 1:
             points = [(_bounded(x), _bounded(y)) for x, y in line.points]
             drawn.append(StepLine(line.name, points))
+
     return drawn
 
 
 def _scales(lines: Sequence[StepLine]) -> _Scales:
-    most_x = most_y = 1.0
+    most_x = 1.0
+    most_y = 1.0
     for line in lines:
         most_x = max(most_x, line.points[-1][0])
         most_y = max(most_y, *(y for _, y in line.points))
+
+    # What is counted is whole.
     tick = max(1.0, nice_step(most_y, 4))
-    return _Scales(most_x, math.ceil(most_y / tick) * tick, tick)
+    return _Scales(
+        most_x=most_x,
+        most_y=math.ceil(most_y / tick) * tick,
+        tick=tick,
+    )
 
 
 def _step_axes(scales: _Scales, across: str) -> Iterator[Markup]:
@@ -259,6 +276,7 @@ def _step_path(line: StepLine, scales: _Scales) -> str:
     for (_, before), (x, y) in pairwise(line.points):
         if y != before:
             parts.append(f"H{scales.right(x):.1f}V{scales.up(y):.1f}")
+
     last_x, _ = line.points[-1]
     parts.append(f"H{scales.right(last_x):.1f}")
     return "".join(parts)

@@ -7,8 +7,10 @@ never read as markup."""
 
 from __future__ import annotations
 
+import math
 import shlex
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Final, assert_never
 
 from mmrepro.base.text.sanitize import clip, one_line, plain
@@ -59,8 +61,10 @@ def print_page(
             out.add([], [b.Span(section.title, "strong")])
             for block in section.blocks:
                 out.block(block)
+
         out.add([])
 
+    # What stands last is made first: the card gets the rows that it leaves.
     tail = _Lines(console)
     if place:
         tail.add([b.Span("page: ", tone="soft"), _place(place)])
@@ -68,27 +72,32 @@ def print_page(
         for why, command in page.commands:
             tail.add([b.Span(f"{why}: ", tone="soft"), b.Span(command, "code")])
 
-    note = f" ({page.badge.note})" if page.badge.note else ""
-    tail.add(
-        [
-            b.Span(page.badge.label.upper(), "strong", page.badge.tone),
-            f"{note}: {page.subject}",
-        ]
-    )
+    badge = page.badge
+    note = f" ({badge.note})" if badge.note else ""
+    verdict = b.Span(badge.label.upper(), "strong", badge.tone)
+    tail.add([verdict, f"{note}: {page.subject}"])
     if not quiet:
-        card = _Lines(console)
-        if page.warning:
-            card.add([b.Span(page.warning.text, tone="unsure")])
-            for line in page.warning.lines[-4:]:
-                card.add(["  ", b.Span(line, tone="soft")], cut=True)
-        for block in page.card:
-            card.block(block, short=True)
-        if page.counts:
-            card.add([", ".join(page.counts)])
-        out.take(card, None if full else max(3, LINES - tail.height))
+        most = None if full else max(3, LINES - tail.height)
+        out.take(_card(page, console), most)
 
     out.take(tail, None)
     out.print()
+
+
+def _card(page: b.Page, console: Console) -> _Lines:
+    """The answer, after a warning where there is one."""
+    card = _Lines(console)
+    if page.warning:
+        card.add([b.Span(page.warning.text, tone="unsure")])
+        for line in page.warning.lines[-4:]:
+            card.add(["  ", b.Span(line, tone="soft")], cut=True)
+
+    for block in page.card:
+        card.block(block, short=True)
+
+    if page.counts:
+        card.add([", ".join(page.counts)])
+    return card
 
 
 def print_blocks(blocks: Sequence[b.Block], console: Console) -> None:
@@ -96,13 +105,15 @@ def print_blocks(blocks: Sequence[b.Block], console: Console) -> None:
     out = _Lines(console)
     for block in blocks:
         out.block(block)
+
     out.print()
 
 
 def _place(place: str) -> b.Span:
     # A leading ~/ stays outside the quotes, or a shell would not expand it.
-    home = place.startswith("~/")
-    return b.Span("~/" * home + shlex.quote(place[2 * home :]), "code")
+    home = "~/" if place.startswith("~/") else ""
+    quoted = shlex.quote(place.removeprefix(home))
+    return b.Span(home + quoted, "code")
 
 
 class _Lines:
@@ -119,7 +130,9 @@ class _Lines:
         return sum(self._rows(line) for line in self._lines)
 
     def _rows(self, line: Text) -> int:
-        return max(1, -(-line.cell_len // self._wide)) if self._wide else 1
+        if not self._wide:
+            return 1
+        return max(1, math.ceil(line.cell_len / self._wide))
 
     def add(
         self, *lines: Iterable[str | b.Span], cut: bool = False, verbatim: bool = False
@@ -129,9 +142,8 @@ class _Lines:
         from rich.text import Text
 
         for line in lines:
-            text = Text.assemble(
-                *[_piece(span, verbatim) for span in b.spans(tuple(line))]
-            )
+            pieces = [_piece(span, verbatim) for span in b.spans(tuple(line))]
+            text = Text.assemble(*pieces)
             if cut and self._wide:
                 text.truncate(self._wide, overflow="ellipsis")
             self._lines.append(text)
@@ -143,7 +155,9 @@ class _Lines:
             self._lines += other._lines
             return
 
-        kept, used = [], 1
+        kept = []
+        # The report of the cut takes one row itself.
+        used = 1
         for line in other._lines:
             used += other._rows(line)
             if used > rows:
@@ -214,6 +228,7 @@ class _Lines:
         texts = []
         for row in table.rows:
             texts.append([one_line(b.words(cell), _PIPED) for cell in row.cells])
+
         widths = [max(map(len, column)) for column in zip(heads, *texts, strict=False)]
         if self._wide:
             _narrow(widths, table, self._wide)
@@ -257,14 +272,21 @@ def _line(
     for inline, cell, wide, column in zip(
         given, cells, widths, table.columns, strict=False
     ):
-        text = cell if len(cell) <= wide else cell[: wide - 1].rstrip() + "…"
+        text = _cut(cell, wide)
         text = text.rjust(wide) if column.kind == "number" else text.ljust(wide)
         own = [span.tone for span in b.spans(inline) if span.tone]
-        pieces.append((text + "  ", _STYLES[own[0] if own else tone]))
+        style = _STYLES[own[0] if own else tone]
+        pieces.append((text + "  ", style))
 
     line = Text.assemble(*pieces)
     line.rstrip()
     return line
+
+
+def _cut(text: str, most: int) -> str:
+    if len(text) <= most:
+        return text
+    return text[: most - 1].rstrip() + "…"
 
 
 def _piece(span: b.Span, verbatim: bool) -> tuple[str, str]:
@@ -289,7 +311,7 @@ def _toned(inline: b.Inline, tone: str, most: int) -> list[b.Span]:
 def _with(span: b.Span, tone: str) -> b.Span:
     if span.tone or not tone:
         return span
-    return b.Span(span.text, span.style, tone, span.href)  # type: ignore[arg-type]
+    return replace(span, tone=tone)  # type: ignore[arg-type]
 
 
 def _clipped(inline: b.Inline, limit: int) -> list[b.Span]:
@@ -298,12 +320,7 @@ def _clipped(inline: b.Inline, limit: int) -> list[b.Span]:
     for span in b.spans(inline):
         if limit <= 0:
             break
-        text = (
-            span.text
-            if len(span.text) <= limit
-            else span.text[: limit - 1].rstrip() + "…"
-        )
-        kept.append(b.Span(text, span.style, span.tone, span.href))
+        kept.append(replace(span, text=_cut(span.text, limit)))
         limit -= len(span.text)
 
     return kept

@@ -43,11 +43,18 @@ def lines(incident: Incident) -> list[TimelineLine]:
             continue
         at = event.at.mono - began
         merged.append(
-            TimelineLine(at, event.phase, event.source, event.text, event.level)
+            TimelineLine(
+                at=at,
+                phase=event.phase,
+                source=event.source,
+                text=event.text,
+                level=event.level,
+            )
         )
 
     for group in request_groups(evidence.requests):
         merged.append(_group_line(group, began))
+
     known = [line for line in merged if sane(line.at)]
     return sorted(known, key=lambda line: line.at)
 
@@ -159,6 +166,7 @@ def gpu_memory_tracks(incident: Incident) -> list[SampledTrack]:
     for track in _tracks(incident.evidence, "gpu_bytes"):
         points = [(mono, held / _GIB) for mono, held in track.points]
         in_gib.append(SampledTrack(track.name, points))
+
     return _named(incident, in_gib)
 
 
@@ -170,6 +178,7 @@ def _named(incident: Incident, tracks: list[SampledTrack]) -> list[SampledTrack]
     for track in tracks:
         gpu = track.name.partition("/")[0]
         (own if gpu in taken else others).append(track)
+
     mark = "engine " if others else ""
     named = [SampledTrack(f"{mark}GPU {track.name}", track.points) for track in own]
     return named + [SampledTrack(f"GPU {track.name}", track.points) for track in others]
@@ -185,6 +194,7 @@ def _tracks(evidence: Evidence, field: str) -> list[SampledTrack]:
         for name, value in values.items():
             if sane(value):
                 by_name.setdefault(name, []).append((point.mono, value))
+
     tracks = [SampledTrack(name, points) for name, points in by_name.items()]
     return sorted(tracks, key=lambda track: -track.most)
 
@@ -196,12 +206,16 @@ def sparks(incident: Incident) -> list[Block]:
     drawn = []
     for track in cpu_tracks(incident.evidence)[:6]:
         drawn.append(_spark(track.name, track, " %"))
+
     for track in gpu[:6]:
         drawn.append(_spark(track.name, track, " %"))
+
     for track in memory[:6]:
         drawn.append(_spark(f"{track.name} memory", track, " GiB"))
+
     for track in metric_tracks(incident.evidence)[:6]:
         drawn.append(_spark(f"requests {track.name}", track, ""))
+
     if not drawn:
         return []
     also = ", GPU" if gpu or memory else ""

@@ -36,7 +36,9 @@ _SPREAD: Final = {
     "tpot": "TPOT",
     "latency": "Latency",
 }
-LEFT, WIDE, LINE = 120, 620, 26
+LEFT: Final = 120
+WIDE: Final = 620
+LINE: Final = 26
 _BINS: Final = 60
 """Columns of a histogram."""
 
@@ -75,15 +77,17 @@ def _counts(upgrade: Upgrade) -> Iterator[str]:
 
 
 def _sections(upgrade: Upgrade) -> Iterator[b.Section]:
-    yield b.Section("How much each metric changed", [*_intervals(upgrade)], 85)
+    limits = b.bullets(upgrade.limits)
+    yield b.Section("How much each metric changed", [*_intervals(upgrade)], keep=85)
     for place, (area, title) in enumerate(_TITLES.items()):
-        yield b.Section(title, [*_area(upgrade, area)], 95 - place)
+        yield b.Section(title, [*_area(upgrade, area)], keep=95 - place)
+
     spreads = [*_spreads(_whole_blocks(upgrade))]
-    yield b.Section("Single requests", spreads, 60)
-    yield b.Section("Blocks", _blocks(upgrade), 30)
-    yield b.Section("The traffic", b.bullets(origin(upgrade.origin)), 40)
-    yield b.Section("What this does not establish", b.bullets(upgrade.limits), 90)
-    yield b.Section("Set-up", [b.Facts(_setup(upgrade))], 50)
+    yield b.Section("Single requests", spreads, keep=60)
+    yield b.Section("Blocks", _blocks(upgrade), keep=30)
+    yield b.Section("The traffic", b.bullets(origin(upgrade.origin)), keep=40)
+    yield b.Section("What this does not establish", limits, keep=90)
+    yield b.Section("Set-up", [b.Facts(_setup(upgrade))], keep=50)
 
 
 def _setup(upgrade: Upgrade) -> list[tuple[str, b.Inline]]:
@@ -136,18 +140,39 @@ def _seconds(upgrade: Upgrade) -> float:
 
 def _card(upgrade: Upgrade) -> Iterator[b.Block]:
     """What matters; then what differs; then what is settled, and what is not."""
-    matter = [difference for difference in upgrade.differences if difference.matters]
-    differ = []
-    untold = []
+    yield from _differing(upgrade)
+
+    undecided = []
     same = []
     for difference in upgrade.differences:
-        outcome = difference.outcome
-        if outcome is Outcome.DIFFERENCE and not difference.matters:
+        if not difference.decides:
+            continue
+        if difference.outcome is Outcome.UNTOLD:
+            undecided.append(difference)
+        if difference.outcome is Outcome.NONE and difference.metric:
+            same.append(f"{difference.subject}: {difference.statement}")
+
+    if undecided:
+        names = ", ".join(difference.subject for difference in undecided[:6])
+        why = f"{names}; {undecided[0].statement}."
+        yield b.p(b.strong("Could not be told: ", "unsure"), why)
+
+    if same:
+        yield b.p(words.sentence("; ".join(same)), tone="good")
+
+    for limit in upgrade.limits[:2]:
+        yield b.p(words.sentence(words.capital(limit)), tone="soft")
+
+
+def _differing(upgrade: Upgrade) -> Iterator[b.Block]:
+    """The differences that matter, then the others, as many as there is room for."""
+    matter = []
+    differ = []
+    for difference in upgrade.differences:
+        if difference.matters:
+            matter.append(difference)
+        elif difference.outcome is Outcome.DIFFERENCE:
             differ.append(difference)
-        if outcome is Outcome.UNTOLD and difference.decides:
-            untold.append(difference)
-        if outcome is Outcome.NONE and difference.decides and difference.metric:
-            same.append(difference)
 
     shown = matter + differ
     for difference in shown[:_CARD]:
@@ -158,28 +183,20 @@ def _card(upgrade: Upgrade) -> Iterator[b.Block]:
     more = len(shown) - _CARD
     if more > 0:
         yield b.p(f"{more} more differences are below (--full).", tone="soft")
-    if untold:
-        names = ", ".join(difference.subject for difference in untold[:6])
-        why = f"{names}; {untold[0].statement}."
-        yield b.p(b.strong("Could not be told: ", "unsure"), why)
-
-    if same:
-        text = "; ".join(f"{metric.subject}: {metric.statement}" for metric in same)
-        yield b.p(words.sentence(text), tone="good")
-
-    for limit in upgrade.limits[:2]:
-        yield b.p(words.sentence(words.capital(limit)), tone="soft")
 
 
 # ----------------------------------------------------------------------------- sections
 
 
 def _area(upgrade: Upgrade, area: Area) -> Iterator[b.Block]:
-    order = list(Outcome)
-    differences = [known for known in upgrade.differences if known.area is area]
-    differences.sort(key=lambda known: (not known.matters, order.index(known.outcome)))
+    outcomes = list(Outcome)
+
+    def order(difference: Difference) -> tuple[bool, int]:
+        return not difference.matters, outcomes.index(difference.outcome)
+
+    of_area = [known for known in upgrade.differences if known.area is area]
     rows = []
-    for difference in differences:
+    for difference in sorted(of_area, key=order):
         row = b.row(
             difference.subject,
             difference.statement,
@@ -198,10 +215,12 @@ def _value(measured: object, unit: str) -> str:
     """As people read it: seconds, bytes, anything else as it is."""
     if measured is None:
         return "–"
-    if isinstance(measured, int | float) and unit == "s":
-        return duration(measured) if measured >= 1 else f"{measured * 1000:.4g} ms"
-    if isinstance(measured, int | float) and unit == "bytes":
-        return size(measured)
+    if isinstance(measured, int | float):
+        if unit == "s":
+            # Of less than a second the digits matter.
+            return duration(measured) if measured >= 1 else f"{measured * 1000:.4g} ms"
+        if unit == "bytes":
+            return size(measured)
     if isinstance(measured, float):
         return f"{measured:.4g} {unit}".strip()
     text = measured if isinstance(measured, str) else repr(measured)
@@ -220,7 +239,11 @@ def _intervals(upgrade: Upgrade) -> Iterator[b.Block]:
         '"No difference above a threshold" is a statement on one metric by itself.'
     )
     instead = [b.p(f"{metric.subject}: {metric.statement}") for metric in measured]
-    yield b.Picture(_forest(measured, upgrade.thresholds), instead, caption)
+    yield b.Picture(
+        drawing=_forest(measured, upgrade.thresholds),
+        instead=instead,
+        caption=caption,
+    )
 
 
 @dataclass(frozen=True)
@@ -242,6 +265,7 @@ class _ChangeAxis:
         for number in range(-count, count + 1):
             change = number * step
             marks.append((self.x(change), f"{change:+.0%}" if number else "0"))
+
         return marks
 
 
@@ -256,8 +280,9 @@ def _forest(measured: Sequence[Difference], thresholds: dict[str, float]) -> Mar
     bottom = 20 + LINE * len(measured)
     body: list[Markup] = []
     for number, metric in enumerate(measured):
+        y = 24.0 + LINE * number
         limit = thresholds.get(metric.metric, 0.0)
-        body += _interval(metric, axis, 24.0 + LINE * number, limit)
+        body += _interval(metric, axis, y, limit)
 
     body.append(svg.path("grid", f"M{axis.x(0):.1f} 12V{bottom}"))
     body += svg.ticks(bottom, axis.marks())
@@ -270,19 +295,24 @@ def _interval(
 ) -> Iterator[Markup]:
     """One line, on the band of what does not matter. ``limit``: the band's half."""
     assert metric.interval is not None
-    low, high = metric.interval
-    left, right = axis.x(-limit), axis.x(limit)
-    yield svg.rect("b1", left, y - 9, right - left, 18)
+    left = axis.x(-limit)
+    right = axis.x(limit)
+    yield svg.rect("b1", x=left, y=y - 9, width=right - left, height=18)
     yield svg.text(8, y + 4, metric.subject, "tick")
+
+    low, high = metric.interval
+    line = f"M{axis.x(low):.1f} {y:.1f}H{axis.x(high):.1f}"
     tip = f"{metric.subject}: {metric.statement}"
-    yield svg.path("axis", f"M{axis.x(low):.1f} {y:.1f}H{axis.x(high):.1f}", tip)
+    yield svg.path("axis", line, tip)
+
     shade = "client"
     if metric.matters:
         shade = "bad"
     elif metric.outcome is Outcome.NONE:
         shade = "ok"
 
-    yield svg.circle(shade, axis.x((low + high) / 2), y, 5, tip)
+    middle = axis.x((low + high) / 2)
+    yield svg.circle(shade, middle, y, 5, tip)
 
 
 def _spreads(blocks: Sequence[Block]) -> Iterator[b.Block]:
@@ -290,18 +320,22 @@ def _spreads(blocks: Sequence[Block]) -> Iterator[b.Block]:
     for name, title in _SPREAD.items():
         old: list[float] = []
         new: list[float] = []
-        measured = [block.spread[name] for block in blocks if name in block.spread]
-        for of_old, of_new in measured:
+        for block in blocks:
+            of_old, of_new = block.spread.get(name, ([], []))
             old += of_old
             new += of_new
-        if not measured:
+
+        if not old or not new:
             continue
         old.sort()
         new.sort()
         middles = [_value(side[len(side) // 2], "s") for side in (old, new)]
-        instead = [b.p(f"{title}: the medians are {' and '.join(middles)}.")]
-        drawing = _histograms(title, old, new)
-        yield b.Picture(drawing, instead, f"{title}: old and new.")
+        medians = f"{title}: the medians are {' and '.join(middles)}."
+        yield b.Picture(
+            drawing=_histograms(title, old, new),
+            instead=[b.p(medians)],
+            caption=f"{title}: old and new.",
+        )
 
 
 def _histograms(title: str, old: Sequence[float], new: Sequence[float]) -> Markup:
@@ -310,13 +344,8 @@ def _histograms(title: str, old: Sequence[float], new: Sequence[float]) -> Marku
     low = every[0]
     high = every[max(0, int(len(every) * 0.98) - 1)]
     span = max(high - low, 1e-9)
-    body = []
-    for line, (name, values) in enumerate((("old", old), ("new", new))):
-        base = 70.0 + 70 * line
-        body.append(svg.text(8, base - 20, name, "name"))
-        counts = _binned(values, low, span)
-        body += _columns(counts, base, "server" if line else "client")
-        body.append(svg.path("axis", f"M{LEFT} {base}H{LEFT + WIDE}"))
+    body = _histogram("old", _binned(old, low, span), 70.0, "client")
+    body += _histogram("new", _binned(new, low, span), 140.0, "server")
 
     marks = []
     for quarter in range(5):
@@ -327,12 +356,24 @@ def _histograms(title: str, old: Sequence[float], new: Sequence[float]) -> Marku
     return svg.svg(170, f"{title} of single requests, old above new", body)
 
 
+def _histogram(
+    name: str, counts: Sequence[int], base: float, shade: str
+) -> list[Markup]:
+    """The columns of one side, on a line at ``base``."""
+    return [
+        svg.text(8, base - 20, name, "name"),
+        *_columns(counts, base, shade),
+        svg.path("axis", f"M{LEFT} {base}H{LEFT + WIDE}"),
+    ]
+
+
 def _binned(values: Sequence[float], low: float, span: float) -> list[int]:
     """How many values fall into each bin; what lies outside is in the outermost."""
     counts = [0] * _BINS
     for value in values:
         place = int((value - low) / span * _BINS)
         counts[min(_BINS - 1, max(0, place))] += 1
+
     return counts
 
 
@@ -340,9 +381,17 @@ def _columns(counts: Sequence[int], base: float, shade: str) -> Iterator[Markup]
     width = WIDE / _BINS
     most = max(counts)
     for place, count in enumerate(counts):
-        if count:
-            tall = 55.0 * count / most
-            yield svg.rect(shade, LEFT + place * width, base - tall, width - 1, tall)
+        if not count:
+            continue
+        tall = 55.0 * count / most
+        # A pixel less: neighbours do not touch.
+        yield svg.rect(
+            shade,
+            x=LEFT + place * width,
+            y=base - tall,
+            width=width - 1,
+            height=tall,
+        )
 
 
 def _blocks(upgrade: Upgrade) -> list[b.Block]:
@@ -357,6 +406,7 @@ def _blocks(upgrade: Upgrade) -> list[b.Block]:
         for name in names:
             change = block.changes.get(name)
             changes.append("–" if change is None else f"{change:+.1%}")
+
         row = b.row(
             str(block.index),
             block.first,
@@ -395,8 +445,22 @@ def _junit(upgrade: Upgrade) -> list[Suite]:
     cases = [_case(difference) for difference in upgrade.differences]
     if upgrade.state != "complete":
         failure = upgrade.failure or upgrade.state
-        cases.append(JunitCase("upgrade", "the comparison ended", "error", failure))
-    return [Suite(f"upgrade {_sides(upgrade)}", upgrade.created.wall, cases)]
+        cases.append(
+            JunitCase(
+                group="upgrade",
+                name="the comparison ended",
+                how="error",
+                message=failure,
+            )
+        )
+
+    return [
+        Suite(
+            name=f"upgrade {_sides(upgrade)}",
+            when=upgrade.created.wall,
+            cases=cases,
+        )
+    ]
 
 
 def _case(difference: Difference) -> JunitCase:

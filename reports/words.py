@@ -74,34 +74,50 @@ def made_on(host: HostFacts, version: str) -> list[tuple[str, str]]:
 
 def fidelity_words(*fidelities: Fidelity | None) -> str:
     """Each one's name and what it means."""
-    known = dict.fromkeys(one for one in fidelities if one is not None)
-    return "; ".join(f"{one}: {one.words}" for one in known) or "unknown"
+    known = dict.fromkeys(fidelity for fidelity in fidelities if fidelity is not None)
+    meanings = [f"{fidelity}: {fidelity.words}" for fidelity in known]
+    return "; ".join(meanings) or "unknown"
 
 
 def stand_ins(given: Iterable[tuple[StandIn, str]], where: str) -> list[Block]:
     """A table of stand-ins. Each text stands in the column called ``where``."""
-    rows = [(code(one.name), one.replaces, one.why, text) for one, text in given]
+    rows = []
+    for stand_in, text in given:
+        rows.append((code(stand_in.name), stand_in.replaces, stand_in.why, text))
+
     return table(f"stand-in:name | replaces | why | {where}", rows, "stand-ins")
 
 
-def claim_counts(given: Iterable[ClaimResult], one: str, several: str) -> Iterator[str]:
+def claim_counts(
+    given: Iterable[ClaimResult], singular: str, plural: str
+) -> Iterator[str]:
     """``3 claims confirmed``, for each status that there is."""
-    found = Counter(claim.status for claim in given)
+    counts = Counter(claim.status for claim in given)
     for status, (_, word, _) in CLAIMS.items():
-        if number := found[status]:
-            yield f"{number} {one if number == 1 else several} {word}"
+        number = counts[status]
+        if number:
+            yield f"{number} {singular if number == 1 else plural} {word}"
 
 
 def claims(
-    given: Iterable[ClaimResult], first: str, said: str, plural: str
+    given: Iterable[ClaimResult], first: str, singular: str, plural: str
 ) -> list[Block]:
-    """A table of claims: ``first`` and ``said`` are the names of its columns."""
+    """A table of claims: ``first`` and ``singular`` are the names of its columns."""
     rows = []
-    for one in given:
-        mark, word, tone = CLAIMS[one.status]
-        cells = (toned(f"{mark} {word}", tone), one.observed, one.text, one.source)
-        rows.append(row(*cells, status=word, anchor=slug(f"{said}-{one.id}")))
-    return table(f"{first}:name | observed | {said} | source:name", rows, plural)
+    for claim in given:
+        mark, word, tone = CLAIMS[claim.status]
+        cells = row(
+            toned(f"{mark} {word}", tone),
+            claim.observed,
+            claim.text,
+            claim.source,
+            status=word,
+            anchor=slug(f"{singular}-{claim.id}"),
+        )
+        rows.append(cells)
+
+    heads = f"{first}:name | observed | {singular} | source:name"
+    return table(heads, rows, plural)
 
 
 def attempt(attempt: Attempt, none: str) -> str:
@@ -113,9 +129,9 @@ def attempt(attempt: Attempt, none: str) -> str:
 
 def scenario_name(scenario: ScenarioFacts) -> str:
     """``ghost-key-eviction (long)``: with its variant, where it has one."""
-    return (
-        f"{scenario.name} ({scenario.variant})" if scenario.variant else scenario.name
-    )
+    if not scenario.variant:
+        return scenario.name
+    return f"{scenario.name} ({scenario.variant})"
 
 
 def run_link(folder: str) -> Inline:
@@ -136,20 +152,21 @@ def effective_words(mitigation: MitigationFacts) -> str:
         return "not tried in this run"
     if mitigation.hides:
         return "hid the failure: the cause is still there"
-    return {
-        True: "prevented the failure",
-        False: "did not prevent it",
-        None: "applied; its effect could not be told",
-    }[mitigation.effective]
+    if mitigation.effective is None:
+        return "applied; its effect could not be told"
+    return "prevented the failure" if mitigation.effective else "did not prevent it"
 
 
 def span(values: Iterable[float]) -> str:
     """``31 ms`` or ``31–52 ms`` of finite values; empty when there are none."""
-    known = sorted(v for v in values if sane(v))
+    known = sorted(value for value in values if sane(value))
     if not known:
         return ""
-    low, high = duration(known[0]), duration(known[-1])
+    low = duration(known[0])
+    high = duration(known[-1])
     if low == high:
         return low
-    number, _, unit = low.partition(" ")
-    return f"{number}–{high}" if unit == high.partition(" ")[2] else f"{low} – {high}"
+    number, _, low_unit = low.partition(" ")
+    _, _, high_unit = high.partition(" ")
+    # One unit is written once.
+    return f"{number}–{high}" if low_unit == high_unit else f"{low} – {high}"

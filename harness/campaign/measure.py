@@ -68,12 +68,15 @@ class MeasureRun(OnServers):
 
     def carry_out(self, here: Workplace, root: Path) -> Working:
         yield self.began
-        player, began = here.players.of(self.servers, root), time.monotonic()
-        folder, wanted = root / self.place, self.measuring
+        began = time.monotonic()
+        player = here.players.of(self.servers, root)
+        folder = root / self.place
+        wanted = self.measuring
         contents = self.contents_at(root, wanted.case, wanted.contents)
         wanted = replace(wanted, contents=contents)
         measure = functools.partial(player.measure, wanted, folder)
         block, _ = self.attempted(folder, measure)
+        # What a block that measured leaves is large, and says nothing more.
         if not block.error:
             shutil.rmtree(folder, ignore_errors=True)
         block.seconds = round(time.monotonic() - began, 2)

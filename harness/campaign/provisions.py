@@ -100,6 +100,7 @@ class Bound:
             if name not in busy and drop(name):
                 self._kept.built.remove(name)
                 self._save()
+
         if self.growth + needed <= self.limit:
             return ""
         return (
@@ -116,10 +117,19 @@ def used_bytes() -> int:
     """On the file systems of both caches, each counted once."""
     devices: dict[int, int] = {}
     for path in (environments_root(), uv_cache_dir() or cache_root()):
-        there = next(p for p in (path, *path.parents) if p.exists())
+        there = _existing_folder(path)
         facts = os.statvfs(there)
-        devices[there.stat().st_dev] = (facts.f_blocks - facts.f_bfree) * facts.f_frsize
+        used = facts.f_blocks - facts.f_bfree
+        devices[there.stat().st_dev] = used * facts.f_frsize
+
     return sum(devices.values())
+
+
+def _existing_folder(path: Path) -> Path:
+    """The nearest one above a folder that may not have been made yet."""
+    while not path.exists() and path != path.parent:
+        path = path.parent
+    return path
 
 
 def drop(name: str) -> bool:
@@ -128,18 +138,21 @@ def drop(name: str) -> bool:
     uv forgets a package by its name. One goes if the environment had a version of it
     that no other environment has; others keep their files, and a later build of them
     fetches that package anew."""
-    stored = list_environments(sizes=False)
-    mine = {p for one in stored if one.path.name == name for p in one.manifest.packages}
-    others = {
-        p for one in stored if one.path.name != name for p in one.manifest.packages
-    }
+    mine: set[str] = set()
+    others: set[str] = set()
+    for environment in list_environments(sizes=False):
+        packages = mine if environment.path.name == name else others
+        packages.update(environment.manifest.packages)
+
     done = prune(names=[name])
     if any(kept == name for kept, _ in done.kept):
         return False
-    if packages := sorted({p.partition("==")[0] for p in mine - others}):
+    forgotten = sorted({package.partition("==")[0] for package in mine - others})
+    if forgotten:
         # That uv keeps the packages shows in the growth.
         with contextlib.suppress(UvFailed):
-            run_uv(["cache", "clean", *packages])
+            run_uv(["cache", "clean", *forgotten])
+
     return True
 
 
@@ -186,9 +199,9 @@ class Provisions:
     def expect(self, groups: Sequence[EnvironmentGroup]) -> None:
         """These are to be run: none of their environments is dropped before
         :meth:`done`."""
-        self._busy.update(
-            _folder(group.spec) for group in groups if group.spec is not None
-        )
+        for group in groups:
+            if group.spec is not None:
+                self._busy[_folder(group.spec)] += 1
 
     def prepare(self, group: EnvironmentGroup) -> str:
         """Have the environment of ``group``.
@@ -211,9 +224,8 @@ class Provisions:
         Raises:
             KeyboardInterrupt: :meth:`stop` was called.
         """
-        return self._have_now(spec, name, within_s) or self._failed.get(
-            _folder(spec), ""
-        )
+        no_room = self._have_now(spec, name, within_s)
+        return no_room or self._failed.get(_folder(spec), "")
 
     def failed(self, spec: EnvironmentSpec) -> bool:
         return _folder(spec) in self._failed
@@ -226,8 +238,9 @@ class Provisions:
     def prefetch(self, group: EnvironmentGroup) -> None:
         """Fetch the environment of a group that comes later, beside the runs; one at a
         time."""
-        spec, busy = group.spec, self._ahead is not None and self._ahead.is_alive()
-        if spec is None or busy or existing(spec) is not None:
+        spec = group.spec
+        is_busy = self._ahead is not None and self._ahead.is_alive()
+        if spec is None or is_busy or existing(spec) is not None:
             return
         self._ahead = threading.Thread(
             target=self._have,
@@ -270,28 +283,36 @@ class Provisions:
         # The cache of uv is cleaned only while nobody of us builds from it.
         with self._one_by_one:
             folder = _folder(spec)
-            if (
-                self._children.stopped
-                or folder in self._failed
-                or existing(spec) is not None
-            ):
+            if self._children.stopped or folder in self._failed:
+                return ""
+            if existing(spec) is not None:
                 return ""
             if self._bound is not None:
                 busy = frozenset(n for n, count in self._busy.items() if count > 0)
-                if why := self._bound.make_room(needed_bytes(spec), busy):
-                    return why
+                no_room = self._bound.make_room(needed_bytes(spec), busy)
+                if no_room:
+                    return no_room
+
             self._say(f"fetching {name}" + (" ahead" if nice else ""))
-            if why := self._build(spec, nice, within_s):
+            why = self._build(spec, nice, within_s)
+            if why:
                 self._failed[folder] = why
             elif self._bound is not None:
                 self._bound.built(folder)
+
         return ""
 
     def _build(self, spec: EnvironmentSpec, nice: int, within_s: float | None) -> str:
         """Why it failed; "": it did not."""
-        what = ["--commit", spec.commit] if spec.commit else [spec.release]
-        what += ["--commit-date", spec.cutoff] if spec.commit and spec.cutoff else []
-        arguments = ["env", "create", spec.engine, *what, "--device", spec.device]
+        arguments = ["env", "create", spec.engine]
+        if spec.commit:
+            arguments += ["--commit", spec.commit]
+            if spec.cutoff:
+                arguments += ["--commit-date", spec.cutoff]
+        else:
+            arguments.append(spec.release)
+
+        arguments += ["--device", spec.device]
         environment = variables(self._options)
         start = partial(
             spawn, arguments, environment, nice=nice, stderr=subprocess.PIPE
@@ -303,10 +324,15 @@ class Provisions:
             return f"it was not built within {duration(within_s or 0.0)}"
         except KeyboardInterrupt:
             return "it was stopped"
+
         if child.returncode == 0:
             return ""
-        lines = errors.decode("utf-8", "replace").strip().splitlines()
-        return next((line for line in lines if line[:1].isupper()), "its build failed")
+        # mmrepro's own sentence; what comes before it is progress.
+        for line in errors.decode("utf-8", "replace").strip().splitlines():
+            if line[:1].isupper():
+                return line
+
+        return "its build failed"
 
     # ------------------------------------------------------------------ fork servers
 
@@ -320,7 +346,8 @@ class Provisions:
         """
         with contextlib.ExitStack() as parents:
             for server in self._wanted(runs):
-                if (parent := self._parent(server)) is not None:
+                parent = self._parent(server)
+                if parent is not None:
                     parents.callback(parent.end)
             yield
 
@@ -328,13 +355,16 @@ class Provisions:
         count: Counter[str] = Counter()
         servers: dict[str, _WarmServer] = {}
         for cell, number in runs:
-            with contextlib.suppress(MmreproError):  # the run itself says what is wrong
-                if (server := self._server_of(cell)) is not None:
+            # The run itself says what is wrong.
+            with contextlib.suppress(MmreproError):
+                server = self._server_of(cell)
+                if server is not None:
                     servers.setdefault(server.parent.key, server)
                     count[server.parent.key] += number
-        return [
-            servers[key] for key, number in count.most_common(_PARENTS) if number > 1
-        ]
+
+        # For a single run an import ahead saves nothing.
+        most = count.most_common(_PARENTS)
+        return [servers[key] for key, number in most if number > 1]
 
     def _server_of(self, cell: Cell) -> _WarmServer | None:
         """None: it is not to be started from a fork server, or was seen not to bear
@@ -362,9 +392,8 @@ class Provisions:
             self._say(f"importing {server.parent.label}")
             try:
                 return self._parents.get(server.parent)
-            except (
-                Refused
-            ) as refusal:  # noted, so that whoever asks knows how runs are started
+            except Refused as refusal:
+                # Noted, so that whoever asks knows how runs are started.
                 self._starter.note_unusable(
                     StartMode.WARM,
                     server.plan,
@@ -373,7 +402,9 @@ class Provisions:
                     certain=True,
                 )
             except (MmreproError, OSError):
-                pass  # each run says so in its settings, and starts in another way
+                # Each run says so in its settings, and starts in another way.
+                pass
+
             return None
 
 

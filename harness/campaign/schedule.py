@@ -19,7 +19,8 @@ from mmrepro.failure.documents.ledger import Attempt, Cell, Lost, Planned, Role
 from mmrepro.history.ledger import History
 from mmrepro.history.states import Settled, settle, surprise
 
-ASSUMED_RUN_S, ASSUMED_BUILD_S = 60.0, 180.0
+ASSUMED_RUN_S = 60.0
+ASSUMED_BUILD_S = 180.0
 ASSUMED_WHY = "no earlier attempt of this engine is in the ledger: 60 s is assumed"
 
 
@@ -59,17 +60,28 @@ class EnvironmentGroup:
 
 
 def groups_of(cells: Iterable[Planned]) -> list[EnvironmentGroup]:
-    found: dict[tuple[str, ...], list[Planned]] = {}
-    for one in cells:
-        found.setdefault(environment_of(one), []).append(one)
-    return [
-        EnvironmentGroup(engine, release, device, commit, tuple(some))
-        for (engine, release, commit, device), some in found.items()
-    ]
+    """The cells by environment, in the order in which they come."""
+    by_environment: dict[tuple[str, str, str, str], list[Planned]] = {}
+    for planned in cells:
+        by_environment.setdefault(environment_of(planned), []).append(planned)
+
+    groups = []
+    for (engine, release, commit, device), members in by_environment.items():
+        group = EnvironmentGroup(
+            engine=engine,
+            release=release,
+            device=device,
+            commit=commit,
+            cells=tuple(members),
+        )
+        groups.append(group)
+
+    return groups
 
 
-def environment_of(one: Planned) -> tuple[str, str, str, str]:
-    cell = one.cell
+def environment_of(planned: Planned) -> tuple[str, str, str, str]:
+    """Engine, release, commit and device: cells with one of these share it."""
+    cell = planned.cell
     return (cell.engine, cell.release, cell.commit, cell.device)
 
 
@@ -86,27 +98,33 @@ class Estimates:
 
     def note(self, cell: Cell, seconds: float) -> None:
         """Another attempt at ``cell`` reached its outcome."""
-        for name in self._names(cell):
+        for name in self._names(cell).values():
             self._seconds.setdefault(name, []).append(seconds)
 
     def of(self, cell: Cell) -> tuple[float, str]:
         """Seconds of one run, and what that is based on."""
-        for name, what in zip(
-            self._names(cell), ("cell", "row", "engine"), strict=True
-        ):
-            if some := self._seconds.get(name):
-                return statistics.median(
-                    some
-                ), f"median of {len(some)} attempts of this {what}"
+        for what, name in self._names(cell).items():
+            seconds = self._seconds.get(name)
+            if seconds:
+                why = f"median of {len(seconds)} attempts of this {what}"
+                return statistics.median(seconds), why
+
         return ASSUMED_RUN_S, ASSUMED_WHY
 
     @staticmethod
-    def _names(cell: Cell) -> tuple[str, str, str]:
-        return (f"cell {cell.id}", f"row {cell.line}", f"engine {cell.engine}")
+    def _names(cell: Cell) -> dict[str, str]:
+        """What an attempt at it tells of, the nearest first."""
+        return {
+            "cell": f"cell {cell.id}",
+            "row": f"row {cell.line}",
+            "engine": f"engine {cell.engine}",
+        }
 
 
-REPEAT, CONFIRM = 1, 3
+REPEAT = 1
 """Where nothing else is said."""
+CONFIRM = 3
+"""Likewise."""
 _HOPELESS = (Lost.UNLOADABLE, Lost.USAGE)
 """Another run of the same ends the same way."""
 
@@ -146,18 +164,22 @@ class Schedule:
         number = len(attempts) + 1
         if not attempts:
             return Next(number, "planned")
-        last = attempts[-1]
-        if any(a.lost in _HOPELESS for a in attempts):
+        if any(attempt.lost in _HOPELESS for attempt in attempts):
             return None
+
+        last = attempts[-1]
         if last.lost is Lost.INFRASTRUCTURE and last.role != "retry":
             return Next(number, "retry")
-        if sum(a.role == "planned" for a in attempts) < self.repeat:
+        if _count(attempts, "planned") < self.repeat:
             return Next(number, "planned")
+        if _count(attempts, "confirm") >= self.confirm:
+            return None
+
         # What the planned runs came to, before any was confirmed.
-        came = settle(list(takewhile(lambda a: a.role != "confirm", attempts)))
-        confirmed = sum(a.role == "confirm" for a in attempts)
+        unconfirmed = takewhile(lambda attempt: attempt.role != "confirm", attempts)
+        settled = settle(list(unconfirmed))
         before = self.before.get(planned.cell.id)
-        if confirmed < self.confirm and surprise(came, before, planned.expected):
+        if surprise(settled, before, planned.expected):
             return Next(number, "confirm")
         return None
 
@@ -168,9 +190,13 @@ class Schedule:
         if following is None:
             return 0
         if following.role == "confirm":
-            return self.confirm - sum(a.role == "confirm" for a in attempts)
-        waiting = max(0, self.repeat - sum(a.role == "planned" for a in attempts))
+            return self.confirm - _count(attempts, "confirm")
+        waiting = max(0, self.repeat - _count(attempts, "planned"))
         return waiting + (following.role == "retry")
+
+
+def _count(attempts: Sequence[Attempt], role: Role) -> int:
+    return sum(attempt.role == role for attempt in attempts)
 
 
 SETUP_S = 6.0
@@ -247,21 +273,26 @@ class Dispatcher:
     ) -> None:
         """``sliced``: an environment's cells may go to several machines; else they stay
         together, and the environments come in the order of the plan."""
-        self._costs, self._sliced = costs, sliced
+        self._costs = costs
+        self._sliced = sliced
+        self._current: dict[str, int] = {}
         self._open = []
         for number, group in enumerate(groups):
             positions = {planned.cell.id: at for at, planned in enumerate(group.cells)}
-            seconds = [costs.cell[name] for name in positions]
-            self._open.append(
-                _Open(group, number, [*positions.values()], seconds, positions)
+            unfinished = _Open(
+                group=group,
+                number=number,
+                waiting=[*positions.values()],
+                seconds=[costs.cell[name] for name in positions],
+                positions=positions,
             )
-            self._open[-1].count()
-        self._current: dict[str, int] = {}
+            unfinished.count()
+            self._open.append(unfinished)
 
     @property
     def waiting(self) -> int:
         """Cells that nobody has been given."""
-        return sum(len(one.waiting) for one in self._open)
+        return sum(len(unfinished.waiting) for unfinished in self._open)
 
     def next(
         self,
@@ -280,10 +311,13 @@ class Dispatcher:
             has: whether the environment is on that machine.
             machines: all that there are.
         """
-        for one in self._open:
-            if one.promised is not None and one.promised not in machines:
-                one.promised = None
-        if (chosen := self._pick(machine, has, machines)) is None:
+        # A machine that is gone fetches nothing ahead.
+        for unfinished in self._open:
+            if unfinished.promised not in (None, *machines):
+                unfinished.promised = None
+
+        chosen = self._pick(machine, has, machines)
+        if chosen is None:
             return None
         cells = self._take(chosen, machine, has, machines)
         chosen.out += 1
@@ -294,22 +328,25 @@ class Dispatcher:
         return Slice(machine, replace(chosen.group, cells=cells), chosen.number, ahead)
 
     def ended(self, slice: Slice) -> None:
-        one = self._open[slice.number]
-        one.out -= 1
-        one.lost_on = None
+        unfinished = self._open[slice.number]
+        unfinished.out -= 1
+        unfinished.lost_on = None
 
     def lost(self, slice: Slice, cells: Iterable[Planned]) -> None:
         """The machine was lost: ``cells`` of the slice wait again, before the
         others."""
-        one = self._open[slice.number]
-        one.out -= 1
-        one.lost_on = slice.machine
+        unfinished = self._open[slice.number]
+        unfinished.out -= 1
+        unfinished.lost_on = slice.machine
         for planned in cells:
-            bisect.insort(one.waiting, one.positions[planned.cell.id])
-        one.count()
+            position = unfinished.positions[planned.cell.id]
+            bisect.insort(unfinished.waiting, position)
+
+        unfinished.count()
         for other in self._open:
             if other.promised == slice.machine:
                 other.promised = None
+
         self._current.pop(slice.machine, None)
 
     # ------------------------------------------------------------------ the choice
@@ -321,68 +358,92 @@ class Dispatcher:
         machines: Collection[str],
     ) -> _Open | None:
         several = len(machines) > 1
-        ranked = [
-            (rank, one.number)
-            for one in self._open
-            if one.waiting
-            and not (several and machine == one.lost_on)
-            and (rank := self._rank(one, machine, has, several)) is not None
-        ]
+        ranked = []
+        for unfinished in self._open:
+            # What it lost cells of is for the others, if there are any.
+            lost_here = several and machine == unfinished.lost_on
+            if not unfinished.waiting or lost_here:
+                continue
+            rank = self._rank(unfinished, machine, has, several)
+            if rank is not None:
+                ranked.append((rank, unfinished.number))
+
         return self._open[min(ranked)[1]] if ranked else None
 
     def _rank(
         self,
-        one: _Open,
+        unfinished: _Open,
         machine: str,
         has: Callable[[EnvironmentGroup], bool],
         several: bool,
     ) -> tuple[int, float] | None:
         """The smallest comes first; None: it is left to others."""
-        taken = self._taken(one, machine)
+        taken = self._taken(unfinished, machine)
         if not self._sliced:
             return None if taken else (0, 0.0)
-        if self._current.get(machine) == one.number or one.promised == machine:
-            return (0 if one.promised is None else 1, 0.0)
+        current = self._current.get(machine) == unfinished.number
+        if current or unfinished.promised == machine:
+            return (0 if unfinished.promised is None else 1, 0.0)
         if not several:
             return (2, 0.0)
-        if taken:
-            if has(one.group):
-                return (4, -one.left)
-            return (
-                (5, -one.left)
-                if one.left > _HELPS * self._costs.build(one.group)
-                else None
-            )
-        return (2 if has(one.group) else 3, -one.left)
 
-    def _taken(self, one: _Open, machine: str) -> bool:
+        # Of alike ones that of which most is left.
+        left = unfinished.left
+        there = has(unfinished.group)
+        if not taken:
+            return (2 if there else 3, -left)
+        if there:
+            return (4, -left)
+        worth_it = left > _HELPS * self._costs.build(unfinished.group)
+        return (5, -left) if worth_it else None
+
+    def _taken(self, unfinished: _Open, machine: str) -> bool:
         """Whether somebody else works with it, or is about to."""
-        return one.out > 0 or one.promised not in (None, machine)
+        return unfinished.out > 0 or unfinished.promised not in (None, machine)
 
     def _take(
         self,
-        one: _Open,
+        unfinished: _Open,
         machine: str,
         has: Callable[[EnvironmentGroup], bool],
         machines: Collection[str],
     ) -> tuple[Planned, ...]:
-        wanted, count = float("inf"), 0
+        """The first cells that wait, for as long as this machine should work."""
+        wanted = float("inf")
         if self._sliced:
-            total = sum(other.left for other in self._open if other.waiting)
-            wanted = max(total / (_SHARE * len(machines)), _PAYS * self._costs.setup)
-            if self._taken(one, machine) and self._current.get(machine) != one.number:
-                # Both are to be done with the rest at the same time.
-                build = 0.0 if has(one.group) else self._costs.build(one.group)
-                wanted = min(wanted, (one.left - build - self._costs.setup) / 2)
-        for position in one.waiting:
-            if count and one.seconds[position] > wanted:
+            wanted = self._wanted_s(unfinished, machine, has, machines)
+
+        count = 0
+        for position in unfinished.waiting:
+            # One cell at least, however long it takes.
+            if count and unfinished.seconds[position] > wanted:
                 break
-            wanted -= one.seconds[position]
+            wanted -= unfinished.seconds[position]
             count += 1
-        taken = tuple(one.group.cells[position] for position in one.waiting[:count])
-        del one.waiting[:count]
-        one.count()
-        return taken
+
+        positions = unfinished.waiting[:count]
+        del unfinished.waiting[:count]
+        unfinished.count()
+        return tuple(unfinished.group.cells[position] for position in positions)
+
+    def _wanted_s(
+        self,
+        unfinished: _Open,
+        machine: str,
+        has: Callable[[EnvironmentGroup], bool],
+        machines: Collection[str],
+    ) -> float:
+        setup = self._costs.setup
+        total = sum(other.left for other in self._open if other.waiting)
+        fair = total / (_SHARE * len(machines))
+        wanted = max(fair, _PAYS * setup)
+        current = self._current.get(machine) == unfinished.number
+        if self._taken(unfinished, machine) and not current:
+            # Both are to be done with the rest at the same time.
+            group = unfinished.group
+            build = 0.0 if has(group) else self._costs.build(group)
+            wanted = min(wanted, (unfinished.left - build - setup) / 2)
+        return wanted
 
     def _ahead(
         self,
@@ -392,8 +453,10 @@ class Dispatcher:
     ) -> EnvironmentGroup | None:
         """The environment that this machine begins next, if that can be said."""
         following = self._pick(machine, has, machines)
-        if following is not None and self._sliced:
+        if following is None:
+            return None
+        if self._sliced:
             if following.out or has(following.group):
                 return None
             following.promised = machine
-        return None if following is None else following.group
+        return following.group

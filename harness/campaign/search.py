@@ -118,11 +118,15 @@ class Search(Generic[DocumentT, LineT]):
         Raises:
             Spent: there is no time for one of them.
         """
-        if any(w.key not in self.done for w in wants):
+        # The campaign goes on, and comes back here when all are met or time is over.
+        if not self._are_done(wants):
             getcurrent().parent.switch(wants)
-        if self._spent and any(w.key not in self.done for w in wants):
+        if self._spent and not self._are_done(wants):
             raise Spent
-        return [self.done[w.key] for w in wants]
+        return [self.done[want.key] for want in wants]
+
+    def _are_done(self, wants: Sequence[StartedRun]) -> bool:
+        return all(want.key in self.done for want in wants)
 
     def result(self, want: StartedRun) -> LineT:
         return self.results([want])[0]
@@ -154,20 +158,23 @@ class Search(Generic[DocumentT, LineT]):
 
     def order(self, place: Place, names: Collection[str]) -> Order | None:
         while True:
-            if (found := self._open()) is not None:
-                line, want = found
-                if self.affords(want):
-                    order = self.order_of(want)
-                    self._given[id(order)] = order, want
-                    return order
-                self._give_up(line)
-            elif not self._begin_more():
-                return None
+            wish = self._open()
+            if wish is None:
+                if not self._begin_more():
+                    return None
+                continue
+
+            line, want = wish
+            if self.affords(want):
+                order = self.order_of(want)
+                self._given[id(order)] = order, want
+                return order
+            self._give_up(line)
 
     def waits(self) -> bool:
-        if self._spent or any(
-            w.key not in self.done for line in self._lines for w in line.wants
-        ):
+        if self._spent:
+            return True
+        if not all(self._are_done(line.wants) for line in self._lines):
             return True
         # Nobody has asked for more where no place is there yet.
         return self._begin_more()
@@ -210,6 +217,7 @@ class Search(Generic[DocumentT, LineT]):
             for want in line.wants:
                 if want.key not in self.done.keys() | given:
                     return line, want
+
         return None
 
     def _begin_more(self) -> bool:
@@ -219,8 +227,10 @@ class Search(Generic[DocumentT, LineT]):
             self._lines.append(line)
             self._switch(line)
             self._go_on()
+            # One whose runs are all known from before has ended by now.
             if line in self._lines:
                 return True
+
         return False
 
     def _switch(self, line: _Line) -> None:
@@ -228,6 +238,7 @@ class Search(Generic[DocumentT, LineT]):
         wants: Sequence[StartedRun] = ()
         with contextlib.suppress(Spent):
             wants = line.greenlet.switch()
+
         if line.greenlet.dead:
             self._lines.remove(line)
             return
@@ -242,9 +253,8 @@ class Search(Generic[DocumentT, LineT]):
             self._switch(line)
 
     def _met(self, line: _Line) -> bool:
-        return all(w.key in self.done for w in line.wants) and all(
-            part.greenlet.dead for part in line.parts
-        )
+        parts_ended = all(part.greenlet.dead for part in line.parts)
+        return parts_ended and self._are_done(line.wants)
 
     def break_off(self) -> None:
         """End all lines of work where they wait, so that what they hold open is
@@ -252,6 +262,7 @@ class Search(Generic[DocumentT, LineT]):
         for line in self._lines:
             if not line.greenlet.dead:
                 line.greenlet.throw()
+
         self._lines.clear()
 
     def _give_up(self, line: _Line) -> None:
@@ -433,24 +444,26 @@ class CellSearch(Search[_CellDocumentT, Attempt]):
         return self.campaign.fits(self._estimates.of(self.cells[want.id])[0])
 
     def end(self, state: CampaignState, failure: str) -> _CellDocumentT:
-        made, out_of_time = self.document, state is CampaignState.OUT_OF_TIME
+        made = self.document
+        out_of_time = state is CampaignState.OUT_OF_TIME
         try:
             self.closing()
             made.state = "interrupted" if out_of_time else state.value  # type: ignore[assignment]
             if out_of_time:
                 failure = f"its time is over; to resume, run: {self.resume_command}"
-            made.failure, made.finished = failure, Moment.now()
+            made.failure = failure
+            made.finished = Moment.now()
             self.write()
+            # A night that failed stays as it is: it goes on as one that was killed.
             if state is not CampaignState.FAILED:
-                marked = (
-                    NightState.COMPLETE
-                    if state is CampaignState.COMPLETE
-                    else NightState.INTERRUPTED
-                )
+                marked = NightState.INTERRUPTED
+                if state is CampaignState.COMPLETE:
+                    marked = NightState.COMPLETE
                 update = {"state": marked, "finished": Moment.now()}
                 self._ledger.append(self._night.model_copy(update=update))
         finally:
             self._ledger.close()
+
         return made
 
     # ------------------------------------------------------------------ the folder
@@ -468,4 +481,5 @@ class CellSearch(Search[_CellDocumentT, Attempt]):
             self.check(out, old)
         else:
             refuse_taken(out)
+
         return prepared(out)

@@ -75,6 +75,7 @@ def end(children: Collection[subprocess.Popen[bytes]], grace_s: float) -> None:
     for child in children:
         # Not SIGINT, which a shell's background job and its children ignore.
         child.terminate()
+
     deadline = time.monotonic() + grace_s
     for child in children:
         try:
@@ -107,6 +108,7 @@ class Children:
                 raise KeyboardInterrupt
             child = start()
             self._running.add(child)
+
         try:
             yield child
         finally:
@@ -120,6 +122,7 @@ class Children:
         with self._lock:
             self.stopped = True
             running = list(self._running)
+
         end(running, self._grace_s)
 
 
@@ -249,12 +252,15 @@ class Trials:
             KeyboardInterrupt: :meth:`stop` was called; the folder holds a partial
                 incident.
         """
-        began, created = time.monotonic(), Moment.now()
+        began = time.monotonic()
+        created = Moment.now()
         making = self.options.making
         made = making.command(cell, self.options)
         code, words = self._child(made, folder)
         if self._children.stopped:
             raise KeyboardInterrupt
+
+        has_left_one = (folder / making.file).is_file()
         attempt = Attempt(
             night=night,
             cell=cell.id,
@@ -264,9 +270,7 @@ class Trials:
             seconds=round(time.monotonic() - began, 2),
             machine=self.options.machine,
             command=made.command_line(),
-            incident=str(folder.relative_to(root))
-            if (folder / making.file).is_file()
-            else "",
+            incident=str(folder.relative_to(root)) if has_left_one else "",
         )
         return attempt.model_copy(update=making.outcome(folder, code, words))
 
@@ -288,9 +292,9 @@ class Trials:
                 child.kill()
                 child.communicate()
                 return None, f"it did not end within {duration(limit_s)}"
-        return child.returncode, errors.decode("utf-8", "replace")[
-            -_LAST_WORDS:
-        ].strip()
+
+        text = errors.decode("utf-8", "replace")
+        return child.returncode, text[-_LAST_WORDS:].strip()
 
 
 def outcome_of(
@@ -305,30 +309,29 @@ def outcome_of(
     if incident is None:
         kind = Lost.USAGE if code == ExitCode.USAGE else Lost.INFRASTRUCTURE
         return {"lost": kind, "error": words or f"{ENDED_SILENTLY} {code}"}
-    verdict = incident.verdict
-    told: dict[str, object] = {
+
+    facts: dict[str, object] = {
         "key": incident.key,
         "parts": incident.decided_by,
         "fidelity": incident.fidelity,
         "start_mode": incident.engine.start_mode,
         "gpus": incident.host.gpus,
     }
+    verdict = incident.verdict
     # A run that broke off after its verdict (its engine could not be ended, say) proves
     # nothing.
     if verdict is None or incident.state != "complete":
         kinds = {"UnloadableWheel": Lost.UNLOADABLE, "RunTimeout": Lost.TIMEOUT}
         kind = kinds.get(incident.failure_class, Lost.INFRASTRUCTURE)
-        return {
-            **told,
-            "lost": kind,
-            "error": incident.failure or words or "no verdict",
-        }
+        error = incident.failure or words or "no verdict"
+        return {**facts, "lost": kind, "error": error}
+
     return {
-        **told,
+        **facts,
         "outcome": verdict.outcome,
         "expected": verdict.expected,
         "explanation": verdict.explanation,
-        "conditions": {c.id: c.truth for c in verdict.conditions},
+        "conditions": {known.id: known.truth for known in verdict.conditions},
     }
 
 

@@ -88,18 +88,21 @@ class Workplace:
             self.provisions.expect([group])
             self._inside.callback(self.provisions.done, group)
             self._why = self.provisions.prepare(group)
+
         cells = [planned.cell for planned in group.cells]
         if cells != self._cells and not self._why:
             self._cells = cells
             self._inside.enter_context(
                 self.provisions.warm([(cell, runs) for cell in cells])
             )
+
         return self._why
 
     def leave(self) -> None:
         """The last environment is done with: its fork servers end."""
         self._inside.close()
-        self._environment, self._cells = "", ()
+        self._environment = ""
+        self._cells = ()
 
     def stopped(self) -> bool:
         """Whether to start nothing any more."""
@@ -220,7 +223,8 @@ class OnServers:
         """What ``work`` comes to, for which ``folder`` is emptied; and why the first
         attempt, if there was another, told nothing of the engine. Raises as the second
         one does."""
-        shutil.rmtree(folder, ignore_errors=True)  # killed in the middle
+        # Of a run that was killed in the middle.
+        shutil.rmtree(folder, ignore_errors=True)
         try:
             return work(), ""
         except InfrastructureError as error:
@@ -259,9 +263,10 @@ class _OfCells:
         return self.night
 
     def expect(self, here: Workplace) -> None:
-        here.provisions.expect(
-            [one for one in (self.group, self.ahead) if one is not None]
-        )
+        groups = [self.group]
+        if self.ahead is not None:
+            groups.append(self.ahead)
+        here.provisions.expect(groups)
 
     def folder(self, began: StartedRun) -> Path:
         return Path(INCIDENTS, self.night, began.id, f"run-{began.index}")
@@ -348,46 +353,73 @@ class CellsUntilWhole(_OfCells):
             KeyboardInterrupt: trials or provisions were stopped.
         """
         provisions = here.provisions
-        schedule = Schedule(self.repeat, self.confirm, self.before)
-        cells = self.group.cells
-        made = {p.cell.id: list(self.attempts.get(p.cell.id, ())) for p in cells}
-        measured = Estimates(History())
-
-        def fits(cell: Cell, first_s: float = 0.0) -> bool:
-            known = self.seconds.get(cell.id)
-            seconds = measured.of(cell)[0] if known is None else known
-            return self.until is None or here.clock() + first_s + seconds <= self.until
-
-        def whole(planned: Planned, why: str) -> Working:
-            attempts = made[planned.cell.id]
-            while (
-                coming := schedule.next(attempts, planned)
-            ) is not None and not here.stopped():
-                if not why and not fits(planned.cell):
-                    return
-                began = began_of(planned, coming)
-                yield began
-                if why:
-                    attempt = lost(self.night, began, why, here.machine)
-                else:
-                    attempt = self.run(planned.cell, began, here, root)
-                attempts.append(attempt)
-                if attempt.outcome is not None:
-                    measured.note(planned.cell, attempt.seconds)
-                yield attempt
-
+        work = _CellsWork(self, here, root)
         fetched_s = provisions.seconds(self.group)
-        if any(fits(planned.cell, fetched_s) for planned in cells):
+        cells = self.group.cells
+        if any(work.fits(planned.cell, fetched_s) for planned in cells):
             why = provisions.prepare(self.group)
             with contextlib.ExitStack() as warm:
                 if not why:
-                    if self.ahead is not None and fits(self.ahead.cells[0].cell):
+                    if self.ahead is not None and work.fits(self.ahead.cells[0].cell):
                         provisions.prefetch(self.ahead)
-                    runs = [(p.cell, schedule.left(made[p.cell.id], p)) for p in cells]
+                    runs = [(planned.cell, work.left(planned)) for planned in cells]
                     warm.enter_context(provisions.warm(runs))
+
                 for planned in cells:
-                    yield from whole(planned, why)
+                    yield from work.whole(planned, why)
+
         provisions.done(self.group)
+
+
+class _CellsWork:
+    """The runs of one order, on one machine."""
+
+    def __init__(self, order: CellsUntilWhole, here: Workplace, root: Path) -> None:
+        self._order = order
+        self._here = here
+        self._root = root
+        self._schedule = Schedule(order.repeat, order.confirm, order.before)
+        self._measured = Estimates(History())
+        self._attempts: dict[str, list[Attempt]] = {}
+        for planned in order.group.cells:
+            name = planned.cell.id
+            self._attempts[name] = list(order.attempts.get(name, ()))
+
+    def left(self, planned: Planned) -> int:
+        """Runs of a cell that are still to be made, if nothing surprises."""
+        return self._schedule.left(self._attempts[planned.cell.id], planned)
+
+    def fits(self, cell: Cell, first_s: float = 0.0) -> bool:
+        """Whether a run of it is expected to end in time, which begins after
+        ``first_s``."""
+        until = self._order.until
+        if until is None:
+            return True
+        seconds = self._order.seconds.get(cell.id)
+        if seconds is None:
+            seconds, _ = self._measured.of(cell)
+        return self._here.clock() + first_s + seconds <= until
+
+    def whole(self, planned: Planned, why: str) -> Working:
+        """Run a cell until it is whole. ``why``: it cannot be run, so that all of its
+        runs are lost; "": it can."""
+        attempts = self._attempts[planned.cell.id]
+        while not self._here.stopped():
+            coming = self._schedule.next(attempts, planned)
+            if coming is None or (not why and not self.fits(planned.cell)):
+                return
+            began = began_of(planned, coming)
+            yield began
+            if why:
+                attempt = lost(self._order.night, began, why, self._here.machine)
+            else:
+                attempt = self._order.run(planned.cell, began, self._here, self._root)
+
+            # Before anybody hears of it: what comes next follows from it.
+            attempts.append(attempt)
+            if attempt.outcome is not None:
+                self._measured.note(planned.cell, attempt.seconds)
+            yield attempt
 
 
 class Place(Protocol):
@@ -430,8 +462,14 @@ class Places(Protocol):
 
 
 def began_of(planned: Planned, coming: Next) -> StartedRun:
-    what = f"{planned.cell.row} on {planned.cell.release or planned.cell.commit[:12]}"
-    return StartedRun(planned.cell.id, coming.number, coming.role, what)
+    """The run that comes next, and what it is of for people."""
+    cell = planned.cell
+    return StartedRun(
+        id=cell.id,
+        index=coming.number,
+        role=coming.role,
+        what=f"{cell.row} on {cell.release or cell.commit[:12]}",
+    )
 
 
 def lost(night: str, began: StartedRun, why: str, machine: str = "") -> Attempt:
@@ -464,14 +502,23 @@ class LocalPlaces:
     ) -> None:
         """``machine``: its label in the ledger; ``players``: others than the usual
         ones."""
-        children, shared = Children(), players or Players()
-        self._places = [
-            _Place(Workplace(trials, provisions, machine, children, clock, shared))
-            for _ in range(jobs)
-        ]
+        children = Children()
+        shared = players or Players()
+        self._places = []
+        for _ in range(jobs):
+            here = Workplace(
+                trials=trials,
+                provisions=provisions,
+                machine=machine,
+                children=children,
+                clock=clock,
+                players=shared,
+            )
+            self._places.append(_Place(here))
+
         self._here = self._places[0].here
 
-    def there(self) -> Sequence[_Place]:
+    def there(self) -> Sequence[Place]:
         return self._places
 
     def expect(self, groups: Sequence[EnvironmentGroup]) -> None:
@@ -483,6 +530,7 @@ class LocalPlaces:
     def join(self) -> None:
         for place in self._places:
             place.here.leave()
+
         self._here.players.end()
         self._here.provisions.join()
 

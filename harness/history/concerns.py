@@ -79,6 +79,7 @@ def concerns(history: History) -> dict[str, Concern]:
     walk = _Walk()
     for runs in history.nights:
         walk.take(history, runs)
+
     return walk.concerns
 
 
@@ -94,71 +95,85 @@ class _Walk:
         settled: dict[str, Settled] = {}
         for name, planned in runs.planned.items():
             attempts = runs.attempts_of(name)
+            # A job of a night that still runs may yet be run.
             if attempts or not running:
                 track = self._tracks.setdefault(name, CellTrack(planned.cell))
                 settled[name], _ = track.add(runs.night.id, attempts)
 
         # A night that was killed told nothing of what it found.
-        found = events(history, runs) if running else runs.events
-        for event in found:
+        new = events(history, runs) if running else runs.events
+        for event in new:
             self._begin(event, runs)
+
         for concern in self.concerns.values():
             if not concern.over:
                 self._follow(concern, runs, settled)
 
         # After all verdicts: a release that is fixed ends what earlier ones have.
-        for event in found:
+        for event in new:
             if event.what is EventKind.FIXED_IN:
                 self._fix(event, runs)
 
     def _begin(self, event: Event, runs: NightRuns) -> None:
         track = self._tracks.get(event.cell)
-        if track is None or not _is_one(event, runs.planned.get(event.cell)):
+        if track is None or not _concerns(event, runs.planned.get(event.cell)):
             return
         known = self.concerns.get(event.identity)
         if known is not None and not known.over:
             known.event = event
             return
+
         self.concerns[event.identity] = Concern(
-            event, runs.night.id, track.cell, _as_expected(runs, event.cell)
+            event=event,
+            since=runs.night.id,
+            cell=track.cell,
+            expected_then=_as_expected(runs, event.cell),
         )
 
     def _follow(
         self, concern: Concern, runs: NightRuns, settled: dict[str, Settled]
     ) -> None:
-        name, night = concern.event.cell, runs.night.id
+        name = concern.event.cell
         # What is not planned has no runs to follow it by.
         if name not in runs.planned:
             return
         tonight = settled.get(name, Settled(JobState.MISSING, why="no run"))
+        concern.night = runs.night.id
+        concern.tonight = tonight
+
         track = self._tracks[name]
-        concern.night, concern.tonight = night, tonight
         attempts = runs.attempts_of(name)
         # Until there is a verdict, the newest runs are all that can be shown.
         if not concern.seen:
             concern.runs = attempts or concern.runs or track.attempts
         if name not in settled or not track.covered:
             return
-        concern.seen, concern.settled, concern.runs = night, tonight, attempts
+
+        concern.seen = runs.night.id
+        concern.settled = tonight
+        concern.runs = attempts
         if concern.event.what is not EventKind.COVERAGE_LOST:
-            concern.state = JobState.FLAKY.value if track.shaky else tonight.state.value
+            state = JobState.FLAKY if track.shaky else tonight.state
+            concern.state = state.value
         concern.over = _over(concern, runs, tonight, shaky=track.shaky)
 
     def _fix(self, fix: Event, runs: NightRuns) -> None:
-        fixed = runs.planned.get(fix.cell)
+        planned = runs.planned.get(fix.cell)
+        if planned is None:
+            return
+        fixed = planned.cell
+        name = fixed.commit[:12] or fixed.release
         for concern in self.concerns.values():
-            if concern.over or concern.event.what not in _OF_A_RELEASE or fixed is None:
+            if concern.over or concern.event.what not in _OF_A_RELEASE:
                 continue
-            if _later_release(fixed.cell, concern.cell):
-                name = fixed.cell.commit[:12] or fixed.cell.release
-                concern.over = (
-                    f"It is fixed in {fixed.cell.engine} {name}, in night {fix.night}."
-                )
+            if _later_release(fixed, concern.cell):
+                where = f"{fixed.engine} {name}"
+                concern.over = f"It is fixed in {where}, in night {fix.night}."
 
 
-def _is_one(event: Event, planned: Planned | None) -> bool:
-    """A cell that is planned no more is none: with ``newest`` that is so with each new
-    release."""
+def _concerns(event: Event, planned: Planned | None) -> bool:
+    """Whether somebody should look at it. A cell that is planned no more is no concern:
+    with ``newest`` each new release takes the place of a cell."""
     if event.what in ALARMS:
         return True
     if event.what is EventKind.NEW_RELEASE_AFFECTED:
@@ -168,38 +183,31 @@ def _is_one(event: Event, planned: Planned | None) -> bool:
 
 def _over(concern: Concern, runs: NightRuns, now: Settled, *, shaky: bool) -> str:
     """Why a verdict of this night ends it; "": it does not."""
-    night, state = runs.night.id, now.state
-    told = f"In night {night} it is {state} ({now.why})"
+    night = runs.night.id
+    verdict = f"In night {night} it is {now.state} ({now.why})"
     what = concern.event.what
     if what is EventKind.COVERAGE_LOST:
-        return f"{told}: it has a verdict again."
+        return f"{verdict}: it has a verdict again."
     # A flaky cell shows either verdict: neither ends anything.
     if shaky:
         return ""
+
     as_expected = _as_expected(runs, concern.event.cell)
+    drifted_before = _drifted_before(concern, night)
     if what is EventKind.FLAKY and as_expected is not False:
-        return f"{told}: under its new key no run contradicts another."
-    if as_expected and (
-        concern.expected_then is False or _drifted_before(concern, night)
-    ):
-        return f"{told}, which is what the scenario expects."
+        return f"{verdict}: under its new key no run contradicts another."
+    if as_expected and (concern.expected_then is False or drifted_before):
+        return f"{verdict}, which is what the scenario expects."
 
+    works = now.state is JobState.NOT_REPRODUCED
     if what in (EventKind.DRIFT, EventKind.FLAKY):
-        fine = as_expected is None and state is JobState.NOT_REPRODUCED
-        return (
-            f"{told}, and nothing fails."
-            if fine and _drifted_before(concern, night)
-            else ""
-        )
-
+        # Nothing was expected of it: that nothing fails is the best that it can show.
+        fine = works and as_expected is None
+        return f"{verdict}, and nothing fails." if fine and drifted_before else ""
     if what is EventKind.DIFFERENT_FAILURE:
-        return (
-            ""
-            if state is JobState.DIFFERENT_FAILURE
-            else f"{told}, and fails so no more."
-        )
-
-    return f"{told}." if state is JobState.NOT_REPRODUCED else ""
+        same = now.state is JobState.DIFFERENT_FAILURE
+        return "" if same else f"{verdict}, and fails so no more."
+    return f"{verdict}." if works else ""
 
 
 def _drifted_before(concern: Concern, night: str) -> bool:
@@ -209,7 +217,8 @@ def _drifted_before(concern: Concern, night: str) -> bool:
 
 def _as_expected(runs: NightRuns, name: str) -> bool | None:
     """Against what the runs say was expected, else against the plan."""
-    settled, planned = settle(runs.attempts_of(name)), runs.planned.get(name)
+    settled = settle(runs.attempts_of(name))
+    planned = runs.planned.get(name)
     if settled.as_expected is not None or planned is None or planned.expected is None:
         return settled.as_expected
     return settled.state.value == planned.expected.value
@@ -304,25 +313,26 @@ class Quarantine:
         for entry in self.entries:
             if entry.covers(cell) and not entry.expired(when):
                 return entry
+
         return None
 
     def warnings(self, cells: Iterable[Cell], when: date | datetime) -> list[str]:
         """A sentence for each entry that has expired, and for each that covers no
         cell."""
         known = list(cells)
-        said = []
+        warnings = []
         for entry in self.entries:
             if entry.expired(when):
-                said.append(
+                warnings.append(
                     f"The quarantine of {entry.what} expired on {entry.expires} and "
                     f"counts no more: {entry.owner} is to look at {entry.issue}."
                 )
             elif not any(entry.covers(cell) for cell in known):
-                said.append(
+                warnings.append(
                     f"The quarantine of {entry.what} covers no cell of this plan."
                 )
 
-        return said
+        return warnings
 
 
 def load_quarantine(path: Path) -> Quarantine:
@@ -344,22 +354,17 @@ def load_quarantine(path: Path) -> Quarantine:
         try:
             entries.append(QuarantineEntry.model_validate(table))
         except ValidationError as error:
-            wrong += [
-                f"entry {number}{_named(table)}: {said}" for said in _said(error, table)
-            ]
+            place = f"entry {number}{_named(table)}"
+            for fault in _faults(error, table):
+                wrong.append(f"{place}: {fault}")
 
     if wrong:
         raise UsageError(f"{path}: {'; '.join(wrong)}.", hint=_EXAMPLE)
     return Quarantine(tuple(entries), str(path))
 
 
-def _named(table: object) -> str:
-    name = table.get("scenario") if isinstance(table, dict) else None
-    return f" ({one_line(name, 60)})" if isinstance(name, str) else ""
-
-
-def _said(error: ValidationError, table: object) -> list[str]:
-    said = []
+def _faults(error: ValidationError, table: object) -> list[str]:
+    faults = []
     for place, kind, words in misfits(error, table):
         field = ".".join(map(str, place))
         known = {
@@ -368,5 +373,11 @@ def _said(error: ValidationError, table: object) -> list[str]:
             "extra_forbidden": f"'{field}' means nothing here",
             "value_error": one_line(words, 200),
         }
-        said.append(known.get(kind, f"'{field}': {one_line(words, 200)}"))
-    return said
+        faults.append(known.get(kind, f"'{field}': {one_line(words, 200)}"))
+
+    return faults
+
+
+def _named(table: object) -> str:
+    name = table.get("scenario") if isinstance(table, dict) else None
+    return f" ({one_line(name, 60)})" if isinstance(name, str) else ""

@@ -11,7 +11,14 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 
 from mmrepro.base.text.sanitize import one_line
-from mmrepro.failure.documents.ledger import Attempt, Cell, Event, EventKind, NightState
+from mmrepro.failure.documents.ledger import (
+    Attempt,
+    Cell,
+    Event,
+    EventKind,
+    NightState,
+    Planned,
+)
 from mmrepro.failure.signature import Outcome
 from mmrepro.history.ledger import History, NightRuns
 from mmrepro.history.states import (
@@ -104,6 +111,10 @@ class _Tonight:
     was_covered: bool
     expected: Outcome | None
 
+    @property
+    def state(self) -> JobState:
+        return self.settled.state
+
 
 class _NightComparison:
     """Former nights in the order in which they ran, and the one that is looked at."""
@@ -115,12 +126,7 @@ class _NightComparison:
         self.awaited: set[str] = set()
         """Cells of the first night of their release, which was new then."""
         for former in past:
-            # First the cells, then the releases: within one night all are new.
-            for name, cell in former.cells.items():
-                if self._is_new(cell):
-                    self.awaited.add(name)
-            self._follow(former)
-            self.releases.update(map(_release, former.cells.values()))
+            self._take_former(former)
 
         self.known_lines: set[str] = set()
         for track in self.tracks.values():
@@ -129,6 +135,15 @@ class _NightComparison:
 
         self.tonight = self._follow(night)
         self.lines = _lines(self.tracks.values())
+
+    def _take_former(self, former: NightRuns) -> None:
+        # First the cells, then the releases: within one night all are new.
+        for name, cell in former.cells.items():
+            if self._is_new(cell):
+                self.awaited.add(name)
+
+        self._follow(former)
+        self.releases.update(map(_release, former.cells.values()))
 
     def events(self) -> list[Event]:
         new = self._new_releases()
@@ -141,37 +156,35 @@ class _NightComparison:
                 new += self._in_a_new_release(job)
             new += self._different(job)
             new += self._lost(job)
+
         return new
 
     def _follow(self, night: NightRuns) -> list[_Tonight]:
         """Take a night in; what it shows of each cell that it plans, or does not plan
         any more."""
         running = night.night.state is NightState.RUNNING
-        seen = []
+        jobs = []
         for name, planned in night.planned.items():
-            track = self.tracks.setdefault(name, CellTrack(planned.cell))
-            before, covered = track.settled, track.covered
             attempts = night.attempts_of(name)
-            if running and not attempts:
-                continue
-            settled, changes = track.add(night.night.id, attempts)
-            expected = planned.expected or settled.expected
-            job = _Tonight(planned.cell, settled, changes, before, covered, expected)
-            seen.append(job)
+            # A job of a night that still runs may yet be run.
+            waits = running and not attempts
+            track = self.tracks.setdefault(name, CellTrack(planned.cell))
+            if not waits:
+                jobs.append(_taken(track, night.night.id, planned, attempts))
 
         # What a shard or a night that still runs does not plan may be in another one.
         if night.night.shard or running:
-            return seen
+            return jobs
         for name, track in self.tracks.items():
             if name in night.planned or not track.covered:
                 continue
+
             track.covered = False
             # A commit is run once; it is not in every night's plan.
             if not track.cell.commit:
-                gone = Settled(JobState.MISSING, why="it is no longer planned")
-                seen.append(_Tonight(track.cell, gone, [], track.settled, True, None))
+                jobs.append(_no_longer_planned(track))
 
-        return seen
+        return jobs
 
     def _is_new(self, cell: Cell) -> bool:
         """Of a release that no former night had, of an engine that one had."""
@@ -184,7 +197,7 @@ class _NightComparison:
             if self._is_new(job.cell):
                 new[_release(job.cell)] = job.cell
 
-        found = []
+        events = []
         for cell in new.values():
             event = Event(
                 night=self.night.night.id,
@@ -194,49 +207,74 @@ class _NightComparison:
                 release=_name(cell),
                 text=f"{cell.engine} {_name(cell)} is run here for the first time.",
             )
-            found.append(event)
+            events.append(event)
 
-        return found
+        return events
 
     def _flip(self, job: _Tonight, change: VerdictChange) -> Event:
-        subject, now = _subject(job.cell), job.settled.state
+        subject = _subject(job.cell)
+        now = job.state
         if change.kind is EventKind.FLAKY:
             text = f"{subject} is flaky: {change.why}."
         elif job.before is not None and job.before.state is not now:
             text = f"{subject} was {job.before.state} and is {now}; {change.why}."
         else:
             text = f"{subject} is {now}; {change.why}."
+
         return self._event(change.kind, job, text, changed=list(change.parts))
 
     def _in_a_new_release(self, job: _Tonight) -> list[Event]:
         """Fixed in it, returned in it, or affected by it."""
-        state = job.settled.state
+        state = job.state
         if state not in _HAS_OR_HAS_NOT:
             return []
         line = self.lines[_sequence(job.cell)]
         earlier = self._earlier(job, line)
-        last = earlier[-1] if earlier else None
-        subject = _subject(job.cell)
         if state is JobState.NOT_REPRODUCED:
-            if last is None or not _is(last, JobState.REPRODUCED):
-                return []
-            text = f"{subject} is {state}, and {_name(last.cell)} still has it"
-            return [self._boundary(EventKind.FIXED_IN, job, text, last, line)]
+            return self._fixed(job, earlier, line)
+        return [self._returned(job, earlier, line) or self._affected(job, earlier)]
 
+    def _fixed(
+        self, job: _Tonight, earlier: Sequence[CellTrack], line: Sequence[CellTrack]
+    ) -> list[Event]:
+        """It is fixed where the nearest earlier release has it."""
+        if not earlier or not _is(earlier[-1], JobState.REPRODUCED):
+            return []
+        last = earlier[-1]
+        state = job.state
+        text = f"{_subject(job.cell)} is {state}, and {_name(last.cell)} still has it"
+        return [self._boundary(EventKind.FIXED_IN, job, text, last, line)]
+
+    def _returned(
+        self, job: _Tonight, earlier: Sequence[CellTrack], line: Sequence[CellTrack]
+    ) -> Event | None:
+        """It has returned where a release that leads here had it no more, and one
+        before that had it."""
         well = _newest_without(earlier, job.cell)
-        before = earlier[: earlier.index(well)] if well is not None else []
+        if well is None:
+            return None
+        before = earlier[: earlier.index(well)]
         had = [track for track in before if _is(track, JobState.REPRODUCED)]
-        if well is not None and had:
-            text = (
-                f"{subject} is {state} again: {_name(had[-1].cell)} had it, "
-                f"{_name(well.cell)} had it no more"
-            )
-            return [self._boundary(EventKind.BUG_RETURNED, job, text, well, line)]
+        if not had:
+            return None
 
-        text = f"{subject}, a new release, is {state}; {_expectation(job.expected)}"
-        if last is not None and last is not well and _is(last, JobState.NOT_REPRODUCED):
+        text = (
+            f"{_subject(job.cell)} is {job.state} again: "
+            f"{_name(had[-1].cell)} had it, {_name(well.cell)} had it no more"
+        )
+        return self._boundary(EventKind.BUG_RETURNED, job, text, well, line)
+
+    def _affected(self, job: _Tonight, earlier: Sequence[CellTrack]) -> Event:
+        text = (
+            f"{_subject(job.cell)}, a new release, is {job.state}; "
+            f"{_expectation(job.expected)}"
+        )
+        last = earlier[-1] if earlier else None
+        well = _newest_without(earlier, job.cell)
+        if last and last is not well and _is(last, JobState.NOT_REPRODUCED):
             text += f"; {_name(last.cell)}, of another branch, has it no more"
-        return [self._event(EventKind.NEW_RELEASE_AFFECTED, job, f"{text}.")]
+
+        return self._event(EventKind.NEW_RELEASE_AFFECTED, job, f"{text}.")
 
     def _earlier(self, job: _Tonight, line: Sequence[CellTrack]) -> list[CellTrack]:
         """The earlier releases that have the bug or have it not, oldest first.
@@ -266,14 +304,9 @@ class _NightComparison:
     ) -> Event:
         """An event of a new release against the nearest earlier one, and how sure that
         is."""
-        ids = [track.cell.id for track in line]
-        others = []
-        for track in line[ids.index(last.cell.id) + 1 : ids.index(job.cell.id)]:
-            state = track.settled.state if track.settled else "no verdict"
-            others.append(f"{_name(track.cell)} ({state})")
-
-        if others:
-            text += f"; between them lies {', '.join(others)}"
+        between = _between(line, last.cell, job.cell)
+        if between:
+            text += f"; between them lies {', '.join(between)}"
         if last.night != self.night.night.id:
             text += f"; {_name(last.cell)} was run last in {last.night}"
 
@@ -281,15 +314,15 @@ class _NightComparison:
         changed = changed_parts(last.attempts, mine)
         parts = [part for part in changed if part not in _OF_A_RELEASE]
         if parts:
-            changes = ", ".join(describe(part, last.attempts, mine) for part in parts)
-            text += f"; beside the release also changed: {changes}"
+            changes = [describe(part, last.attempts, mine) for part in parts]
+            text += f"; beside the release also changed: {', '.join(changes)}"
 
         event = self._event(kind, job, text + ".", changed=parts)
         before = last.settled.state.value if last.settled else ""
         return event.model_copy(update={"before": f"{before} in {_name(last.cell)}"})
 
     def _different(self, job: _Tonight) -> list[Event]:
-        if job.settled.state is not JobState.DIFFERENT_FAILURE:
+        if job.state is not JobState.DIFFERENT_FAILURE:
             return []
         if any(change.kind is EventKind.FLAKY for change in job.changes):
             return []
@@ -311,12 +344,13 @@ class _NightComparison:
         return [self._event(EventKind.DIFFERENT_FAILURE, job, f"{text}.")]
 
     def _lost(self, job: _Tonight) -> list[Event]:
-        if not job.was_covered or job.settled.state in _TOLD:
+        if not job.was_covered or job.state in _TOLD:
             return []
-        was = job.before.state if job.before is not None else "told"
         why = job.settled.why
-        if job.settled.state is JobState.MISSING and job.cell.id in self.night.planned:
+        if job.state is JobState.MISSING and job.cell.id in self.night.planned:
             why = f"the night is {self.night.night.state} and did not run it"
+
+        was = job.before.state if job.before is not None else "told"
         text = f"{_subject(job.cell)} was {was} and is not known now: {why}"
         error = _first([attempt.error for attempt in self._runs(job)])
         if error:
@@ -338,9 +372,48 @@ class _NightComparison:
             release=_name(job.cell),
             text=text,
             before=job.before.state.value if job.before is not None else "",
-            now=job.settled.state.value,
+            now=job.state.value,
             changed=list(changed),
         )
+
+
+def _taken(
+    track: CellTrack, night: str, planned: Planned, attempts: Sequence[Attempt]
+) -> _Tonight:
+    """What a night's attempts show of a cell, and what it was before them."""
+    before = track.settled
+    was_covered = track.covered
+    settled, changes = track.add(night, attempts)
+    return _Tonight(
+        cell=planned.cell,
+        settled=settled,
+        changes=changes,
+        before=before,
+        was_covered=was_covered,
+        expected=planned.expected or settled.expected,
+    )
+
+
+def _no_longer_planned(track: CellTrack) -> _Tonight:
+    return _Tonight(
+        cell=track.cell,
+        settled=Settled(JobState.MISSING, why="it is no longer planned"),
+        changes=[],
+        before=track.settled,
+        was_covered=True,
+        expected=None,
+    )
+
+
+def _between(line: Sequence[CellTrack], last: Cell, now: Cell) -> list[str]:
+    """The releases that lie between two of a line, each with its state."""
+    ids = [track.cell.id for track in line]
+    between = []
+    for track in line[ids.index(last.id) + 1 : ids.index(now.id)]:
+        state = track.settled.state if track.settled else "no verdict"
+        between.append(f"{_name(track.cell)} ({state})")
+
+    return between
 
 
 _HAS_OR_HAS_NOT = (JobState.REPRODUCED, JobState.NOT_REPRODUCED)
@@ -361,11 +434,13 @@ def _lines(tracks: Iterable[CellTrack]) -> dict[str, list[CellTrack]]:
     lines: dict[str, list[CellTrack]] = {}
     for track in tracks:
         lines.setdefault(_sequence(track.cell), []).append(track)
+
     for line in lines.values():
         versions = [_version(track.cell) for track in line]
         if line[0].cell.commit or None in versions:
             continue
         line.sort(key=lambda track: _version(track.cell) or Version("0"))
+
     return lines
 
 
@@ -375,6 +450,7 @@ def _newest_without(earlier: Sequence[CellTrack], cell: Cell) -> CellTrack | Non
     for track in reversed(earlier):
         if _leads_to(track.cell, cell):
             return track if _is(track, JobState.NOT_REPRODUCED) else None
+
     return None
 
 
@@ -391,6 +467,7 @@ def _first(texts: Iterable[str]) -> str:
     for text in texts:
         if text:
             return text
+
     return ""
 
 

@@ -99,6 +99,7 @@ class History:
                 f"The ledger has no night {one_line(night, 80)!r}; the newest are: "
                 f"{known}."
             )
+
         return found
 
     def before(self, night: Night) -> list[NightRuns]:
@@ -212,6 +213,7 @@ class Ledger:
                 self.lines.append(line)
             except ValueError:
                 raise BadLedger(f"The ledger in {self.folder} is closed.") from None
+
             self.history.take(kept)
 
     def close(self) -> None:
@@ -299,6 +301,7 @@ def _parsed(content: bytes, path: Path) -> History:
                 hint="a ledger is only ever appended to; take it as it was before "
                 "somebody changed it, or begin a new one with another --out",
             ) from error
+
     return history
 
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 import re
 import shutil
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
 
 from mmrepro.base.errors import BadLedger, UnwritableOutput
+from mmrepro.base.records import Moment
 from mmrepro.failure.documents import INCIDENT_FILE
 from mmrepro.failure.documents.ledger import Attempt, Event, Night, NightState
 from mmrepro.history.events import events
@@ -26,7 +27,9 @@ _UNFINISHED = [
 
 
 @dataclass
-class _MergedNight:
+class MergedLedger:
+    """What a merge added to the ledger that it writes."""
+
     nights: list[str] = field(default_factory=list)
     """Of which something was added."""
     cells: int = 0
@@ -40,10 +43,15 @@ class _MergedNight:
     def nothing(self) -> bool:
         return not (self.nights or self.incidents)
 
+    @property
+    def lines(self) -> int:
+        """How many cells, attempts and events were added."""
+        return self.cells + self.attempts + self.events
+
 
 def merge(
     folders: Sequence[Path], out: Path, *, incidents: bool = True
-) -> _MergedNight:
+) -> MergedLedger:
     """Add all that the ledgers in ``folders`` hold to the one in ``out``, with its
     incidents.
 
@@ -59,13 +67,14 @@ def merge(
     sources = [(folder, read(folder)) for folder in folders]
     # Before a folder is made for them.
     _refuse_contradictions(sources)
-    merged = _MergedNight()
+    merged = MergedLedger()
     with Ledger(out) as ledger:
         _refuse_contradictions([(out, ledger.history), *sources])
         nights: dict[str, list[tuple[Path, NightRuns]]] = {}
         for folder, history in sources:
             for runs in history.nights:
                 nights.setdefault(runs.night.id, []).append((folder, runs))
+
         for name in sorted(nights, key=lambda name: (_began(nights[name]), name)):
             _one_night(ledger, name, nights[name], merged, incidents=incidents)
 
@@ -80,12 +89,12 @@ def _one_night(
     ledger: Ledger,
     name: str,
     parts: Sequence[tuple[Path, NightRuns]],
-    merged: _MergedNight,
+    merged: MergedLedger,
     *,
     incidents: bool,
 ) -> None:
     there = ledger.history.find(name)
-    before = (merged.cells, merged.attempts, merged.events)
+    lines_before = merged.lines
     night = _with_cells([runs for _, runs in parts], there)
     changed = there is None or there.night != night
     if changed:
@@ -100,6 +109,7 @@ def _one_night(
             if cell not in runs_there.planned:
                 ledger.append(planned)
                 merged.cells += 1
+
         for attempt in runs.attempts:
             if incidents and attempt.incident:
                 _copy(folder, ledger.folder, attempt.incident, merged)
@@ -108,10 +118,9 @@ def _one_night(
                 ledger.append(attempt if incidents else _unlinked(attempt))
                 merged.attempts += 1
 
-    merged.events += _add_events(
-        ledger, runs_there, _events(ledger, night, runs_there, parts)
-    )
-    if changed or before != (merged.cells, merged.attempts, merged.events):
+    new = _events(ledger, night, runs_there, parts)
+    merged.events += _add_events(ledger, runs_there, new)
+    if changed or merged.lines != lines_before:
         merged.nights.append(name)
 
 
@@ -121,6 +130,7 @@ def _with_cells(parts: Sequence[NightRuns], there: NightRuns | None) -> Night:
     cells: set[str] = set()
     for runs in parts:
         cells.update(runs.planned)
+
     if there is not None:
         cells.update(there.planned)
     return night.model_copy(update={"cells": len(cells)})
@@ -138,6 +148,7 @@ def _events(
         known: list[Event] = []
         for _, runs in parts:
             known += runs.events
+
         return known
 
     if night.shard or night.state is NightState.RUNNING:
@@ -155,20 +166,27 @@ def whole(nights: Sequence[Night], there: Night | None = None) -> Night:
     """
     if there is not None and _covers_more(there, nights):
         nights = [*nights, there]
-    shards = _all_shards(nights)
-    finished = [night.finished for night in nights if night.finished is not None]
-    last = None
-    if len(finished) == len(nights):
-        last = max(finished, key=lambda moment: moment.wall)
     states = [night.state for night in nights]
     first = min(nights, key=lambda n: (n.created.wall, n.command, n.machine))
+    shards = "" if _all_there(nights) else ",".join(sorted(_all_shards(nights)))
     return first.model_copy(
         update={
             "state": min(states, key=_UNFINISHED.index),
-            "finished": last,
-            "shard": "" if _all_there(nights) else ",".join(sorted(shards)),
+            "finished": _last_end(nights),
+            "shard": shards,
         }
     )
+
+
+def _last_end(nights: Sequence[Night]) -> Moment | None:
+    """When the last of them ended; None: one has not."""
+    ends = []
+    for night in nights:
+        if night.finished is None:
+            return None
+        ends.append(night.finished)
+
+    return max(ends, key=lambda moment: moment.wall)
 
 
 def _covers_more(there: Night, nights: Sequence[Night]) -> bool:
@@ -198,36 +216,46 @@ def _shards(night: Night) -> frozenset[str]:
 def _refuse_contradictions(sources: Sequence[tuple[Path, History]]) -> None:
     seen: dict[tuple[str, str, int], tuple[Path, Attempt]] = {}
     for folder, history in sources:
-        for runs in history.nights:
-            for attempt in runs.attempts:
-                key = (attempt.night, attempt.cell, attempt.index)
-                other, first = seen.setdefault(key, (folder, attempt))
-                if _unlinked(first) != _unlinked(attempt):
-                    raise BadLedger(
-                        f"{other} and {folder} say different things of attempt "
-                        f"{attempt.index} at {attempt.cell} in night {attempt.night}.",
-                        hint="two campaigns have one name: keep them in two folders, "
-                        "and name the next ones with --night",
-                    )
+        for attempt in _attempts(history):
+            key = (attempt.night, attempt.cell, attempt.index)
+            other, first = seen.setdefault(key, (folder, attempt))
+            # Where its incident lies is no contradiction: folders differ in that.
+            if _unlinked(first) == _unlinked(attempt):
+                continue
+            raise BadLedger(
+                f"{other} and {folder} say different things of attempt "
+                f"{attempt.index} at {attempt.cell} in night {attempt.night}.",
+                hint="two campaigns have one name: keep them in two folders, "
+                "and name the next ones with --night",
+            )
+
+
+def _attempts(history: History) -> Iterator[Attempt]:
+    for runs in history.nights:
+        yield from runs.attempts
 
 
 def _unlinked(attempt: Attempt) -> Attempt:
     return attempt.model_copy(update={"incident": ""})
 
 
-def _add_events(ledger: Ledger, runs: NightRuns, found: Sequence[Event]) -> int:
-    known, added = {e.identity for e in runs.events}, 0
-    for event in found:
+def _add_events(ledger: Ledger, runs: NightRuns, events: Sequence[Event]) -> int:
+    """Append the events that are not there yet. Returns how many these are."""
+    known = {event.identity for event in runs.events}
+    added = 0
+    for event in events:
         if event.identity not in known:
             ledger.append(event)
             known.add(event.identity)
             added += 1
+
     return added
 
 
-def _copy(source: Path, out: Path, incident: str, merged: _MergedNight) -> None:
+def _copy(source: Path, out: Path, incident: str, merged: MergedLedger) -> None:
     """One incident's folder, whole or not at all."""
-    old, new = source / incident, out / incident
+    old = source / incident
+    new = out / incident
     if new.is_dir() or old.resolve() == new.resolve():
         return
     if not (old / INCIDENT_FILE).is_file():

@@ -28,7 +28,7 @@ from mmrepro.history.squares import (
     importance,
     squares_of,
 )
-from mmrepro.history.states import JobState, settle
+from mmrepro.history.states import JobState, Settled, settle
 
 _NIGHTS: Final = 14
 """In the trend: the newest ones."""
@@ -40,7 +40,7 @@ NIGHT_WORDS: Final[dict[NightState, str]] = {
 }
 
 
-class _Headline(NamedTuple):
+class NightHeadline(NamedTuple):
     """What a nightly run came to, in a few words."""
 
     label: str
@@ -68,20 +68,33 @@ class NightView:
         excused: Quarantine,
         folder: Path | None = None,
     ) -> None:
+        self.runs = runs
+        self.excused = excused
+        self.folder = folder
+
         before = history.before(runs.night)
-        self.runs, self.excused, self.folder = runs, excused, folder
-        self.before = before[-1].night.id if before else ""
+        last = before[-1] if before else None
+        self.before = last.night.id if last else ""
         self.history = History([*before, runs])
-        self.events = sorted(runs.events or find_events(history, runs), key=importance)
+
+        # A night that is over has its events; those of one that runs are found anew.
+        events = runs.events or find_events(history, runs)
+        self.events = sorted(events, key=importance)
         of_cell: dict[str, list[Event]] = {}
         for event in self.events:
             of_cell.setdefault(event.cell, []).append(event)
+
         self.grids = grids_of(squares_of(runs, excused, of_cell))
-        self.squares = [square for grid in self.grids for square in grid.squares]
+        self.squares: list[Square] = []
+        for grid in self.grids:
+            self.squares += grid.squares
+
         self.trend: list[TrendPoint] = []
-        for past in [*before[-(_NIGHTS - 1) :], runs]:
-            self._add(past.night.id, self.squares if past is runs else squares_of(past))
-        self.shifts = _shifts(before[-1], runs, set(of_cell)) if before else []
+        for past in before[-(_NIGHTS - 1) :]:
+            self._add(past.night.id, squares_of(past))
+        self._add(runs.night.id, self.squares)
+
+        self.shifts = _shifts(last, runs, set(of_cell)) if last else []
         self.notes = excused.warnings(runs.cells.values(), runs.night.created.wall)
         self.states = Counter(square.state for square in self.squares)
         self.standings = Counter(square.standing for square in self.squares)
@@ -92,15 +105,18 @@ class NightView:
         lines: dict[str, list[Square]] = {}
         for square in squares:
             lines.setdefault(square.cell.line, []).append(square)
+
         self.trend.append(TrendPoint(night, squares))
-        for row in (row for grid in self.grids for row in grid.rows):
-            row.trend.append(TrendPoint(night, lines.get(row.planned.cell.line, ())))
+        for grid in self.grids:
+            for row in grid.rows:
+                of_row = lines.get(row.planned.cell.line, [])
+                row.trend.append(TrendPoint(night, of_row))
 
     def standing(self, standing: SquareStanding) -> list[Square]:
         return [square for square in self.squares if square.standing is standing]
 
     @cached_property
-    def badge(self) -> _Headline:
+    def badge(self) -> NightHeadline:
         counts = self.standings
         parts = []
         for standing in (
@@ -121,7 +137,7 @@ class NightView:
         else:
             label = "As expected, but changed"
 
-        return _Headline(label, tone, NIGHT_WORDS[self.runs.night.state])
+        return NightHeadline(label, tone, NIGHT_WORDS[self.runs.night.state])
 
     def _tone(self, something_open: bool) -> Tone:
         tones = {EVENTS[event.what][1] for event in self.events}
@@ -165,6 +181,7 @@ class NightView:
         if missing:
             left = "have no run yet" if state is NightState.RUNNING else "did not run"
             text += f"; {missing} of {count(len(self.squares), 'job')} {left}"
+
         return f"{text}."
 
 
@@ -177,14 +194,21 @@ def _shifts(before: NightRuns, now: NightRuns, events: set[str]) -> list[str]:
     so."""
     shifts: Counter[str] = Counter()
     for name in now.planned.keys() - events:
-        state = LOOKS[settle(now.attempts_of(name)).state].word
+        word = _state_word(now, name)
         then = "not planned then"
         if name in before.planned:
-            then = LOOKS[settle(before.attempts_of(name)).state].word
-        if then != state:
-            shifts[f"{then} → {state}"] += 1
-    shifts["not planned any more"] = len(before.planned.keys() - now.planned.keys())
-    return [f"{number} × {words}" for words, number in sorted(shifts.items()) if number]
+            then = _state_word(before, name)
+        if then != word:
+            shifts[f"{then} → {word}"] += 1
+
+    gone = before.planned.keys() - now.planned.keys()
+    if gone:
+        shifts["not planned any more"] = len(gone)
+    return [f"{number} × {words}" for words, number in sorted(shifts.items())]
+
+
+def _state_word(runs: NightRuns, cell: str) -> str:
+    return LOOKS[settle(runs.attempts_of(cell)).state].word
 
 
 def strips_of(
@@ -199,6 +223,7 @@ def strips_of(
         for square in squares_of(runs):
             if scenario not in ("", square.cell.scenario):
                 continue
+
             group = square.cell.id if jobs else square.cell.line
             cells[group] = square.cell
             strip = strips.setdefault(group, [[] for _ in nights])
@@ -206,18 +231,21 @@ def strips_of(
 
     def order(group: str) -> tuple[object, ...]:
         cell = cells[group]
-        release = ReleaseColumn(cell.release, cell.commit).order if jobs else ()
+        # The jobs of a row stand by release; a row has releases of its own.
+        release = _column(cell).order if jobs else ()
         return cell.engine, cell.row, release, group
 
     named = []
     for group in sorted(cells, key=order):
         cell = cells[group]
-        name = cell.row
-        if jobs:
-            name += f" on {ReleaseColumn(cell.release, cell.commit).label}"
+        name = f"{cell.row} on {_column(cell).label}" if jobs else cell.row
         named.append((cell.engine, name, strips[group]))
 
     return named
+
+
+def _column(cell: Cell) -> ReleaseColumn:
+    return ReleaseColumn(cell.release, cell.commit)
 
 
 # ---------------------------------------------------------------------------- documents
@@ -336,16 +364,20 @@ def history_document(history: History, scenario: str = "") -> NightsDocument:
     names = [runs.night.id for runs in history.nights]
     lines = []
     for _, _, strip in strips_of(history, scenario, jobs=True):
-        planned = [
-            (name, group[0]) for name, group in zip(names, strip, strict=True) if group
-        ]
         nights = []
-        for name, square in planned:
+        planned = []
+        for name, group in zip(names, strip, strict=True):
+            # A nightly run that does not plan the job is left out.
+            if not group:
+                continue
+            square = group[0]
             came = _of(_CAME, square, square.settled)
             nights.append({"night": name, **came})
-        _, newest = planned[-1]
-        place = {**_of(_PLACE, newest.cell), "affected": newest.planned.affected}
-        lines.append({**place, "nights": nights})
+            planned.append(square)
+
+        newest = planned[-1]
+        place = _of(_PLACE, newest.cell)
+        lines.append({**place, "affected": newest.planned.affected, "nights": nights})
 
     return NightsDocument(nights=names, cells=lines)
 
@@ -357,19 +389,22 @@ def _of(names: tuple[str, ...], *sources: object) -> _Facts:
         owner = next(source for source in sources if hasattr(source, name))
         value = getattr(owner, name)
         facts[name] = round(value, 4) if isinstance(value, float) else value
+
     return facts
 
 
 def _job(square: Square) -> _Facts:
-    entry, deciding = square.quarantine, square.deciding
     quarantine = None
-    if entry:
-        quarantine = _of(("reason", "issue", "owner", "expires"), entry)
+    if square.quarantine:
+        fields = ("reason", "issue", "owner", "expires")
+        quarantine = _of(fields, square.quarantine)
+
     runs = []
     for run in square.attempts:
         seconds = run.seconds if sane(run.seconds) else None
         runs.append({**_of(_RUN, run), "seconds": seconds})
 
+    deciding = square.deciding
     return {
         **_of(_JOB, square, square.settled, square.cell),
         "affected": square.planned.affected,
@@ -393,17 +428,25 @@ def _event(event: Event) -> _Facts:
 def _concern(night: NightView, concern: Concern) -> _Facts:
     """What an issue needs: its subject, its last verdict, and what this nightly run
     shows."""
-    runs, when = concern.runs, night.runs.night.created.wall
-    tonight, verdict = concern.tonight, concern.settled
+    when = night.runs.night.created.wall
     entry = night.excused.entry_for(concern.cell, when)
-    commands = [run.command for run in runs if run.command]
+    says = ""
+    command = ""
+    for run in concern.runs:
+        says = run.explanation or run.error
+        command = run.command or command
+
     return {
         **_of(_CONCERN, concern, concern.event),
         "cell": _of(_PLACE, concern.cell),
         "quarantined": entry is not None,
         "verdict_of": concern.seen,
-        "verdict": _of(_VERDICT, verdict) if verdict else None,
-        "tonight": _of(_VERDICT, tonight) if tonight else None,
-        "says": (runs[-1].explanation or runs[-1].error) if runs else "",
-        "command": commands[-1] if commands else "",
+        "verdict": _verdict(concern.settled),
+        "tonight": _verdict(concern.tonight),
+        "says": says,
+        "command": command,
     }
+
+
+def _verdict(settled: Settled | None) -> _Facts | None:
+    return _of(_VERDICT, settled) if settled else None

@@ -51,37 +51,46 @@ class SquareLook(NamedTuple):
 
 LOOKS: Final[dict[JobState, SquareLook]] = {
     JobState.REPRODUCED: SquareLook(
-        "reproduced",
-        "✘",
-        "bad",
-        "the release has this failure: symptom and cause were observed",
+        word="reproduced",
+        mark="✘",
+        tone="bad",
+        meaning="the release has this failure: symptom and cause were observed",
     ),
     JobState.NOT_REPRODUCED: SquareLook(
-        "not reproduced",
-        "✔",
-        "good",
-        "the trigger arrived, nothing failed, the engine still works",
+        word="not reproduced",
+        mark="✔",
+        tone="good",
+        meaning="the trigger arrived, nothing failed, the engine still works",
     ),
     JobState.DIFFERENT_FAILURE: SquareLook(
-        "different failure",
-        "◆",
-        "bad",
-        "it fails, and not for the cause that the scenario names",
+        word="different failure",
+        mark="◆",
+        tone="bad",
+        meaning="it fails, and not for the cause that the scenario names",
     ),
     JobState.INCONCLUSIVE: SquareLook(
-        "inconclusive", "?", "unsure", "too little was observed to say"
+        word="inconclusive",
+        mark="?",
+        tone="unsure",
+        meaning="too little was observed to say",
     ),
     JobState.FLAKY: SquareLook(
-        "flaky",
-        "≈",
-        "unsure",
-        "both verdicts at an unchanged key; k of n runs reproduced it",
+        word="flaky",
+        mark="≈",
+        tone="unsure",
+        meaning="both verdicts at an unchanged key; k of n runs reproduced it",
     ),
     JobState.LOST: SquareLook(
-        "lost", "∅", "unsure", "no run reached a verdict: nothing was learnt"
+        word="lost",
+        mark="∅",
+        tone="unsure",
+        meaning="no run reached a verdict: nothing was learnt",
     ),
     JobState.MISSING: SquareLook(
-        "did not run", "–", "unsure", "planned, and no run was made of it"
+        word="did not run",
+        mark="–",
+        tone="unsure",
+        meaning="planned, and no run was made of it",
     ),
 }
 EVENTS: Final[dict[EventKind, tuple[str, Tone]]] = {
@@ -152,15 +161,12 @@ class Square:
         flaky = self.state is JobState.FLAKY
         if not flaky and self.state not in VERDICTS:
             return SquareStanding.UNTESTED
-        if flaky or self.odd:
-            if self.quarantine:
-                return SquareStanding.QUARANTINED
-            return SquareStanding.FLAKY if flaky else SquareStanding.SURPRISE
-        return (
-            SquareStanding.UNJUDGED
-            if self.expected is None
-            else SquareStanding.EXPECTED
-        )
+        if not flaky and not self.odd:
+            judged = self.expected is not None
+            return SquareStanding.EXPECTED if judged else SquareStanding.UNJUDGED
+        if self.quarantine:
+            return SquareStanding.QUARANTINED
+        return SquareStanding.FLAKY if flaky else SquareStanding.SURPRISE
 
     @property
     def odd(self) -> bool:
@@ -173,11 +179,12 @@ class Square:
         for attempt in reversed(self.attempts):
             if attempt.fidelity:
                 return attempt.fidelity
+
         return None
 
     @property
     def seconds(self) -> float:
-        return sum(a.seconds for a in self.attempts if sane(a.seconds))
+        return sum(run.seconds for run in self.attempts if sane(run.seconds))
 
     @property
     def mark(self) -> str:
@@ -228,6 +235,7 @@ class Square:
         for attempt in reversed(self.attempts):
             if attempt.outcome and attempt.outcome.value == self.state.value:
                 return attempt
+
         return self.attempts[-1] if self.attempts else None
 
     @property
@@ -264,8 +272,13 @@ def affects(specifier: str, release: str) -> bool:
 
 def state_words(squares: Iterable[Square]) -> list[str]:
     """``14 reproduced``, for each state that there is."""
-    found = Counter(square.state for square in squares)
-    return [f"{found[state]} {LOOKS[state].word}" for state in JobState if found[state]]
+    counts = Counter(square.state for square in squares)
+    words = []
+    for state in JobState:
+        if counts[state]:
+            words.append(f"{counts[state]} {LOOKS[state].word}")
+
+    return words
 
 
 class TrendPoint:
@@ -273,15 +286,14 @@ class TrendPoint:
 
     def __init__(self, night: str, squares: Sequence[Square]) -> None:
         self.night = night
-        self.counts = Counter(s.state for s in squares)
+        self.counts = Counter(square.state for square in squares)
         self.total = len(squares)
-        self.surprises = sum(s.odd for s in squares)
-        self.seconds = sum(s.seconds for s in squares)
+        self.surprises = sum(square.odd for square in squares)
+        self.seconds = sum(square.seconds for square in squares)
+
+        states = ", ".join(state_words(squares)) or "no jobs"
         odd = f", {self.surprises} not as expected" if self.surprises else ""
-        self.text = (
-            f"{', '.join(state_words(squares)) or 'no jobs'}{odd}; "
-            f"{duration(self.seconds)}"
-        )
+        self.text = f"{states}{odd}; {duration(self.seconds)}"
 
 
 @dataclass
@@ -299,8 +311,14 @@ class ScenarioRow:
     @property
     def fidelity(self) -> Fidelity | None:
         """The one that most of its squares have."""
-        known = Counter(s.fidelity for s in self.squares.values() if s.fidelity)
-        return known.most_common(1)[0][0] if known else None
+        counts: Counter[Fidelity] = Counter()
+        for square in self.squares.values():
+            if square.fidelity:
+                counts[square.fidelity] += 1
+
+        for fidelity, _ in counts.most_common(1):
+            return fidelity
+        return None
 
     @property
     def ranges(self) -> str:
@@ -311,6 +329,7 @@ class ScenarioRow:
             names = [one_line(column.label, 40) for column, _ in group]
             several = f"–{names[-1]} ({len(names)})" if len(names) > 1 else ""
             parts.append(f"{mark} {names[0]}{several}")
+
         return ", ".join(parts) or "–"
 
 
@@ -324,7 +343,11 @@ class Grid:
 
     @property
     def squares(self) -> list[Square]:
-        return [s for row in self.rows for s in row.squares.values()]
+        squares: list[Square] = []
+        for row in self.rows:
+            squares += row.squares.values()
+
+        return squares
 
 
 def grids_of(squares: Iterable[Square]) -> list[Grid]:
@@ -334,12 +357,16 @@ def grids_of(squares: Iterable[Square]) -> list[Grid]:
         rows = engines.setdefault(square.cell.engine, {})
         row = rows.setdefault(square.cell.line, ScenarioRow(square.planned))
         row.squares[square.column] = square
+
     return [_grid(engine, rows) for engine, rows in sorted(engines.items())]
 
 
 def _grid(engine: str, rows: dict[str, ScenarioRow]) -> Grid:
     """``rows``: by their lines."""
-    columns = {column for row in rows.values() for column in row.squares}
+    columns: set[ReleaseColumn] = set()
+    for row in rows.values():
+        columns.update(row.squares)
+
     ordered = sorted(columns, key=lambda column: column.order)
     for row in rows.values():
         known = [column for column in ordered if column in row.squares]
@@ -349,7 +376,8 @@ def _grid(engine: str, rows: dict[str, ScenarioRow]) -> Grid:
         row = rows[line]
         return row.name, row.planned.cell.device, line
 
-    return Grid(engine, ordered, [rows[line] for line in sorted(rows, key=order)])
+    lines = sorted(rows, key=order)
+    return Grid(engine, ordered, [rows[line] for line in lines])
 
 
 def importance(event: Event) -> int:

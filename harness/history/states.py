@@ -30,9 +30,11 @@ def wilson(successes: int, trials: int) -> tuple[float, float]:
     half = _Z_95 * math.sqrt(variance)
     middle = share + z2 / (2 * trials)
     scale = 1 + z2 / trials
-    low, high = (middle - half) / scale, (middle + half) / scale
+
     # At the ends the exact value is an end, and rounding would leave it out.
-    return (low if successes else 0.0), (high if successes < trials else 1.0)
+    low = (middle - half) / scale if successes else 0.0
+    high = (middle + half) / scale if successes < trials else 1.0
+    return low, high
 
 
 def fisher(first: tuple[int, int], second: tuple[int, int]) -> float:
@@ -42,14 +44,17 @@ def fisher(first: tuple[int, int], second: tuple[int, int]) -> float:
     Counted in whole numbers, so that tables that are equally likely are seen to be.
     """
     kinds = first[0] + second[0]
-    size, total = sum(first), sum(first) + sum(second)
+    size = sum(first)
+    total = size + sum(second)
 
     def ways(x: int) -> int:
         return math.comb(kinds, x) * math.comb(total - kinds, size - x)
 
     observed = ways(first[0])
+    least = max(0, size + kinds - total)
+    most = min(size, kinds)
     as_unlikely = 0
-    for x in range(max(0, size + kinds - total), min(size, kinds) + 1):
+    for x in range(least, most + 1):
         if ways(x) <= observed:
             as_unlikely += ways(x)
 
@@ -198,6 +203,7 @@ def changed_parts(
     names: dict[str, None] = {}
     for parts in (*first, *second):
         names.update(dict.fromkeys(parts))
+
     changed = []
     for name in names:
         values = {parts.get(name) for parts in first}
@@ -219,22 +225,42 @@ def _state(
     if not attempts:
         return JobState.MISSING, ()
     if not decided:
-        with_outcome = any(attempt.outcome for attempt in attempts)
-        return (JobState.INCONCLUSIVE if with_outcome else JobState.LOST), ()
-
-    by_key: dict[str, set[Outcome | None]] = {}
-    for attempt in decided:
-        by_key.setdefault(attempt.key, set()).add(attempt.outcome)
-    if any(len(verdicts) > 1 for verdicts in by_key.values()):
+        # What had an outcome, and none that decides, was inconclusive.
+        if any(attempt.outcome for attempt in attempts):
+            return JobState.INCONCLUSIVE, ()
+        return JobState.LOST, ()
+    if _contradict(decided):
         return JobState.FLAKY, ()
+
+    worst = _worst(decided)
+    of_worst = []
+    rest = []
+    for attempt in decided:
+        if attempt.outcome is worst:
+            of_worst.append(attempt)
+        else:
+            rest.append(attempt)
+
+    differing: tuple[str, ...] = ()
+    if rest:
+        differing = changed_parts(of_worst, rest) or ("key",)
+    return JobState(worst.value), differing
+
+
+def _contradict(decided: Sequence[Attempt]) -> bool:
+    """Whether two verdicts stand under one key."""
+    by_key: dict[str, Outcome | None] = {}
+    for attempt in decided:
+        first = by_key.setdefault(attempt.key, attempt.outcome)
+        if attempt.outcome is not first:
+            return True
+
+    return False
+
+
+def _worst(decided: Sequence[Attempt]) -> Outcome:
     outcomes = [attempt.outcome for attempt in decided if attempt.outcome]
-    worst = min(outcomes, key=_CONCLUSIVE.index)
-    of_worst = [attempt for attempt in decided if attempt.outcome is worst]
-    rest = [attempt for attempt in decided if attempt.outcome is not worst]
-    state = JobState(worst.value)
-    if not rest:
-        return state, ()
-    return state, changed_parts(of_worst, rest) or ("key",)
+    return min(outcomes, key=_CONCLUSIVE.index)
 
 
 def _why(attempts: Sequence[Attempt], state: JobState, differing: Sequence[str]) -> str:
@@ -316,17 +342,23 @@ class CellTrack:
         self.covered = settled.state in VERDICTS or settled.state is JobState.FLAKY
         if not self.covered:
             return settled, []
-        decided = [a for a in attempts if a.outcome in _CONCLUSIVE]
+
+        decided = [attempt for attempt in attempts if attempt.outcome in _CONCLUSIVE]
         changes = self._under_one_key(decided)
-        flaky = any(len(self.pools[a.key]) > 1 for a in decided)
+        flaky = any(len(self.pools[attempt.key]) > 1 for attempt in decided)
         # That it is flaky was told when it began to be.
         if flaky and self.shaky:
-            changes = [c for c in changes if c.kind is not EventKind.FLAKY]
+            changes = [known for known in changes if known.kind is not EventKind.FLAKY]
+
         # Under one key first: where that tells of a change, another key explains none.
         if not changes and not flaky:
             changes = self._under_another_key(settled, decided)
-        self.shaky, self.ever_flaky = flaky, self.ever_flaky or flaky
-        self.settled, self.night, self.attempts = settled, night, decided
+
+        self.shaky = flaky
+        self.ever_flaky = self.ever_flaky or flaky
+        self.settled = settled
+        self.night = night
+        self.attempts = decided
         return settled, changes
 
     def _under_one_key(self, decided: Sequence[Attempt]) -> list[VerdictChange]:
@@ -344,34 +376,40 @@ class CellTrack:
             # One verdict contradicts nothing; a key that was flaky before is no news.
             if len(both) < 2 or len(before) > 1:
                 continue
+
             p = _chance(before, tonight)
             if p < _UNLIKELY:
+                # From here on the key has the new verdict: a drift is told once.
                 self.pools[key] = tonight
                 why = _not_in_the_key(before, tonight, p)
                 changes.append(VerdictChange(EventKind.DRIFT, why))
             else:
-                changes.append(
-                    VerdictChange(EventKind.FLAKY, _share(both, known=bool(key)))
-                )
+                why = _share(both, known=bool(key))
+                changes.append(VerdictChange(EventKind.FLAKY, why))
 
         return changes
 
     def _under_another_key(
         self, now: Settled, decided: Sequence[Attempt]
     ) -> list[VerdictChange]:
-        known = {(attempt.key, attempt.outcome) for attempt in self.attempts}
-        if {(attempt.key, attempt.outcome) for attempt in decided} <= known:
+        if _verdicts(decided) <= _verdicts(self.attempts):
             return []
         before = self.settled
         if now.differing and (before is None or not before.differing):
             why = f"within one night: {now.why}"
             return [VerdictChange(EventKind.DRIFT, why, now.differing)]
-
         if before is None or before.state is now.state or self.shaky:
             return []
+
         parts = changed_parts(self.attempts, decided) or ("key",)
-        changes = ", ".join(describe(name, self.attempts, decided) for name in parts)
-        return [VerdictChange(EventKind.DRIFT, f"changed beside it: {changes}", parts)]
+        changes = [describe(part, self.attempts, decided) for part in parts]
+        why = f"changed beside it: {', '.join(changes)}"
+        return [VerdictChange(EventKind.DRIFT, why, parts)]
+
+
+def _verdicts(attempts: Iterable[Attempt]) -> set[tuple[str, Outcome | None]]:
+    """The verdict of each attempt, with its key."""
+    return {(attempt.key, attempt.outcome) for attempt in attempts}
 
 
 _WORDS = {
@@ -400,7 +438,8 @@ def _is_readable(value: str) -> bool:
 
 
 def _value(part: str, attempts: Sequence[Attempt]) -> str:
-    values = {a.parts.get(part, "") for a in attempts}
+    """The value that all attempts have of a part of the key; empty where they differ."""
+    values = {attempt.parts.get(part, "") for attempt in attempts}
     return values.pop() if len(values) == 1 else ""
 
 

@@ -98,93 +98,128 @@ class Metric:
         return threshold if self.points else math.log1p(threshold)
 
 
-_LESS_MORE, _MORE_LESS = ("lower", "higher"), ("higher", "lower")
-METRICS: Final = {
-    one.name: one
-    for one in (
-        Metric("ttft", "TTFT, median", "s", threshold=0.1, decides=True),
-        Metric("itl", "inter-token latency, median", "s", threshold=0.03),
-        Metric("tpot", "TPOT, median", "s", threshold=0.03),
-        Metric("latency", "latency, median", "s"),
-        Metric(
-            name="throughput",
-            words="throughput at saturation",
-            unit="tokens/s",
-            worse="lower",
-            verbs=_LESS_MORE,
-            decides=True,
-        ),
-        Metric("ttft-p90", "TTFT, 90th percentile", "s", threshold=0.15),
-        Metric("latency-p90", "latency, 90th percentile", "s", threshold=0.15),
-        Metric("itl-p99", "inter-token latency, 99th percentile", "s", threshold=0.25),
-        Metric("tpot-saturated", "TPOT at saturation, median", "s", threshold=0.04),
-        Metric("latency-saturated", "latency at saturation, median", "s", decides=True),
-        Metric(
-            "itl-saturated",
-            "inter-token latency at saturation, median",
-            "s",
-            threshold=0.04,
-            decides=True,
-        ),
-        Metric("start", "start-up time", "s", threshold=0.25),
-        Metric(
-            name="kv-cache",
-            words="KV cache size",
-            unit="tokens",
-            worse="lower",
-            verbs=_LESS_MORE,
-            threshold=0.02,
-            area=Area.MEMORY,
-        ),
-        Metric(
-            name="hit-rate",
-            words="prefix cache hit rate",
-            unit="",
-            worse="lower",
-            verbs=_LESS_MORE,
-            threshold=0.05,
-            area=Area.MEMORY,
-            points=True,
-        ),
-        Metric(
-            name="acceptance",
-            words="accepted tokens a draft",
-            unit="tokens",
-            worse="lower",
-            verbs=_LESS_MORE,
-            threshold=0.05,
-            area=Area.MEMORY,
-        ),
-        Metric(
-            name="preemptions",
-            words="preemptions a request",
-            unit="",
-            worse="higher",
-            verbs=_MORE_LESS,
-            threshold=0.05,
-            area=Area.MEMORY,
-            points=True,
-        ),
-        Metric(
-            name="rss",
-            words="memory",
-            unit="bytes",
-            worse="higher",
-            verbs=_MORE_LESS,
-            threshold=0.05,
-            area=Area.MEMORY,
-        ),
-        Metric(
-            name="gpu",
-            words="GPU memory",
-            unit="bytes",
-            worse="higher",
-            verbs=_MORE_LESS,
-            threshold=0.02,
-            area=Area.MEMORY,
-        ),
-    )
-}
+_LESS_MORE = ("lower", "higher")
+_MORE_LESS = ("higher", "lower")
+_ALL_METRICS = (
+    Metric(
+        name="ttft",
+        words="TTFT, median",
+        unit="s",
+        threshold=0.1,
+        decides=True,
+    ),
+    Metric(
+        name="itl",
+        words="inter-token latency, median",
+        unit="s",
+        threshold=0.03,
+    ),
+    Metric(name="tpot", words="TPOT, median", unit="s", threshold=0.03),
+    Metric(name="latency", words="latency, median", unit="s"),
+    Metric(
+        name="throughput",
+        words="throughput at saturation",
+        unit="tokens/s",
+        worse="lower",
+        verbs=_LESS_MORE,
+        decides=True,
+    ),
+    Metric(
+        name="ttft-p90",
+        words="TTFT, 90th percentile",
+        unit="s",
+        threshold=0.15,
+    ),
+    Metric(
+        name="latency-p90",
+        words="latency, 90th percentile",
+        unit="s",
+        threshold=0.15,
+    ),
+    Metric(
+        name="itl-p99",
+        words="inter-token latency, 99th percentile",
+        unit="s",
+        threshold=0.25,
+    ),
+    Metric(
+        name="tpot-saturated",
+        words="TPOT at saturation, median",
+        unit="s",
+        threshold=0.04,
+    ),
+    Metric(
+        name="latency-saturated",
+        words="latency at saturation, median",
+        unit="s",
+        decides=True,
+    ),
+    Metric(
+        name="itl-saturated",
+        words="inter-token latency at saturation, median",
+        unit="s",
+        threshold=0.04,
+        decides=True,
+    ),
+    Metric(name="start", words="start-up time", unit="s", threshold=0.25),
+    Metric(
+        name="kv-cache",
+        words="KV cache size",
+        unit="tokens",
+        worse="lower",
+        verbs=_LESS_MORE,
+        threshold=0.02,
+        area=Area.MEMORY,
+    ),
+    Metric(
+        name="hit-rate",
+        words="prefix cache hit rate",
+        unit="",
+        worse="lower",
+        verbs=_LESS_MORE,
+        threshold=0.05,
+        area=Area.MEMORY,
+        points=True,
+    ),
+    Metric(
+        name="acceptance",
+        words="accepted tokens a draft",
+        unit="tokens",
+        worse="lower",
+        verbs=_LESS_MORE,
+        threshold=0.05,
+        area=Area.MEMORY,
+    ),
+    Metric(
+        name="preemptions",
+        words="preemptions a request",
+        unit="",
+        worse="higher",
+        verbs=_MORE_LESS,
+        threshold=0.05,
+        area=Area.MEMORY,
+        points=True,
+    ),
+    Metric(
+        name="rss",
+        words="memory",
+        unit="bytes",
+        worse="higher",
+        verbs=_MORE_LESS,
+        threshold=0.05,
+        area=Area.MEMORY,
+    ),
+    Metric(
+        name="gpu",
+        words="GPU memory",
+        unit="bytes",
+        worse="higher",
+        verbs=_MORE_LESS,
+        threshold=0.02,
+        area=Area.MEMORY,
+    ),
+)
+METRICS: Final = {metric.name: metric for metric in _ALL_METRICS}
 
 
 def metric_of(name: str, said: str) -> Metric:
@@ -196,6 +231,7 @@ def metric_of(name: str, said: str) -> Metric:
             f"{said}: there is no metric {name!r}.{guess}",
             hint=f"one of {', '.join(METRICS)}",
         )
+
     return METRICS[name]
 
 
@@ -205,23 +241,28 @@ def thresholds(words: Sequence[str]) -> dict[str, float]:
     Raises:
         UsageError: a word is neither, or names no metric.
     """
-    made = {name: metric.threshold for name, metric in METRICS.items()}
+    limits = {name: metric.threshold for name, metric in METRICS.items()}
     for word in words:
         name, sign, text = word.rpartition("=")
-        try:
-            value = float(text.strip().removesuffix("%")) / (
-                100 if text.endswith("%") else 1
-            )
-        except ValueError:
-            value = math.nan
+        value = _share(text)
         if not 0 < value < 10:
             raise UsageError(
                 f"--worse {word}: {text!r} is no share.", hint="--worse tpot=3%"
             )
         if sign:
             metric_of(name, f"--worse {word}")
-        made |= dict.fromkeys([name] if sign else _TIMES, value)
-    return made
+        limits |= dict.fromkeys([name] if sign else _TIMES, value)
+
+    return limits
+
+
+def _share(text: str) -> float:
+    """``5%`` or ``0.05``; what is neither is no number."""
+    try:
+        value = float(text.strip().removesuffix("%"))
+    except ValueError:
+        return math.nan
+    return value / 100 if text.endswith("%") else value
 
 
 # -------------------------------------------------------------------------- Student's t
@@ -230,14 +271,19 @@ def thresholds(words: Sequence[str]) -> dict[str, float]:
 def tail(t: float, df: int) -> float:
     """The probability of more than ``t``, for a whole number of degrees of freedom
     (Abramowitz and Stegun, 26.7.3 and 26.7.4)."""
+    odd = df % 2
     angle = math.atan2(t, math.sqrt(df))
-    sine, square = math.sin(angle), math.cos(angle) ** 2
-    term = math.cos(angle) if df % 2 else 1.0
+    sine = math.sin(angle)
+    square = math.cos(angle) ** 2
+    term = math.cos(angle) if odd else 1.0
     total = term if df > 1 else 0.0
-    for k in range(3 if df % 2 else 2, df, 2):
+    for k in range(3 if odd else 2, df, 2):
         term *= square * (k - 1) / k
         total += term
-    inside = 2 / math.pi * (angle + sine * total) if df % 2 else sine * total
+
+    inside = sine * total
+    if odd:
+        inside = 2 / math.pi * (angle + sine * total)
     return (1 - inside) / 2
 
 
@@ -247,9 +293,11 @@ def quantile(error: float, df: int) -> float:
     low, high = 0.0, 1.0
     while tail(high, df) > error and high < 1e9:
         low, high = high, 2 * high
+
     for _ in range(60):
         middle = (low + high) / 2
         low, high = (middle, high) if tail(middle, df) > error else (low, middle)
+
     return high
 
 
@@ -303,7 +351,8 @@ class Change:
         """Whether more blocks would change what is said of it."""
         if not self.differs:
             return self.outcome is Outcome.NONE
-        limit, half = self.metric.limit(self.threshold), (self.high - self.low) / 2
+        limit = self.metric.limit(self.threshold)
+        half = (self.high - self.low) / 2
         if self.toward_worse <= 0 or self.matters:
             return half <= max(limit, abs(self.estimate) / 2)
         return self.bound <= limit or half <= limit / 3
@@ -320,11 +369,21 @@ def changes(
     """Of each metric that enough blocks measured, in the order of :data:`METRICS`, or
     of one; the intervals hold together with ``confidence``, at every look. ``last``:
     nothing of what was seen before ended it; else it is one of :data:`LOOKS`."""
-    names = [only] if only else METRICS
-    found = {name: [b for b in blocks if name in b.changes] for name in names}
-    seen = [METRICS[name] for name, some in found.items() if len(some) >= FEWEST]
-    error = (1 - confidence) * (_LAST_SHARE if last else (1 - _LAST_SHARE) / len(LOOKS))
-    return [_change(one, found[one.name], worse[one.name], seen, error) for one in seen]
+    measured: dict[str, list[Block]] = {}
+    for name in [only] if only else METRICS:
+        with_metric = [block for block in blocks if name in block.changes]
+        if len(with_metric) >= FEWEST:
+            measured[name] = with_metric
+
+    error = (1 - confidence) * _LAST_SHARE
+    if not last:
+        error = (1 - confidence) * ((1 - _LAST_SHARE) / len(LOOKS))
+
+    family = [METRICS[name] for name in measured]
+    return [
+        _change(metric, measured[metric.name], worse[metric.name], family, error)
+        for metric in family
+    ]
 
 
 def _change(
@@ -334,39 +393,43 @@ def _change(
     family: Collection[Metric],
     error: float,
 ) -> Change:
-    kin = [one for one in family if one.decides == metric.decides]
+    kin = [other for other in family if other.decides == metric.decides]
     share = _DECIDING_SHARE if metric.decides else 1 - _DECIDING_SHARE
     if len(kin) == len(family):
         share = 1.0
+
     values = [block.changes[metric.name] for block in blocks]
     number = len(values)
     mean = math.fsum(values) / number
-    spread = math.sqrt(
-        math.fsum((value - mean) ** 2 for value in values) / (number - 1)
-    )
+    squares = math.fsum((value - mean) ** 2 for value in values)
+    spread = math.sqrt(squares / (number - 1))
     scale = spread / math.sqrt(number)
     half = quantile(error * share / len(kin) / 2, number - 1) * scale
+    # That there is no difference is claimed of one metric by itself, and more often.
+    alone = quantile(min(_NONE_TIMES * error, 0.5), number - 1) * scale
     return Change(
-        metric,
-        threshold,
-        number,
-        mean,
-        mean - half,
-        mean + half,
-        abs(mean) + quantile(min(_NONE_TIMES * error, 0.5), number - 1) * scale,
-        statistics.median(block.old[metric.name] for block in blocks),
-        statistics.median(block.new[metric.name] for block in blocks),
+        metric=metric,
+        threshold=threshold,
+        blocks=number,
+        estimate=mean,
+        low=mean - half,
+        high=mean + half,
+        bound=abs(mean) + alone,
+        old=statistics.median(block.old[metric.name] for block in blocks),
+        new=statistics.median(block.new[metric.name] for block in blocks),
     )
 
 
-def enough(found: Sequence[Change]) -> bool:
+def enough(changes: Sequence[Change]) -> bool:
     """Whether no further block is worth its time: what decides is settled, or one of it
     matters."""
-    deciding = [one for one in found if one.metric.decides or len(found) == 1]
-    settled = [one for one in deciding if one.settled]
-    return bool(deciding) and (
-        len(settled) == len(deciding) or any(s.matters for s in settled)
-    )
+    alone = len(changes) == 1
+    deciding = [change for change in changes if change.metric.decides or alone]
+    settled = [change for change in deciding if change.settled]
+    if not deciding:
+        return False
+    all_settled = len(settled) == len(deciding)
+    return all_settled or any(change.matters for change in settled)
 
 
 # --------------------------------------------------------------------------- statements
@@ -379,38 +442,45 @@ def _percent(share: float) -> str:
 
 
 def difference(change: Change) -> Difference:
-    metric, unit = change.metric, "points" if change.metric.points else "%"
+    metric = change.metric
     low, high = metric.relative(change.low), metric.relative(change.high)
-    worse, better = metric.verbs
-    up, down = (worse, better) if metric.worse == "higher" else (better, worse)
-    if change.differs:
-        verb = up if change.estimate > 0 else down
-        sides = sorted((abs(low), abs(high)))
-        span = " to ".join(map(_percent, sides))
-        value = _percent(metric.relative(change.estimate))
-        said = f"{verb} by {value} {unit}"
-        if sides[0] != sides[1]:
-            said += f" ({span})"
-    elif change.outcome is Outcome.NONE:
-        most = _percent(metric.relative(change.bound))
-        said = f"no difference above {most} {unit}" if float(most) else "the same"
-    else:
-        said = (
-            f"too noisy to tell: from {_percent(low)} {unit} {down} to "
-            f"{_percent(high)} {unit} {up}"
-        )
     return Difference(
         area=metric.area,
         subject=metric.words,
         outcome=change.outcome,
         matters=change.matters,
         decides=metric.decides,
-        statement=said,
+        statement=_statement(change, low, high),
         old=_rounded(change.old),
         new=_rounded(change.new),
         unit=metric.unit,
         metric=metric.name,
         interval=(round(low, 5), round(high, 5)),
+    )
+
+
+def _statement(change: Change, low: float, high: float) -> str:
+    """What is known of the change. ``low``, ``high``: its interval, as people read
+    it."""
+    metric = change.metric
+    unit = "points" if metric.points else "%"
+    worse, better = metric.verbs
+    up, down = (worse, better) if metric.worse == "higher" else (better, worse)
+    if change.differs:
+        verb = up if change.estimate > 0 else down
+        value = _percent(metric.relative(change.estimate))
+        text = f"{verb} by {value} {unit}"
+        least, most = sorted((abs(low), abs(high)))
+        if least != most:
+            text += f" ({_percent(least)} to {_percent(most)})"
+        return text
+
+    if change.outcome is Outcome.NONE:
+        bound = _percent(metric.relative(change.bound))
+        return f"no difference above {bound} {unit}" if float(bound) else "the same"
+    return (
+        f"too noisy to tell: from {_percent(low)} {unit} {down} to "
+        f"{_percent(high)} {unit} {up}"
     )
 
 

@@ -11,7 +11,7 @@ import json
 import os
 import re
 import sys
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from functools import lru_cache
 from importlib.util import find_spec, resolve_name
 from pathlib import Path
@@ -70,32 +70,46 @@ def closure(starts: Collection[str], stops: Collection[str] = ()) -> dict[str, P
         stops: modules that are left out, and are not followed.
     """
     finder = _Finder(starts)
-    found: dict[str, Path] = {}
-    met, waiting = set(stops), [*starts]
+    files: dict[str, Path] = {}
+    met = set(stops)
+    waiting = [*starts]
     while waiting:
         name = waiting.pop()
         if name in met:
             continue
         met.add(name)
-        if (path := finder.file(name)) is None:
+        path = finder.file(name)
+        if path is None:
             continue
-        found[name] = path
-        if parent := name.rpartition(".")[0]:
+
+        files[name] = path
+        # A package's __init__ runs before any module in it.
+        parent = name.rpartition(".")[0]
+        if parent:
             waiting.append(parent)
-        inside = path.name == "__init__.py"
-        for module, names in _imports(path, state(path)):
-            if module.startswith("."):
-                try:
-                    module = resolve_name(
-                        module, name if inside else name.rpartition(".")[0]
-                    )
-                except ImportError:  # beyond the package: a line of a docstring
-                    continue
-            waiting.append(module)
-            source = finder.file(module)
-            if names and source is not None and source.name == "__init__.py":
-                waiting += [f"{module}.{one}" for one in names]
-    return dict(sorted(found.items()))
+        waiting += _imported_by(name, path, finder)
+
+    return dict(sorted(files.items()))
+
+
+def _imported_by(name: str, path: Path, finder: _Finder) -> Iterator[str]:
+    """Modules that the code of a module imports, and what it takes from packages: each
+    of these names may be a module."""
+    package = name if path.name == "__init__.py" else name.rpartition(".")[0]
+    for imported, names in _imports(path, state(path)):
+        module = imported
+        if imported.startswith("."):
+            try:
+                module = resolve_name(imported, package)
+            except ImportError:
+                # Beyond the package: it is a line of a docstring.
+                continue
+
+        yield module
+        source = finder.file(module)
+        if names and source is not None and source.name == "__init__.py":
+            for taken in names:
+                yield f"{module}.{taken}"
 
 
 class _Finder:
@@ -109,10 +123,13 @@ class _Finder:
         self._homes: list[Path] = []
         for name in starts:
             top = name.partition(".")[0]
-            if top == _PACKAGE or (file := _loaded(name)) is None:
+            file = None if top == _PACKAGE else _loaded(name)
+            if file is None:
                 continue
+
             self._files[name] = file
-            if (whole := _loaded(top)) is not None and whole.name == "__init__.py":
+            whole = _loaded(top)
+            if whole is not None and whole.name == "__init__.py":
                 self._packages[top] = whole.parent
             else:
                 self._homes.append(file.parent)
@@ -130,11 +147,15 @@ class _Finder:
                 self._folders[part] = folder_of(part)
             folder = self._folders[part]
             return _file_in(folder, below[1:]) if folder is not None else None
+
         if top in self._packages:
             return _file_in(self._packages[top], below)
-        return next(
-            (f for home in self._homes if (f := _file_in(home / top, below))), None
-        )
+        for home in self._homes:
+            file = _file_in(home / top, below)
+            if file is not None:
+                return file
+
+        return None
 
 
 def folder_of(part: str) -> Path | None:
@@ -155,6 +176,7 @@ def _file_in(folder: Path, below: Iterable[str]) -> Path | None:
     for path in (f"{place}/__init__.py", f"{place}.py"):
         if os.path.isfile(path):  # noqa: PTH113
             return Path(path)
+
     return None
 
 
@@ -169,19 +191,25 @@ def _imports(path: Path, state: FileState) -> tuple[Imported, ...]:
     text = path.read_text(encoding="utf-8", errors="replace")
     if not _LAZY.search(text):
         text = _TYPES_ONLY.sub("", text)
-    found: list[Imported] = []
+    imports: list[Imported] = []
     for module, names, modules in _IMPORT.findall(text):
         if module:
-            found.append((module, _words(names.strip("() \t"))))
-        else:
-            found += [(one, ()) for one in _words(modules)]
-    return tuple(found)
+            imports.append((module, _words(names.strip("() \t"))))
+            continue
+        for whole in _words(modules):
+            imports.append((whole, ()))
+
+    return tuple(imports)
 
 
 def _words(listed: str) -> tuple[str, ...]:
     """``a, b as c`` without what each is called afterwards."""
     parts = _COMMENT.sub("", listed).replace("\\\n", " ").split(",")
-    return tuple(words[0] for part in parts if (words := part.split()))
+    words = []
+    for part in parts:
+        words += part.split()[:1]
+
+    return tuple(words)
 
 
 _ENGINE_VARIABLES = (
@@ -251,9 +279,10 @@ def decisive_parts(
     """
     port = free_port()
     plan = ServerSpec(scenario, options, environment, model).plan(port)
-    host, device = host_facts(), environment.spec.device
+    host = host_facts()
+    spec = environment.spec
     if gpus is None:
-        gpus = gpu_models(device)
+        gpus = gpu_models(spec.device)
     places = {
         str(model): "MODEL",
         str(environment.path): "ENVIRONMENT",
@@ -267,28 +296,28 @@ def decisive_parts(
             text = text.replace(path, name)
         return text
 
+    weights = [path for path in sorted(model.rglob("*")) if path.is_file()]
+    mode, _ = starter.choose(plan, environment)
     return {
         "key_version": KEY_VERSION,
         "mmrepro": mmrepro.__version__,
         "scenario": scenario.full_name,
         "code": code_digest(scenario, plan),
-        "engine": (
-            f"{scenario.engine} {environment.spec.release} {environment.spec.commit}"
-        ).strip(),
+        "engine": f"{scenario.engine} {spec.release} {spec.commit}".strip(),
         "environment": digest([environment.lock_file]),
         "python": environment.python_version,
-        "model": digest(p for p in sorted(model.rglob("*")) if p.is_file()),
+        "model": digest(weights),
         "max_model_len": str(scenario.max_model_len),
-        "device": " ".join([device, *gpus]),
+        "device": " ".join([spec.device, *gpus]),
         "host": f"{host.cpu}, {host.cores} cores",
         "command": placed(json.dumps(plan.argv)),
         "variables": placed(json.dumps(plan.env, sort_keys=True)),
-        "inherited": json.dumps(_inherited(plan, device), sort_keys=True),
+        "inherited": json.dumps(_inherited(plan, spec.device), sort_keys=True),
         "flips": json.dumps(sorted(options.flips)),
         "mitigations": json.dumps(sorted(options.mitigations)),
         "options": json.dumps(sorted(options.options)),
         "contract probe": str(options.contract_probe),
-        START_MODE: starter.choose(plan, environment)[0].value,
+        START_MODE: mode.value,
     }
 
 
@@ -310,45 +339,52 @@ def code_files(scenario: Scenario, plan: LaunchPlan | None = None) -> list[Path]
     """
     modules = closure(_starts(scenario), _stops(scenario.engine))
     files = list(modules.values())
-    for part, pattern in sorted(
-        {data for module, data in DATA.items() if module in modules}
-    ):
-        if (folder := folder_of(part)) is not None:
+    data = {place for module, place in DATA.items() if module in modules}
+    for part, pattern in sorted(data):
+        folder = folder_of(part)
+        if folder is not None:
             files += sorted(folder.glob(pattern.format(engine=scenario.engine)))
-    standins = reproducer_path("standins")
-    folders = {standins / p.folder for p in scenario.patches}
-    folders |= {standins / f.patch.folder for f in scenario.factors if f.patch}
-    if plan is not None:
-        folders |= {
-            Path(p)
-            for p in plan.env.get("MMREPRO_STAND_INS", "").split(os.pathsep)
-            if p
-        }
-    engine = reproducer_path(scenario.engine)  # minivllm alone comes with mmrepro
-    inside = {
-        path
-        for top in (standins / BOOT, engine, *folders)
-        for path in top.rglob("*.py")
-    }
-    inside |= {reproducer_path(name) for name in scenario.reproducers}
+
+    inside: set[Path] = set()
+    for folder in _folders_inside(scenario, plan):
+        inside.update(folder.rglob("*.py"))
+
+    inside.update(reproducer_path(name) for name in scenario.reproducers)
     return files + sorted(inside)
 
 
+def _folders_inside(scenario: Scenario, plan: LaunchPlan | None) -> set[Path]:
+    """Folders of code that is imported in the engine's own processes."""
+    standins = reproducer_path("standins")
+    # Of the engines only minivllm comes with mmrepro; of another one there is none.
+    folders = {standins / BOOT, reproducer_path(scenario.engine)}
+    for patch in scenario.patches:
+        folders.add(standins / patch.folder)
+
+    for factor in scenario.factors:
+        if factor.patch:
+            folders.add(standins / factor.patch.folder)
+
+    if plan is not None:
+        listed = plan.env.get("MMREPRO_STAND_INS", "").split(os.pathsep)
+        folders.update(Path(folder) for folder in listed if folder)
+    return folders
+
+
 def _starts(scenario: Scenario) -> list[str]:
-    own = [
-        c
-        for c in type(scenario).__mro__
-        if issubclass(c, Scenario) and c is not Scenario
-    ]
-    return [_RUNNER, f"mmrepro.engines.{scenario.engine}", *(c.__module__ for c in own)]
+    """The runner, the engine, and each module that a class of the scenario is from."""
+    starts = [_RUNNER, f"mmrepro.engines.{scenario.engine}"]
+    for base in type(scenario).__mro__:
+        if issubclass(base, Scenario) and base is not Scenario:
+            starts.append(base.__module__)
+
+    return starts
 
 
 def _stops(engine: str) -> list[str]:
     """Builders, and the engines that this run does not start."""
-    return [
-        *_BUILDERS,
-        *(f"mmrepro.engines.{name}" for name in ENGINES if name != engine),
-    ]
+    others = [f"mmrepro.engines.{name}" for name in ENGINES if name != engine]
+    return [*_BUILDERS, *others]
 
 
 def _inherited(plan: LaunchPlan, device: str) -> dict[str, str]:
@@ -356,13 +392,17 @@ def _inherited(plan: LaunchPlan, device: str) -> dict[str, str]:
 
     Digests of the values: parts are written down, and a value may be a token
     (``HF_TOKEN``)."""
-    return {
-        name: hashlib.sha256(value.encode("utf-8", "replace")).hexdigest()[:12]
-        for name, value in child_environment(plan.env).items()
-        if name.startswith(_ENGINE_VARIABLES)
-        and name not in plan.env
-        and not (device == "cuda" and name in (VISIBLE, ORDER))  # the run has its own
-    }
+    inherited = {}
+    for name, value in child_environment(plan.env).items():
+        if not name.startswith(_ENGINE_VARIABLES) or name in plan.env:
+            continue
+        # A run on a GPU sets its own.
+        if device == "cuda" and name in (VISIBLE, ORDER):
+            continue
+        hashed = hashlib.sha256(value.encode("utf-8", "replace"))
+        inherited[name] = hashed.hexdigest()[:12]
+
+    return inherited
 
 
 def gpu_models(device: str = "cuda") -> list[str]:
@@ -370,7 +410,9 @@ def gpu_models(device: str = "cuda") -> list[str]:
     use."""
     if device == "cpu":
         return []
-    choice = choose(reading := read_gpus())
-    return (
-        choice.names or [d.name for d in visible(reading, os.environ.get(VISIBLE))][:1]
-    )
+    reading = read_gpus()
+    names = choose(reading).names
+    if names:
+        return names
+    seen = visible(reading, os.environ.get(VISIBLE))
+    return [gpu.name for gpu in seen[:1]]

@@ -34,15 +34,19 @@ from mmrepro.traffic.evidence.recorder import Recorder
 
 _BASELINE_S = 5.0
 _CHECK_S = 20.0
-MIN_STACK_SAMPLES, MAX_STACK_SAMPLES = 10, 40
+_MIN_STACK_SAMPLES = 10
+_MAX_STACK_SAMPLES = 40
 _PAUSING_SAMPLES = 20
-RARE_STACK_SAMPLES, RARE_S = 80, 45.0
+_RARE_STACK_SAMPLES = 80
+_RARE_S = 45.0
 """Where a hang shows what is looked for only now and then: on a machine that it keeps
 busy, a sample takes half a second, and few of them catch it."""
-SPACING_S, QUIET_SPACING_S = 2.0, 1.0
+SPACING_S = 2.0
+QUIET_SPACING_S = 1.0
 """Between the two readings of the progress counters: where a request waits, and where
 none does."""
-SYSCALLS_S, QUIET_SYSCALLS_S = 1.5, 0.5
+_SYSCALLS_S = 1.5
+_QUIET_SYSCALLS_S = 0.5
 
 
 @dataclass(frozen=True)
@@ -69,6 +73,7 @@ class Probing:
                 StacksProbe([core], samples=1),
                 SyscallsProbe(core, window_s=0.5),
             ]
+
         await asyncio.gather(*(self._run(probe, _BASELINE_S) for probe in probes))
 
     async def check(
@@ -82,21 +87,21 @@ class Probing:
         is."""
         started = time.monotonic()
         core = self.server.core_pid
+        url = self.server.url
         await self._run(self._metrics(), _BASELINE_S, label="metrics-1")
-        waits = [
-            self._run(
-                InferenceProbe(self.server.url, SERVED_MODEL, deadline_s),
-                deadline_s + 5,
-            ),
-            self._run(
-                HttpProbe(self.server.url, self.server.spec.engine.endpoints), _CHECK_S
-            ),
+
+        inference = InferenceProbe(url, SERVED_MODEL, deadline_s)
+        endpoints = HttpProbe(url, self.server.spec.engine.endpoints)
+        await asyncio.gather(
+            self._run(inference, deadline_s + 5),
+            self._run(endpoints, _CHECK_S),
             self._run(self._processes(1.0), _CHECK_S),
             self._run(GpuProbe(), _CHECK_S),
             self._core_probes(core, waiting=waiting),
             self._reproducers(interpreter),
-        ]
-        await asyncio.gather(*waits)
+        )
+
+        # Counters that stand still show a hang only some time apart.
         spacing = SPACING_S if waiting else QUIET_SPACING_S
         await asyncio.sleep(max(0.0, spacing - (time.monotonic() - started)))
         await self._run(self._metrics(), _BASELINE_S, label="metrics-2")
@@ -125,19 +130,20 @@ class Probing:
                 level="error",
             )
             return
+
         locals_too = self.scenario.looks_for_locals
         rare = waiting and locals_too
-        most = MAX_STACK_SAMPLES if waiting or locals_too else MIN_STACK_SAMPLES
+        most = _MAX_STACK_SAMPLES if waiting or locals_too else _MIN_STACK_SAMPLES
         stacks = StacksProbe(
             [core, *self.server.other_pids],
-            samples=RARE_STACK_SAMPLES if rare else most,
+            samples=_RARE_STACK_SAMPLES if rare else most,
             interval_s=0.03,
             until=self.scenario.enough_stacks,
-            min_samples=MIN_STACK_SAMPLES,
+            min_samples=_MIN_STACK_SAMPLES,
             pausing=_PAUSING_SAMPLES if locals_too else 0,
         )
-        await self._run(stacks, RARE_S if rare else _CHECK_S)
-        window_s = SYSCALLS_S if waiting or locals_too else QUIET_SYSCALLS_S
+        await self._run(stacks, _RARE_S if rare else _CHECK_S)
+        window_s = _SYSCALLS_S if waiting or locals_too else _QUIET_SYSCALLS_S
         await self._run(SyscallsProbe(core, window_s=window_s), _CHECK_S)
 
     async def _run(
@@ -151,11 +157,12 @@ class Probing:
             result = await asyncio.to_thread(interpreter.run, name, self.recorder.dir)
             sink.write(f"{name}.json", result.model_dump_json(indent=1))
             self.recorder.evidence.reproducers.append(result)
+
             outcome = result.error or f"ended with {result.exit_code}"
-            forked = ", forked from the fork server" if result.forked else ""
-            self.recorder.event(
-                f"reproducer {name}: {outcome} in {result.seconds:.2f} s{forked}"
-            )
+            text = f"reproducer {name}: {outcome} in {result.seconds:.2f} s"
+            if result.forked:
+                text += ", forked from the fork server"
+            self.recorder.event(text)
 
 
 async def read_log(
@@ -219,12 +226,14 @@ class Interpreter:
         except (OSError, ValueError, IndexError) as problem:
             result.exit_code = None  # pydantic's error is a ValueError
             result.error = f"{type(problem).__name__}: {problem}"[:500]
+
         result.seconds = round(time.monotonic() - started, 3)
         return result
 
     def _outcome(self, name: str, folder: Path) -> tuple[bool, tuple[int, str, str]]:
         if self.parent is not None:
-            with contextlib.suppress(MmreproError):  # the parent ended meanwhile
+            # The parent may have ended meanwhile: a new process does it, too.
+            with contextlib.suppress(MmreproError):
                 return True, self._forked(name, folder, self.parent)
         return False, self._new_process(name)
 
@@ -239,9 +248,9 @@ class Interpreter:
             )
         except subprocess.TimeoutExpired as expired:
             raise TimeoutError from expired
-        output, error = (
-            stream.decode("utf-8", "replace") for stream in (done.stdout, done.stderr)
-        )
+
+        output = done.stdout.decode("utf-8", "replace")
+        error = done.stderr.decode("utf-8", "replace")
         return done.returncode, output, error
 
     def _forked(
@@ -265,5 +274,6 @@ class Interpreter:
                 time.sleep(_POLL_S)
         finally:
             process.stop()
+
         output = log.read_text(errors="replace")
         return code, output, output

@@ -64,9 +64,13 @@ class ScenarioCommand(_NamedScenario):
     @property
     def run(self) -> RunCommand:
         """The options that all of its runs have."""
-        own = {one.name for one in fields(self)} - _NOT_OF_ONE_RUN
-        same = [one.name for one in fields(RunCommand) if one.name in own]
-        return RunCommand(**{name: getattr(self, name) for name in same})
+        own = {field.name for field in fields(self)} - _NOT_OF_ONE_RUN
+        values = {}
+        for field in fields(RunCommand):
+            if field.name in own:
+                values[field.name] = getattr(self, field.name)
+
+        return RunCommand(**values)
 
 
 @dataclass(frozen=True)
@@ -103,7 +107,9 @@ class RunCommand(ScenarioCommand):
 
     def numbered(self, number: int) -> RunCommand:
         """The same for run ``number`` of several: a folder of its own below ``out``."""
-        return replace(self, out=self.out / f"run-{number}" if self.out else None)
+        if self.out is None:
+            return replace(self, out=None)
+        return replace(self, out=self.out / f"run-{number}")
 
 
 @dataclass(frozen=True)

@@ -48,6 +48,7 @@ from mmrepro.runs.starter import Starter
 from mmrepro.scenario import Scenario
 from mmrepro.traffic import Traffic
 from mmrepro.traffic.drive import Drive
+from mmrepro.traffic.evidence import Evidence
 from mmrepro.traffic.evidence.recorder import Listener
 
 
@@ -66,10 +67,12 @@ def begin(
     try:
         incident = blank(scenario, options, spec.release, spec.device, folder)
         journal = Journal(incident, folder, listener)
-        journal.save()  # whoever ends us from now on leaves an incident that can be read
+        # Whoever ends us from now on leaves an incident that can be read.
+        journal.save()
     except BaseException:
         discard(folder)
         raise
+
     return journal
 
 
@@ -85,16 +88,20 @@ def execute(
     with journal.whole_run(), contextlib.ExitStack() as held:
         wanted = target(scenario, options)
         gpu = None
-        if wanted.device == "cuda":  # before anything is downloaded
+        # Before anything is downloaded: a run without a GPU would need none of it.
+        if wanted.device == "cuda":
             gpu = held.enter_context(leased())
             note_gpu(gpu, journal)
+
         with journal.stage("environment"):
             environment = have_environment(wanted, journal)
             note_environment(journal, environment)
+
         # `mmrepro env prune` beside us leaves it alone.
         held.enter_context(environment.in_use())
         with journal.stage("model"):
             model, journal.incident.model = model_of(scenario.model, options.model)
+
         models = journal.incident.host.gpus
         parts = decisive_parts(scenario, options, environment, model, starter, models)
         _note_key(journal.incident, parts)
@@ -110,6 +117,7 @@ def execute(
                 raise
             _note_never_ready(spec, journal, error)
             return journal.incident
+
         with in_service(server, journal, keep=options.keep_server):
             # The start may have found that the mode meant for it cannot be used.
             mode = {START_MODE: server.mode.value}
@@ -117,15 +125,19 @@ def execute(
             journal.save()
             asyncio.run(_bounded(_observe(server, journal, starter), options.timeout_s))
             server.sampler.stop()
-            journal.save()  # all evidence is hashed before anything is judged
+            # All evidence is hashed before anything is judged.
+            journal.save()
             with journal.stage("verdict"):
                 _judge(spec, journal.incident, spec.log(journal))
+
             journal.recorder.phase = "stop"
+
     return journal.incident
 
 
 def _note_key(incident: Incident, parts: dict[str, str]) -> None:
-    incident.decided_by, incident.key = parts, run_key(parts)
+    incident.decided_by = parts
+    incident.key = run_key(parts)
 
 
 def _control(
@@ -144,7 +156,9 @@ def _control(
             asyncio.run(
                 _bounded(_control_traffic(server, journal), spec.options.timeout_s)
             )
+
         recorder.phase = "start"
+
     journal.save()
     return server.restarts
 
@@ -174,10 +188,12 @@ async def _observe(server: Started, journal: Journal, starter: Starter) -> None:
         async with driving(server, journal) as drive:
             with journal.stage("gate"):
                 passed = await _gate(drive, probing, journal)
+
             if passed:
                 recorder.phase = "trigger"
                 with journal.stage("trigger"):
                     await scenario.trigger(drive)
+
             recorder.phase = "check"
             with journal.stage("probes"):
                 interpreter = _interpreter(server, drive, starter)
@@ -185,6 +201,7 @@ async def _observe(server: Started, journal: Journal, starter: Starter) -> None:
                     drive.deadline_s, interpreter, waiting=bool(drive.pending)
                 )
                 await drive.collect()
+
             journal.incident.deadline_s = drive.deadline_s
     finally:
         recorder.evidence.engine_exit = server.process.exit_code
@@ -192,23 +209,35 @@ async def _observe(server: Started, journal: Journal, starter: Starter) -> None:
 
 async def _gate(drive: Drive, probing: Probing, journal: Journal) -> bool:
     """Whether it passed; the drive has its deadlines afterwards."""
-    recorder, scenario = journal.recorder, probing.scenario
+    recorder = journal.recorder
+    scenario = probing.scenario
     recorder.phase = "gate"
     await scenario.gate(drive)
     facts, deadlines = of_gate(
         guarded(scenario.gate_check, recorder.evidence),
-        [r.latency_s for r in recorder.evidence.requests_in("gate") if r.answered],
+        _latencies(recorder.evidence, "gate"),
         Deadlines(drive.deadline_s, drive.suspect_s),
     )
     journal.incident.gate = facts
-    drive.deadline_s, drive.suspect_s = deadlines.answer_s, deadlines.suspect_s
-    if facts.passed:
-        await probing.baseline()
-    outcome = "passed" if facts.passed else "failed"
-    recorder.event(
-        f"gate {outcome}: {facts.why}", level="info" if facts.passed else "error"
-    )
-    return facts.passed
+    drive.deadline_s = deadlines.answer_s
+    drive.suspect_s = deadlines.suspect_s
+    if not facts.passed:
+        recorder.event(f"gate failed: {facts.why}", level="error")
+        return False
+
+    await probing.baseline()
+    recorder.event(f"gate passed: {facts.why}")
+    return True
+
+
+def _latencies(evidence: Evidence, phase: str) -> list[float]:
+    """Of the requests of a phase that were answered."""
+    latencies = []
+    for request in evidence.requests_in(phase):
+        if request.answered:
+            latencies.append(request.latency_s)
+
+    return latencies
 
 
 @contextlib.asynccontextmanager
@@ -232,6 +261,7 @@ async def driving(server: Started, journal: Journal) -> AsyncIterator[Drive]:
     finally:
         for task in drive.pending:
             task.cancel()
+
         await asyncio.gather(*drive.pending, return_exceptions=True)
         await drive.traffic.close()
 
@@ -240,29 +270,37 @@ def _note_never_ready(
     spec: ServerSpec, journal: Journal, error: EngineStartError
 ) -> None:
     """The verdict on a server that ended as it started, by what it logged."""
-    recorder, scenario = journal.recorder, spec.scenario
+    recorder = journal.recorder
+    scenario = spec.scenario
     evidence = recorder.evidence
-    evidence.never_ready, evidence.engine_exit = error.message, error.ended_with
+    evidence.never_ready = error.message
+    evidence.engine_exit = error.ended_with
     recorder.event(error.message, level="error")
     if scenario.fails_at_start:
-        answered = [r.latency_s for r in evidence.requests_in("control") if r.answered]
+        # Its gate is the control server, which did start.
+        answered = _latencies(evidence, "control")
         gate = guarded(scenario.gate_check, evidence)
         limits = Deadlines(spec.options.timeout_s, spec.options.timeout_s)
         journal.incident.gate, _ = of_gate(gate, answered, limits)
+
     recorder.phase = "check"
     with journal.stage("probes"):
         asyncio.run(read_log(spec.log(journal), spec.engine, scenario, recorder))
+
     journal.save()
     with journal.stage("verdict"):
         _judge(spec, journal.incident, spec.log(journal))
+
     recorder.phase = "stop"
 
 
 def _interpreter(server: Started, drive: Drive, starter: Starter) -> Interpreter:
-    environment, plan = server.spec.environment, server.plan
-    warm = server.mode is StartMode.WARM
-    parent = starter.parent_of(plan, environment) if warm else None
-    return Interpreter(environment.python, {**plan.env, **drive.reproducer_env}, parent)
+    environment = server.spec.environment
+    parent = None
+    if server.mode is StartMode.WARM:
+        parent = starter.parent_of(server.plan, environment)
+    env = {**server.plan.env, **drive.reproducer_env}
+    return Interpreter(environment.python, env, parent)
 
 
 def _judge(spec: ServerSpec, incident: Incident, log: Path) -> None:
@@ -271,6 +309,7 @@ def _judge(spec: ServerSpec, incident: Incident, log: Path) -> None:
         from mmrepro.engines.misfit import misfit_in
 
         incident.engine.misfit = misfit_in(log, spec.environment)
+
     facts = facts_of(incident, spec.scenario)
     incident.verdict = judge(spec.scenario, incident.evidence, facts)
     note_judged(incident, spec.scenario, facts, spec.environment)
@@ -307,6 +346,7 @@ def model_of(tiny: TinyModel, given: Path | None) -> tuple[Path, ModelFacts]:
     path = tiny.write(cache_root() / MODELS_DIR)
     with (path / "model.safetensors").open("rb") as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
+
     return path, ModelFacts(
         kind=tiny.kind,
         path=str(path),

@@ -46,13 +46,15 @@ _READY_POLL_S = 0.05
 REPLACED_START_LIMIT_S = 120.0
 """For a start in a mode that replaces something; a cold one may take the run's whole
 time."""
-CHILDREN_POLL_S, STANDS_S = 1.0, 4.0
+CHILDREN_POLL_S = 1.0
+STANDS_S = 4.0
 _STANDS_SHARE = 0.1
 """Of one core, all processes together: below it a starting server does no work."""
 _HEAD_BYTES = 4 << 20
 _USAGE_CODE = 2
 """argparse's exit code: the mode of the start has nothing to do with it."""
-GRACE_HUNG_S, GRACE_S = 1.0, 6.0
+_GRACE_HUNG_S = 1.0
+_GRACE_S = 6.0
 START_ATTEMPTS = 5
 
 # ------------------------------------------------------------------- what was asked for
@@ -80,6 +82,7 @@ def chosen_release(scenario: Scenario, options: RunCommand) -> str:
             f"--mitigation release means {replaced[0]}, but --release says "
             f"{options.release}."
         )
+
     release = (replaced or [options.release or scenario.release])[0]
     try:
         Version(release)
@@ -91,6 +94,7 @@ def chosen_release(scenario: Scenario, options: RunCommand) -> str:
             + did_you_mean(release, recorded_releases([scenario.engine])),
             hint=f"mmrepro show {scenario.name}",
         ) from error
+
     return release
 
 
@@ -106,10 +110,12 @@ def check(scenario: Scenario, options: RunCommand) -> None:
             f"{options.model} holds no model: it has no config.json.",
             hint="--model DIR, or leave it out for the scenario's own",
         )
+
     scenario.read_options(options.options)
     changes(scenario, options.flips)
     for name in options.mitigations:
         scenario.mitigation(name)
+
     get_engine(scenario.engine).given(options.server_args)
 
 
@@ -125,23 +131,25 @@ def target(scenario: Scenario, options: RunCommand) -> EnvironmentSpec:
             commit=options.commit,
             date=options.commit_date,
         )
+
     return spec_for(scenario.engine, chosen_release(scenario, options), options.device)
 
 
 def changes(scenario: Scenario, flips: Iterable[str]) -> list[Setting]:
     """What a run sets on purpose: toggled factors, the options of its control
     server."""
-    settings = [
-        Setting(
-            name=f"factor {f.name}", value=f.setting, why=f"flipped; was {f.failing}"
-        )
-        for f in map(scenario.factor, flips)
-    ]
-    if (control := scenario.control_server) is not None:
+    settings = []
+    for factor in map(scenario.factor, flips):
+        why = f"flipped; was {factor.failing}"
+        name = f"factor {factor.name}"
+        settings.append(Setting(name=name, value=factor.setting, why=why))
+
+    control = scenario.control_server
+    if control is not None:
         options = shlex.join(control.server_args)
-        settings.append(
-            Setting(name="control server", value=options, why=control.description)
-        )
+        why = control.description
+        settings.append(Setting(name="control server", value=options, why=why))
+
     return settings
 
 
@@ -170,32 +178,38 @@ class ServerSpec:
 
     def plan(self, port: int) -> LaunchPlan:
         """The server's command and variables; nothing is started. Raises UsageError."""
-        scenario, options, engine = self.scenario, self.options, self.engine
+        scenario = self.scenario
+        options = self.options
+        engine = self.engine
         mitigations = []
+        # A control server shows what the unchanged engine does.
         if self.control is None:
             mitigations = [scenario.mitigation(name) for name in options.mitigations]
             mitigations += [scenario.factor(name).flip for name in options.flips]
+
         if options.contract_probe:
-            if (watch := engine.contract_watch()) is None:
+            watch = engine.contract_watch()
+            if watch is None:
                 raise UsageError(
                     f"There is no contract probe for {engine.name}.",
                     hint="leave --contract-probe out",
                 )
             mitigations.append(watch)
+
+        arguments = [*scenario.server_args_with(options.options)]
+        packages = self.environment.site_packages
+        arguments += engine.known(scenario.server_if_known, packages)
+        arguments += options.server_args
+        if self.control:
+            arguments += self.control.server_args
+
         return engine.plan(
             LaunchRequest(
                 environment=self.environment,
                 model=self.model,
                 port=port,
                 max_model_len=scenario.max_model_len,
-                server_args=(
-                    *scenario.server_args_with(options.options),
-                    *engine.known(
-                        scenario.server_if_known, self.environment.site_packages
-                    ),
-                    *options.server_args,
-                    *(self.control.server_args if self.control else ()),
-                ),
+                server_args=tuple(arguments),
                 mitigations=tuple(mitigations),
                 patches=scenario.patches_for(chosen_release(scenario, options)),
                 server_env=scenario.server_env,
@@ -221,14 +235,15 @@ def have_environment(wanted: EnvironmentSpec, journal: Journal) -> Environment:
 def note_gpu(choice: Choice, journal: Journal) -> None:
     """Write down which device the run takes, and who uses the others."""
     host = journal.incident.host
-    host.gpus, host.gpu_facts = choice.names, choice.facts()
+    host.gpus = choice.names
+    host.gpu_facts = choice.facts()
     names = ", ".join(device.label for device in choice.devices)
-    journal.recorder.event(
-        f"the run takes {names}"
-        if names
-        else f"the GPU cannot be looked at: {choice.unseen}",
-        level="info" if names else "warning",
-    )
+    if names:
+        journal.recorder.event(f"the run takes {names}")
+    else:
+        why = f"the GPU cannot be looked at: {choice.unseen}"
+        journal.recorder.event(why, level="warning")
+
     for sentence in choice.passed_over:
         journal.recorder.event(f"in use by others: {sentence}")
 
@@ -294,6 +309,7 @@ class Started:
             role = self.spec.engine.role_of(processes.name(pid), processes.cmdline(pid))
             if self.spec.engine.core_role in role:
                 return pid
+
         return None
 
     def alive(self) -> bool:
@@ -306,13 +322,14 @@ class Started:
         replicas."""
         engine = self.spec.engine
         first = self.core_pid
-        found = []
+        others = []
         for pid in self.process.process_ids():
             role = engine.role_of(processes.name(pid), processes.cmdline(pid))
             worker = bool(engine.worker_role) and role.startswith(engine.worker_role)
             if pid != first and (worker or engine.core_role in role):
-                found.append(pid)
-        return found
+                others.append(pid)
+
+        return others
 
     @property
     def settings(self) -> list[Setting]:
@@ -328,22 +345,25 @@ class Started:
 
     def note(self, incident: Incident) -> None:
         """Write the start down; nothing else does."""
+        plan = self.plan
         # Where mmrepro itself lies is no fact of the run: reports are the same from any
         # checkout.
         here = str(reproducer_path("").absolute())
-        variables = {
-            k: v.replace(here, "{reproducers}") for k, v in self.plan.env.items()
-        }
-        engine, plan = incident.engine, self.plan
-        engine.command, engine.environment, engine.settings = (
-            plan.argv,
-            variables,
-            self.settings,
-        )
-        engine.start_mode, engine.warm_parent = self.mode, self.parent
-        engine.start_seconds, engine.start_stages = self.seconds, self.stages
+        variables = {}
+        for name, value in plan.env.items():
+            variables[name] = value.replace(here, "{reproducers}")
+
+        engine = incident.engine
+        engine.command = plan.argv
+        engine.environment = variables
+        engine.settings = self.settings
+        engine.start_mode = self.mode
+        engine.warm_parent = self.parent
+        engine.start_seconds = self.seconds
+        engine.start_stages = self.stages
         engine.runner = self.runner
-        incident.stand_ins, incident.fidelity = plan.stand_ins, plan.fidelity
+        incident.stand_ins = plan.stand_ins
+        incident.fidelity = plan.fidelity
 
 
 def start(
@@ -363,64 +383,75 @@ def start(
         EngineStartError: it ended, or was not ready in time, at the last attempt.
         SupervisorError: its process could not be started.
     """
-    plan, environment = spec.plan(free_port()), spec.environment
-    mode, refusals = starter.choose(plan, environment)
+    plan = spec.plan(free_port())
+    mode, refusals = starter.choose(plan, spec.environment)
     failed: list[tuple[StartMode, str]] = []
     number = 1
     while True:
         port = free_port()
-        url = f"http://127.0.0.1:{port}"
-        started = Started(spec, mode, tuple(refusals), restarts, spec.plan(port), url)
+        started = Started(
+            spec=spec,
+            mode=mode,
+            refusals=tuple(refusals),
+            restarts=restarts,
+            plan=spec.plan(port),
+            url=f"http://127.0.0.1:{port}",
+        )
         try:
             _launch(started, journal, starter)
             _until_ready(started, journal, starter, failed)
             return started
-        except (
-            Refused,
-            ForkServerDied,
-        ) as refusal:  # nothing was started: it counts as no attempt
-            cold = isinstance(refusal, Refused) and refusal.cold
-            if isinstance(refusal, Refused):  # one that died may live the next time
-                for unusable in (mode, StartMode.FORK) if cold else (mode,):
-                    starter.note_unusable(
-                        unusable, plan, environment, str(refusal), certain=True
-                    )
+        except Refused as refusal:
+            # Nothing was started: it counts as no attempt.
             because = f"not {mode}: {refusal}"
-            mode, refusals = (
-                StartMode.COLD if cold else SAFER[mode],
-                [*refusals, because],
-            )
+            refusals = [*refusals, because]
+            unusable = [mode, StartMode.FORK] if refusal.cold else [mode]
+            for known in unusable:
+                why = str(refusal)
+                starter.note_unusable(known, plan, spec.environment, why, certain=True)
+
+            mode = StartMode.COLD if refusal.cold else SAFER[mode]
+        except ForkServerDied as refusal:
+            # Neither was anything here; but one that died may live the next time.
+            because = f"not {mode}: {refusal}"
+            refusals = [*refusals, because]
+            mode = SAFER[mode]
         except EngineStartError as error:
             race = error.race
             by_mode = not (error.usage or error.refused)
             tries_cold = spec.tries_cold and mode in SAFER and by_mode
             if number == START_ATTEMPTS or not (race or tries_cold):
                 raise
+
             log = spec.log(journal)
             log.rename(log.with_name(f"{log.stem}-start-{number}{log.suffix}"))
             number += 1
             if race:
                 because = f"{race}; starting it again"
-                restarts = (
-                    *restarts,
-                    Setting(name="start-up", value="repeated", why=race),
-                )
+                repeated = Setting(name="start-up", value="repeated", why=race)
+                restarts = (*restarts, repeated)
             else:
                 because = f"a start in mode {mode} failed: {error.message}"
                 failed.append((mode, error.message))
-                mode, refusals = StartMode.COLD, [*refusals, because]
+                refusals = [*refusals, because]
+                mode = StartMode.COLD
         finally:
             started.note(journal.incident)
+
         journal.recorder.event(because, level="warning")
 
 
 def _launch(started: Started, journal: Journal, starter: Starter) -> None:
     """Make the server's process. Raises Refused, ForkServerDied or SupervisorError:
     none."""
-    spec, plan, mode = started.spec, started.plan, started.mode
+    spec = started.spec
+    plan = started.plan
+    mode = started.mode
     if mode is StartMode.WARM and not starter.parent_of(plan, spec.environment):
         with journal.stage("fork server"):
             starter.warm(plan, spec.environment)
+
+    # The fork server's own start is a stage of its own, and no time of this one.
     started.began = time.monotonic()
     started.process, started.parent = starter.start(
         plan,
@@ -428,11 +459,12 @@ def _launch(started: Started, journal: Journal, starter: Starter) -> None:
         mode,
         cwd=journal.folder,
         log=spec.log(journal),
-        grace_s=GRACE_S,
+        grace_s=_GRACE_S,
     )
-    if started.process.isolation:
-        boxed = Setting(name="isolation", value="box", why=started.process.isolation)
-        started.isolation = (boxed,)
+    box = started.process.isolation
+    if box:
+        started.isolation = (Setting(name="isolation", value="box", why=box),)
+
     started.process.reach(urlsplit(started.url).port or 0)
     started.sampler = Sampler(
         journal.recorder,
@@ -475,7 +507,7 @@ def _until_ready(
         for mode, why in failed:
             starter.note_unusable(mode, plan, spec.environment, why, certain=False)
     except BaseException:
-        _stop(started, journal, GRACE_HUNG_S)
+        _stop(started, journal, _GRACE_HUNG_S)
         raise
 
 
@@ -506,24 +538,29 @@ def _first_mark(text: bytes, marks: Mapping[str, str]) -> str:
 def _wait(started: Started, stages: StartStages) -> float:
     """When it was ready, monotonic seconds. Raises EngineStartError: it ended, or is
     late."""
-    spec, limit_s = started.spec, started.spec.options.timeout_s
+    spec = started.spec
+    limit_s = spec.options.timeout_s
     if started.mode in SAFER:
         limit_s = min(limit_s, REPLACED_START_LIMIT_S)
     children = _Children(started)
     while not answers(started.url + spec.engine.ready_path):
         stages.look()
         code = started.process.exit_code
-        if code is None and (child := children.lost()):
+        if code is not None:
+            raise _failed(started, f"ended with {code} while it started", code)
+        child = children.lost()
+        if child:
             what = (
                 f"lost its process {child} while it started, and nothing has moved "
                 "since"
             )
             raise _failed(started, what, None)
-        if code is not None or time.monotonic() - started.began > limit_s:
+        if time.monotonic() - started.began > limit_s:
             late = f"was not ready after {duration(limit_s)}"
-            what = late if code is None else f"ended with {code} while it started"
-            raise _failed(started, what, code)
+            raise _failed(started, late, None)
+
         time.sleep(_READY_POLL_S)
+
     return time.monotonic()
 
 
@@ -536,37 +573,58 @@ class _Children:
         self._started = started
         self._known: dict[int, str] = {}
         self._lost = ""
-        self._looked = self._moved = time.monotonic()
-        self._log_bytes = self._ticks = 0
+        self._looked = time.monotonic()
+        self._moved = self._looked
+        self._log_bytes = 0
+        self._ticks = 0
 
     def lost(self) -> str:
         """The child that ended, as reports name it, once the server stands still; "":
         none."""
         now = time.monotonic()
-        if now - self._looked < CHILDREN_POLL_S:
+        elapsed = now - self._looked
+        if elapsed < CHILDREN_POLL_S:
             return ""
-        elapsed, self._looked = now - self._looked, now
+        self._looked = now
         process = self._started.process
         pids = process.process_ids()
         for pid in set(pids) - {process.engine_pid}:
+            # As it ends its command line is empty: then the name of before counts.
             self._known[pid] = self._role(pid) or self._known.get(pid, "")
+
         gone = [role for pid, role in self._known.items() if pid not in pids and role]
         self._lost = gone[-1] if gone else ""
-        with contextlib.suppress(OSError):
-            size, self._log_bytes = self._log_bytes, process.log.stat().st_size
-            self._moved = now if size != self._log_bytes else self._moved
-        stats = [stat for pid in pids if (stat := processes.stat(pid)) is not None]
-        ticks, self._ticks = (
-            self._ticks,
-            sum(s.user_ticks + s.system_ticks for s in stats),
-        )
-        if abs(self._ticks - ticks) > _STANDS_SHARE * elapsed * processes.TICKS_PER_S:
+        # Both are asked: each counts from its own last answer.
+        wrote = self._has_written(process.log)
+        worked = self._has_worked(pids, elapsed)
+        if wrote or worked:
             self._moved = now
         return self._lost if now - self._moved >= STANDS_S else ""
 
+    def _has_written(self, log: Path) -> bool:
+        """Whether the log has grown since the last look."""
+        before = self._log_bytes
+        with contextlib.suppress(OSError):
+            self._log_bytes = log.stat().st_size
+        return self._log_bytes != before
+
+    def _has_worked(self, pids: Iterable[int], elapsed: float) -> bool:
+        """Whether the processes have used a processor in the seconds since then."""
+        before = self._ticks
+        self._ticks = 0
+        for pid in pids:
+            stat = processes.stat(pid)
+            if stat is not None:
+                self._ticks += stat.user_ticks + stat.system_ticks
+
+        # A process that ended takes its ticks with it, so that the sum may fall.
+        used = abs(self._ticks - before)
+        return used > _STANDS_SHARE * elapsed * processes.TICKS_PER_S
+
     def _role(self, pid: int) -> str:
         """What a process of the engine is called; "": it is a helper, which may end."""
-        command, name = processes.cmdline(pid), processes.name(pid)
+        command = processes.cmdline(pid)
+        name = processes.name(pid)
         if not command or "resource_tracker" in command:
             return ""
         spawned = "multiprocessing" in command or "spawn_main" in command
@@ -580,17 +638,20 @@ def _failed(started: Started, what: str, code: int | None) -> EngineStartError:
     from mmrepro.engines.misfit import misfit_in
     from mmrepro.engines.starts import explain
 
-    engine, release = started.spec.engine, started.spec.environment.spec.release
+    engine = started.spec.engine
+    environment = started.spec.environment
+    release = environment.spec.release
     log = started.process.log
-    found = explain(log, engine, release, code)
-    misfit = misfit_in(log, started.spec.environment)
+    explanation = explain(log, engine, release, code)
+    # Where a source tree and its compiled files do not fit, that is the reason.
+    sentence = misfit_in(log, environment) or explanation.sentence
     return EngineStartError(
-        f"{engine.name} {release} {what}. {misfit or found.sentence}".rstrip(),
+        f"{engine.name} {release} {what}. {sentence}".rstrip(),
         hint=f"mmrepro why {log}",
-        detail=[*found.lines],
+        detail=[*explanation.lines],
         usage=code == _USAGE_CODE,
         ended_with=code,
-        race=found.race,
+        race=explanation.race,
         refused=_refused(started),
     )
 
@@ -599,12 +660,13 @@ def _refused(started: Started) -> bool:
     """Whether the log holds the words with which a release refuses what the scenario
     needs."""
     words = started.spec.scenario.log_patterns.get(REFUSED)
+    if not words:
+        return False
     try:
-        return bool(
-            words and re.search(words, started.process.log.read_text(errors="replace"))
-        )
+        text = started.process.log.read_text(errors="replace")
     except OSError:
         return False
+    return re.search(words, text) is not None
 
 
 @contextlib.contextmanager
@@ -617,14 +679,15 @@ def in_service(
         yield
     except BaseException:
         journal.recorder.phase = "stop"
-        _stop(server, journal, GRACE_HUNG_S)
+        _stop(server, journal, _GRACE_HUNG_S)
         raise
+
     if keep:
         server.process.detach()
         journal.incident.server = ServerFacts(url=server.url, pid=server.process.pid)
     else:
         hung = any(request.timed_out for request in journal.recorder.evidence.requests)
-        _stop(server, journal, GRACE_HUNG_S if hung else GRACE_S)
+        _stop(server, journal, _GRACE_HUNG_S if hung else _GRACE_S)
 
 
 def _stop(server: Started, journal: Journal, grace_s: float) -> None:
@@ -632,9 +695,11 @@ def _stop(server: Started, journal: Journal, grace_s: float) -> None:
     server.sampler.stop()
     with journal.stage("stop"):
         report = server.process.stop(grace_s)
+
     journal.incident.left_behind += report.left
     if report.shm_removed:
         names = ", ".join(report.shm_removed)
         journal.recorder.event(f"removed shared memory that the engine left: {names}")
+
     for command in report.forced:
         journal.recorder.event(f"needed SIGKILL: {command}")

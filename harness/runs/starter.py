@@ -39,7 +39,8 @@ from mmrepro.failure.documents import Setting, WarmParentFacts
 from mmrepro.reproducers import reproducer_path
 from mmrepro.runs.options import StartMode
 
-MODE_VARIABLE, IDLE_VARIABLE = "MMREPRO_START_MODE", "MMREPRO_WARM_IDLE"
+MODE_VARIABLE = "MMREPRO_START_MODE"
+IDLE_VARIABLE = "MMREPRO_WARM_IDLE"
 ROOT_VARIABLE = "MMREPRO_WARM_DIR"
 LAST_STAGE = "HTTP up"
 _MAX_BYTES = 8 << 20
@@ -113,12 +114,16 @@ class Starter:
             return self.mode, []
         warm = not self.keeps and (self.several or self.parent_of(plan, environment))
         mode = StartMode.WARM if warm else StartMode.FORK
-        known, reasons = starts_seen(environment.state_dir).modes, []
-        while mode in SAFER and (seen := known.get(_name(mode, plan))):
-            if seen.works or not seen.certain:
+        known = starts_seen(environment.state_dir).modes
+        reasons: list[str] = []
+        while mode in SAFER:
+            seen = known.get(_name(mode, plan))
+            # What may have been chance is tried again.
+            if seen is None or seen.works or not seen.certain:
                 break
             reasons.append(f"not {mode}: {seen.why}")
             mode = SAFER[mode]
+
         return mode, reasons
 
     def parent_of(
@@ -163,23 +168,30 @@ class Starter:
             InfrastructureError: as ``install``, of a package that the plan needs.
         """
         have_beside(plan)
-        env, box = child_environment(plan.env), None
+        box = None
         if self.boxed:
             env = child_environment(plan.env, base=variables_inside())
-            env, box = _moved_state(env, environment), box_of(environment)
+            env = _moved_state(env, environment)
+            box = box_of(environment)
+        else:
+            env = child_environment(plan.env)
+
         if mode is StartMode.WARM:
             parent = self.parents.get(self._fork_server_spec(plan, environment))
-            known = WarmParentFacts.model_fields.keys()
-            facts = {k: v for k, v in vars(parent.facts).items() if k in known}
             process = parent.start(
                 plan.argv, plan.entry, env, cwd=cwd, log=log, grace_s=grace_s
             )
-            return process, WarmParentFacts(kept=bool(parent.kept_s), **facts)
+            return process, _parent_facts(parent)
+
         argv = plan.argv
         if mode is StartMode.FORK:
-            entry, run = plan.entry, [str(environment.python), "-c", FORK, str(SCRIPTS)]
-            argv = [*run, os.pathsep.join(entry.path), entry.module, *entry.arguments]
-        return start_engine(argv, env, cwd=cwd, log=log, grace_s=grace_s, box=box), None
+            entry = plan.entry
+            folders = os.pathsep.join(entry.path)
+            run = [str(environment.python), "-c", FORK, str(SCRIPTS), folders]
+            argv = [*run, entry.module, *entry.arguments]
+
+        process = start_engine(argv, env, cwd=cwd, log=log, grace_s=grace_s, box=box)
+        return process, None
 
     def note(
         self,
@@ -190,13 +202,12 @@ class Starter:
         parent: WarmParentFacts | None = None,
     ) -> None:
         """Remember that a start of that mode became ready."""
-        remembered = ModeSeen(works=True, seconds=round(seconds, 2))
+        seen = ModeSeen(works=True, seconds=round(seconds, 2))
         if parent is not None:
-            remembered.imports_s, remembered.memory_bytes = (
-                parent.imports_s,
-                parent.memory_bytes,
-            )
-        note_start(environment.state_dir, _name(mode, plan), remembered)
+            seen.imports_s = parent.imports_s
+            seen.memory_bytes = parent.memory_bytes
+
+        note_start(environment.state_dir, _name(mode, plan), seen)
 
     def note_unusable(
         self,
@@ -222,6 +233,17 @@ def have_beside(plan: LaunchPlan) -> None:
     """Have what ``plan`` needs and the environment lacks. Raises as its ``install``."""
     for missing in plan.beside:
         missing.install()
+
+
+def _parent_facts(parent: ForkServer) -> WarmParentFacts:
+    """What an incident holds of a fork server: some of what that one knows of
+    itself."""
+    facts = {}
+    for name, value in vars(parent.facts).items():
+        if name in WarmParentFacts.model_fields:
+            facts[name] = value
+
+    return WarmParentFacts(kept=bool(parent.kept_s), **facts)
 
 
 class StartStages:
@@ -251,6 +273,7 @@ class StartStages:
                 new = file.read(_MAX_BYTES)
         except OSError:
             return
+
         now = time.monotonic()
         self._read += len(new)
         *lines, self._rest = (self._rest + new).split(b"\n")
@@ -264,13 +287,18 @@ class StartStages:
         seconds."""
         self.look()
         stages: dict[str, float] = {}
-        before, unseen = self._began, []
+        before = self._began
+        unseen: list[str] = []
         for stage in self._marks:
             unseen.append(stage)
-            if stage in self._ended:
-                at = min(max(self._ended[stage], before), ready)
-                stages[" + ".join(unseen)] = round(at - before, 2)
-                before, unseen = at, []
+            if stage not in self._ended:
+                continue
+            # A mark may come before that of an earlier stage, or be read once it is ready.
+            at = min(max(self._ended[stage], before), ready)
+            stages[" + ".join(unseen)] = round(at - before, 2)
+            before = at
+            unseen = []
+
         stages[" + ".join([*unseen, LAST_STAGE])] = round(ready - before, 2)
         return stages
 
@@ -283,14 +311,17 @@ def fork_server_spec(
 
     ``base``: the variables of the command that is to find it; None: our own.
     """
-    spec, entry = environment.spec, plan.entry
+    spec = environment.spec
+    entry = plan.entry
     env = child_environment(plan.env, base=base)
     if spec.device == "cuda":
         # It never initialises CUDA, so it is one parent for servers on any of the GPUs.
-        env = {
-            name: value for name, value in env.items() if name not in (VISIBLE, ORDER)
-        }
+        env.pop(VISIBLE, None)
+        env.pop(ORDER, None)
         env[_NVML_CHECK] = "1"
+
+    # e.g. vllm.entrypoints.openai.api_server, or lmdeploy serve api_server
+    subcommands = takewhile(str.isidentifier, entry.arguments)
     return ForkServerSpec(
         label=f"{spec.engine} {spec.release}",
         python=environment.python,
@@ -299,11 +330,7 @@ def fork_server_spec(
         env=env,
         path=tuple(entry.path),
         digest=digest(_code(plan, environment)),
-        # e.g. vllm.entrypoints.openai.api_server, or lmdeploy serve api_server
-        words=(
-            entry.module,
-            *takewhile(lambda word: word.isidentifier(), entry.arguments),
-        ),
+        words=(entry.module, *subcommands),
     )
 
 
@@ -314,23 +341,31 @@ def box_of(environment: Environment) -> BoxOrder:
     """What a server's box is let in, whatever runs in it: the environment with its
     interpreter, the models, mmrepro's own code; a GPU's device nodes where the
     environment is for one."""
-    interpreter = environment.python.resolve().parent.parent
-    readable = [environment.path, interpreter, cache_root() / MODELS_DIR, _CODE]
-    readable += [reproducer_path("")]
+    readable = [
+        environment.path,
+        environment.python.resolve().parent.parent,
+        cache_root() / MODELS_DIR,
+        _CODE,
+        reproducer_path(""),
+    ]
     if environment.below is not None:
         readable.append(environment.below)
-    devices: tuple[Path, ...] = ()
+
+    devices: list[Path] = []
     if environment.spec.device == "cuda":
-        devices = tuple(sorted(Path("/dev").glob("nvidia*")))
+        devices = sorted(Path("/dev").glob("nvidia*"))
         readable += [
             Path("/proc/driver/nvidia"),
             Path("/sys/bus/pci"),
             Path("/sys/module/nvidia"),
         ]
-    caches = (
-        ((environment.state_dir, _STATE),) if environment.state_dir.is_dir() else ()
+
+    caches: tuple[tuple[Path, Path], ...] = ()
+    if environment.state_dir.is_dir():
+        caches = ((environment.state_dir, _STATE),)
+    return BoxOrder(
+        argv=(), readable=tuple(readable), devices=tuple(devices), caches=caches
     )
-    return BoxOrder(argv=(), readable=tuple(readable), devices=devices, caches=caches)
 
 
 def variables_inside() -> dict[str, str]:
@@ -352,20 +387,23 @@ def _moved_state(env: Mapping[str, str], environment: Environment) -> dict[str, 
 def _code(plan: LaunchPlan, environment: Environment) -> Iterator[Path]:
     """Files that are imported and may be edited under a parent that lives on."""
     yield environment.lock_file
-    folders = [
-        Path(p) for p in plan.env.get("MMREPRO_STAND_INS", "").split(os.pathsep) if p
-    ]
+    listed = plan.env.get("MMREPRO_STAND_INS", "").split(os.pathsep)
+    folders = [Path(folder) for folder in listed if folder]
     if folders:
         folders.append(reproducer_path("standins") / BOOT)
-    folders += [Path(p) / plan.entry.module.partition(".")[0] for p in plan.entry.path]
+
+    package = plan.entry.module.partition(".")[0]
+    for path in plan.entry.path:
+        folders.append(Path(path) / package)
+
     for folder in folders:
         yield from sorted(folder.rglob("*.py"))
 
 
 def mode_setting(mode: StartMode, fallbacks: Sequence[str]) -> Setting:
-    return Setting(
-        name="start mode", value=mode, why="; ".join([_REPLACES[mode], *fallbacks])
-    )
+    """The start mode as reports list it, and why it is not a faster one."""
+    why = "; ".join([_REPLACES[mode], *fallbacks])
+    return Setting(name="start mode", value=mode, why=why)
 
 
 def _name(mode: StartMode, plan: LaunchPlan) -> str:
@@ -388,8 +426,10 @@ def idle_seconds() -> float:
         seconds = float(text)
     except ValueError:
         seconds = -1.0
+
     if not 0 <= seconds < float("inf"):
         raise UsageError(
             f"{IDLE_VARIABLE}={text!r} is no number of seconds.", hint="e.g. 300"
         )
+
     return seconds

@@ -102,16 +102,16 @@ def examine(needed: Collection[str] = ()) -> HostReport:
         _torch_source,
         _environments,
     ]
-    parts = [_safely(one) for one in tries]
+    parts = [_safely(attempt) for attempt in tries]
     names = [part.name for part in parts]
-    if unknown := [name for name in needed if name not in names]:
-        raise UsageError(
-            f"No part is called {unknown[0]!r}.", hint=f"one of: {', '.join(names)}"
-        )
+    for name in needed:
+        if name not in names:
+            hint = f"one of: {', '.join(names)}"
+            raise UsageError(f"No part is called {name!r}.", hint=hint)
 
-    parts = [
-        p.model_copy(update={"required": p.required or p.name in needed}) for p in parts
-    ]
+    for part in parts:
+        part.required = part.required or part.name in needed
+
     return HostReport(
         ok=all(part.ok for part in parts if part.required),
         device=detect_device(),
@@ -121,14 +121,14 @@ def examine(needed: Collection[str] = ()) -> HostReport:
     )
 
 
-def _safely(one: Callable[[], Part]) -> Part:
+def _safely(attempt: Callable[[], Part]) -> Part:
     began = time.monotonic()
     try:
-        part = one()
+        part = attempt()
     except (OSError, ValueError, MmreproError, psutil.Error) as error:
-        part = Part(
-            name=one.__name__, ok=False, found=f"could not be examined: {error}"
-        )
+        found = f"could not be examined: {error}"
+        part = Part(name=attempt.__name__, ok=False, found=found)
+
     return part.model_copy(update={"seconds": round(time.monotonic() - began, 3)})
 
 
@@ -181,26 +181,27 @@ def _ptrace() -> Part:
 
     py-spy and the child are siblings, as py-spy and the engine are: under ptrace_scope
     1 a process may trace its descendants only, so that both are refused alike."""
-    scope = _ptrace_scope()
-    held = any(
-        int(w, 16) >> _CAP_SYS_PTRACE & 1 for w in processes.field("self", "CapEff")
-    )
-    facts = f"ptrace_scope {scope}, CAP_SYS_PTRACE {'held' if held else 'not held'}"
+    capability = "held" if _may_trace() else "not held"
+    facts = f"ptrace_scope {_ptrace_scope()}, CAP_SYS_PTRACE {capability}"
     spy = find_py_spy()
-    answer = _dump_of_child(spy) if spy else "py-spy is missing"
+    obstacle = _dump_of_child(spy) if spy else "py-spy is missing"
     return Part(
         name="ptrace",
-        ok=not answer,
+        ok=not obstacle,
         required=True,
-        found=f"stack of a child read ({facts})"
-        if not answer
-        else f"{answer} ({facts})",
+        found=f"{obstacle or 'stack of a child read'} ({facts})",
         costs="stacks of the engine cannot be read: the cause of a hang stays unknown",
         hint=(
             "sysctl kernel.yama.ptrace_scope=0, or run a container with "
             "--cap-add=SYS_PTRACE"
         ),
     )
+
+
+def _may_trace() -> bool:
+    """Whether this process has the capability, by the hexadecimal mask in /proc."""
+    masks = processes.field("self", "CapEff")
+    return any(int(mask, 16) >> _CAP_SYS_PTRACE & 1 for mask in masks)
 
 
 def _dump_of_child(spy: Path) -> str:
@@ -283,26 +284,24 @@ def gpu() -> Part:
     )
     reading = read_gpus()
     if not reading.gpus:
-        lacks = (
-            "reports lack GPU facts, and who else uses a GPU is not seen"
-            if reading.blind
-            else ""
-        )
-        return part.model_copy(
-            update={"found": reading.reason, "costs": lacks or part.costs}
-        )
+        facts = {"found": reading.reason}
+        if reading.blind:
+            # There may be a GPU that only cannot be read.
+            facts["costs"] = (
+                "reports lack GPU facts, and who else uses a GPU is not seen"
+            )
+        return part.model_copy(update=facts)
 
     choice = choose(reading)
-    found = [
-        f"driver {reading.driver}, CUDA {reading.cuda}",
-        *map(_gpu_words, choice.facts()),
-    ]
-    told = {"found": "; ".join([*found, *reading.broken])}
-    if not choice.devices:
-        costs = f"a run on a GPU ends at once: {choice.reason}"
-        return part.model_copy(update={**told, "costs": costs, "hint": choice.hint})
+    found = [f"driver {reading.driver}, CUDA {reading.cuda}"]
+    for facts_of_gpu in choice.facts():
+        found.append(_gpu_words(facts_of_gpu))
 
-    return part.model_copy(update={**told, "ok": True})
+    part = part.model_copy(update={"found": "; ".join([*found, *reading.broken])})
+    if choice.devices:
+        return part.model_copy(update={"ok": True})
+    costs = f"a run on a GPU ends at once: {choice.reason}"
+    return part.model_copy(update={"costs": costs, "hint": choice.hint})
 
 
 def _gpu_words(gpu: GpuFacts) -> str:
@@ -310,8 +309,11 @@ def _gpu_words(gpu: GpuFacts) -> str:
     if gpu.memory_bytes is not None and gpu.memory_used_bytes is not None:
         free = units.size(gpu.memory_bytes - gpu.memory_used_bytes)
         words.append(f"{free} of {units.size(gpu.memory_bytes)} free")
-    words += ["MIG is on"] if gpu.mig else []
-    words += [f"in use: {gpu.users}"] if gpu.users else []
+
+    if gpu.mig:
+        words.append("MIG is on")
+    if gpu.users:
+        words.append(f"in use: {gpu.users}")
     return ", ".join(words)
 
 
@@ -408,7 +410,11 @@ def _torch_source() -> Part:
 
 
 def _environments() -> Part:
-    cached = [f"{one.engine} {one.release} ({one.device})" for one in _cached()]
+    cached = []
+    for environment in _cached():
+        release = f"{environment.engine} {environment.release}"
+        cached.append(f"{release} ({environment.device})")
+
     return Part(
         name="environments",
         ok=bool(cached),
@@ -419,15 +425,19 @@ def _environments() -> Part:
 
 
 def _cached() -> list[CachedEnvironment]:
-    return [
-        CachedEnvironment(
-            engine=one.manifest.engine,
-            release=one.manifest.release,
-            device=one.manifest.device,
-            path=str(one.path),
+    cached = []
+    for environment in list_environments(sizes=False):
+        manifest = environment.manifest
+        cached.append(
+            CachedEnvironment(
+                engine=manifest.engine,
+                release=manifest.release,
+                device=manifest.device,
+                path=str(environment.path),
+            )
         )
-        for one in list_environments(sizes=False)
-    ]
+
+    return cached
 
 
 def _version(command: list[str]) -> str:

@@ -22,7 +22,7 @@ from mmrepro.engines.environments.spec import Environment
 from mmrepro.failure.documents import Incident
 from mmrepro.failure.documents.ledger import Attempt, Lost
 from mmrepro.failure.documents.searches import CellRun
-from mmrepro.failure.signature import ConditionResult, Finding, Part, Truth, combine
+from mmrepro.failure.signature import Finding, Part, Truth, combine
 from mmrepro.runs.judge import facts_of
 from mmrepro.runs.key import decisive_parts, run_key
 from mmrepro.runs.starter import Starter
@@ -34,6 +34,21 @@ _ASSUMED_WHY = (
     "no run of this engine was measured here: 60 s each is assumed, twice what "
     "ghost-key-eviction takes on two cores"
 )
+
+
+_SAME = frozenset(
+    {
+        "created",
+        "seconds",
+        "outcome",
+        "explanation",
+        "fidelity",
+        "start_mode",
+        "error",
+        "command",
+    }
+)
+"""Fields that an attempt and the run of a cell have in common."""
 
 
 class StoredRun(Record):
@@ -61,9 +76,8 @@ class CellStore:
 
     def write(self, run: CellRun, parts: dict[str, str]) -> None:
         """Keep ``run``; a disk that cannot take it costs only the reuse."""
-        text = StoredRun(engine=self.engine, parts=parts, run=run).model_dump_json(
-            indent=1
-        )
+        stored = StoredRun(engine=self.engine, parts=parts, run=run)
+        text = stored.model_dump_json(indent=1)
         with contextlib.suppress(OSError):
             self.folder.mkdir(parents=True, exist_ok=True)
             write_file(self._path(run.key), text + "\n")
@@ -73,12 +87,13 @@ class CellStore:
         is."""
         own = _seconds(self.folder, self.engine)
         if own:
-            return statistics.median(
-                own
-            ), f"median of {len(own)} measured runs of this scenario"
-        others = [
-            s for folder in _folders(self.root) for s in _seconds(folder, self.engine)
-        ]
+            what = f"median of {len(own)} measured runs of this scenario"
+            return statistics.median(own), what
+
+        others: list[float] = []
+        for folder in _folders(self.root):
+            others += _seconds(folder, self.engine)
+
         if others:
             what = f"measured runs of other scenarios of {self.engine}"
             return statistics.median(others), f"median of {len(others)} {what}"
@@ -103,8 +118,14 @@ def _folders(root: Path) -> list[Path]:
 
 
 def _seconds(folder: Path, engine: str) -> list[float]:
-    stored = (_read(path) for path in sorted(folder.glob("*.json")))
-    return [s.run.seconds for s in stored if s is not None and s.engine == engine]
+    """What each run of the engine took whose record lies in a folder."""
+    seconds = []
+    for path in sorted(folder.glob("*.json")):
+        stored = _read(path)
+        if stored is not None and stored.engine == engine:
+            seconds.append(stored.run.seconds)
+
+    return seconds
 
 
 @dataclass
@@ -124,13 +145,13 @@ class KnownCells:
     @property
     def environment(self) -> Environment | None:
         """None: it is still to be built, and nothing is known of its runs."""
-        return existing(
-            get_engine(self.scenario.engine).environment_spec(self.release, self.device)
-        )
+        engine = get_engine(self.scenario.engine)
+        return existing(engine.environment_spec(self.release, self.device))
 
     def parts(self, flips: tuple[str, ...]) -> dict[str, str] | None:
         """All that would decide a run of that cell now."""
-        if (environment := self.environment) is None:
+        environment = self.environment
+        if environment is None:
             return None
         starter = Starter(self.options.run.start_mode, several=True)
         made = self.options.of_cell(flips)
@@ -144,11 +165,14 @@ class KnownCells:
 
     def first(self, flips: tuple[str, ...]) -> list[CellRun]:
         """The runs of a cell up to the first that is not known."""
-        parts, runs = self.parts(flips), list[CellRun]()
+        parts = self.parts(flips)
+        runs: list[CellRun] = []
         for number in range(1, self.options.repeat + 1):
-            if (run := self.read(parts, number)) is None:
+            run = self.read(parts, number)
+            if run is None:
                 break
             runs.append(run)
+
         return runs
 
     @cached_property
@@ -173,9 +197,8 @@ def cell_run(
         incident: that it left; None: none that can be read.
         folder: the attempt names its incident relative to it.
     """
-    same = "created seconds outcome explanation fidelity start_mode error command"
     run = CellRun(
-        **attempt.model_dump(include={*same.split()}),
+        **attempt.model_dump(include=set(_SAME)),
         key=_cell_key(attempt.key, number) if attempt.key else "",
         index=number,
         symptom=Truth.UNKNOWN,
@@ -184,12 +207,9 @@ def cell_run(
     )
     if incident is None:
         return run
-    symptom, cause = (
-        _part(incident, "symptom"),
-        Finding.unknown("no verdict was reached"),
-    )
-    if incident.verdict is not None:
-        cause = _cause(scenario, incident, symptom)
+
+    symptom = _part(incident, "symptom")
+    cause = _cause(scenario, incident, symptom)
     update = {
         "gate_passed": bool(incident.gate and incident.gate.passed),
         "symptom": symptom.truth,
@@ -217,7 +237,7 @@ def _cause(scenario: Scenario, incident: Incident, symptom: Finding) -> Finding:
 
     A scenario whose check crashes knows nothing: the cause is unknown, never gone.
     """
-    if symptom.truth is Truth.MET:
+    if incident.verdict is None or symptom.truth is Truth.MET:
         return _part(incident, "cause")
     try:
         return scenario.cause_remains(incident.evidence, facts_of(incident, scenario))
@@ -226,20 +246,31 @@ def _cause(scenario: Scenario, incident: Incident, symptom: Finding) -> Finding:
 
 
 def _part(incident: Incident, part: Part) -> Finding:
+    """What the required conditions of one part come to."""
     if incident.verdict is None:
         return Finding.unknown("no verdict was reached")
-    results = [c for c in incident.verdict.conditions if c.required and c.part == part]
-    truth = combine([c.truth for c in results])
-    shown: list[ConditionResult] = [c for c in results if c.truth is truth]
-    return Finding(truth, "; ".join(f"{c.id}: {c.observed}" for c in shown))
+    results = []
+    for condition in incident.verdict.conditions:
+        if condition.required and condition.part == part:
+            results.append(condition)
+
+    truth = combine([condition.truth for condition in results])
+    # What decides it is said: of a part that is not met, what is not.
+    observed = []
+    for condition in results:
+        if condition.truth is truth:
+            observed.append(f"{condition.id}: {condition.observed}")
+
+    return Finding(truth, "; ".join(observed))
 
 
 def _without_effect(incident: Incident) -> str:
-    flips = (
-        [c for c in incident.verdict.conditions if c.part == "flip"]
-        if incident.verdict
-        else []
-    )
-    return "; ".join(
-        f"{c.statement}: {c.observed}" for c in flips if c.truth is not Truth.MET
-    )
+    """Which toggles were not seen to take effect, and what was seen instead."""
+    if incident.verdict is None:
+        return ""
+    texts = []
+    for condition in incident.verdict.conditions:
+        if condition.part == "flip" and condition.truth is not Truth.MET:
+            texts.append(f"{condition.statement}: {condition.observed}")
+
+    return "; ".join(texts)

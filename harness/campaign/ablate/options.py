@@ -61,6 +61,7 @@ class AblateCommand(SeveralRuns):
                 hint=f"mmrepro ablate {scenario.name} --repeat {self.threshold} "
                 f"--threshold {self.threshold}",
             )
+
         wanted = {scenario.factor(name).name for name in self.factors}
         return tuple(f for f in scenario.factors if not wanted or f.name in wanted)
 

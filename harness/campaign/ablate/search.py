@@ -6,7 +6,7 @@ alone, a made-up function in a test."""
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 
@@ -53,25 +53,28 @@ def state_of_cell(
     is enough to say that it is no cure. Every run has to show a cure for a cell to be
     one; one that shows the hidden cause makes it hidden."""
     count = Counter(states)
-    fails, done = count[CellState.FAILS], len(states)
-    said = ", ".join(f"{number} × {state}" for state, number in count.most_common())
+    fails = count[CellState.FAILS]
+    done = len(states)
+    counts = ", ".join(f"{number} × {state}" for state, number in count.most_common())
     if fails >= threshold:
-        return CellState.FAILS, said
+        return CellState.FAILS, counts
     if fails:
-        return (
-            CellState.UNDECIDED,
-            f"{said}: it comes and goes, {threshold} are needed to call it one",
-        )
+        flaky = f"it comes and goes, {threshold} are needed to call it one"
+        return CellState.UNDECIDED, f"{counts}: {flaky}"
     if done < repeat:
-        return CellState.UNDECIDED, f"{said or 'no run'}, of {repeat}"
+        return CellState.UNDECIDED, f"{counts or 'no run'}, of {repeat}"
     if count[CellState.LOST] == done:
-        return CellState.LOST, said
+        return CellState.LOST, counts
+
+    # What a run shows outweighs that others show a cure.
     for state in (CellState.OTHER, CellState.NOT_TESTED):
         if count[state]:
-            return state, said
+            return state, counts
     if count[CellState.UNDECIDED] or count[CellState.LOST]:
-        return CellState.UNDECIDED, said
-    return (CellState.HIDDEN if count[CellState.HIDDEN] else CellState.CURED), said
+        return CellState.UNDECIDED, counts
+    if count[CellState.HIDDEN]:
+        return CellState.HIDDEN, counts
+    return CellState.CURED, counts
 
 
 def decided(states: Sequence[CellState], repeat: int, threshold: int) -> bool:
@@ -105,22 +108,36 @@ def ddmin(items: Sequence[T], holds: Callable[[tuple[T, ...]], bool]) -> tuple[T
     parts = 2
     while len(current) >= 2:
         chunks = _split(current, parts)
-        smaller = next((chunk for chunk in chunks if holds(chunk)), None)
-        if smaller is not None:
-            current, parts = smaller, 2
+        chunk = _first(chunks, holds)
+        if chunk is not None:
+            current = chunk
+            parts = 2
             continue
+
+        rest = None
         # With two parts the complements are the parts themselves.
-        complements = (
-            [_without(current, chunk) for chunk in chunks] if parts > 2 else []
-        )
-        smaller = next((rest for rest in complements if holds(rest)), None)
-        if smaller is not None:
-            current, parts = smaller, max(parts - 1, 2)
+        if parts > 2:
+            rest = _first((_without(current, chunk) for chunk in chunks), holds)
+        if rest is not None:
+            current = rest
+            parts = max(parts - 1, 2)
         elif parts < len(current):
             parts = min(2 * parts, len(current))
         else:
             break
+
     return current
+
+
+def _first(
+    sets: Iterable[tuple[T, ...]], holds: Callable[[tuple[T, ...]], bool]
+) -> tuple[T, ...] | None:
+    """The first set that holds; None: none does. No further one is asked."""
+    for candidate in sets:
+        if holds(candidate):
+            return candidate
+
+    return None
 
 
 def bound(count: int) -> int:
@@ -131,11 +148,13 @@ def bound(count: int) -> int:
 def _split(items: tuple[T, ...], parts: int) -> list[tuple[T, ...]]:
     """``parts`` pieces of nearly equal length, none empty."""
     size, longer = divmod(len(items), parts)
-    pieces, start = [], 0
+    pieces = []
+    start = 0
     for number in range(parts):
         end = start + size + (number < longer)
         pieces.append(items[start:end])
         start = end
+
     return pieces
 
 
@@ -144,7 +163,7 @@ def _without(items: tuple[T, ...], removed: tuple[T, ...]) -> tuple[T, ...]:
 
 
 Flips = tuple[str, ...]
-_Oracle = Callable[[Sequence[Flips], Role], Sequence[CellState]]
+Oracle = Callable[[Sequence[Flips], Role], Sequence[CellState]]
 """States of the cells with exactly these flips, which do not depend on each other. It
 is asked once for each cell."""
 
@@ -153,32 +172,37 @@ NOT_CURED = (CellState.FAILS, CellState.HIDDEN)
 
 
 @dataclass(frozen=True)
-class _FactorVerdict:
+class FactorVerdict:
     factor_class: FactorClass
     cures_alone: bool | None
     needed: bool | None
     why: str
 
 
-PLAIN = {
-    CellState.HIDDEN: _FactorVerdict(
-        FactorClass.HIDES,
-        False,
-        False,
-        "toggled alone, it takes the symptom away, and the cause is still there",
+_PLAIN = {
+    CellState.HIDDEN: FactorVerdict(
+        factor_class=FactorClass.HIDES,
+        cures_alone=False,
+        needed=False,
+        why="toggled alone, it takes the symptom away, and the cause is still there",
     ),
-    CellState.OTHER: _FactorVerdict(
-        FactorClass.OTHER, None, None, "toggled alone, it fails in another way"
+    CellState.OTHER: FactorVerdict(
+        factor_class=FactorClass.OTHER,
+        cures_alone=None,
+        needed=None,
+        why="toggled alone, it fails in another way",
     ),
-    CellState.NOT_TESTED: _FactorVerdict(
-        FactorClass.NOT_TESTED, None, None, "the toggle was not observed to take effect"
+    CellState.NOT_TESTED: FactorVerdict(
+        factor_class=FactorClass.NOT_TESTED,
+        cures_alone=None,
+        needed=None,
+        why="the toggle was not observed to take effect",
     ),
 }
-"""What a factor's own cell says of it, whatever the others show."""
 
 
 @dataclass(frozen=True)
-class _FoundCure:
+class FoundCure:
     flips: Flips
     minimal: bool | None
     why: str
@@ -188,8 +212,8 @@ class _FoundCure:
 class AblationResult:
     conclusion: Conclusion
     explanation: str
-    factors: dict[str, _FactorVerdict] = field(default_factory=dict)
-    cures: list[_FoundCure] = field(default_factory=list)
+    factors: dict[str, FactorVerdict] = field(default_factory=dict)
+    cures: list[FoundCure] = field(default_factory=list)
     left_out: dict[str, str] = field(default_factory=dict)
     asked: dict[frozenset[str], CellState] = field(default_factory=dict)
 
@@ -197,23 +221,28 @@ class AblationResult:
 class _Memory:
     """Asks each cell once, in the factors' own order."""
 
-    def __init__(self, names: Sequence[str], oracle: _Oracle) -> None:
+    def __init__(self, names: Sequence[str], oracle: Oracle) -> None:
         self.names = tuple(names)
         self.oracle = oracle
         self.states: dict[frozenset[str], CellState] = {}
 
     def ask(self, cells: Sequence[Sequence[str]], role: Role) -> list[CellState]:
         keys = [frozenset(flips) for flips in cells]
-        if new := [key for key in dict.fromkeys(keys) if key not in self.states]:
-            flips = [tuple(n for n in self.names if n in key) for key in new]
+        new = [key for key in dict.fromkeys(keys) if key not in self.states]
+        if new:
+            flips = [self._ordered(key) for key in new]
             self.states.update(zip(new, self.oracle(flips, role), strict=True))
+
         return [self.states[key] for key in keys]
+
+    def _ordered(self, flips: frozenset[str]) -> Flips:
+        return tuple(name for name in self.names if name in flips)
 
     def cures(self, flips: Sequence[str]) -> bool:
         return self.ask([flips], "search") == [CellState.CURED]
 
 
-def search(names: Sequence[str], oracle: _Oracle) -> AblationResult:
+def search(names: Sequence[str], oracle: Oracle) -> AblationResult:
     """The one-at-a-time table, then combinations, then the smallest cures.
 
     1. The baseline has to fail; else there is nothing to find.
@@ -227,58 +256,83 @@ def search(names: Sequence[str], oracle: _Oracle) -> AblationResult:
     memory = _Memory(names, oracle)
     (baseline,) = memory.ask([()], "baseline")
     if baseline is not CellState.FAILS:
-        found = AblationResult(
-            Conclusion.INCONCLUSIVE,
-            f"the baseline does not fail ({baseline}): there is nothing to ablate",
-            asked=memory.states,
-        )
-        unknown = _FactorVerdict(
-            FactorClass.INCONCLUSIVE, None, None, "the baseline does not fail"
-        )
-        found.factors = dict.fromkeys(names, unknown)
-        return found
-    alone = dict(
-        zip(names, memory.ask([(name,) for name in names], "alone"), strict=True)
-    )
+        return _nothing_to_ablate(names, baseline, memory)
+
+    states = memory.ask([(name,) for name in names], "alone")
+    alone = dict(zip(names, states, strict=True))
     usable = [n for n in names if alone[n] in (CellState.FAILS, CellState.CURED)]
-    singles = [n for n in usable if alone[n] is CellState.CURED]
-    rest = [n for n in usable if n not in singles]
+    singles = [name for name in usable if alone[name] is CellState.CURED]
+    rest = _less(usable, singles)
     memory.ask([some for some in (usable, rest) if len(some) > 1], "together")
-    cures = [
-        _FoundCure((n,), True, "toggled alone, it works around the failure")
-        for n in singles
-    ]
+
+    cures = []
+    for name in singles:
+        why = "toggled alone, it works around the failure"
+        cures.append(FoundCure((name,), True, why))
+
     if len(rest) > 1 and memory.states[frozenset(rest)] is CellState.CURED:
-        cures.append(_minimised(rest, memory))
-        if not singles:  # could anything else cure without one of these?
-            memory.ask(
-                [[n for n in usable if n != name] for name in cures[-1].flips], "search"
-            )
+        together = _minimised(rest, memory)
+        cures.append(together)
+        # Could anything else cure without one of these?
+        if not singles:
+            memory.ask([_less(usable, [name]) for name in together.flips], "search")
+
+    factors = {}
+    left_out = {}
+    for name in names:
+        factors[name] = _judged(name, alone[name], singles, usable, cures, memory)
+        if name not in usable:
+            left_out[name] = _left_out(alone[name])
+
     conclusion, explanation = _concluded(names, cures, alone, usable, memory)
     return AblationResult(
-        conclusion,
-        explanation,
-        {n: _judged(n, alone[n], singles, usable, cures, memory) for n in names},
-        cures,
-        {n: _left_out(alone[n]) for n in names if n not in usable},
-        memory.states,
+        conclusion=conclusion,
+        explanation=explanation,
+        factors=factors,
+        cures=cures,
+        left_out=left_out,
+        asked=memory.states,
     )
 
 
-def _minimised(items: Sequence[str], memory: _Memory) -> _FoundCure:
+def _less(names: Sequence[str], left_out: Sequence[str]) -> list[str]:
+    return [name for name in names if name not in left_out]
+
+
+def _nothing_to_ablate(
+    names: Sequence[str], baseline: CellState, memory: _Memory
+) -> AblationResult:
+    unknown = FactorVerdict(
+        factor_class=FactorClass.INCONCLUSIVE,
+        cures_alone=None,
+        needed=None,
+        why="the baseline does not fail",
+    )
+    return AblationResult(
+        conclusion=Conclusion.INCONCLUSIVE,
+        explanation=(
+            f"the baseline does not fail ({baseline}): there is nothing to ablate"
+        ),
+        factors=dict.fromkeys(names, unknown),
+        asked=memory.states,
+    )
+
+
+def _minimised(items: Sequence[str], memory: _Memory) -> FoundCure:
     flips = ddmin(tuple(items), memory.cures)
-    smaller = [tuple(n for n in flips if n != left) for left in flips]
-    states = [memory.states.get(frozenset(s)) for s in smaller]
-    if all(state in NOT_CURED for state in states):
-        return _FoundCure(
-            flips, True, "together they are a workaround, and none can be left out"
-        )
-    unclear = ", ".join(sorted({str(s) for s in states if s not in NOT_CURED}))
-    return _FoundCure(
-        flips,
-        None,
-        f"together a workaround; it is not known whether all are needed ({unclear})",
-    )
+    unclear = set()
+    for left_out in flips:
+        smaller = frozenset(_less(flips, [left_out]))
+        state = memory.states.get(smaller)
+        if state not in NOT_CURED:
+            unclear.add(str(state))
+
+    if not unclear:
+        why = "together they are a workaround, and none can be left out"
+        return FoundCure(flips, True, why)
+    states = ", ".join(sorted(unclear))
+    why = f"together a workaround; it is not known whether all are needed ({states})"
+    return FoundCure(flips, None, why)
 
 
 def _judged(
@@ -286,48 +340,62 @@ def _judged(
     state: CellState,
     singles: Sequence[str],
     usable: Sequence[str],
-    cures: Sequence[_FoundCure],
+    cures: Sequence[FoundCure],
     memory: _Memory,
-) -> _FactorVerdict:
+) -> FactorVerdict:
     if state is CellState.CURED:
         needed, why = _needed(name, singles, usable, memory)
-        chosen = FactorClass.NECESSARY if needed else FactorClass.SUFFICIENT
-        return _FactorVerdict(
-            chosen, True, needed, f"toggled alone, it works around the failure; {why}"
+        return FactorVerdict(
+            factor_class=FactorClass.NECESSARY if needed else FactorClass.SUFFICIENT,
+            cures_alone=True,
+            needed=needed,
+            why=f"toggled alone, it works around the failure; {why}",
         )
-    if state in PLAIN:
-        return PLAIN[state]
+    if state in _PLAIN:
+        return _PLAIN[state]
     if state is not CellState.FAILS:
-        return _FactorVerdict(
-            FactorClass.INCONCLUSIVE, None, None, f"toggled alone: {state}"
+        return FactorVerdict(
+            factor_class=FactorClass.INCONCLUSIVE,
+            cures_alone=None,
+            needed=None,
+            why=f"toggled alone: {state}",
         )
-    member = next((c for c in cures if name in c.flips), None)
-    if member is not None:
-        others = ", ".join(n for n in member.flips if n != name)
-        why = (
-            "toggled alone, it changes nothing; it is a workaround together with "
-            f"{others}"
-        )
-        needed = False if singles else _none_without(name, usable, memory)
-        if needed:
-            why += ", and no workaround here does without it"
-        return _FactorVerdict(FactorClass.CONTRIBUTES, False, needed, why)
-    return _FactorVerdict(
-        FactorClass.IRRELEVANT,
-        False,
-        False,
-        "toggled alone, nothing changes; no workaround has it",
+
+    for cure in cures:
+        if name in cure.flips:
+            needed = False if singles else _none_without(name, usable, memory)
+            return _contributes(name, cure, needed)
+
+    return FactorVerdict(
+        factor_class=FactorClass.IRRELEVANT,
+        cures_alone=False,
+        needed=False,
+        why="toggled alone, nothing changes; no workaround has it",
+    )
+
+
+def _contributes(name: str, cure: FoundCure, needed: bool | None) -> FactorVerdict:
+    others = ", ".join(_less(cure.flips, [name]))
+    why = (
+        f"toggled alone, it changes nothing; it is a workaround together with {others}"
+    )
+    if needed:
+        why += ", and no workaround here does without it"
+    return FactorVerdict(
+        factor_class=FactorClass.CONTRIBUTES,
+        cures_alone=False,
+        needed=needed,
+        why=why,
     )
 
 
 def _none_without(name: str, usable: Sequence[str], memory: _Memory) -> bool | None:
     """Whether nothing cures with ``name`` as it is in the baseline; None: not known."""
-    rest = frozenset(n for n in usable if n != name)
-    if any(
-        state is CellState.CURED and name not in cell
-        for cell, state in memory.states.items()
-    ):
-        return False
+    for cell, state in memory.states.items():
+        if state is CellState.CURED and name not in cell:
+            return False
+
+    rest = frozenset(_less(usable, [name]))
     return True if memory.states[rest] in NOT_CURED else None
 
 
@@ -335,33 +403,25 @@ def _needed(
     name: str, singles: Sequence[str], usable: Sequence[str], memory: _Memory
 ) -> tuple[bool | None, str]:
     """Whether nothing that was tried cures without ``name``, which cures alone."""
-    others = [n for n in singles if n != name]
+    others = _less(singles, [name])
     if others:
         verb = "does" if len(others) == 1 else "do"
         return False, f"so {verb} {', '.join(others)}: it is not the only workaround"
-    rest = [n for n in usable if n != name]
+
+    setting = "the failure needs its failing setting"
+    rest = _less(usable, [name])
     needed = _none_without(name, usable, memory)
     if not rest:
-        return (
-            needed,
-            "the failure needs its failing setting: there is no other workaround here",
-        )
+        return needed, f"{setting}: there is no other workaround here"
+
     state = memory.states[frozenset(rest)]
-    together = f"all other usable factors toggled ({', '.join(rest)})"
+    together = f"with all other usable factors toggled ({', '.join(rest)})"
     if needed is None:
-        return (
-            None,
-            (
-                f"whether there is another workaround is not known: with {together}, "
-                f"{state}"
-            ),
-        )
+        unknown = "whether there is another workaround is not known"
+        return None, f"{unknown}: {together}, {state}"
     if not needed:
         return False, "but there are workarounds without it"
-    return (
-        True,
-        f"the failure needs its failing setting: with {together}, {_still(state)}",
-    )
+    return True, f"{setting}: {together}, {_still(state)}"
 
 
 def _still(state: CellState) -> str:
@@ -376,20 +436,21 @@ def _left_out(state: CellState) -> str:
 
 def _concluded(
     names: Sequence[str],
-    cures: Sequence[_FoundCure],
+    cures: Sequence[FoundCure],
     alone: dict[str, CellState],
     usable: Sequence[str],
     memory: _Memory,
 ) -> tuple[Conclusion, str]:
     if cures:
-        listed = "; or ".join(" + ".join(c.flips) for c in cures)
+        listed = "; or ".join(" + ".join(cure.flips) for cure in cures)
         return Conclusion.CURE, f"smallest workaround: {listed}"
-    unclear = [n for n in names if alone[n] not in (*NOT_CURED, CellState.OTHER)]
+
+    clear = (*NOT_CURED, CellState.OTHER)
+    unclear = [name for name in names if alone[name] not in clear]
     together = memory.states.get(frozenset(usable))
     if unclear or (together is not None and together not in NOT_CURED):
         what = ", ".join(unclear) or "all of them together"
-        return (
-            Conclusion.INCONCLUSIVE,
-            f"no workaround was found, and nothing is known of: {what}",
-        )
+        unknown = f"no workaround was found, and nothing is known of: {what}"
+        return Conclusion.INCONCLUSIVE, unknown
+
     return Conclusion.NO_CURE, "no factor is a workaround, alone or all together"

@@ -94,10 +94,12 @@ def tested_apart(asked: BisectRunCommand, root: Path) -> Tested:
         )
     finally:
         os.close(writing)
+
     patience_s = END_S
     try:
         with contextlib.suppress(BrokenPipeError), _input_of(child) as order:
             pickle.dump(TestOrder(secret, asked, root), order)
+
         answers = _AnswerLines(reading, secret, child)
         last = answers.next(LOAD_S)
         if last.get("kind") == "loaded":
@@ -105,6 +107,7 @@ def tested_apart(asked: BisectRunCommand, root: Path) -> Tested:
             patience_s = GRACE_S + END_S
             runs = asked.repeat + 1
             last = answers.next(_READ_S + runs * (BUILD_S + asked.timeout_s))
+
         made = _tested(asked, last, answers.why)
         patience_s = END_S
         return made
@@ -163,12 +166,14 @@ class _AnswerLines:
                 if found := self._answer(line):
                     return found
                 continue
+
             ended = self._child.poll() is not None
             ready, _, _ = select.select([self._number], [], [], 0 if ended else 0.2)
             if not ready and ended:
                 return {}
             if ready and not self._read():
                 return {}
+
         self.why = f"came to no verdict within {duration(limit_s)}"
         return {}
 
@@ -183,6 +188,7 @@ class _AnswerLines:
             found = json.loads(line)
         except ValueError:
             return {}
+
         ours = isinstance(found, dict) and found.get("secret") == self._secret
         return found if ours else {}
 
@@ -192,9 +198,11 @@ def _end(child: subprocess.Popen[bytes], patience_s: float) -> None:
     with contextlib.suppress(subprocess.TimeoutExpired):
         child.wait(END_S if patience_s == END_S else 0.0)
         return
+
     child.terminate()
     with contextlib.suppress(subprocess.TimeoutExpired):
         child.wait(patience_s)
         return
+
     child.kill()
     child.wait()

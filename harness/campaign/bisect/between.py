@@ -36,6 +36,7 @@ def main() -> None:
     os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
     with contextlib.suppress(OSError):
         os.killpg(child.pid, signal.SIGKILL)
+
     child.wait()
 
 

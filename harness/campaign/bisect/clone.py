@@ -27,7 +27,7 @@ _FORMAT = "%H%x00%P%x00%cI%x00%s"
 
 
 @dataclass(frozen=True)
-class _PointHistory:
+class PointHistory:
     """What a bisection may run.
 
     Attributes:
@@ -66,7 +66,7 @@ def history(
     bad: str = "",
     paths: Sequence[str] = (),
     release: str = "",
-) -> _PointHistory:
+) -> PointHistory:
     """The commits between ``good`` and ``bad`` that change what the engine runs.
 
     Args:
@@ -82,7 +82,7 @@ def history(
         UsageError: git refuses, a revision is none, the two are the wrong way round, or
             no commit lies between.
     """
-    ask = _Asked(clone)
+    ask = _GitClone(clone)
     relevant = [*(f"{place}{engine}" for place in PLACES), *_BESIDE]
     wanted = list(paths) or relevant
     if find == "both" and not bad:
@@ -91,6 +91,7 @@ def history(
             hint="--bad REV; or --find introduced, where HEAD has it, or --find fixed, "
             "where it is gone in HEAD",
         )
+
     newer = {"introduced": bad, "fixed": good, "both": ""}[find] or "HEAD"
     older = {"introduced": good, "fixed": bad, "both": good}[find]
     if not older and find == "fixed" and release and ask.has(f"refs/tags/v{release}"):
@@ -99,47 +100,48 @@ def history(
     begin, notes = _begin(ask, older, newer, end)
     total = ask.count(begin, end)
     if total > _MOST:
+        option = "--bad" if find == "fixed" else "--good"
         raise UsageError(
             f"{total:,} commits lie between {older or 'the first one'} and {newer}.",
-            hint=(
-                f"{'--bad' if find == 'fixed' else '--good'} REV nearer to the failure"
-            ),
+            hint=f"{option} REV nearer to the failure",
         )
-    between = [one for one in ask.log(begin, end, wanted) if one.sha != begin]
-    commits = [*ask.log("", begin, (), most=1), *between]
+
+    commits = ask.log("", begin, (), most=1)
+    for commit in ask.log(begin, end, wanted):
+        if commit.sha != begin:
+            commits.append(commit)
+
     if paths and ask.differ(commits[-1].sha, end, relevant):
         # What lies beyond the paths changed, too: the end is not the last of these.
         commits += ask.log("", end, (), most=1)
     if len(commits) < 2:
+        changed = ", ".join(paths) or engine
+        lines = f"{begin[:12]}..{newer} -- {wanted[0]}"
         raise UsageError(
-            (
-                f"No commit between {begin[:12]} and {newer} changes "
-                f"{', '.join(paths) or engine}."
-            ),
-            hint=(
-                f"git -C {clone} log --first-parent {begin[:12]}..{newer} -- "
-                f"{wanted[0]}"
-            ),
+            f"No commit between {begin[:12]} and {newer} changes {changed}.",
+            hint=f"git -C {clone} log --first-parent {lines}",
         )
-    changed = len(commits) - 1
+
+    changed = ", ".join(paths) or f"the Python of {engine} or what it requires"
     notes.append(
-        f"{changed} of {total} commits after {begin[:12]} (--first-parent) change "
-        f"{', '.join(paths) or f'the Python of {engine} or what it requires'}; the "
-        "others run as the one before them"
+        f"{len(commits) - 1} of {total} commits after {begin[:12]} (--first-parent) "
+        f"change {changed}; the others run as the one before them"
     )
-    points = [one.point for one in commits]
-    number = {"introduced": len(points) - 1, "fixed": 0}.get(find)
+    number = {"introduced": len(commits) - 1, "fixed": 0}.get(find)
     if number is None:
         number = _number(ask, commits, bad, wanted)
-    merges = {
-        one.sha: ask.count(one.parents[0], one.parents[1])
-        for one in commits[1:]
-        if len(one.parents) > 1
-    }
-    return _PointHistory(points, number, merges, notes)
+
+    merges = {}
+    for commit in commits[1:]:
+        if len(commit.parents) > 1:
+            own, merged = commit.parents[:2]
+            merges[commit.sha] = ask.count(own, merged)
+
+    points = [commit.point for commit in commits]
+    return PointHistory(points, number, merges, notes)
 
 
-def _begin(ask: _Asked, older: str, newer: str, end: str) -> tuple[str, list[str]]:
+def _begin(ask: _GitClone, older: str, newer: str, end: str) -> tuple[str, list[str]]:
     """The oldest commit of the search, and what is to be said of it."""
     if not older:
         return ask.root(end), []
@@ -161,19 +163,22 @@ def _begin(ask: _Asked, older: str, newer: str, end: str) -> tuple[str, list[str
 
 
 def _number(
-    ask: _Asked, commits: Sequence[_Commit], bad: str, wanted: Sequence[str]
+    ask: _GitClone, commits: Sequence[_Commit], bad: str, wanted: Sequence[str]
 ) -> int:
     """The point that runs as revision ``bad`` does."""
-    names = [one.sha for one in commits]
+    names = [commit.sha for commit in commits]
     sha = ask.commit(bad)
-    last = [one.sha for one in ask.log("", sha, wanted, most=1)]
-    found = next((one for one in (sha, *last) if one in names), None)
-    if found is None:
-        raise UsageError(f"--bad {bad} is no commit of that line of history.")
-    return names.index(found)
+    if sha in names:
+        return names.index(sha)
+    # It changes nothing that runs: then it runs as the last before it that does.
+    for last in ask.log("", sha, wanted, most=1):
+        if last.sha in names:
+            return names.index(last.sha)
+
+    raise UsageError(f"--bad {bad} is no commit of that line of history.")
 
 
-class _Asked:
+class _GitClone:
     """Git, asked about one clone."""
 
     def __init__(self, clone: Path) -> None:
@@ -194,9 +199,8 @@ class _Asked:
             return False
 
     def root(self, end: str) -> str:
-        return self.text(
-            "rev-list", "--first-parent", "--max-parents=0", end
-        ).splitlines()[-1]
+        roots = self.text("rev-list", "--first-parent", "--max-parents=0", end)
+        return roots.splitlines()[-1]
 
     def base(self, one: str, other: str) -> str:
         try:
@@ -218,8 +222,12 @@ class _Asked:
     ) -> list[_Commit]:
         """Commits after ``begin`` up to ``end``, oldest first; ``most``: the newest of
         them."""
-        limits = [f"-{most}"] * bool(most) + [f"^{begin}"] * bool(begin)
-        told = self.text(
+        limits = []
+        if most:
+            limits.append(f"-{most}")
+        if begin:
+            limits.append(f"^{begin}")
+        lines = self.text(
             "log",
             "--first-parent",
             "--reverse",
@@ -229,8 +237,9 @@ class _Asked:
             "--",
             *paths,
         )
-        found = []
-        for line in told.splitlines():
+        commits = []
+        for line in lines.splitlines():
             sha, parents, date, subject = line.split("\0", 3)
-            found.append(_Commit(sha, tuple(parents.split()), date, subject))
-        return found
+            commits.append(_Commit(sha, tuple(parents.split()), date, subject))
+
+        return commits

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from operator import mul
 
 from mmrepro.failure.documents.ledger import Attempt
 from mmrepro.runs.changes import Metric, quantile
@@ -39,50 +40,51 @@ class MeanChange:
 
     def words(self, metric: Metric) -> str:
         """``4.9 % slower (4.1 to 5.7)``, ``unchanged (-0.4 to +0.6 %)``."""
-        low, high = (100 * metric.relative(end) for end in self.interval)
         unit = "points" if metric.points else "%"
+        low, high = (100 * metric.relative(end) for end in self.interval)
         if low <= 0 <= high:
             return f"unchanged ({low:+.1f} to {high:+.1f} {unit})"
-        verb = metric.verbs[self.mean < 0]
-        ends = sorted((abs(low), abs(high)))
+
         value = 100 * abs(metric.relative(self.mean))
-        return f"{value:.1f} {unit} {verb} ({ends[0]:.1f} to {ends[1]:.1f})"
+        worse, better = metric.verbs
+        verb = better if self.mean < 0 else worse
+        least, most = sorted((abs(low), abs(high)))
+        return f"{value:.1f} {unit} {verb} ({least:.1f} to {most:.1f})"
 
     def odds(self, moved: MeanChange) -> float:
         """Logarithm of the odds that the metric moved as far as ``moved``, and not at
         all. The tails are Student's, so that few blocks never make it certain."""
         spread = math.hypot(self.error, moved.error)
-        there, gone = (((self.mean - to) / spread) ** 2 for to in (moved.mean, 0.0))
+        there = ((self.mean - moved.mean) / spread) ** 2
+        gone = (self.mean / spread) ** 2
         freedom = self.freedom
-        return (
-            (freedom + 1)
-            / 2
-            * (math.log1p(gone / freedom) - math.log1p(there / freedom))
-        )
+        difference = math.log1p(gone / freedom) - math.log1p(there / freedom)
+        return (freedom + 1) / 2 * difference
 
 
 def reading(runs: Sequence[Attempt]) -> MeanChange | None:
     """All runs of a point that measured something, as one. Where they differ by more
     than each by itself explains, the error is as large as that asks for. None: there is
     none."""
-    found = [
-        run.measured
-        for run in runs
-        if run.measured is not None and run.measured.blocks > 1
-    ]
-    if not found:
+    measured = []
+    for run in runs:
+        # One block has no error of its own.
+        if run.measured is not None and run.measured.blocks > 1:
+            measured.append(run.measured)
+
+    if not measured:
         return None
-    errors = [max(one.error, _FLOOR) for one in found]
-    weights = [1 / error**2 for error in errors]
+    changes = [run.change for run in measured]
+    weights = [1 / max(run.error, _FLOOR) ** 2 for run in measured]
     total = sum(weights)
-    mean = sum(w * one.change for w, one in zip(weights, found, strict=True)) / total
-    freedom = sum(one.blocks - 1 for one in found)
+    mean = sum(map(mul, weights, changes)) / total
+    freedom = sum(run.blocks - 1 for run in measured)
     error = 1 / math.sqrt(total)
-    if len(found) > 1:
-        apart = sum(
-            w * (one.change - mean) ** 2 for w, one in zip(weights, found, strict=True)
-        )
-        error *= math.sqrt(max(1.0, apart / (len(found) - 1)))
+    if len(measured) > 1:
+        squares = [(change - mean) ** 2 for change in changes]
+        apart = sum(map(mul, weights, squares))
+        error *= math.sqrt(max(1.0, apart / (len(measured) - 1)))
+
     return MeanChange(mean, error, freedom)
 
 

@@ -18,7 +18,7 @@ from mmrepro.engines.environments.build import existing
 from mmrepro.engines.environments.source import git, resolve
 from mmrepro.engines.environments.store import prune
 from mmrepro.failure.documents.folder import unused
-from mmrepro.failure.documents.ledger import Attempt, Lost
+from mmrepro.failure.documents.ledger import Attempt, Cell, Lost
 from mmrepro.failure.documents.searches import PointVerdict
 from mmrepro.scenario import Scenario
 from pydantic import Field
@@ -71,6 +71,7 @@ def terms(tree: Path) -> tuple[str, str]:
         new, old = (tree / file).read_text(encoding="utf-8").split()[:2]
     except (MmreproError, OSError, ValueError):
         return "bad", "good"
+
     return new, old
 
 
@@ -83,40 +84,25 @@ def tested(
         UsageError: it is no tree of the engine, or the runs refuse the options.
         MmreproError: the machine is at fault, and no commit.
     """
-    place = Path(asked.source).expanduser()
-    new, old = terms(place) if place.is_dir() else ("bad", "good")
+    tree = Path(asked.source).expanduser()
+    new, old = terms(tree) if tree.is_dir() else ("bad", "good")
     find = asked.find or ("fixed" if new == "fixed" else "introduced")
     device = device_of(asked.device)
     source = resolve(
         asked.source, kernels=asked.over, device=device, engine=scenario.engine
     )
     spec = spec_for(scenario.engine, source.release, device)
-    there = existing(spec) is not None
+    was_there = existing(spec) is not None
     options = replace(asked.run, scenario=asked.scenario)
     cell = cell_of(scenario, options, device, release=source.release)
-    trials = Trials(TrialOptions(asked.timeout_s, asked.start_mode, making=making))
     folder = unused(root / source.release)
-    runs: list[Attempt] = []
-    left, spare = asked.repeat, 1
     try:
-        while left:
-            index = len(runs) + 1
-            place = folder / f"run-{index}"
-            one = trials.run(
-                cell, place, folder, night=NIGHT, index=index, role="planned"
-            )
-            runs.append(one)
-            _not_the_machine(one)
-            if one.lost in ONCE_MORE and spare:
-                spare -= 1
-                continue
-            left -= 1
-            if verdict_of(runs)[0] is not PointVerdict.GOOD:
-                break
+        runs = _runs(cell, asked, making, folder)
     finally:
-        if not (there or asked.keep_environments):
+        if not (was_there or asked.keep_environments):
             made = existing(spec)
             prune(names=[made.path.name] if made else [])
+
     verdict, why = verdict_of(runs)
     assert verdict is not None
     code = code_of(verdict, find)
@@ -132,10 +118,38 @@ def tested(
     )
 
 
+def _runs(
+    cell: Cell, asked: BisectRunCommand, making: Making, folder: Path
+) -> list[Attempt]:
+    """Run the cell until it is not good, or as often as asked for. Raises as
+    ``tested``."""
+    trials = Trials(TrialOptions(asked.timeout_s, asked.start_mode, making=making))
+    runs: list[Attempt] = []
+    left = asked.repeat
+    spare = 1
+    while left:
+        index = len(runs) + 1
+        place = folder / f"run-{index}"
+        run = trials.run(cell, place, folder, night=NIGHT, index=index, role="planned")
+        runs.append(run)
+        _not_the_machine(run)
+        # What was lost says nothing: it is made once more.
+        if run.lost in ONCE_MORE and spare:
+            spare -= 1
+            continue
+
+        left -= 1
+        if verdict_of(runs)[0] is not PointVerdict.GOOD:
+            break
+
+    return runs
+
+
 def _not_the_machine(run: Attempt) -> None:
     """Raises UsageError: the options are at fault; MmreproError: no commit can be."""
+    # mmrepro itself says why it ends: the scenario's code ended it.
     if run.error.startswith(ENDED_SILENTLY):
-        return  # mmrepro itself says why it ends: the scenario's code ended it
+        return
     if run.lost is Lost.USAGE:
         raise UsageError(run.error or "mmrepro run refuses the command line.")
     if run.lost is not None and not run.incident:

@@ -22,6 +22,7 @@ def _read_repeat(text: str) -> int | None:
         raise UsageError(
             f"--repeat {text} is neither auto nor a number from 1 to 1000."
         )
+
     return int(text)
 
 
@@ -109,6 +110,7 @@ class BisectCommand(SeveralRuns):
             raise UsageError(
                 "--engine is for the traffic of --measure.", hint="--measure tpot"
             )
+
         if not 0.5 <= self.confidence < 1:
             raise UsageError(
                 (
@@ -126,11 +128,13 @@ class BisectCommand(SeveralRuns):
                 raise UsageError(
                     "The trees of --source are read on this machine, without --ray."
                 )
+
             object.__setattr__(self, "by", "commit")
         elif self.child:
             raise UsageError(
                 "Paths after -- are for --source DIR.", hint="--source DIR -- PATH"
             )
+
         if self.by == "commit" and self.commits is None and self.clone is None:
             raise UsageError(
                 "--by commit needs the commits: a clone, or a list of them.",

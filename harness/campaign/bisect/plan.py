@@ -75,27 +75,40 @@ def field_of(
         raise UsageError(
             "There is no release or commit to run.", hint="mmrepro show SCENARIO"
         )
-    known = _number(points, options.bad, "--bad", scenario) if options.bad else None
-    bad = _default_bad(scenario, points, options) if known is None else known
-    oldest, newest = 0, len(points) - 1
+
+    if options.bad:
+        bad = _number(points, options.bad, "--bad", scenario)
+    else:
+        bad = _default_bad(scenario, points, options)
+
+    oldest = 0
+    newest = len(points) - 1
     if options.good:
         good = _number(points, options.good, "--good", scenario)
-        if good == bad:
-            raise UsageError(f"{options.good} cannot be both good and bad.")
-        wrong = {"introduced": good > bad, "fixed": good < bad, "both": False}[
-            options.find
-        ]
-        if wrong:
-            raise UsageError(
-                f"--good {options.good} lies on the other side of {points[bad].name}: "
-                f"the failure was {options.find} there.",
-                hint=(
-                    "--find "
-                    f"{'fixed' if options.find == 'introduced' else 'introduced'}"
-                ),
-            )
-        oldest, newest = (good, newest) if good < bad else (oldest, good)
+        _check_sides(points, options, good, bad)
+        if good < bad:
+            oldest = good
+        else:
+            newest = good
+
     return Field(points, bad, oldest, newest, device)
+
+
+def _check_sides(
+    points: Sequence[Point], options: BisectCommand, good: int, bad: int
+) -> None:
+    """Raises UsageError: the good point lies where the failure cannot have begun, or
+    ended."""
+    if good == bad:
+        raise UsageError(f"{options.good} cannot be both good and bad.")
+    wrong = {"introduced": good > bad, "fixed": good < bad, "both": False}
+    if wrong[options.find]:
+        other = "fixed" if options.find == "introduced" else "introduced"
+        raise UsageError(
+            f"--good {options.good} lies on the other side of {points[bad].name}: "
+            f"the failure was {options.find} there.",
+            hint=f"--find {other}",
+        )
 
 
 def _of_clone(
@@ -103,7 +116,7 @@ def _of_clone(
 ) -> Field:
     from mmrepro.campaign.bisect.clone import history
 
-    found = history(
+    commits = history(
         clone,
         scenario.engine,
         options.find,
@@ -112,13 +125,22 @@ def _of_clone(
         paths=options.child,
         release=scenario.release,
     )
-    last = len(found.points) - 1
-    ends = {"bad": found.points[found.bad].commit}
+    points = commits.points
+    last = len(points) - 1
+    ends = {"bad": points[commits.bad].commit}
+    # Of both sides at once there is no single good end.
     good = {"introduced": 0, "fixed": last}.get(options.find)
     if good is not None:
-        ends["good"] = found.points[good].commit
+        ends["good"] = points[good].commit
     return Field(
-        found.points, found.bad, 0, last, device, found.merges, tuple(found.notes), ends
+        points=points,
+        bad=commits.bad,
+        oldest=0,
+        newest=last,
+        device=device,
+        merges=commits.merges,
+        notes=tuple(commits.notes),
+        ends=ends,
     )
 
 
@@ -129,36 +151,43 @@ def points_of(scenario: Scenario, options: BisectCommand) -> list[Point]:
         return read_commits(options.commits)
     device = device_of(options.run.device)
     spec = get_engine(scenario.engine).environment_spec(scenario.release, device)
-    return [
-        Point(
-            name=one.version,
-            release=one.version,
-            uploaded=one.uploaded.isoformat() if one.uploaded else "",
-            declared=scenario.affects(one.version, device),
+    points = []
+    for release in releases_of(spec):
+        point = Point(
+            name=release.version,
+            release=release.version,
+            uploaded=release.uploaded.isoformat() if release.uploaded else "",
+            declared=scenario.affects(release.version, device),
         )
-        for one in releases_of(spec)
-    ]
+        points.append(point)
+
+    return points
 
 
 def cell_at(
     point: Point, scenario: Scenario, options: BisectCommand, device: Device
 ) -> Cell:
-    if options.clone is not None:  # its tree is a release of its own, once it was read
-        return cell_of(scenario, options.run, device, release=point.release)
+    """The cell that a run of the point is of."""
+    run = options.run
+    # The tree of a clone is a release of its own, once it was read.
+    if options.clone is not None:
+        return cell_of(scenario, run, device, release=point.release)
     release = "" if point.commit else point.release
-    return cell_of(scenario, options.run, device, release=release, commit=point.commit)
+    return cell_of(scenario, run, device, release=release, commit=point.commit)
 
 
 def _default_bad(
     scenario: Scenario, points: list[Point], options: BisectCommand
 ) -> int:
     """The scenario's own release; of commits the outermost. Raises UsageError."""
-    if spared := scenario.spares(device_of(options.run.device)):
+    spared = scenario.spares(device_of(options.run.device))
+    if spared:
         raise UsageError(
             f"There is no boundary to find of {scenario.name}: {spared}.",
             hint=f"--device {scenario.devices[0]}, or --bad {scenario.release} to "
             "search all the same",
         )
+
     if points[0].commit:
         if options.find == "both":
             raise UsageError(
@@ -167,7 +196,9 @@ def _default_bad(
                 "--find fixed, where the oldest has it",
             )
         return 0 if options.find == "fixed" else len(points) - 1
-    if (number := _build_of(points, scenario.release, scenario)) is not None:
+
+    number = _build_of(points, scenario.release, scenario)
+    if number is not None:
         return number
     declared = [number for number, point in enumerate(points) if point.declared]
     if not declared:
@@ -176,6 +207,7 @@ def _default_bad(
             f"({scenario.affected_range}).",
             hint="--bad RELEASE",
         )
+
     return declared[len(declared) // 2]
 
 
@@ -198,17 +230,20 @@ def _build_of(points: list[Point], release: str, scenario: Scenario) -> int | No
 def _number(points: list[Point], name: str, option: str, scenario: Scenario) -> int:
     """The point called so: a release, its base version, or the beginning of a
     commit."""
-    if points[0].commit:
-        found = [
-            n
-            for n, p in enumerate(points)
-            if len(name) >= 7 and p.commit.startswith(name)
-        ]
-        if len(found) == 1:
-            return found[0]
-    elif (number := _build_of(points, name, scenario)) is not None:
-        return number
-    near = ", ".join(p.name[:12] for p in (*points[:2], *points[-2:]))
+    numbers: list[int] = []
+    if not points[0].commit:
+        number = _build_of(points, name, scenario)
+        if number is not None:
+            return number
+    elif len(name) >= 7:
+        # Fewer digits say too little; of two that begin alike neither is meant.
+        for number, point in enumerate(points):
+            if point.commit.startswith(name):
+                numbers.append(number)
+
+    if len(numbers) == 1:
+        return numbers[0]
+    near = ", ".join(point.name[:12] for point in (*points[:2], *points[-2:]))
     raise UsageError(
         f"{option} {name} is not one of the {len(points)} points ({near}, …)."
     )
@@ -237,6 +272,7 @@ def read_commits(path: Path) -> list[Point]:
         raise UsageError(
             f"{path} cannot be read: {error.strerror or error}."
         ) from error
+
     points: list[Point] = []
     lines: dict[str, int] = {}
     for number, line in enumerate(text.splitlines(), start=1):
@@ -248,16 +284,20 @@ def read_commits(path: Path) -> list[Point]:
                 f"{path}, line {number}: commit {point.commit[:12]} stands on line "
                 f"{lines[point.commit]} already."
             )
+
         lines[point.commit] = number
         points.append(point)
+
     if not points:
         raise UsageError(
             f"{path} lists no commit.",
             hint=f"git log --format='%H %cI %s' A..B > {path}",
         )
-    dates = [datetime.fromisoformat(p.uploaded) for p in points if p.uploaded]
+
+    dates = [point.uploaded for point in points if point.uploaded]
     # By the clock: one may have a time zone where another has none.
-    oldest_first = len(dates) > 1 and dates[0].timestamp() < dates[-1].timestamp()
+    times = [datetime.fromisoformat(date).timestamp() for date in dates]
+    oldest_first = len(times) > 1 and times[0] < times[-1]
     return points if oldest_first else points[::-1]
 
 
@@ -268,6 +308,7 @@ def _commit(line: str, where: str) -> Point:
             f"{where}: {commit[:40]!r} is no commit (7 to 64 hexadecimal digits).",
             hint="git log --format='%H %cI %s' prints such lines",
         )
+
     word, _, subject = rest.strip().partition(" ")
     if not word[:4].isdigit():
         word, subject = "", rest.strip()
@@ -279,6 +320,7 @@ def _commit(line: str, where: str) -> Point:
                 f"{where}: {word[:40]!r} is no date as git's %cI has it.",
                 hint="e.g. 2026-06-14T12:00:00+00:00",
             ) from error
+
     return Point(name=commit, commit=commit, uploaded=word, subject=subject.strip())
 
 
@@ -322,6 +364,10 @@ def plan(scenario: Scenario, options: BisectCommand, field: Field) -> BisectionP
         scenario.full_name, scenario.engine, scenario.release, field.device
     )
     seconds, why = store.estimate()
+    sides = []
+    for direction in options.directions:
+        sides.append(_side(scenario, options, field, direction))
+
     return BisectionPlan(
         scenario=scenario.name,
         variant=scenario.variant,
@@ -329,10 +375,7 @@ def plan(scenario: Scenario, options: BisectCommand, field: Field) -> BisectionP
         device=field.device,
         known_bad=field.points[field.bad].name,
         points=field.points[field.oldest : field.newest + 1],
-        sides=[
-            _side(scenario, options, field, direction)
-            for direction in options.directions
-        ],
+        sides=sides,
         seconds_each=seconds,
         seconds_from=why,
     )
@@ -341,33 +384,52 @@ def plan(scenario: Scenario, options: BisectCommand, field: Field) -> BisectionP
 def _side(
     scenario: Scenario, options: BisectCommand, field: Field, direction: Direction
 ) -> SidePlan:
-    far, step = field.far(direction), -1 if direction == "introduced" else 1
-    side = field.points[field.bad : far + step if far + step >= 0 else None : step]
-    declared: list[Point] = []
-    if side[0].declared and not all(p.declared for p in side):
-        first = [p.declared for p in side].index(False)
-        declared = side[first - 1 : first + 1]
-    least = (
-        4 + len({p.name for p in (*declared, side[0], side[-1])}) - 2 if declared else 0
-    )
-    most = 2 + math.ceil(math.log2(max(2, len(side)))) + 2
+    points = _side_points(field, direction)
+    declared = _declared_boundary(points)
+    # By name: the boundary's points may be the ends, too.
+    tried: dict[str, Point] = {}
+    for point in (points[0], points[-1], *declared):
+        tried.setdefault(point.name, point)
+
+    # Both ends, the halving, and both sides of the boundary once more.
+    most = 2 + math.ceil(math.log2(max(2, len(points)))) + 2
     if options.linear:
-        most = len(side) + 2
+        most = len(points) + 2
+    least = len(tried) + 2 if declared else most
+
+    missing = []
+    for point in tried.values():
+        # A commit has no release by which an environment could be looked up.
+        if point.commit:
+            continue
+        if not existing(spec_for(scenario.engine, point.release, field.device)):
+            missing.append(point.name)
+
     repeat = options.repeat or 1
-    tried = {p.name: p for p in (side[0], side[-1], *declared)}.values()
+    between = {point.name for point in declared}
     return SidePlan(
         direction=direction,
-        points=len(side),
-        far=side[-1].name,
-        declared=sorted(
-            (p.name for p in declared), key=[p.name for p in field.points].index
-        ),
-        least=(least or most) * repeat,
+        points=len(points),
+        far=points[-1].name,
+        declared=[point.name for point in field.points if point.name in between],
+        least=least * repeat,
         most=most * repeat,
-        missing=[
-            p.name
-            for p in tried
-            if not p.commit
-            and not existing(spec_for(scenario.engine, p.release, field.device))
-        ],
+        missing=missing,
     )
+
+
+def _side_points(field: Field, direction: Direction) -> list[Point]:
+    """From the bad point to the far end of that side."""
+    far = field.far(direction)
+    if direction == "introduced":
+        return field.points[far : field.bad + 1][::-1]
+    return field.points[field.bad : far + 1]
+
+
+def _declared_boundary(points: Sequence[Point]) -> Sequence[Point]:
+    """The last point that is declared affected and the next one; (): there is none."""
+    declared = [point.declared for point in points]
+    if not declared[0] or all(declared):
+        return ()
+    first = declared.index(False)
+    return points[first - 1 : first + 1]

@@ -69,11 +69,17 @@ class Posterior:
         if declared is not None:
             prior = prior * (1 - _DECLARED_WEIGHT)
             prior[declared] += _DECLARED_WEIGHT
-        here = np.array([_there(one, self._rates) for one in counts])  # position × rate
-        gone = np.array([_gone(one) for one in counts])
-        before = np.cumsum(here, axis=0)
-        after = gone.sum() - np.cumsum(gone)
-        logs = np.log(prior)[:, None] + np.log(weights) + before + after[:, None]
+
+        # Position by rate: what the runs there say, if the failure is there.
+        there = np.array([_there(runs, self._rates) for runs in counts])
+        gone = np.array([_gone(runs) for runs in counts])
+        # Hypothesis k: it is there up to position k, and gone beyond.
+        up_to = np.cumsum(there, axis=0)
+        beyond = gone.sum() - np.cumsum(gone)
+
+        logs = np.log(prior)[:, None] + np.log(weights)
+        logs = logs + up_to + beyond[:, None]
+        # The largest becomes 1: no product of many runs vanishes.
         joint = np.exp(logs - logs.max())
         self._joint: _Floats = joint / joint.sum()
 
@@ -88,16 +94,18 @@ class Posterior:
 
     def most_informative(self, allowed: Sequence[int]) -> int:
         """The position, one of ``allowed``, whose next run is expected to tell most."""
-        return min(
-            allowed,
-            key=lambda position: (round(self._expected(position), 12), position),
-        )
+
+        def order(position: int) -> tuple[float, int]:
+            # Rounded: of positions that tell as much the first is taken.
+            return round(self._expected(position), 12), position
+
+        return min(allowed, key=order)
 
     def _expected(self, position: int) -> float:
         """Entropy of the boundary after one more run there."""
         shows = np.full_like(self._joint, _FALSE_ALARM)
         shows[position:] = self._rates
-        return sum(_weighed(self._joint * p) for p in (shows, 1 - shows))
+        return _weighed(self._joint * shows) + _weighed(self._joint * (1 - shows))
 
 
 def _weighed(joint: _Floats) -> float:
@@ -108,28 +116,30 @@ def _weighed(joint: _Floats) -> float:
     return total * float(-(p * np.log(p)).sum())
 
 
-def _there(one: RunCounts, rates: _Floats) -> _Floats:
+def _there(runs: RunCounts, rates: _Floats) -> _Floats:
     """Logarithm of the likelihood, by rate, of the runs at a position that has the
     failure."""
-    if one.odds is not None:
-        return np.log(_measured(rates, one.odds))
+    if runs.odds is not None:
+        return np.log(_measured(rates, runs.odds))
     hidden = np.log(1 - rates)
-    found: _Floats = one.bad * np.log(rates) + (one.good + one.other) * hidden
-    found += one.other * np.log(_MASKED)
-    return found
+    likelihood: _Floats = runs.bad * np.log(rates) + (runs.good + runs.other) * hidden
+    likelihood += runs.other * np.log(_MASKED)
+    return likelihood
 
 
-def _gone(one: RunCounts) -> float:
-    if one.odds is not None:
-        return float(np.log(_measured(np.array([_SLIP]), one.odds))[0])
-    return float(
-        one.bad * np.log(_FALSE_ALARM)
-        + (one.good + one.other) * np.log(1 - _FALSE_ALARM)
-    )
+def _gone(runs: RunCounts) -> float:
+    """As :func:`_there`, at a position that has it not."""
+    if runs.odds is not None:
+        return float(np.log(_measured(np.array([_SLIP]), runs.odds))[0])
+    without = runs.good + runs.other
+    alarms = runs.bad * np.log(_FALSE_ALARM)
+    return float(alarms + without * np.log(1 - _FALSE_ALARM))
 
 
 def _measured(rates: _Floats, odds: float) -> _Floats:
     """Likelihood of what was measured, where a run would show it at ``rates``."""
-    chance = 1 / (1 + math.exp(-max(-50.0, min(50.0, odds))))
-    made: _Floats = rates * chance + (1 - rates) * (1 - chance)
-    return made
+    # Beyond that the exponential overflows, and nothing is more certain.
+    bounded = max(-50.0, min(50.0, odds))
+    chance = 1 / (1 + math.exp(-bounded))
+    likelihood: _Floats = rates * chance + (1 - rates) * (1 - chance)
+    return likelihood

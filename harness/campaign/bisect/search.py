@@ -45,11 +45,10 @@ class SearchOptions:
     def settle(self) -> int:
         """Runs that agree, after which not even a failure of every second run is
         luck."""
-        return (
-            2
-            if self.always
-            else max(2, math.ceil(math.log(1 - self.confidence) / math.log(0.5)))
-        )
+        if self.always:
+            return 2
+        by_luck = math.log(1 - self.confidence) / math.log(0.5)
+        return max(2, math.ceil(by_luck))
 
 
 @dataclass
@@ -77,9 +76,9 @@ class Board:
 
     def counts(self, point: int) -> Counter[Verdict]:
         """Of the runs that could be judged."""
-        return Counter(
-            v for v in self.runs.get(point, ()) if v is not Verdict.UNTESTABLE
-        )
+        counts = Counter(self.runs.get(point, ()))
+        del counts[Verdict.UNTESTABLE]
+        return counts
 
     def settled(self, point: int) -> Verdict | None:
         """The point's verdict; None: it was not run. Raises Contradiction: it has
@@ -87,12 +86,16 @@ class Board:
         counts = self.counts(point)
         if not counts:
             return Verdict.UNTESTABLE if self.runs.get(point) else None
-        if (odds := self.odds.get(point)) is not None:
+
+        odds = self.odds.get(point)
+        if odds is not None:
             if abs(odds) < CLEAR:
                 raise _Contradiction(point)
             return Verdict.BAD if odds > 0 else Verdict.GOOD
+
         if counts[Verdict.BAD] and len(counts) > 1:
             raise _Contradiction(point)
+        # Of good runs and such with a different failure the latter count.
         return max(counts, key=lambda verdict: (verdict is Verdict.OTHER, verdict))
 
 
@@ -110,31 +113,48 @@ def start(board: Board, wanted: int) -> tuple[int | None, list[str]]:
     Where ``wanted`` shows no failure it is run again, as a failure that comes and goes
     would need it; where it really has none, its neighbours are tried, those declared
     affected first."""
-    notes: list[str] = []
-    first = board.run(wanted)
-    again = board.options.settle - 1 if first is Verdict.GOOD else 1
-    while again and board.counts(wanted)[Verdict.BAD] == 0:
-        if first is Verdict.UNTESTABLE:
-            break
-        again -= 1
-        board.run(wanted)
+    _run_until_bad(board, wanted)
     if board.counts(wanted)[Verdict.BAD]:
-        return wanted, notes
+        return wanted, []
+
     seen = board.settled(wanted)
-    words = {Verdict.GOOD: "not reproduced", Verdict.OTHER: "a different failure"}
-    is_so = "not run" if seen is None else words.get(seen, "untestable")
-    notes.append(f"{board.names[wanted]} was to have the failure, and is {is_so}")
-    others = sorted(
-        (point for point in range(len(board.names)) if point != wanted),
-        key=lambda point: (not board.affected[point], abs(point - wanted), point),
-    )
-    for point in others[:_START_TRIES]:
+    words = {
+        None: "not run",
+        Verdict.GOOD: "not reproduced",
+        Verdict.OTHER: "a different failure",
+    }
+    state = words.get(seen, "untestable")
+    notes = [f"{board.names[wanted]} was to have the failure, and is {state}"]
+    for point in _neighbours(board, wanted)[:_START_TRIES]:
         if board.run(point) is Verdict.BAD:
             notes.append(f"the search starts from {board.names[point]} instead")
             return point, notes
-    tried = ", ".join(board.names[p] for p in sorted(board.runs))
+
+    tried = ", ".join(board.names[point] for point in sorted(board.runs))
     notes.append(f"the failure was seen in none of those that were run: {tried}")
     return None, notes
+
+
+def _run_until_bad(board: Board, point: int) -> None:
+    """Run a point until it shows the failure, or as often as one that comes and goes
+    would need."""
+    first = board.run(point)
+    if first is Verdict.UNTESTABLE:
+        return
+    again = board.options.settle - 1 if first is Verdict.GOOD else 1
+    while again and not board.counts(point)[Verdict.BAD]:
+        again -= 1
+        board.run(point)
+
+
+def _neighbours(board: Board, wanted: int) -> list[int]:
+    """The other points: those declared affected first, then the nearest."""
+    others = [point for point in range(len(board.names)) if point != wanted]
+
+    def order(point: int) -> tuple[bool, int, int]:
+        return not board.affected[point], abs(point - wanted), point
+
+    return sorted(others, key=order)
 
 
 Direction = Literal["introduced", "fixed"]
@@ -194,7 +214,9 @@ class _Side:
     """Positions: 0 is the known bad point, the last one the far end."""
 
     def __init__(self, board: Board, points: list[int], direction: Direction) -> None:
-        self.board, self.points, self.direction = board, points, direction
+        self.board = board
+        self.points = points
+        self.direction = direction
         self.options = board.options
         self.before = board.made
         self.found = SideFinding(direction, Conclusion.INCONCLUSIVE)
@@ -204,7 +226,7 @@ class _Side:
 
     def _declared(self) -> int | None:
         """Position of the last declared affected point, if one follows that is not."""
-        flags = [self.board.affected[p] for p in self.points]
+        flags = [self.board.affected[point] for point in self.points]
         if not flags[0] or all(flags):
             return None
         return flags.index(False) - 1
@@ -230,6 +252,7 @@ class _Side:
         runs = self.board.runs.setdefault(self.points[position], [])
         while len(runs) < wanted and not (runs and runs[-1] is Verdict.UNTESTABLE):
             self.run(position)
+
         verdict = self.settled(position)
         assert verdict is not None
         return verdict
@@ -244,6 +267,7 @@ class _Side:
                 if spare < 0:
                     return False
             self.settled(position)
+
         return True
 
     # ------------------------------------------------------------------ the whole
@@ -265,6 +289,7 @@ class _Side:
                 "(Bayesian search)"
             )
             self._weigh()
+
         if found.ends_in is Verdict.OTHER:
             self._other()
         found.runs = self.board.made - self.before
@@ -281,11 +306,13 @@ class _Side:
                 return self._between(far, None)
             for position in (self.declared, self.declared + 1):
                 self.ask(position)
+
             high = self._first_not_bad()
             if high is None:
                 return self._between(far, None)
             self._came_back(high, far)
             far = high
+
         return self._between(0, far)
 
     def _far_end(self) -> int | None:
@@ -300,15 +327,15 @@ class _Side:
             if position <= inner:
                 break
             position = (position + inner) // 2
+
         return None
 
     def _first_not_bad(self) -> int | None:
-        found = (
-            p
-            for p in range(self.end)
-            if self.settled(p) in (Verdict.GOOD, Verdict.OTHER)
-        )
-        return next(found, None)
+        for position in range(self.end):
+            if self.settled(position) in (Verdict.GOOD, Verdict.OTHER):
+                return position
+
+        return None
 
     def _between(self, low: int, high: int | None) -> tuple[int, int | None]:
         """Narrow down from a bad position and one that is not (None: none is known)."""
@@ -317,6 +344,7 @@ class _Side:
             for position in range(low + 1, top):
                 if self.settled(position) is Verdict.BAD:
                     low = position
+
             choices = [p for p in range(low + 1, top) if self.settled(p) is None]
             if not choices:
                 return low, high
@@ -337,15 +365,19 @@ class _Side:
         return min(choices, key=lambda position: (abs(position - aim), position))
 
     def _announce(self, choices: Sequence[int], now: int, low: int, top: int) -> None:
+        """Name the point that is next if the one now has, or has not, the failure."""
         if self.board.upcoming is None:
             return
         halves = [(now, top), (low, now)]
         # What is declared is to be expected, and no more is fetched.
         if self.declared is not None:
             halves = [halves[now > self.declared]]
+
         for bottom, ceiling in halves:
-            if rest := [p for p in choices if bottom < p < ceiling]:
-                self.board.upcoming([self.points[self._next(rest, bottom, ceiling)]])
+            rest = [position for position in choices if bottom < position < ceiling]
+            if rest:
+                position = self._next(rest, bottom, ceiling)
+                self.board.upcoming([self.points[position]])
                 return
 
     def _one_after_another(self) -> tuple[int, int | None]:
@@ -357,6 +389,7 @@ class _Side:
                 low = position
             elif verdict is not Verdict.UNTESTABLE:
                 return low, position
+
         return low, None
 
     # ------------------------------------------------------------------ the end
@@ -364,39 +397,41 @@ class _Side:
     def _conclude(self, low: int, high: int | None) -> None:
         found = self.found
         found.bad = self.points[low]
-        if high is None:
-            if low == self.end - 1:
-                found.conclusion = Conclusion.NO_BOUNDARY
-                found.notes.append(
-                    f"the failure is in {self.name(low)}, the last on that side"
-                )
-            else:
-                found.conclusion = Conclusion.INCONCLUSIVE
-                found.gap = sorted(self.points[low + 1 : self.end])
-                found.notes.append(
-                    f"beyond {self.name(low)} nothing could be tested: no good one is "
-                    "known there"
-                )
-            return
-        found.beyond = self.points[high]
-        other = self.board.counts(found.beyond)[Verdict.OTHER]
-        found.ends_in = Verdict.OTHER if other else Verdict.GOOD
-        found.gap = sorted(self.points[low + 1 : high])
-        found.conclusion = Conclusion.RANGE if found.gap else Conclusion.FOUND
+        if high is not None:
+            found.beyond = self.points[high]
+            other = self.board.counts(found.beyond)[Verdict.OTHER]
+            found.ends_in = Verdict.OTHER if other else Verdict.GOOD
+            found.gap = sorted(self.points[low + 1 : high])
+            found.conclusion = Conclusion.RANGE if found.gap else Conclusion.FOUND
+        elif low == self.end - 1:
+            found.conclusion = Conclusion.NO_BOUNDARY
+            found.notes.append(
+                f"the failure is in {self.name(low)}, the last on that side"
+            )
+        else:
+            found.conclusion = Conclusion.INCONCLUSIVE
+            found.gap = sorted(self.points[low + 1 : self.end])
+            found.notes.append(
+                f"beyond {self.name(low)} nothing could be tested: no good one is "
+                "known there"
+            )
 
     def _verify(self, low: int, high: int) -> None:
         """Both sides again; then as often as the confidence that is asked for needs
         it."""
+        found = self.found
         sides = [self.again(position) for position in (high, low)]
-        self.found.verified = all(sides) and not self.found.gap
+        found.verified = all(sides) and not found.gap
         if not all(sides):
-            self.found.notes.append("a side of the boundary could not be run again")
-        elif (
-            self._posterior().of_boundary[self._alive().index(low)]
-            < self.options.confidence
-        ):
+            found.notes.append("a side of the boundary could not be run again")
+            return
+
+        chances = self._posterior().of_boundary
+        if chances[self._alive().index(low)] < self.options.confidence:
             self._weigh()
-            self.found.posterior = self.found.rate = None  # nothing contradicts it
+            # Nothing contradicts it: no chances are to be shown.
+            found.posterior = None
+            found.rate = None
 
     def _came_back(self, high: int, far: int) -> None:
         """``far`` is bad, ``high`` before it is not: flaky, or it really came back.
@@ -405,6 +440,7 @@ class _Side:
             for position in (high, far):
                 if not self.again(position, wanted):
                     return
+
         found = self.found
         found.returned = [self.points[far]]
         times = self.options.settle
@@ -422,25 +458,39 @@ class _Side:
         kinds = {p: self._kind(p) for p in range(first, len(self.points))}
         goods = [p for p, kind in kinds.items() if kind is Verdict.GOOD]
         if not goods:
-            last = max(p for p, kind in kinds.items() if kind is Verdict.OTHER)
+            others = [p for p, kind in kinds.items() if kind is Verdict.OTHER]
+            last = max(others)
             if last > first:
-                found.notes.append(
-                    f"so does {self.name(last)}, the furthest that was run"
-                )
+                name = self.name(last)
+                found.notes.append(f"so does {name}, the furthest that was run")
+
             found.notes.append("no good one was seen on that side")
             return
-        low, high = first, min(goods)
-        while choices := [p for p in range(low + 1, high) if self._kind(p) is None]:
-            middle = (low + high) / 2
-            position = min(choices, key=lambda p: (abs(p - middle), p))
+
+        low = first
+        high = min(goods)
+        while True:
+            position = self._middle_not_run(low, high)
+            if position is None:
+                break
             self.run(position)
             kind = self._kind(position)
-            low = position if kind is Verdict.OTHER else low
-            high = position if kind is Verdict.GOOD else high
-            if kind is Verdict.BAD:
+            if kind is Verdict.OTHER:
+                low = position
+            elif kind is Verdict.GOOD:
+                high = position
+            elif kind is Verdict.BAD:
                 found.returned.append(self.points[position])
                 return
+
         found.other_since = (self.points[low], self.points[high])
+
+    def _middle_not_run(self, low: int, high: int) -> int | None:
+        """The position between the two, and not run yet, that is nearest to their
+        middle."""
+        choices = [p for p in range(low + 1, high) if self._kind(p) is None]
+        middle = (low + high) / 2
+        return min(choices, key=lambda p: (abs(p - middle), p), default=None)
 
     def _kind(self, position: int) -> Verdict | None:
         try:
@@ -452,10 +502,13 @@ class _Side:
 
     def _alive(self) -> list[int]:
         """Positions that can be tested, as far as is known."""
-        runs = self.board.runs
-        return [
-            p for p in range(self.end) if self.judged(p) or not runs.get(self.points[p])
-        ]
+        alive = []
+        for position in range(self.end):
+            was_run = self.board.runs.get(self.points[position])
+            if self.judged(position) or not was_run:
+                alive.append(position)
+
+        return alive
 
     def _posterior(self) -> Posterior:
         from mmrepro.campaign.bisect.posterior import (
@@ -466,52 +519,68 @@ class _Side:
             RunCounts,
         )
 
-        alive = self._alive()
-        points = [self.points[p] for p in alive]
-        counts = [(self.board.counts(p), self.board.odds.get(p)) for p in points]
+        counts = []
         declared = None
-        if self.declared is not None:
-            declared = max(i for i, p in enumerate(alive) if p <= self.declared)
-        return Posterior(
-            [
-                RunCounts(c[Verdict.BAD], c[Verdict.GOOD], c[Verdict.OTHER], o)
-                for c, o in counts
-            ],
-            declared,
-            SURE if self.options.always else (RATES, WEIGHTS),
-        )
+        for number, position in enumerate(self._alive()):
+            point = self.points[position]
+            verdicts = self.board.counts(point)
+            counts.append(
+                RunCounts(
+                    bad=verdicts[Verdict.BAD],
+                    good=verdicts[Verdict.GOOD],
+                    other=verdicts[Verdict.OTHER],
+                    odds=self.board.odds.get(point),
+                )
+            )
+            # Where the declared point cannot be tested, the nearest before it.
+            if self.declared is not None and position <= self.declared:
+                declared = number
+
+        rates = SURE if self.options.always else (RATES, WEIGHTS)
+        return Posterior(counts, declared, rates)
 
     def _weigh(self) -> None:
         """Run what tells most until the boundary is as sure as is asked for."""
-        found, spent = self.found, 0
+        found = self.found
+        spent = 0
         while True:
-            alive, posterior = self._alive(), self._posterior()
+            alive = self._alive()
+            posterior = self._posterior()
             chances = posterior.of_boundary
-            best = max(range(len(alive)), key=lambda i: chances[i])
-            found.posterior = {self.points[p]: chances[i] for i, p in enumerate(alive)}
+            best = max(range(len(alive)), key=chances.__getitem__)
             found.rate = posterior.rate
-            sides = [alive[best]] + ([alive[best + 1]] if best + 1 < len(alive) else [])
+            found.posterior = {}
+            for position, chance in zip(alive, chances, strict=True):
+                found.posterior[self.points[position]] = chance
+
             sure = chances[best] >= self.options.confidence
-            due = [p for p in sides if self.judged(p) < 2]
+            # However sure it is, both sides of the boundary are run twice.
+            due = [p for p in alive[best : best + 2] if self.judged(p) < 2]
             if (sure and not due) or spent >= self.options.budget:
                 break
-            choices = due if sure else list(range(len(alive)))
-            position = due[0] if sure else alive[posterior.most_informative(choices)]
-            self.run(position)
+            self.run(due[0] if sure else _most_telling(posterior, alive))
             spent += 1
-        low, high = alive[best], alive[best + 1] if best + 1 < len(alive) else None
-        if not sure:
-            found.bad, found.beyond, found.gap = self.points[low], None, []
-            found.conclusion, found.verified, found.ends_in = (
-                Conclusion.INCONCLUSIVE,
-                False,
-                None,
-            )
-            found.notes.append(
-                f"{spent} runs leave it open: the likeliest boundary is next to "
-                f"{self.name(low)}, at {chances[best]:.0%}, and "
-                f"{self.options.confidence:.0%} were asked for"
-            )
+
+        low = alive[best]
+        if sure:
+            high = alive[best + 1] if best + 1 < len(alive) else None
+            self._conclude(low, high)
+            found.verified = high is not None and not found.gap
             return
-        self._conclude(low, high)
-        found.verified = high is not None and not found.gap
+
+        found.conclusion = Conclusion.INCONCLUSIVE
+        found.bad = self.points[low]
+        found.beyond = None
+        found.ends_in = None
+        found.gap = []
+        found.verified = False
+        found.notes.append(
+            f"{spent} runs leave it open: the likeliest boundary is next to "
+            f"{self.name(low)}, at {chances[best]:.0%}, and "
+            f"{self.options.confidence:.0%} were asked for"
+        )
+
+
+def _most_telling(posterior: Posterior, alive: Sequence[int]) -> int:
+    """The position, one of ``alive``, whose next run is expected to tell most."""
+    return alive[posterior.most_informative(range(len(alive)))]

@@ -9,7 +9,7 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -64,7 +64,9 @@ class Machines:
         say: _Say | None = None,
     ) -> None:
         """``ray``: :func:`connected`."""
-        self._ray, self._outfit, self._needs = ray, outfit, needs or Cluster()
+        self._ray = ray
+        self._outfit = outfit
+        self._needs = needs or Cluster()
         self._say = say or (lambda text: None)
         self._lock = threading.Lock()
         self._scenarios: list[str] = []
@@ -73,20 +75,26 @@ class Machines:
         self._machines: dict[str, Machine] = {}
         self._unusable: set[str] = set()
         self._streams: set[Any] = set()
-        self._stopped = self._alone = self._given_up = False
+        self._stopped = False
+        self._alone = False
+        """The cluster's head is gone."""
+        self._given_up = False
         self._head = ray.get_runtime_context().gcs_address
-        self._looked, self._answered = float("-inf"), time.monotonic()
+        self._looked = float("-inf")
+        self._answered = time.monotonic()
         self._none_said = False
 
     # ------------------------------------------------------------------ places
 
     def expect(self, groups: Sequence[EnvironmentGroup]) -> None:
         """These are to be run; known before the first machine is asked what it has."""
-        self._scenarios = sorted(
-            {p.cell.scenario for group in groups for p in group.cells}
-        )
-        if any(group.device == "cuda" for group in groups):
-            self._gpus = self._needs.gpus
+        scenarios = set()
+        for group in groups:
+            scenarios.update(planned.cell.scenario for planned in group.cells)
+            if group.device == "cuda":
+                self._gpus = self._needs.gpus
+
+        self._scenarios = sorted(scenarios)
 
     def there(self) -> Sequence[Machine]:
         """The machines that were asked and have the same code; at most a second old.
@@ -107,8 +115,10 @@ class Machines:
         with self._lock:
             self._stopped = True
             streams = list(self._streams)
+
         for stream in streams:
             self._cancel(stream, force=False)
+
         ends = [stream.completed() for stream in streams]
         if not ends:
             return
@@ -119,6 +129,7 @@ class Machines:
         for stream, end in zip(streams, ends, strict=True):
             if end in late:
                 self._cancel(stream, force=True)
+
         self._given_up = True
 
     def join(self) -> None:
@@ -142,43 +153,44 @@ class Machines:
                     hint="ray status",
                 ) from None
             return False
+
         self._answered = time.monotonic()
         return True
 
     def _look(self) -> None:
-        nodes = {n["NodeID"]: n for n in self._ray.nodes() if n["Alive"]}
-        if not self._none_said and not any(
-            n["Resources"].get(TOKEN) for n in nodes.values()
-        ):
-            self._none_said = True
-            self._say(
-                f"no machine of the cluster has the resource {TOKEN}: see "
-                "docs/cluster.md"
-            )
+        nodes = {node["NodeID"]: node for node in self._ray.nodes() if node["Alive"]}
+        self._say_if_none(nodes.values())
         for known in [*self._machines, *self._greetings]:
             if known not in nodes:
                 self._forget(known)
+
         for node in sorted(nodes):
-            if (
-                node in self._unusable
-                or node in self._machines
-                or node in self._greetings
-            ):
-                continue
-            resources = nodes[node]["Resources"]
-            if not resources.get(TOKEN):
-                continue
-            if why := self._lacks(resources):
-                self._leave_out(node, self._label(nodes, node), why)
-            else:
-                asked = self._task(remote.greet, node, num_cpus=0).remote(
-                    self._scenarios
-                )
-                self._greetings[node] = asked
+            known = (*self._unusable, *self._machines, *self._greetings)
+            if node not in known and nodes[node]["Resources"].get(TOKEN):
+                self._greet(nodes, node)
+
         for node, greeting in list(self._greetings.items()):
             if self._ray.wait([greeting], timeout=0)[0]:
                 del self._greetings[node]
                 self._greeted(node, self._label(nodes, node), greeting)
+
+    def _say_if_none(self, nodes: Iterable[Mapping[str, Any]]) -> None:
+        """Say once that no machine runs engines: the cluster is set up otherwise."""
+        if self._none_said or any(node["Resources"].get(TOKEN) for node in nodes):
+            return
+        self._none_said = True
+        self._say(
+            f"no machine of the cluster has the resource {TOKEN}: see docs/cluster.md"
+        )
+
+    def _greet(self, nodes: Mapping[str, Any], node: str) -> None:
+        """Ask a machine what it has; its answer is awaited beside the work."""
+        why = self._lacks(nodes[node]["Resources"])
+        if why:
+            self._leave_out(node, self._label(nodes, node), why)
+            return
+        task = self._task(remote.greet, node, num_cpus=0)
+        self._greetings[node] = task.remote(self._scenarios)
 
     def _forget(self, node: str) -> None:
         self._unusable.add(node)
@@ -196,30 +208,33 @@ class Machines:
             "memory": self._needs.memory,
         }
         for name, number in wanted.items():
-            if (has := resources.get(name, 0.0)) < number:
+            has = resources.get(name, 0.0)
+            if has < number:
                 return f"a run asks for {number:g} of Ray's {name}, and it has {has:g}"
+
         return ""
 
     def _label(self, nodes: Mapping[str, Any], node: str) -> str:
-        return label(
-            nodes[node], [other for name, other in nodes.items() if name != node]
-        )
+        others = [other for name, other in nodes.items() if name != node]
+        return label(nodes[node], others)
 
     def _greeted(self, node: str, name: str, greeting: Any) -> None:
         try:
-            told = Greeting.model_validate_json(self._ray.get(greeting))
+            answer = Greeting.model_validate_json(self._ray.get(greeting))
         except self._ray.exceptions.RayError as error:
             self._leave_out(node, name, lost_because(error, name))
             return
         except ValidationError:
             self._leave_out(node, name, "it has another version of mmrepro")
             return
-        if why := differs(
-            told, Greeting.model_validate_json(remote.greet(self._scenarios))
-        ):
+
+        own = Greeting.model_validate_json(remote.greet(self._scenarios))
+        why = differs(answer, own)
+        if why:
             self._leave_out(node, name, why)
             return
-        self._machines[node] = Machine(self, node, name, set(told.environments))
+
+        self._machines[node] = Machine(self, node, name, set(answer.environments))
 
     # ---------------------------------------------------------------- what they work on
 
@@ -232,20 +247,23 @@ class Machines:
         )
 
     def _begin(self, machine: Machine, order: Order) -> Any:
-        task = self._task(
-            remote.carry_out,
-            machine.node,
-            num_returns="streaming",
-            num_cpus=self._needs.cpus,
-            num_gpus=self._needs.gpus if order.device == "cuda" else 0,
-            resources={TOKEN: 1},
-            **({"memory": self._needs.memory} if self._needs.memory else {}),
-        )
+        needs = self._needs
+        options: dict[str, Any] = {
+            "num_returns": "streaming",
+            "num_cpus": needs.cpus,
+            "num_gpus": needs.gpus if order.device == "cuda" else 0,
+            "resources": {TOKEN: 1},
+        }
+        if needs.memory:
+            options["memory"] = needs.memory
+        task = self._task(remote.carry_out, machine.node, **options)
+        # Whoever stops ends what is in the set: nothing begins after that.
         with self._lock:
             if self._stopped:
                 raise KeyboardInterrupt
             stream = task.remote(order, self._outfit, machine.name)
             self._streams.add(stream)
+
         return stream
 
     def carry_out(self, machine: Machine, order: Order, root: Path) -> Working:
@@ -253,6 +271,7 @@ class Machines:
             stream = self._begin(machine, order)
         except TypeError as error:
             raise PlaceLost(f"An order could not be sent to {machine.name}.") from error
+
         ended = False
         try:
             yield from self._received(stream, machine, order, root)
@@ -264,6 +283,7 @@ class Machines:
             if gone(error):
                 with self._lock:
                     self._forget(machine.node)
+
             why = lost_because(error, machine.name)
             raise PlaceLost(f"{why[0].upper()}{why[1:]}.") from None
         finally:
@@ -292,6 +312,7 @@ class Machines:
                 folder, arrived = root / order.folder(item), False
             elif order.files(item) and not arrived:
                 raise PlaceLost("An incident did not arrive.")
+
             yield item
 
     def _references(self, stream: Any) -> Iterator[Any]:
@@ -307,12 +328,16 @@ class Machines:
 
 
 class Machine:
+    """A machine of the cluster, as a place that works on orders."""
+
     def __init__(
         self, cluster: Machines, node: str, name: str, environments: set[str]
     ) -> None:
         """``environments``: folders of those that it has."""
-        self.node, self.name = node, name
-        self._cluster, self._environments = cluster, environments
+        self.node = node
+        self.name = name
+        self._cluster = cluster
+        self._environments = environments
 
     def has(self, group: EnvironmentGroup) -> bool:
         spec = group.spec
@@ -353,6 +378,7 @@ def differs(told: Greeting, own: Greeting) -> str:
     for name, digest in own.code.items():
         if told.code.get(name) != digest:
             return f"its code of {name} is not the same as here"
+
     return ""
 
 
@@ -363,23 +389,30 @@ def gone(error: Exception) -> bool:
 
 def lost_because(error: Exception, name: str) -> str:
     """What Ray raised, in words that name no address; no full stop."""
-    if cause := getattr(error, "cause", None):
-        if isinstance(cause, ModuleNotFoundError) and (cause.name or "").startswith(
-            "mmrepro"
-        ):
-            return f"mmrepro cannot be imported on {name}"
-        told = (
-            cause.message
-            if isinstance(cause, MmreproError)
-            else getattr(cause, "strerror", "")
-        )
-        why = f"{type(cause).__name__}: {told}" if told else type(cause).__name__
-        return f"the work on {name} failed ({why.rstrip('.')})"
-    return _WORDS.get(_kind(error), "Ray failed on {}").format(name)
+    cause = getattr(error, "cause", None)
+    if not cause:
+        return _WORDS.get(_kind(error), "Ray failed on {}").format(name)
+    missing = cause.name if isinstance(cause, ModuleNotFoundError) else ""
+    if (missing or "").startswith("mmrepro"):
+        return f"mmrepro cannot be imported on {name}"
+
+    # Our own sentences name no address; of others the system's alone is shown.
+    text = getattr(cause, "strerror", "")
+    if isinstance(cause, MmreproError):
+        text = cause.message
+    why = type(cause).__name__
+    if text:
+        why += f": {text}"
+    return f"the work on {name} failed ({why.rstrip('.')})"
 
 
 def _kind(error: Exception) -> str:
-    return next((c.__name__ for c in type(error).__mro__ if c.__name__ in _WORDS), "")
+    """The name of Ray's exception that there are words for; "": none."""
+    for base in type(error).__mro__:
+        if base.__name__ in _WORDS:
+            return base.__name__
+
+    return ""
 
 
 _WORDS: Final = {
@@ -412,6 +445,7 @@ def connected(address: str) -> Iterator[Any]:
         raise UsageError(
             f"{address!r} is no address of a Ray cluster.", hint="auto, or HOST:PORT"
         )
+
     try:
         import ray
         from ray._private import ray_constants, services, worker
@@ -420,6 +454,7 @@ def connected(address: str) -> Iterator[Any]:
             "--ray needs Ray, which is not installed here.",
             hint="pip install 'mmrepro[cluster]'",
         ) from error
+
     # Under `uv run` Ray would send the project to all machines, and have its workers
     # build an environment there, several at once. Its variable counts only before the
     # first import of Ray.
@@ -436,6 +471,7 @@ def connected(address: str) -> Iterator[Any]:
                 hint="ray status",
                 detail=str(error).splitlines()[:3],
             ) from error
+
     # Its notices about machines name addresses, and break into what is shown.
     worker._worker_logs_enabled = False
     try:

@@ -99,6 +99,7 @@ def variables(
             kept[VISIBLE] = normalised(given)
     elif nvidia_driver() if driver is None else driver:
         kept[VISIBLE] = ""
+
     return kept
 
 
@@ -148,12 +149,14 @@ def packed(folder: Path, limit: int = _LIMIT_BYTES) -> bytes:
                 f"Its incident has {units.size(size)}; up to {units.size(limit)} are "
                 "brought."
             )
+
         target = io.BytesIO()
         with tarfile.open(fileobj=target, mode="w:gz", compresslevel=1) as tar:
             tar.add(folder, arcname=".", filter=_plain)
     except OSError as error:
         why = error.strerror or type(error).__name__
         raise NotCarried(f"Its incident could not be read: {why}.") from error
+
     return target.getvalue()
 
 
@@ -181,6 +184,7 @@ def unpacked(data: bytes, folder: Path, limit: int = _LIMIT_BYTES) -> None:
         with tarfile.open(fileobj=io.BytesIO(data), mode="r:gz") as tar:
             _bounded(tar, limit)
             tar.extractall(coming, filter="data")
+
         coming.rename(folder)
     except (OSError, EOFError, ValueError, tarfile.TarError, zlib.error) as error:
         why = getattr(error, "strerror", None) or type(error).__name__
@@ -280,6 +284,7 @@ def code(scenarios: Sequence[str]) -> dict[str, str]:
             told[name] = code_digest(load_scenario(name))
         except MmreproError:
             told[name] = ""
+
     return told
 
 
@@ -359,6 +364,7 @@ class _Working(threading.Thread):
                 item = self._queue.get(timeout=_WAKE_S)
             except queue.Empty:
                 continue
+
             if item is None:
                 return
             if isinstance(item, BaseException):
@@ -391,6 +397,7 @@ def with_incident(
         yield item
     except NotCarried as error:
         yield order.not_carried(item, error.message)
+
     shutil.rmtree(folder, ignore_errors=True)
 
 
@@ -428,9 +435,11 @@ def _folder() -> Iterator[Path]:
                 FileLock(left / LOCK, timeout=0),
             ):
                 shutil.rmtree(left, ignore_errors=True)
+
         folder = Path(tempfile.mkdtemp(dir=top))
         mine = FileLock(folder / LOCK)
         mine.acquire()
+
     try:
         yield folder
     finally:

@@ -57,6 +57,7 @@ class Where:
             from mmrepro.campaign.cluster.remote import Engines
 
             return Machines(self.cluster, Engines(options, disk), needs, say)
+
         bound = Bound(disk, kept) if disk is not None and kept is not None else None
         jobs = self.jobs
         if (
@@ -108,5 +109,6 @@ def placed(jobs: int | None, ray: str) -> Iterator[Where]:
             ),
             hint="leave out --jobs, or --ray",
         )
+
     with connected(ray) as cluster:
         yield Where(cluster=cluster)

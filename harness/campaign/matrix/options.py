@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, Self
@@ -210,26 +210,25 @@ class MatrixRunCommand(Command):
     def over(self, other: MatrixRunCommand) -> Self:
         """These options, and where they do not say what FILE.toml may, ``other``'s."""
         unsaid = [name for name in _IN_FILE if not said(self, name)]
-        return replace(self, **{name: getattr(other, name) for name in unsaid})
+        return replace(self, **_values(other, unsaid))
 
     def under(self, file: MatrixFile) -> tuple[Self, MatrixFile]:
         """Return both so that FILE.toml goes before what ``mmrepro.toml`` says of the
         same keys."""
         tables = (file.matrix, *file.cell)
-        mine = [
-            name
-            for name in _IN_FILE
-            if self.origins.get(name) is OptionOrigin.FILE
-            and any(said(table, name) for table in tables)
-        ]
-        origins = {
-            name: origin for name, origin in self.origins.items() if name not in mine
-        }
+        lower = []
+        for name in _IN_FILE:
+            configured = self.origins.get(name) is OptionOrigin.FILE
+            if configured and any(said(table, name) for table in tables):
+                lower.append(name)
+
+        origins = dict(self.origins)
+        for name in lower:
+            del origins[name]
+
         plain = MatrixRunCommand()
-        below = replace(plain, **{name: getattr(self, name) for name in mine})
-        above = replace(
-            self, origins=origins, **{name: getattr(plain, name) for name in mine}
-        )
+        below = replace(plain, **_values(self, lower))
+        above = replace(self, origins=origins, **_values(plain, lower))
         return above, replace(file, matrix=file.matrix.over(below))
 
     def runs_file(self, name: str) -> bool:
@@ -241,11 +240,21 @@ class MatrixRunCommand(Command):
         """Return the command that goes on with the plan that is written down in
         ``folder``."""
         kept = {"origins", "file", *_HOW}
-        plan = {one.name: one.default for one in fields(self) if one.name not in kept}
-        said = {**plan, "out": folder, "resume": True}
+        plan: dict[str, Any] = {}
+        for declaration in fields(self):
+            if declaration.name not in kept:
+                plan[declaration.name] = declaration.default
+
+        plan["out"] = folder
+        plan["resume"] = True
+        # The ledger names the file from now on, and a file is not run untrusted.
         if self.trust or any(is_file_name(name) for name in self.scenarios):
-            said["trust"] = True  # the ledger names that file from now on
-        return self.command_line(**said)
+            plan["trust"] = True
+        return self.command_line(**plan)
+
+
+def _values(options: MatrixRunCommand, names: Iterable[str]) -> dict[str, Any]:
+    return {name: getattr(options, name) for name in names}
 
 
 _HOW = (
@@ -260,9 +269,8 @@ _HOW = (
 )
 """Fields that no plan holds: how its cells are run."""
 _PER_ROW = ("engine", "releases", "mitigation", "device")
-_IN_FILE = {*_PER_ROW, *_HOW, "repeat", "confirm", "every", "machine", "out"} - {
-    "budget_s"
-}
+_IN_FILE = {*_PER_ROW, *_HOW, "repeat", "confirm", "every", "machine", "out"}
+_IN_FILE.remove("budget_s")
 """Fields that FILE.toml has as well, in ``[matrix]``."""
 
 
@@ -285,21 +293,26 @@ class MatrixFile:
 
 def _matrix() -> type[_Table]:
     """``[matrix]`` as TOML has it, by the declarations of the options."""
-    read = {
+    read: dict[str, Any] = {
         "releases": Releases,
         "mitigation": Texts,
         "disk": Bytes,
         "quarantine": str,
         "out": str,
+        "max_time": Seconds,
+        "every": Seconds,
+        "timeout": Seconds,
     }
-    read |= dict.fromkeys(("max_time", "every", "timeout"), Seconds)
     kinds: dict[str, Any] = {}
-    for one in declared(MatrixRunCommand):
-        if one.field in _IN_FILE:
-            kind = read.get(one.field, one.type)
-            if kind is int:
-                kind = Annotated[int, Field(ge=one.option.least, le=one.option.most)]
-            kinds[one.field] = (kind | None, None)
+    for declaration in declared(MatrixRunCommand):
+        if declaration.field not in _IN_FILE:
+            continue
+        kind = read.get(declaration.field, declaration.type)
+        if kind is int:
+            bounds = declaration.option
+            kind = Annotated[int, Field(ge=bounds.least, le=bounds.most)]
+        kinds[declaration.field] = (kind | None, None)
+
     return create_model("Matrix", __base__=_Table, **kinds)
 
 
@@ -324,6 +337,7 @@ def load(path: Path) -> MatrixFile:
             f"{path}: {_first(misfits(error, tables)[0])}.",
             hint="docs/matrix.md lists the tables and their keys",
         ) from error
+
     for number, rows in enumerate(read.cell, 1):
         if not rows.scenario:
             raise UsageError(
@@ -331,16 +345,18 @@ def load(path: Path) -> MatrixFile:
                 hint='scenario = "ghost-key-eviction"',
             )
         rows.scenario = [_placed(s, path) if ".py" in s else s for s in rows.scenario]
+
     values = read.matrix.model_dump(exclude_none=True)
-    values |= {n: tuple(values[n]) for n in ("releases", "mitigation") if n in values}
-    placed = {
-        n: Path(_placed(values[n], path))
-        for n in ("quarantine", "out")
-        if values.get(n)
-    }
-    return MatrixFile(
-        MatrixRunCommand(**values | placed), read.cluster, tuple(read.cell)
-    )
+    # TOML has lists where an option has a tuple, and texts where it has a path.
+    for name in ("releases", "mitigation"):
+        if name in values:
+            values[name] = tuple(values[name])
+
+    for name in ("quarantine", "out"):
+        if values.get(name):
+            values[name] = Path(_placed(values[name], path))
+
+    return MatrixFile(MatrixRunCommand(**values), read.cluster, tuple(read.cell))
 
 
 def _placed(value: str, path: Path) -> str:
@@ -352,9 +368,11 @@ def _first(misfit: Misfit) -> str:
     place, kind, words = misfit
     if kind == "extra_forbidden":
         words = "there is no such key" if len(place) > 1 else "there is no such table"
+
+    table = f"[{place[0]}]"
+    key = place[1:]
     if place[0] == "cell" and len(place) > 1:
         table = f"[[cell]] number {int(place[1]) + 1}"
         key = place[2:]
-    else:
-        table, key = f"[{place[0]}]", place[1:]
+
     return f"{table}, key {str(key[0])!r}: {words}" if key else f"{table}: {words}"

@@ -22,6 +22,7 @@ from mmrepro.campaign.schedule import (
     ASSUMED_BUILD_S,
     CONFIRM,
     REPEAT,
+    EnvironmentGroup,
     Estimates,
     Schedule,
     environment_of,
@@ -40,14 +41,16 @@ from mmrepro.failure.documents.ledger import (
     NightState,
     Planned,
 )
-from mmrepro.history.ledger import History, read
+from mmrepro.history.ledger import History, NightRuns, read
 from mmrepro.runs.key import gpu_models
 from mmrepro.scenario import Scenario
 from mmrepro.scenario.registry import known_scenario, scenario_names
 from packaging.version import Version
 from pydantic import Field
 
-ALL, NONE, EACH = "all", "none", "each"
+_ALL = "all"
+_NONE = "none"
+_EACH = "each"
 
 _ReleasesOf = Callable[[EnvironmentSpec], Sequence[Listed]]
 
@@ -82,16 +85,17 @@ def plan(
         UsageError: a name that is none, or nothing to run.
         EnvironmentBuildError: a selector needs the index, which cannot be asked.
     """
-    made = _Making(night, over, defaults, listing)
-    asked = [(group, name) for group in rows for name in group.scenario]
-    if not asked:
+    made = _PlanMaking(night, over, defaults, listing)
+    for group in rows:
+        for name in group.scenario:
+            for scenario, text in _scenarios_called(name, over):
+                made.scenarios.append((group, scenario, text))
+
+    if not made.scenarios:
         raise UsageError(
             "The matrix has no scenario.", hint="--scenario ghost-key-eviction"
         )
-    for group, name in asked:
-        made.scenarios += [
-            (group, one, text) for one, text in _scenarios_called(name, over)
-        ]
+
     made.make()
     if not made.cells:
         why = f": {made.notes[0]}" if made.notes else "."
@@ -119,17 +123,21 @@ def _scenarios_called(name: str, asked: MatrixRunCommand) -> list[tuple[Scenario
     Raises:
         UsageError: there is none, or FILE.toml alone names its file.
     """
-    if name == ALL:
-        every = [_scenarios_called(f"{one}:{ALL}", asked) for one in scenario_names()]
-        return [pair for pairs in every for pair in pairs]
+    if name == _ALL:
+        every: list[tuple[Scenario, str]] = []
+        for known in scenario_names():
+            every += _scenarios_called(f"{known}:{_ALL}", asked)
+
+        return every
+
     text, _, variant = name.partition(":")
     loaded = known_scenario(text, trust=asked.runs_file(name))
-    if variant == ALL:
-        return [(one, text) for one in loaded.variants or (loaded,)]
+    if variant == _ALL:
+        return [(scenario, text) for scenario in loaded.variants or (loaded,)]
     return [(loaded.with_variant(variant), text)]
 
 
-class _Making:
+class _PlanMaking:
     def __init__(
         self,
         night: str,
@@ -137,48 +145,51 @@ class _Making:
         defaults: MatrixRunCommand,
         listing: _ReleasesOf,
     ) -> None:
-        self.night, self.over, self.defaults = night, over, defaults
+        self.night = night
+        self.over = over
+        self.defaults = defaults
         self.scenarios: list[tuple[Rows, Scenario, str]] = []
+        """Of each the rows that name it, and what names it to `run`."""
         self.cells: dict[str, Planned] = {}
         self.notes: list[str] = []
         self._ask = listing
         self._known: dict[tuple[str, str], Sequence[Listed]] = {}
 
     def make(self) -> None:
-        self.scenarios = [
-            (group, one, text)
-            for group, one, text in self.scenarios
-            if self._engine(group) in ("", one.engine)
-        ]
-        if not self.scenarios:
+        chosen = []
+        for group, scenario, text in self.scenarios:
+            if self._engine(group) in ("", scenario.engine):
+                chosen.append((group, scenario, text))
+
+        if not chosen:
             raise UsageError(
                 "No scenario of the matrix is of that engine.", hint="mmrepro list"
             )
+
+        self.scenarios = chosen
         self._check_mitigations()
-        several = len({one.engine for _, one, _ in self.scenarios}) > 1
-        for group, one, text in self.scenarios:
-            self._rows(group, one, text, several)
+        several = len({scenario.engine for _, scenario, _ in chosen}) > 1
+        for group, scenario, text in chosen:
+            self._rows(group, scenario, text, several)
 
     def _engine(self, group: Rows) -> str:
         name = self.over.engine or group.engine or self.defaults.engine or ""
         return get_engine(name).name if name else ""
 
     def _rows(self, group: Rows, scenario: Scenario, text: str, several: bool) -> None:
-        wanted = self.over.releases or group.releases or self.defaults.releases or ()
-        wanted = [
-            one for one in wanted if _engine_of(one) in ("", scenario.engine)
-        ] or wanted
-        if any(_engine_of(one) not in ("", scenario.engine) for one in wanted):
+        selected = self._selectors(group, scenario)
+        if selected is None:
             self.notes.append(
                 f"{scenario.full_name}: the source tree is of another engine"
             )
             return
+
         device = self.over.device or group.device or self.defaults.device or "auto"
         on = device_of(device)
         scenario.read_options(group.option)
         get_engine(scenario.engine).given(group.server_arg)
         releases = selectors.chosen(
-            wanted or selectors.DEFAULT,
+            selected,
             scenario.release,
             scenario.affects,
             lambda: self._listed(scenario, on),
@@ -187,11 +198,14 @@ class _Making:
         if not releases:
             self.notes.append(
                 f"{scenario.full_name}: no release of {scenario.engine} is meant by "
-                f"{','.join(wanted or selectors.DEFAULT)}"
+                f"{','.join(selected)}"
             )
+
         for name in group.feature:
-            if name != NONE:
-                feature(scenario.engine, name)  # raises, and lists them
+            if name != _NONE:
+                # It raises for a name that is none, and lists those that there are.
+                feature(scenario.engine, name)
+
         for release, given in product(releases, _features(group)):
             for mitigations in self._mitigations(group, scenario, release, on):
                 cell = Cell(
@@ -206,59 +220,79 @@ class _Making:
                 )
                 self.cells.setdefault(cell.id, planned(self.night, scenario, cell))
 
+    def _selectors(self, group: Rows, scenario: Scenario) -> Sequence[str] | None:
+        """What selects the releases of a scenario. Source trees of other engines are
+        left out; None: there is nothing else."""
+        wanted = self.over.releases or group.releases or self.defaults.releases
+        if not wanted:
+            return selectors.DEFAULT
+        own = [name for name in wanted if _engine_of(name) in ("", scenario.engine)]
+        return own or None
+
     def _listed(self, scenario: Scenario, device: str) -> Sequence[Listed]:
         known = (scenario.engine, device)
         if known not in self._known:
             spec = spec_for(scenario.engine, scenario.release, device)
             self._known[known] = self._ask(spec)
+
         return self._known[known]
 
     # ------------------------------------------------------------------ mitigations
 
     def _wanted(self, group: Rows) -> Sequence[str]:
-        return (
-            self.over.mitigation
-            or group.mitigation
-            or self.defaults.mitigation
-            or [NONE]
-        )
+        of_line = self.over.mitigation or group.mitigation
+        return of_line or self.defaults.mitigation or [_NONE]
 
     def _check_mitigations(self) -> None:
         """Raises UsageError: one that no scenario has, or that is another release."""
-        for name in {n for group, _, _ in self.scenarios for n in self._wanted(group)}:
-            if name in (NONE, EACH):
-                continue
-            those = [s for g, s, _ in self.scenarios if name in self._wanted(g)]
-            found = [m for s in those for m in s.mitigations if m.name == name]
-            if not found:
-                those[0].mitigation(name)  # raises, and lists them
-            if all(m.release for m in found):
-                raise UsageError(
-                    (
-                        f"The mitigation {name!r} is another release, which is a "
-                        "column of its own."
-                    ),
-                    hint=f"--releases {found[0].release}",
-                )
+        wanted_by: dict[str, list[Scenario]] = {}
+        for group, scenario, _ in self.scenarios:
+            for name in dict.fromkeys(self._wanted(group)):
+                wanted_by.setdefault(name, []).append(scenario)
+
+        for name, scenarios in wanted_by.items():
+            if name not in (_NONE, _EACH):
+                _check_mitigation(name, scenarios)
 
     def _mitigations(
         self, group: Rows, scenario: Scenario, release: str, device: str
     ) -> Iterable[tuple[str, ...]]:
         wanted = self._wanted(group)
-        if NONE in wanted or EACH in wanted:
+        if _NONE in wanted or _EACH in wanted:
             yield ()
-        for one in scenario.mitigations:
-            if one.name not in wanted and EACH not in wanted:
+        for mitigation in scenario.mitigations:
+            named = mitigation.name in wanted
+            if not named and _EACH not in wanted:
                 continue
-            if one.release:
+            if mitigation.release:
                 self.notes.append(
-                    f"{scenario.full_name}: its mitigation {one.name} is the release "
-                    f"{one.release}, a column of its own"
+                    f"{scenario.full_name}: its mitigation {mitigation.name} is the "
+                    f"release {mitigation.release}, a column of its own"
                 )
                 continue
-            speaks = one.effective_on.contains(Version(release), prereleases=True)
-            if one.name in wanted or (scenario.affects(release, device) and speaks):
-                yield (one.name,)
+
+            # Unless it is named, it is tried where there is something to mitigate.
+            version = Version(release)
+            speaks = mitigation.effective_on.contains(version, prereleases=True)
+            if named or (scenario.affects(release, device) and speaks):
+                yield (mitigation.name,)
+
+
+def _check_mitigation(name: str, scenarios: Sequence[Scenario]) -> None:
+    """Raises UsageError: none of the scenarios has it, or it is another release."""
+    known = []
+    for scenario in scenarios:
+        known += [one for one in scenario.mitigations if one.name == name]
+
+    if not known:
+        # It raises, and lists those that there are.
+        scenarios[0].mitigation(name)
+    if all(mitigation.release for mitigation in known):
+        raise UsageError(
+            f"The mitigation {name!r} is another release, which is a column of its "
+            "own.",
+            hint=f"--releases {known[0].release}",
+        )
 
 
 def _engine_of(selector: str) -> str:
@@ -270,14 +304,13 @@ def _engine_of(selector: str) -> str:
 
 def _ordered(cells: Iterable[Planned]) -> list[Planned]:
     """By environment, oldest release first; otherwise as they come."""
-    return sorted(
-        cells,
-        key=lambda p: (
-            p.cell.engine,
-            selectors.version_of(p.cell.release),
-            *environment_of(p),
-        ),
-    )
+
+    def order(planned: Planned) -> tuple[object, ...]:
+        cell = planned.cell
+        version = selectors.version_of(cell.release)
+        return cell.engine, version, environment_of(planned)
+
+    return sorted(cells, key=order)
 
 
 def sharded(cells: Sequence[Planned], shard: str) -> list[Planned]:
@@ -293,12 +326,16 @@ def sharded(cells: Sequence[Planned], shard: str) -> list[Planned]:
         raise UsageError(
             f"{shard!r} is no shard.", hint="--shard 1/3, 2/3 and 3/3 make the whole"
         )
+
     number, count = int(match[1]), int(match[2])
-    return [
-        one
-        for one in cells
-        if zlib.crc32(" ".join(environment_of(one)).encode()) % count == number - 1
-    ]
+    mine = []
+    for planned in cells:
+        # Not hash(), which differs from one process to the next.
+        name = " ".join(environment_of(planned))
+        if zlib.crc32(name.encode()) % count == number - 1:
+            mine.append(planned)
+
+    return mine
 
 
 # ---------------------------------------------------------------- for --dry-run
@@ -348,47 +385,59 @@ def dry_run(
 ) -> DryRun:
     """What would be run. ``left``: runs of a cell that are still to be made."""
     groups = []
+    runs = 0
     for group in groups_of(cells):
-        made = []
-        for one in group.cells:
-            seconds, why = estimates.of(one.cell)
-            runs = left(one)
-            made.append(
-                DryCell(
-                    cell=one.cell,
-                    id=one.cell.id,
-                    expected=one.expected or "",
-                    runs=runs,
-                    seconds=round(runs * seconds, 1),
-                    seconds_from=why,
-                )
-            )
-        spec = group.spec
-        needed = (
-            any(c.runs for c in made) and spec is not None and existing(spec) is None
-        )
-        groups.append(
-            DryGroup(
-                name=group.name,
-                engine=group.engine,
-                release=group.release,
-                device=group.device,
-                environment="to be fetched first" if needed else "there",
-                download_bytes=needed_bytes(spec) if spec is not None and needed else 0,
-                seconds=round(
-                    sum(c.seconds for c in made) + needed * ASSUMED_BUILD_S, 1
-                ),
-                cells=made,
-            )
-        )
+        dry_cells = []
+        for planned in group.cells:
+            dry_cells.append(_dry_cell(planned, left(planned), estimates))
+
+        runs += sum(cell.runs for cell in dry_cells)
+        groups.append(_dry_group(group, dry_cells))
+
     return DryRun(
         night=night,
         shard=shard,
         groups=groups,
-        runs=sum(c.runs for g in groups for c in g.cells),
-        seconds=round(sum(g.seconds for g in groups), 1),
-        download_bytes=sum(g.download_bytes for g in groups),
+        runs=runs,
+        seconds=round(sum(group.seconds for group in groups), 1),
+        download_bytes=sum(group.download_bytes for group in groups),
         notes=list(notes),
+    )
+
+
+def _dry_cell(planned: Planned, runs: int, estimates: Estimates) -> DryCell:
+    seconds, why = estimates.of(planned.cell)
+    return DryCell(
+        cell=planned.cell,
+        id=planned.cell.id,
+        expected=planned.expected or "",
+        runs=runs,
+        seconds=round(runs * seconds, 1),
+        seconds_from=why,
+    )
+
+
+def _dry_group(group: EnvironmentGroup, cells: list[DryCell]) -> DryGroup:
+    spec = group.spec
+    seconds = sum(cell.seconds for cell in cells)
+    download_bytes = 0
+    environment = "there"
+    # What has no run left needs no environment.
+    has_runs = any(cell.runs for cell in cells)
+    if has_runs and spec is not None and existing(spec) is None:
+        environment = "to be fetched first"
+        download_bytes = needed_bytes(spec)
+        seconds += ASSUMED_BUILD_S
+
+    return DryGroup(
+        name=group.name,
+        engine=group.engine,
+        release=group.release,
+        device=group.device,
+        environment=environment,
+        download_bytes=download_bytes,
+        seconds=round(seconds, 1),
+        cells=cells,
     )
 
 
@@ -404,22 +453,32 @@ def dry_run_of(
     history = read(folder) if (folder / LEDGER_FILE).is_file() else History()
     notes: list[str] = []
     if asked.resume:
-        waiting = [
-            r for r in history.nights if r.night.state is not NightState.COMPLETE
-        ]
-        if not waiting:
+        unfinished = _unfinished(history)
+        if unfinished is None:
             raise UsageError(f"{folder} has no night that is unfinished.")
-        night, cells = waiting[-1].night, list(waiting[-1].planned.values())
+        night = unfinished.night
+        cells = list(unfinished.planned.values())
     else:
         cells, notes = planned_of(asked, given)
         night = night_of(asked, settings)
-    runs = history.find(night.id)
 
-    def to_run(one: Planned) -> int:
-        attempts = runs.attempts_of(one.cell.id) if runs is not None else []
-        return Schedule(night.repeat, night.confirm).left(attempts, one)
+    runs = history.find(night.id)
+    schedule = Schedule(night.repeat, night.confirm)
+
+    def to_run(planned: Planned) -> int:
+        attempts = runs.attempts_of(planned.cell.id) if runs is not None else []
+        return schedule.left(attempts, planned)
 
     return dry_run(night.id, cells, to_run, Estimates(history), notes, night.shard)
+
+
+def _unfinished(history: History) -> NightRuns | None:
+    """The newest night that is not complete."""
+    for runs in reversed(history.nights):
+        if runs.night.state is not NightState.COMPLETE:
+            return runs
+
+    return None
 
 
 def planned_of(
@@ -462,26 +521,27 @@ def night_of(asked: MatrixRunCommand, settings: MatrixRunCommand) -> Night:
 
 def _features(group: Rows) -> list[list[str]]:
     """Options of the server, for each row that the features make of one."""
-    return [
-        [] if name == NONE else [f"{{feature:{name}}}"]
-        for name in group.feature or [NONE]
-    ]
+    rows: list[list[str]] = []
+    for name in group.feature or [_NONE]:
+        rows.append([] if name == _NONE else [f"{{feature:{name}}}"])
+
+    return rows
 
 
 def _rows(asked: MatrixRunCommand, given: MatrixFile) -> list[Rows]:
     """The file's, those with a scenario of the command line if that names any; or that
     one's."""
-    arguments, options = list(asked.server_args), list(asked.options)
+    arguments = list(asked.server_args)
+    options = list(asked.options)
     if asked.file is None or not given.cell:
         own = Rows(scenario=list(asked.scenarios), server_arg=arguments, option=options)
         return [own] if asked.scenarios else []
+
     rows = []
     for group in given.cell:
-        names = [
-            s
-            for s in group.scenario
-            if not asked.scenarios or _named(s, asked.scenarios)
-        ]
+        names = group.scenario
+        if asked.scenarios:
+            names = [name for name in names if _named(name, asked.scenarios)]
         if names:
             added = {
                 "scenario": names,
@@ -489,11 +549,13 @@ def _rows(asked: MatrixRunCommand, given: MatrixFile) -> list[Rows]:
                 "option": group.option + options,
             }
             rows.append(group.model_copy(update=added))
+
     if not rows:
         raise UsageError(
             f"{asked.file} has no row of {', '.join(asked.scenarios)}.",
             hint=f"mmrepro matrix run {asked.file} --dry-run",
         )
+
     return rows
 
 

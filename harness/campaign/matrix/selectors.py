@@ -10,51 +10,54 @@ from mmrepro.engines.environments.index import Listed
 from mmrepro.engines.environments.spec import TreeLabel
 from packaging.version import InvalidVersion, Version
 
-OWN, AFFECTED, BOUNDARY, AFTER, NEWEST = (
-    "own",
-    "affected",
-    "boundary",
-    "after",
-    "newest",
-)
+OWN = "own"
+AFFECTED = "affected"
+BOUNDARY = "boundary"
+AFTER = "after"
+NEWEST = "newest"
 _WORDS = (OWN, AFFECTED, BOUNDARY, AFTER, NEWEST)
 DEFAULT = (OWN, NEWEST)
 _HINT = "affected, boundary, after, newest, own, A..B or versions, separated by commas"
 
-_Affects = Callable[[str], bool]
-_Listing = Callable[[], Sequence[Listed]]
+Affects = Callable[[str], bool]
+ReleaseListing = Callable[[], Sequence[Listed]]
 
 
 def parse(text: str) -> tuple[str, ...]:
     """The selectors of ``affected,0.22.0..0.25.0``. Raises UsageError: one of them is
     none."""
-    found = tuple(
-        dict.fromkeys(part.strip() for part in text.split(",") if part.strip())
-    )
-    if not found:
+    parts = [part.strip() for part in text.split(",")]
+    selectors = tuple(dict.fromkeys(filter(None, parts)))
+    if not selectors:
         raise UsageError("--releases names no release.", hint=_HINT)
-    for selector in found:
-        if selector in _WORDS:
-            continue
-        low, dots, high = selector.partition("..")
-        try:
-            ends = [Version(end) for end in (low, high) if end]
-        except InvalidVersion:
-            raise UsageError(f"{selector!r} names no releases.", hint=_HINT) from None
-        if len(ends) == 2 and ends[0] > ends[1]:
-            raise UsageError(
-                f"{selector!r} is empty: {low} is later.", hint=f"{high}..{low}"
-            )
-        if not ends or (not dots and not low):
-            raise UsageError(f"{selector!r} names no releases.", hint=_HINT)
-    return found
+    for selector in selectors:
+        if selector not in _WORDS:
+            _check_versions(selector)
+
+    return selectors
+
+
+def _check_versions(selector: str) -> None:
+    """Raises UsageError: it is neither a version nor a range of versions."""
+    low, _, high = selector.partition("..")
+    try:
+        ends = [Version(end) for end in (low, high) if end]
+    except InvalidVersion:
+        raise UsageError(f"{selector!r} names no releases.", hint=_HINT) from None
+
+    if not ends:
+        raise UsageError(f"{selector!r} names no releases.", hint=_HINT)
+    if len(ends) == 2 and ends[0] > ends[1]:
+        raise UsageError(
+            f"{selector!r} is empty: {low} is later.", hint=f"{high}..{low}"
+        )
 
 
 def chosen(
     selectors: Sequence[str],
     own: str,
-    affects: _Affects,
-    listing: _Listing,
+    affects: Affects,
+    listing: ReleaseListing,
     *,
     only_listed: bool = False,
 ) -> list[str]:
@@ -67,41 +70,59 @@ def chosen(
         only_listed: leave out single versions that it has not (they are another
             engine's).
     """
-    found: dict[Version, str] = {}
+    releases: dict[Version, str] = {}
     for selector in selectors:
         for release in _of(selector, own, affects, listing, only_listed):
-            found.setdefault(Version(release), release)
-    return [found[version] for version in sorted(found)]
+            releases.setdefault(Version(release), release)
+
+    return [releases[version] for version in sorted(releases)]
 
 
 def _of(
-    selector: str, own: str, affects: _Affects, listing: _Listing, only_listed: bool
+    selector: str,
+    own: str,
+    affects: Affects,
+    listing: ReleaseListing,
+    only_listed: bool,
 ) -> list[str]:
+    """The releases that one selector means."""
     if selector == OWN:
         return [own]
-    low, dots, high = selector.partition("..")
-    if selector not in _WORDS and not dots:
-        known = (
-            not only_listed
-            or TreeLabel.of(selector) is not None
-            or any(selector in (one.version, one.base) for one in listing())
-        )
-        return [selector] if known else []
-    there = list(listing())
+    if selector not in _WORDS and ".." not in selector:
+        known = not only_listed or TreeLabel.of(selector) is not None
+        return [selector] if known or _is_listed(selector, listing()) else []
+
+    releases = list(listing())
+    names = [release.version for release in releases]
     if selector == NEWEST:
-        return [one.version for one in there[-1:]]
+        return names[-1:]
     if selector == AFFECTED:
-        return [one.version for one in there if affects(one.version)]
+        return [name for name in names if affects(name)]
     if selector == BOUNDARY:
-        return boundary([one.version for one in there], affects)
+        return boundary(names, affects)
     if selector == AFTER:
-        return after([one.version for one in there], affects)
-    return [
-        one.version
-        for one in there
-        if (not low or Version(one.base) >= Version(Version(low).base_version))
-        and (not high or Version(one.base) <= Version(Version(high).base_version))
-    ]
+        return after(names, affects)
+    return _within(selector, releases)
+
+
+def _is_listed(name: str, releases: Sequence[Listed]) -> bool:
+    return any(name in (release.version, release.base) for release in releases)
+
+
+def _within(selector: str, releases: Sequence[Listed]) -> list[str]:
+    """The releases of a range ``A..B``, both ends in it; an end may be left out. By
+    their bases: a build of the last release is in it."""
+    low, _, high = selector.partition("..")
+    within = []
+    for release in releases:
+        base = Version(release.base)
+        if low and base < Version(Version(low).base_version):
+            continue
+        if high and base > Version(Version(high).base_version):
+            continue
+        within.append(release.version)
+
+    return within
 
 
 def version_of(release: str) -> Version:
@@ -112,22 +133,28 @@ def version_of(release: str) -> Version:
         return Version("0")
 
 
-def boundary(releases: Sequence[str], affects: _Affects) -> list[str]:
+def boundary(releases: Sequence[str], affects: Affects) -> list[str]:
     """Both releases at each edge of the affected range: the last before it and the
     first in it, the last in it and the first after it. An edge beyond the list has
     none."""
     inside = [affects(release) for release in releases]
-    at = {
-        index
-        for index in range(len(releases))
-        for other in (index - 1, index + 1)
-        if 0 <= other < len(releases) and inside[index] != inside[other]
-    }
-    return [releases[index] for index in sorted(at)]
+    at_edge = []
+    for index, release in enumerate(releases):
+        neighbours = inside[max(0, index - 1) : index + 2]
+        if (not inside[index]) in neighbours:
+            at_edge.append(release)
+
+    return at_edge
 
 
-def after(releases: Sequence[str], affects: _Affects) -> list[str]:
+def after(releases: Sequence[str], affects: Affects) -> list[str]:
     """The first release behind the affected range; of a range that is open, none."""
-    inside = [affects(release) for release in releases]
-    ends = (i for i in range(1, len(releases)) if inside[i - 1] and not inside[i])
-    return [releases[index] for index in ends]
+    first_behind = []
+    was_inside = False
+    for release in releases:
+        inside = affects(release)
+        if was_inside and not inside:
+            first_behind.append(release)
+        was_inside = inside
+
+    return first_behind

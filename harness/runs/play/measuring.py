@@ -56,6 +56,13 @@ _WARM_UPS = 3
 _WATCH_S = 0.1
 _QUANTILES = 21
 _SPREAD: Final = ("ttft", "itl", "tpot", "latency")
+"""Times of a request, by the attributes of :class:`Timing`."""
+_SHARE_METRICS: Final = {
+    "hit-rate": ("prefix_hits", "prefix_queries"),
+    "acceptance": ("accepted", "drafts"),
+    "preemptions": ("preemptions", "finished"),
+}
+"""Of each share the counters of its part and of its whole."""
 
 _Pass = Literal["recorded", "saturated"]
 _SHARES: Final[dict[_Pass, float]] = {"recorded": 0.4, "saturated": 0.6}
@@ -85,10 +92,11 @@ class Timing:
 def timing(times: Sequence[float], tokens: int | None) -> Timing:
     """``times``: sent, each piece, ended. A piece may hold several tokens."""
     sent, *pieces, ended = times
-    made = Timing(ended - sent, tokens or len(pieces))
+    made = Timing(latency=ended - sent, tokens=tokens or len(pieces))
     if pieces:
         made.ttft = pieces[0] - sent
         made.gaps = [late - early for early, late in itertools.pairwise(pieces)]
+
     if len(pieces) > 1 and made.tokens > 1:
         made.tpot = (pieces[-1] - pieces[0]) / (made.tokens - 1)
     return made
@@ -120,25 +128,35 @@ def parts(case: Case, part_s: float) -> list[Case]:
     """The traffic cut where nothing was sent for a while, or after ``part_s``; each
     part can be sent by itself."""
     ids: list[list[str]] = []
-    began = last = -math.inf
+    began = -math.inf
+    last = -math.inf
     for op in case.operations:
         at = op.at_s
-        late = at is not None and (at - last > _IDLE_S or at - began >= part_s)
-        many = at is None and bool(ids) and len(ids[-1]) >= PART_REQUESTS
-        if not ids or late or many:
+        if at is None:
+            cut = bool(ids) and len(ids[-1]) >= PART_REQUESTS
+        else:
+            cut = at - last > _IDLE_S or at - began >= part_s
+
+        if cut or not ids:
             ids.append([])
             began = began if at is None else at
+
         ids[-1].append(op.id)
         last = last if at is None else at
-    return [part for some in ids if (part := case.keeping(some)).operations]
+
+    kept = [case.keeping(some) for some in ids]
+    return [part for part in kept if part.operations]
 
 
 def saturated(case: Case, at_once: int) -> list[list[Operation]]:
     """The same requests without times and order, ``at_once`` at a time."""
     room = [f"running<={at_once - 1}"]
-    free = [
-        op.model_copy(update={"after": room}) for op in case.operations if not op.values
-    ]
+    free = []
+    for op in case.operations:
+        # A request with values of an earlier answer has an order of its own.
+        if not op.values:
+            free.append(op.model_copy(update={"after": room}))
+
     size = max(_LEAST_AT_ONCE, at_once)
     return [free[first : first + size] for first in range(0, len(free), size)]
 
@@ -156,10 +174,11 @@ class _Served:
         wanted: Measuring,
         made: Mapping[str, Picture],
     ) -> None:
-        self.server, self.journal, self.made = server, journal, made
-        self.sample = Sample(
-            values={"start": journal.incident.engine.start_seconds or 0.0}
-        )
+        self.server = server
+        self.journal = journal
+        self.made = made
+        self.sample = Sample()
+        self.sample.values["start"] = journal.incident.engine.start_seconds or 0.0
         self._traffic: Traffic | None = None
         self._before: dict[str, float] = {}
 
@@ -183,6 +202,7 @@ class _Served:
                 stream=True,
             )
             await self._send([op], "fast")
+
         self._before = of_metrics(await self.traffic.scrape())
         self.journal.recorder.phase = "trigger"
 
@@ -191,18 +211,22 @@ class _Served:
     ) -> None:
         """Send a part and keep its times. Raises Broken: the server has ended, or
         hangs."""
-        began, computed = time.monotonic(), time.thread_time()
-        sending, tokens = await self._send(
-            operations, "real" if which == "recorded" else "fast"
-        )
+        pace: Time = "real" if which == "recorded" else "fast"
+        began = time.monotonic()
+        computed = time.thread_time()
+        sending, tokens = await self._send(operations, pace)
         took = time.monotonic() - began
         self.sample.spent += took
         self.sample.computed += time.thread_time() - computed
-        made = self.sample.timings[which]
+
+        timings = self.sample.timings[which]
+        total = 0
         for id, count in tokens.items():
-            made[number, id] = timing(sending.times[id], count)
+            answered = timing(sending.times[id], count)
+            timings[number, id] = answered
+            total += answered.tokens
+
         if which == "saturated" and tokens:
-            total = sum(made[number, id].tokens for id in tokens)
             self.sample.rates.append((total or len(tokens)) / took)
 
     async def _send(
@@ -216,50 +240,70 @@ class _Served:
         await sending.perform(operations)
         if not self.server.alive():
             raise _Broken(f"the server ended with {self.server.process.exit_code}")
+
+        # What leaves before its answer has no time of its own.
         leaves = {op.id for op in operations if op.leave}
-        answered = [r for r in records[first:] if r.answered and r.label not in leaves]
-        if any(r.timed_out for r in records[first:]):
-            raise _Broken(f"a request has no answer in {_ANSWER_S:.0f} s")
-        return sending, {r.label: r.completion_tokens for r in answered}
+        tokens = {}
+        for record in records[first:]:
+            if record.timed_out:
+                raise _Broken(f"a request has no answer in {_ANSWER_S:.0f} s")
+            if record.answered and record.label not in leaves:
+                tokens[record.label] = record.completion_tokens
+
+        return sending, tokens
 
     async def close(self) -> None:
         """Read what it used, before it is stopped."""
-        values, engine = self.sample.values, self.server.spec.engine
+        values = self.sample.values
+        log = self.server.process.log
         text = await self.traffic.scrape()
         metrics = of_metrics(text)
-        log = self.server.process.log
         pids = self.server.process.process_ids()
         reading = await asyncio.to_thread(of_processes, pids, metrics)
         values["rss"] = float(reading.rss_bytes or 0)
-        sizes = [
-            one.tokens for one in (*by_log(log), *by_metrics(text)) if one.name == KV
-        ]
+
+        limits = [*by_log(log), *by_metrics(text)]
+        sizes = [limit.tokens for limit in limits if limit.name == KV]
         if sizes:
             values["kv-cache"] = float(min(sizes))
 
-        def grown(short: str) -> float | None:
-            name = next(
-                (n for n in engine.metrics.get(short, ()) if n in metrics), None
-            )
-            return None if name is None else metrics[name] - self._before.get(name, 0.0)
+        for name, (part, whole) in _SHARE_METRICS.items():
+            share = self._share(metrics, part, whole)
+            if share is not None:
+                values[name] = share
 
-        def share(name: str, part: str, whole: str) -> None:
-            some, of = grown(part), grown(whole)
-            if some is not None and of:
-                values[name] = some / of
+        engine = self.server.spec.engine
+        accepted = reading.first(engine.metrics.get("accept_length", ()))
+        if accepted:
+            values["acceptance"] = accepted
 
-        share("hit-rate", "prefix_hits", "prefix_queries")
-        share("acceptance", "accepted", "drafts")
-        share("preemptions", "preemptions", "finished")
-        if told := reading.first(engine.metrics.get("accept_length", ())):
-            values["acceptance"] = told
-        held = [
-            sum(p.gpu_bytes.values()) for p in self.journal.recorder.evidence.series
-        ]
+        held = []
+        for point in self.journal.recorder.evidence.series:
+            held.append(sum(point.gpu_bytes.values()))
+
         if any(held):
             values["gpu"] = max(held)
         await self.traffic.close()
         self._traffic = None
+
+    def _share(
+        self, metrics: Mapping[str, float], part: str, whole: str
+    ) -> float | None:
+        """How much one counter grew of another, since the warm-up; None: it has not
+        both, or the whole did not grow."""
+        some = self._grown(metrics, part)
+        all_of_it = self._grown(metrics, whole)
+        if some is None or not all_of_it:
+            return None
+        return some / all_of_it
+
+    def _grown(self, metrics: Mapping[str, float], short: str) -> float | None:
+        """By a metric's short name, of whose names a release has one."""
+        for name in self.server.spec.engine.metrics.get(short, ()):
+            if name in metrics:
+                return metrics[name] - self._before.get(name, 0.0)
+
+        return None
 
 
 # ------------------------------------------------------------------------------ a block
@@ -274,10 +318,11 @@ def measure(player: Player, wanted: Measuring, folder: Path) -> Block:
     """
     began = time.monotonic()
     chance = random.Random(f"{wanted.seed}/{wanted.index}")  # noqa: S311
-    orders: tuple[tuple[Side, Side], ...] = (("old", "new"), ("new", "old"))
-    # A B B A over the blocks; the seed decides where that begins
-    turn = (wanted.index + wanted.seed) % 4 in (1, 2)
-    order = orders[turn]
+    order: tuple[Side, Side] = ("old", "new")
+    # A B B A over the blocks; the seed decides where that begins.
+    if (wanted.index + wanted.seed) % 4 in (1, 2):
+        order = ("new", "old")
+
     made = Block(index=wanted.index, first=order[0])
     pace = _pace_s()
     try:
@@ -288,12 +333,15 @@ def measure(player: Player, wanted: Measuring, folder: Path) -> Block:
         made.error = str(error)
     else:
         note_changes(made, samples["old"], samples["new"])
+
     made.pace = round(1000 * (pace + _pace_s()) / 2, 2)
     made.seconds = round(time.monotonic() - began, 2)
     return made
 
 
 class _Block:
+    """Both sides of one block; ``order``: which of them is first."""
+
     def __init__(
         self,
         player: Player,
@@ -302,13 +350,12 @@ class _Block:
         order: tuple[Side, Side],
         chance: random.Random,
     ) -> None:
-        self.player, self.wanted, self.folder, self.order = (
-            player,
-            wanted,
-            folder,
-            order,
-        )
+        self.player = player
+        self.wanted = wanted
+        self.folder = folder
+        self.order = order
         self.pictures = pictures(wanted.case, wanted.contents)
+
         recorded = [part.operations for part in parts(wanted.case, wanted.part_s)]
         crowds = saturated(wanted.case, wanted.at_once)
         chance.shuffle(recorded)
@@ -317,46 +364,66 @@ class _Block:
             "recorded": [*recorded],
             "saturated": [*crowds],
         }
+        # One metric alone is measured in one of the passes.
         if wanted.only in METRICS:
-            del self.parts[
-                "recorded" if METRICS[wanted.only].saturated else "saturated"
-            ]
+            unused: _Pass = "saturated"
+            if METRICS[wanted.only].saturated:
+                unused = "recorded"
+            del self.parts[unused]
+
         whole = sum(_SHARES[which] for which in self.parts)
-        self.each_s = {
-            which: wanted.seconds * _SHARES[which] / whole for which in self.parts
-        }
+        self.each_s: dict[_Pass, float] = {}
+        for which in self.parts:
+            self.each_s[which] = wanted.seconds * _SHARES[which] / whole
 
     def run(self, made: Block) -> dict[Side, Sample]:
-        took, busy = time.monotonic(), _busy_s()
-        own, samples = time.process_time(), {}
-        ticks = 0
-        if self.wanted.together:
-            with contextlib.ExitStack() as both:
-                sides = {
-                    side: both.enter_context(self._serving(side)) for side in self.order
-                }
-                asyncio.run(self._watched(self._in_turn(sides)))
-                ticks = sum(self._ticks(one) for one in sides.values())
-            samples = {side: one.sample for side, one in sides.items()}
-        else:
-            counts: dict[_Pass, int] = {}
-            for side in self.order:
-                with self._serving(side) as one:
-                    counts = asyncio.run(self._watched(self._alone(one, counts)))
-                    ticks += self._ticks(one)
-                samples[side] = one.sample
-        took = time.monotonic() - took
+        """Measure both sides; what the machine did meanwhile is noted in ``made``."""
+        began = time.monotonic()
+        busy = _busy_s()
+        own = time.process_time()
+        together = self._together if self.wanted.together else self._one_by_one
+        samples, ticks = together()
+
+        took = time.monotonic() - began
         spent = sum(sample.spent for sample in samples.values())
-        made.client_busy = round(
-            sum(s.computed for s in samples.values()) / max(spent, 1e-3), 3
-        )
-        others = _busy_s() - busy - (time.process_time() - own) - ticks / TICKS_PER_S
+        computed = sum(sample.computed for sample in samples.values())
+        made.client_busy = round(computed / max(spent, 1e-3), 3)
+
+        # What neither mmrepro nor the servers used, others did.
+        own = time.process_time() - own
+        others = _busy_s() - busy - own - ticks / TICKS_PER_S
         made.noise = round(max(0.0, others / took), 2)
         return samples
 
+    def _together(self) -> tuple[dict[Side, Sample], int]:
+        """Both servers live at once; the samples, and the servers' ticks."""
+        sides: dict[Side, _Served] = {}
+        with contextlib.ExitStack() as both:
+            for side in self.order:
+                sides[side] = both.enter_context(self._serving(side))
+
+            asyncio.run(self._watched(self._in_turn(sides)))
+            ticks = sum(self._ticks(served) for served in sides.values())
+
+        return {side: served.sample for side, served in sides.items()}, ticks
+
+    def _one_by_one(self) -> tuple[dict[Side, Sample], int]:
+        """The second server starts when the first has ended, and gets as many parts."""
+        samples: dict[Side, Sample] = {}
+        ticks = 0
+        counts: dict[_Pass, int] = {}
+        for side in self.order:
+            with self._serving(side) as served:
+                counts = asyncio.run(self._watched(self._alone(served, counts)))
+                ticks += self._ticks(served)
+
+            samples[side] = served.sample
+
+        return samples, ticks
+
     @staticmethod
-    def _ticks(one: _Served) -> int:
-        return cpu_ticks(one.server.process.process_ids())
+    def _ticks(served: _Served) -> int:
+        return cpu_ticks(served.server.process.process_ids())
 
     @contextlib.contextmanager
     def _serving(self, side: Side) -> Iterator[_Served]:
@@ -375,44 +442,54 @@ class _Block:
                 task.cancel()
                 await asyncio.gather(task, return_exceptions=True)
                 raise KeyboardInterrupt
+
         return task.result()  # type: ignore[no-any-return]
 
     async def _in_turn(self, sides: Mapping[Side, _Served]) -> dict[_Pass, int]:
         """Part by part, A B B A."""
         first, second = (sides[side] for side in self.order)
-        for one in (first, second):
-            await one.warm_up()
+        for served in (first, second):
+            await served.warm_up()
+
         done: dict[_Pass, int] = {}
-        for which, some in self.parts.items():
+        for which, operations in self.parts.items():
             limit = max(first.sample.spent, second.sample.spent) + self.each_s[which]
-            for number, part in enumerate(itertools.cycle(some)):
+            for number, part in enumerate(itertools.cycle(operations)):
                 pair = (first, second) if number % 4 in (0, 3) else (second, first)
-                for one in pair:
-                    await one.perform(which, number, part)
+                for served in pair:
+                    await served.perform(which, number, part)
+
                 done[which] = number + 1
-                if number % 2 and min(first.sample.spent, second.sample.spent) >= limit:
+                # Only after both orders: else one side was first more often.
+                over = min(first.sample.spent, second.sample.spent) >= limit
+                if number % 2 and over:
                     break
-        for one in (first, second):
-            await one.close()
+
+        for served in (first, second):
+            await served.close()
+
         return done
 
     async def _alone(
-        self, one: _Served, counts: Mapping[_Pass, int]
+        self, served: _Served, counts: Mapping[_Pass, int]
     ) -> dict[_Pass, int]:
         """As many parts as the other side had, ``counts``; as there is time for, where
         it is first."""
-        await one.warm_up()
+        await served.warm_up()
         done: dict[_Pass, int] = {}
-        for which, some in self.parts.items():
-            limit = one.sample.spent + self.each_s[which]
-            for number, part in enumerate(itertools.cycle(some)):
-                await one.perform(which, number, part)
+        for which, operations in self.parts.items():
+            limit = served.sample.spent + self.each_s[which]
+            for number, part in enumerate(itertools.cycle(operations)):
+                await served.perform(which, number, part)
                 done[which] = number + 1
-                if done[which] == counts.get(which) or (
-                    not counts and number % 2 and one.sample.spent >= limit
-                ):
+                if counts:
+                    over = done[which] == counts.get(which)
+                else:
+                    over = bool(number % 2) and served.sample.spent >= limit
+                if over:
                     break
-        await one.close()
+
+        await served.close()
         return done
 
 
@@ -424,15 +501,19 @@ def _pace_s() -> float:
         began = time.perf_counter()
         sum(number * number for number in range(200_000))
         took.append(time.perf_counter() - began)
+
     return statistics.median(took)
 
 
 def _busy_s() -> float:
     """Processor time of the whole machine so far, in seconds of one core."""
     now = psutil.cpu_times()
-    return float(
-        now.user + now.system + getattr(now, "nice", 0.0) + getattr(now, "steal", 0.0)
-    )
+    total = now.user + now.system
+    # Not every system counts these.
+    for field_name in ("nice", "steal"):
+        total += getattr(now, field_name, 0.0)
+
+    return float(total)
 
 
 # ------------------------------------------------------------------------- what changed
@@ -440,55 +521,88 @@ def _busy_s() -> float:
 
 def note_changes(made: Block, old: Sample, new: Sample) -> None:
     """Write into ``made`` what both sides' samples say."""
-
-    def note(
-        name: str, before: float | None, after: float | None, change: float | None
-    ) -> None:
-        if before is None or after is None:
-            return
-        if change is None:
-            change = METRICS[name].change(before, after)
-        if change is not None:
-            made.changes[name] = round(change, 6)
-            made.old[name], made.new[name] = _short(before), _short(after)
-
     passes: Sequence[tuple[str, _Pass]] = (
         ("", "recorded"),
         ("-saturated", "saturated"),
     )
     for suffix, which in passes:
         pairs = _pairs(old.timings[which], new.timings[which])
-        for name in ("ttft", "itl", "tpot", "latency"):
-            both = [both for pair in pairs for both in _values(name, *pair)]
-            if not both or name + suffix not in METRICS:
-                continue
-            before, after = ([pair[side] for pair in both] for side in (0, 1))
-            ratio = _ratio(both, which)
-            note(
-                name + suffix,
-                statistics.median(before),
-                statistics.median(after),
-                ratio,
-            )
-            if name in _SPREAD and not suffix:
-                made.spread[name] = quantiles(before), quantiles(after)
-            if (tail := f"{name}-p90{suffix}") in METRICS:
-                note(tail, percentile(before, 0.9), percentile(after, 0.9), None)
-        if not suffix:
-            before = [gap for one, _ in pairs for gap in one.gaps]
-            after = [gap for _, one in pairs for gap in one.gaps]
-            note("itl-p99", percentile(before, 0.99), percentile(after, 0.99), None)
+        for name in _SPREAD:
+            if name + suffix in METRICS:
+                _note_time(made, name, suffix, which, pairs)
+
+        if which == "recorded":
+            before = [gap for timing, _ in pairs for gap in timing.gaps]
+            after = [gap for _, timing in pairs for gap in timing.gaps]
+            _note_tail(made, "itl-p99", before, after, 0.99)
+
     if old.rates and new.rates:
-        both = list(zip(old.rates, new.rates, strict=False))
-        ratio = _ratio(both, "saturated")
-        note(
+        rates = list(zip(old.rates, new.rates, strict=False))
+        change = _ratio(rates, "saturated")
+        _note(
+            made,
             "throughput",
             statistics.median(old.rates),
             statistics.median(new.rates),
-            ratio,
+            change,
         )
+
     for name in old.values.keys() & new.values.keys():
-        note(name, old.values[name], new.values[name], None)
+        _note(made, name, old.values[name], new.values[name])
+
+
+def _note_time(
+    made: Block,
+    name: str,
+    suffix: str,
+    which: _Pass,
+    pairs: Sequence[tuple[Timing, Timing]],
+) -> None:
+    """Note how one time of all requests changed: its middle, its tail, its spread."""
+    both = []
+    for old, new in pairs:
+        both += _values(name, old, new)
+
+    if not both:
+        return
+    before = [value for value, _ in both]
+    after = [value for _, value in both]
+    _note(
+        made,
+        name + suffix,
+        statistics.median(before),
+        statistics.median(after),
+        _ratio(both, which),
+    )
+    if which == "recorded":
+        made.spread[name] = quantiles(before), quantiles(after)
+    _note_tail(made, f"{name}-p90{suffix}", before, after, 0.9)
+
+
+def _note_tail(
+    made: Block,
+    name: str,
+    before: Sequence[float],
+    after: Sequence[float],
+    share: float,
+) -> None:
+    """Note how a percentile changed, where it is a metric and both sides have one."""
+    old = percentile(before, share)
+    new = percentile(after, share)
+    if name in METRICS and old is not None and new is not None:
+        _note(made, name, old, new)
+
+
+def _note(
+    made: Block, name: str, before: float, after: float, change: float | None = None
+) -> None:
+    """``change``: where it was computed of pairs; None: it is that of both values."""
+    if change is None:
+        change = METRICS[name].change(before, after)
+    if change is not None:
+        made.changes[name] = round(change, 6)
+        made.old[name] = _short(before)
+        made.new[name] = _short(after)
 
 
 def _ratio(both: Sequence[tuple[float, float]], which: _Pass) -> float:
@@ -508,9 +622,10 @@ def _values(name: str, old: Timing, new: Timing) -> list[tuple[float, float]]:
     """The pairs of one request: of the times between its tokens each by its place,
     where both answers came in as many pieces."""
     if name == "itl" and len(old.gaps) == len(new.gaps):
-        return [
-            (a, b) for a, b in zip(old.gaps, new.gaps, strict=True) if a > 0 and b > 0
-        ]
+        gaps = zip(old.gaps, new.gaps, strict=True)
+        # Two pieces in one read have no time between them, and no logarithm.
+        return [(before, after) for before, after in gaps if before > 0 and after > 0]
+
     before, after = getattr(old, name), getattr(new, name)
     return [(before, after)] if before and after else []
 
@@ -535,10 +650,13 @@ def percentile(values: Sequence[float], share: float) -> float | None:
 
 def quantiles(values: Sequence[float]) -> list[float]:
     """Values that stand for the whole distribution, from the least to the largest."""
-    some = (
-        percentile(values, number / (_QUANTILES - 1)) for number in range(_QUANTILES)
-    )
-    return [_short(value) for value in some if value is not None]
+    some = []
+    for number in range(_QUANTILES):
+        value = percentile(values, number / (_QUANTILES - 1))
+        if value is not None:
+            some.append(_short(value))
+
+    return some
 
 
 def _short(value: float) -> float:

@@ -30,15 +30,20 @@ from mmrepro.traffic.case.sending import Played, PlayState, Reading, Sending
 from mmrepro.traffic.drive import Picture
 from mmrepro.traffic.evidence.recorder import Recorder
 
-CANARY_BEFORE, CANARY_AFTER = "canary before", "canary after"
-CANARY_TEXT, CANARY_TOKENS = "hello", 8
+CANARY_BEFORE = "canary before"
+CANARY_AFTER = "canary after"
+_CANARY_TEXT = "hello"
+_CANARY_TOKENS = 8
 _FIRST_ANSWER_S = 60.0
 """For the first answer of a server: it warms up, and a scenario's gate waits as
 long."""
 _MOST_DEADLINES = 30
 """A request that has no answer after so many deadlines hangs, whatever else goes on."""
-WATCH_S, COUNT_S, LOOK_AGAIN_S = 0.1, 0.5, 1.0
-DEAD_GRACE_S, EXIT_S = 1.0, 0.5
+_WATCH_S = 0.1
+_COUNT_S = 0.5
+_LOOK_AGAIN_S = 1.0
+_DEAD_GRACE_S = 1.0
+_EXIT_S = 0.5
 _MAX_CAUSES = 6
 
 
@@ -54,8 +59,11 @@ class Observing:
         pictures: Mapping[str, Picture],
         cancelled: threading.Event,
     ) -> None:
-        self.server, self.recorder, self.options = server, recorder, options
-        self.deadlines, self.cancelled = deadlines, cancelled
+        self.server = server
+        self.recorder = recorder
+        self.options = options
+        self.deadlines = deadlines
+        self.cancelled = cancelled
         self.traffic = Traffic(server.url, SERVED_MODEL, recorder)
         self.sending = Sending(
             self.traffic,
@@ -64,10 +72,12 @@ class Observing:
             options.time,
             bodies=options.bodies,
         )
-        self.state, self.said, self.early = PlayState.ENDED, "", False
+        self.sending.alive = lambda: not self._dead()
+        self.state = PlayState.ENDED
+        self.said = ""
+        self.early = False
         self.stack: list[ThreadStack] = []
         self._no_logprobs = False
-        self.sending.alive = lambda: not self._dead()
         pid = server.core_pid
         self._core = processes.stat(pid) if pid is not None else None
         self._log_start = looking.size_of(server.process.log) or 0
@@ -85,6 +95,7 @@ class Observing:
             if watching.done():
                 self.sending.stop()
                 watching.result()
+
             await performing
             watching.cancel()
             if self.cancelled.is_set():
@@ -93,30 +104,37 @@ class Observing:
         finally:
             for task in (watching, performing):
                 task.cancel()
+
             await asyncio.gather(watching, performing, return_exceptions=True)
             await self.sending.give_up()
             await self.traffic.close()
             self.recorder.evidence.engine_exit = self.server.process.exit_code
+
         self._tell(played)
 
     # ------------------------------------------------------------------ traffic
 
     async def _perform(self, case: Case, played: Played) -> None:
-        looks, stopped = self.options.look != "none", self.sending.stopped
+        looks = self.options.look != "none"
+        stopped = self.sending.stopped
         self.recorder.phase = "gate"
         if self.options.canary:
             await self._canary(CANARY_BEFORE)
         if looks and not stopped.is_set():
             played.before = await self._reading()
+
         self.recorder.phase = "trigger"
         for block in blocks(case.operations, self.options.blocks):
             await self.sending.perform(block)
             if self.options.blocks and not stopped.is_set():
                 block_end = await self._reading()
-                played.blocks += [block_end] if block_end else []
+                if block_end:
+                    played.blocks.append(block_end)
+
         self.recorder.phase = "after"
         if looks and not stopped.is_set():
             played.after = await self._reading()
+        # A server that the case changed answers the canary otherwise, and rightly.
         if self.options.canary and not stopped.is_set() and not case.changes_server:
             await self._canary(CANARY_AFTER)
 
@@ -125,18 +143,21 @@ class Observing:
         engine that refuses a request for them is asked without."""
         fields: dict[str, Any] = {
             "model": SERVED_MODEL,
-            "messages": [{"role": "user", "content": CANARY_TEXT}],
-            "max_tokens": CANARY_TOKENS,
+            "messages": [{"role": "user", "content": _CANARY_TEXT}],
+            "max_tokens": _CANARY_TOKENS,
             "temperature": 0,
         }
         plain = json.dumps(fields).encode()
+        if self._no_logprobs:
+            await self.sending.ask(label, plain, CHAT, _CANARY_TEXT)
+            return
+
         data = json.dumps(fields | {"logprobs": True, "top_logprobs": 5}).encode()
-        data = plain if self._no_logprobs else data
-        record = await self.sending.ask(label, data, CHAT, CANARY_TEXT)
-        if record is not None and record.status in (400, 422) and not self._no_logprobs:
+        record = await self.sending.ask(label, data, CHAT, _CANARY_TEXT)
+        if record is not None and record.status in (400, 422):
             record.label = f"{label}, with logprobs"
             self._no_logprobs = True
-            await self.sending.ask(label, plain, CHAT, CANARY_TEXT)
+            await self.sending.ask(label, plain, CHAT, _CANARY_TEXT)
 
     async def _reading(self) -> Reading | None:
         """None: the server died meanwhile, or before."""
@@ -148,32 +169,57 @@ class Observing:
     async def _watch(self) -> None:
         """Returns when the play is over for a reason of the server's, or was
         cancelled."""
-        counters, counted, moved, looked = None, 0.0, 0.0, 0.0
+        counters: object = None
+        counted = 0.0
+        moved = 0.0
+        looked = 0.0
         while not self.cancelled.is_set() and not self._dead():
-            await asyncio.sleep(WATCH_S)
+            await asyncio.sleep(_WATCH_S)
             now = time.monotonic()
-            age = max(
-                (now - since for _, since in self.sending.pending.values()), default=0.0
-            )
+            age = self._age(now)
             if age < self.deadlines.suspect_s:
-                counters, moved = None, now
+                counters = None
+                moved = now
                 continue
+
+            # No further request: those that wait are to be seen as they are.
             self.sending.hold()
-            if counters is None or now - counted >= COUNT_S:
-                before, counted = counters, now
+            if counters is None or now - counted >= _COUNT_S:
+                before = counters
+                counted = now
                 counters = await looking.counters(self.server, self.traffic)
-                moved = now if before is None or before != counters else moved
+                if before is None or before != counters:
+                    moved = now
+
             quiet = now - max(moved, self.sending.progressed)
             if self._overdue(age, quiet):
                 return
-            if self.options.early and self._warm and now - looked >= LOOK_AGAIN_S:
-                client, folder = lambda: self.sending.progress, self.recorder.dir
-                stand = await looking.stand(self.server, self.traffic, client, folder)
+            if self.options.early and self._warm and now - looked >= _LOOK_AGAIN_S:
+                ended = await self._stands_still()
                 looked = time.monotonic()
-                if stand.still and not self._dead() and self.sending.pending:
-                    self._hangs(stand.why)
-                    self.stack, self.early = stand.threads, True
+                if ended:
                     return
+
+    def _age(self, now: float) -> float:
+        """For how long the oldest request that waits has got nothing."""
+        ages = [now - since for _, since in self.sending.pending.values()]
+        return max(ages, default=0.0)
+
+    async def _stands_still(self) -> bool:
+        """Whether stacks show that it hangs, before the deadline is over."""
+        stand = await looking.stand(
+            self.server,
+            self.traffic,
+            lambda: self.sending.progress,
+            self.recorder.dir,
+        )
+        # What waited may have been answered while the stacks were taken.
+        if not stand.still or self._dead() or not self.sending.pending:
+            return False
+        self._hangs(stand.why)
+        self.stack = stand.threads
+        self.early = True
+        return True
 
     @property
     def _warm(self) -> bool:
@@ -184,47 +230,50 @@ class Observing:
         """Whether it hangs: no answer in time, and nothing has moved since it was
         suspected."""
         limits = self.deadlines
-        answer_s = (
-            limits.answer_s if self._warm else max(limits.answer_s, _FIRST_ANSWER_S)
-        )
-        if age >= answer_s and quiet >= max(
-            limits.answer_s - limits.suspect_s, 2 * COUNT_S
-        ):
+        answer_s = limits.answer_s
+        if not self._warm:
+            answer_s = max(answer_s, _FIRST_ANSWER_S)
+
+        quiet_s = max(limits.answer_s - limits.suspect_s, 2 * _COUNT_S)
+        if age >= answer_s and quiet >= quiet_s:
             self._hangs("nothing moves")
         elif age >= _MOST_DEADLINES * answer_s:
             self._hangs("others are answered")
+
         return self.state is PlayState.HUNG
 
     def _hangs(self, why: str) -> None:
-        since = min(since for _, since in self.sending.pending.values())
         waiting = list(self.sending.pending)
         more = f" and {len(waiting) - 1} more" if len(waiting) > 1 else ""
+        silent = self._age(time.monotonic())
         self.state = PlayState.HUNG
-        self.said = (
-            f"{waiting[0]}{more}: nothing came in "
-            f"{time.monotonic() - since:.1f} s; {why}"
-        )
+        self.said = f"{waiting[0]}{more}: nothing came in {silent:.1f} s; {why}"
 
     def _dead(self) -> bool:
-        role, code = self.server.spec.engine.core_role, self.server.process.exit_code
+        code = self.server.process.exit_code
+        core = self._core
         if code is not None:
-            self.state, self.said = PlayState.DIED, f"the server ended with {code}"
-        elif self._core and not processes.alive(self._core.pid, self._core.start_ticks):
-            self.state, self.said = (
-                PlayState.DIED,
-                f"the server's process {role} is gone",
-            )
+            self.state = PlayState.DIED
+            self.said = f"the server ended with {code}"
+        elif core and not processes.alive(core.pid, core.start_ticks):
+            role = self.server.spec.engine.core_role
+            self.state = PlayState.DIED
+            self.said = f"the server's process {role} is gone"
+
         return self.state is PlayState.DIED
 
     # ------------------------------------------------------------------ the end
 
     async def _close(self, played: Played, on_look: Look | None) -> None:
         if self.state is PlayState.ENDED and self._failed():
-            await asyncio.sleep(EXIT_S)  # a process that ends of it is still to be seen
+            # A process that ends of it is still to be seen.
+            await asyncio.sleep(_EXIT_S)
         if self._dead():
-            await self.sending.give_up(DEAD_GRACE_S)
-            await asyncio.sleep(EXIT_S if self.server.process.exit_code is None else 0)
-            self._dead()  # how it ended is known by now
+            await self.sending.give_up(_DEAD_GRACE_S)
+            await asyncio.sleep(_EXIT_S if self.server.process.exit_code is None else 0)
+            # How it ended is known by now.
+            self._dead()
+
         hung = self.state is PlayState.HUNG
         self.recorder.phase = "check"
         if hung:
@@ -232,9 +281,11 @@ class Observing:
             played.stuck = list(self.sending.pending)
             if not self.stack:
                 self.stack, _ = await looking.stacks(self.server, self.recorder.dir)
+
         if on_look is not None and self.server.process.exit_code is None:
             await self._call(on_look)
         await self._look(hung)
+        # Only now: what waits shows in stacks and metrics.
         if hung:
             await self.sending.give_up()
 
@@ -256,7 +307,7 @@ class Observing:
         thread = threading.Thread(target=run, name="look", daemon=True)
         thread.start()
         while thread.is_alive():
-            await asyncio.sleep(WATCH_S)
+            await asyncio.sleep(_WATCH_S)
             if self.cancelled.is_set():
                 raise KeyboardInterrupt
 
@@ -273,30 +324,38 @@ class Observing:
         return any(map(failed, self.recorder.evidence.requests))
 
     def _tell(self, played: Played) -> None:
-        played.state, played.said, played.early = self.state, self.said, self.early
-        played.unsent, played.stack = self.sending.unsent, self.stack
-        played.bodies, played.headers = self.sending.bodies, self.sending.headers
+        played.state = self.state
+        played.said = self.said
+        played.early = self.early
+        played.unsent = self.sending.unsent
+        played.stack = self.stack
+        played.bodies = self.sending.bodies
+        played.headers = self.sending.headers
         played.exit_code = self.recorder.evidence.engine_exit
+
         engine = self.server.spec.engine
+        log = self.server.process.log
         fatal = engine.log_patterns.get("core-fatal", "")
-        found = read_tracebacks(self.server.process.log, self._log_start, fatal)
-        played.ends_itself = self.state is PlayState.DIED and (
-            any(one.fatal for one in found)
-            or says_it_ends(
-                self.server.process.log, self._log_start, engine.ends_itself
-            )
-        )
-        played.loop_ended = next((one.error for one in found if one.fatal), "")
-        if (
-            self.state is PlayState.ENDED
-            and not self._failed()
-            and not played.loop_ended
-        ):
+        tracebacks = read_tracebacks(log, self._log_start, fatal)
+        ends = [traceback for traceback in tracebacks if traceback.fatal]
+        if ends:
+            played.loop_ended = ends[0].error
+        if self.state is PlayState.DIED:
+            pattern = engine.ends_itself
+            by_log = bool(ends) or says_it_ends(log, self._log_start, pattern)
+            played.ends_itself = by_log
+
+        well = self.state is PlayState.ENDED and not self._failed()
+        if well and not played.loop_ended:
             played.said = "every request has its answer"
             return
-        told = telling(found, self.recorder.evidence.requests, engine.core_role)
-        played.frames = told[0].frames_of(engine) if told else []
-        played.causes = list(dict.fromkeys(one.error for one in told))[:_MAX_CAUSES]
+
+        requests = self.recorder.evidence.requests
+        causes = telling(tracebacks, requests, engine.core_role)
+        if causes:
+            played.frames = causes[0].frames_of(engine)
+        errors = dict.fromkeys(traceback.error for traceback in causes)
+        played.causes = list(errors)[:_MAX_CAUSES]
         if not played.said:
             played.said = "a request failed, and the server lives on"
 
@@ -305,7 +364,9 @@ def blocks(
     operations: Sequence[Operation], number: int
 ) -> Iterator[Sequence[Operation]]:
     """``number`` runs of operations as equal as can be; one, if it is 0."""
-    number = max(1, min(number, len(operations)))
+    total = len(operations)
+    number = max(1, min(number, total))
     for block in range(number):
-        first = block * len(operations) // number
-        yield operations[first : (block + 1) * len(operations) // number]
+        first = block * total // number
+        end = (block + 1) * total // number
+        yield operations[first:end]

@@ -89,7 +89,9 @@ class Player:
     ) -> None:
         """``boxed``: servers run in a box: a stranger chose their options or
         requests."""
-        self.server, self.folder, self.listener = server, folder, listener
+        self.server = server
+        self.folder = folder
+        self.listener = listener
         self.options = RunCommand(timeout_s=timeout_s, device=device)
         self.deadlines: Deadlines | None = None
         self.starter = Starter(start_mode, several=True, boxed=boxed)
@@ -97,10 +99,8 @@ class Player:
         self._environments: dict[EnvironmentSpec, Environment] = {}
         self._gpu: Choice | None = None
         # Two may ask at a time.
-        self._building, self._lock = (
-            threading.RLock(),
-            threading.Lock(),
-        )
+        self._building = threading.RLock()
+        self._lock = threading.Lock()
         self._cancelled = threading.Event()
         self._starting: set[int] = set()
         self._tries_cold = True
@@ -137,6 +137,7 @@ class Player:
             self.serving(self.server, self.folder / "calibrate") as (server, journal),
         ):
             self._measured(server, journal)
+
         return self.deadlines
 
     def record(self, wanted: ClientWanted, folder: Path) -> tuple[Deadlines, ClientRun]:
@@ -164,6 +165,7 @@ class Player:
                 with RecordingProxy(port, SERVED_MODEL) as proxy:
                     made = run_trusted(wanted, proxy, alive=server.alive)
                     made.died = not server.alive()
+
                 proxy.write(folder / RECORDED)
                 made.notes += proxy.notes
             else:
@@ -174,6 +176,7 @@ class Player:
                     made.died = not server.alive()
                     recording.write(folder / RECORDED)
                 made.notes += recording.notes
+
         return self.deadlines, made
 
     @contextlib.contextmanager
@@ -250,21 +253,16 @@ class Player:
                     asyncio.run(observing.play(case, played, on_look))
                     journal.recorder.phase = "stop"
         except EngineStartError as error:
-            if any(sign in line for line in error.detail for sign in _NO_ROOM):
+            if _has_no_room(error):
                 raise
+            # The mode makes no difference to this failure.
             if journal.incident.engine.start_mode == StartMode.COLD:
-                self._tries_cold = False  # the mode makes no difference to this failure
-            engine = get_engine(case.server.engine)
-            first = of_engine(
-                read_tracebacks(journal.recorder.dir / "engine.log"), engine
-            )
-            played.state, played.said = PlayState.START_FAILED, error.message
-            named = [first.error] if first else []
-            played.causes = list(dict.fromkeys([*named, *error.detail]))
-            played.frames = first.frames_of(engine) if first else []
-            played.unsent = [op.id for op in case.operations]
+                self._tries_cold = False
+            _note_failed_start(played, case, journal, error)
+
         environment = self._environments[target(scenario, run_options)]
-        if misfit := misfit_in(journal.recorder.dir / "engine.log", environment):
+        misfit = misfit_in(journal.recorder.dir / "engine.log", environment)
+        if misfit:
             raise InfrastructureError(misfit, hint="--kernels RELEASE")
         played.seconds = round(time.monotonic() - began, 2)
         return played
@@ -274,9 +272,8 @@ class Player:
     def _measured(self, server: Started, journal: Journal) -> None:
         """The deadlines that follow from what a warm-up check takes on this server."""
         asyncio.run(_gate(server, journal))
-        answered = [
-            r.latency_s for r in journal.recorder.evidence.requests if r.answered
-        ]
+        requests = journal.recorder.evidence.requests
+        answered = [request.latency_s for request in requests if request.answered]
         self.deadlines = derive(answered or [_UNKNOWN_S])
         journal.incident.deadline_s = self.deadlines.answer_s
 
@@ -299,6 +296,7 @@ class Player:
             if self._cancelled.is_set():
                 raise KeyboardInterrupt
             self._starting.add(mine)
+
         try:
             return self._start(scenario, options, journal)
         finally:
@@ -312,13 +310,19 @@ class Player:
         with self._building:
             environment = self._environment(wanted, journal)
             model, journal.incident.model = model_of(scenario.model, options.model)
-        gpu, cold = self._gpu, self._tries_cold
+
         spec = ServerSpec(
-            scenario, options, environment, model, gpu=gpu, tries_cold=cold
+            scenario,
+            options,
+            environment,
+            model,
+            gpu=self._gpu,
+            tries_cold=self._tries_cold,
         )
         if self.starter.boxed:
             with self._building:
                 prepare(spec, _Replayed, journal)
+
         with journal.stage("start-up"):
             return start(spec, journal, self.starter)
 
@@ -333,9 +337,34 @@ class Player:
             environment = have_environment(wanted, journal)
             self._held.enter_context(environment.in_use())
             self._environments[wanted] = environment
+
         environment = self._environments[wanted]
         note_environment(journal, environment)
         return environment
+
+
+def _has_no_room(error: EngineStartError) -> bool:
+    """Whether the log's lines say that this machine was full."""
+    lines = "\n".join(error.detail)
+    return any(sign in lines for sign in _NO_ROOM)
+
+
+def _note_failed_start(
+    played: Played, case: Case, journal: Journal, error: EngineStartError
+) -> None:
+    """Write into ``played`` why its server did not start, by its log first."""
+    played.state = PlayState.START_FAILED
+    played.said = error.message
+    played.unsent = [op.id for op in case.operations]
+
+    engine = get_engine(case.server.engine)
+    tracebacks = read_tracebacks(journal.recorder.dir / "engine.log")
+    first = of_engine(tracebacks, engine)
+    causes = list(error.detail)
+    if first:
+        causes.insert(0, first.error)
+        played.frames = first.frames_of(engine)
+    played.causes = list(dict.fromkeys(causes))
 
 
 async def _gate(server: Started, journal: Journal) -> None:
@@ -389,7 +418,9 @@ def replayed(wanted: ServerWanted, options: RunCommand) -> tuple[Scenario, RunCo
             raise UsageError(
                 f"{wanted.mitigation} is of {known.engine}, not of {wanted.engine}."
             )
+
         attributes["mitigations"], names = (known.mitigation(name),), (name,)
+
     made = type("Replayed", (_Replayed,), attributes)()
     return made, RunCommand(
         model=given,
@@ -410,5 +441,6 @@ def _stand_in(folder: Path) -> TinyModel:
             f"{folder} holds no model: its config.json cannot be read.",
             hint=f"--model DIR, or one of {names}",
         ) from error
+
     sees = isinstance(config, dict) and any("vision" in name for name in config)
     return TinyQwen2VL() if sees else TinyText()

@@ -139,6 +139,7 @@ class Players:
                         boxed=servers.boxed,
                     )
                 )
+
             return self._made[key]
 
     def stop(self) -> None:
@@ -146,6 +147,7 @@ class Players:
         with self._lock:
             self._stopped = True
             made = list(self._made.values())
+
         for player in made:
             player.cancel()
 

@@ -69,5 +69,6 @@ def prepare(spec: ServerSpec, plain: type[Scenario], journal: Journal) -> None:
         server = start(plain_spec, own, starter)
         with in_service(server, own):
             pass
+
     done.parent.mkdir(exist_ok=True)
     write_file(done, "")

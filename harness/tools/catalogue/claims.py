@@ -7,7 +7,9 @@ show --claims`` prints it."""
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
 from datetime import datetime
+from operator import attrgetter
 from pathlib import Path
 from typing import Annotated, Final
 
@@ -70,8 +72,9 @@ def load(path: Path) -> list[JudgedClaim]:
 
 def dumped(claims: Sequence[JudgedClaim]) -> str:
     """The data file's text: a claim a line."""
-    lines = ",\n".join(one.model_dump_json(exclude_defaults=True) for one in claims)
-    return f'{{"schema_version": {_VERSION}, "claims": [\n{lines}\n]}}\n'
+    lines = [claim.model_dump_json(exclude_defaults=True) for claim in claims]
+    text = ",\n".join(lines)
+    return f'{{"schema_version": {_VERSION}, "claims": [\n{text}\n]}}\n'
 
 
 def judged(incidents: Iterable[tuple[str, Incident]]) -> list[JudgedClaim]:
@@ -81,15 +84,16 @@ def judged(incidents: Iterable[tuple[str, Incident]]) -> list[JudgedClaim]:
     Args:
         incidents: where each is kept, and what it says.
     """
-    claims: dict[tuple[str, str, str], list[_Said]] = {}
+    claims: dict[tuple[str, str, str], list[_RunJudgement]] = {}
     for source, incident in incidents:
         run = of_incident(incident, source)
         if run is None:
             continue
+
         declared = known_scenario(run.scenario, trust=False).with_variant(run.variant)
         own = declared.release == run.release
         for claim in incident.claims:
-            told = _Judgement(
+            judgement = _Judgement(
                 status=claim.status,
                 observed=claim.observed,
                 release=run.release,
@@ -99,67 +103,90 @@ def judged(incidents: Iterable[tuple[str, Incident]]) -> list[JudgedClaim]:
                 source=source,
             )
             key = (run.scenario, claim.id, claim.text)
-            said = _Said(told, run.variant, claim.source, plain=run.plain, own=own)
-            claims.setdefault(key, []).append(said)
+            of_run = _RunJudgement(
+                judgement, run.variant, claim.source, plain=run.plain, own=own
+            )
+            claims.setdefault(key, []).append(of_run)
 
-    return [
-        _of(*key, alike)
-        for key, said in sorted(claims.items())
-        for alike in _by_status(said)
-    ]
+    judged_claims = []
+    for (scenario, id, text), judgements in sorted(claims.items()):
+        for alike in _by_status(judgements):
+            judged_claims.append(_of(scenario, id, text, alike))
+
+    return judged_claims
 
 
-class _Said:
-    """A judgement and where it stands among those of its claim."""
+@dataclass
+class _RunJudgement:
+    """A judgement and where it stands among those of its claim.
 
-    def __init__(
-        self, told: _Judgement, variant: str, made_in: str, *, plain: bool, own: bool
-    ) -> None:
-        self.told, self.variant, self.made_in, self.plain = (
-            told,
-            variant,
-            made_in,
-            plain,
-        )
-        self.decides = told.status is not ClaimStatus.NOT_TESTED
-        on_cpu = told.fidelity not in ON_GPU
-        self.weight = (
+    Attributes:
+        plain: the run was of the scenario as it is declared.
+        own: it was of the release that the scenario is declared on.
+    """
+
+    judgement: _Judgement
+    variant: str
+    made_in: str
+    plain: bool = field(kw_only=True)
+    own: bool = field(kw_only=True)
+
+    @property
+    def decides(self) -> bool:
+        return self.judgement.status is not ClaimStatus.NOT_TESTED
+
+    @property
+    def weight(self) -> tuple[object, ...]:
+        """How much it says: a run on CPU before one on a GPU, the newest of alike."""
+        return (
             self.decides,
-            plain and own,
-            plain or not self.decides,
-            on_cpu,
-            told.at,
+            self.plain and self.own,
+            self.plain or not self.decides,
+            self.judgement.fidelity not in ON_GPU,
+            self.judgement.at,
         )
 
 
-def _by_status(said: Sequence[_Said]) -> list[list[_Said]]:
+def _by_status(judgements: Sequence[_RunJudgement]) -> list[list[_RunJudgement]]:
     """What was judged of variants whose own best runs say the same, one status after
     the other."""
-    variants: dict[str, list[_Said]] = {}
-    for one in said:
-        variants.setdefault(one.variant, []).append(one)
-    groups: dict[ClaimStatus, list[_Said]] = {}
+    variants: dict[str, list[_RunJudgement]] = {}
+    for judgement in judgements:
+        variants.setdefault(judgement.variant, []).append(judgement)
+
+    groups: dict[ClaimStatus, list[_RunJudgement]] = {}
     for _, own in sorted(variants.items()):
-        best = max(own, key=lambda one: one.weight)
-        groups.setdefault(best.told.status, []).extend(own)
+        best = max(own, key=attrgetter("weight"))
+        groups.setdefault(best.judgement.status, []).extend(own)
+
     return [groups[status] for status in ClaimStatus if status in groups]
 
 
-def _of(scenario: str, id: str, text: str, said: Sequence[_Said]) -> JudgedClaim:
-    best = max(said, key=lambda one: one.weight)
-    others = {
-        one.told.release: one.told
-        for one in sorted(said, key=lambda one: one.weight)
-        if one.plain and one.decides and one.told.status is not best.told.status
-    }
-    others.pop(best.told.release, None)
+def _of(
+    scenario: str, id: str, text: str, judgements: Sequence[_RunJudgement]
+) -> JudgedClaim:
+    by_weight = sorted(judgements, key=attrgetter("weight"))
+    # The first of the heaviest, as max() takes it.
+    best = max(judgements, key=attrgetter("weight")).judgement
+    variants = set()
+    made_in = set()
+    others: dict[str, _Judgement] = {}
+    for run in by_weight:
+        made_in.add(run.made_in)
+        if run.variant:
+            variants.add(run.variant)
+        # Of one release the heaviest is the last, and stays.
+        if run.plain and run.decides and run.judgement.status is not best.status:
+            others[run.judgement.release] = run.judgement
+
+    others.pop(best.release, None)
     return JudgedClaim(
         scenario=scenario,
-        variants=sorted({one.variant for one in said if one.variant}),
+        variants=sorted(variants),
         id=id,
         text=text,
-        made_in=", ".join(sorted({one.made_in for one in said})),
-        judged=best.told,
+        made_in=", ".join(sorted(made_in)),
+        judged=best,
         elsewhere=[others[release] for release in sorted(others, key=Version)],
     )
 

@@ -70,7 +70,10 @@ class ScenarioDocument(Document, kind="scenario"):
 def listed(loaded: Scenario) -> _Facts:
     """What it is, what a user observes, how bad that is, and what the engine's project
     says."""
-    upstream = loaded.upstream
+    source = loaded.upstream.source
+    upstream = _of(loaded.upstream, "state", "release", "looked_up", "note")
+    upstream["source"] = source.model_dump() if source else None
+    variants = [scenario.variant for scenario in loaded.variants]
     return {
         "name": loaded.name,
         "engine": loaded.engine,
@@ -78,13 +81,10 @@ def listed(loaded: Scenario) -> _Facts:
         "devices": list(loaded.devices),
         "default_release": loaded.release,
         "title": loaded.title,
-        "variants": ", ".join(v.variant for v in loaded.variants),
+        "variants": ", ".join(variants),
         "failure_class": loaded.failure_class,
         "severity": loaded.severity,
-        "upstream": {
-            **_of(upstream, "state", "release", "looked_up", "note"),
-            "source": upstream.source.model_dump() if upstream.source else None,
-        },
+        "upstream": upstream,
     }
 
 
@@ -92,23 +92,29 @@ def shown(
     loaded: Scenario, conditions: Sequence[Condition], live: Collection[str]
 ) -> ScenarioDocument:
     """``live``: ids of the conditions that are judged on a live server."""
+    judged = []
+    for condition in conditions:
+        facts = _of(condition, "id", "part", "statement", "required")
+        judged.append({**facts, "live": condition.id in live})
+
+    mitigations = []
+    for mitigation in loaded.mitigations:
+        mitigations.append(_of(mitigation, "name", "description", "release"))
+
+    factors = []
+    for factor in loaded.factors:
+        factors.append(_of(factor, "name", "failing", "setting", "claim"))
+
     facts = {
         **listed(loaded),
         **_of(loaded, "variant", "summary", "explanation"),
-        "variants": [v.variant for v in loaded.variants],
+        "variants": [scenario.variant for scenario in loaded.variants],
         "server_args": list(loaded.server_args),
-        "conditions": [
-            {**_of(c, "id", "part", "statement", "required"), "live": c.id in live}
-            for c in conditions
-        ],
-        "mitigations": [
-            _of(m, "name", "description", "release") for m in loaded.mitigations
-        ],
+        "conditions": judged,
+        "mitigations": mitigations,
         "options": dict(loaded.options),
-        "factors": [
-            _of(f, "name", "failing", "setting", "claim") for f in loaded.factors
-        ],
-        "references": [r.model_dump() for r in loaded.references],
+        "factors": factors,
+        "references": [reference.model_dump() for reference in loaded.references],
     }
     return ScenarioDocument(**facts)
 
@@ -132,18 +138,21 @@ def listed_as_declared(read: DeclaredScenario) -> _Facts:
 
 def shown_as_declared(read: DeclaredScenario) -> ScenarioDocument:
     """As :func:`shown`, of a file that was not run."""
+    references = []
+    for source in read.references:
+        references.append(
+            {"id": source.id, "title": source.title, "url": source.address}
+        )
+
     facts = {
         **listed_as_declared(read),
         **_of(read, "variant", "variants", "summary", "explanation"),
         "server_args": read.server.split(),
-        "conditions": [one.model_dump() for one in read.conditions],
-        "mitigations": [one.model_dump() for one in read.mitigations],
+        "conditions": [condition.model_dump() for condition in read.conditions],
+        "mitigations": [mitigation.model_dump() for mitigation in read.mitigations],
         "options": {},
         "factors": [],
-        "references": [
-            {"id": one.id, "title": one.title, "url": one.address}
-            for one in read.references
-        ],
+        "references": references,
     }
     return ScenarioDocument(**facts)
 

@@ -128,34 +128,51 @@ class IndexHit:
         entry = asdict(self.entry)
         for left_out in ("words", "patterns", "frames"):
             del entry[left_out]
-        entry["references"] = [
-            {"id": id_, "title": title, "url": url}
-            for id_, title, url in self.entry.references
-        ]
+
+        references = []
+        for name, title, url in self.entry.references:
+            references.append({"id": name, "title": title, "url": url})
+
+        entry["references"] = references
         return {"certainty": self.sure, "because": self.because, **entry}
+
+    @property
+    def key(self) -> tuple[str, str]:
+        """A class and a scenario may have one name."""
+        return self.entry.kind, self.entry.name
 
 
 # ------------------------------------------------------------------ the index
 
 
 def _entry_of(made: Mapping[str, Any]) -> IndexEntry:
-    patterns = tuple(
-        Pattern(p["name"], p["regex"], tuple(p["texts"]), p["sure"], p["rank"])
-        for p in made["patterns"]
-    )
-    references = tuple((r[0], r[1], r[2]) for r in made["references"])
-    lists = {name: tuple(made[name]) for name in ("workarounds", "frames", "see")}
-    return IndexEntry(
-        **{**made, **lists, "patterns": patterns, "references": references}
-    )
+    patterns = []
+    for pattern in made["patterns"]:
+        patterns.append(
+            Pattern(
+                name=pattern["name"],
+                regex=pattern["regex"],
+                texts=tuple(pattern["texts"]),
+                sure=pattern["sure"],
+                rank=pattern["rank"],
+            )
+        )
+
+    # JSON has lists where an entry has tuples.
+    fields = dict(made)
+    for name in ("workarounds", "frames", "see"):
+        fields[name] = tuple(made[name])
+
+    fields["patterns"] = tuple(patterns)
+    fields["references"] = tuple(map(tuple, made["references"]))
+    return IndexEntry(**fields)
 
 
 @lru_cache(maxsize=1)
 def entries() -> tuple[IndexEntry, ...]:
     """All that the index holds."""
-    return tuple(
-        _entry_of(one) for one in json.loads(INDEX.read_text(encoding="utf-8"))
-    )
+    index = json.loads(INDEX.read_text(encoding="utf-8"))
+    return tuple(map(_entry_of, index))
 
 
 # ------------------------------------------------------------------ the search
@@ -176,42 +193,43 @@ def find(
     known = among or entries()
     text = text[-_MAX_CHARS:]
     named = _by_reference(text, known)
-    patterns = (
-        _by_pattern(text, known) if matched is None else _of_lines(matched, known)
-    )
-    sure = _merged([*named, *patterns])
-    taken = {(f.entry.kind, f.entry.name) for f in sure}
-    perhaps = [
-        f for f in _by_words(text, known) if (f.entry.kind, f.entry.name) not in taken
-    ]
-    if any(f.sure == "this" for f in sure):
-        perhaps = perhaps[:2] if len(_tokens(text)) <= _LONG else []
-    ordered = sorted(sure, key=lambda f: (f.sure != "this", *_order(f)))
-    return [*ordered, *perhaps]
+    shown = _by_pattern(text, known) if matched is None else _of_lines(matched, known)
+    hits = _merged([*named, *shown])
+    taken = {hit.key for hit in hits}
+    perhaps = [hit for hit in _by_words(text, known) if hit.key not in taken]
+    if any(hit.sure == "this" for hit in hits):
+        # Beside a sure answer a paste has no further question; a short text may.
+        is_paste = len(_tokens(text)) > _LONG
+        perhaps = [] if is_paste else perhaps[:2]
+
+    hits.sort(key=_order)
+    return [*hits, *perhaps]
 
 
-def _order(found: IndexHit) -> tuple[int, float, str]:
-    """A known failure is more precise than its class, and than a planted copy."""
-    of_class = found.entry.kind == "class"
-    return of_class + 2 * found.entry.planted, -found.score, found.entry.name
+def _order(hit: IndexHit) -> tuple[bool, int, float, str]:
+    """The sure ones first. A known failure is more precise than its class, and than a
+    planted copy."""
+    imprecise = hit.entry.kind == "class"
+    rank = imprecise + 2 * hit.entry.planted
+    return hit.sure != "this", rank, -hit.score, hit.entry.name
 
 
 def references_in(text: str) -> list[str]:
     """Issues that a text names, as ``owner/name#number``, or without the owner as it
     stands; and advisories."""
-    found = []
+    references = []
     for match in _REFERENCE.finditer(text):
         if match["advisory"]:
-            found.append(match["advisory"].upper())
+            references.append(match["advisory"].upper())
             continue
-        owner = match["owner"] or match["owner2"] or ""
-        name, number = (
-            match["name"] or match["name2"],
-            match["number"] or match["number2"],
-        )
-        found.append(f"{owner}/{name}#{number}".lstrip("/").lower())
 
-    return list(dict.fromkeys(found))
+        # An address has the first group of each pair, a short name the second.
+        owner = match["owner"] or match["owner2"] or ""
+        name = match["name"] or match["name2"]
+        number = match["number"] or match["number2"]
+        references.append(f"{owner}/{name}#{number}".lstrip("/").lower())
+
+    return list(dict.fromkeys(references))
 
 
 def is_echo(text: str) -> bool:
@@ -221,9 +239,9 @@ def is_echo(text: str) -> bool:
 
 def is_reference(text: str) -> bool:
     """Whether a text is the name of an issue and nothing else."""
-    return bool(
-        _REFERENCE.fullmatch(text.strip().split("#issuecomment")[0].rstrip("/"))
-    )
+    # The address of a comment names its issue.
+    address, _, _ = text.strip().partition("#issuecomment")
+    return _REFERENCE.fullmatch(address.rstrip("/")) is not None
 
 
 def _names(reference: tuple[str, str, str]) -> set[str]:
@@ -234,56 +252,80 @@ def _names(reference: tuple[str, str, str]) -> set[str]:
         if match["number"]:
             issue = f"{match['name']}#{match['number']}".lower()
             names |= {issue, f"{match['owner'].lower()}/{issue}"}
+
     return names
 
 
 def _by_reference(text: str, known: Iterable[IndexEntry]) -> list[IndexHit]:
     asked = references_in(text)
     bare = _BARE.fullmatch(text.strip())
-    found = []
+    number = bare[1] if bare else ""
+    hits = []
     for entry in known:
-        for reference in entry.references:
-            names = _names(reference)
-            if hits := [one for one in asked if one in names]:
-                found.append(IndexHit(entry, "this", [f"it names {hits[0]}"], 10.0))
-                break
-            if bare and any(one.endswith(f"#{bare[1]}") for one in names):
-                found.append(
-                    IndexHit(entry, "perhaps", [f"{reference[0]} has that number"], 2.0)
-                )
-                break
+        hit = _named_by(entry, asked, number)
+        if hit is not None:
+            hits.append(hit)
 
-    return found
+    return hits
+
+
+def _named_by(entry: IndexEntry, asked: Sequence[str], number: str) -> IndexHit | None:
+    """The entry by the first of its references that is asked for, or that has the
+    ``number``; None: neither."""
+    for reference in entry.references:
+        names = _names(reference)
+        for name in asked:
+            if name in names:
+                return IndexHit(entry, "this", [f"it names {name}"], 10.0)
+
+        if number and any(name.endswith(f"#{number}") for name in names):
+            # Any project may have an issue of that number.
+            return IndexHit(entry, "perhaps", [f"{reference[0]} has that number"], 2.0)
+
+    return None
 
 
 def _by_pattern(text: str, known: Iterable[IndexEntry]) -> list[IndexHit]:
     lines = [line[:_MAX_LINE] for line in text.splitlines()]
-    whole = _plain(text)
-    fragment = (
-        whole
-        if len(lines) <= 2 and len(whole) >= _MIN_FRAGMENT and " " in whole
-        else ""
-    )
-    functions = [a or b for a, b in _FUNCTION.findall(text)]
+    fragment = _fragment(text, lines)
+    functions = [last or first for last, first in _FUNCTION.findall(text)]
     deciding = _deciding(lines, known)
-    found = []
+    hits = []
     for entry in known:
-        shown = {
-            p: part
-            for p in entry.patterns
-            if (p.rank is None or p.rank in deciding or fragment)
-            and (part := _shows(p, lines, fragment))
-        }
-        hits = [*shown]
-        because = [f"its {p.name}: {part}" for p, part in shown.items()]
-        sure = any(p.sure for p in hits)
-        if stands := _stands(entry, functions):
-            because.append(f"it stands in {stands}")
-            sure = sure or bool(hits)
-        if because:
-            found.append(_counted(entry, because, sure=sure or len(hits) > 1))
+        because = []
+        fitting = []
+        for pattern in entry.patterns:
+            # A rule that another one comes before says nothing of a whole line.
+            if (
+                pattern.rank is not None
+                and pattern.rank not in deciding
+                and not fragment
+            ):
+                continue
+            part = _shows(pattern, lines, fragment)
+            if part:
+                fitting.append(pattern)
+                because.append(f"its {pattern.name}: {part}")
 
-    return found
+        # Two patterns that are not sure by themselves are together.
+        sure = len(fitting) > 1 or any(pattern.sure for pattern in fitting)
+        frames = _stands(entry, functions)
+        if frames:
+            because.append(f"it stands in {frames}")
+            sure = sure or bool(fitting)
+
+        if because:
+            hits.append(_counted(entry, because, sure=sure))
+
+    return hits
+
+
+def _fragment(text: str, lines: Sequence[str]) -> str:
+    """A short text of several words, which may be a piece of a message; else empty."""
+    whole = _plain(text)
+    if len(lines) > 2 or len(whole) < _MIN_FRAGMENT or " " not in whole:
+        return ""
+    return whole
 
 
 def _deciding(lines: Sequence[str], known: Iterable[IndexEntry]) -> set[int]:
@@ -315,7 +357,7 @@ def _matches(pattern: Pattern, line: str) -> bool:
 def _of_lines(
     matched: Mapping[str, Matched], known: Iterable[IndexEntry]
 ) -> list[IndexHit]:
-    found = []
+    entry_hits = []
     for entry in known:
         hits = [pattern for pattern in entry.patterns if pattern.regex in matched]
         if not hits:
@@ -324,11 +366,12 @@ def _of_lines(
         for pattern in hits:
             line = _first(pattern, matched[pattern.regex])
             because.append(f"its {pattern.name}, {line}")
+
         # Two patterns that are not sure by themselves are together.
         sure = len(hits) > 1 or hits[0].sure
-        found.append(_counted(entry, because, sure=sure))
+        entry_hits.append(_counted(entry, because, sure=sure))
 
-    return found
+    return entry_hits
 
 
 def _first(pattern: Pattern, lines: Matched) -> str:
@@ -353,6 +396,7 @@ def _shows(pattern: Pattern, lines: Sequence[str], fragment: str) -> str:
             fit = re.search(pattern.regex, line)
             words = fit[0].strip() if fit else ""
             return words[:100] or line.strip()[:100]
+
     return ""
 
 
@@ -368,6 +412,7 @@ def _stands(entry: IndexEntry, functions: Sequence[str]) -> str:
         neighbours = tuple(functions[start : start + len(wanted)])
         if neighbours in orders:
             return " ← ".join(wanted)
+
     return ""
 
 
@@ -387,6 +432,7 @@ def _tokens(text: str) -> list[str]:
         parts = _PART.findall(word)
         if len(parts) > 1:
             words += [part.lower() for part in parts]
+
     return [_stem(word) for word in words if len(word) > 2 and word not in _STOP]
 
 
@@ -401,28 +447,45 @@ def _by_words(text: str, known: Sequence[IndexEntry]) -> list[IndexHit]:
     asked = set(_tokens(text))
     if not asked or len(asked) > _LONG or is_reference(text):
         return []
-    bags = [set(_tokens(f"{e.name} {e.title} {e.words}")) for e in known]
-    weight = _weights(asked, bags)
-    total = sum(weight.values())
-    found = []
-    for entry, bag in zip(known, bags, strict=True):
-        shared = asked & bag
-        heading = asked & set(_tokens(f"{entry.name} {entry.title}"))
-        if not _says_enough(asked, shared, heading):
-            continue
-        cover = sum(weight[token] for token in shared) / total
-        if cover < _LEAST_COVER:
-            continue
-        # What is in the heading counts half as much again.
-        score = cover + 0.5 * sum(weight[token] for token in heading) / total
-        shown = set(sorted(shared, key=lambda token: -weight[token])[:6])
-        because = f"words: {', '.join(_words_of(text, shown)[:8])}"
-        found.append(IndexHit(entry, "perhaps", [because], score))
+    bags = []
+    for entry in known:
+        words = f"{entry.name} {entry.title} {entry.words}"
+        bags.append(set(_tokens(words)))
 
-    found.sort(key=lambda hit: (-hit.score, hit.entry.name))
-    best = found[0].score if found else 0.0
-    near = [hit for hit in found if hit.score >= _LEAST_SHARE * best]
+    weights = _weights(asked, bags)
+    hits = []
+    for entry, bag in zip(known, bags, strict=True):
+        hit = _by_shared_words(text, entry, asked & bag, weights)
+        if hit is not None:
+            hits.append(hit)
+
+    hits.sort(key=lambda hit: (-hit.score, hit.entry.name))
+    best = hits[0].score if hits else 0.0
+    near = [hit for hit in hits if hit.score >= _LEAST_SHARE * best]
     return near[:_MAX_PERHAPS]
+
+
+def _by_shared_words(
+    text: str, entry: IndexEntry, shared: set[str], weights: Mapping[str, float]
+) -> IndexHit | None:
+    """The entry by the words that the text shares with it; None: they are too few.
+
+    Args:
+        weights: of each word of the text.
+    """
+    heading = set(_tokens(f"{entry.name} {entry.title}")).intersection(weights)
+    if not _says_enough(len(weights), shared, heading):
+        return None
+    total = sum(weights.values())
+    cover = sum(weights[token] for token in shared) / total
+    if cover < _LEAST_COVER:
+        return None
+
+    # What is in the heading counts half as much again.
+    score = cover + 0.5 * sum(weights[token] for token in heading) / total
+    heaviest = sorted(sorted(shared), key=lambda token: -weights[token])
+    words = _words_of(text, set(heaviest[:6]))
+    return IndexHit(entry, "perhaps", [f"words: {', '.join(words[:8])}"], score)
 
 
 def _weights(asked: set[str], bags: Sequence[set[str]]) -> dict[str, float]:
@@ -431,14 +494,15 @@ def _weights(asked: set[str], bags: Sequence[set[str]]) -> dict[str, float]:
     for token in asked:
         often = sum(token in bag for bag in bags)
         weights[token] = math.log(1 + len(bags) / (1 + often))
+
     return weights
 
 
-def _says_enough(asked: set[str], shared: set[str], heading: set[str]) -> bool:
+def _says_enough(asked: int, shared: set[str], heading: set[str]) -> bool:
     """Two words in common; one alone where only one is asked for, in the heading."""
     if len(shared) >= 2:
         return True
-    return len(shared) == len(asked) == 1 and bool(heading)
+    return asked == len(shared) == 1 and bool(heading)
 
 
 def _words_of(text: str, tokens: set[str]) -> list[str]:
@@ -447,16 +511,18 @@ def _words_of(text: str, tokens: set[str]) -> list[str]:
     return [word for word in words if not tokens.isdisjoint(_tokens(word))]
 
 
-def _merged(found: Iterable[IndexHit]) -> list[IndexHit]:
+def _merged(hits: Iterable[IndexHit]) -> list[IndexHit]:
     """Each entry once, with all that speaks for it."""
     by_entry: dict[tuple[str, str], IndexHit] = {}
-    for one in found:
-        key = (one.entry.kind, one.entry.name)
-        if key not in by_entry:
-            by_entry[key] = one
+    for hit in hits:
+        if hit.key not in by_entry:
+            by_entry[hit.key] = hit
             continue
-        known = by_entry[key]
-        known.because += [text for text in one.because if text not in known.because]
-        known.score += one.score
-        known.sure = "this" if "this" in (known.sure, one.sure) else "perhaps"
+
+        known = by_entry[hit.key]
+        known.because += [text for text in hit.because if text not in known.because]
+        known.score += hit.score
+        if hit.sure == "this":
+            known.sure = "this"
+
     return list(by_entry.values())

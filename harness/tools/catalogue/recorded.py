@@ -15,7 +15,7 @@ from typing import Annotated, Final, Literal, TypeVar
 
 from mmrepro.base.errors import InfrastructureError
 from mmrepro.base.machine.files import read_file
-from mmrepro.base.records import Fidelity, Record, Unfit, parsed
+from mmrepro.base.records import Fidelity, Moment, Record, Unfit, parsed
 from mmrepro.engines.environments.spec import TreeLabel
 from mmrepro.failure.documents import Incident
 from mmrepro.failure.signature import Outcome
@@ -103,48 +103,53 @@ def shipped(path: Path, of: type[_R], what: str) -> _R:
 def dumped(runs: Iterable[RecordedRun]) -> str:
     """The data file's text: a run a line, in an order that does not depend on how they
     came."""
-    ordered = sorted(
-        runs, key=lambda r: (r.scenario, r.variant, _sortable(r), r.at, r.source)
-    )
-    lines = [r.model_dump_json(exclude_defaults=True) for r in ordered]
+    ordered = sorted(runs, key=_order)
+    lines = [run.model_dump_json(exclude_defaults=True) for run in ordered]
     head = json.dumps({"schema_version": _VERSION})[:-1]
     return f'{head}, "runs": [\n' + ",\n".join(lines) + "\n]}\n"
 
 
-def _sortable(run: RecordedRun) -> Version:
+def _order(run: RecordedRun) -> tuple[object, ...]:
     try:
-        return run.version
+        version = run.version
     except InvalidVersion:
-        return Version("0")
+        version = Version("0")
+    return run.scenario, run.variant, version, run.at, run.source
 
 
 def of_incident(incident: Incident, source: str) -> RecordedRun | None:
     """None: it reached no verdict, or is of a commit, a source tree, a file's scenario
     or a live server."""
-    engine, command = incident.engine, shlex.split(incident.command)
-    if (
-        incident.verdict is None
-        or command[:2] != ["mmrepro", "run"]
-        or "--commit" in command
-    ):
+    engine = incident.engine
+    command = shlex.split(incident.command)
+    if incident.verdict is None or command[:2] != ["mmrepro", "run"]:
+        return None
+    if "--commit" in command or TreeLabel.of(engine.release):
+        return None
+    name = "".join(command[2:3])
+    if ".py" in name:
         return None
 
-    if ".py" in "".join(command[2:3]) or TreeLabel.of(engine.release):
-        return None
-    applied = [m for m in incident.mitigations if m.applied]
+    applied = [known for known in incident.mitigations if known.applied]
+    # Of several together nobody knows which one helped.
+    helped = applied[0].effective if len(applied) == 1 else None
     return RecordedRun(
         scenario=incident.scenario.name,
         variant=incident.scenario.variant,
         engine=engine.name,
         release=engine.release,
-        at=incident.created.wall.astimezone(UTC).replace(microsecond=0),
+        at=_began(incident.created),
         outcome=incident.verdict.outcome,
         fidelity=incident.fidelity,
-        mitigations=sorted(m.name for m in applied),
+        mitigations=sorted(mitigation.name for mitigation in applied),
         changes=list(_changes(command)),
-        helped=applied[0].effective if len(applied) == 1 else None,
+        helped=helped,
         source=source,
     )
+
+
+def _began(created: Moment) -> datetime:
+    return created.wall.astimezone(UTC).replace(microsecond=0)
 
 
 def of_history(history: History, source: str) -> Iterator[RecordedRun]:
@@ -155,19 +160,18 @@ def of_history(history: History, source: str) -> Iterator[RecordedRun]:
             unreleased = cell.commit or TreeLabel.of(cell.release)
             if attempt.outcome is None or unreleased or cell.scenario.endswith(".py"):
                 continue
+
+            options = [f"--option={option}" for option in cell.options]
             yield RecordedRun(
                 scenario=cell.scenario,
                 variant=cell.variant,
                 engine=cell.engine,
                 release=cell.release,
-                at=attempt.created.wall.astimezone(UTC).replace(microsecond=0),
+                at=_began(attempt.created),
                 outcome=attempt.outcome,
                 fidelity=attempt.fidelity,
                 mitigations=sorted(cell.mitigations),
-                changes=[
-                    *cell.server_args,
-                    *(f"--option={one}" for one in cell.options),
-                ],
+                changes=[*cell.server_args, *options],
                 source=source,
             )
 

@@ -27,7 +27,7 @@ _DEVICE_BUILD: Final = re.compile(r"(?:cpu|cu\d+|rocm[\d.]*|xpu|tpu|hpu|npu|musa
 
 
 @dataclass(frozen=True)
-class _Cured:
+class MitigationRecord:
     """What was seen of a mitigation: the releases on which it took the cause away, on
     which the failure did not show though its cause was not seen to be gone, and on
     which it did show."""
@@ -51,60 +51,62 @@ class RecordedScenario:
     def plain(self) -> list[RecordedRun]:
         """Those of the scenario as it is declared, where it can happen, by release and
         time."""
-        there = (r for r in self.runs if r.plain and not self._spared(r))
-        return sorted(there, key=lambda r: (r.version, r.at))
+        return _by_version(
+            run for run in self.runs if run.plain and not self._spared(run)
+        )
 
     def _spared(self, run: RecordedRun) -> bool:
         return bool(run.fidelity and self.scenario.spares(run.fidelity.device))
 
     def releases(self, *outcomes: Outcome) -> list[str]:
         """Releases with such a plain run, oldest first."""
-        return list(
-            dict.fromkeys(r.release for r in self.plain if r.outcome in outcomes)
-        )
+        return _releases(run for run in self.plain if run.outcome in outcomes)
 
     @property
     def on_gpu(self) -> list[str]:
         """Releases that were run on a GPU, also where it cannot happen there."""
-        there = [r for r in self.runs if r.plain and r.fidelity in ON_GPU]
-        return list(
-            dict.fromkeys(r.release for r in sorted(there, key=lambda r: r.version))
-        )
+        runs = [run for run in self.runs if run.plain and run.fidelity in ON_GPU]
+        return _releases(_by_version(runs))
 
     def at(self, release: str) -> list[RecordedRun]:
         """Plain runs of that release, for whichever device it is built (``+cpu``). What
         was published before it (``rc1``, ``.dev``) or after it (``.post1``) is another
         one, as is what somebody built (``+g12ab34c``, ``+d20261126``)."""
         asked = Version(release)
-        return [
-            r
-            for r in self.plain
-            if r.version in (asked, Version(asked.public))
-            or (
-                r.version.local
-                and _DEVICE_BUILD.fullmatch(r.version.local)
-                and Version(r.version.public) == Version(asked.public)
-            )
-        ]
+        return [run for run in self.plain if _is_build_of(run.version, asked)]
 
-    def cures(self) -> list[_Cured]:
+    def cures(self) -> list[MitigationRecord]:
         """Each mitigation of the scenario, with what was seen of it."""
-        return [self._cured(m.name, m.release) for m in self.scenario.mitigations]
+        records = []
+        for mitigation in self.scenario.mitigations:
+            if mitigation.name == UPGRADE and mitigation.release:
+                records.append(self._upgrade(mitigation.release))
+            else:
+                records.append(self._alone(mitigation.name))
 
-    def _cured(self, name: str, release: str) -> _Cured:
-        if name == UPGRADE and release:
-            later = [run for run in self.plain if run.version >= Version(release)]
-            helped, failed = _split(later)
-            return _Cured(name, _releases(helped), (), _releases(failed), release)
+        return records
 
+    def _upgrade(self, release: str) -> MitigationRecord:
+        """What later releases show: there the failure needs no other mitigation."""
+        least = Version(release)
+        later = [run for run in self.plain if run.version >= least]
+        helped, failed = _split(later)
+        return MitigationRecord(
+            name=UPGRADE,
+            helped=tuple(_releases(helped)),
+            failed=tuple(_releases(failed)),
+            release=release,
+        )
+
+    def _alone(self, name: str) -> MitigationRecord:
+        """What runs with that mitigation, and with no other change, show."""
         alone = []
         for run in self.runs:
             by_itself = run.mitigations == [name] and not run.changes
             if by_itself and not self._spared(run):
                 alone.append(run)
 
-        alone.sort(key=lambda run: (run.version, run.at))
-        good, failed = _split(alone)
+        good, failed = _split(_by_version(alone))
 
         # A mitigation has helped only on a release that has the failure without it.
         ill = self.releases(Outcome.REPRODUCED)
@@ -114,20 +116,38 @@ class RecordedScenario:
                 helped.append(run)
 
         works_on = _releases(helped)
-        hidden = tuple(other for other in _releases(good) if other not in works_on)
-        return _Cured(name, works_on, hidden, _releases(failed))
+        hidden = [release for release in _releases(good) if release not in works_on]
+        return MitigationRecord(
+            name=name,
+            helped=tuple(works_on),
+            hidden=tuple(hidden),
+            failed=tuple(_releases(failed)),
+        )
+
+
+def _is_build_of(version: Version, asked: Version) -> bool:
+    public = Version(asked.public)
+    if version in (asked, public):
+        return True
+    if not version.local or not _DEVICE_BUILD.fullmatch(version.local):
+        return False
+    return Version(version.public) == public
+
+
+def _by_version(runs: Iterable[RecordedRun]) -> list[RecordedRun]:
+    return sorted(runs, key=lambda run: (run.version, run.at))
 
 
 def _split(runs: Sequence[RecordedRun]) -> tuple[list[RecordedRun], list[RecordedRun]]:
     """Those in which the failure did not show, and those in which it did."""
-    return (
-        [r for r in runs if r.outcome is Outcome.NOT_REPRODUCED],
-        [r for r in runs if r.outcome is Outcome.REPRODUCED],
-    )
+    good = [run for run in runs if run.outcome is Outcome.NOT_REPRODUCED]
+    failed = [run for run in runs if run.outcome is Outcome.REPRODUCED]
+    return good, failed
 
 
-def _releases(runs: Iterable[RecordedRun]) -> tuple[str, ...]:
-    return tuple(dict.fromkeys(r.release for r in runs))
+def _releases(runs: Iterable[RecordedRun]) -> list[str]:
+    """The release of each run, every one once."""
+    return list(dict.fromkeys(run.release for run in runs))
 
 
 def known(
@@ -146,35 +166,45 @@ def known(
     by_name: dict[tuple[str, str], list[RecordedRun]] = {}
     for run in runs:
         by_name.setdefault((run.scenario, run.variant), []).append(run)
-    found, broken = [], {}
+
+    recorded = []
+    broken: dict[str, BrokenScenario] = {}
     for name in names or scenario_names():
         try:
             loaded = known_scenario(name, trust=trust)
-        except BrokenScenario as error:  # one broken plug-in does not hide the others
+        except BrokenScenario as error:
+            # One broken plug-in does not hide the others.
             broken[name] = error
             continue
-        for one in loaded.variants or (loaded,):
-            found.append(
-                RecordedScenario(one, tuple(by_name.get((one.name, one.variant), ())))
-            )
 
-    return found, broken
+        for scenario in loaded.variants or (loaded,):
+            its_runs = by_name.get((scenario.name, scenario.variant), [])
+            recorded.append(RecordedScenario(scenario, tuple(its_runs)))
+
+    return recorded, broken
 
 
 def strangers(
     runs: Iterable[RecordedRun], scenarios: Iterable[RecordedScenario]
 ) -> list[str]:
     """Names of recorded failures that no scenario here has any more."""
-    there = {(k.scenario.name, k.scenario.variant) for k in scenarios}
-    missing = {(r.scenario, r.variant) for r in runs} - there
+    there = {(known.scenario.name, known.scenario.variant) for known in scenarios}
+    missing = {(run.scenario, run.variant) for run in runs} - there
     return sorted("-".join(filter(None, name)) for name in missing)
 
 
 # -------------------------------------------------------------- which are still unfixed
 
 ReleasesOf = Callable[[EnvironmentSpec], Sequence[Listed]]
-INDEX, RECORDED = "index", "recorded runs"
+INDEX = "index"
+RECORDED = "recorded runs"
 NOT_RUN = "not run"
+_WORST_FIRST: Final = (
+    Outcome.REPRODUCED,
+    Outcome.DIFFERENT_FAILURE,
+    Outcome.NOT_REPRODUCED,
+    Outcome.INCONCLUSIVE,
+)
 
 
 class Newest(Record):
@@ -239,33 +269,43 @@ def newest_of(
         release: any release of the engine: it says which project that is.
     """
     try:
-        there = listing(spec_for(engine, release))
-        if there:
-            last = there[-1]
-            made = Newest(engine=engine, release=last.version, says=INDEX)
-            return made.model_copy(update={"kernels": last.kernels})
-        why = "The package index lists no release for this machine"
+        served = listing(spec_for(engine, release))
     except MmreproError as error:
         why = error.message.rstrip(".")
+    else:
+        if served:
+            last = served[-1]
+            return Newest(
+                engine=engine, release=last.version, says=INDEX, kernels=last.kernels
+            )
+        why = "The package index lists no release for this machine"
 
-    known = {r.release for r in runs if r.engine == engine and r.plain} | {release}
-    whole = {one for one in known if not Version(one).is_prerelease} or known
-    return Newest(
-        engine=engine, release=max(whole, key=Version), says=RECORDED, why=why
-    )
+    known = {release}
+    for run in runs:
+        if run.engine == engine and run.plain:
+            known.add(run.release)
+
+    # A release candidate is the newest only where there is nothing else.
+    final = {version for version in known if not Version(version).is_prerelease}
+    newest = max(final or known, key=Version)
+    return Newest(engine=engine, release=newest, says=RECORDED, why=why)
 
 
 def standings(
     failures: Sequence[RecordedScenario], newest: Iterable[Newest]
 ) -> list[Standing]:
     """Judge where each failure stands."""
-    by_engine = {one.engine: one.release for one in newest}
-    return [_standing(one, by_engine[one.scenario.engine]) for one in failures]
+    by_engine = {release.engine: release.release for release in newest}
+    return [
+        _standing(failure, by_engine[failure.scenario.engine]) for failure in failures
+    ]
 
 
-def _standing(one: RecordedScenario, newest: str) -> Standing:
-    scenario, there = one.scenario, one.at(newest)
-    made = Standing(
+def _standing(failure: RecordedScenario, newest: str) -> Standing:
+    scenario = failure.scenario
+    there = failure.at(newest)
+    reproduced = [run for run in there if run.outcome is Outcome.REPRODUCED]
+    standing = Standing(
         scenario=scenario.name,
         variant=scenario.variant,
         title=scenario.title,
@@ -276,34 +316,37 @@ def _standing(one: RecordedScenario, newest: str) -> Standing:
         newest=newest,
         outcome=_outcome(there),
         runs=len(there),
-        reproduced=sum(r.outcome is Outcome.REPRODUCED for r in there),
-        at=max((r.at for r in there), default=None),
+        reproduced=len(reproduced),
+        at=_last_start(there),
     )
-    if made.reproduced:
-        made.alive = True
-    elif made.outcome == Outcome.NOT_REPRODUCED:
-        made.alive = False
+    if standing.reproduced:
+        standing.alive = True
+    elif standing.outcome == Outcome.NOT_REPRODUCED:
+        standing.alive = False
 
-    if one.plain:
-        last = one.plain[-1]
-        ends = one.at(last.release)
-        made.last_release, made.last_outcome = last.release, _outcome(ends)
-        made.last_at = max(r.at for r in ends)
+    plain = failure.plain
+    if plain:
+        standing.last_release = plain[-1].release
+        last = failure.at(standing.last_release)
+        standing.last_outcome = _outcome(last)
+        standing.last_at = _last_start(last)
 
-    return made
+    return standing
+
+
+def _last_start(runs: Sequence[RecordedRun]) -> datetime | None:
+    return max((run.at for run in runs), default=None)
 
 
 def _outcome(runs: Sequence[RecordedRun]) -> str:
     """The worst of them that says something: inconclusive ones decide nothing beside
     others."""
-    seen = {r.outcome for r in runs}
-    order = (
-        Outcome.REPRODUCED,
-        Outcome.DIFFERENT_FAILURE,
-        Outcome.NOT_REPRODUCED,
-        Outcome.INCONCLUSIVE,
-    )
-    return next((one.value for one in order if one in seen), NOT_RUN)
+    seen = {run.outcome for run in runs}
+    for outcome in _WORST_FIRST:
+        if outcome in seen:
+            return outcome.value
+
+    return NOT_RUN
 
 
 _HEAD: Final = """\
@@ -386,22 +429,24 @@ def releases(failure: RecordedScenario) -> str:
         of_outcome = failure.releases(outcome)
         if of_outcome:
             seen.append(f"{words}: {', '.join(of_outcome)}")
+
     if failure.on_gpu:
         no = "not " if failure.scenario.spares("cuda") else ""
         seen.append(f"{no}on a GPU: {', '.join(failure.on_gpu)}")
+
     return f"{failure.scenario.affected_where}<br>{'; '.join(seen) or 'not run'}"
 
 
-def cure(of: _Cured) -> str:
+def cure(record: MitigationRecord) -> str:
     """The mitigation, and on which releases it worked."""
     seen = []
-    if of.helped:
-        seen.append(f"works on {', '.join(of.helped)}")
-    if of.hidden:
-        seen.append(f"hides it on {', '.join(of.hidden)}")
-    if of.failed:
-        seen.append(f"no help on {', '.join(of.failed)}")
-    name = f"release {of.release}" if of.release else f"`{of.name}`"
+    if record.helped:
+        seen.append(f"works on {', '.join(record.helped)}")
+    if record.hidden:
+        seen.append(f"hides it on {', '.join(record.hidden)}")
+    if record.failed:
+        seen.append(f"no help on {', '.join(record.failed)}")
+    name = f"release {record.release}" if record.release else f"`{record.name}`"
     return f"{name} ({'; '.join(seen) or 'untested'})"
 
 
