@@ -8,7 +8,6 @@ runs that the journal has are not made."""
 from __future__ import annotations
 
 import contextlib
-import uuid
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -37,7 +36,7 @@ from mmrepro.failure.documents.ledger import (
     NightState,
     Planned,
 )
-from mmrepro.failure.documents.searches import SearchDocument
+from mmrepro.failure.documents.searches import SearchDocument, begun
 from mmrepro.history.ledger import History, Ledger
 from mmrepro.runs.key import gpu_models
 from mmrepro.runs.options import SeveralRuns
@@ -315,14 +314,11 @@ class CellSearch(Search[_CellDocumentT, Attempt]):
         self._names: dict[str, str] = {}
         self.folder = self._folder(options.out, suffix)
         self.document = self.blank(
-            mmrepro_version=mmrepro.__version__,
-            id=uuid.uuid4().hex[:12],
-            created=Moment.now(),
-            state="interrupted",
-            failure=(
-                f"the {self.kind} has not ended; to resume, run: {self.resume_command}"
+            **begun(
+                self.kind,
+                self.command(jobs=None, ray="", budget_s=None),
+                self.resume_command,
             ),
-            command=self.command(jobs=None, ray="", budget_s=None),
             scenario=scenario.facts,
             engine=scenario.engine,
             device=device,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,21 +13,16 @@ import psutil
 from mmrepro.base.errors import UsageError
 from mmrepro.base.machine.files import is_there
 from mmrepro.base.records import FindingClass
-from mmrepro.campaign.campaign import Campaign, CampaignState
+from mmrepro.campaign.campaign import Campaign
 from mmrepro.campaign.events import Note
 from mmrepro.campaign.search import Spent
 from mmrepro.failure.documents.folder import prepared
 from mmrepro.failure.documents.replay import Answer, Finding, Replay, Sighting
 from mmrepro.search.oracle.judge import NO_BLOCKS
 from mmrepro.search.oracle.judged import OracleReport, alike
-from mmrepro.search.replay.attempts import (
-    ENDINGS,
-    Attempts,
-    CaseSearch,
-    StartingPoint,
-    campaign_folder,
-)
+from mmrepro.search.replay.attempts import Attempts, CaseSearch, StartingPoint
 from mmrepro.search.replay.confirm import GIVE_UP, decided, rate_of, tally
+from mmrepro.search.replay.folder import campaign_folder
 from mmrepro.search.replay.known import mitigation
 from mmrepro.search.replay.options import ReplayCommand
 from mmrepro.search.replay.pursue import (
@@ -483,24 +478,24 @@ class Replaying(CaseSearch[Replay]):
 
     kind = "replay"
     options: ReplayCommand
+    files: ReplayFolder
 
     def __init__(self, options: ReplayCommand, *, write: WriteReplay) -> None:
         """``write`` writes the replay's documents, each time that it has grown."""
         super().__init__(options)
         self._write = write
         self.case = self._read()
-        self._files: ReplayFolder | None = None
         self._begun = False
+        self.works = [self.run]
 
     @property
     def replay(self) -> Replay:
         """Valid, if partial, at every moment."""
-        assert self._files is not None
-        return self._files.replay
+        return self.files.document
 
     def standing(self) -> str:
         """How many starts there were, and what was found."""
-        if self._files is None:
+        if not self._begun:
             return "nothing has begun"
         made, findings = len(self.replay.plays), self.replay.findings
         words = [f"{made} of at most {max(made, self.options.budget)} starts"]
@@ -512,24 +507,12 @@ class Replaying(CaseSearch[Replay]):
     def begin(self, campaign: Campaign[Replay]) -> None:
         super().begin(campaign)
         campaign.emit(Note(text=_BOXED if self.options.boxed else _UNBOXED))
-        self._files = ReplayFolder(self.folder, self.case, self.options, self._write)
-
-    def more(self) -> Callable[[], None] | None:
-        """All of it is one line of work."""
-        begun, self._begun = self._begun, True
-        return None if begun else self.run
+        self.files = ReplayFolder(self.folder, self.case, self.options, self._write)
+        self._begun = True
 
     def run(self) -> None:
-        """All of it."""
-        assert self._files is not None
-        Rounds(self, self._files).run()
-
-    def end(self, state: CampaignState, failure: str) -> Replay:
-        assert self._files is not None
-        self.break_off()
-        with self._files as files:
-            files.end(ENDINGS[state], failure)
-            return files.replay
+        """All of it, which is one line of work."""
+        Rounds(self, self.files).run()
 
     # ------------------------------------------------------------------ the case
 

@@ -495,7 +495,6 @@ class Reproducing(Replaying):
 
     def run(self) -> None:
         """All of it, to the verdict."""
-        assert self._files is not None
         claim = self.facts.claim
         # Nothing that is run on a CPU could confirm or refute it.
         if claim.hardware and not _TRIED.search(claim.hardware):
@@ -509,9 +508,9 @@ class Reproducing(Replaying):
         silent = [kind for kind in claim.classes if kind not in BY_EACH]
         # One start less than measuring them: a hang is noticed some seconds later.
         deadlines = derive([_SLOW_ANSWER_S])
-        if self.asked.client.words and not self._files.case.operations:
+        if self.asked.client.words and not self.files.case.operations:
             deadlines = self._recorded().deadlines or deadlines
-        quiet = GIVE_UP if _failed_before(self.replay, self._files.case) else 1
+        quiet = GIVE_UP if _failed_before(self.replay, self.files.case) else 1
         starts = FindingClass.START_FAILURE in claim.classes
         start = StartingPoint(
             brief=True,
@@ -521,8 +520,8 @@ class Reproducing(Replaying):
             classes=tuple(claim.classes),
             quiet=quiet,
         )
-        rounds = Rounds(self, self._files, start)
-        if self._files.case.operations or not self._client_ran:
+        rounds = Rounds(self, self.files, start)
+        if self.files.case.operations or not self._client_ran:
             rounds.run()
             self._in_a_row(rounds)
         self._on_fixed(rounds)
@@ -536,8 +535,7 @@ class Reproducing(Replaying):
 
     def _conclude(self, verdict: ReproVerdict, said: str) -> None:
         self.facts.verdict, self.facts.said = verdict, said
-        assert self._files is not None
-        self._files.write()
+        self.files.write()
 
     # ------------------------------------------------------------------ its client
 
@@ -655,8 +653,7 @@ class Reproducing(Replaying):
 
     def _known(self, case: Case, run: ClientRun) -> None:
         """What the client sent is the case."""
-        assert self._files is not None
-        self._files.case = case
+        self.files.case = case
         replay, facts = self.replay, self.facts
         replay.origin = case.origin
         replay.requests, replay.images = len(case.operations), len(case.images)
@@ -672,8 +669,7 @@ class Reproducing(Replaying):
         """Nothing of a loud failure showed, and requests were answered: send them again
         and again on one server. A race between two threads shows in a part of the
         tries."""
-        assert self._files is not None
-        replay, case, claim = self.replay, self._files.case, self.facts.claim
+        replay, case, claim = self.replay, self.files.case, self.facts.claim
         if replay.findings or replay.unconfirmed or replay.untestable:
             return
         loud = LOUD - {FindingClass.START_FAILURE}

@@ -11,28 +11,24 @@ import hashlib
 import os
 import statistics
 import subprocess
-import uuid
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeAlias
 
-import mmrepro
 import psutil
-from mmrepro.base.machine import journal
 from mmrepro.base.machine.files import device_of
 from mmrepro.base.machine.host import child_environment, host_facts
-from mmrepro.base.machine.journal import Journal, JournalKind, Line
-from mmrepro.base.records import Moment, Record
-from mmrepro.base.text.redact import Redactor
+from mmrepro.base.machine.journal import JournalKind, Line
 from mmrepro.campaign.campaign import Campaign, CampaignState
 from mmrepro.campaign.events import Established, RunEnded
-from mmrepro.campaign.measure import MeasuredBlock, MeasureRun
-from mmrepro.campaign.search import Search, Spent
-from mmrepro.campaign.work import Order, StartedRun
+from mmrepro.campaign.measure import MeasureRun
+from mmrepro.campaign.search import Spent
+from mmrepro.campaign.work import StartedRun
 from mmrepro.engines import get_engine, spec_for
 from mmrepro.engines.environments.build import existing
 from mmrepro.failure.documents.folder import prepared
+from mmrepro.failure.documents.searches import begun
 from mmrepro.failure.documents.upgrade import (
     RUNS_FILE,
     UPGRADE_FILE,
@@ -47,15 +43,19 @@ from mmrepro.failure.documents.upgrade import (
 )
 from mmrepro.runs.changes import BUSY, LOOKS, changes, difference, enough
 from mmrepro.runs.judge import Deadlines
-from mmrepro.runs.play.players import Measuring, PlayOptions, Servers
-from mmrepro.search.oracle.judge import judge
+from mmrepro.runs.play.players import Measuring, PlayOptions
 from mmrepro.search.oracle.reference import with_logprobs
 from mmrepro.search.replay.attempts import (
-    ENDINGS,
     PLAYED_FILE,
     CaseResult,
     CaseRun,
+    CaseSearch,
+)
+from mmrepro.search.replay.folder import (
+    CaseHead,
+    SessionFolder,
     campaign_folder,
+    new_head,
 )
 from mmrepro.search.replay.known import server_wanted
 from mmrepro.search.upgrade import (
@@ -98,15 +98,10 @@ _LONG_PLAY = 1 / 6
 not twice, so that there is time to measure."""
 
 
-class UpgradeHead(journal.Head):
+class UpgradeHead(CaseHead):
     """The first line: whose runs follow."""
 
-    case: Annotated[str, Field(description="digest of the traffic")]
-
-    def other_than(self, asked: Any) -> str:
-        if self.mmrepro_version == asked.mmrepro_version and self.case != asked.case:
-            return "is of other traffic"
-        return super().other_than(asked)
+    other = "other traffic"
 
 
 class Calibrated(Line):
@@ -147,7 +142,7 @@ RUNS = JournalKind(
 _WriteUpgrade = Callable[[Upgrade, Path], object]
 
 
-class Upgrading(Search[Upgrade, Record]):
+class Upgrading(CaseSearch[Upgrade]):
     """A comparison in progress.
 
     Attributes:
@@ -157,32 +152,24 @@ class Upgrading(Search[Upgrade, Record]):
     """
 
     kind = "comparison"
+    options: UpgradeCommand
 
     def __init__(self, options: UpgradeCommand, *, write: _WriteUpgrade) -> None:
         """``write`` writes the documents below the folder, each time that they have
         grown."""
-        super().__init__()
-        self.options, self._write = options, write
+        super().__init__(options)
+        self._write = write
         self.sides: dict[Side, ServerWanted] = {
             "old": options.server,
             "new": options.new_server,
         }
-        self.servers = Servers(
-            options.server, options.start_mode, options.timeout_s, options.device
-        )
         self.runs: dict[Side, list[SideRun]] = {"old": [], "new": []}
         self.blocks: list[Block] = []
         self.case = self._read()
-        self._orders: dict[tuple[str, int], Order] = {}
-        self._journal: Journal | None = None
         self._of_runs: tuple[int, list[Difference]] = 0, []
         self._enough = False
         self.works = [self.run]
         self.document = self._blank()
-
-    @property
-    def resume_command(self) -> str:
-        return self.options.command_line(out=None, resume=self.folder)
 
     def standing(self) -> str:
         made = sum(map(len, self.runs.values()))
@@ -203,29 +190,20 @@ class Upgrading(Search[Upgrade, Record]):
             self._limit("the time was over (--budget) before all was settled")
 
     def _deadlines(self) -> Deadlines:
-        kept = next((line for line in self._kept if isinstance(line, Calibrated)), None)
-        if kept is None:
-            order = CaseRun("deadlines", "deadlines", self.servers)
-            result = self._made(order, order.began)
-            assert isinstance(result, CaseResult)
-            measured = result.deadlines
-            assert measured is not None
-            line = Calibrated(
-                answer_s=measured.answer_s,
-                suspect_s=measured.suspect_s,
-                rule=measured.rule,
-            )
-            kept = self._append(line)
-
-        return Deadlines(kept.answer_s, kept.suspect_s, kept.rule)
+        for line in self.files.kept(Calibrated):
+            return Deadlines(line.answer_s, line.suspect_s, line.rule)
+        result = self.attempt(CaseRun("deadlines", "deadlines", self.servers))
+        measured = result.deadlines
+        assert measured is not None
+        self.files.journal.append(Calibrated(**asdict(measured)))
+        return measured
 
     def _play(self, deadlines: Deadlines) -> None:
         """All of the traffic, twice on each side, A B B A; once, where that takes
         long."""
         kept: dict[tuple[Side, int], SideRun] = {}
-        for line in self._kept:
-            if isinstance(line, RunLine):
-                kept[line.run.side, line.run.index] = line.run
+        for line in self.files.kept(RunLine):
+            kept[line.run.side, line.run.index] = line.run
         for index in (1, 2):
             works: list[Callable[[], object]] = []
             # A B B A: what drifts with time, such as a machine that grows warm, does
@@ -264,11 +242,8 @@ class Upgrading(Search[Upgrade, Record]):
             contents=self.folder,
             options=PlayOptions(deadlines, early=False, blocks=6, bodies=True),
         )
-        result = self._made(order, order.began)
-        assert isinstance(result, CaseResult)
-        self._ran(
-            self._append(RunLine(run=self._observed(side, index, case, result))).run
-        )
+        run = self._observed(side, index, case, self.attempt(order))
+        self._ran(self.files.journal.append(RunLine(run=run)).run)
 
     def _observed(
         self, side: Side, index: int, case: Case, result: CaseResult
@@ -286,7 +261,7 @@ class Upgrading(Search[Upgrade, Record]):
             error="" if played.state is PlayState.ENDED else played.said,
             start_s=played.start_s,
             seconds=result.seconds,
-            sightings=self.judged(case, played),
+            sightings=self.judged(case, played).sightings,
             fields=fields,
             folder=result.place,
         )
@@ -294,10 +269,6 @@ class Upgrading(Search[Upgrade, Record]):
             run.config = configuration.of_log(folder / played.log_file)
             run.options = self.listed_options(side)
         return run
-
-    def judged(self, case: Case, played: Played) -> list[Any]:
-        """What is wrong with it by itself."""
-        return judge(case, played, engine=get_engine(case.server.engine)).sightings
 
     def listed_options(self, side: Side) -> list[OptionSeen]:
         """The options that the side's server lists; []: its environment is not on this
@@ -347,7 +318,7 @@ class Upgrading(Search[Upgrade, Record]):
             kept=kept,
         )
         self.campaign.emit(event)
-        self.write()
+        self.files.write()
 
     def _both(self) -> list[SideRun]:
         """All runs of all of the traffic, OLD's before NEW's."""
@@ -356,18 +327,16 @@ class Upgrading(Search[Upgrade, Record]):
     # ------------------------------------------------------------------ blocks
 
     def _measure(self) -> None:
-        lines = (line for line in self._kept if isinstance(line, MeasuredLine))
-        kept = {line.block.index: line.block for line in lines}
+        kept = {line.block.index: line.block for line in self.files.kept(MeasuredLine)}
         broken = 0
         for look in LOOKS:
             wanted = range(len(self.blocks) + 1, look + 1)
             for index in wanted:
                 block = kept.get(index)
                 if block is None:
-                    order = self._block(index)
-                    made = self._made(order, order.began)
-                    assert isinstance(made, MeasuredBlock)
-                    block = self._append(MeasuredLine(block=made.block)).block
+                    measured = self.measure(self._block(index)).block
+                    line = MeasuredLine(block=measured)
+                    block = self.files.journal.append(line).block
                 self._took(block, kept=index in kept)
                 # A block may fail by chance; several in a row do not.
                 broken = broken + 1 if block.error else 0
@@ -433,7 +402,7 @@ class Upgrading(Search[Upgrade, Record]):
                 kept=kept,
             )
         )
-        self.write()
+        self.files.write()
 
     def _changes(self, *, last: bool = False) -> list[Any]:
         sound = [block for block in self.blocks if not block.error]
@@ -462,7 +431,7 @@ class Upgrading(Search[Upgrade, Record]):
                 self.campaign.emit(
                     Established(text=f"{item.subject}: {item.statement}")
                 )
-        self.write()
+        self.files.write()
 
     def compared(self) -> list[Difference]:
         """What the runs of all of the traffic show."""
@@ -542,38 +511,8 @@ class Upgrading(Search[Upgrade, Record]):
             "--at-once": str(options.at_once),
             "--interleave": options.interleave,
         }
-        head = UpgradeHead(
-            mmrepro_version=mmrepro.__version__,
-            id=uuid.uuid4().hex[:12],
-            case=case_digest(self.case),
-            decides=decides,
-        )
-        self._journal = Journal(RUNS, self.folder, head)
-        self.document.id = self._journal.head.id
-        self.write()
-
-    @property
-    def _kept(self) -> Sequence[Line]:
-        assert self._journal is not None
-        return self._journal.kept
-
-    def _append(self, line: Any) -> Any:
-        assert self._journal is not None
-        return self._journal.append(line)
-
-    def _made(self, order: CaseRun | MeasureRun, began: StartedRun) -> Record:
-        self._orders[began.key] = order
-        made = self.result(began)
-        del self.done[began.key], self._orders[began.key]
-        return made
-
-    def order_of(self, want: StartedRun) -> Order:
-        return self._orders[want.key]
-
-    def keep(self, line: Record) -> tuple[str, int]:
-        """Whoever asked for it writes it down."""
-        assert isinstance(line, CaseResult | MeasuredBlock)
-        return line.id, line.block.index if isinstance(line, MeasuredBlock) else 1
+        head = new_head(UpgradeHead, decides, case=case_digest(self.case))
+        self.files = SessionFolder(RUNS, self.folder, head, self.document, self._write)
 
     def affords(self, want: StartedRun) -> bool:
         order, took = self.order_of(want), [block.seconds for block in self.blocks[-3:]]
@@ -587,23 +526,9 @@ class Upgrading(Search[Upgrade, Record]):
         took = took or [run.seconds for run in self.document.runs]
         return self.campaign.fits(max(took, default=0.0))
 
-    def end(self, state: CampaignState, failure: str) -> Upgrade:
-        self.break_off()
-        document = self.document
-        try:
-            if state is not CampaignState.FAILED:
-                self._conclude()
-            document.state, document.failure = ENDINGS[state], failure
-            document.finished = Moment.now()
-            self.write()
-        finally:
-            if self._journal is not None:
-                self._journal.close()
-
-        return document
-
-    def write(self) -> None:
-        self._write(Redactor().redact_model(self.document), self.folder)
+    def closing(self, state: CampaignState) -> None:
+        if state is not CampaignState.FAILED:
+            self._conclude()
 
     # -------------------------------------------------------------- what it begins with
 
@@ -624,14 +549,7 @@ class Upgrading(Search[Upgrade, Record]):
     def _blank(self) -> Upgrade:
         options = self.options
         return Upgrade(
-            mmrepro_version=mmrepro.__version__,
-            id=uuid.uuid4().hex[:12],
-            created=Moment.now(),
-            state="interrupted",
-            failure=(
-                f"the comparison has not ended; to resume, run: {self.resume_command}"
-            ),
-            command=options.command_line(),
+            **begun(self.kind, options.command_line(), self.resume_command),
             resume=self.resume_command,
             server=options.server,
             new=options.new_server,
