@@ -44,7 +44,7 @@ from mmrepro.search.oracle.reference import has_own_format, reference_case
 from mmrepro.search.replay.attempts import CaseResult, StartingPoint, requests
 from mmrepro.search.replay.options import ReplayCommand
 from mmrepro.search.replay.pursue import FATAL
-from mmrepro.search.replay.session import Rounds
+from mmrepro.search.replay.rounds import Rounds
 from mmrepro.search.replay.simplify import as_sent, in_order
 from mmrepro.search.replay.store import (
     PLAYS_DIR,

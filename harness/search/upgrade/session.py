@@ -11,7 +11,7 @@ import hashlib
 import os
 import statistics
 import subprocess
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeAlias
@@ -90,6 +90,8 @@ take."""
 UNEVEN = 1.15
 """By how much a machine may be slower in some blocks than in others before it is
 said."""
+_NOISY = 0.2
+"""Cores that other programs may take before it is said."""
 _BROKEN_BLOCKS = 3
 """In a row, after which nothing more is measured."""
 _ORDER: tuple[Side, Side] = ("old", "new")
@@ -113,6 +115,10 @@ class Calibrated(Line):
     @property
     def once(self) -> str:
         return "The deadlines were measured"
+
+    @property
+    def deadlines(self) -> Deadlines:
+        return Deadlines(self.answer_s, self.suspect_s, self.rule)
 
 
 class RunLine(Line):
@@ -190,13 +196,13 @@ class Upgrading(CaseSearch[Upgrade]):
             self._limit("the time was over (--budget) before all was settled")
 
     def _deadlines(self) -> Deadlines:
+        """Those of an earlier call, or measured now on a server of its own."""
         for line in self.files.kept(Calibrated):
-            return Deadlines(line.answer_s, line.suspect_s, line.rule)
+            return line.deadlines
         result = self.attempt(CaseRun("deadlines", "deadlines", self.servers))
-        measured = result.deadlines
-        assert measured is not None
-        self.files.journal.append(Calibrated(**asdict(measured)))
-        return measured
+        assert result.deadlines is not None
+        line = Calibrated(**asdict(result.deadlines))
+        return self.files.journal.append(line).deadlines
 
     def _play(self, deadlines: Deadlines) -> None:
         """All of the traffic, twice on each side, A B B A; once, where that takes
@@ -204,32 +210,42 @@ class Upgrading(CaseSearch[Upgrade]):
         kept: dict[tuple[Side, int], SideRun] = {}
         for line in self.files.kept(RunLine):
             kept[line.run.side, line.run.index] = line.run
-        for index in (1, 2):
-            works: list[Callable[[], object]] = []
-            # A B B A: what drifts with time, such as a machine that grows warm, does
-            # not favour a side.
-            in_order = (self.options.seed + index) % 2
-            for side in _ORDER if in_order else _ORDER[::-1]:
-                if (side, index) in kept:
-                    self._ran(kept[side, index], kept=True)
-                    continue
-                work = functools.partial(self._play_one, side, index, deadlines)
-                works.append(work)
+        self._play_both(1, kept, deadlines)
 
-            if works:
-                self.beside(works)
-            self._compare()
-            long = max(run.seconds for run in self._both())
-            once = index == 1 and len(kept) <= len(_ORDER)
-            # The second play tells what a side does now and then; the rest of the time
-            # is better spent on measuring.
-            if once and long > _LONG_PLAY * self.options.budget_s:
-                self._limit(
-                    "all of the traffic was played once on each side, since that takes "
-                    "more than a sixth of the time (--budget): what a side does now "
-                    "and then is not told apart"
-                )
-                return
+        long = max(run.seconds for run in self._both())
+        has_second = len(kept) > len(_ORDER)
+        # The second play tells what a side does now and then; the rest of the time is
+        # better spent on measuring.
+        if long > _LONG_PLAY * self.options.budget_s and not has_second:
+            self._limit(
+                "all of the traffic was played once on each side, since that takes "
+                "more than a sixth of the time (--budget): what a side does now "
+                "and then is not told apart"
+            )
+            return
+        self._play_both(2, kept, deadlines)
+
+    def _play_both(
+        self,
+        index: int,
+        kept: Mapping[tuple[Side, int], SideRun],
+        deadlines: Deadlines,
+    ) -> None:
+        """A play of each side, beside each other where places are free."""
+        # A B B A: what drifts with time, such as a machine that grows warm, does not
+        # favour a side.
+        old_is_first = (self.options.seed + index) % 2
+        plays: list[Callable[[], object]] = []
+        for side in _ORDER if old_is_first else _ORDER[::-1]:
+            if (side, index) in kept:
+                self._ran(kept[side, index], kept=True)
+            else:
+                play = functools.partial(self._play_one, side, index, deadlines)
+                plays.append(play)
+
+        if plays:
+            self.beside(plays)
+        self._compare()
 
     def _play_one(self, side: Side, index: int, deadlines: Deadlines) -> None:
         case = with_logprobs(self.case.model_copy(update={"server": self.sides[side]}))
@@ -327,11 +343,11 @@ class Upgrading(CaseSearch[Upgrade]):
     # ------------------------------------------------------------------ blocks
 
     def _measure(self) -> None:
+        """Measure blocks until the statistics are settled."""
         kept = {line.block.index: line.block for line in self.files.kept(MeasuredLine)}
         broken = 0
         for look in LOOKS:
-            wanted = range(len(self.blocks) + 1, look + 1)
-            for index in wanted:
+            for index in range(len(self.blocks) + 1, look + 1):
                 block = kept.get(index)
                 if block is None:
                     measured = self.measure(self._block(index)).block
@@ -350,10 +366,11 @@ class Upgrading(CaseSearch[Upgrade]):
                 return
 
     def _block(self, index: int) -> MeasureRun:
+        """The order of a block, which takes about as long as two starts."""
         started = [run.start_s for run in self._both()]
         for block in self.blocks:
             started += [block.old.get("start", 0.0), block.new.get("start", 0.0)]
-        seconds = min(_MOST_S, max(_LEAST_S, 2 * max(started, default=0.0)))
+        starts_s = 2 * max(started, default=0.0)
         measuring = Measuring(
             self.sides["old"],
             self.sides["new"],
@@ -362,19 +379,13 @@ class Upgrading(CaseSearch[Upgrade]):
             index=index,
             seed=self.options.seed,
             together=self.document.interleaved == "requests",
-            part_s=min(_PARTS_S[1], max(_PARTS_S[0], _ANSWERS * self._answer_s())),
-            seconds=seconds,
+            part_s=_bounded(_ANSWERS * self._answer_s(), *_PARTS_S),
+            seconds=_bounded(starts_s, _LEAST_S, _MOST_S),
             at_once=self.options.at_once,
             only=self.options.only,
         )
-        place = f"{_BLOCKS_DIR}/{index:03d}"
-        return MeasureRun(
-            "block",
-            "old and new in turn, block",
-            self.servers,
-            place,
-            measuring=measuring,
-        )
+        what, place = "old and new in turn, block", f"{_BLOCKS_DIR}/{index:03d}"
+        return MeasureRun("block", what, self.servers, place, measuring=measuring)
 
     def _answer_s(self) -> float:
         """What an answer takes."""
@@ -405,10 +416,13 @@ class Upgrading(CaseSearch[Upgrade]):
         self.files.write()
 
     def _changes(self, *, last: bool = False) -> list[Any]:
-        sound = [block for block in self.blocks if not block.error]
         asked = self.options
         return changes(
-            sound, asked.thresholds, asked.confidence, only=asked.only, last=last
+            self._sound_blocks(),
+            asked.thresholds,
+            asked.confidence,
+            only=asked.only,
+            last=last,
         )
 
     # ------------------------------------------------------------------ what follows
@@ -455,33 +469,42 @@ class Upgrading(CaseSearch[Upgrade]):
 
     def _conclude(self) -> None:
         """What is to be said of the whole, at its end."""
-        document, blocks = self.document, [b for b in self.blocks if not b.error]
+        document = self.document
         self._compare(last=not self._enough)
         measured = any(d.metric for d in document.differences)
         if not measured and all(run.started for run in document.runs):
-            why = "nothing was measured"
-            if blocks:
-                why = f"too few blocks were measured for an interval: {len(blocks)}"
-            elif self.blocks:
-                why = self.blocks[-1].error
             untold = Difference(
-                area=Area.SPEED, subject="times", outcome=Outcome.UNTOLD, statement=why
+                area=Area.SPEED,
+                subject="times",
+                outcome=Outcome.UNTOLD,
+                statement=self._why_unmeasured(),
             )
             document.differences.append(untold)
+        self._limits_of_machine()
 
+    def _why_unmeasured(self) -> str:
+        sound = self._sound_blocks()
+        if sound:
+            return f"too few blocks were measured for an interval: {len(sound)}"
+        return self.blocks[-1].error if self.blocks else "nothing was measured"
+
+    def _limits_of_machine(self) -> None:
+        """Say where the client, other programs or the machine's speed were in the
+        way."""
+        blocks = self._sound_blocks()
         busy = [block.client_busy for block in blocks]
         # The median: one block on a busy machine says nothing of the whole.
-        if busy and sorted(busy)[len(busy) // 2] > BUSY:
+        if busy and _upper_median(busy) > BUSY:
             self._limit(
                 f"the client was the bottleneck: it computed for {max(busy):.0%} of "
                 "the time, so the servers may differ by more"
             )
 
-        noise = sorted(block.noise for block in blocks)
-        if noise and noise[len(noise) // 2] > 0.2:
+        noise = [block.noise for block in blocks]
+        if noise and _upper_median(noise) > _NOISY:
             cores = os.cpu_count() or 1
             self._limit(
-                f"other programs took {noise[len(noise) // 2]:.1f} of {cores} cores "
+                f"other programs took {_upper_median(noise):.1f} of {cores} cores "
                 "meanwhile"
             )
 
@@ -492,6 +515,9 @@ class Upgrading(CaseSearch[Upgrade]):
                 f"to {slow:.1f} ms from block to block, without a tenth of them at "
                 "each end"
             )
+
+    def _sound_blocks(self) -> list[Block]:
+        return [block for block in self.blocks if not block.error]
 
     def _limit(self, text: str) -> None:
         if text not in self.document.limits:
@@ -504,7 +530,7 @@ class Upgrading(CaseSearch[Upgrade]):
         options = self.options
         decides = {
             # Digests: what is written down is redacted, and is held against what is
-            #     asked.
+            # asked.
             "old": _digest(options.server),
             "new": _digest(options.new_server),
             "--seed": str(options.seed),
@@ -515,15 +541,16 @@ class Upgrading(CaseSearch[Upgrade]):
         self.files = SessionFolder(RUNS, self.folder, head, self.document, self._write)
 
     def affords(self, want: StartedRun) -> bool:
+        """Whether a run that takes as long as the latest ones ends in time."""
         order, took = self.order_of(want), [block.seconds for block in self.blocks[-3:]]
         if not took and isinstance(order, MeasureRun):
+            # The first block: a start of each side, and its traffic on both.
             starts_s = 0.0
             for runs in self.runs.values():
                 starts_s += max((run.start_s for run in runs), default=0)
-            # Both sides, of the first block.
             took = [starts_s + 2 * order.measuring.seconds]
-
-        took = took or [run.seconds for run in self.document.runs]
+        if not took:
+            took = [run.seconds for run in self.document.runs]
         return self.campaign.fits(max(took, default=0.0))
 
     def closing(self, state: CampaignState) -> None:
@@ -561,6 +588,14 @@ class Upgrading(CaseSearch[Upgrade]):
             interleaved=_interleaved(options),
             host=host_facts(),
         )
+
+
+def _bounded(value: float, least: float, most: float) -> float:
+    return min(most, max(least, value))
+
+
+def _upper_median(values: Sequence[float]) -> float:
+    return sorted(values)[len(values) // 2]
 
 
 def paces(blocks: Sequence[Block]) -> tuple[float, float]:
