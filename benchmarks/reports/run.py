@@ -31,6 +31,8 @@ PORTS = {"vllm": 8000, "sglang": 30000, "lmdeploy": 23333}
 LIMIT_S, LEAST = 900.0, 0.85
 REFUSALS = ("nothing-tested", "not-reproduced")
 """Verdicts that are right of a documented refusal: it is no failure."""
+SHOWN = 64
+"""Letters of what a run says, in the table."""
 Run = dict[str, Any]
 
 
@@ -156,19 +158,20 @@ def right(expect: str, found: Run) -> bool:
 
 def table(rows: list[tuple[Run, Run, Run]]) -> str:
     lines = [
-        "| report | release | expected | verdict | what it says | s |",
-        "|---|---|---|---|---|---|",
+        "| report | release | verdict | what it says | s |",
+        "|---|---|---|---|---|",
     ]
     for report, run, found in rows:
         more = ", ".join(report[key] for key in ("variant", "way") if key in report)
         name = report["ref"] + (f" ({more})" if more else "")
         mark = "" if right(run["expect"], found) else " ✗"
-        words = " ".join(found["said"].split()).replace("|", "\\|")[:110]
-        verdict = found["verdict"] or "none"
+        words = " ".join(found["said"].split()).replace("|", "\\|")[:SHOWN]
+        verdict = (found["verdict"] or "none") + mark
+        if found["verdict"] != run["expect"]:
+            verdict += f" (expected: {run['expect']})"
         engine = f"{engine_of(report)} {run['release']}"
         lines.append(
-            f"| {name} | {engine} | {run['expect']} | {verdict}{mark} | {words} | "
-            f"{found['seconds']:.0f} |"
+            f"| {name} | {engine} | {verdict} | {words} | {found['seconds']:.0f} |"
         )
     return "\n".join(lines)
 
