@@ -9,7 +9,7 @@ import os
 import threading
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Generic, Literal, Self, TypeVar
+from typing import Annotated, Any, ClassVar, Generic, Literal, Self, TypeVar
 
 from filelock import FileLock, Timeout
 from mmrepro.base.errors import (
@@ -219,10 +219,13 @@ class Journal(Generic[RecordT]):
 class Line(Record):
     """A line of a journal."""
 
+    once_as: ClassVar[str] = ""
+    """What a line of that kind says, with its fields, if it may be said one time only;
+    "": it may come again."""
+
     @property
     def once(self) -> str:
-        """What the line says, if it may be said one time only; "": it may come again."""
-        return ""
+        return self.once_as.format(self)
 
 
 class Head(Line):

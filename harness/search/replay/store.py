@@ -277,6 +277,7 @@ class AttemptBegan(_OfAttempt):
 
 
 class AttemptEnded(_OfAttempt):
+    once_as = "Attempt {0.index} ({0.how}) of {0.digest} ended"
     kind: Literal["ended"] = "ended"
     seen: Observation
     answer_s: Annotated[
@@ -284,10 +285,6 @@ class AttemptEnded(_OfAttempt):
     ] = None
     suspect_s: float | None = None
     rule: str = ""
-
-    @property
-    def once(self) -> str:
-        return f"Attempt {self.index} ({self.how}) of {self.digest} ended"
 
     @property
     def key(self) -> Key:

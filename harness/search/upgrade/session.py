@@ -107,14 +107,11 @@ class UpgradeHead(CaseHead):
 
 
 class Calibrated(Line):
+    once_as = "The deadlines were measured"
     kind: Literal["deadlines"] = "deadlines"
     answer_s: float
     suspect_s: float
     rule: str = ""
-
-    @property
-    def once(self) -> str:
-        return "The deadlines were measured"
 
     @property
     def deadlines(self) -> Deadlines:
@@ -122,21 +119,15 @@ class Calibrated(Line):
 
 
 class RunLine(Line):
+    once_as = "Run {0.run.index} of the {0.run.side} side ended"
     kind: Literal["run"] = "run"
     run: SideRun
 
-    @property
-    def once(self) -> str:
-        return f"Run {self.run.index} of the {self.run.side} side ended"
-
 
 class MeasuredLine(Line):
+    once_as = "Block {0.block.index} was measured"
     kind: Literal["block"] = "block"
     block: Block
-
-    @property
-    def once(self) -> str:
-        return f"Block {self.block.index} was measured"
 
 
 _AnyLine: TypeAlias = Annotated[
