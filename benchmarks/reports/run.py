@@ -31,8 +31,6 @@ PORTS = {"vllm": 8000, "sglang": 30000, "lmdeploy": 23333}
 LIMIT_S, LEAST = 900.0, 0.85
 REFUSALS = ("nothing-tested", "not-reproduced")
 """Verdicts that are right of a documented refusal: it is no failure."""
-SHOWN = 64
-"""Letters of what a run says, in the table."""
 Run = dict[str, Any]
 
 
@@ -157,22 +155,22 @@ def right(expect: str, found: Run) -> bool:
 
 
 def table(rows: list[tuple[Run, Run, Run]]) -> str:
-    lines = [
-        "| report | release | verdict | what it says | s |",
-        "|---|---|---|---|---|",
-    ]
+    """A line a report, with the verdict of each release; DIR has what each run says."""
+    runs: dict[tuple[str, str], list[str]] = {}
     for report, run, found in rows:
         more = ", ".join(report[key] for key in ("variant", "way") if key in report)
         name = report["ref"] + (f" ({more})" if more else "")
-        mark = "" if right(run["expect"], found) else " ✗"
-        words = " ".join(found["said"].split()).replace("|", "\\|")[:SHOWN]
-        verdict = (found["verdict"] or "none") + mark
-        if found["verdict"] != run["expect"]:
+        verdict = found["verdict"] or "none"
+        if verdict != run["expect"]:
             verdict += f" (expected: {run['expect']})"
-        engine = f"{engine_of(report)} {run['release']}"
-        lines.append(
-            f"| {name} | {engine} | {verdict} | {words} | {found['seconds']:.0f} |"
-        )
+        if not right(run["expect"], found):
+            verdict += " ✗"
+        line = f"{run['release']}: {verdict}, {found['seconds']:.0f} s"
+        runs.setdefault((name, engine_of(report)), []).append(line)
+
+    lines = ["| report | engine | release, verdict, seconds |", "|---|---|---|"]
+    for (name, engine), texts in runs.items():
+        lines.append(f"| {name} | {engine} | {'; '.join(texts)} |")
     return "\n".join(lines)
 
 
