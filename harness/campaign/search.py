@@ -117,11 +117,14 @@ class Search(Generic[DocumentT, LineT]):
         Raises:
             Spent: there is no time for one of them.
         """
-        if any(w.key not in self.done for w in wants):
+        if not self._all_done(wants):
             getcurrent().parent.switch(wants)
-        if self._spent and any(w.key not in self.done for w in wants):
+        if self._spent and not self._all_done(wants):
             raise Spent
-        return [self.done[w.key] for w in wants]
+        return [self.done[want.key] for want in wants]
+
+    def _all_done(self, wants: Sequence[StartedRun]) -> bool:
+        return all(want.key in self.done for want in wants)
 
     def result(self, want: StartedRun) -> LineT:
         return self.results([want])[0]
@@ -137,7 +140,8 @@ class Search(Generic[DocumentT, LineT]):
         def line_of(number: int, work: Callable[[], T]) -> _Line:
             return _Line(greenlet(lambda: came.update({number: work()}), hub))
 
-        mine = next(line for line in self._lines if line.greenlet is getcurrent())
+        current = getcurrent()
+        mine = next(line for line in self._lines if line.greenlet is current)
         hub = mine.greenlet.parent
         mine.parts = [line_of(number, work) for number, work in enumerate(works)]
         hub.switch(())
@@ -153,20 +157,22 @@ class Search(Generic[DocumentT, LineT]):
 
     def order(self, place: Place, names: Collection[str]) -> Order | None:
         while True:
-            if (found := self._open()) is not None:
-                line, want = found
-                if self.affords(want):
-                    order = self.order_of(want)
-                    self._given[id(order)] = order, want
-                    return order
-                self._give_up(line)
-            elif not self._begin_more():
-                return None
+            wish = self._open()
+            if wish is None:
+                if not self._begin_more():
+                    return None
+                continue
+            line, want = wish
+            if self.affords(want):
+                order = self.order_of(want)
+                self._given[id(order)] = order, want
+                return order
+            self._give_up(line)
 
     def waits(self) -> bool:
-        if self._spent or any(
-            w.key not in self.done for line in self._lines for w in line.wants
-        ):
+        if self._spent:
+            return True
+        if not all(self._all_done(line.wants) for line in self._lines):
             return True
         # Nobody has asked for more where no place is there yet.
         return self._begin_more()
@@ -204,23 +210,25 @@ class Search(Generic[DocumentT, LineT]):
 
     def _open(self) -> tuple[_Line, StartedRun] | None:
         """The oldest line's first wish that is neither met nor given to a place."""
-        given = {want.key for _, want in self._given.values()}
+        taken = self.done.keys() | {want.key for _, want in self._given.values()}
         for line in self._lines:
             for want in line.wants:
-                if want.key not in self.done.keys() | given:
+                if want.key not in taken:
                     return line, want
         return None
 
     def _begin_more(self) -> bool:
         """Whether there is another line that has anything to ask for."""
-        while (work := self.more()) is not None:
+        while True:
+            work = self.more()
+            if work is None:
+                return False
             line = _Line(greenlet(work))
             self._lines.append(line)
             self._switch(line)
             self._go_on()
             if line in self._lines:
                 return True
-        return False
 
     def _switch(self, line: _Line) -> None:
         """Let it go on to its next wish, or to its end; what it waits for begins."""
@@ -237,13 +245,16 @@ class Search(Generic[DocumentT, LineT]):
 
     def _go_on(self) -> None:
         """All lines whose wishes are met."""
-        while (line := next(filter(self._met, self._lines), None)) is not None:
-            self._switch(line)
+        while True:
+            met = [line for line in self._lines if self._met(line)]
+            if not met:
+                return
+            # One at a time: what it does may meet, or end, another.
+            self._switch(met[0])
 
     def _met(self, line: _Line) -> bool:
-        return all(w.key in self.done for w in line.wants) and all(
-            part.greenlet.dead for part in line.parts
-        )
+        ended = all(part.greenlet.dead for part in line.parts)
+        return ended and self._all_done(line.wants)
 
     def break_off(self) -> None:
         """End all lines of work where they wait, so that what they hold open is
@@ -429,25 +440,29 @@ class CellSearch(Search[_CellDocumentT, Attempt]):
         return self.campaign.fits(self._estimates.of(self.cells[want.id])[0])
 
     def end(self, state: CampaignState, failure: str) -> _CellDocumentT:
-        made, out_of_time = self.document, state is CampaignState.OUT_OF_TIME
+        document = self.document
         try:
             self.closing()
-            made.state = "interrupted" if out_of_time else state.value  # type: ignore[assignment]
-            if out_of_time:
+            if state is CampaignState.OUT_OF_TIME:
+                document.state = "interrupted"
                 failure = f"its time is over; to resume, run: {self.resume_command}"
-            made.failure, made.finished = failure, Moment.now()
+            else:
+                document.state = state.value  # type: ignore[assignment]
+            document.failure, document.finished = failure, Moment.now()
             self.write()
+            # After a failure the night goes on as it is.
             if state is not CampaignState.FAILED:
-                marked = (
-                    NightState.COMPLETE
-                    if state is CampaignState.COMPLETE
-                    else NightState.INTERRUPTED
-                )
-                update = {"state": marked, "finished": Moment.now()}
-                self._ledger.append(self._night.model_copy(update=update))
+                self._end_night(state)
         finally:
             self._ledger.close()
-        return made
+        return document
+
+    def _end_night(self, state: CampaignState) -> None:
+        marked = NightState.INTERRUPTED
+        if state is CampaignState.COMPLETE:
+            marked = NightState.COMPLETE
+        update = {"state": marked, "finished": Moment.now()}
+        self._ledger.append(self._night.model_copy(update=update))
 
     # ------------------------------------------------------------------ the folder
 
