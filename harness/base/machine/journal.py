@@ -183,15 +183,11 @@ class Journal(Generic[RecordT]):
             ValueError: it cannot be read again, or the journal is closed.
             NoSpace, UnwritableOutput: the file is as it was.
         """
-        public = self.public(record)
-        # Not model_dump_json: NaN would be null in the file, and a lone surrogate, of
-        # another process's words, is an error in some releases of pydantic.
-        fields = public.model_dump(mode="json")
-        text = json.dumps(fields, ensure_ascii=False, allow_nan=False)
-        line = text.encode("utf-8", "replace")
-        kept = self._form.validate_json(line)
-        # Checked and written under one lock: the file has the order of what was taken.
+        # Redacted, checked and written under one lock: a redactor counts what it
+        # replaces, and the file has the order of what was taken.
         with self._mutex:
+            line = _encoded(self.public(record))
+            kept = self._form.validate_json(line)
             self.check(kept)
             self.lines.append(line + b"\n")
             self.take(kept)
@@ -211,6 +207,14 @@ class Journal(Generic[RecordT]):
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def _encoded(record: Record) -> bytes:
+    # Not model_dump_json: NaN would be null in the file, and a lone surrogate, of
+    # another process's words, is an error in some releases of pydantic.
+    fields = record.model_dump(mode="json")
+    text = json.dumps(fields, ensure_ascii=False, allow_nan=False)
+    return text.encode("utf-8", "replace")
 
 
 # -------------------------------------------------------------------------- of a session
