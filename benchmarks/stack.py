@@ -42,6 +42,8 @@ from mmrepro.traffic.case.model import (
 from mmrepro.traffic.case.sending import Played, PlayState
 
 RESULTS = "stack.jsonl"
+SHOWN = 160
+"""Letters of a cell of the table, at most."""
 TOLD = (
     ("drafted", "vllm:spec_decode_num_draft_tokens_total"),
     ("accepted", "vllm:spec_decode_num_accepted_tokens_total"),
@@ -167,29 +169,36 @@ def moved(played: Played) -> Iterator[tuple[str, float]]:
 
 
 def markdown(rows: list[dict[str, Any]]) -> Iterator[str]:
-    yield (
-        "| feature | engine | starts | answers | equals its reference | what "
-        "it did, or why not |"
-    )
-    yield "|---|---|---|---|---|---|"
+    """A line a feature, a column a release."""
+    releases = sorted({(row["engine"], row["release"]) for row in rows}, reverse=True)
+    cells: dict[str, dict[tuple[str, str], str]] = {}
     for row in rows:
         what = feature(row["engine"], row["feature"]).what
-        answers = f"{row['answered']} of {row['of']}" if row["starts"] else ""
-        same = {True: "yes", False: "**no**", None: ""}[row.get("equals")]
-        ties = row.get("compared", {}).get("answers compared: near-tie", 0)
-        same += f", {ties} near-ties" if ties else ""
-        told = [f"{number:g} {name}" for name, number in row.get("told", {}).items()]
-        more = "; ".join(
-            filter(None, [", ".join(told), row["why"], *row.get("held against it", [])])
-        )
-        cells = [f"`{row['feature']}`: {what}", f"{row['engine']} {row['release']}"]
-        cells += [
-            "yes" if row["starts"] else "no",
-            answers,
-            same,
-            more.replace("|", "/")[:300],
-        ]
-        yield f"| {' | '.join(cells)} |"
+        of_feature = cells.setdefault(f"`{row['feature']}`: {what}", {})
+        of_feature[row["engine"], row["release"]] = _cell(row).replace("|", "/")
+
+    names = [f"{engine} {release}" for engine, release in releases]
+    yield f"| feature | {' | '.join(names)} |"
+    yield "|---" * (len(names) + 1) + "|"
+    for name, of_feature in cells.items():
+        texts = [of_feature.get(release, "") for release in releases]
+        yield f"| {name} | {' | '.join(texts)} |"
+
+
+def _cell(row: dict[str, Any]) -> str:
+    """How many requests were answered, whether as the reference answers them, and what
+    the feature did; or why the server did not start."""
+    if not row["starts"]:
+        return f"does not start: {row['why']}"[:SHOWN]
+    parts = [f"{row['answered']} of {row['of']}"]
+    if row.get("equals") is not None:
+        parts.append("equal" if row["equals"] else "**not equal**")
+    ties = row.get("compared", {}).get("answers compared: near-tie", 0)
+    if ties:
+        parts.append(f"{ties} near-ties")
+    parts += [f"{number:g} {name}" for name, number in row.get("told", {}).items()]
+    parts += [text for text in (row["why"], *row.get("held against it", [])) if text]
+    return ", ".join(parts)[:SHOWN]
 
 
 def main() -> int:

@@ -123,7 +123,7 @@ def start_nothing() -> None:
     """`repro` reads its report and ends; what it imports is there before a child is
     forked."""
     from mmrepro.cli import replay
-    from mmrepro.search.repro.session import asked_for
+    from mmrepro.search.repro.report import asked_for
 
     def conduct(*_: object, **__: object) -> None:
         print("The report is read.")

@@ -155,21 +155,22 @@ def right(expect: str, found: Run) -> bool:
 
 
 def table(rows: list[tuple[Run, Run, Run]]) -> str:
-    lines = [
-        "| report | release | expected | verdict | what it says | s |",
-        "|---|---|---|---|---|---|",
-    ]
+    """A line a report, with the verdict of each release; DIR has what each run says."""
+    runs: dict[tuple[str, str], list[str]] = {}
     for report, run, found in rows:
         more = ", ".join(report[key] for key in ("variant", "way") if key in report)
         name = report["ref"] + (f" ({more})" if more else "")
-        mark = "" if right(run["expect"], found) else " ✗"
-        words = " ".join(found["said"].split()).replace("|", "\\|")[:110]
         verdict = found["verdict"] or "none"
-        engine = f"{engine_of(report)} {run['release']}"
-        lines.append(
-            f"| {name} | {engine} | {run['expect']} | {verdict}{mark} | {words} | "
-            f"{found['seconds']:.0f} |"
-        )
+        if verdict != run["expect"]:
+            verdict += f" (expected: {run['expect']})"
+        if not right(run["expect"], found):
+            verdict += " ✗"
+        line = f"{run['release']}: {verdict}, {found['seconds']:.0f} s"
+        runs.setdefault((name, engine_of(report)), []).append(line)
+
+    lines = ["| report | engine | release, verdict, seconds |", "|---|---|---|"]
+    for (name, engine), texts in runs.items():
+        lines.append(f"| {name} | {engine} | {'; '.join(texts)} |")
     return "\n".join(lines)
 
 

@@ -8,7 +8,6 @@ runs that the journal has are not made."""
 from __future__ import annotations
 
 import contextlib
-import uuid
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -37,7 +36,7 @@ from mmrepro.failure.documents.ledger import (
     NightState,
     Planned,
 )
-from mmrepro.failure.documents.searches import SearchDocument
+from mmrepro.failure.documents.searches import SearchDocument, begun
 from mmrepro.history.ledger import History, Ledger
 from mmrepro.runs.key import gpu_models
 from mmrepro.runs.options import SeveralRuns
@@ -118,14 +117,13 @@ class Search(Generic[DocumentT, LineT]):
         Raises:
             Spent: there is no time for one of them.
         """
-        # The campaign goes on, and comes back here when all are met or time is over.
-        if not self._are_done(wants):
+        if not self._all_done(wants):
             getcurrent().parent.switch(wants)
-        if self._spent and not self._are_done(wants):
+        if self._spent and not self._all_done(wants):
             raise Spent
         return [self.done[want.key] for want in wants]
 
-    def _are_done(self, wants: Sequence[StartedRun]) -> bool:
+    def _all_done(self, wants: Sequence[StartedRun]) -> bool:
         return all(want.key in self.done for want in wants)
 
     def result(self, want: StartedRun) -> LineT:
@@ -142,7 +140,8 @@ class Search(Generic[DocumentT, LineT]):
         def line_of(number: int, work: Callable[[], T]) -> _Line:
             return _Line(greenlet(lambda: came.update({number: work()}), hub))
 
-        mine = next(line for line in self._lines if line.greenlet is getcurrent())
+        current = getcurrent()
+        mine = next(line for line in self._lines if line.greenlet is current)
         hub = mine.greenlet.parent
         mine.parts = [line_of(number, work) for number, work in enumerate(works)]
         hub.switch(())
@@ -163,7 +162,6 @@ class Search(Generic[DocumentT, LineT]):
                 if not self._begin_more():
                     return None
                 continue
-
             line, want = wish
             if self.affords(want):
                 order = self.order_of(want)
@@ -174,7 +172,7 @@ class Search(Generic[DocumentT, LineT]):
     def waits(self) -> bool:
         if self._spent:
             return True
-        if not all(self._are_done(line.wants) for line in self._lines):
+        if not all(self._all_done(line.wants) for line in self._lines):
             return True
         # Nobody has asked for more where no place is there yet.
         return self._begin_more()
@@ -212,17 +210,20 @@ class Search(Generic[DocumentT, LineT]):
 
     def _open(self) -> tuple[_Line, StartedRun] | None:
         """The oldest line's first wish that is neither met nor given to a place."""
-        given = {want.key for _, want in self._given.values()}
+        taken = self.done.keys() | {want.key for _, want in self._given.values()}
         for line in self._lines:
             for want in line.wants:
-                if want.key not in self.done.keys() | given:
+                if want.key not in taken:
                     return line, want
 
         return None
 
     def _begin_more(self) -> bool:
         """Whether there is another line that has anything to ask for."""
-        while (work := self.more()) is not None:
+        while True:
+            work = self.more()
+            if work is None:
+                return False
             line = _Line(greenlet(work))
             self._lines.append(line)
             self._switch(line)
@@ -230,8 +231,6 @@ class Search(Generic[DocumentT, LineT]):
             # One whose runs are all known from before has ended by now.
             if line in self._lines:
                 return True
-
-        return False
 
     def _switch(self, line: _Line) -> None:
         """Let it go on to its next wish, or to its end; what it waits for begins."""
@@ -249,12 +248,16 @@ class Search(Generic[DocumentT, LineT]):
 
     def _go_on(self) -> None:
         """All lines whose wishes are met."""
-        while (line := next(filter(self._met, self._lines), None)) is not None:
-            self._switch(line)
+        while True:
+            met = [line for line in self._lines if self._met(line)]
+            if not met:
+                return
+            # One at a time: what it does may meet, or end, another.
+            self._switch(met[0])
 
     def _met(self, line: _Line) -> bool:
-        parts_ended = all(part.greenlet.dead for part in line.parts)
-        return parts_ended and self._are_done(line.wants)
+        ended = all(part.greenlet.dead for part in line.parts)
+        return ended and self._all_done(line.wants)
 
     def break_off(self) -> None:
         """End all lines of work where they wait, so that what they hold open is
@@ -326,14 +329,11 @@ class CellSearch(Search[_CellDocumentT, Attempt]):
         self._names: dict[str, str] = {}
         self.folder = self._folder(options.out, suffix)
         self.document = self.blank(
-            mmrepro_version=mmrepro.__version__,
-            id=uuid.uuid4().hex[:12],
-            created=Moment.now(),
-            state="interrupted",
-            failure=(
-                f"the {self.kind} has not ended; to resume, run: {self.resume_command}"
+            **begun(
+                self.kind,
+                self.command(jobs=None, ray="", budget_s=None),
+                self.resume_command,
             ),
-            command=self.command(jobs=None, ray="", budget_s=None),
             scenario=scenario.facts,
             engine=scenario.engine,
             device=device,
@@ -444,27 +444,29 @@ class CellSearch(Search[_CellDocumentT, Attempt]):
         return self.campaign.fits(self._estimates.of(self.cells[want.id])[0])
 
     def end(self, state: CampaignState, failure: str) -> _CellDocumentT:
-        made = self.document
-        out_of_time = state is CampaignState.OUT_OF_TIME
+        document = self.document
         try:
             self.closing()
-            made.state = "interrupted" if out_of_time else state.value  # type: ignore[assignment]
-            if out_of_time:
+            if state is CampaignState.OUT_OF_TIME:
+                document.state = "interrupted"
                 failure = f"its time is over; to resume, run: {self.resume_command}"
-            made.failure = failure
-            made.finished = Moment.now()
+            else:
+                document.state = state.value  # type: ignore[assignment]
+            document.failure, document.finished = failure, Moment.now()
             self.write()
-            # A night that failed stays as it is: it goes on as one that was killed.
+            # After a failure the night goes on as it is.
             if state is not CampaignState.FAILED:
-                marked = NightState.INTERRUPTED
-                if state is CampaignState.COMPLETE:
-                    marked = NightState.COMPLETE
-                update = {"state": marked, "finished": Moment.now()}
-                self._ledger.append(self._night.model_copy(update=update))
+                self._end_night(state)
         finally:
             self._ledger.close()
+        return document
 
-        return made
+    def _end_night(self, state: CampaignState) -> None:
+        marked = NightState.INTERRUPTED
+        if state is CampaignState.COMPLETE:
+            marked = NightState.COMPLETE
+        update = {"state": marked, "finished": Moment.now()}
+        self._ledger.append(self._night.model_copy(update=update))
 
     # ------------------------------------------------------------------ the folder
 

@@ -23,7 +23,8 @@ def repro(asked: ReproCommand) -> None:
     from mmrepro.cli.sources import released
     from mmrepro.reports.replay import KIND, write_replay
     from mmrepro.search.replay.session import jobs_of
-    from mmrepro.search.repro.session import Reproducing, releases_of
+    from mmrepro.search.repro.report import releases_of
+    from mmrepro.search.repro.session import Reproducing
 
     if asked.tree or asked.kernels:
         asked = released(asked, asked.engine)

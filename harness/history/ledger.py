@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import threading
 from collections.abc import Iterable
@@ -12,7 +11,7 @@ from typing import TypeAlias
 
 from mmrepro.base.errors import BadLedger, LedgerBusy, UsageError
 from mmrepro.base.machine.files import is_folder, read_file
-from mmrepro.base.machine.journal import LineFile
+from mmrepro.base.machine.journal import Journal, KeptT
 from mmrepro.base.records import misfits
 from mmrepro.base.text.redact import Redactor
 from mmrepro.base.text.sanitize import one_line
@@ -162,12 +161,8 @@ def _attempt_refusal(attempt: Attempt, night: NightRuns) -> str:
     return ""
 
 
-class Ledger:
-    """The one writer of a folder's ledger; also a context manager.
-
-    What is appended is on disk when :meth:`append` returns. A last line that a kill
-    tore is cut
-    off: nobody was told of it. Appending is safe from any thread.
+class Ledger(Journal[AnyRecord]):
+    """The one writer of a folder's ledger, which several nights share.
 
     Attributes:
         history: all that the file holds, kept up to date.
@@ -178,74 +173,50 @@ class Ledger:
         UnwritableOutput: the folder cannot be written.
     """
 
+    history: History
+
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.path = folder / LEDGER_FILE
-        self._mutex = threading.Lock()
+        # One redactor for all nights: a word has the same name in each line.
+        self._redactor = Redactor()
         busy = LedgerBusy(
             f"Another mmrepro writes the ledger in {folder}.",
             hint="wait until it has ended, or look at what there is: "
             f"mmrepro matrix report {folder}",
         )
-        self.lines = LineFile(self.path, _LOCK_FILE, "ledger", busy)
-        try:
-            self.history = _parsed(self.lines.content, self.path)
-        except BaseException:
-            # The lock is held until the file is closed.
-            self.close()
-            raise
+        super().__init__(folder / LEDGER_FILE, _LOCK_FILE, "ledger", _LINE, busy)
 
-        self._redactor = Redactor()
-        self._redactor.reserve(self.lines.content.decode())
+    def resume(self, content: bytes) -> None:
+        self.history = _parsed(content, self.path)
+        self._redactor.reserve(content.decode())
 
-    def append(self, record: AnyRecord) -> None:
-        """Write one line, redacted, and wait until the disk has it.
-
-        Raises:
-            BadLedger: it contradicts what is there, could not be read again, or is a
-                cell that is private: redacted it would be another one.
-            NoSpace: the disk is full; the file is as it was.
-        """
-        # Checked and written under one lock: the file has the history's order.
-        with self._mutex:
-            line, kept = self._line(record)
-            try:
-                self.lines.append(line)
-            except ValueError:
-                raise BadLedger(f"The ledger in {self.folder} is closed.") from None
-
-            self.history.take(kept)
-
-    def close(self) -> None:
-        self.lines.close()
-
-    def __enter__(self) -> Ledger:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def _line(self, record: AnyRecord) -> tuple[bytes, AnyRecord]:
+    def public(self, record: KeptT) -> KeptT:
+        """Raise BadLedger for a cell that is private: redacted it would be another
+        one."""
         public = self._redactor.redact_model(record)
         if isinstance(record, Planned) and isinstance(public, Planned):
             _refuse_private(record, public)
+        return public
+
+    def check(self, record: AnyRecord) -> None:
+        """Raise BadLedger for a record that contradicts what is there."""
+        why = self.history.refusal(record)
+        if why:
+            raise BadLedger(f"The ledger in {self.folder} does not take {why}.")
+
+    def take(self, record: AnyRecord) -> None:
+        self.history.take(record)
+
+    def append(self, record: KeptT) -> KeptT:
+        """Write a record; BadLedger says why it is not written."""
         try:
-            # Not model_dump_json: it raises on a lone surrogate, from another process's
-            # words.
-            text = json.dumps(
-                public.model_dump(mode="json"), ensure_ascii=False, allow_nan=False
-            )
-            line = text.encode("utf-8", "replace")
-            kept = _LINE.validate_json(line)
+            return super().append(record)
         except ValueError as error:
+            if self.closed:
+                raise BadLedger(f"The ledger in {self.folder} is closed.") from None
             raise BadLedger(
                 f"A record could not be read again: {_why(error)}."
             ) from error
-
-        why = self.history.refusal(kept)
-        if why:
-            raise BadLedger(f"The ledger in {self.folder} does not take {why}.")
-        return line + b"\n", kept
 
 
 def read(folder: Path) -> History:

@@ -81,9 +81,16 @@ class Example:
     asks: tuple[Ask, ...]
 
     def __str__(self) -> str:
-        sizes = f"blocks of {self.block_size}, {self.blocks} of them, "
-        sizes += f"{self.max_batched_tokens} tokens a step"
-        return "; ".join([sizes, *map(str, self.asks)])
+        """Sizes only where they differ from the page's: blocks of 1, 40 of them, 32
+        tokens a step."""
+        sizes: list[str] = []
+        if self.block_size != 1:
+            sizes.append(f"blocks of {self.block_size}")
+        if self.blocks != 40:
+            sizes.append(f"{self.blocks} blocks")
+        if self.max_batched_tokens != 32:
+            sizes.append(f"{self.max_batched_tokens} tokens a step")
+        return "; ".join([*sizes, *map(str, self.asks)])
 
 
 def asks(

@@ -27,8 +27,8 @@ from mmrepro.search.replay.options import ReplayCommand
 from mmrepro.search.replay.session import Replaying, jobs_of
 from mmrepro.search.replay.store import ReplayFolder
 from mmrepro.search.repro.options import ReproCommand
+from mmrepro.search.repro.report import asked_for
 from mmrepro.search.repro.server_command import parse, translated
-from mmrepro.search.repro.session import asked_for
 from mmrepro.traffic.case.files import write_case
 from mmrepro.traffic.case.model import ServerWanted
 from nvml_replayed import gpu, machine

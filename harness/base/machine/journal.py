@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import json
 import os
-from collections.abc import Iterator
+import threading
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self, TypeVar
+from typing import Annotated, Any, ClassVar, Generic, Literal, Self, TypeVar
 
 from filelock import FileLock, Timeout
 from mmrepro.base.errors import (
@@ -24,14 +25,15 @@ from mmrepro.base.text.redact import Redactor
 from pydantic import Field, TypeAdapter, ValidationError
 
 _JOURNAL_VERSION = 1
-LineT = TypeVar("LineT", bound="Line")
+RecordT = TypeVar("RecordT", bound=Record)
+KeptT = TypeVar("KeptT", bound=Record)
 
 
 class LineFile:
     """The one writer of a file of lines.
 
     What is appended is on disk when :meth:`append` returns. A last line that a kill
-    tore is cut off as the file is opened: nobody was told of it. Appending is for one
+    tore is cut off as the file is opened: nobody has read it. Appending is for one
     thread at a time.
 
     Attributes:
@@ -70,7 +72,7 @@ class LineFile:
             ValueError: it is closed.
             NoSpace, UnwritableOutput: the file is as it was.
         """
-        if self._file < 0:
+        if self.closed:
             raise ValueError(f"{self.path} is closed")
         end = os.lseek(self._file, 0, os.SEEK_CUR)
         try:
@@ -84,8 +86,12 @@ class LineFile:
             os.lseek(self._file, end, os.SEEK_SET)
             raise self._unwritable(error) from error
 
+    @property
+    def closed(self) -> bool:
+        return self._file < 0
+
     def close(self) -> None:
-        if self._file >= 0:
+        if not self.closed:
             os.close(self._file)
             self._file = -1
         self._held.release()
@@ -120,13 +126,110 @@ class LineFile:
         )
 
 
+class Journal(Generic[RecordT]):
+    """Records in a file, one a line, which is only ever appended to.
+
+    What :meth:`append` wrote is on disk when it returns, and a last line that a kill
+    tore is gone. One process has the file at a time; within it any thread may append.
+    Also a context manager.
+
+    A kind of journal says how its lines are read, which record may follow, and what a
+    record changes.
+
+    Raises:
+        MmreproError: ``busy``, where another process writes it.
+        UnwritableOutput, NoSpace: as :class:`LineFile`.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        lock: str,
+        what: str,
+        form: TypeAdapter[RecordT],
+        busy: MmreproError,
+    ) -> None:
+        self.path, self._form = path, form
+        self._mutex = threading.Lock()
+        self.lines = LineFile(path, lock, what, busy)
+        try:
+            self.resume(self.lines.content)
+        except BaseException:
+            # The lock is held until the file is closed.
+            self.close()
+            raise
+
+    def resume(self, content: bytes) -> None:
+        """Take in the whole lines that are there."""
+        raise NotImplementedError
+
+    def public(self, record: KeptT) -> KeptT:
+        """The record as others may read it."""
+        return Redactor().redact_model(record)
+
+    def check(self, record: RecordT) -> None:
+        """Raise MmreproError where a record may not follow those that are there."""
+
+    def take(self, record: RecordT) -> None:
+        """Draw what follows from a record, which is in the file."""
+
+    def append(self, record: KeptT) -> KeptT:
+        """Write a record and wait until the disk has it.
+
+        Returns it as whoever goes on with the journal reads it.
+
+        Raises:
+            MmreproError: it may not follow what is there.
+            ValueError: it cannot be read again, or the journal is closed.
+            NoSpace, UnwritableOutput: the file is as it was.
+        """
+        # Redacted, checked and written under one lock: a redactor counts what it
+        # replaces, and the file has the order of what was taken.
+        with self._mutex:
+            line = _encoded(self.public(record))
+            kept = self._form.validate_json(line)
+            self.check(kept)
+            self.lines.append(line + b"\n")
+            self.take(kept)
+        assert isinstance(kept, type(record))
+        return kept
+
+    @property
+    def closed(self) -> bool:
+        return self.lines.closed
+
+    def close(self) -> None:
+        """Give the file back to other processes."""
+        self.lines.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def _encoded(record: Record) -> bytes:
+    # Not model_dump_json: NaN would be null in the file, and a lone surrogate, of
+    # another process's words, is an error in some releases of pydantic.
+    fields = record.model_dump(mode="json")
+    text = json.dumps(fields, ensure_ascii=False, allow_nan=False)
+    return text.encode("utf-8", "replace")
+
+
+# -------------------------------------------------------------------------- of a session
+
+
 class Line(Record):
     """A line of a journal."""
 
+    once_as: ClassVar[str] = ""
+    """What a line of that kind says, with its fields, if it may be said one time only;
+    "": it may come again."""
+
     @property
     def once(self) -> str:
-        """What is written down one time only, for a sentence; "": it may come again."""
-        return ""
+        return self.once_as.format(self)
 
 
 class Head(Line):
@@ -178,7 +281,7 @@ class JournalKind:
         return (folder / self.file).is_file()
 
     def head(self, line: bytes, folder: Path) -> Head:
-        """The first line. Raises UsageError: it is none, or of another version."""
+        """Read the first line. Raises UsageError: it is no head of this version."""
         try:
             head = self.lines.validate_json(line)
         except ValidationError:
@@ -191,8 +294,8 @@ class JournalKind:
         return head
 
 
-class Journal:
-    """The lines of one session, in its folder; also a context manager.
+class SessionJournal(Journal[Line]):
+    """The lines of one session, in its folder: its head, then what happened.
 
     Attributes:
         head: of the call that began it.
@@ -204,67 +307,50 @@ class Journal:
         BadIncident: a line is not what mmrepro wrote.
     """
 
+    head: Head
+
     def __init__(self, kind: JournalKind, folder: Path, head: Head) -> None:
-        self.kind, self.path = kind, folder / kind.file
+        self.kind, self._folder, self._asked = kind, folder, head
+        self.kept: list[Line] = []
+        self._said: set[str] = set()
         busy = UsageError(
             f"Another mmrepro goes on with the {kind.what} in {folder}.",
             hint="wait until it has ended",
         )
-        self._file = LineFile(self.path, kind.lock, kind.what, busy)
-        self._once: set[str] = set()
-        try:
-            lines = self._file.content.splitlines()
-            self.head = kind.head(lines[0], folder) if lines else self.append(head)
-            if other := self.head.other_than(Redactor().redact_model(head)):
-                raise UsageError(
-                    f"The {kind.what} in {folder} {other}.",
-                    hint=f"go on with the command that {kind.document} names, or begin "
-                    "a new one with another --out",
-                )
-            self.kept = list(self._read(lines[1:]))
-        except BaseException:
-            self.close()
-            raise
+        super().__init__(folder / kind.file, kind.lock, kind.what, kind.lines, busy)
 
-    def append(self, line: LineT) -> LineT:
-        """Keep it, as public as it is written. What goes on with it later sees what
-        this call
-        sees: the line as it was written.
+    def resume(self, content: bytes) -> None:
+        lines = content.splitlines()
+        if lines:
+            self.head = self.kind.head(lines[0], self._folder)
+        else:
+            self.head = self.append(self._asked)
+        # What is written down is public: so is what it is held against.
+        other = self.head.other_than(self.public(self._asked))
+        if other:
+            raise UsageError(
+                f"The {self.kind.what} in {self._folder} {other}.",
+                hint=f"go on with the command that {self.kind.document} names, or "
+                "begin a new one with another --out",
+            )
 
-        Raises:
-            UsageError: it is written down already.
-        """
-        self._note(line)
-        text = (
-            Redactor().redact_model(line).model_dump_json().encode("utf-8", "replace")
-        )
-        kept = self.kind.lines.validate_json(text)
-        assert isinstance(kept, type(line))
-        self._file.append(text + b"\n")
-        return kept
-
-    def close(self) -> None:
-        self._file.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def _read(self, lines: list[bytes]) -> Iterator[Any]:
-        for number, text in enumerate(lines, start=2):
+        for number, text in enumerate(lines[1:], start=2):
             try:
-                line = self.kind.lines.validate_json(text)
-                self._note(line)
+                line = self._form.validate_json(text)
+                self.check(line)
             except (ValidationError, UsageError) as error:
                 raise BadIncident(
                     f"{self.path}, line {number} is not what mmrepro wrote.",
                     hint=f"begin a new {self.kind.what}, with another --out",
                 ) from error
-            yield line
+            self.take(line)
+            self.kept.append(line)
 
-    def _note(self, line: Line) -> None:
-        if line.once and line.once in self._once:
-            raise UsageError(f"{line.once} twice.")
-        self._once.add(line.once)
+    def check(self, record: Line) -> None:
+        """Raise UsageError where it is written down already."""
+        if record.once in self._said:
+            raise UsageError(f"{record.once} twice.")
+
+    def take(self, record: Line) -> None:
+        if record.once:
+            self._said.add(record.once)

@@ -95,32 +95,37 @@ def plan(scenario: Scenario, options: AblateCommand) -> AblationPlan:
 
     def state(flips: Flips, role: Role) -> CellState:
         states = [state_of_run(run) for run in known.first(flips)]
-        whole = len(states) >= options.repeat or (
-            role != "baseline" and decided(states, options.repeat, options.threshold)
-        )
+        whole = len(states) >= options.repeat
+        # The baseline is always run in full.
+        if role != "baseline" and decided(states, options.repeat, options.threshold):
+            whole = True
         left = 0 if whole else options.repeat - len(states)
-        cells.append(
-            PlannedCell(
-                flips=list(flips),
-                role=role,
-                runs=left,
-                reused=len(states),
-                seconds=round(left * each_s, 1),
-                command=options.of_cell(flips).command_line(
-                    scenario=options.scenario or scenario.name
-                ),
-            )
+        named = options.scenario or scenario.name
+        cell = PlannedCell(
+            flips=list(flips),
+            role=role,
+            runs=left,
+            reused=len(states),
+            seconds=round(left * each_s, 1),
+            command=options.of_cell(flips).command_line(scenario=named),
         )
+        cells.append(cell)
         if whole:
             return state_of_cell(states, options.repeat, options.threshold)[0]
         unknown.append(flips)
         return CellState.FAILS
 
-    search(
-        [f.name for f in factors], lambda cells, role: [state(c, role) for c in cells]
-    )
-    count = len(factors)
-    more = (1 + bound(count) + count if count > 1 else 0) if unknown else 0
+    def states(asked: Sequence[Flips], role: Role) -> list[CellState]:
+        return [state(flips, role) for flips in asked]
+
+    search([factor.name for factor in factors], states)
+    more, more_why = 0, ""
+    if unknown and len(factors) > 1:
+        more = 1 + bound(len(factors)) + len(factors)
+        more_why = (
+            "one if a factor alone is a workaround; more only if none is and "
+            "all together are"
+        )
     return AblationPlan(
         scenario=scenario.name,
         variant=scenario.variant,
@@ -130,12 +135,7 @@ def plan(scenario: Scenario, options: AblateCommand) -> AblationPlan:
         environment="there" if known.environment is not None else "to be built first",
         cells=cells,
         more=more,
-        more_why=(
-            "one if a factor alone is a workaround; more only if none is and "
-            "all together are"
-        )
-        if more
-        else "",
+        more_why=more_why,
         seconds=round(sum(cell.seconds for cell in cells), 1),
         seconds_each=round(each_s, 1),
         seconds_from=each_why,
@@ -206,26 +206,19 @@ class Ablating(CellSearch[Ablation]):
         repeat, threshold = self.options.repeat, self.options.threshold
         made: list[tuple[CellRun, bool]] = []
         if role == "baseline":
-            made = self.beside(
-                [partial(self._run, flips, n + 1) for n in range(repeat)]
-            )
+            numbers = range(1, repeat + 1)
+            made = self.beside([partial(self._run, flips, n) for n in numbers])
         while not decided([state_of_run(run) for run, _ in made], repeat, threshold):
             made.append(self._run(flips, len(made) + 1))
-        runs, reused = [run for run, _ in made], sum(kept for _, kept in made)
-        state, why = state_of_cell(
-            [state_of_run(run) for run in runs], repeat, threshold
-        )
+
+        runs = [run for run, _ in made]
+        states = [state_of_run(run) for run in runs]
+        state, why = state_of_cell(states, repeat, threshold)
+        reused = sum(kept for _, kept in made)
         cell = Cell(
             flips=list(flips), role=role, state=state, why=why, runs=runs, reused=reused
         )
-        self.document.cells.append(cell)
-        self.document.cells.sort(key=lambda one: self._asked.index(tuple(one.flips)))
-        if role == "baseline":
-            self.document.fidelity = next(
-                (r.fidelity for r in runs if r.fidelity), None
-            )
-            self.document.stand_ins = runs[0].stand_ins
-        self.write()
+        self._add(cell)
         took = sum(run.seconds for run, kept in made if not kept)
         how = "reused" if reused == len(runs) else f"in {took:.1f} s"
         text = f"{_name(flips)}: {state} ({why}), {how}"
@@ -233,6 +226,18 @@ class Ablating(CellSearch[Ablation]):
         if role == "baseline" and state is CellState.LOST:
             raise self._error
         return state
+
+    def _add(self, cell: Cell) -> None:
+        """A cell is whole: the document has it, in the order in which cells were asked
+        for."""
+        document = self.document
+        document.cells.append(cell)
+        document.cells.sort(key=lambda known: self._asked.index(tuple(known.flips)))
+        if cell.role == "baseline":
+            fidelities = [run.fidelity for run in cell.runs if run.fidelity]
+            document.fidelity = fidelities[0] if fidelities else None
+            document.stand_ins = cell.runs[0].stand_ins
+        self.write()
 
     # ------------------------------------------------------------------ runs
 
@@ -248,23 +253,20 @@ class Ablating(CellSearch[Ablation]):
         """
         cell = self._cell(flips)
         parts = self.known.parts(flips)
-        if (before := self._of_before(cell, number, parts)) is not None:
+        before = self._of_before(cell, number, parts)
+        if before is not None:
             want = StartedRun(cell.id, before.index, before.role, _name(flips))
             return self._shown(self._made(self.attempt(want), number)), True
-        if (
-            self._of_one_code(parts)
-            and (kept := self.known.read(parts, number)) is not None
-        ):
-            name, outcome = _name(flips), kept.outcome or "lost"
-            self.campaign.emit(
-                RunEnded(
-                    what=name,
-                    index=kept.index,
-                    outcome=outcome,
-                    seconds=kept.seconds,
-                    kept=True,
-                )
+        kept = self.known.read(parts, number) if self._of_one_code(parts) else None
+        if kept is not None:
+            event = RunEnded(
+                what=_name(flips),
+                index=kept.index,
+                outcome=kept.outcome or "lost",
+                seconds=kept.seconds,
+                kept=True,
             )
+            self.campaign.emit(event)
             return self._shown(kept), True
         attempt = self._tried(cell, flips, number, "planned")
         if attempt.lost is Lost.INFRASTRUCTURE:
@@ -292,13 +294,15 @@ class Ablating(CellSearch[Ablation]):
                 return parts is None or attempt.parts.get("code") == parts["code"]
             return attempt.key == run_key(parts)
 
-        runs = [
-            attempt
-            for (name, index), attempt in self.done.items()
-            if name == cell.id and index % _TRIES == number % _TRIES
-        ]
-        whole = (a for a in reversed(runs) if a.outcome is not None and same(a))
-        return next((a for a in whole if self.incident(a)), None)
+        tries: list[Attempt] = []
+        for (name, index), attempt in self.done.items():
+            if name == cell.id and index % _TRIES == number % _TRIES:
+                tries.append(attempt)
+        for attempt in reversed(tries):
+            whole = attempt.outcome is not None and same(attempt)
+            if whole and self.incident(attempt):
+                return attempt
+        return None
 
     def _tried(self, cell: Ran, flips: Flips, number: int, role: RunRole) -> Attempt:
         index = number
@@ -342,27 +346,24 @@ class Ablating(CellSearch[Ablation]):
 
     # ------------------------------------------------------------------ the document
 
-    def _conclude(self, found: AblationResult) -> None:
+    def _conclude(self, result: AblationResult) -> None:
         ablation = self.document
-        ablation.conclusion, ablation.explanation = found.conclusion, found.explanation
-        ablation.left_out = found.left_out
+        ablation.conclusion = result.conclusion
+        ablation.explanation = result.explanation
+        ablation.left_out = result.left_out
         for factor in ablation.factors:
-            judged = found.factors[factor.name]
-            factor.factor_class, factor.why = judged.factor_class, judged.why
-            factor.cures_alone, factor.needed = judged.cures_alone, judged.needed
-            cell = ablation.cell([factor.name])
-            if factor.factor_class is FactorClass.NOT_TESTED and cell is not None:
-                seen = next(filter(None, (run.without_effect for run in cell.runs)), "")
-                factor.why += f" ({seen})"
-        ablation.cures = [
-            Cure(
+            self._classify(factor, result)
+        ablation.cures = []
+        for cure in result.cures:
+            settings = [self.scenario.factor(name).setting for name in cure.flips]
+            found = Cure(
                 flips=list(cure.flips),
-                settings="; ".join(self.scenario.factor(n).setting for n in cure.flips),
+                settings="; ".join(settings),
                 minimal=cure.minimal,
                 why=cure.why,
             )
-            for cure in found.cures
-        ]
+            ablation.cures.append(found)
+
         ablation.limits = limits(ablation)
         if len(self._codes) > 1:
             ablation.limits.append(
@@ -376,6 +377,17 @@ class Ablating(CellSearch[Ablation]):
                 "the scenario's hypotheses could not be judged: "
                 f"{type(error).__name__}: {error}"
             )
+
+    def _classify(self, factor: FactorResult, result: AblationResult) -> None:
+        """What a factor is, and why."""
+        judged = result.factors[factor.name]
+        factor.factor_class, factor.why = judged.factor_class, judged.why
+        factor.cures_alone, factor.needed = judged.cures_alone, judged.needed
+        cell = self.document.cell([factor.name])
+        if factor.factor_class is FactorClass.NOT_TESTED and cell is not None:
+            reasons = [run.without_effect for run in cell.runs if run.without_effect]
+            reason = reasons[0] if reasons else ""
+            factor.why += f" ({reason})"
 
     def blank(self, **facts: Any) -> Ablation:
         return Ablation(
@@ -418,45 +430,50 @@ def _name(flips: Flips) -> str:
 
 def limits(ablation: Ablation) -> list[str]:
     """What the table does not establish, whatever it shows."""
-    found = [
+    lines = [
         "every statement is about the factors and settings in the table, in this "
         "scenario's traffic, on this release and device"
     ]
-    baseline = ablation.cell(())
-    if ablation.repeat == 1:
-        found.append(
-            "each cell was run once: a failure that comes and goes may seem to be gone "
-            "(--repeat N)"
-        )
-    elif baseline is not None and (fails := baseline.count(Outcome.REPRODUCED)) < len(
-        baseline.runs
-    ):
-        luck = (1 - fails / len(baseline.runs)) ** ablation.repeat
-        found.append(
-            f"the baseline failed in {fails} of {len(baseline.runs)} runs: at that "
-            f"rate, {ablation.repeat} runs without a failure are luck in {luck:.0%} of "
-            "the cases"
-        )
-    found += [
-        f"{name} is in no combination: {why}" for name, why in ablation.left_out.items()
-    ]
+    lines += _luck(ablation)
+    for name, why in ablation.left_out.items():
+        lines.append(f"{name} is in no combination: {why}")
     for cell in ablation.cells:
         if cell.state is CellState.LOST and cell.runs:
             name = " + ".join(cell.flips) or "the baseline"
-            found.append(f"{name}: no run reached a verdict: {cell.runs[-1].error}")
-    together = [
-        c
-        for c in ablation.cells
-        if c.role == "together" and c.state is not CellState.CURED
-    ]
-    alone = {name for c in ablation.cures if len(c.flips) == 1 for name in c.flips}
-    found += [
-        f"{' + '.join(c.flips)}: {c.state}, although "
-        f"{', '.join(sorted(alone & set(c.flips)))} "
-        "alone is a workaround: the factors do not simply add up"
-        for c in together
-        if alone & set(c.flips)
-    ]
+            lines.append(f"{name}: no run reached a verdict: {cell.runs[-1].error}")
+
+    cures_alone: set[str] = set()
+    for cure in ablation.cures:
+        if len(cure.flips) == 1:
+            cures_alone.update(cure.flips)
+    for cell in ablation.cells:
+        cures = sorted(cures_alone & set(cell.flips))
+        if cell.role == "together" and cell.state is not CellState.CURED and cures:
+            lines.append(
+                f"{' + '.join(cell.flips)}: {cell.state}, although {', '.join(cures)} "
+                "alone is a workaround: the factors do not simply add up"
+            )
     if ablation.conclusion is Conclusion.NO_CURE:
-        found.append("combinations of some, but not all, of the factors were not tried")
-    return found
+        lines.append("combinations of some, but not all, of the factors were not tried")
+    return lines
+
+
+def _luck(ablation: Ablation) -> list[str]:
+    """Where a failure that comes and goes may only seem to be gone."""
+    if ablation.repeat == 1:
+        return [
+            "each cell was run once: a failure that comes and goes may seem to be gone "
+            "(--repeat N)"
+        ]
+    baseline = ablation.cell(())
+    if baseline is None:
+        return []
+    fails, runs = baseline.count(Outcome.REPRODUCED), len(baseline.runs)
+    if fails >= runs:
+        return []
+    luck = (1 - fails / runs) ** ablation.repeat
+    return [
+        f"the baseline failed in {fails} of {runs} runs: at that "
+        f"rate, {ablation.repeat} runs without a failure are luck in {luck:.0%} of "
+        "the cases"
+    ]

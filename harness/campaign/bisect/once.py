@@ -11,7 +11,8 @@ from mmrepro.base.errors import MmreproError, UsageError
 from mmrepro.base.machine.files import device_of
 from mmrepro.base.records import Record
 from mmrepro.campaign.bisect.options import BisectRunCommand
-from mmrepro.campaign.bisect.session import ONCE_MORE, verdict_of
+from mmrepro.campaign.bisect.session import ONCE_MORE
+from mmrepro.campaign.bisect.sides import verdict_of
 from mmrepro.campaign.trial import ENDED_SILENTLY, Making, TrialOptions, Trials, cell_of
 from mmrepro.engines import spec_for
 from mmrepro.engines.environments.build import existing

@@ -117,24 +117,25 @@ def exit_code(
         left: ids of the cells that have runs left.
     """
     free = {name for name, planned in runs.planned.items() if excused(planned.cell)}
-    settled = {
-        name: settle(runs.attempts_of(name))
-        for name in runs.planned
-        if name not in free
-    }
-    if any(event.what in ALARMS and event.cell not in free for event in runs.events):
-        return ExitCode.NOT_AS_EXPECTED
-    if any(
-        one.state is CellState.FLAKY
-        or (one.as_expected is False and one.state not in UNKNOWN)
-        for one in settled.values()
-    ):
+    counted = [name for name in runs.planned if name not in free]
+    settled = {name: settle(runs.attempts_of(name)) for name in counted}
+    for event in runs.events:
+        if event.what in ALARMS and event.cell not in free:
+            return ExitCode.NOT_AS_EXPECTED
+    if any(_surprises(cell) for cell in settled.values()):
         return ExitCode.NOT_AS_EXPECTED
     if runs.attempts and all(a.lost is Lost.INFRASTRUCTURE for a in runs.attempts):
         return ExitCode.INFRASTRUCTURE
-    if any(one.state in UNKNOWN or name in left for name, one in settled.items()):
-        return ExitCode.INCONCLUSIVE
+    for name, cell in settled.items():
+        if cell.state in UNKNOWN or name in left:
+            return ExitCode.INCONCLUSIVE
     return ExitCode.AS_EXPECTED
+
+
+def _surprises(cell: Settled) -> bool:
+    if cell.state is CellState.FLAKY:
+        return True
+    return cell.as_expected is False and cell.state not in UNKNOWN
 
 
 class EnvironmentCosts:
@@ -149,31 +150,29 @@ class EnvironmentCosts:
         """Seconds that its build takes, about."""
         if group.name not in self._builds:
             own = self.own(group)
-            like = [
-                one.manifest.build_seconds
-                for one in ([own] if own else self.alike(group))
-            ]
-            self._builds[group.name] = (
-                statistics.median(like) if like else ASSUMED_BUILD_S
-            )
+            like = [own] if own is not None else self.alike(group)
+            took = [stored.manifest.build_seconds for stored in like]
+            median = statistics.median(took) if took else ASSUMED_BUILD_S
+            self._builds[group.name] = median
         return self._builds[group.name]
 
     def own(self, group: EnvironmentGroup) -> Stored | None:
+        """That of the same release, or commit; None: it is not here."""
         wanted = (group.release, group.commit)
-        made = (
-            s
-            for s in self.alike(group)
-            if (s.manifest.release, s.manifest.commit) == wanted
-        )
-        return next(made, None)
+        for stored in self.alike(group):
+            if (stored.manifest.release, stored.manifest.commit) == wanted:
+                return stored
+        return None
 
     def alike(self, group: EnvironmentGroup) -> list[Stored]:
         """Those of the same engine and device, oldest release first."""
         wanted = (group.engine, group.device)
-        found = [
-            s for s in self._stored if (s.manifest.engine, s.manifest.device) == wanted
-        ]
-        return sorted(found, key=lambda one: selectors.version_of(one.manifest.release))
+        alike: list[Stored] = []
+        for stored in self._stored:
+            if (stored.manifest.engine, stored.manifest.device) == wanted:
+                alike.append(stored)
+        alike.sort(key=lambda stored: selectors.version_of(stored.manifest.release))
+        return alike
 
 
 _STATES = {
@@ -266,21 +265,20 @@ class Nightly:
         campaign.places.expect(groups)
 
     def order(self, place: Place, names: Collection[str]) -> Order | None:
-        while (
-            slice := self._dispatcher.next(place.name, place.has, names)
-        ) is not None:
+        while True:
+            slice = self._dispatcher.next(place.name, place.has, names)
+            if slice is None:
+                return None
             group = slice.group
-            if any(
-                self.campaign.fits(self.estimates.of(p.cell)[0]) for p in group.cells
-            ):
-                self.campaign.note(
-                    f"{group.name} on {place.name}" if place.name else group.name
-                )
-                order = self._order(slice)
-                self._slices[id(order)] = slice
-                return order
-            self._dispatcher.ended(slice)
-        return None
+            seconds = [self.estimates.of(planned.cell)[0] for planned in group.cells]
+            if not any(map(self.campaign.fits, seconds)):
+                self._dispatcher.ended(slice)
+                continue
+            where = f"{group.name} on {place.name}" if place.name else group.name
+            self.campaign.note(where)
+            order = self._order(slice)
+            self._slices[id(order)] = slice
+            return order
 
     def waits(self) -> bool:
         return bool(self.todo)
@@ -305,8 +303,10 @@ class Nightly:
         slice, came = self._slices.pop(id(order)), self._came.pop(id(order), 0)
         if began is not None:
             self._append(lost(self.runs.night.id, began, loss.message, place))
-        again = []
-        for planned in (p for p in slice.group.cells if self.next(p) is not None):
+        again: list[Planned] = []
+        for planned in slice.group.cells:
+            if self.next(planned) is None:
+                continue
             name = planned.cell.id
             self._strikes[name] = 0 if came or began else self._strikes[name] + 1
             if self._strikes[name] < STRIKES:
@@ -335,17 +335,17 @@ class Nightly:
 
     def _order(self, slice: Slice) -> Order:
         cells = [planned.cell for planned in slice.group.cells]
-        known = {cell.id: self.estimates.of(cell) for cell in cells}
+        measured: dict[str, float] = {}
+        for cell in cells:
+            seconds, why = self.estimates.of(cell)
+            if why != ASSUMED_WHY:
+                measured[cell.id] = seconds
         return CellsUntilWhole(
             night=self.runs.night.id,
             group=slice.group,
             attempts={cell.id: tuple(self.runs.attempts_of(cell.id)) for cell in cells},
             before={cell.id: self._before[cell.id] for cell in cells},
-            seconds={
-                name: seconds
-                for name, (seconds, why) in known.items()
-                if why != ASSUMED_WHY
-            },
+            seconds=measured,
             repeat=self.runs.night.repeat,
             confirm=self.runs.night.confirm,
             until=self.campaign.until,
@@ -353,10 +353,12 @@ class Nightly:
         )
 
     def _give_up(self, planned: Planned, why: str, machine: str) -> None:
-        while (coming := self.next(planned)) is not None:
+        coming = self.next(planned)
+        while coming is not None:
             began = began_of(planned, coming)
             self.campaign.began(began, machine)
             self._append(lost(self.runs.night.id, began, why, machine))
+            coming = self.next(planned)
 
     def _append(self, attempt: Attempt) -> None:
         self.ledger.append(attempt)

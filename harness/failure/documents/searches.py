@@ -4,10 +4,12 @@ from a document alone."""
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Iterable
 from enum import StrEnum
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
+import mmrepro
 from mmrepro.base.records import Document, Moment, Record, WheelFacts
 from mmrepro.failure.documents import (
     ClaimResult,
@@ -32,6 +34,24 @@ class CampaignDocument(Document):
     failure: Annotated[str, Field(description="why it is partial")] = ""
     command: Annotated[str, Field(description="that repeats it")]
     resume: Annotated[str, Field(description="that goes on with it")] = ""
+
+
+def begun(what: str, command: str, resume: str) -> dict[str, Any]:
+    """The facts of a campaign's document before the campaign has ended.
+
+    Args:
+        what: that people call it: "replay".
+        command: that repeats it.
+        resume: the command that goes on with it.
+    """
+    return {
+        "mmrepro_version": mmrepro.__version__,
+        "id": uuid.uuid4().hex[:12],
+        "created": Moment.now(),
+        "state": "interrupted",
+        "failure": f"the {what} has not ended; to resume, run: {resume}",
+        "command": command,
+    }
 
 
 class SearchDocument(CampaignDocument):

@@ -59,6 +59,7 @@ class EpisodeEnded(Line):
         silent: by itself it showed nothing: it was wrong beside a reference.
     """
 
+    once_as = "Episode {0.episode.number} ended"
     kind: Literal["ended"] = "ended"
     episode: Episode
     elapsed_s: float
@@ -70,10 +71,6 @@ class EpisodeEnded(Line):
     answer_s: float
     suspect_s: float
     rule: str = ""
-
-    @property
-    def once(self) -> str:
-        return f"Episode {self.episode.number} ended"
 
     @property
     def deadlines(self) -> Deadlines:
@@ -89,29 +86,23 @@ class PursuitLed(Line):
         seen: the attempt at what is pursued.
     """
 
+    once_as = "Episode {0.number} led"
     kind: Literal["led"] = "led"
     number: int
     straight: bool
     seen: Observation
     starts: int = 0
 
-    @property
-    def once(self) -> str:
-        return f"Episode {self.number} led"
-
 
 class Pursued(Line):
     """What an episode showed has been pursued, in the folder ``replay``."""
 
+    once_as = "Episode {0.number} was pursued"
     kind: Literal["pursued"] = "pursued"
     number: int
     replay: str
     elapsed_s: float
     seconds: float
-
-    @property
-    def once(self) -> str:
-        return f"Episode {self.number} was pursued"
 
 
 class Finished(Line):
@@ -119,15 +110,12 @@ class Finished(Line):
     ``replay``.
     ``of``: the finding's folder."""
 
+    once_as = "{0.of} was finished"
     kind: Literal["finished"] = "finished"
     of: str
     replay: str
     elapsed_s: float
     seconds: float
-
-    @property
-    def once(self) -> str:
-        return f"{self.of} was finished"
 
 
 KeptLine: TypeAlias = EpisodeEnded | PursuitLed | Pursued | Finished

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mmrepro.base.records import FindingClass
+from mmrepro.campaign.campaign import CampaignState
 from mmrepro.engines import get_engine
 from mmrepro.failure.documents.folder import prepared
 from mmrepro.failure.documents.replay import (
@@ -43,7 +44,7 @@ from mmrepro.search.oracle.reference import has_own_format, reference_case
 from mmrepro.search.replay.attempts import CaseResult, StartingPoint, requests
 from mmrepro.search.replay.options import ReplayCommand
 from mmrepro.search.replay.pursue import FATAL
-from mmrepro.search.replay.session import Rounds
+from mmrepro.search.replay.rounds import Rounds
 from mmrepro.search.replay.simplify import as_sent, in_order
 from mmrepro.search.replay.store import (
     PLAYS_DIR,
@@ -76,7 +77,7 @@ def play_episode(session: Fuzzing, planned: PlannedEpisode) -> EpisodeEnded:
     folder = session.episode_dir(episode.number)
     shutil.rmtree(folder, ignore_errors=True)  # of a call that was killed in the middle
     session.keep_case(case, folder)
-    session.journal.append(EpisodeBegan(episode=episode))
+    session.files.journal.append(EpisodeBegan(episode=episode))
 
     began, deadlines = time.monotonic(), session.deadlines
     options = PlayOptions(deadlines, blocks=planned.blocks)
@@ -304,7 +305,7 @@ def _replay(
     )
     with ReplayFolder(folder, case, wanted, session.write_replay) as files:
         Rounds(session, files, start).run()
-        files.end("complete")
+        files.end(CampaignState.COMPLETE, "")
     shutil.rmtree(folder / PLAYS_DIR, ignore_errors=True)
 
 

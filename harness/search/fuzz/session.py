@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 import time
-import uuid
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
-import mmrepro
 from mmrepro.base.machine.host import host_facts
-from mmrepro.base.machine.journal import Head, Journal
-from mmrepro.base.records import Moment
-from mmrepro.base.text.redact import Redactor
+from mmrepro.base.machine.journal import Head
 from mmrepro.campaign.campaign import Campaign, CampaignState
 from mmrepro.campaign.events import RunEnded
 from mmrepro.engines.models.tiny import TINY
 from mmrepro.failure.documents import Fidelity
 from mmrepro.failure.documents.folder import prepared
 from mmrepro.failure.documents.replay import EPISODES_DIR, Fuzz
+from mmrepro.failure.documents.searches import begun
 from mmrepro.runs.judge import Deadlines
 from mmrepro.runs.play.players import PlayOptions
 from mmrepro.search.fuzz import minimisations
@@ -35,13 +32,12 @@ from mmrepro.search.fuzz.minimisations import play_episode
 from mmrepro.search.fuzz.options import FuzzCommand, FuzzProfile
 from mmrepro.search.fuzz.server import FuzzSource, read_source
 from mmrepro.search.replay.attempts import (
-    ENDINGS,
     CaseResult,
     CaseRun,
     CaseSearch,
-    campaign_folder,
     found as found_event,
 )
+from mmrepro.search.replay.folder import SessionFolder, campaign_folder, new_head
 from mmrepro.search.replay.store import WriteReplay
 from mmrepro.traffic.capture.messages import Contents
 from mmrepro.traffic.case.files import write_case
@@ -67,7 +63,6 @@ class Fuzzing(CaseSearch[Fuzz]):
 
     kind = "session"
     options: FuzzCommand
-    journal: Journal
     deadlines: Deadlines
 
     def __init__(
@@ -146,7 +141,7 @@ class Fuzzing(CaseSearch[Fuzz]):
     def _take_up(self) -> None:
         """Go on with what earlier calls left; the budget begins when a server has
         answered."""
-        ended = [line for line in self.journal.kept if isinstance(line, EpisodeEnded)]
+        ended = self.files.kept(EpisodeEnded)
         self.deadlines = ended[-1].deadlines if ended else self.measured()
         self._began = time.monotonic() - self.fuzz.elapsed_s
         self._opened = True
@@ -214,9 +209,9 @@ class Fuzzing(CaseSearch[Fuzz]):
     def take(self, line: LineT) -> LineT:
         """Write it down, and what follows from it. Raises UsageError: it is there
         already."""
-        kept = self.journal.append(line)
+        kept = self.files.journal.append(line)
         self._take(kept)
-        self.write()
+        self.files.write()
         return kept
 
     def report_ended(
@@ -256,32 +251,19 @@ class Fuzzing(CaseSearch[Fuzz]):
 
     def begin(self, campaign: Campaign[Fuzz]) -> None:
         super().begin(campaign)
-        head = Head(
-            mmrepro_version=mmrepro.__version__,
-            id=uuid.uuid4().hex[:12],
-            decides=self.options.decides,
+        head = new_head(Head, self.options.decides)
+        self.files = SessionFolder(
+            EPISODES, self.folder, head, self.fuzz, self._write_documents
         )
-        self.journal = Journal(EPISODES, self.folder, head)
-        self.fuzz.id = self.journal.head.id
-        self.write()
-        for line in self.journal.kept:
+        for line in self.files.journal.kept:
             if isinstance(line, KeptLine):
                 self._take(line)
 
-    def end(self, state: CampaignState, failure: str) -> Fuzz:
-        self.break_off()
-        with self.journal:
-            self.fuzz.state, self.fuzz.failure = ENDINGS[state], failure
-            self.fuzz.finished = Moment.now()
-            if self._opened:
-                self.fuzz.elapsed_s = round(self.elapsed_s, 2)
-            self.write()
-        return self.fuzz
+    def closing(self, state: CampaignState) -> None:
+        if self._opened:
+            self.fuzz.elapsed_s = round(self.elapsed_s, 2)
 
     # ------------------------------------------------------------------ the folder
-
-    def write(self) -> None:
-        self._write_documents(Redactor().redact_model(self.fuzz), self.folder)
 
     def _prepare(self) -> FuzzSource:
         """The session's folder, and what it begins with: kept there, pictures and
@@ -310,12 +292,7 @@ class Fuzzing(CaseSearch[Fuzz]):
     def _blank(self, source: FuzzSource) -> Fuzz:
         options = self.options
         return Fuzz(
-            mmrepro_version=mmrepro.__version__,
-            id="",
-            created=Moment.now(),
-            state="interrupted",
-            failure=f"the session has not ended; to resume, run: {self.resume_command}",
-            command=options.command_line(),
+            **begun(self.kind, options.command_line(), self.resume_command),
             resume=self.resume_command,
             server=options.server,
             profile=options.profile,

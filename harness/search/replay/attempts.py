@@ -13,22 +13,22 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import Any
 
-from mmrepro.base.errors import InfrastructureError, UnwritableOutput, UsageError
-from mmrepro.base.machine.journal import JournalKind
+from mmrepro.base.errors import InfrastructureError
 from mmrepro.base.records import FindingClass, Record
 from mmrepro.campaign.campaign import CampaignState
 from mmrepro.campaign.events import Established, RunEnded
+from mmrepro.campaign.measure import MeasuredBlock, MeasureRun
 from mmrepro.campaign.search import Search, Spent
 from mmrepro.campaign.work import OnServers, Order, StartedRun, Working, Workplace
 from mmrepro.engines import get_engine
-from mmrepro.failure.documents.folder import new_folder, refuse_taken
 from mmrepro.failure.documents.replay import Finding, PlayFacts, bucket_words
 from mmrepro.runs.judge import Deadlines
 from mmrepro.runs.play.players import PlayOptions, Servers
 from mmrepro.search.oracle.judge import judge
 from mmrepro.search.oracle.judged import OracleReport
+from mmrepro.search.replay.folder import DocumentT, SessionFolder
 from mmrepro.search.replay.known import diagnosed, named
 from mmrepro.search.replay.options import ServerCommand
 from mmrepro.search.replay.silent import Silent
@@ -47,20 +47,9 @@ from mmrepro.traffic.case.files import case_digest, read_contents
 from mmrepro.traffic.case.model import Case
 from mmrepro.traffic.case.sending import Played
 
-if TYPE_CHECKING:
-    pass
-
-ENDINGS: dict[CampaignState, Literal["complete", "interrupted", "failed"]] = {
-    CampaignState.COMPLETE: "complete",
-    CampaignState.OUT_OF_TIME: "complete",
-    CampaignState.INTERRUPTED: "interrupted",
-    CampaignState.FAILED: "failed",
-}
-"""The state of a campaign, as its document has it."""
 _LookAt = Callable[[str, int, Path], LiveLook]
 """Looks at a server that still lives, by its address, first process and log. Can be
 pickled."""
-DocumentT = TypeVar("DocumentT")
 
 
 class CaseResult(Record):
@@ -144,40 +133,17 @@ class CaseRun(OnServers):
         yield made
 
 
-def campaign_folder(options: ServerCommand, journal: JournalKind, root: str) -> Path:
-    """That of --resume, that of --out, or a new one below ``root``. Raises UsageError:
-    there is nothing to go on with; UnwritableOutput: --out already holds such a
-    campaign."""
-    server = options.server
-    if options.resume is not None:
-        if not journal.is_in(options.resume):
-            raise UsageError(
-                f"{options.resume} holds no {journal.what} to go on with.",
-                hint=f"without --resume: {options.command_line()}",
-            )
-        return options.resume.resolve()
-
-    if options.out is None:
-        return new_folder(root, server.engine, server.release)
-    if journal.is_in(options.out):
-        raise UnwritableOutput(
-            f"{options.out} already holds a {journal.what}.",
-            hint=f"--resume {options.out} goes on with it; or choose another --out",
-        )
-
-    refuse_taken(options.out)
-    return options.out
-
-
-class CaseSearch(Search[DocumentT, CaseResult]):
-    """A search whose runs are attempts at cases.
+class CaseSearch(Search[DocumentT, CaseResult | MeasuredBlock]):
+    """A search whose runs are attempts at cases, with a folder of its own.
 
     Attributes:
         servers: how all of them are started.
         blind: nothing is named.
+        files: the document and the journal; there once the campaign has begun.
     """
 
     folder: Path
+    files: SessionFolder[DocumentT]
 
     def __init__(self, options: ServerCommand, *, blind: bool = False) -> None:
         super().__init__()
@@ -189,7 +155,7 @@ class CaseSearch(Search[DocumentT, CaseResult]):
             options.boxed,
         )
         self.options, self.blind = options, blind
-        self._orders: dict[str, CaseRun] = {}
+        self._orders: dict[tuple[str, int], CaseRun | MeasureRun] = {}
 
     @property
     def resume_command(self) -> str:
@@ -204,11 +170,24 @@ class CaseSearch(Search[DocumentT, CaseResult]):
         return max(1, len(self.campaign.places.there()))
 
     def attempt(self, order: CaseRun) -> CaseResult:
-        """What came of it."""
-        self._orders[order.id] = order
-        made = self.result(order.began)
-        del self.done[made.id, 1], self._orders[made.id]
-        return made
+        """What came of an attempt at a case."""
+        result = self._result_of(order)
+        assert isinstance(result, CaseResult)
+        return result
+
+    def measure(self, order: MeasureRun) -> MeasuredBlock:
+        """What came of a block."""
+        result = self._result_of(order)
+        assert isinstance(result, MeasuredBlock)
+        return result
+
+    def _result_of(self, order: CaseRun | MeasureRun) -> CaseResult | MeasuredBlock:
+        run = order.began
+        self._orders[run.key] = order
+        result = self.result(run)
+        # Whoever asked keeps it: the same name may be asked for again.
+        del self.done[run.key], self._orders[run.key]
+        return result
 
     def judged(self, case: Case, played: Played) -> OracleReport:
         """What is wrong with it by itself."""
@@ -228,11 +207,21 @@ class CaseSearch(Search[DocumentT, CaseResult]):
     # ------------------------------------------------------------ asked by the campaign
 
     def order_of(self, want: StartedRun) -> Order:
-        return self._orders[want.id]
+        return self._orders[want.key]
 
-    def keep(self, line: CaseResult) -> tuple[str, int]:
+    def keep(self, line: CaseResult | MeasuredBlock) -> tuple[str, int]:
         """Whoever asked for it judges it, and writes that down."""
-        return line.id, 1
+        return line.id, line.block.index if isinstance(line, MeasuredBlock) else 1
+
+    def closing(self, state: CampaignState) -> None:
+        """Do what is still to be done, however it ends; the document is written
+        afterwards."""
+
+    def end(self, state: CampaignState, failure: str) -> DocumentT:
+        self.break_off()
+        with self.files as files:
+            self.closing(state)
+            return files.end(state, failure)
 
 
 # ------------------------------------------------------------------------ of one replay

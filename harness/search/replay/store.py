@@ -7,18 +7,14 @@ Whoever goes on with it repeats none that ended.
 from __future__ import annotations
 
 import re
-import uuid
 from collections.abc import Callable, Iterable
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any, Literal, NamedTuple, Self, TypeAlias
+from typing import Annotated, Any, Literal, NamedTuple, TypeAlias
 
-import mmrepro
-from mmrepro.base.machine import journal
 from mmrepro.base.machine.host import host_facts
-from mmrepro.base.machine.journal import Journal, JournalKind, Line
-from mmrepro.base.records import Moment, Record
-from mmrepro.base.text.redact import Redactor
+from mmrepro.base.machine.journal import JournalKind, Line
+from mmrepro.base.records import Record
 from mmrepro.failure.documents import INCIDENT_FILE, Fidelity, Incident
 from mmrepro.failure.documents.diagnosis import Match
 from mmrepro.failure.documents.replay import (
@@ -32,8 +28,10 @@ from mmrepro.failure.documents.replay import (
     Replay,
     Sighting,
 )
+from mmrepro.failure.documents.searches import begun
 from mmrepro.runs.judge import Deadlines
 from mmrepro.search.oracle.judged import OracleReport, alike
+from mmrepro.search.replay.folder import CaseHead, SessionFolder, new_head
 from mmrepro.search.replay.options import ReplayCommand
 from mmrepro.traffic.case.files import case_digest
 from mmrepro.traffic.case.model import Case, Operation
@@ -265,20 +263,6 @@ class AttemptWanted(NamedTuple):
     what: str
 
 
-class ReplayHead(journal.Head):
-    """The first line: whose attempts follow."""
-
-    case: Annotated[
-        str, Field(description="digest of the case, before anything was left out")
-    ]
-
-    def other_than(self, asked: Self) -> str:
-        same_maker = self.mmrepro_version == asked.mmrepro_version
-        if same_maker and self.case != asked.case:
-            return "is of another case"
-        return super().other_than(asked)
-
-
 class _OfAttempt(Line):
     number: int
     digest: str
@@ -293,6 +277,7 @@ class AttemptBegan(_OfAttempt):
 
 
 class AttemptEnded(_OfAttempt):
+    once_as = "Attempt {0.index} ({0.how}) of {0.digest} ended"
     kind: Literal["ended"] = "ended"
     seen: Observation
     answer_s: Annotated[
@@ -300,10 +285,6 @@ class AttemptEnded(_OfAttempt):
     ] = None
     suspect_s: float | None = None
     rule: str = ""
-
-    @property
-    def once(self) -> str:
-        return f"Attempt {self.index} ({self.how}) of {self.digest} ended"
 
     @property
     def key(self) -> Key:
@@ -317,31 +298,26 @@ class AttemptEnded(_OfAttempt):
 
 
 _AnyLine: TypeAlias = Annotated[
-    ReplayHead | AttemptBegan | AttemptEnded, Field(discriminator="kind")
+    CaseHead | AttemptBegan | AttemptEnded, Field(discriminator="kind")
 ]
 VERDICTS = JournalKind(
     "replay", VERDICTS_FILE, ".replay.lock", REPLAY_FILE, TypeAdapter(_AnyLine)
 )
 
 
-class ReplayFolder:
-    """A replay in progress; also a context manager. ``replay`` is valid, if partial, at
-    every moment.
+class ReplayFolder(SessionFolder[Replay]):
+    """A replay in progress.
 
     Attributes:
         ended: what attempts showed, those of an earlier call included.
-
-    Raises:
-        UsageError, BadIncident: as :class:`Journal`.
     """
 
     def __init__(
         self, folder: Path, case: Case, options: ReplayCommand, write: WriteReplay
     ) -> None:
-        """``write`` writes the documents below the folder, each time that they have
-        grown; the findings' folders with their ``case.json`` are there by then."""
-        self.folder, self.case, self.options = folder, case, options
-        self._write_documents = write
+        """``write``: as of a session; the findings' folders with their ``case.json``
+        are there by then."""
+        self.case, self.options = case, options
         decides = {
             "--time": options.time,
             "--budget": str(options.budget),
@@ -350,23 +326,15 @@ class ReplayFolder:
             "--seed": str(options.seed),
             "--device": options.on_gpu,
         }
-        head = ReplayHead(
-            mmrepro_version=mmrepro.__version__,
-            id=uuid.uuid4().hex[:12],
-            case=case_digest(case),
-            decides=decides,
-        )
-        self.journal = Journal(VERDICTS, folder, head)
-        kept = [line for line in self.journal.kept if isinstance(line, AttemptEnded)]
-        self.ended: dict[Key, AttemptEnded] = {line.key: line for line in kept}
-        self.replay = self._blank()
-        self.write()
+        head = new_head(CaseHead, decides, case=case_digest(case))
+        super().__init__(VERDICTS, folder, head, self._blank(folder), write)
+        self.ended: dict[Key, AttemptEnded] = {}
+        for line in self.kept(AttemptEnded):
+            self.ended[line.key] = line
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.journal.close()
+    @property
+    def replay(self) -> Replay:
+        return self.document
 
     def begin_attempt(self, key: Key, facts: PlayFacts) -> None:
         """Write down that it is made."""
@@ -401,26 +369,11 @@ class ReplayFolder:
         self.replay.findings = sorted([*others, finding], key=lambda f: int(f.id[1:]))
         self.write()
 
-    def end(
-        self, state: Literal["complete", "interrupted", "failed"], failure: str = ""
-    ) -> None:
-        self.replay.state, self.replay.failure = state, failure
-        self.replay.finished = Moment.now()
-        self.write()
-
-    def write(self) -> None:
-        self._write_documents(Redactor().redact_model(self.replay), self.folder)
-
-    def _blank(self) -> Replay:
+    def _blank(self, folder: Path) -> Replay:
         options, case = self.options, self.case
-        resume = options.command_line(out=None, resume=self.folder)
+        resume = options.command_line(out=None, resume=folder)
         return Replay(
-            mmrepro_version=mmrepro.__version__,
-            id=self.journal.head.id,
-            created=Moment.now(),
-            state="interrupted",
-            failure=f"the replay has not ended; to resume, run: {resume}",
-            command=options.command_line(),
+            **begun("replay", options.command_line(), resume),
             resume=resume,
             origin=case.origin,
             server=case.server,

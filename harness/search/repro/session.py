@@ -5,35 +5,21 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import re
-import shlex
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
-from functools import partial
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 from mmrepro.base.errors import UsageError
-from mmrepro.base.machine.files import (
-    device_of,
-    is_file,
-    is_folder,
-    open_to_read,
-    read_file,
-    write_file,
-)
+from mmrepro.base.machine.files import is_file, read_file, write_file
 from mmrepro.base.records import FindingClass
 from mmrepro.base.text.sanitize import one_line
-from mmrepro.campaign.campaign import Campaign
+from mmrepro.campaign.campaign import Campaign, CampaignState
 from mmrepro.campaign.events import Note
 from mmrepro.campaign.search import Spent
-from mmrepro.engines import get_engine, spec_for
-from mmrepro.engines.environments.build import existing
-from mmrepro.engines.environments.store import list_environments
 from mmrepro.failure.documents.replay import (
     REPLAY_FILE,
-    Claim,
     Finding,
     OnRelease,
     Replaced,
@@ -41,46 +27,33 @@ from mmrepro.failure.documents.replay import (
     ReportFacts,
     ReproVerdict,
 )
-from mmrepro.runs.judge import derive
+from mmrepro.runs.judge import Deadlines, derive
 from mmrepro.runs.play.player import RECORDED
 from mmrepro.search.oracle.judged import alike
 from mmrepro.search.replay.attempts import CaseRun, StartingPoint
 from mmrepro.search.replay.confirm import GIVE_UP
-from mmrepro.search.replay.known import server_wanted
 from mmrepro.search.replay.pursue import LOUD
-from mmrepro.search.replay.session import Replaying, Rounds
-from mmrepro.search.replay.store import AttemptWanted, WriteReplay
-from mmrepro.search.repro.claim import BY_EACH, claim_of, concluded, matches
-from mmrepro.search.repro.issue import Issue, read_issue
+from mmrepro.search.replay.rounds import Rounds
+from mmrepro.search.replay.session import Replaying
+from mmrepro.search.replay.store import AttemptWanted, Observation, WriteReplay
+from mmrepro.search.repro.claim import BY_EACH, concluded, matches
 from mmrepro.search.repro.options import ReproCommand
-from mmrepro.search.repro.server_command import (
-    Translated,
-    of_manifest,
-    options_of,
-    parse,
-    plain_command,
-    release_here,
-    serves,
-    translated,
-)
+from mmrepro.search.repro.report import asked_for
+from mmrepro.search.repro.server_command import parse
 from mmrepro.traffic.capture.client import (
     ClientRun,
     ClientWanted,
     beside,
     pictures_in,
     with_plain_addresses,
-    with_plain_commands,
 )
 from mmrepro.traffic.capture.messages import UNSEEN_SIZE, Captured
-from mmrepro.traffic.capture.read import holds_case, read
+from mmrepro.traffic.capture.read import read
 from mmrepro.traffic.case.expecting import checked
 from mmrepro.traffic.case.files import read_case, write_case
-from mmrepro.traffic.case.model import CASE_FILE, Case, Operation, ServerWanted
+from mmrepro.traffic.case.model import Case, Operation
 from mmrepro.traffic.drive import noise
-from packaging.version import Version
 
-_MAX_TEXT = 4 << 20
-_HEAD = 1 << 20
 _MOST_PICTURES = 100
 """That replace those which a client names and a report does not bring."""
 _SLOW_ANSWER_S = 1.0
@@ -89,374 +62,14 @@ _MOST_IN_A_ROW, _IN_A_ROW_S, _MANY = 10, 20.0, 30
 most."""
 _EARLIER, _MAX_REPLAY = 200, 16 << 20
 """Replays among which the same failure is looked for, the newest; bytes of one."""
-_WRITTEN_OTHERWISE: Final = (
-    ".http",
-    ".rest",
-    ".ps1",
-    ".bat",
-    ".cmd",
-    ".js",
-    ".ts",
-    ".mjs",
-)
-"""Files that are read as a report's block of that kind."""
 _CLIENT_DIR: Final = "client"
 _RUN_FILE: Final = "client.json"
-_NO_FILE: Final = Path()
 _TRIED: Final = re.compile(r"device-side assert|v1/worker/gpu/")
 """What a report says of a GPU, and a CPU may show as well: an index that is out of
 range, which is an exception there; code of vLLM's second model runner, which asks for
 Triton."""
-_SEVERAL_GPUS: Final = re.compile(r"NCCL|NVLink", re.IGNORECASE)
-"""In what a report says of its hardware."""
-
-# ------------------------------------------------------------------------ what is asked
-
-
-@dataclass(frozen=True)
-class _Client:
-    """Where requests come from: a script that is run, or a ``file`` that is read.
-
-    Attributes:
-        words: the command; with ``name`` in it for ``text``.
-        text: of the script.
-        script: where it lies; None: in a report.
-        files: further ones of a report, by name.
-    """
-
-    shown: str
-    words: tuple[str, ...] = ()
-    name: str = ""
-    text: str = ""
-    script: Path | None = None
-    file: Path | None = None
-    files: Mapping[str, str] = field(default_factory=dict)
-
-    @property
-    def texts(self) -> str:
-        """All that it says."""
-        return "\n".join([self.text, *self.files.values()])
-
-
-@dataclass(frozen=True)
-class _ReproAsked:
-    """A report, read: the server, the client, and the facts that its document has."""
-
-    server: ServerWanted
-    client: _Client
-    facts: ReportFacts
-
-
-def asked_for(options: ReproCommand) -> _ReproAsked:
-    """Read a report and the words beside it. Raises UsageError: what is missing, in a
-    sentence."""
-    issue = _issue(options)
-    client = _client(options, issue)
-    traffic = client.texts.strip() or _head(client.file)
-    claim = _claim(options, issue)
-    text = _server_text(options.server_command) or issue.server
-    if not text and issue.engine and not (options.engine or client.file):
-        text = plain_command(issue.engine, client.text)
-        issue.notes.append(f"The report has no server's command: {text} is taken.")
-    facts = ReportFacts(
-        source=options.file.name if options.file not in (None, _NO_FILE) else "",
-        server=text,
-        client=client.shown,
-        claim=claim,
-        notes=list(issue.notes),
-    )
-    if text:
-        server = _translated_server(options, issue, text, traffic, facts)
-    else:
-        server = _own_server(options, issue, client)
-
-    fixed = options.fixed
-    if fixed == "newest":
-        fixed = max(_here(server.engine, options.device), key=Version, default="")
-    facts.asked = fixed
-    return _ReproAsked(server, client, facts)
-
-
-def _claim(options: ReproCommand, issue: Issue) -> Claim:
-    """What the report observed, or ``--reported`` says. Raises UsageError: it is no
-    such word."""
-    given = claim_of(options.reported) if options.reported else None
-    claim = issue.claim
-    if options.on_gpu and not _SEVERAL_GPUS.search(claim.hardware):
-        claim.hardware = ""  # it is here
-    if given is None:
-        return claim
-    kept = {"exceptions": claim.exceptions, "hardware": claim.hardware}
-    return given.model_copy(update=kept)
-
-
-def _issue(options: ReproCommand) -> Issue:
-    if options.file in (None, _NO_FILE):
-        return Issue()
-    try:
-        text = read_file(options.file, _MAX_TEXT).decode("utf-8", "replace")
-    except OSError as error:
-        raise UsageError(f"{options.file} cannot be read: {error.strerror}.") from error
-
-    issue = read_issue(text)
-    if issue.other_engine and not options.server_command:
-        raise UsageError(
-            (
-                f"The report is of {issue.other_engine}; mmrepro starts vLLM, SGLang "
-                "and LMDeploy."
-            ),
-            hint='--server "vllm serve MODEL" to send its requests to one of these',
-        )
-
-    return issue
-
-
-def _server_text(given: str) -> str:
-    """``--server``: a command, or a file with one: a script, a compose file, a pod."""
-    if "\n" in given or not is_file(Path(given)):
-        return given
-    text = _text(Path(given))
-    return of_manifest(text) or text
-
-
-def _is_missing(path: str, script: Path | None) -> bool:
-    """Whether a file that a client names is not beside it, and would be in its
-    folder."""
-    beside_it = script.parent if script is not None else Path("/nowhere")
-    if is_file((beside_it / path).resolve()):
-        return False
-    return Path(path).is_absolute() or ".." not in Path(path).parts
-
-
-def _head(file: Path | None) -> str:
-    if file is None:
-        return ""
-    if is_folder(file):
-        file = file / CASE_FILE
-    with contextlib.suppress(OSError), open_to_read(file) as opened:
-        return opened.read(_HEAD).decode("utf-8", "replace")
-    return ""
-
-
-# --------------------------------------------------------------------------- the client
-
-_PYTHON: Final = re.compile(r"^(?:\S*/)?python3\.\d+$")
-
-
-def _client(options: ReproCommand, issue: Issue) -> _Client:
-    """Raises UsageError: there is none, or it cannot be read."""
-    if options.client:
-        return _given_client(options.client)
-    if issue.client:
-        return _of_report(issue)
-    if options.resume is not None and is_file(options.resume / CASE_FILE):
-        return _Client("", file=options.resume / CASE_FILE)
-    is_start = FindingClass.START_FAILURE in issue.claim.classes
-    if is_start or options.reported == "start-failure":
-        return _Client("")  # the start is the failure
-    if issue.offline:
-        raise UsageError(
-            "The report runs the engine in its own process (vllm.LLM, sglang.Engine, "
-            "pipeline); mmrepro repro tests servers.",
-            hint='--client "python client.py" with the same requests to a server',
-        )
-
-    what = "The report has" if options.file not in (None, _NO_FILE) else "There is"
-    if issue.other_client:
-        raise UsageError(
-            f"The report's client is {issue.other_client}, which mmrepro does not run.",
-            hint=(
-                '--client "python client.py", or a file with curl lines or a '
-                "request's body"
-            ),
-        )
-
-    raise UsageError(
-        (
-            f"{what} no client: no script with openai or requests, no curl, no "
-            "request's body."
-        ),
-        hint=(
-            '--client "python client.py", or a file with curl lines or a '
-            "request's body"
-        ),
-    )
-
-
-def _of_report(issue: Issue) -> _Client:
-    if issue.client_kind == "python":
-        made = _script("client.py", issue.client, "a Python script of the report")
-    elif issue.client_kind == "shell":
-        named = next((name for name in issue.files if name.endswith(".py")), "")
-        shown = f"{named} of the report" if named else "curl lines of the report"
-        made = _script("client.sh", issue.client, shown)
-    else:
-        return _Client(
-            "a request's body of the report", name="body.json", text=issue.client
-        )
-
-    return replace(made, files=issue.files)
-
-
-def _given_client(text: str) -> _Client:
-    whole = Path(text)
-    if is_folder(whole) or is_file(whole):
-        return _of_file(whole, text)
-    try:
-        words = shlex.split(with_plain_commands(text))
-    except ValueError as error:
-        raise UsageError(f"--client cannot be read: {error}.") from error
-
-    if text.lstrip().startswith("curl "):
-        return _script("client.sh", text, text)
-    scripts = [Path(word) for word in words[1:] if is_file(Path(word))]
-    if not words or not scripts:
-        raise UsageError(
-            (
-                f"--client {text}: there is no such file, and no script in it that is "
-                "here."
-            ),
-            hint='--client "python client.py"',
-        )
-
-    script = scripts[0]
-    command: list[str] = []
-    for word in words:
-        is_script = word == str(script)
-        command.append(script.name if is_script else _PYTHON.sub("python3", word))
-    client = _script(script.name, _text(script), text)
-    return replace(client, words=tuple(command), script=script.resolve())
-
-
-def _of_file(file: Path, shown: str) -> _Client:
-    """By what it is: a script, a request's body, or what a replay reads."""
-    if is_folder(file) or file.suffix in (".har", ".jsonl", ".log"):
-        return _Client(shown, file=file)
-    text = _text(file)
-    if file.suffix in (".py", ".sh") or text.startswith("#!"):
-        made = _script(file.name, text, shown)
-    elif file.suffix in _WRITTEN_OTHERWISE:
-        issue = read_issue(f"````{file.suffix[1:]}\n{text}\n````")
-        if not issue.client:
-            what = issue.other_client or "nothing that is read here"
-            raise UsageError(
-                f"{file} is {what}; mmrepro runs Python and shells.",
-                hint=(
-                    '--client "python client.py", or a file with curl lines or '
-                    "a request's body"
-                ),
-            )
-
-        made = replace(_of_report(issue), shown=shown)
-    elif (
-        file.suffix != ".json" and "curl " in text and not text.lstrip().startswith("{")
-    ):
-        made = _script(file.name, text, shown, as_shell=True)
-    else:
-        return _Client(shown, file=file)
-
-    return replace(made, script=file.resolve())
-
-
-def _text(file: Path) -> str:
-    try:
-        return read_file(file, _MAX_TEXT).decode("utf-8", "replace")
-    except OSError as error:
-        raise UsageError(f"{file} cannot be read: {error.strerror}.") from error
-
-
-def _script(name: str, text: str, shown: str, *, as_shell: bool = False) -> _Client:
-    shell = (
-        as_shell
-        or name.endswith(".sh")
-        or text.startswith(("#!/bin/", "#!/usr/bin/env bash"))
-    )
-    words = ("bash", name) if shell else ("python3", name)
-    text = with_plain_commands(text) if shell else text
-    return _Client(shown, words=words, name=name, text=text)
-
-
-# --------------------------------------------------------------------------- the server
-
-
-def _here(engine: str, device: str) -> list[str]:
-    """Releases of an engine whose environment for that device is on this machine."""
-    made = (environment.manifest for environment in list_environments(sizes=False))
-    wanted = engine, device_of(device)
-    return [m.release for m in made if (m.engine, m.device) == wanted and not m.commit]
-
-
-def _translated_server(
-    options: ReproCommand, issue: Issue, text: str, traffic: str, facts: ReportFacts
-) -> ServerWanted:
-    command = parse(text)
-    if options.engine and options.engine != command.engine:
-        raise UsageError(
-            f"--engine {options.engine}, and the command starts {command.engine}.",
-            hint="leave --engine out",
-        )
-
-    release = options.release
-    if not release:
-        named = command.release or issue.release
-        here = _here(command.engine, options.device)
-        if not named and facts.source:
-            listed = ", ".join(sorted(here, key=Version)) or "none"
-            raise UsageError(
-                f"The report names no release of {command.engine}; here are {listed}.",
-                hint="--release VERSION",
-            )
-
-        release, said = release_here(command.engine, named, here)
-        release = release or named
-        facts.notes += [said] if said else []
-        if not release:
-            raise UsageError(
-                f"No release of {command.engine} is named, and none is installed here.",
-                hint="--release VERSION",
-            )
-
-    known, has = None, lambda name: False
-    environment = existing(spec_for(command.engine, release, options.device))
-    if environment is not None:
-        packages = environment.site_packages
-        known = options_of(command.engine, packages) or None
-        has = partial(serves, command.engine, release, packages)
-
-    made: Translated = translated(
-        command, known, traffic, gpu=bool(options.on_gpu), serves=has
-    )
-    facts.replaced, facts.notes = list(made.replaced), [*facts.notes, *made.notes]
-    base = {
-        "engine": command.engine,
-        "release": release,
-        "model": made.model,
-        "max_model_len": made.max_model_len,
-        "args": [*made.args, *options.server_args],
-        "env": dict(made.env),
-    }
-    asked = {k: v for k, v in options.asked.items() if k in ("model", "max_model_len")}
-    env = {**made.env, **options.asked.get("env", {})}
-    wanted = ServerWanted.model_validate({**base, **asked, "env": env})
-    get_engine(wanted.engine).environment_spec(wanted.release, "cpu")
-    return wanted
-
-
-def _own_server(options: ReproCommand, issue: Issue, client: _Client) -> ServerWanted:
-    """Without a command: a case's own, or what the options say. Raises UsageError."""
-    named = {"engine": options.engine} if options.engine else {}
-    place = client.file or _NO_FILE
-    if not (named or options.resume or (client.file and holds_case(place))):
-        what = "The report has" if options.file not in (None, _NO_FILE) else "There is"
-        raise UsageError(
-            f"{what} no server's command.",
-            hint='--server "vllm serve MODEL --flags …"',
-        )
-
-    return server_wanted(place, options.resume, named | options.asked)
-
-
-# -------------------------------------------------------------------------- the session
+_NOT_SERVED: Final = frozenset({"401", "403", "404", "405"})
+"""Statuses of a server that does not have what was asked for."""
 
 
 class Reproducing(Replaying):
@@ -480,49 +93,31 @@ class Reproducing(Replaying):
     # ------------------------------------------------------------ asked by the campaign
 
     def begin(self, campaign: Campaign[Replay]) -> None:
-        recorded, scripted = self.case, bool(self.asked.client.words)
-        if scripted:
+        recorded, is_scripted = self.case, bool(self.asked.client.words)
+        if is_scripted:
             # What is journaled is the same before and after the client has run.
             self.case = recorded.keeping([])
         super().begin(campaign)
+
         self.replay.report = self.asked.facts
         replaced = [item.words for item in self.asked.facts.replaced]
         self.replay.limits += replaced
-        if scripted and recorded.operations:
-            self._known(recorded, _read_run(self.folder))
+        if is_scripted and recorded.operations:
+            self._take_in(recorded, _read_run(self.folder))
         for line in [*replaced, *self.facts.notes]:
             campaign.emit(Note(text=line))
 
     def run(self) -> None:
         """All of it, to the verdict."""
-        assert self._files is not None
-        claim = self.facts.claim
-        # Nothing that is run on a CPU could confirm or refute it.
-        if claim.hardware and not _TRIED.search(claim.hardware):
-            why = (
-                f"not testable here: the report has {claim.hardware!r}, which needs a "
-                "GPU"
-            )
-            self._conclude(ReproVerdict.NEEDS_HARDWARE, why)
+        needs = self._needs_hardware()
+        if needs:
+            self._conclude(ReproVerdict.NEEDS_HARDWARE, needs)
             return
 
-        silent = [kind for kind in claim.classes if kind not in BY_EACH]
-        # One start less than measuring them: a hang is noticed some seconds later.
-        deadlines = derive([_SLOW_ANSWER_S])
-        if self.asked.client.words and not self._files.case.operations:
-            deadlines = self._recorded().deadlines or deadlines
-        quiet = GIVE_UP if _failed_before(self.replay, self._files.case) else 1
-        starts = FindingClass.START_FAILURE in claim.classes
-        start = StartingPoint(
-            brief=True,
-            loud=not silent,
-            deadlines=deadlines,
-            starts=starts,
-            classes=tuple(claim.classes),
-            quiet=quiet,
-        )
-        rounds = Rounds(self, self._files, start)
-        if self._files.case.operations or not self._client_ran:
+        deadlines = self._deadlines()
+        rounds = Rounds(self, self.files, self._start(deadlines))
+        # A client that ran and sent nothing leaves nothing to play.
+        if self.files.case.operations or not self._client_ran:
             rounds.run()
             self._in_a_row(rounds)
         self._on_fixed(rounds)
@@ -530,14 +125,45 @@ class Reproducing(Replaying):
             finding.same_as = _earlier(finding, self.folder)
         self._conclude(*concluded(self.replay))
 
-    def end(self, state: Any, failure: str) -> Replay:
+    def end(self, state: CampaignState, failure: str) -> Replay:
         self._held.close()
         return super().end(state, failure)
 
-    def _conclude(self, verdict: ReproVerdict, said: str) -> None:
-        self.facts.verdict, self.facts.said = verdict, said
-        assert self._files is not None
-        self._files.write()
+    # ------------------------------------------------------------------ how it begins
+
+    def _needs_hardware(self) -> str:
+        """Why nothing that is run on a CPU could confirm or refute the report; "":
+        something could."""
+        hardware = self.facts.claim.hardware
+        if not hardware or _TRIED.search(hardware):
+            return ""
+        return f"not testable here: the report has {hardware!r}, which needs a GPU"
+
+    def _deadlines(self) -> Deadlines:
+        """Those that the client's own server showed; of a case a usual one's."""
+        # One start less than measuring them: a hang is noticed some seconds later.
+        usual = derive([_SLOW_ANSWER_S])
+        if self.asked.client.words and not self.files.case.operations:
+            return self._record_client() or usual
+        return usual
+
+    def _start(self, deadlines: Deadlines) -> StartingPoint:
+        """Where the rounds begin: what the report claims is looked for first."""
+        classes = self.facts.claim.classes
+        silent = [kind for kind in classes if kind not in BY_EACH]
+        has_failed = _failed_before(self.replay, self.files.case)
+        return StartingPoint(
+            brief=True,
+            loud=not silent,
+            deadlines=deadlines,
+            starts=FindingClass.START_FAILURE in classes,
+            classes=tuple(classes),
+            quiet=GIVE_UP if has_failed else 1,
+        )
+
+    def _conclude(self, verdict: ReproVerdict, why: str) -> None:
+        self.facts.verdict, self.facts.said = verdict, why
+        self.files.write()
 
     # ------------------------------------------------------------------ its client
 
@@ -563,8 +189,10 @@ class Reproducing(Replaying):
             concurrency=options.concurrency,
         )
 
-    def _recorded(self) -> Any:
-        """Run the client on a server of its own, and make a case of what it sent."""
+    def _record_client(self) -> Deadlines | None:
+        """Run the client on a server of its own, and make a case of what it sent.
+
+        Returns what that server showed of deadlines."""
         client = self.asked.client
         folder, words, changed = self._client_folder()
         wanted = ClientWanted(
@@ -578,64 +206,60 @@ class Reproducing(Replaying):
         what = f"the client ({client.shown}), which nobody vouches for"
         order = CaseRun("client", what, self.servers, _CLIENT_DIR, client=wanted)
         result = self.attempt(order)
+
         run = result.client or ClientRun()
         case, contents = self._recording(run)
         write_case(case, self.folder, contents)
         (self.folder / _CLIENT_DIR).mkdir(exist_ok=True)
         write_file(self.folder / _CLIENT_DIR / _RUN_FILE, run.model_dump_json())
-        self._known(case, run)
-
-        lines = list(changed)
-        if run.isolation:
-            lines.append(f"The client ran {run.isolation}.")
-        lines += run.notes
-        printed = run.output.strip().rpartition("\n")[2]
-        if printed and not case.operations:
-            lines.append(f"The last line of the client: {one_line(printed, 160)}")
-        for line in filter(None, lines):
+        self._take_in(case, run)
+        for line in [*changed, *_client_lines(run, case)]:
             self.campaign.emit(Note(text=line))
-        return result
+        return result.deadlines
 
     def _client_folder(self) -> tuple[Path, str, list[str]]:
         """The folder in which the client is run, with its files and what replaces its
         pictures; all that the client says; and what was changed, in sentences."""
         client = self.asked.client
         text, changed = with_plain_addresses(client.text)
-        words = with_plain_addresses(client.texts)[0]
         self.facts.notes += changed
-        files: dict[str, str] = {}
-        for name, content in client.files.items():
-            files[name] = with_plain_addresses(content)[0]
-        missing = [
-            path
-            for path in pictures_in(client.texts)
-            if _is_missing(path, client.script)
-        ][:_MOST_PICTURES]
-        for path in filter(os.path.isabs, missing):
+        files = {
+            name: with_plain_addresses(content)[0]
+            for name, content in client.files.items()
+        }
+        named = pictures_in(client.texts)
+        missing = [path for path in named if _is_missing(path, client.script)]
+        missing = missing[:_MOST_PICTURES]
+        for path in missing:
             # A whole path lies outside the client's folder, where nothing can be written.
-            text = text.replace(path, Path(path).name)
-            for name in files:
-                files[name] = files[name].replace(path, Path(path).name)
+            if Path(path).is_absolute():
+                text = text.replace(path, Path(path).name)
+                for name in files:
+                    files[name] = files[name].replace(path, Path(path).name)
 
         folder = self._held.enter_context(beside(client.script, text, client.name))
         for name, content in files.items():
             (folder / name).write_text(content, encoding="utf-8")
-        width, height = UNSEEN_SIZE
-        for path in missing:
-            name = Path(path).name if Path(path).is_absolute() else path
-            picture = folder / name
-            picture.parent.mkdir(parents=True, exist_ok=True)
-            write_file(picture, noise(picture.name, 1, UNSEEN_SIZE).png)
-            replaced = Replaced(
-                what=path,
-                by=f"noise of {width} x {height}",
-                why="the picture is not here",
-            )
-            self.facts.replaced.append(replaced)
-            self.replay.limits.append(replaced.words)
-            changed.append(replaced.words)
+        replaced = [self._noise_for(path, folder) for path in missing]
+        words = with_plain_addresses(client.texts)[0]
+        return folder, words, [*changed, *replaced]
 
-        return folder, words, changed
+    def _noise_for(self, path: str, folder: Path) -> str:
+        """Put noise where the client looks for a picture that is not here; in a
+        sentence."""
+        name = Path(path).name if Path(path).is_absolute() else path
+        picture = folder / name
+        picture.parent.mkdir(parents=True, exist_ok=True)
+        write_file(picture, noise(picture.name, 1, UNSEEN_SIZE).png)
+        width, height = UNSEEN_SIZE
+        replaced = Replaced(
+            what=path,
+            by=f"noise of {width} x {height}",
+            why="the picture is not here",
+        )
+        self.facts.replaced.append(replaced)
+        self.replay.limits.append(replaced.words)
+        return replaced.words
 
     def _recording(self, run: ClientRun) -> tuple[Case, Any]:
         """The case of what the client sent, and its pictures; without requests where there
@@ -653,10 +277,9 @@ class Reproducing(Replaying):
         case = captured.case.model_copy(update={"server": self.options.server})
         return self._expecting(case), captured.contents
 
-    def _known(self, case: Case, run: ClientRun) -> None:
+    def _take_in(self, case: Case, run: ClientRun) -> None:
         """What the client sent is the case."""
-        assert self._files is not None
-        self._files.case = case
+        self.files.case = case
         replay, facts = self.replay, self.facts
         replay.origin = case.origin
         replay.requests, replay.images = len(case.operations), len(case.images)
@@ -672,31 +295,33 @@ class Reproducing(Replaying):
         """Nothing of a loud failure showed, and requests were answered: send them again
         and again on one server. A race between two threads shows in a part of the
         tries."""
-        assert self._files is not None
-        replay, case, claim = self.replay, self._files.case, self.facts.claim
-        if replay.findings or replay.unconfirmed or replay.untestable:
-            return
-        loud = LOUD - {FindingClass.START_FAILURE}
-        if claim.classes and loud.isdisjoint(claim.classes):
-            return
-        answered = [
-            answer.seconds or 0.0 for answer in replay.answers if not answer.refused
-        ]
-        if not answered or len(case.operations) > _MANY:
-            return
-        times = int(min(_MOST_IN_A_ROW, _IN_A_ROW_S / max(0.1, sum(answered))))
+        times = self._times_in_a_row()
         if times < 2:
             return
-        what = f"its requests {times} times in a row"
+        case = in_a_row(self.files.case, times)
         try:
-            rounds.once_more(in_a_row(case, times), what)
+            rounds.once_more(case, f"its requests {times} times in a row")
         except Spent:
             return
 
-        if not (replay.findings or replay.unconfirmed):
-            said = f"Sent {times} times in a row on one server: nothing as well."
-            self.facts.notes.append(said)
-            self.campaign.emit(Note(text=said))
+        if not (self.replay.findings or self.replay.unconfirmed):
+            line = f"Sent {times} times in a row on one server: nothing as well."
+            self.facts.notes.append(line)
+            self.campaign.emit(Note(text=line))
+
+    def _times_in_a_row(self) -> int:
+        """How often the requests are sent again: as long as that takes some seconds."""
+        replay, classes = self.replay, self.facts.claim.classes
+        if replay.findings or replay.unconfirmed or replay.untestable:
+            return 0
+        if classes and (LOUD - {FindingClass.START_FAILURE}).isdisjoint(classes):
+            return 0
+        took = [
+            answer.seconds or 0.0 for answer in replay.answers if not answer.refused
+        ]
+        if not took or len(self.files.case.operations) > _MANY:
+            return 0
+        return int(min(_MOST_IN_A_ROW, _IN_A_ROW_S / max(0.1, sum(took))))
 
     # ------------------------------------------------------------------ another release
 
@@ -713,43 +338,66 @@ class Reproducing(Replaying):
         claimed = [f for f in confirmed if matches(f, self.facts.claim)]
         finding = (claimed or confirmed)[0]
         try:
-            self.facts.fixed.append(self._held_against(finding, release, rounds))
+            seen = self._played_on(release, finding, rounds)
         except Spent:
             replay.limits.append(
                 f"{finding.id} was not replayed on {release}: --budget"
             )
+        else:
+            state, words = _state_on_release(finding, seen)
+            on_release = OnRelease(
+                release=release, finding=finding.id, state=state, said=words
+            )
+            self.facts.fixed.append(on_release)
 
         rounds.plays.grew(finding)
 
-    def _held_against(
-        self, finding: Finding, release: str, rounds: Rounds
-    ) -> OnRelease:
-        """The case that is left, on another release. Raises Spent."""
+    def _played_on(self, release: str, finding: Finding, rounds: Rounds) -> Observation:
+        """The case that is left, played on another release. Raises Spent."""
         case, _ = read_case(self.folder / finding.case_file)
         server = case.server.model_copy(update={"release": release})
         other = case.model_copy(update={"server": server})
         what = f"{finding.id}: on {release}"
-        seen = rounds.plays.play(AttemptWanted(other, "confirm", 1, what))
+        return rounds.plays.play(AttemptWanted(other, "confirm", 1, what))
 
-        def on(state: Any, said: str) -> OnRelease:
-            return OnRelease(
-                release=release, finding=finding.id, state=state, said=said
-            )
 
-        if seen.has(finding.bucket):
-            return on("still", seen.sightings[0].said)
-        kinds = [sighting.finding_class for sighting in seen.sightings]
-        if FindingClass.START_FAILURE in kinds and finding.finding_class not in kinds:
-            return on("not-tested", seen.sightings[0].said)
-        for sighting in seen.sightings:
-            if sighting.finding_class in LOUD:
-                return on("other", sighting.said)
-        lines = [f"{op}: {words}" for op, words in seen.observed.items()]
-        observed = "; ".join(lines[:3])
-        not_served = {"401", "403", "404", "405"}
-        if seen.answers and not_served.issuperset(seen.answers.values()):
-            return on("not-tested", observed)
-        return on("fixed", observed)
+def _state_on_release(
+    finding: Finding, seen: Observation
+) -> tuple[Literal["still", "not-tested", "other", "fixed"], str]:
+    """What a finding has become on another release, and the words for it."""
+    if seen.has(finding.bucket):
+        return "still", seen.sightings[0].said
+    kinds = [sighting.finding_class for sighting in seen.sightings]
+    if FindingClass.START_FAILURE in kinds and finding.finding_class not in kinds:
+        return "not-tested", seen.sightings[0].said
+    for sighting in seen.sightings:
+        if sighting.finding_class in LOUD:
+            return "other", sighting.said
+
+    lines = [f"{op}: {words}" for op, words in seen.observed.items()]
+    observed = "; ".join(lines[:3])
+    if seen.answers and _NOT_SERVED.issuperset(seen.answers.values()):
+        return "not-tested", observed
+    return "fixed", observed
+
+
+def _client_lines(run: ClientRun, case: Case) -> list[str]:
+    """What is to be said of a client that ran."""
+    lines = [f"The client ran {run.isolation}."] if run.isolation else []
+    lines += filter(None, run.notes)
+    printed = run.output.strip().rpartition("\n")[2]
+    if printed and not case.operations:
+        lines.append(f"The last line of the client: {one_line(printed, 160)}")
+    return lines
+
+
+def _is_missing(path: str, script: Path | None) -> bool:
+    """Whether a file that a client names is not beside it, and would be in its
+    folder."""
+    beside_it = script.parent if script is not None else Path("/nowhere")
+    if is_file((beside_it / path).resolve()):
+        return False
+    return Path(path).is_absolute() or ".." not in Path(path).parts
 
 
 def in_a_row(case: Case, times: int) -> Case:
@@ -835,10 +483,3 @@ def _read_run(folder: Path) -> ClientRun:
         )
     except (OSError, ValueError):
         return ClientRun()
-
-
-def releases_of(asked: _ReproAsked) -> Iterator[str]:
-    """Releases that are started: the report's, and the one that it is compared with."""
-    yield asked.server.release
-    if asked.facts.asked:
-        yield asked.facts.asked

@@ -265,7 +265,7 @@ class BisectingMetric(BisectingCase):
         if abs(odds) < CLEAR:
             point.verdict = PointVerdict.BOTH
 
-    def adjust(self, side: Side, found: SideFinding | None) -> None:
+    def adjust(self, side: Side, finding: SideFinding | None) -> None:
         """In the words of a metric."""
         if self._moved is None:
             side.explanation = self._why
@@ -273,17 +273,17 @@ class BisectingMetric(BisectingCase):
                 side.conclusion = SideConclusion.INCONCLUSIVE
             return
 
-        if found is None or found.bad is None or found.beyond is None:
+        if finding is None or finding.bad is None or finding.beyond is None:
             return
-        after, before = self._reading(found.bad), self._reading(found.beyond)
+        after, before = self._reading(finding.bad), self._reading(finding.beyond)
         names = self._board.names
-        if found.conclusion is SideConclusion.FOUND:
-            changed = max(found.bad, found.beyond)
+        if finding.conclusion is SideConclusion.FOUND:
+            changed = max(finding.bad, finding.beyond)
             side.explanation = (
                 f"{self.metric.words} moved in {names[changed]}: against "
                 f"{names[self.good]} it is "
-                f"{after.words(self.metric)} in {names[found.bad]}, and "
-                f"{before.words(self.metric)} in {names[found.beyond]}"
+                f"{after.words(self.metric)} in {names[finding.bad]}, and "
+                f"{before.words(self.metric)} in {names[finding.beyond]}"
             )
 
         if not is_step(self._moved, before, after):

@@ -11,28 +11,24 @@ import hashlib
 import os
 import statistics
 import subprocess
-import uuid
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeAlias
 
-import mmrepro
 import psutil
-from mmrepro.base.machine import journal
 from mmrepro.base.machine.files import device_of
 from mmrepro.base.machine.host import child_environment, host_facts
-from mmrepro.base.machine.journal import Journal, JournalKind, Line
-from mmrepro.base.records import Moment, Record
-from mmrepro.base.text.redact import Redactor
+from mmrepro.base.machine.journal import JournalKind, Line
 from mmrepro.campaign.campaign import Campaign, CampaignState
 from mmrepro.campaign.events import Established, RunEnded
-from mmrepro.campaign.measure import MeasuredBlock, MeasureRun
-from mmrepro.campaign.search import Search, Spent
-from mmrepro.campaign.work import Order, StartedRun
+from mmrepro.campaign.measure import MeasureRun
+from mmrepro.campaign.search import Spent
+from mmrepro.campaign.work import StartedRun
 from mmrepro.engines import get_engine, spec_for
 from mmrepro.engines.environments.build import existing
 from mmrepro.failure.documents.folder import prepared
+from mmrepro.failure.documents.searches import begun
 from mmrepro.failure.documents.upgrade import (
     RUNS_FILE,
     UPGRADE_FILE,
@@ -47,15 +43,19 @@ from mmrepro.failure.documents.upgrade import (
 )
 from mmrepro.runs.changes import BUSY, LOOKS, changes, difference, enough
 from mmrepro.runs.judge import Deadlines
-from mmrepro.runs.play.players import Measuring, PlayOptions, Servers
-from mmrepro.search.oracle.judge import judge
+from mmrepro.runs.play.players import Measuring, PlayOptions
 from mmrepro.search.oracle.reference import with_logprobs
 from mmrepro.search.replay.attempts import (
-    ENDINGS,
     PLAYED_FILE,
     CaseResult,
     CaseRun,
+    CaseSearch,
+)
+from mmrepro.search.replay.folder import (
+    CaseHead,
+    SessionFolder,
     campaign_folder,
+    new_head,
 )
 from mmrepro.search.replay.known import server_wanted
 from mmrepro.search.upgrade import (
@@ -90,6 +90,8 @@ take."""
 UNEVEN = 1.15
 """By how much a machine may be slower in some blocks than in others before it is
 said."""
+_NOISY = 0.2
+"""Cores that other programs may take before it is said."""
 _BROKEN_BLOCKS = 3
 """In a row, after which nothing more is measured."""
 _ORDER: tuple[Side, Side] = ("old", "new")
@@ -98,44 +100,34 @@ _LONG_PLAY = 1 / 6
 not twice, so that there is time to measure."""
 
 
-class UpgradeHead(journal.Head):
+class UpgradeHead(CaseHead):
     """The first line: whose runs follow."""
 
-    case: Annotated[str, Field(description="digest of the traffic")]
-
-    def other_than(self, asked: Any) -> str:
-        if self.mmrepro_version == asked.mmrepro_version and self.case != asked.case:
-            return "is of other traffic"
-        return super().other_than(asked)
+    other = "other traffic"
 
 
 class Calibrated(Line):
+    once_as = "The deadlines were measured"
     kind: Literal["deadlines"] = "deadlines"
     answer_s: float
     suspect_s: float
     rule: str = ""
 
     @property
-    def once(self) -> str:
-        return "The deadlines were measured"
+    def deadlines(self) -> Deadlines:
+        return Deadlines(self.answer_s, self.suspect_s, self.rule)
 
 
 class RunLine(Line):
+    once_as = "Run {0.run.index} of the {0.run.side} side ended"
     kind: Literal["run"] = "run"
     run: SideRun
 
-    @property
-    def once(self) -> str:
-        return f"Run {self.run.index} of the {self.run.side} side ended"
-
 
 class MeasuredLine(Line):
+    once_as = "Block {0.block.index} was measured"
     kind: Literal["block"] = "block"
     block: Block
-
-    @property
-    def once(self) -> str:
-        return f"Block {self.block.index} was measured"
 
 
 _AnyLine: TypeAlias = Annotated[
@@ -147,7 +139,7 @@ RUNS = JournalKind(
 _WriteUpgrade = Callable[[Upgrade, Path], object]
 
 
-class Upgrading(Search[Upgrade, Record]):
+class Upgrading(CaseSearch[Upgrade]):
     """A comparison in progress.
 
     Attributes:
@@ -157,32 +149,24 @@ class Upgrading(Search[Upgrade, Record]):
     """
 
     kind = "comparison"
+    options: UpgradeCommand
 
     def __init__(self, options: UpgradeCommand, *, write: _WriteUpgrade) -> None:
         """``write`` writes the documents below the folder, each time that they have
         grown."""
-        super().__init__()
-        self.options, self._write = options, write
+        super().__init__(options)
+        self._write = write
         self.sides: dict[Side, ServerWanted] = {
             "old": options.server,
             "new": options.new_server,
         }
-        self.servers = Servers(
-            options.server, options.start_mode, options.timeout_s, options.device
-        )
         self.runs: dict[Side, list[SideRun]] = {"old": [], "new": []}
         self.blocks: list[Block] = []
         self.case = self._read()
-        self._orders: dict[tuple[str, int], Order] = {}
-        self._journal: Journal | None = None
         self._of_runs: tuple[int, list[Difference]] = 0, []
         self._enough = False
         self.works = [self.run]
         self.document = self._blank()
-
-    @property
-    def resume_command(self) -> str:
-        return self.options.command_line(out=None, resume=self.folder)
 
     def standing(self) -> str:
         made = sum(map(len, self.runs.values()))
@@ -203,55 +187,56 @@ class Upgrading(Search[Upgrade, Record]):
             self._limit("the time was over (--budget) before all was settled")
 
     def _deadlines(self) -> Deadlines:
-        kept = next((line for line in self._kept if isinstance(line, Calibrated)), None)
-        if kept is None:
-            order = CaseRun("deadlines", "deadlines", self.servers)
-            result = self._made(order, order.began)
-            assert isinstance(result, CaseResult)
-            measured = result.deadlines
-            assert measured is not None
-            line = Calibrated(
-                answer_s=measured.answer_s,
-                suspect_s=measured.suspect_s,
-                rule=measured.rule,
-            )
-            kept = self._append(line)
-
-        return Deadlines(kept.answer_s, kept.suspect_s, kept.rule)
+        """Those of an earlier call, or measured now on a server of its own."""
+        for line in self.files.kept(Calibrated):
+            return line.deadlines
+        result = self.attempt(CaseRun("deadlines", "deadlines", self.servers))
+        assert result.deadlines is not None
+        line = Calibrated(**asdict(result.deadlines))
+        return self.files.journal.append(line).deadlines
 
     def _play(self, deadlines: Deadlines) -> None:
         """All of the traffic, twice on each side, A B B A; once, where that takes
         long."""
         kept: dict[tuple[Side, int], SideRun] = {}
-        for line in self._kept:
-            if isinstance(line, RunLine):
-                kept[line.run.side, line.run.index] = line.run
-        for index in (1, 2):
-            works: list[Callable[[], object]] = []
-            # A B B A: what drifts with time, such as a machine that grows warm, does
-            # not favour a side.
-            in_order = (self.options.seed + index) % 2
-            for side in _ORDER if in_order else _ORDER[::-1]:
-                if (side, index) in kept:
-                    self._ran(kept[side, index], kept=True)
-                    continue
-                work = functools.partial(self._play_one, side, index, deadlines)
-                works.append(work)
+        for line in self.files.kept(RunLine):
+            kept[line.run.side, line.run.index] = line.run
+        self._play_both(1, kept, deadlines)
 
-            if works:
-                self.beside(works)
-            self._compare()
-            long = max(run.seconds for run in self._both())
-            once = index == 1 and len(kept) <= len(_ORDER)
-            # The second play tells what a side does now and then; the rest of the time
-            # is better spent on measuring.
-            if once and long > _LONG_PLAY * self.options.budget_s:
-                self._limit(
-                    "all of the traffic was played once on each side, since that takes "
-                    "more than a sixth of the time (--budget): what a side does now "
-                    "and then is not told apart"
-                )
-                return
+        long = max(run.seconds for run in self._both())
+        has_second = len(kept) > len(_ORDER)
+        # The second play tells what a side does now and then; the rest of the time is
+        # better spent on measuring.
+        if long > _LONG_PLAY * self.options.budget_s and not has_second:
+            self._limit(
+                "all of the traffic was played once on each side, since that takes "
+                "more than a sixth of the time (--budget): what a side does now "
+                "and then is not told apart"
+            )
+            return
+        self._play_both(2, kept, deadlines)
+
+    def _play_both(
+        self,
+        index: int,
+        kept: Mapping[tuple[Side, int], SideRun],
+        deadlines: Deadlines,
+    ) -> None:
+        """A play of each side, beside each other where places are free."""
+        # A B B A: what drifts with time, such as a machine that grows warm, does not
+        # favour a side.
+        old_is_first = (self.options.seed + index) % 2
+        plays: list[Callable[[], object]] = []
+        for side in _ORDER if old_is_first else _ORDER[::-1]:
+            if (side, index) in kept:
+                self._ran(kept[side, index], kept=True)
+            else:
+                play = functools.partial(self._play_one, side, index, deadlines)
+                plays.append(play)
+
+        if plays:
+            self.beside(plays)
+        self._compare()
 
     def _play_one(self, side: Side, index: int, deadlines: Deadlines) -> None:
         case = with_logprobs(self.case.model_copy(update={"server": self.sides[side]}))
@@ -264,11 +249,8 @@ class Upgrading(Search[Upgrade, Record]):
             contents=self.folder,
             options=PlayOptions(deadlines, early=False, blocks=6, bodies=True),
         )
-        result = self._made(order, order.began)
-        assert isinstance(result, CaseResult)
-        self._ran(
-            self._append(RunLine(run=self._observed(side, index, case, result))).run
-        )
+        run = self._observed(side, index, case, self.attempt(order))
+        self._ran(self.files.journal.append(RunLine(run=run)).run)
 
     def _observed(
         self, side: Side, index: int, case: Case, result: CaseResult
@@ -286,7 +268,7 @@ class Upgrading(Search[Upgrade, Record]):
             error="" if played.state is PlayState.ENDED else played.said,
             start_s=played.start_s,
             seconds=result.seconds,
-            sightings=self.judged(case, played),
+            sightings=self.judged(case, played).sightings,
             fields=fields,
             folder=result.place,
         )
@@ -294,10 +276,6 @@ class Upgrading(Search[Upgrade, Record]):
             run.config = configuration.of_log(folder / played.log_file)
             run.options = self.listed_options(side)
         return run
-
-    def judged(self, case: Case, played: Played) -> list[Any]:
-        """What is wrong with it by itself."""
-        return judge(case, played, engine=get_engine(case.server.engine)).sightings
 
     def listed_options(self, side: Side) -> list[OptionSeen]:
         """The options that the side's server lists; []: its environment is not on this
@@ -347,7 +325,7 @@ class Upgrading(Search[Upgrade, Record]):
             kept=kept,
         )
         self.campaign.emit(event)
-        self.write()
+        self.files.write()
 
     def _both(self) -> list[SideRun]:
         """All runs of all of the traffic, OLD's before NEW's."""
@@ -356,18 +334,16 @@ class Upgrading(Search[Upgrade, Record]):
     # ------------------------------------------------------------------ blocks
 
     def _measure(self) -> None:
-        lines = (line for line in self._kept if isinstance(line, MeasuredLine))
-        kept = {line.block.index: line.block for line in lines}
+        """Measure blocks until the statistics are settled."""
+        kept = {line.block.index: line.block for line in self.files.kept(MeasuredLine)}
         broken = 0
         for look in LOOKS:
-            wanted = range(len(self.blocks) + 1, look + 1)
-            for index in wanted:
+            for index in range(len(self.blocks) + 1, look + 1):
                 block = kept.get(index)
                 if block is None:
-                    order = self._block(index)
-                    made = self._made(order, order.began)
-                    assert isinstance(made, MeasuredBlock)
-                    block = self._append(MeasuredLine(block=made.block)).block
+                    measured = self.measure(self._block(index)).block
+                    line = MeasuredLine(block=measured)
+                    block = self.files.journal.append(line).block
                 self._took(block, kept=index in kept)
                 # A block may fail by chance; several in a row do not.
                 broken = broken + 1 if block.error else 0
@@ -381,10 +357,11 @@ class Upgrading(Search[Upgrade, Record]):
                 return
 
     def _block(self, index: int) -> MeasureRun:
+        """The order of a block, which takes about as long as two starts."""
         started = [run.start_s for run in self._both()]
         for block in self.blocks:
             started += [block.old.get("start", 0.0), block.new.get("start", 0.0)]
-        seconds = min(_MOST_S, max(_LEAST_S, 2 * max(started, default=0.0)))
+        starts_s = 2 * max(started, default=0.0)
         measuring = Measuring(
             self.sides["old"],
             self.sides["new"],
@@ -393,19 +370,13 @@ class Upgrading(Search[Upgrade, Record]):
             index=index,
             seed=self.options.seed,
             together=self.document.interleaved == "requests",
-            part_s=min(_PARTS_S[1], max(_PARTS_S[0], _ANSWERS * self._answer_s())),
-            seconds=seconds,
+            part_s=_bounded(_ANSWERS * self._answer_s(), *_PARTS_S),
+            seconds=_bounded(starts_s, _LEAST_S, _MOST_S),
             at_once=self.options.at_once,
             only=self.options.only,
         )
-        place = f"{_BLOCKS_DIR}/{index:03d}"
-        return MeasureRun(
-            "block",
-            "old and new in turn, block",
-            self.servers,
-            place,
-            measuring=measuring,
-        )
+        what, place = "old and new in turn, block", f"{_BLOCKS_DIR}/{index:03d}"
+        return MeasureRun("block", what, self.servers, place, measuring=measuring)
 
     def _answer_s(self) -> float:
         """What an answer takes."""
@@ -433,13 +404,16 @@ class Upgrading(Search[Upgrade, Record]):
                 kept=kept,
             )
         )
-        self.write()
+        self.files.write()
 
     def _changes(self, *, last: bool = False) -> list[Any]:
-        sound = [block for block in self.blocks if not block.error]
         asked = self.options
         return changes(
-            sound, asked.thresholds, asked.confidence, only=asked.only, last=last
+            self._sound_blocks(),
+            asked.thresholds,
+            asked.confidence,
+            only=asked.only,
+            last=last,
         )
 
     # ------------------------------------------------------------------ what follows
@@ -462,7 +436,7 @@ class Upgrading(Search[Upgrade, Record]):
                 self.campaign.emit(
                     Established(text=f"{item.subject}: {item.statement}")
                 )
-        self.write()
+        self.files.write()
 
     def compared(self) -> list[Difference]:
         """What the runs of all of the traffic show."""
@@ -486,33 +460,42 @@ class Upgrading(Search[Upgrade, Record]):
 
     def _conclude(self) -> None:
         """What is to be said of the whole, at its end."""
-        document, blocks = self.document, [b for b in self.blocks if not b.error]
+        document = self.document
         self._compare(last=not self._enough)
         measured = any(d.metric for d in document.differences)
         if not measured and all(run.started for run in document.runs):
-            why = "nothing was measured"
-            if blocks:
-                why = f"too few blocks were measured for an interval: {len(blocks)}"
-            elif self.blocks:
-                why = self.blocks[-1].error
             untold = Difference(
-                area=Area.SPEED, subject="times", outcome=Outcome.UNTOLD, statement=why
+                area=Area.SPEED,
+                subject="times",
+                outcome=Outcome.UNTOLD,
+                statement=self._why_unmeasured(),
             )
             document.differences.append(untold)
+        self._limits_of_machine()
 
+    def _why_unmeasured(self) -> str:
+        sound = self._sound_blocks()
+        if sound:
+            return f"too few blocks were measured for an interval: {len(sound)}"
+        return self.blocks[-1].error if self.blocks else "nothing was measured"
+
+    def _limits_of_machine(self) -> None:
+        """Say where the client, other programs or the machine's speed were in the
+        way."""
+        blocks = self._sound_blocks()
         busy = [block.client_busy for block in blocks]
         # The median: one block on a busy machine says nothing of the whole.
-        if busy and sorted(busy)[len(busy) // 2] > BUSY:
+        if busy and _upper_median(busy) > BUSY:
             self._limit(
                 f"the client was the bottleneck: it computed for {max(busy):.0%} of "
                 "the time, so the servers may differ by more"
             )
 
-        noise = sorted(block.noise for block in blocks)
-        if noise and noise[len(noise) // 2] > 0.2:
+        noise = [block.noise for block in blocks]
+        if noise and _upper_median(noise) > _NOISY:
             cores = os.cpu_count() or 1
             self._limit(
-                f"other programs took {noise[len(noise) // 2]:.1f} of {cores} cores "
+                f"other programs took {_upper_median(noise):.1f} of {cores} cores "
                 "meanwhile"
             )
 
@@ -523,6 +506,9 @@ class Upgrading(Search[Upgrade, Record]):
                 f"to {slow:.1f} ms from block to block, without a tenth of them at "
                 "each end"
             )
+
+    def _sound_blocks(self) -> list[Block]:
+        return [block for block in self.blocks if not block.error]
 
     def _limit(self, text: str) -> None:
         if text not in self.document.limits:
@@ -535,75 +521,32 @@ class Upgrading(Search[Upgrade, Record]):
         options = self.options
         decides = {
             # Digests: what is written down is redacted, and is held against what is
-            #     asked.
+            # asked.
             "old": _digest(options.server),
             "new": _digest(options.new_server),
             "--seed": str(options.seed),
             "--at-once": str(options.at_once),
             "--interleave": options.interleave,
         }
-        head = UpgradeHead(
-            mmrepro_version=mmrepro.__version__,
-            id=uuid.uuid4().hex[:12],
-            case=case_digest(self.case),
-            decides=decides,
-        )
-        self._journal = Journal(RUNS, self.folder, head)
-        self.document.id = self._journal.head.id
-        self.write()
-
-    @property
-    def _kept(self) -> Sequence[Line]:
-        assert self._journal is not None
-        return self._journal.kept
-
-    def _append(self, line: Any) -> Any:
-        assert self._journal is not None
-        return self._journal.append(line)
-
-    def _made(self, order: CaseRun | MeasureRun, began: StartedRun) -> Record:
-        self._orders[began.key] = order
-        made = self.result(began)
-        del self.done[began.key], self._orders[began.key]
-        return made
-
-    def order_of(self, want: StartedRun) -> Order:
-        return self._orders[want.key]
-
-    def keep(self, line: Record) -> tuple[str, int]:
-        """Whoever asked for it writes it down."""
-        assert isinstance(line, CaseResult | MeasuredBlock)
-        return line.id, line.block.index if isinstance(line, MeasuredBlock) else 1
+        head = new_head(UpgradeHead, decides, case=case_digest(self.case))
+        self.files = SessionFolder(RUNS, self.folder, head, self.document, self._write)
 
     def affords(self, want: StartedRun) -> bool:
+        """Whether a run that takes as long as the latest ones ends in time."""
         order, took = self.order_of(want), [block.seconds for block in self.blocks[-3:]]
         if not took and isinstance(order, MeasureRun):
+            # The first block: a start of each side, and its traffic on both.
             starts_s = 0.0
             for runs in self.runs.values():
                 starts_s += max((run.start_s for run in runs), default=0)
-            # Both sides, of the first block.
             took = [starts_s + 2 * order.measuring.seconds]
-
-        took = took or [run.seconds for run in self.document.runs]
+        if not took:
+            took = [run.seconds for run in self.document.runs]
         return self.campaign.fits(max(took, default=0.0))
 
-    def end(self, state: CampaignState, failure: str) -> Upgrade:
-        self.break_off()
-        document = self.document
-        try:
-            if state is not CampaignState.FAILED:
-                self._conclude()
-            document.state, document.failure = ENDINGS[state], failure
-            document.finished = Moment.now()
-            self.write()
-        finally:
-            if self._journal is not None:
-                self._journal.close()
-
-        return document
-
-    def write(self) -> None:
-        self._write(Redactor().redact_model(self.document), self.folder)
+    def closing(self, state: CampaignState) -> None:
+        if state is not CampaignState.FAILED:
+            self._conclude()
 
     # -------------------------------------------------------------- what it begins with
 
@@ -624,14 +567,7 @@ class Upgrading(Search[Upgrade, Record]):
     def _blank(self) -> Upgrade:
         options = self.options
         return Upgrade(
-            mmrepro_version=mmrepro.__version__,
-            id=uuid.uuid4().hex[:12],
-            created=Moment.now(),
-            state="interrupted",
-            failure=(
-                f"the comparison has not ended; to resume, run: {self.resume_command}"
-            ),
-            command=options.command_line(),
+            **begun(self.kind, options.command_line(), self.resume_command),
             resume=self.resume_command,
             server=options.server,
             new=options.new_server,
@@ -643,6 +579,14 @@ class Upgrading(Search[Upgrade, Record]):
             interleaved=_interleaved(options),
             host=host_facts(),
         )
+
+
+def _bounded(value: float, least: float, most: float) -> float:
+    return min(most, max(least, value))
+
+
+def _upper_median(values: Sequence[float]) -> float:
+    return sorted(values)[len(values) // 2]
 
 
 def paces(blocks: Sequence[Block]) -> tuple[float, float]:

@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from fake_player import NO_START, FakedReplaying, FakePlayer, Fakes, fake_judge
+from fake_player import NO_START, FakedReplaying, FakePlayer, Fakes
 from fake_plays import SERVER, Answers, fake_case, fake_op
 from fuzz_sessions import FakedFuzzing, server, write_replay
 from matrix_nights import FakeProvisions, FakeTrials, night, planned
@@ -24,7 +24,6 @@ from mmrepro.campaign.campaign import Policy
 from mmrepro.campaign.matrix.session import Nightly, begin
 from mmrepro.campaign.work import LocalPlaces, Places
 from mmrepro.failure.documents.ledger import Attempt, Cell, Lost
-from mmrepro.failure.documents.replay import Sighting
 from mmrepro.failure.documents.searches import (
     ABLATION_FILE,
     BISECTION_FILE,
@@ -39,11 +38,12 @@ from mmrepro.search.fuzz.knowledge import EPISODES
 from mmrepro.search.fuzz.options import FuzzCommand
 from mmrepro.search.replay.options import ReplayCommand
 from mmrepro.search.replay.store import STUCK, VERDICTS
+from mmrepro.search.repro.options import ReproCommand
+from mmrepro.search.repro.session import Reproducing
 from mmrepro.search.upgrade.options import UpgradeCommand
 from mmrepro.search.upgrade.session import RUNS, Upgrading
 from mmrepro.traffic.case.files import write_case
 from mmrepro.traffic.case.model import Case
-from mmrepro.traffic.case.sending import Played
 from mmrepro.traffic.evidence import Evidence
 from test_bisect_session import GHOST, OPTIONS, Made, listed, truth
 from worlds import World, WorldTrials, as_in_0_23, environment
@@ -147,6 +147,30 @@ def replay(folder: Path, say: Say, jobs: int = 1) -> Opened:
     return Opened(policy, policy.local_places())
 
 
+class FakedReproducing(Fakes, Reproducing):
+    """A bug report on fake servers."""
+
+
+def repro(folder: Path, say: Say, jobs: int = 1) -> Opened:
+    """A request's body that a server of the report's release answers with a 500."""
+    client = folder.parent / "body.json"
+    client.write_text('{"model": "m", "prompt": "hi", "max_tokens": 4}')
+    options = ReproCommand(
+        server_command="vllm serve meta-llama/Llama-3.1-8B",
+        client=str(client),
+        release="0.23.0",
+        reported="500",
+        **_place(VERDICTS, folder),
+    )
+    policy = FakedReproducing(options, write=unwritten)
+
+    def engine(case: Case) -> dict[str, str]:
+        return {op.id: "500" for op in case.operations}
+
+    policy.player, policy.jobs = Saying(engine, folder.resolve(), say), jobs
+    return Opened(policy, policy.local_places())
+
+
 def fuzz(folder: Path, say: Say, jobs: int = 1) -> Opened:
     """Two sound episodes, and a server that does not start: then nothing else is
     tried."""
@@ -177,9 +201,6 @@ class Measures(Saying):
 
 class FakedUpgrading(Fakes, Upgrading):
     """A comparison on fake servers."""
-
-    def judged(self, case: Case, played: Played) -> list[Sighting]:
-        return fake_judge(case, played, engine=None).sightings
 
     def listed_options(self, side: Side) -> list[OptionSeen]:
         return []
@@ -232,6 +253,7 @@ KINDS: dict[str, Callable[..., Opened]] = {
     "matrix": matrix,
     "bisect": bisect,
     "replay": replay,
+    "repro": repro,
     "fuzz": fuzz,
     "ablate": ablate,
     "upgrade": upgrade,

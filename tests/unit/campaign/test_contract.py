@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import mmrepro
 import pytest
 from kinds import KINDS, Opened
 from mmrepro.base.errors import MmreproError, NoSpace
@@ -19,6 +20,7 @@ from mmrepro.campaign.campaign import Campaign
 from mmrepro.runs import key
 from worlds import closure_once
 
+JOURNALS = Path(__file__).parent / "journals"
 MADE = "made.txt"
 """Beside a campaign's folder: a line for each run that a place began to make."""
 MOVES = {
@@ -30,6 +32,7 @@ MOVES = {
     "resume",
     "seconds",
     "host",
+    "client",
     "elapsed_s",
     "kept_s",
     "pursuing_s",
@@ -253,6 +256,33 @@ def test_a_full_disk_is_one_error_and_costs_nothing_that_ended(
             execute(kind, folder)
     assert not set(threading.enumerate()) - before, "a thread of the campaign goes on"
     assert execute(kind, folder) == whole.document
+
+
+@pytest.mark.parametrize("left", ["whole", "torn"])
+def test_a_journal_of_an_earlier_day_goes_on(
+    kind: str, whole: Whole, left: str, tmp_path: Path
+) -> None:
+    """What each kind wrote to its folder on 2026-11-29 is read, and gone on with."""
+    folder = tmp_path / "old" / "c"
+    folder.parent.mkdir()
+    execute(kind, folder)  # the files beside the journal
+    old = (JOURNALS / f"{kind}.jsonl").read_text()
+    lines = old.replace("VERSION", mmrepro.__version__).splitlines(keepends=True)
+    if left == "torn":
+        half = len(lines) // 2
+        lines = [*lines[:half], lines[half][:-9]]
+    journal = next(folder.glob("*.jsonl"))
+    journal.write_text("".join(lines))
+    before = len(made(folder))
+
+    document = execute(kind, folder)
+    if kind == "ablate":
+        # The key of its runs has the code of that day: they are made again.
+        assert document["conclusion"] == whole.document["conclusion"]
+        return
+    assert document == whole.document
+    again = len(made(folder)) - before
+    assert again == 0 if left == "whole" else again < whole.made.total()
 
 
 def test_a_second_process_on_the_folder_is_refused(kind: str, tmp_path: Path) -> None:

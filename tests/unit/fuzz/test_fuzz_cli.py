@@ -55,7 +55,7 @@ def test_the_server_is_the_scenarios_under_the_profile() -> None:
 
 
 def test_a_session_is_gone_on_with_as_it_began(tmp_path: Path) -> None:
-    from mmrepro.base.machine.journal import Head, Journal
+    from mmrepro.base.machine.journal import Head, SessionJournal
     from mmrepro.search.fuzz.knowledge import EPISODES
 
     first = FuzzCommand(
@@ -66,7 +66,7 @@ def test_a_session_is_gone_on_with_as_it_began(tmp_path: Path) -> None:
         blind=True,
     )
     head = Head(mmrepro_version="1", id="x", decides=first.decides)
-    Journal(EPISODES, tmp_path, head).close()
+    SessionJournal(EPISODES, tmp_path, head).close()
     kept, budget_s = kept_options(tmp_path)
     assert budget_s is None, "there is no document yet"
     assert (kept["--seed"], kept["--profile"], kept["--blind"]) == ("5", "text", "yes")
@@ -82,13 +82,13 @@ def test_a_session_is_gone_on_with_as_it_began(tmp_path: Path) -> None:
 def test_what_a_file_may_not_set_is_asked_for_when_a_session_goes_on(
     tmp_path: Path,
 ) -> None:
-    from mmrepro.base.machine.journal import Head, Journal
+    from mmrepro.base.machine.journal import Head, SessionJournal
     from mmrepro.search.fuzz.knowledge import EPISODES
 
     server = server_of("vllm", FuzzProfile.TEXT, {"args": ["--worker-cls=a.B"]}, "")
     first = FuzzCommand(engine="vllm", server=server, profile=FuzzProfile.TEXT)
     head = Head(mmrepro_version="1", id="x", decides=first.decides)
-    Journal(EPISODES, tmp_path, head).close()
+    SessionJournal(EPISODES, tmp_path, head).close()
     again = FuzzCommand(engine="vllm", resume=tmp_path)
     with pytest.raises(UsageError, match="--worker-cls"):
         settled(again)
@@ -99,7 +99,7 @@ def test_what_a_file_may_not_set_is_asked_for_when_a_session_goes_on(
 def test_a_session_with_a_private_path_among_its_variables_begins(
     tmp_path: Path,
 ) -> None:
-    from mmrepro.base.machine.journal import Head, Journal
+    from mmrepro.base.machine.journal import Head, SessionJournal
     from mmrepro.search.fuzz.knowledge import EPISODES
 
     def begun(path: str) -> None:
@@ -107,7 +107,7 @@ def test_a_session_with_a_private_path_among_its_variables_begins(
         server = server_of("vllm", FuzzProfile.TEXT, asked, "")
         first = FuzzCommand(engine="vllm", server=server, profile=FuzzProfile.TEXT)
         head = Head(mmrepro_version="1", id="x", decides=first.decides)
-        Journal(EPISODES, tmp_path, head).close()
+        SessionJournal(EPISODES, tmp_path, head).close()
 
     for _ in range(2):  # begun, and gone on with
         begun("/home/somebody/plug-ins/of/theirs")

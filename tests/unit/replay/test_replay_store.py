@@ -7,20 +7,20 @@ import pytest
 from fake_player import FakePlayer, replaying
 from fake_plays import SERVER, FakeGhostKey
 from mmrepro.base.errors import BadIncident, UsageError
-from mmrepro.base.machine.journal import Journal
+from mmrepro.base.machine.journal import SessionJournal
 from mmrepro.failure.documents.replay import VERDICTS_FILE, PlayFacts
 from mmrepro.runs.judge import Deadlines
+from mmrepro.search.replay.folder import CaseHead
 from mmrepro.search.replay.store import (
     VERDICTS,
     AttemptBegan,
     AttemptEnded,
     Observation,
-    ReplayHead,
 )
 from mmrepro.traffic.case.files import case_digest
 from test_shrink import ghost_trace
 
-HEAD = ReplayHead(
+HEAD = CaseHead(
     mmrepro_version="1", id="abc", case="d" * 64, decides={"--time": "fast"}
 )
 HERE = Path(__file__).parent
@@ -33,8 +33,8 @@ def seen(number: int) -> Observation:
     return Observation(play=facts, answers={"r1": "200"}, folder=f"plays/{number:04d}")
 
 
-def journal(folder: Path, head: ReplayHead = HEAD) -> Journal:
-    return Journal(VERDICTS, folder, head)
+def journal(folder: Path, head: CaseHead = HEAD) -> SessionJournal:
+    return SessionJournal(VERDICTS, folder, head)
 
 
 def digest(number: int) -> str:
@@ -51,7 +51,7 @@ def ended(number: int, of: Observation | None = None) -> AttemptEnded:
     )
 
 
-def in_it(journal: Journal) -> set[str]:
+def in_it(journal: SessionJournal) -> set[str]:
     """Of the attempts that had ended in earlier calls: their digests."""
     return {line.digest for line in journal.kept if isinstance(line, AttemptEnded)}
 

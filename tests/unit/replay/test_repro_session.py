@@ -19,9 +19,10 @@ from mmrepro.reports.replay import KIND, write_replay
 from mmrepro.reports.repro import COMMENT_FILE, comment as comment_of
 from mmrepro.runs.judge import Deadlines
 from mmrepro.runs.play.player import RECORDED
-from mmrepro.search.repro import session as sessions
+from mmrepro.search.repro import report as reports
 from mmrepro.search.repro.options import ReproCommand
-from mmrepro.search.repro.session import Reproducing, asked_for, in_a_row
+from mmrepro.search.repro.report import asked_for
+from mmrepro.search.repro.session import Reproducing, in_a_row
 from mmrepro.traffic.capture.client import ClientRun, ClientWanted
 from mmrepro.traffic.capture.proxy import entry_of
 from mmrepro.traffic.case.model import Case
@@ -65,9 +66,9 @@ class Faked(Fakes, Reproducing):
 @pytest.fixture(autouse=True)
 def _releases(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
-        sessions, "_here", lambda engine, device: ["0.12.0", "0.23.0", "0.32.0"]
+        reports, "_here", lambda engine, device: ["0.12.0", "0.23.0", "0.32.0"]
     )
-    monkeypatch.setattr(sessions, "existing", lambda spec: None)
+    monkeypatch.setattr(reports, "existing", lambda spec: None)
 
 
 def reproducing(
@@ -539,7 +540,7 @@ def test_a_pipe_in_place_of_a_case_is_not_waited_for(tmp_path: Path) -> None:
     asked = [tmp_path, tmp_path / "case.json"]
     heads: list[str] = []
     reader = threading.Thread(
-        target=lambda: heads.extend(map(sessions._head, asked)), daemon=True
+        target=lambda: heads.extend(map(reports._head, asked)), daemon=True
     )
     reader.start()
     reader.join(10)

@@ -11,11 +11,10 @@ from typing import Any
 from xml.etree import ElementTree
 
 import pytest
-from fake_player import NO_START, FakePlayer, Fakes, fake_judge
+from fake_player import NO_START, FakePlayer, Fakes
 from fake_plays import SERVER, fake_case, fake_op
 from mmrepro.base.errors import UsageError
 from mmrepro.campaign.campaign import Campaign
-from mmrepro.failure.documents.replay import Sighting
 from mmrepro.failure.documents.upgrade import Block, OptionSeen, Outcome, Side, Upgrade
 from mmrepro.reports.documents import keep, kind_of, render
 from mmrepro.reports.upgrade import KIND
@@ -24,7 +23,6 @@ from mmrepro.runs.play.players import Measuring
 from mmrepro.search.upgrade.options import UpgradeCommand
 from mmrepro.search.upgrade.session import Upgrading
 from mmrepro.traffic.case.files import write_case
-from mmrepro.traffic.case.model import Case
 from mmrepro.traffic.case.sending import Played
 from mmrepro.traffic.evidence import ChoiceSeen
 
@@ -83,9 +81,6 @@ class Measures(FakePlayer):
 
 
 class FakedUpgrading(Fakes, Upgrading):
-    def judged(self, case: Case, played: Played) -> list[Sighting]:
-        return fake_judge(case, played, engine=None).sightings
-
     def listed_options(self, side: Side) -> list[OptionSeen]:
         return [OptionSeen(name="--cache", value="N")]
 

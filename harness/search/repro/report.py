@@ -1,0 +1,418 @@
+"""A bug report and the words beside it, read: the server, the client and the claim."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import shlex
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from typing import Final
+
+from mmrepro.base.errors import UsageError
+from mmrepro.base.machine.files import (
+    device_of,
+    is_file,
+    is_folder,
+    open_to_read,
+    read_file,
+)
+from mmrepro.base.records import FindingClass
+from mmrepro.engines import get_engine, spec_for
+from mmrepro.engines.environments.build import existing
+from mmrepro.engines.environments.store import list_environments
+from mmrepro.failure.documents.replay import Claim, ReportFacts
+from mmrepro.search.replay.known import server_wanted
+from mmrepro.search.repro.claim import claim_of
+from mmrepro.search.repro.issue import Issue, read_issue
+from mmrepro.search.repro.options import ReproCommand
+from mmrepro.search.repro.server_command import (
+    ServerAsked,
+    of_manifest,
+    options_of,
+    parse,
+    plain_command,
+    release_here,
+    serves,
+    translated,
+)
+from mmrepro.traffic.capture.client import with_plain_commands
+from mmrepro.traffic.capture.read import holds_case
+from mmrepro.traffic.case.model import CASE_FILE, ServerWanted
+from packaging.version import Version
+
+_MAX_TEXT = 4 << 20
+_HEAD = 1 << 20
+NO_FILE: Final = Path()
+_CLIENT_HINT: Final = (
+    '--client "python client.py", or a file with curl lines or a request\'s body'
+)
+_WRITTEN_OTHERWISE: Final = (
+    ".http",
+    ".rest",
+    ".ps1",
+    ".bat",
+    ".cmd",
+    ".js",
+    ".ts",
+    ".mjs",
+)
+"""Files that are read as a report's block of that kind."""
+_PYTHON: Final = re.compile(r"^(?:\S*/)?python3\.\d+$")
+_SEVERAL_GPUS: Final = re.compile(r"NCCL|NVLink", re.IGNORECASE)
+"""In what a report says of its hardware."""
+
+
+@dataclass(frozen=True)
+class ReportClient:
+    """Where requests come from: a script that is run, or a ``file`` that is read.
+
+    Attributes:
+        words: the command; with ``name`` in it for ``text``.
+        text: of the script.
+        script: where it lies; None: in a report.
+        files: further ones of a report, by name.
+    """
+
+    shown: str
+    words: tuple[str, ...] = ()
+    name: str = ""
+    text: str = ""
+    script: Path | None = None
+    file: Path | None = None
+    files: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def texts(self) -> str:
+        """All that it says."""
+        return "\n".join([self.text, *self.files.values()])
+
+
+@dataclass(frozen=True)
+class ReproPlan:
+    """What a report comes to: the server, the client, and the facts for its
+    document."""
+
+    server: ServerWanted
+    client: ReportClient
+    facts: ReportFacts
+
+
+def asked_for(options: ReproCommand) -> ReproPlan:
+    """Read a report and the words beside it. Raises UsageError: what is missing, in a
+    sentence."""
+    issue = _issue(options)
+    client = _client(options, issue)
+    claim = _claim(options, issue)
+    command = _server_text(options.server_command) or issue.server
+    if not command and issue.engine and not (options.engine or client.file):
+        command = plain_command(issue.engine, client.text)
+        issue.notes.append(f"The report has no server's command: {command} is taken.")
+
+    facts = ReportFacts(
+        source=options.file.name if options.file is not None else "",
+        server=command,
+        client=client.shown,
+        claim=claim,
+        notes=list(issue.notes),
+    )
+    if command:
+        traffic = client.texts.strip() or _head(client.file)
+        server = _translated_server(options, issue, command, traffic, facts)
+    else:
+        server = _own_server(options, client)
+
+    facts.asked = options.fixed
+    if options.fixed == "newest":
+        facts.asked = max(_here(server.engine, options.device), key=Version, default="")
+    return ReproPlan(server, client, facts)
+
+
+def releases_of(plan: ReproPlan) -> Iterator[str]:
+    """Releases that are started: the report's, and the one that it is compared with."""
+    yield plan.server.release
+    if plan.facts.asked:
+        yield plan.facts.asked
+
+
+# --------------------------------------------------------------------------- the report
+
+
+def _has_report(options: ReproCommand) -> bool:
+    return options.file is not None and options.file != NO_FILE
+
+
+def _issue(options: ReproCommand) -> Issue:
+    if options.file is None or not _has_report(options):
+        return Issue()
+    issue = read_issue(_text(options.file))
+    if issue.other_engine and not options.server_command:
+        raise UsageError(
+            (
+                f"The report is of {issue.other_engine}; mmrepro starts vLLM, SGLang "
+                "and LMDeploy."
+            ),
+            hint='--server "vllm serve MODEL" to send its requests to one of these',
+        )
+
+    return issue
+
+
+def _claim(options: ReproCommand, issue: Issue) -> Claim:
+    """What the report observed, or ``--reported`` says. Raises UsageError: it is no
+    such word."""
+    given = claim_of(options.reported) if options.reported else None
+    claim = issue.claim
+    if options.on_gpu and not _SEVERAL_GPUS.search(claim.hardware):
+        claim.hardware = ""  # it is here
+    if given is None:
+        return claim
+    kept = {"exceptions": claim.exceptions, "hardware": claim.hardware}
+    return given.model_copy(update=kept)
+
+
+def _text(file: Path) -> str:
+    try:
+        return read_file(file, _MAX_TEXT).decode("utf-8", "replace")
+    except OSError as error:
+        raise UsageError(f"{file} cannot be read: {error.strerror}.") from error
+
+
+def _head(file: Path | None) -> str:
+    if file is None:
+        return ""
+    if is_folder(file):
+        file = file / CASE_FILE
+    with contextlib.suppress(OSError), open_to_read(file) as opened:
+        return opened.read(_HEAD).decode("utf-8", "replace")
+    return ""
+
+
+# --------------------------------------------------------------------------- the client
+
+
+def _client(options: ReproCommand, issue: Issue) -> ReportClient:
+    """Raises UsageError: there is none, or it cannot be read."""
+    if options.client:
+        return _given_client(options.client)
+    if issue.client:
+        return _of_report(issue)
+    if options.resume is not None and is_file(options.resume / CASE_FILE):
+        return ReportClient("", file=options.resume / CASE_FILE)
+    is_start = FindingClass.START_FAILURE in issue.claim.classes
+    if is_start or options.reported == "start-failure":
+        return ReportClient("")  # the start is the failure
+
+    if issue.offline:
+        raise UsageError(
+            "The report runs the engine in its own process (vllm.LLM, sglang.Engine, "
+            "pipeline); mmrepro repro tests servers.",
+            hint='--client "python client.py" with the same requests to a server',
+        )
+    if issue.other_client:
+        raise UsageError(
+            f"The report's client is {issue.other_client}, which mmrepro does not run.",
+            hint=_CLIENT_HINT,
+        )
+    what = "The report has" if _has_report(options) else "There is"
+    raise UsageError(
+        (
+            f"{what} no client: no script with openai or requests, no curl, no "
+            "request's body."
+        ),
+        hint=_CLIENT_HINT,
+    )
+
+
+def _of_report(issue: Issue) -> ReportClient:
+    if issue.client_kind == "python":
+        client = _script("client.py", issue.client, "a Python script of the report")
+    elif issue.client_kind == "shell":
+        scripts = [name for name in issue.files if name.endswith(".py")]
+        shown = f"{scripts[0]} of the report" if scripts else "curl lines of the report"
+        client = _script("client.sh", issue.client, shown)
+    else:
+        shown = "a request's body of the report"
+        return ReportClient(shown, name="body.json", text=issue.client)
+
+    return replace(client, files=issue.files)
+
+
+def _given_client(text: str) -> ReportClient:
+    """``--client``: a file, a folder, a curl line, or a command with a script in it."""
+    whole = Path(text)
+    if is_folder(whole) or is_file(whole):
+        return _of_file(whole, text)
+    try:
+        words = shlex.split(with_plain_commands(text))
+    except ValueError as error:
+        raise UsageError(f"--client cannot be read: {error}.") from error
+
+    if text.lstrip().startswith("curl "):
+        return _script("client.sh", text, text)
+    scripts = [Path(word) for word in words[1:] if is_file(Path(word))]
+    if not scripts:
+        raise UsageError(
+            (
+                f"--client {text}: there is no such file, and no script in it that is "
+                "here."
+            ),
+            hint='--client "python client.py"',
+        )
+
+    script = scripts[0]
+    command: list[str] = []
+    for word in words:
+        is_script = word == str(script)
+        command.append(script.name if is_script else _PYTHON.sub("python3", word))
+    client = _script(script.name, _text(script), text)
+    return replace(client, words=tuple(command), script=script.resolve())
+
+
+def _of_file(file: Path, shown: str) -> ReportClient:
+    """By what it is: a script, a request's body, or what a replay reads."""
+    if is_folder(file) or file.suffix in (".har", ".jsonl", ".log"):
+        return ReportClient(shown, file=file)
+
+    text = _text(file)
+    is_json = file.suffix == ".json" or text.lstrip().startswith("{")
+    if file.suffix in (".py", ".sh") or text.startswith("#!"):
+        client = _script(file.name, text, shown)
+    elif file.suffix in _WRITTEN_OTHERWISE:
+        client = replace(_of_block(file, text), shown=shown)
+    elif "curl " in text and not is_json:
+        client = _script(file.name, text, shown, as_shell=True)
+    else:
+        return ReportClient(shown, file=file)
+
+    return replace(client, script=file.resolve())
+
+
+def _of_block(file: Path, text: str) -> ReportClient:
+    """A file that is read as a report's block of that kind."""
+    issue = read_issue(f"````{file.suffix[1:]}\n{text}\n````")
+    if issue.client:
+        return _of_report(issue)
+    what = issue.other_client or "nothing that is read here"
+    raise UsageError(
+        f"{file} is {what}; mmrepro runs Python and shells.", hint=_CLIENT_HINT
+    )
+
+
+def _script(
+    name: str, text: str, shown: str, *, as_shell: bool = False
+) -> ReportClient:
+    of_shell = text.startswith(("#!/bin/", "#!/usr/bin/env bash"))
+    if as_shell or of_shell or name.endswith(".sh"):
+        plain = with_plain_commands(text)
+        return ReportClient(shown, words=("bash", name), name=name, text=plain)
+    return ReportClient(shown, words=("python3", name), name=name, text=text)
+
+
+# --------------------------------------------------------------------------- the server
+
+
+def _server_text(given: str) -> str:
+    """``--server``: a command, or a file with one: a script, a compose file, a pod."""
+    if "\n" in given or not is_file(Path(given)):
+        return given
+    text = _text(Path(given))
+    return of_manifest(text) or text
+
+
+def _here(engine: str, device: str) -> list[str]:
+    """Releases of an engine whose environment for that device is on this machine."""
+    wanted = engine, device_of(device)
+    releases: list[str] = []
+    for environment in list_environments(sizes=False):
+        made = environment.manifest
+        if (made.engine, made.device) == wanted and not made.commit:
+            releases.append(made.release)
+    return releases
+
+
+def _translated_server(
+    options: ReproCommand, issue: Issue, text: str, traffic: str, facts: ReportFacts
+) -> ServerWanted:
+    """The server of a command, with a small model of the same kind; ``facts`` gets
+    what was replaced."""
+    command = parse(text)
+    if options.engine and options.engine != command.engine:
+        raise UsageError(
+            f"--engine {options.engine}, and the command starts {command.engine}.",
+            hint="leave --engine out",
+        )
+
+    release = options.release or _release_of(options, issue, command, facts)
+    known, has = _installed(command.engine, release, options.device)
+    made = translated(command, known, traffic, gpu=bool(options.on_gpu), serves=has)
+    facts.replaced, facts.notes = list(made.replaced), [*facts.notes, *made.notes]
+    server: dict[str, object] = {
+        "engine": command.engine,
+        "release": release,
+        "model": made.model,
+        "max_model_len": made.max_model_len,
+        "args": [*made.args, *options.server_args],
+        "env": {**made.env, **options.asked.get("env", {})},
+    }
+    for name in ("model", "max_model_len"):
+        if name in options.asked:
+            server[name] = options.asked[name]
+    wanted = ServerWanted.model_validate(server)
+    get_engine(wanted.engine).environment_spec(wanted.release, "cpu")
+    return wanted
+
+
+def _release_of(
+    options: ReproCommand, issue: Issue, command: ServerAsked, facts: ReportFacts
+) -> str:
+    """The installed release that is nearest to the report's; ``facts`` gets a sentence
+    on that. Raises UsageError: none is named, or none is here."""
+    named = command.release or issue.release
+    here = _here(command.engine, options.device)
+    if not named and facts.source:
+        listed = ", ".join(sorted(here, key=Version)) or "none"
+        raise UsageError(
+            f"The report names no release of {command.engine}; here are {listed}.",
+            hint="--release VERSION",
+        )
+
+    nearest, sentence = release_here(command.engine, named, here)
+    if sentence:
+        facts.notes.append(sentence)
+    release = nearest or named
+    if not release:
+        raise UsageError(
+            f"No release of {command.engine} is named, and none is installed here.",
+            hint="--release VERSION",
+        )
+    return release
+
+
+def _installed(
+    engine: str, release: str, device: str
+) -> tuple[Mapping[str, bool] | None, Callable[[str], bool]]:
+    """The options of a release, and which architectures it serves: by its source, where
+    it is installed."""
+    environment = existing(spec_for(engine, release, device))
+    if environment is None:
+        return None, lambda architecture: False
+    packages = environment.site_packages
+    options = options_of(engine, packages) or None
+    return options, partial(serves, engine, release, packages)
+
+
+def _own_server(options: ReproCommand, client: ReportClient) -> ServerWanted:
+    """Without a command: a case's own, or what the options say. Raises UsageError."""
+    named = {"engine": options.engine} if options.engine else {}
+    place = client.file or NO_FILE
+    is_case = client.file is not None and holds_case(place)
+    if not (named or options.resume or is_case):
+        what = "The report has" if _has_report(options) else "There is"
+        raise UsageError(
+            f"{what} no server's command.",
+            hint='--server "vllm serve MODEL --flags …"',
+        )
+    return server_wanted(place, options.resume, named | options.asked)
