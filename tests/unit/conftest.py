@@ -54,6 +54,16 @@ def pytest_collection_finish() -> None:
     gc.set_threshold(50_000, 20, 50)
 
 
+@pytest.fixture(scope="session")
+def a_box() -> None:
+    """Skip where no box can be made. One is made to see, which is too long for the
+    collecting of tests."""
+    from mmrepro.base.box.box import _why_none
+
+    if why := _why_none():
+        pytest.skip(f"no box here: {why}")
+
+
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     """With -n, the tests of a file go to one worker: what they share is made once."""
