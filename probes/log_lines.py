@@ -73,8 +73,13 @@ def texts_of(pattern: Pattern) -> Texts:
     compiled = re.compile(pattern)
     if compiled.flags & (re.IGNORECASE | re.VERBOSE):
         return Texts()
+    return _texts_in(compiled.pattern)
+
+
+@lru_cache(maxsize=4096)
+def _texts_in(expression: str) -> Texts:
     alternatives, depth, plain = [[""]], 0, True
-    for part in _TOKEN.findall(compiled.pattern):
+    for part in _TOKEN.findall(expression):
         runs = alternatives[-1]
         escaped = len(part) == 2 and part[0] == "\\" and not part[1].isalnum()
         if part == "(":

@@ -49,6 +49,15 @@ if settings is not None:
     settings.register_profile("thorough", deadline=None, max_examples=1000)
     settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "mmrepro"))
 
+# Hypothesis also draws constants of all modules that are imported: a file alone would
+# get other examples than among others, and a change of any constant would change them.
+# To gather them takes a tenth of the time of collecting the tests.
+if settings is not None and settings.default.derandomize:
+    with contextlib.suppress(ImportError, AttributeError):
+        from hypothesis.internal.conjecture import providers
+
+        providers._get_local_constants = lambda: providers._local_constants
+
 
 @pytest.fixture(scope="session")
 def packed(tmp_path_factory: pytest.TempPathFactory) -> Path:

@@ -2,6 +2,7 @@
 ``--help``, and a shell that completes a name, need none of them."""
 
 from collections.abc import Callable, Sequence
+from functools import cache
 from importlib import import_module
 from importlib.util import find_spec
 from typing import Annotated, Any
@@ -182,6 +183,7 @@ class Root(TyperGroup):
         return [*(CompletionItem(name, help=about) for name, about in begun), *options]
 
 
+@cache
 def _command(name: str, where: str, about: str) -> Any:
     module, _, attribute = where.partition(":")
     callback: typer.Typer | Callable[..., Any] = getattr(

@@ -55,7 +55,10 @@ class Traffic:
     """
 
     def __init__(self, base_url: str, model: str, recorder: Recorder) -> None:
-        import httpx2  # here, not above: `mmrepro list` loads every scenario, and sends nothing
+        # Here, not above: `mmrepro list` loads every scenario, and sends nothing.
+        import ssl
+
+        import httpx2
 
         self.base_url = base_url
         self.model = model
@@ -66,8 +69,14 @@ class Traffic:
         # long: asyncio then looks at the timer that is due before the socket that is
         # ready.
         self._failure = httpx2.HTTPError
+        # Reading the certificate store takes tens of milliseconds: only for https. A
+        # context without it trusts no certificate.
+        verify: bool | ssl.SSLContext = True
+        if not base_url.lower().startswith("https:"):
+            verify = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         self._client = httpx2.AsyncClient(
             base_url=base_url,
+            verify=verify,
             timeout=None,
             trust_env=False,
             follow_redirects=False,

@@ -20,6 +20,10 @@ os.fsync = lambda _file: None  # type: ignore[assignment]
 CACHE = Path(tempfile.gettempdir()) / f"mmrepro-unit-{os.getpid()}"
 os.environ["MMREPRO_CACHE_DIR"] = str(CACHE)
 
+# BLAS starts a thread for each processor, and they wait for each other by spinning: the
+# small matrices of these tests take three times the processor time then.
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+
 # Fourteen thousand tests are a million objects, which the collector would look through
 # again and again: a quarter of the time that it takes to collect them.
 gc.disable()
@@ -45,10 +49,19 @@ def pytest_unconfigure() -> None:
 
 def pytest_collection_finish() -> None:
     """What was collected stays to the end, and is looked through no more."""
-    gc.collect()
     gc.freeze()
     gc.enable()
     gc.set_threshold(50_000, 20, 50)
+
+
+@pytest.fixture(scope="session")
+def a_box() -> None:
+    """Skip where no box can be made. One is made to see, which is too long for the
+    collecting of tests."""
+    from mmrepro.base.box.box import _why_none
+
+    if why := _why_none():
+        pytest.skip(f"no box here: {why}")
 
 
 @pytest.hookimpl(optionalhook=True)

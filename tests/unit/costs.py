@@ -6,7 +6,8 @@ each shared fixture, the dearest first; `--most-seconds S` fails the run where a
 took more than that.
 
 ``python tests/unit/costs.py FILE...`` makes the tiers of such files: it writes
-slow_tests.txt, whose tests get the marker `slow`."""
+slow_tests.txt, whose tests get the marker `slow`. What no file measured stays in its
+tier."""
 
 from __future__ import annotations
 
@@ -183,14 +184,17 @@ def function_of(test: str) -> str:
 def write_tiers(files: list[str]) -> None:
     """Write slow_tests.txt as `--costs` measured, and print what each tier takes."""
     rows: dict[str, list[float]] = defaultdict(list)
-    slow: set[str] = set()
+    fixtures: dict[str, float] = {}
     for file in files:
         for line in Path(file).read_text().splitlines():
             entry = json.loads(line)
             if entry["kind"] == "test":
                 rows[function_of(entry["name"])].append(entry["seconds"])
-            elif entry["seconds"] > FIXTURE_S:
-                slow.add(entry["name"])
+            else:
+                fixtures[entry["name"]] = entry["seconds"]
+
+    slow = set(slow_tests() - rows.keys() - fixtures.keys())
+    slow.update(name for name, seconds in fixtures.items() if seconds > FIXTURE_S)
     for name, seconds in rows.items():
         if max(seconds) > ROW_S or sum(seconds) > ROWS_S:
             slow.add(name)

@@ -35,7 +35,7 @@ from mmrepro.base.box.box import _why_none
 from mmrepro.base.box.canaries import canaries_outside
 from toy_engine import until as until_it_is
 
-needs_box = pytest.mark.skipif(bool(_why_none()), reason=f"no box here: {_why_none()}")
+needs_box = pytest.mark.usefixtures("a_box")
 
 
 def until(holds: Callable[[], object]) -> None:

@@ -14,11 +14,9 @@ from made_up import (
     probed,
     processes,
     request,
-    run_facts,
     swap,
 )
 from mmrepro.failure.signature import Truth, checks, views
-from mmrepro.failure.signature.decide import guarded
 from mmrepro.probes.data import (
     HttpData,
     InferenceData,
@@ -27,19 +25,11 @@ from mmrepro.probes.data import (
     SyscallsData,
     ThreadUse,
 )
-from mmrepro.scenario import Check, Finding
-from mmrepro.scenario.definition import bind
-from mmrepro.scenario.registry import load_scenario
 from mmrepro.traffic.evidence import Evidence
+from vllm_checks import finding_of
 
 MET, NOT_MET, UNKNOWN = Truth.MET, Truth.NOT_MET, Truth.UNKNOWN
 FINISHED = ("vllm:request_success_total",)
-VLLM = load_scenario("ghost-key-eviction")
-
-
-def told(check: Check, evidence: Evidence) -> Finding:
-    """As a scenario of vLLM is told."""
-    return guarded(bind(check, VLLM, run_facts(VLLM)), evidence)
 
 
 def test_partial_results_are_shown_but_never_judged() -> None:
@@ -69,7 +59,7 @@ def test_labels_are_matched_by_whole_words() -> None:
 
 
 def test_unanswered_names_the_request_and_the_usual_latency() -> None:
-    found = told(checks.unanswered, hang_run())
+    found = finding_of(checks.unanswered, hang_run())
     assert found.truth is MET
     assert (
         found.observed
@@ -80,14 +70,17 @@ def test_unanswered_names_the_request_and_the_usual_latency() -> None:
 def test_a_hang_in_the_gate_is_no_hang_of_the_trigger() -> None:
     late = hung("gate: image 1")
     late.phase = "gate"
-    assert told(checks.unanswered, Evidence(requests=[late])).truth is UNKNOWN
+    assert finding_of(checks.unanswered, Evidence(requests=[late])).truth is UNKNOWN
     answered = request("trigger", "fill 1")
-    assert told(checks.unanswered, Evidence(requests=[late, answered])).truth is NOT_MET
+    assert (
+        finding_of(checks.unanswered, Evidence(requests=[late, answered])).truth
+        is NOT_MET
+    )
 
 
 def test_an_error_is_an_answer() -> None:
     failed = request("trigger", "fill 1", None, error="ConnectError")
-    assert told(checks.unanswered, Evidence(requests=[failed])).truth is NOT_MET
+    assert finding_of(checks.unanswered, Evidence(requests=[failed])).truth is NOT_MET
 
 
 @pytest.mark.parametrize(
@@ -98,20 +91,23 @@ def test_a_new_request(status: int | None, seconds: float, truth: Truth) -> None
     data = InferenceData(
         answered=False, status=status, seconds=seconds, deadline_s=13.0
     )
-    assert told(checks.probe_unanswered, Evidence(probes=[probed(data)])).truth is truth
+    assert (
+        finding_of(checks.probe_unanswered, Evidence(probes=[probed(data)])).truth
+        is truth
+    )
 
 
 def test_no_endpoint_is_not_a_green_one() -> None:
     nothing = HttpData(base_url="", answers=[])
     assert (
-        told(checks.endpoints_green, Evidence(probes=[probed(nothing)])).truth
+        finding_of(checks.endpoints_green, Evidence(probes=[probed(nothing)])).truth
         is UNKNOWN
     )
 
 
 def test_endpoints_before_the_check_do_not_count() -> None:
     assert (
-        told(
+        finding_of(
             checks.endpoints_green, Evidence(probes=[probed(http(200, 200), "gate")])
         ).truth
         is UNKNOWN
@@ -133,19 +129,19 @@ def test_a_metric_is_summed_over_engines() -> None:
 
 
 def test_no_counter_is_no_standstill() -> None:
-    assert told(checks.no_progress, Evidence()).truth is UNKNOWN
+    assert finding_of(checks.no_progress, Evidence()).truth is UNKNOWN
     evidence = hang_run()
     for _, data in evidence.results(MetricsData):
         data.samples = [s for s in data.samples if s.name not in FINISHED]
-    assert told(checks.no_progress, evidence).truth is UNKNOWN
-    assert told(checks.tokens_stand_still, evidence).truth is MET
+    assert finding_of(checks.no_progress, evidence).truth is UNKNOWN
+    assert finding_of(checks.tokens_stand_still, evidence).truth is MET
 
 
 def test_failed_requests_alone_are_not_unfinished_ones() -> None:
     evidence = hang_run()
-    assert told(checks.added_but_unfinished, evidence).truth is MET
+    assert finding_of(checks.added_but_unfinished, evidence).truth is MET
     swap(evidence, logs(GHOST, added=17))
-    found = told(checks.added_but_unfinished, evidence)
+    found = finding_of(checks.added_but_unfinished, evidence)
     assert found.truth is UNKNOWN
     assert "it may be those" in found.observed
 
@@ -170,7 +166,7 @@ def test_a_core_that_burns_was_idle_before(
         evidence.probes.append(probed(processes(before), "gate"))
     if now is not None:
         evidence.probes.append(probed(processes(now)))
-    assert told(checks.core_burns_cpu, evidence).truth is truth
+    assert finding_of(checks.core_burns_cpu, evidence).truth is truth
 
 
 @pytest.mark.parametrize(
@@ -191,20 +187,20 @@ def test_a_core_that_burns_on_an_overloaded_machine(
     now = processes(user, system)
     now.processes[0].queued_pct = queued
     evidence = Evidence(probes=[probed(processes(0.0), "gate"), probed(now)])
-    assert told(checks.core_burns_cpu, evidence).truth is truth
+    assert finding_of(checks.core_burns_cpu, evidence).truth is truth
 
 
 def test_the_queue_of_the_busiest_thread_counts_where_it_was_read() -> None:
     now = processes(20.0)
     now.processes[0].queued_pct = 300.0  # of thirty threads
     evidence = Evidence(probes=[probed(processes(0.0), "gate"), probed(now)])
-    assert told(checks.core_burns_cpu, evidence).truth is MET
+    assert finding_of(checks.core_burns_cpu, evidence).truth is MET
     now.processes[0].busiest = [
         ThreadUse(
             tid=1, name="one", state="S", user_pct=20.0, system_pct=0.0, queued_pct=10.0
         )
     ]
-    assert told(checks.core_burns_cpu, evidence).truth is UNKNOWN
+    assert finding_of(checks.core_burns_cpu, evidence).truth is UNKNOWN
 
 
 @pytest.mark.parametrize("verdict", ["busy-in-kernel", "blocked", "working"])
@@ -212,7 +208,7 @@ def test_other_uses_of_a_core_are_no_spin(verdict: str) -> None:
     evidence = hang_run()
     for _, data in evidence.results(SyscallsData, "check"):
         data.verdict = verdict  # type: ignore[assignment]
-    assert told(checks.spins_in_user_space, evidence).truth is NOT_MET
+    assert finding_of(checks.spins_in_user_space, evidence).truth is NOT_MET
 
 
 def test_a_pattern_that_was_not_searched_has_no_count() -> None:
@@ -240,4 +236,4 @@ def test_the_engine_lives(code: int | None, state: str, truth: Truth) -> None:
         evidence.probes.append(probed(processes(user=0.0)))
         for _, data in evidence.results(ProcessesData):
             data.processes[0].state = state
-    assert told(checks.engine_alive, evidence).truth is truth
+    assert finding_of(checks.engine_alive, evidence).truth is truth

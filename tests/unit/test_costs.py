@@ -80,6 +80,7 @@ def test_tiers_are_made_of_what_was_measured(
     ]
     (tmp_path / "costs.jsonl").write_text("".join(lines))
     monkeypatch.setattr(costs, "SLOW_TESTS", tmp_path / "slow_tests.txt")
+    costs.SLOW_TESTS.write_text("# before\na.py::two\nb.py::not_measured\n")
     costs.write_tiers([str(tmp_path / "costs.jsonl")])
-    assert costs.slow_tests() == {"a.py::one", "a.py::three"}
+    assert costs.slow_tests() == {"a.py::one", "a.py::three", "b.py::not_measured"}
     assert "fast: 1 tests of 1 functions" in capsys.readouterr().out

@@ -14,23 +14,13 @@ from made_up import (
 )
 from mmrepro.failure.signature import answers, comparison, views
 from mmrepro.failure.signature.comparison import ComparedAnswers
-from mmrepro.failure.signature.decide import guarded
 from mmrepro.probes.data import InferenceData, LogLine
-from mmrepro.scenario import Check, Finding, Truth, common
+from mmrepro.scenario import Finding, Truth, common
 from mmrepro.scenario.definition import bind
-from mmrepro.scenario.registry import load_scenario
 from mmrepro.traffic.evidence import Evidence, Missing, RequestRecord
+from vllm_checks import VLLM, finding_of, truth_of
 
 MET, NOT_MET, UNKNOWN = Truth.MET, Truth.NOT_MET, Truth.UNKNOWN
-VLLM = load_scenario("ghost-key-eviction")
-
-
-def told(check: Check, evidence: Evidence) -> Finding:
-    return guarded(bind(check, VLLM, run_facts(VLLM)), evidence)
-
-
-def truth(check: Check, *probes: Any, **more: Any) -> Truth:
-    return told(check, Evidence(probes=[probed(p) for p in probes], **more)).truth
 
 
 # ------------------------------------------------------------------ answers
@@ -126,13 +116,13 @@ def sent(*records: RequestRecord) -> Evidence:
 
 def test_answered_and_refused() -> None:
     good, bad = request("trigger", "a"), request("trigger", "b", 500)
-    assert told(common.answered("a"), sent(good, bad)).truth is MET
-    assert told(common.answered("a", "b"), sent(good, bad)).truth is NOT_MET
+    assert finding_of(common.answered("a"), sent(good, bad)).truth is MET
+    assert finding_of(common.answered("a", "b"), sent(good, bad)).truth is NOT_MET
     either = common.refused_or_answered("x")
     for status, found in ((400, MET), (200, MET), (401, NOT_MET), (500, NOT_MET)):
-        assert told(either, sent(request("trigger", "x", status))).truth is found
+        assert finding_of(either, sent(request("trigger", "x", status))).truth is found
     assert (
-        told(
+        finding_of(
             common.refused_or_answered("x", 413), sent(request("trigger", "x", 413))
         ).truth
         is MET
@@ -145,49 +135,55 @@ def test_answered_alike_is_one_text() -> None:
         request("trigger", n, text=t) for n, t in (("a", "1"), ("b", "1"), ("b", "2"))
     )
     silent = request("trigger", "b", 500, text="1")
-    assert told(alike, sent(one, same)).truth is MET
-    assert told(alike, sent(one, same)).observed == "2 answers (a; b): all alike"
-    assert told(alike, sent(one, other)).truth is NOT_MET
-    assert told(alike, sent(one, other)).observed.endswith(
+    assert finding_of(alike, sent(one, same)).truth is MET
+    assert finding_of(alike, sent(one, same)).observed == "2 answers (a; b): all alike"
+    assert finding_of(alike, sent(one, other)).truth is NOT_MET
+    assert finding_of(alike, sent(one, other)).observed.endswith(
         "2 different texts: ['1', '2']"
     )
-    assert told(alike, sent(one, silent)).truth is NOT_MET
-    assert told(alike, sent(one)).truth is UNKNOWN
+    assert finding_of(alike, sent(one, silent)).truth is NOT_MET
+    assert finding_of(alike, sent(one)).truth is UNKNOWN
 
 
 def test_as_by_the_control_server() -> None:
     mine, right = request("trigger", "a", text="1"), request("control", "a", text="1")
-    assert told(common.as_by_control("a"), sent(mine, right)).truth is MET
+    assert finding_of(common.as_by_control("a"), sent(mine, right)).truth is MET
     right.text = "2"
-    assert told(common.as_by_control("a"), sent(mine, right)).truth is NOT_MET
+    assert finding_of(common.as_by_control("a"), sent(mine, right)).truth is NOT_MET
 
 
 def test_a_trigger_ends_when_nothing_of_it_hangs() -> None:
     hung = request("trigger", "x", None, timed_out=True)
-    assert told(common.trigger_ended, sent(request("trigger", "x", 500))).truth is MET
     assert (
-        told(common.trigger_ended, sent(request("trigger", "y"), hung)).truth is NOT_MET
+        finding_of(common.trigger_ended, sent(request("trigger", "x", 500))).truth
+        is MET
+    )
+    assert (
+        finding_of(common.trigger_ended, sent(request("trigger", "y"), hung)).truth
+        is NOT_MET
     )
     hung.phase = "gate"
-    assert told(common.trigger_ended, sent(hung)).truth is UNKNOWN
+    assert finding_of(common.trigger_ended, sent(hung)).truth is UNKNOWN
 
 
 def test_in_the_log_means_every_pattern() -> None:
     declared = common.in_log("s", "cached-item-assertion", "added-request")
     assert declared.check is not None
-    assert truth(declared.check, logs(GHOST)) is MET
-    assert truth(declared.check, logs()) is NOT_MET
-    assert truth(declared.check, logs(GHOST, added=0)) is NOT_MET
+    assert truth_of(declared.check, logs(GHOST)) is MET
+    assert truth_of(declared.check, logs()) is NOT_MET
+    assert truth_of(declared.check, logs(GHOST, added=0)) is NOT_MET
     assert (
         "first at 11-21 03:37:42"
-        in told(declared.check, Evidence(probes=[probed(logs(GHOST))])).observed
+        in finding_of(declared.check, Evidence(probes=[probed(logs(GHOST))])).observed
     )
     assert declared.id == "cached-item-assertion"
-    twice = told(declared.check, Evidence(probes=[probed(logs(GHOST, GHOST))])).observed
+    twice = finding_of(
+        declared.check, Evidence(probes=[probed(logs(GHOST, GHOST))])
+    ).observed
     counts = "2 × cached-item-assertion, 18 × added-request"
     assert twice == f"{counts}, first at 11-21 03:37:42"
-    assert truth(common.not_logged("cache-drift"), logs()) is MET
-    assert truth(common.not_logged("added-request"), logs()) is NOT_MET
+    assert truth_of(common.not_logged("cache-drift"), logs()) is MET
+    assert truth_of(common.not_logged("added-request"), logs()) is NOT_MET
 
 
 @pytest.mark.parametrize(
@@ -211,7 +207,7 @@ def test_every_request_fails_with_an_answer(
         answered=answered, status=status, seconds=1, deadline_s=9, error=error
     )
     assert declared.check is not None
-    assert truth(declared.check, data) is found
+    assert truth_of(declared.check, data) is found
 
 
 def test_factors_and_mitigations() -> None:
@@ -233,16 +229,16 @@ def test_an_idle_queue_is_abnormal_while_somebody_waits() -> None:
         (idle, [], NOT_MET),
         (busy, [], MET),
     ):
-        assert truth(common.idle_while_asked, *readings, requests=requests) is found
+        assert truth_of(common.idle_while_asked, *readings, requests=requests) is found
 
 
 def test_the_last_line_is_the_cores() -> None:
     check = common.last_line("waiting for work")
-    assert truth(check, logs(GHOST)) is MET
-    assert truth(check, logs(last="step 3")) is NOT_MET
+    assert truth_of(check, logs(GHOST)) is MET
+    assert truth_of(check, logs(last="step 3")) is NOT_MET
     silent = logs()
     silent.last_by_process = {"APIServer": LogLine(number=1, text="waiting for work")}
-    assert truth(check, silent) is UNKNOWN
+    assert truth_of(check, silent) is UNKNOWN
 
 
 def test_rows_say_how_it_usually_is() -> None:
@@ -254,9 +250,11 @@ def test_rows_say_how_it_usually_is() -> None:
     )
     said = bind(common.idle_cpu, VLLM, run_facts(VLLM))(evidence)
     assert said == "0 % when idle"
-    row = told(common.answered_row("x"), sent(request("trigger", "x", None)))
+    row = finding_of(common.answered_row("x"), sent(request("trigger", "x", None)))
     assert (row.truth, row.observed) == (NOT_MET, "no answer in 0.10 s")
-    assert told(common.answered_row("x"), sent(request("trigger", "x"))).truth is MET
+    assert (
+        finding_of(common.answered_row("x"), sent(request("trigger", "x"))).truth is MET
+    )
 
 
 # ------------------------------------------------------------------ whose answer it was
@@ -393,18 +391,18 @@ def test_the_same_answer_is_the_same_to_the_logprob() -> None:
 
 def test_where_two_answers_part() -> None:
     one = picture("x")
-    told = comparison.first_difference
-    assert told(one, one) == "no difference"
+    difference = comparison.first_difference
+    assert difference(one, one) == "no difference"
     assert (
-        told(one, one.model_copy(update={"tokens": ["A", "."]}))
+        difference(one, one.model_copy(update={"tokens": ["A", "."]}))
         == "token 2: 'end' against '.'"
     )
     other = one.model_copy(update={"logprobs": [-0.5, -1.1]})
-    assert told(one, other) == "token 2: logprob -1.0000 against -1.1000"
+    assert difference(one, other) == "token 2: logprob -1.0000 against -1.1000"
     longer = one.model_copy(
         update={"tokens": ["A", "end", "x"], "logprobs": [-0.5, -1.0, -2.0]}
     )
-    assert told(one, longer) == "2 against 3 tokens"
+    assert difference(one, longer) == "2 against 3 tokens"
     assert comparison.spelled(one) == "A end"
     assert comparison.spelled(one.model_copy(update={"tokens": [], "text": "Y"})) == "Y"
     assert comparison.spelled(one.model_copy(update={"tokens": ["a\n"]})) == "a\\n"
@@ -426,4 +424,4 @@ def test_what_shared_conditions_are_unless_told_otherwise() -> None:
 
 def test_the_first_that_failed_is_named() -> None:
     failed = [request("trigger", "a", status) for status in (500, None, None)]
-    assert told(common.answered("a"), sent(*failed)).observed == "a: 500 HTTP 500"
+    assert finding_of(common.answered("a"), sent(*failed)).observed == "a: 500 HTTP 500"

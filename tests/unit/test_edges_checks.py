@@ -13,7 +13,6 @@ from made_up import (
     probed,
     processes,
     request,
-    run_facts,
     stacks,
     syscalls,
     thread,
@@ -27,21 +26,11 @@ from mmrepro.failure.signature import (
 )
 from mmrepro.failure.signature.decide import guarded
 from mmrepro.probes.data import InferenceData, LogLine, LogsData
-from mmrepro.scenario import Check, Finding, Truth
-from mmrepro.scenario.definition import bind
-from mmrepro.scenario.registry import load_scenario
+from mmrepro.scenario import Finding, Truth
 from mmrepro.traffic.evidence import Evidence
+from vllm_checks import finding_of, truth_of
 
 MET, NOT_MET, UNKNOWN = Truth.MET, Truth.NOT_MET, Truth.UNKNOWN
-VLLM = load_scenario("ghost-key-eviction")
-
-
-def told(check: Check, evidence: Evidence) -> Finding:
-    return guarded(bind(check, VLLM, run_facts(VLLM)), evidence)
-
-
-def truth(check: Check, *probes: Any, **more: Any) -> Truth:
-    return told(check, Evidence(probes=[probed(p) for p in probes], **more)).truth
 
 
 # ------------------------------------------------------------------ shared checks
@@ -51,10 +40,12 @@ def test_what_is_usual_is_the_slowest_of_the_gate() -> None:
     hung = request("trigger", "x", None, timed_out=True, latency_s=9.0)
     quick, slow = request("gate", "a"), request("gate", "b", latency_s=0.3)
     failed = request("gate", "c", 500, latency_s=5.0)
-    found = told(checks.unanswered, Evidence(requests=[quick, slow, failed, hung]))
+    found = finding_of(
+        checks.unanswered, Evidence(requests=[quick, slow, failed, hung])
+    )
     assert found.observed.endswith("against 0.30 s at most in the gate")
     assert (
-        told(checks.unanswered, Evidence(requests=[hung])).observed
+        finding_of(checks.unanswered, Evidence(requests=[hung])).observed
         == "x: no answer in 9.0 s"
     )
 
@@ -64,7 +55,7 @@ def test_what_is_usual_is_the_slowest_of_the_gate() -> None:
 )
 def test_silence_is_nearly_the_whole_deadline(seconds: float, found: Truth) -> None:
     data = InferenceData(answered=False, status=None, seconds=seconds, deadline_s=10.0)
-    assert truth(checks.probe_unanswered, data) is found
+    assert truth_of(checks.probe_unanswered, data) is found
 
 
 @pytest.mark.parametrize(
@@ -80,7 +71,7 @@ def test_an_empty_queue_is_empty_twice(
     first: tuple[int, int], then: tuple[int, int], found: Truth
 ) -> None:
     readings = [metrics(running=r, waiting=w) for r, w in (first, then)]
-    assert truth(checks.queue_empty, *readings) is found
+    assert truth_of(checks.queue_empty, *readings) is found
 
 
 @pytest.mark.parametrize(
@@ -91,27 +82,27 @@ def test_counted_as_running_in_both_readings(
     first: float, then: float, found: Truth
 ) -> None:
     readings = [metrics(running=first), metrics(running=then)]
-    assert truth(checks.counted_as_running, *readings) is found
+    assert truth_of(checks.counted_as_running, *readings) is found
 
 
 def test_what_stands_still_is_read_twice_and_the_same() -> None:
     still, moved = metrics(), metrics(prompt_tokens=3497)
-    assert truth(checks.no_progress, still, still) is MET
-    assert truth(checks.no_progress, still, moved) is NOT_MET
-    assert truth(checks.no_progress, still, metrics(finished=17)) is NOT_MET
-    one_moved = told(
+    assert truth_of(checks.no_progress, still, still) is MET
+    assert truth_of(checks.no_progress, still, moved) is NOT_MET
+    assert truth_of(checks.no_progress, still, metrics(finished=17)) is NOT_MET
+    one_moved = finding_of(
         checks.no_progress, Evidence(probes=[probed(still), probed(moved)])
     )
     assert one_moved.observed == "prompt_tokens 3496 → 3497"
-    assert truth(checks.tokens_stand_still, still, metrics(finished=17)) is MET
-    assert truth(checks.no_progress, still) is UNKNOWN
+    assert truth_of(checks.tokens_stand_still, still, metrics(finished=17)) is MET
+    assert truth_of(checks.no_progress, still) is UNKNOWN
     lacks = metrics()
     lacks.samples = [s for s in lacks.samples if "prompt" not in s.name]
-    assert truth(checks.no_progress, lacks, lacks) is UNKNOWN
+    assert truth_of(checks.no_progress, lacks, lacks) is UNKNOWN
     one, two = metrics(finished=1), metrics(finished=2)
     for data in (one, two):
         data.samples = [s for s in data.samples if "prompt" not in s.name]
-    assert truth(checks.no_progress, one, two) is NOT_MET
+    assert truth_of(checks.no_progress, one, two) is NOT_MET
 
 
 def burning(
@@ -120,7 +111,7 @@ def burning(
     now = processes(user, system)
     now.processes[0].queued_pct = queued
     before = [] if gate is None else [probed(processes(gate), "gate")]
-    return told(checks.core_burns_cpu, Evidence(probes=[*before, probed(now)]))
+    return finding_of(checks.core_burns_cpu, Evidence(probes=[*before, probed(now)]))
 
 
 @pytest.mark.parametrize(
@@ -148,9 +139,9 @@ def test_a_whole_core_or_a_wish_for_one(
 
 
 def test_system_calls_tell_spinning_from_waiting_or_nothing() -> None:
-    assert truth(checks.spins_in_user_space, syscalls()) is MET
-    assert truth(checks.spins_in_user_space, syscalls("unclear")) is UNKNOWN
-    assert truth(checks.spins_in_user_space, syscalls("blocked")) is NOT_MET
+    assert truth_of(checks.spins_in_user_space, syscalls()) is MET
+    assert truth_of(checks.spins_in_user_space, syscalls("unclear")) is UNKNOWN
+    assert truth_of(checks.spins_in_user_space, syscalls("blocked")) is NOT_MET
 
 
 def test_what_a_core_waited_for_is_said_where_it_is_worth_it() -> None:
@@ -164,7 +155,7 @@ def test_the_last_reading_of_a_core_counts() -> None:
     def burns(*gate: float, check: tuple[float, ...]) -> Finding:
         probes = [probed(processes(user), "gate") for user in gate]
         probes += [probed(processes(user)) for user in check]
-        return told(checks.core_burns_cpu, Evidence(probes=probes))
+        return finding_of(checks.core_burns_cpu, Evidence(probes=probes))
 
     assert burns(97.0, 97.0, 1.0, check=(97.0,)).truth is MET
     assert burns(1.0, 1.0, 97.0, check=(97.0,)).truth is NOT_MET
@@ -172,24 +163,24 @@ def test_the_last_reading_of_a_core_counts() -> None:
     assert burns(1.0, check=(97.0, 97.0, 1.0)).truth is NOT_MET
     ended = processes(0.0)
     ended.processes[0].state = "Z"
-    assert truth(checks.core_alive, processes(0.0), processes(0.0), ended) is NOT_MET
+    assert truth_of(checks.core_alive, processes(0.0), processes(0.0), ended) is NOT_MET
 
 
 def test_a_busy_core_of_a_live_server() -> None:
-    assert truth(checks.core_busy, processes(50.0)) is MET
-    assert truth(checks.core_busy, processes(49.9)) is NOT_MET
-    assert truth(checks.core_busy, processes(1.0), processes(50.0)) is MET
-    assert truth(checks.core_busy, processes(1.0), syscalls()) is MET
-    assert truth(checks.core_busy, processes(1.0), syscalls("blocked")) is NOT_MET
+    assert truth_of(checks.core_busy, processes(50.0)) is MET
+    assert truth_of(checks.core_busy, processes(49.9)) is NOT_MET
+    assert truth_of(checks.core_busy, processes(1.0), processes(50.0)) is MET
+    assert truth_of(checks.core_busy, processes(1.0), syscalls()) is MET
+    assert truth_of(checks.core_busy, processes(1.0), syscalls("blocked")) is NOT_MET
     stranger = syscalls()
     stranger.pid = 1
-    assert truth(checks.core_busy, processes(1.0), stranger) is NOT_MET
-    assert truth(checks.core_busy, syscalls()) is UNKNOWN
+    assert truth_of(checks.core_busy, processes(1.0), stranger) is NOT_MET
+    assert truth_of(checks.core_busy, syscalls()) is UNKNOWN
 
     def queued(user: float, system: float, waited: float) -> Truth:
         crowded = processes(user, system)
         crowded.processes[0].queued_pct = waited
-        return truth(checks.core_busy, crowded)
+        return truth_of(checks.core_busy, crowded)
 
     assert queued(30.0, 2.0, 50.0) is MET
     assert queued(30.0, 2.0, 49.9) is NOT_MET
@@ -206,8 +197,8 @@ def test_a_busy_core_of_a_live_server() -> None:
 def test_a_core_that_lives(state: str, code: int | None, found: Truth) -> None:
     data = processes(0.0)
     data.processes[0].state = state
-    assert truth(checks.core_alive, data, engine_exit=code) is found
-    assert truth(checks.core_alive) is UNKNOWN
+    assert truth_of(checks.core_alive, data, engine_exit=code) is found
+    assert truth_of(checks.core_alive) is UNKNOWN
 
 
 def test_an_engine_works_by_its_answer_or_by_its_counters() -> None:
@@ -216,16 +207,16 @@ def test_an_engine_works_by_its_answer_or_by_its_counters() -> None:
         answered=False, status=500, seconds=0.1, deadline_s=9.0, error="why"
     )
     still, moved = metrics(), metrics(generation_tokens=61)
-    assert truth(checks.engine_works, good) is MET
-    assert truth(checks.engine_works, bad, still, moved) is NOT_MET
-    assert truth(checks.engine_works, still, moved) is MET
-    assert truth(checks.engine_works, still, still) is UNKNOWN
+    assert truth_of(checks.engine_works, good) is MET
+    assert truth_of(checks.engine_works, bad, still, moved) is NOT_MET
+    assert truth_of(checks.engine_works, still, moved) is MET
+    assert truth_of(checks.engine_works, still, still) is UNKNOWN
     spins = (still, still, processes(99.0), syscalls())
-    assert truth(checks.engine_works, *spins) is NOT_MET
-    assert truth(checks.engine_works, *spins[:3]) is UNKNOWN
-    assert truth(checks.engine_works, still, still, syscalls()) is UNKNOWN
-    assert truth(checks.engine_works, processes(99.0), syscalls()) is UNKNOWN
-    assert truth(checks.engine_works) is UNKNOWN
+    assert truth_of(checks.engine_works, *spins) is NOT_MET
+    assert truth_of(checks.engine_works, *spins[:3]) is UNKNOWN
+    assert truth_of(checks.engine_works, still, still, syscalls()) is UNKNOWN
+    assert truth_of(checks.engine_works, processes(99.0), syscalls()) is UNKNOWN
+    assert truth_of(checks.engine_works) is UNKNOWN
 
 
 def test_lines_of_the_log() -> None:
@@ -264,8 +255,8 @@ def test_added_and_never_finished(
     refused = [request("trigger", "r", 499), request("trigger", "r", None)]
     sent = [*refused, *(request("trigger", "f", 500) for _ in range(failed))]
     readings = (metrics(finished=7), metrics(finished=done), logs(added=added))
-    assert truth(checks.added_but_unfinished, *readings, requests=sent) is found
-    assert truth(checks.added_but_unfinished, *readings[1:], requests=sent) is found
+    assert truth_of(checks.added_but_unfinished, *readings, requests=sent) is found
+    assert truth_of(checks.added_but_unfinished, *readings[1:], requests=sent) is found
 
 
 # ------------------------------------------------------------------ deaths
@@ -293,7 +284,7 @@ def test_a_core_is_dead_by_the_log_and_by_its_absence() -> None:
     def died(*probes: Any, gate: bool = True, code: int | None = None) -> Truth:
         before = [probed(processes(0.0), "gate")] if gate else []
         found = [probed(data) for data in probes]
-        return told(
+        return finding_of(
             crash.core_died, Evidence(probes=[*before, *found], engine_exit=code)
         ).truth
 
@@ -338,7 +329,7 @@ def test_every_request_after_it_fails_too() -> None:
 
 def test_health_is_503_each_time_that_it_answers() -> None:
     def health(*statuses: int | None) -> Truth:
-        return truth(
+        return truth_of(
             crash.health_is_503,
             requests=[request("trigger", crash.HEALTH, s) for s in statuses],
         )
@@ -354,12 +345,12 @@ def test_a_server_exits_and_after_how_long() -> None:
         request("trigger", crash.HEALTH, None),
     ]
     asked[0].sent, asked[1].sent = at(1), at(7)
-    found = told(crash.server_exits, Evidence(requests=asked, engine_exit=0))
+    found = finding_of(crash.server_exits, Evidence(requests=asked, engine_exit=0))
     assert (found.truth, "about 6 s later" in found.observed) == (MET, True)
-    assert told(crash.server_exits, Evidence(requests=asked)).truth is NOT_MET
-    assert told(crash.server_exits, Evidence(engine_exit=-9)).truth is MET
-    assert told(crash.server_exits, Evidence()).truth is UNKNOWN
-    only = told(crash.server_exits, Evidence(requests=asked[:1], engine_exit=1))
+    assert finding_of(crash.server_exits, Evidence(requests=asked)).truth is NOT_MET
+    assert finding_of(crash.server_exits, Evidence(engine_exit=-9)).truth is MET
+    assert finding_of(crash.server_exits, Evidence()).truth is UNKNOWN
+    only = finding_of(crash.server_exits, Evidence(requests=asked[:1], engine_exit=1))
     assert "later" not in only.observed
 
 

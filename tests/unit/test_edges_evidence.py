@@ -14,7 +14,6 @@ from made_up import (
     probed,
     processes,
     request,
-    run_facts,
     stacks,
     thread,
 )
@@ -25,22 +24,12 @@ from mmrepro.failure.signature.decide import all_met, guarded
 from mmrepro.probes.base import ProbeStatus
 from mmrepro.probes.data import LogsData, StacksData
 from mmrepro.runs.judge import Deadlines, derive, of_gate
-from mmrepro.scenario import Check, Finding, Truth, minivllm, vllm
-from mmrepro.scenario.definition import bind
-from mmrepro.scenario.registry import load_scenario
+from mmrepro.scenario import Finding, Truth, minivllm, vllm
 from mmrepro.traffic.evidence import Evidence, Missing, ReproducerResult, RequestRecord
 from mmrepro.traffic.evidence.model import files_read
+from vllm_checks import finding_of
 
 MET, NOT_MET, UNKNOWN = Truth.MET, Truth.NOT_MET, Truth.UNKNOWN
-VLLM = load_scenario("ghost-key-eviction")
-
-
-def told(check: Check, evidence: Evidence) -> Finding:
-    return guarded(bind(check, VLLM, run_facts(VLLM)), evidence)
-
-
-def truth(check: Check, *probes: Any, **more: Any) -> Truth:
-    return told(check, Evidence(probes=[probed(p) for p in probes], **more)).truth
 
 
 # ------------------------------------------------------------------ deadlines
@@ -246,7 +235,7 @@ def test_without_a_reading_that_is_what_is_missing() -> None:
     sent = [request("gate", "a")]
     evidence = Evidence(requests=sent, probes=[probed(logs(added=1))])
     for check in (checks.added_but_unfinished, vllm.cache_is_used, vllm.cache_unused):
-        assert told(check, evidence).observed.startswith("0 readings of vllm:")
+        assert finding_of(check, evidence).observed.startswith("0 readings of vllm:")
     with pytest.raises(Missing, match="0 readings of minivllm:x"):
         minivllm.told(views.Metrics(Evidence()), "x")
 
@@ -308,7 +297,7 @@ def test_all_met_is_of_something() -> None:
 
 def test_a_finding_of_its_own_files_keeps_them() -> None:
     evidence = Evidence(probes=[probed(http(200, 200))])
-    read = guarded(bind(checks.endpoints_green, VLLM, run_facts(VLLM)), evidence)
+    read = finding_of(checks.endpoints_green, evidence)
     assert read.evidence == ("check-http.raw",)
     assert guarded(lambda _: Finding.of(True, "x", "own"), evidence).evidence == (
         "own",

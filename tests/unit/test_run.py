@@ -351,7 +351,7 @@ def test_where_it_starts_all_the_same_nothing_failed(make: MakeRun) -> None:
 
 @pytest.mark.parametrize(
     ("start", "timeout_s"),
-    [(silent, 3.0), (ends("usage: …", code=2), 60.0)],
+    [(silent, 1.0), (ends("usage: …", code=2), 60.0)],
     ids=["late", "wrong words"],
 )
 def test_a_late_server_and_wrong_words_are_no_such_failure(

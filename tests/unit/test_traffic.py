@@ -238,7 +238,8 @@ def test_silence_ends_at_the_deadline(
 
 
 def test_what_a_stream_said_before_it_fell_silent_is_kept(tmp_path: Path) -> None:
-    record = ask(tmp_path, SILENCES["in the stream"], stream=True, deadline_s=0.2)
+    # On a busy machine the first words take a while too.
+    record = ask(tmp_path, SILENCES["in the stream"], stream=True, deadline_s=1.0)
     assert record.text == "hel"
 
 

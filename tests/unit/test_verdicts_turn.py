@@ -45,7 +45,7 @@ TABLES = {
         sglang.COLLISION,
         partial(sglang.run, collides=True),
         sglang.ROWS,
-        STAND_IN,
+        lambda: STAND_IN,
         complete=False,
     ),
     "completions-session": recorded(

@@ -369,6 +369,7 @@ def state_of(server: WatchServer) -> str:
 def test_each_line_has_the_state(monkeypatch: pytest.MonkeyPatch, quiet: bool) -> None:
     answers = iter([BUSY, OK, BUSY, BUSY, FAILED, FAILED])
     monkeypatch.setattr(Checker, "check", lambda self: check(next(answers)))
+    monkeypatch.setattr(ServerWatch, "_pause", lambda self, began: 0.0)
     words = ["watch", "http://127.0.0.1:9", "--interval", "0.5", "--no-diagnose"]
     done = CliRunner().invoke(app, [*words, *(["-q"] if quiet else [])])
     assert done.exit_code == ExitCode.NOT_AS_EXPECTED

@@ -72,7 +72,7 @@ def test_a_key_that_the_server_echoes_is_neither_told_nor_served(
                 WatchCommand(
                     url=fake.url,
                     once=True,
-                    deadline_s=0.5,
+                    deadline_s=5.0,
                     headers={"Authorization": f"Bearer {KEY}"},
                 ),
                 Health(grace_s=0),

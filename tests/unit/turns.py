@@ -6,7 +6,7 @@ verdict then.
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +32,8 @@ class Table:
     scenario: Scenario
     run: Callable[[], Evidence]
     rows: dict[str, Row]
-    facts: RunFacts | None = None
+    facts: Callable[[], RunFacts] | None = None
+    """Read when a test asks: a recorded run is a zip file."""
     alone: bool = False
     """By the conditions alone: a change of recorded evidence need not fit the rest."""
     complete: bool = True
@@ -43,7 +44,8 @@ class Table:
         evidence = self.run()
         for change in changes:
             change(evidence)
-        verdict = judge(self.scenario, evidence, self.facts or run_facts(self.scenario))
+        facts = self.facts() if self.facts else run_facts(self.scenario)
+        verdict = judge(self.scenario, evidence, facts)
         return verdict.outcome, verdict.conditions
 
 
@@ -51,7 +53,10 @@ def recorded(stem: str, scenario: Scenario, rows: dict[str, Row]) -> Table:
     def run() -> Evidence:
         return load(CORPUS / f"{stem}.zip").evidence
 
-    facts = facts_of(load(CORPUS / f"{stem}.zip"), scenario)
+    @cache
+    def facts() -> RunFacts:
+        return facts_of(load(CORPUS / f"{stem}.zip"), scenario)
+
     return Table(scenario, run, rows, facts, alone=True, complete=False)
 
 

@@ -81,6 +81,8 @@ class _BoundedServer(ThreadingHTTPServer):
     """Each exchange in a thread of its own, and none for longer than ``EXCHANGE_S``."""
 
     daemon_threads = True
+    # Of more probes at once than wait here the kernel tries again after a second.
+    request_queue_size = 128
 
     def __init__(
         self, address: tuple[str, int], handler: type[BaseHTTPRequestHandler]

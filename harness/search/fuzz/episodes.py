@@ -78,6 +78,8 @@ _MODERN_AT_ONCE = (1, 2, 4, 4, 8)
 """The profile modern asks for more: its features act between requests that share a
 step."""
 MOST_OPERATIONS = 80
+_TRIES = 20
+"""To change a case, at most: a case without requests cannot be changed."""
 
 
 @dataclass(frozen=True)
@@ -569,7 +571,23 @@ _MOTIFS = (
 def _changed(base: Case, random: Random, maker: Maker) -> Case:
     """Leave some requests of ``base`` out, double, move together, change or put some
     in."""
-    operations = list(base.operations)
+    before = list(base.operations)
+    # A motif whose switch is off is empty, and a request may be changed into what it
+    # is: to play the same case again would tell nothing new.
+    for _ in range(_TRIES):
+        operations = _edited(before, random, maker)[:MOST_OPERATIONS]
+        if operations != before:
+            break
+
+    images = {**base.images, **maker.images}
+    return _renumbered(base, operations, images)
+
+
+def _edited(
+    operations: Sequence[Operation], random: Random, maker: Maker
+) -> list[Operation]:
+    """Make one to four changes, of which each may turn out to be none."""
+    operations = list(operations)
     for _ in range(random.randint(1, 4)):
         kind = random.choice(
             ("leave out", "double", "change", "put in", "motif", "at once")
@@ -598,8 +616,7 @@ def _changed(base: Case, random: Random, maker: Maker) -> Case:
                 bar = {"after": [f"running<={random.choice(_AT_ONCE) - 1}"]}
                 operations = [op.model_copy(update=bar) for op in operations]
 
-    images = {**base.images, **maker.images}
-    return _renumbered(base, operations[:MOST_OPERATIONS], images)
+    return operations
 
 
 def _put_in(op: Operation) -> Operation:

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import ray.exceptions
 from matrix_nights import FakeTrials, planned
 from mmrepro.base.errors import InfrastructureError, NoPlaceLeft, PlaceLost, UsageError
 from mmrepro.campaign.cluster import machines as module, remote
@@ -36,8 +35,15 @@ ADDRESS = "192.0.2.7"
 CELLS = [planned("borrowed-faults", "0.1")]
 GROUP = groups_of(CELLS)[0]
 REACHED = module._reached
-FAILED = ray.exceptions.RayTaskError("f", "tb", ValueError(f"of {ADDRESS}"))
 ORDER = CellsUntilWhole("n1", GROUP, {}, {}, {}, repeat=1, confirm=1)
+
+
+def exceptions() -> Any:
+    """Import Ray's, when a test needs them: to collect the tests would take half a
+    second more."""
+    import ray.exceptions
+
+    return ray.exceptions
 
 
 def node(
@@ -80,7 +86,7 @@ class FakeRay:
     cancelled: list[tuple[Any, bool]] = field(default_factory=list)
     on_cancel: Callable[[bool], None] = lambda force: None
     late: bool = False
-    exceptions = ray.exceptions
+    exceptions: Any = field(default_factory=exceptions)
     gcs_address = "192.0.2.7:6379"
 
     def get_runtime_context(self) -> FakeRay:
@@ -198,7 +204,7 @@ def test_a_cluster_without_the_resource_says_what_is_missing() -> None:
         ),
         (lambda own: "{}", "it has another version of mmrepro"),
         (
-            lambda own: ray.exceptions.NodeDiedError("at " + ADDRESS),
+            lambda own: exceptions().NodeDiedError("at " + ADDRESS),
             "the machine ray-00000001 died, or left the cluster",
         ),
     ],
@@ -310,50 +316,65 @@ def test_an_attempt_without_its_incident_does_not_count(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("error", "told", "again"),
     [
-        (
-            ray.exceptions.NodeDiedError(f"Node IP: {ADDRESS}"),
+        pytest.param(
+            lambda ray: ray.NodeDiedError(f"Node IP: {ADDRESS}"),
             "The machine one died",
             False,
+            id="died",
         ),
-        (
-            ray.exceptions.WorkerCrashedError(),
+        pytest.param(
+            lambda ray: ray.WorkerCrashedError(),
             "The worker on one was killed or died",
             True,
+            id="worker crashed",
         ),
-        (
-            ray.exceptions.OutOfMemoryError(f"on {ADDRESS}"),
+        pytest.param(
+            lambda ray: ray.OutOfMemoryError(f"on {ADDRESS}"),
             "The machine one ran out of",
             True,
+            id="out of memory",
         ),
-        (ray.exceptions.TaskUnschedulableError("x"), "The machine one is gone", False),
-        (
-            ray.exceptions.ObjectLostError("00" * 28, None, ""),
+        pytest.param(
+            lambda ray: ray.TaskUnschedulableError("x"),
+            "The machine one is gone",
+            False,
+            id="unschedulable",
+        ),
+        pytest.param(
+            lambda ray: ray.ObjectLostError("00" * 28, None, ""),
             "What one sent was lost",
             True,
+            id="object lost",
         ),
-        (ray.exceptions.RaySystemError(Exception(ADDRESS)), "Ray failed on one", True),
-        (
-            ray.exceptions.RayTaskError(
+        pytest.param(
+            lambda ray: ray.RaySystemError(Exception(ADDRESS)),
+            "Ray failed on one",
+            True,
+            id="system",
+        ),
+        pytest.param(
+            lambda ray: ray.RayTaskError(
                 "f", f"at {ADDRESS}", OSError(28, "No space left")
             ),
             "The work on one failed (OSError: No space left)",
             True,
+            id="full disk",
         ),
-        (
-            ray.exceptions.RayTaskError(
+        pytest.param(
+            lambda ray: ray.RayTaskError(
                 "f", "tb", ValueError(f"of {ADDRESS}")
             ).as_instanceof_cause(),
             "The work on one failed (ValueError)",
             True,
+            id="task",
         ),
     ],
-    ids=lambda value: type(value).__name__ if isinstance(value, Exception) else None,
 )
 def test_whatever_ray_raises_is_one_plain_sentence(
-    tmp_path: Path, error: Exception, told: str, again: bool
+    tmp_path: Path, error: Callable[[Any], Exception], told: str, again: bool
 ) -> None:
-    began = sent(tmp_path)[0]
-    fake = FakeRay([node(1, labels={"mmrepro.machine": "one"})], sends=[began, error])
+    items = [sent(tmp_path)[0], error(exceptions())]
+    fake = FakeRay([node(1, labels={"mmrepro.machine": "one"})], sends=items)
     there, _ = cluster(fake)
     (machine,) = there.there()
     working = machine.work(ORDER, tmp_path)
@@ -370,11 +391,11 @@ def test_whatever_ray_raises_is_one_plain_sentence(
 
 def test_the_words_are_for_exceptions_that_ray_has() -> None:
     for name in module._WORDS:
-        error = getattr(ray.exceptions, name)
-        assert issubclass(error, ray.exceptions.RayError)
+        error = getattr(exceptions(), name)
+        assert issubclass(error, exceptions().RayError)
     assert (
         lost_because(
-            ray.exceptions.RayTaskError(
+            exceptions().RayTaskError(
                 "f", "tb", ModuleNotFoundError("no", name="mmrepro.campaign.cluster")
             ),
             "one",
@@ -408,7 +429,7 @@ def test_stopping_ends_what_is_in_progress(tmp_path: Path, late: bool) -> None:
 
     def wait() -> None:
         assert cancelled.wait(20)
-        raise ray.exceptions.TaskCancelledError
+        raise exceptions().TaskCancelledError
 
     fake.sends = [sent(tmp_path)[0], wait]
     fake.on_cancel = lambda force: cancelled.set()

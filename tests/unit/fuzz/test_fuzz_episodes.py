@@ -6,7 +6,7 @@ from collections import Counter
 import pytest
 from fuzz_sessions import server
 from grids import examples
-from hypothesis import given, strategies as st
+from hypothesis import example, given, strategies as st
 from mmrepro.base.errors import UsageError
 from mmrepro.engines.dialects import dialect_of
 from mmrepro.engines.features import turned_on
@@ -227,6 +227,7 @@ def test_given_pictures_are_used_and_so_are_given_requests() -> None:
 
 
 @given(seed=st.integers(0, 1 << 20))
+@example(seed=4134)  # a motif without requests, drawn alone
 @examples(12)
 def test_what_was_interesting_is_changed_into_cases_that_can_be_played(
     seed: int,
@@ -238,9 +239,7 @@ def test_what_was_interesting_is_changed_into_cases_that_can_be_played(
     assert len(case.operations) <= MOST_OPERATIONS
     assert made.origin in ("new", "episode 5", "episode 9")
     if made.origin != "new":
-        assert case_digest(case) not in {case_digest(one) for one in base.values()} | {
-            ""
-        }
+        assert case_digest(case) not in map(case_digest, base.values())
 
 
 def test_what_ends_the_server_is_sent_less_often() -> None:

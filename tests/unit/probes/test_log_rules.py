@@ -25,6 +25,7 @@ from mmrepro.failure.documents.diagnosis import Certainty
 from mmrepro.live.diagnose import cause_rules
 from mmrepro.live.diagnose.cause import servers
 from mmrepro.live.diagnose.log_reading import read_logs
+from mmrepro.probes import log_excerpt, logs
 from mmrepro.probes.base import run_probe
 from mmrepro.probes.log_anchors import Finder, anchors_of
 from mmrepro.probes.logs import LogsProbe, Scanner
@@ -40,7 +41,6 @@ LINES = 5000
 # The last line of nobody's is always kept: it must not be the example.
 HEALTH = 'INFO:     10.0.0.9:4242 - "GET /health HTTP/1.1" 200 OK\n'
 LONG = [*(FILLER.format(row) for row in range(LINES)), HEALTH]
-AT = {"head": 0, "middle": LINES // 2, "end": LINES}
 
 
 def named(rule: LogRule) -> str:
@@ -103,23 +103,34 @@ def test_an_example_means_the_same_alone_and_among_others(rule: LogRule) -> None
         assert judged(among) == alone, example
 
 
-def judged_alike_in_long_logs(example: str) -> None:
+@pytest.fixture
+def a_tenth(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Of a long log, of what is kept of one, and of the blocks in which it is read."""
+    for name in ("HEAD", "TAIL", "BEFORE", "AFTER"):
+        monkeypatch.setattr(log_excerpt, name, getattr(log_excerpt, name) // 10)
+    monkeypatch.setattr(logs, "CHUNK_BYTES", logs.CHUNK_BYTES // 10)
+    return LONG[-LINES // 10 :]
+
+
+def judged_alike_in_long_logs(example: str, log: list[str]) -> None:
     alone = judged(f"{example}\n")
-    for place, at in AT.items():
-        text = "".join([*LONG[:at], f"{example}\n", *LONG[at:]])
-        assert judged(text) == alone, (example, place)
+    for at in (0, len(log) // 2, len(log) - 1):
+        text = "".join([*log[:at], f"{example}\n", *log[at:]])
+        assert judged(text) == alone, (example, at)
 
 
 @pytest.mark.parametrize("rule", RULES, ids=named)
-def test_an_example_is_judged_alike_in_a_long_log(rule: LogRule) -> None:
-    judged_alike_in_long_logs(rule.examples[0])
+def test_an_example_is_judged_alike_in_a_long_log(
+    rule: LogRule, a_tenth: list[str]
+) -> None:
+    judged_alike_in_long_logs(rule.examples[0], a_tenth)
 
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("rule", RULES, ids=named)
 def test_every_example_is_judged_alike_in_a_long_log(rule: LogRule) -> None:
     for example in rule.examples:
-        judged_alike_in_long_logs(example)
+        judged_alike_in_long_logs(example, LONG)
 
 
 @pytest.mark.parametrize("rule", RULES, ids=named)
@@ -153,13 +164,24 @@ def test_every_example_means_the_same_in_every_wrapping(
         assert meant.name.value == rule.name, example
 
 
-@pytest.mark.parametrize("name", ["deaths", "starts-failed"])
-def test_a_sign_is_kept_wherever_it_stands(name: str) -> None:
+def kept_in_the_middle(name: str, log: list[str]) -> None:
+    half = len(log) // 2
     for example in cause_rules.SIGNS[name].examples:
-        middle = "".join([*LONG[:2500], f"{example}\n", *LONG[2500:]])
+        middle = "".join([*log[:half], f"{example}\n", *log[half:]])
         scanner = Scanner({}, None, around=cause_rules.places())
         data = scanner.scan(io.BytesIO(middle.encode()))
-        assert any(line.number == 2501 for line in data.excerpt), example
+        assert any(line.number == half + 1 for line in data.excerpt), example
+
+
+@pytest.mark.parametrize("name", ["deaths", "starts-failed"])
+def test_a_sign_is_kept_wherever_it_stands(name: str, a_tenth: list[str]) -> None:
+    kept_in_the_middle(name, a_tenth)
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("name", ["deaths", "starts-failed"])
+def test_a_sign_is_kept_in_a_whole_long_log(name: str) -> None:
+    kept_in_the_middle(name, LONG)
 
 
 def test_many_lines_of_one_class_do_not_displace_another() -> None:

@@ -4,6 +4,7 @@ the prompt, and from how much noise there is on its logits."""
 import math
 import random
 from collections.abc import Callable, Mapping
+from functools import cache
 
 from mmrepro.base.records import Moment
 from mmrepro.traffic.case.model import Case, Operation
@@ -12,6 +13,14 @@ from mmrepro.traffic.evidence import ChoiceSeen, Evidence, RequestRecord
 
 VOCABULARY = [chr(ord("a") + i) for i in range(26)]
 TOP = 5
+
+
+@cache
+def logits_after(context: str) -> dict[str, float]:
+    """Each token's, which follow from the context alone: plays ask for the same ones
+    again and again."""
+    source = random.Random(context)
+    return {letter: source.gauss(0, 1.2) for letter in VOCABULARY}
 
 
 def answered(
@@ -25,8 +34,7 @@ def answered(
     said so far, and ``chance`` moves it by up to ``noise``."""
     choice = ChoiceSeen(index=0, finish_reason="length")
     for _ in range(tokens):
-        source = random.Random(f"{prompt}|{choice.text}")
-        logits = {letter: source.gauss(0, 1.2) for letter in VOCABULARY}
+        logits = logits_after(f"{prompt}|{choice.text}")
         if chance is not None:
             logits = {
                 t: value + chance.uniform(-noise, noise) for t, value in logits.items()

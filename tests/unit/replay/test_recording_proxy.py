@@ -16,7 +16,6 @@ from typing import Any
 
 import pytest
 from mmrepro.base.box import inside
-from mmrepro.base.box.box import _why_none
 from mmrepro.base.errors import UsageError
 from mmrepro.search.replay.known import usual_server
 from mmrepro.traffic.capture.client import (
@@ -38,7 +37,7 @@ from mmrepro.traffic.capture.proxy import (
 from mmrepro.traffic.capture.read import read
 from mmrepro.traffic.capture.recording_box import BoxedRecording
 
-needs_box = pytest.mark.skipif(bool(_why_none()), reason=f"no box here: {_why_none()}")
+needs_box = pytest.mark.usefixtures("a_box")
 PYTHON = Path(sys.executable).resolve()
 """The interpreter that a client gets: no environment of an engine is needed here."""
 

@@ -3,6 +3,7 @@ themes."""
 
 import re
 import xml.etree.ElementTree as ET
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -58,18 +59,23 @@ SMALL = {
     "minivllm": ("0.1",),
     "lmdeploy": ("0.18.0",),
 }
-BASE = realistic(nights=2, subjects=CHOSEN, releases=SMALL)
+
+
+@cache
+def base() -> History:
+    """Two nights, which no test changes."""
+    return realistic(nights=2, subjects=CHOSEN, releases=SMALL)
 
 
 def planted(text: str) -> tuple[History, NightView]:
-    """The nights of ``BASE`` with ``text`` in every free field of every record."""
+    """The nights of ``base`` with ``text`` in every free field of every record."""
 
     def put(record: BaseModel, **kept: object) -> BaseModel:
         return plant(record, text).model_copy(update=kept)  # type: ignore[no-any-return]
 
     records: list[object] = []
     excuse: list[QuarantineEntry] = []
-    for runs in BASE.nights:
+    for runs in base().nights:
         name = runs.night.id
         records.append(put(runs.night, id=name))
         cells: dict[str, Cell] = {}
@@ -330,11 +336,11 @@ def test_no_state_is_shown_by_its_colour_alone() -> None:
 
 
 def test_planned_jobs_are_shown_even_if_never_run() -> None:
-    made = history_of([BASE.nights[0].night])
+    made = history_of([base().nights[0].night])
     made.take(
         Planned(
-            night=BASE.nights[0].night.id,
-            cell=next(iter(BASE.nights[0].cells.values())),
+            night=base().nights[0].night.id,
+            cell=next(iter(base().nights[0].cells.values())),
         )
     )
     view = shown(made)

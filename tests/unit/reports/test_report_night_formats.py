@@ -11,7 +11,7 @@ from made_nights import night as night_of, written
 from mmrepro.base.records import Fidelity
 from mmrepro.failure.documents.ledger import Cell, Event, EventKind, Lost
 from mmrepro.history.ledger import read
-from mmrepro.history.nightly import NightDocument, history_document
+from mmrepro.history.nightly import NightDocument, NightView, history_document
 from mmrepro.reports import words
 from mmrepro.reports.blocks import Table
 from mmrepro.reports.documents import document_json, kind_of
@@ -74,11 +74,14 @@ def test_the_step_summary_fits_whatever_the_size(cells: int) -> None:
     assert f"{cells - 120} more of {cells} rows are not shown here" in text
 
 
-REALISTIC = shown(realistic(), excused(("shape-alias", "0.5.17")))
+@pytest.fixture(scope="module")
+def night_of_all() -> NightView:
+    """The last of the realistic nights."""
+    return shown(realistic(), excused(("shape-alias", "0.5.17")))
 
 
-def test_the_page_has_every_part() -> None:
-    page = compose(REALISTIC)
+def test_the_page_has_every_part(night_of_all: NightView) -> None:
+    page = compose(night_of_all)
     assert [section.title for section in page.shown] == [
         "Scenarios × releases",
         "What changed",
@@ -105,34 +108,34 @@ def test_the_page_has_every_part() -> None:
         "fixed",
         "new release",
     ]
-    assert "incidents/" in markdown(REALISTIC)
-    assert "](<" not in markdown(REALISTIC), "in a step summary a link leads nowhere"
+    assert "incidents/" in markdown(night_of_all)
+    assert "](<" not in markdown(night_of_all), "in a step summary a link leads nowhere"
 
 
 def test_the_end_screen_has_at_most_twenty_rows(
-    golden: Callable[[str, str], None],
+    golden: Callable[[str, str], None], night_of_all: NightView
 ) -> None:
     out = io.StringIO()
     console = Console(file=out, width=100, force_terminal=True, color_system=None)
-    print_page(compose(REALISTIC), console, "nights/dashboard.html")
+    print_page(compose(night_of_all), console, "nights/dashboard.html")
     golden("nightly.txt", out.getvalue())
     assert len(out.getvalue().splitlines()) <= LINES
 
 
-def test_junit_has_a_case_for_each_job() -> None:
-    root = ET.fromstring(junit(REALISTIC))
+def test_junit_has_a_case_for_each_job(night_of_all: NightView) -> None:
+    root = ET.fromstring(junit(night_of_all))
     names = {
         (case.attrib["classname"], case.attrib["name"])
         for case in root.iter("testcase")
     }
-    assert len(names) == len(REALISTIC.squares)
+    assert len(names) == len(night_of_all.squares)
     assert {s.attrib["name"] for s in root} == {
-        f"mmrepro.{s.cell.scenario}" for s in REALISTIC.squares
+        f"mmrepro.{s.cell.scenario}" for s in night_of_all.squares
     }
 
 
-def test_junit_has_every_run_and_why_it_is_red() -> None:
-    root = ET.fromstring(junit(REALISTIC))
+def test_junit_has_every_run_and_why_it_is_red(night_of_all: NightView) -> None:
+    root = ET.fromstring(junit(night_of_all))
     cases = {c.attrib["name"].rpartition(" [")[0]: c for c in root.iter("testcase")}
     back = cases["vllm 0.33.0 cpu: ghost-key-eviction"]
     [failure] = back.findall("failure")
@@ -151,8 +154,8 @@ def test_junit_has_every_run_and_why_it_is_red() -> None:
     assert [c.tag for c in fine] == ["system-out"]
 
 
-def test_the_document_for_machines_is_stable() -> None:
-    document = json.loads(as_json(REALISTIC))
+def test_the_document_for_machines_is_stable(night_of_all: NightView) -> None:
+    document = json.loads(as_json(night_of_all))
     NightDocument.model_validate(document)
     [back] = [
         c
@@ -193,8 +196,8 @@ def test_history_of_a_cell_skips_nights_without_it() -> None:
     assert [n["night"] for n in old["nights"]] == document["nights"]
 
 
-def test_rows_are_shown_by_ranges_of_releases() -> None:
-    text = on_terminal(REALISTIC)
+def test_rows_are_shown_by_ranges_of_releases(night_of_all: NightView) -> None:
+    text = on_terminal(night_of_all)
     assert (
         "✔ 0.11.0–0.13.0 (3), ✘ 0.14.0–0.23.0 (6), ✔ 0.24.0–0.32.0 (5), ✘ ! 0.33.0"
         in text
@@ -218,8 +221,8 @@ def test_history_on_a_terminal() -> None:
     )
 
 
-def test_what_changed_between_two_nights() -> None:
-    [changes] = events_table([*reversed(REALISTIC.events)])
+def test_what_changed_between_two_nights(night_of_all: NightView) -> None:
+    [changes] = events_table([*reversed(night_of_all.events)])
     assert isinstance(changes, Table)
     assert [row.status for row in changes.rows][:2] == [
         "bug returned",
