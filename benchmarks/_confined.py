@@ -8,17 +8,31 @@ import os
 import shutil
 import subprocess
 import sys
-import threading
 import time
 import tomllib
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
+SHARED = "what fixtures run"
+COVERAGE = """
+[run]
+data_file = {data}
+include = {site}/**
+parallel = true
+context = ${{PYTEST_CURRENT_TEST-}}
+"""
+"""pytest names the test that runs in this variable, and a command that the test starts
+inherits it: so its lines are known to be that test's."""
+CHILD_STARTS = """import os
+
+if "COVERAGE_PROCESS_START" in os.environ:
+    import coverage
+
+    coverage.process_startup()
+"""
 
 
 class Place:
@@ -43,6 +57,10 @@ class Place:
             shutil.copytree(self.tree / source, target, dirs_exist_ok=True)
         subprocess.run(
             [sys.executable, "-m", "compileall", "-q", str(self.site)], check=False
+        )
+        (self.site / "sitecustomize.py").write_text(CHILD_STARTS)
+        (folder / "coveragerc").write_text(
+            COVERAGE.format(site=self.site, data=folder / "contexts" / "lines")
         )
         for name in ("home", "tmp"):
             (folder / name).mkdir()
@@ -126,6 +144,7 @@ def serve(folder: Path) -> None:
         "packaging",
         "filelock",
         "platformdirs",
+        "coverage",
     ):
         importlib.import_module(name)
     assert not [name for name in sys.modules if name.startswith("mmrepro")]
@@ -150,8 +169,9 @@ def serve(folder: Path) -> None:
             )
         _end_children()
         answer: dict[str, Any] = {"code": code, "seconds": seconds, "known": {}}
-        if order["measure"] and code is not None:
-            answer["known"] = json.loads((folder / "known.json").read_text())
+        known = folder / "known.json"
+        if order["measure"] and code is not None and known.is_file():
+            answer["known"] = json.loads(known.read_text())
         answer["tail"] = (folder / "output.txt").read_text(errors="replace")[-3000:]
         for name in ("home", "tmp"):
             shutil.rmtree(folder / name, ignore_errors=True)
@@ -186,20 +206,14 @@ def _try(folder: Path, order: dict[str, Any]) -> None:
         resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
         resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 28, 1 << 28))
         confine(folder)
-        watch = Watch(folder / "site/mmrepro") if order["measure"] else None
-        how = [
-            "-q",
-            "-p",
-            "no:cacheprovider",
-            "-p",
-            "no:xdist",
-            *(() if watch else ("-x",)),
-        ]
-        code = int(
-            pytest.main([*how, *order["tests"]], plugins=[watch] if watch else [])
-        )
-        if watch:
-            (folder / "known.json").write_text(json.dumps(watch.known()))
+        how = ["-q", "-p", "no:cacheprovider", "-p", "no:xdist", "-m", "not nightly"]
+        if order["measure"]:
+            (folder / "known.json").unlink(missing_ok=True)
+            watch = Watch(folder)
+            code = int(pytest.main([*how, *order["tests"]], plugins=[watch]))
+            (folder / "known.json").write_text(json.dumps(watch.ended()))
+        else:
+            code = int(pytest.main([*how, "-x", *order["tests"]]))
     finally:
         sys.stdout.flush()
         os._exit(code)
@@ -241,60 +255,58 @@ def confine(folder: Path, *devices: str) -> None:
 
 
 class Watch:
-    """A pytest plugin: which functions below ``site`` each test calls, and how long it
+    """A pytest plugin: which lines of the package each test runs, and how long it
     takes.
 
-    What a module's fixtures call counts for every test of the file: one makes it, all
-    use it."""
+    What fixtures run counts for every test of the file: one makes what all use."""
 
-    def __init__(self, site: Path) -> None:
-        self.site = f"{site}/"
-        self.calls: dict[str, set[str]] = {}
-        self.shared: set[str] = set()
+    def __init__(self, folder: Path) -> None:
+        import coverage
+
+        self.folder = folder / "contexts"
+        shutil.rmtree(self.folder, ignore_errors=True)
+        self.folder.mkdir()
+        config = str(folder / "coveragerc")
+        os.environ["COVERAGE_PROCESS_START"] = config
+        self.coverage = coverage.Coverage(config_file=config)
+        self.coverage.start()
         self.seconds: dict[str, float] = {}
         self.failing: set[str] = set()
-        self.into: set[str] = set()
 
-    def _call(self, frame: Any, event: str, _: object) -> None:
-        if event == "call" and frame.f_code.co_filename.startswith(self.site):
-            self.into.add(
-                f"{frame.f_code.co_filename[len(self.site) :]}:{frame.f_code.co_qualname}"
-            )
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtest_setup(self) -> None:
+        self.coverage.switch_context(SHARED)
 
-    @contextmanager
-    def _watched(self, into: set[str]) -> Iterator[None]:
-        self.into = into
-        sys.setprofile(self._call)
-        threading.setprofile(self._call)
-        try:
-            yield
-        finally:
-            sys.setprofile(None)
-            threading.setprofile(None)  # type: ignore[arg-type]
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtest_call(self, item: pytest.Item) -> None:
+        self.coverage.switch_context(without_row(item.nodeid))
 
-    @pytest.hookimpl(wrapper=True)
-    def pytest_runtest_setup(self) -> Iterator[None]:
-        with self._watched(self.shared):
-            return (yield)
-
-    @pytest.hookimpl(wrapper=True)
-    def pytest_runtest_call(self, item: pytest.Item) -> Iterator[None]:
-        with self._watched(self.calls.setdefault(item.nodeid.partition("[")[0], set())):
-            return (yield)
+    def pytest_runtest_teardown(self) -> None:
+        self.coverage.switch_context("")
 
     def pytest_runtest_logreport(self, report: Any) -> None:
-        name = report.nodeid.partition("[")[0]
+        name = without_row(report.nodeid)
         self.seconds[name] = self.seconds.get(name, 0.0) + report.duration
-        if report.outcome != "passed":
+        if report.failed:
             self.failing.add(name)
 
-    def known(self) -> dict[str, Any]:
-        calls = {name: sorted(own | self.shared) for name, own in self.calls.items()}
-        return {
-            "calls": calls,
-            "seconds": self.seconds,
-            "failing": sorted(self.failing),
-        }
+    def ended(self) -> dict[str, Any]:
+        """Write what ran into one file of coverage's; return what else is known."""
+        import coverage
+
+        self.coverage.stop()
+        self.coverage.save()
+        together = coverage.Coverage(
+            data_file=str(self.folder.parent / "lines"), config_file=False
+        )
+        together.combine([str(self.folder)])
+        together.save()
+        return {"seconds": self.seconds, "failing": sorted(self.failing)}
+
+
+def without_row(test: str) -> str:
+    """Return a test's name without its parameters, and without pytest's `(call)`."""
+    return test.partition("[")[0].partition(" (")[0]
 
 
 if __name__ == "__main__":
