@@ -2,16 +2,18 @@
 
     uv run --group mutants python benchmarks/mutants.py --sample 400 --seed 73 --out DIR
     uv run --group mutants python benchmarks/mutants.py --only scenarios/shape_alias.py --out DIR
-    uv run --group mutants python benchmarks/mutants.py --again --out DIR   # what survived there
+    uv run --group mutants python benchmarks/mutants.py --again --contexts --out DIR
 
 The mutants are cosmic-ray's. Each is tried in a copy of the working tree, in a process
 that may write nowhere else and signal nobody but its own children (Landlock), and has
-limits of time and of memory. It is tried by the tests of tests/unit that run its line,
-of the fast tier and of the slow one: first the files that name its module, then the
-fastest. Which those are is measured first (coverage's contexts) and kept in
-DIR/contexts; a test that fails there without any mutant kills nothing.
+limits of time and of memory; by tests of tests/unit, of the fast tier and of the slow
+one. Those are the files that name its module, and then those that name what imports it.
+With --contexts it is measured first which tests run which lines (coverage's contexts;
+kept in DIR/contexts), and all that run the mutant's line follow.
 
-What was tried is kept in DIR/tried.jsonl: the same command goes on where it was ended.
+A mutant is killed where a test fails, and passes without it: a test that fails without
+it too is left out from there on. What was tried is kept in DIR/tried.jsonl: the same
+command goes on where it was ended, and --again tries what survived.
 docs/lab/mutation.md says what is mutated, and names each kind of survivor."""
 
 from __future__ import annotations
@@ -29,7 +31,9 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from _confined import SHARED, Place, without_row
+sys.path.append(str(Path(__file__).resolve().parent.parent / "tests"))
+import tests_for
+from _confined import SHARED, Outcome, Place, without_row
 from _mutations import (
     AREAS,
     PRODUCT,
@@ -49,34 +53,33 @@ from _mutations import (
 ROOT = Path(__file__).resolve().parent.parent
 TESTS = "tests/unit/**/test_*.py"
 SURVIVORS = ROOT / "benchmarks" / "survivors.txt"
-SECONDS, TIMES = 30.0, 5.0
-"""A mutant is killed when it takes so many seconds and so many times what its tests
-took."""
-MEASURE_S = 900
-"""What the measurement of one test file may take."""
+NOT_FOUND = 4
+"""pytest's exit code where a test is not there: some rows have names that no command
+line can say."""
+MEASURE_S = 900.0
+"""Processor time that the measurement of one test file may take."""
+FIRST, FILES = 3, 12
+"""Test files that are tried first, since most mutants end there, and at most."""
 
 
 @dataclass
 class Tried:
-    """``left_out``: tests that run its line, which the limit per mutant left no time
-    for."""
+    """What became of a mutant, after so many seconds of processor time."""
 
     mutant: Mutant
     killed: bool
     how: str
     seconds: float = 0.0
-    tests: int = 0
-    left_out: int = 0
+    test: str = ""
     diff: str = ""
 
 
 @dataclass
 class Known:
-    """What is known of one test file: its tests' seconds, and those that fail."""
+    """What is known of one test file: its tests' seconds."""
 
     digest: str
     seconds: dict[str, float] = field(default_factory=dict)
-    failing: list[str] = field(default_factory=list)
 
 
 Reached = dict[str, dict[str, set[str]]]
@@ -123,28 +126,26 @@ def measured(
                 known[name] = last
 
     def measure(name: str, place: Place) -> str:
-        answer = place.run([name], MEASURE_S, measure=True)
-        file = Known(now[name], **answer["known"])
+        outcome = place.measure(name, MEASURE_S)
+        file = Known(now[name], **outcome.known)
         kept = kept_at(out, name)
         lines = place.folder / "lines"
-        if answer["known"] and lines.is_file():
+        if outcome.known and lines.is_file():
             lines.replace(kept.with_suffix(".coverage"))
         kept.with_suffix(".json").write_text(json.dumps(asdict(file)))
         known[name] = file
-        return f"{name}: {answer['seconds']:.1f} s"
+        return f"{name}: {outcome.seconds:.1f} s"
 
     share([name for name in now if name not in known], places, measure, until)
     for name, file in sorted(known.items()):
         if not file.seconds:
             print(f"left out: {name}, which has no end or no test", file=sys.stderr)
-        for test in file.failing:
-            print(f"left out, since it fails here: {test}", file=sys.stderr)
     return known
 
 
 def reached(out: Path, mutants: list[Mutant], known: dict[str, Known]) -> Reached:
-    """Ask the contexts which tests run each mutant's line. For what runs at import:
-    tests that run anything in its file, or name its module."""
+    """Ask the contexts which tests run each mutant's line; of what runs at import, the
+    tests that run anything in its file."""
     by_file: dict[str, list[Mutant]] = {}
     for mutant in mutants:
         by_file.setdefault(mutant.file, []).append(mutant)
@@ -163,10 +164,8 @@ def reached(out: Path, mutants: list[Mutant], known: dict[str, Known]) -> Reache
                     found[mutant.id][test_file] = tests
     for mutant in mutants:
         if not found[mutant.id]:
-            # By itself an import has one context: the test that came first.
+            # The context of an import is that of the test which came first.
             found[mutant.id] = dict(nearby[mutant.file])
-            for test_file in naming(mutant.file) & known.keys():
-                found[mutant.id][test_file] = set(known[test_file].seconds)
     return found
 
 
@@ -215,44 +214,58 @@ def imported_as(file: str) -> str:
 
 
 @cache
-def naming(file: str) -> set[str]:
-    """Return the test files that name a file's module."""
-    sys.path.insert(0, str(ROOT / "tests"))
-    import tests_for
+def naming(module: str) -> frozenset[str]:
+    """Return the test files that name a module."""
+    return frozenset(
+        test.relative_to(ROOT).as_posix()
+        for test in tests_for.test_files()
+        if module in tests_for.names_in(test)
+    )
 
-    tests = tests_for.tests_of([ROOT / file])
-    return {test.relative_to(ROOT).as_posix() for test in tests}
+
+@cache
+def importers() -> dict[str, set[str]]:
+    """Return by module those of the product that import it."""
+    found: dict[str, set[str]] = {}
+    for file in files(PRODUCT):
+        for name in tests_for.names_in(ROOT / file):
+            found.setdefault(name, set()).add(tests_for.module_of(ROOT / file))
+    return found
 
 
-@dataclass
-class Order:
-    """The tests of one mutant, and what they take."""
+@cache
+def near(file: str) -> list[str]:
+    """Return test files for a file of the product: those that name its module, which
+    name few others first; then those that name what imports it, and so on."""
+    modules = {tests_for.module_of(ROOT / file)}
+    seen = set(modules)
+    order: list[str] = []
+    while modules and len(order) < FILES:
+        tests = {test for module in modules for test in naming(module)}
 
-    tests: list[str]
-    seconds: float
-    left_out: int
+        def place(test: str) -> tuple[bool, int]:
+            other = Path(file).stem not in Path(test).stem
+            return other, len(tests_for.names_in(ROOT / test))
+
+        order += sorted(tests.difference(order), key=place)
+        users = {user for module in modules for user in importers().get(module, ())}
+        modules = users - seen
+        seen |= modules
+    return order[:FILES]
 
 
 def order_of(
-    mutant: Mutant, picked: dict[str, set[str]], known: dict[str, Known], most_s: float
-) -> Order:
-    """Put a mutant's tests in the order in which they are tried, up to so many
-    seconds."""
-    near = naming(mutant.file)
-    tests_of, cost = {}, {}
-    for name, tests in picked.items():
-        tests_of[name] = sorted(tests - set(known[name].failing))
-        cost[name] = sum(known[name].seconds[test] for test in tests_of[name])
-    order = Order([], 0.0, 0)
-    for name in sorted(tests_of, key=lambda name: (name not in near, cost[name])):
-        for test in tests_of[name]:
-            seconds = known[name].seconds[test]
-            if order.tests and order.seconds + seconds > most_s:
-                order.left_out += 1
-            else:
-                order.tests.append(test)
-                order.seconds += seconds
-    return order
+    mutant: Mutant, picked: dict[str, set[str]], known: dict[str, Known]
+) -> list[list[str]]:
+    """Return the tests of one mutant, by file: those near it, then those that run its
+    line, of the fastest files first."""
+    order = [[name] for name in near(mutant.file)]
+    wider = {name: tests for name, tests in picked.items() if [name] not in order}
+
+    def seconds(name: str) -> float:
+        return sum(known[name].seconds[test] for test in wider[name])
+
+    return order + [sorted(wider[name]) for name in sorted(wider, key=seconds)]
 
 
 # ------------------------------------------------------------------ the run
@@ -290,23 +303,67 @@ def share(work: list[Any], places: list[Place], do: Any, until: float) -> None:
         raise errors[0]
 
 
-def try_one(mutant: Mutant, place: Place, order: Order) -> Tried:
-    """Run its tests with the mutant in place."""
-    new = mutated(mutant)
-    assert new is not None
-    diff = difference(mutant)
-    if not order.tests:
-        return Tried(mutant, False, "no test runs it", diff=diff)
-    place.write(mutant.file, new)
-    try:
-        answer = place.run(order.tests, max(SECONDS, TIMES * order.seconds))
-    finally:
-        place.write(mutant.file, source(mutant.file))
-    code, seconds = answer["code"], round(answer["seconds"], 2)
-    ways = {None: "timeout", 0: "survived", 1: "tests fail", 5: "no test ran"}
-    how = ways.get(code, f"pytest ends with {code}")
-    killed = code not in (0, 5)
-    return Tried(mutant, killed, how, seconds, len(order.tests), order.left_out, diff)
+class Trials:
+    """Tries mutants by tests that pass without them.
+
+    Attributes:
+        failing: tests that fail without a mutant, kept in DIR/failing.json.
+    """
+
+    def __init__(self, out: Path, most_s: float) -> None:
+        self.file = out / "failing.json"
+        self.failing: list[str] = []
+        if self.file.is_file():
+            self.failing = json.loads(self.file.read_text())
+        self.most_s = most_s
+        self.lock = threading.Lock()
+
+    def try_one(self, mutant: Mutant, place: Place, order: list[list[str]]) -> Tried:
+        """Try a mutant by tests, file for file."""
+        diff = difference(mutant)
+        if not order:
+            return Tried(mutant, False, "no test is near it", diff=diff)
+        seconds, stopped = 0.0, False
+        for part in (order[:FIRST], order[FIRST:]):
+            tests = [test for file in part for test in file]
+            while tests and not stopped:
+                outcome = self._with(mutant, place, tests, self.most_s - seconds)
+                seconds += outcome.seconds
+                stopped = outcome.stopped or seconds > self.most_s
+                if outcome.passed:
+                    break
+                failed = outcome.test or tests[0]
+                if self._passes(place, failed):
+                    how = "timeout" if outcome.code is None else "killed"
+                    return Tried(mutant, True, how, round(seconds, 1), failed, diff)
+        how = f"survived {self.most_s:.0f} s of tests" if stopped else "survived"
+        return Tried(mutant, False, how, round(seconds, 1), diff=diff)
+
+    def _with(
+        self, mutant: Mutant, place: Place, tests: list[str], most_s: float
+    ) -> Outcome:
+        new = mutated(mutant)
+        assert new is not None
+        place.write(mutant.file, new)
+        try:
+            return place.run(tests, most_s=most_s, without=self.failing)
+        finally:
+            place.write(mutant.file, source(mutant.file))
+
+    def _passes(self, place: Place, test: str) -> bool:
+        """Tell whether a test passes without any mutant; remember where it does not."""
+        # What fails before any test, in a conftest or an import, fails there again.
+        collected = () if "::" in test else ("--collect-only",)
+        outcome = place.run([test], most_s=self.most_s, options=collected)
+        if outcome.code == NOT_FOUND:
+            outcome = place.run([without_row(test)], most_s=self.most_s)
+        if outcome.passed:
+            return True
+        with self.lock:
+            self.failing.append(without_row(test))
+            self.file.write_text(json.dumps(self.failing, indent=1))
+        print(f"left out, since it fails without: {test}", file=sys.stderr)
+        return False
 
 
 def kept(out: Path) -> dict[str, Tried]:
@@ -391,8 +448,6 @@ def show_diffs(results: list[Tried]) -> None:
             f"\n{mutant.id} {mutant.file}:{mutant.line} {mutant.operator} in "
             f"{mutant.function or 'the module'}: {result.how}"
         )
-        if result.left_out:
-            print(f"{result.left_out} tests that run it were left out for time")
         print(result.diff)
 
 
@@ -409,12 +464,12 @@ def options_of() -> argparse.Namespace:
         "--most",
         type=float,
         default=120.0,
-        help="seconds of tests per mutant: what is left out counts as not noticed",
+        help="processor time of a mutant's tests, in seconds",
     )
     add("--workers", type=int, default=2)
     add("--memory-gib", type=int, default=6, help="address space of a process")
     add("--only", nargs="+", metavar="PATH", help="files, or patterns of files")
-    add("--tests", nargs="+", default=[TESTS], help="only these test files")
+    add("--contexts", action="store_true", help="and all tests that run its line")
     add("--again", action="store_true", help="those that survived in DIR")
     add("--list", action="store_true", help="show the mutants, try none")
     add("--held", action="store_true", help=f"fail where {SURVIVORS.name} lacks one")
@@ -441,13 +496,17 @@ def run(options: argparse.Namespace, mutants: list[Mutant]) -> None:
         for n in range(options.workers)
     ]
     lock = threading.Lock()
+    trials = Trials(options.out, options.most)
+    known: dict[str, Known] = {}
+    tests: Reached = {}
     try:
-        known = measured(options.out, options.tests, places, until)
-        tests = reached(options.out, left, known)
+        if options.contexts:
+            known = measured(options.out, [TESTS], places, until)
+            tests = reached(options.out, left, known)
 
         def attempt(mutant: Mutant, place: Place) -> str:
-            order = order_of(mutant, tests[mutant.id], known, options.most)
-            result = try_one(mutant, place, order)
+            order = order_of(mutant, tests.get(mutant.id, {}), known)
+            result = trials.try_one(mutant, place, order)
             with lock, (options.out / "tried.jsonl").open("a") as file:
                 file.write(json.dumps(asdict(result)) + "\n")
             at = f"{mutant.file}:{mutant.line} {mutant.operator}"
