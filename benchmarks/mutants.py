@@ -234,19 +234,21 @@ def importers() -> dict[str, set[str]]:
 
 
 @cache
-def near(file: str) -> list[str]:
-    """Return test files for a file of the product: those that name its module, which
-    name few others first; then those that name what imports it, and so on."""
-    modules = {tests_for.module_of(ROOT / file)}
-    seen = set(modules)
+def near(file: str, name: str) -> list[str]:
+    """Return test files for a function or class of a file: those that name its module,
+    and first which name it too, and few other modules; then those that name what
+    imports the module, and so on."""
+    own = tests_for.module_of(ROOT / file)
+    modules, seen = {own}, {own}
     order: list[str] = []
+
+    def place(test: str) -> tuple[bool, bool, int]:
+        names = tests_for.names_in(ROOT / test)
+        other = Path(file).stem not in Path(test).stem
+        return f"{own}.{name}" not in names, other, len(names)
+
     while modules and len(order) < FILES:
         tests = {test for module in modules for test in naming(module)}
-
-        def place(test: str) -> tuple[bool, int]:
-            other = Path(file).stem not in Path(test).stem
-            return other, len(tests_for.names_in(ROOT / test))
-
         order += sorted(tests.difference(order), key=place)
         users = {user for module in modules for user in importers().get(module, ())}
         modules = users - seen
@@ -259,7 +261,8 @@ def order_of(
 ) -> list[list[str]]:
     """Return the tests of one mutant, by file: those near it, then those that run its
     line, of the fastest files first."""
-    order = [[name] for name in near(mutant.file)]
+    outermost = mutant.function.partition(".")[0]
+    order = [[name] for name in near(mutant.file, outermost)]
     wider = {name: tests for name, tests in picked.items() if [name] not in order}
 
     def seconds(name: str) -> float:
