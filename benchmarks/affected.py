@@ -20,10 +20,10 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parent.parent
-sys.path.append(str(ROOT / "tests"))
-import tests_for  # noqa: E402
+sys.path.append(str(Path(__file__).resolve().parent.parent / "tests"))
+import tests_for
 
+ROOT = Path(__file__).resolve().parent.parent
 BROKE = {
     "aaef0882": ("diagnose/test_incident.py", "diagnose/test_look.py"),
     "c61054d5": ("test_find.py",),
