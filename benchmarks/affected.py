@@ -37,6 +37,10 @@ BROKE = {
 """The first two made CI fail; the others were mended by a later commit of tests."""
 
 
+Costs = dict[str, dict[str, float]]
+"""By test file, the processor seconds of its tests."""
+
+
 @dataclass
 class Picked:
     """What one commit changed, and the test files that are picked for it."""
@@ -49,9 +53,10 @@ class Picked:
 class History:
     """A clone in which each commit is looked at."""
 
-    def __init__(self, folder: Path, costs: dict[str, float]) -> None:
+    def __init__(self, folder: Path, costs: Costs) -> None:
         self.clone = folder / "clone"
         self.costs = costs
+        self.slow = slow_tests()
         git("clone", "--quiet", "--shared", str(ROOT), str(self.clone), of=folder)
 
     def picked(self, commit: str) -> Picked:
@@ -70,11 +75,10 @@ class History:
         return Picked(len(files), named, seconds)
 
     def _seconds(self, test_file: Path, own: bool) -> float:
-        prefix = f"{test_file.relative_to(self.clone).as_posix()}::"
+        name = test_file.relative_to(self.clone).as_posix()
         seconds = 0.0
-        for test, cost in self.costs.items():
-            slow = test.partition("[")[0] in slow_tests()
-            if test.startswith(prefix) and (own or not slow):
+        for test, cost in self.costs.get(name, {}).items():
+            if own or test.partition("[")[0] not in self.slow:
                 seconds += cost
         return seconds
 
@@ -93,16 +97,17 @@ def slow_tests() -> set[str]:
     return set(text.splitlines())
 
 
-def costs_of(files: list[Path]) -> dict[str, float]:
+def costs_of(files: list[Path]) -> Costs:
     """Read what tests took; of several files the least, since neighbours add."""
-    costs: dict[str, float] = {}
+    costs: Costs = {}
     for file in files:
         for line in file.read_text().splitlines():
             entry = json.loads(line)
             if entry["kind"] != "test":
                 continue
             test, seconds = entry["name"], entry["seconds"]
-            costs[test] = min(seconds, costs.get(test, seconds))
+            own = costs.setdefault(test.partition("::")[0], {})
+            own[test] = min(seconds, own.get(test, seconds))
     return costs
 
 
