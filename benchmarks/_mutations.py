@@ -1,9 +1,12 @@
-"""What mutants.py mutates: places of code that judges, and cosmic-ray's operators for
+"""What mutants.py mutates: places of the product, and cosmic-ray's operators for
 them."""
 
 from __future__ import annotations
 
 import ast
+import difflib
+import hashlib
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cache
@@ -11,19 +14,26 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
-JUDGES = (
-    "harness/failure/signature/*.py",
-    *(
-        f"harness/scenario/{n}.py"
-        for n in ("common", "vllm", "sglang", "lmdeploy", "minivllm")
+PRODUCT = ("harness/**/*.py", "probes/**/*.py", "scenarios/**/*.py", "reports/**/*.py")
+AREAS = {
+    "redaction": ("harness/base/text/*.py",),
+    "box": ("harness/base/box/*.py",),
+    "readers of reports": ("harness/search/repro/*.py",),
+    "judging": (
+        "harness/failure/signature/*.py",
+        *(
+            f"harness/scenario/{name}.py"
+            for name in ("common", "vllm", "sglang", "lmdeploy", "minivllm")
+        ),
+        "harness/runs/judge.py",
+        "harness/traffic/evidence/model.py",
+        "harness/campaign/ablate/search.py",
+        "harness/live/diagnose/*.py",
+        "scenarios/**/*.py",
     ),
-    "harness/runs/judge.py",
-    "harness/traffic/evidence/model.py",
-    "harness/campaign/ablate/search.py",
-    "harness/live/diagnose/*.py",
-    "harness/base/text/redact.py",
-    "scenarios/**/*.py",
-)
+}
+"""Parts in which a wrong line is dear: each is counted by itself."""
+REST = "the rest"
 NEXT = {
     "Eq": ["NotEq"],
     "NotEq": ["Eq"],
@@ -67,13 +77,16 @@ OPERATORS = (
 
 @dataclass(frozen=True, order=True)
 class Mutant:
-    """``occurrence``: cosmic-ray's count of the operator's places in the file."""
+    """``occurrence``: cosmic-ray's count of the operator's places in the file.
+
+    ``id`` is made of what is changed, not of where: it stays while other code moves."""
 
     file: str
     line: int
     operator: str
     occurrence: int
     function: str = ""
+    id: str = ""
 
 
 @cache
@@ -97,21 +110,92 @@ def source(file: str) -> str:
 
 
 def mutants_of(file: str) -> Iterator[Mutant]:
-    """Those of one file that judge (see :class:`Places`)."""
+    """Yield those of one file that are tried (see :class:`Places`)."""
     from cosmic_ray.ast import ast_nodes, get_ast
 
     text = source(file)
-    nodes, places = list(ast_nodes(get_ast(text))), Places(text)
+    lines = text.splitlines()
+    nodes, places = list(ast_nodes(get_ast(text))), Places(text, sends(file))
     for name in OPERATORS:
         operator, occurrence = operator_of(name), 0
+        equal: Counter[str] = Counter()
         for node in nodes:
             for start, _ in operator.mutation_positions(node):
                 marker = getattr(node.parent, "type", "") == "parameters"  # a bare `*`
                 if not marker and not places.skipped(*start):
+                    function = places.function(*start)
+                    words = [file, function, name, lines[start[0] - 1].strip()]
+                    change = "\n".join(words)
+                    nth, equal[change] = equal[change], equal[change] + 1
+                    digest = hashlib.sha256(f"{change}\n{nth}".encode()).hexdigest()
                     yield Mutant(
-                        file, start[0], name, occurrence, places.function(*start)
+                        file, start[0], name, occurrence, function, digest[:12]
                     )
                 occurrence += 1
+
+
+def sends(file: str) -> bool:
+    """Tell whether a file's coroutines are left alone: a scenario's send a trigger to
+    an engine, and judge nothing."""
+    return file.startswith("scenarios/")
+
+
+def drawn(mutants: Iterable[Mutant], seed: int) -> list[Mutant]:
+    """Return them in an order that the seed gives. A mutant's place depends on itself
+    alone, so that a change of code elsewhere draws no other sample."""
+
+    def place(mutant: Mutant) -> str:
+        return hashlib.sha256(f"{seed} {mutant.id}".encode()).hexdigest()
+
+    return sorted(mutants, key=place)
+
+
+@cache
+def area_of(file: str) -> str:
+    """Return the area that a file belongs to."""
+    for area, patterns in AREAS.items():
+        if file in files(patterns):
+            return area
+    return REST
+
+
+def reached_by(mutant: Mutant) -> range | None:
+    """Return the lines of which a test runs at least one where it runs the mutant: its
+    statement's own; where it stands in a function's head, the function's body. None:
+    what runs at import, of which the first import alone would tell."""
+    if not mutant.function:
+        return None
+    around = [
+        node
+        for node in ast.walk(ast.parse(source(mutant.file)))
+        if isinstance(node, ast.stmt) and mutant.line in _lines(node)
+    ]
+    inner = min(reversed(around), key=lambda node: len(_lines(node)))
+    nested = set()
+    for child in ast.walk(inner):
+        if isinstance(child, ast.stmt) and child is not inner:
+            nested.update(_lines(child))
+    if isinstance(inner, ast.FunctionDef | ast.AsyncFunctionDef):
+        return range(inner.body[0].lineno, _lines(inner).stop)
+    first = last = mutant.line
+    while first - 1 in _lines(inner) and first - 1 not in nested:
+        first -= 1
+    while last + 1 in _lines(inner) and last + 1 not in nested:
+        last += 1
+    return range(first, last + 1)
+
+
+def bodies(file: str) -> set[int]:
+    """Return the lines of a file that do not run at its import: functions' bodies."""
+    lines: set[int] = set()
+    for node in ast.walk(ast.parse(source(file))):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            lines.update(range(node.body[0].lineno, _lines(node).stop))
+    return lines
+
+
+def _lines(node: ast.stmt) -> range:
+    return range(node.lineno, (node.end_lineno or node.lineno) + 1)
 
 
 Range = tuple[tuple[int, int], tuple[int, int]]
@@ -119,10 +203,10 @@ Range = tuple[tuple[int, int], tuple[int, int]]
 
 class Places(ast.NodeVisitor):
     """What of a file is left alone: annotations, types, decorators, the words of a
-    message, and coroutines, which send and do not judge. And where its functions
-    are."""
+    message, and coroutines where they only send. And where its functions are."""
 
-    def __init__(self, text: str) -> None:
+    def __init__(self, text: str, coroutines_send: bool) -> None:
+        self.coroutines_send = coroutines_send
         self.lines = text.splitlines()
         self.left_alone: list[Range] = []
         self.functions: list[tuple[Range, str]] = []
@@ -145,7 +229,10 @@ class Places(ast.NodeVisitor):
         self._leave(node)
 
     def visit_AsyncFunctionDef(self, node: ast.AsyncFunctionDef) -> None:
-        self._leave(node, *node.decorator_list)
+        if self.coroutines_send:
+            self._leave(node, *node.decorator_list)
+        else:
+            self.visit_FunctionDef(node)
 
     def visit_AnnAssign(self, node: ast.AnnAssign) -> None:
         self._leave(node.annotation)
@@ -154,7 +241,7 @@ class Places(ast.NodeVisitor):
     def visit_arg(self, node: ast.arg) -> None:
         self._leave(node.annotation)
 
-    def visit_FunctionDef(self, node: ast.FunctionDef) -> None:
+    def visit_FunctionDef(self, node: ast.FunctionDef | ast.AsyncFunctionDef) -> None:
         self._leave(node.returns, *node.decorator_list)
         self.functions.append((_range(node), ".".join([*self.names, node.name])))
         self._inside(node, [node.name, "<locals>"])
@@ -191,7 +278,7 @@ def _range(node: Any) -> Range:
 
 @cache
 def mutated(mutant: Mutant) -> str | None:
-    """The file's text with it; None: it is no other program."""
+    """Return the file's text with it; None: it is no other program."""
     from cosmic_ray.mutating import mutate_code
 
     text = source(mutant.file)
@@ -201,3 +288,10 @@ def mutated(mutant: Mutant) -> str | None:
     except SyntaxError:
         return None
     return None if same else new
+
+
+def difference(mutant: Mutant) -> str:
+    """Return the mutant as a diff."""
+    old, new = source(mutant.file), mutated(mutant) or ""
+    lines = difflib.unified_diff(old.splitlines(), new.splitlines(), lineterm="", n=2)
+    return "\n".join(list(lines)[2:])

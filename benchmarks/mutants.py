@@ -1,158 +1,286 @@
-"""Mutation testing of the code that judges: would a test notice, were it wrong?
+"""Mutation testing of the product: would a test notice, were it wrong?
 
-    uv run --group mutants python benchmarks/mutants.py --sample 330 --seed 14 --out DIR
+    uv run --group mutants python benchmarks/mutants.py --sample 400 --seed 73 --out DIR
     uv run --group mutants python benchmarks/mutants.py --only scenarios/shape_alias.py --out DIR
-    uv run --group mutants python benchmarks/mutants.py --again --out DIR   # what survived there
+    uv run --group mutants python benchmarks/mutants.py --again --contexts --out DIR
+    uv run --group mutants python benchmarks/mutants.py --listed --out DIR   # as at night
 
 The mutants are cosmic-ray's. Each is tried in a copy of the working tree, in a process
 that may write nowhere else and signal nobody but its own children (Landlock), and has
-limits of time and of memory. It is tried by the tests that call the function it lies
-in, the fastest files first. Which those are is measured in the first run and kept in
-DIR/tests.json; a test file that changes is measured again, and so is one in which a
-test failed: such a test kills nothing. docs/lab/mutation.md says what is mutated, and
-names each survivor."""
+limits of time and of memory; by tests of tests/unit, of the fast tier and of the slow
+one. Those are the files that name its module, and then those that name what imports it.
+With --contexts it is measured first which tests run which lines (coverage's contexts;
+kept in DIR/contexts), and all that run the mutant's line follow.
+
+A mutant is killed where a test fails, and passes without it: a test that fails without
+it too is left out from there on. What was tried is kept in DIR/tried.jsonl: the same
+command goes on where it was ended, and --again tries what survived.
+docs/lab/mutation.md says what is mutated, and names each kind of survivor."""
 
 from __future__ import annotations
 
 import argparse
-import difflib
 import hashlib
 import json
 import queue
-import random
+import re
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any
 
-from _confined import Place
-from _mutations import JUDGES, Mutant, files, mutants_of, mutated, source
+sys.path.append(str(Path(__file__).resolve().parent.parent / "tests"))
+import tests_for
+from _confined import SHARED, Outcome, Place, without_row
+from _mutations import (
+    AREAS,
+    PRODUCT,
+    REST,
+    Mutant,
+    area_of,
+    bodies,
+    difference,
+    drawn,
+    files,
+    mutants_of,
+    mutated,
+    reached_by,
+    source,
+)
 
 ROOT = Path(__file__).resolve().parent.parent
 TESTS = "tests/unit/**/test_*.py"
-PROCESSES = (
-    "warm",
-    "supervise",
-    "starter",
-    "run_starts",
-    "pack",
-    "watch",
-    "environment",
-)
-"""In the names of test files that start processes: they judge nothing."""
-LAST = ("test_imposters.py", "test_judge.py")
-SECONDS, TIMES = 30.0, 5.0
-"""A mutant is killed when it takes so many seconds and so many times what its tests
-took."""
+SURVIVORS = ROOT / "benchmarks" / "survivors.txt"
+"""Its first line holds how many of which seed were tried; a line each, with its reason,
+those that survived. It only shrinks."""
+NOT_FOUND = 4
+"""pytest's exit code where a test is not there: some rows have names that no command
+line can say."""
+MEASURE_S = 900.0
+"""Processor time that the measurement of one test file may take."""
+FIRST, FILES = 3, 12
+"""Test files that are tried first, since most mutants end there, and at most."""
 
 
 @dataclass
 class Tried:
+    """What became of a mutant, after so many seconds of processor time."""
+
     mutant: Mutant
     killed: bool
     how: str
     seconds: float = 0.0
-    tests: int = 0
+    test: str = ""
     diff: str = ""
 
 
 @dataclass
 class Known:
-    """What is known of one test file. ``calls``: by test, the functions it calls."""
+    """What is known of one test file: its tests' seconds."""
 
     digest: str
-    calls: dict[str, list[str]] = field(default_factory=dict)
     seconds: dict[str, float] = field(default_factory=dict)
-    failing: list[str] = field(default_factory=list)
+
+
+Reached = dict[str, dict[str, set[str]]]
+"""By mutant's id and test file, the tests that run the mutant's line."""
 
 
 # ------------------------------------------------------------------ by which tests
 
 
 def digests(patterns: list[str]) -> dict[str, str]:
-    """Of each test file and what all share: a measurement is good where it is equal."""
+    """Of each test file, with what all share and the product: a measurement is good
+    where it is equal."""
     shared = hashlib.sha256()
     for path in sorted((ROOT / "tests").rglob("*.*")):
         if path.suffix in (".py", ".json") and not path.name.startswith("test_"):
             shared.update(path.read_bytes())
+    for name in files(PRODUCT):
+        shared.update((ROOT / name).read_bytes())
     found = {}
     for name in files(patterns):
-        if not any(word in name for word in PROCESSES):
-            own = shared.copy()
-            own.update((ROOT / name).read_bytes())
-            found[name] = own.hexdigest()
+        own = shared.copy()
+        own.update((ROOT / name).read_bytes())
+        found[name] = own.hexdigest()
     return found
 
 
-def measured(out: Path, patterns: list[str], places: list[Place]) -> dict[str, Known]:
-    """What each test calls; from the last time where nothing changed."""
-    cache = out / "tests.json"
-    old = json.loads(cache.read_text()) if cache.is_file() else {}
-    known = {name: Known(**one) for name, one in old.items()}
+def kept_at(out: Path, test_file: str) -> Path:
+    """Return where the contexts of a test file are kept, without the suffix."""
+    return out / "contexts" / test_file.removesuffix(".py").replace("/", "__")
+
+
+def measured(
+    out: Path, patterns: list[str], places: list[Place], until: float
+) -> dict[str, Known]:
+    """Measure which lines each test runs, where it is not known; return what is."""
+    (out / "contexts").mkdir(exist_ok=True)
     now = digests(patterns)
-    stale = [
-        n
-        for n in now
-        if n not in known or known[n].failing or known[n].digest != now[n]
-    ]
-    stale.sort(key=lambda name: (Path(name).name not in LAST, name))
+    known = {}
+    for name, digest in now.items():
+        kept = kept_at(out, name).with_suffix(".json")
+        if kept.is_file():
+            last = Known(**json.loads(kept.read_text()))
+            if last.digest == digest:
+                known[name] = last
 
     def measure(name: str, place: Place) -> str:
-        told = place.run([name], 900, measure=True)
-        known[name] = Known(now[name], **told["known"])
-        bad = "; ".join(known[name].failing) or ("" if told["known"] else told["tail"])
-        return f"{name}: {told['seconds']:.1f} s" + (
-            f", left out, since it fails: {bad}" if bad else ""
-        )
+        outcome = place.measure(name, MEASURE_S)
+        file = Known(now[name], **outcome.known)
+        kept = kept_at(out, name)
+        lines = place.folder / "lines"
+        if outcome.known and lines.is_file():
+            lines.replace(kept.with_suffix(".coverage"))
+        kept.with_suffix(".json").write_text(json.dumps(asdict(file)))
+        known[name] = file
+        return f"{name}: {outcome.seconds:.1f} s"
 
-    share(stale, places, measure)
-    cache.write_text(json.dumps({name: asdict(one) for name, one in known.items()}))
-    return {name: known[name] for name in now}
+    share([name for name in now if name not in known], places, measure, until)
+    for name, file in sorted(known.items()):
+        if not file.seconds:
+            print(f"left out: {name}, which has no end or no test", file=sys.stderr)
+    return known
 
 
-def tests_for(
-    mutant: Mutant, key: str, known: dict[str, Known]
-) -> tuple[list[str], float]:
-    """Tests that call its function, those of the fastest file first, and their seconds.
-    For what runs at import, and where none is known to: tests that call anything in its
-    file."""
-    by_function = _calling(known, lambda call: call == f"{key}:{mutant.function}")
-    picked = by_function or _calling(known, lambda call: call.startswith(f"{key}:"))
-    cost = {
-        n: sum(known[n].seconds.get(t, 0.0) for t in tests)
-        for n, tests in picked.items()
-    }
-    order = sorted(picked, key=lambda n: (Path(n).name in LAST, cost[n]))
-    whole = {n for n in order if len(picked[n]) == len(known[n].calls)}
-    return [t for n in order for t in ([n] if n in whole else picked[n])], sum(
-        cost.values()
+def reached(out: Path, mutants: list[Mutant], known: dict[str, Known]) -> Reached:
+    """Ask the contexts which tests run each mutant's line; of what runs at import, the
+    tests that run anything in its file."""
+    by_file: dict[str, list[Mutant]] = {}
+    for mutant in mutants:
+        by_file.setdefault(mutant.file, []).append(mutant)
+    found: Reached = {mutant.id: {} for mutant in mutants}
+    nearby: dict[str, dict[str, set[str]]] = {file: {} for file in by_file}
+    for test_file in known:
+        lines_of = Contexts(out, test_file, known[test_file])
+        for file, own in by_file.items():
+            tests_by_line = lines_of.tests_by_line(file)
+            near = tests_that_run(bodies(file), tests_by_line)
+            if near:
+                nearby[file][test_file] = near
+            for mutant in own:
+                tests = tests_that_run(reached_by(mutant) or (), tests_by_line)
+                if tests:
+                    found[mutant.id][test_file] = tests
+    for mutant in mutants:
+        if not found[mutant.id]:
+            # The context of an import is that of the test which came first.
+            found[mutant.id] = dict(nearby[mutant.file])
+    return found
+
+
+def tests_that_run(
+    lines: Iterable[int], tests_by_line: dict[int, set[str]]
+) -> set[str]:
+    """Return the tests that run at least one of the lines."""
+    tests: set[str] = set()
+    for line in lines:
+        tests |= tests_by_line.get(line, set())
+    return tests
+
+
+class Contexts:
+    """What coverage kept of one test file."""
+
+    def __init__(self, out: Path, test_file: str, known: Known) -> None:
+        from coverage import CoverageData
+
+        self.known = known
+        self.file_names: dict[str, str] = {}
+        path = kept_at(out, test_file).with_suffix(".coverage")
+        if path.is_file():
+            self.data = CoverageData(str(path))
+            self.data.read()
+            for name in self.data.measured_files():
+                self.file_names[name.partition("/site/mmrepro/")[2]] = name
+
+    def tests_by_line(self, file: str) -> dict[int, set[str]]:
+        """Return by line the tests that run it."""
+        name = self.file_names.get(imported_as(file))
+        if name is None:
+            return {}
+        found: dict[int, set[str]] = {}
+        for line, contexts in self.data.contexts_by_lineno(name).items():
+            tests = {without_row(context) for context in contexts}
+            if SHARED in tests:
+                tests |= self.known.seconds.keys()
+            found[line] = tests & self.known.seconds.keys()
+        return found
+
+
+def imported_as(file: str) -> str:
+    """Return a file's name below the package's folder."""
+    return file.removeprefix("harness/")
+
+
+@cache
+def naming(module: str) -> frozenset[str]:
+    """Return the test files that name a module."""
+    return frozenset(
+        test.relative_to(ROOT).as_posix()
+        for test in tests_for.test_files()
+        if module in tests_for.names_in(test)
     )
 
 
-def _calling(
-    known: dict[str, Known], wanted: Callable[[str], bool]
-) -> dict[str, list[str]]:
-    """By file, the tests with such a call."""
-    found = {
-        name: [
-            t
-            for t, calls in one.calls.items()
-            if t not in one.failing and any(map(wanted, calls))
-        ]
-        for name, one in known.items()
-    }
-    return {name: tests for name, tests in found.items() if tests}
+@cache
+def importers() -> dict[str, set[str]]:
+    """Return by module those of the product that import it."""
+    found: dict[str, set[str]] = {}
+    for file in files(PRODUCT):
+        for name in tests_for.names_in(ROOT / file):
+            found.setdefault(name, set()).add(tests_for.module_of(ROOT / file))
+    return found
+
+
+@cache
+def near(file: str, name: str) -> list[str]:
+    """Return test files for a function or class of a file: those that name its module,
+    and first which name it too, and few other modules; then those that name what
+    imports the module, and so on."""
+    own = tests_for.module_of(ROOT / file)
+    modules, seen = {own}, {own}
+    order: list[str] = []
+
+    def place(test: str) -> tuple[bool, bool, int]:
+        names = tests_for.names_in(ROOT / test)
+        other = Path(file).stem not in Path(test).stem
+        return f"{own}.{name}" not in names, other, len(names)
+
+    while modules and len(order) < FILES:
+        tests = {test for module in modules for test in naming(module)}
+        order += sorted(tests.difference(order), key=place)
+        users = {user for module in modules for user in importers().get(module, ())}
+        modules = users - seen
+        seen |= modules
+    return order[:FILES]
+
+
+def order_of(
+    mutant: Mutant, picked: dict[str, set[str]], known: dict[str, Known]
+) -> list[list[str]]:
+    """Return the tests of one mutant, by file: those near it, then those that run its
+    line, of the fastest files first."""
+    outermost = mutant.function.partition(".")[0]
+    order = [[name] for name in near(mutant.file, outermost)]
+    wider = {name: tests for name, tests in picked.items() if [name] not in order}
+
+    def seconds(name: str) -> float:
+        return sum(known[name].seconds[test] for test in wider[name])
+
+    return order + [sorted(wider[name]) for name in sorted(wider, key=seconds)]
 
 
 # ------------------------------------------------------------------ the run
 
 
-def share(work: list[Any], places: list[Place], do: Any) -> None:
-    """Each piece of ``work`` at one of the places, as they become free; what it says is
-    shown."""
+def share(work: list[Any], places: list[Place], do: Any, until: float) -> None:
+    """Do each piece of ``work`` at one of the places, as they become free, and show
+    what it says; begin none after the time."""
     left: queue.SimpleQueue[Any] = queue.SimpleQueue()
     for piece in work:
         left.put(piece)
@@ -160,7 +288,7 @@ def share(work: list[Any], places: list[Place], do: Any) -> None:
 
     def at(place: Place) -> None:
         nonlocal done
-        while not errors:
+        while not errors and time.monotonic() < until:
             try:
                 piece = left.get_nowait()
             except queue.Empty:
@@ -182,129 +310,270 @@ def share(work: list[Any], places: list[Place], do: Any) -> None:
         raise errors[0]
 
 
-def try_one(mutant: Mutant, place: Place, known: dict[str, Known]) -> Tried | None:
-    """None: it is no other program."""
-    text, new = source(mutant.file), mutated(mutant)
-    if new is None:
-        return None
-    key = place.installed(mutant.file).relative_to(place.site / "mmrepro").as_posix()
-    tests, seconds = tests_for(mutant, key, known)
-    lines = difflib.unified_diff(text.splitlines(), new.splitlines(), lineterm="", n=2)
-    diff = "\n".join(list(lines)[2:])
-    if not tests:
-        return Tried(mutant, False, "no test calls it", diff=diff)
-    place.write(mutant.file, new)
-    try:
-        told = place.run(tests, max(SECONDS, TIMES * seconds))
-    finally:
-        place.write(mutant.file, text)
-    ways = {None: "timeout", 0: "survived", 1: "tests fail", 5: "no test ran"}
-    how = ways.get(told["code"], f"pytest ends with {told['code']}")
-    killed = told["code"] not in (0, 5)
-    return Tried(mutant, killed, how, round(told["seconds"], 2), len(tests), diff)
+class Trials:
+    """Tries mutants by tests that pass without them.
+
+    Attributes:
+        failing: tests that fail without a mutant, kept in DIR/failing.json.
+    """
+
+    def __init__(self, out: Path, most_s: float) -> None:
+        self.file = out / "failing.json"
+        self.failing: list[str] = []
+        if self.file.is_file():
+            self.failing = json.loads(self.file.read_text())
+        self.most_s = most_s
+        self.lock = threading.Lock()
+
+    def try_one(self, mutant: Mutant, place: Place, order: list[list[str]]) -> Tried:
+        """Try a mutant by tests, file for file."""
+        diff = difference(mutant)
+        if not order:
+            return Tried(mutant, False, "no test is near it", diff=diff)
+        seconds, stopped = 0.0, False
+        for part in (order[:FIRST], order[FIRST:]):
+            tests = [test for file in part for test in file]
+            while tests and not stopped:
+                outcome = self._with(mutant, place, tests, self.most_s - seconds)
+                seconds += outcome.seconds
+                stopped = outcome.stopped or seconds > self.most_s
+                if outcome.passed:
+                    break
+                failed = outcome.test or tests[0]
+                if self._passes(place, failed):
+                    how = "timeout" if outcome.code is None else "killed"
+                    return Tried(mutant, True, how, round(seconds, 1), failed, diff)
+        how = f"survived {self.most_s:.0f} s of tests" if stopped else "survived"
+        return Tried(mutant, False, how, round(seconds, 1), diff=diff)
+
+    def _with(
+        self, mutant: Mutant, place: Place, tests: list[str], most_s: float
+    ) -> Outcome:
+        new = mutated(mutant)
+        assert new is not None
+        place.write(mutant.file, new)
+        try:
+            return place.run(tests, most_s=most_s, without=self.failing)
+        finally:
+            place.write(mutant.file, source(mutant.file))
+
+    def _passes(self, place: Place, test: str) -> bool:
+        """Tell whether a test passes without any mutant; remember where it does not."""
+        # What fails before any test, in a conftest or an import, fails there again.
+        collected = () if "::" in test else ("--collect-only",)
+        outcome = place.run([test], most_s=self.most_s, options=collected)
+        if outcome.code == NOT_FOUND:
+            outcome = place.run([without_row(test)], most_s=self.most_s)
+        if outcome.passed:
+            return True
+        with self.lock:
+            self.failing.append(without_row(test))
+            self.file.write_text(json.dumps(self.failing, indent=1))
+        print(f"left out, since it fails without: {test}", file=sys.stderr)
+        return False
 
 
-def table(results: list[Tried]) -> str:
-    rows = [("file", "mutants", "killed", "")]
-    for name in [*sorted({r.mutant.file for r in results}), "all"]:
-        own = [r for r in results if name in (r.mutant.file, "all")]
-        killed = sum(r.killed for r in own)
-        rows.append(
-            (name, str(len(own)), str(killed), f"{100 * killed / len(own):.1f} %")
-        )
-    return "\n".join(
-        "| " + " | ".join(row) + " |" for row in [rows[0], ("---",) * 4, *rows[1:]]
-    )
+def kept(out: Path) -> dict[str, Tried]:
+    """Return what was tried before, by the mutant's id; the last time counts."""
+    file = out / "tried.jsonl"
+    tried = {}
+    for line in file.read_text().splitlines() if file.is_file() else []:
+        values = json.loads(line)
+        mutant = Mutant(**values.pop("mutant"))
+        tried[mutant.id] = Tried(mutant, **values)
+    return tried
 
 
-def chosen(options: argparse.Namespace) -> list[Mutant]:
-    if options.again:
-        last = json.loads((options.out / "result.json").read_text())
-        return [Mutant(**r["mutant"]) for r in last["tried"] if not r["killed"]]
-    found = sorted(
-        m for file in files(options.only or JUDGES) for m in mutants_of(file)
-    )
-    random.Random(options.seed).shuffle(found)
+def sample_of(options: argparse.Namespace) -> list[Mutant]:
+    """Return the mutants that are asked for, in the order in which they are tried."""
+    found = [m for file in files(options.only or PRODUCT) for m in mutants_of(file)]
+    order = drawn(found, options.seed)
     if options.list or not options.sample:
-        return found
-    picked = (m for m in found if mutated(m) is not None)
-    return [m for m, _ in zip(picked, range(options.sample), strict=False)]
+        return order
+    sample: list[Mutant] = []
+    for mutant in order:
+        if len(sample) == options.sample:
+            break
+        if mutated(mutant) is not None:
+            sample.append(mutant)
+    return sample
 
 
-def main() -> None:
+# ------------------------------------------------------------------ what it says
+
+
+def table(results: list[Tried], of: Callable[[Tried], str], names: list[str]) -> str:
+    """Return a table of what was killed, with a row for each name."""
+    lines = ["| | mutants | killed | |", "|---|---|---|---|"]
+    for name in [*names, "all"]:
+        own = [result for result in results if name in (of(result), "all")]
+        killed = sum(result.killed for result in own)
+        share_of = f"{100 * killed / len(own):.1f} %" if own else ""
+        lines.append(f"| {name} | {len(own)} | {killed} | {share_of} |")
+    return "\n".join(lines)
+
+
+def survivor_line(tried: Tried) -> str:
+    """Return the line of a survivor in the list of survivors."""
+    mutant = tried.mutant
+    where = f"{mutant.file} {mutant.function or 'the module'}"
+    changed = [line for line in tried.diff.splitlines() if line[0] in "-+"]
+    change = " ".join(" ".join(line.split()) for line in changed)
+    return f"{mutant.id} {where}: {change}"
+
+
+def listed(file: Path) -> dict[str, str]:
+    """Return the lines of the list of survivors, by the mutant's id."""
+    lines = file.read_text().splitlines() if file.is_file() else []
+    return {line.split()[0]: line for line in lines if line and line[0] != "#"}
+
+
+def listed_sample(file: Path) -> tuple[int, str]:
+    """Return how many mutants of which seed the list is about."""
+    head = re.match(r"# (\d+) of seed (\d+)", file.read_text())
+    if head is None:
+        raise SystemExit(f"{file}: the first line is `# NUMBER of seed NUMBER …`")
+    return int(head[1]), head[2]
+
+
+def held(file: Path, results: list[Tried], shrink: bool) -> bool:
+    """Compare with the list of survivors, which only shrinks. Return False where a
+    mutant survives that is not in it."""
+    known = listed(file)
+    new = [r for r in results if not r.killed and r.mutant.id not in known]
+    gone = [r.mutant.id for r in results if r.killed and r.mutant.id in known]
+    for result in new:
+        print(f"\nsurvives, and is not in {file.name}: {survivor_line(result)}")
+    if gone and shrink:
+        lines = file.read_text().splitlines(keepends=True)
+        left = [line for line in lines if line.split(" ", 1)[0] not in gone]
+        file.write_text("".join(left))
+    for name in gone:
+        print(f"\nis killed now{'' if shrink else ' (--shrink)'}: {known[name]}")
+    return not new
+
+
+def show_diffs(results: list[Tried]) -> None:
+    """Print each survivor."""
+    for result in results:
+        if result.killed:
+            continue
+        mutant = result.mutant
+        print(
+            f"\n{mutant.id} {mutant.file}:{mutant.line} {mutant.operator} in "
+            f"{mutant.function or 'the module'}: {result.how}"
+        )
+        print(result.diff)
+
+
+def options_of() -> argparse.Namespace:
+    """Read the command line."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
-    parser.add_argument("--sample", type=int, default=0, help="so many of them; 0: all")
-    parser.add_argument("--seed", type=int, default=14)
-    parser.add_argument("--workers", type=int, default=2)
-    parser.add_argument(
-        "--memory-gib", type=int, default=6, help="address space of a process"
+    add = parser.add_argument
+    add("--sample", type=int, default=0, help="so many of them; 0: all")
+    add("--seed", default="73", help="draws the sample; `today`: the date")
+    add("--seconds", type=float, default=1e9, help="begin no more after so many")
+    add(
+        "--most",
+        type=float,
+        default=120.0,
+        help="processor time of a mutant's tests, in seconds",
     )
-    parser.add_argument(
-        "--only", nargs="+", metavar="PATH", help="files, or patterns of files"
+    add("--workers", type=int, default=2)
+    add("--memory-gib", type=int, default=6, help="address space of a process")
+    add("--only", nargs="+", metavar="PATH", help="files, or patterns of files")
+    add("--contexts", action="store_true", help="and all tests that run its line")
+    add("--again", action="store_true", help="those that survived in DIR")
+    add("--list", action="store_true", help="show the mutants, try none")
+    add(
+        "--listed",
+        action="store_true",
+        help=f"the sample of {SURVIVORS.name}: fail where another survives",
     )
-    parser.add_argument(
-        "--tests", nargs="+", default=[TESTS], help="only these test files"
-    )
-    parser.add_argument(
-        "--again", action="store_true", help="those that survived in DIR"
-    )
-    parser.add_argument(
-        "--list", action="store_true", help="show the mutants, try none"
-    )
-    parser.add_argument("--out", type=Path, default=Path("mutants"))
-    options = parser.parse_args()
-    mutants = chosen(options)
-    if options.list:
-        for m in sorted(mutants):
-            print(
-                f"{m.file}:{m.line} {m.operator} {m.occurrence} in "
-                f"{m.function or 'the module'}"
-            )
-        print(f"{len(mutants)} mutants")
+    add("--shrink", action="store_true", help="take out of it what is killed now")
+    add("--out", type=Path, default=Path("mutants"))
+    return parser.parse_args()
+
+
+def seed_of(word: str) -> int:
+    """Return the number of a seed: the day since the epoch for `today`."""
+    return int(time.time()) // 86400 if word == "today" else int(word)
+
+
+def run(options: argparse.Namespace, mutants: list[Mutant]) -> None:
+    """Try the mutants that are not in DIR/tried.jsonl yet, or again."""
+    until = time.monotonic() + options.seconds
+    tried = {} if options.again else kept(options.out)
+    left = [mutant for mutant in mutants if mutant.id not in tried]
+    if not left:
         return
-    options.out.mkdir(parents=True, exist_ok=True)
-    started = time.monotonic()
     places = [
         Place(options.out.resolve() / f"worker-{n}", options.memory_gib)
         for n in range(options.workers)
     ]
-    results: list[Tried] = []
+    lock = threading.Lock()
+    trials = Trials(options.out, options.most)
+    known: dict[str, Known] = {}
+    tests: Reached = {}
     try:
-        known = measured(options.out, options.tests, places)
+        if options.contexts:
+            known = measured(options.out, [TESTS], places, until)
+            tests = reached(options.out, left, known)
 
         def attempt(mutant: Mutant, place: Place) -> str:
+            order = order_of(mutant, tests.get(mutant.id, {}), known)
+            result = trials.try_one(mutant, place, order)
+            with lock, (options.out / "tried.jsonl").open("a") as file:
+                file.write(json.dumps(asdict(result)) + "\n")
             at = f"{mutant.file}:{mutant.line} {mutant.operator}"
-            result = try_one(mutant, place, known)
-            if result is None:
-                return f"no other program {at}"
-            results.append(result)
             return f"{result.how:<10} {result.seconds:5.1f} s {at}"
 
-        share(mutants, places, attempt)
+        share(left, places, attempt, until)
     finally:
         for place in places:
             place.close()
-    results.sort(key=lambda r: r.mutant)
-    document = {
-        "seed": options.seed,
-        "sample": len(results),
-        "killed": sum(r.killed for r in results),
-        "seconds": round(time.monotonic() - started),
-        "tried": [asdict(r) for r in results],
-    }
-    (options.out / "result.json").write_text(json.dumps(document, indent=1))
-    for r in results:
-        if not r.killed:
-            m = r.mutant
+
+
+def main() -> int:
+    """Draw, try, and print the survivors and the tables."""
+    options = options_of()
+    if options.listed:
+        options.sample, options.seed = listed_sample(SURVIVORS)
+    options.seed = seed_of(options.seed)
+    options.out.mkdir(parents=True, exist_ok=True)
+    before = kept(options.out)
+    if options.again:
+        mutants = [tried.mutant for tried in before.values() if not tried.killed]
+    else:
+        mutants = sample_of(options)
+    if options.list:
+        for mutant in sorted(mutants):
             print(
-                f"\n{m.file}:{m.line} {m.operator} in {m.function or 'the module'}: "
-                f"{r.how}"
+                f"{mutant.id} {mutant.file}:{mutant.line} {mutant.operator} in "
+                f"{mutant.function or 'the module'}"
             )
-            print(r.diff)
-    print(f"\n{table(results)}\n\n{document['seconds']} s")
+        print(f"{len(mutants)} mutants")
+        return 0
+    began = time.monotonic()
+    run(options, mutants)
+    wanted = before if options.again else {mutant.id for mutant in mutants}
+    results = [tried for id, tried in kept(options.out).items() if id in wanted]
+    results.sort(key=lambda result: result.mutant)
+    show_diffs(results)
+    by_file = sorted({result.mutant.file for result in results})
+    print(f"\n{table(results, lambda result: result.mutant.file, by_file)}")
+    areas = [*AREAS, REST]
+    print(f"\n{table(results, lambda result: area_of(result.mutant.file), areas)}")
+    print(
+        f"\nseed {options.seed}: {len(results)} of {len(mutants)} tried, "
+        f"{time.monotonic() - began:.0f} s"
+    )
+    if options.listed and not held(SURVIVORS, results, options.shrink):
+        return 1
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

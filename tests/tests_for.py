@@ -5,7 +5,8 @@ The change is what differs from REVISION (where this branch left main): committe
 not, and files that git does not know yet. Three things pick tests:
 
 - a changed test file, and the tests that use a changed helper, fixture or data file;
-- a direct import: a test file that names a changed module;
+- a direct import: a test file that names a changed module; and the four files that
+  read the whole package;
 - what ran: pytest-testmon keeps which functions each test ran (``.testmondata``). It
   sees through every import, and neither into child processes nor into data files.
 
@@ -28,6 +29,14 @@ ROOT = Path(__file__).resolve().parents[1]
 UNIT = ROOT / "tests" / "unit"
 DATA = ROOT / ".testmondata"
 PYTEST = [sys.executable, "-m", "pytest", "-q", "-n", "2"]
+WHOLE = (
+    "test_closure.py",
+    "test_engine_folders.py",
+    "test_house.py",
+    "test_run_key.py",
+)
+"""They read the whole package, and name none of its modules: any of them may break
+what they hold. Together they take some seconds."""
 NOTHING_COLLECTED = 5
 """Exit code of pytest where each test was deselected."""
 
@@ -127,6 +136,7 @@ def tests_of(changed: Iterable[Path]) -> set[Path]:
             tests |= users_of(file)
         elif module := module_of(file):
             tests |= {test for test in test_files() if module in names_in(test)}
+            tests.update(UNIT / name for name in WHOLE)
         else:
             tests |= readers_of(file)
     return {test for test in tests if test.exists()}

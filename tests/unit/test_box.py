@@ -353,6 +353,29 @@ def test_a_bubblewrap_that_cannot_make_one_is_none(
         Box(BoxOrder(("true",), PATH))
 
 
+@pytest.mark.parametrize(
+    ("report", "why"),
+    [
+        ({"failed": [], "tested": 0}, "cannot make one"),
+        ({"tested": 13}, "cannot make one"),
+        ({"failed": ["reach an address"], "tested": 13}, "could reach an address"),
+    ],
+)
+def test_a_box_whose_own_test_is_not_whole_and_clean_is_none(
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    report: dict[str, Any],
+    why: str,
+) -> None:
+    program = tmp_path / "bwrap"
+    program.write_text("#!/bin/sh\n")
+    program.chmod(0o700)
+    monkeypatch.setattr(boxes, "program_here", lambda: str(program))
+    monkeypatch.setattr(boxes, "_read_line", lambda _: report)
+    with pytest.raises(NoBox, match=why):
+        Box(BoxOrder(("true",), PATH))
+
+
 @needs_box
 @pytest.mark.parametrize(
     ("weaker", "could"),

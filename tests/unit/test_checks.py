@@ -201,6 +201,11 @@ def test_the_queue_of_the_busiest_thread_counts_where_it_was_read() -> None:
         )
     ]
     assert finding_of(checks.core_burns_cpu, evidence).truth is UNKNOWN
+    waiting = now.processes[0].busiest[0].model_copy(update={"queued_pct": 70.0})
+    now.processes[0].busiest.append(waiting)
+    assert finding_of(checks.core_burns_cpu, evidence).truth is UNKNOWN
+    now.processes[0].busiest.reverse()
+    assert finding_of(checks.core_burns_cpu, evidence).truth is MET
 
 
 @pytest.mark.parametrize("verdict", ["busy-in-kernel", "blocked", "working"])

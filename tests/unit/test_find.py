@@ -324,6 +324,14 @@ def test_words_that_come_one_by_one_are_one_text():
     )
 
 
+def test_a_single_hit_is_not_one_of_several():
+    several, single = run("Expected a cached item"), run("PYSEC-2026-2303")
+    assert "one of these" in several.stdout.splitlines()[0]
+    assert "one of these" not in single.stdout.splitlines()[0]
+    assert single.stdout.splitlines()[1].startswith("embeds-mrope (scenario")
+    assert len(sure("PYSEC-2026-2303")) == 1 < len(sure("Expected a cached item"))
+
+
 def test_exit_codes():
     assert run("vllm#43941").exit_code == 0
     assert run("image cache eviction never ends").exit_code == 3

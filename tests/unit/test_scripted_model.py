@@ -132,6 +132,15 @@ def test_a_prompt_that_chooses_nothing_gets_the_first_script(tmp_path: Path) -> 
         assert spoken.after(prompt)[0] == CALL
 
 
+def test_a_first_piece_that_several_scripts_share_begins_the_first(
+    tmp_path: Path,
+) -> None:
+    spoken = Spoken(model_of(CALL, TWO), tmp_path)
+    said, margin = spoken.after("Hello, world")
+    assert said == CALL
+    assert margin > 6
+
+
 def test_a_long_prompt_changes_nothing(tmp_path: Path) -> None:
     """The head that looks one back takes no other position for the one before."""
     spoken = Spoken(model_of(CALL, TWO), tmp_path)

@@ -112,6 +112,22 @@ def test_what_is_switched_off_is_not_sent(engine: str, number: int, seed: int) -
     assert 20 <= len(ops) <= MOST_OPERATIONS
 
 
+@pytest.mark.parametrize(
+    ("engine", "kind"), [("lmdeploy", int), ("sglang", str), ("vllm", str)]
+)
+def test_a_requests_id_is_of_the_kind_that_the_engine_takes(
+    engine: str, kind: type
+) -> None:
+    name = dialect_of(engine).rid
+    for seed in range(20):
+        operations = episodes(engine, seed).next(MIXED[0]).case.operations
+        ids = [op.parameters[name] for op in operations if name in op.parameters]
+        if ids:
+            break
+    assert len(set(ids)) == len(ids) > 1
+    assert {type(id) for id in ids} == {kind}
+
+
 def test_no_two_seeds_and_no_two_numbers_are_alike() -> None:
     made = {
         case_digest(episodes("vllm", seed).next(number).case)

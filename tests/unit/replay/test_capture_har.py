@@ -129,6 +129,19 @@ def test_answers_are_shown(tmp_path: Path) -> None:
     assert [op.leave for op in captured.case.operations] == [""] * 4
 
 
+def test_a_status_is_kept_where_http_has_it(tmp_path: Path) -> None:
+    statuses = [100, 599, 99, 600, True, "200", None]
+    captured = read_entries(
+        tmp_path,
+        *(
+            entry(at=at, response={"status": status, "content": {"text": "x"}})
+            for at, status in enumerate(statuses)
+        ),
+    )
+    kept = [op.recorded.status for op in captured.case.operations if op.recorded]
+    assert kept == [100, 599, *[None] * 5]
+
+
 def test_bodies_in_base64_and_other_charsets(tmp_path: Path) -> None:
     one = entry()
     one["request"]["postData"] = {

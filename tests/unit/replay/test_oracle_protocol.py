@@ -102,6 +102,30 @@ def test_the_servers_own_limit_ends_an_answer_too():
         ).sightings
 
 
+def test_an_answer_at_a_bound_is_sound_and_one_beyond_it_is_not():
+    # What was held back comes as a piece by itself.
+    assert broken(pieces=5) == set()
+    assert broken(pieces=6) == {"completion-tokens"}
+    # SGLang stops sixteen tokens before the server's limit of 2048.
+    short = {"completion_tokens": 3, "pieces": 3}
+    near = {"prompt_tokens": 2029, "total_tokens": 2032}
+    assert broken(**short, **near) == set()
+    assert broken(**short, prompt_tokens=2028, total_tokens=2031) == {"finish-length"}
+    # A logprob is kept of 256 tokens: of a longer answer nobody counts them.
+    many = {"max_tokens": 300, "stream": False}
+    cut = choice(tokens=["a"] * 256)
+    assert broken(parameters=many, choices=[cut]) == set()
+    counted = choice(tokens=["a"] * 255)
+    assert broken(parameters=many, choices=[counted]) == {"completion-tokens"}
+
+
+def test_several_answers_together_are_at_most_as_long_as_they_may_be():
+    op = operation("r1", n=2)
+    assert kinds([op], [answer(op, completion_tokens=8, total_tokens=30)]) == {}
+    longer = answer(op, completion_tokens=9, total_tokens=31)
+    assert kinds([op], [longer]) == {"max-tokens": ["r1"]}
+
+
 def test_sglangs_streams_hold_logprobs_back():
     few, many = choice(tokens=["a", "b"]), choice(tokens=["a"] * 5)
     assert broken("sglang", choices=[few]) == set()

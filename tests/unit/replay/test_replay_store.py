@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 from fake_player import FakePlayer, replaying
 from fake_plays import SERVER, FakeGhostKey
+from made_up_plays import case_of, operation
 from mmrepro.base.errors import BadIncident, UsageError
 from mmrepro.base.machine.journal import SessionJournal
 from mmrepro.failure.documents.replay import VERDICTS_FILE, PlayFacts
@@ -16,6 +17,7 @@ from mmrepro.search.replay.store import (
     AttemptBegan,
     AttemptEnded,
     Observation,
+    answers_of,
 )
 from mmrepro.traffic.case.files import case_digest
 from test_shrink import ghost_trace
@@ -187,3 +189,29 @@ def test_another_server_is_not_gone_on_with(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="another case"):
         other.execute()
     assert case_digest(case) != case_digest(case.model_copy(update={"server": server}))
+
+
+@pytest.mark.parametrize(
+    ("observed", "words"),
+    [
+        (
+            '400 {"object":"error","message":"at most 32 tokens","code":400}',
+            "400 at most 32 tokens",
+        ),
+        (
+            '422 {"detail": "no \\"max_tokens\\"\\nat all"}',
+            '422 no "max_tokens" at all',
+        ),
+        # The text that is shown of an answer is cut: its message may have no end.
+        ('500 {"error": {"message": "the engine is de', "500 the engine is de"),
+        (
+            'the reply had "message": "a tool\'s"',
+            'the reply had "message": "a tool\'s"',
+        ),
+        ("502 Bad Gateway", "502 Bad Gateway"),
+    ],
+)
+def test_of_an_errors_json_an_answer_has_the_message(observed: str, words: str) -> None:
+    shown = seen(1).model_copy(update={"observed": {"r1": observed}})
+    (answer,) = answers_of(case_of([operation("r1")]), shown)
+    assert answer.words == words

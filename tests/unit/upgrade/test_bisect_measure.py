@@ -33,9 +33,11 @@ from mmrepro.failure.documents.ledger import Attempt, Measured
 from mmrepro.failure.documents.searches import Bisection, Point, PointVerdict
 from mmrepro.failure.documents.stored import document_json
 from mmrepro.failure.documents.upgrade import UPGRADE_FILE, Block, Upgrade
+from mmrepro.failure.signature import Outcome
 from mmrepro.reports.bisection import KIND
 from mmrepro.reports.documents import keep
-from mmrepro.search.upgrade.bisected import BisectingMetric, traffic
+from mmrepro.runs.changes import METRICS
+from mmrepro.search.upgrade.bisected import BisectingMetric, ByComparison, traffic
 from mmrepro.traffic.case.files import write_case
 from typer.testing import CliRunner
 
@@ -77,19 +79,24 @@ class World:
             changes = {} if error else {self.metric: seen, "ttft": 9.0}
             blocks.append(Block(index=index, first="old", changes=changes, error=error))
         folder.mkdir(parents=True)
-        document = Upgrade(
-            mmrepro_version="0",
-            id="made-up",
-            created=Moment.now(),
-            state="complete",
-            command="mmrepro upgrade",
-            server=CASE.server,
-            new=CASE.server,
-            host=host_facts([]),
-            blocks=blocks,
-        )
-        (folder / UPGRADE_FILE).write_text(document_json(document))
+        write_upgrade(folder, blocks)
         return 0, ""
+
+
+def write_upgrade(folder: Path, blocks: list[Block]) -> None:
+    """Write what a comparison leaves in its folder."""
+    document = Upgrade(
+        mmrepro_version="0",
+        id="made-up",
+        created=Moment.now(),
+        state="complete",
+        command="mmrepro upgrade",
+        server=CASE.server,
+        new=CASE.server,
+        host=host_facts([]),
+        blocks=blocks,
+    )
+    (folder / UPGRADE_FILE).write_text(document_json(document))
 
 
 def state_of(release: str) -> str:
@@ -154,6 +161,37 @@ def test_the_planted_release_among_eight_is_found(
     assert len(world.typed) <= 9
     assert {tuple(argv[:2]) for argv in world.typed} == {("upgrade", "0.11.0")}
     assert all(argv[argv.index("--only") + 1] == metric for argv in world.typed)
+
+
+def test_a_probe_tells_half_of_what_the_ends_differ_by(bisect: Bisect) -> None:
+    _made, world = bisect(World(stepped(4, 0.1), noise=0.0001))
+    first, *others = [argv[argv.index("--worse") + 1] for argv in world.typed]
+    assert first == "tpot=5.00%", "as it was asked for"
+    assert set(others) == {"tpot=4.88%"}, "half of a tenth, as a logarithm"
+    _made, world = bisect(World(stepped(4, 0.051), noise=0.0001), out=Path("c"))
+    assert {argv[argv.index("--worse") + 1] for argv in world.typed[1:]} == {
+        "tpot=2.52%"
+    }
+
+
+@pytest.mark.parametrize(
+    ("metric", "change", "outcome"),
+    [
+        ("tpot", 0.026, Outcome.REPRODUCED),
+        ("tpot", 0.024, Outcome.NOT_REPRODUCED),
+        ("tpot", -0.06, Outcome.NOT_REPRODUCED),
+        ("throughput", -0.026, Outcome.REPRODUCED),
+        ("throughput", -0.024, Outcome.NOT_REPRODUCED),
+        ("throughput", 0.06, Outcome.NOT_REPRODUCED),
+    ],
+)
+def test_a_comparison_moved_from_half_of_what_is_asked_for(
+    tmp_path: Path, metric: str, change: float, outcome: Outcome
+) -> None:
+    made = ByComparison(tmp_path, METRICS[metric], "0.11.0", worse=0.05)
+    blocks = [Block(index=n, first="old", changes={metric: change}) for n in range(6)]
+    write_upgrade(tmp_path, blocks)
+    assert made.outcome(tmp_path, 0, "")["outcome"] is outcome
 
 
 def test_ends_that_do_not_differ_end_it(bisect: Bisect) -> None:

@@ -113,6 +113,13 @@ LONG = "Fraction of the memory of a GPU that the KV cache may take, from 0 to 1.
             True,
         ),  # the text is the same
         (("--num-stages", LONG), ("--num-stage", LONG), True),
+        # Five words are enough to be the same text, and four may be by chance.
+        (
+            ("--kept", "How long answers are kept"),
+            ("--ttl", "How long answers are kept"),
+            True,
+        ),
+        (("--kept", "How long it stays"), ("--ttl", "How long it stays"), False),
         (("--enable-a", "Enable a."), ("--disable-log-requests", "No logs."), False),
         (
             ("--dsv3-backend", "Backend of V3's attention, one of these."),
