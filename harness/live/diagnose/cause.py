@@ -28,9 +28,14 @@ from mmrepro.live.diagnose import cause_rules as rules
 from mmrepro.live.diagnose.cause_advice import advice_for
 from mmrepro.live.diagnose.cause_input import Blamed, blamed, placeholders
 from mmrepro.live.diagnose.cause_rules import CERTAIN, LIKELY, POSSIBLE, CauseRule
-from mmrepro.live.diagnose.raised import LogException, frames_text, read, roots
 from mmrepro.probes.data import LogLine, LogsData
 from mmrepro.probes.log_words import public_line
+from mmrepro.probes.tracebacks import (
+    RaisedException,
+    exceptions_in,
+    frames_text,
+    roots,
+)
 
 SHOWN = 240
 _AFTER_S = 30.0
@@ -132,7 +137,7 @@ class _LogEvent:
     time: str = ""
     when: float | None = None
     effect: bool = False
-    raised: LogException | None = None
+    raised: RaisedException | None = None
     why: tuple[str, ...] = ()
     by: str = ""
     advice: tuple[str, ...] = ()
@@ -354,7 +359,7 @@ class _Life:
     def __init__(self, lines: Sequence[_Placed], engine: str) -> None:
         self.lines = lines
         self.engine = engine
-        reading = read(lines)
+        reading = exceptions_in(lines)
         self.raised, self.taken = roots(reading.raised), reading.taken
         self.words = [line.own_words for line in lines]
         self.worded = list(zip(lines, self.words, strict=True))
@@ -445,8 +450,8 @@ class _Life:
             if raised.line.level in ("WARNING", "DEBUG"):
                 continue
             events.append(self._of(raised))
-        for line, text in self.worded:
-            if line.number in self.taken:
+        for place, (line, text) in enumerate(self.worded):
+            if place in self.taken:
                 continue
             event = _alone(line, text)
             if event is not None:
@@ -488,7 +493,7 @@ class _Life:
                 return event
         return first
 
-    def _of_a_request(self, raised: LogException) -> bool:
+    def _of_a_request(self, raised: RaisedException) -> bool:
         """Whether it is answered with an error, and ends nothing."""
         source = raised.source.rpartition(":")[0] or raised.source
         if rules.REQUEST_SOURCES.search(source):
@@ -500,7 +505,7 @@ class _Life:
             return True
         return rules.REQUEST_TEXT.search(raised.text) is not None
 
-    def _of(self, raised: LogException) -> _LogEvent:
+    def _of(self, raised: RaisedException) -> _LogEvent:
         """What an exception says."""
         rule = rules.meaning(raised.text, exception=True)
         name, sure = (rule.name, rule.sure) if rule else (C.ENGINE_DEFECT, LIKELY)
@@ -718,7 +723,7 @@ class _Life:
                 return [f"besides ({_where(other.line, other)}): {other.shown}"]
         return []
 
-    def _below(self, raised: LogException | None) -> StartCause | None:
+    def _below(self, raised: RaisedException | None) -> StartCause | None:
         for rule in rules.START_RULES:
             answer = rule(self.lines, raised, self.engine)
             if answer is not None:
@@ -848,7 +853,7 @@ class _Life:
             advice=advice_for(C.HANG, self.engine, ""),
         )
 
-    def _error_before_silence(self, last: _Placed) -> LogException | None:
+    def _error_before_silence(self, last: _Placed) -> RaisedException | None:
         """The last exception of another process than the front, up to the last work, or
         the one with which the end began."""
         first, front = self.first, self._front()

@@ -27,21 +27,23 @@ from mmrepro.failure.documents.cause import (
     StartCause,
 )
 from mmrepro.failure.documents.diagnosis import Certainty
-from mmrepro.live.diagnose.raised import LogException
 from mmrepro.probes.data import LogLine
 from mmrepro.probes.log_anchors import words_of
 from mmrepro.probes.log_words import public_line
+from mmrepro.probes.tracebacks import RaisedException
 
 SHOWN = 240
 CERTAIN, LIKELY, POSSIBLE = Certainty.CERTAIN, Certainty.LIKELY, Certainty.POSSIBLE
 
-_StartRule = Callable[[Sequence[LogLine], LogException | None, str], StartCause | None]
+_StartRule = Callable[
+    [Sequence[LogLine], RaisedException | None, str], StartCause | None
+]
 """Lines of one server, the first exception, the engine's name: what is below
 ``failed-start``."""
 
 
 def _start(
-    lines: Sequence[LogLine], one: LogException | None, engine: str
+    lines: Sequence[LogLine], one: RaisedException | None, engine: str
 ) -> StartCause | None:
     # What it needs is half of the harness.
     from mmrepro.live.diagnose.starts import (

@@ -31,7 +31,6 @@ from mmrepro.engines.serving import serving
 from mmrepro.engines.starts import (
     Asked,
     FailedStart,
-    LineReader,
     StartFault,
     raised,
     stage_of,
@@ -41,11 +40,12 @@ from mmrepro.engines.supervise import EngineProcess, answers
 from mmrepro.failure.documents.cause import Cause, CauseClass, StartCause
 from mmrepro.failure.documents.diagnosis import Certainty
 from mmrepro.live.diagnose import cause_rules
-from mmrepro.live.diagnose.raised import LogException
 from mmrepro.probes.base import run_probe
 from mmrepro.probes.data import LogLine
+from mmrepro.probes.log_reader import LineReader
 from mmrepro.probes.log_words import public_line
 from mmrepro.probes.stacks import StacksProbe
+from mmrepro.probes.tracebacks import RaisedException
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import canonicalize_name
 from pydantic import Field
@@ -472,7 +472,7 @@ def _as_cause(failed: FailedStart) -> Cause:
 
 
 def below(
-    lines: Sequence[LogLine], one: LogException | None, engine: str
+    lines: Sequence[LogLine], one: RaisedException | None, engine: str
 ) -> StartCause | None:
     """What is below ``failed-start``, for the judge of whole logs.
 
