@@ -209,6 +209,8 @@ def _json(line: Bare) -> list[Bare] | None:
         values = json.loads(text)
     except (ValueError, RecursionError):
         return _listed(text, line)
+    if isinstance(values, list):
+        return _listed(text, line)
     return from_json(values, line) if isinstance(values, dict) else None
 
 

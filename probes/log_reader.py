@@ -116,9 +116,11 @@ class Unwrapper:
         numbers: list[int] = []
         for line in data.split(b"\n")[1:]:
             self.lines += 1
-            found = peeler.peel(line[:MAX_LINE_BYTES])
-            bares += found
-            numbers += [self.lines] * len(found)
+            for place, bare in enumerate(peeler.peel(line[:MAX_LINE_BYTES])):
+                # Lines that were glued to one count each; those of one message do not.
+                self.lines += place > 0 and not bare.part
+                bares.append(bare)
+                numbers.append(self.lines)
         streams = dict.fromkeys(bare.stream for bare in bares if bare.stream)
         return UnwrappedBlock(
             data,

@@ -60,12 +60,14 @@ _TIMED: Final = _any_of(filter(_is_a_time, _OF_ENGINES))
 _ENGINES_OWN: Final = _any_of(form for form in _OF_ENGINES if not _is_a_time(form))
 _RANKS_OWN: Final = _any_of(f for f in FORMS if f.name in ("c10", "torch-rank"))
 _MARKS: Final = "(?:" + re.sub(r"\?P<\w+>", "?:", MARK.pattern) + ")+"
-_SURE: Final = re.compile(rf"{_MARKS}|{_ENGINES_OWN}|{_RANKS_OWN}")
 _HEAD: Final = re.compile(
     rf"(?:(?=[(\[])|(?<![A-Za-z0-9_]))(?:{_MARKS}(?:{_ENGINES_OWN})?|{_ENGINES_OWN}"
-    rf"|{_RANKS_OWN}|(?P<timed>{_TIMED})"
-    r"|(?:INFO:     |WARNING:  |ERROR:    )(?=\S))"
+    rf"|(?P<ranked>{_RANKS_OWN})|(?P<timed>{_TIMED})"
+    r"|(?P<plain>(?:INFO:     |WARNING:  |ERROR:    )(?=\S)))"
 )
+MAX_GAP: Final = 60
+"""Between a collector's time and the engine's beginning."""
+_QUOTES: Final = frozenset("'\"`")
 _A_RANK: Final = re.compile(r"\b(?:TP|DP|PP|EP|CP)\d")
 _NO_PREFIX: Final = re.compile(r"%\||it/s\]|s/it\]|what\(\):")
 """A bar of progress, and what C++ prints before an exception's own words."""
@@ -78,15 +80,29 @@ _TRACEBACK_LIKE: Final = re.compile(
 def engine_head(text: str, start: int = 0) -> re.Match[str] | None:
     """The first beginning of an engine's line in ``text``.
 
-    A time in brackets is SGLang's own, but before another engine's beginning a
-    collector's."""
+    A time in brackets, and glog's beginning, may be a collector's: then the engine's
+    own stands right of it."""
     match = _HEAD.search(text, start)
-    while match is not None and match["timed"]:
-        inner = _SURE.match(text, match.end())
-        if inner is None or _A_RANK.search(match[0]):
+    while match is not None and _is_anybodys(match):
+        inner = _HEAD.search(text, match.end())
+        if inner is None or inner["plain"] or inner.start() - match.end() > MAX_GAP:
             return match
-        match = _HEAD.match(text, match.end()) or _HEAD.search(text, match.end())
+        if _QUOTES & set(text[match.end() : inner.start()]):
+            return match
+        match = inner
     return match
+
+
+def _is_anybodys(head: re.Match[str]) -> bool:
+    if head["timed"]:
+        return _A_RANK.search(head[0]) is None
+    return head["ranked"] is not None
+
+
+def _begins_as_an_engines(text: str) -> bool:
+    """Whether nobody else can have written the beginning."""
+    match = engine_head(text)
+    return match is not None and match.start() == 0 and not _is_anybodys(match)
 
 
 def _head_at(text: str) -> int:
@@ -244,8 +260,7 @@ def _rows(texts: Sequence[str]) -> Wrapping | None:
     Without quotation marks such a row is a prefix."""
     table = None
     for delimiter in (",", "\t", ";", "|"):
-        quoted = sum(f'{delimiter}"' in text or text[:1] == '"' for text in texts)
-        if quoted and quoted >= MOST * (len(texts) - 1):
+        if any(f'{delimiter}"' in text or text[:1] == '"' for text in texts):
             table = _table(texts, delimiter)
         if table is not None:
             return _row_wrapping(table)
@@ -274,6 +289,8 @@ def _table(texts: Sequence[str], delimiter: str) -> _Table | None:
     if not heads[message]:
         return None
     dated = [n for n in range(columns) if n != message and times[n] >= MOST * len(full)]
+    if message == 0 and not dated:
+        return None  # an engine's own line with signs in it
     return _Table(delimiter, columns, message, dated[0] if dated else -1, names)
 
 
@@ -451,10 +468,12 @@ def _unglued(text: str) -> list[str]:
 
 
 def _heads(text: str) -> Iterator[int]:
-    match = engine_head(text)
-    while match is not None:
-        yield match.start()
-        match = engine_head(text, max(match.end(), match.start() + 1))
+    """Where lines begin in a line: an engine's beginning, but for its second part."""
+    end = -1
+    for match in _HEAD.finditer(text):
+        if match.start() != end:
+            yield match.start()
+        end = match.end()
 
 
 def _client_speaks(text: str) -> bool:
@@ -486,13 +505,16 @@ def _prefix_of(texts: Sequence[str]) -> Wrapping | None:
     """Columns before each line: a time, a host, a number, whatever stands there."""
     heads = [(text, _head_at(text)) for text in texts]
     inside = [(text, head) for text, head in heads if 0 < head <= MAX_PREFIX]
-    bare_ones = sum(head == 0 for _, head in heads)
-    if not inside or bare_ones > (1 - NEARLY_ALL) * len(inside):
+    outside = sum(_begins_as_an_engines(text) for text in texts)
+    if not inside or outside > (1 - NEARLY_ALL) * len(inside):
         return None
     prefixes = [text[:head] for text, head in inside]
     if len(prefixes) == 1 and not text_time(prefixes[0]):
         return None  # what stands once is no column
     if any(_NO_PREFIX.search(prefix) for prefix in prefixes):
+        return None
+    # What stands in quotation marks may be a client's.
+    if any(_QUOTES & set(prefix) for prefix in prefixes):
         return None
 
     best: re.Pattern[str] | None = None
@@ -527,7 +549,7 @@ def _prefix_wrapping(pattern: re.Pattern[str], prefixes: Sequence[str]) -> Wrapp
     def take(line: Bare) -> list[Bare] | None:
         text = _text_of(line)
         match = pattern.match(text)
-        if match is None or _head_at(text) == 0:
+        if match is None or _begins_as_an_engines(text):
             return None
         rest = text[match.end() :]
         own = {level.upper() for level in _LEVEL.findall(match[0])} & ERROR_LEVELS

@@ -692,11 +692,17 @@ def start_cause(lines: Sequence[LogLine], asked: Asked = Asked()) -> FailedStart
     """
     events = list(raised(lines))
     echo: FailedStart | None = None
+    unexplained = False
     for event in events:
         if event.kind == "hint":
             continue
         rule, match = matching(event, asked.engine)
         if rule is None or match is None:
+            own = bool(event.frames) and event.short not in _EFFECTS
+            unexplained = unexplained or own
+            continue
+        # An engine that an exception ended kills what is left of it.
+        if event.kind == "native" and rule.fault is StartFault.KILLED and unexplained:
             continue
         cause = _cause(rule, match, event, lines, asked)
         if not rule.echo:

@@ -32,6 +32,7 @@ from mmrepro.probes.data import LogLine, LogsData
 from mmrepro.probes.log_words import public_line
 from mmrepro.probes.tracebacks import (
     RaisedException,
+    bare,
     exceptions_in,
     frames_text,
     roots,
@@ -84,6 +85,7 @@ _UNTIED = frozenset({C.ENGINE_DEFECT, C.KILLED_BY_INPUT})
 """Exceptions that an engine may survive."""
 SILENT_S = 10.0
 _QUIET = frozenset({"INFO", "DEBUG"})
+_ERRORS = frozenset({"ERROR", "CRITICAL", "FATAL"})
 _SETTINGS = re.compile(
     r"server_args=|non-default args|Namespace\(|Initializing a|Dumping |EngineArgs\(|"
     r"vLLM (?:API )?server version|engine_config|Received request|input_tokens="
@@ -710,6 +712,9 @@ class _Life:
         starting = self.starting
         if starting is None:
             return self._cause(event, why)
+        if event.name is C.KILLED_BY_INPUT:
+            # No request had come.
+            event = replace(event, name=C.ENGINE_DEFECT, why=(), by="")
         start = self._below(event.raised)
         if event.name not in _KEPT_AT_START or _set_up(event.text):
             event = replace(event, name=C.FAILED_START, sure=starting)
@@ -738,6 +743,10 @@ class _Life:
         quoted = self._quoted() or self._passed_on()
         if quoted is not None:
             return quoted
+        if hinted := self._nameless_fault():
+            return hinted
+        if self._only_echoes(line):
+            return self._logged_before(line)
 
         text = line.own_words
         # Each of these logs its exception: the log is cut before it.
@@ -765,6 +774,65 @@ class _Life:
             why=why,
             advice=advice_for(name, self.engine, text),
             start=start,
+        )
+
+    def _nameless_fault(self) -> Cause | None:
+        """What torch prints below each error of a GPU, where the error itself is not in
+        the log."""
+        line = self._first_with(rules.BELOW_GPU_ERRORS)
+        if line is None:
+            return None
+        event = _LogEvent(
+            name=C.GPU_FAULT,
+            sure=POSSIBLE,
+            text=line.own_words.strip(),
+            line=line,
+            process=line.process,
+            time=line.time,
+            when=line.when,
+            by="An error of the GPU ended it; which one, this part of the log does "
+            "not say",
+        )
+        return self._cause(event, ["only what follows such an error is in the log"])
+
+    def _only_echoes(self, end: LogLine) -> bool:
+        """Whether the log begins with what was said of a failure before it: nothing in
+        it is older, neither work nor a start."""
+        for place, (line, text) in enumerate(self.worded):
+            if line.number >= end.number:
+                return not self._any_with(rules.STARTS_FAILED)
+            if place in self.taken or not text.strip():
+                continue
+            if line.level not in _ERRORS and not bare(line):
+                return False
+            if not rules.ANNOUNCES.search(text):
+                return False
+        return False
+
+    def _first_echo(self) -> RaisedException | None:
+        for raised in self.raised:
+            if rules.ECHO.search(raised.text):
+                return raised
+        return None
+
+    def _logged_before(self, line: LogLine) -> Cause:
+        """The answer of a log that has the echo alone."""
+        echo = self._first_echo()
+        told = echo.told if echo is not None else line.own_words.strip()
+        return Cause(
+            name=C.UNKNOWN,
+            certainty=POSSIBLE,
+            sentence=(
+                "These lines are the echo of a failure: its cause was logged before "
+                "them, and is not in this log."
+            ),
+            exception=told[: 2 * SHOWN] if echo is not None else "",
+            process=line.process,
+            time=line.time,
+            line=_at(line),
+            file=line.file,
+            why=[f"{_where(line)}: {told[:SHOWN]}"],
+            advice=[rules.WHOLE_LOG, *advice_for(C.UNKNOWN, self.engine, "")],
         )
 
     def _quoted(self) -> Cause | None:
@@ -1076,6 +1144,8 @@ class _Life:
         if refused := self._refused_for_size():
             return refused
         advice = advice_for(C.UNKNOWN, self.engine, "")
+        if hinted := self._nameless_fault():
+            return hinted
         for raised in self.raised:
             if self._of_a_request(raised):
                 return Cause(
@@ -1089,12 +1159,35 @@ class _Life:
                     file=raised.line.file,
                     advice=advice,
                 )
+        error = self._first_error()
+        if error is not None:
+            return Cause(
+                name=C.UNKNOWN,
+                certainty=POSSIBLE,
+                sentence=(
+                    "The log shows neither an end nor work done; its first error is: "
+                    f"{public_line(error).strip()[:SHOWN]}"
+                ),
+                process=error.process,
+                time=error.time,
+                line=_at(error),
+                file=error.file,
+                advice=advice,
+            )
         return Cause(
             name=C.UNKNOWN,
             certainty=POSSIBLE,
             sentence="The log shows neither an end nor work done.",
             advice=advice,
         )
+
+    def _first_error(self, after: int = 0) -> _Placed | None:
+        """The first line, behind the one of that number, that its logger calls an
+        error."""
+        for line, text in self.worded:
+            if line.number > after and line.level in _ERRORS and text.strip():
+                return line
+        return None
 
 
 # ---------------------------------------------------------------- lines

@@ -143,7 +143,9 @@ START_TEXT = re.compile(
     r"^(?:\w+\.)*(?:ModuleNotFoundError|ImportError)\b|undefined symbol"
     r"|not supported for now|"
     r"trust_remote_code|Cannot re-initialize CUDA in forked|No CUDA GPUs are available|"
-    r"Address already in use|No available memory for the cache blocks"
+    r"Address already in use|No available memory for the cache blocks|"
+    r"error from cudaGetDeviceCount\(\)|Found no NVIDIA driver|"
+    r"NVIDIA driver on your system is too old"
     r"|max seq len .{0,80}larger"
 )
 """Exceptions of a start, where no work is seen before them."""
@@ -182,6 +184,19 @@ QUOTES = re.compile(
     r"|Task finished unexpectedly.*?: (?P<task>.+)$"
 )
 """What an echo says of the failure itself."""
+
+ANNOUNCES = re.compile(
+    r"failed\.?$|encountered a fatal error|hit an exception|terminating server|"
+    r"is already dead|Traceback \(most recent|[Ee]xception in|[Ee]rror in"
+)
+"""What a logger says before an exception, of which the lines of an echo are."""
+BELOW_GPU_ERRORS = re.compile(
+    r"^(?:CUDA|HIP) kernel errors might be asynchronously reported"
+)
+WHOLE_LOG = (
+    "read the log from before this: kubectl logs POD --previous, docker logs CONTAINER, "
+    "journalctl -u UNIT; the first exception of the engine's own process is the cause"
+)
 
 DEATHS = re.compile(SIGNS["deaths"].expression)
 """That a process of the server is gone, or ends now."""
