@@ -51,6 +51,7 @@ class Wrapping:
         weak: it looks like other things too: without it more lines must have a form.
         sign: a line has it only if it holds this.
         prefix: it is nothing but a line's beginning: many lines are cut at once.
+        each: whether lines with that prefix are each asked for themselves.
         forget: drops what was kept of records that several lines are.
     """
 
@@ -60,6 +61,7 @@ class Wrapping:
     sign: bytes = b""
     most: float = MOST
     prefix: bool = False
+    each: Callable[[bytes], bool] | None = None
     forget: Callable[[], None] | None = None
 
 

@@ -101,8 +101,8 @@ def _is_anybodys(head: re.Match[str]) -> bool:
 
 def _begins_as_an_engines(text: str) -> bool:
     """Whether nobody else can have written the beginning."""
-    match = engine_head(text)
-    return match is not None and match.start() == 0 and not _is_anybodys(match)
+    match = _HEAD.match(text)
+    return match is not None and not _is_anybodys(match)
 
 
 def _head_at(text: str) -> int:
@@ -343,21 +343,39 @@ def _pairs(texts: Sequence[str]) -> Wrapping | None:
     if not count:
         return None
 
+    message = _value_of(best)
+    # Within a value a quotation mark is escaped: what is found is a pair of the line.
+    named = {key: _value_of(key) for key in keys if key != best and whose({key: "x"})}
+    stamps = [_value_of(key) for key in time_keys(keys)]
+
     def take(line: Bare) -> list[Bare] | None:
-        pairs = _pairs_of(_text_of(line))
-        if best not in pairs:
+        text = _text_of(line)
+        match = message.search(text)
+        if match is None or not _PAIR.match(text):
             return None
-        stamp = next((pairs[key] for key in time_keys(pairs)), "")
-        name = whose(dict(pairs))
-        parts = pairs[best].removesuffix("\n").split("\n")
-        inner = [
-            _inner(line, p, text_time(stamp), part=n > 0) for n, p in enumerate(parts)
-        ]
+        stamp = next(filter(None, (key.search(text) for key in stamps)), None)
+        time = text_time(stamp["value"]) if stamp else ""
+        values = {key: found for key in named if (found := _unquoted(named[key], text))}
+        name = f"{line.stream} {whose(values)}".strip() if values else line.stream
+        said = _string(match["value"]) or match["value"].strip('"')
+        parts = said.removesuffix("\n").split("\n")
+        inner = [_inner(line, part, time, part=n > 0) for n, part in enumerate(parts)]
         for one in inner:
-            one.stream = f"{line.stream} {name}".strip()
+            one.stream = name
         return inner
 
     return Wrapping("pairs", take)
+
+
+def _value_of(key: str) -> re.Pattern[str]:
+    return re.compile(
+        rf'(?:^|[ \t]){re.escape(key)}=(?P<value>"(?:[^"\\]|\\.)*"|[^\s"]*)(?=[ \t]|$)'
+    )
+
+
+def _unquoted(key: re.Pattern[str], text: str) -> str:
+    match = key.search(text)
+    return match["value"].strip('"') if match else ""
 
 
 def _pairs_of(text: str) -> dict[str, str]:
@@ -557,7 +575,11 @@ def _prefix_wrapping(pattern: re.Pattern[str], prefixes: Sequence[str]) -> Wrapp
             return None  # the other program's own error
         return [_inner(line, rest, text_time(match[0]))]
 
-    return Wrapping("prefix", take, prefix=not telling)
+    def is_error(prefix: bytes) -> bool:
+        found = _LEVEL.findall(prefix.decode("utf-8", "replace"))
+        return not ERROR_LEVELS.isdisjoint(level.upper() for level in found)
+
+    return Wrapping("prefix", take, prefix=True, each=is_error if telling else None)
 
 
 def _templates(prefixes: Sequence[str]) -> Iterator[re.Pattern[str]]:

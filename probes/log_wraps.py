@@ -198,7 +198,8 @@ class Peeler:
             width = len(line) - len(found[0].text)
             fits = _shape(line[:width], found[0].stream).match
             # A line without a prefix is alone with it.
-            mine = [one for one in left if fits(lines[one])] if width else left[:1]
+            alone = not width or self._each_alone(line[:width])
+            mine = left[:1] if alone else [one for one in left if fits(lines[one])]
             number = streams.index(found[0].stream)
             for one in mine:
                 widths[one], whose[one] = width, number
@@ -210,6 +211,11 @@ class Peeler:
                 return None
         self._shapes = 0
         return Stripped(self, lines, widths, whose, streams)
+
+    def _each_alone(self, prefix: bytes) -> bool:
+        """Whether lines with this prefix may be wrapped or not."""
+        tests = [wrapping.each for wrapping in self.chain if wrapping.each is not None]
+        return any(test(prefix) for test in tests)
 
     def _clean(self, line: bytes) -> bytes:
         line = line.rstrip(b"\r")
