@@ -341,7 +341,6 @@ class _Piece:
     line: LogLine
     text: str
     key: str
-    ranked: bool
     railed: bool
 
     @property
@@ -387,7 +386,7 @@ class _TracebackReader:
             text = _RAILS.sub("", text)
         elif text.lstrip()[:1] in ("│", "┃"):
             text = _PANE.sub("", text)
-        self._read(_Piece(place, line, text, key, rank is not None, railed), output)
+        self._read(_Piece(place, line, text, key, railed), output)
 
     def _read(self, piece: _Piece, output: _Output) -> None:
         """The first that knows the line takes it."""

@@ -10,7 +10,7 @@ a word", which is never certain."""
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import chain, islice, pairwise
@@ -1053,6 +1053,8 @@ class _Life:
             return self._cause(event, why)
         if refused := self._refused_for_size():
             return refused
+        if error := self._errors_after(seen):
+            return error
         at = f" at {seen.time}" if seen.time else ""
         what = "It worked" if last else "It was ready"
         return Cause(
@@ -1066,6 +1068,36 @@ class _Life:
             why=[f"last work: {_where(seen)}" if last else f"ready: {_where(seen)}"],
             advice=advice_for(C.ALIVE, self.engine, ""),
         )
+
+    def _errors_after(self, seen: _Placed) -> Cause | None:
+        """Errors of the engine's own processes after all that shows that it works: what
+        they mean is not known, and neither is that it lives."""
+        error = self._first_error(after=seen.number, without=self._fronts())
+        if error is None or rules.REQUEST_SOURCES.search(error.source):
+            return None
+        shown = public_line(error).strip()[:SHOWN]
+        at = f" at {seen.time}" if seen.time else ""
+        return Cause(
+            name=C.UNKNOWN,
+            certainty=POSSIBLE,
+            sentence=f"It worked{at}; after that come errors that no rule knows: {shown}",
+            process=error.process,
+            time=error.time,
+            line=_at(error),
+            file=error.file,
+            why=[f"last work: {_where(seen)}", f"{_where(error)}: {shown}"],
+            advice=[rules.WHOLE_LOG, *advice_for(C.UNKNOWN, self.engine, "")],
+        )
+
+    def _fronts(self) -> set[str]:
+        """Processes that answer requests or count them, and those without a name: their
+        errors may be a request's."""
+        fronts = {""}
+        for line, text in self.worded:
+            forms = (rules.READY, rules.ANSWERED, rules.STATS, _ADDED)
+            if any(form.search(text) for form in forms):
+                fronts.add(line.process)
+        return fronts
 
     def _overloaded(self) -> Cause | None:
         refusals = [line for line, text in self.worded if rules.OVERLOAD.search(text)]
@@ -1181,11 +1213,14 @@ class _Life:
             advice=advice,
         )
 
-    def _first_error(self, after: int = 0) -> _Placed | None:
+    def _first_error(
+        self, after: int = 0, without: Collection[str] = ()
+    ) -> _Placed | None:
         """The first line, behind the one of that number, that its logger calls an
-        error."""
+        error; ``without`` those of some processes."""
         for line, text in self.worded:
-            if line.number > after and line.level in _ERRORS and text.strip():
+            error = line.level in _ERRORS and text.strip() != ""
+            if error and line.number > after and line.process not in without:
                 return line
         return None
 

@@ -135,3 +135,13 @@ def test_kserve(log: Path) -> None:
         6, "ERROR", "Failed to start model server: integer division or modulo by zero"
     )
     assert answer(log, text)[0] == "failed-start"
+
+
+def test_errors_after_the_last_work_are_no_sign_of_life(log: Path) -> None:
+    who = "(Worker_TP0 pid=35) ERROR 03-09 08:41:33 [multiproc_executor.py:880] "
+    cut = f'{who}  File "/v/vllm/attention.py", line 310, in build\n{who}    assert not d, (\n'
+    found = read(log, WORKED + cut).cause
+    assert (found.name.value, found.process) == ("unknown", "Worker_TP0 pid=35")
+    # What a front logs of one request ends nothing.
+    of_request = cut.replace("Worker_TP0 pid=35", "APIServer pid=71")
+    assert answer(log, WORKED + of_request)[0] == "alive"
