@@ -307,7 +307,9 @@ WRAPPINGS: tuple[Wrapping, ...] = (
         rb"\[pod/(?P<pod>[^/\]]{1,253})/(?P<stream>[^/\]]{1,253})\](?: |\Z)",
     ),
     _prefix(
-        "compose", rb"(?:\d+\|)?(?P<stream>[A-Za-z0-9][\w.@-]{0,253}) *\| ?", sign=b"|"
+        "compose",
+        rb"(?:\d+\|)?(?!\d+ *\|)(?P<stream>[A-Za-z0-9][\w.@-]{0,253}) *\| ?",
+        sign=b"|",
     ),
     _prefix(
         "RFC 5424",

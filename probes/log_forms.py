@@ -586,7 +586,7 @@ def quoted(
     if match := _REST.match(text):
         rest = text[match.end() :]
         printed = rest[:1] in "'\"{[" or "prompt: " in rest or "=" in rest
-        return [*_rest(text, match.end())], not (printed and _closed(rest))
+        return [*_rest(text, match.end())], not (printed and is_closed(rest))
     if match := _ID.match(text):
         tail = _ID_END.search(text, match.end())
         return [(match.end(), tail.start() if tail else end)], False
@@ -632,7 +632,7 @@ def quoted(
     spans += [m.span() for m in _TICKS.finditer(text)] if "`" in text else []
     if _SETTINGS.match(text):
         return sorted(spans), False
-    return sorted(spans), bool(begins) and not _closed(text[min(begins) :])
+    return sorted(spans), bool(begins) and not is_closed(text[min(begins) :])
 
 
 def _strings(text: str, begin: int) -> Iterator[tuple[int, int]]:
@@ -661,7 +661,7 @@ def _whole(printed: str) -> bool:
     return len(printed) > 1 and printed[-1] == printed[0]
 
 
-def _closed(text: str) -> bool:
+def is_closed(text: str) -> bool:
     """Whether each text that is printed there has an end."""
     return not any(c in STRING.sub(_cut, _WITHIN.sub("", text)) for c in "'\"")
 

@@ -8,11 +8,12 @@ begins as an engine's."""
 
 from __future__ import annotations
 
+import ast
 import csv
 import io
 import json
 import re
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -26,7 +27,14 @@ from mmrepro.probes.log_collectors import (
     time_keys,
     whose,
 )
-from mmrepro.probes.log_forms import ERROR_LEVELS, FORMS, MARK, Form, read_line
+from mmrepro.probes.log_forms import (
+    ERROR_LEVELS,
+    FORMS,
+    MARK,
+    Form,
+    is_closed,
+    read_line,
+)
 
 NEARLY_ALL: Final = 0.9
 RAILED: Final = 0.8
@@ -124,6 +132,7 @@ def structure_of(lines: Sequence[Bare]) -> Wrapping | None:
     kinds: tuple[Callable[[Sequence[str]], Wrapping | None], ...] = (
         _objects_over_lines,
         _strings,
+        _objects,
         _rows,
         _pairs,
         _box,
@@ -199,7 +208,46 @@ def _objects_over_lines(texts: Sequence[str]) -> Wrapping | None:
             record.forget()
         return []
 
-    return Wrapping("objects over lines", take, forget=record.forget)
+    wrapping = Wrapping("objects over lines", take, forget=record.forget)
+    inner = [one for text in texts for one in take(Bare(text.encode())) or []]
+    record.forget()
+    if any(_head_at(_text_of(one)) >= 0 for one in inner):
+        return wrapping
+    return _members(texts)
+
+
+_MEMBER: Final = re.compile(
+    r'\s*"(?P<key>[^"]{1,200})": (?P<value>"(?:[^"\\]|\\.)*"),?\s*$'
+)
+
+
+def _members(texts: Sequence[str]) -> Wrapping | None:
+    """Of one object that is many lines, the member that holds the log's."""
+    keys: Counter[str] = Counter()
+    for text in texts:
+        match = _MEMBER.match(text)
+        if match is not None and _is_a_line(
+            match["key"], _string(match["value"]) or ""
+        ):
+            keys[match["key"]] += 1
+    if not keys:
+        return None
+    wanted = keys.most_common(1)[0][0]
+    time = ""
+
+    def take(line: Bare) -> list[Bare] | None:
+        nonlocal time
+        match = _MEMBER.match(_text_of(line))
+        if match is None:
+            return []
+        value = _string(match["value"]) or ""
+        if match["key"] != wanted:
+            time = (time_keys([match["key"]]) and text_time(value)) or time
+            return []
+        parts = value.removesuffix("\n").split("\n")
+        return [_inner(line, part, time, part=n > 0) for n, part in enumerate(parts)]
+
+    return Wrapping("members", take)
 
 
 def _loaded(text: str) -> dict[str, object] | None:
@@ -210,11 +258,11 @@ def _loaded(text: str) -> dict[str, object] | None:
     return values if isinstance(values, dict) else None
 
 
-_STRING: Final = re.compile(r'\s*("(?:[^"\\]|\\.)*"),?\s*$')
+_STRING: Final = re.compile(r"""\s*\[?("(?:[^"\\]|\\.)*"|'(?:[^'\\]|\\.)*'),?\]?\s*$""")
 
 
 def _strings(texts: Sequence[str]) -> Wrapping | None:
-    """A list of JSON strings, one a line: ``jq .log``."""
+    """A list of strings, one a line, as JSON has it or Python: ``jq .log``."""
     inner = [text for text in map(_string, texts) if text is not None]
     if len(inner) < MOST * len(texts) or not any(_head_at(t) >= 0 for t in inner):
         return None
@@ -233,11 +281,95 @@ def _string(text: str) -> str | None:
     match = _STRING.match(text)
     if match is None:
         return None
-    try:
-        value = json.loads(match[1])
-    except ValueError:
-        return None
+    value = _evaluated(match[1])
     return value if isinstance(value, str) else None
+
+
+def _evaluated(text: str) -> object:
+    """What a text is as JSON, or as Python prints it; None: neither."""
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        pass
+    try:
+        return ast.literal_eval(text)
+    except (ValueError, SyntaxError, RecursionError, MemoryError):
+        return None
+
+
+def _objects(texts: Sequence[str]) -> Wrapping | None:
+    """Objects, one a line, whose message has another name than collectors give it; or
+    as Python prints them; or many in one object."""
+    keys: Counter[str] = Counter()
+    objects = 0
+    for text in texts:
+        if text.lstrip()[:1] not in ("{", "["):
+            continue
+        members = list(_strings_in(_evaluated(text.strip().rstrip(","))))
+        objects += bool(members)
+        keys.update({key for key, value in members if _is_a_line(key, value)})
+    if not keys or objects < MOST * len(texts):
+        return None
+    wanted = keys.most_common(1)[0][0]
+
+    def take(line: Bare) -> list[Bare] | None:
+        text = _text_of(line)
+        if text.lstrip()[:1] not in ("{", "["):
+            return None
+        members = list(_strings_in(_evaluated(text.strip().rstrip(","))))
+        stamps = [text_time(value) for key, value in members if time_keys([key])]
+        time = stamps[0] if len(stamps) == 1 else ""
+        inner = []
+        for key, value in members:
+            if key == wanted:
+                for n, part in enumerate(value.removesuffix("\n").split("\n")):
+                    inner.append(_inner(line, part, time, part=n > 0))
+        return inner or None
+
+    return Wrapping("objects", take)
+
+
+_OF_CLIENTS: Final = frozenset(
+    {
+        "arguments",
+        "args",
+        "completion",
+        "content",
+        "detail",
+        "input",
+        "inputs",
+        "obj",
+        "output",
+        "outputs",
+        "prompt",
+        "prompts",
+        "query",
+        "response",
+        "text",
+        "texts",
+    }
+)
+"""Members of an engine's own log of requests: a client's words, however they begin."""
+MAX_MEMBERS: Final = 100_000
+
+
+def _is_a_line(key: str, value: str) -> bool:
+    return key not in _OF_CLIENTS and _head_at(value) == 0
+
+
+def _strings_in(value: object, key: str = "") -> Iterator[tuple[str, str]]:
+    """The strings in a value, in their order, with the names of their members."""
+    left = deque([(key, value)])
+    for _ in range(MAX_MEMBERS):
+        if not left:
+            return
+        name, inner = left.popleft()
+        if isinstance(inner, str):
+            yield name, inner
+        elif isinstance(inner, dict):
+            left.extendleft(reversed([(str(k), v) for k, v in inner.items()]))
+        elif isinstance(inner, list):
+            left.extendleft((name, v) for v in reversed(inner))
 
 
 # ------------------------------------------------------------------ tables
@@ -532,7 +664,7 @@ def _prefix_of(texts: Sequence[str]) -> Wrapping | None:
     if any(_NO_PREFIX.search(prefix) for prefix in prefixes):
         return None
     # What stands in quotation marks may be a client's.
-    if any(_QUOTES & set(prefix) for prefix in prefixes):
+    if not all(is_closed(prefix) and "`" not in prefix for prefix in prefixes):
         return None
 
     best: re.Pattern[str] | None = None

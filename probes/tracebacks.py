@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Final
 
 from mmrepro.probes.data import LogLine
+from mmrepro.probes.log_forms import has_form, read_line
 from mmrepro.probes.log_words import public_line
 
 MAX_CHARS: Final = 2000
@@ -21,6 +22,7 @@ MAX_MESSAGE_LINES: Final = 40
 MAX_FRAMES: Final = 200
 MAX_CODE_LINES: Final = 12
 """Python prints a statement of several lines up to that length."""
+MAX_CODE_CHARS: Final = 400
 
 TRACEBACK: Final = "Traceback (most recent call last)"
 
@@ -139,7 +141,7 @@ class TracebackFrame:
 
     Attributes:
         file: "": the log has only the code of it.
-        source: the line of code there; "": it was not printed.
+        source: the code there, of one line or of a statement's; "": it was not printed.
     """
 
     file: str
@@ -210,7 +212,8 @@ class RaisedException:
         if first.rstrip(":") == self.kind and self.frames and self.frames[-1].source:
             frame = self.frames[-1]
             place = f"{frame.file.rpartition('/')[2]}:{frame.line}"
-            return f"{self.kind} ({frame.source}; {place})"
+            code, _, _ = frame.source.partition("\n")
+            return f"{self.kind} ({code}; {place})"
         if first.endswith(":") and rest:
             return f"{first} {rest.partition(chr(10))[0].strip()}"
         return first
@@ -324,13 +327,15 @@ class _Output:
             del self.frames[0]
 
     def add_code(self, code: str) -> None:
-        """The code of the last frame; of one that the log lost, where it has some."""
+        """The code of the last frame; of one that the log lost, where there is none."""
         self.code_lines += 1
-        if not self.frames or self.frames[-1].source:
-            self.add_frame(TracebackFrame("", 0, "", code[:200]))
+        if not self.frames or self.code_lines > MAX_CODE_LINES:
+            self.add_frame(TracebackFrame("", 0, "", code[:MAX_CODE_CHARS]))
             return
         last = self.frames.pop()
-        self.frames.append(TracebackFrame(last.file, last.line, last.name, code[:200]))
+        # A statement may be several lines.
+        source = f"{last.source}\n{code}" if last.source else code
+        self.frames.append(replace(last, source=source[:MAX_CODE_CHARS]))
 
 
 @dataclass(frozen=True)
@@ -370,6 +375,11 @@ class _TracebackReader:
     def add(self, place: int, line: LogLine) -> None:
         text = _REPEATED.sub("", self._words(line))
         key = line.process
+        if has_form(text):
+            # Another logger's line within this one's.
+            inner = read_line(text, words=False)
+            if inner.mark or inner.engine:
+                key, text = inner.process or key, inner.text
         rank = _RANK.match(text)
         if rank:
             key, text = f"rank {rank[1]}", text[rank.end() :]
@@ -682,10 +692,7 @@ class _TracebackReader:
     def _causes(self, piece: _Piece, output: _Output) -> bool:
         """``Caused by:`` and the causes below it: the last one is the root."""
         if _CAUSED_BY.match(piece.text):
-            outer = output.last
-            if outer is None:
-                return False
-            output.causes = outer
+            output.causes = output.last or _said_before(piece, output)
             self._found.taken.add(piece.place)
             return True
         outer = output.causes
@@ -733,6 +740,24 @@ class _TracebackReader:
         if not bare(piece.line):
             output.last, output.open = None, False
             output.marked, self._owner = piece.line, piece.key
+
+
+def _said_before(piece: _Piece, output: _Output) -> RaisedException:
+    """What a logger said of an error before its causes, as an exception."""
+    text = output.before
+    line = output.marked or piece.line
+    return RaisedException(
+        line=line,
+        kind="Error",
+        message=text,
+        words=text,
+        head=text,
+        raw=text,
+        process=piece.key or line.process,
+        time=line.time,
+        when=line.when,
+        source=line.source,
+    )
 
 
 def _message_at(said: str, kind: str) -> int:

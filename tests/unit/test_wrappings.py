@@ -124,6 +124,26 @@ def as_list(make: Callable[[int, str], object], **how: object) -> Callable[..., 
     return wrap
 
 
+def records(lines: Lines) -> list[str]:
+    """Lines with those that go on with them, as a collector puts them together."""
+    found: list[str] = []
+    for line in lines:
+        if found and line[:1] not in ("(", "[", "2", "I"):
+            found[-1] += f"\n{line}"
+        else:
+            found.append(line)
+    return found
+
+
+def cells(lines: Lines) -> str:
+    out = io.StringIO()
+    rows = csv.writer(out, lineterminator="\r\n")
+    rows.writerow(["Date", "Message"])
+    for n, record in enumerate(records(lines)):
+        rows.writerow([f"{at(n)}Z", record])
+    return out.getvalue()
+
+
 def pane(lines: Lines) -> str:
     width = max(map(len, lines)) + 1
     inside = "".join(f"│ {line:{width}}│\n" for line in lines)
@@ -231,6 +251,25 @@ WRAPPINGS: dict[str, Callable[[Lines], str]] = {
     "a stamp in a stamp": each(
         lambda n, line: f"{at(n)}Z 2026-03-09 09:00:{n:02},531 - pump - INFO - {line}"
     ),
+    "labels": each(lambda n, line: f'{{app="llm", node="gpu {n % 3}"}} {line}'),
+    "a step of a build": each(lambda n, line: f"#12 {n}.345 {line}"),
+    "an object within an object": each(
+        lambda n, line: json.dumps({"log": json.dumps({"message": line, "n": n})})
+    ),
+    "records of several lines": lambda lines: "".join(
+        json.dumps({"LogMessage": record, "PodName": "llm-0"}) + "\n"
+        for record in records(lines)
+    ),
+    "a cell of several lines": cells,
+    "hits of a search": as_list(
+        lambda n, line: {"_source": {"said": line, "@timestamp": f"{at(n)}Z"}}, indent=1
+    ),
+    "one object": lambda lines: (
+        json.dumps({"events": [{"at": n, "line": a} for n, a in enumerate(lines)]})
+        + "\n"
+    ),
+    "Python's own": each(lambda n, line: repr({"n": n, "line": line})),
+    "columns of signs": each(lambda n, line: f"{n} | gpu{n % 2} | pump | {line}"),
     # Nobody has these two.
     "made up: signs": each(lambda n, line: f"<<node{n % 5}/§{n:03}>> ~ {line}"),
     "made up: words": each(
@@ -276,7 +315,12 @@ QUOTING = {
         "2026-03-09 08:40:1{n},100 - lmdeploy - INFO - engine.py:1 - session=1, "
         f"prompt='{FAKE}'"
     ),
-    "a dictionary": "{{'said': '" + FAKE + "', 'n': {n}}}",
+    "a dictionary's requests": "{{'n': {n}, 'prompt': '" + FAKE + "'}}",
+    "SGLang's requests in JSON": (
+        '{{"timestamp": "2026-03-09T08:40:1{n}", "event": "request.received", "text": "'
+        + FAKE
+        + '"}}'
+    ),
 }
 
 
@@ -288,7 +332,7 @@ def test_what_is_quoted_in_every_line_is_no_engines_line(
     text = "".join(QUOTING[what].format(n=n) + "\n" for n in range(many))
     found = read(tmp_path, text)
     assert found.cause.process != "EngineCore pid=7"
-    if what.endswith("requests"):
+    if what in ("SGLang's requests", "vLLM's requests", "LMDeploy's requests"):
         assert found.cause.name.value in ("unknown", "alive")
 
 

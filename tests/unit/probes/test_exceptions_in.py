@@ -150,6 +150,11 @@ def test_the_cause_of_rusts_errors_is_the_last() -> None:
     (root,) = roots(found)
     assert root is found[-1]
     assert root.link is ChainLink.CAUSED_BY
+    logged = read(
+        "2026-11-20T10:00:00.123456Z ERROR engine.main: it did not start\n"
+        "Caused by:\n    0: no weights\n    1: no disk\n"
+    ).raised
+    assert [raised.message for raised in roots(logged)] == ["no disk"]
     one = read("Error: it ended\n\nCaused by:\n    the port is taken\n").raised
     assert [raised.message for raised in roots(one)] == ["the port is taken"]
 
@@ -179,6 +184,9 @@ def test_code_without_its_indentation_is_no_exception(mark: str, cut: int) -> No
     assert raised.kind == "socket.gaierror"
     innermost = raised.frames[-1]
     assert (innermost.name, innermost.source) == ("set_device", "Device")
+    if cut < 4:
+        (forward,) = [frame for frame in raised.frames if frame.name == "forward"]
+        assert forward.source == "return self.layers(\nhidden,\n)"
 
 
 def test_a_frame_without_its_code() -> None:
@@ -238,3 +246,18 @@ def test_faulthandlers_frames_are_of_no_exception() -> None:
     )
     found = read(text)
     assert (found.raised, found.cut) == ([], [])
+
+
+def test_a_prefix_that_is_glued_on() -> None:
+    """Another logger's line stands within a line of this one's."""
+    outer = "2026-11-20 10:00:01,500 - pump - ERROR - "
+    body = [
+        "Traceback (most recent call last):",
+        '  File "x.py", line 1, in f',
+        "    g()",
+    ]
+    text = "2026-11-20 10:00:00,500 - pump - INFO - the pump began\n" * 9
+    text += "".join(f"{outer}{MARK}{line}\n" for line in [*body, "ValueError: x"])
+    (raised,) = read(text).raised
+    assert (raised.kind, raised.process) == ("ValueError", "EngineCore pid=8")
+    assert raised.frames[0].source == "g()"
