@@ -33,10 +33,11 @@ from mmrepro.probes.data import (
     StacksData,
 )
 from mmrepro.probes.gpu_texts import parse_nvidia_smi
+from mmrepro.probes.log_collectors import Bare
 from mmrepro.probes.log_files import BROKEN, open_log
 from mmrepro.probes.log_forms import read_line
 from mmrepro.probes.log_lines import MAX_LINE_BYTES, clean
-from mmrepro.probes.log_wraps import SAMPLE_LINES, Bare, Peeler
+from mmrepro.probes.log_wraps import SAMPLE_LINES, Peeler
 from mmrepro.probes.metrics import parse_metrics
 from mmrepro.probes.request_dumps import is_pickle, read_requests
 from mmrepro.probes.stack_texts import NEEDLES, StackReader, StackTexts

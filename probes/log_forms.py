@@ -133,6 +133,12 @@ FORMS = (
         ),
     ),
     _form(
+        "kserve",
+        rf"{_TIME} (?P<pid>\d{{1,7}}) [\w.]{{1,80}} {_LEVEL} "
+        r"\[(?P<source>[^\]\n]{1,200})\] ?",
+        "kserve/logging.py, 0.14",
+    ),
+    _form(
         "c10",
         r"(?:\[rank(?P<rank>\d+)\]:)?\[?(?P<letter>[IWEF])"
         rf"(?P<time>\d{{3,4}} {_CLOCK})?(?: +(?P<pid>\d+))? (?P<source>{_PLACE})\] ?",
@@ -310,6 +316,11 @@ _FIELD = re.compile(
     r"error_message|detail|obj|args)\b['\"]?\s?[=:]\s?(?=['\"\[{(]|[A-Z]\w*\()"
 )
 """Names whose values are a client's or an operator's: each text from there on is."""
+_SETTINGS = re.compile(
+    r"server_args=|non-default args: |Initializing an? [\w. ]{1,20}engine .{0,40}config: "
+)
+"""Beginnings of a line in which a server prints its own settings: where it is cut,
+nobody's words go on in the next one."""
 _DUMP = re.compile(
     r"\bwith config: |\bserver_args=|\bargs: |SchedulerOutput\(|SamplingParams\("
 )
@@ -575,7 +586,7 @@ def quoted(
     if match := _REST.match(text):
         rest = text[match.end() :]
         printed = rest[:1] in "'\"{[" or "prompt: " in rest or "=" in rest
-        return [*_rest(text, match.end())], not (printed and _closed(rest))
+        return [*_rest(text, match.end())], not (printed and is_closed(rest))
     if match := _ID.match(text):
         tail = _ID_END.search(text, match.end())
         return [(match.end(), tail.start() if tail else end)], False
@@ -619,7 +630,9 @@ def quoted(
     if begins:
         spans += _strings(text, min(begins))
     spans += [m.span() for m in _TICKS.finditer(text)] if "`" in text else []
-    return sorted(spans), bool(begins) and not _closed(text[min(begins) :])
+    if _SETTINGS.match(text):
+        return sorted(spans), False
+    return sorted(spans), bool(begins) and not is_closed(text[min(begins) :])
 
 
 def _strings(text: str, begin: int) -> Iterator[tuple[int, int]]:
@@ -648,7 +661,7 @@ def _whole(printed: str) -> bool:
     return len(printed) > 1 and printed[-1] == printed[0]
 
 
-def _closed(text: str) -> bool:
+def is_closed(text: str) -> bool:
     """Whether each text that is printed there has an end."""
     return not any(c in STRING.sub(_cut, _WITHIN.sub("", text)) for c in "'\"")
 

@@ -13,8 +13,9 @@ from itertools import chain, islice
 
 import stringzilla as sz
 from mmrepro.probes.data import LogLine, LogPattern
+from mmrepro.probes.log_collectors import Bare
 from mmrepro.probes.log_forms import ERROR_LEVELS, Reading, read_line, seconds, written
-from mmrepro.probes.log_wraps import ANSI, Bare
+from mmrepro.probes.log_wraps import ANSI
 
 MAX_LINE_BYTES = 64 << 10
 """No more of a line than this is looked at: a base64 image can be a line of many
@@ -366,6 +367,10 @@ class Block:
     def place(self, start: int) -> Line:
         """The line that begins there, to be kept."""
         return Line(self.number(start), self.reading(start), self._bare(start))
+
+    def place_alone(self, start: int) -> Line:
+        """The same, without what the lines before it say of it."""
+        return Line(self.number(start), self.by_itself(start), self._bare(start))
 
     def time(self, start: int) -> str:
         """The time of the line that begins there; its collector's where it prints

@@ -1,30 +1,29 @@
-"""What collectors put around a log's lines, and how it is taken off.
+"""How what stands around a log's lines is found and taken off.
 
-One row a wrapping. Which ones a log has is found in a sample of its lines: a row fits
-where most of them have it, and where without it no fewer lines have a form of a
-program's. Rows nest, so this is repeated until none fits. Lines that the found rows do
-not fit stay as they are."""
+Which wrappings a log has is found in a sample of its lines: one fits where most of them
+have it, and where without it no fewer lines have a form of a program's. Known forms
+(:mod:`mmrepro.probes.log_collectors`) go first, as they know whose a line is; what
+nobody knows by name is found from the text's structure
+(:mod:`mmrepro.probes.log_structure`). Wrappings nest, so this is repeated until none
+fits. Lines that they do not fit stay as they are."""
 
 from __future__ import annotations
 
-import json
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 from functools import lru_cache
-from typing import Any, Final, overload
+from typing import overload
 
+from mmrepro.probes.log_collectors import TIME, WRAPPINGS, Bare, Wrapping
 from mmrepro.probes.log_forms import has_form
+from mmrepro.probes.log_structure import structure_of
 
 SAMPLE_LINES = 120
 MAX_DEPTH = 8
 MAX_STREAMS = 64
-MOST = 0.6
-"""Part of a sample's lines that a wrapping has to fit."""
-
 ANSI = re.compile(
-    rb"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b\n]*(?:\x07|\x1b\\)|[@-Z\\^_])"
+    rb"\x1b(?:\[[0-?]*[ -/]*[@-~]|[\]_][^\x07\x1b\n]*(?:\x07|\x1b\\)|[@-Z\\^_])"
 )
 TEXT_ANSI = re.compile(
     rb"(?:\^\[|\\x1[bB]|\\0?33|\\e|#0?33|\\u001[bB]|\xe2\x90\x9b|\xef\xbf\xbd)?"
@@ -34,288 +33,9 @@ TEXT_ANSI = re.compile(
 TEXT_ANSI_SIGNS = (b"[0m", b"[0;0m")
 
 
-@dataclass
-class Bare:
-    """A line without its wrappings.
-
-    Attributes:
-        stream: whose output it is.
-        time, level, source, pid: what the collector, or a logger that writes JSON, says
-            of it.
-        part: it goes on with the line before it, of the same message.
-        partial: the collector cut it; the next one of the stream goes on with it.
-        logged: ``time`` and ``level`` are the program's own.
-    """
-
-    text: bytes
-    stream: str = ""
-    time: str = ""
-    level: str = ""
-    source: str = ""
-    process: str = ""
-    part: bool = False
-    partial: bool = False
-    logged: bool = False
+_ONLY_TIME = re.compile(rb"\s*" + TIME.replace(rb"[T ]", rb"T") + rb"\s*\Z")
 
 
-@dataclass(frozen=True)
-class Wrapping:
-    """Something that a collector adds to each line.
-
-    Attributes:
-        take: gives the lines inside a line; None: it is not wrapped like that.
-        weak: it looks like other things too: without it more lines must have a form.
-        sign: a line has it only if it holds this.
-    """
-
-    name: str
-    take: Callable[[Bare], list[Bare] | None]
-    weak: bool = False
-    sign: bytes = b""
-    most: float = MOST
-
-
-_T: Final = (
-    rb"(?P<time>\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(?:[.,]\d{1,9})?)(?: ?(?:Z"
-    rb"|[+-]\d\d:?\d\d|UTC))?"
-)
-_SHORT: Final = rb"(?P<time>[A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d(?:\.\d{1,9})?)"
-_IDENT: Final = rb"(?!kernel\b)(?P<stream>[\w./@:-]{1,255}?)(?:\[\d+\])?: ?"
-
-
-def _prefix(
-    name: str, pattern: bytes, *, weak: bool = False, sign: bytes = b""
-) -> Wrapping:
-    """What stands before each line; groups time, stream, pod (its container is
-    ``stream``), tag (P: cut)."""
-    compiled = re.compile(pattern)
-    groups = compiled.groupindex
-
-    def take(line: Bare) -> list[Bare] | None:
-        match = compiled.match(line.text)
-        if match is None:
-            return None
-        inner = Bare(line.text[match.end() :], line.stream, line.time, part=line.part)
-        if "time" in groups and (time := match["time"]):
-            inner.time = time.decode("ascii", "replace")
-        names = [match[key] for key in ("pod", "stream") if key in groups]
-        if any(names):
-            named = "/".join(one.decode("utf-8", "replace") for one in names if one)
-            inner.stream = f"{line.stream} {named}".strip()
-        inner.partial = "tag" in groups and match["tag"] == b"P"
-        return [inner]
-
-    return Wrapping(name, take, weak, sign)
-
-
-_MESSAGES = (
-    "log",
-    "MESSAGE",
-    "message",
-    "msg",
-    "textPayload",
-    "body",
-    "line",
-    "@message",
-)
-_TIMES = (
-    "time",
-    "timestamp",
-    "@timestamp",
-    "ts",
-    "asctime",
-    "__REALTIME_TIMESTAMP",
-    "date",
-)
-_LEVELS = ("level", "levelname", "severity", "lvl", "log.level")
-_LOGGERS = ("logger", "name", "logger_name", "module")
-_KUBERNETES = (("pod_name", "container_name"), ("pod", "container"))
-_LABELS = ("kubernetes", "labels", "resource")
-_SOURCES = (
-    "container_name",
-    "CONTAINER_NAME",
-    "service",
-    "SYSLOG_IDENTIFIER",
-    "pod",
-    "hostname",
-)
-
-
-def _text(value: Any) -> str:
-    return value if isinstance(value, str) else ""
-
-
-def _time(value: Any) -> str:
-    """A number is seconds, or what is finer than that, since 1970."""
-    if isinstance(value, str):
-        if not (value.isdigit() and len(value) >= 10):
-            return value
-        value = int(value[:19])
-    if type(value) in (int, float) and value > 0:
-        while value > 1e11:
-            value /= 1000
-        return datetime.fromtimestamp(value, UTC).strftime("%Y-%m-%d %H:%M:%S.%f")
-    return ""
-
-
-@lru_cache(256)
-def _keys(names: tuple[str, ...]) -> tuple[str | None, ...]:
-    """Which of an object's keys are its message, time, level, logger; and whether one
-    tells whose it is."""
-    kinds = (_MESSAGES, _TIMES, _LEVELS, _LOGGERS, (*_SOURCES, *_LABELS, "container"))
-    return tuple(next((one for one in kind if one in names), None) for kind in kinds)
-
-
-def _whose(values: dict[str, Any]) -> str:
-    labels: dict[str, Any] = next(
-        (values[key] for key in _LABELS if isinstance(values.get(key), dict)), {}
-    )
-    inner = labels.get("labels")  # Google's: resource.labels
-    named = {**values, **labels, **(inner if isinstance(inner, dict) else {})}
-    for keys in _KUBERNETES:
-        if pod := _text(named.get(keys[0])):
-            return "/".join(filter(None, (pod, _text(named.get(keys[1])))))
-    return next(
-        (one.lstrip("/") for key in _SOURCES if (one := _text(named.get(key)))), ""
-    )
-
-
-def _json(line: Bare) -> list[Bare] | None:
-    """An object with a message in it: docker's json-file, fluent-bit, journald, a
-    logger's own."""
-    try:
-        values = json.loads(line.text.decode("utf-8", "replace"))
-    except (ValueError, RecursionError):
-        return None
-    if not isinstance(values, dict):
-        return None
-    message, when, level, logger, whose = _keys(tuple(values))
-    text = values[message] if message else None
-    if isinstance(text, dict):
-        values = {**values, **text}
-        message, when, level, logger, whose = _keys(tuple(text))
-        text = text[message] if message else None
-        when, whose = _keys(tuple(values))[1], "whose"
-    if isinstance(text, list):  # journald, of a message that is no UTF-8
-        text = bytes(b for b in text if type(b) is int and 0 <= b < 256).decode(
-            "utf-8", "replace"
-        )
-    if not isinstance(text, str):
-        return None
-    stream = _whose(values) if whose else ""
-    of_kernel = stream == "kernel"
-    named = (
-        f"{line.stream} {stream}".strip() if stream and not of_kernel else line.stream
-    )
-    own = _text(values[level]).upper() if level else ""
-    source = _text(values[logger]) if own and logger else ""
-    time = _time(values[when]) if when else line.time
-    # vLLM's --log-format json: vllm/logging_utils/formatter.py of 0.32
-    role, pid = values.get("processName"), values.get("process")
-    process = (
-        f"{role} pid={pid}"
-        if own and isinstance(role, str) and type(pid) is int
-        else ""
-    )
-    # docker cuts at 16 KiB: of what goes on there is no newline at the end
-    cut = message == "log" and "stream" in values and not text.endswith("\n")
-    texts = text.removesuffix("\n").split("\n")
-    return [
-        Bare(
-            one.rstrip("\r").encode("utf-8", "replace"),
-            named,
-            time,
-            own,
-            source,
-            process="kernel" if of_kernel else process,
-            part=number > 0 or line.part,
-            partial=cut and number == len(texts) - 1,
-            logged=own != "",
-        )
-        for number, one in enumerate(texts)
-    ]
-
-
-WRAPPINGS: tuple[Wrapping, ...] = (
-    Wrapping("json", _json, sign=b"{", most=0.5),
-    _prefix("CRI", _T + rb" (?:stdout|stderr) (?P<tag>[FP])(?: |\Z)"),
-    _prefix(
-        "kubectl --prefix",
-        rb"\[pod/(?P<pod>[^/\]]{1,253})/(?P<stream>[^/\]]{1,253})\](?: |\Z)",
-    ),
-    _prefix(
-        "compose", rb"(?:\d+\|)?(?P<stream>[A-Za-z0-9][\w.@-]{0,253}) *\| ?", sign=b"|"
-    ),
-    _prefix(
-        "RFC 5424",
-        rb"<\d{1,3}>1 " + _T + rb" (?P<pod>\S{1,255}) "
-        rb"(?!kernel )(?P<stream>\S{1,255}) \S{1,128} \S{1,32} (?:-|(?:\[[^\]]*\])+)"
-        rb"(?: \xef\xbb\xbf| |\Z)",
-    ),
-    _prefix(
-        "RFC 3164, journald short",
-        rb"(?:<\d{1,3}>)?" + _SHORT + rb" (?P<pod>[\w.-]{1,255}) " + _IDENT,
-    ),
-    _prefix(
-        "journald short-iso, short-full",
-        rb"(?:[A-Z][a-z]{2} )?" + _T + rb" (?P<pod>[\w.-]{1,255}) " + _IDENT,
-    ),
-    _prefix("fluentd", _T + rb" [\w.*-]{1,255}(?::)? (?=\{\")", sign=b"{"),
-    _prefix("loki", _T + rb"\s(?:\{(?P<stream>[^}\n]{0,1000})\}\s)", sign=b"{"),
-    _prefix(
-        "docker -t, kubectl --timestamps", _T.replace(rb"[T ]", rb"T") + rb"(?: |\Z)"
-    ),
-    _prefix("aws logs tail", _T + rb" (?P<stream>[\w./\[\]$-]{1,500}) ", weak=True),
-    _prefix("loki, Grafana's download", rb"(?:\d{13,19}\t)?" + _T + rb"\t", weak=True),
-    _prefix(
-        "Ray",
-        rb"\((?P<stream>(?:ServeReplica:|ProxyActor|ServeController)[^()\n]{0,250}?"
-        rb" pid=\d+)(?:, ip=[\d.a-fA-F:]+)?\) ?",
-        sign=b"pid=",
-    ),
-    _prefix(
-        "ts",
-        rb"(?:"
-        + _SHORT
-        + rb"|"
-        + _T.replace(b"?P<time>", b"?P<iso>")
-        + rb"|\d\d:\d\d:\d\d(?:\.\d+)?) ",
-        weak=True,
-    ),
-    _prefix("srun -l", rb" {0,8}\d{1,6}: ", weak=True),
-    _prefix(
-        "torchrun, mpirun, pdsh",
-        (
-            rb"\[(?:default\d+|\d+,\d+)\](?:<std\w+>)?: ?"
-            rb"|(?P<stream>[a-z][\w.-]{0,62}\d): "
-        ),
-        weak=True,
-    ),
-    _prefix(
-        "grep -H",
-        # An exception's class, and the source that a native program names, are no
-        # file that somebody searched.
-        rb"(?![^\s:]*(?:Error|Exception|Exit|Interrupt|Timeout|Warning): )"
-        rb"(?![^\s:]*\.(?:cu|cuh|cc|cpp|hpp|py):\d)"
-        rb"(?P<stream>[^\s:|\[(]{1,400}\.[A-Za-z]{2,4}[\w.]{0,20})"
-        rb"(?::\d+(?=:)|-\d+(?=-))?[:-]",
-    ),
-    _prefix("grep -n", rb"\d{1,10}[:-]", weak=True),
-    _prefix("cat -n", rb" {0,6}\d{1,9}\t", weak=True),
-    _prefix("quoted", rb"(?:> ?)+", sign=b">"),
-    _prefix(
-        "stern",
-        rb"(?P<pod>[a-z0-9][a-z0-9.-]{0,252}) (?:\xe2\x80\xba )?"
-        rb"(?P<stream>[a-z0-9][a-z0-9-]{0,62}) ",
-        weak=True,
-    ),
-    _prefix("indented", rb"[ \t]+", weak=True),
-)
-
-_ONLY_TIME = re.compile(rb"\s*" + _T.replace(rb"[T ]", rb"T") + rb"\s*\Z")
-
-
-_NO_PREFIX = frozenset({"json", "grep -H", "fluentd"})
 MAX_SHAPES = 32
 
 
@@ -425,7 +145,10 @@ class Peeler:
                 (w, inner) for w in WRAPPINGS if (inner := _fits(w, lines)) is not None
             ]
             if not fits:
-                return
+                found = structure_of(lines)
+                if found is None:
+                    break
+                fits = [(found, [one for line in lines for one in _taken(found, line)])]
             # Of several, the one that leaves the most lines with a form; else the
             # first.
             wrapping, inner = max(fits, key=lambda fit: _formed(fit[1]))
@@ -434,6 +157,17 @@ class Peeler:
                 inner = _unindented(lines, self.indent)
             self.chain.append(wrapping)
             lines = inner
+        for wrapping in self.chain:
+            if wrapping.forget is not None:
+                wrapping.forget()  # a record of the sample
+
+    def still_fits(self, line: bytes) -> bool:
+        """Whether another line is wrapped like those by which this was learned."""
+        if not self.chain:
+            return False
+        if self.chain[0].forget is not None:
+            return True  # the line may be the middle of a record
+        return self.chain[0].take(Bare(self._clean(line))) is not None
 
     def strip(self, data: bytes) -> Stripped | None:
         """Take prefixes off whole lines, each after its newline, at once; None: line by
@@ -444,7 +178,7 @@ class Peeler:
         if (
             self.events
             or self.coloured
-            or any(w.name in _NO_PREFIX for w in self.chain)
+            or not all(wrapping.prefix for wrapping in self.chain)
         ):
             return None
         if b"\x1b" in data:
@@ -464,7 +198,8 @@ class Peeler:
             width = len(line) - len(found[0].text)
             fits = _shape(line[:width], found[0].stream).match
             # A line without a prefix is alone with it.
-            mine = [one for one in left if fits(lines[one])] if width else left[:1]
+            alone = not width or self._each_alone(line[:width])
+            mine = left[:1] if alone else [one for one in left if fits(lines[one])]
             number = streams.index(found[0].stream)
             for one in mine:
                 widths[one], whose[one] = width, number
@@ -476,6 +211,11 @@ class Peeler:
                 return None
         self._shapes = 0
         return Stripped(self, lines, widths, whose, streams)
+
+    def _each_alone(self, prefix: bytes) -> bool:
+        """Whether lines with this prefix may be wrapped or not."""
+        tests = [wrapping.each for wrapping in self.chain if wrapping.each is not None]
+        return any(test(prefix) for test in tests)
 
     def _clean(self, line: bytes) -> bytes:
         line = line.rstrip(b"\r")
@@ -498,9 +238,7 @@ class Peeler:
                 inner = wrapping.take(found[0])
                 found = found if inner is None else inner
             else:
-                found = [
-                    inner for one in found for inner in (wrapping.take(one) or [one])
-                ]
+                found = [inner for one in found for inner in _taken(wrapping, one)]
         return self._joined(found)
 
     def _joined(self, lines: list[Bare]) -> list[Bare]:
@@ -514,6 +252,11 @@ class Peeler:
             else:
                 out.append(line)
         return out
+
+
+def _taken(wrapping: Wrapping, line: Bare) -> list[Bare]:
+    inner = wrapping.take(line)
+    return [line] if inner is None else inner
 
 
 def _fits(wrapping: Wrapping, lines: list[Bare]) -> list[Bare] | None:

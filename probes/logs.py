@@ -37,7 +37,7 @@ from mmrepro.probes.log_files import (
     open_log,
     with_rotated,
 )
-from mmrepro.probes.log_forms import UNKNOWN, has_form, is_error, written
+from mmrepro.probes.log_forms import UNKNOWN, is_error, written
 from mmrepro.probes.log_lines import (
     GLUED,
     MAX_LINE_BYTES,
@@ -50,16 +50,8 @@ from mmrepro.probes.log_lines import (
     texts_of,
     timed,
 )
-from mmrepro.probes.log_wraps import (
-    ANSI,
-    MAX_STREAMS,
-    SAMPLE_LINES,
-    TEXT_ANSI_SIGNS,
-    Bare,
-    Lazy,
-    Peeler,
-    Stripped,
-)
+from mmrepro.probes.log_reader import Unwrapper
+from mmrepro.probes.log_wraps import ANSI, MAX_STREAMS, SAMPLE_LINES
 
 CHUNK_BYTES = 256 << 10
 """A block stays in a core's own cache while it is gone over: 1 MiB takes 15 %
@@ -350,7 +342,7 @@ class Scanner:
         self._excerpt = None if around is None else Excerpt(ends)
         self._last: dict[bytes, tuple[Block, int] | None] = {}  # by prefix
         self._inside: dict[str, tuple[Block, int]] = {}  # by process
-        self._peeler: Peeler | None = None
+        self._unwrapper = Unwrapper()
         self._streams: dict[str, Scanner] = {}
         self._unnamed = False  # there are lines of nobody's
         self._previous: Block | None = None
@@ -388,7 +380,8 @@ class Scanner:
         """What is scanned from now on is ``file``'s, and its lines are counted from 1
         again."""
         self._parts.append((self._lines, file))
-        self._peeler = self._previous = None
+        self._unwrapper.begin()
+        self._previous = None
         for one in self._streams.values():
             one.begin(file)
 
@@ -529,60 +522,19 @@ class Scanner:
         its own."""
         if not data.isascii():
             self._bad_lines += _bad_lines(data)
-        if self._peeler is None or not self._still(self._peeler, data):
-            self._peeler = Peeler()
-            self._peeler.learn(_sample(data))
-        if self._peeler.plain:
+        unwrapped = self._unwrapper.unwrap(data)
+        if unwrapped.plain:
             self._unnamed = True
-            block = Block(data, self._lines, previous=self._previous)
-            self._lines += len(block)
+        else:
+            for one in self._split(unwrapped.streams):
+                own = unwrapped.of(one.stream, one._previous)
+                if own is not None:
+                    one.take(own)
+        block = unwrapped.whole(self._previous)
+        self._lines = self._unwrapper.lines
+        if block is not None:
             self.take(block)
-            return
-        if stripped := self._peeler.strip(data):
-            self._feed_stripped(stripped)
-            return
-        bares: list[Bare] = []
-        numbers: list[int] = []
-        for line in data.split(b"\n")[1:]:
-            self._lines += 1
-            found = self._peeler.peel(line)
-            bares += found
-            numbers += [self._lines] * len(found)
-        names = dict.fromkeys(bare.stream for bare in bares if bare.stream)
-        for one in self._split(list(names)):
-            own = [n for n, bare in enumerate(bares) if bare.stream == one.stream]
-            if own:
-                one.take_bares([bares[n] for n in own], [numbers[n] for n in own])
-        read = self._lines
-        self.take_bares(bares, numbers)
-        self._lines = read
-
-    def _feed_stripped(self, block: Stripped) -> None:
-        before = self._lines
-        self._lines += len(block.lines)
-        for one in self._split([name for name in block.streams if name]):
-            if one.stream in block.streams:
-                data, indices = block.of(one.stream)
-                numbers = [before + 1 + index for index in indices]
-                one.take(Block(data, 0, Lazy(block, indices), numbers, one._previous))
-        lazy = Lazy(block, range(len(block.lines)))
-        self.take(Block(block.data, before, lazy, previous=self._previous))
-
-    @staticmethod
-    def _still(peeler: Peeler, data: bytes) -> bool:
-        """Whether the first lines of a block are still wrapped like those before."""
-        if peeler.plain:
-            head = ANSI.sub(b"", data[1 : 1 + 4096])
-            if any(sign in head for sign in TEXT_ANSI_SIGNS):
-                return False
-            lines = head.split(b"\n")[:8]
-            if any(has_form(line.decode("utf-8", "replace")) for line in lines[:3]):
-                return True
-            again = Peeler()
-            again.learn(lines)
-            return again.plain
-        first = data[1:].split(b"\n", 1)[0]
-        return bool(peeler.chain) and peeler.chain[0].take(Bare(first)) is not None
+        self._lines = self._unwrapper.lines
 
     def _split(self, names: list[str]) -> list[Scanner]:
         """The scanners of the streams, each of which has one where there are
@@ -602,7 +554,7 @@ class Scanner:
         return list(self._streams.values())
 
     def _twin(self) -> Scanner:
-        shared = (self._finder, self._streams, self._peeler)
+        shared = (self._finder, self._streams, self._unwrapper)
         memo: dict[int, Any] = {id(one): one for one in shared}
         memo[id(self._streams)] = {}
         return copy.deepcopy(self, memo)
@@ -614,12 +566,6 @@ class Scanner:
         for mark in self._marks.values():
             mark.forget()
         self._bytes = self._earlier = self._bad_lines = 0
-
-    def take_bares(self, bares: list[Bare], numbers: list[int]) -> None:
-        if not bares:
-            return
-        data = b"".join(b"\n" + bare.text.replace(b"\n", b" ") for bare in bares)
-        self.take(Block(data, 0, bares, numbers, self._previous))
 
     def _date(self, block: Block) -> None:
         """Learn the year, and the day where lines have none."""
@@ -724,12 +670,6 @@ class Scanner:
 
 def _record(at: tuple[Block, int] | None, near: datetime) -> LogLine | None:
     return None if at is None else at[0].place(at[1]).record(near)
-
-
-def _sample(data: bytes) -> list[bytes]:
-    """Lines of a block from its beginning and its middle."""
-    head = data[1 : 1 + (32 << 10)].split(b"\n")
-    return [line[:MAX_LINE_BYTES] for line in head[:SAMPLE_LINES]]
 
 
 def _bad_lines(block: bytes) -> int:

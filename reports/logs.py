@@ -65,8 +65,10 @@ def cause_rows(cause: Cause) -> list[tuple[str, b.Inline]]:
     line = f"line {cause.line}" if cause.line is not None else ""
     file = Path(cause.file).name
     where = ", ".join(filter(None, [cause.process, cause.time, file, line]))
-    if where:
-        rows.append(("first to fail", where))
+    if where and cause.name is not CauseClass.ALIVE:
+        # Of a server that works nothing failed: its last work is a row of its own.
+        label = "seen" if cause.name in _TONES else "first to fail"
+        rows.append((label, where))
     if cause.start is not None:
         start = (b.code(cause.start.name), f": {cause.start.sentence}")
         rows.append(("below it", start))

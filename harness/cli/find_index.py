@@ -81,12 +81,29 @@ ORDINARY = (
     "Shutting down",
     "BaseExceptionGroup: unhandled errors in a TaskGroup (1 sub-exception)",
     "line 10, in chat_completions_v1",
+    "WorkerProc hit an exception.",
+    "Worker proc VllmWorker-2 died unexpectedly, shutting down executor.",
+    "Request chatcmpl-1 aborted.",
+    "Received request r: params: SamplingParams(n=8, max_tokens=7, min_tokens=0)",
 )
 """Lines that servers print whatever fails, or where nothing does: a pattern that
 matches one of them names no failure."""
 _COMMON = (
+    "TypeError: object of type 'NoneType' has no len()",
+    "TypeError: 'NoneType' object is not subscriptable",
+    "TypeError: unsupported operand type(s) for +: 'NoneType' and 'int'",
+    "AttributeError: 'NoneType' object has no attribute 'x'",
+    "AttributeError: 'list' object has no attribute 'shape'",
+    "KeyError: 'x'",
+    "RuntimeError: CUDA error: device-side assert triggered",
+    "RuntimeError: CUDA error: an illegal memory access was encountered",
+    "RuntimeError: The size of tensor a (5) must match the size of tensor b (7) at "
+    "non-singleton dimension 0",
+    "ValueError: To serve at least one request with the models's max seq len (2048), "
+    "0.2 GiB KV cache is needed. the estimated maximum model length is 1024",
     "IndexError: list index out of range",
     "RuntimeError: selected index k out of range",
+    "IndexError: index 5 is out of bounds for dimension 0 with size 3",
     "IndexError: index 5 is out of bounds for dimension 1 with size 3",
     "RuntimeError: index 5 is out of bounds for dimension 1 with size 3",
     "RuntimeError: Worker failed with error 'index 5 is out of bounds for dimension 1 "

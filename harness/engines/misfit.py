@@ -13,14 +13,12 @@ from pathlib import Path
 
 from mmrepro.engines.environments.spec import Environment
 from mmrepro.engines.environments.store import list_environments, site_packages
-from mmrepro.engines.starts import lines_of, raised
+from mmrepro.engines.starts import LoggedException, lines_of, raised
 from mmrepro.probes.base import Unavailable
 from mmrepro.probes.data import LogLine
 from mmrepro.probes.log_files import BROKEN
 from packaging.version import Version
 
-_LOOK_BACK = 120
-"""Lines of a traceback before the exception that ends it."""
 _OPERATOR = r"(?P<space>_\w+|sgl_kernel)(?:::|\.)(?P<op>\w+)"
 _MISSING_OPERATOR = (
     re.compile(
@@ -43,9 +41,6 @@ _OTHER_SIGNATURE = (
 _MISSING_MODULE = re.compile(r"No module named '(?P<module>[\w.]+)'")
 _OTHER_ABI = re.compile(
     r"(?P<file>[\w.+-]+\.so[\w.]*): (?:undefined symbol|version .* not found)"
-)
-_FRAME = re.compile(
-    r'File "(?:[^"]*/)?site-packages/(?P<file>[^"]+)", line (?P<line>\d+)'
 )
 
 
@@ -87,18 +82,18 @@ def _met(lines: Sequence[LogLine], environment: Environment) -> Iterator[_Met]:
         found = _operator(text, _MISSING_OPERATOR)
         if found and event.kind != "hint":
             what = f"The tree calls the operator {found['space']}::{found['op']}"
-            yield _Met(what, found["op"].encode(), _place(lines, event.line, engine))
+            yield _Met(what, found["op"].encode(), _place(event, engine))
         elif found := _operator(text, _OTHER_SIGNATURE):
             what = (
                 f"The tree calls {found['space']}::{found['op']} with other arguments"
             )
-            yield _Met(what, b"", _place(lines, event.line, engine), " than {} takes")
+            yield _Met(what, b"", _place(event, engine), " than {} takes")
         elif (found := _OTHER_ABI.search(text)) and event.kind != "hint":
             yield _Met(f"{found['file']} wants a symbol", b"", "")
         elif event.short in ("ModuleNotFoundError", "ImportError"):
             found = _MISSING_MODULE.search(text)
             if found and not _own(found["module"], environment):
-                at = _place(lines, event.line, engine)
+                at = _place(event, engine)
                 yield _Met(f"The tree imports {found['module']}", b"", at)
 
 
@@ -112,13 +107,12 @@ def _own(module: str, environment: Environment) -> bool:
     return place.with_suffix(".py").exists() or (place / "__init__.py").exists()
 
 
-def _place(lines: Sequence[LogLine], line: LogLine, engine: str) -> str:
-    """The last frame in the engine's package before ``line``."""
-    at = next(n for n, one in enumerate(lines) if one is line)
-    for before in reversed(lines[max(0, at - _LOOK_BACK) : at]):
-        found = _FRAME.search(before.text)
-        if found and found["file"].startswith(f"{engine}/"):
-            return f"{found['file']}, line {found['line']}"
+def _place(event: LoggedException, engine: str) -> str:
+    """The innermost frame in the engine's package."""
+    for frame in reversed(event.frames):
+        _, _, file = frame.file.rpartition("site-packages/")
+        if file.startswith(f"{engine}/"):
+            return f"{file}, line {frame.line}"
     return ""
 
 

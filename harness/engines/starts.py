@@ -13,6 +13,7 @@ exception's message, so that a path or a model's name that imitates it proves no
 from __future__ import annotations
 
 import contextlib
+import math
 import re
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -28,10 +29,15 @@ from mmrepro.engines.environments.loading import SYSTEM_PACKAGES
 from mmrepro.probes.base import Unavailable
 from mmrepro.probes.data import QUOTED_CHAR, LogLine
 from mmrepro.probes.log_files import BROKEN, open_log
-from mmrepro.probes.log_forms import UNKNOWN, Reading, read_line
-from mmrepro.probes.log_lines import Line, clean
+from mmrepro.probes.log_reader import LineReader
 from mmrepro.probes.log_words import public_line
-from mmrepro.probes.log_wraps import Peeler
+from mmrepro.probes.tracebacks import (
+    MAX_MESSAGE_LINES,
+    RaisedException,
+    TracebackFrame,
+    Tracebacks,
+    exceptions_in,
+)
 
 if TYPE_CHECKING:
     from mmrepro.engines.base import Engine
@@ -202,10 +208,6 @@ _ANY: Final = {
 
 # ------------------------------------------------------------------ exceptions of a log
 
-_CLASS: Final = re.compile(
-    r"^(?:\[rank\d+\]: ?|\s*\| )?(?P<name>(?:[A-Za-z_]\w*\.)*(?:[A-Z_]\w*)?"
-    r"(?:Error|Exception|Exit|Interrupt|Timeout|NotFound))(?:: (?P<message>.*)|:?\s*$)"
-)
 _USAGE: Final = re.compile(r"^[\w./-]+(?: [\w-]+){0,3}: error: (?P<message>.*)")
 _NATIVE: Final = re.compile(
     r"^(?:  what\(\): +|Fatal Python error: |(?:ptxas|nvcc) (?:fatal|error) *: |"
@@ -224,15 +226,8 @@ _HINT: Final = re.compile(
 )
 """Warnings that explain what fails after them: vLLM's of its compiled code, NCCL's
 own."""
-_FRAME: Final = re.compile(
-    r"^\s*(?:\| )?(?:File \"|Traceback \(most|During handling|The above exception|\^+"
-    r"|~+[\^~]*$|"
-    r"Process \S+:$|\+-)"
-)
-_CHAIN: Final = re.compile(r"^(?:Traceback \(most|During handling|The above exception)")
 _ERROR_LEVELS: Final = frozenset({"ERROR", "CRITICAL", "FATAL"})
 _QUIET_LEVELS: Final = frozenset({"WARNING", "WARN", "INFO", "DEBUG", "TRACE"})
-_MESSAGE_LINES: Final = 40
 _LOOK_AHEAD: Final = 80
 _SHOWN: Final = 300
 
@@ -246,12 +241,14 @@ class LoggedException:
             that something was not imported), or ``error`` (an error line of no class).
         text: the whole message, of several lines.
         words: ``text`` without a client's words, of the same length.
+        frames: of its traceback, outermost first.
     """
 
     kind: str
     text: str
     words: str
     line: LogLine
+    frames: tuple[TracebackFrame, ...] = ()
 
     @property
     def short(self) -> str:
@@ -275,18 +272,37 @@ def raised(lines: Sequence[LogLine]) -> Iterator[LoggedException]:
     What stands at the level of a warning or below is a ``hint`` or nothing. Before the
     HTTP server is up no client has said anything: what a line quotes there is the
     engine's own."""
-    up = next(
-        (n for n, line in enumerate(lines) if _UP.search(line.own_words)), len(lines)
-    )
-    for at, line in enumerate(lines):
-        found = _begins(line, line.text if at <= up else line.own_words)
-        if found is None:
-            continue
-        kind, text, words = found
-        for after in _goes_on(lines, at):
-            said = after.text if at <= up else after.own_words
-            text, words = f"{text}\n{after.text}", f"{words}\n{said}"
-        yield _inner(kind, text, words, line)
+    up = _first_up(lines)
+
+    def words(line: LogLine) -> str:
+        return line.text if line.number <= up else line.own_words
+
+    found = exceptions_in(lines, words)
+    exceptions = {
+        id(exception.line): exception
+        for exception in found.raised
+        if not exception.within
+    }
+    for place, line in enumerate(lines):
+        if line.level in _QUIET_LEVELS:
+            hint = _hint_in(line, words(line))
+            if hint is not None:
+                yield _with_rest(hint, place, lines, found, words)
+        elif id(line) in exceptions:
+            yield _inner(_of_traceback(exceptions[id(line)]))
+        elif (other := _besides(line, words(line))) is not None:
+            yield _inner(_with_rest(other, place, lines, found, words))
+        elif _is_error(line, words(line)) and place not in found.stack:
+            error = _of_error_line(line, words(line))
+            yield _inner(_with_rest(error, place, lines, found, words))
+
+
+def _first_up(lines: Sequence[LogLine]) -> float:
+    """The number of the line that says that the HTTP server is up."""
+    for line in lines:
+        if _UP.search(line.own_words):
+            return line.number
+    return math.inf
 
 
 _UP: Final = re.compile(
@@ -294,55 +310,77 @@ _UP: Final = re.compile(
 )
 
 
-def _begins(line: LogLine, words: str) -> tuple[str, str, str] | None:
-    if line.level in _QUIET_LEVELS:
-        match = _HINT.match(words)
-        return (
-            ("hint", line.text[match.start("message") :], match["message"])
-            if match
-            else None
-        )
-    for kind, pattern in (
-        ("", _CLASS),
-        ("usage", _USAGE),
-        ("native", _NATIVE),
-        ("kernel", _KERNEL),
-    ):
-        if match := pattern.match(words):
+def _hint_in(line: LogLine, words: str) -> LoggedException | None:
+    match = _HINT.match(words)
+    if match is None:
+        return None
+    text = line.text[match.start("message") :]
+    return LoggedException("hint", text, match["message"], line)
+
+
+def _of_traceback(exception: RaisedException) -> LoggedException:
+    return LoggedException(
+        exception.kind,
+        exception.message,
+        exception.words,
+        exception.line,
+        tuple(exception.frames),
+    )
+
+
+def _besides(line: LogLine, words: str) -> LoggedException | None:
+    """What a line says that is no exception of Python's."""
+    for kind, pattern in (("usage", _USAGE), ("native", _NATIVE), ("kernel", _KERNEL)):
+        match = pattern.match(words)
+        if match is not None:
             start = match.start("message")
-            name = kind or match["name"]
-            if start < 0:
-                return name, "", ""
-            return name, line.text[start:], words[start:]
-    if line.level in _ERROR_LEVELS and words.strip() and not _FRAME.match(words):
-        start = _BRACKETS.match(words).end()  # type: ignore[union-attr]  # it matches ""
-        return "error", line.text[start:], words[start:]
+            return LoggedException(kind, line.text[start:], words[start:], line)
     return None
+
+
+def _is_error(line: LogLine, words: str) -> bool:
+    return line.level in _ERROR_LEVELS and words.strip() != ""
+
+
+def _of_error_line(line: LogLine, words: str) -> LoggedException:
+    brackets = _BRACKETS.match(words)
+    start = brackets.end() if brackets else 0
+    return LoggedException("error", line.text[start:], words[start:], line)
+
+
+def _with_rest(
+    event: LoggedException,
+    place: int,
+    lines: Sequence[LogLine],
+    found: Tracebacks,
+    words: Callable[[LogLine], str],
+) -> LoggedException:
+    """With the lines after it that are still its message: those of its process that
+    begin nothing of their own."""
+    first = event.line
+    text, own = [event.text], [event.words]
+    for at in range(place + 1, min(place + 1 + _LOOK_AHEAD, len(lines))):
+        line = lines[at]
+        if line.process and line.process != first.process:
+            continue  # another process writes between
+        new = bool(line.level or line.time) and line.level != first.level
+        if new or line.process != first.process or at in found.stack:
+            break
+        if (
+            at in found.heads
+            or _USAGE.match(line.text)
+            or len(text) > MAX_MESSAGE_LINES
+        ):
+            break
+        text.append(line.text)
+        own.append(words(line))
+    return replace(event, text="\n".join(text), words="\n".join(own))
 
 
 _BRACKETS: Final = re.compile(
     r"(?:\[(?:\d{4}\.\d\d:|\w+\.(?:cc|cpp|cu|h):)[^\]\n]*\])* ?"
 )
 """TurboMind's time and place: ``[0914.14:00:37.807188][cast.cu:264]``."""
-
-
-def _goes_on(lines: Sequence[LogLine], at: int) -> Iterator[LogLine]:
-    """The lines after an exception's first that are still its message."""
-    first, taken = lines[at], 0
-    for line in lines[at + 1 : at + 1 + _LOOK_AHEAD]:
-        if line.process != first.process or taken == _MESSAGE_LINES:
-            if line.process and line.process != first.process:
-                continue  # another process writes between
-            return
-        new = bool(line.level or line.time) and line.level != first.level
-        if new or _FRAME.match(line.text) or _begins_class(line):
-            return
-        taken += 1
-        yield line
-
-
-def _begins_class(line: LogLine) -> bool:
-    return bool(_CLASS.match(line.text) or _USAGE.match(line.text))
 
 
 _PYDANTIC: Final = re.compile(
@@ -361,18 +399,25 @@ _BEFORE: Final = re.compile(
 0.8."""
 
 
-def _inner(kind: str, text: str, words: str, line: LogLine) -> LoggedException:
+def _inner(event: LoggedException) -> LoggedException:
     """pydantic wraps what a validator raised: ``1 validation error for X\\n Value
     error, …``."""
-    words = _SPACED.sub(lambda m: m[1] + QUOTED_CHAR * len(m[2]) + m[1], words)
-    if kind == "error" and (match := _BEFORE.match(words)):
-        return LoggedException(kind, text[match.end() :], words[match.end() :], line)
-    if kind.endswith("ValidationError") and (match := _PYDANTIC.match(words)):
-        inner = {"Value": "ValueError", "Assertion": "AssertionError"}.get(
-            match[1], kind
-        )
-        return LoggedException(inner, text[match.end() :], words[match.end() :], line)
-    return LoggedException(kind, text, words, line)
+    words = _SPACED.sub(lambda m: m[1] + QUOTED_CHAR * len(m[2]) + m[1], event.words)
+    event = replace(event, words=words)
+    if event.kind == "error":
+        match = _BEFORE.match(words)
+    elif event.kind.endswith("ValidationError"):
+        match = _PYDANTIC.match(words)
+    else:
+        match = None
+    if match is None:
+        return event
+    kind = event.kind
+    if match.lastindex:
+        validators = {"Value": "ValueError", "Assertion": "AssertionError"}
+        kind = validators.get(match[1], kind)
+    inner = match.end()
+    return replace(event, kind=kind, text=event.text[inner:], words=words[inner:])
 
 
 # ------------------------------------------------------------------ the table
@@ -574,9 +619,6 @@ def stage_of(lines: Sequence[LogLine], engine: Engine | None) -> str:
 MOST_BYTES: Final = 8 * MIB
 """Of a log's end: a start's own lines are some hundred kilobytes."""
 _MOST_LINES: Final = 50_000
-_MOST_LINE: Final = 64 << 10
-_SAMPLE: Final = 400
-"""Lines by which a log's wrappings are found."""
 
 
 def lines_of(path: Path, notes: list[str]) -> list[LogLine]:
@@ -621,42 +663,6 @@ def _end_of(stream: BinaryIO, path: Path) -> tuple[Iterable[bytes], bool]:
     return kept, left_out
 
 
-class LineReader:
-    """The lines of a log that comes in blocks, without what a collector put around
-    them."""
-
-    def __init__(self) -> None:
-        self._rest = b""
-        self._number = 0
-        self._peeler: Peeler | None = None
-        self._before: Reading | None = None
-
-    def take(self, block: bytes, *, last: bool = False) -> list[LogLine]:
-        """The lines that ``block`` ends; ``last``: its end ends one as well."""
-        *whole, self._rest = (self._rest + block).split(b"\n")
-        if last and self._rest:
-            whole, self._rest = [*whole, self._rest], b""
-        if len(self._rest) > _MOST_LINE:  # no newline will come
-            self._rest = self._rest[:_MOST_LINE]
-        if self._peeler is None and whole:
-            self._peeler = Peeler()
-            self._peeler.learn(whole[:_SAMPLE])
-        return [line for raw in whole for line in self._lines(raw)]
-
-    def _lines(self, raw: bytes) -> Iterator[LogLine]:
-        self._number += 1
-        peeler = self._peeler
-        bare = (
-            [None] if peeler is None or peeler.plain else peeler.peel(raw[:_MOST_LINE])
-        )
-        for one in bare:
-            reading = read_line(clean(raw if one is None else one.text))
-            if self._before is not None:
-                reading.after(self._before, part=False)
-            self._before = reading
-            yield Line(self._number, reading, one).record(UNKNOWN)
-
-
 # -------------------------------------------------------------- from a log to its cause
 
 
@@ -686,11 +692,17 @@ def start_cause(lines: Sequence[LogLine], asked: Asked = Asked()) -> FailedStart
     """
     events = list(raised(lines))
     echo: FailedStart | None = None
+    unexplained = False
     for event in events:
         if event.kind == "hint":
             continue
         rule, match = matching(event, asked.engine)
         if rule is None or match is None:
+            own = bool(event.frames) and event.short not in _EFFECTS
+            unexplained = unexplained or own
+            continue
+        # An engine that an exception ended kills what is left of it.
+        if event.kind == "native" and rule.fault is StartFault.KILLED and unexplained:
             continue
         cause = _cause(rule, match, event, lines, asked)
         if not rule.echo:

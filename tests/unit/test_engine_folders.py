@@ -20,12 +20,12 @@ from mmrepro.engines.folders import facts, folders, table
 from mmrepro.engines.plain import plain_server
 from mmrepro.engines.promises import promises_of
 from mmrepro.engines.serving import default_ports, serving
-from mmrepro.engines.starts import LineReader
 from mmrepro.engines.waits import Wait, wait_places, waiting
 from mmrepro.failure.documents.cause import CauseClass
 from mmrepro.live.diagnose.cause_advice import advice_for
 from mmrepro.live.diagnose.starts import engine_of, port_of
 from mmrepro.probes.data import Frame
+from mmrepro.probes.log_reader import LineReader
 from mmrepro.reports.issue_form import Report, filled
 from mmrepro.search.fuzz.options import FuzzProfile, under
 from mmrepro.search.oracle.reference import reference_case

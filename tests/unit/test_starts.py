@@ -17,7 +17,6 @@ from mmrepro.engines.starts import (
     OPTIONS,
     Asked,
     FailedStart,
-    LineReader,
     StartFault,
     StartRule,
     explain,
@@ -40,6 +39,7 @@ from mmrepro.live.diagnose.starts import (
     read_start,
 )
 from mmrepro.probes.data import LogLine
+from mmrepro.probes.log_reader import LineReader
 
 RECORDED = Path(__file__).parent / "starts"
 CASES = sorted(RECORDED.glob("*.json"))

@@ -10,7 +10,7 @@ a word", which is never certain."""
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import islice
@@ -38,8 +38,15 @@ from mmrepro.live.diagnose.log_events import (
     shows_work,
 )
 from mmrepro.live.diagnose.log_order import PlacedLine, in_order, lines_of
-from mmrepro.live.diagnose.raised import LogException, frames_text, read, roots
 from mmrepro.probes.data import LogLine, LogsData
+from mmrepro.probes.log_words import public_line
+from mmrepro.probes.tracebacks import (
+    RaisedException,
+    bare,
+    exceptions_in,
+    frames_text,
+    roots,
+)
 
 _AFTER_S = 30.0
 """Work that is logged so long after a failure is no echo of what was done before it."""
@@ -80,6 +87,7 @@ _KEPT_AT_START = frozenset(
 _UNTIED = frozenset({C.ENGINE_DEFECT, C.KILLED_BY_INPUT})
 """Exceptions that an engine may survive."""
 _SILENT_S = 10.0
+_ERRORS = frozenset({"ERROR", "CRITICAL", "FATAL"})
 _OWN_SETTINGS = re.compile(r"server_args=|non-default args: |Namespace\(")
 _CUT = re.compile(
     r"fatal error|hit an exception|failed to start|loop failed|task failed|"
@@ -210,7 +218,7 @@ class _Life:
     def __init__(self, lines: Sequence[PlacedLine], engine: str) -> None:
         self.lines = lines
         self.engine = engine
-        reading = read(lines)
+        reading = exceptions_in(lines)
         self.raised, self.taken = roots(reading.raised), reading.taken
         self.words = [line.own_words for line in lines]
         self.worded = list(zip(lines, self.words, strict=True))
@@ -304,8 +312,8 @@ class _Life:
             if raised.line.level in ("WARNING", "DEBUG"):
                 continue
             events.append(self._of(raised))
-        for line, text in self.worded:
-            if line.number in self.taken:
+        for place, (line, text) in enumerate(self.worded):
+            if place in self.taken:
                 continue
             event = event_of(line, text)
             if event is not None:
@@ -347,7 +355,7 @@ class _Life:
                 return event
         return first
 
-    def _of_a_request(self, raised: LogException) -> bool:
+    def _of_a_request(self, raised: RaisedException) -> bool:
         """Whether it is answered with an error, and ends nothing."""
         source = raised.source.rpartition(":")[0] or raised.source
         if rules.REQUEST_SOURCES.search(source):
@@ -359,7 +367,7 @@ class _Life:
             return True
         return rules.REQUEST_TEXT.search(raised.text) is not None
 
-    def _of(self, raised: LogException) -> LogEvent:
+    def _of(self, raised: RaisedException) -> LogEvent:
         """What an exception says."""
         rule = rules.meaning(raised.text, exception=True)
         name, sure = (rule.name, rule.sure) if rule else (C.ENGINE_DEFECT, LIKELY)
@@ -565,6 +573,9 @@ class _Life:
         starting = self.starting
         if starting is None:
             return self._cause(event, why)
+        if event.name is C.KILLED_BY_INPUT:
+            # No request had come.
+            event = replace(event, name=C.ENGINE_DEFECT, why=(), by="")
         start = self._below(event.raised)
         if event.name not in _KEPT_AT_START or _set_up(event.text):
             event = replace(event, name=C.FAILED_START, sure=starting)
@@ -578,7 +589,7 @@ class _Life:
                 return [f"besides ({_where(other.line, other)}): {other.shown}"]
         return []
 
-    def _below(self, raised: LogException | None) -> StartCause | None:
+    def _below(self, raised: RaisedException | None) -> StartCause | None:
         for rule in rules.START_RULES:
             answer = rule(self.lines, raised, self.engine)
             if answer is not None:
@@ -593,6 +604,10 @@ class _Life:
         quoted = self._quoted() or self._passed_on()
         if quoted is not None:
             return quoted
+        if hinted := self._nameless_fault():
+            return hinted
+        if self._only_echoes(line):
+            return self._logged_before(line)
 
         text = line.own_words
         # Each of these logs its exception: the log is cut before it.
@@ -620,6 +635,65 @@ class _Life:
             why=why,
             advice=advice_for(name, self.engine, text),
             start=start,
+        )
+
+    def _nameless_fault(self) -> Cause | None:
+        """What torch prints below each error of a GPU, where the error itself is not in
+        the log."""
+        line = self._first_with(rules.BELOW_GPU_ERRORS)
+        if line is None:
+            return None
+        event = LogEvent(
+            name=C.GPU_FAULT,
+            sure=POSSIBLE,
+            text=line.own_words.strip(),
+            line=line,
+            process=line.process,
+            time=line.time,
+            when=line.when,
+            by="An error of the GPU ended it; which one, this part of the log does "
+            "not say",
+        )
+        return self._cause(event, ["only what follows such an error is in the log"])
+
+    def _only_echoes(self, end: LogLine) -> bool:
+        """Whether the log begins with what was said of a failure before it: nothing in
+        it is older, neither work nor a start."""
+        for place, (line, text) in enumerate(self.worded):
+            if line.number >= end.number:
+                return not self._any_with(rules.STARTS_FAILED)
+            if place in self.taken or not text.strip():
+                continue
+            if line.level not in _ERRORS and not bare(line):
+                return False
+            if not rules.ANNOUNCES.search(text):
+                return False
+        return False
+
+    def _first_echo(self) -> RaisedException | None:
+        for raised in self.raised:
+            if rules.ECHO.search(raised.text):
+                return raised
+        return None
+
+    def _logged_before(self, line: LogLine) -> Cause:
+        """The answer of a log that has the echo alone."""
+        echo = self._first_echo()
+        told = echo.told if echo is not None else line.own_words.strip()
+        return Cause(
+            name=C.UNKNOWN,
+            certainty=POSSIBLE,
+            sentence=(
+                "These lines are the echo of a failure: its cause was logged before "
+                "them, and is not in this log."
+            ),
+            exception=told[: 2 * SHOWN] if echo is not None else "",
+            process=line.process,
+            time=line.time,
+            line=_at(line),
+            file=line.file,
+            why=[f"{_where(line)}: {told[:SHOWN]}"],
+            advice=[rules.WHOLE_LOG, *advice_for(C.UNKNOWN, self.engine, "")],
         )
 
     def _quoted(self) -> Cause | None:
@@ -709,7 +783,7 @@ class _Life:
             advice=advice_for(C.HANG, self.engine, ""),
         )
 
-    def _error_before_silence(self, last: PlacedLine) -> LogException | None:
+    def _error_before_silence(self, last: PlacedLine) -> RaisedException | None:
         """The last exception of another process than the front, up to the last work, or
         the one with which the end began."""
         first, front = self.first, self._front()
@@ -846,6 +920,8 @@ class _Life:
         refused = self._refused_for_size()
         if refused is not None:
             return refused
+        if error := self._errors_after(seen):
+            return error
 
         at = f" at {seen.time}" if seen.time else ""
         what = "It worked" if last else "It was ready"
@@ -860,6 +936,36 @@ class _Life:
             why=[f"last work: {_where(seen)}" if last else f"ready: {_where(seen)}"],
             advice=advice_for(C.ALIVE, self.engine, ""),
         )
+
+    def _errors_after(self, seen: PlacedLine) -> Cause | None:
+        """Errors of the engine's own processes after all that shows that it works: what
+        they mean is not known, and neither is that it lives."""
+        error = self._first_error(after=seen.number, without=self._fronts())
+        if error is None or rules.REQUEST_SOURCES.search(error.source):
+            return None
+        shown = public_line(error).strip()[:SHOWN]
+        at = f" at {seen.time}" if seen.time else ""
+        return Cause(
+            name=C.UNKNOWN,
+            certainty=POSSIBLE,
+            sentence=f"It worked{at}; after that come errors that no rule knows: {shown}",
+            process=error.process,
+            time=error.time,
+            line=_at(error),
+            file=error.file,
+            why=[f"last work: {_where(seen)}", f"{_where(error)}: {shown}"],
+            advice=[rules.WHOLE_LOG, *advice_for(C.UNKNOWN, self.engine, "")],
+        )
+
+    def _fronts(self) -> set[str]:
+        """Processes that answer requests or count them, and those without a name: their
+        errors may be a request's."""
+        fronts = {""}
+        for line, text in self.worded:
+            forms = (rules.READY, rules.ANSWERED, rules.STATS, _ADDED)
+            if any(form.search(text) for form in forms):
+                fronts.add(line.process)
+        return fronts
 
     def _overloaded(self) -> Cause | None:
         """It refuses requests again and again, or ever more of them wait."""
@@ -939,6 +1045,8 @@ class _Life:
         if known is not None:
             return known
         advice = advice_for(C.UNKNOWN, self.engine, "")
+        if hinted := self._nameless_fault():
+            return hinted
         for raised in self.raised:
             if self._of_a_request(raised):
                 return Cause(
@@ -952,12 +1060,38 @@ class _Life:
                     file=raised.line.file,
                     advice=advice,
                 )
+        error = self._first_error()
+        if error is not None:
+            return Cause(
+                name=C.UNKNOWN,
+                certainty=POSSIBLE,
+                sentence=(
+                    "The log shows neither an end nor work done; its first error is: "
+                    f"{public_line(error).strip()[:SHOWN]}"
+                ),
+                process=error.process,
+                time=error.time,
+                line=_at(error),
+                file=error.file,
+                advice=advice,
+            )
         return Cause(
             name=C.UNKNOWN,
             certainty=POSSIBLE,
             sentence="The log shows neither an end nor work done.",
             advice=advice,
         )
+
+    def _first_error(
+        self, after: int = 0, without: Collection[str] = ()
+    ) -> PlacedLine | None:
+        """The first line, behind the one of that number, that its logger calls an
+        error; ``without`` those of some processes."""
+        for line, text in self.worded:
+            error = line.level in _ERRORS and text.strip() != ""
+            if error and line.number > after and line.process not in without:
+                return line
+        return None
 
 
 # ---------------------------------------------------------------- lines

@@ -8,8 +8,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from mmrepro.failure.documents.diagnosis import Certainty
-from mmrepro.live.diagnose.raised import LogException, frames_text
 from mmrepro.probes.data import LogLine
+from mmrepro.probes.tracebacks import RaisedException, frames_text
 
 TOLD = 200
 """Of a message; behind that engines print whole batches, with every field's name."""
@@ -103,7 +103,7 @@ def placeholders(text: str) -> PlaceholderMismatch | None:
     return None
 
 
-def blamed(raised: LogException, lines: Iterable[LogLine]) -> Blamed | None:
+def blamed(raised: RaisedException, lines: Iterable[LogLine]) -> Blamed | None:
     """The request's fields that the log blames for ``raised``, and how it does; None:
     none."""
     dumped = [line.text for line in lines if DUMPED in line.text]

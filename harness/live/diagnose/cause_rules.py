@@ -27,21 +27,23 @@ from mmrepro.failure.documents.cause import (
     StartCause,
 )
 from mmrepro.failure.documents.diagnosis import Certainty
-from mmrepro.live.diagnose.raised import LogException
 from mmrepro.probes.data import LogLine
 from mmrepro.probes.log_anchors import words_of
 from mmrepro.probes.log_words import public_line
+from mmrepro.probes.tracebacks import RaisedException
 
 SHOWN = 240
 CERTAIN, LIKELY, POSSIBLE = Certainty.CERTAIN, Certainty.LIKELY, Certainty.POSSIBLE
 
-_StartRule = Callable[[Sequence[LogLine], LogException | None, str], StartCause | None]
+_StartRule = Callable[
+    [Sequence[LogLine], RaisedException | None, str], StartCause | None
+]
 """Lines of one server, the first exception, the engine's name: what is below
 ``failed-start``."""
 
 
 def _start(
-    lines: Sequence[LogLine], one: LogException | None, engine: str
+    lines: Sequence[LogLine], one: RaisedException | None, engine: str
 ) -> StartCause | None:
     # What it needs is half of the harness.
     from mmrepro.live.diagnose.starts import (
@@ -141,7 +143,9 @@ START_TEXT = re.compile(
     r"^(?:\w+\.)*(?:ModuleNotFoundError|ImportError)\b|undefined symbol"
     r"|not supported for now|"
     r"trust_remote_code|Cannot re-initialize CUDA in forked|No CUDA GPUs are available|"
-    r"Address already in use|No available memory for the cache blocks"
+    r"Address already in use|No available memory for the cache blocks|"
+    r"error from cudaGetDeviceCount\(\)|Found no NVIDIA driver|"
+    r"NVIDIA driver on your system is too old"
     r"|max seq len .{0,80}larger"
 )
 """Exceptions of a start, where no work is seen before them."""
@@ -180,6 +184,19 @@ QUOTES = re.compile(
     r"|Task finished unexpectedly.*?: (?P<task>.+)$"
 )
 """What an echo says of the failure itself."""
+
+ANNOUNCES = re.compile(
+    r"failed\.?$|encountered a fatal error|hit an exception|terminating server|"
+    r"is already dead|Traceback \(most recent|[Ee]xception in|[Ee]rror in"
+)
+"""What a logger says before an exception, of which the lines of an echo are."""
+BELOW_GPU_ERRORS = re.compile(
+    r"^(?:CUDA|HIP) kernel errors might be asynchronously reported"
+)
+WHOLE_LOG = (
+    "read the log from before this: kubectl logs POD --previous, docker logs CONTAINER, "
+    "journalctl -u UNIT; the first exception of the engine's own process is the cause"
+)
 
 DEATHS = re.compile(SIGNS["deaths"].expression)
 """That a process of the server is gone, or ends now."""

@@ -9,9 +9,9 @@ from mmrepro.failure.documents.cause import CauseClass as C
 from mmrepro.failure.documents.diagnosis import Certainty
 from mmrepro.live.diagnose import cause_rules as rules
 from mmrepro.live.diagnose.cause_rules import LIKELY, CauseRule
-from mmrepro.live.diagnose.raised import LogException
 from mmrepro.probes.data import LogLine
 from mmrepro.probes.log_words import public_line
+from mmrepro.probes.tracebacks import RaisedException
 
 SHOWN = 240
 
@@ -66,7 +66,7 @@ class LogEvent:
     time: str = ""
     when: float | None = None
     effect: bool = False
-    raised: LogException | None = None
+    raised: RaisedException | None = None
     why: tuple[str, ...] = ()
     by: str = ""
     advice: tuple[str, ...] = ()

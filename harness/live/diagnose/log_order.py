@@ -38,9 +38,9 @@ def lines_of(data: LogsData) -> list[LogLine]:
     unique: dict[tuple[int, int, str], LogLine] = {}
     for line in kept:
         # A message of several lines, in JSON, is one line of its file: its number
-        # alone does not tell them apart. What was kept twice stands where it came last.
+        # alone does not tell them apart. The excerpt has them in their order.
         place = (files.get(line.file, 0), line.number, line.text)
-        unique[place] = unique.pop(place, line)
+        unique.setdefault(place, line)
     places = sorted(unique, key=lambda place: place[:2])
     return [unique[place] for place in places]
 

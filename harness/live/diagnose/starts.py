@@ -31,7 +31,6 @@ from mmrepro.engines.serving import serving
 from mmrepro.engines.starts import (
     Asked,
     FailedStart,
-    LineReader,
     StartFault,
     raised,
     stage_of,
@@ -41,11 +40,12 @@ from mmrepro.engines.supervise import EngineProcess, answers
 from mmrepro.failure.documents.cause import Cause, CauseClass, StartCause
 from mmrepro.failure.documents.diagnosis import Certainty
 from mmrepro.live.diagnose import cause_rules
-from mmrepro.live.diagnose.raised import LogException
 from mmrepro.probes.base import run_probe
 from mmrepro.probes.data import LogLine
+from mmrepro.probes.log_reader import LineReader
 from mmrepro.probes.log_words import public_line
 from mmrepro.probes.stacks import StacksProbe
+from mmrepro.probes.tracebacks import RaisedException, exceptions_in
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import canonicalize_name
 from pydantic import Field
@@ -119,8 +119,7 @@ def engine_of(lines: Sequence[LogLine], command: Sequence[str] = ()) -> Engine |
     by_usage = _engine_by_usage(lines)
     if by_usage is not None:
         return by_usage
-    module = re.compile(rf'^\s*(?:\| )?File "[^"]*/({"|".join(ENGINES)})/')
-    frames = Counter(m[1] for line in lines if (m := module.match(line.own_words)))
+    frames = _frames_by_engine(lines)
     roles = Counter(
         e.name
         for line in lines
@@ -130,6 +129,17 @@ def engine_of(lines: Sequence[LogLine], command: Sequence[str] = ()) -> Engine |
     )
     best = (frames or roles).most_common(1)
     return ENGINES[best[0][0]] if best else None
+
+
+def _frames_by_engine(lines: Sequence[LogLine]) -> Counter[str]:
+    """How many frames of tracebacks are in each engine's code."""
+    found = exceptions_in(lines)
+    stacks = [*found.cut, *(raised.frames for raised in found.raised)]
+    frames: Counter[str] = Counter()
+    for stack in stacks:
+        for frame in stack:
+            frames.update(name for name in ENGINES if f"/{name}/" in frame.file)
+    return frames
 
 
 def _engine_by_usage(lines: Sequence[LogLine]) -> Engine | None:
@@ -472,7 +482,7 @@ def _as_cause(failed: FailedStart) -> Cause:
 
 
 def below(
-    lines: Sequence[LogLine], one: LogException | None, engine: str
+    lines: Sequence[LogLine], one: RaisedException | None, engine: str
 ) -> StartCause | None:
     """What is below ``failed-start``, for the judge of whole logs.
 

@@ -14,15 +14,14 @@ from pathlib import Path
 import psutil
 from mmrepro.base import processes
 from mmrepro.base.processes import TICKS_PER_S
-from mmrepro.base.text import sanitize
 from mmrepro.engines import Engine
 from mmrepro.engines.supervise import EngineProcess
 from mmrepro.probes.base import run_probe
-from mmrepro.probes.data import Frame, StackSample, StacksData, ThreadStack
-from mmrepro.probes.log_forms import read_line
-from mmrepro.probes.log_lines import clean
+from mmrepro.probes.data import Frame, LogLine, StackSample, StacksData, ThreadStack
+from mmrepro.probes.log_reader import LineReader
 from mmrepro.probes.metrics import parse_metrics
 from mmrepro.probes.stacks import StacksProbe
+from mmrepro.probes.tracebacks import RaisedException, exceptions_in
 from mmrepro.runs.start import Started
 from mmrepro.traffic import Traffic
 from mmrepro.traffic.case.sending import Reading
@@ -287,12 +286,6 @@ _OF_DEATH = ("EngineDeadError",)
 was."""
 _WEB_SERVERS = ("/uvicorn/", "/starlette/", "/fastapi/")
 
-_BEGIN = "Traceback (most recent call last):"
-_FRAME = re.compile(r'^ *File "([^"]{1,500})", line \d+, in (\S{1,200})')
-_PROCESS = re.compile(r"^\([^)]{1,60}\)")
-_GROUP = re.compile(r"^ *\| ?")
-_ERROR = re.compile(r"^(?P<type>[A-Za-z_][\w.]*)(?:: ?(?P<message>.*))?$")
-
 
 @dataclass
 class Traceback:
@@ -310,8 +303,8 @@ class Traceback:
     @property
     def message(self) -> str:
         """What the exception says, its beginning."""
-        found = _ERROR.match(self.error)
-        return (found["message"] or "")[:MESSAGE_CHARS].strip() if found else ""
+        _, _, message = self.error.partition(":")
+        return message[: MESSAGE_CHARS + 1].strip()
 
     def named_in(self, answers: Sequence[str]) -> bool:
         """Whether one of them carries what it says."""
@@ -343,10 +336,10 @@ def read_tracebacks(log: Path, start: int = 0, fatal: str = "") -> list[Tracebac
     try:
         with log.open("rb") as file:
             file.seek(start)
-            text = file.read(_MAX_BYTES).decode("utf-8", "replace")
+            data = file.read(_MAX_BYTES)
     except OSError:
         return []
-    return tracebacks(text.splitlines(), fatal)
+    return _tracebacks(LineReader(alone=True).take(data, last=True), fatal)
 
 
 _END_BYTES = 256 << 10
@@ -355,51 +348,60 @@ _END_BYTES = 256 << 10
 def says_it_ends(log: Path, start: int, pattern: str) -> bool:
     """Whether the end of a log, from byte ``start`` on, holds an engine's own line of
     ``pattern``: that it ends its processes itself."""
+    if not pattern:
+        return False
     try:
         with log.open("rb") as file:
             file.seek(max(start, log.stat().st_size - _END_BYTES))
-            text = file.read(_END_BYTES).decode("utf-8", "replace")
+            data = file.read(_END_BYTES)
     except OSError:
         return False
-    reads = (
-        read_line(clean(line.encode("utf-8", "replace"))) for line in text.splitlines()
-    )
-    return bool(pattern) and any(
-        re.search(pattern, one.own[one.head :]) for one in reads
-    )
+    lines = LineReader(alone=True).take(data, last=True)
+    return any(re.search(pattern, line.own_words) for line in lines)
 
 
 def tracebacks(lines: Iterable[str], fatal: str = "") -> list[Traceback]:
     """Of lines in which several processes may write in turn. ``fatal``: pattern of what
     an engine says before the traceback of what ends it; "": it says nothing."""
-    found: list[Traceback] = []
-    open_ones: dict[str, Traceback] = {}
-    announced: set[str] = set()
+    data = "\n".join(lines).encode("utf-8", "replace")
+    return _tracebacks(LineReader(alone=True).take(data, last=True), fatal)
+
+
+def _tracebacks(lines: Sequence[LogLine], fatal: str) -> list[Traceback]:
+    announced = _announced(lines, fatal)
+    found = []
+    for raised in exceptions_in(lines).raised:
+        if raised.headed and not raised.within:
+            found.append(_traceback(raised, announced))
+    return found[:MAX_TRACEBACKS]
+
+
+def _announced(lines: Sequence[LogLine], fatal: str) -> dict[str, list[int]]:
+    """By process, the numbers of the lines that say that what follows is fatal."""
     says = re.compile(fatal or r"(?!)")
+    announced: dict[str, list[int]] = {}
     for line in lines:
-        process = _PROCESS.match(sanitize.plain(line))
-        key = process[0] if process else ""
-        read = read_line(clean(line.encode("utf-8", "replace")))
-        plain = _GROUP.sub("", read.text)
-        own = read.own[read.head :]  # without what a request of its own quotes
-        if says.search(own):
-            announced.add(key)
-        if own.endswith(_BEGIN):
-            open_ones[key] = Traceback(process=key, fatal=key in announced)
-            announced.discard(key)
-        elif (one := open_ones.get(key)) is None or not plain.strip():
-            continue
-        elif frame := _FRAME.match(plain):
-            one.frames.insert(0, frame[2])
-            one.files.insert(0, frame[1])
-            del one.frames[MAX_FRAMES:], one.files[MAX_FRAMES:]
-        elif not plain.startswith(" "):
-            del open_ones[key]
-            one.error = plain.strip()[:ERROR_CHARS]
-            found.append(one)
-            if len(found) == MAX_TRACEBACKS:
-                break
-    return found
+        if says.search(line.own_words):
+            announced.setdefault(line.process, []).append(line.number)
+    return announced
+
+
+def _traceback(raised: RaisedException, announced: dict[str, list[int]]) -> Traceback:
+    """One word is of the next traceback of its process alone."""
+    words = announced.get(raised.process, [])
+    before = [number for number in words if number <= raised.number]
+    announced[raised.process] = words[len(before) :]
+    first, _, _ = raised.message.partition("\n")
+    error = f"{raised.kind}: {first}" if first else raised.kind
+    known = [frame for frame in raised.frames if frame.file]
+    innermost_first = known[::-1][:MAX_FRAMES]
+    return Traceback(
+        error=error.strip()[:ERROR_CHARS],
+        frames=[frame.name for frame in innermost_first],
+        files=[frame.file for frame in innermost_first],
+        process=f"({raised.process})" if " pid=" in raised.process else "",
+        fatal=bool(before),
+    )
 
 
 def failed(record: RequestRecord) -> bool:

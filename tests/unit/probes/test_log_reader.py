@@ -165,6 +165,13 @@ OTHERS = [
     ("[Tue Nov 24 18:12:17 2026] segfault at 0", "kernel", "", "", "segfault at 0"),
     ("ERROR:asyncio:boom", "", "ERROR", "", "boom"),
     (
+        "2026-11-24 18:12:17.488 1 kserve ERROR [__main__.py:<module>():254] boom",
+        "",
+        "ERROR",
+        "",
+        "boom",
+    ),
+    (
         "(EngineCore pid=7) a print of its own",
         "EngineCore pid=7",
         "",
