@@ -137,7 +137,8 @@ def finding_issue(loaded: LoadedFinding) -> str:
 
 
 def public_issue(loaded: LoadedFinding) -> str:
-    """As :func:`finding_issue`, of a finding that may go out as it is."""
+    """Fill in the form as :func:`finding_issue`, of a finding that may go out as it
+    is."""
     replay = loaded.replay
     finding = loaded.finding
     script = ""
@@ -206,8 +207,8 @@ def incident_issue(incident: Incident) -> str:
 
 
 def public_command(command: list[str]) -> str:
-    """Of a server, for a reader: without the places where things lie on this
-    machine."""
+    """Write the command of a server for a reader: without the places where things lie
+    on this machine."""
     if not command:
         return ""
     shown = ["python3"]

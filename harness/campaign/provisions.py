@@ -114,7 +114,7 @@ class Bound:
 
 
 def used_bytes() -> int:
-    """On the file systems of both caches, each counted once."""
+    """Bytes that are used on the file systems of both caches, each counted once."""
     devices: dict[int, int] = {}
     for path in (environments_root(), uv_cache_dir() or cache_root()):
         there = _existing_folder(path)
@@ -367,8 +367,8 @@ class Provisions:
         return [servers[key] for key, number in most if number > 1]
 
     def _server_of(self, cell: Cell) -> _WarmServer | None:
-        """None: it is not to be started from a fork server, or was seen not to bear
-        one."""
+        """The fork server of a cell; None: it is not to be started from one, or was
+        seen not to bear one."""
         scenario = load_scenario(cell.scenario).with_variant(cell.variant)
         options = run_options(cell, self._options)
         environment = existing(target(scenario, options))

@@ -542,7 +542,8 @@ class _Place:
         self.here = here
 
     def has(self, group: EnvironmentGroup) -> bool:
-        """Not asked: on one machine the environments come in the order of the plan."""
+        """Always False: on one machine the environments come in the order of the
+        plan."""
         return False
 
     def work(self, order: Order, root: Path) -> Working:

@@ -322,7 +322,8 @@ def decisive_parts(
 
 
 def run_key(parts: dict[str, str]) -> str:
-    """Of a run's :func:`decisive_parts`: runs with one key are the same experiment."""
+    """Digest of a run's :func:`decisive_parts`: runs with one key are the same
+    experiment."""
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:32]
 
 

@@ -231,7 +231,7 @@ async def _gate(drive: Drive, probing: Probing, journal: Journal) -> bool:
 
 
 def _latencies(evidence: Evidence, phase: str) -> list[float]:
-    """Of the requests of a phase that were answered."""
+    """Latencies of the requests of a phase that were answered."""
     latencies = []
     for request in evidence.requests_in(phase):
         if request.answered:
@@ -259,6 +259,7 @@ async def driving(server: Started, journal: Journal) -> AsyncIterator[Drive]:
     try:
         yield drive
     finally:
+        # What is still unanswered would wait for as long as the engine hangs.
         for task in drive.pending:
             task.cancel()
 

@@ -260,6 +260,7 @@ def note_environment(journal: Journal, environment: Environment) -> None:
     engine.packages = environment.packages
     engine.settings = list(environment.notes)
     copy = journal.recorder.dir / environment.lock_file.name
+    # Without the list the run is as good: only its report lacks the hashes.
     with contextlib.suppress(OSError):
         write_file(copy, environment.lock_file.read_bytes())
         engine.packages_file = copy.name
@@ -493,6 +494,7 @@ def _until_ready(
         ready = _wait(started, stages)
         started.sampler.read_metrics()
         started.seconds = round(ready - started.began, 2)
+        # The last lines may have come between the last look and the answer.
         started.stages = stages.ended(ready)
         recorder.event(f"engine ready after {started.seconds:.1f} s")
         starter.note(
@@ -501,6 +503,7 @@ def _until_ready(
         for mode, why in failed:
             starter.note_unusable(mode, plan, spec.environment, why, certain=False)
     except BaseException:
+        # By Ctrl-C, too: nobody else knows of the process yet.
         _stop(started, journal, _GRACE_HUNG_S)
         raise
 
@@ -510,6 +513,7 @@ def _wait(started: Started, stages: StartStages) -> float:
     late."""
     spec = started.spec
     limit_s = spec.options.timeout_s
+    # There is a safer mode to try: it should still have time.
     if started.mode in SAFER:
         limit_s = min(limit_s, REPLACED_START_LIMIT_S)
     children = _Children(started)
@@ -656,12 +660,13 @@ def in_service(
         server.process.detach()
         journal.incident.server = ServerFacts(url=server.url, pid=server.process.pid)
     else:
+        # One that hangs does not end by itself: no time is given to it.
         hung = any(request.timed_out for request in journal.recorder.evidence.requests)
         _stop(server, journal, _GRACE_HUNG_S if hung else _GRACE_S)
 
 
 def _stop(server: Started, journal: Journal, grace_s: float) -> None:
-    """``grace_s``: seconds between SIGTERM and SIGKILL."""
+    """Stop the server. ``grace_s``: seconds between SIGTERM and SIGKILL."""
     server.sampler.stop()
     with journal.stage("stop"):
         report = server.process.stop(grace_s)

@@ -144,7 +144,8 @@ class KnownCells:
 
     @property
     def environment(self) -> Environment | None:
-        """None: it is still to be built, and nothing is known of its runs."""
+        """The environment that its runs have; None: it is still to be built, and
+        nothing is known of them."""
         engine = get_engine(self.scenario.engine)
         return existing(engine.environment_spec(self.release, self.device))
 
@@ -232,8 +233,8 @@ def error_of(attempt: Attempt, incident: Incident | None) -> MmreproError:
 
 
 def _cause(scenario: Scenario, incident: Incident, symptom: Finding) -> Finding:
-    """With the symptom, the conditions of the cause; without it, what the scenario can
-    still see.
+    """What a run shows of the cause: with the symptom by its conditions, without it by
+    what the scenario can still see.
 
     A scenario whose check crashes knows nothing: the cause is unknown, never gone.
     """

@@ -75,7 +75,7 @@ class Board:
         return verdict
 
     def counts(self, point: int) -> Counter[Verdict]:
-        """Of the runs that could be judged."""
+        """Verdicts of the runs that could be judged, counted."""
         counts = Counter(self.runs.get(point, ()))
         del counts[Verdict.UNTESTABLE]
         return counts
@@ -260,6 +260,7 @@ class _Side:
     def again(self, position: int, wanted: int = 2) -> bool:
         """Run it until ``wanted`` runs reached a verdict; False: they do not. Raises
         Contradiction."""
+        # One run without a verdict is forgiven.
         spare = 1
         while self.judged(position) < wanted:
             if self.run(position) is Verdict.UNTESTABLE:
@@ -301,6 +302,7 @@ class _Side:
         if self.options.linear:
             return self._one_after_another()
         far = self._far_end()
+        # It is at both ends: only what is declared says where it may be gone between.
         if far is not None and self.settled(far) is Verdict.BAD:
             if self.declared is None or self.declared >= far:
                 return self._between(far, None)
@@ -317,6 +319,7 @@ class _Side:
 
     def _far_end(self) -> int | None:
         """A position far out that can be tested; None: none of those tried can."""
+        # Not nearer than what is declared to be without it.
         inner = 0 if self.declared is None else self.declared + 1
         position = self.end - 1
         for _ in range(_END_TRIES):
@@ -341,6 +344,7 @@ class _Side:
         """Narrow down from a bad position and one that is not (None: none is known)."""
         while True:
             top = self.end if high is None else high
+            # Points between may have been run by the other steps of the search.
             for position in range(low + 1, top):
                 if self.settled(position) is Verdict.BAD:
                     low = position
@@ -434,8 +438,8 @@ class _Side:
             found.rate = None
 
     def _came_back(self, high: int, far: int) -> None:
-        """``far`` is bad, ``high`` before it is not: flaky, or it really came back.
-        Raises Contradiction."""
+        """Run again what came back: ``far`` is bad, ``high`` before it is not. It is
+        flaky, or it really came back. Raises Contradiction."""
         for wanted in range(2, self.options.settle + 1):
             for position in (high, far):
                 if not self.again(position, wanted):

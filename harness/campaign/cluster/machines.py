@@ -316,7 +316,8 @@ class Machines:
             yield item
 
     def _references(self, stream: Any) -> Iterator[Any]:
-        """As they come. Raises KeyboardInterrupt: nobody waits for them any more."""
+        """References to what a machine sends, as they come. Raises KeyboardInterrupt:
+        nobody waits for them any more."""
         with contextlib.suppress(StopIteration):
             while True:
                 ready, _ = self._ray.wait([stream], timeout=_WAIT_S, fetch_local=False)
@@ -361,8 +362,8 @@ class Machine:
 
 
 def label(node: Mapping[str, Any], others: Sequence[Mapping[str, Any]]) -> str:
-    """Of a node in the ledger, which is public: its own one, else one of its id; no
-    address."""
+    """Name a node for the ledger, which is public: by its own label, else by its id; by
+    no address."""
     given = str((node.get("Labels") or {}).get(_LABEL, ""))
     short = node["NodeID"][:8]
     if not given:
