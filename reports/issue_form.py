@@ -174,7 +174,7 @@ def incident_issue(incident: Incident) -> str:
             frames.append(f"{frame.function} ({frame.file}:{frame.line})")
 
     # The stack stands below the log's lines.
-    card = []
+    card: list[b.Block] = []
     for block in runs.compose(shown).card:
         if not isinstance(block, b.Stack):
             card.append(block)

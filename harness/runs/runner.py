@@ -49,6 +49,7 @@ from mmrepro.scenario import Scenario
 from mmrepro.traffic import Traffic
 from mmrepro.traffic.drive import Drive
 from mmrepro.traffic.evidence import Evidence
+from mmrepro.traffic.evidence.model import Phase
 from mmrepro.traffic.evidence.recorder import Listener
 
 
@@ -230,7 +231,7 @@ async def _gate(drive: Drive, probing: Probing, journal: Journal) -> bool:
     return True
 
 
-def _latencies(evidence: Evidence, phase: str) -> list[float]:
+def _latencies(evidence: Evidence, phase: Phase) -> list[float]:
     """Latencies of the requests of a phase that were answered."""
     latencies = []
     for request in evidence.requests_in(phase):

@@ -88,7 +88,7 @@ class Machines:
 
     def expect(self, groups: Sequence[EnvironmentGroup]) -> None:
         """These are to be run; known before the first machine is asked what it has."""
-        scenarios = set()
+        scenarios: set[str] = set()
         for group in groups:
             scenarios.update(planned.cell.scenario for planned in group.cells)
             if group.device == "cuda":
@@ -160,9 +160,8 @@ class Machines:
     def _look(self) -> None:
         nodes = {node["NodeID"]: node for node in self._ray.nodes() if node["Alive"]}
         self._say_if_none(nodes.values())
-        for known in [*self._machines, *self._greetings]:
-            if known not in nodes:
-                self._forget(known)
+        for left in {*self._machines, *self._greetings} - set(nodes):
+            self._forget(left)
 
         for node in sorted(nodes):
             known = (*self._unusable, *self._machines, *self._greetings)
