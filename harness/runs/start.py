@@ -46,8 +46,8 @@ _READY_POLL_S = 0.05
 REPLACED_START_LIMIT_S = 120.0
 """For a start in a mode that replaces something; a cold one may take the run's whole
 time."""
-CHILDREN_POLL_S = 1.0
-STANDS_S = 4.0
+_CHILDREN_POLL_S = 1.0
+_STANDS_S = 4.0
 _STANDS_SHARE = 0.1
 """Of one core, all processes together: below it a starting server does no work."""
 _USAGE_CODE = 2
@@ -557,7 +557,7 @@ class _Children:
         none."""
         now = time.monotonic()
         elapsed = now - self._looked
-        if elapsed < CHILDREN_POLL_S:
+        if elapsed < _CHILDREN_POLL_S:
             return ""
         self._looked = now
         process = self._started.process
@@ -573,7 +573,7 @@ class _Children:
         worked = self._has_worked(pids, elapsed)
         if wrote or worked:
             self._moved = now
-        return self._lost if now - self._moved >= STANDS_S else ""
+        return self._lost if now - self._moved >= _STANDS_S else ""
 
     def _has_written(self, log: Path) -> bool:
         """Whether the log has grown since the last look."""

@@ -377,7 +377,7 @@ async def _gate(server: Started, journal: Journal) -> None:
 
 # --------------------------------------------- the scenario that starts a case's server
 
-NAME = "replay"
+_NAME = "replay"
 
 
 class _Replayed(Scenario):
@@ -388,7 +388,7 @@ class _Replayed(Scenario):
     Why: to see whether it fails.
     """
 
-    name = NAME
+    name = _NAME
     release = ""
     affected = ""
 

@@ -197,7 +197,7 @@ def strangers(
 
 ReleasesOf = Callable[[EnvironmentSpec], Sequence[Listed]]
 INDEX = "index"
-RECORDED = "recorded runs"
+_RECORDED = "recorded runs"
 NOT_RUN = "not run"
 _WORST_FIRST: Final = (
     Outcome.REPRODUCED,
@@ -288,7 +288,7 @@ def newest_of(
     # A release candidate is the newest only where there is nothing else.
     final = {version for version in known if not Version(version).is_prerelease}
     newest = max(final or known, key=Version)
-    return Newest(engine=engine, release=newest, says=RECORDED, why=why)
+    return Newest(engine=engine, release=newest, says=_RECORDED, why=why)
 
 
 def standings(
