@@ -302,7 +302,7 @@ def _boundary(bisection: Bisection) -> list[Point]:
 
 
 def _sentence(text: str) -> str:
-    """With a capital, unless it begins with a commit or a release."""
+    """Begin with a capital, unless the text begins with a commit or a release."""
     begins_with_word = text.partition(" ")[0].isalpha()
     return words.sentence(words.capital(text) if begins_with_word else text)
 

@@ -79,10 +79,10 @@ class _Packer:
         """``document``: as it is; ``max_bytes``: of the finished file."""
         if is_there(target):
             # A link may lead into what is packed: real paths are compared.
-            real, home = Path(os.path.realpath(target)), Path(os.path.realpath(source))
-            if real.is_relative_to(home) and (
-                real.parent != home or real.suffix != ".zip"
-            ):
+            real = Path(os.path.realpath(target))
+            home = Path(os.path.realpath(source))
+            is_earlier_bundle = real.parent == home and real.suffix == ".zip"
+            if real.is_relative_to(home) and not is_earlier_bundle:
                 raise UsageError(
                     f"{target} is a part of what is packed.", hint="another --out"
                 )
@@ -90,7 +90,9 @@ class _Packer:
                 hint = "--force, or --out another name"
                 raise UsageError(f"{target} is there already.", hint=hint)
 
-        self.target, self.redactor, self.max_bytes = target, Public(), max_bytes
+        self.target = target
+        self.max_bytes = max_bytes
+        self.redactor = Public()
         self.redactor.reserve(document)
         for secret in secrets:
             self.redactor.add(secret)
@@ -314,7 +316,8 @@ def _add_finding(packer: _Packer, loaded: LoadedFinding) -> None:
 def _bounded(incident: Incident) -> tuple[Incident, str]:
     """``incident`` with both ends of what there is too much of, and what was cut, in
     words."""
-    changes, cut = {}, []
+    changes = {}
+    cut = []
     for name in Evidence.model_fields:
         value = getattr(incident.evidence, name)
         if isinstance(value, list) and len(value) > MAX_ITEMS:
@@ -325,8 +328,8 @@ def _bounded(incident: Incident) -> tuple[Incident, str]:
     if not cut:
         return incident, ""
     evidence = incident.evidence.model_copy(update=changes)
-    told = f"left out of the middle: {', '.join(cut)}"
-    return incident.model_copy(update={"evidence": evidence}), told
+    note = f"left out of the middle: {', '.join(cut)}"
+    return incident.model_copy(update={"evidence": evidence}), note
 
 
 # ---------------------------------------------------------------------- raw evidence
@@ -340,7 +343,8 @@ def _add_evidence(packer: _Packer, folder: Path, reserved: int) -> dict[str, Fil
     home = Path(os.path.realpath(folder.parent), folder.name)
     kept = {}
     for path, safe in _named(folder, packer):
-        name, whole = f"{EVIDENCE_DIR}/{safe}", _size_of(path)
+        name = f"{EVIDENCE_DIR}/{safe}"
+        whole = _size_of(path)
         try:
             text, note = public_text(path, home, packer.redactor)
         except NotPublic as reason:
@@ -376,17 +380,18 @@ def _named(folder: Path, packer: _Packer) -> Iterator[tuple[Path, str]]:
         return
 
     paths = list(_evidence(folder))
-    if more := paths[MAX_FILES:]:
+    more = paths[MAX_FILES:]
+    if more:
         name = f"{EVIDENCE_DIR}: {len(more)} of {len(paths)} files"
         packer.leave_out(name, sum(map(_size_of, more)), "too many files")
 
     taken = {path.name for path in paths}
     for path in paths[:MAX_FILES]:
         packer.redactor.name_file(path.name)
-        name = safe = (
-            re.sub(r"[^\w.\[\]:+-]", "_", packer.redactor.redact(path.name))[:180]
-            or "_"
-        )
+        public = packer.redactor.redact(path.name)
+        name = re.sub(r"[^\w.\[\]:+-]", "_", public)[:180] or "_"
+        # Two names may be alike once what is private in them is gone.
+        safe = name
         number = 1
         while safe != path.name and safe in taken:
             number += 1
@@ -410,9 +415,9 @@ def _evidence(folder: Path) -> Iterator[Path]:
     def rank(path: Path) -> tuple[int, str]:
         if "-stacks-" in path.name:
             return (len(_ORDER) - (path in ends), path.name)
-        kind = next(
-            (i for i, word in enumerate(_ORDER) if word in path.name), len(_ORDER) - 2
-        )
-        return (kind, path.name)
+        for place, word in enumerate(_ORDER):
+            if word in path.name:
+                return (place, path.name)
+        return (len(_ORDER) - 2, path.name)
 
     yield from sorted(paths, key=rank)

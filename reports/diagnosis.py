@@ -100,7 +100,7 @@ def _tone(diagnosis: Diagnosis) -> b.Tone:
 
 
 def _answer(diagnosis: Diagnosis) -> str:
-    """``Frozen in Python code: ghost-key-eviction``: the badge."""
+    """Label of the badge: ``Frozen in Python code: ghost-key-eviction``."""
     state = STATE_WORDS[diagnosis.state].partition(":")[0]
     known = diagnosis.found
     if not known:
@@ -224,8 +224,8 @@ def _stack(diagnosis: Diagnosis) -> list[b.Block]:
 
 
 def _rank_line(diagnosis: Diagnosis) -> Iterator[b.Block]:
-    """``Ranks: 3 in all_reduce: …; 1 stands in _wedge: …``, where something was
-    observed."""
+    """Say where the ranks are: ``Ranks: 3 in all_reduce: …; 1 stands in _wedge: …``;
+    nothing where none was observed."""
     ranks = diagnosis.ranks
     if ranks is None or all(rank.stand is Stand.UNSEEN for rank in ranks.ranks):
         return
@@ -280,7 +280,7 @@ def _ranks(diagnosis: Diagnosis) -> Iterator[b.Block]:
 
 
 def _runs(course: list[str]) -> Iterator[str]:
-    """``all_reduce ×6``: equal samples that follow each other are one."""
+    """Join equal samples that follow each other: ``all_reduce ×6``."""
     for name, same in groupby(course):
         count = sum(1 for _ in same)
         yield name + (f" ×{count}" if count > 1 else "")
@@ -308,7 +308,7 @@ def _logged(diagnosis: Diagnosis) -> Iterator[b.Block]:
 
 
 def _class_title(known: NamedClass) -> str:
-    """``certain: steps stopped``: how sure it is, and the class in words."""
+    """Say how sure a class is, and what it is: ``certain: steps stopped``."""
     return f"{known.certainty.value}: {CLASS_WORDS[known.name].partition(':')[0]}"
 
 
@@ -393,7 +393,8 @@ def target_rows(diagnosis: Diagnosis) -> list[tuple[str, str]]:
 
 
 def diagnosis_cases(diagnosis: Diagnosis, name: str) -> list[JunitCase]:
-    """For CI: healthy passes; what is unknown is an error, never a pass."""
+    """Make test cases for CI: healthy passes; what is unknown is an error, never a
+    pass."""
     cases = [_state_case(diagnosis, name)]
     for match in diagnosis.found:
         case = JunitCase(

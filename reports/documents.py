@@ -117,9 +117,11 @@ def kind(
 
     ``name``, ``files``: where they are others than those by the document's name and the
     file's."""
-    word, stem = document.__name__.lower(), file.removesuffix(".json")
+    word = document.__name__.lower()
+    article = "an" if word[0] in "aeiou" else "a"
+    stem = file.removesuffix(".json")
     return ReportKind(
-        name=name or f"{'an' if word[0] in 'aeiou' else 'a'} {word}",
+        name=name or f"{article} {word}",
         files=files or (f"{stem}.md", f"{stem}.html"),
         load=partial(load_document, file=file, kind=document),
         compose=compose,
@@ -135,20 +137,22 @@ def kind_of(place: Path) -> ReportKind[Any]:
 
     A run where unsure: reading it says what is wrong.
     """
-    names = {place.name, *listed_names(place)}
-    module = next(
-        (m for file, m in _MODULES.items() if file in names or is_file(place / file)),
-        "",
-    )
-    if not module:
-        # A finding's folder holds a case, and lies in that of its replay. realpath:
-        # place may be "." or a link.
-        above = Path(os.path.realpath(place)).parent
-        finding = is_file(place / "case.json") and is_file(above / "replay.json")
-        module = "finding" if finding else "incident"
+    module = import_module(f"mmrepro.reports.{_module_of(place)}")
+    report_kind: ReportKind[Any] = module.KIND
+    return report_kind
 
-    found: ReportKind[Any] = import_module(f"mmrepro.reports.{module}").KIND
-    return found
+
+def _module_of(place: Path) -> str:
+    names = {place.name, *listed_names(place)}
+    for file, module in _MODULES.items():
+        if file in names or is_file(place / file):
+            return module
+
+    # A finding's folder holds a case, and lies in that of its replay. realpath:
+    # place may be "." or a link.
+    above = Path(os.path.realpath(place)).parent
+    is_finding = is_file(place / "case.json") and is_file(above / "replay.json")
+    return "finding" if is_finding else "incident"
 
 
 def render(

@@ -227,7 +227,7 @@ def shrinking(found: Sequence[ListedFinding]) -> list[b.Block]:
 
 
 def requests_left(finding: Finding) -> list[int]:
-    """Before any step, and after each."""
+    """Count the requests before any step, and after each."""
     left = [finding.requests_before]
     for step in finding.steps:
         left.append(step.requests if step.kept else left[-1])
@@ -299,7 +299,7 @@ def requests_words(finding: Finding) -> str:
 
 
 def rate_words(rate: Rate) -> str:
-    """``3 of 3 attempts (95%: 29% to 100%)``; a rate is never called certain."""
+    """Write ``3 of 3 attempts (95%: 29% to 100%)``; a rate is never called certain."""
     if not rate.plays:
         return "not measured"
     return (

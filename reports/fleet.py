@@ -75,7 +75,7 @@ def _card(fleet: Fleet) -> Iterator[b.Block]:
 
 
 def _first_diagnosis(fleet: Fleet, finding: Finding) -> Diagnosis | None:
-    """That of the first server that the finding is about; it may have none."""
+    """The diagnosis of the first server that the finding is about; it may have none."""
     for member in fleet.members:
         if member.name in finding.servers:
             return member.diagnosis

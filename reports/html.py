@@ -215,7 +215,7 @@ def _table(table: b.Table) -> Markup:
 
 
 def _caption(text: str) -> Markup | str:
-    """For those who do not see the table."""
+    """Describe a table for those who do not see it."""
     return tag("caption", one_line(text, 200), cls="unseen") if text else ""
 
 

@@ -267,7 +267,8 @@ def _collision_table(birthday: Birthday) -> list[b.Block]:
 
 
 def _stack_block(given: KeyStack, *, short: bool = False) -> b.Stack:
-    """``short``: the innermost frames alone, without their locals."""
+    """Show the calls of a thread. ``short``: the innermost frames alone, without their
+    locals."""
     state = "active" if given.active else "idle"
     if given.owns_gil:
         state += "+gil"
@@ -306,8 +307,8 @@ def _conditions(incident: Incident) -> Iterator[b.Block]:
 def condition_tables(
     given: Sequence[ConditionResult], prefix: str = ""
 ) -> Iterator[b.Block]:
-    """Those that are open, then those that are met, folded. ``prefix``: of their
-    anchors."""
+    """List the conditions that are open, then those that are met, folded. ``prefix``:
+    of their anchors."""
     met = []
     others = []
     for condition in given:
@@ -896,8 +897,8 @@ def _model_words(model: ModelFacts) -> str:
 
 
 def gpu_words(host: HostFacts) -> str:
-    """``GPU 0: NVIDIA H100 80GB HBM3, 79.6 GiB, GPU-52a3a85d, taken by the engine;
-    …``."""
+    """Describe the GPUs: ``GPU 0: NVIDIA H100 80GB HBM3, 79.6 GiB, GPU-52a3a85d, taken
+    by the engine; …``."""
     some_taken = any(gpu.taken for gpu in host.gpu_facts)
     gpus = []
     for gpu in host.gpu_facts:
@@ -957,6 +958,7 @@ def _footprint(incident: Incident) -> list[tuple[str, str, str]]:
     """Role, resident memory and threads of each process of the engine, at the last
     reading."""
     rows: list[tuple[str, str, str]] = []
+    # Each reading replaces the one before: the last one stays.
     for _, data in incident.evidence.results(ProcessesData):
         rows = []
         total = 0
@@ -984,6 +986,7 @@ def _latencies(incident: Incident) -> str:
 
     known = []
     for request in incident.evidence.requests:
+        # Without a bound of tokens it is no completion, but a look at an endpoint.
         if request.answered and request.max_tokens:
             known.append(request.latency_s)
 

@@ -137,7 +137,8 @@ def finding_issue(loaded: LoadedFinding) -> str:
 
 
 def public_issue(loaded: LoadedFinding) -> str:
-    """As :func:`finding_issue`, of a finding that may go out as it is."""
+    """Fill in the form as :func:`finding_issue`, of a finding that may go out as it
+    is."""
     replay = loaded.replay
     finding = loaded.finding
     script = ""
@@ -173,7 +174,7 @@ def incident_issue(incident: Incident) -> str:
             frames.append(f"{frame.function} ({frame.file}:{frame.line})")
 
     # The stack stands below the log's lines.
-    card = []
+    card: list[b.Block] = []
     for block in runs.compose(shown).card:
         if not isinstance(block, b.Stack):
             card.append(block)
@@ -206,8 +207,8 @@ def incident_issue(incident: Incident) -> str:
 
 
 def public_command(command: list[str]) -> str:
-    """Of a server, for a reader: without the places where things lie on this
-    machine."""
+    """Write the command of a server for a reader: without the places where things lie
+    on this machine."""
     if not command:
         return ""
     shown = ["python3"]

@@ -12,7 +12,7 @@ _CUT: Final = "All of it is in the HTML page and in the JSON document."
 
 
 def render_markdown(page: b.Page, limit: int = 60_000) -> str:
-    """At most ``limit`` bytes. Sections that had to go are named at the end.
+    """Render at most ``limit`` bytes. Sections that had to go are named at the end.
 
     The least important one goes first, and of two alike the longer one.
     """
@@ -176,7 +176,8 @@ def numbered(fence: b.Fence) -> str:
 
 
 def _stack_lines(stack: b.Stack) -> list[str]:
-    """As py-spy prints it: the innermost frame first, locals below their frame."""
+    """Write the stack as py-spy prints it: the innermost frame first, locals below
+    their frame."""
     lines = [one_line(stack.title, 200)]
     for frame in stack.frames[:60]:
         function = one_line(frame.function, 200)

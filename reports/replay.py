@@ -133,7 +133,8 @@ def _starts(replay: Replay) -> int:
 
 
 def seconds(replay: Replay) -> float:
-    """That it took, with those of the attempts that an earlier call had made."""
+    """Seconds that it took, with those of the attempts that an earlier call had
+    made."""
     if replay.finished is None:
         return sum(play.seconds for play in replay.plays)
     took = (replay.finished.wall - replay.created.wall).total_seconds()

@@ -467,7 +467,7 @@ def _model(name: str) -> tuple[str, str] | None:
 
 
 def _packed(data: bytes) -> str:
-    """As a string that Python has, a long one over several lines."""
+    """Write bytes as a string that Python has, a long one over several lines."""
     text = base64.b85encode(lzma.compress(data, preset=lzma.PRESET_EXTREME)).decode()
     if len(text) <= _WIDTH - 8:
         return repr(text)
@@ -579,7 +579,7 @@ def _common(bodies: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def literal(value: Any) -> str:
-    """``value`` as Python has it, to be read by people: long repetitions are
+    """Write ``value`` as Python has it, to be read by people: long repetitions are
     products."""
     if isinstance(value, list) and value and isinstance(value[0], dict):
         return "[\n" + "".join(f"    {_indented(item)},\n" for item in value) + "]"
@@ -617,7 +617,8 @@ def _shortened(value: Any) -> Any:
 
 
 def _product(text: str) -> str | _Product:
-    """As a repetition of one to 32 characters; the text itself if it is none."""
+    """Write a text as a repetition of one to 32 characters; the text itself if it is
+    none."""
     for size in range(1, 33):
         unit = text[:size]
         times, rest = divmod(len(text), size)
@@ -628,7 +629,7 @@ def _product(text: str) -> str | _Product:
 
 
 def _comment(text: str) -> str:
-    """On one line, in a docstring that it cannot end."""
+    """Write a text on one line, in a docstring that it cannot end."""
     return one_line(text, 600).replace("\\", "/").replace('"""', "'''").rstrip('"')
 
 

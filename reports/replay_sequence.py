@@ -230,7 +230,7 @@ def _letters(case: Case) -> dict[str, str]:
 
 
 def drawing(drawn: RequestSequence) -> str:
-    """For Markdown and terminals: fixed width."""
+    """Draw the lanes for Markdown and terminals: fixed width."""
     width = max((len(lane.operation.id) for lane in drawn.lanes), default=2)
     lines = []
     for lane in drawn.lanes:

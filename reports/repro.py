@@ -64,7 +64,7 @@ def commands(replay: Replay, folder: str) -> Iterator[tuple[str, str]]:
 
 
 def _rows(answers: list[Answer]) -> list[tuple[str, str, str, str]]:
-    """Of each request what came of it, the first of many."""
+    """List what came of each request, the first of many."""
     rows = []
     for answer in answers[:_SHOWN]:
         took = "" if answer.seconds is None else f"{answer.seconds:.2f} s"

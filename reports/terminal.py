@@ -137,8 +137,8 @@ class _Lines:
     def add(
         self, *lines: Iterable[str | b.Span], cut: bool = False, verbatim: bool = False
     ) -> None:
-        """``cut``: each stays on one row of the terminal. ``verbatim``: blanks in it
-        stay."""
+        """Append lines. ``cut``: each stays on one row of the terminal. ``verbatim``:
+        blanks in it stay."""
         from rich.text import Text
 
         for line in lines:
@@ -175,7 +175,7 @@ class _Lines:
             )
 
     def block(self, block: b.Block, *, short: bool = False) -> None:
-        """``short``: as a first screen shows it."""
+        """Append a block. ``short``: as a first screen shows it."""
         most = 190 if short else 4000
         match block:
             case b.Heading(text):

@@ -125,7 +125,7 @@ def request_groups(requests: list[RequestRecord]) -> list[_RequestGroup]:
 
 
 def purpose(label: str) -> str:
-    """``fill-7`` and ``fill 7`` are one purpose: ``fill``."""
+    """Take a number away: ``fill-7`` and ``fill 7`` are one purpose, ``fill``."""
     return label.rstrip("0123456789").rstrip(" -#_") or label
 
 

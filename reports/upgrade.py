@@ -212,7 +212,7 @@ def _area(upgrade: Upgrade, area: Area) -> Iterator[b.Block]:
 
 
 def _value(measured: object, unit: str) -> str:
-    """As people read it: seconds, bytes, anything else as it is."""
+    """Write a value as people read it: seconds, bytes, anything else as it is."""
     if measured is None:
         return "–"
     if isinstance(measured, int | float):
@@ -316,7 +316,7 @@ def _interval(
 
 
 def _spreads(blocks: Sequence[Block]) -> Iterator[b.Block]:
-    """Of each time, the distribution over all requests, old above new."""
+    """Draw the distribution of each time over all requests, old above new."""
     for name, title in _SPREAD.items():
         old: list[float] = []
         new: list[float] = []

@@ -128,7 +128,8 @@ def attempt(attempt: Attempt, none: str) -> str:
 
 
 def scenario_name(scenario: ScenarioFacts) -> str:
-    """``ghost-key-eviction (long)``: with its variant, where it has one."""
+    """Name the scenario with its variant, where it has one: ``ghost-key-eviction
+    (long)``."""
     if not scenario.variant:
         return scenario.name
     return f"{scenario.name} ({scenario.variant})"

@@ -47,7 +47,7 @@ from mmrepro.scenario.registry import load_scenario
 from pydantic import ValidationError
 
 
-class Kept(Record):
+class _Kept(Record):
     """What a campaign remembers of its disk, so that it can be gone on with."""
 
     used_bytes: int
@@ -67,12 +67,12 @@ class Bound:
     ) -> None:
         self.limit = limit
         self._file = file
-        self._used = used or used_bytes
+        self._used = used or _used_bytes
         try:
             refuse_other_kinds(file)
-            self._kept = Kept.model_validate_json(file.read_bytes())
+            self._kept = _Kept.model_validate_json(file.read_bytes())
         except (OSError, ValidationError):
-            self._kept = Kept(used_bytes=self._used())
+            self._kept = _Kept(used_bytes=self._used())
             self._save()
 
     @property
@@ -113,8 +113,8 @@ class Bound:
         write_file(self._file, self._kept.model_dump_json() + "\n")
 
 
-def used_bytes() -> int:
-    """On the file systems of both caches, each counted once."""
+def _used_bytes() -> int:
+    """Bytes that are used on the file systems of both caches, each counted once."""
     devices: dict[int, int] = {}
     for path in (environments_root(), uv_cache_dir() or cache_root()):
         there = _existing_folder(path)
@@ -367,8 +367,8 @@ class Provisions:
         return [servers[key] for key, number in most if number > 1]
 
     def _server_of(self, cell: Cell) -> _WarmServer | None:
-        """None: it is not to be started from a fork server, or was seen not to bear
-        one."""
+        """The fork server of a cell; None: it is not to be started from one, or was
+        seen not to bear one."""
         scenario = load_scenario(cell.scenario).with_variant(cell.variant)
         options = run_options(cell, self._options)
         environment = existing(target(scenario, options))

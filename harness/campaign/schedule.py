@@ -41,12 +41,12 @@ class EnvironmentGroup:
 
     @property
     def name(self) -> str:
-        """For people: ``vllm 0.23.0 (cpu)``."""
+        """Name it for people: ``vllm 0.23.0 (cpu)``."""
         return f"{self.engine} {self.commit[:9] or self.release} ({self.device})"
 
     @property
     def spec(self) -> EnvironmentSpec | None:
-        """None: there is no such release, as its runs will say."""
+        """The environment; None: there is no such release, as its runs will say."""
         try:
             return spec_for(
                 self.engine,

@@ -380,7 +380,7 @@ class CellSearch(Search[_CellDocumentT, Attempt]):
     # ------------------------------------------------------------ within a line of work
 
     def attempt(self, want: StartedRun) -> Attempt:
-        """That run, made now or by an earlier call, which is reported."""
+        """Return that run, made now or by an earlier call, which is reported."""
         kept = want.key in self.done
         attempt = self.result(want)
         if kept:

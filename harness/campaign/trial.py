@@ -112,6 +112,7 @@ class Children:
         try:
             yield child
         finally:
+            # Left by an exception: what it started would live on.
             if child.poll() is None:
                 end([child], self._grace_s)
             with self._lock:
@@ -257,6 +258,7 @@ class Trials:
         making = self.options.making
         made = making.command(cell, self.options)
         code, words = self._child(made, folder)
+        # What was ended from outside says nothing of the cell.
         if self._children.stopped:
             raise KeyboardInterrupt
 

@@ -514,11 +514,11 @@ class LocalPlaces:
                 clock=clock,
                 players=shared,
             )
-            self._places.append(_Place(here))
+            self._places.append(LocalPlace(here))
 
         self._here = self._places[0].here
 
-    def there(self) -> Sequence[Place]:
+    def there(self) -> Sequence[LocalPlace]:
         return self._places
 
     def expect(self, groups: Sequence[EnvironmentGroup]) -> None:
@@ -535,14 +535,17 @@ class LocalPlaces:
         self._here.provisions.join()
 
 
-class _Place:
+class LocalPlace:
+    """A place on this machine, which has no label of its own."""
+
     name = ""
 
     def __init__(self, here: Workplace) -> None:
         self.here = here
 
     def has(self, group: EnvironmentGroup) -> bool:
-        """Not asked: on one machine the environments come in the order of the plan."""
+        """Always False: on one machine the environments come in the order of the
+        plan."""
         return False
 
     def work(self, order: Order, root: Path) -> Working:

@@ -216,7 +216,7 @@ def _drifted_before(concern: Concern, night: str) -> bool:
 
 
 def _as_expected(runs: NightRuns, name: str) -> bool | None:
-    """Against what the runs say was expected, else against the plan."""
+    """Judge against what the runs say was expected, else against the plan."""
     settled = settle(runs.attempts_of(name))
     planned = runs.planned.get(name)
     if settled.as_expected is not None or planned is None or planned.expected is None:

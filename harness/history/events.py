@@ -76,7 +76,7 @@ def diff(before: NightRuns, after: NightRuns) -> list[Event]:
 
 
 def _in_sequence(events: Sequence[Event]) -> list[Event]:
-    """In the order of their kinds, each kind as its events were found."""
+    """Sort events by their kinds; those of a kind stay as they were found."""
     return sorted(events, key=lambda event: _SEQUENCE.index(event.what))
 
 
@@ -187,7 +187,8 @@ class _NightComparison:
         return jobs
 
     def _is_new(self, cell: Cell) -> bool:
-        """Of a release that no former night had, of an engine that one had."""
+        """Whether its release is one that no former night had, of an engine that one
+        had."""
         engines = {engine for engine, _, _ in self.releases}
         return cell.engine in engines and _release(cell) not in self.releases
 

@@ -55,7 +55,7 @@ class NightRuns:
     )
 
     def attempts_of(self, cell: str) -> list[Attempt]:
-        """Of the cell with that id, by their index. From any thread."""
+        """Attempts at the cell with that id, by their index. Safe from any thread."""
         with self._mutex:
             for attempt in self.attempts[self._counted :]:
                 self._of_cell.setdefault(attempt.cell, []).append(attempt)

@@ -172,7 +172,7 @@ class NightView:
 
     @property
     def warning(self) -> str:
-        """Empty where the nightly run is whole."""
+        """Warn of a nightly run that is not whole; empty where it is."""
         state = self.runs.night.state
         if state is NightState.COMPLETE:
             return ""

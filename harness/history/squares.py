@@ -119,7 +119,7 @@ class ReleaseColumn(NamedTuple):
 
     @property
     def order(self) -> tuple[bool, Version, str, str]:
-        """By version; what is none comes last."""
+        """Sort by version; what is none comes last."""
         try:
             return (False, Version(self.release), self.release, self.commit)
         except InvalidVersion:
@@ -188,8 +188,8 @@ class Square:
 
     @property
     def mark(self) -> str:
-        """``✘``, or ``≈2/3`` of a flaky one; ``!``: not as expected; ``q``: in
-        quarantine."""
+        """Sign of the square: ``✘``, or ``≈2/3`` of a flaky one; ``!``: not as
+        expected; ``q``: in quarantine."""
         sign = LOOKS[self.state].mark
         if self.state is JobState.FLAKY:
             sign += f"{self.settled.reproduced}/{self.settled.conclusive}"
@@ -199,7 +199,7 @@ class Square:
 
     @property
     def words(self) -> str:
-        """E.g. ``flaky: 3 of 8 reproduced (14–69 %)``."""
+        """Describe the state, e.g. ``flaky: 3 of 8 reproduced (14–69 %)``."""
         if self.state is not JobState.FLAKY:
             return LOOKS[self.state].word
         settled = self.settled
@@ -209,8 +209,8 @@ class Square:
 
     @property
     def expected(self) -> Outcome | None:
-        """As the runs had it, by which they are judged; without a run, as the plan had
-        it."""
+        """Outcome that the runs expected, by which they are judged; without a run, that
+        of the plan."""
         return self.settled.expected or self.planned.expected
 
     @property
@@ -362,7 +362,7 @@ def grids_of(squares: Iterable[Square]) -> list[Grid]:
 
 
 def _grid(engine: str, rows: dict[str, ScenarioRow]) -> Grid:
-    """``rows``: by their lines."""
+    """Make the grid of one engine. ``rows``: by their lines."""
     columns: set[ReleaseColumn] = set()
     for row in rows.values():
         columns.update(row.squares)

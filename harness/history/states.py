@@ -175,8 +175,8 @@ def surprise(
 
 
 def _against_night_before(seen: Settled, before: Settled) -> str | None:
-    """As ``surprise``, by what the same experiment settled on the night before; None:
-    that decides nothing."""
+    """Compare with what the same experiment settled on the night before, as
+    ``surprise``; None: that decides nothing."""
     if before.state is JobState.FLAKY or before.differing:
         known = any(before.count[outcome] for outcome in seen.count)
         if known or seen.state is JobState.FLAKY:
@@ -448,8 +448,8 @@ def _is_digest(value: str) -> bool:
 
 
 def _chance(before: Counter[Outcome], tonight: Counter[Outcome]) -> float:
-    """That nights which agree each with itself differ by chance; 1 where they do not
-    agree."""
+    """Probability that nights which agree each with itself differ by chance; 1 where
+    they do not agree."""
     if len(before) != 1 or len(tonight) != 1 or tonight.total() < _MIN_DRIFT_RUNS:
         return 1.0
     return fisher((before.total(), 0), (0, tonight.total()))

@@ -236,7 +236,7 @@ def metric_of(name: str, said: str) -> Metric:
 
 
 def thresholds(words: Sequence[str]) -> dict[str, float]:
-    """By metric, where ``words`` are ``5%`` (of all times) or ``tpot=2%``.
+    """Thresholds by metric, where ``words`` are ``5%`` (of all times) or ``tpot=2%``.
 
     Raises:
         UsageError: a word is neither, or names no metric.
@@ -436,7 +436,7 @@ def enough(changes: Sequence[Change]) -> bool:
 
 
 def _percent(share: float) -> str:
-    """``7``, ``0.4``: two figures below 10 are enough."""
+    """Write a share in percent, ``7`` or ``0.4``: two figures below 10 are enough."""
     value = abs(share) * 100
     return f"{value:.0f}" if value >= 9.95 else f"{value:.1f}".removesuffix(".0")
 

@@ -53,7 +53,7 @@ _LAZY = re.compile(r"^ *def __getattr__\(name", re.MULTILINE)
 its imports for type checkers are those."""
 _COMMENT = re.compile(r"#[^\n]*")
 
-Imported = tuple[str, tuple[str, ...]]
+_Imported = tuple[str, tuple[str, ...]]
 """A module, with its leading dots if it is relative, and the names that are taken from
 it."""
 
@@ -186,12 +186,12 @@ def _loaded(name: str) -> Path | None:
 
 
 @lru_cache(maxsize=1024)
-def _imports(path: Path, state: FileState) -> tuple[Imported, ...]:
+def _imports(path: Path, state: FileState) -> tuple[_Imported, ...]:
     """Imports of a file; ``state`` tells a changed file from the old one."""
     text = path.read_text(encoding="utf-8", errors="replace")
     if not _LAZY.search(text):
         text = _TYPES_ONLY.sub("", text)
-    imports: list[Imported] = []
+    imports: list[_Imported] = []
     for module, names, modules in _IMPORT.findall(text):
         if module:
             imports.append((module, _words(names.strip("() \t"))))
@@ -322,7 +322,8 @@ def decisive_parts(
 
 
 def run_key(parts: dict[str, str]) -> str:
-    """Of a run's :func:`decisive_parts`: runs with one key are the same experiment."""
+    """Digest of a run's :func:`decisive_parts`: runs with one key are the same
+    experiment."""
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:32]
 
 

@@ -49,6 +49,7 @@ from mmrepro.scenario import Scenario
 from mmrepro.traffic import Traffic
 from mmrepro.traffic.drive import Drive
 from mmrepro.traffic.evidence import Evidence
+from mmrepro.traffic.evidence.model import Phase
 from mmrepro.traffic.evidence.recorder import Listener
 
 
@@ -230,8 +231,8 @@ async def _gate(drive: Drive, probing: Probing, journal: Journal) -> bool:
     return True
 
 
-def _latencies(evidence: Evidence, phase: str) -> list[float]:
-    """Of the requests of a phase that were answered."""
+def _latencies(evidence: Evidence, phase: Phase) -> list[float]:
+    """Latencies of the requests of a phase that were answered."""
     latencies = []
     for request in evidence.requests_in(phase):
         if request.answered:
@@ -259,6 +260,7 @@ async def driving(server: Started, journal: Journal) -> AsyncIterator[Drive]:
     try:
         yield drive
     finally:
+        # What is still unanswered would wait for as long as the engine hangs.
         for task in drive.pending:
             task.cancel()
 

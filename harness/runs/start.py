@@ -46,8 +46,8 @@ _READY_POLL_S = 0.05
 REPLACED_START_LIMIT_S = 120.0
 """For a start in a mode that replaces something; a cold one may take the run's whole
 time."""
-CHILDREN_POLL_S = 1.0
-STANDS_S = 4.0
+_CHILDREN_POLL_S = 1.0
+_STANDS_S = 4.0
 _STANDS_SHARE = 0.1
 """Of one core, all processes together: below it a starting server does no work."""
 _HEAD_BYTES = 4 << 20
@@ -261,6 +261,7 @@ def note_environment(journal: Journal, environment: Environment) -> None:
     engine.packages = environment.packages
     engine.settings = list(environment.notes)
     copy = journal.recorder.dir / environment.lock_file.name
+    # Without the list the run is as good: only its report lacks the hashes.
     with contextlib.suppress(OSError):
         write_file(copy, environment.lock_file.read_bytes())
         engine.packages_file = copy.name
@@ -498,6 +499,7 @@ def _until_ready(
         ready = _wait(started, stages)
         started.sampler.read_metrics()
         started.seconds = round(ready - started.began, 2)
+        # The last lines may have come between the last look and the answer.
         started.stages = stages.ended(ready)
         started.runner = _runner_in(started.process.log, spec.engine)
         recorder.event(f"engine ready after {started.seconds:.1f} s")
@@ -507,6 +509,7 @@ def _until_ready(
         for mode, why in failed:
             starter.note_unusable(mode, plan, spec.environment, why, certain=False)
     except BaseException:
+        # By Ctrl-C, too: nobody else knows of the process yet.
         _stop(started, journal, _GRACE_HUNG_S)
         raise
 
@@ -540,6 +543,7 @@ def _wait(started: Started, stages: StartStages) -> float:
     late."""
     spec = started.spec
     limit_s = spec.options.timeout_s
+    # There is a safer mode to try: it should still have time.
     if started.mode in SAFER:
         limit_s = min(limit_s, REPLACED_START_LIMIT_S)
     children = _Children(started)
@@ -583,7 +587,7 @@ class _Children:
         none."""
         now = time.monotonic()
         elapsed = now - self._looked
-        if elapsed < CHILDREN_POLL_S:
+        if elapsed < _CHILDREN_POLL_S:
             return ""
         self._looked = now
         process = self._started.process
@@ -599,7 +603,7 @@ class _Children:
         worked = self._has_worked(pids, elapsed)
         if wrote or worked:
             self._moved = now
-        return self._lost if now - self._moved >= STANDS_S else ""
+        return self._lost if now - self._moved >= _STANDS_S else ""
 
     def _has_written(self, log: Path) -> bool:
         """Whether the log has grown since the last look."""
@@ -686,12 +690,13 @@ def in_service(
         server.process.detach()
         journal.incident.server = ServerFacts(url=server.url, pid=server.process.pid)
     else:
+        # One that hangs does not end by itself: no time is given to it.
         hung = any(request.timed_out for request in journal.recorder.evidence.requests)
         _stop(server, journal, _GRACE_HUNG_S if hung else _GRACE_S)
 
 
 def _stop(server: Started, journal: Journal, grace_s: float) -> None:
-    """``grace_s``: seconds between SIGTERM and SIGKILL."""
+    """Stop the server. ``grace_s``: seconds between SIGTERM and SIGKILL."""
     server.sampler.stop()
     with journal.stage("stop"):
         report = server.process.stop(grace_s)

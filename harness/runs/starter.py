@@ -369,8 +369,8 @@ def box_of(environment: Environment) -> BoxOrder:
 
 
 def variables_inside() -> dict[str, str]:
-    """Of our own variables those that a box gets, and those that it needs instead of
-    the user's."""
+    """Variables of ours that a box gets, and those that it needs instead of the
+    user's."""
     kept = {name: os.environ[name] for name in _LET_IN if name in os.environ}
     path = "/usr/local/bin:/usr/bin:/bin"
     own = {"HOME": str(TEMPORARY), "USER": "box", "LOGNAME": "box", "PATH": path}
@@ -419,8 +419,8 @@ def warm_root() -> Path:
 
 
 def idle_seconds() -> float:
-    """``MMREPRO_WARM_IDLE``: seconds for which a parent waits for the next command; 0:
-    it ends with the one that made it. Raises UsageError."""
+    """Read ``MMREPRO_WARM_IDLE``: seconds for which a parent waits for the next
+    command; 0: it ends with the one that made it. Raises UsageError."""
     text = os.environ.get(IDLE_VARIABLE, "") or "0"
     try:
         seconds = float(text)

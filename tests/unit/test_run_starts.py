@@ -333,8 +333,8 @@ def test_a_child_that_dies_ends_the_start_once_nothing_moves(
 ) -> None:
     """A real parent that waits for its dead child until the time limit; one whose child
     lives is given that time."""
-    monkeypatch.setattr(start_module, "CHILDREN_POLL_S", 0.1)
-    monkeypatch.setattr(start_module, "STANDS_S", 0.7)
+    monkeypatch.setattr(start_module, "_CHILDREN_POLL_S", 0.1)
+    monkeypatch.setattr(start_module, "_STANDS_S", 0.7)
     (tmp_path / "parent.py").write_text(PARENT)
     command = [sys.executable, str(tmp_path / "parent.py"), str(lives_s), method]
     with subprocess.Popen(command, start_new_session=True) as parent:

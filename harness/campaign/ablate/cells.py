@@ -51,7 +51,7 @@ _SAME = frozenset(
 """Fields that an attempt and the run of a cell have in common."""
 
 
-class StoredRun(Record):
+class _StoredRun(Record):
     """A run and what decided it: the reason why another one is, or is not, the same."""
 
     engine: str
@@ -76,7 +76,7 @@ class CellStore:
 
     def write(self, run: CellRun, parts: dict[str, str]) -> None:
         """Keep ``run``; a disk that cannot take it costs only the reuse."""
-        stored = StoredRun(engine=self.engine, parts=parts, run=run)
+        stored = _StoredRun(engine=self.engine, parts=parts, run=run)
         text = stored.model_dump_json(indent=1)
         with contextlib.suppress(OSError):
             self.folder.mkdir(parents=True, exist_ok=True)
@@ -103,9 +103,9 @@ class CellStore:
         return self.folder / f"{key}.json"
 
 
-def _read(path: Path) -> StoredRun | None:
+def _read(path: Path) -> _StoredRun | None:
     try:
-        return StoredRun.model_validate_json(path.read_bytes())
+        return _StoredRun.model_validate_json(path.read_bytes())
     except (OSError, ValidationError):
         return None
 
@@ -144,7 +144,8 @@ class KnownCells:
 
     @property
     def environment(self) -> Environment | None:
-        """None: it is still to be built, and nothing is known of its runs."""
+        """The environment that its runs have; None: it is still to be built, and
+        nothing is known of them."""
         engine = get_engine(self.scenario.engine)
         return existing(engine.environment_spec(self.release, self.device))
 
@@ -232,8 +233,8 @@ def error_of(attempt: Attempt, incident: Incident | None) -> MmreproError:
 
 
 def _cause(scenario: Scenario, incident: Incident, symptom: Finding) -> Finding:
-    """With the symptom, the conditions of the cause; without it, what the scenario can
-    still see.
+    """What a run shows of the cause: with the symptom by its conditions, without it by
+    what the scenario can still see.
 
     A scenario whose check crashes knows nothing: the cause is unknown, never gone.
     """

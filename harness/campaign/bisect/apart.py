@@ -66,7 +66,7 @@ class AnswerPipe:
 
 
 def tested_apart(asked: BisectRunCommand, root: Path) -> Tested:
-    """As ``tested``, by a process that may do whatever it likes to itself.
+    """Test as ``tested`` does, by a process that may do whatever it likes to itself.
 
     Raises:
         MmreproError: the command line is wrong, or the machine is at fault, as
@@ -122,7 +122,7 @@ def _input_of(child: subprocess.Popen[bytes]) -> IO[bytes]:
 
 
 def _tested(asked: BisectRunCommand, last: dict[str, Any], why: str) -> Tested:
-    """By the last answer. Raises MmreproError: it is a refusal."""
+    """Read the last answer. Raises MmreproError: it is a refusal."""
     if last.get("kind") == "refused":
         error = MmreproError(str(last["message"]), hint=str(last["hint"]))
         error.detail = [str(line) for line in last["detail"]]

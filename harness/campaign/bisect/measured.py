@@ -34,7 +34,7 @@ class MeanChange:
 
     @property
     def interval(self) -> tuple[float, float]:
-        """That holds the change with 95 %."""
+        """The ends between which the change lies with 95 %."""
         reach = quantile(0.025, self.freedom) * self.error
         return self.mean - reach, self.mean + reach
 

@@ -128,7 +128,7 @@ def _there(runs: RunCounts, rates: _Floats) -> _Floats:
 
 
 def _gone(runs: RunCounts) -> float:
-    """As :func:`_there`, at a position that has it not."""
+    """The likelihood as :func:`_there` has it, at a position that has it not."""
     if runs.odds is not None:
         return float(np.log(_measured(np.array([_SLIP]), runs.odds))[0])
     without = runs.good + runs.other

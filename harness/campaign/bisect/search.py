@@ -75,7 +75,7 @@ class Board:
         return verdict
 
     def counts(self, point: int) -> Counter[Verdict]:
-        """Of the runs that could be judged."""
+        """Verdicts of the runs that could be judged, counted."""
         counts = Counter(self.runs.get(point, ()))
         del counts[Verdict.UNTESTABLE]
         return counts
@@ -219,7 +219,7 @@ class _Side:
         self.direction = direction
         self.options = board.options
         self.before = board.made
-        self.found = SideFinding(direction, Conclusion.INCONCLUSIVE)
+        self.finding = SideFinding(direction, Conclusion.INCONCLUSIVE)
         self.end = len(points)
         """Positions from here on are left out."""
         self.declared = self._declared()
@@ -260,6 +260,7 @@ class _Side:
     def again(self, position: int, wanted: int = 2) -> bool:
         """Run it until ``wanted`` runs reached a verdict; False: they do not. Raises
         Contradiction."""
+        # One run without a verdict is forgiven.
         spare = 1
         while self.judged(position) < wanted:
             if self.run(position) is Verdict.UNTESTABLE:
@@ -273,7 +274,7 @@ class _Side:
     # ------------------------------------------------------------------ the whole
 
     def search(self) -> SideFinding:
-        found = self.found
+        finding = self.finding
         try:
             self.settled(0)
             low, high = self._agreeing()
@@ -284,16 +285,16 @@ class _Side:
             name = self.board.names[contradiction.point]
             unclear = contradiction.point in self.board.odds
             what = "leave it open" if unclear else "contradict each other"
-            found.notes.append(
+            finding.notes.append(
                 f"runs of {name} {what}: from there on, what each run tells is weighed "
                 "(Bayesian search)"
             )
             self._weigh()
 
-        if found.ends_in is Verdict.OTHER:
+        if finding.ends_in is Verdict.OTHER:
             self._other()
-        found.runs = self.board.made - self.before
-        return found
+        finding.runs = self.board.made - self.before
+        return finding
 
     def _agreeing(self) -> tuple[int, int | None]:
         """Last bad and first other position, by a search that takes each verdict as it
@@ -301,6 +302,7 @@ class _Side:
         if self.options.linear:
             return self._one_after_another()
         far = self._far_end()
+        # It is at both ends: only what is declared says where it may be gone between.
         if far is not None and self.settled(far) is Verdict.BAD:
             if self.declared is None or self.declared >= far:
                 return self._between(far, None)
@@ -317,6 +319,7 @@ class _Side:
 
     def _far_end(self) -> int | None:
         """A position far out that can be tested; None: none of those tried can."""
+        # Not nearer than what is declared to be without it.
         inner = 0 if self.declared is None else self.declared + 1
         position = self.end - 1
         for _ in range(_END_TRIES):
@@ -341,6 +344,7 @@ class _Side:
         """Narrow down from a bad position and one that is not (None: none is known)."""
         while True:
             top = self.end if high is None else high
+            # Points between may have been run by the other steps of the search.
             for position in range(low + 1, top):
                 if self.settled(position) is Verdict.BAD:
                     low = position
@@ -395,23 +399,23 @@ class _Side:
     # ------------------------------------------------------------------ the end
 
     def _conclude(self, low: int, high: int | None) -> None:
-        found = self.found
-        found.bad = self.points[low]
+        finding = self.finding
+        finding.bad = self.points[low]
         if high is not None:
-            found.beyond = self.points[high]
-            other = self.board.counts(found.beyond)[Verdict.OTHER]
-            found.ends_in = Verdict.OTHER if other else Verdict.GOOD
-            found.gap = sorted(self.points[low + 1 : high])
-            found.conclusion = Conclusion.RANGE if found.gap else Conclusion.FOUND
+            finding.beyond = self.points[high]
+            other = self.board.counts(finding.beyond)[Verdict.OTHER]
+            finding.ends_in = Verdict.OTHER if other else Verdict.GOOD
+            finding.gap = sorted(self.points[low + 1 : high])
+            finding.conclusion = Conclusion.RANGE if finding.gap else Conclusion.FOUND
         elif low == self.end - 1:
-            found.conclusion = Conclusion.NO_BOUNDARY
-            found.notes.append(
+            finding.conclusion = Conclusion.NO_BOUNDARY
+            finding.notes.append(
                 f"the failure is in {self.name(low)}, the last on that side"
             )
         else:
-            found.conclusion = Conclusion.INCONCLUSIVE
-            found.gap = sorted(self.points[low + 1 : self.end])
-            found.notes.append(
+            finding.conclusion = Conclusion.INCONCLUSIVE
+            finding.gap = sorted(self.points[low + 1 : self.end])
+            finding.notes.append(
                 f"beyond {self.name(low)} nothing could be tested: no good one is "
                 "known there"
             )
@@ -419,32 +423,32 @@ class _Side:
     def _verify(self, low: int, high: int) -> None:
         """Both sides again; then as often as the confidence that is asked for needs
         it."""
-        found = self.found
+        finding = self.finding
         sides = [self.again(position) for position in (high, low)]
-        found.verified = all(sides) and not found.gap
+        finding.verified = all(sides) and not finding.gap
         if not all(sides):
-            found.notes.append("a side of the boundary could not be run again")
+            finding.notes.append("a side of the boundary could not be run again")
             return
 
         chances = self._posterior().of_boundary
         if chances[self._alive().index(low)] < self.options.confidence:
             self._weigh()
             # Nothing contradicts it: no chances are to be shown.
-            found.posterior = None
-            found.rate = None
+            finding.posterior = None
+            finding.rate = None
 
     def _came_back(self, high: int, far: int) -> None:
-        """``far`` is bad, ``high`` before it is not: flaky, or it really came back.
-        Raises Contradiction."""
+        """Run again what came back: ``far`` is bad, ``high`` before it is not. It is
+        flaky, or it really came back. Raises Contradiction."""
         for wanted in range(2, self.options.settle + 1):
             for position in (high, far):
                 if not self.again(position, wanted):
                     return
 
-        found = self.found
-        found.returned = [self.points[far]]
+        finding = self.finding
+        finding.returned = [self.points[far]]
         times = self.options.settle
-        found.notes.append(
+        finding.notes.append(
             f"the failure is gone in {self.name(high)} ({times} of {times} runs) and "
             f"is there again in {self.name(far)} ({times} of {times}): it came back; "
             f"this is about the boundary next to {self.name(0)}"
@@ -453,8 +457,8 @@ class _Side:
 
     def _other(self) -> None:
         """How far the different failure beyond the boundary goes."""
-        found = self.found
-        first = self.points.index(found.beyond) if found.beyond is not None else 0
+        finding = self.finding
+        first = self.points.index(finding.beyond) if finding.beyond is not None else 0
         kinds = {p: self._kind(p) for p in range(first, len(self.points))}
         goods = [p for p, kind in kinds.items() if kind is Verdict.GOOD]
         if not goods:
@@ -462,9 +466,9 @@ class _Side:
             last = max(others)
             if last > first:
                 name = self.name(last)
-                found.notes.append(f"so does {name}, the furthest that was run")
+                finding.notes.append(f"so does {name}, the furthest that was run")
 
-            found.notes.append("no good one was seen on that side")
+            finding.notes.append("no good one was seen on that side")
             return
 
         low = first
@@ -480,10 +484,10 @@ class _Side:
             elif kind is Verdict.GOOD:
                 high = position
             elif kind is Verdict.BAD:
-                found.returned.append(self.points[position])
+                finding.returned.append(self.points[position])
                 return
 
-        found.other_since = (self.points[low], self.points[high])
+        finding.other_since = (self.points[low], self.points[high])
 
     def _middle_not_run(self, low: int, high: int) -> int | None:
         """The position between the two, and not run yet, that is nearest to their
@@ -541,17 +545,17 @@ class _Side:
 
     def _weigh(self) -> None:
         """Run what tells most until the boundary is as sure as is asked for."""
-        found = self.found
+        finding = self.finding
         spent = 0
         while True:
             alive = self._alive()
             posterior = self._posterior()
             chances = posterior.of_boundary
             best = max(range(len(alive)), key=chances.__getitem__)
-            found.rate = posterior.rate
-            found.posterior = {}
+            finding.rate = posterior.rate
+            finding.posterior = {}
             for position, chance in zip(alive, chances, strict=True):
-                found.posterior[self.points[position]] = chance
+                finding.posterior[self.points[position]] = chance
 
             sure = chances[best] >= self.options.confidence
             # However sure it is, both sides of the boundary are run twice.
@@ -565,16 +569,16 @@ class _Side:
         if sure:
             high = alive[best + 1] if best + 1 < len(alive) else None
             self._conclude(low, high)
-            found.verified = high is not None and not found.gap
+            finding.verified = high is not None and not finding.gap
             return
 
-        found.conclusion = Conclusion.INCONCLUSIVE
-        found.bad = self.points[low]
-        found.beyond = None
-        found.ends_in = None
-        found.gap = []
-        found.verified = False
-        found.notes.append(
+        finding.conclusion = Conclusion.INCONCLUSIVE
+        finding.bad = self.points[low]
+        finding.beyond = None
+        finding.ends_in = None
+        finding.gap = []
+        finding.verified = False
+        finding.notes.append(
             f"{spent} runs leave it open: the likeliest boundary is next to "
             f"{self.name(low)}, at {chances[best]:.0%}, and "
             f"{self.options.confidence:.0%} were asked for"

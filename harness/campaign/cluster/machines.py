@@ -88,7 +88,7 @@ class Machines:
 
     def expect(self, groups: Sequence[EnvironmentGroup]) -> None:
         """These are to be run; known before the first machine is asked what it has."""
-        scenarios = set()
+        scenarios: set[str] = set()
         for group in groups:
             scenarios.update(planned.cell.scenario for planned in group.cells)
             if group.device == "cuda":
@@ -160,9 +160,8 @@ class Machines:
     def _look(self) -> None:
         nodes = {node["NodeID"]: node for node in self._ray.nodes() if node["Alive"]}
         self._say_if_none(nodes.values())
-        for known in [*self._machines, *self._greetings]:
-            if known not in nodes:
-                self._forget(known)
+        for left in {*self._machines, *self._greetings} - set(nodes):
+            self._forget(left)
 
         for node in sorted(nodes):
             known = (*self._unusable, *self._machines, *self._greetings)
@@ -316,7 +315,8 @@ class Machines:
             yield item
 
     def _references(self, stream: Any) -> Iterator[Any]:
-        """As they come. Raises KeyboardInterrupt: nobody waits for them any more."""
+        """References to what a machine sends, as they come. Raises KeyboardInterrupt:
+        nobody waits for them any more."""
         with contextlib.suppress(StopIteration):
             while True:
                 ready, _ = self._ray.wait([stream], timeout=_WAIT_S, fetch_local=False)
@@ -361,8 +361,8 @@ class Machine:
 
 
 def label(node: Mapping[str, Any], others: Sequence[Mapping[str, Any]]) -> str:
-    """Of a node in the ledger, which is public: its own one, else one of its id; no
-    address."""
+    """Name a node for the ledger, which is public: by its own label, else by its id; by
+    no address."""
     given = str((node.get("Labels") or {}).get(_LABEL, ""))
     short = node["NodeID"][:8]
     if not given:

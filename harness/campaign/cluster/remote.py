@@ -83,23 +83,25 @@ def variables(
             told from Ray's; None: not known, and there is none of the user's.
         driver: whether the machine has an NVIDIA driver; None: it is looked for.
     """
-    base = (
-        {n: v for n, v in now.items() if n != "OMP_NUM_THREADS"}
-        if started is None
-        else started
-    )
-    kept = {
-        n: v
-        for n, v in base.items()
-        if not n.startswith(_RAYS_PREFIX) and n not in _RAYS_OWN
-    }
+    kept = {}
+    for name, value in (now if started is None else started).items():
+        if not name.startswith(_RAYS_PREFIX) and name not in _RAYS_OWN:
+            kept[name] = value
+
+    # Ray sets it for each of its workers: nobody knows what the user's own was.
+    if started is None:
+        kept.pop("OMP_NUM_THREADS", None)
+
     kept.pop(VISIBLE, None)
     if device == "cuda":
-        if (given := now.get(VISIBLE)) is not None:
+        given = now.get(VISIBLE)
+        if given is not None:
             kept[VISIBLE] = normalised(given)
-    elif nvidia_driver() if driver is None else driver:
-        kept[VISIBLE] = ""
+        return kept
 
+    # A run on the CPU must not see a GPU that another one has.
+    if nvidia_driver() if driver is None else driver:
+        kept[VISIBLE] = ""
     return kept
 
 
@@ -108,9 +110,12 @@ def normalised(mask: str) -> str:
     if hidden(mask):
         return ""
     entries = {entry.strip() for entry in mask.split(",")} - {""}
-    return ",".join(
-        sorted(entries, key=lambda e: (not e.isdigit(), int(e) if e.isdigit() else e))
-    )
+
+    def order(entry: str) -> tuple[bool, int, str]:
+        number = int(entry) if entry.isdigit() else 0
+        return not entry.isdigit(), number, entry
+
+    return ",".join(sorted(entries, key=order))
 
 
 def plain_signals() -> None:
@@ -194,9 +199,10 @@ def unpacked(data: bytes, folder: Path, limit: int = _LIMIT_BYTES) -> None:
 
 
 def _bounded(tar: tarfile.TarFile, limit: int) -> None:
-    size = number = 0
-    for member in tar:
-        size, number = size + member.size, number + 1
+    """Raises NotCarried: it would unpack to more than an incident has."""
+    size = 0
+    for number, member in enumerate(tar, start=1):
+        size += member.size
         if size > limit or number > _LIMIT_FILES:
             raise NotCarried("Its incident is too large.")
 
@@ -267,41 +273,40 @@ class Greeting(Record):
 
 def greet(scenarios: Sequence[str]) -> str:
     """A :class:`Greeting` as JSON, which another version can read as well."""
-    told = Greeting(
+    greeting = Greeting(
         version=mmrepro.__version__,
         code=code(scenarios),
         environments=[path.name for path in folders_in(environments_root())],
     )
-    return told.model_dump_json()
+    return greeting.model_dump_json()
 
 
 def code(scenarios: Sequence[str]) -> dict[str, str]:
     """What the runs are made of, of the package and of the scenarios; "": it cannot be
     loaded."""
-    told = {"mmrepro": _package()}
+    digests = {"mmrepro": _package()}
     for name in scenarios:
         try:
-            told[name] = code_digest(load_scenario(name))
+            digests[name] = code_digest(load_scenario(name))
         except MmreproError:
-            told[name] = ""
+            digests[name] = ""
 
-    return told
+    return digests
 
 
 def _package() -> str:
-    """In an order that is the same for a checkout and where it is installed."""
-    parts = ("", "probes", "reports", "reproducers", "scenarios")
-    tops = {
-        part and f"{part}/": top
-        for part in parts
-        if (top := folder_of(part)) is not None
-    }
-    files = {
-        start + path.relative_to(top).as_posix(): path
-        for start, top in tops.items()
-        for path in top.rglob("*.*")
-        if path.suffix in (".py", ".toml")
-    }
+    """Digest of the package's files, in an order that is the same for a checkout and
+    where it is installed."""
+    files: dict[str, Path] = {}
+    for part in ("", "probes", "reports", "reproducers", "scenarios"):
+        top = folder_of(part)
+        if top is None:
+            continue
+        start = f"{part}/" if part else ""
+        for path in top.rglob("*.*"):
+            if path.suffix in (".py", ".toml"):
+                files[start + path.relative_to(top).as_posix()] = path
+
     return digest(files[name] for name in sorted(files))
 
 

@@ -60,11 +60,10 @@ class Where:
 
         bound = Bound(disk, kept) if disk is not None and kept is not None else None
         jobs = self.jobs
-        if (
-            jobs > 1
-            and device == "cuda"
-            and (free := free_devices(read_gpus())) is not None
-        ):
+        free = None
+        if jobs > 1 and device == "cuda":
+            free = free_devices(read_gpus())
+        if free is not None:
             jobs = min(jobs, max(1, free))
             if jobs < self.jobs:
                 say(

@@ -117,8 +117,8 @@ def planned(night: str, scenario: Scenario, cell: Cell) -> Planned:
 
 
 def _scenarios_called(name: str, asked: MatrixRunCommand) -> list[tuple[Scenario, str]]:
-    """``NAME``, ``NAME:VARIANT``, ``NAME:all`` or ``all``: each with what names it to
-    `run`.
+    """Scenarios called ``NAME``, ``NAME:VARIANT``, ``NAME:all`` or ``all``: each with
+    what names it to `run`.
 
     Raises:
         UsageError: there is none, or FILE.toml alone names its file.
@@ -303,7 +303,8 @@ def _engine_of(selector: str) -> str:
 
 
 def _ordered(cells: Iterable[Planned]) -> list[Planned]:
-    """By environment, oldest release first; otherwise as they come."""
+    """Order the cells by environment, oldest release first; otherwise they stay as they
+    come."""
 
     def order(planned: Planned) -> tuple[object, ...]:
         cell = planned.cell

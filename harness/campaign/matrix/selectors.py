@@ -10,13 +10,13 @@ from mmrepro.engines.environments.index import Listed
 from mmrepro.engines.environments.spec import TreeLabel
 from packaging.version import InvalidVersion, Version
 
-OWN = "own"
-AFFECTED = "affected"
-BOUNDARY = "boundary"
-AFTER = "after"
-NEWEST = "newest"
-_WORDS = (OWN, AFFECTED, BOUNDARY, AFTER, NEWEST)
-DEFAULT = (OWN, NEWEST)
+_OWN = "own"
+_AFFECTED = "affected"
+_BOUNDARY = "boundary"
+_AFTER = "after"
+_NEWEST = "newest"
+_WORDS = (_OWN, _AFFECTED, _BOUNDARY, _AFTER, _NEWEST)
+DEFAULT = (_OWN, _NEWEST)
 _HINT = "affected, boundary, after, newest, own, A..B or versions, separated by commas"
 
 Affects = Callable[[str], bool]
@@ -86,7 +86,7 @@ def _of(
     only_listed: bool,
 ) -> list[str]:
     """The releases that one selector means."""
-    if selector == OWN:
+    if selector == _OWN:
         return [own]
     if selector not in _WORDS and ".." not in selector:
         known = not only_listed or TreeLabel.of(selector) is not None
@@ -94,13 +94,13 @@ def _of(
 
     releases = list(listing())
     names = [release.version for release in releases]
-    if selector == NEWEST:
+    if selector == _NEWEST:
         return names[-1:]
-    if selector == AFFECTED:
+    if selector == _AFFECTED:
         return [name for name in names if affects(name)]
-    if selector == BOUNDARY:
+    if selector == _BOUNDARY:
         return boundary(names, affects)
-    if selector == AFTER:
+    if selector == _AFTER:
         return after(names, affects)
     return _within(selector, releases)
 

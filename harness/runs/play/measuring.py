@@ -90,7 +90,8 @@ class Timing:
 
 
 def timing(times: Sequence[float], tokens: int | None) -> Timing:
-    """``times``: sent, each piece, ended. A piece may hold several tokens."""
+    """Compute the times of one request. ``times``: sent, each piece, ended. A piece may
+    hold several tokens."""
     sent, *pieces, ended = times
     made = Timing(latency=ended - sent, tokens=tokens or len(pieces))
     if pieces:
@@ -203,6 +204,7 @@ class _Served:
             )
             await self._send([op], "fast")
 
+        # Counters begin with the server: what warmed it up is no part of the block.
         self._before = of_metrics(await self.traffic.scrape())
         self.journal.recorder.phase = "trigger"
 
@@ -255,25 +257,23 @@ class _Served:
     async def close(self) -> None:
         """Read what it used, before it is stopped."""
         values = self.sample.values
-        log = self.server.process.log
         text = await self.traffic.scrape()
         metrics = of_metrics(text)
         pids = self.server.process.process_ids()
         reading = await asyncio.to_thread(of_processes, pids, metrics)
         values["rss"] = float(reading.rss_bytes or 0)
-
-        limits = [*by_log(log), *by_metrics(text)]
-        sizes = [limit.tokens for limit in limits if limit.name == KV]
-        if sizes:
-            values["kv-cache"] = float(min(sizes))
+        kv_tokens = self._kv_tokens(text)
+        if kv_tokens:
+            values["kv-cache"] = float(min(kv_tokens))
 
         for name, (part, whole) in _SHARE_METRICS.items():
             share = self._share(metrics, part, whole)
             if share is not None:
                 values[name] = share
 
-        engine = self.server.spec.engine
-        accepted = reading.first(engine.metrics.get("accept_length", ()))
+        # Where an engine tells it by itself, that is taken.
+        names = self.server.spec.engine.metrics.get("accept_length", ())
+        accepted = reading.first(names)
         if accepted:
             values["acceptance"] = accepted
 
@@ -285,6 +285,11 @@ class _Served:
             values["gpu"] = max(held)
         await self.traffic.close()
         self._traffic = None
+
+    def _kv_tokens(self, metrics: str) -> list[int]:
+        """Sizes of its KV cache, by its log and its metrics."""
+        limits = [*by_log(self.server.process.log), *by_metrics(metrics)]
+        return [limit.tokens for limit in limits if limit.name == KV]
 
     def _share(
         self, metrics: Mapping[str, float], part: str, whole: str
@@ -298,7 +303,8 @@ class _Served:
         return some / all_of_it
 
     def _grown(self, metrics: Mapping[str, float], short: str) -> float | None:
-        """By a metric's short name, of whose names a release has one."""
+        """How much a counter grew, by a metric's short name, of whose names a release
+        has one."""
         for name in self.server.spec.engine.metrics.get(short, ()):
             if name in metrics:
                 return metrics[name] - self._before.get(name, 0.0)
@@ -437,6 +443,7 @@ class _Block:
     async def _watched(self, work: object) -> dict[_Pass, int]:
         """``work``, until it ends or the session is cancelled."""
         task = asyncio.ensure_future(work)  # type: ignore[call-overload]
+        # Awaited in slices: a thread that waits sees no other thread's wish.
         while not (await asyncio.wait({task}, timeout=_WATCH_S))[0]:
             if self.player.cancelled:
                 task.cancel()
@@ -448,24 +455,26 @@ class _Block:
     async def _in_turn(self, sides: Mapping[Side, _Served]) -> dict[_Pass, int]:
         """Part by part, A B B A."""
         first, second = (sides[side] for side in self.order)
-        for served in (first, second):
+        both = (first, second)
+        for served in both:
             await served.warm_up()
 
         done: dict[_Pass, int] = {}
         for which, operations in self.parts.items():
-            limit = max(first.sample.spent, second.sample.spent) + self.each_s[which]
+            spent = max(served.sample.spent for served in both)
+            limit = spent + self.each_s[which]
             for number, part in enumerate(itertools.cycle(operations)):
-                pair = (first, second) if number % 4 in (0, 3) else (second, first)
+                pair = both if number % 4 in (0, 3) else (second, first)
                 for served in pair:
                     await served.perform(which, number, part)
 
                 done[which] = number + 1
                 # Only after both orders: else one side was first more often.
-                over = min(first.sample.spent, second.sample.spent) >= limit
-                if number % 2 and over:
+                spent = min(served.sample.spent for served in both)
+                if number % 2 and spent >= limit:
                     break
 
-        for served in (first, second):
+        for served in both:
             await served.close()
 
         return done
@@ -473,8 +482,8 @@ class _Block:
     async def _alone(
         self, served: _Served, counts: Mapping[_Pass, int]
     ) -> dict[_Pass, int]:
-        """As many parts as the other side had, ``counts``; as there is time for, where
-        it is first."""
+        """Send as many parts as the other side had, ``counts``; where it is first, as
+        there is time for."""
         await served.warm_up()
         done: dict[_Pass, int] = {}
         for which, operations in self.parts.items():
@@ -497,6 +506,7 @@ def _pace_s() -> float:
     """What a fixed computation takes: where that varies, so does all that is measured
     beside it."""
     took = []
+    # The median of several: any one may be interrupted.
     for _ in range(5):
         began = time.perf_counter()
         sum(number * number for number in range(200_000))
@@ -596,7 +606,8 @@ def _note_tail(
 def _note(
     made: Block, name: str, before: float, after: float, change: float | None = None
 ) -> None:
-    """``change``: where it was computed of pairs; None: it is that of both values."""
+    """Note one metric of both sides. ``change``: where it was computed of pairs; None:
+    it is that of both values."""
     if change is None:
         change = METRICS[name].change(before, after)
     if change is not None:
@@ -638,7 +649,7 @@ def _pairs(
 
 
 def percentile(values: Sequence[float], share: float) -> float | None:
-    """By linear interpolation; None: there are no values."""
+    """Interpolate linearly between values; None: there are none."""
     if not values:
         return None
     ordered = sorted(values)

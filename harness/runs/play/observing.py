@@ -160,7 +160,7 @@ class Observing:
             await self.sending.ask(label, plain, CHAT, _CANARY_TEXT)
 
     async def _reading(self) -> Reading | None:
-        """None: the server died meanwhile, or before."""
+        """Read the idle server; None: it died meanwhile, or before."""
         made = await reading(self.traffic, self.server.spec.engine, self.server.process)
         return None if self._dead() else made
 
@@ -201,7 +201,7 @@ class Observing:
                     return
 
     def _age(self, now: float) -> float:
-        """For how long the oldest request that waits has got nothing."""
+        """Seconds for which the oldest request that waits has got nothing."""
         ages = [now - since for _, since in self.sending.pending.values()]
         return max(ages, default=0.0)
 
@@ -290,8 +290,8 @@ class Observing:
             await self.sending.give_up()
 
     async def _call(self, look: Look) -> None:
-        """In a thread, beside the waiting requests; its failure costs nothing but its
-        result.
+        """Call ``look`` in a thread, beside the waiting requests; its failure costs
+        nothing but its result.
 
         A thread that nobody waits for, should the session be interrupted meanwhile.
         """

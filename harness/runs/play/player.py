@@ -280,7 +280,7 @@ class Player:
     def _journal(
         self, scenario: Scenario, options: RunCommand, folder: Path
     ) -> Journal:
-        """Of a play in ``folder``. Raises as ``prepared`` and ``target``."""
+        """Journal of a play in ``folder``. Raises as ``prepared`` and ``target``."""
         wanted = target(scenario, options)
         folder = prepared(folder, EVIDENCE_DIR)
         incident = blank(scenario, options, wanted.release, wanted.device, folder)
@@ -377,7 +377,7 @@ async def _gate(server: Started, journal: Journal) -> None:
 
 # --------------------------------------------- the scenario that starts a case's server
 
-NAME = "replay"
+_NAME = "replay"
 
 
 class _Replayed(Scenario):
@@ -388,7 +388,7 @@ class _Replayed(Scenario):
     Why: to see whether it fails.
     """
 
-    name = NAME
+    name = _NAME
     release = ""
     affected = ""
 
@@ -400,6 +400,7 @@ def replayed(wanted: ServerWanted, options: RunCommand) -> tuple[Scenario, RunCo
     """The scenario that starts ``wanted``, and the options with its model and
     mitigation. Raises
     UsageError: there is no such model or mitigation."""
+    # What is none of the tiny models is a folder of the user's own.
     given = None if wanted.model in TINY else Path(wanted.model)
     attributes: dict[str, Any] = {
         "__doc__": _Replayed.__doc__,

@@ -25,7 +25,7 @@ from mmrepro.runs.start import ServerSpec, in_service, start
 from mmrepro.runs.starter import Starter
 from mmrepro.scenario import Scenario
 
-FOLDER: Final = "prepared"
+_FOLDER: Final = "prepared"
 """In an environment's state: a file for each model."""
 
 
@@ -38,7 +38,7 @@ def prepare(spec: ServerSpec, plain: type[Scenario], journal: Journal) -> None:
         plain: a scenario without options, variables and mitigations.
     """
     environment = spec.environment
-    done = environment.state_dir / FOLDER / spec.model.name
+    done = environment.state_dir / _FOLDER / spec.model.name
     if done.exists() or not os.access(environment.state_dir, os.W_OK):
         return
     label = f"{environment.spec.engine} {environment.spec.release}"

@@ -91,7 +91,8 @@ def listed(loaded: Scenario) -> _Facts:
 def shown(
     loaded: Scenario, conditions: Sequence[Condition], live: Collection[str]
 ) -> ScenarioDocument:
-    """``live``: ids of the conditions that are judged on a live server."""
+    """Facts of a scenario for ``mmrepro show``. ``live``: ids of the conditions that
+    are judged on a live server."""
     judged = []
     for condition in conditions:
         facts = _of(condition, "id", "part", "statement", "required")
@@ -120,7 +121,7 @@ def shown(
 
 
 def listed_as_declared(read: DeclaredScenario) -> _Facts:
-    """As :func:`listed`, of a file that was not run."""
+    """Facts as :func:`listed` has them, of a file that was not run."""
     return {
         "name": read.name,
         "engine": read.engine,
@@ -137,7 +138,7 @@ def listed_as_declared(read: DeclaredScenario) -> _Facts:
 
 
 def shown_as_declared(read: DeclaredScenario) -> ScenarioDocument:
-    """As :func:`shown`, of a file that was not run."""
+    """Facts as :func:`shown` has them, of a file that was not run."""
     references = []
     for source in read.references:
         references.append(

@@ -245,7 +245,8 @@ def is_reference(text: str) -> bool:
 
 
 def _names(reference: tuple[str, str, str]) -> set[str]:
-    """Under which a reference is asked for: ``vllm#1``, ``vllm-project/vllm#1``."""
+    """Names under which a reference is asked for: ``vllm#1``,
+    ``vllm-project/vllm#1``."""
     name, _, url = reference
     names = {name.lower(), name.upper()}
     for match in _REFERENCE.finditer(url):
@@ -375,8 +376,8 @@ def _of_lines(
 
 
 def _first(pattern: Pattern, lines: Matched) -> str:
-    """``line 12: AssertionError: Expected a cached item``, and how many more there
-    are."""
+    """Describe the lines that match: ``line 12: AssertionError: Expected a cached
+    item``, and how many more there are."""
     fits = re.search(pattern.regex, lines.words)
     words = fits[0].strip() if fits else " | ".join(pattern.texts)
     more = f", and {lines.many - 1} more" if lines.many > 1 else ""

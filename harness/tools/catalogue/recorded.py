@@ -118,8 +118,8 @@ def _order(run: RecordedRun) -> tuple[object, ...]:
 
 
 def of_incident(incident: Incident, source: str) -> RecordedRun | None:
-    """None: it reached no verdict, or is of a commit, a source tree, a file's scenario
-    or a live server."""
+    """The run in short; None: it reached no verdict, or is of a commit, a source tree,
+    a file's scenario or a live server."""
     engine = incident.engine
     command = shlex.split(incident.command)
     if incident.verdict is None or command[:2] != ["mmrepro", "run"]:

@@ -49,7 +49,7 @@ class RecordedScenario:
 
     @property
     def plain(self) -> list[RecordedRun]:
-        """Those of the scenario as it is declared, where it can happen, by release and
+        """Runs of the scenario as it is declared, where it can happen, by release and
         time."""
         return _by_version(
             run for run in self.runs if run.plain and not self._spared(run)
@@ -139,7 +139,7 @@ def _by_version(runs: Iterable[RecordedRun]) -> list[RecordedRun]:
 
 
 def _split(runs: Sequence[RecordedRun]) -> tuple[list[RecordedRun], list[RecordedRun]]:
-    """Those in which the failure did not show, and those in which it did."""
+    """Part the runs in which the failure did not show from those in which it did."""
     good = [run for run in runs if run.outcome is Outcome.NOT_REPRODUCED]
     failed = [run for run in runs if run.outcome is Outcome.REPRODUCED]
     return good, failed
@@ -197,7 +197,7 @@ def strangers(
 
 ReleasesOf = Callable[[EnvironmentSpec], Sequence[Listed]]
 INDEX = "index"
-RECORDED = "recorded runs"
+_RECORDED = "recorded runs"
 NOT_RUN = "not run"
 _WORST_FIRST: Final = (
     Outcome.REPRODUCED,
@@ -288,7 +288,7 @@ def newest_of(
     # A release candidate is the newest only where there is nothing else.
     final = {version for version in known if not Version(version).is_prerelease}
     newest = max(final or known, key=Version)
-    return Newest(engine=engine, release=newest, says=RECORDED, why=why)
+    return Newest(engine=engine, release=newest, says=_RECORDED, why=why)
 
 
 def standings(
@@ -396,28 +396,33 @@ def page(failures: Sequence[RecordedScenario]) -> str:
         ends = dict.fromkeys((min(days), max(days)))
         when = f", {' to '.join(ends)}"
 
-    lines += ["", f"{len(failures)} failures; {runs} recorded runs{when}."]
-    lines += ["", "## Words", "", "| class | what a user observes |", "|---|---|"]
-    lines += [f"| {name.words} | {meaning} |" for name, meaning in SEES.items()]
+    lines += ["", f"{len(failures)} failures; {runs} recorded runs{when}.", ""]
+    lines += ["## Words", "", "| class | what a user observes |", "|---|---|"]
+    for name, meaning in SEES.items():
+        lines.append(f"| {name.words} | {meaning} |")
+
     lines += ["", "| severity | whom one such request harms |", "|---|---|"]
-    lines += [f"| {name} | {meaning} |" for name, meaning in HARMS.items()]
+    for severity, meaning in HARMS.items():
+        lines.append(f"| {severity} | {meaning} |")
+
     return "\n".join(lines) + "\n"
 
 
 def _cells(failure: RecordedScenario) -> list[str]:
     scenario = failure.scenario
-    kind, severity = scenario.failure_class, scenario.severity
+    kind = scenario.failure_class
     name = f"`{scenario.name}`"
     if scenario.variant:
         name += f" ({scenario.variant})"
+    workarounds = [cure(record) for record in failure.cures()]
     return [
         name,
         scenario.engine,
         kind.words if kind else "not declared",
-        str(severity or "not declared"),
+        str(scenario.severity or "not declared"),
         releases(failure),
         scenario.title,
-        "; ".join(map(cure, failure.cures())) or "none known",
+        "; ".join(workarounds) or "none known",
         _upstream(scenario.upstream),
     ]
 
@@ -460,5 +465,9 @@ def _upstream(upstream: Upstream) -> str:
 
 def _table_row(cells: Iterable[str]) -> str:
     """A row of a Markdown table; each cell becomes one line."""
-    plain = (" ".join(cell.split()).replace("|", "\\|") for cell in cells)
+    plain = []
+    for cell in cells:
+        # A bar within a cell would begin another one.
+        plain.append(" ".join(cell.split()).replace("|", "\\|"))
+
     return "| " + " | ".join(plain) + " |"
