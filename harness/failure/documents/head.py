@@ -132,7 +132,7 @@ def record_folders(roots: Iterable[Path]) -> Iterator[tuple[Path, Collection[str
 
 
 @dataclass(frozen=True)
-class Kind:
+class CampaignKind:
     """A kind of campaign.
 
     Attributes:
@@ -147,14 +147,14 @@ class Kind:
 
 
 _DOCUMENTS = {
-    "fuzz.json": Kind("fuzz session", ("fuzz",)),
-    "replay.json": Kind("replay", ("replay",), also="repro"),
-    "upgrade.json": Kind("comparison", ("upgrade",)),
-    "ablation.json": Kind("ablation", ("ablate",)),
-    "bisection.json": Kind("bisection", ("bisect",)),
+    "fuzz.json": CampaignKind("fuzz session", ("fuzz",)),
+    "replay.json": CampaignKind("replay", ("replay",), also="repro"),
+    "upgrade.json": CampaignKind("comparison", ("upgrade",)),
+    "ablation.json": CampaignKind("ablation", ("ablate",)),
+    "bisection.json": CampaignKind("bisection", ("bisect",)),
 }
 """By the file of its document."""
-_NIGHTLY = Kind("nightly run", ("matrix", "run"))
+_NIGHTLY = CampaignKind("nightly run", ("matrix", "run"))
 CAMPAIGN_FILES = {*_DOCUMENTS, LEDGER_FILE}
 COMPLETE = "complete"
 _NIGHT = b'{"kind": "night", '
@@ -199,7 +199,7 @@ class ListedCampaign:
     tells."""
 
     folder: Path
-    kind: Kind
+    kind: CampaignKind
     head: CampaignHead | None
     why: str = ""
 
@@ -243,7 +243,7 @@ def _nights(folder: Path) -> list[ListedCampaign]:
     )
     kinds = {kind.words[0]: kind for kind in _DOCUMENTS.values()}
 
-    def kind(head: CampaignHead) -> Kind:
+    def kind(head: CampaignHead) -> CampaignKind:
         """A bisection has a ledger too, and a kill may leave it without its
         document."""
         return kinds.get("".join(head.command.split()[1:2]), _NIGHTLY)
