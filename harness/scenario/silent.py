@@ -29,7 +29,7 @@ _BEFORE = ("tools", "documents", "chat_template", "chat_template_kwargs")
 _SALTS = ("cache_salt", "extra_key")
 """Fields that set its entries of a prefix cache apart."""
 
-_Items = Callable[["Operation", Mapping[str, Picture]], Sequence[object]]
+CacheItems = Callable[["Operation", Mapping[str, Picture]], Sequence[object]]
 """Of a request what a prefix cache goes by, in order; pictures as themselves."""
 
 
@@ -107,7 +107,7 @@ def whole_prompt(op: Operation, pictures: Mapping[str, Picture]) -> list[object]
     return items
 
 
-def pairs(failure: Failure, items: _Items) -> dict[str, list[PicturePair]]:
+def pairs(failure: Failure, items: CacheItems) -> dict[str, list[PicturePair]]:
     """The place at which each operation that shows the failure parts at a picture from
     one that may have been computed before it."""
     return {id: list(_pairs(failure, id, items)) for id in failure.operations}
@@ -128,7 +128,7 @@ def every_picture(failure: Failure) -> dict[str, list[PicturePair]]:
     return by_operation
 
 
-def _pairs(failure: Failure, id: str, items: _Items) -> Iterator[PicturePair]:
+def _pairs(failure: Failure, id: str, items: CacheItems) -> Iterator[PicturePair]:
     mine = items(failure.case.operation(id), failure.pictures)
     for other in _maybe_before(failure.case, id):
         theirs = items(other, failure.pictures)

@@ -87,6 +87,7 @@ def prepared(folder: Path, below: str = "") -> Path:
     """
     try:
         make_folders(folder / below)
+        # Permissions do not tell it all: a mount may be read-only, or a quota spent.
         with tempfile.NamedTemporaryFile(dir=folder, prefix=".write-test-"):
             pass
         free = shutil.disk_usage(folder).free
@@ -114,11 +115,10 @@ def unused(path: Path) -> Path:
 
 
 def _full(folder: Path, free: int | None = None) -> NoSpace:
-    left = (
-        f" ({units.size(free)} are free, {units.size(NEEDED_BYTES)} are needed)"
-        if free
-        else ""
-    )
+    left = ""
+    if free:
+        needed = units.size(NEEDED_BYTES)
+        left = f" ({units.size(free)} are free, {needed} are needed)"
     return NoSpace(
         f"The disk that holds {folder} is full{left}.",
         hint="mmrepro env prune, or --out DIR on another disk",
@@ -148,7 +148,8 @@ def make_folders(folder: Path) -> None:
     for path in reversed(missing):
         try:
             path.mkdir()
-        except FileExistsError:  # somebody else was faster: then it is theirs
+        except FileExistsError:
+            # Somebody else was faster: then it is theirs.
             if not is_folder(path):
                 raise
         else:
@@ -281,8 +282,10 @@ class Journal:
         folder = write_incident(self.incident, self.folder, self._redactor, self._chain)
         if folder != self.folder:
             self._chain = HashChain(self.incident.id)
-            self.folder, self.incident.incident_dir = folder, str(folder)
-            self.save()  # it tells where it is
+            self.folder = folder
+            # Once more: what was written there does not name its own folder yet.
+            self.incident.incident_dir = str(folder)
+            self.save()
 
     @contextlib.contextmanager
     def whole_run(self) -> Iterator[None]:
@@ -296,6 +299,8 @@ class Journal:
             self.incident.failure_class = type(error).__name__
             self._end("failed", error.message, error.detail)
             raise
+        # Also what no handler of errors catches: an incident without an end would read
+        # as a run that was killed.
         except BaseException as error:
             self.incident.failure_class = type(error).__name__
             self._end(

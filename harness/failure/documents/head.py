@@ -94,13 +94,11 @@ def read_head(folder: Path) -> FoundIncident:
     """The head of the incident in ``folder``; reads no more of the file than that
     takes."""
     try:
-        return FoundIncident(
-            folder, parsed(IncidentHead, _beginning(folder / INCIDENT_FILE))
-        )
+        head = parsed(IncidentHead, _beginning(folder / INCIDENT_FILE))
     except (OSError, ValueError) as error:
-        return FoundIncident(
-            folder, None, str(getattr(error, "strerror", None) or error)
-        )
+        why = getattr(error, "strerror", None) or error
+        return FoundIncident(folder, None, str(why))
+    return FoundIncident(folder, head)
 
 
 def record_folders(roots: Iterable[Path]) -> Iterator[tuple[Path, Collection[str]]]:
@@ -113,18 +111,19 @@ def record_folders(roots: Iterable[Path]) -> Iterator[tuple[Path, Collection[str
         for place, folders, files in os.walk(root):
             folder = Path(place)
             incident = INCIDENT_FILE in files
-            # os.walk calls itself.
+            # os.walk calls itself for each folder: a deep tree would end the stack.
             too_deep = len(folder.parts) - len(root.parts) >= DEEPEST
             if incident or too_deep:
                 folders.clear()
             folders[:] = sorted(name for name in folders if not name.startswith("."))
-            if not incident and (
-                campaigns & {*folder.parents} or CAMPAIGN_FILES.isdisjoint(files)
-            ):
-                continue
             if not incident:
+                within = bool(campaigns & {*folder.parents})
+                if within or CAMPAIGN_FILES.isdisjoint(files):
+                    continue
                 campaigns.add(folder)
-            if (whole := folder.resolve()) not in seen:
+            # One root may lie below another.
+            whole = folder.resolve()
+            if whole not in seen:
                 seen.add(whole)
                 yield folder, files
 
@@ -133,7 +132,7 @@ def record_folders(roots: Iterable[Path]) -> Iterator[tuple[Path, Collection[str
 
 
 @dataclass(frozen=True)
-class Kind:
+class CampaignKind:
     """A kind of campaign.
 
     Attributes:
@@ -148,14 +147,14 @@ class Kind:
 
 
 _DOCUMENTS = {
-    "fuzz.json": Kind("fuzz session", ("fuzz",)),
-    "replay.json": Kind("replay", ("replay",), also="repro"),
-    "upgrade.json": Kind("comparison", ("upgrade",)),
-    "ablation.json": Kind("ablation", ("ablate",)),
-    "bisection.json": Kind("bisection", ("bisect",)),
+    "fuzz.json": CampaignKind("fuzz session", ("fuzz",)),
+    "replay.json": CampaignKind("replay", ("replay",), also="repro"),
+    "upgrade.json": CampaignKind("comparison", ("upgrade",)),
+    "ablation.json": CampaignKind("ablation", ("ablate",)),
+    "bisection.json": CampaignKind("bisection", ("bisect",)),
 }
 """By the file of its document."""
-_NIGHTLY = Kind("nightly run", ("matrix", "run"))
+_NIGHTLY = CampaignKind("nightly run", ("matrix", "run"))
 CAMPAIGN_FILES = {*_DOCUMENTS, LEDGER_FILE}
 COMPLETE = "complete"
 _NIGHT = b'{"kind": "night", '
@@ -200,7 +199,7 @@ class ListedCampaign:
     tells."""
 
     folder: Path
-    kind: Kind
+    kind: CampaignKind
     head: CampaignHead | None
     why: str = ""
 
@@ -234,6 +233,7 @@ def _nights(folder: Path) -> list[ListedCampaign]:
     heads: dict[str, CampaignHead] = {}
     with contextlib.suppress(OSError), open_to_read(folder / LEDGER_FILE) as lines:
         for line in lines:
+            # A line without its end is being written, or was cut by a kill.
             if line.startswith(_NIGHT) and line.endswith(b"\n"):
                 with contextlib.suppress(ValueError):
                     head = CampaignHead.model_validate_json(line)
@@ -243,7 +243,7 @@ def _nights(folder: Path) -> list[ListedCampaign]:
     )
     kinds = {kind.words[0]: kind for kind in _DOCUMENTS.values()}
 
-    def kind(head: CampaignHead) -> Kind:
+    def kind(head: CampaignHead) -> CampaignKind:
         """A bisection has a ledger too, and a kill may leave it without its
         document."""
         return kinds.get("".join(head.command.split()[1:2]), _NIGHTLY)
@@ -257,6 +257,7 @@ def _beginning(path: Path) -> bytes:
     text = bytearray()
     with open_to_read(path) as file:
         while chunk := file.read(CHUNK):
+            # The mark may begin in one chunk and end in the next.
             start = max(0, len(text) - len(_EVIDENCE))
             text += chunk
             end = text.find(_EVIDENCE, start)

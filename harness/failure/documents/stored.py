@@ -62,6 +62,7 @@ def load_document(directory: Path, file: str, kind: type[DocumentT]) -> Document
 
 def _read(data: bytes, path: Path, kind: type[DocumentT]) -> DocumentT:
     name, version = kind.__name__.lower(), kind.model_fields["schema_version"].default
+    # First by which mmrepro it was made: a document of another version has other fields.
     try:
         made = parsed(_Made, data)
     except Unfit as error:
@@ -180,12 +181,10 @@ def read_listed(path: Path, name: str) -> bytes:
 
 def listed_names(path: Path) -> set[str]:
     """Names of the files that the bundle ``path`` lists; none where it is no bundle."""
+    if not is_bundle(path):
+        return set()
     try:
-        return (
-            {entry.name for entry in read_manifest(path).files}
-            if is_bundle(path)
-            else set()
-        )
+        return {entry.name for entry in read_manifest(path).files}
     except BadIncident:
         return set()
 
@@ -193,6 +192,7 @@ def listed_names(path: Path) -> set[str]:
 def _member(path: Path, name: str, limit: int) -> bytes:
     try:
         with zipfile.ZipFile(path) as archive, archive.open(name) as member:
+            # A small archive may hold gigabytes: its own sizes are not believed.
             data = member.read(limit + 1)
     except KeyError as error:
         raise BadIncident(

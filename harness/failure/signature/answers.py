@@ -13,7 +13,7 @@ from mmrepro.failure.signature.decide import Finding
 from mmrepro.failure.signature.views import Requests
 from mmrepro.traffic.evidence import Evidence, RequestRecord
 
-Kind = Literal[
+ReplyKind = Literal[
     "answered", "opaque 500", "opaque answer", "named answer", "refusal", "broken"
 ]
 _LENGTH = re.compile(r"length|too long|exceed|INPUT_LENGTH", re.IGNORECASE)
@@ -29,7 +29,7 @@ class Grade:
     is an error with the engine's status. ``refusal``: a proper error that says it is
     the length."""
 
-    kind: Kind
+    kind: ReplyKind
     words: str
     names_limit: bool | None
     """None: it is not known what the limit is."""
@@ -91,7 +91,7 @@ def _message(text: str) -> str:
     return shown if len(shown) <= 160 else shown[:159] + "…"
 
 
-def _kind(record: RequestRecord, *, by_length: bool) -> Kind:
+def _kind(record: RequestRecord, *, by_length: bool) -> ReplyKind:
     if record.timed_out or record.status is None:
         return "broken"
     if record.status >= 400:
