@@ -63,14 +63,15 @@ def test_a_suspect_is_not_given_up_before_it_is_collected(tmp_path: Path) -> Non
     async def use(drive: Drive, _: FakeServer) -> None:
         assert await drive.unless_stuck(drive.chat("hung")) is None
         assert await drive.unless_stuck(drive.chat("hung as well")) is None
-        done, _ = await asyncio.wait(drive.pending, timeout=0.8)
+        done, _ = await asyncio.wait(drive.pending, timeout=1.2)
         assert not done
         await drive.collect()
         assert all(task.result().timed_out for task in drive.pending)
-        assert drive.pending[0].result().latency_s >= 0.8
+        assert drive.pending[0].result().latency_s >= 1.2
 
-    recorder = drive(tmp_path, silent, use, deadline_s=0.3, suspect_s=0.05)
-    assert [r.deadline_s for r in recorder.evidence.requests] == [0.3, 0.3]
+    # A busy machine stands still between a suspicion and a deadline for 0.3 s.
+    recorder = drive(tmp_path, silent, use, deadline_s=0.8, suspect_s=0.05)
+    assert [r.deadline_s for r in recorder.evidence.requests] == [0.8, 0.8]
 
 
 def test_others_are_sent_while_a_suspect_waits(tmp_path: Path) -> None:
