@@ -211,11 +211,12 @@ def _objects_over_lines(texts: Sequence[str]) -> Wrapping | None:
         return []
 
     wrapping = Wrapping("objects over lines", take, forget=record.forget)
-    inner = [one for text in texts for one in take(Bare(text.encode())) or []]
+    heads = 0
+    for text in texts:
+        for inner in take(Bare(text.encode("utf-8", "replace"))) or []:
+            heads += _head_at(_text_of(inner)) >= 0
     record.forget()
-    if any(_head_at(_text_of(one)) >= 0 for one in inner):
-        return wrapping
-    return _members(texts)
+    return wrapping if heads else _members(texts)
 
 
 _MEMBER: Final = re.compile(
@@ -477,26 +478,25 @@ def _pairs(texts: Sequence[str]) -> Wrapping | None:
     if not count:
         return None
 
-    message = _value_of(best)
+    wanted = _value_of(best)
     # Within a value a quotation mark is escaped: what is found is a pair of the line.
     named = {key: _value_of(key) for key in keys if key != best and whose({key: "x"})}
     stamps = [_value_of(key) for key in time_keys(keys)]
 
     def take(line: Bare) -> list[Bare] | None:
         text = _text_of(line)
-        match = message.search(text)
+        match = wanted.search(text)
         if match is None or not _PAIR.match(text):
             return None
-        stamp = next(filter(None, (key.search(text) for key in stamps)), None)
-        time = text_time(stamp["value"]) if stamp else ""
-        values = {key: found for key in named if (found := _unquoted(named[key], text))}
-        name = f"{line.stream} {whose(values)}".strip() if values else line.stream
-        said = _string(match["value"]) or match["value"].strip('"')
-        parts = said.removesuffix("\n").split("\n")
-        inner = [_inner(line, part, time, part=n > 0) for n, part in enumerate(parts)]
-        for one in inner:
-            one.stream = name
-        return inner
+        time = ""
+        for stamp in stamps:
+            time = time or text_time(_unquoted(stamp, text))
+        values = {key: _unquoted(pattern, text) for key, pattern in named.items()}
+        stream = f"{line.stream} {whose(dict(values))}".strip()
+        owner = Bare(b"", stream, line.time, part=line.part)
+        message = _string(match["value"]) or match["value"].strip('"')
+        parts = message.removesuffix("\n").split("\n")
+        return [_inner(owner, part, time, part=n > 0) for n, part in enumerate(parts)]
 
     return Wrapping("pairs", take)
 
