@@ -40,6 +40,8 @@ NEARLY_ALL: Final = 0.9
 RAILED: Final = 0.8
 """Part of a sample's lines that are of a box, or end in the same way."""
 MAX_PREFIX: Final = 240
+MAX_LOOKED: Final = 2000
+"""Characters of a line in which an engine's beginning is looked for."""
 MAX_COLUMNS: Final = 64
 MAX_RECORD_LINES: Final = 400
 MAX_RECORD_BYTES: Final = 256 << 10
@@ -115,7 +117,7 @@ def _begins_as_an_engines(text: str) -> bool:
 
 def _head_at(text: str) -> int:
     """Where an engine's beginning stands; -1: nowhere."""
-    match = engine_head(text)
+    match = engine_head(text[:MAX_LOOKED])
     return -1 if match is None else match.start()
 
 
@@ -209,11 +211,12 @@ def _objects_over_lines(texts: Sequence[str]) -> Wrapping | None:
         return []
 
     wrapping = Wrapping("objects over lines", take, forget=record.forget)
-    inner = [one for text in texts for one in take(Bare(text.encode())) or []]
+    heads = 0
+    for text in texts:
+        for inner in take(Bare(text.encode("utf-8", "replace"))) or []:
+            heads += _head_at(_text_of(inner)) >= 0
     record.forget()
-    if any(_head_at(_text_of(one)) >= 0 for one in inner):
-        return wrapping
-    return _members(texts)
+    return wrapping if heads else _members(texts)
 
 
 _MEMBER: Final = re.compile(
@@ -376,7 +379,7 @@ def _strings_in(value: object, key: str = "") -> Iterator[tuple[str, str]]:
 
 
 @dataclass(frozen=True)
-class _Table:
+class _CellTable:
     """Columns, counted from 0; ``time`` -1: none has times."""
 
     delimiter: str
@@ -399,7 +402,7 @@ def _rows(texts: Sequence[str]) -> Wrapping | None:
     return None
 
 
-def _table(texts: Sequence[str], delimiter: str) -> _Table | None:
+def _table(texts: Sequence[str], delimiter: str) -> _CellTable | None:
     rows = _cells("\n".join(texts), delimiter)
     if not rows:
         return None
@@ -423,7 +426,7 @@ def _table(texts: Sequence[str], delimiter: str) -> _Table | None:
     dated = [n for n in range(columns) if n != message and times[n] >= MOST * len(full)]
     if message == 0 and not dated:
         return None  # an engine's own line with signs in it
-    return _Table(delimiter, columns, message, dated[0] if dated else -1, names)
+    return _CellTable(delimiter, columns, message, dated[0] if dated else -1, names)
 
 
 def _cells(text: str, delimiter: str) -> list[list[str]]:
@@ -434,7 +437,7 @@ def _cells(text: str, delimiter: str) -> list[list[str]]:
         return []
 
 
-def _row_wrapping(table: _Table) -> Wrapping:
+def _row_wrapping(table: _CellTable) -> Wrapping:
     record = _Record()
 
     def take(line: Bare) -> list[Bare] | None:
@@ -475,26 +478,25 @@ def _pairs(texts: Sequence[str]) -> Wrapping | None:
     if not count:
         return None
 
-    message = _value_of(best)
+    wanted = _value_of(best)
     # Within a value a quotation mark is escaped: what is found is a pair of the line.
     named = {key: _value_of(key) for key in keys if key != best and whose({key: "x"})}
     stamps = [_value_of(key) for key in time_keys(keys)]
 
     def take(line: Bare) -> list[Bare] | None:
         text = _text_of(line)
-        match = message.search(text)
+        match = wanted.search(text)
         if match is None or not _PAIR.match(text):
             return None
-        stamp = next(filter(None, (key.search(text) for key in stamps)), None)
-        time = text_time(stamp["value"]) if stamp else ""
-        values = {key: found for key in named if (found := _unquoted(named[key], text))}
-        name = f"{line.stream} {whose(values)}".strip() if values else line.stream
-        said = _string(match["value"]) or match["value"].strip('"')
-        parts = said.removesuffix("\n").split("\n")
-        inner = [_inner(line, part, time, part=n > 0) for n, part in enumerate(parts)]
-        for one in inner:
-            one.stream = name
-        return inner
+        time = ""
+        for stamp in stamps:
+            time = time or text_time(_unquoted(stamp, text))
+        values = {key: _unquoted(pattern, text) for key, pattern in named.items()}
+        stream = f"{line.stream} {whose(dict(values))}".strip()
+        owner = Bare(b"", stream, line.time, part=line.part)
+        message = _string(match["value"]) or match["value"].strip('"')
+        parts = message.removesuffix("\n").split("\n")
+        return [_inner(owner, part, time, part=n > 0) for n, part in enumerate(parts)]
 
     return Wrapping("pairs", take)
 
@@ -667,23 +669,36 @@ def _prefix_of(texts: Sequence[str]) -> Wrapping | None:
     if not all(is_closed(prefix) and "`" not in prefix for prefix in prefixes):
         return None
 
-    best: re.Pattern[str] | None = None
-    most = 0
-    for pattern in _templates(prefixes):
-        right = sum(_width(pattern, text) == head for text, head in inside)
-        if right > most:
-            best, most = pattern, right
-    if best is None or most < NEARLY_ALL * len(inside):
+    best = _best_of(_templates(prefixes), inside)
+    if best is None:
         return None
-    fitting = sum(best.match(text) is not None for text in texts)
+    narrow, pattern = best
+    fitting = sum(pattern.match(text) is not None for text in texts)
     # Lines that go on with one above them may have none.
     going_on = sum(
-        head < 0 and not best.match(text) and bool(_TRACEBACK_LIKE.match(text))
+        head < 0 and not pattern.match(text) and bool(_TRACEBACK_LIKE.match(text))
         for text, head in heads
     )
     if fitting + going_on < MOST * len(texts):
         return None
-    return _prefix_wrapping(best, prefixes)
+    # A wide expression would cut words off lines that have no prefix.
+    if not narrow and fitting < NEARLY_ALL * len(texts):
+        return None
+    return _prefix_wrapping(pattern, prefixes)
+
+
+def _best_of(
+    templates: Iterable[re.Pattern[str]], inside: Sequence[tuple[str, int]]
+) -> tuple[bool, re.Pattern[str]] | None:
+    """The first expression that cuts the most lines where their heads stand, and
+    whether it is the narrowest; None: none cuts nearly all."""
+    best: tuple[bool, re.Pattern[str]] | None = None
+    most = NEARLY_ALL * len(inside)
+    for place, pattern in enumerate(templates):
+        right = sum(_width(pattern, text) == head for text, head in inside)
+        if right > most or (best is None and right >= most):
+            best, most = (place == 0, pattern), right
+    return best
 
 
 def _width(pattern: re.Pattern[str], text: str) -> int:

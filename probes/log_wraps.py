@@ -141,17 +141,10 @@ class Peeler:
             self.events = True
             lines = [line for line in lines if not _ONLY_TIME.match(line.text)]
         while len(self.chain) < MAX_DEPTH:
-            fits = [
-                (w, inner) for w in WRAPPINGS if (inner := _fits(w, lines)) is not None
-            ]
-            if not fits:
-                found = structure_of(lines)
-                if found is None:
-                    break
-                fits = [(found, [one for line in lines for one in _taken(found, line)])]
-            # Of several, the one that leaves the most lines with a form; else the
-            # first.
-            wrapping, inner = max(fits, key=lambda fit: _formed(fit[1]))
+            fit = _known_fit(lines) or _fit_by_structure(lines)
+            if fit is None:
+                break
+            wrapping, inner = fit
             if wrapping.name == "indented":
                 self.indent = _common(lines)
                 inner = _unindented(lines, self.indent)
@@ -252,6 +245,32 @@ class Peeler:
             else:
                 out.append(line)
         return out
+
+
+_Fit = tuple[Wrapping, list[Bare]]
+"""A wrapping of the lines, and the lines inside."""
+
+
+def _known_fit(lines: list[Bare]) -> _Fit | None:
+    """Of the known forms that fit, the one that leaves the most lines with a form; else
+    the first."""
+    best: _Fit | None = None
+    most = -1
+    for wrapping in WRAPPINGS:
+        inner = _fits(wrapping, lines)
+        if inner is not None and _formed(inner) > most:
+            best, most = (wrapping, inner), _formed(inner)
+    return best
+
+
+def _fit_by_structure(lines: list[Bare]) -> _Fit | None:
+    wrapping = structure_of(lines)
+    if wrapping is None:
+        return None
+    inner: list[Bare] = []
+    for line in lines:
+        inner += _taken(wrapping, line)
+    return wrapping, inner
 
 
 def _taken(wrapping: Wrapping, line: Bare) -> list[Bare]:

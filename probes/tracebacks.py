@@ -329,7 +329,8 @@ class _Output:
     def add_code(self, code: str) -> None:
         """The code of the last frame; of one that the log lost, where there is none."""
         self.code_lines += 1
-        if not self.frames or self.code_lines > MAX_CODE_LINES:
+        known = bool(self.frames) and self.frames[-1].file != ""
+        if not known or self.code_lines > MAX_CODE_LINES:
             self.add_frame(TracebackFrame("", 0, "", code[:MAX_CODE_CHARS]))
             return
         last = self.frames.pop()

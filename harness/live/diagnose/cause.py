@@ -954,7 +954,7 @@ class _Life:
             line=_at(error),
             file=error.file,
             why=[f"last work: {_where(seen)}", f"{_where(error)}: {shown}"],
-            advice=[rules.WHOLE_LOG, *advice_for(C.UNKNOWN, self.engine, "")],
+            advice=advice_for(C.UNKNOWN, self.engine, ""),
         )
 
     def _fronts(self) -> set[str]:
