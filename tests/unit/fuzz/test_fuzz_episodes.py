@@ -6,7 +6,7 @@ from collections import Counter
 import pytest
 from fuzz_sessions import server
 from grids import examples
-from hypothesis import given, strategies as st
+from hypothesis import example, given, strategies as st
 from mmrepro.base.errors import UsageError
 from mmrepro.engines.dialects import dialect_of
 from mmrepro.engines.features import turned_on
@@ -243,6 +243,7 @@ def test_given_pictures_are_used_and_so_are_given_requests() -> None:
 
 
 @given(seed=st.integers(0, 1 << 20))
+@example(seed=1545)  # draws a change that the request has already
 @examples(12)
 def test_what_was_interesting_is_changed_into_cases_that_can_be_played(
     seed: int,
