@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import Any, Literal, TypeVar
 
 from mmrepro.base.errors import InfrastructureError, UnwritableOutput, UsageError
 from mmrepro.base.machine.journal import JournalKind
@@ -46,9 +46,6 @@ from mmrepro.traffic.capture.client import ClientRun, ClientWanted
 from mmrepro.traffic.case.files import case_digest, read_contents
 from mmrepro.traffic.case.model import Case
 from mmrepro.traffic.case.sending import Played
-
-if TYPE_CHECKING:
-    pass
 
 ENDINGS: dict[CampaignState, Literal["complete", "interrupted", "failed"]] = {
     CampaignState.COMPLETE: "complete",
