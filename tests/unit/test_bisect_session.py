@@ -284,6 +284,25 @@ def test_bounds_are_checked_and_gone_beyond(tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("find", "good", "healthy"),
+    [("introduced", RELEASES[3], RELEASES[0]), ("fixed", RELEASES[-4], RELEASES[-1])],
+)
+def test_beyond_a_wrong_bound_the_outermost_release_is_asked_too(
+    tmp_path: Path, find: str, good: str, healthy: str
+) -> None:
+    def run(release: str, _: int) -> Outcome | Lost:
+        good = release == healthy
+        return Outcome.NOT_REPRODUCED if good else Outcome.REPRODUCED
+
+    bad = RELEASES[5] if find == "introduced" else RELEASES[2]
+    options = {"find": find, "bad": bad, "good": good}
+    found = session(tmp_path, Made(run), **options).execute()
+    side = found.introduced if find == "introduced" else found.fixed
+    assert side is not None
+    assert healthy in side.between
+
+
 def test_a_command_line_that_is_refused_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="it broke"):
         session(tmp_path, Made(lambda r, n: Lost.USAGE)).execute()

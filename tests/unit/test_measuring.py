@@ -90,6 +90,22 @@ def test_each_request_is_held_against_the_same_one() -> None:
     assert len(block.spread["itl"][0]) == 21
 
 
+def test_a_slow_tail_is_told_from_a_slow_median() -> None:
+    """Of eleven requests the two slowest take twice as long."""
+    old, new = Sample(), Sample()
+    for n in range(1, 12):
+        slower = n * (2 if n > 9 else 1)
+        old.timings["recorded"][0, f"r{n}"] = Timing(latency=float(n), ttft=float(n))
+        new.timings["recorded"][0, f"r{n}"] = Timing(float(slower), ttft=float(slower))
+    block = Block(index=1, first="old")
+    note_changes(block, old, new)
+    for name in ("ttft", "latency"):
+        assert block.changes[name] == 0
+        tail = f"{name}-p90"
+        assert block.changes[tail] == pytest.approx(math.log(2), abs=1e-5)
+        assert (block.old[tail], block.new[tail]) == (10.0, 20.0)
+
+
 def test_a_part_that_the_machine_disturbed_is_left_out() -> None:
     """Of twenty parts at saturation one took three times as long."""
     old, new = sample(1.0), sample(1.0)

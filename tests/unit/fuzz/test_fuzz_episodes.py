@@ -128,6 +128,18 @@ def test_a_requests_id_is_of_the_kind_that_the_engine_takes(
     assert {type(id) for id in ids} == {kind}
 
 
+def test_most_pictures_come_before_the_words_and_some_behind() -> None:
+    before = behind = 0
+    for seed in range(8):
+        for op in episodes("vllm", seed).next(MIXED[0]).case.operations:
+            for message in op.messages or []:
+                parts = message.parts()
+                if any(part.image for part in parts):
+                    before += parts[-1].image is None
+                    behind += parts[0].image is None
+    assert before > 4 * behind > 0
+
+
 def test_no_two_seeds_and_no_two_numbers_are_alike() -> None:
     made = {
         case_digest(episodes("vllm", seed).next(number).case)
@@ -244,6 +256,7 @@ def test_given_pictures_are_used_and_so_are_given_requests() -> None:
 
 @given(seed=st.integers(0, 1 << 20))
 @example(seed=4134)  # a motif without requests, drawn alone
+@example(seed=1545)  # draws a change that the request has already
 @examples(12)
 def test_what_was_interesting_is_changed_into_cases_that_can_be_played(
     seed: int,

@@ -244,6 +244,18 @@ def test_nvidia_smi_as_csv_and_as_a_list():
     assert parse_nvidia_smi(["a, b", "1, 2"]) is None
 
 
+def test_a_broken_row_hides_no_later_gpu():
+    rows = [
+        "0, NVIDIA L4, 1 %, 1 MiB, 1 MiB",  # above the header nothing has a meaning
+        "index, name, utilization.gpu [%], memory.used [MiB], memory.total [MiB]",
+        "0, NVIDIA L4, 98 %, 700 MiB, 23034 MiB",
+        "Unable to determine the device handle for GPU 1",
+        "2, NVIDIA L4, 7 %, 4 MiB, 23034 MiB",
+    ]
+    found = parse_nvidia_smi(rows).devices
+    assert [(gpu.index, gpu.utilization_pct) for gpu in found] == [(0, [98]), (2, [7])]
+
+
 @pytest.mark.parametrize(
     "text",
     [

@@ -3,6 +3,7 @@
 import hashlib
 import pickle
 import threading
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from mmrepro.campaign.work import StartedRun, Workplace
 from mmrepro.runs.judge import Deadlines
 from mmrepro.runs.play.players import Players, PlayOptions, Servers
 from mmrepro.search.replay.attempts import CaseResult, CaseRun
+from mmrepro.search.replay.store import LiveLook
 from mmrepro.traffic.case.files import read_content, write_case
 from mmrepro.traffic.case.model import Case, Content
 from mmrepro.traffic.case.sending import Played
@@ -68,6 +70,27 @@ def test_an_attempt_on_another_machine_has_the_images(tmp_path: Path) -> None:
     assert isinstance(made, CaseResult)
     assert (made.id, made.place, made.machine) == ("whole/1", "plays/0001", "alpha")
     assert there.files(made) == str(there.folder(began)) == "plays/0001"
+
+
+@pytest.mark.parametrize("wanted", [True, False])
+def test_a_living_server_is_looked_at_where_that_is_asked_for(
+    tmp_path: Path, wanted: bool
+) -> None:
+    class Living(FakePlayer):
+        def play(self, *given: Any, on_look: Any, **more: Any) -> Played:
+            assert (on_look is not None) == wanted
+            if wanted:
+                on_look("http://127.0.0.1:1", 7, tmp_path / "server.log")
+            return super().play(*given, on_look=on_look, **more)
+
+    def look(url: str, pid: int, log: Path) -> LiveLook:
+        return LiveLook(matches=[], why=f"{url} {pid} {log.name}")
+
+    player = Living(lambda case: answered_until(case, None))
+    asked = replace(order(tmp_path), look=look if wanted else None)
+    _began, made = asked.carry_out(here(player), tmp_path)
+    assert isinstance(made, CaseResult)
+    assert made.looked.why == ("http://127.0.0.1:1 7 server.log" if wanted else "")
 
 
 def test_what_says_nothing_of_the_engine_is_tried_twice_and_no_third_time(

@@ -6,11 +6,12 @@ from pathlib import Path
 import pytest
 from fake_player import FakePlayer, replaying
 from fake_plays import SERVER, FakeGhostKey
-from made_up_plays import case_of, operation
+from made_up_plays import answer, case_of, operation, picture, played, refused
 from mmrepro.base.errors import BadIncident, UsageError
 from mmrepro.base.machine.journal import SessionJournal
 from mmrepro.failure.documents.replay import VERDICTS_FILE, PlayFacts
 from mmrepro.runs.judge import Deadlines
+from mmrepro.search.oracle.judged import OracleReport
 from mmrepro.search.replay.folder import CaseHead
 from mmrepro.search.replay.store import (
     VERDICTS,
@@ -18,6 +19,7 @@ from mmrepro.search.replay.store import (
     AttemptEnded,
     Observation,
     answers_of,
+    observation_of,
 )
 from mmrepro.traffic.case.files import case_digest
 from test_shrink import ghost_trace
@@ -215,3 +217,52 @@ def test_of_an_errors_json_an_answer_has_the_message(observed: str, words: str) 
     shown = seen(1).model_copy(update={"observed": {"r1": observed}})
     (answer,) = answers_of(case_of([operation("r1")]), shown)
     assert answer.words == words
+
+
+def test_each_request_of_a_play_has_what_came_of_it() -> None:
+    """By whether it was sent, left, stuck, cut off, refused or answered."""
+    ops = [operation(f"r{number}") for number in range(1, 9)]
+    leaving = {"leave": "first-token"}
+    ops[2], ops[3] = (op.model_copy(update=leaving) for op in ops[2:4])
+    shown = [picture("a", (56, 112)), picture("b", (28, 28))]
+    records = [
+        answer(ops[0], 3.0, text="fine \n words", latency_s=0.25, images=shown),
+        refused(ops[1], 400, at=2.0, error="too\nlong"),
+        answer(ops[2], 2.0),
+        refused(ops[3], 400, at=4.0, error="no"),
+        answer(ops[4], 5.0, status=None, error="reset", text=""),
+        answer(ops[5], 6.0, error="a broken stream"),
+        answer(ops[6], 7.0, status=None, latency_s=2.04),
+    ]
+    facts = PlayFacts(number=1, what="a play", requests=8, state="")
+    made = observation_of(
+        case_of(ops), played(records, stuck=["r7"]), OracleReport(), facts
+    )
+    assert made.answers == {
+        "r1": "200",
+        "r2": "400",
+        "r3": "left",
+        "r4": "400",
+        "r5": "broken",
+        "r6": "broken",
+        "r7": "stuck",
+        "r8": "unsent",
+    }
+    assert made.observed == {
+        "r1": "200 fine words",
+        "r2": "400 too long",
+        "r3": "left after first-token",
+        "r4": "400 no",
+        "r5": "no answer reset",
+        "r6": "200 abcd",
+        "r7": "no answer in 2.0 s",
+        "r8": "not sent",
+    }
+    assert made.stuck == ["r7"]
+    assert made.sent == ["r2", "r3", "r1", "r4", "r5", "r6", "r7"]
+    assert made.times["r1"] == (1.0, 1.25)
+    assert made.times["r7"] == (5.0, None)
+    assert made.sizes == {"r1": "56x112 28x28"}
+    answers = answers_of(case_of(ops), made)
+    assert [answer.seconds for answer in answers[-3:]] == [1.0, None, None]
+    assert answers[0].seconds == 0.25
