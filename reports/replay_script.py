@@ -15,7 +15,7 @@ import tempfile
 import textwrap
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
-from functools import cache, partial
+from functools import cache, lru_cache, partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -24,6 +24,7 @@ from mmrepro.base.errors import UsageError
 from mmrepro.base.records import FindingClass, Setting, StandIn
 from mmrepro.base.text.sanitize import one_line
 from mmrepro.engines.folders import folders
+from mmrepro.engines.models.base import VECTOR_WIDTHS, TinyModel
 from mmrepro.engines.models.tiny import ADAPTERS, TINY, named_in
 from mmrepro.engines.serving import serving
 from mmrepro.failure.documents.replay import Finding
@@ -255,8 +256,11 @@ def _facts(
     common = _common([request["body"] for request in requests if "body" in request])
     images = _images(case, made)
     kinds = {facts[0] for facts in images.values()}
-    model = _model(case.server.model)
-    beside = {name: _model(name) for name in _beside(case)} if model else {}
+    tiny = case.server.tiny
+    model = _model(tiny) if tiny is not None else None
+    beside = {}
+    for name in _beside(case) if model else ():
+        beside[name] = _model(TINY.get(name) or ADAPTERS[name])
     told = {
         e.operation: e.model_dump(exclude={"operation"}, exclude_none=True)
         for e in finding.expectations
@@ -298,6 +302,8 @@ def _facts(
         "expectations": literal(told) if told else "",
         "model": model[0] if model else "",
         "weights": model[1] if model else "",
+        "scripted": case.server.scripts is not None,
+        "vector_widths": dict(VECTOR_WIDTHS),
         "beside": beside,
     }
 
@@ -373,10 +379,12 @@ _KINDS: Final = {
 
 def _stand_in_lines(case: Case, stand_ins: Sequence[StandIn]) -> Iterator[str]:
     """What is not as in production: the model, and each stand-in, in sentences."""
-    if case.server.model in TINY:
+    if case.server.tiny is not None:
+        weights = "random weights"
+        if case.server.scripts is not None:
+            weights = "weights that say a script"
         text = (
-            f"The model is a tiny one with random weights ({case.server.model}), a "
-            "stand-in."
+            f"The model is a tiny one with {weights} ({case.server.model}), a stand-in."
         )
         yield textwrap.fill(text, _WIDTH)
 
@@ -401,14 +409,17 @@ def _beside(case: Case) -> list[str]:
     )
 
 
-@cache
-def _model(name: str) -> tuple[str, str] | None:
+@lru_cache(maxsize=8)
+def _model(tiny: TinyModel) -> tuple[str, str]:
     """Files of a tiny model, and its weights' file, seed, names, shapes and spread,
-    packed; None: it is somebody's own."""
-    tiny = TINY.get(name) or ADAPTERS.get(name)
-    if tiny is None:
-        return None
-    shapes = [[n, list(shape), *tiny.spread(n)] for n, shape in tiny.shapes()]
+    and what is placed in them, packed."""
+    placed = tiny.placed()
+    shapes: list[list[object]] = []
+    for name, shape in tiny.shapes():
+        weight = [name, list(shape), *tiny.spread(name)]
+        if name in placed:
+            weight += [placed[name].cells, placed[name].vectors]
+        shapes.append(weight)
     weights = [tiny.weights_file, tiny.seed, shapes]
     with tempfile.TemporaryDirectory() as folder:
         written = sorted(tiny.write(Path(folder)).iterdir())

@@ -89,7 +89,10 @@ class Spoken:
     """A scripted model, written, and what it says."""
 
     def __init__(self, model: ScriptedModel, folder: Path) -> None:
-        self.folder = model.write(folder)
+        self.load(model.write(folder))
+
+    def load(self, folder: Path) -> None:
+        self.folder = folder
         self.weights = weights(self.folder)
         self.config = json.loads((self.folder / "config.json").read_text())
         self.tokenizer = Tokenizer.from_file(str(self.folder / "tokenizer.json"))
