@@ -76,6 +76,12 @@ _PROMISES: Final = (
     "finish-tool-calls",
     "stream-parts",
     "stream-text",
+    "stream-finish",
+    "script-text",
+    "script-reasoning",
+    "script-calls",
+    "script-finish",
+    "script-tags",
     "refusal",
     "prompt-tokens",
 )

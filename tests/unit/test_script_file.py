@@ -201,7 +201,7 @@ def test_a_case_keeps_its_scripts(tmp_path: Path) -> None:
     write_case(case, tmp_path)
     read, _ = read_case(tmp_path)
     assert read.server.scripts == case.server.scripts
-    assert read.server.tiny == Scripts.model_validate(ONE).model()
+    assert read.server.tiny == Scripts.model_validate(ONE).model("qwen3-text")
     assert scripted_model(tmp_path) == read.server.tiny
     assert case_digest(case) != case_digest(Case(server=server()))
 
@@ -220,7 +220,7 @@ def test_a_case_may_not_give_scripts_to_another_model() -> None:
 def test_a_replay_takes_a_file_of_scripts(tmp_path: Path) -> None:
     file = written(tmp_path, "Hello there.", "says.txt")
     asked = ReplayCommand(script=file).asked
-    assert asked["model"] == "qwen3-text"
+    assert asked["model"] == "text"
     assert asked["scripts"].script[0].text == "Hello there."
     asked = ReplayCommand(script=file, model="qwen3-moe").asked
     assert asked["model"] == "qwen3-moe"
@@ -236,5 +236,5 @@ def test_another_model_takes_the_scripts_of_a_case_away(tmp_path: Path) -> None:
 
 def test_the_server_of_a_case_serves_what_says_its_scripts() -> None:
     scenario, options = replayed(server(scripts=ONE), RunCommand())
-    assert scenario.model == Scripts.model_validate(ONE).model()
+    assert scenario.model == Scripts.model_validate(ONE).model("qwen3-text")
     assert options.model is None

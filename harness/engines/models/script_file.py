@@ -20,7 +20,12 @@ from mmrepro.engines.models.scripted import (
     pieces_of,
     trigger_of,
 )
-from mmrepro.engines.models.stack import TextModel, TinyQwen3Moe, TinyQwen3Text
+from mmrepro.engines.models.stack import (
+    TextModel,
+    TinyLlamaText,
+    TinyQwen3Moe,
+    TinyQwen3Text,
+)
 from pydantic import Field, StringConstraints, ValidationError
 
 _MOST_BYTES: Final = 1 << 18
@@ -29,12 +34,13 @@ _BYTE: Final = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 _SPECIAL: Final = r"^[^\s⟦⟧][^⟦⟧]{0,62}[^\s⟦⟧]$"
 
 BASES: Final[Mapping[str, TextModel]] = {
+    "text": TinyLlamaText(),
     "qwen3-text": TinyQwen3Text(),
     "qwen3-moe": TinyQwen3Moe(),
 }
-"""Tiny models that say scripts, by their names: those whose first layer has attention
-with normed queries and keys."""
-USUAL_BASE: Final = "qwen3-text"
+"""Tiny models that say scripts, by their names: those whose first layer has plain
+attention."""
+USUAL_BASE: Final = "text"
 
 
 class ScriptedCall(Record):

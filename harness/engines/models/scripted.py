@@ -10,7 +10,8 @@ How the table gets into weights, of any model whose layers add to a residual str
   that follows it. What the layers would add is zero, so the stream stays the embedding,
   and the head's row of a token is that token's direction.
 - A piece of text that occurs twice in the scripts gets a token for each place. Their
-  strings differ by a mark, ``⟦17⟧``, which the tokenizer's decoder takes off.
+  strings differ by a mark, ``⟦17⟧``, which the tokenizer's decoder takes off. So does
+  a piece of one byte, which is a token already.
 - A token that the engine's parsers look for by its id (``<think>``, ``<tool_call>``)
   has to be the same in all places. What follows it is decided by the token before it:
   attention in the first layer looks one position back, and copies what stands there in
@@ -63,6 +64,9 @@ _OWN: Final = slice(_HIDDEN - 2 * _CODE, _HIDDEN - _CODE)
 _BEFORE: Final = slice(_HIDDEN - _CODE, _HIDDEN)
 _HEAD_DIM: Final = 64
 _KV_HEADS: Final = 2
+_HEADS: Final = _HIDDEN // _HEAD_DIM
+"""As many as the stream is wide: LMDeploy takes a head's size from these two."""
+_GROUP: Final = _HEADS // _KV_HEADS
 _ROTATED_PAIRS: Final = 8
 """Pairs of a head's dimensions that the look back uses: the fastest turning ones."""
 _SHARPNESS: Final = 6.0
@@ -238,7 +242,7 @@ class ScriptedModel(TinyModel):
         return replace(
             self.base,
             hidden=_HIDDEN,
-            heads=2 * _KV_HEADS,
+            heads=_HEADS,
             kv_heads=_KV_HEADS,
             head_dim=_HEAD_DIM,
             vocab_size=len(self.vocabulary.strings),
@@ -247,6 +251,11 @@ class ScriptedModel(TinyModel):
     @cached_property
     def vocabulary(self) -> _Vocabulary:
         return _Vocabulary.of(self)
+
+    @cached_property
+    def norms_heads(self) -> bool:
+        """Whether the architecture norms queries and keys."""
+        return any(name.endswith(_NORMS) for name, _ in self.shapes())
 
     def shapes(self) -> Shapes:
         yield from self.sized.shapes()
@@ -331,9 +340,15 @@ class _Vocabulary:
             for piece in _parted(script.pieces, model.shared):
                 if piece in model.shared:
                     chain.append(ids[piece])
-                else:
-                    chain.append(len(strings))
-                    strings.append(f"{_byte_letters(piece)}⟦{len(strings)}⟧")
+                    continue
+                # What is there once needs no mark: a grammar that masks tokens takes
+                # them by their strings.
+                text = _byte_letters(piece)
+                if text in ids or not text:
+                    text += f"⟦{len(strings)}⟧"
+                ids[text] = len(strings)
+                chain.append(len(strings))
+                strings.append(text)
             chain.append(ids[model.frame.end] if script.ends else chain[0])
             chains.append(tuple(chain))
         hidden = frozenset({*framing, *triggers, *model.hidden_tokens})
@@ -438,7 +453,7 @@ class _ScriptTable:
         }
         if self.looks_back:
             heads = {
-                "q_proj": self._turned(2 * _KV_HEADS, 0.0),
+                "q_proj": self._turned(_HEADS, 0.0),
                 "k_proj": self._turned(_KV_HEADS, 1.0),
                 "v_proj": self._values(),
                 "o_proj": self._outputs(),
@@ -525,14 +540,20 @@ class _ScriptTable:
         is greatest at d = 1 (rotary embeddings, rotate_half: dimension i turns with
         dimension i + _HEAD_DIM / 2)."""
         theta = float(str(self.model.sized.config({})["rope_theta"]))
+        # A norm of queries and keys gives them their length. Without one they have it
+        # from the stream's constant, which is sqrt(_HIDDEN / 3) after the first norm.
+        length = 1.0
+        if not self.model.norms_heads:
+            wanted = _SHARPNESS * math.sqrt(_HEAD_DIM)
+            length = wanted / math.sqrt(_ROTATED_PAIRS * _HIDDEN / 3)
         made = Placed()
         for head in range(heads):
             first = head * _HEAD_DIM
             for pair in range(_ROTATED_PAIRS):
                 angle = positions * theta ** (-2 * pair / _HEAD_DIM)
                 second = first + pair + _HEAD_DIM // 2
-                made.cells.append((first + pair, 0, math.cos(angle)))
-                made.cells.append((second, 0, math.sin(angle)))
+                made.cells.append((first + pair, 0, length * math.cos(angle)))
+                made.cells.append((second, 0, length * math.sin(angle)))
         return made
 
     def _values(self) -> Placed:
@@ -545,11 +566,11 @@ class _ScriptTable:
 
     def _outputs(self) -> Placed:
         made = Placed()
-        # Query heads 0 and 2 are the first of the two that share a key's head.
+        # The first query head of those that share a key's head.
         for head in range(_KV_HEADS):
             for number in range(_HEAD_DIM):
                 row = _BEFORE.start + head * _HEAD_DIM + number
-                made.cells.append((row, 2 * head * _HEAD_DIM + number, 1.0))
+                made.cells.append((row, _GROUP * head * _HEAD_DIM + number, 1.0))
         return made
 
 

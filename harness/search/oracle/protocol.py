@@ -15,7 +15,7 @@ from mmrepro.engines import Engine
 from mmrepro.engines.base import has_option
 from mmrepro.engines.models.tiny import TINY
 from mmrepro.failure.documents.replay import Sighting
-from mmrepro.search.oracle import promises
+from mmrepro.search.oracle import promises, scripted
 from mmrepro.search.oracle.adapters import adapter_of
 from mmrepro.search.oracle.judged import OracleReport, Sent, sent_of, sighting
 from mmrepro.search.oracle.loud import GRAMMARS, INVALID, NO_SUCH, error_object
@@ -94,8 +94,10 @@ EXPECTED = {
     "stream-text": (
         "A stream's text is the text of the whole answer with the same tokens."
     ),
+    "stream-finish": "A stream ends for the reason for which the whole answer ends.",
     "refusal": "Equal requests are all refused, or all served.",
     **promises.EXPECTED,
+    **scripted.EXPECTED,
 }
 """What a sound server does, for each kind of finding."""
 
@@ -124,6 +126,7 @@ def _broken(sent: Sent, case: Case, engine: Engine) -> Iterator[tuple[str, str]]
         _counts,
         _choices,
         promises.promises,
+        scripted.said_by_script,
     )
     for rule in rules:
         yield from rule(sent, case, engine)
@@ -295,6 +298,7 @@ def _unequal(
             yield from _refused_once(group)
         for sent, other in islice(combinations(group, 2), _PAIRS):
             yield from _stream_text(sent, other)
+            yield from _stream_finish(sent, other)
 
 
 def _prompt_tokens(group: Sequence[Sent]) -> Iterator[tuple[list[str], str, str]]:
@@ -344,3 +348,23 @@ def _stream_text(sent: Sent, other: Sent) -> Iterator[tuple[list[str], str, str]
         if short and a.text != b.text and a.finish_reason == b.finish_reason:
             said = f"the same {len(a.tokens)} tokens are {a.text[:60]!r} and "
             yield ids, "stream-text", f"{said}{b.text[:60]!r}"
+
+
+def _stream_finish(sent: Sent, other: Sent) -> Iterator[tuple[list[str], str, str]]:
+    """A greedy stream and the whole answer of the same request, both as long as was
+    asked for: what ended them is the length."""
+    if sent.op.stream == other.op.stream or not (sent.greedy and other.greedy):
+        return
+    records = sent.record, other.record
+    if not all(record.answered for record in records):
+        return
+    if any(record.completion_tokens != sent.limit for record in records):
+        return
+    reasons = {record.finish_reason for record in records}
+    if len(reasons) > 1 and "length" in reasons:
+        whole, stream = records if other.op.stream else reversed(records)
+        said = (
+            f"a stream of {sent.limit} tokens ended with {stream.finish_reason}, and "
+            f"the whole answer with {whole.finish_reason}"
+        )
+        yield [sent.op.id, other.op.id], "stream-finish", said

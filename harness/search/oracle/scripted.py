@@ -1,0 +1,296 @@
+"""Answers of a model that says scripts: what it said is known, so each answer is held
+against that. Also which features a request asked for that its answer never showed."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Final
+
+from mmrepro.engines import Engine
+from mmrepro.engines.base import has_option
+from mmrepro.engines.models.script_file import ScriptedAnswer, Scripts
+from mmrepro.engines.models.scripted import text_of
+from mmrepro.search.oracle.judged import Sent
+from mmrepro.search.oracle.loud import GRAMMARS
+from mmrepro.traffic.case.model import CHAT, Case
+from mmrepro.traffic.evidence import ChoiceSeen
+from mmrepro.traffic.reading import TEXT_LIMIT
+
+EXPECTED: Final = {
+    "script-text": "The text is what the model said, byte for byte.",
+    "script-reasoning": "The reasoning is what the model thought.",
+    "script-calls": "The calls are those that the model made.",
+    "script-finish": "The reason is what ended the model's answer.",
+    "script-tags": "No tag that a parser reads is in the content.",
+}
+
+_OTHERWISE: Final = (
+    *GRAMMARS,
+    "logit_bias",
+    "allowed_token_ids",
+    "bad_words",
+    "min_tokens",
+    "ignore_eos",
+    "stop_token_ids",
+    "repetition_penalty",
+    "presence_penalty",
+    "frequency_penalty",
+    "use_beam_search",
+    "truncate_prompt_tokens",
+    "include_stop_str_in_output",
+    "no_stop_trim",
+    "include_reasoning",
+    "separate_reasoning",
+    "chat_template_kwargs",
+    "thinking",
+    "reasoning_effort",
+)
+"""Parameters by which another token than the script's may be taken, or shown
+otherwise."""
+_TOOLS, _REASONS = "--tool-call-parser", "--reasoning-parser"
+
+
+@dataclass(frozen=True)
+class _Spoken:
+    """What the model says to a request.
+
+    Attributes:
+        answer: the script.
+        text: of it, as far as it comes, without what ends it.
+        finish: why it ends: ``stop`` or ``length``.
+        stopped: by a stop string.
+    """
+
+    answer: ScriptedAnswer
+    text: str
+    finish: str
+    stopped: bool = False
+
+
+def said_by_script(sent: Sent, case: Case, engine: Engine) -> Iterator[tuple[str, str]]:
+    """Hold an answer against what the model said. Yields kinds and sentences."""
+    scripts = case.server.scripts
+    if scripts is None or any(map(sent.parameter, _OTHERWISE)):
+        return
+    spoken = _spoken(sent, case, scripts)
+    if spoken is None:
+        return
+    parsers = _parsers(sent, case)
+    for choice in sent.record.choices:
+        if parsers:
+            yield from _parsed(choice, spoken, parsers, scripts)
+        else:
+            yield from _plain(sent, choice, spoken, engine)
+
+
+def _spoken(sent: Sent, case: Case, scripts: Scripts) -> _Spoken | None:
+    """What is said to a request; None: that is not known."""
+    body = _body(sent)
+    answer = scripts.chosen(body)
+    if answer is None or sent.parameter("skip_special_tokens", True) is not True:
+        return None
+    if body.get("tool_choice") not in (None, "auto", "none"):
+        return None  # a grammar masks the tokens
+    shared = scripts.shared
+    tokens = answer.script(shared).tokens(shared)
+    limit = sent.limit
+    is_cut = limit is not None and limit <= len(tokens)
+    if not (is_cut or answer.ends):
+        return None
+    longest = len(tokens) + 1
+    if limit is not None:
+        longest = min(limit, longest)
+    prompt = sent.record.prompt_tokens
+    if prompt is None or prompt + longest > case.server.max_model_len:
+        return None  # it may end for the context
+    kept = tokens[:limit] if is_cut else tokens
+    shown = [token for token in kept if token not in scripts.hidden]
+    text = text_of(shown)
+    stops = _stops(sent)
+    met = [word for word in stops if word in text]
+    if len(met) > 1:
+        return None  # which one ends it depends on the tokens' borders
+    if met:
+        return _Spoken(answer, text.partition(met[0])[0], "stop", stopped=True)
+    return _Spoken(answer, text, "length" if is_cut else "stop")
+
+
+def _body(sent: Sent) -> dict[str, Any]:
+    """What of the request's body chooses a script."""
+    body = dict(sent.op.parameters)
+    if sent.op.prompt is not None:
+        body["prompt"] = sent.op.prompt
+    if sent.op.messages is not None:
+        body["messages"] = [_message(message) for message in sent.op.messages]
+    return body
+
+
+def _message(message: Any) -> dict[str, Any]:
+    content = message.content
+    if isinstance(content, list):
+        content = [{"text": part.text} for part in content if part.text is not None]
+    return {"role": message.role, "content": content}
+
+
+def _stops(sent: Sent) -> list[str]:
+    given = sent.parameter("stop")
+    words = [given] if isinstance(given, str) else given
+    if not isinstance(words, list):
+        return []
+    return [word for word in words if isinstance(word, str) and word]
+
+
+def _parsers(sent: Sent, case: Case) -> set[str]:
+    """Options whose parsers read the answer."""
+    parsers: set[str] = set()
+    if sent.op.path != CHAT:
+        return parsers
+    if has_option(case.server.args, _REASONS):
+        parsers.add(_REASONS)
+    tools = sent.parameter("tools") and sent.parameter("tool_choice") != "none"
+    if tools and has_option(case.server.args, _TOOLS):
+        parsers.add(_TOOLS)
+    return parsers
+
+
+def _plain(
+    sent: Sent, choice: ChoiceSeen, spoken: _Spoken, engine: Engine
+) -> Iterator[tuple[str, str]]:
+    """Of an answer that no parser reads."""
+    promised = engine.promises
+    if spoken.stopped:
+        longest = max(map(len, _stops(sent)))
+        if not promised.stop_text or 0 < promised.stop_chars < longest:
+            return
+    # Half a character may be held back, or shown as a mark.
+    text, right = choice.text.rstrip("\ufffd"), spoken.text.rstrip("\ufffd")
+    if text != right and max(len(text), len(right)) < TEXT_LIMIT:
+        yield "script-text", f"the text is {_shown(text)}, and {_shown(right)} was said"
+    if choice.finish_reason != spoken.finish:
+        said = f"it ended with {choice.finish_reason}, and for {spoken.finish}"
+        yield "script-finish", said
+
+
+def _parsed(
+    choice: ChoiceSeen, spoken: _Spoken, parsers: set[str], scripts: Scripts
+) -> Iterator[tuple[str, str]]:
+    """Of an answer that parsers have read."""
+    answer = spoken.answer
+    known = answer.calls is not None or _TOOLS not in parsers
+    if spoken.finish == "length":
+        calls_begun = bool(answer.calls) and _TOOLS in parsers
+        reason = choice.finish_reason
+        if calls_begun and len(choice.tool_calls) <= 1 and reason != "length":
+            yield "script-finish", f"it ended with {reason}, and for length"
+        return
+    if spoken.stopped or not known:
+        return
+    if _REASONS in parsers and answer.reasoning is not None:
+        yield from _held("reasoning", choice.reasoning, answer.reasoning)
+    if _REASONS not in parsers and answer.reasoning:
+        return  # the thought stays in the text
+    if answer.content is not None:
+        yield from _held("text", choice.text, answer.content)
+        for tag in scripts.shared:
+            if tag in choice.text and tag not in answer.content:
+                yield "script-tags", f"{tag!r} is in the content {_shown(choice.text)}"
+                break
+    if _TOOLS in parsers and answer.calls is not None:
+        yield from _calls(choice, answer)
+
+
+def _held(name: str, part: str, right: str) -> Iterator[tuple[str, str]]:
+    """Blanks around a part are a parser's matter."""
+    part, right = part.strip(), right.strip()
+    if part != right and max(len(part), len(right)) < TEXT_LIMIT:
+        said = f"the {name} is {_shown(part)}, and {_shown(right)} was said"
+        yield f"script-{name}", said
+
+
+def _calls(choice: ChoiceSeen, answer: ScriptedAnswer) -> Iterator[tuple[str, str]]:
+    assert answer.calls is not None
+    seen = [(call.name, _read(call.arguments)) for call in choice.tool_calls]
+    right = [(call.name, call.arguments) for call in answer.calls]
+    if any(len(call.arguments) >= TEXT_LIMIT for call in choice.tool_calls):
+        return
+    if seen != right:
+        said = f"the calls are {_shown(seen)}, and {_shown(right)} were made"
+        yield "script-calls", said
+    wanted = "tool_calls" if right else "stop"
+    if choice.finish_reason != wanted:
+        yield "script-finish", f"it ended with {choice.finish_reason}, and {wanted}"
+
+
+def _read(arguments: str) -> Any:
+    try:
+        return json.loads(arguments or "{}")
+    except (ValueError, RecursionError):
+        return arguments
+
+
+def _shown(value: object) -> str:
+    return repr(value)[:80]
+
+
+# ------------------------------------------------------------------ what never came
+
+A_CALL: Final = "a tool call"
+A_THOUGHT: Final = "reasoning"
+JSON_ANSWER: Final = "a whole JSON answer"
+
+
+def never_shown(sent: Sent, case: Case) -> list[str]:
+    """What a served request asked for and its answer does not have: an engine's code
+    for that was not tested."""
+    record = sent.record
+    missing: list[str] = []
+    if record.status != 200 or record.error or sent.op.leave or not sent.generates:
+        return missing
+    choices = record.choices
+    called = any(choice.tool_calls for choice in choices)
+    if _asks_calls(sent) and not called:
+        missing.append(A_CALL)
+    reasons = sent.op.path == CHAT and has_option(case.server.args, _REASONS)
+    if reasons and not any(choice.reasoning for choice in choices):
+        missing.append(A_THOUGHT)
+    whole = any(_is_whole_json(choice) for choice in choices)
+    if _asks_json(sent) and not whole:
+        missing.append(JSON_ANSWER)
+    words = _stops(sent)
+    if words and not _stop_came(sent, case, words):
+        missing.append(f"the stop string {words[0][:40]!r}")
+    return missing
+
+
+def _asks_calls(sent: Sent) -> bool:
+    """Whether it brings tools, and the last message is no tool's result: then a text is
+    an answer, too."""
+    if not sent.parameter("tools") or sent.parameter("tool_choice") == "none":
+        return False
+    messages = sent.op.messages or []
+    return not messages or messages[-1].role != "tool"
+
+
+def _asks_json(sent: Sent) -> bool:
+    form = sent.parameter("response_format")
+    kinds = ("json_object", "json_schema")
+    return isinstance(form, dict) and form.get("type") in kinds
+
+
+def _is_whole_json(choice: ChoiceSeen) -> bool:
+    return choice.finish_reason == "stop" and isinstance(
+        _read(choice.text), dict | list
+    )
+
+
+def _stop_came(sent: Sent, case: Case, words: list[str]) -> bool:
+    for choice in sent.record.choices:
+        if any(word in choice.text for word in words):
+            return True
+    scripts = case.server.scripts
+    if scripts is None:
+        return False
+    spoken = _spoken(sent, case, scripts)
+    return spoken is not None and spoken.stopped
