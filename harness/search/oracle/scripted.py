@@ -4,7 +4,7 @@ against that. Also which features a request asked for that its answer never show
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -241,27 +241,40 @@ A_THOUGHT: Final = "reasoning"
 JSON_ANSWER: Final = "a whole JSON answer"
 
 
-def never_shown(sent: Sent, case: Case) -> list[str]:
-    """What a served request asked for and its answer does not have: an engine's code
-    for that was not tested."""
+def never_shown(requests: Iterable[Sent], case: Case) -> dict[str, list[str]]:
+    """What served requests asked for and no answer has, by the operations that asked:
+    an engine's code for that was not tested."""
+    missing: dict[str, list[str]] = {}
+    shown: set[str] = set()
+    for sent in requests:
+        for feature, came in _features(sent, case):
+            if came:
+                shown.add(feature)
+            else:
+                missing.setdefault(sent.op.id, []).append(feature)
+    left: dict[str, list[str]] = {}
+    for op, features in missing.items():
+        never = [feature for feature in features if feature not in shown]
+        if never:
+            left[op] = never
+    return left
+
+
+def _features(sent: Sent, case: Case) -> Iterator[tuple[str, bool]]:
+    """What a request asks for, and whether its answer has it."""
     record = sent.record
-    missing: list[str] = []
     if record.status != 200 or record.error or sent.op.leave or not sent.generates:
-        return missing
+        return
     choices = record.choices
-    called = any(choice.tool_calls for choice in choices)
-    if _asks_calls(sent) and not called:
-        missing.append(A_CALL)
-    reasons = sent.op.path == CHAT and has_option(case.server.args, _REASONS)
-    if reasons and not any(choice.reasoning for choice in choices):
-        missing.append(A_THOUGHT)
-    whole = any(_is_whole_json(choice) for choice in choices)
-    if _asks_json(sent) and not whole:
-        missing.append(JSON_ANSWER)
+    if _asks_calls(sent):
+        yield A_CALL, any(choice.tool_calls for choice in choices)
+    if sent.op.path == CHAT and has_option(case.server.args, _REASONS):
+        yield A_THOUGHT, any(choice.reasoning for choice in choices)
+    if _asks_json(sent):
+        yield JSON_ANSWER, any(_is_whole_json(choice) for choice in choices)
     words = _stops(sent)
-    if words and not _stop_came(sent, case, words):
-        missing.append(f"the stop string {words[0][:40]!r}")
-    return missing
+    if words:
+        yield f"the stop string {words[0][:40]!r}", _stop_came(sent, case, words)
 
 
 def _asks_calls(sent: Sent) -> bool:

@@ -8,7 +8,7 @@ import json
 import os
 import re
 import shlex
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -23,14 +23,17 @@ from mmrepro.base.machine.files import (
     read_file,
     write_file,
 )
+from mmrepro.base.machine.limited import OverLimit, WorkFailed, within_limits
 from mmrepro.base.records import FindingClass
 from mmrepro.base.text.sanitize import one_line
 from mmrepro.campaign.campaign import Campaign
 from mmrepro.campaign.events import Note
 from mmrepro.campaign.search import Spent
 from mmrepro.engines import get_engine, spec_for
+from mmrepro.engines.base import option_of
 from mmrepro.engines.environments.build import existing
 from mmrepro.engines.environments.store import list_environments
+from mmrepro.engines.models.script_file import BASES, Scripts
 from mmrepro.failure.documents.replay import (
     REPLAY_FILE,
     Claim,
@@ -51,7 +54,7 @@ from mmrepro.search.replay.pursue import LOUD
 from mmrepro.search.replay.session import Replaying, Rounds
 from mmrepro.search.replay.store import AttemptWanted, WriteReplay
 from mmrepro.search.repro.claim import BY_EACH, claim_of, concluded, matches
-from mmrepro.search.repro.issue import Issue, read_issue
+from mmrepro.search.repro.issue import LIMITS, Issue, read_issue
 from mmrepro.search.repro.options import ReproCommand
 from mmrepro.search.repro.server_command import (
     Translated,
@@ -62,6 +65,13 @@ from mmrepro.search.repro.server_command import (
     release_here,
     serves,
     translated,
+)
+from mmrepro.search.repro.speech import (
+    Speech,
+    SpokenVariant,
+    asked_in,
+    bodies_in,
+    variants,
 )
 from mmrepro.traffic.capture.client import (
     ClientRun,
@@ -78,6 +88,7 @@ from mmrepro.traffic.case.files import read_case, write_case
 from mmrepro.traffic.case.model import CASE_FILE, Case, Operation, ServerWanted
 from mmrepro.traffic.drive import noise
 from packaging.version import Version
+from pydantic import ValidationError
 
 _MAX_TEXT = 4 << 20
 _HEAD = 1 << 20
@@ -145,6 +156,8 @@ class _ReproAsked:
     server: ServerWanted
     client: _Client
     facts: ReportFacts
+    variants: Sequence[SpokenVariant] = ()
+    """Ways in which the model answers; the server has the first one."""
 
 
 def asked_for(options: ReproCommand) -> _ReproAsked:
@@ -165,16 +178,77 @@ def asked_for(options: ReproCommand) -> _ReproAsked:
         claim=claim,
         notes=list(issue.notes),
     )
+    ways: list[SpokenVariant] = []
     if text:
         server = _translated_server(options, issue, text, traffic, facts)
+        speech = issue.speech.model_copy(update=_asks(client.texts))
+        ways = _spoken(server, speech, options, client.texts)
     else:
         server = _own_server(options, issue, client)
+    if ways:
+        server = _saying(server, ways[0].scripts)
+        _tell_speech(facts, ways[0])
 
     fixed = options.fixed
     if fixed == "newest":
         fixed = max(_here(server.engine, options.device), key=Version, default="")
     facts.asked = fixed
-    return _ReproAsked(server, client, facts)
+    return _ReproAsked(server, client, facts, ways)
+
+
+# ---------------------------------------------------------------- what the model says
+
+_OTHER_PROMPTS: Final = re.compile(
+    r"image_url|input_image|image_data|data:image/|token_ids|input_ids|input_embeds"
+)
+"""In a client's words: pictures, for which no model says scripts, and ids of another
+vocabulary."""
+
+
+def _asks(client: str) -> dict[str, Any]:
+    """What a client's text asks for, by the fields of a speech. It is read in a child
+    with limits."""
+    try:
+        read: dict[str, Any] = within_limits(
+            lambda: asked_in(bodies_in(client)).model_dump(mode="json"),
+            LIMITS,
+            expected=UsageError,
+        )
+        speech = Speech.model_validate(read)
+    except (OverLimit, WorkFailed, ValidationError, OSError):
+        return {}
+    shown = {"raw", "reasoning", "content", "calls"}
+    return {
+        name: getattr(speech, name) for name in Speech.model_fields if name not in shown
+    }
+
+
+def _spoken(
+    server: ServerWanted, speech: Speech, options: ReproCommand, client: str
+) -> list[SpokenVariant]:
+    """Ways in which the server's model may answer; []: it has random weights."""
+    if options.script is not None or options.model or server.model not in BASES:
+        return []
+    tool_parser = option_of(server.args, "--tool-call-parser")
+    reasoning_parser = option_of(server.args, "--reasoning-parser")
+    parses = bool(tool_parser or reasoning_parser)
+    if not (parses or speech.is_shown or speech.asks):
+        return []
+    if _OTHER_PROMPTS.search(client) and not (parses or speech.is_shown):
+        return []
+    return variants(speech, tool_parser, reasoning_parser)
+
+
+def _saying(server: ServerWanted, scripts: Scripts) -> ServerWanted:
+    return server.model_copy(update={"scripts": scripts})
+
+
+def _tell_speech(facts: ReportFacts, variant: SpokenVariant) -> None:
+    """Say in the report's facts that the weights are not random."""
+    for place, item in enumerate(facts.replaced):
+        if item.model:
+            why = f"its weights are a script: it {variant.what}"
+            facts.replaced[place] = item.model_copy(update={"why": why})
 
 
 def _claim(options: ReproCommand, issue: Issue) -> Claim:
@@ -435,7 +509,8 @@ def _translated_server(
         "args": [*made.args, *options.server_args],
         "env": dict(made.env),
     }
-    asked = {k: v for k, v in options.asked.items() if k in ("model", "max_model_len")}
+    given = ("model", "max_model_len", "scripts")
+    asked = {k: v for k, v in options.asked.items() if k in given}
     env = {**made.env, **options.asked.get("env", {})}
     wanted = ServerWanted.model_validate({**base, **asked, "env": env})
     get_engine(wanted.engine).environment_spec(wanted.release, "cpu")
@@ -524,6 +599,7 @@ class Reproducing(Replaying):
         rounds = Rounds(self, self._files, start)
         if self._files.case.operations or not self._client_ran:
             rounds.run()
+            self._said_otherwise(rounds)
             self._in_a_row(rounds)
         self._on_fixed(rounds)
         for finding in self.replay.findings:
@@ -665,6 +741,29 @@ class Reproducing(Replaying):
         facts.notes += run.notes
         if run.ended:
             facts.notes.append(f"It was ended: {run.ended}.")
+
+    # ------------------------------------------------------------- what else is said
+
+    def _said_otherwise(self, rounds: Rounds) -> None:
+        """Nothing showed with what the model said first: let it answer otherwise."""
+        assert self._files is not None
+        replay, case = self.replay, self._files.case
+        for variant in self.asked.variants[1:]:
+            shown = replay.findings or replay.unconfirmed or replay.untestable
+            if shown or replay.nothing_tested or not replay.answers:
+                return
+            other = case.model_copy(
+                update={"server": _saying(case.server, variant.scripts)}
+            )
+            what = f"its model {variant.what}"
+            try:
+                rounds.once_more(other, what)
+            except Spent:
+                return
+            if not (replay.findings or replay.unconfirmed):
+                said = f"Where {what}: nothing as well."
+                self.facts.notes.append(said)
+                self.campaign.emit(Note(text=said))
 
     # -------------------------------------------------------------- what comes and goes
 
