@@ -238,3 +238,10 @@ def test_the_server_of_a_case_serves_what_says_its_scripts() -> None:
     scenario, options = replayed(server(scripts=ONE), RunCommand())
     assert scenario.model == Scripts.model_validate(ONE).model("qwen3-text")
     assert options.model is None
+
+
+def test_the_file_in_the_documentation_is_read(tmp_path: Path) -> None:
+    page = Path(__file__).parents[2] / "docs" / "verdicts.md"
+    block = page.read_text().partition("```toml\n")[2].partition("```")[0]
+    scripts = read_scripts(written(tmp_path, block))
+    assert [answer.name for answer in scripts.script] == ["plain", "after", "call"]
