@@ -14,7 +14,7 @@ from mmrepro.failure.documents.replay import Finding, Fuzz, Rate, Replay
 from mmrepro.reports import blocks as b, incident as runs, words
 from mmrepro.reports.documents import HTML_FILE
 from mmrepro.reports.svg import StepLine, steps
-from mmrepro.traffic.case.model import SCRIPT_FILE
+from mmrepro.traffic.case.model import SCRIPT_FILE, ServerWanted
 
 RATE_NOTE: Final = (
     "Each attempt is on a fresh server; the interval is exact (Clopper-Pearson)."
@@ -220,6 +220,17 @@ def requests_left(finding: Finding) -> list[int]:
     return left
 
 
+def _scripts_words(server: ServerWanted) -> str:
+    """What its model says, cut; "": its weights are random."""
+    if server.scripts is None:
+        return ""
+    said = [answer.text or "".join(answer.pieces) for answer in server.scripts.script]
+    return "; ".join(repr(text[:_SCRIPT_CHARS]) for text in said[:_SCRIPTS])
+
+
+_SCRIPTS, _SCRIPT_CHARS = 4, 120
+
+
 def context(
     made: Replay | Fuzz, own: Sequence[tuple[str, str]], limits: Sequence[str]
 ) -> Iterator[b.Section]:
@@ -232,6 +243,7 @@ def context(
         ("engine", made.server.label),
         ("wheel", f"{made.wheel.filename}, {made.wheel.origin}" if made.wheel else ""),
         ("model", made.server.model),
+        ("says", _scripts_words(made.server)),
         ("longest prompt and answer", f"{made.server.max_model_len} tokens"),
         ("options of the server", shlex.join(made.server.args)),
         ("variables", ", ".join(f"{k}={v}" for k, v in made.server.env.items())),

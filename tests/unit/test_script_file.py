@@ -245,3 +245,12 @@ def test_the_file_in_the_documentation_is_read(tmp_path: Path) -> None:
     block = page.read_text().partition("```toml\n")[2].partition("```")[0]
     scripts = read_scripts(written(tmp_path, block))
     assert [answer.name for answer in scripts.script] == ["plain", "after", "call"]
+
+
+def test_a_command_to_repeat_leaves_a_case_its_scripts(tmp_path: Path) -> None:
+    write_case(Case(server=server(scripts=ONE)), tmp_path)
+    own = server_wanted(tmp_path, None, {})
+    command = ReplayCommand(file=tmp_path / "case.json", server=own)
+    assert "--model" not in command.command_line()
+    plain_one = ReplayCommand(file=tmp_path / "case.json", server=server())
+    assert "--model" in plain_one.command_line()

@@ -298,7 +298,9 @@ def _unequal(
             yield from _refused_once(group)
         for sent, other in islice(combinations(group, 2), _PAIRS):
             yield from _stream_text(sent, other)
-            yield from _stream_finish(sent, other)
+            yield from _stream_finish(sent, other, case)
+            for kind, said in scripted.said_otherwise(sent, other, case):
+                yield [sent.op.id, other.op.id], kind, said
 
 
 def _prompt_tokens(group: Sequence[Sent]) -> Iterator[tuple[list[str], str, str]]:
@@ -350,21 +352,26 @@ def _stream_text(sent: Sent, other: Sent) -> Iterator[tuple[list[str], str, str]
             yield ids, "stream-text", f"{said}{b.text[:60]!r}"
 
 
-def _stream_finish(sent: Sent, other: Sent) -> Iterator[tuple[list[str], str, str]]:
+def _stream_finish(
+    sent: Sent, other: Sent, case: Case
+) -> Iterator[tuple[list[str], str, str]]:
     """A greedy stream and the whole answer of the same request, both as long as was
     asked for: what ended them is the length."""
     if sent.op.stream == other.op.stream or not (sent.greedy and other.greedy):
         return
-    records = sent.record, other.record
-    if not all(record.answered for record in records):
+    if not (sent.record.answered and other.record.answered):
         return
-    if any(record.completion_tokens != sent.limit for record in records):
+    stream, whole = (sent, other) if sent.op.stream else (other, sent)
+    tokens = stream.record.completion_tokens
+    # A model that says scripts says the same twice: the stream need not tell its length.
+    if tokens is None and case.server.scripts is not None:
+        tokens = whole.record.completion_tokens
+    if not tokens == whole.record.completion_tokens == sent.limit:
         return
-    reasons = {record.finish_reason for record in records}
-    if len(reasons) > 1 and "length" in reasons:
-        whole, stream = records if other.op.stream else reversed(records)
+    ended, right = stream.record.finish_reason, whole.record.finish_reason
+    if right == "length" and ended not in (right, None):
         said = (
-            f"a stream of {sent.limit} tokens ended with {stream.finish_reason}, and "
-            f"the whole answer with {whole.finish_reason}"
+            f"a stream of {sent.limit} tokens ended with {ended}, and the whole answer "
+            f"with {right}"
         )
         yield [sent.op.id, other.op.id], "stream-finish", said

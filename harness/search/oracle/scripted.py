@@ -210,9 +210,7 @@ def _held(name: str, part: str, right: str) -> Iterator[tuple[str, str]]:
 
 
 def _calls(choice: ChoiceSeen, answer: ScriptedAnswer) -> Iterator[tuple[str, str]]:
-    assert answer.calls is not None
-    seen = [(call.name, _read(call.arguments)) for call in choice.tool_calls]
-    right = [(call.name, call.arguments) for call in answer.calls]
+    seen, right = _seen(choice), _made(answer)
     if any(len(call.arguments) >= TEXT_LIMIT for call in choice.tool_calls):
         return
     if seen != right:
@@ -221,6 +219,34 @@ def _calls(choice: ChoiceSeen, answer: ScriptedAnswer) -> Iterator[tuple[str, st
     wanted = "tool_calls" if right else "stop"
     if choice.finish_reason != wanted:
         yield "script-finish", f"it ended with {choice.finish_reason}, and {wanted}"
+
+
+def said_otherwise(sent: Sent, other: Sent, case: Case) -> Iterator[tuple[str, str]]:
+    """Of two equal greedy requests one has the calls that were made, and one has not:
+    also where a grammar masks the tokens, which then took the script."""
+    scripts = case.server.scripts
+    answered = sent.record.answered and other.record.answered
+    if scripts is None or not (answered and sent.greedy and other.greedy):
+        return
+    answer = scripts.chosen(_body(sent))
+    if answer is None or not answer.calls:
+        return
+    right = _made(answer)
+    for choice, twin in zip(sent.record.choices, other.record.choices, strict=False):
+        if "length" in (choice.finish_reason, twin.finish_reason):
+            continue
+        calls, others = _seen(choice), _seen(twin)
+        if calls != others and right in (calls, others):
+            said = f"the calls are {_shown(calls)} and {_shown(others)}"
+            yield "script-calls", f"of one request {said}"
+
+
+def _made(answer: ScriptedAnswer) -> list[tuple[str, Any]]:
+    return [(call.name, call.arguments) for call in answer.calls or []]
+
+
+def _seen(choice: ChoiceSeen) -> list[tuple[str, Any]]:
+    return [(call.name, _read(call.arguments)) for call in choice.tool_calls]
 
 
 def _read(arguments: str) -> Any:

@@ -235,12 +235,14 @@ class ReplayCommand(TrafficCommand):
         server = self.server
         if server is NO_SERVER:
             return self
+        # A model that is typed takes the scripts of a case away.
+        says_its_own = server.scripts is not None and self.script is None
         return replace(
             self,
             ray=self.ray and "auto",
             engine=server.engine,
             release=server.release,
-            model=server.model,
+            model="" if says_its_own else server.model,
             max_model_len=server.max_model_len,
             server_args=tuple(server.args),
             env=tuple(f"{name}={value}" for name, value in server.env.items()),

@@ -232,9 +232,18 @@ def what_about(title: str, prose: str) -> list[str]:
 
 
 def _features(text: str) -> list[str]:
-    return [
-        name for name, form in _ABOUT.items() if re.search(form, text, re.IGNORECASE)
-    ]
+    features: list[str] = []
+    for name, form in _ABOUT.items():
+        if re.search(form, text, re.IGNORECASE):
+            features.append(name)
+        # Values of a finish reason are called as other features are.
+        text = _FINISH_VALUE.sub(" ", text)
+    return features
+
+
+_FINISH_VALUE: Final = re.compile(
+    r"finish[_ ]?reason\W{0,6}(?:tool_calls?|stop|length)\b", re.IGNORECASE
+)
 
 
 def claim_of(word: str) -> Claim:

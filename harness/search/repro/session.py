@@ -182,7 +182,7 @@ def asked_for(options: ReproCommand) -> _ReproAsked:
     if text:
         server = _translated_server(options, issue, text, traffic, facts)
         speech = issue.speech.model_copy(update=_asks(client.texts))
-        ways = _spoken(server, speech, options, client.texts)
+        ways = _spoken(server, speech, options, client.texts, claim)
     else:
         server = _own_server(options, issue, client)
     if ways:
@@ -224,7 +224,11 @@ def _asks(client: str) -> dict[str, Any]:
 
 
 def _spoken(
-    server: ServerWanted, speech: Speech, options: ReproCommand, client: str
+    server: ServerWanted,
+    speech: Speech,
+    options: ReproCommand,
+    client: str,
+    claim: Claim,
 ) -> list[SpokenVariant]:
     """Ways in which the server's model may answer; []: it has random weights."""
     if options.script is not None or options.model or server.model not in BASES:
@@ -236,7 +240,7 @@ def _spoken(
         return []
     if _OTHER_PROMPTS.search(client) and not (parses or speech.is_shown):
         return []
-    return variants(speech, tool_parser, reasoning_parser)
+    return variants(speech, tool_parser, reasoning_parser, claim.about)
 
 
 def _saying(server: ServerWanted, scripts: Scripts) -> ServerWanted:
@@ -749,8 +753,10 @@ class Reproducing(Replaying):
         assert self._files is not None
         replay, case = self.replay, self._files.case
         for variant in self.asked.variants[1:]:
-            shown = replay.findings or replay.unconfirmed or replay.untestable
-            if shown or replay.nothing_tested or not replay.answers:
+            shown = [f for f in replay.findings if matches(f, self.facts.claim)]
+            if shown or replay.unconfirmed or replay.untestable:
+                return
+            if replay.nothing_tested or not replay.answers:
                 return
             other = case.model_copy(
                 update={"server": _saying(case.server, variant.scripts)}

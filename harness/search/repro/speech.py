@@ -349,23 +349,34 @@ def _call_in(function: Mapping[str, Any]) -> ScriptedCall:
 
 @dataclass(frozen=True)
 class SpokenVariant:
-    """One way in which the model may answer; ``what`` it does, for people."""
+    """One way in which the model may answer.
+
+    Attributes:
+        what: it does, for people.
+        is_cut: by max_tokens.
+    """
 
     what: str
     scripts: Scripts
+    is_cut: bool = False
 
 
 def variants(
-    speech: Speech, tool_parser: str, reasoning_parser: str
+    speech: Speech, tool_parser: str, reasoning_parser: str, about: Sequence[str] = ()
 ) -> list[SpokenVariant]:
-    """Ways in which the model answers, the likeliest to show what is reported first."""
+    """Ways in which the model answers, the likeliest to show what is reported first.
+
+    ``about``: features that the report names."""
     making = _Making(speech, tool_parser, reasoning_parser)
     if speech.raw:
         scripts = Scripts(script=[ScriptedAnswer(name="raw", text=speech.raw)])
         return [SpokenVariant("says what the report shows", scripts)]
     if speech.is_shown:
         return [SpokenVariant("gives the report's answer", making.shown())]
-    return list(making.kinds())
+    kinds = list(making.kinds())
+    if "finish" in about:
+        kinds.sort(key=lambda kind: not kind.is_cut)
+    return kinds
 
 
 class _Making:
@@ -409,9 +420,8 @@ class _Making:
         yield SpokenVariant("calls two tools", self._scripts(self._two()))
         long = self._long(once[0])
         if long is not None:
-            yield SpokenVariant(
-                "calls a tool, and max_tokens cuts that", self._scripts([long])
-            )
+            what = "calls a tool, and max_tokens cuts that"
+            yield SpokenVariant(what, self._scripts([long]), is_cut=True)
 
     def _what(self, answers: str) -> str:
         words = [answers]

@@ -187,3 +187,27 @@ def test_what_an_answer_never_shows_was_not_tested() -> None:
     tool = Message(role="tool", content="22")
     op = chat(tools=TOOLS).model_copy(update={"messages": [*result, tool]})
     assert missing(op, text="It is done.") == []
+
+
+# -------------------------------------------------------- a stream beside the whole
+
+
+def beside_each_other(
+    folder: Path, whole: dict[str, Any], stream: dict[str, Any], **asked: Any
+) -> set[str]:
+    parameters = {"temperature": 0, "tools": TOOLS, "tool_choice": "required", **asked}
+    operations = [chat(**parameters).model_copy(update={"id": id}) for id in ("r1", "r2")]
+    operations[1] = operations[1].model_copy(update={"stream": True})
+    answers = {"r1": [whole], "r2": [stream]}
+    told, _ = judged(operations, answers, folder, args=PARSERS, scripts=SCRIPTS)
+    return {kind for kind in told if kind.startswith(("script", "stream-finish"))}
+
+
+def test_of_equal_requests_one_has_the_calls_and_one_has_not(tmp_path: Path) -> None:
+    wrong = {**RIGHT, "calls": [("add", '{"a": 3}]')]}
+    assert beside_each_other(tmp_path / "a", RIGHT, wrong) == {"script-calls"}
+    assert beside_each_other(tmp_path / "b", RIGHT, RIGHT) == set()
+    # A grammar that takes something else takes it twice.
+    other = {**RIGHT, "calls": [("add", '{"a": 7}')]}
+    assert beside_each_other(tmp_path / "c", other, other) == set()
+    assert beside_each_other(tmp_path / "d", other, wrong) == set()

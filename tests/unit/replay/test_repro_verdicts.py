@@ -387,7 +387,7 @@ def of_protocol(kind: str, **more: Any) -> Finding:
 @pytest.mark.parametrize(
     ("title", "prose", "about"),
     [
-        ("A stream ends with `finish_reason: tool_calls`", "", ["finish", "calls"]),
+        ("A stream ends with `finish_reason: tool_calls`", "", ["finish"]),
         ("Wrong answer", "The stop string is in the text", ["stop"]),
         ("The stop string is kept by derender", "", ["stop", "derender"]),
         ("500 of /v1/messages", "see /v1/models", ["/v1/messages"]),
