@@ -112,7 +112,7 @@ class ServerCommand(Command):
                 raise UsageError(f"--env {text}: a variable is given as NAME=VALUE.")
             env[name] = value
 
-        asked = {
+        asked: dict[str, Any] = {
             "release": self.release,
             "model": self.model,
             "max_model_len": self.max_model_len,

@@ -280,8 +280,8 @@ def read_here(text: str) -> Issue:
             observed = observed.replace(taken, " ")
     issue.claim = read_claim(issue.title, observed)
     issue.claim.about = what_about(issue.title, prose)
-    taken = (issue.client.strip(), issue.server.strip())
-    others = [(b.text, b.line) for b in blocks if b.text.strip() not in taken]
+    run = (issue.client.strip(), issue.server.strip())
+    others = [(b.text, b.line) for b in blocks if b.text.strip() not in run]
     others += [(text, "") for text in _INLINE.findall(prose)]
     issue.speech = shown_in(others)
     return issue

@@ -71,6 +71,7 @@ from mmrepro.search.repro.speech import (
     SpokenVariant,
     asked_in,
     bodies_in,
+    likeliest_first,
     variants,
 )
 from mmrepro.traffic.capture.client import (
@@ -182,7 +183,7 @@ def asked_for(options: ReproCommand) -> _ReproAsked:
     if text:
         server = _translated_server(options, issue, text, traffic, facts)
         speech = issue.speech.model_copy(update=_asks(client.texts))
-        ways = _spoken(server, speech, options, client.texts, claim)
+        ways = _spoken(server, speech, options, client.texts)
     else:
         server = _own_server(options, issue, client)
     if ways:
@@ -228,7 +229,6 @@ def _spoken(
     speech: Speech,
     options: ReproCommand,
     client: str,
-    claim: Claim,
 ) -> list[SpokenVariant]:
     """Ways in which the server's model may answer; []: it has random weights."""
     if options.script is not None or options.model or server.model not in BASES:
@@ -240,7 +240,7 @@ def _spoken(
         return []
     if _OTHER_PROMPTS.search(client) and not (parses or speech.is_shown):
         return []
-    return variants(speech, tool_parser, reasoning_parser, claim.about)
+    return variants(speech, tool_parser, reasoning_parser)
 
 
 def _saying(server: ServerWanted, scripts: Scripts) -> ServerWanted:
@@ -736,6 +736,9 @@ class Reproducing(Replaying):
     def _known(self, case: Case, run: ClientRun) -> None:
         """What the client sent is the case."""
         assert self._files is not None
+        for way in self._ways[:1]:
+            server = _saying(case.server, way.scripts)
+            case = case.model_copy(update={"server": server})
         self._files.case = case
         replay, facts = self.replay, self.facts
         replay.origin = case.origin
@@ -748,11 +751,19 @@ class Reproducing(Replaying):
 
     # ------------------------------------------------------------- what else is said
 
+    @property
+    def _ways(self) -> list[SpokenVariant]:
+        """How the model answers when the requests are replayed. The client gets the
+        plainest answers: it may read them."""
+        return likeliest_first(self.asked.variants, self.facts.claim.about)
+
     def _said_otherwise(self, rounds: Rounds) -> None:
         """Nothing showed with what the model said first: let it answer otherwise."""
         assert self._files is not None
         replay, case = self.replay, self._files.case
-        for variant in self.asked.variants[1:]:
+        for variant in self._ways:
+            if variant.scripts == case.server.scripts:
+                continue  # it was played first
             shown = [f for f in replay.findings if matches(f, self.facts.claim)]
             if shown or replay.unconfirmed or replay.untestable:
                 return

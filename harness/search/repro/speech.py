@@ -262,9 +262,9 @@ class _Literals:
                 return [self._value(element, deep + 1) for element in elements]
             case ast.Dict(keys=keys, values=values):
                 made: dict[str, Any] = {}
-                for key, value in zip(keys, values, strict=True):
+                for key, inner in zip(keys, values, strict=True):
                     if isinstance(key, ast.Constant):
-                        made[str(key.value)] = self._value(value, deep + 1)
+                        made[str(key.value)] = self._value(inner, deep + 1)
                 return made
         return None
 
@@ -321,16 +321,18 @@ def _answer_in(text: str) -> Speech | None:
 def _message_in(value: object) -> dict[str, Any] | None:
     if not isinstance(value, dict):
         return None
+    message: Any = value
     choices = value.get("choices")
     if isinstance(choices, list) and choices and isinstance(choices[0], dict):
-        value = choices[0].get("message") or {}
+        message = choices[0].get("message")
     elif isinstance(value.get("message"), dict):
-        value = value["message"]
-    answers = ("tool_calls", "reasoning", "reasoning_content")
-    is_answer = isinstance(value, dict) and (
-        value.get("role") == "assistant" or any(name in value for name in answers)
+        message = value["message"]
+    if not isinstance(message, dict) or "messages" in message:
+        return None
+    has_parts = any(
+        name in message for name in ("tool_calls", "reasoning", "reasoning_content")
     )
-    return value if is_answer and "messages" not in value else None
+    return message if has_parts or message.get("role") == "assistant" else None
 
 
 def _call_in(function: Mapping[str, Any]) -> ScriptedCall:
@@ -362,21 +364,24 @@ class SpokenVariant:
 
 
 def variants(
-    speech: Speech, tool_parser: str, reasoning_parser: str, about: Sequence[str] = ()
+    speech: Speech, tool_parser: str, reasoning_parser: str
 ) -> list[SpokenVariant]:
-    """Ways in which the model answers, the likeliest to show what is reported first.
-
-    ``about``: features that the report names."""
+    """Ways in which the model answers, the plainest first."""
     making = _Making(speech, tool_parser, reasoning_parser)
     if speech.raw:
         scripts = Scripts(script=[ScriptedAnswer(name="raw", text=speech.raw)])
         return [SpokenVariant("says what the report shows", scripts)]
     if speech.is_shown:
         return [SpokenVariant("gives the report's answer", making.shown())]
-    kinds = list(making.kinds())
-    if "finish" in about:
-        kinds.sort(key=lambda kind: not kind.is_cut)
-    return kinds
+    return list(making.kinds())
+
+
+def likeliest_first(
+    ways: Sequence[SpokenVariant], about: Sequence[str]
+) -> list[SpokenVariant]:
+    """Ways of answering in the order in which they may show what a report names."""
+    cut_first = "finish" in about
+    return sorted(ways, key=lambda way: not (way.is_cut and cut_first))
 
 
 class _Making:

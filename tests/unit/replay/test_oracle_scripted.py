@@ -196,7 +196,9 @@ def beside_each_other(
     folder: Path, whole: dict[str, Any], stream: dict[str, Any], **asked: Any
 ) -> set[str]:
     parameters = {"temperature": 0, "tools": TOOLS, "tool_choice": "required", **asked}
-    operations = [chat(**parameters).model_copy(update={"id": id}) for id in ("r1", "r2")]
+    operations = [
+        chat(**parameters).model_copy(update={"id": id}) for id in ("r1", "r2")
+    ]
     operations[1] = operations[1].model_copy(update={"stream": True})
     answers = {"r1": [whole], "r2": [stream]}
     told, _ = judged(operations, answers, folder, args=PARSERS, scripts=SCRIPTS)

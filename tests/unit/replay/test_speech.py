@@ -15,6 +15,7 @@ from mmrepro.search.repro.speech import (
     asked_in,
     bodies_in,
     example_of,
+    likeliest_first,
     shown_in,
     variants,
 )
@@ -218,3 +219,9 @@ def test_a_thought_has_an_end_or_none() -> None:
     assert said(ended.scripts.script[0]).startswith("[THINK]Let me see.[/THINK]")
     assert said(endless.scripts.script[0]) == "[THINK]Let me see."
     assert "[THINK]" in all_tokens()
+
+
+def test_what_a_report_is_about_decides_what_is_said_first() -> None:
+    ways = variants(asked_in([{"tools": [TOOL], "max_tokens": 30}]), "hermes", "")
+    assert [way.is_cut for way in likeliest_first(ways, ["finish"])][:1] == [True]
+    assert likeliest_first(ways, ["calls"]) == ways
