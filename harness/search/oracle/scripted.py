@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from mmrepro.engines import Engine
-from mmrepro.engines.base import has_option
+from mmrepro.engines.base import has_option, option_of
+from mmrepro.engines.models.families import calls_as, thinks_as
 from mmrepro.engines.models.script_file import ScriptedAnswer, Scripts
 from mmrepro.engines.models.scripted import text_of
 from mmrepro.search.oracle.judged import Sent
@@ -80,7 +81,7 @@ def said_by_script(sent: Sent, case: Case, engine: Engine) -> Iterator[tuple[str
     parsers = _parsers(sent, case)
     for choice in sent.record.choices:
         if parsers:
-            yield from _parsed(choice, spoken, parsers, scripts)
+            yield from _parsed(choice, spoken, parsers, case, scripts)
         else:
             yield from _plain(sent, choice, spoken, engine)
 
@@ -135,7 +136,7 @@ def _message(message: Any) -> dict[str, Any]:
 
 
 def _stops(sent: Sent) -> list[str]:
-    given = sent.parameter("stop")
+    given = sent.parameter("stop") or sent.parameter("stop_sequences")
     words = [given] if isinstance(given, str) else given
     if not isinstance(words, list):
         return []
@@ -174,18 +175,21 @@ def _plain(
 
 
 def _parsed(
-    choice: ChoiceSeen, spoken: _Spoken, parsers: set[str], scripts: Scripts
+    choice: ChoiceSeen,
+    spoken: _Spoken,
+    parsers: set[str],
+    case: Case,
+    scripts: Scripts,
 ) -> Iterator[tuple[str, str]]:
     """Of an answer that parsers have read."""
     answer = spoken.answer
-    known = answer.calls is not None or _TOOLS not in parsers
     if spoken.finish == "length":
         calls_begun = bool(answer.calls) and _TOOLS in parsers
         reason = choice.finish_reason
         if calls_begun and len(choice.tool_calls) <= 1 and reason != "length":
             yield "script-finish", f"it ended with {reason}, and for length"
         return
-    if spoken.stopped or not known:
+    if spoken.stopped:
         return
     if _REASONS in parsers and answer.reasoning is not None:
         yield from _held("reasoning", choice.reasoning, answer.reasoning)
@@ -193,12 +197,36 @@ def _parsed(
         return  # the thought stays in the text
     if answer.content is not None:
         yield from _held("text", choice.text, answer.content)
-        for tag in scripts.shared:
-            if tag in choice.text and tag not in answer.content:
-                yield "script-tags", f"{tag!r} is in the content {_shown(choice.text)}"
-                break
+    for tag in _tags(answer, spoken.text, parsers, case, scripts):
+        if tag in choice.text:
+            yield "script-tags", f"{tag!r} is in the content {_shown(choice.text)}"
+            break
     if _TOOLS in parsers and answer.calls is not None:
         yield from _calls(choice, answer)
+
+
+def _tags(
+    answer: ScriptedAnswer,
+    text: str,
+    parsers: set[str],
+    case: Case,
+    scripts: Scripts,
+) -> list[str]:
+    """Tags that no content has. Where it is not known what a parser makes of a script,
+    those of the parsers' families, if each that opens is closed: of half a call or
+    thought parsers make what they like."""
+    if answer.content is not None:
+        return [tag for tag in scripts.shared if tag not in answer.content]
+    tags: list[str] = []
+    if _TOOLS in parsers:
+        tags += calls_as(option_of(case.server.args, _TOOLS)).tokens
+    if _REASONS in parsers:
+        tags += thinks_as(option_of(case.server.args, _REASONS)).tokens
+    for tag in tags:
+        closing = f"</{tag[1:]}"
+        if closing in tags and text.count(tag) != text.count(closing):
+            return []
+    return tags
 
 
 def _held(name: str, part: str, right: str) -> Iterator[tuple[str, str]]:
@@ -289,18 +317,21 @@ def never_shown(requests: Iterable[Sent], case: Case) -> dict[str, list[str]]:
 def _features(sent: Sent, case: Case) -> Iterator[tuple[str, bool]]:
     """What a request asks for, and whether its answer has it."""
     record = sent.record
-    if record.status != 200 or record.error or sent.op.leave or not sent.generates:
+    if record.status != 200 or record.error or sent.op.leave:
         return
     choices = record.choices
     if _asks_calls(sent):
         yield A_CALL, any(choice.tool_calls for choice in choices)
-    if sent.op.path == CHAT and has_option(case.server.args, _REASONS):
+    if sent.op.path in _CHATS and has_option(case.server.args, _REASONS):
         yield A_THOUGHT, any(choice.reasoning for choice in choices)
     if _asks_json(sent):
         yield JSON_ANSWER, any(_is_whole_json(choice) for choice in choices)
     words = _stops(sent)
     if words:
         yield f"the stop string {words[0][:40]!r}", _stop_came(sent, case, words)
+
+
+_CHATS: Final = (CHAT, "/v1/responses", "/v1/messages")
 
 
 def _asks_calls(sent: Sent) -> bool:

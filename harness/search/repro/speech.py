@@ -14,7 +14,12 @@ from dataclasses import dataclass
 from typing import Annotated, Any, Final
 
 from mmrepro.base.records import Record
-from mmrepro.engines.models.families import all_tokens, calls_as, thinks_as
+from mmrepro.engines.models.families import (
+    all_tokens,
+    calls_as,
+    families,
+    thinks_as,
+)
 from mmrepro.engines.models.script_file import ScriptedAnswer, ScriptedCall, Scripts
 from mmrepro.engines.models.scripted import pieces_of
 from pydantic import Field
@@ -369,7 +374,9 @@ def variants(
     """Ways in which the model answers, the plainest first."""
     making = _Making(speech, tool_parser, reasoning_parser)
     if speech.raw:
-        scripts = Scripts(script=[ScriptedAnswer(name="raw", text=speech.raw)])
+        told = _told_by(speech.raw, tool_parser, reasoning_parser)
+        answer = ScriptedAnswer(name="raw", text=speech.raw, **told)
+        scripts = Scripts(script=[answer])
         return [SpokenVariant("says what the report shows", scripts)]
     if speech.is_shown:
         return [SpokenVariant("gives the report's answer", making.shown())]
@@ -382,6 +389,42 @@ def likeliest_first(
     """Ways of answering in the order in which they may show what a report names."""
     cut_first = "finish" in about
     return sorted(ways, key=lambda way: not (way.is_cut and cut_first))
+
+
+_THINK_FORM: Final = re.compile(r"\s*<think>(.*?)</think>", re.DOTALL)
+_CALL_FORM: Final = re.compile(r"<tool_call>\s*(\{.*?\})\s*</tool_call>", re.DOTALL)
+_TAG: Final = re.compile(r"</?(?:think|tool_call)>")
+
+
+def _told_by(raw: str, tool_parser: str, reasoning_parser: str) -> dict[str, Any]:
+    """What sound parsers make of a raw output in the commonest form, a thought, a text
+    and calls in this order; {}: it is of another form."""
+    hermes = families()["hermes"]
+    reads_calls = not tool_parser or calls_as(tool_parser) is hermes
+    reads_thoughts = not reasoning_parser or thinks_as(reasoning_parser) is hermes
+    if not (reads_calls and reads_thoughts):
+        return {}
+    thought = _THINK_FORM.match(raw)
+    if reasoning_parser and thought is None:
+        return {}  # some parsers take a text without tags for a thought
+    rest = raw[thought.end() :] if thought else raw
+    content, begin, after = rest.partition("<tool_call>")
+    calls: list[ScriptedCall] = []
+    for written in _CALL_FORM.findall(begin + after):
+        try:
+            call = json.loads(written)
+            calls.append(ScriptedCall(name=call["name"], arguments=call["arguments"]))
+        except (ValueError, LookupError, TypeError, RecursionError):
+            return {}
+    left = _CALL_FORM.sub("", begin + after).strip()
+    inside = content + (thought[1] if thought else "")
+    if left or _TAG.search(inside) or len(calls) > _MOST_TOOLS:
+        return {}
+    return {
+        "reasoning": thought[1] if thought else None,
+        "content": content,
+        "calls": calls,
+    }
 
 
 class _Making:

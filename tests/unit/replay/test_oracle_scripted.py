@@ -213,3 +213,22 @@ def test_of_equal_requests_one_has_the_calls_and_one_has_not(tmp_path: Path) -> 
     other = {**RIGHT, "calls": [("add", '{"a": 7}')]}
     assert beside_each_other(tmp_path / "c", other, other) == set()
     assert beside_each_other(tmp_path / "d", other, wrong) == set()
+
+
+@pytest.mark.parametrize(
+    ("said", "content", "kinds"),
+    [
+        ("<think>a</think>b", "b", set()),
+        ("<think>a</think>b", "a</think>b", {"script-tags"}),
+        ("<think>a", "<think>a", set()),
+        ("a", "a", set()),
+    ],
+)
+def test_a_tag_that_is_closed_is_in_no_content(
+    tmp_path: Path, said: str, content: str, kinds: set[str]
+) -> None:
+    """Also where it is not known what a parser makes of the script."""
+    scripts = Scripts(script=[ScriptedAnswer(text=said)])
+    answers = {"r1": [{"text": content, "finish": "stop"}]}
+    told, _ = judged([chat()], answers, tmp_path, args=PARSERS, scripts=scripts)
+    assert {kind for kind in told if kind.startswith("script")} == kinds

@@ -225,3 +225,36 @@ def test_what_a_report_is_about_decides_what_is_said_first() -> None:
     ways = variants(asked_in([{"tools": [TOOL], "max_tokens": 30}]), "hermes", "")
     assert [way.is_cut for way in likeliest_first(ways, ["finish"])][:1] == [True]
     assert likeliest_first(ways, ["calls"]) == ways
+
+
+CALL = '<tool_call>\n{"name": "f", "arguments": {"a": 1}}\n</tool_call>'
+
+
+@pytest.mark.parametrize(
+    ("raw", "parsers", "told"),
+    [
+        (CALL, ("hermes", ""), (None, "", 1)),
+        (
+            f"<think>Hm.</think>I look.{CALL}\n{CALL}",
+            ("hermes", "qwen3"),
+            ("Hm.", "I look.", 2),
+        ),
+        ("<think>Hm.</think>Hello", ("", "qwen3"), ("Hm.", "Hello", 0)),
+        ("Hello", ("", "qwen3"), (None, None, None)),
+        (
+            "<think>Hm.<tool_call>{}</tool_call></think>",
+            ("hermes", "qwen3"),
+            (None, None, None),
+        ),
+        ('<tool_call>\n{"name": "f"', ("hermes", ""), (None, None, None)),
+        ('<tool_call>{"name": "f"}</tool_call>', ("hermes", ""), (None, None, None)),
+        (CALL, ("mistral", ""), (None, None, None)),
+    ],
+)
+def test_what_sound_parsers_make_of_a_raw_output(
+    raw: str, parsers: tuple[str, str], told: tuple[Any, Any, Any]
+) -> None:
+    (variant,) = variants(Speech(raw=raw), *parsers)
+    (answer,) = variant.scripts.script
+    calls = None if answer.calls is None else len(answer.calls)
+    assert (answer.reasoning, answer.content, calls) == told
