@@ -30,7 +30,11 @@ ENGINES = {
     "vllm-0.23.0": ("vllm", "0.23.0", ()),
     "vllm-0.33.0": ("vllm", "0.33.0", ()),
     "sglang-0.5.23": ("sglang", "0.5.23", ()),
-    "lmdeploy-0.18.0": ("lmdeploy", "0.18.0", ()),
+    "lmdeploy-0.18.0": (
+        "lmdeploy",
+        "0.18.0",
+        ("--logprobs-mode", "raw_logprobs"),
+    ),
 }
 TAGS = ("<think>", "</think>", "<tool_call>", "</tool_call>", "[TOOL_CALLS]")
 
