@@ -14,7 +14,7 @@ from mmrepro.failure.documents.replay import Finding, Fuzz, Rate, Replay
 from mmrepro.reports import blocks as b, incident as runs, words
 from mmrepro.reports.documents import HTML_FILE
 from mmrepro.reports.svg import StepLine, steps
-from mmrepro.traffic.case.model import SCRIPT_FILE
+from mmrepro.traffic.case.model import SCRIPT_FILE, ServerWanted
 
 RATE_NOTE: Final = (
     "Each attempt is on a fresh server; the interval is exact (Clopper-Pearson)."
@@ -235,6 +235,17 @@ def requests_left(finding: Finding) -> list[int]:
     return left
 
 
+def _scripts_words(server: ServerWanted) -> str:
+    """What its model says, cut; "": its weights are random."""
+    if server.scripts is None:
+        return ""
+    said = [answer.text or "".join(answer.pieces) for answer in server.scripts.script]
+    return "; ".join(repr(text[:_SCRIPT_CHARS]) for text in said[:_SCRIPTS])
+
+
+_SCRIPTS, _SCRIPT_CHARS = 4, 120
+
+
 def context(
     made: Replay | Fuzz, own: Sequence[tuple[str, str]], limits: Sequence[str]
 ) -> Iterator[b.Section]:
@@ -256,6 +267,7 @@ def _server_rows(made: Replay | Fuzz) -> list[tuple[str, str]]:
         ("engine", server.label),
         ("wheel", wheel),
         ("model", server.model),
+        ("says", _scripts_words(server)),
         ("longest prompt and answer", f"{server.max_model_len} tokens"),
         ("options of the server", shlex.join(server.args)),
         ("variables", ", ".join(variables)),

@@ -15,7 +15,7 @@ import tempfile
 import textwrap
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
-from functools import cache, partial
+from functools import cache, lru_cache, partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -24,6 +24,7 @@ from mmrepro.base.errors import UsageError
 from mmrepro.base.records import FindingClass, Setting, StandIn
 from mmrepro.base.text.sanitize import one_line
 from mmrepro.engines.folders import folders
+from mmrepro.engines.models.base import VECTOR_WIDTHS, TinyModel
 from mmrepro.engines.models.tiny import ADAPTERS, TINY, named_in
 from mmrepro.engines.serving import serving
 from mmrepro.failure.documents.replay import Finding
@@ -75,6 +76,12 @@ _PROMISES: Final = (
     "finish-tool-calls",
     "stream-parts",
     "stream-text",
+    "stream-finish",
+    "script-text",
+    "script-reasoning",
+    "script-calls",
+    "script-finish",
+    "script-tags",
     "refusal",
     "prompt-tokens",
 )
@@ -336,12 +343,19 @@ def _images_of(case: Case, made: Mapping[str, Picture]) -> dict[str, Any]:
 
 def _models_of(case: Case) -> dict[str, Any]:
     """The model and those beside it, packed; empty where it is somebody's own."""
-    model = _model(case.server.model)
-    if model is None:
-        return {"model": "", "weights": "", "beside": {}}
-    files, weights = model
-    beside = {name: _model(name) for name in _beside(case)}
-    return {"model": files, "weights": weights, "beside": beside}
+    facts: dict[str, Any] = {
+        "model": "",
+        "weights": "",
+        "scripted": case.server.scripts is not None,
+        "vector_widths": dict(VECTOR_WIDTHS),
+        "beside": {},
+    }
+    tiny = case.server.tiny
+    if tiny is not None:
+        facts["model"], facts["weights"] = _model(tiny)
+        for name in _beside(case):
+            facts["beside"][name] = _model(TINY.get(name) or ADAPTERS[name])
+    return facts
 
 
 def _filled(template: str, **facts: Any) -> str:
@@ -414,10 +428,12 @@ _KINDS: Final = {
 
 def _stand_in_lines(case: Case, stand_ins: Sequence[StandIn]) -> Iterator[str]:
     """What is not as in production: the model, and each stand-in, in sentences."""
-    if case.server.model in TINY:
+    if case.server.tiny is not None:
+        weights = "random weights"
+        if case.server.scripts is not None:
+            weights = "weights that say a script"
         text = (
-            f"The model is a tiny one with random weights ({case.server.model}), a "
-            "stand-in."
+            f"The model is a tiny one with {weights} ({case.server.model}), a stand-in."
         )
         yield textwrap.fill(text, _WIDTH)
 
@@ -444,17 +460,17 @@ def _beside(case: Case) -> list[str]:
     return named_in(texts)
 
 
-@cache
-def _model(name: str) -> tuple[str, str] | None:
+@lru_cache(maxsize=8)
+def _model(tiny: TinyModel) -> tuple[str, str]:
     """Files of a tiny model, and its weights' file, seed, names, shapes and spread,
-    packed; None: it is somebody's own."""
-    tiny = TINY.get(name) or ADAPTERS.get(name)
-    if tiny is None:
-        return None
-    shapes = []
-    for weight, shape in tiny.shapes():
-        shapes.append([weight, list(shape), *tiny.spread(weight)])
-
+    and what is placed in them, packed."""
+    placed = tiny.placed()
+    shapes: list[list[object]] = []
+    for name, shape in tiny.shapes():
+        weight = [name, list(shape), *tiny.spread(name)]
+        if name in placed:
+            weight += [placed[name].cells, placed[name].vectors]
+        shapes.append(weight)
     weights = [tiny.weights_file, tiny.seed, shapes]
     texts = {}
     with tempfile.TemporaryDirectory() as folder:

@@ -500,6 +500,17 @@ def has_option(server_args: Sequence[str], name: str) -> bool:
     return any(arg == name or arg.startswith(name + "=") for arg in server_args)
 
 
+def option_of(server_args: Sequence[str], name: str) -> str:
+    """The value of an option, the last one; "": it is not given."""
+    value = ""
+    for place, word in enumerate(server_args):
+        if word == name:
+            value = "".join(server_args[place + 1 : place + 2])
+        elif word.startswith(name + "="):
+            value = word.removeprefix(name + "=")
+    return value
+
+
 @dataclass(frozen=True)
 class Patch:
     """Code put in front of an unmodified engine: a stand-in.

@@ -113,6 +113,7 @@ if TYPE_CHECKING:
         hypothesis as hypothesis,
     )
     from mmrepro.scenario.silent import Failure as Failure
+    from mmrepro.traffic.case.files import scripted_model as scripted_model
     from mmrepro.traffic.case.sending import play_case as play_case
     from mmrepro.traffic.drive import (
         Picture as Picture,

@@ -17,6 +17,7 @@ from mmrepro.campaign.work import StartedRun
 from mmrepro.cli.app import app
 from mmrepro.cli.campaign import CampaignProgress
 from mmrepro.engines import ENGINES
+from mmrepro.engines.models.script_file import ScriptedAnswer, Scripts
 from mmrepro.failure.documents.replay import PlayFacts, Replay
 from mmrepro.reports.html import render_html
 from mmrepro.reports.replay import compose
@@ -390,6 +391,24 @@ def test_new_from_writes_a_scenario_of_every_class(
     assert isinstance(again.exception, MmreproError)
     assert "exist already" in again.exception.message
     assert runner.invoke(app, [*argv, "--force"]).exit_code == 0
+
+
+def test_new_from_a_scripted_finding_has_a_model_that_says_the_same(
+    tmp_path: Path,
+) -> None:
+    from mmrepro.reports.replay import write_replay
+
+    case = ghost_case()
+    scripts = Scripts(script=[ScriptedAnswer(text="Hello there.")])
+    update = {"model": "text", "scripts": scripts}
+    case.server = case.server.model_copy(update=update)
+    place = tmp_path / "r" / "f1"
+    write_case(case, place)
+    write_replay(replay(finding(case, FindingClass.HANG)), tmp_path / "r")
+    argv = ["new", "says-hello", "--from", str(place), "--out", str(tmp_path)]
+    assert runner.invoke(app, argv).exit_code == 0
+    scenario = load_scenario(str(tmp_path / "says_hello.py"))
+    assert scenario.model == scripts.model()
 
 
 def test_new_takes_a_replay_with_one_finding(

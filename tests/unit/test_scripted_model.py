@@ -19,7 +19,7 @@ from mmrepro.engines.models.scripted import (
     pieces_of,
     trigger_of,
 )
-from mmrepro.engines.models.stack import TinyQwen3Moe
+from mmrepro.engines.models.stack import TextModel, TinyLlamaText, TinyQwen3Moe
 from tokenizers import Tokenizer
 
 SHARED = ("<think>", "</think>", "<tool_call>", "</tool_call>")
@@ -73,8 +73,11 @@ def forward(w: dict[str, Any], config: dict[str, Any], ids: list[int]) -> Any:
     def heads_of(name: str, count: int) -> Any:
         return (seen @ w[f"{own}.{name}_proj.weight"].T).reshape(-1, count, width)
 
-    query = rotated(normed(heads_of("q", heads), w[f"{own}.q_norm.weight"]), theta)[-1]
-    key = rotated(normed(heads_of("k", keys), w[f"{own}.k_norm.weight"]), theta)
+    query, key = heads_of("q", heads), heads_of("k", keys)
+    if f"{own}.q_norm.weight" in w:
+        query = normed(query, w[f"{own}.q_norm.weight"])
+        key = normed(key, w[f"{own}.k_norm.weight"])
+    query, key = rotated(query, theta)[-1], rotated(key, theta)
     value = heads_of("v", keys)
     key, value = (np.repeat(one, heads // keys, axis=1) for one in (key, value))
     scores = np.einsum("hd,khd->hk", query, key) / np.sqrt(width)
@@ -89,7 +92,10 @@ class Spoken:
     """A scripted model, written, and what it says."""
 
     def __init__(self, model: ScriptedModel, folder: Path) -> None:
-        self.folder = model.write(folder)
+        self.load(model.write(folder))
+
+    def load(self, folder: Path) -> None:
+        self.folder = folder
         self.weights = weights(self.folder)
         self.config = json.loads((self.folder / "config.json").read_text())
         self.tokenizer = Tokenizer.from_file(str(self.folder / "tokenizer.json"))
@@ -160,15 +166,27 @@ def test_no_far_position_is_taken_for_the_one_before() -> None:
     assert scores[1] - others.max() > 8
 
 
-def test_experts_say_it_too(tmp_path: Path) -> None:
-    spoken = Spoken(model_of(CALL, TWO, base=TinyQwen3Moe()), tmp_path)
-    assert spoken.after(trigger_of("s1"))[0] == TWO
+@pytest.mark.parametrize("base", [TinyQwen3Moe(), TinyLlamaText()])
+def test_other_architectures_say_it_too(tmp_path: Path, base: TextModel) -> None:
+    spoken = Spoken(model_of(CALL, TWO, base=base), tmp_path)
+    said, margin = spoken.after("x" * 500 + trigger_of("s1"))
+    assert said == TWO
+    assert margin > 6
 
 
 def test_without_shared_tokens_nothing_looks_back(tmp_path: Path) -> None:
     spoken = Spoken(ScriptedModel((Script("a", ("one", " two", " two")),)), tmp_path)
     assert not spoken.weights["model.layers.0.self_attn.o_proj.weight"].any()
     assert spoken.after("?")[0] == "one two two"
+
+
+def test_only_what_is_there_twice_has_a_mark(tmp_path: Path) -> None:
+    """A grammar that masks tokens takes them by their strings."""
+    pieces = ('{"name": "', "word", " word", " word", "}", '"}')
+    spoken = Spoken(ScriptedModel((Script("a", pieces),)), tmp_path)
+    marked = [text for text in spoken.tokenizer.get_vocab() if "⟦" in text]
+    assert sorted(text.partition("⟦")[0] for text in marked) == ["}", "Ġword"]
+    assert spoken.after("?")[0] == "".join(pieces)
 
 
 def test_a_script_may_never_end(tmp_path: Path) -> None:

@@ -12,10 +12,11 @@ import os
 import shutil
 import tempfile
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, Final
 
 if TYPE_CHECKING:
     import numpy as np
@@ -24,6 +25,53 @@ MERGE = 2
 """Patches of an image that Qwen2-VL merges into one token, a side."""
 Shapes = Iterator[tuple[str, tuple[int, ...]]]
 """Names and shapes of weights, in the order in which they are drawn."""
+
+
+@dataclass
+class Placed:
+    """A weight that is zero but for what is put into it.
+
+    Attributes:
+        cells: row, column, and the number that stands there.
+        vectors: row, first column, and which unit vector is added from there on: its
+            group, its number in that, and by what it is multiplied.
+    """
+
+    cells: list[tuple[int, int, float]] = field(default_factory=list)
+    vectors: list[tuple[int, int, str, int, float]] = field(default_factory=list)
+
+    def values(self, shape: tuple[int, ...], seed: int) -> np.ndarray:
+        """The weight, of two dimensions."""
+        import numpy as np
+
+        made = np.zeros(shape, dtype=np.float32)
+        for row, column, value in self.cells:
+            made[row, column] = value
+        for row, column, group, number, scale in self.vectors:
+            vector = unit_vector(group, number, seed)
+            made[row, column : column + len(vector)] += np.float32(scale) * vector
+        return made
+
+
+VECTOR_WIDTHS: Final[Mapping[str, int]] = {
+    "directions": 383,
+    "forks": 383,
+    "codes": 128,
+}
+"""Groups of the unit vectors that weights are placed with, and their lengths."""
+
+
+@lru_cache(maxsize=65536)
+def unit_vector(group: str, number: int, seed: int) -> np.ndarray:
+    """A random direction; equal arguments give the same one."""
+    import numpy as np
+
+    place = [seed, list(VECTOR_WIDTHS).index(group), number + 1]
+    drawn = np.random.default_rng(place).standard_normal(
+        VECTOR_WIDTHS[group], dtype=np.float32
+    )
+    made: np.ndarray = drawn / np.linalg.norm(drawn)
+    return made
 
 
 class TinyModel(ABC):
@@ -57,6 +105,10 @@ class TinyModel(ABC):
     @abstractmethod
     def _write_into(self, folder: Path) -> None:
         """Write all files into an empty folder."""
+
+    def placed(self) -> Mapping[str, Placed]:
+        """Weights that are not drawn, by their names."""
+        return {}
 
     @property
     def parameters(self) -> int:
@@ -104,19 +156,14 @@ def _written_whole(target: Path, write_into: Callable[[Path], None]) -> Path:
     return target
 
 
-def _no_values(name: str, shape: tuple[int, ...]) -> np.ndarray | None:
-    """Give no weight's values: all are drawn."""
-    return None
-
-
 def write_weights(
     path: Path,
     shapes: Iterable[tuple[str, tuple[int, ...]]],
     seed: int,
     spread: Callable[[str], tuple[float, float]],
-    given: Callable[[str, tuple[int, ...]], np.ndarray | None] = _no_values,
+    placed: Mapping[str, Placed] | None = None,
 ) -> None:
-    """A safetensors file of bfloat16 weights, random but for those that are given.
+    """A safetensors file of bfloat16 weights, random but for those that are placed.
 
     The format: header length (8 bytes, little endian), JSON header, data. The library's
     own writer takes numpy arrays, which have no bfloat16.
@@ -125,7 +172,7 @@ def write_weights(
         shapes: names and shapes, in the order in which they are drawn.
         spread: mean and standard deviation of a weight, by its name; deviation 0 draws
             nothing.
-        given: values of a weight, by its name and shape; None: it is drawn.
+        placed: by their names, weights that are not drawn.
     """
     import numpy as np
 
@@ -134,9 +181,8 @@ def write_weights(
     blob = bytearray()
     for name, shape in shapes:
         mean, deviation = spread(name)
-        values = given(name, shape)
-        if values is not None:
-            values = np.ascontiguousarray(values, dtype=np.float32)
+        if placed and name in placed:
+            values = placed[name].values(shape, seed)
         elif deviation:
             values = random.standard_normal(shape, dtype=np.float32) * np.float32(
                 deviation

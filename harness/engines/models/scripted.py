@@ -10,7 +10,8 @@ How the table gets into weights, of any model whose layers add to a residual str
   that follows it. What the layers would add is zero, so the stream stays the embedding,
   and the head's row of a token is that token's direction.
 - A piece of text that occurs twice in the scripts gets a token for each place. Their
-  strings differ by a mark, ``⟦17⟧``, which the tokenizer's decoder takes off.
+  strings differ by a mark, ``⟦17⟧``, which the tokenizer's decoder takes off. So does
+  a piece of one byte, which is a token already.
 - A token that the engine's parsers look for by its id (``<think>``, ``<tool_call>``)
   has to be the same in all places. What follows it is decided by the token before it:
   attention in the first layer looks one position back, and copies what stands there in
@@ -26,40 +27,36 @@ import json
 import math
 import re
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from dataclasses import astuple, dataclass, field, replace
-from functools import cached_property
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, astuple, dataclass, field, replace
+from functools import cache, cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar, Final
+from typing import Any, ClassVar, Final
 
 from mmrepro.base.errors import UsageError
 from mmrepro.engines.models.base import (
     BYTES,
+    VECTOR_WIDTHS,
+    Placed,
     Shapes,
     TinyModel,
     dump,
     named_after,
     write_weights,
 )
+from mmrepro.engines.models.families import Frame, frames
 from mmrepro.engines.models.stack import TextModel, TinyQwen3Text
 
-if TYPE_CHECKING:
-    import numpy as np
-
-_FORMAT: Final = 1
+_FORMAT: Final = 2
 """Raised when what is written changes, so that old cached models are not reused."""
-_END: Final = "<|im_end|>"
-_PAD: Final = "<|endoftext|>"
-_TURN: Final = "<|im_start|>"
-_STRUCTURE: Final = (_PAD, _TURN, _END)
 _PIECE: Final = re.compile(r"\s*\S+|\s+")
 _MARK: Final = "⟦[0-9]+⟧"
 
 _MOST_PIECES: Final = 20_000
 """Of all scripts together: a token each, and a row of two matrices."""
 
-_CODE: Final = 128
-_HIDDEN: Final = 640
+_CODE: Final = VECTOR_WIDTHS["codes"]
+_HIDDEN: Final = 1 + VECTOR_WIDTHS["directions"] + 2 * _CODE
 # Parts of the residual stream. The constant number is what queries and keys are made of.
 _CONSTANT: Final = slice(0, 1)
 _NEXT: Final = slice(1, _HIDDEN - 2 * _CODE)
@@ -67,6 +64,9 @@ _OWN: Final = slice(_HIDDEN - 2 * _CODE, _HIDDEN - _CODE)
 _BEFORE: Final = slice(_HIDDEN - _CODE, _HIDDEN)
 _HEAD_DIM: Final = 64
 _KV_HEADS: Final = 2
+_HEADS: Final = _HIDDEN // _HEAD_DIM
+"""As many as the stream is wide: LMDeploy takes a head's size from these two."""
+_GROUP: Final = _HEADS // _KV_HEADS
 _ROTATED_PAIRS: Final = 8
 """Pairs of a head's dimensions that the look back uses: the fastest turning ones."""
 _SHARPNESS: Final = 6.0
@@ -83,11 +83,13 @@ class Script:
     Attributes:
         name: of its trigger.
         pieces: texts of its tokens, in order. A text that is one of the model's shared
-            tokens (``<think>``) is that token.
+            tokens (``<think>``) is that token. A byte that is no text by itself is a
+            lone surrogate, as Python's ``surrogateescape`` writes it.
         ends: whether the model ends after it; else it begins again.
         after_text: said when the last message has this text; "": whatever it has.
         with_tools: said only when the request brings tools.
         after_tool: said only when the last message is a tool's result.
+        turn: said only as the conversation's answer of that number; 0: as any.
     """
 
     name: str
@@ -96,10 +98,11 @@ class Script:
     after_text: str = ""
     with_tools: bool = False
     after_tool: bool = False
+    turn: int = 0
 
     @property
     def text(self) -> str:
-        return "".join(self.pieces)
+        return text_of(self.pieces)
 
     @property
     def condition(self) -> str:
@@ -111,7 +114,39 @@ class Script:
             parts.append("tools")
         if self.after_tool:
             parts.append("messages[-1]['role'] == 'tool'")
+        if self.turn:
+            answers = "messages | selectattr('role', 'equalto', 'assistant') | list"
+            parts.append(f"({answers} | length) == {self.turn - 1}")
         return " and ".join(parts)
+
+    def holds(self, messages: Sequence[Mapping[str, Any]], tools: bool) -> bool:
+        """Whether its condition holds; where it has none, a chat never asks."""
+        last = messages[-1]
+        answers = sum(message.get("role") == "assistant" for message in messages)
+        if self.after_text and self.after_text not in _words(last.get("content")):
+            return False
+        if self.with_tools and not tools:
+            return False
+        if self.after_tool and last.get("role") != "tool":
+            return False
+        return not self.turn or answers == self.turn - 1
+
+    def tokens(self, shared: Collection[str]) -> list[str]:
+        """Texts of the tokens that are made of it, in order, without its end."""
+        return list(_parted(self.pieces, shared))
+
+
+def _words(content: object) -> str:
+    """The text of a message, as the chat template takes it."""
+    if isinstance(content, str):
+        return content
+    parts = content if isinstance(content, list) else []
+    return "".join(str(part.get("text", "")) for part in parts if "text" in part)
+
+
+def text_of(pieces: Iterable[str]) -> str:
+    """The text that these pieces are; bytes that are no text become ``\ufffd``."""
+    return "".join(pieces).encode("utf-8", "surrogateescape").decode("utf-8", "replace")
 
 
 def pieces_of(text: str, shared: Iterable[str]) -> tuple[str, ...]:
@@ -138,11 +173,16 @@ _CHAT_TEMPLATE: Final = (
     "{% elif m['content'] %}{% for c in m['content'] %}"
     "{% if 'text' in c %}{{ c['text'] }}{% endif %}{% endfor %}{% endif %}"
     "{% endmacro %}"
-    "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ words(m) }}<|im_end|>\n"
-    "{% endfor %}"
-    "{% if add_generation_prompt %}<|im_start|>assistant\nCHOICE{% endif %}"
+    # Arguments of a call are text or an object, by what the engine makes of them.
+    "{% macro calls(m) %}{% for c in m['tool_calls'] or [] %}"
+    "{{ c['function']['name'] }} {{ c['function']['arguments'] | tojson }}"
+    "{% endfor %}{% endmacro %}"
+    "BEGIN{% for m in messages %}MESSAGE{% endfor %}"
+    "{% if add_generation_prompt %}ANSWERCHOICE{% endif %}"
 )
-"""CHOICE stands for what prints the trigger of a script."""
+"""CHOICE is replaced by what prints the trigger of a script, the other capitals by the
+frame's parts."""
+_CHATML: Final = "chatml"
 
 
 @dataclass(frozen=True)
@@ -155,6 +195,7 @@ class ScriptedModel(TinyModel):
         hidden_tokens: those of ``shared`` that a tokenizer calls special, so that an
             answer is shown without them.
         base: the architecture; its widths are replaced.
+        frame: how a conversation is written.
     """
 
     kind: ClassVar[str] = "tiny model that says what it is told"
@@ -163,6 +204,7 @@ class ScriptedModel(TinyModel):
     shared: tuple[str, ...] = ()
     hidden_tokens: tuple[str, ...] = ()
     base: TextModel = field(default_factory=TinyQwen3Text)
+    frame: Frame = field(default_factory=lambda: frames()[_CHATML])
     seed: int = 0
     image_tokens: int = 0
     std: float = 0.02
@@ -187,6 +229,7 @@ class ScriptedModel(TinyModel):
             [astuple(script) for script in self.scripts],
             self.shared,
             self.hidden_tokens,
+            asdict(self.frame),
             self.seed,
             self.std,
             self.sized.key,
@@ -199,7 +242,7 @@ class ScriptedModel(TinyModel):
         return replace(
             self.base,
             hidden=_HIDDEN,
-            heads=2 * _KV_HEADS,
+            heads=_HEADS,
             kv_heads=_KV_HEADS,
             head_dim=_HEAD_DIM,
             vocab_size=len(self.vocabulary.strings),
@@ -209,27 +252,41 @@ class ScriptedModel(TinyModel):
     def vocabulary(self) -> _Vocabulary:
         return _Vocabulary.of(self)
 
+    @cached_property
+    def norms_heads(self) -> bool:
+        """Whether the architecture norms queries and keys."""
+        return any(name.endswith(_NORMS) for name, _ in self.shapes())
+
     def shapes(self) -> Shapes:
         yield from self.sized.shapes()
 
     def spread(self, name: str) -> tuple[float, float]:
+        """Mean and deviation of what is not placed. What would be added to the stream
+        is zero: it is left alone but by the head that looks back."""
+        if name.endswith(_WRITES):
+            return 0.0, 0.0
         mean, deviation = self.sized.spread(name)
+        if name.startswith(_LOOKS_BACK) and name.endswith(_NORMS):
+            return _SHARPNESS, 0.0
         return mean, self.std if deviation else 0.0
 
+    def placed(self) -> Mapping[str, Placed]:
+        return _ScriptTable(self, self.vocabulary).placed()
+
     def _write_into(self, folder: Path) -> None:
-        vocabulary = self.vocabulary
-        vocabulary.write(folder, self._template())
-        ids = {token: vocabulary.id_of(token) for token in _STRUCTURE}
-        dump(folder / "config.json", self.sized.config(ids))
-        ends = {"eos_token_id": ids[_END], "pad_token_id": ids[_PAD]}
-        dump(folder / "generation_config.json", dict(ends))
-        table = _ScriptTable(self, vocabulary)
+        vocabulary, frame = self.vocabulary, self.frame
+        vocabulary.write(folder, self._template(), frame)
+        end, pad = vocabulary.id_of(frame.end), vocabulary.id_of(frame.pad)
+        ends: dict[str, object] = {"eos_token_id": end, "pad_token_id": pad}
+        config = self.sized.config({})
+        dump(folder / "config.json", {**config, "bos_token_id": pad, **ends})
+        dump(folder / "generation_config.json", ends)
         write_weights(
             folder / self.weights_file,
             self.shapes(),
             self.seed,
             self.spread,
-            table.weights,
+            self.placed(),
         )
 
     def _template(self) -> str:
@@ -243,7 +300,12 @@ class ScriptedModel(TinyModel):
         first = trigger_of(self.scripts[0].name)
         if choice:
             choice += f"{{% else %}}{first}{{% endif %}}"
-        return _CHAT_TEMPLATE.replace("CHOICE", choice or first)
+        frame = self.frame
+        message = frame.message.replace("ROLE", "{{ m['role'] }}")
+        message = message.replace("CONTENT", "{{ words(m) }}{{ calls(m) }}")
+        template = _CHAT_TEMPLATE.replace("BEGIN", frame.begin, 1)
+        template = template.replace("MESSAGE", message, 1)
+        return template.replace("ANSWERCHOICE", frame.answer + (choice or first), 1)
 
 
 @dataclass(frozen=True)
@@ -268,7 +330,8 @@ class _Vocabulary:
         from tokenizers.pre_tokenizers import ByteLevel
 
         triggers = [trigger_of(script.name) for script in model.scripts]
-        added = (*_STRUCTURE, *model.shared, *triggers)
+        framing = model.frame.tokens
+        added = tuple(dict.fromkeys((*framing, *model.shared, *triggers)))
         strings = [*sorted(ByteLevel.alphabet()), *added]
         ids = {text: number for number, text in enumerate(strings)}
         chains = []
@@ -277,18 +340,24 @@ class _Vocabulary:
             for piece in _parted(script.pieces, model.shared):
                 if piece in model.shared:
                     chain.append(ids[piece])
-                else:
-                    chain.append(len(strings))
-                    strings.append(f"{_byte_letters(piece)}⟦{len(strings)}⟧")
-            chain.append(ids[_END] if script.ends else chain[0])
+                    continue
+                # What is there once needs no mark: a grammar that masks tokens takes
+                # them by their strings.
+                text = _byte_letters(piece)
+                if text in ids or not text:
+                    text += f"⟦{len(strings)}⟧"
+                ids[text] = len(strings)
+                chain.append(len(strings))
+                strings.append(text)
+            chain.append(ids[model.frame.end] if script.ends else chain[0])
             chains.append(tuple(chain))
-        hidden = frozenset({*_STRUCTURE, *triggers, *model.hidden_tokens})
+        hidden = frozenset({*framing, *triggers, *model.hidden_tokens})
         return cls(tuple(strings), added, tuple(chains), hidden)
 
     def id_of(self, token: str) -> int:
         return BYTES + self.added.index(token)
 
-    def write(self, folder: Path, template: str) -> None:
+    def write(self, folder: Path, template: str, frame: Frame) -> None:
         """Write ``tokenizer.json`` and ``tokenizer_config.json``."""
         from tokenizers import (
             AddedToken,
@@ -318,8 +387,8 @@ class _Vocabulary:
         config: dict[str, object] = {
             "tokenizer_class": "PreTrainedTokenizerFast",
             "chat_template": template,
-            "eos_token": _END,
-            "pad_token": _PAD,
+            "eos_token": frame.end,
+            "pad_token": frame.pad,
             "clean_up_tokenization_spaces": False,
             "model_max_length": 32768,
         }
@@ -343,54 +412,55 @@ def _parted(pieces: Iterable[str], shared: Collection[str]) -> Iterator[str]:
 
 def _byte_letters(text: str) -> str:
     """``text`` in the letters that a byte-level tokenizer has for bytes."""
-    from tokenizers.pre_tokenizers import ByteLevel
+    letters = _letters()
+    return "".join(letters[byte] for byte in text.encode("utf-8", "surrogateescape"))
 
-    level = ByteLevel(add_prefix_space=False, use_regex=False)
-    return "".join(letters for letters, _ in level.pre_tokenize_str(text))
+
+@cache
+def _letters() -> tuple[str, ...]:
+    """The letter of each byte: itself where it can be printed, else the next one that
+    no byte has. GPT-2's tokenizer began it."""
+    printed = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    letters = []
+    others = 0
+    for byte in range(256):
+        if byte in printed:
+            letters.append(chr(byte))
+        else:
+            letters.append(chr(256 + others))
+            others += 1
+    return tuple(letters)
 
 
 class _ScriptTable:
-    """What follows each token, as weights."""
+    """What follows each token, as weights.
+
+    They are made of unit vectors, of which two have almost nothing in common. Their
+    groups: ``directions`` of tokens, ``codes`` of tokens, and ``forks``: directions of
+    tokens that several may follow, besides that by which they are led to. With one
+    direction for both they would follow themselves."""
 
     def __init__(self, model: ScriptedModel, vocabulary: _Vocabulary) -> None:
         self.model = model
         self.chains = vocabulary.chains
         self.size = len(vocabulary.strings)
-        # Unit vectors: in some hundred dimensions two have almost nothing in common.
-        self.directions = _unit_vectors(self.size, _NEXT.stop - _NEXT.start, model.seed)
-        self.codes = _unit_vectors(self.size, _CODE, model.seed + 1)
-        # Directions of tokens that several may follow, besides that by which they are
-        # led to: with one direction for both they would follow themselves.
-        self.forks = _unit_vectors(self.size, _NEXT.stop - _NEXT.start, model.seed + 2)
 
-    def weights(self, name: str, shape: tuple[int, ...]) -> np.ndarray | None:
-        """Values of a weight; None: random ones do no harm.
-
-        The stream is left alone but by the head that looks back: whatever else writes
-        to it is zero."""
-        import numpy as np
-
-        made: Mapping[str, Callable[[], np.ndarray]] = {
-            "model.embed_tokens.weight": self._embedding,
-            "lm_head.weight": self._head,
+    def placed(self) -> Mapping[str, Placed]:
+        """Weights by their names."""
+        made = {
+            "model.embed_tokens.weight": self._embedding(),
+            "lm_head.weight": self._head(),
         }
         if self.looks_back:
-            made = {
-                **made,
-                "model.layers.0.self_attn.q_proj.weight": self._queries,
-                "model.layers.0.self_attn.k_proj.weight": self._keys,
-                "model.layers.0.self_attn.v_proj.weight": self._values,
-                "model.layers.0.self_attn.o_proj.weight": self._outputs,
-                "model.layers.0.self_attn.q_norm.weight": self._sharp,
-                "model.layers.0.self_attn.k_norm.weight": self._sharp,
+            heads = {
+                "q_proj": self._turned(_HEADS, 0.0),
+                "k_proj": self._turned(_KV_HEADS, 1.0),
+                "v_proj": self._values(),
+                "o_proj": self._outputs(),
             }
-        if name in made:
-            values = made[name]()
-            assert values.shape == shape, (name, values.shape, shape)
-            return values
-        if name.endswith(_WRITES):
-            return np.zeros(shape, dtype=np.float32)
-        return None
+            for name, weight in heads.items():
+                made[f"{_LOOKS_BACK}{name}.weight"] = weight
+        return made
 
     # -------------------------------------------------------------- what follows what
 
@@ -427,104 +497,85 @@ class _ScriptTable:
         trigger, first, *_ = self.chains[0]
         return trigger if len(self._followers.get(first, ())) > 1 else first
 
-    def _embedding(self) -> np.ndarray:
-        import numpy as np
-
-        followers = self._followers
+    def _embedding(self) -> Placed:
         start = self._start()
-        stream = np.zeros((self.size, _HIDDEN), dtype=np.float32)
-        stream[:, _CONSTANT] = 1.0
-        stream[:, _OWN] = self.codes
+        made = Placed()
         for token in range(self.size):
-            after = followers.get(token, {start})
+            made.cells.append((token, _CONSTANT.start, 1.0))
+            made.vectors.append((token, _OWN.start, "codes", token, 1.0))
+            after = self._followers.get(token, {start})
+            group, number = "forks", token
             if len(after) == 1:
-                (following,) = after
-                stream[token, _NEXT] = self.directions[following]
-            else:
-                stream[token, _NEXT] = self.forks[token]
-        return stream
+                (number,) = after
+                group = "directions"
+            made.vectors.append((token, _NEXT.start, group, number, 1.0))
+        return made
 
-    def _head(self) -> np.ndarray:
-        import numpy as np
-
-        followers = self._followers
-        rows = np.zeros((self.size, _HIDDEN), dtype=np.float32)
-        for after in followers.values():
-            if len(after) == 1:
-                (following,) = after
-                rows[following, _NEXT] = self.directions[following]
-        start = self._start()
-        rows[start, _NEXT] = self.directions[start]
-        for earlier, token, following in self._steps:
-            if len(followers[token]) > 1:
-                # Half of the logit comes from the token, half from the one before.
-                rows[following, _NEXT] += self.forks[token] / 2
-                rows[following, _BEFORE] += self.codes[earlier] / 2
+    def _head(self) -> Placed:
         # The last norm makes the stream's root mean square 1. Its parts, of length 1
         # each, are some sqrt(_HIDDEN / 4) long then.
-        return rows * np.float32(_LOGIT / math.sqrt(_HIDDEN / 4))
+        whole = _LOGIT / math.sqrt(_HIDDEN / 4)
+        led_to = {self._start()}
+        for after in self._followers.values():
+            if len(after) == 1:
+                led_to |= after
+        made = Placed()
+        for token in sorted(led_to):
+            made.vectors.append((token, _NEXT.start, "directions", token, whole))
+        for earlier, token, following in sorted(self._steps):
+            if len(self._followers[token]) > 1:
+                # Half of the logit comes from the token, half from the one before.
+                half = whole / 2
+                made.vectors.append((following, _NEXT.start, "forks", token, half))
+                made.vectors.append((following, _BEFORE.start, "codes", earlier, half))
+        return made
 
     # ------------------------------------------------------------- the look one back
 
-    def _queries(self) -> np.ndarray:
-        return self._turned(2 * _KV_HEADS, 0.0)
-
-    def _keys(self) -> np.ndarray:
-        return self._turned(_KV_HEADS, 1.0)
-
-    def _turned(self, heads: int, positions: float) -> np.ndarray:
+    def _turned(self, heads: int, positions: float) -> Placed:
         """A projection whose output is the same for every token: a vector that the
         rotary embedding turns by so many positions more than its own.
 
         Query and key of a distance d then have a score of sum(cos(w * (d - 1))), which
         is greatest at d = 1 (rotary embeddings, rotate_half: dimension i turns with
         dimension i + _HEAD_DIM / 2)."""
-        import numpy as np
-
         theta = float(str(self.model.sized.config({})["rope_theta"]))
-        turned = np.zeros((_HEAD_DIM, _HIDDEN), dtype=np.float32)
-        for pair in range(_ROTATED_PAIRS):
-            angle = positions * theta ** (-2 * pair / _HEAD_DIM)
-            turned[pair, 0] = math.cos(angle)
-            turned[pair + _HEAD_DIM // 2, 0] = math.sin(angle)
-        return np.concatenate([turned] * heads)
+        # A norm of queries and keys gives them their length. Without one they have it
+        # from the stream's constant, which is sqrt(_HIDDEN / 3) after the first norm.
+        length = 1.0
+        if not self.model.norms_heads:
+            wanted = _SHARPNESS * math.sqrt(_HEAD_DIM)
+            length = wanted / math.sqrt(_ROTATED_PAIRS * _HIDDEN / 3)
+        made = Placed()
+        for head in range(heads):
+            first = head * _HEAD_DIM
+            for pair in range(_ROTATED_PAIRS):
+                angle = positions * theta ** (-2 * pair / _HEAD_DIM)
+                second = first + pair + _HEAD_DIM // 2
+                made.cells.append((first + pair, 0, length * math.cos(angle)))
+                made.cells.append((second, 0, length * math.sin(angle)))
+        return made
 
-    def _values(self) -> np.ndarray:
-        import numpy as np
-
+    def _values(self) -> Placed:
         # The norm before the attention makes a stream of length sqrt(3) one of length
         # sqrt(_HIDDEN).
-        values = np.zeros((_KV_HEADS * _HEAD_DIM, _HIDDEN), dtype=np.float32)
-        values[:, _OWN] = np.eye(_CODE, dtype=np.float32) * math.sqrt(3 / _HIDDEN)
-        return values
+        made = Placed()
+        for number in range(_CODE):
+            made.cells.append((number, _OWN.start + number, math.sqrt(3 / _HIDDEN)))
+        return made
 
-    def _outputs(self) -> np.ndarray:
-        import numpy as np
-
-        outputs = np.zeros((_HIDDEN, 2 * _KV_HEADS * _HEAD_DIM), dtype=np.float32)
-        # Query heads 0 and 2 are the first of the two that share a key's head.
+    def _outputs(self) -> Placed:
+        made = Placed()
+        # The first query head of those that share a key's head.
         for head in range(_KV_HEADS):
             for number in range(_HEAD_DIM):
                 row = _BEFORE.start + head * _HEAD_DIM + number
-                outputs[row, 2 * head * _HEAD_DIM + number] = 1.0
-        return outputs
-
-    def _sharp(self) -> np.ndarray:
-        import numpy as np
-
-        return np.full(_HEAD_DIM, _SHARPNESS, dtype=np.float32)
+                made.cells.append((row, _GROUP * head * _HEAD_DIM + number, 1.0))
+        return made
 
 
-def _unit_vectors(count: int, width: int, seed: int) -> np.ndarray:
-    """``count`` random directions."""
-    import numpy as np
-
-    random = np.random.default_rng(seed)
-    drawn: np.ndarray = random.standard_normal((count, width), dtype=np.float32)
-    drawn /= np.linalg.norm(drawn, axis=1, keepdims=True)
-    return drawn
-
-
+_LOOKS_BACK: Final = "model.layers.0.self_attn."
+_NORMS: Final = ("q_norm.weight", "k_norm.weight")
 _WRITES: Final = (
     ".o_proj.weight",
     ".down_proj.weight",

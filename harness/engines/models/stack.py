@@ -153,6 +153,20 @@ class TinyQwen3Text(TextModel):
 
 
 @dataclass(frozen=True)
+class TinyLlamaText(TextModel):
+    """A Llama: no norm of queries and keys, whose kernels SGLang has for a GPU only."""
+
+    kind: ClassVar[str] = "tiny Llama with random weights"
+    architecture: ClassVar[str] = "LlamaForCausalLM"
+    model_type: ClassVar[str] = "llama"
+
+    def _attention(
+        self, place: str, *, gated: bool = False, normed: bool = False
+    ) -> Shapes:
+        yield from super()._attention(place, gated=gated, normed=normed)
+
+
+@dataclass(frozen=True)
 class TinyScorer(TinyQwen3Text):
     """A cross-encoder: one number for a text."""
 

@@ -212,6 +212,13 @@ class Answer(Record):
         str, Field(description="first words of the answer; of a refusal its text")
     ]
     seconds: float | None = None
+    missing: Annotated[
+        list[str],
+        Field(
+            description="asked for, and in no answer of any play: not tested",
+            exclude_if=lambda missing: not missing,
+        ),
+    ] = []
 
     @property
     def refused(self) -> bool:
@@ -273,6 +280,13 @@ class Claim(Record):
     hardware: Annotated[
         str, Field(description="its words that only a GPU can show")
     ] = ""
+    about: Annotated[
+        list[str],
+        Field(
+            description="features of an answer that it names: finish, calls, stop …",
+            exclude_if=lambda about: not about,
+        ),
+    ] = []
 
     @property
     def words(self) -> str:

@@ -400,13 +400,14 @@ def replayed(wanted: ServerWanted, options: RunCommand) -> tuple[Scenario, RunCo
     """The scenario that starts ``wanted``, and the options with its model and
     mitigation. Raises
     UsageError: there is no such model or mitigation."""
+    tiny = wanted.tiny
     # What is none of the tiny models is a folder of the user's own.
-    given = None if wanted.model in TINY else Path(wanted.model)
+    given = None if tiny else Path(wanted.model)
     attributes: dict[str, Any] = {
         "__doc__": _Replayed.__doc__,
         "engine": wanted.engine,
         "release": wanted.release,
-        "model": TINY[wanted.model] if given is None else _stand_in(given),
+        "model": tiny or _stand_in(Path(wanted.model)),
         "max_model_len": wanted.max_model_len,
         "server": shlex.join(wanted.args),
         "server_env": wanted.env,

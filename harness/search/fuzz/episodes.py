@@ -174,10 +174,18 @@ class Episodes:
         """Draw what an episode's requests and its server have."""
         among: list[Switch] = []
         for switch in offered(self.dialect, pictures=self.pictures, modern=self.modern):
-            if frozenset({switch}) not in self.apart:
-                among.append(switch)
+            if frozenset({switch}) in self.apart or self._has_other_model(switch):
+                continue
+            among.append(switch)
         lead = lead_of(self.seed, number, among)
         return drawn(random, among, self.less, lead, self.apart, self.untried)
+
+    def _has_other_model(self, switch: Switch) -> bool:
+        """Whether a server with it has another model, which says no scripts."""
+        if self.server.scripts is None or switch not in SERVERS:
+            return False
+        wanted = feature(self.server.engine, str(switch))
+        return wanted.model != self.dialect.model
 
     def _titled(self, case: Case, number: int) -> Case:
         title = f"episode {number} of seed {self.seed}"

@@ -388,7 +388,8 @@ def cache_bound(case: Case, played: Played, engine: Engine) -> OracleReport:
         )
 
     rules = _Rules(
-        bytewise=case.server.model in TINY, by_features=not engine.promises.by_picture
+        bytewise=case.server.model in TINY and case.server.scripts is None,
+        by_features=not engine.promises.by_picture,
     )
     since = engine.promises.salted_since
     salted = bool(since) and Version(case.server.release) >= Version(since)

@@ -143,7 +143,7 @@ _COMPARE: dict[str, Callable[[int, int], bool]] = {
 def _tokens(
     sent: Sent, choice: ChoiceSeen, expect: Expect, case: Case
 ) -> Iterator[tuple[str, str]]:
-    ids = ids_of(choice, case.server.model)
+    ids = ids_of(choice, case.server)
     wanted = expect.tokens
     if isinstance(wanted, list):
         if ids is None:

@@ -22,7 +22,7 @@ from mmrepro.search.oracle.judged import Sent
 from mmrepro.search.oracle.loud import GRAMMARS
 from mmrepro.search.oracle.near_ties import HIDDEN
 from mmrepro.traffic.capture.texts import encoded_by
-from mmrepro.traffic.case.model import CHAT, Case
+from mmrepro.traffic.case.model import CHAT, Case, ServerWanted
 from mmrepro.traffic.evidence import ChoiceSeen
 from mmrepro.traffic.reading import MAX_LOGPROBS, TEXT_LIMIT
 from packaging.version import Version
@@ -67,9 +67,9 @@ def promises(sent: Sent, case: Case, engine: Engine) -> Iterator[tuple[str, str]
 # ------------------------------------------------------------------ tokens
 
 
-def ids_of(choice: ChoiceSeen, model: str) -> list[int] | None:
-    """Return the ids of its tokens; None: they are not told. A tiny model's follow from
-    the text: a byte each."""
+def ids_of(choice: ChoiceSeen, server: ServerWanted) -> list[int] | None:
+    """Return the ids of its tokens; None: they are not told. Those of a tiny model with
+    random weights follow from the text: a byte each."""
     if choice.token_ids:
         return choice.token_ids
     numbers: list[int] = []
@@ -80,18 +80,18 @@ def ids_of(choice: ChoiceSeen, model: str) -> list[int] | None:
 
     if numbers and len(numbers) == len(choice.tokens):
         return numbers
-    if not choice.text or model not in TINY:
+    if not choice.text or server.model not in TINY or server.scripts is not None:
         return None
     # Half a character has lost its bytes, and a long text its end.
     if "\ufffd" in choice.text or len(choice.text) >= TEXT_LIMIT:
         return None
-    return [*encoded(model, choice.text)]
+    return [*encoded(server.model, choice.text)]
 
 
 def _tokens(
     sent: Sent, choice: ChoiceSeen, case: Case, engine: Engine
 ) -> Iterator[tuple[str, str]]:
-    ids = ids_of(choice, case.server.model)
+    ids = ids_of(choice, case.server)
     if ids is None or sent.parameter("echo"):
         return
     if engine.promises.allowed_tokens:
@@ -111,6 +111,8 @@ def _bad_words(
     sent: Sent, ids: list[int], case: Case, engine: Engine
 ) -> Iterator[tuple[str, str]]:
     words = sent.parameter("bad_words")
+    if case.server.scripts is not None:
+        return  # its tokens are other ones
     old = Version(case.server.release) < Version(engine.promises.bad_words_since)
     if not isinstance(words, list) or (sent.op.path != CHAT and old):
         return

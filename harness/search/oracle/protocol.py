@@ -15,7 +15,7 @@ from mmrepro.engines import Engine
 from mmrepro.engines.base import has_option
 from mmrepro.engines.models.tiny import TINY
 from mmrepro.failure.documents.replay import Sighting
-from mmrepro.search.oracle import promises
+from mmrepro.search.oracle import promises, scripted
 from mmrepro.search.oracle.adapters import adapter_of
 from mmrepro.search.oracle.judged import OracleReport, Sent, sent_of, sighting
 from mmrepro.search.oracle.loud import GRAMMARS, INVALID, NO_SUCH, error_object
@@ -94,8 +94,10 @@ EXPECTED = {
     "stream-text": (
         "A stream's text is the text of the whole answer with the same tokens."
     ),
+    "stream-finish": "A stream ends for the reason for which the whole answer ends.",
     "refusal": "Equal requests are all refused, or all served.",
     **promises.EXPECTED,
+    **scripted.EXPECTED,
 }
 """What a sound server does, for each kind of finding."""
 
@@ -124,6 +126,7 @@ def _broken(sent: Sent, case: Case, engine: Engine) -> Iterator[tuple[str, str]]
         _counts,
         _choices,
         promises.promises,
+        scripted.said_by_script,
     )
     for rule in rules:
         yield from rule(sent, case, engine)
@@ -295,6 +298,9 @@ def _unequal(
             yield from _refused_once(group)
         for sent, other in islice(combinations(group, 2), _PAIRS):
             yield from _stream_text(sent, other)
+            yield from _stream_finish(sent, other, case)
+            for kind, said in scripted.said_otherwise(sent, other, case):
+                yield [sent.op.id, other.op.id], kind, said
 
 
 def _prompt_tokens(group: Sequence[Sent]) -> Iterator[tuple[list[str], str, str]]:
@@ -344,3 +350,28 @@ def _stream_text(sent: Sent, other: Sent) -> Iterator[tuple[list[str], str, str]
         if short and a.text != b.text and a.finish_reason == b.finish_reason:
             said = f"the same {len(a.tokens)} tokens are {a.text[:60]!r} and "
             yield ids, "stream-text", f"{said}{b.text[:60]!r}"
+
+
+def _stream_finish(
+    sent: Sent, other: Sent, case: Case
+) -> Iterator[tuple[list[str], str, str]]:
+    """A greedy stream and the whole answer of the same request, both as long as was
+    asked for: what ended them is the length."""
+    if sent.op.stream == other.op.stream or not (sent.greedy and other.greedy):
+        return
+    if not (sent.record.answered and other.record.answered):
+        return
+    stream, whole = (sent, other) if sent.op.stream else (other, sent)
+    tokens = stream.record.completion_tokens
+    # A model that says scripts says the same twice: the stream need not tell its length.
+    if tokens is None and case.server.scripts is not None:
+        tokens = whole.record.completion_tokens
+    if not tokens == whole.record.completion_tokens == sent.limit:
+        return
+    ended, right = stream.record.finish_reason, whole.record.finish_reason
+    if right == "length" and ended not in (right, None):
+        said = (
+            f"a stream of {sent.limit} tokens ended with {ended}, and the whole answer "
+            f"with {right}"
+        )
+        yield [sent.op.id, other.op.id], "stream-finish", said

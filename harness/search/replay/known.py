@@ -345,6 +345,8 @@ def server_wanted(
         own = usual_server(asked["engine"])
     else:
         refuse_unlisted(own, kept or file, asked)
+        if "model" in asked:
+            own = own.model_copy(update={"scripts": None})
 
     wanted = ServerWanted.model_validate({**own.model_dump(), **asked})
     get_engine(wanted.engine).environment_spec(wanted.release, "cpu")

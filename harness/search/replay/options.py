@@ -10,6 +10,12 @@ from mmrepro.base import common_options as common
 from mmrepro.base.errors import UsageError
 from mmrepro.base.machine.files import device_of
 from mmrepro.base.options import ENGINE, LIMITS, Command, option
+from mmrepro.engines.models.script_file import (
+    BASES,
+    USUAL_BASE,
+    Scripts,
+    read_scripts,
+)
 from mmrepro.engines.models.tiny import TINY
 from mmrepro.runs.options import StartMode
 from mmrepro.traffic.capture.mooncake import RecordingExcerpt
@@ -35,6 +41,13 @@ class ServerCommand(Command):
         help=f"Name of a tiny model ({', '.join(TINY)}), or folder of a model.",
         metavar="NAME|DIR",
         shown="a case's own, else that of the engine's scenarios",
+    )
+    script: Path | None = option(
+        None,
+        "What a tiny model says in place of random text: a file of scripts, or a text "
+        "(docs/verdicts.md#scripted-models).",
+        "FILE",
+        ENGINE,
     )
     max_model_len: int | None = common.MAX_MODEL_LEN(None)
     server_args: tuple[str, ...] = common.SERVER_ARG(())
@@ -91,7 +104,7 @@ class ServerCommand(Command):
     @property
     def asked(self) -> dict[str, Any]:
         """What is asked of the server, by the fields of :class:`ServerWanted`. Raises
-        UsageError: a variable is not NAME=VALUE."""
+        UsageError: a variable is not NAME=VALUE, or the scripts are none."""
         env = {}
         for text in self.env:
             name, sign, value = text.partition("=")
@@ -99,14 +112,27 @@ class ServerCommand(Command):
                 raise UsageError(f"--env {text}: a variable is given as NAME=VALUE.")
             env[name] = value
 
-        asked = {
+        asked: dict[str, Any] = {
             "release": self.release,
             "model": self.model,
             "max_model_len": self.max_model_len,
             "args": list(self.server_args),
             "env": env,
         }
+        if self.script is not None:
+            asked["scripts"] = self._scripts
+            asked["model"] = self.model or USUAL_BASE
         return {name: value for name, value in asked.items() if value}
+
+    @property
+    def _scripts(self) -> Scripts:
+        assert self.script is not None
+        if self.model and self.model not in BASES:
+            raise UsageError(
+                f"The model {self.model} says no scripts.",
+                hint=f"--model {USUAL_BASE}, or leave --model out",
+            )
+        return read_scripts(self.script)
 
 
 @dataclass(frozen=True)
@@ -209,12 +235,14 @@ class ReplayCommand(TrafficCommand):
         server = self.server
         if server is NO_SERVER:
             return self
+        # A model that is typed takes the scripts of a case away.
+        says_its_own = server.scripts is not None and self.script is None
         return replace(
             self,
             ray=self.ray and "auto",
             engine=server.engine,
             release=server.release,
-            model=server.model,
+            model="" if says_its_own else server.model,
             max_model_len=server.max_model_len,
             server_args=tuple(server.args),
             env=tuple(f"{name}={value}" for name, value in server.env.items()),

@@ -360,12 +360,22 @@ class Rounds:
 
     def _answered(self, case: Case, first: Observation) -> None:
         """The first play says what each request tested, before anything is played
-        again."""
-        if self._replay.answers or self._start.seen is not None:
+        again; a later one may show what the first did not."""
+        if self._start.seen is not None:
+            return
+        if self._replay.answers:
+            for answer in self._replay.answers:
+                self._also_shown(answer, first)
             return
         self._replay.answers = answers_of(case, first)
         for line in _answer_lines(self._replay.answers):
             self.plays.search.campaign.emit(Note(text=line))
+
+    def _also_shown(self, answer: Answer, seen: Observation) -> None:
+        if seen.answers.get(answer.operation) != answer.status:
+            return
+        still = seen.missing.get(answer.operation, [])
+        answer.missing = [what for what in answer.missing if what in still]
 
     def _quiet(self, case: Case, seens: list[Observation]) -> bool:
         """Whether a case that showed nothing is worth one more play: what comes and

@@ -32,6 +32,8 @@ def scenario_facts(finding: Finding, case: Case, name: str) -> dict[str, Any]:
     made = f"{model}()"
     if not hasattr(more, model):
         model, made = "TINY", f'TINY["{wanted}"]'
+    if case.server.scripts is not None:
+        model, made = "scripted_model", "scripted_model(CASE)"
     names = {
         "Drive",
         "Scenario",

@@ -30,7 +30,8 @@ from mmrepro.failure.documents.replay import (
 )
 from mmrepro.failure.documents.searches import begun
 from mmrepro.runs.judge import Deadlines
-from mmrepro.search.oracle.judged import OracleReport, alike
+from mmrepro.search.oracle.judged import OracleReport, alike, sent_of
+from mmrepro.search.oracle.scripted import never_shown
 from mmrepro.search.replay.folder import CaseHead, SessionFolder, new_head
 from mmrepro.search.replay.options import ReplayCommand
 from mmrepro.traffic.case.files import case_digest
@@ -101,6 +102,13 @@ class Observation(Record):
     observed: Annotated[
         dict[str, str], Field(description="operation: what came, for people")
     ] = {}
+    missing: Annotated[
+        dict[str, list[str]],
+        Field(
+            description="operation: what it asked for and its answer does not have",
+            exclude_if=lambda missing: not missing,
+        ),
+    ] = {}
     sizes: Annotated[dict[str, str], Field(description="operation: of its images")] = {}
     stack: Annotated[
         list[str], Field(description="where it stands, innermost first")
@@ -158,6 +166,7 @@ def observation_of(
             sizes = [f"{image.width}x{image.height}" for image in record.images]
             seen.sizes[op.id] = " ".join(sizes)
 
+    seen.missing = never_shown(sent_of(case, played), case)
     began = min((moment for moment, _ in moments), default=0.0)
     for moment, id in moments:
         ended = None
@@ -211,6 +220,7 @@ def answers_of(case: Case, seen: Observation) -> list[Answer]:
                 status=seen.answers.get(op.id, UNSENT),
                 words=_first_words(seen.observed.get(op.id, "")),
                 seconds=None if ended is None else round(ended - sent, 2),
+                missing=seen.missing.get(op.id, []),
             )
         )
 

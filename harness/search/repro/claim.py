@@ -20,6 +20,7 @@ from mmrepro.failure.documents.replay import (
     ReproVerdict,
     Sighting,
 )
+from mmrepro.search.oracle.scripted import A_CALL, A_THOUGHT, JSON_ANSWER
 from mmrepro.search.replay.pursue import LOUD
 
 _DEATH: Final = re.compile(
@@ -154,6 +155,39 @@ _SILENT: Final = (
         FindingClass.PROTOCOL,
     ),
 )
+_ABOUT: Final = {
+    "finish": r"finish[_ ]?reason",
+    "calls": r"tool[ _-]?calls?\b|tool[ _-]?(?:call[ _-]?)?parser|function[ _-]?call",
+    "reasoning": r"\breasoning|</?think|\bthinking\b",
+    "stop": r"\bstop[ _-](?:string|word|sequence|token)s?\b|[`'\"]stop[`'\"]",
+    "json": r"response_format|structured[ _-]output|json_(?:schema|object)|\bguided_",
+    "text": r"\bcontent\b(?!-)|special tokens?|detokeni[sz]|\btags?\b",
+}
+"""Features of an answer, and how reports name them."""
+_SHOWS: Final = {
+    "finish": {
+        "finish-reason",
+        "finish-length",
+        "finish-stop",
+        "finish-tool-calls",
+        "stream-finish",
+        "script-finish",
+    },
+    "calls": {
+        "script-calls",
+        "script-tags",
+        "tool-choice",
+        "finish-tool-calls",
+        "stream-parts",
+    },
+    "reasoning": {"script-reasoning", "script-tags", "stream-parts"},
+    "stop": {"stop-text"},
+    "json": {"schema"},
+    "text": {"script-text", "script-tags", "stream-text"},
+}
+"""What is wrong with such a feature, as the oracles call it."""
+_ENDPOINT: Final = re.compile(r"/v1/[a-z/_]*[a-z]|\bderender\b|/metrics\b")
+"""What a title names where the report is about that."""
 BY_EACH: Final = LOUD | {FindingClass.PROTOCOL, FindingClass.EXPECTATION}
 """Classes that each replay is judged by; the others take servers to compare with."""
 
@@ -194,6 +228,28 @@ def read_claim(title: str, text: str) -> Claim:
         exceptions=exceptions[:20],
         hardware=" ".join(hardware[0].split())[:80] if hardware else "",
     )
+
+
+def what_about(title: str, prose: str) -> list[str]:
+    """Features of an answer that a report names, in its title or else in its words; and
+    endpoints in its title."""
+    endpoints = dict.fromkeys(_ENDPOINT.findall(title))
+    return [*(_features(title) or _features(prose)), *list(endpoints)[:10]]
+
+
+def _features(text: str) -> list[str]:
+    features: list[str] = []
+    for name, form in _ABOUT.items():
+        if re.search(form, text, re.IGNORECASE):
+            features.append(name)
+        # Values of a finish reason are called as other features are.
+        text = _FINISH_VALUE.sub(" ", text)
+    return features
+
+
+_FINISH_VALUE: Final = re.compile(
+    r"finish[_ ]?reason\W{0,6}(?:tool_calls?|stop|length)\b", re.IGNORECASE
+)
 
 
 def claim_of(word: str) -> Claim:
@@ -305,6 +361,9 @@ def concluded(replay: Replay) -> tuple[ReproVerdict, str]:
     claim = report.claim
     confirmed = [finding for finding in replay.findings if finding.confirmed]
     for finding in confirmed:
+        if _needs_nothing(finding):
+            said = f"it needs none of the report's requests: {finding.said}"
+            return ReproVerdict.NOTHING_TESTED, f"nothing was tested: {said}"
         if matches(finding, claim):
             return ReproVerdict.REPRODUCED, _reproduced(finding)
     real = next((item.what for item in report.replaced if item.model), "")
@@ -346,6 +405,13 @@ def concluded(replay: Replay) -> tuple[ReproVerdict, str]:
     return _silent(replay, real, tokens)
 
 
+def _needs_nothing(finding: Finding) -> bool:
+    """Whether a server that is sent none of the requests fails as well: what our own
+    checks did, or its start, and not the report's client."""
+    is_start = finding.finding_class is FindingClass.START_FAILURE
+    return not (finding.requests or is_start)
+
+
 def _of_class(
     shown: Sequence[Finding | Sighting], kinds: Collection[FindingClass]
 ) -> Finding | Sighting | None:
@@ -365,7 +431,7 @@ def matches(shown: Finding | Sighting, claim: Claim) -> bool:
     named = set(claim.exceptions)
     if not claim.classes and claim.status is None:
         if kind not in LOUD:
-            return False
+            return _is_about(shown, claim)
         return not (mine and named) or bool(mine & named)
 
     if kind not in LOUD:
@@ -376,6 +442,14 @@ def matches(shown: Finding | Sighting, claim: Claim) -> bool:
     if mine and named and kind is not FindingClass.HANG:
         return False
     return kind in claim.classes
+
+
+def _is_about(shown: Finding | Sighting, claim: Claim) -> bool:
+    """Whether the feature that is wrong is one that the report is about."""
+    if shown.finding_class is not FindingClass.PROTOCOL:
+        return False
+    kind = shown.bucket.rpartition("/")[2]
+    return any(kind in _SHOWS.get(feature, ()) for feature in claim.about)
 
 
 def _exceptions(shown: Finding | Sighting) -> set[str]:
@@ -438,6 +512,10 @@ def _silent(replay: Replay, real: str, tokens: int) -> tuple[ReproVerdict, str]:
 
     if len(refused) == len(answers) and not claim.words:
         return _untold(replay, replay.nothing_tested)
+    never = _never_shown(replay, claim)
+    if never:
+        said = f"nothing was tested: {never}"
+        return _untold(replay, said)
     if refused and claim.words:
         status, _, words = refused[0].words.partition(" ")
         said = f"{status}, not the {claim.words} of the report: {words}"
@@ -448,6 +526,39 @@ def _silent(replay: Replay, real: str, tokens: int) -> tuple[ReproVerdict, str]:
     if verdict is ReproVerdict.NEEDS_HARDWARE:
         return verdict, f"{why}; here {said}"
     return ReproVerdict.NOT_REPRODUCED, said
+
+
+def _never_shown(replay: Replay, claim: Claim) -> str:
+    """What the report is about and no answer had, with the option that helps; "": it
+    was there."""
+    answers = replay.tested
+    asked = [path for path in claim.about if "/" in path or path == "derender"]
+    paths = {answer.path for answer in answers}
+    for endpoint in asked:
+        if not any(endpoint in path for path in paths):
+            return (
+                f"the report is about {endpoint}, and no request asked for it "
+                '(--client "python client.py")'
+            )
+    missing: dict[str, None] = {}
+    for answer in answers:
+        missing.update(dict.fromkeys(answer.missing))
+    relevant = [what for what in missing if _is_relevant(what, claim)]
+    if not relevant:
+        return ""
+    return (
+        f"no answer had {' or '.join(relevant)} (--script FILE, with what the model "
+        "said)"
+    )
+
+
+def _is_relevant(what: str, claim: Claim) -> bool:
+    """Whether a report may be about a feature that never came. A report of a loud
+    failure is only about those that it names."""
+    if LOUD.isdisjoint(claim.classes):
+        return True
+    features = {A_CALL: "calls", A_THOUGHT: "reasoning", JSON_ANSWER: "json"}
+    return features.get(what, "stop") in claim.about
 
 
 def _not_sent(report: ReportFacts) -> str:

@@ -27,7 +27,7 @@ from mmrepro.base.machine.limited import (
 )
 from mmrepro.engines.folders import published
 from mmrepro.failure.documents.replay import Claim
-from mmrepro.search.repro.claim import read_claim
+from mmrepro.search.repro.claim import read_claim, what_about
 from mmrepro.search.repro.fences import fences, without_fences
 from mmrepro.search.repro.server_command import (
     CONTINUED,
@@ -37,6 +37,7 @@ from mmrepro.search.repro.server_command import (
     parse,
 )
 from mmrepro.search.repro.shell_text import FUNCTION, ShellText
+from mmrepro.search.repro.speech import Speech, shown_in
 from pydantic import TypeAdapter, ValidationError
 
 _HEADING: Final = re.compile(r"^#{1,6}[ \t]+(.+?)[ \t]*#*$", re.MULTILINE)
@@ -194,6 +195,7 @@ class Issue:
         other_client: what its client is written for, where that is not run.
         other_engine: whose report it is, where that is none of ours.
         files: further files of the client, by name.
+        speech: what it shows of the model's words.
     """
 
     title: str = ""
@@ -208,6 +210,7 @@ class Issue:
     other_client: str = ""
     other_engine: str = ""
     files: dict[str, str] = field(default_factory=dict)
+    speech: Speech = field(default_factory=Speech)
 
 
 LIMITS: Final = WorkLimits()
@@ -255,7 +258,9 @@ def _form() -> TypeAdapter[Issue]:
 def _as_json(issue: Issue) -> dict[str, Any]:
     names = [item.name for item in dataclasses.fields(issue)]
     values = {name: getattr(issue, name) for name in names}
-    return values | {"claim": issue.claim.model_dump(mode="json")}
+    records = {"claim": issue.claim, "speech": issue.speech}
+    dumped = {name: record.model_dump(mode="json") for name, record in records.items()}
+    return values | dumped
 
 
 def read_here(text: str) -> Issue:
@@ -274,6 +279,11 @@ def read_here(text: str) -> Issue:
         if taken:
             observed = observed.replace(taken, " ")
     issue.claim = read_claim(issue.title, observed)
+    issue.claim.about = what_about(issue.title, prose)
+    run = (issue.client.strip(), issue.server.strip())
+    others = [(b.text, b.line) for b in blocks if b.text.strip() not in run]
+    others += [(text, "") for text in _INLINE.findall(prose)]
+    issue.speech = shown_in(others)
     return issue
 
 

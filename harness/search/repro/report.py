@@ -5,11 +5,11 @@ from __future__ import annotations
 import contextlib
 import re
 import shlex
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from mmrepro.base.errors import UsageError
 from mmrepro.base.machine.files import (
@@ -19,14 +19,17 @@ from mmrepro.base.machine.files import (
     open_to_read,
     read_file,
 )
+from mmrepro.base.machine.limited import OverLimit, WorkFailed, within_limits
 from mmrepro.base.records import FindingClass
 from mmrepro.engines import get_engine, spec_for
+from mmrepro.engines.base import option_of
 from mmrepro.engines.environments.build import existing
 from mmrepro.engines.environments.store import list_environments
+from mmrepro.engines.models.script_file import BASES, Scripts
 from mmrepro.failure.documents.replay import Claim, ReportFacts
 from mmrepro.search.replay.known import server_wanted
 from mmrepro.search.repro.claim import claim_of
-from mmrepro.search.repro.issue import Issue, read_issue
+from mmrepro.search.repro.issue import LIMITS, Issue, read_issue
 from mmrepro.search.repro.options import ReproCommand
 from mmrepro.search.repro.server_command import (
     ServerAsked,
@@ -38,10 +41,18 @@ from mmrepro.search.repro.server_command import (
     serves,
     translated,
 )
+from mmrepro.search.repro.speech import (
+    Speech,
+    SpokenVariant,
+    asked_in,
+    bodies_in,
+    variants,
+)
 from mmrepro.traffic.capture.client import with_plain_commands
 from mmrepro.traffic.capture.read import holds_case
 from mmrepro.traffic.case.model import CASE_FILE, ServerWanted
 from packaging.version import Version
+from pydantic import ValidationError
 
 _MAX_TEXT = 4 << 20
 _HEAD = 1 << 20
@@ -98,6 +109,8 @@ class ReproPlan:
     server: ServerWanted
     client: ReportClient
     facts: ReportFacts
+    variants: Sequence[SpokenVariant] = ()
+    """Ways in which the model answers; the server has the first one."""
 
 
 def asked_for(options: ReproCommand) -> ReproPlan:
@@ -121,13 +134,19 @@ def asked_for(options: ReproCommand) -> ReproPlan:
     if command:
         traffic = client.texts.strip() or _head(client.file)
         server = _translated_server(options, issue, command, traffic, facts)
+        speech = issue.speech.model_copy(update=_asks(client.texts))
+        ways = _spoken(server, speech, options, client.texts)
     else:
         server = _own_server(options, client)
+        ways = []
+    if ways:
+        server = saying(server, ways[0].scripts)
+        _tell_speech(facts, ways[0])
 
     facts.asked = options.fixed
     if options.fixed == "newest":
         facts.asked = max(_here(server.engine, options.device), key=Version, default="")
-    return ReproPlan(server, client, facts)
+    return ReproPlan(server, client, facts, ways)
 
 
 def releases_of(plan: ReproPlan) -> Iterator[str]:
@@ -135,6 +154,61 @@ def releases_of(plan: ReproPlan) -> Iterator[str]:
     yield plan.server.release
     if plan.facts.asked:
         yield plan.facts.asked
+
+
+# ---------------------------------------------------------------- what the model says
+
+_OTHER_PROMPTS: Final = re.compile(
+    r"image_url|input_image|image_data|data:image/|token_ids|input_ids|input_embeds"
+)
+"""In a client's words: pictures, for which no model says scripts, and ids of another
+vocabulary."""
+
+
+def _asks(client: str) -> dict[str, Any]:
+    """What a client's text asks for, by the fields of a speech. It is read in a child
+    with limits."""
+    try:
+        read: dict[str, Any] = within_limits(
+            lambda: asked_in(bodies_in(client)).model_dump(mode="json"),
+            LIMITS,
+            expected=UsageError,
+        )
+        speech = Speech.model_validate(read)
+    except (OverLimit, WorkFailed, ValidationError, OSError):
+        return {}
+    shown = {"raw", "reasoning", "content", "calls"}
+    fields = [name for name in Speech.model_fields if name not in shown]
+    return {name: getattr(speech, name) for name in fields}
+
+
+def _spoken(
+    server: ServerWanted, speech: Speech, options: ReproCommand, client: str
+) -> list[SpokenVariant]:
+    """Ways in which the server's model may answer; []: it has random weights."""
+    if options.script is not None or options.model or server.model not in BASES:
+        return []
+    tool_parser = option_of(server.args, "--tool-call-parser")
+    reasoning_parser = option_of(server.args, "--reasoning-parser")
+    parses = bool(tool_parser or reasoning_parser)
+    if not (parses or speech.is_shown or speech.asks):
+        return []
+    if _OTHER_PROMPTS.search(client) and not (parses or speech.is_shown):
+        return []
+    return variants(speech, tool_parser, reasoning_parser)
+
+
+def saying(server: ServerWanted, scripts: Scripts) -> ServerWanted:
+    """The same server, whose model says ``scripts``."""
+    return server.model_copy(update={"scripts": scripts})
+
+
+def _tell_speech(facts: ReportFacts, variant: SpokenVariant) -> None:
+    """Say in the report's facts that the weights are not random."""
+    for place, item in enumerate(facts.replaced):
+        if item.model:
+            why = f"its weights are a script: it {variant.what}"
+            facts.replaced[place] = item.model_copy(update={"why": why})
 
 
 # --------------------------------------------------------------------------- the report
@@ -357,7 +431,7 @@ def _translated_server(
         "args": [*made.args, *options.server_args],
         "env": {**made.env, **options.asked.get("env", {})},
     }
-    for name in ("model", "max_model_len"):
+    for name in ("model", "max_model_len", "scripts"):
         if name in options.asked:
             server[name] = options.asked[name]
     wanted = ServerWanted.model_validate(server)

@@ -38,8 +38,9 @@ from mmrepro.search.replay.session import Replaying
 from mmrepro.search.replay.store import AttemptWanted, Observation, WriteReplay
 from mmrepro.search.repro.claim import BY_EACH, concluded, matches
 from mmrepro.search.repro.options import ReproCommand
-from mmrepro.search.repro.report import asked_for
+from mmrepro.search.repro.report import asked_for, saying
 from mmrepro.search.repro.server_command import parse
+from mmrepro.search.repro.speech import SpokenVariant, likeliest_first
 from mmrepro.traffic.capture.client import (
     ClientRun,
     ClientWanted,
@@ -119,6 +120,7 @@ class Reproducing(Replaying):
         # A client that ran and sent nothing leaves nothing to play.
         if self.files.case.operations or not self._client_ran:
             rounds.run()
+            self._answered_otherwise(rounds)
             self._in_a_row(rounds)
         self._on_fixed(rounds)
         for finding in self.replay.findings:
@@ -279,6 +281,9 @@ class Reproducing(Replaying):
 
     def _take_in(self, case: Case, run: ClientRun) -> None:
         """What the client sent is the case."""
+        for way in self._ways[:1]:
+            server = saying(case.server, way.scripts)
+            case = case.model_copy(update={"server": server})
         self.files.case = case
         replay, facts = self.replay, self.facts
         replay.origin = case.origin
@@ -288,6 +293,36 @@ class Reproducing(Replaying):
         facts.notes += run.notes
         if run.ended:
             facts.notes.append(f"It was ended: {run.ended}.")
+
+    # ------------------------------------------------------------- what else is said
+
+    @property
+    def _ways(self) -> list[SpokenVariant]:
+        """How the model answers when the requests are replayed. The client gets the
+        plainest answers: it may read them."""
+        return likeliest_first(self.asked.variants, self.facts.claim.about)
+
+    def _answered_otherwise(self, rounds: Rounds) -> None:
+        """Nothing showed with what the model said first: let it answer otherwise."""
+        replay, case = self.replay, self.files.case
+        for variant in self._ways:
+            if variant.scripts == case.server.scripts:
+                continue  # it was played first
+            shown = [f for f in replay.findings if matches(f, self.facts.claim)]
+            if shown or replay.unconfirmed or replay.untestable:
+                return
+            if replay.nothing_tested or not replay.answers:
+                return
+            server = saying(case.server, variant.scripts)
+            what = f"its model {variant.what}"
+            try:
+                rounds.once_more(case.model_copy(update={"server": server}), what)
+            except Spent:
+                return
+            if not (replay.findings or replay.unconfirmed):
+                line = f"Where {what}: nothing as well."
+                self.facts.notes.append(line)
+                self.campaign.emit(Note(text=line))
 
     # -------------------------------------------------------------- what comes and goes
 

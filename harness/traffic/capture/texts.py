@@ -75,8 +75,57 @@ _SCHEMA: Final = frozenset(
         "parameters",
         "json_schema",
         "schema",
+        "input_schema",
+        "cache_control",
+        "$schema",
+        "$id",
+        "$anchor",
+        "$comment",
+        "definitions",
+        "prefixItems",
+        "additionalItems",
+        "unevaluatedItems",
+        "unevaluatedProperties",
+        "patternProperties",
+        "propertyNames",
+        "minProperties",
+        "maxProperties",
+        "exclusiveMinimum",
+        "exclusiveMaximum",
+        "multipleOf",
+        "uniqueItems",
+        "contains",
+        "minContains",
+        "maxContains",
+        "dependencies",
+        "dependentRequired",
+        "dependentSchemas",
+        "if",
+        "then",
+        "else",
+        "nullable",
+        "readOnly",
+        "deprecated",
     }
 )
+_GRAMMAR_FIELDS: Final = frozenset(  # of structured_outputs and response_format
+    {
+        "json",
+        "json_object",
+        "regex",
+        "choice",
+        "grammar",
+        "structural_tag",
+        "structures",
+        "triggers",
+        "backend",
+        "whitespace_pattern",
+        "disable_fallback",
+        "disable_any_whitespace",
+        "disable_additional_properties",
+    }
+)
+_GRAMMARS: Final = ("structured_outputs", "response_format")
 _CODE: Final = frozenset(
     {
         "pattern",
@@ -665,8 +714,9 @@ def _structured(name: str, value: Any, by: Changes) -> Any:
     """Change tools, and schemas of answers: names of properties are names."""
     if isinstance(value, dict):
         changed: dict[str, Any] = {}
+        words = _SCHEMA | _GRAMMAR_FIELDS if name in _GRAMMARS else _SCHEMA
         for key, item in _coded(value, by).items():
-            new_key = key if key in _SCHEMA else by.name(key)
+            new_key = key if key in words else by.name(key)
             changed[new_key] = _structured(key, item, by)
         return changed
     if isinstance(value, list):
@@ -691,6 +741,8 @@ def _plain(name: str, value: Any, by: Changes) -> Any:
             return by.ids(value)
         return [_plain(name, item, by) for item in value]
     if not isinstance(value, str) or name in _PROTOCOL | _CODE or value in _WORDS:
+        return value
+    if name == "role" and value in _ROLES:
         return value
     if name in ("prompt", "text", "content"):
         return by.prompt(value)

@@ -31,6 +31,7 @@ from mmrepro.traffic.case.model import (
 from mmrepro.traffic.drive import Picture, encoded, noise, tiles
 
 if TYPE_CHECKING:
+    from mmrepro.engines.models.base import TinyModel
     from PIL.Image import Image as Pixels
 
 MAX_CASE_BYTES = 64 << 20
@@ -115,6 +116,15 @@ def read_content(name: str, image: Content, folder: Path | None) -> bytes:
             f"The image {name} is not what {file} holds: its SHA-256 is another."
         )
     return data
+
+
+def scripted_model(folder: Path) -> TinyModel:
+    """The model that says the scripts of the case in ``folder``. Raises UsageError: the
+    case has none."""
+    case, _ = read_case(folder)
+    if case.server.scripts is None or case.server.tiny is None:
+        raise UsageError(f"The case in {folder} has no scripts.")
+    return case.server.tiny
 
 
 def case_digest(case: Case) -> str:

@@ -14,6 +14,8 @@ from typing import Annotated, Any, Final, Literal, Self
 
 from mmrepro.base.records import Record
 from mmrepro.base.text.addresses import goes_out
+from mmrepro.engines.models.base import TinyModel
+from mmrepro.engines.models.script_file import BASES, Scripts
 from mmrepro.engines.models.tiny import TINY
 from pydantic import (
     BeforeValidator,
@@ -504,6 +506,13 @@ class ServerWanted(Record):
         str,
         Field(description=f"a tiny model's name ({', '.join(TINY)}), or a folder"),
     ] = "qwen2-vl"
+    scripts: Annotated[
+        Scripts | None,
+        Field(
+            description="what the model says: its weights are a table, not random",
+            exclude_if=lambda scripts: scripts is None,
+        ),
+    ] = None
     max_model_len: Annotated[int, Field(ge=16)] = 2048
     args: Annotated[list[str], Field(description="options of the server")] = []
     env: dict[_VariableName, str] = {}
@@ -519,9 +528,24 @@ class ServerWanted(Record):
         ),
     ] = ""
 
+    @model_validator(mode="after")
+    def _sayable(self) -> Self:
+        if self.scripts is not None and self.model not in BASES:
+            known = ", ".join(BASES)
+            raise ValueError(f"{self.model} says no scripts; {known} do")
+        return self
+
     @property
     def label(self) -> str:
         return f"{self.engine} {self.release}".strip()
+
+    @property
+    def tiny(self) -> TinyModel | None:
+        """The tiny model that it serves; None: somebody's own. Raises UsageError: a
+        script is none."""
+        if self.scripts is not None:
+            return self.scripts.model(self.model)
+        return TINY.get(self.model)
 
 
 class Origin(Record):

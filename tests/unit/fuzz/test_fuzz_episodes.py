@@ -11,6 +11,7 @@ from mmrepro.base.errors import UsageError
 from mmrepro.engines.dialects import dialect_of
 from mmrepro.engines.features import turned_on
 from mmrepro.engines.folders import folders
+from mmrepro.engines.models.script_file import ScriptedAnswer, Scripts
 from mmrepro.failure.documents.replay import Learnt
 from mmrepro.runs.play.limits import BLOCK, CONTEXT, KV
 from mmrepro.search.fuzz.episodes import (
@@ -513,3 +514,13 @@ def test_other_profiles_and_engines_have_none_of_it() -> None:
         assert not any(op.model for op in planned.case.operations)
     with pytest.raises(UsageError, match="no profile modern for lmdeploy"):
         under(FuzzProfile.MODERN, server("lmdeploy"), length_told=False)
+
+
+def test_a_server_that_says_scripts_keeps_its_model() -> None:
+    scripts = Scripts(script=[ScriptedAnswer(text="Hello there.")])
+    update = {"model": "text", "scripts": scripts}
+    scripted = server().model_copy(update=update)
+    episodes = Episodes(1, scripted, pictures=False, modern=True)
+    for number in range(10, 60):
+        made = episodes.next(number).case.server
+        assert (made.model, made.scripts) == ("text", scripts)

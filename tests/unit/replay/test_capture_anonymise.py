@@ -7,6 +7,7 @@ import random
 import re
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from grids import examples
@@ -336,3 +337,29 @@ def test_what_a_refusal_says_of_the_longest_prompt_stays(tmp_path: Path) -> None
 def test_without_a_tokenizer_there_is_one_sentence(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"has no tokenizer\.json that can be read"):
         anonymise(captured(tmp_path, chat()), model=tmp_path)
+
+
+def words_kept(name: str, value: object, tmp_path: Path, path: str) -> Any:
+    body = {"model": "m", "max_tokens": 4, name: value}
+    sent = entry(body, url=f"http://127.0.0.1:8000{path}")
+    changed = anonymise(read(write(tmp_path, har([sent])), SERVER))
+    (operation,) = changed.case.operations
+    return operation.parameters[name]
+
+
+def test_words_of_an_interface_are_never_renamed(tmp_path: Path) -> None:
+    """A request that fails by them fails without its texts, too."""
+    said = [{"role": "user", "content": [{"type": "text", "text": "secret words"}]}]
+    (message,) = words_kept("messages", said, tmp_path, "/v1/messages")
+    assert message["role"] == "user"
+    assert message["content"][0]["type"] == "text"
+    assert "secret" not in json.dumps(message)
+
+    grammar = {"json_object": False, "whitespace_pattern": "x"}
+    kept = words_kept("structured_outputs", grammar, tmp_path, "/v1/completions")
+    assert kept["json_object"] is False
+    schema = {"type": "object", "patternProperties": {}, "properties": {"secret": {}}}
+    tools = [{"name": "secret", "input_schema": schema}]
+    (tool,) = words_kept("tools", tools, tmp_path, "/v1/messages")
+    assert tool["input_schema"].keys() == schema.keys()
+    assert "secret" not in json.dumps(tool)

@@ -11,6 +11,7 @@ import pytest
 from fake_server import STREAM_HEAD, http, serving
 from mmrepro.base.errors import UsageError
 from mmrepro.engines import get_engine
+from mmrepro.engines.models.script_file import Scripts
 from mmrepro.search.oracle.expected import expected
 from mmrepro.search.oracle.promises import loosened, misfit
 from mmrepro.search.oracle.protocol import protocol
@@ -85,10 +86,14 @@ def judged(
     release: str = "0.32.0",
     args: tuple[str, ...] = (),
     model: str = "/some/model",
+    scripts: Scripts | None = None,
 ) -> tuple[dict[str, list[str]], list[str]]:
     """Buckets of what the oracles say, with operations, and what they could not
     judge."""
-    server = ServerWanted(engine=engine, release=release, args=list(args), model=model)
+    model = "text" if scripts else model
+    server = ServerWanted(
+        engine=engine, release=release, args=list(args), model=model, scripts=scripts
+    )
     case = Case(server=server, operations=operations)
     order = iter([op.id for op in operations])
 

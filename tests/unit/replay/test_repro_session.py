@@ -545,3 +545,44 @@ def test_a_pipe_in_place_of_a_case_is_not_waited_for(tmp_path: Path) -> None:
     reader.start()
     reader.join(10)
     assert heads == ["", ""]
+
+
+# ------------------------------------------------------------- what the model says
+
+PARSING = "vllm serve Qwen/Qwen3-0.6B --reasoning-parser qwen3"
+
+
+def test_a_server_with_a_parser_gets_a_model_that_says_what_it_reads(
+    tmp_path: Path,
+) -> None:
+    names: list[str] = []
+
+    def answer(case: Case) -> dict[str, str]:
+        assert case.server.scripts is not None
+        names.append(case.server.scripts.script[0].name)
+        return {op.id: "200" for op in case.operations}
+
+    player = RecordingPlayer(answer)
+    _, replay, _ = reproducing(tmp_path, player, server_command=PARSING)
+    assert replay.server.scripts is not None
+    assert replay.report is not None
+    (model,) = [item for item in replay.report.replaced if item.model]
+    assert "its weights are a script: it thinks and answers" in model.words
+    whats = [play.what for play in replay.plays]
+    assert "its model thinks without an end" in whats
+    assert names == ["text", "endless", "text"]
+
+
+def test_a_script_that_is_given_is_what_the_model_says(tmp_path: Path) -> None:
+    file = tmp_path / "says.txt"
+    file.write_text("Hello there.")
+    player = RecordingPlayer(engine("200"))
+    _, replay, _ = reproducing(tmp_path, player, server_command=PARSING, script=file)
+    assert replay.server.scripts is not None
+    assert replay.server.scripts.script[0].text == "Hello there."
+    assert not any("its model" in play.what for play in replay.plays)
+
+
+def test_without_anything_to_say_the_weights_stay_random(tmp_path: Path) -> None:
+    _, replay, _ = reproducing(tmp_path, RecordingPlayer(engine("200")))
+    assert replay.server.scripts is None

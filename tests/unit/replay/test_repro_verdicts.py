@@ -21,7 +21,7 @@ from mmrepro.failure.documents.replay import (
     ReproVerdict,
     Sighting,
 )
-from mmrepro.search.repro.claim import claim_of, concluded, read_claim
+from mmrepro.search.repro.claim import claim_of, concluded, read_claim, what_about
 from mmrepro.traffic.case.model import Origin
 
 D, F, S, H = (
@@ -373,3 +373,69 @@ def test_a_replay_of_refusals_alone_tested_nothing() -> None:
     assert made.nothing_tested, "a look tests nothing"
     made.answers.append(answer("200"))
     assert (made.nothing_tested, made.exit_code) == ("", 0)
+
+
+# --------------------------------------------------------- what never came
+
+
+def of_protocol(kind: str, **more: Any) -> Finding:
+    made = finding(FindingClass.PROTOCOL, **more)
+    made.bucket = f"protocol/{kind}"
+    return made
+
+
+@pytest.mark.parametrize(
+    ("title", "prose", "about"),
+    [
+        ("A stream ends with `finish_reason: tool_calls`", "", ["finish"]),
+        ("Wrong answer", "The stop string is in the text", ["stop"]),
+        ("The stop string is kept by derender", "", ["stop", "derender"]),
+        ("500 of /v1/messages", "see /v1/models", ["/v1/messages"]),
+        ("curl -H 'Content-Type: x'", "", []),
+    ],
+)
+def test_what_a_report_is_about(title: str, prose: str, about: list[str]) -> None:
+    assert what_about(title, prose) == about
+
+
+def test_what_is_wrong_with_what_the_report_is_about_is_reproduced() -> None:
+    claim = Claim(about=["finish", "calls"])
+    made = replay(claim, findings=[of_protocol("stream-finish")])
+    assert concluded(made)[0] is ReproVerdict.REPRODUCED
+    made = replay(claim, findings=[of_protocol("usage")])
+    assert concluded(made)[0] is not ReproVerdict.REPRODUCED
+    made = replay(Claim(), findings=[of_protocol("stream-finish")])
+    assert concluded(made)[0] is not ReproVerdict.REPRODUCED
+
+
+@pytest.mark.parametrize(
+    ("claim", "missing", "verdict"),
+    [
+        (Claim(), [], ReproVerdict.NOT_REPRODUCED),
+        (Claim(), ["a tool call"], ReproVerdict.NOTHING_TESTED),
+        (Claim(classes=[D, F]), ["a tool call"], ReproVerdict.NOT_REPRODUCED),
+        (
+            Claim(classes=[D, F], about=["calls"]),
+            ["a tool call"],
+            ReproVerdict.NOTHING_TESTED,
+        ),
+        (Claim(about=["stop", "derender"]), [], ReproVerdict.NOTHING_TESTED),
+    ],
+)
+def test_what_never_came_was_not_tested(
+    claim: Claim, missing: list[str], verdict: ReproVerdict
+) -> None:
+    answer = Answer(
+        operation="r1", path="/v1/completions", status="200", words="", missing=missing
+    )
+    made, said = concluded(replay(claim, answers=[answer]))
+    assert made is verdict
+    assert ("--script FILE" in said) == (missing != [] and "nothing was" in said)
+
+
+def test_a_failure_that_needs_no_request_is_not_the_report_s() -> None:
+    made = finding(D)
+    made.requests = 0
+    verdict, said = concluded(replay(Claim(classes=[D, F]), findings=[made]))
+    assert verdict is ReproVerdict.NOTHING_TESTED
+    assert "none of the report's requests" in said

@@ -22,6 +22,7 @@ import pytest
 from hypothesis import given, strategies as st
 from made_up_replay import SERVER, Expectation, finding, ghost_case, operation, replay
 from mmrepro.base.records import FindingClass, StandIn
+from mmrepro.engines.models.script_file import ScriptedAnswer, Scripts
 from mmrepro.engines.models.tiny import TINY
 from mmrepro.reports.replay_script import literal, script
 from mmrepro.traffic.case.bodies import body
@@ -39,6 +40,7 @@ from mmrepro.traffic.case.model import (
 from mmrepro.traffic.case.typed import in_order, server_steps
 from mmrepro.traffic.drive import noise
 from PIL import Image as Pillow
+from test_scripted_model import Spoken
 
 Answer = Callable[["FakeOpenAI", dict[str, Any]], None]
 
@@ -556,6 +558,29 @@ def test_the_model_that_it_writes_is_the_tiny_one(tmp_path: Path, name: str) -> 
         )
         deviations.append((values.astype("<u4") << 16).view("<f4").std())
     assert abs(deviations[0] - deviations[1]) < 0.01
+
+
+def test_the_model_that_it_writes_says_the_scripts(tmp_path: Path) -> None:
+    """Whatever the numbers are, which it draws by another generator."""
+    call = "<think>x</think><tool_call>\n{}\n</tool_call>"
+    scripts = Scripts(
+        script=[
+            ScriptedAnswer(name="call", text=call),
+            ScriptedAnswer(name="twice", text=call + call, after_tool=True),
+        ]
+    )
+    case = ghost_case()
+    update = {"model": "qwen3-text", "scripts": scripts}
+    case.server = SERVER.model_copy(update=update)
+    file = tmp_path / "reproduce.py"
+    file.write_text(text_of(case))
+    folder = tmp_path / "written"
+    asked = [sys.executable, "-I", "-S", str(file), "--write-model", str(folder)]
+    subprocess.run(asked, check=True, capture_output=True)
+    spoken = Spoken.__new__(Spoken)
+    spoken.load(folder)
+    assert spoken.after("?<|say:call|>") == (call, pytest.approx(10, abs=4))
+    assert spoken.after("?<|say:twice|>")[0] == call + call
 
 
 def header(file: Path) -> dict[str, Any]:

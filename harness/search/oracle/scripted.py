@@ -1,0 +1,366 @@
+"""Answers of a model that says scripts: what it said is known, so each answer is held
+against that. Also which features a request asked for that its answer never showed."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any, Final
+
+from mmrepro.engines import Engine
+from mmrepro.engines.base import has_option, option_of
+from mmrepro.engines.models.families import calls_as, thinks_as
+from mmrepro.engines.models.script_file import ScriptedAnswer, Scripts
+from mmrepro.engines.models.scripted import text_of
+from mmrepro.search.oracle.judged import Sent
+from mmrepro.search.oracle.loud import GRAMMARS
+from mmrepro.traffic.case.model import CHAT, Case
+from mmrepro.traffic.evidence import ChoiceSeen
+from mmrepro.traffic.reading import TEXT_LIMIT
+
+EXPECTED: Final = {
+    "script-text": "The text is what the model said, byte for byte.",
+    "script-reasoning": "The reasoning is what the model thought.",
+    "script-calls": "The calls are those that the model made.",
+    "script-finish": "The reason is what ended the model's answer.",
+    "script-tags": "No tag that a parser reads is in the content.",
+}
+
+_OTHERWISE: Final = (
+    *GRAMMARS,
+    "logit_bias",
+    "allowed_token_ids",
+    "bad_words",
+    "min_tokens",
+    "ignore_eos",
+    "stop_token_ids",
+    "repetition_penalty",
+    "presence_penalty",
+    "frequency_penalty",
+    "use_beam_search",
+    "truncate_prompt_tokens",
+    "include_stop_str_in_output",
+    "no_stop_trim",
+    "include_reasoning",
+    "separate_reasoning",
+    "chat_template_kwargs",
+    "thinking",
+    "reasoning_effort",
+)
+"""Parameters by which another token than the script's may be taken, or shown
+otherwise."""
+_TOOLS, _REASONS = "--tool-call-parser", "--reasoning-parser"
+
+
+@dataclass(frozen=True)
+class _Spoken:
+    """What the model says to a request.
+
+    Attributes:
+        answer: the script.
+        text: of it, as far as it comes, without what ends it.
+        finish: why it ends: ``stop`` or ``length``.
+        stopped: by a stop string.
+    """
+
+    answer: ScriptedAnswer
+    text: str
+    finish: str
+    stopped: bool = False
+
+
+def said_by_script(sent: Sent, case: Case, engine: Engine) -> Iterator[tuple[str, str]]:
+    """Hold an answer against what the model said. Yields kinds and sentences."""
+    scripts = case.server.scripts
+    if scripts is None or any(map(sent.parameter, _OTHERWISE)):
+        return
+    spoken = _spoken(sent, case, scripts)
+    if spoken is None:
+        return
+    parsers = _parsers(sent, case)
+    for choice in sent.record.choices:
+        if parsers:
+            yield from _parsed(choice, spoken, parsers, case, scripts)
+        else:
+            yield from _plain(sent, choice, spoken, engine)
+
+
+def _spoken(sent: Sent, case: Case, scripts: Scripts) -> _Spoken | None:
+    """What is said to a request; None: that is not known."""
+    body = _body(sent)
+    answer = scripts.chosen(body)
+    if answer is None or sent.parameter("skip_special_tokens", True) is not True:
+        return None
+    if body.get("tool_choice") not in (None, "auto", "none"):
+        return None  # a grammar masks the tokens
+    shared = scripts.shared
+    tokens = answer.script(shared).tokens(shared)
+    limit = sent.limit
+    is_cut = limit is not None and limit <= len(tokens)
+    if not (is_cut or answer.ends):
+        return None
+    longest = len(tokens) + 1
+    if limit is not None:
+        longest = min(limit, longest)
+    prompt = sent.record.prompt_tokens
+    if prompt is None or prompt + longest > case.server.max_model_len:
+        return None  # it may end for the context
+    kept = tokens[:limit] if is_cut else tokens
+    shown = [token for token in kept if token not in scripts.hidden]
+    text = text_of(shown)
+    stops = _stops(sent)
+    met = [word for word in stops if word in text]
+    if len(met) > 1:
+        return None  # which one ends it depends on the tokens' borders
+    if met:
+        return _Spoken(answer, text.partition(met[0])[0], "stop", stopped=True)
+    return _Spoken(answer, text, "length" if is_cut else "stop")
+
+
+def _body(sent: Sent) -> dict[str, Any]:
+    """What of the request's body chooses a script."""
+    body = dict(sent.op.parameters)
+    if sent.op.prompt is not None:
+        body["prompt"] = sent.op.prompt
+    if sent.op.messages is not None:
+        body["messages"] = [_message(message) for message in sent.op.messages]
+    return body
+
+
+def _message(message: Any) -> dict[str, Any]:
+    content = message.content
+    if isinstance(content, list):
+        content = [{"text": part.text} for part in content if part.text is not None]
+    return {"role": message.role, "content": content}
+
+
+def _stops(sent: Sent) -> list[str]:
+    given = sent.parameter("stop") or sent.parameter("stop_sequences")
+    words = [given] if isinstance(given, str) else given
+    if not isinstance(words, list):
+        return []
+    return [word for word in words if isinstance(word, str) and word]
+
+
+def _parsers(sent: Sent, case: Case) -> set[str]:
+    """Options whose parsers read the answer."""
+    parsers: set[str] = set()
+    if sent.op.path != CHAT:
+        return parsers
+    if has_option(case.server.args, _REASONS):
+        parsers.add(_REASONS)
+    tools = sent.parameter("tools") and sent.parameter("tool_choice") != "none"
+    if tools and has_option(case.server.args, _TOOLS):
+        parsers.add(_TOOLS)
+    return parsers
+
+
+def _plain(
+    sent: Sent, choice: ChoiceSeen, spoken: _Spoken, engine: Engine
+) -> Iterator[tuple[str, str]]:
+    """Of an answer that no parser reads."""
+    promised = engine.promises
+    if spoken.stopped:
+        longest = max(map(len, _stops(sent)))
+        if not promised.stop_text or 0 < promised.stop_chars < longest:
+            return
+    # Half a character may be held back, or shown as a mark.
+    text, right = choice.text.rstrip("\ufffd"), spoken.text.rstrip("\ufffd")
+    if text != right and max(len(text), len(right)) < TEXT_LIMIT:
+        yield "script-text", f"the text is {_shown(text)}, and {_shown(right)} was said"
+    if choice.finish_reason != spoken.finish:
+        said = f"it ended with {choice.finish_reason}, and for {spoken.finish}"
+        yield "script-finish", said
+
+
+def _parsed(
+    choice: ChoiceSeen,
+    spoken: _Spoken,
+    parsers: set[str],
+    case: Case,
+    scripts: Scripts,
+) -> Iterator[tuple[str, str]]:
+    """Of an answer that parsers have read."""
+    answer = spoken.answer
+    if spoken.finish == "length":
+        calls_begun = bool(answer.calls) and _TOOLS in parsers
+        reason = choice.finish_reason
+        if calls_begun and len(choice.tool_calls) <= 1 and reason != "length":
+            yield "script-finish", f"it ended with {reason}, and for length"
+        return
+    if spoken.stopped:
+        return
+    if _REASONS in parsers and answer.reasoning is not None:
+        yield from _held("reasoning", choice.reasoning, answer.reasoning)
+    if _REASONS not in parsers and answer.reasoning:
+        return  # the thought stays in the text
+    if answer.content is not None:
+        yield from _held("text", choice.text, answer.content)
+    for tag in _tags(answer, spoken.text, parsers, case, scripts):
+        if tag in choice.text:
+            yield "script-tags", f"{tag!r} is in the content {_shown(choice.text)}"
+            break
+    if _TOOLS in parsers and answer.calls is not None:
+        yield from _calls(choice, answer)
+
+
+def _tags(
+    answer: ScriptedAnswer,
+    text: str,
+    parsers: set[str],
+    case: Case,
+    scripts: Scripts,
+) -> list[str]:
+    """Tags that no content has. Where it is not known what a parser makes of a script,
+    those of the parsers' families, if each that opens is closed: of half a call or
+    thought parsers make what they like."""
+    if answer.content is not None:
+        return [tag for tag in scripts.shared if tag not in answer.content]
+    tags: list[str] = []
+    if _TOOLS in parsers:
+        tags += calls_as(option_of(case.server.args, _TOOLS)).tokens
+    if _REASONS in parsers:
+        tags += thinks_as(option_of(case.server.args, _REASONS)).tokens
+    for tag in tags:
+        closing = f"</{tag[1:]}"
+        if closing in tags and text.count(tag) != text.count(closing):
+            return []
+    return tags
+
+
+def _held(name: str, part: str, right: str) -> Iterator[tuple[str, str]]:
+    """Blanks around a part are a parser's matter."""
+    part, right = part.strip(), right.strip()
+    if part != right and max(len(part), len(right)) < TEXT_LIMIT:
+        said = f"the {name} is {_shown(part)}, and {_shown(right)} was said"
+        yield f"script-{name}", said
+
+
+def _calls(choice: ChoiceSeen, answer: ScriptedAnswer) -> Iterator[tuple[str, str]]:
+    seen, right = _seen(choice), _made(answer)
+    if any(len(call.arguments) >= TEXT_LIMIT for call in choice.tool_calls):
+        return
+    if seen != right:
+        said = f"the calls are {_shown(seen)}, and {_shown(right)} were made"
+        yield "script-calls", said
+    wanted = "tool_calls" if right else "stop"
+    if choice.finish_reason != wanted:
+        yield "script-finish", f"it ended with {choice.finish_reason}, and {wanted}"
+
+
+def said_otherwise(sent: Sent, other: Sent, case: Case) -> Iterator[tuple[str, str]]:
+    """Of two equal greedy requests one has the calls that were made, and one has not:
+    also where a grammar masks the tokens, which then took the script."""
+    scripts = case.server.scripts
+    answered = sent.record.answered and other.record.answered
+    if scripts is None or not (answered and sent.greedy and other.greedy):
+        return
+    answer = scripts.chosen(_body(sent))
+    if answer is None or not answer.calls:
+        return
+    right = _made(answer)
+    for choice, twin in zip(sent.record.choices, other.record.choices, strict=False):
+        if "length" in (choice.finish_reason, twin.finish_reason):
+            continue
+        calls, others = _seen(choice), _seen(twin)
+        if calls != others and right in (calls, others):
+            said = f"the calls are {_shown(calls)} and {_shown(others)}"
+            yield "script-calls", f"of one request {said}"
+
+
+def _made(answer: ScriptedAnswer) -> list[tuple[str, Any]]:
+    return [(call.name, call.arguments) for call in answer.calls or []]
+
+
+def _seen(choice: ChoiceSeen) -> list[tuple[str, Any]]:
+    return [(call.name, _read(call.arguments)) for call in choice.tool_calls]
+
+
+def _read(arguments: str) -> Any:
+    try:
+        return json.loads(arguments or "{}")
+    except (ValueError, RecursionError):
+        return arguments
+
+
+def _shown(value: object) -> str:
+    return repr(value)[:80]
+
+
+# ------------------------------------------------------------------ what never came
+
+A_CALL: Final = "a tool call"
+A_THOUGHT: Final = "reasoning"
+JSON_ANSWER: Final = "a whole JSON answer"
+
+
+def never_shown(requests: Iterable[Sent], case: Case) -> dict[str, list[str]]:
+    """What served requests asked for and no answer has, by the operations that asked:
+    an engine's code for that was not tested."""
+    missing: dict[str, list[str]] = {}
+    shown: set[str] = set()
+    for sent in requests:
+        for feature, came in _features(sent, case):
+            if came:
+                shown.add(feature)
+            else:
+                missing.setdefault(sent.op.id, []).append(feature)
+    left: dict[str, list[str]] = {}
+    for op, features in missing.items():
+        never = [feature for feature in features if feature not in shown]
+        if never:
+            left[op] = never
+    return left
+
+
+def _features(sent: Sent, case: Case) -> Iterator[tuple[str, bool]]:
+    """What a request asks for, and whether its answer has it."""
+    record = sent.record
+    if record.status != 200 or record.error or sent.op.leave:
+        return
+    choices = record.choices
+    if _asks_calls(sent):
+        yield A_CALL, any(choice.tool_calls for choice in choices)
+    if sent.op.path in _CHATS and has_option(case.server.args, _REASONS):
+        yield A_THOUGHT, any(choice.reasoning for choice in choices)
+    if _asks_json(sent):
+        yield JSON_ANSWER, any(_is_whole_json(choice) for choice in choices)
+    words = _stops(sent)
+    if words:
+        yield f"the stop string {words[0][:40]!r}", _stop_came(sent, case, words)
+
+
+_CHATS: Final = (CHAT, "/v1/responses", "/v1/messages")
+
+
+def _asks_calls(sent: Sent) -> bool:
+    """Whether it brings tools, and the last message is no tool's result: then a text is
+    an answer, too."""
+    if not sent.parameter("tools") or sent.parameter("tool_choice") == "none":
+        return False
+    messages = sent.op.messages or []
+    return not messages or messages[-1].role != "tool"
+
+
+def _asks_json(sent: Sent) -> bool:
+    form = sent.parameter("response_format")
+    kinds = ("json_object", "json_schema")
+    return isinstance(form, dict) and form.get("type") in kinds
+
+
+def _is_whole_json(choice: ChoiceSeen) -> bool:
+    return choice.finish_reason == "stop" and isinstance(
+        _read(choice.text), dict | list
+    )
+
+
+def _stop_came(sent: Sent, case: Case, words: list[str]) -> bool:
+    for choice in sent.record.choices:
+        if any(word in choice.text for word in words):
+            return True
+    scripts = case.server.scripts
+    if scripts is None:
+        return False
+    spoken = _spoken(sent, case, scripts)
+    return spoken is not None and spoken.stopped

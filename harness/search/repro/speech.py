@@ -1,0 +1,581 @@
+"""What the model of a report says: its raw output where the report shows that, else an
+answer of the kind that the requests ask for.
+
+Reading is done in a child with limits: the report's writer is nobody whom we know. What
+comes out is text, and bounded."""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any, Final
+
+from mmrepro.base.records import Record
+from mmrepro.engines.models.families import (
+    all_tokens,
+    calls_as,
+    families,
+    thinks_as,
+)
+from mmrepro.engines.models.script_file import ScriptedAnswer, ScriptedCall, Scripts
+from mmrepro.engines.models.scripted import pieces_of
+from pydantic import Field
+
+_MOST_TEXT: Final = 65_536
+_MOST_RAW: Final = 8_000
+_MOST_TOOLS: Final = 20
+_LONGEST_CALL: Final = 2_000
+"""Words of a call that max_tokens cuts."""
+_MOST_DEEP: Final = 12
+_THOUGHT: Final = "Let me see."
+_DONE: Final = "It is done."
+_NO_TOOL: Final = ("get_weather", {"city": "Oslo"})
+_FURTHER_TAGS: Final = ("<function=", "◁think▷", "<｜DSML｜", "<invoke name=")
+_CODE: Final = re.compile(
+    r"^\s*(?:def |class |import |from \S+ import |\{%|curl |vllm |Traceback )"
+    r"|^\s*(?:INFO|ERROR|WARNING|DEBUG)\b",
+    re.MULTILINE,
+)
+_SHOWN: Final = re.compile(
+    r"(?:raw|model(?:'s)?|actual|generated)[ _-](?:raw[ _-])?(?:output|response|text)",
+    re.IGNORECASE,
+)
+
+
+class Speech(Record):
+    """What a report's model says or is asked for, as far as its text tells.
+
+    Attributes:
+        raw: its raw output; "": the report does not show it.
+        reasoning, content, calls: of its answer, where that is shown.
+        tools: that requests bring: a name and arguments that fit.
+        forced: tool_choice: ``required``, or the name of a tool.
+        stops: stop strings of requests.
+        form: a value that fits response_format; null: there is none.
+        most: the largest max_tokens.
+    """
+
+    raw: Annotated[str, Field(max_length=_MOST_RAW)] = ""
+    reasoning: Annotated[str, Field(max_length=_MOST_RAW)] = ""
+    content: Annotated[str, Field(max_length=_MOST_RAW)] = ""
+    calls: Annotated[list[ScriptedCall], Field(max_length=_MOST_TOOLS)] = []
+    tools: Annotated[list[ScriptedCall], Field(max_length=_MOST_TOOLS)] = []
+    forced: Annotated[str, Field(max_length=200)] = ""
+    stops: Annotated[
+        list[Annotated[str, Field(max_length=200)]], Field(max_length=10)
+    ] = []
+    form: Any = None
+    most: int = 0
+
+    @property
+    def asks(self) -> bool:
+        """Whether a request asks for what random weights never say."""
+        return bool(self.tools or self.stops) or self.form is not None
+
+    @property
+    def is_shown(self) -> bool:
+        """Whether the report shows what the model said."""
+        return bool(self.raw or self.calls or self.reasoning)
+
+
+# ------------------------------------------------------------------ what requests ask
+
+
+def asked_in(bodies: Sequence[Mapping[str, Any]]) -> Speech:
+    """What bodies of requests ask for."""
+    speech = Speech()
+    for body in bodies:
+        _ask(speech, body)
+    return speech
+
+
+def _ask(speech: Speech, body: Mapping[str, Any]) -> None:
+    tools = body.get("tools")
+    for tool in tools if isinstance(tools, list) else []:
+        call = _tool(tool)
+        known = [known.name for known in speech.tools]
+        if call is not None and call.name not in known and len(known) < _MOST_TOOLS:
+            speech.tools.append(call)
+
+    choice = body.get("tool_choice")
+    if choice == "required":
+        speech.forced = "required"
+    elif isinstance(choice, dict):
+        function = choice.get("function")
+        named = function if isinstance(function, dict) else choice
+        speech.forced = str(named.get("name") or "")[:200]
+
+    stop = body.get("stop")
+    for word in [stop] if isinstance(stop, str) else stop or ():
+        if isinstance(word, str) and 0 < len(word) <= 200 and len(speech.stops) < 10:
+            speech.stops.append(word)
+
+    form = body.get("response_format")
+    if isinstance(form, dict) and form.get("type") == "json_object":
+        speech.form = {"answer": "yes", "number": 42}
+    elif isinstance(form, dict) and form.get("type") == "json_schema":
+        inner = form.get("json_schema")
+        schema = inner.get("schema") if isinstance(inner, dict) else None
+        speech.form = example_of(schema)
+
+    for name in ("max_tokens", "max_completion_tokens"):
+        value = body.get(name)
+        if type(value) is int:
+            speech.most = max(speech.most, min(value, 1 << 20))
+
+
+def _tool(tool: object) -> ScriptedCall | None:
+    """A call of a tool as a request describes it: OpenAI's form, or Anthropic's."""
+    if not isinstance(tool, dict):
+        return None
+    function = tool.get("function")
+    described = function if isinstance(function, dict) else tool
+    name = described.get("name")
+    if not isinstance(name, str) or not 0 < len(name) <= 64:
+        return None
+    schema = described.get("parameters") or described.get("input_schema")
+    arguments = example_of(schema)
+    return ScriptedCall(
+        name=name, arguments=arguments if isinstance(arguments, dict) else {}
+    )
+
+
+def example_of(schema: object, deep: int = 0) -> Any:
+    """A value that fits a JSON schema, as far as its plain keywords say."""
+    if not isinstance(schema, dict) or deep > _MOST_DEEP:
+        return {} if deep == 0 else "x"
+    if "const" in schema:
+        return _short(schema["const"])
+    choices = schema.get("enum")
+    if isinstance(choices, list) and choices:
+        return _short(choices[0])
+    several = schema.get("anyOf") or schema.get("oneOf")
+    if isinstance(several, list) and several:
+        return example_of(several[0], deep + 1)
+    kind = schema.get("type")
+    kind = kind[0] if isinstance(kind, list) and kind else kind
+    properties = schema.get("properties")
+    if kind == "object" or isinstance(properties, dict):
+        fields = properties if isinstance(properties, dict) else {}
+        made: dict[str, Any] = {}
+        for name, inner in list(fields.items())[:_MOST_TOOLS]:
+            made[str(name)[:_LONGEST_VALUE]] = example_of(inner, deep + 1)
+        return made
+    if kind == "array":
+        return [example_of(schema.get("items"), deep + 1)]
+    least = schema.get("minimum")
+    if kind in ("integer", "number") and type(least) in (int, float):
+        return least
+    plain = {"integer": 3, "number": 1.5, "boolean": True, "null": None}
+    return plain.get(str(kind), "Zürich")
+
+
+def _short(value: object) -> Any:
+    """A plain value as an example has it."""
+    if isinstance(value, str):
+        return value[:_LONGEST_VALUE]
+    return value if isinstance(value, int | float | bool) else None
+
+
+_LONGEST_VALUE: Final = 200
+
+
+def bodies_in(text: str) -> list[dict[str, Any]]:
+    """Bodies of requests in a client's text: JSON in a shell's lines, or what Python
+    passes by name."""
+    text = text[:_MOST_TEXT]
+    try:
+        tree = ast.parse(text)
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return list(_json_bodies(text))
+    return [_Literals(tree).body(), *_json_bodies(text)]
+
+
+_ASKS: Final = (
+    "tools",
+    "tool_choice",
+    "stop",
+    "response_format",
+    "max_tokens",
+    "max_completion_tokens",
+)
+
+
+def _json_bodies(text: str) -> Iterator[dict[str, Any]]:
+    decoder, at, tries = json.JSONDecoder(), text.find("{"), 0
+    while at >= 0 and tries < _MOST_TRIES:
+        tries += 1
+        try:
+            value, end = decoder.raw_decode(text, at)
+        except (ValueError, RecursionError):
+            end = at + 1
+        else:
+            if isinstance(value, dict) and any(name in value for name in _ASKS):
+                yield value
+        at = text.find("{", end)
+
+
+_MOST_TRIES: Final = 2_000
+
+
+class _Literals:
+    """Values of a script that are written out, or names of such."""
+
+    def __init__(self, tree: ast.Module) -> None:
+        self._tree = tree
+        self._known: dict[str, Any] = {}
+        self._left = 20_000
+        """Nodes that may still be read: a name that is used again is read again."""
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
+                self._known[node.targets[0].id] = node.value
+
+    def body(self) -> dict[str, Any]:
+        """What is passed as a request's fields: the first value of each that is
+        known."""
+        body: dict[str, Any] = {}
+        for node in ast.walk(self._tree):
+            for name, value in self._named(node):
+                if name in _ASKS and body.get(name) is None:
+                    body[name] = self._value(value)
+        return body
+
+    def _named(self, node: ast.AST) -> Iterator[tuple[str, ast.expr]]:
+        if isinstance(node, ast.Call):
+            for keyword in node.keywords:
+                if keyword.arg:
+                    yield keyword.arg, keyword.value
+        elif isinstance(node, ast.Dict):
+            for key, value in zip(node.keys, node.values, strict=True):
+                if isinstance(key, ast.Constant) and isinstance(key.value, str):
+                    yield key.value, value
+
+    def _value(self, node: ast.AST | None, deep: int = 0) -> Any:
+        """None: it is not written out."""
+        self._left -= 1
+        if node is None or self._left < 0 or deep > 4 * _MOST_DEEP:
+            return None
+        match node:
+            case ast.Constant(value=value):
+                return value if isinstance(value, str | int | float | bool) else None
+            case ast.Name(id=name):
+                return self._value(self._known.get(name), deep + 1)
+            case ast.List(elts=elements) | ast.Tuple(elts=elements):
+                return [self._value(element, deep + 1) for element in elements]
+            case ast.Dict(keys=keys, values=values):
+                made: dict[str, Any] = {}
+                for key, inner in zip(keys, values, strict=True):
+                    if isinstance(key, ast.Constant):
+                        made[str(key.value)] = self._value(inner, deep + 1)
+                return made
+        return None
+
+
+# --------------------------------------------------------------- what a report shows
+
+
+def shown_in(texts: Sequence[tuple[str, str]]) -> Speech:
+    """What blocks of a report show of the model's words: the first that does.
+
+    ``texts``: each with the line above it."""
+    for text, above in texts:
+        text = text[:_MOST_RAW]
+        answer = _answer_in(text)
+        if answer is not None and (answer.is_shown or answer.content):
+            return answer
+        if _CODE.search(text) or text.lstrip().startswith("{"):
+            continue
+        if _has_tags(text) or (_SHOWN.search(above) and text.strip()):
+            return Speech(raw=text.strip("\n"))
+    return Speech()
+
+
+def _has_tags(text: str) -> bool:
+    return any(tag in text for tag in (*all_tokens(), *_FURTHER_TAGS))
+
+
+def _answer_in(text: str) -> Speech | None:
+    """An answer of the API. What is left of a parser's tags in its content was the raw
+    output."""
+    begin = text.find("{")
+    if begin < 0:
+        return None
+    try:
+        value, _ = json.JSONDecoder().raw_decode(text, begin)
+    except (ValueError, RecursionError):
+        return None
+    message = _message_in(value)
+    if message is None:
+        return None
+    content = str(message.get("content") or "")
+    reasoning = str(message.get("reasoning") or message.get("reasoning_content") or "")
+    if _has_tags(content):
+        return Speech(raw=content)
+    calls: list[ScriptedCall] = []
+    listed = message.get("tool_calls")
+    for call in listed if isinstance(listed, list) else []:
+        function = call.get("function") if isinstance(call, dict) else None
+        if isinstance(function, dict) and len(calls) < _MOST_TOOLS:
+            calls.append(_call_in(function))
+    return Speech(reasoning=reasoning, content=content, calls=calls)
+
+
+def _message_in(value: object) -> dict[str, Any] | None:
+    if not isinstance(value, dict):
+        return None
+    message: Any = value
+    choices = value.get("choices")
+    if isinstance(choices, list) and choices and isinstance(choices[0], dict):
+        message = choices[0].get("message")
+    elif isinstance(value.get("message"), dict):
+        message = value["message"]
+    if not isinstance(message, dict) or "messages" in message:
+        return None
+    has_parts = any(
+        name in message for name in ("tool_calls", "reasoning", "reasoning_content")
+    )
+    return message if has_parts or message.get("role") == "assistant" else None
+
+
+def _call_in(function: Mapping[str, Any]) -> ScriptedCall:
+    try:
+        arguments = json.loads(str(function.get("arguments") or "{}"))
+    except (ValueError, RecursionError):
+        arguments = {}
+    return ScriptedCall(
+        name=str(function.get("name") or "f")[:64],
+        arguments=arguments if isinstance(arguments, dict) else {},
+    )
+
+
+# ------------------------------------------------------------------ what is said
+
+
+@dataclass(frozen=True)
+class SpokenVariant:
+    """One way in which the model may answer.
+
+    Attributes:
+        what: it does, for people.
+        is_cut: by max_tokens.
+    """
+
+    what: str
+    scripts: Scripts
+    is_cut: bool = False
+
+
+def variants(
+    speech: Speech, tool_parser: str, reasoning_parser: str
+) -> list[SpokenVariant]:
+    """Ways in which the model answers, the plainest first."""
+    making = _Making(speech, tool_parser, reasoning_parser)
+    if speech.raw:
+        told = _told_by(speech.raw, tool_parser, reasoning_parser)
+        answer = ScriptedAnswer(name="raw", text=speech.raw, **told)
+        scripts = Scripts(script=[answer])
+        return [SpokenVariant("says what the report shows", scripts)]
+    if speech.is_shown:
+        return [SpokenVariant("gives the report's answer", making.shown())]
+    return list(making.kinds())
+
+
+def likeliest_first(
+    ways: Sequence[SpokenVariant], about: Sequence[str]
+) -> list[SpokenVariant]:
+    """Ways of answering in the order in which they may show what a report names."""
+    cut_first = "finish" in about
+    return sorted(ways, key=lambda way: not (way.is_cut and cut_first))
+
+
+_THINK_FORM: Final = re.compile(r"\s*<think>(.*?)</think>", re.DOTALL)
+_CALL_FORM: Final = re.compile(r"<tool_call>\s*(\{.*?\})\s*</tool_call>", re.DOTALL)
+_TAG: Final = re.compile(r"</?(?:think|tool_call)>")
+
+
+def _told_by(raw: str, tool_parser: str, reasoning_parser: str) -> dict[str, Any]:
+    """What sound parsers make of a raw output in the commonest form, a thought, a text
+    and calls in this order; {}: it is of another form."""
+    hermes = families()["hermes"]
+    reads_calls = not tool_parser or calls_as(tool_parser) is hermes
+    reads_thoughts = not reasoning_parser or thinks_as(reasoning_parser) is hermes
+    if not (reads_calls and reads_thoughts):
+        return {}
+    thought = _THINK_FORM.match(raw)
+    if reasoning_parser and thought is None:
+        return {}  # some parsers take a text without tags for a thought
+    rest = raw[thought.end() :] if thought else raw
+    content, begin, after = rest.partition("<tool_call>")
+    calls: list[ScriptedCall] = []
+    for written in _CALL_FORM.findall(begin + after):
+        try:
+            call = json.loads(written)
+            calls.append(ScriptedCall(name=call["name"], arguments=call["arguments"]))
+        except (ValueError, LookupError, TypeError, RecursionError):
+            return {}
+    left = _CALL_FORM.sub("", begin + after).strip()
+    inside = content + (thought[1] if thought else "")
+    if left or _TAG.search(inside) or len(calls) > _MOST_TOOLS:
+        return {}
+    return {
+        "reasoning": thought[1] if thought else None,
+        "content": content,
+        "calls": calls,
+    }
+
+
+class _Making:
+    """Makes scripts of the kinds that are asked for."""
+
+    def __init__(self, speech: Speech, tool_parser: str, reasoning_parser: str) -> None:
+        self._speech = speech
+        self._calls = calls_as(tool_parser)
+        self._thinks = thinks_as(reasoning_parser) if reasoning_parser else None
+        self._tools = speech.tools
+        if tool_parser and not self._tools:
+            name, arguments = _NO_TOOL
+            self._tools = [ScriptedCall(name=name, arguments=dict(arguments))]
+
+    def shown(self) -> Scripts:
+        """The answer that the report shows, as the model would have said it."""
+        speech = self._speech
+        thought = speech.reasoning
+        text = speech.content
+        if speech.calls:
+            text += self._calling(speech.calls)
+        before = self._thinks.thinking(thought) if thought and self._thinks else ""
+        answer = ScriptedAnswer(
+            name="shown",
+            text=before + (text or _DONE),
+            reasoning=thought or None,
+            content=speech.content if text else _DONE,
+            calls=speech.calls,
+        )
+        return Scripts(script=[answer])
+
+    def kinds(self) -> Iterator[SpokenVariant]:
+        """A call, two calls, a call that is cut; a thought with and without an end."""
+        if not self._tools:
+            yield SpokenVariant(self._what("answers"), self._scripts([]))
+            if self._thinks is not None:
+                yield SpokenVariant("thinks without an end", self._endless())
+            return
+        once = self._tools[:1]
+        yield SpokenVariant("calls a tool", self._scripts(once))
+        yield SpokenVariant("calls two tools", self._scripts(self._two()))
+        long = self._long(once[0])
+        if long is not None:
+            what = "calls a tool, and max_tokens cuts that"
+            yield SpokenVariant(what, self._scripts([long]), is_cut=True)
+
+    def _what(self, answers: str) -> str:
+        words = [answers]
+        if self._thinks is not None:
+            words = ["thinks and answers"]
+        if self._speech.stops:
+            words.append("with the stop string")
+        return " ".join(words)
+
+    def _two(self) -> list[ScriptedCall]:
+        return (self._tools * 2)[:2]
+
+    def _long(self, call: ScriptedCall) -> ScriptedCall | None:
+        """A call that is longer than max_tokens; None: it cannot be."""
+        most = self._speech.most or _LONGEST_CALL
+        if most > _LONGEST_CALL:
+            return None
+        for name, value in call.arguments.items():
+            if isinstance(value, str):
+                long = "on and on " * (most // 3 + 8)
+                arguments = {**call.arguments, name: long.strip()}
+                return ScriptedCall(name=call.name, arguments=arguments)
+        return None
+
+    def _scripts(self, calls: list[ScriptedCall]) -> Scripts:
+        """A text, and with tools first the calls; after their result the text again."""
+        made = [self._text("text")]
+        if calls:
+            made.append(self._text("result", after_tool=True))
+            made.append(self._call(calls))
+        return Scripts(script=made)
+
+    def _text(self, name: str, **more: Any) -> ScriptedAnswer:
+        """A thought, where a parser reads it, and a text: JSON where that is asked for,
+        or with the stop string in it."""
+        thinking = self._thinks.thinking(_THOUGHT) if self._thinks is not None else ""
+        if self._speech.form is not None:
+            text = json.dumps(self._speech.form, ensure_ascii=False)
+            pieces = _few_pieces(text)
+        elif self._speech.stops:
+            text, pieces = _with_stop(self._speech.stops[0])
+        else:
+            text, pieces = _DONE, list(pieces_of(_DONE, ()))
+        return ScriptedAnswer(
+            name=name,
+            pieces=[*self._cut(thinking), *pieces],
+            reasoning=_THOUGHT if thinking else None,
+            content=text,
+            calls=[],
+            **more,
+        )
+
+    def _endless(self) -> Scripts:
+        assert self._thinks is not None
+        before, _ = self._thinks.think
+        answer = ScriptedAnswer(name="endless", text=f"{before}{_THOUGHT}")
+        return Scripts(script=[answer])
+
+    def _call(self, calls: list[ScriptedCall]) -> ScriptedAnswer:
+        thinking = self._thinks.thinking(_THOUGHT) if self._thinks is not None else ""
+        pieces = self._cut(self._calling(calls))
+        if self._speech.forced:
+            pieces = list(self._forced(calls, self._speech.forced))
+        return ScriptedAnswer(
+            name="call",
+            pieces=[*self._cut(thinking), *pieces],
+            with_tools=True,
+            reasoning=_THOUGHT if thinking else None,
+            content="",
+            calls=calls,
+        )
+
+    def _calling(self, calls: Sequence[ScriptedCall]) -> str:
+        return self._calls.calling([(call.name, call.arguments) for call in calls])
+
+    def _forced(self, calls: list[ScriptedCall], forced: str) -> Iterator[str]:
+        """As a grammar for a tool that must be called has it: JSON."""
+        if forced == "required":
+            listed = [
+                {"name": call.name, "parameters": call.arguments} for call in calls
+            ]
+            text = json.dumps(listed, ensure_ascii=False)
+        else:
+            text = json.dumps(calls[0].arguments, ensure_ascii=False)
+        # What is inside a string may have marks; what frames it may not.
+        before, word, after = text.partition("on and on")
+        yield before
+        if word:
+            inside, quote, rest = (word + after).partition('"')
+            yield from pieces_of(inside, ())
+            yield quote + rest
+
+    def _cut(self, text: str) -> list[str]:
+        return list(pieces_of(text, all_tokens()))
+
+
+def _few_pieces(text: str) -> list[str]:
+    """Pieces that are there once each, so that a grammar takes them."""
+    pieces = [text[at : at + 7] for at in range(0, len(text), 7)]
+    is_plain = len(set(pieces)) == len(pieces) and len(pieces[-1].encode()) > 1
+    return pieces if is_plain else [text]
+
+
+def _with_stop(word: str) -> tuple[str, list[str]]:
+    """A text with a stop string over the border of two tokens."""
+    half = len(word) // 2
+    pieces = ["One", " two", " three ", word[:half], word[half:], " four", " five."]
+    pieces = [piece for piece in pieces if piece]
+    return "".join(pieces), pieces

@@ -1,0 +1,260 @@
+"""What the model of a report says: read from its text, and made for what its requests
+ask."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from mmrepro.engines.models.families import all_tokens
+from mmrepro.engines.models.script_file import ScriptedAnswer, ScriptedCall
+from mmrepro.search.repro.issue import read_issue
+from mmrepro.search.repro.speech import (
+    Speech,
+    asked_in,
+    bodies_in,
+    example_of,
+    likeliest_first,
+    shown_in,
+    variants,
+)
+
+SCHEMA = {
+    "type": "object",
+    "properties": {
+        "city": {"type": "string"},
+        "days": {"type": "integer", "minimum": 2},
+        "unit": {"enum": ["C", "F"]},
+        "where": {"type": "array", "items": {"type": "number"}},
+    },
+}
+TOOL = {"type": "function", "function": {"name": "weather", "parameters": SCHEMA}}
+ARGUMENTS = {"city": "Zürich", "days": 2, "unit": "C", "where": [1.5]}
+REPORT = """
+# Tool call is lost
+
+```bash
+vllm serve Qwen/Qwen3-0.6B --enable-auto-tool-choice --tool-call-parser hermes
+```
+
+```python
+import requests
+requests.post("http://localhost:8000/v1/chat/completions", json={})
+```
+
+Raw model output:
+
+```
+<think>Hm.</think><tool_call>
+{"name": "f", "arguments": {"a": "}"}}
+</tool_call>
+```
+"""
+
+
+# ------------------------------------------------------------------ what is asked for
+
+
+def test_a_curl_line_tells_what_it_asks_for() -> None:
+    body = {
+        "messages": [],
+        "tools": [TOOL],
+        "tool_choice": "required",
+        "stop": ["END", "9"],
+        "max_tokens": 50,
+    }
+    line = f"curl localhost:8000/v1/chat/completions -d '{json.dumps(body)}'"
+    asked = asked_in(bodies_in(line))
+    assert asked.tools == [ScriptedCall(name="weather", arguments=ARGUMENTS)]
+    assert (asked.forced, asked.stops, asked.most) == ("required", ["END", "9"], 50)
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        "client.chat.completions.create(model='m', tools=tools, stop='END')",
+        "kw = dict(tools=tools, stop='END')\nclient.create(**kw)",
+        "requests.post(url, json={'tools': tools, 'stop': ['END']})",
+    ],
+)
+def test_a_python_script_tells_what_it_asks_for(call: str) -> None:
+    script = f"import openai\nschema = {SCHEMA!r}\n"
+    script += "function = {'name': 'weather', 'parameters': schema}\n"
+    script += "tools = [{'type': 'function', 'function': function}]\n"
+    asked = asked_in(bodies_in(script + call))
+    assert asked.tools == [ScriptedCall(name="weather", arguments=ARGUMENTS)]
+    assert asked.stops == ["END"]
+
+
+def test_what_is_not_written_out_is_not_asked_for() -> None:
+    script = "import openai\nclient.create(tools=make(), stop=STOP, max_tokens=n)"
+    assert not asked_in(bodies_in(script)).asks
+
+
+def test_a_script_that_repeats_itself_is_read_so_far() -> None:
+    lines = ["import openai", "a0 = ['x', 'x']"]
+    lines += [f"a{n} = [a{n - 1}, a{n - 1}]" for n in range(1, 60)]
+    asked = asked_in(bodies_in("\n".join([*lines, "create(stop=a59)"])))
+    assert asked.stops == []
+
+
+@pytest.mark.parametrize(
+    ("schema", "value"),
+    [
+        (SCHEMA, ARGUMENTS),
+        ({"const": 5}, 5),
+        ({"anyOf": [{"type": "null"}, {"type": "string"}]}, None),
+        ({"type": ["boolean", "null"]}, True),
+        ({"enum": ["y" * 999]}, "y" * 200),
+        (None, {}),
+    ],
+)
+def test_an_example_fits_its_schema(schema: Any, value: object) -> None:
+    assert example_of(schema) == value
+
+
+def test_a_schema_without_an_end_has_an_example() -> None:
+    schema: dict[str, Any] = {"type": "object"}
+    schema["properties"] = {"a": schema}
+    assert example_of(schema)["a"]["a"]
+
+
+# ------------------------------------------------------------------ what is shown
+
+
+def test_the_raw_output_of_a_report_is_what_its_model_says() -> None:
+    speech = read_issue(REPORT).speech
+    assert speech.raw.startswith("<think>Hm.</think><tool_call>\n")
+    (variant,) = variants(speech, "hermes", "")
+    assert variant.scripts.script[0].text == speech.raw
+
+
+def test_tags_in_an_answer_s_content_are_the_raw_output() -> None:
+    message = {"role": "assistant", "content": "<tool_call>{}</tool_call>"}
+    answer = json.dumps({"choices": [{"message": message}]})
+    assert shown_in([(answer, "")]).raw == "<tool_call>{}</tool_call>"
+
+
+def test_an_answer_is_said_as_its_parsers_read_it() -> None:
+    function = {"name": "f", "arguments": '{"a": 1}'}
+    message = {
+        "role": "assistant",
+        "content": None,
+        "reasoning_content": "Hm.",
+        "tool_calls": [{"function": function}],
+    }
+    speech = shown_in([(json.dumps(message), "it answers")])
+    (variant,) = variants(speech, "qwen3_coder", "qwen3")
+    (answer,) = variant.scripts.script
+    assert answer.text.startswith("<think>\nHm.\n</think>")
+    assert "<function=f>\n<parameter=a>\n1\n" in answer.text
+    assert answer.calls == [ScriptedCall(name="f", arguments={"a": 1})]
+
+
+@pytest.mark.parametrize(
+    ("text", "above"),
+    [
+        ("INFO 10-10 started <think>", ""),
+        ('{"model": "m", "messages": [{"role": "user"}]}', ""),
+        ("{% if x %}<tool_call>{% endif %}", ""),
+        ("no tags at all", "The log:"),
+        ("def f():\n    return '<think>'", ""),
+    ],
+)
+def test_what_is_no_model_s_output_is_not_said(text: str, above: str) -> None:
+    assert not shown_in([(text, above)]).is_shown
+
+
+def test_a_model_s_output_may_have_no_tags() -> None:
+    assert shown_in([("Hello there", "The model output:")]).raw == "Hello there"
+
+
+# ------------------------------------------------------------------ what is said
+
+
+def said(answer: ScriptedAnswer) -> str:
+    return answer.text or "".join(answer.pieces)
+
+
+def test_a_request_with_tools_gets_a_call_two_and_one_that_is_cut() -> None:
+    speech = asked_in([{"tools": [TOOL], "max_tokens": 30}])
+    one, two, cut = variants(speech, "hermes", "qwen3")
+    assert [len(v.scripts.script[2].calls or []) for v in (one, two, cut)] == [1, 2, 1]
+    first = one.scripts.script
+    assert [answer.name for answer in first] == ["text", "result", "call"]
+    assert "<think>" in first[2].pieces
+    assert len(cut.scripts.script[2].pieces) > 40
+    for variant in (one, two, cut):
+        assert variant.scripts.model().scripts  # it can be made
+
+
+def test_a_forced_call_is_what_its_grammar_takes() -> None:
+    speech = asked_in([{"tools": [TOOL], "tool_choice": "required"}])
+    call = variants(speech, "hermes", "")[0].scripts.script[2]
+    assert json.loads(said(call)) == [{"name": "weather", "parameters": ARGUMENTS}]
+    named = {"type": "function", "function": {"name": "weather"}}
+    speech = asked_in([{"tools": [TOOL], "tool_choice": named}])
+    call = variants(speech, "hermes", "")[0].scripts.script[2]
+    assert json.loads(said(call)) == ARGUMENTS
+
+
+def test_a_stop_string_lies_over_the_border_of_tokens() -> None:
+    (variant,) = variants(Speech(stops=["<END>"]), "", "")
+    pieces = variant.scripts.script[0].pieces
+    assert "<END>" in "".join(pieces)
+    assert "<END>" not in pieces
+
+
+def test_json_is_said_where_it_is_asked_for() -> None:
+    form = {"type": "json_schema", "json_schema": {"schema": SCHEMA}}
+    (variant,) = variants(asked_in([{"response_format": form}]), "", "")
+    answer = variant.scripts.script[0]
+    assert json.loads(said(answer)) == ARGUMENTS
+    assert len(set(answer.pieces)) == len(answer.pieces)
+
+
+def test_a_thought_has_an_end_or_none() -> None:
+    ended, endless = variants(Speech(), "", "mistral")
+    assert said(ended.scripts.script[0]).startswith("[THINK]Let me see.[/THINK]")
+    assert said(endless.scripts.script[0]) == "[THINK]Let me see."
+    assert "[THINK]" in all_tokens()
+
+
+def test_what_a_report_is_about_decides_what_is_said_first() -> None:
+    ways = variants(asked_in([{"tools": [TOOL], "max_tokens": 30}]), "hermes", "")
+    assert [way.is_cut for way in likeliest_first(ways, ["finish"])][:1] == [True]
+    assert likeliest_first(ways, ["calls"]) == ways
+
+
+CALL = '<tool_call>\n{"name": "f", "arguments": {"a": 1}}\n</tool_call>'
+
+
+@pytest.mark.parametrize(
+    ("raw", "parsers", "told"),
+    [
+        (CALL, ("hermes", ""), (None, "", 1)),
+        (
+            f"<think>Hm.</think>I look.{CALL}\n{CALL}",
+            ("hermes", "qwen3"),
+            ("Hm.", "I look.", 2),
+        ),
+        ("<think>Hm.</think>Hello", ("", "qwen3"), ("Hm.", "Hello", 0)),
+        ("Hello", ("", "qwen3"), (None, None, None)),
+        (
+            "<think>Hm.<tool_call>{}</tool_call></think>",
+            ("hermes", "qwen3"),
+            (None, None, None),
+        ),
+        ('<tool_call>\n{"name": "f"', ("hermes", ""), (None, None, None)),
+        ('<tool_call>{"name": "f"}</tool_call>', ("hermes", ""), (None, None, None)),
+        (CALL, ("mistral", ""), (None, None, None)),
+    ],
+)
+def test_what_sound_parsers_make_of_a_raw_output(
+    raw: str, parsers: tuple[str, str], told: tuple[Any, Any, Any]
+) -> None:
+    (variant,) = variants(Speech(raw=raw), *parsers)
+    (answer,) = variant.scripts.script
+    calls = None if answer.calls is None else len(answer.calls)
+    assert (answer.reasoning, answer.content, calls) == told
