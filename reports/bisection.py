@@ -137,12 +137,7 @@ def _certainty(side: Side) -> str:
 
 def _card(bisection: Bisection) -> Iterator[b.Block]:
     for direction, side in bisection.sides:
-        text = side.explanation or _answer(bisection, direction, side)
-        yield b.p(b.strong(_sentence(text)), f" {_sentence(_certainty(side))}")
-        for chance in side.posterior[:1]:
-            name = _short(bisection, chance.last_bad)
-            share = f"last bad is {name} with {chance.probability:.1%}"
-            yield b.p(f"Runs {_disagree(bisection)}: {share}.", tone="unsure")
+        yield from _side_in_short(bisection, direction, side)
 
     rows = []
     for point in _boundary(bisection)[:6]:
@@ -151,6 +146,19 @@ def _card(bisection: Bisection) -> Iterator[b.Block]:
 
     heads = f"{bisection.by}:name | verdict:name | observed"
     yield from b.table(heads, rows, "the boundaries")
+
+
+def _side_in_short(
+    bisection: Bisection, direction: str, side: Side
+) -> Iterator[b.Block]:
+    """The answer of one side, how sure it is, and the likeliest place if it is not."""
+    text = side.explanation or _answer(bisection, direction, side)
+    certainty = f" {_sentence(_certainty(side))}"
+    yield b.p(b.strong(_sentence(text)), certainty)
+    for chance in side.posterior[:1]:
+        name = _short(bisection, chance.last_bad)
+        share = f"last bad is {name} with {chance.probability:.1%}"
+        yield b.p(f"Runs {_disagree(bisection)}: {share}.", tone="unsure")
 
 
 def _disagree(bisection: Bisection) -> str:
@@ -358,7 +366,9 @@ def _drawing(bisection: Bisection) -> Markup:
 
 
 def _dot(point: Point, x: float) -> Iterator[Markup]:
-    word, fill, radius = "not run", "tick", 2.5
+    word = "not run"
+    fill = "tick"
+    radius = 2.5
     if point.verdict:
         word, _, fill = _LOOKS[point.verdict]
         radius = 9
@@ -366,6 +376,7 @@ def _dot(point: Point, x: float) -> Iterator[Markup]:
     declared = ", declared affected" if point.declared else ""
     hint = one_line(f"{point.label}: {word}{declared}", 300)
     yield svg.circle(fill, x, _AXIS, radius, hint)
+    # The verdict's sign as well: colour alone is nothing to some readers.
     if point.verdict:
         yield svg.text(x, _AXIS + 4, word[0], "inbar mid")
 

@@ -60,9 +60,14 @@ def pixels(png: bytes, caption: str) -> Markup:
         fill = f"#{red:02x}{green:02x}{blue:02x}"
         drawn.append(svg.tag("path", fill=fill, d="".join(parts)))
 
-    box = f"0 0 {len(rows[0])} {len(rows)}"
-    more = {"aria_label": one_line(caption, 200), "shape_rendering": "crispEdges"}
-    return svg.tag("svg", *drawn, viewBox=box, role="img", **more)
+    return svg.tag(
+        "svg",
+        *drawn,
+        viewBox=f"0 0 {len(rows[0])} {len(rows)}",
+        role="img",
+        aria_label=one_line(caption, 200),
+        shape_rendering="crispEdges",
+    )
 
 
 def _rows(png: bytes) -> list[list[_Colour]]:

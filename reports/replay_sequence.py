@@ -291,15 +291,18 @@ _FILLS: Final = {"left": "tick", "unsent": "tick", "unknown": "s5-text"}
 
 def picture(drawn: RequestSequence) -> Markup:
     """An inline SVG without script and style attributes; empty without a request."""
-    if not drawn.lanes:
+    lanes = drawn.lanes
+    if not lanes:
         return Markup("")
     step = (WIDTH - LEFT - _RIGHT) / max(1, drawn.columns)
     body: list[Markup] = []
-    for number, lane in enumerate(drawn.lanes):
-        body += _lane(drawn, lane, TOP + LANE * number, step)
+    for number, lane in enumerate(lanes):
+        top = TOP + LANE * number
+        body += _lane(drawn, lane, top, step)
 
-    title = f"{len(drawn.lanes)} requests in the order of their barriers, one lane each"
-    return svg(TOP + LANE * len(drawn.lanes) + FOOT, title, body)
+    height = TOP + LANE * len(lanes) + FOOT
+    title = f"{len(lanes)} requests in the order of their barriers, one lane each"
+    return svg(height, title, body)
 
 
 def _lane(
@@ -377,10 +380,12 @@ def images_picture(drawn: RequestSequence, words: dict[str, str]) -> Markup:
         x = 4 + WIDTH / 2 * column
         y = 4.0 + 26 * row
         body += _mark(number, letter, x, y)
-        body.append(text(x + 100, y + 15, words.get(name, ""), "tick"))
+        wording = words.get(name, "")
+        body.append(text(x + 100, y + 15, wording, "tick"))
 
     rows = math.ceil(len(letters) / 2)
-    return svg(26 * rows + 8, f"{len(drawn.letters)} images", body)
+    height = 26 * rows + 8
+    return svg(height, f"{len(drawn.letters)} images", body)
 
 
 def _mark(number: int, letter: str, x: float, y: float) -> Iterator[Markup]:

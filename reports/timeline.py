@@ -95,8 +95,10 @@ class _RequestGroup:
     requests: Sequence[RequestRecord]
 
     def __post_init__(self) -> None:
-        self.first, self.count = self.requests[0], len(self.requests)
-        self.status, self.kind = status_words(self.first), status_class(self.first)
+        self.first = self.requests[0]
+        self.count = len(self.requests)
+        self.status = status_words(self.first)
+        self.kind = status_class(self.first)
 
     @property
     def latency(self) -> str:
@@ -105,17 +107,17 @@ class _RequestGroup:
 
     @property
     def ids(self) -> str:
-        return (
-            f"{self.first.id}–{self.requests[-1].id}"
-            if self.count > 1
-            else f"{self.first.id}"
-        )
+        if self.count == 1:
+            return f"{self.first.id}"
+        return f"{self.first.id}–{self.requests[-1].id}"
 
     @property
     def what(self) -> str:
         """What for: a label, or several times their common purpose."""
         label = self.first.label
-        return f"{self.count} × {purpose(label)}" if self.count > 1 else label
+        if self.count == 1:
+            return label
+        return f"{self.count} × {purpose(label)}"
 
 
 def request_groups(requests: list[RequestRecord]) -> list[_RequestGroup]:
@@ -187,9 +189,12 @@ def _named(incident: Incident, tracks: list[SampledTrack]) -> list[SampledTrack]
 def _tracks(evidence: Evidence, field: str) -> list[SampledTrack]:
     """Tracks of one field, the most active first; values that are not numbers are
     dropped."""
+    # An incident may come from elsewhere: its order is not relied on.
     known = [point for point in evidence.series if sane(point.mono)]
+    known.sort(key=lambda point: point.mono)
+
     by_name: dict[str, list[tuple[float, float]]] = {}
-    for point in sorted(known, key=lambda point: point.mono):
+    for point in known:
         values: dict[str, float] = getattr(point, field)
         for name, value in values.items():
             if sane(value):
