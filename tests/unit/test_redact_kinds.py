@@ -4,6 +4,7 @@ its value."""
 import base64
 import codecs
 import html
+import re
 import time
 from collections.abc import Callable
 from urllib.parse import quote
@@ -130,6 +131,14 @@ def test_what_a_command_takes_as_a_secret(form: str) -> None:
     assert S not in out
     for word in form.split()[:1]:
         assert word.strip("[]'\",{") in out, "the command stays"
+
+
+@pytest.mark.parametrize("quote", ["'", '"'])
+def test_a_quoted_secret_behind_its_option_goes_whole(quote: str) -> None:
+    """Its first word may have one letter."""
+    out = redacted(f"mysql -p{quote}q horse battery staple{quote} db")
+    assert not {"horse", "battery", "staple"} & set(re.findall(r"\w+", out))
+    assert out.endswith(f"{quote} db")
 
 
 ENCODINGS: dict[str, Callable[[str], str]] = {

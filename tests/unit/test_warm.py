@@ -3,17 +3,20 @@ it."""
 
 import json
 import os
+import random
 import signal
+import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from mmrepro.base import processes
 from mmrepro.base.errors import ForkServerDied
-from mmrepro.engines.supervise import EngineProcess
+from mmrepro.engines.supervise import EngineProcess, fork_server
 from mmrepro.engines.supervise.warm import (
     ForkServers,
     Refused,
@@ -500,3 +503,31 @@ def test_a_detached_server_outlives_its_parent(
     until(
         lambda: not processes.alive(process.engine_pid), "it ends with its supervisor"
     )
+
+
+@pytest.mark.parametrize("imported", [True, False])
+def test_a_fork_has_random_numbers_of_its_own(
+    monkeypatch: pytest.MonkeyPatch, imported: bool
+) -> None:
+    """Of the parent's state no two forks have the same; torch's are those of any new
+    process."""
+    seeded: list[str] = []
+    numbers = SimpleNamespace(seed=lambda: seeded.append("numpy"))
+    generator = SimpleNamespace(
+        initial_seed=lambda: 67, manual_seed=lambda seed: seeded.append(f"torch {seed}")
+    )
+    for name, module in (
+        ("numpy", SimpleNamespace(random=numbers)),
+        ("torch", SimpleNamespace(default_generator=generator)),
+    ):
+        if imported:
+            monkeypatch.setitem(sys.modules, name, module)
+        else:
+            monkeypatch.delitem(sys.modules, name, raising=False)
+    drawn = set()
+    for _ in range(2):
+        random.seed(1)
+        fork_server._reseed()
+        drawn.add(random.random())
+    assert len(drawn) == 2
+    assert seeded == (["numpy", "torch 67"] * 2 if imported else [])
