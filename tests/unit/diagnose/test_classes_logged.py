@@ -127,9 +127,8 @@ def test_a_field_is_known_by_the_message_or_by_the_frames_next_to_it() -> None:
     assert "by its field prompt_embeds" in named(EMBEDS)[F.KILLED_BY_INPUT].sentence
     assert "by its field top_logprobs" in named(FRAMES)[F.KILLED_BY_INPUT].sentence
     # Further out every request passes: then nothing points to one.
-    assert (
-        named(FRAMES.replace("nums)\n", "nums)\n" + f"{WORKER} {AT}     x\n" * 9)) == {}
-    )
+    frame = f'{WORKER} {AT}   File "a.py", line 1, in f\n{WORKER} {AT}     x\n'
+    assert named(FRAMES.replace("nums)\n", "nums)\n" + frame * 9)) == {}
 
 
 def test_engines_without_marks_of_processes() -> None:
