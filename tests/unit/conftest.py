@@ -29,12 +29,24 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 gc.disable()
 
 
+SLOW_TESTS = costs.slow_tests()
+
+
 def pytest_addoption(parser: pytest.Parser) -> None:
     costs.add_options(parser)
 
 
 def pytest_configure(config: pytest.Config) -> None:
     costs.register(config)
+
+
+def pytest_pycollect_makeitem(
+    collector: pytest.Collector, name: str, obj: object
+) -> list[pytest.Item] | None:
+    """Make no item of a test that is left out; None: as pytest does."""
+    test = f"{collector.nodeid}::{name}"
+    left_out = costs.is_left_out(collector.config, SLOW_TESTS, test, obj)
+    return [] if left_out else None
 
 
 @pytest.hookimpl(tryfirst=True)

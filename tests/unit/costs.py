@@ -17,12 +17,14 @@ import sys
 from collections import defaultdict
 from collections.abc import Generator, Iterable, Iterator
 from pathlib import Path
+from types import FunctionType
 from typing import Any
 
 import pytest
 
 PROPERTY = "processor seconds"
 SHARED = "shared fixtures"
+FAST = "not slow and not nightly"
 SLOW_TESTS = Path(__file__).with_name("slow_tests.txt")
 ROW_S, ROWS_S, FIXTURE_S = 0.2, 2.0, 1.5
 """What a row of a test may take, all of its rows together, and a shared fixture, to be
@@ -174,6 +176,21 @@ def mark_slow(items: Iterable[pytest.Item]) -> None:
         fixtures = {f"{file}::{name}" for name in getattr(item, "fixturenames", ())}
         if test in slow or fixtures & slow:
             item.add_marker("slow")
+
+
+def is_left_out(
+    config: pytest.Config, slow: frozenset[str], test: str, function: object
+) -> bool:
+    """Return whether no item is made of a test, since `-m` leaves it out.
+
+    A quarter of all items is of the other tiers. A test that the command line names is
+    collected, so that pytest says why it does not run."""
+    if config.option.markexpr != FAST or any("::" in word for word in config.args):
+        return False
+    if not isinstance(function, FunctionType):
+        return False
+    marks = {mark.name for mark in getattr(function, "pytestmark", ())}
+    return test in slow or "slow" in marks or "nightly" in marks
 
 
 def function_of(test: str) -> str:

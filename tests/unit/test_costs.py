@@ -84,3 +84,44 @@ def test_tiers_are_made_of_what_was_measured(
     costs.write_tiers([str(tmp_path / "costs.jsonl")])
     assert costs.slow_tests() == {"a.py::one", "a.py::three", "b.py::not_measured"}
     assert "fast: 1 tests of 1 functions" in capsys.readouterr().out
+
+
+TIERS = """
+import pytest
+
+def test_fast(): pass
+
+def test_slow(): pass
+
+@pytest.mark.nightly
+def test_nightly(): pass
+"""
+LEAVES_OUT = """
+import costs
+
+def pytest_configure(config):
+    for name in ("slow", "nightly"):
+        config.addinivalue_line("markers", name)
+
+def pytest_pycollect_makeitem(collector, name, obj):
+    slow = frozenset({"test_tiers.py::test_slow"})
+    test = f"{collector.nodeid}::{name}"
+    return [] if costs.is_left_out(collector.config, slow, test, obj) else None
+"""
+
+
+@pytest.mark.parametrize(
+    ("words", "outcome"),
+    [
+        (["-m", costs.FAST], {"passed": 1}),
+        (["-m", "nightly"], {"passed": 1, "deselected": 2}),
+        (["-m", costs.FAST, "test_tiers.py::test_nightly"], {"deselected": 1}),
+        ([], {"passed": 3}),
+    ],
+)
+def test_no_item_is_made_of_what_the_fast_tier_leaves_out(
+    pytester: pytest.Pytester, words: list[str], outcome: dict[str, int]
+) -> None:
+    pytester.makeconftest(LEAVES_OUT)
+    pytester.makepyfile(test_tiers=TIERS)
+    pytester.runpytest(*words).assert_outcomes(**outcome)
