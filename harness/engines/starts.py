@@ -208,7 +208,13 @@ _ANY: Final = {
 
 # ------------------------------------------------------------------ exceptions of a log
 
-_USAGE: Final = re.compile(r"^[\w./-]+(?: [\w-]+){0,3}: error: (?P<message>.*)")
+_USAGE: Final = re.compile(
+    r"^(?:[\w./-]+(?: [\w-]+){0,3}: error: |"
+    # clap, of Rust programs, does not name the program.
+    r"error: (?=invalid value |unexpected argument |unrecognized subcommand |"
+    r"the argument |a value is required |the following required arguments ))"
+    r"(?P<message>.*)"
+)
 _NATIVE: Final = re.compile(
     r"^(?:  what\(\): +|Fatal Python error: |(?:ptxas|nvcc) (?:fatal|error) *: |"
     r"(?=/bin/sh: \d+: \S+: not found)|"
