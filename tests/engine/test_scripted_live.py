@@ -33,8 +33,7 @@ ENGINES = {
     "lmdeploy-0.18.0": ("lmdeploy", "0.18.0"),
 }
 TELLS_ODDS = ("vllm", "sglang")
-"""Logprobs take an option of LMDeploy's with which its engine does not start on a
-CPU."""
+"""LMDeploy refuses logprobs without an option of its own."""
 TAGS = ("<think>", "</think>", "<tool_call>", "</tool_call>", "[TOOL_CALLS]")
 
 
