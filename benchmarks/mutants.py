@@ -219,12 +219,13 @@ def imported_as(file: str) -> str:
 
 @cache
 def naming(module: str) -> frozenset[str]:
-    """Return the test files that name a module."""
-    return frozenset(
-        test.relative_to(ROOT).as_posix()
-        for test in tests_for.test_files()
-        if module in tests_for.names_in(test)
-    )
+    """Return the test files that name a module, or a scenario that it declares."""
+    scenarios = tests_for.scenarios_of(module)
+    found = set()
+    for test in tests_for.test_files():
+        if module in tests_for.names_in(test) or scenarios & tests_for.words_in(test):
+            found.add(test.relative_to(ROOT).as_posix())
+    return frozenset(found)
 
 
 @cache

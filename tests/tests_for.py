@@ -5,8 +5,8 @@ The change is what differs from REVISION (where this branch left main): committe
 not, and files that git does not know yet. Three things pick tests:
 
 - a changed test file, and the tests that use a changed helper, fixture or data file;
-- a direct import: a test file that names a changed module; and the four files that
-  read the whole package;
+- a direct import: a test file that names a changed module, or its scenario; and the
+  four files that read the whole package;
 - what ran: pytest-testmon keeps which functions each test ran (``.testmondata``). It
   sees through every import, and neither into child processes nor into data files.
 
@@ -136,6 +136,8 @@ def tests_of(changed: Iterable[Path]) -> set[Path]:
             tests |= users_of(file)
         elif module := module_of(file):
             tests |= {test for test in test_files() if module in names_in(test)}
+            scenarios = scenarios_of(module)
+            tests |= {test for test in test_files() if scenarios & words_in(test)}
             tests.update(UNIT / name for name in WHOLE)
         else:
             tests |= readers_of(file)
@@ -177,6 +179,19 @@ def module_of(file: Path) -> str:
             parts = file.relative_to(ROOT / folder).with_suffix("").parts
             return ".".join([package, *parts]).removesuffix(".__init__")
     return ""
+
+
+def scenarios_of(module: str) -> set[str]:
+    """Return the scenarios that a module declares, or its package: a test asks the
+    registry for them by name."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    points: dict[str, str] = project["entry-points"]["mmrepro.scenarios"]
+    found = set()
+    for name, place in points.items():
+        declares = place.partition(":")[0]
+        if module == declares or module.startswith(f"{declares}."):
+            found.add(name)
+    return found
 
 
 @cache

@@ -32,6 +32,7 @@ def tests_for() -> ModuleType:
         ("tests/unit/probes/conftest.py", "probes/test_ras.py", "test_judge.py"),
         ("tests/unit/nvml_h100.json", "test_gpu_recorded.py", "test_judge.py"),
         ("docs/lab/ci.md", "test_docs.py", "test_judge.py"),
+        ("scenarios/shape_alias.py", "replay/test_recognises.py", "test_units.py"),
         # These failed in CI after such a change, or were mended a commit later.
         ("harness/live/diagnose/discover.py", "diagnose/test_look.py", "test_units.py"),
         ("harness/live/diagnose/discover.py", "diagnose/test_incident.py", ""),

@@ -329,3 +329,17 @@ def test_where_the_front_took_all_the_time_nothing_more_is_begun(
     look(made)
     assert told.labels[-1] == "metrics-2"
     assert told.waited[-1] == pytest.approx(collect.LEAST_S - 0.1)
+
+
+@pytest.mark.parametrize("asked", [True, False])
+def test_where_no_time_is_left_only_the_request_is_waited_for(
+    tmp_path: Path, told: Told, asked: bool
+) -> None:
+    """The front end alone took it all: there is no second look."""
+    made = collector(tmp_path, "vllm", GREEN)
+    if asked:
+        made._waiting = Future()
+    made._end = NOW + collect.LEAST_S / 2
+    made.look_on()
+    assert told.labels == []
+    assert told.waited == (pytest.approx([collect.LEAST_S / 2]) if asked else [])
