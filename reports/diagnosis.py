@@ -8,7 +8,6 @@ from typing import Final
 
 from mmrepro.base import units
 from mmrepro.base.text.sanitize import one_line
-from mmrepro.failure.documents import Incident
 from mmrepro.failure.documents.cause import Cause
 from mmrepro.failure.documents.diagnosis import (
     CLASS_WORDS,
@@ -22,7 +21,7 @@ from mmrepro.failure.documents.diagnosis import (
     ServerState,
     Stand,
 )
-from mmrepro.reports import blocks as b, incident as runs, words
+from mmrepro.reports import blocks as b, words
 from mmrepro.reports.documents import How, JunitCase
 from mmrepro.reports.logs import cause_rows, dump_rows
 
@@ -36,9 +35,8 @@ _FITS: Final[dict[Fit, b.Tone]] = {
 _SHOWN: Final = frozenset({Fit.MATCH, Fit.LIKELY, Fit.SYMPTOM_ONLY})
 
 
-def compose_diagnosis(incident: Incident | None, diagnosis: Diagnosis) -> b.Page:
-    """The page. Without an ``incident`` it has the diagnosis alone, as a terminal shows
-    it."""
+def compose_diagnosis(diagnosis: Diagnosis) -> b.Page:
+    """The page of a diagnosis alone, as a terminal shows it."""
     badge = b.Badge(_answer(diagnosis), _tone(diagnosis), f"exit {diagnosis.exit_code}")
     subject = _target_line(diagnosis)
     page = b.Page(
@@ -52,22 +50,7 @@ def compose_diagnosis(incident: Incident | None, diagnosis: Diagnosis) -> b.Page
     )
     if diagnosis.found:
         page = replace(page, subject=f"{subject}, {_code_of(diagnosis.found[0])}")
-    if incident is None:
-        return page
-    # The timeline of a few seconds says less than the rest.
-    happened = [
-        section
-        for section in runs.what_happened(incident)
-        if section.title != "Conditions"
-    ]
-    return replace(
-        page,
-        title=runs.title(incident),
-        warning=runs.warning(incident),
-        commands=[("to repeat it", incident.command)],
-        sections=[*page.sections, *happened, *runs.context(incident)],
-        footer=runs.footer(incident),
-    )
+    return page
 
 
 def _sections(diagnosis: Diagnosis) -> Iterator[b.Section]:
@@ -317,7 +300,7 @@ def _matches(diagnosis: Diagnosis) -> Iterator[b.Block]:
         yield b.Heading((b.code(code), f" {match.title}"))
         yield b.p(match.why)
         prefix = b.slug(code) + "-"
-        yield from runs.condition_tables(match.conditions[:60], prefix)
+        yield from words.condition_tables(match.conditions[:60], prefix)
         yield from b.bullets(match.references[:3], "soft")
 
     title = f"{len(excluded)} others: not this"

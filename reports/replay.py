@@ -42,7 +42,7 @@ def compose(replay: Replay, folder: str = "") -> b.Page:
     it."""
     found = _listed(replay)
     nothing = "no oracle objects to this traffic"
-    where = f"{source(replay)} on {replay.server.label}"
+    where = f"{findings.source(replay)} on {replay.server.label}"
     once = [
         (s.finding_class.value, s.said, s.expected or s.finding_class.expected)
         for s in replay.unconfirmed[:100]
@@ -102,13 +102,6 @@ def _untestable(replay: Replay) -> list[b.Block]:
 
 def _listed(replay: Replay) -> list[findings.ListedFinding]:
     return [findings.ListedFinding(one.id, one, one.folder) for one in replay.findings]
-
-
-def source(replay: Replay) -> str:
-    """``night.har (200 requests)``."""
-    kind = {"case": "a case", "har": "a HAR", "batch": "a batch"}
-    where = replay.origin.file or kind.get(replay.origin.format, replay.origin.format)
-    return f"{where} ({b.count(replay.requests, 'request')})"
 
 
 def _starts(replay: Replay) -> int:

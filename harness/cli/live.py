@@ -129,7 +129,7 @@ def _shown(asked: DiagnoseCommand) -> Diagnosed:
         diagnosed = observe(asked, display)
     found = diagnosed.diagnosis
     place = f"{found.incident_dir}/{HTML_FILE}" if found.incident_dir else ""
-    page = compose_diagnosis(None, found)
+    page = compose_diagnosis(found)
     print_page(page, Console(), place, full=asked.full, quiet=asked.quiet)
     return diagnosed
 

@@ -27,6 +27,7 @@ from mmrepro.base.options import (
     OptionOrigin,
     declared,
 )
+from mmrepro.cli.commands import COMMANDS
 from typer.core import TyperCommand
 
 C = TypeVar("C", bound=Command)
@@ -249,8 +250,6 @@ class DeclaredCommand(TyperCommand):
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         made = getattr(self.callback, "options", None)
         if made is not None:
-            from mmrepro.cli.app import COMMANDS
-
             ctx.default_map = Configured(made, partial(self._check, ctx), COMMANDS)
         if made is not None and any(
             one.field == "server_args" for one in declared(made)

@@ -108,19 +108,19 @@ if TYPE_CHECKING:
     from mmrepro.scenario.parts import (
         REFUSED as REFUSED,
         Declared as Declared,
+        Failure as Failure,
         Row as Row,
         SourceRef as SourceRef,
         hypothesis as hypothesis,
     )
-    from mmrepro.scenario.silent import Failure as Failure
     from mmrepro.traffic.case.sending import play_case as play_case
-    from mmrepro.traffic.drive import (
+    from mmrepro.traffic.evidence import ImageSent as ImageSent, Phase as Phase
+    from mmrepro.traffic.pictures import (
         Picture as Picture,
         clip as clip,
         read_picture as read_picture,
         tiles as tiles,
     )
-    from mmrepro.traffic.evidence import ImageSent as ImageSent, Phase as Phase
 else:
     import ast
     from pathlib import Path

@@ -13,7 +13,8 @@ from mmrepro.engines import get_engine
 from mmrepro.engines.base import SERVED_MODEL
 from mmrepro.failure.documents.folder import Journal
 from mmrepro.runs.options import RunCommand
-from mmrepro.runs.play.player import Player, PlayOptions
+from mmrepro.runs.play.options import PlayOptions
+from mmrepro.runs.play.player import Player
 from mmrepro.runs.start import Started
 from mmrepro.scenario import Scenario
 from mmrepro.search.oracle.comparison import compare_with_reference

@@ -31,7 +31,7 @@ from mmrepro.runs.judge import Deadlines, derive
 from mmrepro.runs.options import RunCommand, StartMode
 from mmrepro.runs.play.looking import of_engine, read_tracebacks
 from mmrepro.runs.play.observing import Observing
-from mmrepro.runs.play.players import (
+from mmrepro.runs.play.options import (
     Look as Look,
     Measuring,
     PlayOptions as PlayOptions,

@@ -26,7 +26,7 @@ from mmrepro.engines import get_engine
 from mmrepro.failure.documents.folder import new_folder, refuse_taken
 from mmrepro.failure.documents.replay import Finding, PlayFacts, bucket_words
 from mmrepro.runs.judge import Deadlines
-from mmrepro.runs.play.players import PlayOptions, Servers
+from mmrepro.runs.play.options import PlayOptions, Servers
 from mmrepro.search.oracle.judge import judge
 from mmrepro.search.oracle.judged import OracleReport
 from mmrepro.search.replay.known import diagnosed, named

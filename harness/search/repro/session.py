@@ -76,7 +76,7 @@ from mmrepro.traffic.capture.read import holds_case, read
 from mmrepro.traffic.case.expecting import checked
 from mmrepro.traffic.case.files import read_case, write_case
 from mmrepro.traffic.case.model import CASE_FILE, Case, Operation, ServerWanted
-from mmrepro.traffic.drive import noise
+from mmrepro.traffic.pictures import noise
 from packaging.version import Version
 
 _MAX_TEXT = 4 << 20

@@ -47,7 +47,7 @@ from mmrepro.failure.documents.upgrade import (
 )
 from mmrepro.runs.changes import BUSY, LOOKS, changes, difference, enough
 from mmrepro.runs.judge import Deadlines
-from mmrepro.runs.play.players import Measuring, PlayOptions, Servers
+from mmrepro.runs.play.options import Measuring, PlayOptions, Servers
 from mmrepro.search.oracle.judge import judge
 from mmrepro.search.oracle.reference import with_logprobs
 from mmrepro.search.replay.attempts import (

@@ -37,7 +37,7 @@ from mmrepro.traffic.case.model import (
     Tiles,
 )
 from mmrepro.traffic.case.typed import in_order, server_steps
-from mmrepro.traffic.drive import noise
+from mmrepro.traffic.pictures import noise
 from PIL import Image as Pillow
 
 Answer = Callable[["FakeOpenAI", dict[str, Any]], None]
