@@ -39,9 +39,7 @@ class NoCircles(Contract):
         for imported in sorted(graph.modules):
             imports = graph.find_upstream_modules(imported)
             importers = graph.find_modules_that_directly_import(imported)
-            broken += [
-                (importer, imported) for importer in sorted(importers & imports)
-            ]
+            broken += [(importer, imported) for importer in sorted(importers & imports)]
         return ContractCheck(kept=not broken, metadata={"broken": broken})
 
     def render_broken_contract(self, check: ContractCheck) -> None:
