@@ -11,7 +11,7 @@ import json
 import os
 import re
 import sys
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from functools import lru_cache
 from importlib.util import find_spec, resolve_name
 from pathlib import Path
@@ -48,9 +48,9 @@ _TYPES_ONLY = re.compile(
     ),
     re.MULTILINE,
 )
-_LAZY = re.compile(r"^ *def __getattr__\(name", re.MULTILINE)
-"""A module that imports a name when it is asked for, as ``mmrepro.scenario.more`` does:
-its imports for type checkers are those."""
+_DOOR = re.compile(r"^ *__getattr__ = lazily\(__name__\)", re.MULTILINE)
+"""A module that imports a name when it is asked for (``mmrepro.base.door``): its imports
+for type checkers are those."""
 _COMMENT = re.compile(r"#[^\n]*")
 
 Imported = tuple[str, tuple[str, ...]]
@@ -61,9 +61,10 @@ it."""
 def closure(starts: Collection[str], stops: Collection[str] = ()) -> dict[str, Path]:
     """Files by module, sorted: ``starts`` and all that they import, however far.
 
-    Imports within functions count, those below ``if TYPE_CHECKING`` do not, but in a
-    module with a ``__getattr__``. Of what lies outside mmrepro, only modules of the
-    same package as a start, or beside it, are followed.
+    Imports within functions count, those below ``if TYPE_CHECKING`` do not. A door
+    leads to the modules of the names that are taken from it, and to all where it is a
+    start or imported as a whole. Of what lies outside mmrepro, only modules of the same
+    package as a start, or beside it, are followed.
 
     Args:
         starts: modules that are loaded.
@@ -71,7 +72,8 @@ def closure(starts: Collection[str], stops: Collection[str] = ()) -> dict[str, P
     """
     finder = _Finder(starts)
     found: dict[str, Path] = {}
-    met, waiting = set(stops), [*starts]
+    met = set(stops)
+    waiting = [name for start in starts for name in finder.loaded_by(start)]
     while waiting:
         name = waiting.pop()
         if name in met:
@@ -91,10 +93,7 @@ def closure(starts: Collection[str], stops: Collection[str] = ()) -> dict[str, P
                     )
                 except ImportError:  # beyond the package: a line of a docstring
                     continue
-            waiting.append(module)
-            source = finder.file(module)
-            if names and source is not None and source.name == "__init__.py":
-                waiting += [f"{module}.{one}" for one in names]
+            waiting += finder.loaded_by(module, names)
     return dict(sorted(found.items()))
 
 
@@ -121,6 +120,22 @@ class _Finder:
         if name not in self._files:
             self._files[name] = self._found(name)
         return self._files[name]
+
+    def loaded_by(self, module: str, names: Sequence[str] = ()) -> Iterator[str]:
+        """The modules that ``from module import names`` loads, or ``import module``."""
+        yield module
+        file = self.file(module)
+        if file is None:
+            return
+        homes = _homes(file, state(file))
+        if not names or "*" in names:
+            names = tuple(homes)
+        for name in names:
+            if name in homes:
+                home, original = homes[name]
+                yield from self.loaded_by(home, (original,))
+            elif file.name == "__init__.py":
+                yield from self.loaded_by(f"{module}.{name}")
 
     def _found(self, name: str) -> Path | None:
         top, *below = name.split(".")
@@ -166,9 +181,7 @@ def _loaded(name: str) -> Path | None:
 @lru_cache(maxsize=1024)
 def _imports(path: Path, state: FileState) -> tuple[Imported, ...]:
     """Imports of a file; ``state`` tells a changed file from the old one."""
-    text = path.read_text(encoding="utf-8", errors="replace")
-    if not _LAZY.search(text):
-        text = _TYPES_ONLY.sub("", text)
+    text = _TYPES_ONLY.sub("", path.read_text(encoding="utf-8", errors="replace"))
     found: list[Imported] = []
     for module, names, modules in _IMPORT.findall(text):
         if module:
@@ -178,10 +191,30 @@ def _imports(path: Path, state: FileState) -> tuple[Imported, ...]:
     return tuple(found)
 
 
+@lru_cache(maxsize=1024)
+def _homes(path: Path, state: FileState) -> dict[str, tuple[str, str]]:
+    """By each name that a door gives: its module, and what it is called there; {}: the
+    file is no door."""
+    text = path.read_text(encoding="utf-8", errors="replace")
+    if not _DOOR.search(text):
+        return {}
+    homes = {}
+    for module, names, _ in _IMPORT.findall(text):
+        for words in _aliases(names.strip("() \t")):
+            if len(words) == 3:  # NAME as ALIAS
+                homes[words[2]] = (module, words[0])
+    return homes
+
+
+def _aliases(listed: str) -> list[list[str]]:
+    """The words of each part of ``a, b as c``."""
+    parts = _COMMENT.sub("", listed).replace("\\\n", " ").split(",")
+    return [words for part in parts if (words := part.split())]
+
+
 def _words(listed: str) -> tuple[str, ...]:
     """``a, b as c`` without what each is called afterwards."""
-    parts = _COMMENT.sub("", listed).replace("\\\n", " ").split(",")
-    return tuple(words[0] for part in parts if (words := part.split()))
+    return tuple(words[0] for words in _aliases(listed))
 
 
 _ENGINE_VARIABLES = (

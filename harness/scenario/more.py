@@ -5,6 +5,8 @@ could use."""
 
 from typing import TYPE_CHECKING
 
+from mmrepro.base.door import lazily
+
 if TYPE_CHECKING:
     from mmrepro.base.records import (
         Fidelity as Fidelity,
@@ -122,24 +124,4 @@ if TYPE_CHECKING:
         tiles as tiles,
     )
 else:
-    import ast
-    from pathlib import Path
-
-    _NODES = ast.walk(ast.parse(Path(__file__).read_bytes()))
-    _NAMED = [
-        (n.module, a.asname)
-        for n in _NODES
-        if isinstance(n, ast.ImportFrom)
-        for a in n.names
-    ]
-    _HOMES = {name: module for module, name in _NAMED if name}
-    __all__ = [*_HOMES]
-
-    def __getattr__(name: str) -> object:
-        """Import ``name`` from where the statements above say that it is."""
-        if name not in _HOMES:
-            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        value = globals()[name] = getattr(
-            __import__(_HOMES[name], fromlist=[name]), name
-        )
-        return value
+    __getattr__ = lazily(__name__)
