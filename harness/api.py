@@ -61,6 +61,7 @@ def run(
     from mmrepro.reports.incident import KIND, load as stored
     from mmrepro.runs.options import RunCommand
     from mmrepro.runs.runner import begin, execute
+    from mmrepro.runs.start import target
     from mmrepro.runs.starter import Starter
     from mmrepro.scenario.registry import load_scenario
 
@@ -71,9 +72,10 @@ def run(
         )
     chosen = load_scenario(asked.scenario).with_variant(asked.variant)
     several = chosen.control_server is not None
+    resolved = target(chosen, asked)
     with Starter(asked.start_mode, several=several) as starter:
-        journal = begin(chosen, asked, events)
-        execute(chosen, asked, journal, starter)
+        journal = begin(chosen, asked, resolved, events)
+        execute(chosen, asked, resolved, journal, starter)
     incident = stored(journal.folder)
     write(KIND, incident, journal.folder)
     return incident

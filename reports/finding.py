@@ -11,7 +11,6 @@ from mmrepro.failure.documents.replay import Finding, Replay
 from mmrepro.reports import (
     blocks as b,
     findings,
-    replay as replays,
     replay_sequence as drawn,
     words,
 )
@@ -88,7 +87,7 @@ def compose(loaded: LoadedFinding) -> b.Page:
     return b.Page(
         title=finding.title,
         badge=_badge(finding),
-        subject=f"finding {finding.id} of {replays.source(replay)}",
+        subject=f"finding {finding.id} of {findings.source(replay)}",
         warning=b.Warning(replay.failure) if replay.failure else None,
         card=[*_card(finding)],
         counts=[findings.requests_words(finding), findings.rate_words(finding.rate)],

@@ -356,3 +356,10 @@ def deadline(made: Replay | Fuzz) -> str:
         f"{duration(made.deadline_s)} without an answer is a hang (from the warm-up's "
         "latencies)"
     )
+
+
+def source(replay: Replay) -> str:
+    """``night.har (200 requests)``."""
+    kind = {"case": "a case", "har": "a HAR", "batch": "a batch"}
+    where = replay.origin.file or kind.get(replay.origin.format, replay.origin.format)
+    return f"{where} ({b.count(replay.requests, 'request')})"

@@ -43,7 +43,7 @@ def compose(replay: Replay, folder: str = "") -> b.Page:
     """The page. ``folder``: the replay's, for its commands; empty: they are typed in
     it."""
     listed = _listed(replay)
-    where = f"{source(replay)} on {replay.server.label}"
+    where = f"{findings.source(replay)} on {replay.server.label}"
     return b.Page(
         title=f"Replay of {where}",
         badge=_badge(replay),
@@ -117,13 +117,6 @@ def _listed(replay: Replay) -> list[findings.ListedFinding]:
         listed.append(findings.ListedFinding(finding.id, finding, finding.folder))
 
     return listed
-
-
-def source(replay: Replay) -> str:
-    """``night.har (200 requests)``."""
-    kind = {"case": "a case", "har": "a HAR", "batch": "a batch"}
-    where = replay.origin.file or kind.get(replay.origin.format, replay.origin.format)
-    return f"{where} ({b.count(replay.requests, 'request')})"
 
 
 def _starts(replay: Replay) -> int:

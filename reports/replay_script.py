@@ -44,7 +44,7 @@ from mmrepro.traffic.case.typed import (
     server_options,
     server_steps,
 )
-from mmrepro.traffic.drive import Picture
+from mmrepro.traffic.pictures import Picture
 
 INLINE_BYTES: Final = 512 << 10
 """Of pictures that are kept by their bytes; more than that lies in files beside the

@@ -12,7 +12,7 @@ from typing import Any
 from mmrepro.base.records import Record
 from mmrepro.campaign.work import OnServers, StartedRun, Working, Workplace
 from mmrepro.failure.documents.upgrade import Block
-from mmrepro.runs.play.players import Measuring
+from mmrepro.runs.play.options import Measuring
 from mmrepro.traffic.case.files import read_contents
 from mmrepro.traffic.case.model import ServerWanted
 

@@ -22,7 +22,8 @@ from mmrepro.engines.environments.spec import EnvironmentSpec
 from mmrepro.failure.documents.ledger import Attempt, Cell, Lost, Planned, Role
 from mmrepro.history.ledger import History
 from mmrepro.history.states import Settled
-from mmrepro.runs.play.players import Players, Servers
+from mmrepro.runs.play.options import Servers
+from mmrepro.runs.play.players import Players
 from mmrepro.traffic.case.files import write_case
 from mmrepro.traffic.case.model import Case, ServerWanted
 

@@ -10,26 +10,15 @@ from types import FrameType
 
 from mmrepro.base.errors import (
     INSTALL_RUN,
+    RUN_MODULES,
     ExitCode,
     InfrastructureError,
     MmreproError,
     UsageError,
+    missing_extra,
 )
 from mmrepro.base.machine.streams import Streams
 
-RUN_MODULES = (
-    "PIL",
-    "greenlet",
-    "jinja2",
-    "jsonschema",
-    "numpy",
-    "pathspec",
-    "referencing",
-    "tokenizers",
-    "uv",
-    "yaml",
-)
-"""What the extra ``run`` of pyproject.toml installs."""
 END_S = 3.0
 """Time for an interpreter to end, after a command has."""
 _DEBUG_HINT = "set MMREPRO_DEBUG=1 to see where"
@@ -136,11 +125,6 @@ def _foreign(error: Exception) -> int:
     )
     _debug(error)
     return ExitCode.INFRASTRUCTURE
-
-
-def missing_extra(module: str) -> str:
-    """The sentence for a module of the extra that is not installed."""
-    return f"This needs {module}, which comes with what runs engines."
 
 
 def _debug(error: Exception) -> None:

@@ -129,7 +129,7 @@ def _shown(asked: DiagnoseCommand) -> Diagnosed:
         diagnosed = observe(asked, display)
     diagnosis = diagnosed.diagnosis
     place = f"{diagnosis.incident_dir}/{HTML_FILE}" if diagnosis.incident_dir else ""
-    page = compose_diagnosis(None, diagnosis)
+    page = compose_diagnosis(diagnosis)
     print_page(page, Console(), place, full=asked.full, quiet=asked.quiet)
     return diagnosed
 

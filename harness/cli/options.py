@@ -30,6 +30,7 @@ from mmrepro.base.options import (
     OptionOrigin,
     declared,
 )
+from mmrepro.cli.commands import COMMANDS
 from typer.core import TyperCommand
 
 C = TypeVar("C", bound=Command)
@@ -277,8 +278,6 @@ class DeclaredCommand(TyperCommand):
         """Parse the words, and say what is wrong with them in one sentence."""
         made = getattr(self.callback, "options", None)
         if made is not None:
-            from mmrepro.cli.app import COMMANDS
-
             ctx.default_map = Configured(made, partial(self._check, ctx), COMMANDS)
             fields = {known.field for known in declared(made)}
             if "server_args" in fields:

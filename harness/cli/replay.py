@@ -68,8 +68,8 @@ def fuzz(asked: FuzzCommand) -> None:
     from mmrepro.reports.documents import keep
     from mmrepro.reports.fuzz import KIND
     from mmrepro.reports.replay import write_replay
+    from mmrepro.search.fuzz.fuzzing import Fuzzing
     from mmrepro.search.fuzz.server import settled
-    from mmrepro.search.fuzz.session import Fuzzing
 
     asked = settled(box_there(released(asked, asked.engine), "--no-box"))
     conduct_search(

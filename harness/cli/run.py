@@ -12,6 +12,7 @@ from mmrepro.cli.options import command
 from mmrepro.runs.options import RunCommand
 
 if TYPE_CHECKING:
+    from mmrepro.engines.environments.spec import EnvironmentSpec
     from mmrepro.failure.documents import Incident
     from mmrepro.runs.starter import Starter
     from mmrepro.scenario import Scenario
@@ -42,9 +43,11 @@ def run(asked: RunCommand) -> None:
         raise UsageError(
             "--keep-server and --repeat cannot be combined: one server is kept."
         )
-    what = target(chosen, asked)
-    announce(what, yes=asked.yes)
-    about = f"{chosen.full_name} on {chosen.engine} {what.release} ({what.device})"
+    resolved = target(chosen, asked)
+    announce(resolved, yes=asked.yes)
+    about = (
+        f"{chosen.full_name} on {chosen.engine} {resolved.release} ({resolved.device})"
+    )
     console = Console(stderr=asked.json, quiet=asked.quiet)
     several = repeat > 1 or chosen.control_server is not None
     with Starter(asked.start_mode, several=several) as starter:
@@ -52,6 +55,7 @@ def run(asked: RunCommand) -> None:
             _one(
                 chosen,
                 asked.numbered(number) if repeat > 1 else asked,
+                resolved,
                 starter,
                 about,
                 console,
@@ -70,6 +74,7 @@ def run(asked: RunCommand) -> None:
 def _one(
     scenario: Scenario,
     asked: RunCommand,
+    resolved: EnvironmentSpec,
     starter: Starter,
     about: str,
     console: Console,
@@ -85,10 +90,10 @@ def _one(
     from mmrepro.runs.runner import begin, execute
 
     display = Progress(console, about, verbose=asked.verbose)
-    journal = begin(scenario, asked, display)
+    journal = begin(scenario, asked, resolved, display)
     try:
         with display:
-            incident = execute(scenario, asked, journal, starter)
+            incident = execute(scenario, asked, resolved, journal, starter)
     except (UsageError, ModuleNotFoundError):  # nothing was run: no incident
         discard(journal.folder)
         raise

@@ -36,7 +36,8 @@ from mmrepro.failure.documents.ledger import Attempt, Cell, Planned
 from mmrepro.failure.signature import Outcome
 from mmrepro.history.concerns import Quarantine, load_quarantine
 from mmrepro.history.states import JobState
-from mmrepro.pytest_plugin import (
+from mmrepro.pytest_plugin.running import CellResult, How, Runs, failure, sentence
+from mmrepro.pytest_plugin.settings import (
     FIXTURE,
     MARKER,
     PROPERTY,
@@ -45,7 +46,6 @@ from mmrepro.pytest_plugin import (
     out_folder,
     session_name,
 )
-from mmrepro.pytest_plugin.running import CellResult, How, Runs, failure, sentence
 from mmrepro.reports.documents import MARKDOWN_FILE
 from mmrepro.runs.options import RunCommand
 from mmrepro.runs.start import target

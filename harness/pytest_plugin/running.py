@@ -29,7 +29,7 @@ from mmrepro.failure.documents.ledger import Attempt, Planned
 from mmrepro.failure.signature import Outcome
 from mmrepro.history.ledger import History
 from mmrepro.history.states import VERDICTS, JobState, Settled, settle
-from mmrepro.pytest_plugin import PROPERTY, skips_inconclusive
+from mmrepro.pytest_plugin.settings import PROPERTY, skips_inconclusive
 from mmrepro.reports.documents import MARKDOWN_FILE
 
 _DETAIL_LINES = 6

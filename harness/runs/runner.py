@@ -19,6 +19,7 @@ from mmrepro.base.records import Moment
 from mmrepro.base.units import duration
 from mmrepro.engines import get_engine
 from mmrepro.engines.base import SERVED_MODEL
+from mmrepro.engines.environments.spec import EnvironmentSpec
 from mmrepro.engines.models import TinyModel
 from mmrepro.engines.models.tiny import MODELS_DIR
 from mmrepro.failure.documents import (
@@ -42,7 +43,6 @@ from mmrepro.runs.start import (
     note_environment,
     note_gpu,
     start,
-    target,
 )
 from mmrepro.runs.starter import Starter
 from mmrepro.scenario import Scenario
@@ -54,19 +54,23 @@ from mmrepro.traffic.evidence.recorder import Listener
 
 
 def begin(
-    scenario: Scenario, options: RunCommand, listener: Listener | None = None
+    scenario: Scenario,
+    options: RunCommand,
+    resolved: EnvironmentSpec,
+    listener: Listener | None = None,
 ) -> Journal:
     """The folder of a run that can be made, and what it holds at first.
 
+    Args:
+        resolved: the environment that ``options`` ask for: ``runs.start.target``.
+
     Raises:
-        UsageError: no such release, mitigation, factor or option; or the folder cannot
-            be made.
+        UsageError: the folder cannot be made.
         NoSpace: as ``make_run_dir``.
     """
-    spec = target(scenario, options)
-    folder = make_run_dir(options.out, scenario.full_name, spec.release)
+    folder = make_run_dir(options.out, scenario.full_name, resolved.release)
     try:
-        incident = blank(scenario, options, spec.release, spec.device, folder)
+        incident = blank(scenario, options, resolved.release, resolved.device, folder)
         journal = Journal(incident, folder, listener)
         # Whoever ends us from now on leaves an incident that can be read.
         journal.save()
@@ -78,24 +82,29 @@ def begin(
 
 
 def execute(
-    scenario: Scenario, options: RunCommand, journal: Journal, starter: Starter
+    scenario: Scenario,
+    options: RunCommand,
+    resolved: EnvironmentSpec,
+    journal: Journal,
+    starter: Starter,
 ) -> Incident:
     """Run to the verdict. The incident is on disk afterwards, whatever happened.
+
+    ``resolved``: as :func:`begin` has it.
 
     Raises:
         MmreproError: infrastructure or usage; the partial incident is written first.
         KeyboardInterrupt: likewise.
     """
     with journal.whole_run(), contextlib.ExitStack() as held:
-        wanted = target(scenario, options)
         gpu = None
         # Before anything is downloaded: a run without a GPU would need none of it.
-        if wanted.device == "cuda":
+        if resolved.device == "cuda":
             gpu = held.enter_context(leased())
             note_gpu(gpu, journal)
 
         with journal.stage("environment"):
-            environment = have_environment(wanted, journal)
+            environment = have_environment(resolved, journal)
             note_environment(journal, environment)
 
         # `mmrepro env prune` beside us leaves it alone.

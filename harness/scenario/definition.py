@@ -44,6 +44,7 @@ from mmrepro.scenario.parts import (
     Control,
     Declared,
     Factor,
+    Failure,
     FailureClass,
     Hypothesis,
     LiveFacts,
@@ -70,7 +71,6 @@ if TYPE_CHECKING:  # a scenario is often only read, and nothing judged
         SymptomRow,
     )
     from mmrepro.failure.documents.searches import Ablation
-    from mmrepro.scenario.silent import Failure
     from mmrepro.traffic.drive import Drive
 
 T = TypeVar("T")

@@ -5,6 +5,8 @@ could use."""
 
 from typing import TYPE_CHECKING
 
+from mmrepro.base.door import lazily
+
 if TYPE_CHECKING:
     from mmrepro.base.records import (
         Fidelity as Fidelity,
@@ -108,39 +110,19 @@ if TYPE_CHECKING:
     from mmrepro.scenario.parts import (
         REFUSED as REFUSED,
         Declared as Declared,
+        Failure as Failure,
         Row as Row,
         SourceRef as SourceRef,
         hypothesis as hypothesis,
     )
-    from mmrepro.scenario.silent import Failure as Failure
     from mmrepro.traffic.case.files import scripted_model as scripted_model
     from mmrepro.traffic.case.sending import play_case as play_case
-    from mmrepro.traffic.drive import (
+    from mmrepro.traffic.evidence import ImageSent as ImageSent, Phase as Phase
+    from mmrepro.traffic.pictures import (
         Picture as Picture,
         clip as clip,
         read_picture as read_picture,
         tiles as tiles,
     )
-    from mmrepro.traffic.evidence import ImageSent as ImageSent, Phase as Phase
 else:
-    import ast
-    from pathlib import Path
-
-    _NODES = ast.walk(ast.parse(Path(__file__).read_bytes()))
-    _NAMED = [
-        (n.module, a.asname)
-        for n in _NODES
-        if isinstance(n, ast.ImportFrom)
-        for a in n.names
-    ]
-    _HOMES = {name: module for module, name in _NAMED if name}
-    __all__ = [*_HOMES]
-
-    def __getattr__(name: str) -> object:
-        """Import ``name`` from where the statements above say that it is."""
-        if name not in _HOMES:
-            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        value = globals()[name] = getattr(
-            __import__(_HOMES[name], fromlist=[name]), name
-        )
-        return value
+    __getattr__ = lazily(__name__)

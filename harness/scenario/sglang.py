@@ -38,8 +38,9 @@ from mmrepro.scenario.parts import (
     symptom,
 )
 from mmrepro.scenario.silent import PicturePair, as_in_a_run
-from mmrepro.traffic.drive import Drive, Picture
+from mmrepro.traffic.drive import Drive
 from mmrepro.traffic.evidence import Evidence, Missing, RequestRecord
+from mmrepro.traffic.pictures import Picture
 from mmrepro.traffic.reading import RequestWatch
 
 if TYPE_CHECKING:

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 from mmrepro.base.records import Fidelity, FindingClass
 from mmrepro.failure.signature import Condition, Finding
 from mmrepro.scenario.definition import Scenario
-from mmrepro.scenario.parts import LiveFacts, RunFacts
-from mmrepro.traffic.drive import Picture
+from mmrepro.scenario.parts import Failure, LiveFacts, RunFacts
+from mmrepro.traffic.pictures import Picture
 
 if TYPE_CHECKING:
     from mmrepro.traffic.case.model import Case, Operation
@@ -31,25 +31,6 @@ _SALTS = ("cache_salt", "extra_key")
 
 CacheItems = Callable[["Operation", Mapping[str, Picture]], Sequence[object]]
 """Of a request what a prefix cache goes by, in order; pictures as themselves."""
-
-
-@dataclass(frozen=True)
-class Failure:
-    """A failure that a play showed, and what was sent: all that a silent one is
-    recognised by.
-
-    Attributes:
-        finding_class, bucket, operations: of the sighting.
-        case: that was played.
-        pictures: of the case, by name.
-    """
-
-    finding_class: FindingClass
-    bucket: str
-    operations: tuple[str, ...]
-    case: Case
-    pictures: Mapping[str, Picture]
-    device: str = ""
 
 
 @dataclass(frozen=True)

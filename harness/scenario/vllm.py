@@ -33,8 +33,9 @@ from mmrepro.scenario.parts import (
     pull,
     quote,
 )
-from mmrepro.traffic.drive import Drive, Picture
+from mmrepro.traffic.drive import Drive
 from mmrepro.traffic.evidence import Evidence, Missing
+from mmrepro.traffic.pictures import Picture
 from packaging.version import Version
 
 CACHE_GB = 0.02

@@ -19,7 +19,8 @@ from mmrepro.engines import spec_for
 from mmrepro.failure.documents.ledger import Cell
 from mmrepro.reports.replay import write_replay
 from mmrepro.runs.play import player as players
-from mmrepro.runs.play.players import Players, Servers
+from mmrepro.runs.play.options import Servers
+from mmrepro.runs.play.players import Players
 from mmrepro.search.fuzz.options import FuzzCommand
 from mmrepro.search.replay.attempts import CaseRun
 from mmrepro.search.replay.bisected import ByReplay

@@ -19,7 +19,7 @@ from mmrepro.failure.signature import Verdict
 from mmrepro.runs.key import START_MODE, closure, decisive_parts, run_key
 from mmrepro.runs.options import RunCommand
 from mmrepro.runs.runner import begin
-from mmrepro.runs.start import changes
+from mmrepro.runs.start import changes, target
 from mmrepro.runs.starter import Starter
 from mmrepro.scenario import Scenario
 from mmrepro.scenario.registry import load_scenario
@@ -108,7 +108,7 @@ class WorldTrials:
     ) -> Attempt:
         scenario, created, words = load_scenario(cell.scenario), Moment.now(), ""
         options = replace(run_options(cell, self.options), out=folder)
-        journal = begin(scenario, options)
+        journal = begin(scenario, options, target(scenario, options))
         model, starter = (
             scenario.model.write(folder),
             Starter(options.start_mode, several=True),

@@ -123,7 +123,7 @@ def ensure(
     if spec.tree:
         from mmrepro.engines.environments.overlay import Overlay
 
-        make = Overlay
+        make = partial(Overlay, lender=ensure)
     if wheelhouse is not None:
         from mmrepro.engines.environments.wheelhouse.carried import CarriedBuild
 
@@ -151,7 +151,7 @@ def ensure(
                         raise
                     from mmrepro.engines.environments.overlay import Overlay
 
-                    manifest = Overlay(spec, temporary, say, unknown).run()
+                    manifest = Overlay(spec, temporary, say, ensure, unknown).run()
                 temporary.rename(folder)
             finally:
                 shutil.rmtree(temporary, ignore_errors=True)

@@ -590,11 +590,10 @@ class _Life:
         return []
 
     def _below(self, raised: RaisedException | None) -> StartCause | None:
-        for rule in rules.START_RULES:
-            answer = rule(self.lines, raised, self.engine)
-            if answer is not None:
-                return answer
-        return None
+        # What it needs is half of the harness.
+        from mmrepro.live.diagnose.starts import below
+
+        return below(self.lines, raised, self.engine)
 
     def _died(self) -> Cause | None:
         """A process is gone, and no line says of what."""

@@ -16,9 +16,10 @@ import random
 import statistics
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, Literal
+from typing import Final, Literal, Protocol
 
 import psutil
 from mmrepro.base.errors import EngineStartError
@@ -29,16 +30,13 @@ from mmrepro.failure.documents.upgrade import Block, Side
 from mmrepro.runs.changes import METRICS
 from mmrepro.runs.play.limits import KV, by_log, by_metrics
 from mmrepro.runs.play.looking import cpu_ticks, of_metrics, of_processes
-from mmrepro.runs.play.players import Measuring
+from mmrepro.runs.play.options import Measuring
 from mmrepro.runs.start import Started
 from mmrepro.traffic import Traffic
 from mmrepro.traffic.case.files import pictures
-from mmrepro.traffic.case.model import Case, Message, Operation
+from mmrepro.traffic.case.model import Case, Message, Operation, ServerWanted
 from mmrepro.traffic.case.sending import Sending, Time
-from mmrepro.traffic.drive import Picture
-
-if TYPE_CHECKING:
-    from mmrepro.runs.play.player import Player
+from mmrepro.traffic.pictures import Picture
 
 _IDLE_S = 0.5
 """A recording is cut where nothing was sent for so long."""
@@ -315,7 +313,20 @@ class _Served:
 # ------------------------------------------------------------------------------ a block
 
 
-def measure(player: Player, wanted: Measuring, folder: Path) -> Block:
+class ServingPlayer(Protocol):
+    """A player, as far as a block needs it."""
+
+    @property
+    def cancelled(self) -> bool:
+        """Tell whether nothing goes on any more."""
+
+    def serving(
+        self, wanted: ServerWanted, folder: Path
+    ) -> AbstractContextManager[tuple[Started, Journal]]:
+        """Start a server and keep it while the context lasts."""
+
+
+def measure(player: ServingPlayer, wanted: Measuring, folder: Path) -> Block:
     """Measure a block; what cannot be measured is said in it.
 
     Raises:
@@ -350,7 +361,7 @@ class _Block:
 
     def __init__(
         self,
-        player: Player,
+        player: ServingPlayer,
         wanted: Measuring,
         folder: Path,
         order: tuple[Side, Side],

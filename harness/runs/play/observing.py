@@ -22,13 +22,13 @@ from mmrepro.runs.play.looking import (
     says_it_ends,
     telling,
 )
-from mmrepro.runs.play.players import Look, PlayOptions
+from mmrepro.runs.play.options import Look, PlayOptions
 from mmrepro.runs.start import Started
 from mmrepro.traffic import Traffic
 from mmrepro.traffic.case.model import CHAT, Case, Operation
 from mmrepro.traffic.case.sending import Played, PlayState, Reading, Sending
-from mmrepro.traffic.drive import Picture
 from mmrepro.traffic.evidence.recorder import Recorder
+from mmrepro.traffic.pictures import Picture
 
 CANARY_BEFORE = "canary before"
 CANARY_AFTER = "canary after"

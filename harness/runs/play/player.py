@@ -31,7 +31,7 @@ from mmrepro.runs.judge import Deadlines, derive
 from mmrepro.runs.options import RunCommand, StartMode
 from mmrepro.runs.play.looking import of_engine, read_tracebacks
 from mmrepro.runs.play.observing import Observing
-from mmrepro.runs.play.players import (
+from mmrepro.runs.play.options import (
     Look as Look,
     Measuring,
     PlayOptions as PlayOptions,
@@ -190,9 +190,10 @@ class Player:
             KeyboardInterrupt: the session was cancelled.
         """
         scenario, options = replayed(wanted, self.options)
-        journal = self._journal(scenario, options, folder)
+        resolved = target(scenario, options)
+        journal = self._journal(scenario, options, resolved, folder)
         with journal.whole_run():
-            server = self._started(scenario, options, journal)
+            server = self._started(scenario, options, resolved, journal)
             with in_service(server, journal):
                 yield server, journal
 
@@ -231,15 +232,16 @@ class Player:
         deadlines = options.deadlines or self.deadlines or self.calibrate()
         made = pictures(case, contents)
         scenario, run_options = replayed(case.server, self.options)
-        journal = self._journal(scenario, run_options, folder)
+        resolved = target(scenario, run_options)
+        journal = self._journal(scenario, run_options, resolved, folder)
         journal.incident.deadline_s = deadlines.answer_s
         played = Played(state=PlayState.ENDED, deadline_s=deadlines.answer_s)
         played.evidence = journal.recorder.evidence
         played.log_file = f"{EVIDENCE_DIR}/engine.log"
-        played.device = target(scenario, run_options).device
+        played.device = resolved.device
         try:
             with journal.whole_run():
-                server = self._started(scenario, run_options, journal)
+                server = self._started(scenario, run_options, resolved, journal)
                 with in_service(server, journal):
                     played.start_s = journal.incident.engine.start_seconds or 0.0
                     observing = Observing(
@@ -260,7 +262,7 @@ class Player:
                 self._tries_cold = False
             _note_failed_start(played, case, journal, error)
 
-        environment = self._environments[target(scenario, run_options)]
+        environment = self._environments[resolved]
         misfit = misfit_in(journal.recorder.dir / "engine.log", environment)
         if misfit:
             raise InfrastructureError(misfit, hint="--kernels RELEASE")
@@ -278,16 +280,23 @@ class Player:
         journal.incident.deadline_s = self.deadlines.answer_s
 
     def _journal(
-        self, scenario: Scenario, options: RunCommand, folder: Path
+        self,
+        scenario: Scenario,
+        options: RunCommand,
+        resolved: EnvironmentSpec,
+        folder: Path,
     ) -> Journal:
-        """Journal of a play in ``folder``. Raises as ``prepared`` and ``target``."""
-        wanted = target(scenario, options)
+        """Journal of a play in ``folder``. Raises as ``prepared``."""
         folder = prepared(folder, EVIDENCE_DIR)
-        incident = blank(scenario, options, wanted.release, wanted.device, folder)
+        incident = blank(scenario, options, resolved.release, resolved.device, folder)
         return Journal(incident, folder, self.listener)
 
     def _started(
-        self, scenario: Scenario, options: RunCommand, journal: Journal
+        self,
+        scenario: Scenario,
+        options: RunCommand,
+        resolved: EnvironmentSpec,
+        journal: Journal,
     ) -> Started:
         """A server that is ready; :meth:`cancel` breaks this off. Raises as ``start``
         and ``ensure``, and KeyboardInterrupt."""
@@ -298,17 +307,20 @@ class Player:
             self._starting.add(mine)
 
         try:
-            return self._start(scenario, options, journal)
+            return self._start(scenario, options, resolved, journal)
         finally:
             with self._lock:
                 self._starting.discard(mine)
 
     def _start(
-        self, scenario: Scenario, options: RunCommand, journal: Journal
+        self,
+        scenario: Scenario,
+        options: RunCommand,
+        resolved: EnvironmentSpec,
+        journal: Journal,
     ) -> Started:
-        wanted = target(scenario, options)
         with self._building:
-            environment = self._environment(wanted, journal)
+            environment = self._environment(resolved, journal)
             model, journal.incident.model = model_of(scenario.model, options.model)
 
         spec = ServerSpec(

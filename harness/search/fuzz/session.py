@@ -17,18 +17,15 @@ from mmrepro.failure.documents.folder import prepared
 from mmrepro.failure.documents.replay import EPISODES_DIR, Fuzz
 from mmrepro.failure.documents.searches import begun
 from mmrepro.runs.judge import Deadlines
-from mmrepro.runs.play.players import PlayOptions
-from mmrepro.search.fuzz import minimisations
+from mmrepro.runs.play.options import PlayOptions
 from mmrepro.search.fuzz.episodes import Episodes
 from mmrepro.search.fuzz.knowledge import (
     EPISODES,
-    EpisodeEnded,
     KeptLine,
     Knowledge,
     LineT,
 )
 from mmrepro.search.fuzz.limits import look_at_limits
-from mmrepro.search.fuzz.minimisations import play_episode
 from mmrepro.search.fuzz.options import FuzzCommand, FuzzProfile
 from mmrepro.search.fuzz.server import FuzzSource, read_source
 from mmrepro.search.replay.attempts import (
@@ -50,7 +47,7 @@ _GRACE = 0.05
 """Of the budget."""
 
 
-class Fuzzing(CaseSearch[Fuzz]):
+class FuzzSession(CaseSearch[Fuzz]):
     """A session in progress. ``fuzz`` is valid, if partial, at every moment.
 
     On one place episodes come one after the other, each pursued before the next one
@@ -124,45 +121,6 @@ class Fuzzing(CaseSearch[Fuzz]):
             return True
         usual = max(self.known.lasted[-3:], default=0.0)
         return self.elapsed_s + _SHARE * usual >= self.options.budget_s
-
-    # ------------------------------------------------------------------ lines of work
-
-    def more(self) -> Callable[[], None] | None:
-        if self._opened is None:
-            self._opened = False
-            return self._take_up
-        if not self._opened or self._over():
-            return None
-        unfinished = minimisations.unfinished(self)
-        if unfinished is not None:
-            return lambda: minimisations.finish(self, unfinished)
-        return self._episode
-
-    def _take_up(self) -> None:
-        """Go on with what earlier calls left; the budget begins when a server has
-        answered."""
-        ended = self.files.kept(EpisodeEnded)
-        self.deadlines = ended[-1].deadlines if ended else self.measured()
-        self._began = time.monotonic() - self.fuzz.elapsed_s
-        self._opened = True
-        for line in ended:
-            minimisations.pursue(self, line)
-
-    def _episode(self) -> None:
-        """Play an episode, and pursue what it showed."""
-        taken = self.known.ended.keys() | self._playing
-        # Several lines of work play at once, and a killed call leaves gaps: the first
-        # number that is free.
-        number = 0
-        while number in taken:
-            number += 1
-        self._playing.add(number)
-        try:
-            line = play_episode(self, self.known.episodes.next(number))
-        finally:
-            self._playing.discard(number)
-
-        minimisations.pursue(self, line)
 
     # ------------------------------------------------------------ within a line of work
 

@@ -26,7 +26,7 @@ from mmrepro.traffic.capture.texts import common
 from mmrepro.traffic.case.files import pictures
 from mmrepro.traffic.case.model import Case, Message, Noise, Operation, Part
 from mmrepro.traffic.case.sending import Played
-from mmrepro.traffic.drive import Picture
+from mmrepro.traffic.pictures import Picture
 
 LEAST_RUNS = 5
 _SIGNIFICANCE = 0.01

@@ -25,7 +25,7 @@ from mmrepro.campaign.work import OnServers, Order, StartedRun, Working, Workpla
 from mmrepro.engines import get_engine
 from mmrepro.failure.documents.replay import Finding, PlayFacts, bucket_words
 from mmrepro.runs.judge import Deadlines
-from mmrepro.runs.play.players import PlayOptions, Servers
+from mmrepro.runs.play.options import PlayOptions, Servers
 from mmrepro.search.oracle.judge import judge
 from mmrepro.search.oracle.judged import OracleReport
 from mmrepro.search.replay.folder import DocumentT, SessionFolder

@@ -25,8 +25,9 @@ from mmrepro.live.diagnose.session import diagnose
 from mmrepro.probes.base import run_probe
 from mmrepro.probes.logs import LogsProbe
 from mmrepro.scenario import Finding as Judgement, LiveFacts, Scenario, Truth
+from mmrepro.scenario.parts import Failure
 from mmrepro.scenario.registry import known_scenario
-from mmrepro.scenario.silent import SILENT, Failure
+from mmrepro.scenario.silent import SILENT
 from mmrepro.search.oracle.judged import alike
 from mmrepro.search.replay.store import LiveLook, Named, Observation
 from mmrepro.search.replay.unlisted import refuse_unlisted

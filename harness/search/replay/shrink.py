@@ -14,7 +14,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from mmrepro.campaign.search import Spent
 from mmrepro.failure.documents.replay import Needed, Step
@@ -32,7 +32,7 @@ from mmrepro.search.replay.simplify import (
     sharing,
     stand_ins,
 )
-from mmrepro.search.replay.store import Observation
+from mmrepro.search.replay.store import CandidateVerdict, Observation
 from mmrepro.traffic.case.files import case_digest
 from mmrepro.traffic.case.model import Case
 
@@ -42,17 +42,6 @@ if TYPE_CHECKING:
 _FEW, _MANY = 3, 12
 """So few of a class are left out one by one; of so many not all are needed, most
 likely."""
-
-
-class CandidateVerdict(NamedTuple):
-    """What the plays of one candidate said. ``seen``: of the failing one."""
-
-    fails: bool
-    failed: int
-    plays: int
-    seen: Observation | None = None
-    again: bool = False
-    """The same case was asked for before: nothing was played."""
 
 
 class _Unknown(Exception):

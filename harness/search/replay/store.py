@@ -250,6 +250,17 @@ grows."""
 WriteReplay = Callable[[Replay, Path], object]
 
 
+class CandidateVerdict(NamedTuple):
+    """What the plays of one candidate said. ``seen``: of the failing one."""
+
+    fails: bool
+    failed: int
+    plays: int
+    seen: Observation | None = None
+    again: bool = False
+    """The same case was asked for before: nothing was played."""
+
+
 class Key(NamedTuple):
     """One attempt: its case (and into how many blocks it was cut), how it was made, and
     which of several alike it is."""

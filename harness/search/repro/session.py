@@ -53,7 +53,7 @@ from mmrepro.traffic.capture.read import read
 from mmrepro.traffic.case.expecting import checked
 from mmrepro.traffic.case.files import read_case, write_case
 from mmrepro.traffic.case.model import Case, Operation
-from mmrepro.traffic.drive import noise
+from mmrepro.traffic.pictures import noise
 
 _MOST_PICTURES = 100
 """That replace those which a client names and a report does not bring."""

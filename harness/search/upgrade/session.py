@@ -43,7 +43,7 @@ from mmrepro.failure.documents.upgrade import (
 )
 from mmrepro.runs.changes import BUSY, LOOKS, changes, difference, enough
 from mmrepro.runs.judge import Deadlines
-from mmrepro.runs.play.players import Measuring, PlayOptions
+from mmrepro.runs.play.options import Measuring, PlayOptions
 from mmrepro.search.oracle.reference import with_logprobs
 from mmrepro.search.replay.attempts import (
     PLAYED_FILE,

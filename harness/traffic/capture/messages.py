@@ -42,7 +42,7 @@ from mmrepro.traffic.case.model import (
     Operation,
     Part,
 )
-from mmrepro.traffic.drive import Picture
+from mmrepro.traffic.pictures import Picture
 
 
 class Contents(Mapping[str, bytes]):

@@ -28,7 +28,7 @@ from mmrepro.traffic.case.model import (
     Solid,
     Tiles,
 )
-from mmrepro.traffic.drive import Picture, encoded, noise, tiles
+from mmrepro.traffic.pictures import Picture, encoded, noise, tiles
 
 if TYPE_CHECKING:
     from mmrepro.engines.models.base import TinyModel

@@ -20,8 +20,9 @@ from mmrepro.traffic import Traffic
 from mmrepro.traffic.case.bodies import NoValue, opened, placed, wire
 from mmrepro.traffic.case.files import pictures, read_case
 from mmrepro.traffic.case.model import LEAVE_S, Barrier, Operation
-from mmrepro.traffic.drive import Drive, Picture
+from mmrepro.traffic.drive import Drive
 from mmrepro.traffic.evidence import Evidence, RequestRecord
+from mmrepro.traffic.pictures import Picture
 from mmrepro.traffic.reading import RequestWatch
 from pydantic import Field
 

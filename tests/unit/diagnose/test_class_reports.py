@@ -59,7 +59,7 @@ def test_a_class_is_in_every_report_and_as_it_is_written(gone: DiagnoseCommand) 
         assert "<script>x" not in report
     assert "1151935" in page
     shown = io.StringIO()
-    print_page(compose_diagnosis(None, found.diagnosis), Console(file=shown, width=400))
+    print_page(compose_diagnosis(found.diagnosis), Console(file=shown, width=400))
     assert "Cause killed-by-input, certain, by its log (Worker pid=" in shown.getvalue()
     assert "A request ended the engine, by its field stop_token_ids" in shown.getvalue()
     assert "<script>x</script> [bold]" in shown.getvalue()
@@ -89,6 +89,6 @@ def test_a_failure_that_fits_by_its_symptom_alone_is_on_the_first_screen(
         update={"fit": Fit.SYMPTOM_ONLY, "why": "no cause"}
     )
     shown = io.StringIO()
-    page = compose_diagnosis(None, found.model_copy(update={"matches": [alike]}))
+    page = compose_diagnosis(found.model_copy(update={"matches": [alike]}))
     print_page(page, Console(file=shown, width=400))
     assert f"Symptom only {alike.scenario}" in shown.getvalue()

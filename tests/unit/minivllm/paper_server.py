@@ -14,8 +14,8 @@ from mmrepro.engines.supervise import answers, free_port
 from mmrepro.probes.base import Probe, ProbeData, run_probe
 from mmrepro.reproducers import reproducer_path
 from mmrepro.traffic import Traffic
-from mmrepro.traffic.drive import noise
 from mmrepro.traffic.evidence.recorder import Recorder
+from mmrepro.traffic.pictures import noise
 
 ENGINE = get_engine("minivllm")
 MODEL = TinyQwen3()

@@ -8,7 +8,7 @@ from typing import Any
 
 from mmrepro.traffic.capture import Captured, read
 from mmrepro.traffic.case.model import ServerWanted
-from mmrepro.traffic.drive import noise
+from mmrepro.traffic.pictures import noise
 
 BEGIN = datetime(2026, 11, 22, 22, 0, tzinfo=UTC)
 SERVER = ServerWanted(engine="vllm", release="0.23.0")

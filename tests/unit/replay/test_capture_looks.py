@@ -15,7 +15,7 @@ from mmrepro.traffic.capture import Captured, Contents, anonymise
 from mmrepro.traffic.capture.looks import look
 from mmrepro.traffic.case.files import pictures, read_case, write_case
 from mmrepro.traffic.case.model import Case, Content, Image, Message, Operation, Part
-from mmrepro.traffic.drive import noise, tiles
+from mmrepro.traffic.pictures import noise, tiles
 from PIL import Image as Pillow
 
 
