@@ -19,8 +19,9 @@ from mmrepro import __version__
 from mmrepro.base import units
 from mmrepro.base.errors import UnwritableOutput, UsageError
 from mmrepro.base.machine.files import is_there, replacing
+from mmrepro.base.records import EVIDENCE_DIR
 from mmrepro.base.text.redact import PLACEHOLDER
-from mmrepro.failure.documents import EVIDENCE_DIR, INCIDENT_FILE, Incident
+from mmrepro.failure.documents import INCIDENT_FILE, Incident
 from mmrepro.failure.documents.finding import LoadedFinding, finding_of
 from mmrepro.failure.documents.hashes import (
     HASHES_FILE,

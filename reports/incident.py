@@ -5,15 +5,9 @@ from dataclasses import replace
 from typing import Final
 
 from markupsafe import Markup
-from mmrepro.base.records import HostFacts, Setting
+from mmrepro.base.records import ClaimStatus, HostFacts, Setting, StandIn
 from mmrepro.base.units import duration, size
-from mmrepro.failure.documents import (
-    INCIDENT_FILE,
-    ClaimStatus,
-    Incident,
-    KeyStack,
-    StandIn,
-)
+from mmrepro.failure.documents import INCIDENT_FILE, Incident, KeyStack
 from mmrepro.failure.documents.diagnosis import Diagnosis
 from mmrepro.failure.documents.model import (
     Birthday,

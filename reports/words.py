@@ -5,16 +5,9 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Final
 
-from mmrepro.base.records import HostFacts, Moment
+from mmrepro.base.records import ClaimStatus, Fidelity, HostFacts, Moment, StandIn
 from mmrepro.base.units import duration, sane as sane
-from mmrepro.failure.documents import (
-    ClaimResult,
-    ClaimStatus,
-    Fidelity,
-    MitigationFacts,
-    ScenarioFacts,
-    StandIn,
-)
+from mmrepro.failure.documents import ClaimResult, MitigationFacts, ScenarioFacts
 from mmrepro.failure.documents.ledger import Attempt
 from mmrepro.failure.signature import ConditionResult, Outcome, Truth
 from mmrepro.reports.blocks import (

@@ -557,7 +557,7 @@ def _name_of(given: str, trust: bool) -> str:
 
 def _print_claim_counts(claims: Sequence[JudgedClaim]) -> None:
     """One line a scenario: all claims are ten screens."""
-    from mmrepro.failure.documents import ClaimStatus
+    from mmrepro.base.records import ClaimStatus
     from mmrepro.reports.blocks import Paragraph, count, table
     from mmrepro.reports.terminal import print_blocks
 
@@ -577,7 +577,7 @@ def _print_claim_counts(claims: Sequence[JudgedClaim]) -> None:
 
 
 def _print_claims(claims: Sequence[JudgedClaim]) -> None:
-    from mmrepro.failure.documents import ClaimStatus
+    from mmrepro.base.records import ClaimStatus
     from mmrepro.reports.blocks import table, toned
     from mmrepro.reports.terminal import print_blocks
     from mmrepro.reports.words import CLAIMS

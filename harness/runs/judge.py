@@ -29,10 +29,9 @@ from mmrepro.failure.signature import (
     Outcome,
     Truth,
     Verdict,
-    decide,
     evaluate,
 )
-from mmrepro.failure.signature.decide import guarded
+from mmrepro.failure.signature.decide import decide, guarded
 from mmrepro.failure.signature.views import log_count
 from mmrepro.probes.data import LogLine, LogsData
 from mmrepro.probes.log_words import public_line

@@ -15,10 +15,12 @@ from pathlib import Path
 
 from mmrepro.base.errors import MmreproError
 from mmrepro.base.machine.host import child_environment
-from mmrepro.engines.base import SERVED_MODEL, Engine
+from mmrepro.engines import Engine
+from mmrepro.engines.base import SERVED_MODEL
 from mmrepro.engines.supervise import Entry
 from mmrepro.engines.supervise.warm import ForkServer
-from mmrepro.probes.base import Probe, ProbeData, RawSink, run_probe
+from mmrepro.probes.base import Probe, RawSink, run_probe
+from mmrepro.probes.data import ProbeData
 from mmrepro.probes.gpu import GpuProbe
 from mmrepro.probes.http import HttpProbe, InferenceProbe
 from mmrepro.probes.logs import LogsProbe

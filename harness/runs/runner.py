@@ -15,20 +15,14 @@ from mmrepro.base.errors import EngineStartError, RunTimeout
 from mmrepro.base.machine.files import cache_root
 from mmrepro.base.machine.gpu import leased
 from mmrepro.base.machine.host import host_facts
-from mmrepro.base.records import Moment
+from mmrepro.base.records import Moment, Setting
 from mmrepro.base.units import duration
 from mmrepro.engines import get_engine
 from mmrepro.engines.base import SERVED_MODEL
 from mmrepro.engines.environments.spec import EnvironmentSpec
 from mmrepro.engines.models import TinyModel
 from mmrepro.engines.models.tiny import MODELS_DIR
-from mmrepro.failure.documents import (
-    EngineFacts,
-    Incident,
-    MitigationFacts,
-    ModelFacts,
-    Setting,
-)
+from mmrepro.failure.documents import EngineFacts, Incident, MitigationFacts, ModelFacts
 from mmrepro.failure.documents.folder import Journal, discard, make_run_dir
 from mmrepro.failure.signature.decide import guarded
 from mmrepro.runs.judge import Deadlines, facts_of, judge, note_judged, of_gate

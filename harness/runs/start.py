@@ -24,6 +24,7 @@ from mmrepro.base.errors import (
 )
 from mmrepro.base.machine.files import is_file, write_file
 from mmrepro.base.machine.gpu import Choice
+from mmrepro.base.records import Setting
 from mmrepro.base.units import duration
 from mmrepro.engines import Engine, LaunchPlan, LaunchRequest, get_engine, spec_for
 from mmrepro.engines.environments.build import ensure
@@ -31,7 +32,7 @@ from mmrepro.engines.environments.spec import Environment, EnvironmentSpec
 from mmrepro.engines.environments.uv import Notice
 from mmrepro.engines.supervise import EngineProcess, answers, free_port
 from mmrepro.engines.supervise.warm import Refused
-from mmrepro.failure.documents import Incident, ServerFacts, Setting, WarmParentFacts
+from mmrepro.failure.documents import Incident, ServerFacts, WarmParentFacts
 from mmrepro.failure.documents.folder import Journal
 from mmrepro.reproducers import reproducer_path
 from mmrepro.runs.options import RunCommand, StartMode

@@ -18,6 +18,7 @@ from mmrepro.base.errors import UsageError
 from mmrepro.base.machine.files import VISIBLE, cache_root, digest
 from mmrepro.base.machine.gpu import ORDER
 from mmrepro.base.machine.host import child_environment
+from mmrepro.base.records import Setting
 from mmrepro.engines import LaunchPlan
 from mmrepro.engines.base import BOOT
 from mmrepro.engines.environments.spec import (
@@ -35,7 +36,7 @@ from mmrepro.engines.supervise.warm import (
     ForkServers,
     ForkServerSpec,
 )
-from mmrepro.failure.documents import Setting, WarmParentFacts
+from mmrepro.failure.documents import WarmParentFacts
 from mmrepro.reproducers import reproducer_path
 from mmrepro.runs.options import StartMode
 

@@ -9,6 +9,7 @@ from mmrepro.base.door import lazily
 
 if TYPE_CHECKING:
     from mmrepro.base.records import (
+        ClaimStatus as ClaimStatus,
         Fidelity as Fidelity,
         Setting as Setting,
         StandIn as StandIn,
@@ -28,7 +29,6 @@ if TYPE_CHECKING:
     from mmrepro.failure.documents import (
         Birthday as Birthday,
         ClaimResult as ClaimResult,
-        ClaimStatus as ClaimStatus,
         Exhibit as Exhibit,
         KeyFrame as KeyFrame,
         KeyStack as KeyStack,

@@ -9,10 +9,10 @@ from pathlib import Path
 from made_up import hang_run, healthy_run, judge
 from mmrepro.base.errors import MmreproError
 from mmrepro.base.machine.files import Device
-from mmrepro.base.records import Moment
+from mmrepro.base.records import Moment, WheelFacts
 from mmrepro.campaign.trial import TrialOptions, incident_in, outcome_of, run_options
 from mmrepro.engines.environments.spec import Environment, EnvironmentSpec
-from mmrepro.failure.documents import GateFacts, Incident, WheelFacts
+from mmrepro.failure.documents import GateFacts, Incident
 from mmrepro.failure.documents.folder import Journal
 from mmrepro.failure.documents.ledger import Attempt, Cell, Lost, Role
 from mmrepro.failure.signature import Verdict

@@ -9,8 +9,7 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import Annotated, Literal
 
-from mmrepro.base.records import Moment, Record
-from mmrepro.failure.documents import HostFacts
+from mmrepro.base.records import HostFacts, Moment, Record
 from mmrepro.failure.documents.replay import Sighting
 from mmrepro.failure.documents.searches import CampaignDocument
 from mmrepro.traffic.case.model import Origin, ServerWanted

@@ -20,10 +20,10 @@ from mmrepro.failure.documents.cause import (
     CAUSE_WORDS,
     Cause,
     CauseClass as C,
+    Certainty,
     ServerInLog,
     StartCause,
 )
-from mmrepro.failure.documents.diagnosis import Certainty
 from mmrepro.live.diagnose import cause_rules as rules
 from mmrepro.live.diagnose.cause_advice import advice_for
 from mmrepro.live.diagnose.cause_input import Blamed, blamed, placeholders

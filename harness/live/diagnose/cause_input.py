@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from mmrepro.failure.documents.diagnosis import Certainty
+from mmrepro.failure.documents.cause import Certainty
 from mmrepro.probes.data import LogLine
 from mmrepro.probes.tracebacks import RaisedException, frames_text
 

@@ -24,8 +24,8 @@ from mmrepro.failure.documents.cause import (
     CAUSE_WORDS,
     Cause,
     CauseClass as C,
+    Certainty,
 )
-from mmrepro.failure.documents.diagnosis import Certainty
 from mmrepro.probes.data import LogLine
 from mmrepro.probes.log_anchors import words_of
 from mmrepro.probes.log_words import public_line

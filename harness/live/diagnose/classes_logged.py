@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from mmrepro.failure.documents.cause import Cause, CauseClass
-from mmrepro.failure.documents.diagnosis import Certainty, LiveClass, NamedClass
+from mmrepro.failure.documents.cause import Cause, CauseClass, Certainty
+from mmrepro.failure.documents.diagnosis import LiveClass, NamedClass
 from mmrepro.failure.signature.live_server import CORE_ALIVE
 from mmrepro.failure.signature.views import log_count, log_lines
 from mmrepro.live.diagnose import cause, cause_rules

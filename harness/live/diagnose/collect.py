@@ -23,8 +23,8 @@ from mmrepro.live.diagnose.discover import ServerTarget
 from mmrepro.live.diagnose.options import DiagnoseCommand
 from mmrepro.live.diagnose.ranks import coordinators, replicas, workers
 from mmrepro.live.diagnose.readings import DiagnosisView
-from mmrepro.probes.base import Probe, ProbeData, run_probe
-from mmrepro.probes.data import HttpData, LogsData, StackSample, StacksData
+from mmrepro.probes.base import Probe, run_probe
+from mmrepro.probes.data import HttpData, LogsData, ProbeData, StackSample, StacksData
 from mmrepro.probes.flight import FlightProbe
 from mmrepro.probes.gpu import GpuProbe
 from mmrepro.probes.gpu_core import ENABLE, GpuCoreProbe, pipe_of

@@ -6,8 +6,8 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 
-from mmrepro.engines import ENGINES, Engine
-from mmrepro.engines.base import Signs, StackRole
+from mmrepro.engines import ENGINES, Engine, Signs
+from mmrepro.engines.base import StackRole
 from mmrepro.failure.documents.diagnosis import TargetFacts, TargetProcess
 from mmrepro.failure.documents.dumps import ProcessStand
 from mmrepro.live.diagnose.readings import DiagnosisView

@@ -42,12 +42,13 @@ from mmrepro.live.diagnose.dump_stacks import (
 )
 from mmrepro.live.diagnose.match import all_scenarios, match, match_all
 from mmrepro.live.diagnose.readings import DiagnosisView
-from mmrepro.probes.base import ProbeResult, ProbeStatus
+from mmrepro.probes.base import ProbeStatus
 from mmrepro.probes.data import (
     KIND_WORDS,
     AnyProbeResult,
     GpuData,
     MetricsData,
+    ProbeResult,
     RequestDumpData,
     StackSample,
     StacksData,

@@ -9,10 +9,9 @@ from pathlib import Path
 
 from mmrepro import __version__
 from mmrepro.base.machine.host import host_facts
-from mmrepro.base.records import GpuFacts, Moment
+from mmrepro.base.records import Fidelity, GpuFacts, Moment
 from mmrepro.failure.documents import (
     EngineFacts,
-    Fidelity,
     Incident,
     KeyFrame,
     KeyStack,

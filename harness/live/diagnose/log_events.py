@@ -5,8 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, replace
 
-from mmrepro.failure.documents.cause import CauseClass as C
-from mmrepro.failure.documents.diagnosis import Certainty
+from mmrepro.failure.documents.cause import CauseClass as C, Certainty
 from mmrepro.live.diagnose import cause_rules as rules
 from mmrepro.live.diagnose.cause_rules import LIKELY, CauseRule
 from mmrepro.probes.data import LogLine

@@ -20,8 +20,14 @@ from mmrepro.failure.documents.dumps import DumpReading
 from mmrepro.failure.signature.live_server import LOG_PATTERNS
 from mmrepro.live.diagnose import cause, cause_rules, dumps
 from mmrepro.live.diagnose.match import all_scenarios
-from mmrepro.probes.base import ProbeResult, run_probe
-from mmrepro.probes.data import AnyProbeResult, LogPattern, LogsData, StacksData
+from mmrepro.probes.base import run_probe
+from mmrepro.probes.data import (
+    AnyProbeResult,
+    LogPattern,
+    LogsData,
+    ProbeResult,
+    StacksData,
+)
 from mmrepro.probes.dumps import Dump, stacks_in_log
 from mmrepro.probes.log_files import kept, logs_in, with_rotated
 from mmrepro.probes.logs import LogsProbe, identify

@@ -13,8 +13,14 @@ from mmrepro.failure.documents.diagnosis import Fit, Match, ServerState, TargetF
 from mmrepro.failure.signature import ConditionResult, Finding, Truth, combine, evaluate
 from mmrepro.live.diagnose import general, rank_verdicts
 from mmrepro.live.diagnose.readings import DiagnosisView
-from mmrepro.probes.base import ProbeResult, ProbeStatus
-from mmrepro.probes.data import InferenceData, LogsData, ProcessesData, SyscallsData
+from mmrepro.probes.base import ProbeStatus
+from mmrepro.probes.data import (
+    InferenceData,
+    LogsData,
+    ProbeResult,
+    ProcessesData,
+    SyscallsData,
+)
 from mmrepro.scenario import LiveFacts, Scenario
 from mmrepro.traffic.evidence import Evidence
 

@@ -12,11 +12,11 @@ from pathlib import Path
 from mmrepro import __version__
 from mmrepro.base.errors import MmreproError, NoSpace, UnwritableOutput
 from mmrepro.base.machine.host import SHORT, Lateness
-from mmrepro.base.records import Moment
+from mmrepro.base.records import EVIDENCE_DIR, Moment
 from mmrepro.base.text.redact import Redactor
 from mmrepro.base.text.sanitize import mask_of
 from mmrepro.base.units import size
-from mmrepro.failure.documents import EVIDENCE_DIR, Incident
+from mmrepro.failure.documents import Incident
 from mmrepro.failure.documents.diagnosis import Diagnosis, Fit, ServerState, TargetFacts
 from mmrepro.failure.documents.folder import (
     discard,

@@ -37,8 +37,7 @@ from mmrepro.engines.starts import (
     start_cause,
 )
 from mmrepro.engines.supervise import EngineProcess, answers
-from mmrepro.failure.documents.cause import Cause, CauseClass, StartCause
-from mmrepro.failure.documents.diagnosis import Certainty
+from mmrepro.failure.documents.cause import Cause, CauseClass, Certainty, StartCause
 from mmrepro.live.diagnose import cause_rules
 from mmrepro.probes.base import run_probe
 from mmrepro.probes.data import LogLine

@@ -12,7 +12,8 @@ from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from statistics import median
 
-from mmrepro.failure.documents.diagnosis import Certainty, TargetFacts
+from mmrepro.failure.documents.cause import Certainty
+from mmrepro.failure.documents.diagnosis import TargetFacts
 from mmrepro.failure.documents.fleet import Finding, FleetState, Member, Part
 from mmrepro.live.fleet.look import (
     SHOWN,

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from mmrepro.failure.documents.diagnosis import Certainty, LiveClass, ServerState
+from mmrepro.failure.documents.cause import Certainty
+from mmrepro.failure.documents.diagnosis import LiveClass, ServerState
 from mmrepro.failure.documents.fleet import Finding, FleetState, Member, Part
 from mmrepro.live.diagnose.classes import OWN_TOKENS, STANDSTILL_S, UNASKED_S
 from mmrepro.live.fleet.look import Look, may_hang, names_of, on_their_way, state_of

@@ -16,7 +16,8 @@ from typing import Any
 
 from mmrepro.base.machine.host import SHORT, Lateness
 from mmrepro.engines import ENGINES
-from mmrepro.failure.documents.diagnosis import Certainty, NamedClass, TargetFacts
+from mmrepro.failure.documents.cause import Certainty
+from mmrepro.failure.documents.diagnosis import NamedClass, TargetFacts
 from mmrepro.failure.signature.live_server import LATENESS
 from mmrepro.failure.signature.views import BEGUN_AT
 from mmrepro.live.diagnose.classes import classes
@@ -29,8 +30,8 @@ from mmrepro.live.watch.processes import (
     WatchedProcesses,
     caches_bytes,
 )
-from mmrepro.probes.base import Probe, ProbeData, ProbeResult, ProbeStatus, run_probe
-from mmrepro.probes.data import InferenceData, MetricsData
+from mmrepro.probes.base import Probe, ProbeStatus, run_probe
+from mmrepro.probes.data import InferenceData, MetricsData, ProbeData, ProbeResult
 from mmrepro.probes.http import (
     InferenceProbe,
     api_root,

@@ -14,8 +14,8 @@ from pathlib import Path
 from statistics import median
 
 from mmrepro.base import processes, units
+from mmrepro.failure.documents.cause import Certainty
 from mmrepro.failure.documents.diagnosis import (
-    Certainty,
     LiveClass,
     NamedClass,
     ServerState,

@@ -18,13 +18,13 @@ from urllib.parse import urlsplit
 from mmrepro.base.errors import EngineStartError, InfrastructureError, UsageError
 from mmrepro.base.machine.files import MOST_CONFIG_BYTES, read_file
 from mmrepro.base.machine.gpu import Choice, leased
+from mmrepro.base.records import EVIDENCE_DIR
 from mmrepro.engines import get_engine
 from mmrepro.engines.base import SERVED_MODEL
 from mmrepro.engines.environments.spec import Environment, EnvironmentSpec
 from mmrepro.engines.misfit import misfit_in
 from mmrepro.engines.models import TinyModel, TinyQwen2VL
 from mmrepro.engines.models.tiny import TINY, TinyText
-from mmrepro.failure.documents import EVIDENCE_DIR
 from mmrepro.failure.documents.folder import Journal, prepared
 from mmrepro.failure.documents.upgrade import Block
 from mmrepro.runs.judge import Deadlines, derive

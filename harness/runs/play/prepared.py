@@ -17,7 +17,7 @@ from typing import Any, Final
 
 from mmrepro.base.errors import InfrastructureError
 from mmrepro.base.machine.files import write_file
-from mmrepro.failure.documents import EVIDENCE_DIR
+from mmrepro.base.records import EVIDENCE_DIR
 from mmrepro.failure.documents.folder import Journal, prepared
 from mmrepro.runs.options import StartMode
 from mmrepro.runs.runner import blank

@@ -9,10 +9,10 @@ from pathlib import Path
 
 from mmrepro.base.machine.host import host_facts
 from mmrepro.base.machine.journal import Head
+from mmrepro.base.records import Fidelity
 from mmrepro.campaign.campaign import Campaign, CampaignState
 from mmrepro.campaign.events import RunEnded
 from mmrepro.engines.models.tiny import TINY
-from mmrepro.failure.documents import Fidelity
 from mmrepro.failure.documents.folder import prepared
 from mmrepro.failure.documents.replay import EPISODES_DIR, Fuzz
 from mmrepro.failure.documents.searches import begun

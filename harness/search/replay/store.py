@@ -14,8 +14,8 @@ from typing import Annotated, Any, Literal, NamedTuple, TypeAlias
 
 from mmrepro.base.machine.host import host_facts
 from mmrepro.base.machine.journal import JournalKind, Line
-from mmrepro.base.records import Record
-from mmrepro.failure.documents import INCIDENT_FILE, Fidelity, Incident
+from mmrepro.base.records import Fidelity, Record
+from mmrepro.failure.documents import INCIDENT_FILE, Incident
 from mmrepro.failure.documents.diagnosis import Match
 from mmrepro.failure.documents.replay import (
     REPLAY_FILE,

@@ -41,10 +41,10 @@ from mmrepro.failure.documents.cause import (
     CAUSE_WORDS,
     Cause,
     CauseClass as C,
+    Certainty,
     LogReading,
     ServerInLog,
 )
-from mmrepro.failure.documents.diagnosis import Certainty
 from mmrepro.live.diagnose import cause, cause_rules
 from mmrepro.live.diagnose.cause_advice import ADVICE, advice_for
 from mmrepro.live.diagnose.log_reading import read_logs

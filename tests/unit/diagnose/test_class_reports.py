@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 from mmrepro import reports
 from mmrepro.cli.app import app
-from mmrepro.failure.documents.diagnosis import Certainty, Fit, LiveClass
+from mmrepro.failure.documents.cause import Certainty
+from mmrepro.failure.documents.diagnosis import Fit, LiveClass
 from mmrepro.live.diagnose.options import DiagnoseCommand
 from mmrepro.live.diagnose.session import diagnose
 from mmrepro.reports.diagnosis import compose_diagnosis

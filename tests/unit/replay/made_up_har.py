@@ -6,7 +6,8 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-from mmrepro.traffic.capture import Captured, read
+from mmrepro.traffic.capture.messages import Captured
+from mmrepro.traffic.capture.read import read
 from mmrepro.traffic.case.model import ServerWanted
 from mmrepro.traffic.pictures import noise
 
