@@ -41,10 +41,13 @@ def lazily(door: str) -> Callable[[str], object]:
 def _homes(file: Path) -> dict[str, tuple[str, str]]:
     """By each name that a door gives: its module, and what it is called there."""
     homes = {}
-    for node in ast.walk(ast.parse(file.read_bytes())):
-        if not isinstance(node, ast.ImportFrom) or node.module is None:
+    for statement in ast.parse(file.read_bytes()).body:
+        if not isinstance(statement, ast.If):
             continue
-        for alias in node.names:
-            if alias.asname is not None:
-                homes[alias.asname] = (node.module, alias.name)
+        for node in statement.body:
+            if not isinstance(node, ast.ImportFrom) or node.module is None:
+                continue
+            for alias in node.names:
+                if alias.asname is not None:
+                    homes[alias.asname] = (node.module, alias.name)
     return homes

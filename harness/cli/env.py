@@ -232,12 +232,12 @@ def verify(asked: _EnvVerifyCommand) -> None:
     Example: mmrepro env verify vllm 0.23.0
     """
     from mmrepro.base.errors import UsageError
-    from mmrepro.engines.environments import store
+    from mmrepro.engines.environments.store import list_environments
     from mmrepro.engines.environments.verify import verify as verify_environment
 
     folders = [
         environment.path
-        for environment in store.list_environments(sizes=False)
+        for environment in list_environments(sizes=False)
         if asked.engine in ("", environment.manifest.engine)
         and asked.release in ("", environment.manifest.release)
     ]
@@ -297,14 +297,14 @@ def prune(asked: _EnvPruneCommand) -> None:
     Example: mmrepro env prune --older-than 30 --dry-run
     """
     from mmrepro.base.errors import UsageError
-    from mmrepro.engines.environments import store
+    from mmrepro.engines.environments.store import prune as prune_environments
     from mmrepro.engines.environments.uv import run_uv
 
     if asked.everything and asked.engine:
         raise UsageError(
             "--all and ENGINE exclude each other.", hint="mmrepro env prune --all"
         )
-    done = store.prune(
+    done = prune_environments(
         everything=asked.everything,
         engine=asked.engine,
         release=asked.release,
@@ -400,7 +400,8 @@ def wheelhouse(asked: _WheelhouseCommand) -> None:
     from mmrepro.cli.building import building
     from mmrepro.cli.console import emit
     from mmrepro.engines import spec_for
-    from mmrepro.engines.environments.wheelhouse import make, make_target
+    from mmrepro.engines.environments.wheelhouse import make_target
+    from mmrepro.engines.environments.wheelhouse.make import make as make_wheelhouse
     from rich.console import Console
 
     if asked.engine and not asked.release:
@@ -419,7 +420,7 @@ def wheelhouse(asked: _WheelhouseCommand) -> None:
     target = make_target(asked.python, asked.platform, freeze)
     title = f"{spec.engine} {spec.release} ({spec.device})" if spec else "mmrepro"
     with building(Console(stderr=True), title) as progress:
-        made = make(
+        made = make_wheelhouse(
             spec,
             target,
             asked.into,

@@ -224,11 +224,12 @@ def _homes(path: Path, state: FileState) -> dict[str, tuple[str, str]]:
     if not _DOOR.search(text):
         return {}
     homes = {}
-    for module, names, _ in _IMPORT.findall(text):
-        for words in _aliases(names.strip("() \t")):
-            # NAME as ALIAS
-            if len(words) == 3:
-                homes[words[2]] = (module, words[0])
+    for block in _TYPES_ONLY.finditer(text):
+        for module, names, _ in _IMPORT.findall(block[0]):
+            for words in _aliases(names.strip("() \t")):
+                # NAME as ALIAS
+                if len(words) == 3:
+                    homes[words[2]] = (module, words[0])
 
     return homes
 
