@@ -7,13 +7,13 @@ from itertools import groupby
 from typing import Final
 
 from mmrepro.base import units
-from mmrepro.base.text.sanitize import one_line
-from mmrepro.failure.documents.cause import Cause
-from mmrepro.failure.documents.diagnosis import (
+from mmrepro.base.text import one_line
+from mmrepro.failure.documents import (
     CLASS_WORDS,
     COULD_NOT_TELL,
     FIT_WORDS,
     STATE_WORDS,
+    Cause,
     Diagnosis,
     Fit,
     Match,

@@ -14,7 +14,7 @@ from mmrepro.failure.documents.replay import Finding, Fuzz, Rate, Replay
 from mmrepro.reports import blocks as b, incident as runs, words
 from mmrepro.reports.documents import HTML_FILE
 from mmrepro.reports.svg import StepLine, steps
-from mmrepro.traffic.case.model import SCRIPT_FILE, ServerWanted
+from mmrepro.traffic.case import SCRIPT_FILE, ServerWanted
 
 RATE_NOTE: Final = (
     "Each attempt is on a fresh server; the interval is exact (Clopper-Pearson)."

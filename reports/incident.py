@@ -7,12 +7,14 @@ from typing import Final
 from markupsafe import Markup
 from mmrepro.base.records import ClaimStatus, HostFacts, Setting, StandIn
 from mmrepro.base.units import duration, size
-from mmrepro.failure.documents import INCIDENT_FILE, Incident, KeyStack
-from mmrepro.failure.documents.diagnosis import Diagnosis
-from mmrepro.failure.documents.model import (
+from mmrepro.failure.documents import (
+    INCIDENT_FILE,
     Birthday,
     ClaimResult,
+    Diagnosis,
     GateFacts,
+    Incident,
+    KeyStack,
     MitigationFacts,
     ModelFacts,
     Shown,
@@ -20,8 +22,7 @@ from mmrepro.failure.documents.model import (
     collision_probability,
 )
 from mmrepro.failure.signature import ConditionResult, Outcome, Truth
-from mmrepro.probes.base import ProbeStatus
-from mmrepro.probes.data import ProcessesData
+from mmrepro.probes import ProbeStatus, ProcessesData
 from mmrepro.reports import blocks as b, timeline, words
 from mmrepro.reports.documents import (
     HTML_FILE,

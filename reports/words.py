@@ -7,8 +7,12 @@ from typing import Final
 
 from mmrepro.base.records import ClaimStatus, Fidelity, HostFacts, Moment, StandIn
 from mmrepro.base.units import duration, sane as sane
-from mmrepro.failure.documents import ClaimResult, MitigationFacts, ScenarioFacts
-from mmrepro.failure.documents.ledger import Attempt
+from mmrepro.failure.documents import (
+    Attempt,
+    ClaimResult,
+    MitigationFacts,
+    ScenarioFacts,
+)
 from mmrepro.failure.signature import ConditionResult, Outcome, Truth
 from mmrepro.reports.blocks import (
     Block,

@@ -17,7 +17,7 @@ from mmrepro.base.errors import (
     UsageError,
     missing_extra,
 )
-from mmrepro.base.machine.streams import Streams
+from mmrepro.base.machine import Streams
 
 END_S = 3.0
 """Time for an interpreter to end, after a command has."""
@@ -137,7 +137,7 @@ def _debug(error: Exception) -> None:
 def _report(error: MmreproError) -> None:
     """One plain sentence, what lies behind it, and the next command to type, on
     stderr."""
-    from mmrepro.base.text.sanitize import one_line
+    from mmrepro.base.text import one_line
 
     lines = [error.message, *(f"  {line}" for line in error.detail[:8])]
     if hint := error.hint or _what_is_there(error.__cause__):
@@ -150,7 +150,7 @@ def _what_is_there(cause: BaseException | None) -> str:
     is."""
     from pathlib import Path
 
-    from mmrepro.base.machine.files import is_folder
+    from mmrepro.base.machine import is_folder
 
     name = cause.filename if isinstance(cause, OSError) else None
     if not isinstance(name, (str, Path)):

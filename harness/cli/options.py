@@ -21,7 +21,7 @@ from mmrepro.base.common_options import (
     RANK_OPTIONS,
 )
 from mmrepro.base.errors import UntrustedFile, UsageError, did_you_mean
-from mmrepro.base.machine.configured import Configured
+from mmrepro.base.machine import Configured
 from mmrepro.base.options import (
     GROUPS,
     OUTPUT,
@@ -139,11 +139,11 @@ def _read(known: DeclaredOption, value: Any) -> Any:
         return value
 
     # It loads documents: only what names folders needs it.
-    from mmrepro.failure.documents.here import place
+    from mmrepro.failure.documents import place_here
 
     if known.several:
-        return tuple([place(given, kind=option.names) for given in value])
-    return place(value, kind=option.names)
+        return tuple([place_here(given, kind=option.names) for given in value])
+    return place_here(value, kind=option.names)
 
 
 def _parameter(known: DeclaredOption) -> inspect.Parameter:
@@ -250,9 +250,9 @@ def _known(kind: str) -> Iterator[str]:
         line = line or os.environ.get("_TYPER_COMPLETE_ARGS", "")
         yield from recorded_releases(line.split())
     else:
-        from mmrepro.failure.documents.here import names
+        from mmrepro.failure.documents import names_here
 
-        yield from names(kind)
+        yield from names_here(kind)
 
 
 def _choices(known: DeclaredOption) -> list[str]:

@@ -17,12 +17,21 @@ from importlib.util import find_spec, resolve_name
 from pathlib import Path
 
 import mmrepro
-from mmrepro.base.machine.files import VISIBLE, FileState, cache_root, digest, state
-from mmrepro.base.machine.gpu import ORDER, choose, read_gpus, visible
-from mmrepro.base.machine.host import child_environment, host_facts
-from mmrepro.engines import ENGINES, LaunchPlan
-from mmrepro.engines.base import BOOT
-from mmrepro.engines.environments.spec import Environment
+from mmrepro.base.machine import (
+    GPU_ORDER,
+    VISIBLE_GPUS,
+    FileState,
+    cache_root,
+    child_environment,
+    choose_gpus,
+    digest_of_files,
+    file_state as state,
+    host_facts,
+    read_gpus,
+    visible_gpus,
+)
+from mmrepro.engines import BOOT, ENGINES, LaunchPlan
+from mmrepro.engines.environments import Environment
 from mmrepro.engines.supervise import free_port
 from mmrepro.reproducers import reproducer_path
 from mmrepro.runs.options import RunCommand
@@ -343,9 +352,9 @@ def decisive_parts(
         "scenario": scenario.full_name,
         "code": code_digest(scenario, plan),
         "engine": f"{scenario.engine} {spec.release} {spec.commit}".strip(),
-        "environment": digest([environment.lock_file]),
+        "environment": digest_of_files([environment.lock_file]),
         "python": environment.python_version,
-        "model": digest(weights),
+        "model": digest_of_files(weights),
         "max_model_len": str(scenario.max_model_len),
         "device": " ".join([spec.device, *gpus]),
         "host": f"{host.cpu}, {host.cores} cores",
@@ -369,7 +378,7 @@ def run_key(parts: dict[str, str]) -> str:
 def code_digest(scenario: Scenario, plan: LaunchPlan | None = None) -> str:
     """Digest of the code that runs, observes and judges; the same wherever mmrepro
     lies."""
-    return digest(code_files(scenario, plan))
+    return digest_of_files(code_files(scenario, plan))
 
 
 def code_files(scenario: Scenario, plan: LaunchPlan | None = None) -> list[Path]:
@@ -437,7 +446,7 @@ def _inherited(plan: LaunchPlan, device: str) -> dict[str, str]:
         if not name.startswith(_ENGINE_VARIABLES) or name in plan.env:
             continue
         # A run on a GPU sets its own.
-        if device == "cuda" and name in (VISIBLE, ORDER):
+        if device == "cuda" and name in (VISIBLE_GPUS, GPU_ORDER):
             continue
         hashed = hashlib.sha256(value.encode("utf-8", "replace"))
         inherited[name] = hashed.hexdigest()[:12]
@@ -451,8 +460,8 @@ def gpu_models(device: str = "cuda") -> list[str]:
     if device == "cpu":
         return []
     reading = read_gpus()
-    names = choose(reading).names
+    names = choose_gpus(reading).names
     if names:
         return names
-    seen = visible(reading, os.environ.get(VISIBLE))
+    seen = visible_gpus(reading, os.environ.get(VISIBLE_GPUS))
     return [gpu.name for gpu in seen[:1]]

@@ -12,19 +12,22 @@ from pathlib import Path
 
 from mmrepro import __version__
 from mmrepro.base.errors import EngineStartError, RunTimeout
-from mmrepro.base.machine.files import cache_root
-from mmrepro.base.machine.gpu import leased
-from mmrepro.base.machine.host import host_facts
+from mmrepro.base.machine import cache_root, host_facts, leased_gpu
 from mmrepro.base.records import Moment, Setting
 from mmrepro.base.units import duration
-from mmrepro.engines import get_engine
-from mmrepro.engines.base import SERVED_MODEL
-from mmrepro.engines.environments.spec import EnvironmentSpec
-from mmrepro.engines.models import TinyModel
-from mmrepro.engines.models.tiny import MODELS_DIR
-from mmrepro.failure.documents import EngineFacts, Incident, MitigationFacts, ModelFacts
-from mmrepro.failure.documents.folder import Journal, discard, make_run_dir
-from mmrepro.failure.signature.decide import guarded
+from mmrepro.engines import SERVED_MODEL, get_engine
+from mmrepro.engines.environments import EnvironmentSpec
+from mmrepro.engines.models import MODELS_DIR, TinyModel
+from mmrepro.failure.documents import (
+    EngineFacts,
+    Incident,
+    Journal,
+    MitigationFacts,
+    ModelFacts,
+    discard_folder,
+    make_run_dir,
+)
+from mmrepro.failure.signature import guarded
 from mmrepro.runs.judge import Deadlines, facts_of, judge, note_judged, of_gate
 from mmrepro.runs.key import START_MODE, decisive_parts, run_key
 from mmrepro.runs.observe import Interpreter, Probing, read_log
@@ -40,11 +43,8 @@ from mmrepro.runs.start import (
 )
 from mmrepro.runs.starter import Starter
 from mmrepro.scenario import Scenario
-from mmrepro.traffic import Traffic
-from mmrepro.traffic.drive import Drive
-from mmrepro.traffic.evidence import Evidence
-from mmrepro.traffic.evidence.model import Phase
-from mmrepro.traffic.evidence.recorder import Listener
+from mmrepro.traffic import Drive, Traffic
+from mmrepro.traffic.evidence import Evidence, Listener, Phase
 
 
 def begin(
@@ -69,7 +69,7 @@ def begin(
         # Whoever ends us from now on leaves an incident that can be read.
         journal.save()
     except BaseException:
-        discard(folder)
+        discard_folder(folder)
         raise
 
     return journal
@@ -94,7 +94,7 @@ def execute(
         gpu = None
         # Before anything is downloaded: a run without a GPU would need none of it.
         if resolved.device == "cuda":
-            gpu = held.enter_context(leased())
+            gpu = held.enter_context(leased_gpu())
             note_gpu(gpu, journal)
 
         with journal.stage("environment"):

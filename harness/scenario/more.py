@@ -14,16 +14,17 @@ if TYPE_CHECKING:
         Setting as Setting,
         StandIn as StandIn,
     )
-    from mmrepro.engines import Engine as Engine
-    from mmrepro.engines.base import Mitigation as Mitigation, Patch as Patch
-    from mmrepro.engines.models import (
-        TinyModel as TinyModel,
-        TinyQwen2VL as TinyQwen2VL,
+    from mmrepro.engines import (
+        Engine as Engine,
+        Mitigation as Mitigation,
+        Patch as Patch,
     )
-    from mmrepro.engines.models.qwen import TinyQwen3 as TinyQwen3
-    from mmrepro.engines.models.tiny import (
+    from mmrepro.engines.models import (
         TINY as TINY,
         TinyDotsOCR as TinyDotsOCR,
+        TinyModel as TinyModel,
+        TinyQwen2VL as TinyQwen2VL,
+        TinyQwen3 as TinyQwen3,
         TinyText as TinyText,
     )
     from mmrepro.failure.documents import (
@@ -35,24 +36,20 @@ if TYPE_CHECKING:
         Pool as Pool,
         Shown as Shown,
         SymptomRow as SymptomRow,
-    )
-    from mmrepro.failure.documents.model import (
         collision_probability as collision_probability,
         images_for as images_for,
     )
     from mmrepro.failure.signature import (
+        ComparedAnswers as ComparedAnswers,
         Condition as Condition,
         answers as answers,
         checks as checks,
         crash as crash,
+        first_difference as first_difference,
+        guarded as guarded,
         live_server as live_server,
     )
-    from mmrepro.failure.signature.comparison import (
-        ComparedAnswers as ComparedAnswers,
-        first_difference as first_difference,
-    )
-    from mmrepro.failure.signature.decide import guarded as guarded
-    from mmrepro.probes.data import (
+    from mmrepro.probes import (
         Frame as Frame,
         GpuData as GpuData,
         HttpData as HttpData,
@@ -115,14 +112,16 @@ if TYPE_CHECKING:
         SourceRef as SourceRef,
         hypothesis as hypothesis,
     )
-    from mmrepro.traffic.case.files import scripted_model as scripted_model
-    from mmrepro.traffic.case.sending import play_case as play_case
-    from mmrepro.traffic.evidence import ImageSent as ImageSent, Phase as Phase
-    from mmrepro.traffic.pictures import (
+    from mmrepro.traffic import (
         Picture as Picture,
         clip as clip,
         read_picture as read_picture,
         tiles as tiles,
     )
+    from mmrepro.traffic.case import (
+        play_case as play_case,
+        scripted_model as scripted_model,
+    )
+    from mmrepro.traffic.evidence import ImageSent as ImageSent, Phase as Phase
 else:
     __getattr__ = lazily(__name__)

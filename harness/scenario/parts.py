@@ -12,16 +12,16 @@ from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar, overload
 
 from mmrepro.base.errors import BrokenScenario
 from mmrepro.base.records import ClaimStatus, Fidelity, FindingClass, Reference
-from mmrepro.engines.base import Mitigation, Patch
+from mmrepro.engines import Mitigation, Patch
 from mmrepro.engines.folders import facts, folders
-from mmrepro.failure.signature.decide import Finding, Part, Truth
+from mmrepro.failure.signature import Finding, Part, Truth
 from packaging.specifiers import SpecifierSet
 from packaging.version import Version
 
 if TYPE_CHECKING:  # a scenario is often only read, and nothing judged
     from mmrepro.failure.signature.coherence import Run
-    from mmrepro.traffic.case.model import Case
-    from mmrepro.traffic.pictures import Picture
+    from mmrepro.traffic import Picture
+    from mmrepro.traffic.case import Case
 
 F = TypeVar("F", bound=Callable[..., Any])
 T = TypeVar("T")

@@ -15,10 +15,10 @@ from mmrepro.base.records import Fidelity, FindingClass
 from mmrepro.failure.signature import Condition, Finding
 from mmrepro.scenario.definition import Scenario
 from mmrepro.scenario.parts import Failure, LiveFacts, RunFacts
-from mmrepro.traffic.pictures import Picture
+from mmrepro.traffic import Picture
 
 if TYPE_CHECKING:
-    from mmrepro.traffic.case.model import Case, Operation
+    from mmrepro.traffic.case import Case, Operation
 
 SILENT = frozenset(
     {FindingClass.CROSS_TALK, FindingClass.CACHE_BOUND, FindingClass.WRONG_ANSWER}
@@ -130,7 +130,7 @@ def _equal(item: object, other: object) -> bool:
 
 def _maybe_before(case: Case, id: str) -> list[Operation]:
     """Operations that do not wait for the one called ``id``, nor for one that does."""
-    from mmrepro.traffic.case.model import Barrier
+    from mmrepro.traffic.case import Barrier
 
     later = {id}
     for op in case.operations:

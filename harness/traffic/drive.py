@@ -72,7 +72,7 @@ class Drive:
 
     def attach(self, name: str, data: bytes) -> Path:
         """Keep a file below ``evidence/``; returns where."""
-        from mmrepro.base.machine.files import write_file
+        from mmrepro.base.machine import write_file
 
         path = self.recorder.dir / name
         write_file(path, data)
@@ -141,7 +141,7 @@ class Drive:
     async def metric(self, name: str) -> float | None:
         """Return the sum of a metric over all label sets, now; None if it cannot be
         read."""
-        from mmrepro.probes.metrics import parse_metrics
+        from mmrepro.probes import parse_metrics
 
         text = await self.traffic.scrape(deadline_s=min(5.0, self.deadline_s))
         samples, _ = parse_metrics(text)

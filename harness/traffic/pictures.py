@@ -152,7 +152,7 @@ def encoded(name: str, pixels: Pixels, **options: int) -> Picture:
 def read_picture(path: Path, hint: str = "") -> Picture:
     """The picture in a file, called as the file is. Raises UsageError: it cannot be
     read, or is no picture; with ``hint``."""
-    from mmrepro.base.machine.files import read_file
+    from mmrepro.base.machine import read_file
     from PIL import Image
 
     try:

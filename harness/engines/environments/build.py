@@ -12,7 +12,7 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 from mmrepro.base.errors import EnvironmentBuildError, NoSpace, UnknownRelease
-from mmrepro.base.machine.files import environments_root
+from mmrepro.base.machine import environments_root
 from mmrepro.base.records import Setting
 from mmrepro.engines.environments.resolving import key_salt
 from mmrepro.engines.environments.spec import (

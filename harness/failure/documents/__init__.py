@@ -124,7 +124,6 @@ if TYPE_CHECKING:
         EngineFacts as EngineFacts,
         Exhibit as Exhibit,
         GateFacts as GateFacts,
-        HashHead as HashHead,
         Incident as Incident,
         KeyFrame as KeyFrame,
         KeyStack as KeyStack,

@@ -16,7 +16,7 @@ from mmrepro.base.records import (
     WheelFacts,
 )
 from mmrepro.failure.documents.searches import CampaignDocument
-from mmrepro.traffic.case.model import Origin, ServerWanted
+from mmrepro.traffic.case import Origin, ServerWanted
 from pydantic import Field, StringConstraints
 
 REPLAY_FILE = "replay.json"

@@ -19,8 +19,8 @@ from mmrepro.base.records import (
     StandIn,
     WheelFacts,
 )
-from mmrepro.failure.documents import ClaimResult, ScenarioFacts
 from mmrepro.failure.documents.ledger import Attempt
+from mmrepro.failure.documents.model import ClaimResult, ScenarioFacts
 from mmrepro.failure.signature import Outcome, Truth
 from pydantic import Field
 

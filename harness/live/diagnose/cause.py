@@ -16,7 +16,7 @@ from functools import cached_property
 from itertools import islice
 
 from mmrepro.engines.folders import facts, folders, published
-from mmrepro.failure.documents.cause import (
+from mmrepro.failure.documents import (
     CAUSE_WORDS,
     Cause,
     CauseClass as C,
@@ -38,15 +38,16 @@ from mmrepro.live.diagnose.log_events import (
     shows_work,
 )
 from mmrepro.live.diagnose.log_order import PlacedLine, in_order, lines_of
-from mmrepro.probes.data import LogLine, LogsData
-from mmrepro.probes.log_words import public_line
-from mmrepro.probes.tracebacks import (
+from mmrepro.probes import (
+    LogLine,
+    LogsData,
     RaisedException,
-    bare,
     exceptions_in,
     frames_text,
-    roots,
+    is_bare_line,
+    root_exceptions,
 )
+from mmrepro.probes.log_words import public_line
 
 _AFTER_S = 30.0
 """Work that is logged so long after a failure is no echo of what was done before it."""
@@ -219,7 +220,7 @@ class _Life:
         self.lines = lines
         self.engine = engine
         reading = exceptions_in(lines)
-        self.raised, self.taken = roots(reading.raised), reading.taken
+        self.raised, self.taken = root_exceptions(reading.raised), reading.taken
         self.words = [line.own_words for line in lines]
         self.worded = list(zip(lines, self.words, strict=True))
 
@@ -663,7 +664,7 @@ class _Life:
                 return not self._any_with(rules.STARTS_FAILED)
             if place in self.taken or not text.strip():
                 continue
-            if line.level not in _ERRORS and not bare(line):
+            if line.level not in _ERRORS and not is_bare_line(line):
                 return False
             if not rules.ANNOUNCES.search(text):
                 return False

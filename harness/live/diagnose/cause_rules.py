@@ -20,14 +20,8 @@ from mmrepro.engines.log_rules import (
     shipped_rules,
     shipped_signs,
 )
-from mmrepro.failure.documents.cause import (
-    CAUSE_WORDS,
-    Cause,
-    CauseClass as C,
-    Certainty,
-)
-from mmrepro.probes.data import LogLine
-from mmrepro.probes.log_anchors import words_of
+from mmrepro.failure.documents import CAUSE_WORDS, Cause, CauseClass as C, Certainty
+from mmrepro.probes import LogLine, words_of
 from mmrepro.probes.log_words import public_line
 
 SHOWN = 240

@@ -10,8 +10,8 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 
 from mmrepro.engines import ENGINES
-from mmrepro.failure.documents.cause import Certainty
-from mmrepro.failure.documents.diagnosis import (
+from mmrepro.failure.documents import (
+    Certainty,
     LiveClass,
     NamedClass,
     ServerState,

@@ -10,8 +10,7 @@ from typing import Literal, NamedTuple
 
 from mmrepro.runs.judge import Deadlines
 from mmrepro.runs.options import StartMode
-from mmrepro.traffic.case.model import Case, ServerWanted
-from mmrepro.traffic.case.sending import Time
+from mmrepro.traffic.case import Case, ServerWanted, Time
 
 Look = Callable[[str, int, Path], None]
 """The server's address, its first process and its log."""

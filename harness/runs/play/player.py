@@ -16,17 +16,13 @@ from typing import Any, Final, Self
 from urllib.parse import urlsplit
 
 from mmrepro.base.errors import EngineStartError, InfrastructureError, UsageError
-from mmrepro.base.machine.files import MOST_CONFIG_BYTES, read_file
-from mmrepro.base.machine.gpu import Choice, leased
+from mmrepro.base.machine import MOST_CONFIG_BYTES, Choice, leased_gpu, read_file
 from mmrepro.base.records import EVIDENCE_DIR
-from mmrepro.engines import get_engine
-from mmrepro.engines.base import SERVED_MODEL
-from mmrepro.engines.environments.spec import Environment, EnvironmentSpec
+from mmrepro.engines import SERVED_MODEL, get_engine
+from mmrepro.engines.environments import Environment, EnvironmentSpec
 from mmrepro.engines.misfit import misfit_in
-from mmrepro.engines.models import TinyModel, TinyQwen2VL
-from mmrepro.engines.models.tiny import TINY, TinyText
-from mmrepro.failure.documents.folder import Journal, prepared
-from mmrepro.failure.documents.upgrade import Block
+from mmrepro.engines.models import TINY, TinyModel, TinyQwen2VL, TinyText
+from mmrepro.failure.documents import Block, Journal, prepared_folder
 from mmrepro.runs.judge import Deadlines, derive
 from mmrepro.runs.options import RunCommand, StartMode
 from mmrepro.runs.play.looking import of_engine, read_tracebacks
@@ -51,18 +47,16 @@ from mmrepro.runs.start import (
 from mmrepro.runs.starter import Starter, box_of
 from mmrepro.scenario import Drive, Scenario
 from mmrepro.scenario.registry import known_scenario
-from mmrepro.traffic.capture.client import (
+from mmrepro.traffic.capture import (
+    BoxedRecording,
     ClientRun,
     ClientWanted,
+    RecordingProxy,
     run_client,
     run_trusted,
 )
-from mmrepro.traffic.capture.proxy import RecordingProxy
-from mmrepro.traffic.capture.recording_box import BoxedRecording
-from mmrepro.traffic.case.files import pictures
-from mmrepro.traffic.case.model import Case, ServerWanted
-from mmrepro.traffic.case.sending import Played, PlayState
-from mmrepro.traffic.evidence.recorder import Listener
+from mmrepro.traffic.case import Case, Played, PlayState, ServerWanted, pictures
+from mmrepro.traffic.evidence import Listener
 
 _NO_ROOM = ("No space left on device", "Cannot allocate memory")
 """In the log of a server that did not start: it is this machine's fault."""
@@ -287,7 +281,7 @@ class Player:
         folder: Path,
     ) -> Journal:
         """Journal of a play in ``folder``. Raises as ``prepared``."""
-        folder = prepared(folder, EVIDENCE_DIR)
+        folder = prepared_folder(folder, EVIDENCE_DIR)
         incident = blank(scenario, options, resolved.release, resolved.device, folder)
         return Journal(incident, folder, self.listener)
 
@@ -342,7 +336,7 @@ class Player:
         """Found or built once a session, and kept from being pruned as long as it
         lasts."""
         if wanted.device == "cuda" and self._gpu is None:
-            self._gpu = self._held.enter_context(leased())
+            self._gpu = self._held.enter_context(leased_gpu())
         if self._gpu is not None:
             note_gpu(self._gpu, journal)
         if wanted not in self._environments:

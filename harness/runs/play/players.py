@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mmrepro.runs.play.options import Servers
-from mmrepro.traffic.evidence.recorder import Listener
+from mmrepro.traffic.evidence import Listener
 
 if TYPE_CHECKING:
     from mmrepro.runs.play.player import Player

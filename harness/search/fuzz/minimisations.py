@@ -13,9 +13,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from mmrepro.base.records import FindingClass
-from mmrepro.campaign.campaign import CampaignState
+from mmrepro.campaign import CampaignState
 from mmrepro.engines import get_engine
-from mmrepro.failure.documents.folder import prepared
+from mmrepro.failure.documents import prepared_folder
 from mmrepro.failure.documents.replay import (
     EPISODES_DIR,
     Episode,
@@ -25,7 +25,7 @@ from mmrepro.failure.documents.replay import (
     Sighting,
     bucket_words,
 )
-from mmrepro.runs.play.options import PlayOptions
+from mmrepro.runs.play import PlayOptions
 from mmrepro.search.fuzz.episodes import PlannedEpisode
 from mmrepro.search.fuzz.knowledge import (
     AGAIN,
@@ -54,9 +54,14 @@ from mmrepro.search.replay.store import (
     note_server,
     observation_of,
 )
-from mmrepro.traffic.case.files import read_case, read_contents, write_case
-from mmrepro.traffic.case.model import Case
-from mmrepro.traffic.case.sending import Played, PlayState
+from mmrepro.traffic.case import (
+    Case,
+    Played,
+    PlayState,
+    read_case,
+    read_contents,
+    write_case,
+)
 
 
 def play_episode(session: FuzzSession, planned: PlannedEpisode) -> EpisodeEnded:
@@ -293,7 +298,7 @@ def _replay(
     case, _ = read_case(folder if goes_on else source)
     # A replay that was killed goes on with its own case: the source may be gone.
     if not goes_on:
-        write_case(case, prepared(folder), read_contents(case, source))
+        write_case(case, prepared_folder(folder), read_contents(case, source))
     wanted = ReplayCommand(
         file=source,
         server=case.server,

@@ -7,17 +7,15 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
-from mmrepro.base.machine.host import host_facts
-from mmrepro.base.machine.journal import Head
+from mmrepro.base.machine import JournalHead, host_facts
 from mmrepro.base.records import Fidelity
-from mmrepro.campaign.campaign import Campaign, CampaignState
-from mmrepro.campaign.events import RunEnded
-from mmrepro.engines.models.tiny import TINY
-from mmrepro.failure.documents.folder import prepared
+from mmrepro.campaign import Campaign, CampaignState, RunEnded
+from mmrepro.engines.models import TINY
+from mmrepro.failure.documents import prepared_folder
 from mmrepro.failure.documents.replay import EPISODES_DIR, Fuzz
 from mmrepro.failure.documents.searches import begun
-from mmrepro.runs.judge import Deadlines
-from mmrepro.runs.play.options import PlayOptions
+from mmrepro.runs import Deadlines
+from mmrepro.runs.play import PlayOptions
 from mmrepro.search.fuzz.episodes import Episodes
 from mmrepro.search.fuzz.knowledge import (
     EPISODES,
@@ -37,8 +35,7 @@ from mmrepro.search.replay.attempts import (
 from mmrepro.search.replay.folder import SessionFolder, campaign_folder, new_head
 from mmrepro.search.replay.store import WriteReplay
 from mmrepro.traffic.capture.messages import Contents
-from mmrepro.traffic.case.files import write_case
-from mmrepro.traffic.case.model import Case
+from mmrepro.traffic.case import Case, write_case
 
 _DEFAULT_ROOT = "fuzz"
 _SHARE = 0.8
@@ -209,7 +206,7 @@ class FuzzSession(CaseSearch[Fuzz]):
 
     def begin(self, campaign: Campaign[Fuzz]) -> None:
         super().begin(campaign)
-        head = new_head(Head, self.options.decides)
+        head = new_head(JournalHead, self.options.decides)
         self.files = SessionFolder(
             EPISODES, self.folder, head, self.fuzz, self._write_documents
         )
@@ -229,7 +226,7 @@ class FuzzSession(CaseSearch[Fuzz]):
         self.folder = campaign_folder(self.options, EPISODES, _DEFAULT_ROOT)
         source = read_source(self.options.source, self.options.server)
         if self.options.resume is None:
-            self.folder = prepared(self.folder)
+            self.folder = prepared_folder(self.folder)
         self.contents = source.keep(self.folder)
         return source
 

@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from mmrepro.campaign.search import Spent
+from mmrepro.campaign import Spent
 from mmrepro.failure.documents.replay import Needed, Step
 from mmrepro.search.replay.simplify import (
     Simplification,
@@ -33,8 +33,7 @@ from mmrepro.search.replay.simplify import (
     stand_ins,
 )
 from mmrepro.search.replay.store import CandidateVerdict, Observation
-from mmrepro.traffic.case.files import case_digest
-from mmrepro.traffic.case.model import Case
+from mmrepro.traffic.case import Case, case_digest
 
 if TYPE_CHECKING:
     from mmrepro.search.replay.confirm import Candidates

@@ -21,8 +21,7 @@ from mmrepro.search.oracle.reference import (
     reference_limits,
 )
 from mmrepro.search.replay.store import BLOCKS, AttemptWanted, Observation
-from mmrepro.traffic.case.model import Case
-from mmrepro.traffic.case.sending import Played
+from mmrepro.traffic.case import Case, Played
 
 _LEAST_OF_BLOCK = 8
 """Operations: of fewer nothing is told by what grows from block to block."""

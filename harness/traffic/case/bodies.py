@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Final
 from urllib.parse import quote
 
-from mmrepro.engines.models.tiny import named_in, with_folders
+from mmrepro.engines.models import named_in, with_folders
 from mmrepro.traffic.case.model import (
     COMPLETIONS,
     FormPart,
