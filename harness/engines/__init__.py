@@ -22,6 +22,7 @@ from mmrepro.engines.base import (
     Signs as Signs,
     StackRole as StackRole,
     has_option as has_option,
+    option_of as option_of,
     without_prefix as without_prefix,
 )
 from mmrepro.engines.folders import folders

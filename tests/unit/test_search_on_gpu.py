@@ -104,7 +104,7 @@ def test_a_gpu_is_taken_once_and_every_start_names_it(
         taken.append("given back")
 
     made = SimpleNamespace(in_use=contextlib.nullcontext)
-    monkeypatch.setattr(players, "leased", leased)
+    monkeypatch.setattr(players, "leased_gpu", leased)
     monkeypatch.setattr(players, "have_environment", lambda spec, journal: made)
     monkeypatch.setattr(players, "note_environment", lambda journal, environment: None)
     player = players.Player(SERVER, folder=tmp_path, device="cuda")

@@ -8,8 +8,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, Final
 
-from mmrepro.engines import Engine, has_option
-from mmrepro.engines.base import option_of
+from mmrepro.engines import Engine, has_option, option_of
 from mmrepro.engines.models import (
     ScriptedAnswer,
     Scripts,

@@ -23,8 +23,7 @@ from mmrepro.base.machine import (
     within_limits,
 )
 from mmrepro.base.records import FindingClass
-from mmrepro.engines import get_engine, spec_for
-from mmrepro.engines.base import option_of
+from mmrepro.engines import get_engine, option_of, spec_for
 from mmrepro.engines.environments import existing, list_environments
 from mmrepro.engines.models import SCRIPT_BASES, Scripts
 from mmrepro.failure.documents.replay import Claim, ReportFacts
