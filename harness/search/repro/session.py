@@ -737,6 +737,8 @@ class Reproducing(Replaying):
         """What the client sent is the case."""
         assert self._files is not None
         for way in self._ways[:1]:
+            if way.scripts != self.options.server.scripts:
+                self.facts.notes.append(f"When it is replayed, its model {way.what}.")
             server = _saying(case.server, way.scripts)
             case = case.model_copy(update={"server": server})
         self._files.case = case
