@@ -568,7 +568,7 @@ def main() -> int:
     areas = [*AREAS, REST]
     print(f"\n{table(results, lambda result: area_of(result.mutant.file), areas)}")
     print(
-        f"\nseed {options.seed}: {len(results)} of {len(mutants)} tried, "
+        f"\nseed {options.seed}: {len(results)} of {len(wanted)} tried, "
         f"{time.monotonic() - began:.0f} s"
     )
     if options.listed and not held(SURVIVORS, results, options.shrink):

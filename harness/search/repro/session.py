@@ -286,6 +286,8 @@ class Reproducing(Replaying):
     def _take_in(self, case: Case, run: ClientRun) -> None:
         """What the client sent is the case."""
         for way in self._ways[:1]:
+            if way.scripts != self.options.server.scripts:
+                self.facts.notes.append(f"When it is replayed, its model {way.what}.")
             server = saying(case.server, way.scripts)
             case = case.model_copy(update={"server": server})
         self.files.case = case

@@ -20,7 +20,7 @@ from mmrepro.traffic.capture.texts import (
     branches,
     rewritten,
 )
-from mmrepro.traffic.case.model import Operation, Recorded
+from mmrepro.traffic.case.model import Case, Operation, Recorded
 
 _WORDS = re.compile(r"[^\W\d_]{4,}")
 _LIMIT = re.compile(r"maximum context length is (\d{1,9})", re.IGNORECASE)
@@ -35,8 +35,10 @@ class _Anonymised(Changes):
     """Puts something made up in the place of each text, name and content."""
 
     def __init__(
-        self, gathered: Gathered, made: MadeUp, looks: Looks, seed: int
+        self, gathered: Gathered, made: MadeUp, looks: Looks, seed: int, said: str
     ) -> None:
+        """``said``: what the model's scripts say, which goes out as it is written."""
+        self._said = said
         self.dropped: Counter[str] = Counter()
         self._made = made
         self._looks = looks
@@ -53,7 +55,8 @@ class _Anonymised(Changes):
         return self._made.text(text)
 
     def name(self, name: str) -> str:
-        return self._names[name]
+        # A tool that a script calls must be there under its name.
+        return name if name in self._said else self._names[name]
 
     def ids(self, ids: list[int]) -> list[int]:
         return self._made.ids(ids)
@@ -118,7 +121,7 @@ def anonymise(captured: Captured, seed: int = 0, model: Path | None = None) -> C
     made = MadeUp(texts, gathered.of_ids, vocabulary, seed)
     kept = Contents()
     looks = Looks(case, captured.contents, kept, seed)
-    changes = _Anonymised(gathered, made, looks, seed)
+    changes = _Anonymised(gathered, made, looks, seed, _said(case))
     operations = [_shown_less(rewritten(op, changes)) for op in case.operations]
     notes = [*case.origin.notes, *_notes(made, looks, changes)]
     origin = case.origin.model_copy(
@@ -133,6 +136,14 @@ def anonymise(captured: Captured, seed: int = 0, model: Path | None = None) -> C
         }
     )
     return Captured(anonymous, kept)
+
+
+def _said(case: Case) -> str:
+    """All that the case's model says; "": its weights are random."""
+    scripts = case.server.scripts
+    if scripts is None:
+        return ""
+    return "\n".join(a.text or "".join(a.pieces) for a in scripts.script)
 
 
 def _words_of(texts: Iterable[str]) -> set[str]:

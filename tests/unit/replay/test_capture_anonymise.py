@@ -14,6 +14,7 @@ from grids import examples
 from hypothesis import given, strategies as st
 from made_up_har import SERVER, captured, chat, data_url, entry, har, shown, write
 from mmrepro.base.errors import UsageError
+from mmrepro.engines.models.script_file import ScriptedAnswer, Scripts
 from mmrepro.traffic.capture.anonymise import MadeUp, anonymise
 from mmrepro.traffic.capture.read import read
 from mmrepro.traffic.capture.texts import Vocabulary, common, places
@@ -363,3 +364,17 @@ def test_words_of_an_interface_are_never_renamed(tmp_path: Path) -> None:
     (tool,) = words_kept("tools", tools, tmp_path, "/v1/messages")
     assert tool["input_schema"].keys() == schema.keys()
     assert "secret" not in json.dumps(tool)
+
+
+def test_a_tool_that_a_script_calls_keeps_its_name(tmp_path: Path) -> None:
+    tools = [{"type": "function", "function": {"name": "weather"}}]
+    tools.append({"type": "function", "function": {"name": "secret"}})
+    body = {**chat(), "tools": tools}
+    made = read(write(tmp_path, har([entry(body)])), SERVER)
+    scripts = Scripts(script=[ScriptedAnswer(text='{"name": "weather"}')])
+    update = {"model": "text", "scripts": scripts}
+    made.case.server = made.case.server.model_copy(update=update)
+    (operation,) = anonymise(made).case.operations
+    names = [tool["function"]["name"] for tool in operation.parameters["tools"]]
+    assert names[0] == "weather"
+    assert names[1] != "secret"
