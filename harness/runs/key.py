@@ -301,6 +301,7 @@ DATA = {
     "mmrepro.engines.supervise.warm": ("", "engines/supervise/fork*.py"),
     "mmrepro.engines.environments.spec": ("", "engines/environments/{engine}.toml"),
     "mmrepro.engines.folders": ("", "engines/{engine}/*.toml"),
+    "mmrepro.engines.models.families": ("", "engines/models/*.toml"),
     "mmrepro.engines.log_rules": ("", "engines/rules/starts.toml"),
     "mmrepro.scenarios.data": ("scenarios", "data/pad_value_pair/*"),
     "mmrepro.traffic.case.files": ("scenarios", "data/pad_value_pair/*"),

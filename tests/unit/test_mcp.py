@@ -169,7 +169,8 @@ def test_each_message_is_answered() -> None:
 def test_without_the_package_it_says_what_to_install(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    for name in [name for name in sys.modules if name.partition(".")[0] == "mcp"]:
+    loaded = [name for name in sys.modules if name.partition(".")[0] == "mcp"]
+    for name in {"mcp", *loaded}:
         monkeypatch.setitem(sys.modules, name, None)
     done = CliRunner().invoke(app, ["mcp"])
     assert isinstance(done.exception, UsageError)

@@ -45,7 +45,7 @@ class Frame:
 
 
 @dataclass(frozen=True)
-class Family:
+class ModelFamily:
     """What parsers know of one family.
 
     Attributes:
@@ -120,10 +120,11 @@ def _fields(row: Mapping[str, Any]) -> dict[str, Any]:
 
 
 @cache
-def families() -> Mapping[str, Family]:
+def families() -> Mapping[str, ModelFamily]:
     """Read all families, by name."""
     return {
-        name: Family(**_fields(row)) for name, row in _table("families.toml").items()
+        name: ModelFamily(**_fields(row))
+        for name, row in _table("families.toml").items()
     }
 
 
@@ -143,7 +144,7 @@ def all_tokens() -> tuple[str, ...]:
     return tuple(tokens)
 
 
-def family_of(name: str) -> Family:
+def family_of(name: str) -> ModelFamily:
     """The family of that name. Raises UsageError: there is none."""
     family = families().get(name)
     if family is None:
@@ -154,7 +155,7 @@ def family_of(name: str) -> Family:
     return family
 
 
-def calls_as(parser: str) -> Family:
+def calls_as(parser: str) -> ModelFamily:
     """The family whose calls a tool parser reads; hermes where that is not known."""
     for family in families().values():
         if parser in family.tool_parsers:
@@ -162,7 +163,7 @@ def calls_as(parser: str) -> Family:
     return families()["hermes"]
 
 
-def thinks_as(parser: str) -> Family:
+def thinks_as(parser: str) -> ModelFamily:
     """The family whose thoughts a reasoning parser reads; hermes where that is not
     known."""
     for family in families().values():
