@@ -78,9 +78,11 @@ class LaunchRequest:
 
     def beside(self, patches: tuple[Patch, ...]) -> tuple[BesidePackage, ...]:
         """Packages of ``patches`` that the environment lacks."""
+        names = [name for patch in patches for name in patch.packages]
+        if not names:
+            return ()
         from mmrepro.engines.environments.beside import beside
 
-        names = [name for patch in patches for name in patch.packages]
         packages = [beside(self.environment, name) for name in names]
         return tuple(package for package in packages if package is not None)
 
