@@ -195,6 +195,8 @@ class Engine(ABC):
     engine has one."""
     front_marks: ClassVar[Mapping[str, str]] = {}
     """The same of a front end that takes the place of the usual one."""
+    model_owners: ClassVar[tuple[str, ...]] = ()
+    """What its list of models may have as ``owned_by``, besides its name."""
     core_role: ClassVar[str]
     """Role of the process that schedules and runs the model."""
     metrics: ClassVar[Mapping[str, tuple[str, ...]]]

@@ -181,6 +181,7 @@ class VllmEngine(Engine):
         "Model Runner V2": r"Using V2 Model Runner|worker/[cg]pu/model_runner\.py:",
         "Model Runner V1": r"\b[cg]pu_model_runner\.py:",
     }
+    model_owners: ClassVar[tuple[str, ...]] = ("vllm-frontend-rs",)
     front_marks: ClassVar[Mapping[str, str]] = {
         "Rust front end": r"Launching Rust frontend: ",
     }
