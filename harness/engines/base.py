@@ -78,9 +78,11 @@ class LaunchRequest:
 
     def beside(self, patches: tuple[Patch, ...]) -> tuple[BesidePackage, ...]:
         """Packages of ``patches`` that the environment lacks."""
+        names = [name for patch in patches for name in patch.packages]
+        if not names:
+            return ()
         from mmrepro.engines.environments.beside import beside
 
-        names = [name for patch in patches for name in patch.packages]
         packages = [beside(self.environment, name) for name in names]
         return tuple(package for package in packages if package is not None)
 
@@ -193,6 +195,8 @@ class Engine(ABC):
     engine has one."""
     front_marks: ClassVar[Mapping[str, str]] = {}
     """The same of a front end that takes the place of the usual one."""
+    model_owners: ClassVar[tuple[str, ...]] = ()
+    """What its list of models may have as ``owned_by``, besides its name."""
     core_role: ClassVar[str]
     """Role of the process that schedules and runs the model."""
     metrics: ClassVar[Mapping[str, tuple[str, ...]]]

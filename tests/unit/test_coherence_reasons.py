@@ -464,6 +464,13 @@ ROWS: list[tuple[str, str, Edit, str, str]] = [
     (
         "one_server",
         HANG,
+        put(ANSWER(1), body='{"data":[{"id":"tiny","owned_by":"vllm-frontend-rs"}]}'),
+        "",
+        "",
+    ),
+    (
+        "one_server",
+        HANG,
         put(ANSWER(1), body='{"data":[{"id":"tiny","owned_by":"tgi"}]}'),
         "http",
         "is of tgi",

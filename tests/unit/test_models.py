@@ -11,6 +11,7 @@ from grids import examples
 from hypothesis import assume, given, strategies as st
 from mmrepro.base.errors import UsageError
 from mmrepro.engines.models import TinyQwen2VL, smart_resize
+from mmrepro.engines.models.base import with_tokens
 from mmrepro.engines.models.qwen import FACTOR
 from mmrepro.engines.models.tiny import (
     ADAPTERS,
@@ -20,6 +21,7 @@ from mmrepro.engines.models.tiny import (
     named_in,
     with_folders,
 )
+from tokenizers import Tokenizer
 
 SMALL = {"hidden": 64, "layers": 1, "vision_width": 32, "vision_depth": 1}
 SIDES = st.integers(1, 5000)
@@ -305,3 +307,27 @@ def test_a_name_in_an_option_becomes_a_folder_that_is_there(tmp_path: Path) -> N
     assert with_folders("{run-tmp} {tinyqwen3}", tmp_path) == "{run-tmp} {tinyqwen3}"
     with pytest.raises(UsageError, match="no tiny model qwen9"):
         with_folders("{tiny:qwen9}", tmp_path)
+
+
+def test_a_copy_has_further_tokens_in_place_of_the_last_fillers(tmp_path: Path) -> None:
+    model = TINY["qwen2-vl"].write(tmp_path)
+    before = {path.name: path.read_bytes() for path in model.iterdir()}
+    copy = with_tokens(model, ("<think>", "</think>"))
+    assert copy != model
+    assert with_tokens(model, ("<think>", "</think>")) == copy
+    assert with_tokens(copy, ("<think>", "</think>")) == copy
+    old = Tokenizer.from_file(str(model / "tokenizer.json"))
+    new = Tokenizer.from_file(str(copy / "tokenizer.json"))
+    size = old.get_vocab_size()
+    assert new.get_vocab_size() == size
+    assert new.token_to_id("<think>") == size - 2
+    assert new.token_to_id("</think>") == size - 1
+    assert new.encode("a<t1>b").ids == old.encode("a<t1>b").ids
+    assert (copy / "model.safetensors").samefile(model / "model.safetensors")
+    assert {path.name: path.read_bytes() for path in model.iterdir()} == before
+
+
+def test_somebody_elses_model_is_not_copied(tmp_path: Path) -> None:
+    assert with_tokens(tmp_path, ("<think>",)) == tmp_path
+    (tmp_path / "tokenizer.json").write_text('{"vocab": {"a": 1}}')
+    assert with_tokens(tmp_path, ("<think>",)) == tmp_path

@@ -9,10 +9,11 @@ import hashlib
 import json
 import math
 import os
+import re
 import shutil
 import tempfile
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
@@ -343,11 +344,6 @@ QWEN2VL = _SpecialTokens(
     video="<|video_pad|>",
 )
 
-RUST_TOKENS = ("<think>", "</think>", "<image>")
-"""vLLM's Rust front end takes a Qwen for one that thinks, and answers 500 where its
-tokenizer lacks these delimiters; in front of a Qwen2-VL without ``<image>`` it does not
-start (0.23.0). They take the places of the last fillers, so that all ids stay."""
-
 DOTS_OCR = _SpecialTokens(
     tokens=(
         "<|endoftext|>",
@@ -410,11 +406,9 @@ def write_tokenizer(
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.add_special_tokens([AddedToken(t, special=True) for t in special.tokens])
-    names = [f"<t{i}>" for i in range(fillers)]
-    if special is QWEN2VL and fillers > len(RUST_TOKENS):
-        names[-len(RUST_TOKENS) :] = RUST_TOKENS
-    first = len(alphabet) + len(special.tokens)
-    filled = {name: first + i for i, name in enumerate(names)}
+    filled = {
+        f"<t{i}>": len(alphabet) + len(special.tokens) + i for i in range(fillers)
+    }
     tokenizer.add_tokens([AddedToken(token, normalized=False) for token in filled])
     tokenizer.save(str(folder / "tokenizer.json"))
     config = {
@@ -447,3 +441,37 @@ def write_tokenizer(
     (folder / "vocab.json").write_text(json.dumps(vocab))
     (folder / "merges.txt").write_text("#version: 0.2\n")
     return ids
+
+
+_TOKENIZER: Final = "tokenizer.json"
+_FILLER: Final = re.compile(r'"<t\d+>"')
+
+
+def with_tokens(model: Path, tokens: Sequence[str]) -> Path:
+    """Write a copy of a tiny model whose tokenizer has ``tokens``; return its folder,
+    beside the model's.
+
+    They take the places of the last fillers, so that all ids stay, and the weights are
+    the same file. Returns ``model`` itself where its tokenizer has them, or has no
+    fillers: it is somebody's own."""
+    if not (model / _TOKENIZER).is_file():
+        return model
+    text = (model / _TOKENIZER).read_text("utf-8")
+    wanted = [json.dumps(token) for token in tokens]
+    fillers = list(dict.fromkeys(_FILLER.findall(text)))
+    if len(fillers) < len(tokens) or all(token in text for token in wanted):
+        return model
+    renamed = dict(zip(fillers[-len(tokens) :], wanted, strict=True))
+
+    def write_into(folder: Path) -> None:
+        for file in model.iterdir():
+            if file.name not in (_TOKENIZER, "tokenizer_config.json"):
+                os.link(file, folder / file.name)
+                continue
+            content = file.read_text("utf-8")
+            for filler, token in renamed.items():
+                content = content.replace(filler, token)
+            (folder / file.name).write_text(content, "utf-8")
+
+    words = hashlib.sha256("\n".join(tokens).encode()).hexdigest()[:8]
+    return _written_whole(model.with_name(f"{model.name}-{words}"), write_into)

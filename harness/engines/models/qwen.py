@@ -133,7 +133,7 @@ class QwenModel(TinyModel):
 
 __all__ = ["FACTOR", "FORMAT", "MERGE", "PATCH", "TinyQwen2VL", "smart_resize"]
 
-FORMAT = 5
+FORMAT = 4
 """Raised when what the factory writes changes, so that old cached models are not
 reused."""
 

@@ -86,6 +86,10 @@ RUST_FRONT_END, RUST_PROGRAM = "VLLM_USE_RUST_FRONTEND", "vllm-rs"
 _COMMAND_LINE = "vllm.entrypoints.cli.main"
 """`vllm serve`. Only it starts the Rust front end (entrypoints/cli/serve.py of 0.22.0 to
 0.33.0); the server's own module does not ask for it."""
+_RUST_TOKENS = ("<think>", "</think>", "<image>")
+"""The Rust front end takes a Qwen for one that thinks, and answers 500 where its
+tokenizer lacks these delimiters; in front of a Qwen2-VL without ``<image>`` it does not
+start (0.23.0)."""
 TRITON_ON_CPU = Patch(
     "triton_cpu",
     StandIn(
@@ -177,6 +181,7 @@ class VllmEngine(Engine):
         "Model Runner V2": r"Using V2 Model Runner|worker/[cg]pu/model_runner\.py:",
         "Model Runner V1": r"\b[cg]pu_model_runner\.py:",
     }
+    model_owners: ClassVar[tuple[str, ...]] = ("vllm-frontend-rs",)
     front_marks: ClassVar[Mapping[str, str]] = {
         "Rust front end": r"Launching Rust frontend: ",
     }
@@ -278,11 +283,8 @@ class VllmEngine(Engine):
         return "APIServer" if main else super().role_of(name, cmdline)
 
     def command(self, request: LaunchRequest) -> list[str]:
-        # `vllm serve` wants the model as a word of its own.
-        model = ["serve"] if _with_rust(request) else ["--model"]
         return [
-            *model,
-            str(request.model),
+            *self._model_words(request),
             "--served-model-name",
             SERVED_MODEL,
             "--host",
@@ -292,6 +294,14 @@ class VllmEngine(Engine):
             "--max-model-len",
             str(request.max_model_len),
         ]
+
+    def _model_words(self, request: LaunchRequest) -> list[str]:
+        if not _with_rust(request):
+            return ["--model", str(request.model)]
+        from mmrepro.engines.models.base import with_tokens
+
+        # `vllm serve` wants the model as a word of its own.
+        return ["serve", str(with_tokens(request.model, _RUST_TOKENS))]
 
     def settings(self, request: LaunchRequest) -> Iterator[Setting]:
         yield Setting(

@@ -221,7 +221,8 @@ def _foreign_answers(data: HttpData, run: Run, model: str) -> Doubts:
 
         entry = _first_model(answer.body)
         owner, name = entry.get("owned_by"), entry.get("id")
-        of_another_owner = owner not in (None, run.engine.name)
+        owners = (None, run.engine.name, *run.engine.model_owners)
+        of_another_owner = owner not in owners
         of_another_model = bool(model) and name not in (None, model)
         if entry and (of_another_owner or of_another_model):
             yield "http", f"{answer.path} is of {owner}'s model {name}"
