@@ -20,7 +20,7 @@ MEMORY = 700 * MIB
 READER = r"""
     import re, sys
     from pathlib import Path
-    from mmrepro.traffic.capture import read
+    from mmrepro.traffic.capture.read import read
     from mmrepro.traffic.case.model import ServerWanted
     from mmrepro.base.errors import UsageError
     import numpy, PIL.Image  # as the command line has
