@@ -17,7 +17,8 @@ from pathlib import Path
 from typing import Any
 
 import typer.main
-from mmrepro.cli.app import COMMANDS, GROUPS, app
+from mmrepro.cli.app import app
+from mmrepro.cli.commands import COMMANDS, GROUPS
 from typer.testing import CliRunner
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -23,7 +23,8 @@ from collections import Counter
 from pathlib import Path
 
 from mmrepro.engines import get_engine
-from mmrepro.runs.play.player import Player, PlayOptions
+from mmrepro.runs.play.options import PlayOptions
+from mmrepro.runs.play.player import Player
 from mmrepro.search.oracle.comparison import compare_with_reference
 from mmrepro.search.oracle.judge import judge
 from mmrepro.search.oracle.judged import OracleReport

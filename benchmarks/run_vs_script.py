@@ -27,7 +27,7 @@ from mmrepro.engines.environments.spec import vllm_spec
 from mmrepro.engines.models import TinyQwen2VL
 from mmrepro.engines.supervise import free_port
 from mmrepro.probes.stacks import find_py_spy
-from mmrepro.traffic.drive import noise
+from mmrepro.traffic.pictures import noise
 
 SCRIPT = Path(__file__).with_name("ghost_key_plain.sh")
 

@@ -33,8 +33,8 @@ from mmrepro.engines.environments.spec import TreeLabel, vllm_spec
 from mmrepro.history import ledger
 from mmrepro.live.diagnose.match import all_scenarios
 from mmrepro.runs.judge import Deadlines
+from mmrepro.runs.play.options import PlayOptions
 from mmrepro.runs.play.player import Player
-from mmrepro.runs.play.players import PlayOptions
 from mmrepro.scenarios import data
 from mmrepro.tools.catalogue import recorded
 from mmrepro.traffic.case.model import (

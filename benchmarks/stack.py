@@ -26,7 +26,8 @@ from mmrepro.engines.dialects import dialect_of
 from mmrepro.engines.features import feature, features
 from mmrepro.engines.models.tiny import TINY
 from mmrepro.runs.judge import derive
-from mmrepro.runs.play.player import Player, PlayOptions
+from mmrepro.runs.play.options import PlayOptions
+from mmrepro.runs.play.player import Player
 from mmrepro.search.oracle.comparison import compare_with_reference, compared
 from mmrepro.search.oracle.judge import judge
 from mmrepro.search.oracle.judged import OracleReport

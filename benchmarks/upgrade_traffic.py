@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from mmrepro.traffic.case.model import CHAT, COMPLETIONS
-from mmrepro.traffic.drive import noise
+from mmrepro.traffic.pictures import noise
 
 BEGAN = datetime(2026, 11, 26, 2, 0, tzinfo=UTC)
 WORDS = (

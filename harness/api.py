@@ -23,13 +23,10 @@ from mmrepro.base.errors import UsageError, did_you_mean
 from mmrepro.base.options import Command, DeclaredOption, declared
 
 if TYPE_CHECKING:
-    from mmrepro.campaign.events import CampaignEvent
-    from mmrepro.failure.documents import Incident
-    from mmrepro.failure.documents.cause import LogReading
-    from mmrepro.failure.documents.diagnosis import Diagnosis
+    from mmrepro.campaign import CampaignEvent
+    from mmrepro.failure.documents import Diagnosis, Incident, LogReading, Upgrade
     from mmrepro.failure.documents.replay import Replay
-    from mmrepro.failure.documents.upgrade import Upgrade
-    from mmrepro.runs.judge import Rejudged
+    from mmrepro.runs import Rejudged
     from mmrepro.traffic.evidence import Event
 
 __all__ = ["diagnose", "judge", "load", "logs", "replay", "run", "upgrade"]
@@ -57,11 +54,9 @@ def run(
     Raises:
         MmreproError: the engine could not be had or started, or an option is wrong.
     """
+    from mmrepro.reports import INCIDENT_REPORT, load_incident as stored
     from mmrepro.reports.documents import write
-    from mmrepro.reports.incident import KIND, load as stored
-    from mmrepro.runs.options import RunCommand
-    from mmrepro.runs.runner import begin, execute
-    from mmrepro.runs.starter import Starter
+    from mmrepro.runs import RunCommand, Starter, begin_run, execute_run, target
     from mmrepro.scenario.registry import load_scenario
 
     asked = _asked(RunCommand, {"scenario": str(scenario), **options})
@@ -71,11 +66,12 @@ def run(
         )
     chosen = load_scenario(asked.scenario).with_variant(asked.variant)
     several = chosen.control_server is not None
+    resolved = target(chosen, asked)
     with Starter(asked.start_mode, several=several) as starter:
-        journal = begin(chosen, asked, events)
-        execute(chosen, asked, journal, starter)
+        journal = begin_run(chosen, asked, resolved, events)
+        execute_run(chosen, asked, resolved, journal, starter)
     incident = stored(journal.folder)
-    write(KIND, incident, journal.folder)
+    write(INCIDENT_REPORT, incident, journal.folder)
     return incident
 
 
@@ -92,9 +88,7 @@ def diagnose(
     Raises:
         UsageError: no address, an unknown engine, or a folder that cannot be used.
     """
-    from mmrepro.live.diagnose.cause_rules import with_rules
-    from mmrepro.live.diagnose.options import DiagnoseCommand
-    from mmrepro.live.diagnose.session import diagnose as observe
+    from mmrepro.live.diagnose import DiagnoseCommand, diagnose as observe, with_rules
     from mmrepro.reports import write_reports
 
     asked = _asked(DiagnoseCommand, {"url": url, **options})
@@ -121,7 +115,7 @@ def logs(
     Raises:
         UsageError: there is no such file.
     """
-    from mmrepro.live.diagnose.log_reading import read_logs
+    from mmrepro.live.diagnose import read_logs
 
     return read_logs(
         [Path(one) for one in files], engine, alone=alone, deadline_s=deadline_s
@@ -150,13 +144,13 @@ def judge(
         ChangedIncident: it differs from the record of its hashes.
         UsageError: it holds no verdict, or the scenario is unknown.
     """
-    from mmrepro.failure.documents.hashes import checked
-    from mmrepro.runs.judge import rejudge
+    from mmrepro.failure.documents import check_hashes
+    from mmrepro.runs import rejudge
     from mmrepro.scenario.registry import as_run
 
     read = load(incident) if isinstance(incident, str | Path) else incident
     if isinstance(incident, str | Path) and not edited:
-        checked(Path(incident)).refuse_changed(Path(incident))
+        check_hashes(Path(incident)).refuse_changed(Path(incident))
     name, ran = str(scenario), read.scenario
     # A file is run where the caller names it, and never where the incident does.
     return rejudge(read, as_run(name or ran.name, ran.variant, trust=bool(name)))
@@ -185,10 +179,9 @@ def replay(
     Raises:
         MmreproError: the recording cannot be read, or the engine could not be had.
     """
-    from mmrepro.campaign.campaign import Campaign
-    from mmrepro.campaign.cluster.where import placed
-    from mmrepro.campaign.trial import TrialOptions
-    from mmrepro.reports.replay import write_replay
+    from mmrepro.campaign import Campaign, TrialOptions
+    from mmrepro.campaign.cluster import placed_runs
+    from mmrepro.reports import write_replay
     from mmrepro.search.replay.known import server_wanted
     from mmrepro.search.replay.options import ReplayCommand
     from mmrepro.search.replay.session import Replaying, jobs_of
@@ -198,7 +191,7 @@ def replay(
     asked = replace(
         asked, server=server_wanted(asked.file, asked.resume, named | asked.asked)
     )
-    with placed(jobs_of(asked), asked.ray) as where:
+    with placed_runs(jobs_of(asked), asked.ray) as where:
         policy = Replaying(asked, write=write_replay)
         return Campaign(
             policy, where.places(lambda _: None, TrialOptions()), [*events]
@@ -232,19 +225,18 @@ def upgrade(
     Raises:
         MmreproError: the traffic cannot be read, or the engine could not be had.
     """
-    from mmrepro.campaign.campaign import Campaign
-    from mmrepro.campaign.cluster.where import placed
-    from mmrepro.campaign.trial import TrialOptions
+    from mmrepro.campaign import Campaign, TrialOptions
+    from mmrepro.campaign.cluster import placed_runs
+    from mmrepro.reports import UPGRADE_REPORT
     from mmrepro.reports.documents import keep
-    from mmrepro.reports.upgrade import KIND
     from mmrepro.search.upgrade.options import UpgradeCommand
     from mmrepro.search.upgrade.session import Upgrading, with_servers
 
     given = {"old": old, "new": new, "traffic": Path(traffic), **options}
     asked = _asked(UpgradeCommand, given)
     asked = with_servers(asked, *asked.sides())
-    with placed(None if asked.ray else 1, asked.ray) as where:
-        policy = Upgrading(asked, write=partial(keep, KIND))
+    with placed_runs(None if asked.ray else 1, asked.ray) as where:
+        policy = Upgrading(asked, write=partial(keep, UPGRADE_REPORT))
         places = where.places(lambda _: None, TrialOptions(), device=asked.device)
         return Campaign(policy, places, [*events], budget_s=asked.budget_s).execute()
 

@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar, Generic, Literal, Self, TypeVar
 
-from mmrepro.base.machine.files import write_file
+from mmrepro.base.machine import write_file
 from mmrepro.base.records import Moment
-from mmrepro.base.text.sanitize import Mask, unmasked
+from mmrepro.base.text import Mask, unmasked
 from mmrepro.probes.data import (
     ProbeData as ProbeData,
     ProbeResult as ProbeResult,

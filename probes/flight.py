@@ -22,7 +22,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Self
 
-from mmrepro.base.text.sanitize import one_line
+from mmrepro.base.text import one_line
 from mmrepro.probes.base import Probe, RawSink, Subject, Unavailable
 from mmrepro.probes.data import FlightData, FlightRank
 

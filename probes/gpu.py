@@ -14,7 +14,7 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from mmrepro.base.machine.nvml import Gpu, GpuReading, Nvml, NvmlAbsent, short_uuid
+from mmrepro.base.machine import Gpu, GpuReading, Nvml, NvmlAbsent, short_uuid
 from mmrepro.probes.base import Probe, RawSink, TimedOut, Unavailable
 from mmrepro.probes.data import GpuData, GpuDevice
 

@@ -31,7 +31,7 @@ from pathlib import Path
 from typing import Self
 
 from mmrepro.base import processes
-from mmrepro.base.text.sanitize import one_line
+from mmrepro.base.text import one_line
 from mmrepro.probes.base import Probe, RawSink, Subject, TimedOut, Unavailable
 from mmrepro.probes.data import GpuCoreData
 

@@ -15,7 +15,7 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from mmrepro.base.machine.nvml import short_uuid
+from mmrepro.base.machine import short_uuid
 from mmrepro.base.records import GpuProcess
 from mmrepro.probes.data import GpuData, GpuDevice
 

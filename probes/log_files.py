@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
-from mmrepro.base.machine.files import FilesBelow, files_below, open_to_read
+from mmrepro.base.machine import FilesBelow, files_below, open_to_read
 from mmrepro.probes.base import Unavailable
 
 if sys.version_info >= (3, 14):

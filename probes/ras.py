@@ -22,7 +22,7 @@ import socket
 import time
 from typing import Any, Self
 
-from mmrepro.base.text.sanitize import one_line
+from mmrepro.base.text import one_line
 from mmrepro.probes.base import Probe, RawSink, Subject, TimedOut, Unavailable
 from mmrepro.probes.data import NcclRank, RasData
 

@@ -9,6 +9,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from mmrepro.base.door import lazily
+
 if TYPE_CHECKING:
     from mmrepro.failure.documents import Incident
 
@@ -20,14 +22,35 @@ def load(place: Path | str) -> Incident:
     return read(Path(place))
 
 
-def write_reports(place: Path) -> list[Path]:
-    """Make the Markdown and HTML of a folder again; returns their paths.
-
-    Raises:
-        BadIncident: it holds no document that can be read.
-        UnwritableOutput: a file could not be written; one that was there before is
-            untouched.
-    """
-    from mmrepro.reports.documents import write_reports as write
-
-    return write(place)
+if TYPE_CHECKING:
+    from mmrepro.reports.ablation import KIND as ABLATION_REPORT
+    from mmrepro.reports.bisection import KIND as BISECTION_REPORT
+    from mmrepro.reports.bundle import write_bundle as write_bundle
+    from mmrepro.reports.diagnosis import compose_diagnosis as compose_diagnosis
+    from mmrepro.reports.documents import write_reports as write_reports
+    from mmrepro.reports.finding import upstream_test_of as upstream_test_of
+    from mmrepro.reports.fleet import compose_fleet as compose_fleet
+    from mmrepro.reports.fuzz import KIND as FUZZ_REPORT
+    from mmrepro.reports.incident import KIND as INCIDENT_REPORT, load as load_incident
+    from mmrepro.reports.issue_form import (
+        finding_issue as finding_issue,
+        incident_issue as incident_issue,
+    )
+    from mmrepro.reports.logs import compose_logs as compose_logs
+    from mmrepro.reports.nightly import (
+        HTML_FILE as NIGHT_HTML_FILE,
+        KIND as NIGHT_REPORT,
+        compose as compose_night,
+        events_table as events_table,
+        history_blocks as history_blocks,
+        write_night as write_night,
+    )
+    from mmrepro.reports.replay import (
+        KIND as REPLAY_REPORT,
+        origin as origin_sentences,
+        write_replay as write_replay,
+    )
+    from mmrepro.reports.upgrade import KIND as UPGRADE_REPORT
+    from mmrepro.reports.words import CLAIMS as CLAIM_MARKS
+else:
+    __getattr__ = lazily(__name__)

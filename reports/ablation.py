@@ -5,8 +5,8 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Final
 
+from mmrepro.base.records import StandIn
 from mmrepro.base.units import duration
-from mmrepro.failure.documents import StandIn
 from mmrepro.failure.documents.searches import (
     ABLATION_FILE,
     Ablation,

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from typing import Final
 
 from markupsafe import Markup
-from mmrepro.base.text.sanitize import one_line
+from mmrepro.base.text import one_line
 from mmrepro.base.units import duration
 from mmrepro.failure.documents.searches import (
     BISECTION_FILE,

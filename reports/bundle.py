@@ -18,28 +18,32 @@ from typing import Final
 from mmrepro import __version__
 from mmrepro.base import units
 from mmrepro.base.errors import UnwritableOutput, UsageError
-from mmrepro.base.machine.files import is_there, replacing
-from mmrepro.base.text.redact import PLACEHOLDER
-from mmrepro.failure.documents import EVIDENCE_DIR, INCIDENT_FILE, Incident
-from mmrepro.failure.documents.finding import LoadedFinding, finding_of
-from mmrepro.failure.documents.hashes import (
+from mmrepro.base.machine import is_there, replacing
+from mmrepro.base.records import EVIDENCE_DIR
+from mmrepro.base.text import REDACTED
+from mmrepro.failure.documents import (
     HASHES_FILE,
-    SIGNATURE_FILE,
-    FileHash,
-    hash_of,
-    packed_chain,
-)
-from mmrepro.failure.documents.public import NotPublic, public, public_text, register
-from mmrepro.failure.documents.published import Public
-from mmrepro.failure.documents.replay import REPLAY_FILE, Finding, Replay
-from mmrepro.failure.documents.signed import sign_head
-from mmrepro.failure.documents.stored import (
+    INCIDENT_FILE,
     MANIFEST_FILE,
+    SIGNATURE_FILE,
     BundledFile,
     BundleManifest,
+    FileHash,
+    Incident,
     LeftOut,
+    LoadedFinding,
+    NotPublic,
+    Public,
+    as_public as public,
     document_json,
+    finding_of,
+    hash_of,
+    packed_chain,
+    public_text,
+    register_words,
+    sign_head,
 )
+from mmrepro.failure.documents.replay import REPLAY_FILE, Finding, Replay
 from mmrepro.reports import (
     documents,
     finding as one,
@@ -47,8 +51,13 @@ from mmrepro.reports import (
     issue_form,
     replay as replays,
 )
-from mmrepro.traffic.case.files import case_text, read_contents
-from mmrepro.traffic.case.model import CASE_FILE, IMAGES_DIR, SCRIPT_FILE
+from mmrepro.traffic.case import (
+    CASE_FILE,
+    IMAGES_DIR,
+    SCRIPT_FILE,
+    case_text,
+    read_contents,
+)
 from mmrepro.traffic.evidence import Evidence
 
 _DEFAULT_MAX_BYTES: Final = 10 << 20
@@ -140,7 +149,7 @@ class _Packer:
             bytes=len(data),
             sha256=hashlib.sha256(data).hexdigest(),
             original_bytes=len(content) if original_bytes is None else original_bytes,
-            redactions=len(PLACEHOLDER.findall(content))
+            redactions=len(REDACTED.findall(content))
             if isinstance(content, str)
             else 0,
             note=note,
@@ -262,7 +271,7 @@ def _add_replay(packer: _Packer, directory: Path, replay: Replay) -> None:
         # All words first: one finding's may stand in another's sentences.
         for loaded in everything:
             if loaded.case is not None:
-                register(loaded.case, packer.redactor)
+                register_words(loaded.case, packer.redactor)
 
         shown: list[Finding] = []
         folders: set[str] = set()

@@ -7,14 +7,13 @@ from itertools import groupby
 from typing import Final
 
 from mmrepro.base import units
-from mmrepro.base.text.sanitize import one_line
-from mmrepro.failure.documents import Incident
-from mmrepro.failure.documents.cause import Cause
-from mmrepro.failure.documents.diagnosis import (
+from mmrepro.base.text import one_line
+from mmrepro.failure.documents import (
     CLASS_WORDS,
     COULD_NOT_TELL,
     FIT_WORDS,
     STATE_WORDS,
+    Cause,
     Diagnosis,
     Fit,
     Match,
@@ -22,7 +21,7 @@ from mmrepro.failure.documents.diagnosis import (
     ServerState,
     Stand,
 )
-from mmrepro.reports import blocks as b, incident as runs, words
+from mmrepro.reports import blocks as b, words
 from mmrepro.reports.documents import How, JunitCase
 from mmrepro.reports.logs import cause_rows, dump_rows
 
@@ -36,14 +35,13 @@ _FITS: Final[dict[Fit, b.Tone]] = {
 _SHOWN: Final = frozenset({Fit.MATCH, Fit.LIKELY, Fit.SYMPTOM_ONLY})
 
 
-def compose_diagnosis(incident: Incident | None, diagnosis: Diagnosis) -> b.Page:
-    """The page. Without an ``incident`` it has the diagnosis alone, as a terminal shows
-    it."""
+def compose_diagnosis(diagnosis: Diagnosis) -> b.Page:
+    """The page of a diagnosis alone, as a terminal shows it."""
     target = _target_line(diagnosis)
     subject = target
     if diagnosis.found:
         subject += f", {_code_of(diagnosis.found[0])}"
-    page = b.Page(
+    return b.Page(
         title=target,
         badge=_badge(diagnosis),
         subject=subject,
@@ -51,24 +49,6 @@ def compose_diagnosis(incident: Incident | None, diagnosis: Diagnosis) -> b.Page
         counts=[*_counts(diagnosis)],
         commands=[],
         sections=[*_sections(diagnosis)],
-    )
-    if incident is None:
-        return page
-
-    happened = []
-    for section in runs.what_happened(incident):
-        # Those of the known failures are in the diagnosis's own sections.
-        if section.title != "Conditions":
-            happened.append(section)
-
-    # The timeline of a few seconds says less than the rest.
-    return replace(
-        page,
-        title=runs.title(incident),
-        warning=runs.warning(incident),
-        commands=[("to repeat it", incident.command)],
-        sections=[*page.sections, *happened, *runs.context(incident)],
-        footer=runs.footer(incident),
     )
 
 
@@ -349,7 +329,7 @@ def _match(match: Match) -> Iterator[b.Block]:
     yield b.p(match.why)
     # Several failures have conditions of one name on one page.
     prefix = b.slug(code) + "-"
-    yield from runs.condition_tables(match.conditions[:60], prefix)
+    yield from words.condition_tables(match.conditions[:60], prefix)
     yield from b.bullets(match.references[:3], "soft")
 
 

@@ -15,11 +15,11 @@ from pathlib import Path
 from typing import Any, Final, Generic, Literal, TypeVar
 
 from mmrepro.base.errors import UsageError
-from mmrepro.base.machine.files import is_file
+from mmrepro.base.machine import is_file
 from mmrepro.base.records import Document, Record
-from mmrepro.base.text.sanitize import clip, plain
-from mmrepro.failure.documents.published import published
-from mmrepro.failure.documents.stored import (
+from mmrepro.base.text import clip, plain
+from mmrepro.failure.documents import (
+    as_published,
     document_json,
     listed_names,
     load_document,
@@ -166,7 +166,7 @@ def render(
         UsageError: the kind has no such format.
     """
     if format == "json":
-        return document_json(kind.stored(published(loaded)))
+        return document_json(kind.stored(as_published(loaded)))
     if format == "junit":
         if kind.junit is None:
             raise UsageError(
@@ -174,9 +174,9 @@ def render(
                 "that could fail.",
                 hint="--format json",
             )
-        return _render_junit(kind.junit(published(loaded)))
+        return _render_junit(kind.junit(as_published(loaded)))
 
-    page = kind.compose(published(loaded))
+    page = kind.compose(as_published(loaded))
     if format == "html":
         return render_html(page, folder)
     return render_markdown(page, kind.markdown_bytes)
@@ -187,7 +187,7 @@ def rendered(
 ) -> dict[str, str]:
     """The Markdown and the HTML by the names of their files. ``folder``: as
     ``render``."""
-    page = kind.compose(published(loaded))
+    page = kind.compose(as_published(loaded))
     texts = (render_markdown(page, kind.markdown_bytes), render_html(page, folder))
     return dict(zip(kind.files, texts, strict=True))
 

@@ -14,9 +14,16 @@ from itertools import groupby
 from typing import Final
 
 from markupsafe import Markup
-from mmrepro.base.text.sanitize import one_line
-from mmrepro.failure.documents import Birthday, Exhibit, Incident, Shown
-from mmrepro.failure.documents.model import Pool, collision_probability, images_for
+from mmrepro.base.text import one_line
+from mmrepro.failure.documents import (
+    Birthday,
+    Exhibit,
+    Incident,
+    Pool,
+    Shown,
+    collision_probability,
+    images_for,
+)
 from mmrepro.reports import svg
 
 MAX_SIDE: Final = 128

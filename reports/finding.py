@@ -6,19 +6,24 @@ from typing import Any, Final
 
 from mmrepro.base.errors import UsageError
 from mmrepro.base.units import duration
-from mmrepro.failure.documents.finding import LoadedFinding, load
+from mmrepro.failure.documents import LoadedFinding, load_finding
 from mmrepro.failure.documents.replay import Finding, Replay
 from mmrepro.reports import (
     blocks as b,
     findings,
-    replay as replays,
     replay_sequence as drawn,
     words,
 )
 from mmrepro.reports.documents import HTML_FILE, MARKDOWN_FILE, ReportKind
 from mmrepro.reports.replay_script import script, upstream_test
-from mmrepro.traffic.case.model import CASE_FILE, SCRIPT_FILE, Case, Image
-from mmrepro.traffic.case.typed import in_order, server_steps
+from mmrepro.traffic.case import (
+    CASE_FILE,
+    SCRIPT_FILE,
+    Case,
+    Image,
+    in_order,
+    server_steps,
+)
 
 
 def sequence_of(loaded: LoadedFinding) -> drawn.RequestSequence | None:
@@ -88,7 +93,7 @@ def compose(loaded: LoadedFinding) -> b.Page:
     return b.Page(
         title=finding.title,
         badge=_badge(finding),
-        subject=f"finding {finding.id} of {replays.source(replay)}",
+        subject=f"finding {finding.id} of {findings.source(replay)}",
         warning=b.Warning(replay.failure) if replay.failure else None,
         card=[*_card(finding)],
         counts=[findings.requests_words(finding), findings.rate_words(finding.rate)],
@@ -292,7 +297,7 @@ def _image_words(name: str, case: Case) -> str:
 KIND: Final = ReportKind(
     name="a finding",
     files=(MARKDOWN_FILE, HTML_FILE),
-    load=load,
+    load=load_finding,
     compose=compose,
     stored=lambda loaded: loaded.finding,
 )

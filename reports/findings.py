@@ -14,7 +14,7 @@ from mmrepro.failure.documents.replay import Finding, Fuzz, Rate, Replay
 from mmrepro.reports import blocks as b, incident as runs, words
 from mmrepro.reports.documents import HTML_FILE
 from mmrepro.reports.svg import StepLine, steps
-from mmrepro.traffic.case.model import SCRIPT_FILE, ServerWanted
+from mmrepro.traffic.case import SCRIPT_FILE, ServerWanted
 
 RATE_NOTE: Final = (
     "Each attempt is on a fresh server; the interval is exact (Clopper-Pearson)."
@@ -356,3 +356,10 @@ def deadline(made: Replay | Fuzz) -> str:
         f"{duration(made.deadline_s)} without an answer is a hang (from the warm-up's "
         "latencies)"
     )
+
+
+def source(replay: Replay) -> str:
+    """``night.har (200 requests)``."""
+    kind = {"case": "a case", "har": "a HAR", "batch": "a batch"}
+    where = replay.origin.file or kind.get(replay.origin.format, replay.origin.format)
+    return f"{where} ({b.count(replay.requests, 'request')})"

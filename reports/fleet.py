@@ -5,15 +5,16 @@ from collections.abc import Iterator, Sequence
 from typing import Final
 
 from mmrepro.base import units
-from mmrepro.failure.documents.diagnosis import STATE_WORDS, Diagnosis
-from mmrepro.failure.documents.fleet import (
+from mmrepro.failure.documents import (
     FLEET_FILE,
     FLEET_WORDS,
-    Finding,
+    STATE_WORDS,
+    Diagnosis,
     Fleet,
+    FleetFinding,
+    FleetPart,
     FleetState,
     Member,
-    Part,
 )
 from mmrepro.reports import blocks as b, diagnosis as one_server, words
 from mmrepro.reports.documents import JunitCase, Suite, kind
@@ -74,7 +75,7 @@ def _card(fleet: Fleet) -> Iterator[b.Block]:
         yield from _own_report(_first_diagnosis(fleet, finding))
 
 
-def _first_diagnosis(fleet: Fleet, finding: Finding) -> Diagnosis | None:
+def _first_diagnosis(fleet: Fleet, finding: FleetFinding) -> Diagnosis | None:
     """The diagnosis of the first server that the finding is about; it may have none."""
     for member in fleet.members:
         if member.name in finding.servers:
@@ -90,7 +91,7 @@ def _own_report(diagnosis: Diagnosis | None) -> Iterator[b.Block]:
 
 
 def _table(members: Sequence[Member], count: int) -> Iterator[b.Block]:
-    has_parts = {member.part for member in members} != {Part.REPLICA}
+    has_parts = {member.part for member in members} != {FleetPart.REPLICA}
     rows = []
     for member in members:
         cells: list[b.Inline] = [b.code(member.name)]
@@ -149,7 +150,7 @@ def _findings(fleet: Fleet) -> Iterator[b.Block]:
         yield from _finding(finding)
 
 
-def _finding(finding: Finding) -> Iterator[b.Block]:
+def _finding(finding: FleetFinding) -> Iterator[b.Block]:
     yield b.Heading((b.code(finding.state.value), f" {finding.certainty.value}"))
     yield b.p(words.sentence(finding.sentence))
     yield from b.bullets(finding.why[:24])

@@ -5,7 +5,7 @@ import re
 from collections.abc import Iterable, Sequence
 from typing import Final
 
-from mmrepro.base.text.sanitize import clip, one_line, plain
+from mmrepro.base.text import clip, one_line, plain
 
 # Entities where a backslash is not enough: pipes split table cells before backslashes
 # are read (renderers differ on `\\|`), an @ would notify people when pasted into an

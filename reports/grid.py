@@ -8,13 +8,14 @@ from typing import Final
 
 from markupsafe import Markup
 from mmrepro.base.records import Fidelity
-from mmrepro.base.text.sanitize import one_line
+from mmrepro.base.text import one_line
 from mmrepro.base.units import duration
-from mmrepro.failure.documents.ledger import Attempt
-from mmrepro.history.nightly import NightView
-from mmrepro.history.squares import (
-    LOOKS,
+from mmrepro.failure.documents import Attempt
+from mmrepro.history import (
+    SQUARE_LOOKS,
     Grid,
+    JobState,
+    NightView,
     ReleaseColumn,
     ScenarioRow,
     Square,
@@ -22,7 +23,6 @@ from mmrepro.history.squares import (
     TrendPoint,
     affects,
 )
-from mmrepro.history.states import JobState
 from mmrepro.reports import blocks as b
 from mmrepro.reports.svg import circle, path, rect, tag, text
 
@@ -207,7 +207,7 @@ def _square(square: Square, row: ScenarioRow, address: str) -> Markup:
         id=square.anchor,
         cls=" ".join(_square_classes(square)),
         title=one_line(square.title, 500),
-        data_status=LOOKS[square.state].word,
+        data_status=SQUARE_LOOKS[square.state].word,
         data_group=one_line(square.cell.engine, 60),
         href=address,
     )
@@ -228,7 +228,7 @@ def legend(squares: Sequence[Square]) -> Markup:
     """What the signs mean, with the number of squares of each state."""
     counts = Counter(square.state for square in squares)
     items = []
-    for state, look in LOOKS.items():
+    for state, look in SQUARE_LOOKS.items():
         if counts[state]:
             sign = look.mark + ("k/n" if state is JobState.FLAKY else "")
             word = f"{counts[state]} {look.word}"
@@ -370,7 +370,7 @@ def _stack(
             )
         # A letter where it fits: colour alone is nothing to some readers.
         if width > 20 and tall >= 15:
-            label = f"{LOOKS[state].mark} {point.counts[state]}"
+            label = f"{SQUARE_LOOKS[state].mark} {point.counts[state]}"
             yield text(x + width / 2, y + tall / 2 + 4, label, f"in {state.value}")
 
         y += tall

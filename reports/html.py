@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Final, assert_never
 
 from markupsafe import Markup, escape
-from mmrepro.base.machine.files import is_file
-from mmrepro.base.text.sanitize import clip, one_line, plain
+from mmrepro.base.machine import is_file
+from mmrepro.base.text import clip, one_line, plain
 from mmrepro.reports import blocks as b
 from mmrepro.reports.svg import join, tag
 

@@ -5,19 +5,16 @@ from dataclasses import replace
 from typing import Final
 
 from markupsafe import Markup
-from mmrepro.base.records import HostFacts, Setting
+from mmrepro.base.records import ClaimStatus, HostFacts, Setting, StandIn
 from mmrepro.base.units import duration, size
 from mmrepro.failure.documents import (
     INCIDENT_FILE,
-    ClaimStatus,
-    Incident,
-    KeyStack,
-    StandIn,
-)
-from mmrepro.failure.documents.model import (
     Birthday,
     ClaimResult,
+    Diagnosis,
     GateFacts,
+    Incident,
+    KeyStack,
     MitigationFacts,
     ModelFacts,
     Shown,
@@ -25,8 +22,7 @@ from mmrepro.failure.documents.model import (
     collision_probability,
 )
 from mmrepro.failure.signature import ConditionResult, Outcome, Truth
-from mmrepro.probes.base import ProbeStatus
-from mmrepro.probes.data import ProcessesData
+from mmrepro.probes import ProbeStatus, ProcessesData
 from mmrepro.reports import blocks as b, timeline, words
 from mmrepro.reports.documents import (
     HTML_FILE,
@@ -49,9 +45,7 @@ _LEVEL_TONES: Final[dict[str, b.Tone]] = {
 def compose(incident: Incident) -> b.Page:
     """The page of a run, or of a diagnosis."""
     if incident.diagnosis is not None:
-        from mmrepro.reports.diagnosis import compose_diagnosis
-
-        return compose_diagnosis(incident, incident.diagnosis)
+        return _compose_diagnosed(incident, incident.diagnosis)
 
     return b.Page(
         title=title(incident),
@@ -67,6 +61,27 @@ def compose(incident: Incident) -> b.Page:
             b.Section("Mitigations", _mitigations(incident), keep=70),
             *context(incident),
         ],
+        footer=footer(incident),
+    )
+
+
+def _compose_diagnosed(incident: Incident, diagnosis: Diagnosis) -> b.Page:
+    from mmrepro.reports.diagnosis import compose_diagnosis
+
+    page = compose_diagnosis(diagnosis)
+    happened = []
+    for section in what_happened(incident):
+        # Those of the known failures are in the diagnosis's own sections.
+        if section.title != "Conditions":
+            happened.append(section)
+
+    # The timeline of a few seconds says less than the rest.
+    return replace(
+        page,
+        title=title(incident),
+        warning=warning(incident),
+        commands=[("to repeat it", incident.command)],
+        sections=[*page.sections, *happened, *context(incident)],
         footer=footer(incident),
     )
 
@@ -301,49 +316,7 @@ def _conditions(incident: Incident) -> Iterator[b.Block]:
     count = condition_count(incident)
     text = f"{count}. " if count else ""
     yield b.p(text + words.sentence(incident.verdict.explanation))
-    yield from condition_tables(incident.verdict.conditions)
-
-
-def condition_tables(
-    given: Sequence[ConditionResult], prefix: str = ""
-) -> Iterator[b.Block]:
-    """List the conditions that are open, then those that are met, folded. ``prefix``:
-    of their anchors."""
-    met = []
-    others = []
-    for condition in given:
-        if condition.truth is Truth.MET:
-            met.append(condition)
-        else:
-            others.append(condition)
-
-    yield from _condition_table(others, prefix)
-    title = f"{b.count(len(met), 'condition')} met"
-    yield from b.folded(title, _condition_table(met, prefix))
-
-
-def _condition_table(
-    conditions: Sequence[ConditionResult], prefix: str
-) -> list[b.Block]:
-    rows = []
-    for condition in conditions:
-        files = []
-        for file in condition.evidence[:4]:
-            files.append(f"evidence/{file.removeprefix('evidence/')}")
-
-        row = b.row(
-            b.toned(*words.TRUTHS[condition.truth]),
-            condition.observed,
-            (*b.prose(condition.statement), " ", b.code(condition.id)),
-            words.part_words(condition),
-            b.codes(files),
-            status=condition.truth.value,
-            anchor=b.slug(f"condition-{prefix}{condition.id}"),
-        )
-        rows.append(row)
-
-    heads = "truth:name | observed | condition | part | evidence"
-    return b.table(heads, rows, "conditions")
+    yield from words.condition_tables(incident.verdict.conditions)
 
 
 def _logs(incident: Incident) -> list[b.Block]:

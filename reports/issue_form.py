@@ -13,13 +13,10 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from mmrepro.base.records import HostFacts, Setting, WheelFacts
-from mmrepro.base.text.sanitize import one_line
+from mmrepro.base.text import one_line
 from mmrepro.base.units import size
 from mmrepro.engines.folders import facts, folders, table
-from mmrepro.failure.documents import Incident
-from mmrepro.failure.documents.finding import LoadedFinding
-from mmrepro.failure.documents.public import public
-from mmrepro.failure.documents.published import Public
+from mmrepro.failure.documents import Incident, LoadedFinding, Public, as_public
 from mmrepro.reports import (
     blocks as b,
     finding as replayed,
@@ -30,7 +27,7 @@ from mmrepro.reports import (
 )
 from mmrepro.reports.markdown import render_blocks
 from mmrepro.reports.replay_sequence import drawing
-from mmrepro.traffic.case.model import SCRIPT_FILE
+from mmrepro.traffic.case import SCRIPT_FILE
 
 MAX_CHARS: Final = 65_536
 """Of an issue's text on GitHub."""
@@ -132,7 +129,7 @@ def finding_issue(loaded: LoadedFinding) -> str:
     Raises:
         UsageError: a picture of the case is missing.
     """
-    with public(loaded) as shown:
+    with as_public(loaded) as shown:
         return public_issue(shown)
 
 

@@ -7,10 +7,16 @@ from pathlib import Path
 from typing import Final
 
 from mmrepro.base import units
-from mmrepro.base.text.sanitize import one_line
-from mmrepro.failure.documents.cause import Cause, CauseClass, LogReading, ServerInLog
-from mmrepro.failure.documents.dumps import DumpReading, Resemblance
-from mmrepro.probes.data import LogLine
+from mmrepro.base.text import one_line
+from mmrepro.failure.documents import (
+    Cause,
+    CauseClass,
+    DumpReading,
+    LogReading,
+    Resemblance,
+    ServerInLog,
+)
+from mmrepro.probes import LogLine
 from mmrepro.probes.log_words import public_line
 from mmrepro.reports import blocks as b, words
 

@@ -4,7 +4,7 @@ summary."""
 from collections.abc import Sequence
 from typing import Final, assert_never
 
-from mmrepro.base.text.sanitize import one_line
+from mmrepro.base.text import one_line
 from mmrepro.reports import blocks as b, gfm
 
 _MAX_ROWS: Final = 120

@@ -7,22 +7,27 @@ from pathlib import Path
 from typing import Final
 
 from mmrepro.base.records import Fidelity
-from mmrepro.base.text.sanitize import clip, plain
+from mmrepro.base.text import clip, plain
 from mmrepro.base.units import duration
-from mmrepro.failure.documents.ledger import Attempt, Event, EventKind
-from mmrepro.failure.documents.stored import replace_file
-from mmrepro.history.concerns import Quarantine
-from mmrepro.history.ledger import History, NightRuns, read
-from mmrepro.history.nightly import NIGHT_WORDS, NightView, night_document, strips_of
-from mmrepro.history.squares import (
-    EVENTS,
-    LOOKS,
+from mmrepro.failure.documents import Attempt, Event, EventKind, replace_file
+from mmrepro.history import (
+    NIGHT_WORDS,
+    SQUARE_EVENTS,
+    SQUARE_LOOKS,
+    VERDICTS,
+    History,
+    JobState,
+    NightRuns,
+    NightView,
+    Quarantine,
     Square,
     SquareStanding,
     importance,
+    night_document,
+    read_history,
     state_words,
+    strips_of,
 )
-from mmrepro.history.states import VERDICTS, JobState
 from mmrepro.reports import blocks as b, grid as drawn, words
 from mmrepro.reports.documents import How, JunitCase, ReportKind, Suite, render, write
 
@@ -45,7 +50,7 @@ _RUNS: Final = (
 
 def load(folder: Path) -> NightView:
     """The newest nightly run of the ledger in ``folder``. Raises BadLedger."""
-    history = read(folder)
+    history = read_history(folder)
     newest = history.newest or history.night("")  # raises: there is none
     return NightView(history, newest, Quarantine(), folder)
 
@@ -151,7 +156,7 @@ def _card(night: NightView, odd: Sequence[Square]) -> Iterator[b.Block]:
     rows: list[Sequence[b.Inline]] = []
     known = set()
     for event in night.events:
-        word, tone = EVENTS[event.what]
+        word, tone = SQUARE_EVENTS[event.what]
         known.add(event.cell)
         rows.append((b.toned(word, tone), event.text))
 
@@ -174,7 +179,7 @@ def events_table(
     job."""
     rows = []
     for event in sorted(events, key=importance):
-        word, tone = EVENTS[event.what]
+        word, tone = SQUARE_EVENTS[event.what]
         anchor, report = link_of(event) if link_of else ("", "")
         change = ""
         if event.before or event.now:
@@ -233,7 +238,7 @@ def _place(square: Square) -> tuple[b.Span, b.Span]:
 
 
 def _came(square: Square) -> b.Span:
-    look = LOOKS[square.state]
+    look = SQUARE_LOOKS[square.state]
     return b.toned(f"{look.mark} {square.words}", look.tone)
 
 
@@ -253,7 +258,7 @@ def _listed(
             runs.append(("", square.why, "", "", ""))
         for run in runs:
             cells = (*job, *run)[:most]
-            status = LOOKS[square.state].word
+            status = SQUARE_LOOKS[square.state].word
             rows.append(b.row(*cells, status=status, group=square.cell.engine))
 
     return b.table(_RUNS[:most], rows, "runs")
@@ -278,7 +283,7 @@ def _run(night: NightView, run: Attempt) -> tuple[b.Inline, ...]:
 def _picture(night: NightView) -> Iterator[b.Block]:
     if not night.grids:
         return
-    signs = ", ".join(f"{look.mark} {look.word}" for look in LOOKS.values())
+    signs = ", ".join(f"{look.mark} {look.word}" for look in SQUARE_LOOKS.values())
     signs += ", ≈k/n flaky: k of n reproduced it; ! not as expected; q in quarantine."
     yield b.Picture(drawn.legend(night.squares), [b.p(signs)])
 
@@ -479,7 +484,7 @@ def _result(square: Square) -> tuple[How, str]:
     if square.standing in (SquareStanding.SURPRISE, SquareStanding.FLAKY):
         return "failed", text
     if square.state in (JobState.LOST, JobState.MISSING):
-        return "error", f"{LOOKS[square.state].word}: {square.why}"
+        return "error", f"{SQUARE_LOOKS[square.state].word}: {square.why}"
     if square.standing is SquareStanding.UNTESTED:
         return "skipped", f"inconclusive: {square.why}"
     if square.standing is SquareStanding.UNJUDGED:
@@ -541,7 +546,7 @@ def _newest(groups: Sequence[Sequence[Square]]) -> tuple[bool, str]:
 
 def _signs(scenario: str) -> str:
     signs = []
-    for state, look in LOOKS.items():
+    for state, look in SQUARE_LOOKS.items():
         # A row of many releases has a sign for a verdict only where it is odd.
         if scenario or state not in VERDICTS:
             signs.append(f"{look.mark} {look.word}")
@@ -558,7 +563,7 @@ def _mark(group: Sequence[Square], *, jobs: bool) -> str:
     if not group:
         return "_"
     if jobs:
-        return LOOKS[group[0].state].mark
+        return SQUARE_LOOKS[group[0].state].mark
     if any(square.standing is SquareStanding.SURPRISE for square in group):
         return "!"
     states = {square.state for square in group}
@@ -569,6 +574,6 @@ def _mark(group: Sequence[Square], *, jobs: bool) -> str:
         JobState.MISSING,
     ):
         if loud in states:
-            return LOOKS[loud].mark
+            return SQUARE_LOOKS[loud].mark
 
     return "="

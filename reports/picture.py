@@ -11,7 +11,7 @@ from typing import Final
 
 from markupsafe import Markup
 from mmrepro.base import units
-from mmrepro.base.text.sanitize import one_line
+from mmrepro.base.text import one_line
 from mmrepro.failure.documents import Incident
 from mmrepro.reports import svg, timeline, words
 from mmrepro.traffic.evidence import RequestRecord

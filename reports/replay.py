@@ -5,11 +5,11 @@ from pathlib import Path
 from typing import Final
 
 from mmrepro.base.units import duration
+from mmrepro.failure.documents import document_json, replace_file
 from mmrepro.failure.documents.replay import REPLAY_FILE, Replay, bucket_words
-from mmrepro.failure.documents.stored import document_json, replace_file
 from mmrepro.reports import blocks as b, documents, findings, repro, words
 from mmrepro.reports.documents import kind
-from mmrepro.traffic.case.model import SCRIPT_FILE, Origin
+from mmrepro.traffic.case import SCRIPT_FILE, Origin
 
 _TIME_WORDS: Final = {
     "fast": "as fast as the barriers allow",
@@ -21,7 +21,7 @@ _TIME_WORDS: Final = {
 def write_replay(replay: Replay, directory: Path) -> None:
     """``replay.json``, ``.md`` and ``.html``, and of each finding its script and its
     reports, each file whole or not at all."""
-    from mmrepro.failure.documents.finding import finding_of
+    from mmrepro.failure.documents import finding_of
     from mmrepro.reports import finding as of_finding
 
     replace_file(directory / REPLAY_FILE, document_json(replay))
@@ -43,7 +43,7 @@ def compose(replay: Replay, folder: str = "") -> b.Page:
     """The page. ``folder``: the replay's, for its commands; empty: they are typed in
     it."""
     listed = _listed(replay)
-    where = f"{source(replay)} on {replay.server.label}"
+    where = f"{findings.source(replay)} on {replay.server.label}"
     return b.Page(
         title=f"Replay of {where}",
         badge=_badge(replay),
@@ -117,13 +117,6 @@ def _listed(replay: Replay) -> list[findings.ListedFinding]:
         listed.append(findings.ListedFinding(finding.id, finding, finding.folder))
 
     return listed
-
-
-def source(replay: Replay) -> str:
-    """``night.har (200 requests)``."""
-    kind = {"case": "a case", "har": "a HAR", "batch": "a batch"}
-    where = replay.origin.file or kind.get(replay.origin.format, replay.origin.format)
-    return f"{where} ({b.count(replay.requests, 'request')})"
 
 
 def _starts(replay: Replay) -> int:

@@ -22,15 +22,13 @@ from typing import Any, Final
 from mmrepro import __version__
 from mmrepro.base.errors import UsageError
 from mmrepro.base.records import FindingClass, Setting, StandIn
-from mmrepro.base.text.sanitize import one_line
+from mmrepro.base.text import one_line
 from mmrepro.engines.folders import folders
-from mmrepro.engines.models.base import VECTOR_WIDTHS, TinyModel
-from mmrepro.engines.models.tiny import ADAPTERS, TINY, named_in
+from mmrepro.engines.models import ADAPTERS, TINY, VECTOR_WIDTHS, TinyModel, named_in
 from mmrepro.engines.serving import serving
 from mmrepro.failure.documents.replay import Finding
-from mmrepro.traffic.case.bodies import opened, placed, wire
-from mmrepro.traffic.case.files import pictures
-from mmrepro.traffic.case.model import (
+from mmrepro.traffic import Picture
+from mmrepro.traffic.case import (
     IMAGES_DIR,
     LEAVE_S,
     SCRIPT_FILE,
@@ -38,13 +36,14 @@ from mmrepro.traffic.case.model import (
     Content,
     Noise,
     Operation,
-)
-from mmrepro.traffic.case.typed import (
     in_order,
+    opened_body as opened,
+    pictures,
     server_options,
     server_steps,
+    wire,
+    with_placed_folders as placed,
 )
-from mmrepro.traffic.drive import Picture
 
 INLINE_BYTES: Final = 512 << 10
 """Of pictures that are kept by their bytes; more than that lies in files beside the

@@ -12,9 +12,9 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from markupsafe import Markup
-from mmrepro.base.text.sanitize import clip, one_line
+from mmrepro.base.text import clip, one_line
 from mmrepro.reports.svg import WIDTH, path, rect, svg, tag, text
-from mmrepro.traffic.case.model import CHAT, COMPLETIONS, Barrier, Case, Operation
+from mmrepro.traffic.case import CHAT, COMPLETIONS, Barrier, Case, Operation
 
 _MAX_LANES: Final = 60
 _MAX_IMAGES: Final = 60

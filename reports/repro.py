@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
-from mmrepro.base.text.sanitize import clip
-from mmrepro.failure.documents.published import published
+from mmrepro.base.text import clip
+from mmrepro.failure.documents import as_published
 from mmrepro.failure.documents.replay import (
     Answer,
     Finding,
@@ -105,7 +105,7 @@ def comment(replay: Replay) -> str:
 
     Nothing that the client printed is in it, and of what engines say only what may
     leave."""
-    replay = published(replay)
+    replay = as_published(replay)
     report = replay.report
     assert report is not None
     lines = [_verdict_line(replay, report), ""]

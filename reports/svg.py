@@ -11,7 +11,7 @@ from itertools import pairwise
 from typing import Final
 
 from markupsafe import Markup, escape
-from mmrepro.base.text.sanitize import one_line
+from mmrepro.base.text import one_line
 
 WIDTH: Final = 1080
 LEFT: Final = 64

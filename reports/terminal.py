@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final, assert_never
 
-from mmrepro.base.text.sanitize import clip, one_line, plain
+from mmrepro.base.text import clip, one_line, plain
 from mmrepro.reports import blocks as b
 from mmrepro.reports.markdown import numbered
 

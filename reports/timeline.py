@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import Final
 
-from mmrepro.base.text.sanitize import one_line
+from mmrepro.base.text import one_line
 from mmrepro.failure.documents import Incident
 from mmrepro.reports.blocks import Block, Fence, Paragraph
 from mmrepro.reports.words import sane, span

@@ -7,18 +7,18 @@ from typing import Final
 
 from markupsafe import Markup
 from mmrepro.base.units import duration, size
-from mmrepro.failure.documents.upgrade import (
+from mmrepro.failure.documents import (
     UPGRADE_FILE,
     Area,
     Block,
     Difference,
-    Outcome,
     Upgrade,
+    UpgradeOutcome,
 )
 from mmrepro.reports import blocks as b, svg, words
 from mmrepro.reports.documents import How, JunitCase, Suite, kind
 from mmrepro.reports.replay import origin
-from mmrepro.traffic.case.model import ServerWanted
+from mmrepro.traffic.case import ServerWanted
 
 _TITLES: Final = {
     Area.START: "Start and options",
@@ -70,7 +70,7 @@ def _counts(upgrade: Upgrade) -> Iterator[str]:
     verb = "matters" if matter == 1 else "matter"
     yield f"{b.count(matter, 'difference')} that {verb}"
     outcomes = [difference.outcome for difference in upgrade.differences]
-    yield f"{outcomes.count(Outcome.UNTOLD)} not settled"
+    yield f"{outcomes.count(UpgradeOutcome.UNTOLD)} not settled"
     blocks = b.count(len(_whole_blocks(upgrade)), "block")
     yield f"{b.count(len(upgrade.runs), 'run')} and {blocks}"
     yield duration(_seconds(upgrade))
@@ -147,9 +147,9 @@ def _card(upgrade: Upgrade) -> Iterator[b.Block]:
     for difference in upgrade.differences:
         if not difference.decides:
             continue
-        if difference.outcome is Outcome.UNTOLD:
+        if difference.outcome is UpgradeOutcome.UNTOLD:
             undecided.append(difference)
-        if difference.outcome is Outcome.NONE and difference.metric:
+        if difference.outcome is UpgradeOutcome.NONE and difference.metric:
             same.append(f"{difference.subject}: {difference.statement}")
 
     if undecided:
@@ -171,7 +171,7 @@ def _differing(upgrade: Upgrade) -> Iterator[b.Block]:
     for difference in upgrade.differences:
         if difference.matters:
             matter.append(difference)
-        elif difference.outcome is Outcome.DIFFERENCE:
+        elif difference.outcome is UpgradeOutcome.DIFFERENCE:
             differ.append(difference)
 
     shown = matter + differ
@@ -189,7 +189,7 @@ def _differing(upgrade: Upgrade) -> Iterator[b.Block]:
 
 
 def _area(upgrade: Upgrade, area: Area) -> Iterator[b.Block]:
-    outcomes = list(Outcome)
+    outcomes = list(UpgradeOutcome)
 
     def order(difference: Difference) -> tuple[bool, int]:
         return not difference.matters, outcomes.index(difference.outcome)
@@ -308,7 +308,7 @@ def _interval(
     shade = "client"
     if metric.matters:
         shade = "bad"
-    elif metric.outcome is Outcome.NONE:
+    elif metric.outcome is UpgradeOutcome.NONE:
         shade = "ok"
 
     middle = axis.x((low + high) / 2)
@@ -467,7 +467,7 @@ def _case(difference: Difference) -> JunitCase:
     how: How = "passed"
     if difference.matters:
         how = "failed"
-    elif difference.outcome is Outcome.UNTOLD:
+    elif difference.outcome is UpgradeOutcome.UNTOLD:
         how = "error" if difference.decides else "skipped"
 
     return JunitCase(

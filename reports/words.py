@@ -2,22 +2,32 @@
 times."""
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Final
 
-from mmrepro.base.records import HostFacts, Moment
+from mmrepro.base.records import ClaimStatus, Fidelity, HostFacts, Moment, StandIn
 from mmrepro.base.units import duration, sane as sane
 from mmrepro.failure.documents import (
+    Attempt,
     ClaimResult,
-    ClaimStatus,
-    Fidelity,
     MitigationFacts,
     ScenarioFacts,
-    StandIn,
 )
-from mmrepro.failure.documents.ledger import Attempt
 from mmrepro.failure.signature import ConditionResult, Outcome, Truth
-from mmrepro.reports.blocks import Block, Inline, Tone, code, row, slug, table, toned
+from mmrepro.reports.blocks import (
+    Block,
+    Inline,
+    Tone,
+    code,
+    codes,
+    count,
+    folded,
+    prose,
+    row,
+    slug,
+    table,
+    toned,
+)
 
 OUTCOME_SENTENCES: Final[dict[Outcome, str]] = {
     Outcome.REPRODUCED: "This run reproduced it on {engine}",
@@ -118,6 +128,45 @@ def claims(
 
     heads = f"{first}:name | observed | {singular} | source:name"
     return table(heads, rows, plural)
+
+
+def condition_tables(
+    given: Sequence[ConditionResult], prefix: str = ""
+) -> Iterator[Block]:
+    """List the conditions that are open, then those that are met, folded. ``prefix``:
+    of their anchors."""
+    met = []
+    others = []
+    for condition in given:
+        if condition.truth is Truth.MET:
+            met.append(condition)
+        else:
+            others.append(condition)
+
+    yield from _condition_table(others, prefix)
+    title = f"{count(len(met), 'condition')} met"
+    yield from folded(title, _condition_table(met, prefix))
+
+
+def _condition_table(conditions: Sequence[ConditionResult], prefix: str) -> list[Block]:
+    rows = []
+    for condition in conditions:
+        files = []
+        for file in condition.evidence[:4]:
+            files.append(f"evidence/{file.removeprefix('evidence/')}")
+        cells = row(
+            toned(*TRUTHS[condition.truth]),
+            condition.observed,
+            (*prose(condition.statement), " ", code(condition.id)),
+            part_words(condition),
+            codes(files),
+            status=condition.truth.value,
+            anchor=slug(f"condition-{prefix}{condition.id}"),
+        )
+        rows.append(cells)
+
+    heads = "truth:name | observed | condition | part | evidence"
+    return table(heads, rows, "conditions")
 
 
 def attempt(attempt: Attempt, none: str) -> str:

@@ -48,7 +48,7 @@ from mmrepro.scenario.silent import PicturePair, explained, may_show, pairs
 from mmrepro.scenario.vllm import MM_CACHE_ISSUE
 
 if TYPE_CHECKING:
-    from mmrepro.traffic.case.model import Operation
+    from mmrepro.traffic.case import Operation
 
 TOO_LONG, AGAIN = "image X, too long", "image X again"
 FILLS = ("fill 1", "fill 2", "fill 3", "fill 4", "fill 5")

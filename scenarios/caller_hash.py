@@ -32,8 +32,8 @@ from mmrepro.scenario.more import ComparedAnswers, Failure, Picture
 from mmrepro.scenario.silent import each_follows, may_show
 
 if TYPE_CHECKING:
-    from mmrepro.traffic.case.model import Operation
-from mmrepro.traffic.reading import GENERATE
+    from mmrepro.traffic.case import Operation
+from mmrepro.traffic import GENERATE
 
 _REPRODUCER = "caller_hash.py"
 _FIELD = pull("sglang#25300", "optional caller-supplied mm_hashes", "brought the field")

@@ -24,7 +24,7 @@ from mmrepro.scenario import (
     vllm_killed as killed,
 )
 from mmrepro.scenario.more import TINY, crash
-from mmrepro.traffic.reading import RequestWatch
+from mmrepro.traffic import RequestWatch
 
 _JSON_FIX = pull(
     "vllm#45346",

@@ -194,7 +194,7 @@ class LoraNoAdapter(Scenario):
     def recognises(self, failure: Failure) -> Finding:
         """By what was sent: all wrong answers are the model's own, and an adapter was
         asked too."""
-        from mmrepro.traffic.case.model import CHAT, COMPLETIONS
+        from mmrepro.traffic.case import CHAT, COMPLETIONS
 
         able = may_show(self, failure)
         if able.truth is not Truth.MET:

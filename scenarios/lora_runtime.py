@@ -7,8 +7,8 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from mmrepro.base.machine.files import cache_root
-from mmrepro.engines.models.tiny import MODELS_DIR, with_folders
+from mmrepro.base.machine import cache_root
+from mmrepro.engines.models import MODELS_DIR, with_folders
 from mmrepro.scenario import (
     Drive,
     FailureClass,

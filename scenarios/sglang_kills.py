@@ -29,7 +29,7 @@ from mmrepro.scenario import (
     upgrade,
 )
 from mmrepro.scenario.more import TinyQwen2VL, TinyText, crash
-from mmrepro.traffic.reading import MAX_LIKELIEST, RequestWatch
+from mmrepro.traffic import MAX_LIKELIEST, RequestWatch
 
 _VOCABULARY = TinyQwen2VL().vocab_size
 _BEYOND = 100_000

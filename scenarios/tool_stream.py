@@ -33,7 +33,7 @@ from mmrepro.scenario import (
 )
 from mmrepro.scenario.more import Condition
 from mmrepro.scenario.silent import as_in_a_run
-from mmrepro.traffic.reading import RequestWatch
+from mmrepro.traffic import RequestWatch
 
 REPRODUCER, _NOT_STREAMED = "tool_parser_stream.py", "not-streamed"
 WHOLE, STREAMED, ALONE = (

@@ -4,7 +4,7 @@ import asyncio
 import json
 
 from mmrepro.base.records import StandIn
-from mmrepro.engines.base import Patch
+from mmrepro.engines import Patch
 from mmrepro.scenario import (
     Drive,
     Evidence,

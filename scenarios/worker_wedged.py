@@ -5,9 +5,9 @@ from collections.abc import Iterator, Sequence
 from typing import ClassVar
 
 from mmrepro.base.records import StandIn
-from mmrepro.engines.base import Patch
+from mmrepro.engines import Patch
 from mmrepro.engines.waits import Wait, wait_places, waiting
-from mmrepro.probes.data import ProcessUse
+from mmrepro.probes import ProcessUse
 from mmrepro.scenario import (
     Claim,
     Drive,

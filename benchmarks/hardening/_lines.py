@@ -16,7 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from mmrepro.cli.app import COMMANDS, app
+from mmrepro.cli.app import app
+from mmrepro.cli.commands import COMMANDS
 from typer.main import get_command
 
 ROOT = Path(__file__).resolve().parent.parent.parent

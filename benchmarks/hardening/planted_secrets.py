@@ -36,9 +36,9 @@ from typing import Any, Final
 
 from _contexts import ENCODED
 from _plants import KINDS, Plant, drawn
-from mmrepro.base.records import Setting
+from mmrepro.base.records import EVIDENCE_DIR, Setting
 from mmrepro.base.text.redact import PLACEHOLDER, Redactor
-from mmrepro.failure.documents import EVIDENCE_DIR, Incident
+from mmrepro.failure.documents import Incident
 from mmrepro.failure.documents.finding import LoadedFinding
 from mmrepro.failure.documents.folder import write_incident
 from mmrepro.failure.documents.model import LogExcerpt, SymptomRow

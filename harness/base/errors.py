@@ -34,6 +34,19 @@ from enum import IntEnum
 
 INSTALL_RUN = "pip install 'mmrepro[run]'"
 """What to type where the packages that run engines are missing."""
+RUN_MODULES = (
+    "PIL",
+    "greenlet",
+    "jinja2",
+    "jsonschema",
+    "numpy",
+    "pathspec",
+    "referencing",
+    "tokenizers",
+    "uv",
+    "yaml",
+)
+"""What the extra ``run`` of pyproject.toml installs."""
 
 
 class ExitCode(IntEnum):
@@ -198,3 +211,8 @@ class NoPair(MmreproError):
     """The collision search went through all its images and found no pair."""
 
     exit_code = ExitCode.INCONCLUSIVE
+
+
+def missing_extra(module: str) -> str:
+    """The sentence for a module of the extra that is not installed."""
+    return f"This needs {module}, which comes with what runs engines."

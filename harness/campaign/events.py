@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import IO, Annotated, Literal, TypeAlias
 
 from mmrepro.base.errors import UnwritableOutput
-from mmrepro.base.machine.files import open_plain
+from mmrepro.base.machine import open_plain
 from mmrepro.base.records import Moment, Record
-from mmrepro.failure.documents.ledger import Attempt
+from mmrepro.failure.documents import Attempt
 from mmrepro.failure.signature import Outcome
 from pydantic import Field
 

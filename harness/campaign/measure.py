@@ -11,10 +11,9 @@ from typing import Any
 
 from mmrepro.base.records import Record
 from mmrepro.campaign.work import OnServers, StartedRun, Working, Workplace
-from mmrepro.failure.documents.upgrade import Block
-from mmrepro.runs.play.players import Measuring
-from mmrepro.traffic.case.files import read_contents
-from mmrepro.traffic.case.model import ServerWanted
+from mmrepro.failure.documents import Block
+from mmrepro.runs.play import Measuring
+from mmrepro.traffic.case import ServerWanted, read_contents
 
 
 class MeasuredBlock(Record):

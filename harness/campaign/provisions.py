@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from mmrepro.base.errors import MmreproError
-from mmrepro.base.machine.files import (
+from mmrepro.base.machine import (
     cache_root,
     environments_root,
     refuse_other_kinds,
@@ -28,10 +28,18 @@ from mmrepro.base.units import duration, size
 from mmrepro.campaign.schedule import ASSUMED_BUILD_S, EnvironmentGroup
 from mmrepro.campaign.trial import Children, TrialOptions, run_options, spawn, variables
 from mmrepro.engines import LaunchPlan
-from mmrepro.engines.environments.build import existing, folder_of, needed_bytes
-from mmrepro.engines.environments.spec import Environment, EnvironmentSpec
-from mmrepro.engines.environments.store import list_environments, prune, uv_cache_dir
-from mmrepro.engines.environments.uv import UvFailed, run_uv
+from mmrepro.engines.environments import (
+    Environment,
+    EnvironmentSpec,
+    UvFailed,
+    existing,
+    folder_of,
+    list_environments,
+    needed_bytes,
+    prune_environments,
+    run_uv,
+    uv_cache_dir,
+)
 from mmrepro.engines.supervise import free_port
 from mmrepro.engines.supervise.warm import (
     ForkServer,
@@ -39,10 +47,15 @@ from mmrepro.engines.supervise.warm import (
     ForkServerSpec,
     Refused,
 )
-from mmrepro.failure.documents.ledger import Cell
-from mmrepro.runs.options import StartMode
-from mmrepro.runs.start import ServerSpec, target
-from mmrepro.runs.starter import Starter, fork_server_spec, warm_root
+from mmrepro.failure.documents import Cell
+from mmrepro.runs import (
+    ServerSpec,
+    Starter,
+    StartMode,
+    fork_server_spec,
+    target,
+    warm_root,
+)
 from mmrepro.scenario.registry import load_scenario
 from pydantic import ValidationError
 
@@ -144,7 +157,7 @@ def drop(name: str) -> bool:
         packages = mine if environment.path.name == name else others
         packages.update(environment.manifest.packages)
 
-    done = prune(names=[name])
+    done = prune_environments(names=[name])
     if any(kept == name for kept, _ in done.kept):
         return False
     forgotten = sorted({package.partition("==")[0] for package in mine - others})

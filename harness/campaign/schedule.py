@@ -14,10 +14,9 @@ from typing import NamedTuple
 
 from mmrepro.base.errors import MmreproError
 from mmrepro.engines import spec_for
-from mmrepro.engines.environments.spec import EnvironmentSpec
-from mmrepro.failure.documents.ledger import Attempt, Cell, Lost, Planned, Role
-from mmrepro.history.ledger import History
-from mmrepro.history.states import Settled, settle, surprise
+from mmrepro.engines.environments import EnvironmentSpec
+from mmrepro.failure.documents import Attempt, Cell, Lost, Planned, Role
+from mmrepro.history import History, Settled, settle_cell, surprise_of
 
 ASSUMED_RUN_S = 60.0
 ASSUMED_BUILD_S = 180.0
@@ -177,9 +176,9 @@ class Schedule:
 
         # What the planned runs came to, before any was confirmed.
         unconfirmed = takewhile(lambda attempt: attempt.role != "confirm", attempts)
-        settled = settle(list(unconfirmed))
+        settled = settle_cell(list(unconfirmed))
         before = self.before.get(planned.cell.id)
-        if surprise(settled, before, planned.expected):
+        if surprise_of(settled, before, planned.expected):
             return Next(number, "confirm")
         return None
 

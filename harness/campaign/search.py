@@ -17,29 +17,29 @@ from typing import Any, ClassVar, Generic, TypeVar, cast
 import mmrepro
 from greenlet import getcurrent, greenlet
 from mmrepro.base.errors import PlaceLost
-from mmrepro.base.machine.files import Device, is_there
-from mmrepro.base.machine.host import host_facts
+from mmrepro.base.machine import Device, host_facts, is_there
 from mmrepro.base.records import Moment, Record
-from mmrepro.base.text.redact import Redactor
+from mmrepro.base.text import Redactor
 from mmrepro.campaign.campaign import STRIKES, Campaign, CampaignState
 from mmrepro.campaign.events import run_ended
 from mmrepro.campaign.schedule import EnvironmentGroup, Estimates
 from mmrepro.campaign.trial import incident_in
 from mmrepro.campaign.work import CellOrder, Order, Place, StartedRun, lost
-from mmrepro.failure.documents import Incident
-from mmrepro.failure.documents.folder import new_folder, prepared, refuse_taken
-from mmrepro.failure.documents.ledger import (
+from mmrepro.failure.documents import (
     LEDGER_FILE,
     Attempt,
     Cell,
+    Incident,
     Night,
     NightState,
     Planned,
+    new_folder,
+    prepared_folder,
+    refuse_taken,
 )
 from mmrepro.failure.documents.searches import SearchDocument, begun
-from mmrepro.history.ledger import History, Ledger
-from mmrepro.runs.key import gpu_models
-from mmrepro.runs.options import SeveralRuns
+from mmrepro.history import History, Ledger
+from mmrepro.runs import SeveralRuns, gpu_models
 from mmrepro.scenario import Scenario
 from pydantic import ValidationError
 
@@ -473,7 +473,9 @@ class CellSearch(Search[_CellDocumentT, Attempt]):
     def _folder(self, out: Path | None, suffix: str) -> Path:
         """A new one, or the one of the same search that is to be gone on with."""
         if out is None:
-            return prepared(new_folder(self.root, self.scenario.full_name, suffix))
+            return prepared_folder(
+                new_folder(self.root, self.scenario.full_name, suffix)
+            )
         file = out / self.file
         if is_there(file) or is_there(out / LEDGER_FILE):
             try:
@@ -484,4 +486,4 @@ class CellSearch(Search[_CellDocumentT, Attempt]):
         else:
             refuse_taken(out)
 
-        return prepared(out)
+        return prepared_folder(out)

@@ -15,14 +15,12 @@ from pathlib import Path
 from typing import IO, Any, Protocol
 
 from mmrepro.base.errors import ExitCode
-from mmrepro.base.machine.files import Device
-from mmrepro.base.machine.host import die_with_parent
+from mmrepro.base.machine import Device, die_with_parent
 from mmrepro.base.options import ONLY_ARGUMENTS, Command
 from mmrepro.base.records import Moment
 from mmrepro.base.units import duration
-from mmrepro.failure.documents import INCIDENT_FILE, Incident
-from mmrepro.failure.documents.ledger import Attempt, Cell, Lost, Role
-from mmrepro.runs.options import RunCommand, StartMode
+from mmrepro.failure.documents import INCIDENT_FILE, Attempt, Cell, Incident, Lost, Role
+from mmrepro.runs import RunCommand, StartMode
 from mmrepro.scenario import Scenario
 from pydantic import ValidationError
 

@@ -18,13 +18,11 @@ from mmrepro.base.records import Moment, Record
 from mmrepro.campaign.schedule import EnvironmentGroup, Estimates, Next, Schedule
 from mmrepro.campaign.trial import Children, Trials
 from mmrepro.engines import spec_for
-from mmrepro.engines.environments.spec import EnvironmentSpec
-from mmrepro.failure.documents.ledger import Attempt, Cell, Lost, Planned, Role
-from mmrepro.history.ledger import History
-from mmrepro.history.states import Settled
-from mmrepro.runs.play.players import Players, Servers
-from mmrepro.traffic.case.files import write_case
-from mmrepro.traffic.case.model import Case, ServerWanted
+from mmrepro.engines.environments import EnvironmentSpec
+from mmrepro.failure.documents import Attempt, Cell, Lost, Planned, Role
+from mmrepro.history import History, Settled
+from mmrepro.runs.play import Players, Servers
+from mmrepro.traffic.case import Case, ServerWanted, write_case
 
 if TYPE_CHECKING:
     from mmrepro.campaign.provisions import Provisions

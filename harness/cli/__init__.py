@@ -10,26 +10,15 @@ from types import FrameType
 
 from mmrepro.base.errors import (
     INSTALL_RUN,
+    RUN_MODULES,
     ExitCode,
     InfrastructureError,
     MmreproError,
     UsageError,
+    missing_extra,
 )
-from mmrepro.base.machine.streams import Streams
+from mmrepro.base.machine import Streams
 
-RUN_MODULES = (
-    "PIL",
-    "greenlet",
-    "jinja2",
-    "jsonschema",
-    "numpy",
-    "pathspec",
-    "referencing",
-    "tokenizers",
-    "uv",
-    "yaml",
-)
-"""What the extra ``run`` of pyproject.toml installs."""
 END_S = 3.0
 """Time for an interpreter to end, after a command has."""
 _DEBUG_HINT = "set MMREPRO_DEBUG=1 to see where"
@@ -138,11 +127,6 @@ def _foreign(error: Exception) -> int:
     return ExitCode.INFRASTRUCTURE
 
 
-def missing_extra(module: str) -> str:
-    """The sentence for a module of the extra that is not installed."""
-    return f"This needs {module}, which comes with what runs engines."
-
-
 def _debug(error: Exception) -> None:
     import os
 
@@ -153,7 +137,7 @@ def _debug(error: Exception) -> None:
 def _report(error: MmreproError) -> None:
     """One plain sentence, what lies behind it, and the next command to type, on
     stderr."""
-    from mmrepro.base.text.sanitize import one_line
+    from mmrepro.base.text import one_line
 
     lines = [error.message, *(f"  {line}" for line in error.detail[:8])]
     if hint := error.hint or _what_is_there(error.__cause__):
@@ -166,7 +150,7 @@ def _what_is_there(cause: BaseException | None) -> str:
     is."""
     from pathlib import Path
 
-    from mmrepro.base.machine.files import is_folder
+    from mmrepro.base.machine import is_folder
 
     name = cause.filename if isinstance(cause, OSError) else None
     if not isinstance(name, (str, Path)):

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 from mmrepro.base.errors import ExitCode
-from mmrepro.campaign.ablate.options import AblateCommand
+from mmrepro.campaign.ablate import AblateCommand
 from mmrepro.cli.options import command
 
 if TYPE_CHECKING:
-    from mmrepro.campaign.ablate.session import AblationPlan
+    from mmrepro.campaign.ablate import AblationPlan
     from rich.console import Console
 
 
@@ -26,32 +26,32 @@ def ablate(asked: AblateCommand) -> None:
 
     Example:  mmrepro ablate ghost-key-eviction --factors mm-cache,prefix-caching
     """
-    from mmrepro.campaign.ablate.session import Ablating, plan
-    from mmrepro.campaign.trial import TrialOptions
+    from mmrepro.campaign import TrialOptions
+    from mmrepro.campaign.ablate import Ablating, ablation_plan
     from mmrepro.cli.campaign import carry_out
     from mmrepro.cli.console import console_for, emit
     from mmrepro.cli.sources import released
-    from mmrepro.reports.ablation import KIND
+    from mmrepro.reports import ABLATION_REPORT
     from mmrepro.reports.documents import keep
-    from mmrepro.runs.start import check
+    from mmrepro.runs import check_options
     from mmrepro.scenario.registry import load_scenario
 
     loaded = load_scenario(asked.scenario).with_variant(asked.variant)
     asked = released(asked, loaded.engine)
-    check(loaded, asked.run)
+    check_options(loaded, asked.run)
     if asked.dry_run:
-        expected = plan(loaded, asked)
+        expected = ablation_plan(loaded, asked)
         emit(expected, "ablation-plan") if asked.json else _print_plan(
             expected, console_for(asked)
         )
         return
-    running = Ablating(loaded, asked, write=partial(keep, KIND))
+    running = Ablating(loaded, asked, write=partial(keep, ABLATION_REPORT))
     trials = TrialOptions(
         timeout_s=asked.run.timeout_s, start_mode=asked.run.start_mode
     )
     made = carry_out(
         running,
-        KIND,
+        ABLATION_REPORT,
         asked,
         trials,
         jobs=asked.jobs,

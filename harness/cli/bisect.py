@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any
 import typer
 from mmrepro.base.errors import ExitCode
 from mmrepro.base.options import declared
-from mmrepro.campaign.bisect.options import BisectCommand, BisectRunCommand
+from mmrepro.campaign.bisect import BisectCommand, BisectRunCommand
 from mmrepro.cli.options import command
-from mmrepro.traffic.case.model import CASE_DIR, CASE_FILE
+from mmrepro.traffic.case import CASE_DIR, CASE_FILE
 
 if TYPE_CHECKING:
-    from mmrepro.campaign.bisect.plan import BisectionPlan
+    from mmrepro.campaign.bisect import BisectionPlan
     from mmrepro.failure.documents.searches import Bisection
     from mmrepro.reports.blocks import Inline
     from mmrepro.scenario import Scenario
@@ -35,13 +35,12 @@ def bisect(asked: BisectCommand) -> None:
 
     Example:  mmrepro bisect ghost-key-eviction --source ~/vllm --find fixed
     """
-    from mmrepro.campaign.bisect.plan import field_of, plan
-    from mmrepro.campaign.bisect.session import Bisecting
-    from mmrepro.campaign.trial import ByRun, TrialOptions
+    from mmrepro.campaign import ByRun, TrialOptions
+    from mmrepro.campaign.bisect import Bisecting, bisection_plan, field_of
     from mmrepro.cli.campaign import carry_out
     from mmrepro.cli.commits import use_index
     from mmrepro.cli.console import console_for, emit
-    from mmrepro.reports.bisection import KIND
+    from mmrepro.reports import BISECTION_REPORT
     from mmrepro.reports.documents import keep
     from mmrepro.search.replay.bisected import BisectingCase
 
@@ -50,13 +49,13 @@ def bisect(asked: BisectCommand) -> None:
         use_index(asked.index)
     field = field_of(loaded, asked)
     if asked.dry_run:
-        expected = plan(loaded, asked, field)
+        expected = bisection_plan(loaded, asked, field)
         emit(expected, "bisection-plan") if asked.json else _print_plan(
             expected, console_for(asked)
         )
         return
     asked = replace(asked, **field.ends)
-    write = partial(keep, KIND)
+    write = partial(keep, BISECTION_REPORT)
     if case is not None and asked.measure:
         from mmrepro.search.upgrade.bisected import BisectingMetric
 
@@ -73,7 +72,7 @@ def bisect(asked: BisectCommand) -> None:
     )
     made = carry_out(
         running,
-        KIND,
+        BISECTION_REPORT,
         asked,
         trials,
         jobs=asked.jobs,
@@ -96,12 +95,11 @@ def bisect_run(asked: BisectRunCommand) -> None:
     import tempfile
     from contextlib import ExitStack
 
-    from mmrepro.base.text.sanitize import one_line
-    from mmrepro.campaign.bisect.apart import tested_apart
-    from mmrepro.campaign.bisect.once import tested
-    from mmrepro.campaign.trial import ByRun
+    from mmrepro.base.text import one_line
+    from mmrepro.campaign import ByRun
+    from mmrepro.campaign.bisect import tested_apart, tested_tree
     from mmrepro.cli.console import emit
-    from mmrepro.failure.documents.folder import prepared
+    from mmrepro.failure.documents import prepared_folder
 
     case, loaded = _what_apart(asked)
     with ExitStack() as kept:
@@ -112,14 +110,14 @@ def bisect_run(asked: BisectRunCommand) -> None:
                 )
             )
         else:
-            root = prepared(asked.out)
+            root = prepared_folder(asked.out)
         if case is not None:
             asked = replace(asked, scenario=case.name)
         if loaded is None:
             made = tested_apart(asked, root)
         else:
             making = case.making(root / CASE_DIR) if case is not None else ByRun()
-            made = tested(loaded, asked, making, root)
+            made = tested_tree(loaded, asked, making, root)
     if asked.json:
         emit(made, "bisect-run")
     elif asked.quiet:
@@ -192,11 +190,11 @@ def scenario_of(asked: BisectCommand | BisectRunCommand) -> Scenario:
             ``check``.
     """
     from mmrepro.base.errors import UsageError
-    from mmrepro.runs.start import check
+    from mmrepro.runs import check_options
     from mmrepro.scenario.registry import load_scenario
 
     scenario = load_scenario(asked.scenario).with_variant(asked.variant)
-    check(scenario, asked.run)
+    check_options(scenario, asked.run)
     for name in asked.mitigations:
         if release := scenario.mitigation(name).release:
             raise UsageError(
@@ -262,7 +260,7 @@ def _print_plan(expected: BisectionPlan, console: Console) -> None:
 
 def exit_code(bisection: Bisection) -> ExitCode:
     """The exit code of a bisection: the worst of its sides."""
-    from mmrepro.failure.documents.ledger import Lost
+    from mmrepro.failure.documents import Lost
     from mmrepro.failure.documents.searches import SideConclusion
 
     if bisection.state != "complete":

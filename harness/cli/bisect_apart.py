@@ -11,9 +11,8 @@ import signal
 import sys
 
 from mmrepro.base.errors import BrokenScenario, MmreproError
-from mmrepro.campaign.bisect.apart import AnswerPipe, TestOrder
-from mmrepro.campaign.bisect.once import tested
-from mmrepro.campaign.trial import ByRun
+from mmrepro.campaign import ByRun
+from mmrepro.campaign.bisect import AnswerPipe, TestOrder, tested_tree
 from mmrepro.cli import interrupt
 from mmrepro.cli.bisect import scenario_of
 
@@ -60,7 +59,7 @@ def _carry_out(order: TestOrder, answers: AnswerPipe) -> None:
         answers.send("untestable", why="closes standard output")
         return
     answers.send("loaded")
-    made = tested(scenario, order.asked, ByRun(), order.root)
+    made = tested_tree(scenario, order.asked, ByRun(), order.root)
     answers.send("tested", tested=made.model_dump(mode="json"))
 
 

@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from mmrepro.engines.environments.uv import DOWNLOADING, Notice
+from mmrepro.engines.environments import DOWNLOADING, Notice
 from rich.console import Console
 
 EVERY_S = 10.0

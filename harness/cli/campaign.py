@@ -9,22 +9,23 @@ from typing import Any, TypeVar
 
 import typer
 from mmrepro.base.errors import UsageError
-from mmrepro.base.text.sanitize import one_line
+from mmrepro.base.text import one_line
 from mmrepro.base.units import duration
-from mmrepro.campaign.campaign import Campaign, Policy
-from mmrepro.campaign.events import (
+from mmrepro.campaign import (
+    Campaign,
     CampaignBegan,
     CampaignEnded,
     CampaignEvent,
     Established,
     Note,
+    Places,
+    Policy,
     RunBegan,
     RunEnded,
+    Say,
+    TrialOptions,
     json_lines,
 )
-from mmrepro.campaign.provisions import Say
-from mmrepro.campaign.trial import TrialOptions
-from mmrepro.campaign.work import Places
 from mmrepro.cli.building import Sparse
 from mmrepro.cli.console import console_for, emit, table_console
 from mmrepro.cli.progress import LiveView
@@ -97,10 +98,10 @@ def finish(
 
     Beside a document, the page's place and the verdict go to stderr.
     """
-    from mmrepro.failure.documents.published import published
+    from mmrepro.failure.documents import as_published
     from mmrepro.reports.terminal import print_page
 
-    made = published(made)
+    made = as_published(made)
     if asked.json:
         emit(kind.stored(made))
     aside = asked.json or asked.events == "-"
@@ -125,9 +126,9 @@ def carry_out(
 
     Raises as :func:`conduct`, and as ``placed``.
     """
-    from mmrepro.campaign.cluster.where import placed
+    from mmrepro.campaign.cluster import placed_runs
 
-    with placed(jobs, asked.ray) as where:
+    with placed_runs(jobs, asked.ray) as where:
         made = conduct(
             policy,
             lambda say: where.places(say, trials, device=device),

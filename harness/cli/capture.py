@@ -56,13 +56,12 @@ def capture(asked: _CaptureCommand) -> None:
     """
     from mmrepro.base.units import duration
     from mmrepro.cli.console import emit
-    from mmrepro.traffic.capture.mooncake import RecordingExcerpt, write_trace
-    from mmrepro.traffic.capture.read import read
-    from mmrepro.traffic.case.model import ServerWanted
+    from mmrepro.traffic.capture import RecordingExcerpt, read_capture, write_trace
+    from mmrepro.traffic.case import ServerWanted
 
     excerpt = RecordingExcerpt(asked.first, *(asked.window or ()))
     server = ServerWanted(engine="", release="")
-    captured = read(asked.file, server, host=asked.host, excerpt=excerpt)
+    captured = read_capture(asked.file, server, host=asked.host, excerpt=excerpt)
     made = write_trace(
         captured, asked.mooncake, Path(asked.model) if asked.model else None
     )

@@ -13,8 +13,8 @@ from mmrepro.cli.console import emit, table
 from mmrepro.cli.options import command
 
 if TYPE_CHECKING:
-    from mmrepro.engines.environments.fit import FitReport
-    from mmrepro.tools.check import HostReport
+    from mmrepro.engines.environments import FitReport
+    from mmrepro.tools import HostReport
 
 
 @dataclass(frozen=True)
@@ -55,25 +55,25 @@ def check(asked: _CheckCommand) -> None:
 
     Example:  mmrepro check --need gpu
     """
-    from mmrepro.tools.check import examine
+    from mmrepro.tools import examine_host
 
     if asked.release:
         _fit(asked)
         return
-    report = examine(asked.need)
+    report = examine_host(asked.need)
     emit(report) if asked.json else _print(report)
     if not report.ok:
         raise typer.Exit(ExitCode.INFRASTRUCTURE)
 
 
 def _fit(asked: _CheckCommand) -> None:
-    from mmrepro.base.machine.gpu import read_gpus
+    from mmrepro.base.machine import read_gpus
     from mmrepro.engines import spec_for
-    from mmrepro.engines.environments.fit import Fits, asked_for, fit
+    from mmrepro.engines.environments import Fits, asked_for, fit_to_machine
     from mmrepro.engines.folders import published
 
     engine, release = asked_for(asked.release, published())
-    report = fit(spec_for(engine, release, "cuda"), read_gpus())
+    report = fit_to_machine(spec_for(engine, release, "cuda"), read_gpus())
     if asked.json:
         emit(report)
     else:

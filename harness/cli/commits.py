@@ -11,7 +11,7 @@ def use_index(address: str, commit: str = "any", date: str = "") -> None:
         UsageError: it is none; or there is no ``commit`` to look for.
     """
     from mmrepro.base.errors import UsageError
-    from mmrepro.engines.environments.index import INDEX_VARIABLE, check_index
+    from mmrepro.engines.environments import INDEX_VARIABLE, check_index
 
     if not commit:
         if date:

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
     from pathlib import Path
 
-    from mmrepro.engines.environments.spec import EnvironmentSpec
+    from mmrepro.engines.environments import EnvironmentSpec
     from rich.console import Console, RenderableType
     from rich.table import Table
 
@@ -93,7 +93,7 @@ def print_rows(rows: Sequence[Sequence[str]], *, spare: Sequence[int] = ()) -> N
     that, the columns ``spare`` go, one after another."""
     import shutil
 
-    from mmrepro.base.text.sanitize import clip, one_line
+    from mmrepro.base.text import clip, one_line
 
     cells_of: list[list[str]] = []
     for row in rows:
@@ -138,11 +138,11 @@ def announce(*specs: EnvironmentSpec, yes: bool, new: Path | None = None) -> Non
     """
     import shutil
 
-    from mmrepro.engines.environments.build import doubt, existing
+    from mmrepro.engines.environments import doubt_of_release, existing
 
     try:
         for spec in specs:
-            doubt(spec)
+            doubt_of_release(spec)
         for spec in dict.fromkeys(specs):
             if existing(spec) is None:
                 _announce(spec, yes=yes)
@@ -154,7 +154,7 @@ def announce(*specs: EnvironmentSpec, yes: bool, new: Path | None = None) -> Non
 
 def _announce(spec: EnvironmentSpec, *, yes: bool) -> None:
     from mmrepro.base.errors import InfrastructureError
-    from mmrepro.engines.environments.build import folder_of, needed_bytes
+    from mmrepro.engines.environments import folder_of, needed_bytes
 
     name = f"{spec.engine} {spec.release or spec.commit[:12]} ({spec.device})"
     needed = needed_bytes(spec)

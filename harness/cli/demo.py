@@ -43,14 +43,13 @@ def demo(asked: _DemoCommand) -> None:
     from importlib.resources import as_file, files
 
     from mmrepro.base.errors import UsageError
-    from mmrepro.base.machine.files import is_file, write_file
+    from mmrepro.base.machine import is_file, write_file
     from mmrepro.cli.console import table_console
     from mmrepro.cli.incidents import show_page
-    from mmrepro.failure.documents.stored import read_listed
-    from mmrepro.reports import load
-    from mmrepro.reports.incident import KIND
+    from mmrepro.failure.documents import read_listed
+    from mmrepro.reports import INCIDENT_REPORT, load
     from mmrepro.reports.terminal import print_page
-    from mmrepro.runs.judge import rejudge
+    from mmrepro.runs import rejudge
     from mmrepro.scenario.registry import known_scenario
 
     with as_file(files("mmrepro.cli") / RECORDING) as recording:
@@ -76,7 +75,7 @@ def demo(asked: _DemoCommand) -> None:
         f"A recorded run, judged again now by its {len(again_judged.parts)} conditions and "
         f"claims: {again_judged.now.outcome.value}, {again} the run.\n"
     )
-    print_page(KIND.compose(incident), table_console())
+    print_page(INCIDENT_REPORT.compose(incident), table_console())
     typer.echo("\n" + _NEXT.format(run=f"run {name}", show=f"show {name}"))
     show_page(asked.out, only_print=asked.print)
     if again_judged.differs:

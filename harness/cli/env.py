@@ -18,9 +18,7 @@ from mmrepro.cli.options import DeclaredCommand, command
 # What is heavy (pydantic, rich, the environments) is imported by the command that needs
 # it, so that the help stays fast.
 if TYPE_CHECKING:
-    from mmrepro.engines.environments.store import Stored
-    from mmrepro.engines.environments.wheelhouse import Made
-    from mmrepro.engines.environments.wheelhouse.plan import PlannedPackage
+    from mmrepro.engines.environments import Made, PlannedPackage, Stored
 
 _MAX_LIST_BYTES = 4 << 20
 _MAX_PROBLEMS = 20
@@ -50,10 +48,9 @@ def _list_(asked: _EnvListCommand) -> None:
 
     Example: mmrepro env list
     """
-    from mmrepro.base.machine.files import environments_root
+    from mmrepro.base.machine import environments_root
     from mmrepro.cli.console import emit, print_rows
-    from mmrepro.engines.environments.spec import starts_seen
-    from mmrepro.engines.environments.store import list_environments
+    from mmrepro.engines.environments import list_environments, starts_seen
 
     stored = list_environments()
     if asked.json:
@@ -102,7 +99,7 @@ def _list_(asked: _EnvListCommand) -> None:
 
 def _starts(environment: Stored) -> str:
     """The fastest start mode that works there, and those that were refused."""
-    from mmrepro.engines.environments.spec import starts_seen
+    from mmrepro.engines.environments import starts_seen
 
     works: set[str] = set()
     refused: list[str] = []
@@ -162,12 +159,12 @@ def create(asked: _EnvCreateCommand) -> None:
     Example: mmrepro env create vllm 0.23.0 --device cpu
     """
     from mmrepro.base.errors import UsageError
-    from mmrepro.base.machine.files import is_folder
+    from mmrepro.base.machine import is_folder
     from mmrepro.cli.building import building
     from mmrepro.cli.commits import use_index
     from mmrepro.cli.sources import released
     from mmrepro.engines import spec_for
-    from mmrepro.engines.environments.build import ensure
+    from mmrepro.engines.environments import ensure
     from rich.console import Console
 
     asked = released(asked, asked.engine)
@@ -232,12 +229,11 @@ def verify(asked: _EnvVerifyCommand) -> None:
     Example: mmrepro env verify vllm 0.23.0
     """
     from mmrepro.base.errors import UsageError
-    from mmrepro.engines.environments import store
-    from mmrepro.engines.environments.verify import verify as verify_environment
+    from mmrepro.engines.environments import list_environments, verify_environment
 
     folders = [
         environment.path
-        for environment in store.list_environments(sizes=False)
+        for environment in list_environments(sizes=False)
         if asked.engine in ("", environment.manifest.engine)
         and asked.release in ("", environment.manifest.release)
     ]
@@ -297,14 +293,13 @@ def prune(asked: _EnvPruneCommand) -> None:
     Example: mmrepro env prune --older-than 30 --dry-run
     """
     from mmrepro.base.errors import UsageError
-    from mmrepro.engines.environments import store
-    from mmrepro.engines.environments.uv import run_uv
+    from mmrepro.engines.environments import prune_environments, run_uv
 
     if asked.everything and asked.engine:
         raise UsageError(
             "--all and ENGINE exclude each other.", hint="mmrepro env prune --all"
         )
-    done = store.prune(
+    done = prune_environments(
         everything=asked.everything,
         engine=asked.engine,
         release=asked.release,
@@ -396,11 +391,11 @@ def wheelhouse(asked: _WheelhouseCommand) -> None:
     Example: mmrepro env wheelhouse vllm 0.23.0 --python 3.12 --have freeze.txt --into
     house"""
     from mmrepro.base.errors import UsageError
-    from mmrepro.base.machine.files import read_file
+    from mmrepro.base.machine import read_file
     from mmrepro.cli.building import building
     from mmrepro.cli.console import emit
     from mmrepro.engines import spec_for
-    from mmrepro.engines.environments.wheelhouse import make, make_target
+    from mmrepro.engines.environments import make_target, make_wheelhouse
     from rich.console import Console
 
     if asked.engine and not asked.release:
@@ -419,7 +414,7 @@ def wheelhouse(asked: _WheelhouseCommand) -> None:
     target = make_target(asked.python, asked.platform, freeze)
     title = f"{spec.engine} {spec.release} ({spec.device})" if spec else "mmrepro"
     with building(Console(stderr=True), title) as progress:
-        made = make(
+        made = make_wheelhouse(
             spec,
             target,
             asked.into,

@@ -13,9 +13,9 @@ from mmrepro.base.options import Command, option
 from mmrepro.cli.options import command
 
 if TYPE_CHECKING:
-    from mmrepro.failure.documents.cause import Cause
-    from mmrepro.probes.data import LogPattern
-    from mmrepro.tools.catalogue.find import IndexEntry, IndexHit
+    from mmrepro.failure.documents import Cause
+    from mmrepro.probes import LogPattern
+    from mmrepro.tools.catalogue import IndexEntry, IndexHit
 
 _GROUP = "mmrepro.scenarios"
 """Entry points with which distributions add scenarios (mmrepro.scenario.registry)."""
@@ -69,7 +69,7 @@ def find(asked: _FindCommand) -> None:
 
 def _search(words: tuple[str, ...]) -> tuple[str, list[IndexHit]]:
     """What was asked, for people, and what was found."""
-    from mmrepro.tools.catalogue.find import find as search, is_reference
+    from mmrepro.tools.catalogue import find_failures as search, is_reference
 
     if len(words) == 1 and not is_reference(words[0]) and _is_file(words[0]):
         name = "standard input" if words[0] == "-" else words[0]
@@ -80,15 +80,15 @@ def _search(words: tuple[str, ...]) -> tuple[str, list[IndexHit]]:
 
 def known() -> tuple[IndexEntry, ...]:
     """The index, and scenarios of other distributions than mmrepro's."""
-    from mmrepro.tools.catalogue.find import entries
+    from mmrepro.tools.catalogue import index_entries
 
     others = foreign()
     if not others:
-        return entries()
+        return index_entries()
     from mmrepro.cli.find_index import others_of
 
     own: list[IndexEntry] = []
-    for entry in entries():
+    for entry in index_entries():
         if entry.kind != "scenario" or entry.name not in others:
             own.append(entry)
     return (*own, *others_of(sorted(others)))
@@ -99,11 +99,11 @@ def foreign() -> set[str]:
     one takes a name of ours."""
     from importlib.metadata import entry_points
 
-    from mmrepro.tools.catalogue.find import entries
+    from mmrepro.tools.catalogue import index_entries
 
     points = {point.name: point.module for point in entry_points(group=_GROUP)}
     ours: set[str] = set()
-    for entry in entries():
+    for entry in index_entries():
         module = points.get(entry.name, "")
         if entry.kind == "scenario" and module.startswith("mmrepro.scenarios."):
             ours.add(entry.name)
@@ -128,14 +128,14 @@ def _in_file(path: Path) -> list[IndexHit]:
     import tempfile
 
     from mmrepro.base.errors import UsageError
-    from mmrepro.base.text.sanitize import one_line
+    from mmrepro.base.text import one_line
     from mmrepro.cli.console import while_reading
-    from mmrepro.failure.documents.cause import CauseClass
-    from mmrepro.live.diagnose.log_reading import matched_in, read_logs
-    from mmrepro.probes.data import DumpKind
+    from mmrepro.failure.documents import CauseClass
+    from mmrepro.live.diagnose import matched_in, read_logs
+    from mmrepro.probes import DumpKind
     from mmrepro.probes.dumps import kind_of, text_of
     from mmrepro.probes.log_files import kept
-    from mmrepro.tools.catalogue.find import find as search
+    from mmrepro.tools.catalogue import find_failures as search
 
     entries = known()
     failures = [entry for entry in entries if entry.kind != "class"]
@@ -165,7 +165,7 @@ def _in_file(path: Path) -> list[IndexHit]:
 
 def _patterns(entries: Sequence[IndexEntry]) -> dict[str, LogPattern]:
     """The patterns of entries, to be searched for in a log, by their expressions."""
-    from mmrepro.probes.data import LogPattern
+    from mmrepro.probes import LogPattern
 
     patterns: dict[str, LogPattern] = {}
     for entry in entries:
@@ -176,9 +176,9 @@ def _patterns(entries: Sequence[IndexEntry]) -> dict[str, LogPattern]:
 
 def _hit_of(cause: Cause, entries: Sequence[IndexEntry]) -> IndexHit | None:
     """The class of a log's cause; None: the cause is no failure of a known class."""
-    from mmrepro.failure.documents.cause import CauseClass
-    from mmrepro.live.diagnose.log_reading import NO_CAUSE
-    from mmrepro.tools.catalogue.find import IndexHit
+    from mmrepro.failure.documents import CauseClass
+    from mmrepro.live.diagnose import NO_CAUSE
+    from mmrepro.tools.catalogue import IndexHit
 
     # That an engine has a defect says nothing that the log does not say itself.
     if cause.name in {*NO_CAUSE, CauseClass.ENGINE_DEFECT}:
@@ -196,8 +196,8 @@ def _hit_of(cause: Cause, entries: Sequence[IndexEntry]) -> IndexHit | None:
 
 
 def _lines(asked: str, hits: list[IndexHit], *, full: bool) -> Iterator[str]:
-    from mmrepro.base.text.sanitize import one_line
-    from mmrepro.tools.catalogue.find import is_echo
+    from mmrepro.base.text import one_line
+    from mmrepro.tools.catalogue import is_echo
 
     sure = [hit for hit in hits if hit.sure == "this"]
     perhaps = [hit for hit in hits if hit.sure != "this"]

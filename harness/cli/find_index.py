@@ -16,17 +16,13 @@ from pathlib import Path
 from mmrepro.base.errors import BrokenScenario
 from mmrepro.base.records import Reference
 from mmrepro.engines.folders import facts, folders
-from mmrepro.failure.documents.cause import CAUSE_WORDS, CauseClass
-from mmrepro.failure.documents.diagnosis import CLASS_WORDS, LiveClass
-from mmrepro.live.diagnose import cause_rules
-from mmrepro.live.diagnose.cause_advice import ADVICE
-from mmrepro.live.diagnose.cause_input import MISMATCHES
-from mmrepro.live.diagnose.classes_logged import CLASS_FACTS
+from mmrepro.failure.documents import CAUSE_WORDS, CLASS_WORDS, CauseClass, LiveClass
+from mmrepro.live.diagnose import ADVICE, CLASS_FACTS, MISMATCHES, cause_rules
 from mmrepro.probes.log_lines import texts_of
 from mmrepro.scenario.definition import Scenario
 from mmrepro.scenario.parts import PROJECTS, UpstreamState
 from mmrepro.scenario.registry import load_scenario, scenario_names
-from mmrepro.tools.catalogue.find import ECHO, INDEX, IndexEntry, Pattern
+from mmrepro.tools.catalogue import ECHO, FIND_INDEX, IndexEntry, Pattern
 
 FOUND = Path(__file__).parents[2] / "docs" / "found"
 """Where fuzzing's findings lie in the repository; they are not in the wheel, the index
@@ -459,7 +455,7 @@ def _frames(bucket: str) -> tuple[str, ...]:
 
 def main() -> None:
     """Write the index."""
-    INDEX.write_text(text_of(build()), encoding="utf-8")
+    FIND_INDEX.write_text(text_of(build()), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -13,13 +13,12 @@ from mmrepro.base import common_options as common, units
 from mmrepro.base.options import OUTPUT, Command, option
 from mmrepro.cli.console import emit
 from mmrepro.cli.options import command
-from mmrepro.failure.documents.here import LAST, Here, place, places_of
+from mmrepro.failure.documents import LAST_HERE, Here, place_here, places_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from mmrepro.failure.documents.head import IncidentHead, ListedCampaign
-    from mmrepro.failure.documents.listing import Listing
+    from mmrepro.failure.documents import IncidentHead, ListedCampaign, Listing
     from rich.console import Console
 
 _STYLES = {
@@ -87,7 +86,7 @@ def incidents(asked: _IncidentsCommand) -> None:
 
     Example:  mmrepro incidents --scenario ghost-key-eviction --since 2d
     """
-    from mmrepro.failure.documents.listing import RecordFilter, find
+    from mmrepro.failure.documents import RecordFilter, find_incidents
 
     if asked.open_:
         show_page(Path(asked.open_))
@@ -95,7 +94,7 @@ def incidents(asked: _IncidentsCommand) -> None:
     wanted = RecordFilter(
         asked.scenario, asked.engine, asked.release, asked.outcome, asked.since
     )
-    listing = find(asked.roots, wanted)
+    listing = find_incidents(asked.roots, wanted)
     if asked.json:
         emit(listing.document(asked.limit))
     else:
@@ -104,7 +103,7 @@ def incidents(asked: _IncidentsCommand) -> None:
 
 def _table(listing: Listing, asked: _IncidentsCommand) -> None:
     """Print incidents, then campaigns, each newest first."""
-    from mmrepro.base.text.sanitize import one_line
+    from mmrepro.base.text import one_line
     from rich.console import Console
 
     console = Console(highlight=False)
@@ -143,8 +142,8 @@ def _table(listing: Listing, asked: _IncidentsCommand) -> None:
 
 def _campaign_lines(row: Here, listed: ListedCampaign, *, verbose: bool) -> list[str]:
     """A campaign's line, and with ``verbose`` the command that goes on with it."""
-    from mmrepro.base.text.sanitize import one_line
-    from mmrepro.failure.documents.listing import campaign_facts
+    from mmrepro.base.text import one_line
+    from mmrepro.failure.documents import campaign_facts
 
     fields = campaign_facts(row, listed)
     when = f"{listed.head.created.wall:%Y-%m-%d %H:%M}" if listed.head else "–"
@@ -177,7 +176,7 @@ _COLUMNS = (
 def _rows(incidents: Sequence[tuple[Here, IncidentHead]], console: Console) -> None:
     """One line each, the folder at its end; on a narrow terminal on a line of its
     own."""
-    from mmrepro.base.text.sanitize import one_line
+    from mmrepro.base.text import one_line
     from rich.cells import cell_len, set_cell_size
     from rich.text import Text
 
@@ -230,7 +229,7 @@ def _row(head: IncidentHead) -> Iterator[str]:
 @dataclass(frozen=True)
 class _OpenCommand(Command):
     COMMAND: ClassVar[str] = "open"
-    folder: Path = common.PLACE(Path(LAST), required=False, shown=LAST)
+    folder: Path = common.PLACE(Path(LAST_HERE), required=False, shown=LAST_HERE)
     print: bool = option(
         False, "Print the path of the page; open nothing.", group=OUTPUT
     )
@@ -252,10 +251,10 @@ def show_page(given: Path, *, only_print: bool = False) -> None:
     import sys
     import webbrowser
 
-    from mmrepro.base.text.sanitize import plain
+    from mmrepro.base.text import plain
     from mmrepro.cli.report import page_of
 
-    page = page_of(place(given, "record"))
+    page = page_of(place_here(given, "record"))
     if only_print or not (
         sys.stdout.isatty() and webbrowser.open(page.resolve().as_uri())
     ):
@@ -325,9 +324,9 @@ def resume(asked: _ResumeCommand) -> None:
     Example:  mmrepro resume nights -- --budget 1h
     """
     from mmrepro.base.errors import UntrustedFile
-    from mmrepro.base.text.sanitize import one_line
+    from mmrepro.base.text import one_line
     from mmrepro.cli.app import app
-    from mmrepro.failure.documents.listing import resume_words
+    from mmrepro.failure.documents import resume_words
 
     written = resume_words(asked.folder)
     if not asked.trust and (code := _code_in(written)):

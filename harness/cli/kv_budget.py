@@ -16,7 +16,7 @@ def kv_budget(asked: KvBudgetCommand) -> None:
     Example:  mmrepro kv-budget --free 6784MiB --runtime 5061MiB --block-bytes 8388608
     --cache-max-entry-count 0.1 --need 3446
     """
-    from mmrepro.base.machine.files import write_file
+    from mmrepro.base.machine import write_file
     from mmrepro.cli.console import emit
     from mmrepro.kv_budget import rendering
     from mmrepro.kv_budget.answer import answer

@@ -12,8 +12,8 @@ import typer
 from mmrepro.base.errors import ExitCode, UsageError
 from mmrepro.cli.console import emit
 from mmrepro.cli.options import command
-from mmrepro.live.diagnose.options import DiagnoseCommand
-from mmrepro.live.watch.options import WatchCommand
+from mmrepro.live.diagnose import DiagnoseCommand
+from mmrepro.live.watch import WatchCommand
 
 _WARM_UP_S = 4.0
 """A healthy server is known by then, and has no report."""
@@ -22,8 +22,8 @@ _MAX_MEMORY = 2 << 30
 _MOST_SERVERS = 64
 
 if TYPE_CHECKING:
-    from mmrepro.live.diagnose.session import Diagnosed
-    from mmrepro.live.watch.loop import ServerWatch, WatchDiagnosis
+    from mmrepro.live.diagnose import Diagnosed
+    from mmrepro.live.watch import ServerWatch, WatchDiagnosis
 
 
 @command(DiagnoseCommand)
@@ -40,19 +40,19 @@ def diagnose(asked: DiagnoseCommand) -> None:
 
     Example:  mmrepro diagnose http://127.0.0.1:8000
     """
-    from mmrepro.live.diagnose.cause_rules import with_rules
+    from mmrepro.live.diagnose import with_rules
 
     with with_rules(asked.rules):
         _diagnose(asked)
 
 
 def _diagnose(asked: DiagnoseCommand) -> None:
-    from mmrepro.live.diagnose.session import diagnose as observe
-    from mmrepro.live.fleet.session import is_several, required
+    from mmrepro.live.diagnose import diagnose as observe
+    from mmrepro.live.fleet import is_several, require_servers
 
     if asked.only is not None:
         _collect_only(asked, asked.only)
-    required(asked, "diagnose")
+    require_servers(asked, "diagnose")
     if is_several(asked):
         _several(asked)
     _bound()
@@ -71,9 +71,8 @@ def _collect_only(asked: DiagnoseCommand, kind: str) -> NoReturn:
     """Collect one kind of evidence and print it as JSON; ``kind``: the probe's name."""
     import tempfile
 
-    from mmrepro.live.fleet.session import is_several
-    from mmrepro.probes import probe_class
-    from mmrepro.probes.base import Subject, run_probe
+    from mmrepro.live.fleet import is_several
+    from mmrepro.probes import Subject, probe_class, run_probe
 
     if is_several(asked) or len(asked.logs) > 1:
         raise UsageError(
@@ -108,7 +107,7 @@ def _collect_only(asked: DiagnoseCommand, kind: str) -> NoReturn:
 
 def _first_model(url: str, folder: Path, deadline_s: float) -> str:
     """The first model that the server lists; "" where it lists none."""
-    from mmrepro.probes.base import run_probe
+    from mmrepro.probes import run_probe
     from mmrepro.probes.http import HttpProbe, first_model
 
     listing = run_probe(HttpProbe(url, ("/v1/models",)), folder, deadline_s).data
@@ -118,8 +117,8 @@ def _first_model(url: str, folder: Path, deadline_s: float) -> str:
 
 def _shown(asked: DiagnoseCommand) -> Diagnosed:
     from mmrepro.cli.progress import Progress
-    from mmrepro.live.diagnose.session import diagnose as observe
-    from mmrepro.reports.diagnosis import compose_diagnosis
+    from mmrepro.live.diagnose import diagnose as observe
+    from mmrepro.reports import compose_diagnosis
     from mmrepro.reports.documents import HTML_FILE
     from mmrepro.reports.terminal import print_page
     from rich.console import Console
@@ -129,23 +128,24 @@ def _shown(asked: DiagnoseCommand) -> Diagnosed:
         diagnosed = observe(asked, display)
     diagnosis = diagnosed.diagnosis
     place = f"{diagnosis.incident_dir}/{HTML_FILE}" if diagnosis.incident_dir else ""
-    page = compose_diagnosis(None, diagnosis)
+    page = compose_diagnosis(diagnosis)
     print_page(page, Console(), place, full=asked.full, quiet=asked.quiet)
     return diagnosed
 
 
 def _several(asked: DiagnoseCommand) -> NoReturn:
-    from mmrepro.live.fleet.session import look
-    from mmrepro.reports import write_reports
+    from mmrepro.live.fleet import diagnose_fleet
+    from mmrepro.reports import compose_fleet, write_reports
     from mmrepro.reports.documents import HTML_FILE
-    from mmrepro.reports.fleet import compose_fleet
     from mmrepro.reports.terminal import print_page
     from rich.console import Console
 
     quiet = asked.json or asked.quiet
     _bound(1 + len(asked.more) if not asked.prometheus else _MOST_SERVERS)
     told = Console(stderr=True, quiet=quiet)
-    looked = look(asked, None if quiet else lambda text: told.print(text, markup=False))
+    looked = diagnose_fleet(
+        asked, None if quiet else lambda text: told.print(text, markup=False)
+    )
     for folder in (
         [one.folder for one in looked.diagnosed] if looked.folder is not None else []
     ):
@@ -229,7 +229,7 @@ def watch(asked: WatchCommand) -> None:
 
     Example:  mmrepro watch http://127.0.0.1:8000 --http 9400
     """
-    from mmrepro.live.diagnose.cause_rules import with_rules
+    from mmrepro.live.diagnose import with_rules
 
     with with_rules(asked.rules):
         _watch(asked)
@@ -239,15 +239,22 @@ def _watch(asked: WatchCommand) -> None:
     import threading
     from functools import partial
 
-    from mmrepro.live.fleet.session import is_several, required, servers
-    from mmrepro.live.watch.loop import Together, default_deadline, diagnosed
-    from mmrepro.live.watch.server import WatchServer, parse_address
+    from mmrepro.live.fleet import is_several, require_servers, servers_asked_for
+    from mmrepro.live.watch import (
+        Together,
+        WatchServer,
+        default_deadline,
+        diagnosed_server,
+        parse_address,
+    )
     from mmrepro.reports import write_reports
 
-    required(asked, "watch")
+    require_servers(asked, "watch")
     address = parse_address(asked.http) if asked.http else None
     if not is_several(asked):
-        look = partial(diagnosed, asked, write_reports) if asked.diagnose else None
+        look = (
+            partial(diagnosed_server, asked, write_reports) if asked.diagnose else None
+        )
         running = {"": _watch_of(asked, look)}
     else:
         deadline = asked.deadline_s or default_deadline(
@@ -255,7 +262,7 @@ def _watch(asked: WatchCommand) -> None:
         )
         together = Together(asked, write_reports, max(1.0, deadline))
         running = {}
-        for url in servers(asked)[0]:
+        for url in servers_asked_for(asked)[0]:
             look = partial(together.diagnosed, url) if asked.diagnose else None
             name = url.partition("://")[2]
             running[name] = _watch_of(replace(asked, url=url), look, name)
@@ -302,8 +309,7 @@ def _watch_of(
 ) -> ServerWatch:
     import time
 
-    from mmrepro.live.watch.health import Health
-    from mmrepro.live.watch.loop import watch_of
+    from mmrepro.live.watch import Health, watch_of
 
     health = Health(
         failures=asked.failures,
@@ -324,7 +330,7 @@ def _event(server: str, state: str, kind: str, text: str, *, as_json: bool) -> N
     import json
     from datetime import UTC, datetime
 
-    from mmrepro.base.text.sanitize import one_line
+    from mmrepro.base.text import one_line
 
     if as_json:
         moment = datetime.now(UTC).isoformat(timespec="milliseconds")

@@ -48,8 +48,8 @@ def logs(asked: _LogsCommand) -> None:
 
     Example:  mmrepro logs /var/log/vllm/server.log
     """
-    from mmrepro.failure.documents.published import published
-    from mmrepro.live.diagnose.log_reading import read_logs
+    from mmrepro.failure.documents import as_published
+    from mmrepro.live.diagnose import read_logs
 
     with while_reading():
         read = read_logs(
@@ -59,11 +59,11 @@ def logs(asked: _LogsCommand) -> None:
             deadline_s=asked.deadline,
             rules=asked.rules,
         )
-    reading = published(read)
+    reading = as_published(read)
     if asked.json:
         emit(reading)
     else:
-        from mmrepro.reports.logs import compose_logs
+        from mmrepro.reports import compose_logs
         from mmrepro.reports.terminal import print_page
 
         print_page(compose_logs(reading), table_console(), full=asked.full)

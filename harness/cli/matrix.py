@@ -12,18 +12,15 @@ import typer
 from mmrepro.base import common_options as common
 from mmrepro.base.errors import ExitCode, UsageError
 from mmrepro.base.options import OUTPUT, Command, option
-from mmrepro.campaign.matrix.options import DEFAULT_OUT, MatrixRunCommand
+from mmrepro.campaign.matrix import DEFAULT_OUT, MatrixRunCommand
 from mmrepro.cli.console import console_for, emit, table_console
 from mmrepro.cli.options import DeclaredCommand, command
 
 if TYPE_CHECKING:
-    from mmrepro.campaign.cluster.where import Where
-    from mmrepro.campaign.matrix.options import MatrixFile
-    from mmrepro.campaign.matrix.plan import DryRun
-    from mmrepro.campaign.provisions import Say
-    from mmrepro.campaign.work import Places
-    from mmrepro.history.concerns import Quarantine
-    from mmrepro.history.ledger import History, Ledger, NightRuns
+    from mmrepro.campaign import Places, Say
+    from mmrepro.campaign.cluster import Where
+    from mmrepro.campaign.matrix import DryRun, MatrixFile
+    from mmrepro.history import History, Ledger, NightRuns, Quarantine
     from rich.console import Console
 
 app = typer.Typer(
@@ -37,7 +34,7 @@ app = typer.Typer(
 
 
 def _quarantine_of(path: Path | None) -> Quarantine:
-    from mmrepro.history.concerns import Quarantine, load_quarantine
+    from mmrepro.history import Quarantine, load_quarantine
 
     return load_quarantine(path) if path is not None else Quarantine()
 
@@ -63,18 +60,23 @@ def run(asked: MatrixRunCommand) -> None:
 def execute(asked: MatrixRunCommand) -> ExitCode:
     """Make the nightly run, or continue it, or print what it would be. Raises
     MmreproError."""
-    from mmrepro.campaign.cluster.where import placed
-    from mmrepro.campaign.matrix.options import MatrixFile, load
-    from mmrepro.campaign.matrix.plan import dry_run_of, night_of, planned_of
-    from mmrepro.campaign.matrix.session import begin, unfinished
+    from mmrepro.campaign.cluster import placed_runs
+    from mmrepro.campaign.matrix import (
+        MatrixFile,
+        begin_night,
+        dry_run_of,
+        load_matrix,
+        night_of,
+        planned_of,
+        unfinished_night,
+    )
     from mmrepro.cli.sources import released
-    from mmrepro.failure.documents.folder import refuse_taken
-    from mmrepro.failure.documents.ledger import LEDGER_FILE
-    from mmrepro.history.ledger import Ledger, read
+    from mmrepro.failure.documents import LEDGER_FILE, refuse_taken
+    from mmrepro.history import Ledger, read_history
 
     asked = released(asked)
     asked, given = asked.under(
-        load(asked.file) if asked.file is not None else MatrixFile()
+        load_matrix(asked.file) if asked.file is not None else MatrixFile()
     )
     settings = asked.over(given.matrix)
     folder = settings.out or Path(DEFAULT_OUT)
@@ -93,13 +95,17 @@ def execute(asked: MatrixRunCommand) -> ExitCode:
         return ExitCode.AS_EXPECTED
     planned, notes = ([], []) if asked.resume else planned_of(asked, given)
     if asked.resume and not (folder / LEDGER_FILE).is_file():
-        read(folder)  # raises: there is none
+        read_history(folder)  # raises: there is none
     if not (folder / LEDGER_FILE).is_file():
         refuse_taken(folder)
     night = night_of(asked, settings)
     jobs = asked.jobs if settings.ray else settings.jobs
-    with placed(jobs, settings.ray) as where, Ledger(folder) as ledger:
-        runs = unfinished(ledger) if asked.resume else begin(ledger, night, planned)
+    with placed_runs(jobs, settings.ray) as where, Ledger(folder) as ledger:
+        runs = (
+            unfinished_night(ledger)
+            if asked.resume
+            else begin_night(ledger, night, planned)
+        )
         if runs is not None:
             _refuse_files(runs, asked)
             for note in notes:
@@ -139,15 +145,15 @@ def _run(
     console: Console,
 ) -> ExitCode:
     from mmrepro.base.errors import NoPlaceLeft
-    from mmrepro.campaign.matrix.session import (
+    from mmrepro.campaign.matrix import (
         EnvironmentCosts,
         Nightly,
         Slicing,
         night_options,
     )
     from mmrepro.cli.campaign import conduct
-    from mmrepro.failure.documents.ledger import NightState
-    from mmrepro.reports.nightly import write_night
+    from mmrepro.failure.documents import NightState
+    from mmrepro.reports import write_night
 
     again, folder = asked.resumed(ledger.folder), ledger.folder
     options = night_options(settings, runs.night.machine)
@@ -200,15 +206,15 @@ class _EndedNight:
 def _print_ended(
     ended: _EndedNight, asked: MatrixRunCommand, console: Console
 ) -> ExitCode:
-    from mmrepro.campaign.matrix.session import exit_code
-    from mmrepro.history.nightly import NightView, night_document
+    from mmrepro.campaign.matrix import night_exit_code
+    from mmrepro.history import NightView, night_document
+    from mmrepro.reports import NIGHT_HTML_FILE, compose_night
     from mmrepro.reports.blocks import count
-    from mmrepro.reports.nightly import HTML_FILE, compose
     from mmrepro.reports.terminal import print_page
 
     night = ended.runs.night
     shown = NightView(ended.history, ended.runs, ended.excused)
-    code = exit_code(
+    code = night_exit_code(
         ended.runs,
         lambda cell: ended.excused.entry_for(cell, night.created.wall) is not None,
         ended.left,
@@ -226,11 +232,11 @@ def _print_ended(
         return code
     if ended.idle:
         _line(console, f"{night.id} is complete: nothing was left to run.")
-    page = compose(shown)
+    page = compose_night(shown)
     if ended.left:
         resume = (f"{count(len(ended.left), 'job')} left; to resume, run", ended.resume)
         page = replace(page, commands=[resume, *page.commands[1:]])
-    place = str(ended.folder / HTML_FILE)
+    place = str(ended.folder / NIGHT_HTML_FILE)
     print_page(page, table_console(), place, full=asked.full, quiet=asked.quiet)
     return code
 
@@ -250,7 +256,7 @@ def _excused(
 
 def _print_dry_run(made: DryRun, console: Console) -> None:
     """The cells by environment, what each takes, and what is fetched first."""
-    from mmrepro.base.text.sanitize import one_line
+    from mmrepro.base.text import one_line
     from mmrepro.base.units import duration, size
     from mmrepro.cli.console import table
     from mmrepro.reports.blocks import count
@@ -313,10 +319,9 @@ def report(asked: _MatrixReportCommand) -> None:
 
     Example:  mmrepro matrix report nights --format md >> "$GITHUB_STEP_SUMMARY"
     """
-    from mmrepro.history.ledger import chosen_night
-    from mmrepro.history.nightly import NightView
+    from mmrepro.history import NightView, chosen_night
+    from mmrepro.reports import NIGHT_REPORT, compose_night, write_night
     from mmrepro.reports.documents import render
-    from mmrepro.reports.nightly import KIND, compose, write_night
     from mmrepro.reports.terminal import print_page
 
     history, chosen = chosen_night(asked.ledger, asked.night)
@@ -327,9 +332,9 @@ def report(asked: _MatrixReportCommand) -> None:
         return
     shown = NightView(history, chosen, excused, asked.ledger)
     if asked.format == "terminal":
-        print_page(compose(shown), table_console(), full=asked.full)
+        print_page(compose_night(shown), table_console(), full=asked.full)
     else:
-        typer.echo(render(KIND, shown, asked.format).rstrip("\n"))
+        typer.echo(render(NIGHT_REPORT, shown, asked.format).rstrip("\n"))
 
 
 @dataclass(frozen=True)
@@ -358,11 +363,15 @@ def diff(asked: _MatrixDiffCommand) -> None:
 
     Example:  mmrepro matrix diff nights 2026-11-21 2026-11-22
     """
-    from mmrepro.history.events import ALARMS, diff as find
-    from mmrepro.history.ledger import chosen_night, read
-    from mmrepro.history.nightly import DiffDocument
+    from mmrepro.history import (
+        ALARMS,
+        DiffDocument,
+        chosen_night,
+        diff_nights as find,
+        read_history,
+    )
+    from mmrepro.reports import events_table
     from mmrepro.reports.blocks import Paragraph, count
-    from mmrepro.reports.nightly import events_table
     from mmrepro.reports.terminal import print_blocks
 
     ledger = asked.ledger
@@ -370,7 +379,7 @@ def diff(asked: _MatrixDiffCommand) -> None:
     if asked.before:
         _, first = chosen_night(ledger, asked.before)
     else:
-        earlier = read(ledger).before(after.night)
+        earlier = read_history(ledger).before(after.night)
         if not earlier:
             raise UsageError(
                 f"{ledger} has no night before {after.night.id}.",
@@ -410,12 +419,11 @@ def history(asked: _MatrixHistoryCommand) -> None:
 
     Example:  mmrepro matrix history nights --scenario ghost-key-eviction
     """
-    from mmrepro.history.ledger import read
-    from mmrepro.history.nightly import history_document
-    from mmrepro.reports.nightly import history_blocks
+    from mmrepro.history import history_document, read_history
+    from mmrepro.reports import history_blocks
     from mmrepro.reports.terminal import print_blocks
 
-    known = read(asked.ledger)
+    known = read_history(asked.ledger)
     if asked.json:
         emit(history_document(known, asked.scenario))
     else:
@@ -448,10 +456,9 @@ def merge(asked: _MatrixMergeCommand) -> None:
 
     Example:  mmrepro matrix merge shard-1 shard-2 --out nights
     """
-    from mmrepro.base.text.sanitize import one_line
-    from mmrepro.history.ledger import read
-    from mmrepro.history.merge import merge as join
-    from mmrepro.reports.nightly import write_night
+    from mmrepro.base.text import one_line
+    from mmrepro.history import merge_ledgers as join, read_history
+    from mmrepro.reports import write_night
 
     out, excused = asked.out, _quarantine_of(asked.quarantine)
     done = join(list(asked.folders), out, incidents=asked.incidents)
@@ -464,6 +471,6 @@ def merge(asked: _MatrixMergeCommand) -> None:
     )
     for missing in done.missing:
         typer.echo(f"no such incident: {one_line(missing, 500)}", err=True)
-    known = read(out)
+    known = read_history(out)
     if known.newest is not None:
         write_night(known, known.newest, out, excused)

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, ClassVar, Literal, TextIO, cast
 
 from mmrepro.base.errors import UsageError
 from mmrepro.base.options import Command, option
-from mmrepro.cli.app import START_ENGINES
+from mmrepro.cli.commands import START_ENGINES
 from mmrepro.cli.options import command
 
 if TYPE_CHECKING:

@@ -86,9 +86,9 @@ _Written = tuple[str, str, tuple[Path, ...], tuple[str, ...]]
 def _blank(asked: _NewCommand) -> _Written:
     """Raises UsageError: a bad name, no such engine, no such release, or a file is
     there."""
-    from mmrepro.base.machine.files import write_file
+    from mmrepro.base.machine import write_file
     from mmrepro.engines import get_engine
-    from mmrepro.engines.environments.build import doubt
+    from mmrepro.engines.environments import doubt_of_release
     from mmrepro.search.replay.known import last_known
 
     name, engine = asked.scenario, asked.engine
@@ -100,7 +100,9 @@ def _blank(asked: _NewCommand) -> _Written:
     _check_name(name)
     adapter = get_engine(engine)
     unsure = (
-        doubt(adapter.environment_spec(asked.release, "cpu")) if asked.release else ""
+        doubt_of_release(adapter.environment_spec(asked.release, "cpu"))
+        if asked.release
+        else ""
     )
     last = last_known(engine)
     facts = {
@@ -154,11 +156,11 @@ def _from(asked: _NewCommand) -> _Written:
             could send, its server has what a file may not set, or a file is there.
         UnwritableOutput: they cannot be written.
     """
-    from mmrepro.base.machine.files import write_file
-    from mmrepro.failure.documents.finding import load as load_finding
+    from mmrepro.base.machine import write_file
+    from mmrepro.failure.documents import load_finding
     from mmrepro.search.replay.scenario_file import scenario_facts
     from mmrepro.search.replay.unlisted import refuse_unlisted
-    from mmrepro.traffic.case.files import read_contents, write_case
+    from mmrepro.traffic.case import read_contents, write_case
 
     assert asked.source is not None
     source, name = asked.source, asked.scenario
@@ -215,7 +217,7 @@ def _write(
     asked: _NewCommand, files: tuple[Path, Path], write: Callable[[], None], again: str
 ) -> None:
     """Both or neither. Raises UsageError: one is there. Raises UnwritableOutput."""
-    from mmrepro.base.machine.files import refuse_other_kinds
+    from mmrepro.base.machine import refuse_other_kinds
 
     there = [str(path) for path in files if path.exists()]
     if there and not asked.force:

@@ -21,7 +21,7 @@ from mmrepro.base.common_options import (
     RANK_OPTIONS,
 )
 from mmrepro.base.errors import UntrustedFile, UsageError, did_you_mean
-from mmrepro.base.machine.configured import Configured
+from mmrepro.base.machine import Configured
 from mmrepro.base.options import (
     GROUPS,
     OUTPUT,
@@ -30,6 +30,7 @@ from mmrepro.base.options import (
     OptionOrigin,
     declared,
 )
+from mmrepro.cli.commands import COMMANDS
 from typer.core import TyperCommand
 
 C = TypeVar("C", bound=Command)
@@ -138,11 +139,11 @@ def _read(known: DeclaredOption, value: Any) -> Any:
         return value
 
     # It loads documents: only what names folders needs it.
-    from mmrepro.failure.documents.here import place
+    from mmrepro.failure.documents import place_here
 
     if known.several:
-        return tuple([place(given, kind=option.names) for given in value])
-    return place(value, kind=option.names)
+        return tuple([place_here(given, kind=option.names) for given in value])
+    return place_here(value, kind=option.names)
 
 
 def _parameter(known: DeclaredOption) -> inspect.Parameter:
@@ -249,9 +250,9 @@ def _known(kind: str) -> Iterator[str]:
         line = line or os.environ.get("_TYPER_COMPLETE_ARGS", "")
         yield from recorded_releases(line.split())
     else:
-        from mmrepro.failure.documents.here import names
+        from mmrepro.failure.documents import names_here
 
-        yield from names(kind)
+        yield from names_here(kind)
 
 
 def _choices(known: DeclaredOption) -> list[str]:
@@ -277,8 +278,6 @@ class DeclaredCommand(TyperCommand):
         """Parse the words, and say what is wrong with them in one sentence."""
         made = getattr(self.callback, "options", None)
         if made is not None:
-            from mmrepro.cli.app import COMMANDS
-
             ctx.default_map = Configured(made, partial(self._check, ctx), COMMANDS)
             fields = {known.field for known in declared(made)}
             if "server_args" in fields:

@@ -8,10 +8,9 @@ from abc import ABC, abstractmethod
 from types import TracebackType
 from typing import Self
 
-from mmrepro.base.text.sanitize import one_line
+from mmrepro.base.text import one_line
 from mmrepro.cli.building import Sparse
-from mmrepro.traffic.evidence import Event
-from mmrepro.traffic.evidence.model import BUILD, BUILD_NOTICE
+from mmrepro.traffic.evidence import BUILD, BUILD_NOTICE, Event
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.spinner import Spinner

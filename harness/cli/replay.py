@@ -30,7 +30,7 @@ def replay(asked: ReplayCommand) -> None:
     Example:  mmrepro replay night.har --engine vllm --release 0.23.0
     """
     from mmrepro.cli.sources import released
-    from mmrepro.reports.replay import KIND, origin, write_replay
+    from mmrepro.reports import REPLAY_REPORT, origin_sentences, write_replay
     from mmrepro.search.replay.known import server_wanted
     from mmrepro.search.replay.session import Replaying, jobs_of
 
@@ -45,12 +45,12 @@ def replay(asked: ReplayCommand) -> None:
         for problem in (
             []
             if asked.quiet or asked.resume
-            else origin(made.case.origin, changed=True)
+            else origin_sentences(made.case.origin, changed=True)
         ):
             typer.echo(problem, err=True)
         return made
 
-    conduct_search(asked, jobs_of(asked), begin, KIND)
+    conduct_search(asked, jobs_of(asked), begin, REPLAY_REPORT)
 
 
 @command(FuzzCommand)
@@ -65,18 +65,19 @@ def fuzz(asked: FuzzCommand) -> None:
     Example:  mmrepro fuzz vllm --release 0.23.0 --budget 10m
     """
     from mmrepro.cli.sources import released
+    from mmrepro.reports import FUZZ_REPORT, write_replay
     from mmrepro.reports.documents import keep
-    from mmrepro.reports.fuzz import KIND
-    from mmrepro.reports.replay import write_replay
+    from mmrepro.search.fuzz.fuzzing import Fuzzing
     from mmrepro.search.fuzz.server import settled
-    from mmrepro.search.fuzz.session import Fuzzing
 
     asked = settled(box_there(released(asked, asked.engine), "--no-box"))
     conduct_search(
         asked,
         asked.jobs,
-        lambda: Fuzzing(asked, write=partial(keep, KIND), write_replay=write_replay),
-        KIND,
+        lambda: Fuzzing(
+            asked, write=partial(keep, FUZZ_REPORT), write_replay=write_replay
+        ),
+        FUZZ_REPORT,
     )
 
 
@@ -112,10 +113,10 @@ def device_there(asked: ReplayCommand | FuzzCommand) -> str:
     """The device, which is looked at before a folder is made or anything is downloaded.
     Raises
     GpuUnavailable: it is a GPU, and none is free on this machine."""
-    from mmrepro.base.machine.gpu import take
+    from mmrepro.base.machine import take_gpus
 
     if asked.on_gpu and not asked.ray:
-        take()
+        take_gpus()
     return asked.on_gpu or "cpu"
 
 
@@ -133,7 +134,7 @@ def conduct_search(
         kind: of its document and its reports.
         servers: engines and releases that it starts; (): the one of ``asked``.
     """
-    from mmrepro.campaign.trial import TrialOptions
+    from mmrepro.campaign import TrialOptions
     from mmrepro.cli.campaign import announce_servers, carry_out
     from mmrepro.engines import get_engine
 

@@ -14,11 +14,9 @@ from mmrepro.cli.console import emit, table, table_console
 from mmrepro.cli.options import command
 
 if TYPE_CHECKING:
-    from mmrepro.failure.documents import Incident
-    from mmrepro.failure.documents.hashes import HashCheck
-    from mmrepro.failure.documents.stored import BundleManifest
+    from mmrepro.failure.documents import BundleManifest, HashCheck, Incident
     from mmrepro.reports.documents import ReportKind
-    from mmrepro.runs.judge import Rejudged
+    from mmrepro.runs import Rejudged
 
 
 def page_of(place: Path) -> Path:
@@ -28,9 +26,10 @@ def page_of(place: Path) -> Path:
         BadIncident: there is nothing of which a page could be made.
         UsageError: it is a bundle.
     """
-    from mmrepro.base.machine.files import is_file, is_folder
-    from mmrepro.failure.documents.stored import is_bundle
-    from mmrepro.reports.documents import kind_of, write_reports
+    from mmrepro.base.machine import is_file, is_folder
+    from mmrepro.failure.documents import is_bundle
+    from mmrepro.reports import write_reports
+    from mmrepro.reports.documents import kind_of
 
     if is_bundle(place):
         raise UsageError(
@@ -98,11 +97,11 @@ def report(asked: _ReportCommand) -> None:
 
     Example:  mmrepro report last --format html
     """
-    from mmrepro.failure.documents.published import published
+    from mmrepro.failure.documents import as_published
     from mmrepro.reports.documents import kind_of, render
 
     kind = kind_of(asked.incident)
-    loaded = published(kind.load(asked.incident))
+    loaded = as_published(kind.load(asked.incident))
     if asked.full or asked.format == "text":
         from mmrepro.reports.terminal import print_page
 
@@ -124,10 +123,9 @@ def _issue(kind: ReportKind[Any], loaded: object, folder: Path) -> str:
     """The engine's own form, filled in. Raises UsageError: ``loaded`` is no single
     failure."""
     from mmrepro.base.errors import UsageError
-    from mmrepro.failure.documents import Incident
-    from mmrepro.failure.documents.finding import LoadedFinding
+    from mmrepro.failure.documents import Incident, LoadedFinding
     from mmrepro.failure.documents.replay import Fuzz, Replay
-    from mmrepro.reports.issue_form import finding_issue, incident_issue
+    from mmrepro.reports import finding_issue, incident_issue
 
     if isinstance(loaded, Incident):
         return incident_issue(loaded)
@@ -172,10 +170,9 @@ def _upstream(asked: _ReportCommand, loaded: object) -> str:
     """
     from functools import partial
 
-    from mmrepro.failure.documents.finding import LoadedFinding
-    from mmrepro.failure.documents.public import public
+    from mmrepro.failure.documents import LoadedFinding, as_public
     from mmrepro.failure.documents.replay import Replay
-    from mmrepro.reports.finding import upstream_test_of
+    from mmrepro.reports import upstream_test_of
     from mmrepro.search.replay.upstream import confirmed
 
     if isinstance(loaded, Replay):
@@ -186,7 +183,7 @@ def _upstream(asked: _ReportCommand, loaded: object) -> str:
             "A test is written for a finding of mmrepro replay or fuzz.",
             hint=f"mmrepro report f1 --format {_UPSTREAM}",
         )
-    with public(loaded) as shown:
+    with as_public(loaded) as shown:
         if not asked.run:
             return upstream_test_of(shown)
         finding = shown.finding
@@ -249,14 +246,14 @@ def judge(asked: _JudgeCommand) -> None:
 
     Example:  mmrepro judge incidents/ghost-key-eviction-0.23.0-20261121-030000
     """
-    from mmrepro.failure.documents.hashes import checked, signed_by
+    from mmrepro.failure.documents import check_hashes, signed_by
     from mmrepro.reports import load
-    from mmrepro.runs.judge import JudgedAgain, JudgeDocument, rejudge
+    from mmrepro.runs import JudgedAgain, JudgeDocument, rejudge
 
     judged: list[_JudgedRun] = []
     for path in asked.incidents:
         incident = load(path)
-        check = checked(path)
+        check = check_hashes(path)
         if not asked.edited:
             check.refuse_changed(path)
         signer = signed_by(path, check, asked.signers) if asked.signers else ""
@@ -306,7 +303,7 @@ def _scenario(incident: Incident, asked: _JudgeCommand) -> Any:
 
 
 def _print_judged(judged: list[_JudgedRun], *, every: bool) -> None:
-    from mmrepro.base.text.sanitize import plain
+    from mmrepro.base.text import plain
     from rich.console import Console
     from rich.markup import escape
 
@@ -405,10 +402,9 @@ def bundle(asked: _BundleCommand) -> None:
     """
     import os
 
-    from mmrepro.base.machine.files import is_file, is_folder
-    from mmrepro.failure.documents.stored import is_bundle
-    from mmrepro.reports import incident as runs, replay as replays
-    from mmrepro.reports.bundle import write_bundle
+    from mmrepro.base.machine import is_file, is_folder
+    from mmrepro.failure.documents import is_bundle
+    from mmrepro.reports import incident as runs, replay as replays, write_bundle
 
     given = asked.incident
     folder = given if is_folder(given) else given.parent
@@ -441,7 +437,7 @@ def _typed(name: str) -> str:
 def _lines(path: Path) -> list[str]:
     """Raises UsageError: it cannot be read, or has more than can be looked for
     everywhere."""
-    from mmrepro.base.machine.files import read_file
+    from mmrepro.base.machine import read_file
 
     try:
         text = read_file(path, _MAX_SECRETS_BYTES).decode()
@@ -460,7 +456,7 @@ def _lines(path: Path) -> list[str]:
 def _print_bundle(target: Path, manifest: BundleManifest) -> None:
     import shlex
 
-    from mmrepro.base.text.sanitize import plain
+    from mmrepro.base.text import plain
     from rich.console import Console
     from rich.markup import escape
 

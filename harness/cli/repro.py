@@ -21,7 +21,7 @@ def repro(asked: ReproCommand) -> None:
     client.py" """
     from mmrepro.cli.replay import box_there, conduct_search, device_there
     from mmrepro.cli.sources import released
-    from mmrepro.reports.replay import KIND, write_replay
+    from mmrepro.reports import REPLAY_REPORT, write_replay
     from mmrepro.search.replay.session import jobs_of
     from mmrepro.search.repro.report import releases_of
     from mmrepro.search.repro.session import Reproducing
@@ -33,4 +33,6 @@ def repro(asked: ReproCommand) -> None:
     session = Reproducing(asked, write=write_replay)
     engine = session.asked.server.engine
     servers = [(engine, release) for release in releases_of(session.asked)]
-    conduct_search(session.options, jobs_of(asked), lambda: session, KIND, servers)
+    conduct_search(
+        session.options, jobs_of(asked), lambda: session, REPLAY_REPORT, servers
+    )

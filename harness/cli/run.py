@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING
 import typer
 from mmrepro.base.errors import ExitCode
 from mmrepro.cli.options import command
-from mmrepro.runs.options import RunCommand
+from mmrepro.runs import RunCommand
 
 if TYPE_CHECKING:
+    from mmrepro.engines.environments import EnvironmentSpec
     from mmrepro.failure.documents import Incident
-    from mmrepro.runs.starter import Starter
+    from mmrepro.runs import Starter
     from mmrepro.scenario import Scenario
     from rich.console import Console
 
@@ -28,8 +29,7 @@ def run(asked: RunCommand) -> None:
     from mmrepro.cli.commits import use_index
     from mmrepro.cli.console import announce, emit
     from mmrepro.cli.sources import released
-    from mmrepro.runs.start import target
-    from mmrepro.runs.starter import Starter
+    from mmrepro.runs import Starter, target
     from mmrepro.scenario.registry import load_scenario
     from rich.console import Console
 
@@ -42,9 +42,11 @@ def run(asked: RunCommand) -> None:
         raise UsageError(
             "--keep-server and --repeat cannot be combined: one server is kept."
         )
-    what = target(chosen, asked)
-    announce(what, yes=asked.yes)
-    about = f"{chosen.full_name} on {chosen.engine} {what.release} ({what.device})"
+    resolved = target(chosen, asked)
+    announce(resolved, yes=asked.yes)
+    about = (
+        f"{chosen.full_name} on {chosen.engine} {resolved.release} ({resolved.device})"
+    )
     console = Console(stderr=asked.json, quiet=asked.quiet)
     several = repeat > 1 or chosen.control_server is not None
     with Starter(asked.start_mode, several=several) as starter:
@@ -52,6 +54,7 @@ def run(asked: RunCommand) -> None:
             _one(
                 chosen,
                 asked.numbered(number) if repeat > 1 else asked,
+                resolved,
                 starter,
                 about,
                 console,
@@ -70,6 +73,7 @@ def run(asked: RunCommand) -> None:
 def _one(
     scenario: Scenario,
     asked: RunCommand,
+    resolved: EnvironmentSpec,
     starter: Starter,
     about: str,
     console: Console,
@@ -77,30 +81,29 @@ def _one(
     from mmrepro.base.errors import UsageError
     from mmrepro.cli.console import table_console
     from mmrepro.cli.progress import Progress
-    from mmrepro.failure.documents.folder import discard
-    from mmrepro.failure.documents.published import published
+    from mmrepro.failure.documents import as_published, discard_folder
+    from mmrepro.reports import INCIDENT_REPORT, load_incident
     from mmrepro.reports.documents import write
-    from mmrepro.reports.incident import KIND, load
     from mmrepro.reports.terminal import print_page
-    from mmrepro.runs.runner import begin, execute
+    from mmrepro.runs import begin_run, execute_run
 
     display = Progress(console, about, verbose=asked.verbose)
-    journal = begin(scenario, asked, display)
+    journal = begin_run(scenario, asked, resolved, display)
     try:
         with display:
-            incident = execute(scenario, asked, journal, starter)
+            incident = execute_run(scenario, asked, resolved, journal, starter)
     except (UsageError, ModuleNotFoundError):  # nothing was run: no incident
-        discard(journal.folder)
+        discard_folder(journal.folder)
         raise
     except BaseException:
         _keep_partial(journal.folder)
         raise
     # The incident as it was written: what is printed is redacted as the files are.
-    incident = load(journal.folder)
-    write(KIND, incident, journal.folder)
+    incident = load_incident(journal.folder)
+    write(INCIDENT_REPORT, incident, journal.folder)
     if not asked.json:
-        place = f"{incident.incident_dir}/{KIND.files[1]}"
-        page = KIND.compose(published(incident))
+        place = f"{incident.incident_dir}/{INCIDENT_REPORT.files[1]}"
+        page = INCIDENT_REPORT.compose(as_published(incident))
         print_page(page, table_console(), place, full=asked.full, quiet=asked.quiet)
     return incident
 

@@ -15,7 +15,7 @@ from mmrepro.base.options import Command, option
 from mmrepro.cli.console import emit, print_rows, table_console
 from mmrepro.cli.find import foreign
 from mmrepro.cli.options import command
-from mmrepro.runs.options import split_variant
+from mmrepro.runs import split_variant
 
 if TYPE_CHECKING:
     from datetime import datetime
@@ -24,9 +24,7 @@ if TYPE_CHECKING:
     from mmrepro.reports.blocks import Inline, Page, Section
     from mmrepro.scenario.definition import Scenario
     from mmrepro.scenario.reading import DeclaredScenario
-    from mmrepro.tools.catalogue.claims import JudgedClaim
-    from mmrepro.tools.catalogue.recorded import RecordedRun
-    from mmrepro.tools.catalogue.standing import Newest, Standing
+    from mmrepro.tools.catalogue import JudgedClaim, Newest, RecordedRun, Standing
 
 
 # ---------------------------------------------------------------- mmrepro list
@@ -75,16 +73,18 @@ def list_scenarios(asked: _ListCommand) -> None:
         _alive(asked)
         return
     if asked.markdown:
-        from mmrepro.tools.catalogue.standing import known, page
+        from mmrepro.tools.catalogue import catalogue_page, known_standings
 
-        failures, broken = known(_recorded(asked.ledger), names, trust=asked.trust)
+        failures, broken = known_standings(
+            _recorded(asked.ledger), names, trust=asked.trust
+        )
         for error in broken.values():
             raise error
-        typer.echo(page(failures), nl=False)
+        typer.echo(catalogue_page(failures), nl=False)
         return
     if asked.json:
         from mmrepro.scenario.registry import scenario_names
-        from mmrepro.tools.catalogue.documents import ListDocument
+        from mmrepro.tools.catalogue import ListDocument
 
         facts = [_facts(name, asked.trust) for name in names or scenario_names()]
         emit(ListDocument(scenarios=facts))
@@ -96,7 +96,7 @@ def list_scenarios(asked: _ListCommand) -> None:
 def _facts(name: str, trust: bool) -> dict[str, Any]:
     """What ``--json`` has of one. Raises UnknownScenario."""
     from mmrepro.scenario.reading import DeclaredScenario
-    from mmrepro.tools.catalogue.documents import listed, listed_as_declared
+    from mmrepro.tools.catalogue import listed, listed_as_declared
 
     loaded = _loaded(name, trust)
     if isinstance(loaded, BrokenScenario):
@@ -123,10 +123,12 @@ def _loaded(name: str, trust: bool) -> Scenario | DeclaredScenario | BrokenScena
 def _rows(names: Sequence[str], trust: bool) -> Iterator[tuple[str, ...]]:
     """A line for each failure. mmrepro's own scenarios are read from its index: loading
     all of them takes too long here."""
-    from mmrepro.tools.catalogue.find import entries
+    from mmrepro.tools.catalogue import index_entries
 
     theirs = foreign()
-    rows = {entry.name: entry.row for entry in entries() if entry.kind == "scenario"}
+    rows = {
+        entry.name: entry.row for entry in index_entries() if entry.kind == "scenario"
+    }
     for name in names or sorted({*rows, *theirs}):
         if name in rows and name not in theirs:
             yield rows[name]
@@ -145,24 +147,24 @@ def _recorded(ledger: Path | None) -> list[RecordedRun]:
         InfrastructureError: the list that comes with mmrepro cannot be read.
         BadLedger: the ledger cannot be.
     """
-    from mmrepro.history.ledger import read
+    from mmrepro.history import read_history
     from mmrepro.scenarios.data import recorded_runs
-    from mmrepro.tools.catalogue.recorded import load, of_history
+    from mmrepro.tools.catalogue import load_recorded, of_history
 
-    runs = load(recorded_runs())
+    runs = load_recorded(recorded_runs())
     if ledger is None:
         return runs
-    return [*runs, *of_history(read(ledger), str(ledger))]
+    return [*runs, *of_history(read_history(ledger), str(ledger))]
 
 
 def _alive(asked: _ListCommand) -> None:
     """What recorded runs show of the newest releases. Raises as :func:`_recorded` and
     ``known``."""
-    from mmrepro.tools.catalogue.standing import known, newest_of, standings, strangers
+    from mmrepro.tools.catalogue import known_standings, newest_of, standings, strangers
 
     names = asked.scenarios
     runs = _recorded(asked.ledger)
-    failures, broken = known(runs, names, trust=asked.trust)
+    failures, broken = known_standings(runs, names, trust=asked.trust)
     engines: dict[str, str] = {}
     for failure in failures:
         engines[failure.scenario.engine] = failure.scenario.release
@@ -170,7 +172,7 @@ def _alive(asked: _ListCommand) -> None:
     rows = standings(failures, newest)
     unknown = [] if names else strangers(runs, failures)
     if asked.json:
-        from mmrepro.tools.catalogue.documents import AliveDocument
+        from mmrepro.tools.catalogue import AliveDocument
 
         why = {name: error.message for name, error in broken.items()}
         document = AliveDocument(
@@ -242,7 +244,7 @@ def _row(row: Standing, *, alone: bool) -> tuple[Inline, ...]:
 
 def _notes(newest: Iterable[Newest]) -> Iterator[str]:
     """What is to be said of the newest releases themselves."""
-    from mmrepro.tools.catalogue.standing import INDEX
+    from mmrepro.tools.catalogue import CATALOGUE_PAGE
 
     for release in newest:
         if release.kernels:
@@ -250,7 +252,7 @@ def _notes(newest: Iterable[Newest]) -> Iterator[str]:
                 f"{release.engine} {release.release} has no wheel for this device: its "
                 f"Python runs over the kernels of {release.kernels}."
             )
-        if release.says != INDEX:
+        if release.says != CATALOGUE_PAGE:
             yield (
                 f"{release.engine}: {release.why}. Its newest release that is known "
                 f"here, {release.release}, stands in the place of the newest one."
@@ -340,7 +342,7 @@ def show(asked: _ShowCommand) -> None:
     observed = loaded.live_conditions(LiveFacts(loaded.engine, loaded.release))
     live = {condition.id for condition in observed}
     if asked.json:
-        from mmrepro.tools.catalogue.documents import shown
+        from mmrepro.tools.catalogue import shown
 
         emit(shown(loaded, conditions, live))
         return
@@ -377,7 +379,7 @@ def _show_declared(asked: _ShowCommand) -> None:
 
     read = read_declared(asked.scenario)
     if asked.json:
-        from mmrepro.tools.catalogue.documents import shown_as_declared
+        from mmrepro.tools.catalogue import shown_as_declared
 
         emit(shown_as_declared(read))
         return
@@ -530,11 +532,11 @@ def _condition_row(condition: Condition, live: set[str]) -> tuple[str, ...]:
 def _claims(asked: _ShowCommand) -> None:
     """Print the claims of the original reports, and the run that judged each."""
     from mmrepro.scenarios.data import claims as file
-    from mmrepro.tools.catalogue.claims import Claims, load
+    from mmrepro.tools.catalogue import Claims, load_claims
 
     names = {_name_of(name, asked.trust) for name in asked.scenarios}
     chosen: list[JudgedClaim] = []
-    for claim in load(file()):
+    for claim in load_claims(file()):
         if names and claim.scenario not in names:
             continue
         if asked.status in (None, claim.judged.status):
@@ -557,7 +559,7 @@ def _name_of(given: str, trust: bool) -> str:
 
 def _print_claim_counts(claims: Sequence[JudgedClaim]) -> None:
     """One line a scenario: all claims are ten screens."""
-    from mmrepro.failure.documents import ClaimStatus
+    from mmrepro.base.records import ClaimStatus
     from mmrepro.reports.blocks import Paragraph, count, table
     from mmrepro.reports.terminal import print_blocks
 
@@ -577,11 +579,11 @@ def _print_claim_counts(claims: Sequence[JudgedClaim]) -> None:
 
 
 def _print_claims(claims: Sequence[JudgedClaim]) -> None:
-    from mmrepro.failure.documents import ClaimStatus
+    from mmrepro.base.records import ClaimStatus
+    from mmrepro.reports import CLAIM_MARKS
     from mmrepro.reports.blocks import table, toned
     from mmrepro.reports.terminal import print_blocks
-    from mmrepro.reports.words import CLAIMS
-    from mmrepro.tools.catalogue.claims import words
+    from mmrepro.tools.catalogue import claim_words
 
     heads = ["claim:name", "status:name", "what it says", "made in:name", "judged:name"]
     rows = []
@@ -590,7 +592,9 @@ def _print_claims(claims: Sequence[JudgedClaim]) -> None:
         # Variants are named only where they are what tells two claims apart.
         variants = f" ({', '.join(claim.variants)})" if often[claim.name] > 1 else ""
         judged = claim.judged
-        status = toned(words(judged.status), CLAIMS[ClaimStatus(judged.status)][2])
+        status = toned(
+            claim_words(judged.status), CLAIM_MARKS[ClaimStatus(judged.status)][2]
+        )
         name = claim.name + variants
         rows.append((name, status, claim.text, claim.made_in, f"{judged.at.date()}"))
     print_blocks(table(heads, rows), table_console())

@@ -44,9 +44,9 @@ def released(asked: C, engine: str = "") -> C:
             "--source is a release of its own: --release and --commit exclude it.",
             hint=f"--source {text}",
         )
-    from mmrepro.engines.environments.source import resolve
+    from mmrepro.engines.environments import resolve_source
 
-    source = resolve(text, kernels=given.kernels, device=device, engine=engine)
+    source = resolve_source(text, kernels=given.kernels, device=device, engine=engine)
     typer.echo(f"{source.tree.engine} {source.tree.version}: {source.words}", err=True)
     name = "releases" if several else "release"
     value = (*given.releases, source.release) if several else source.release
@@ -62,9 +62,8 @@ def newest(engine: str, device: str) -> str:
         UsageError: it is not said of which engine.
         EnvironmentBuildError: the index cannot be asked.
     """
-    from mmrepro.base.machine.files import device_of
-    from mmrepro.engines.environments.index import releases_of
-    from mmrepro.engines.environments.spec import SPECS
+    from mmrepro.base.machine import device_of
+    from mmrepro.engines.environments import SPECS, releases_of
 
     if engine not in SPECS:
         raise UsageError(

@@ -21,12 +21,12 @@ def upgrade(asked: UpgradeCommand) -> None:
 
     Example:  mmrepro upgrade 0.32.0 0.33.0 --engine vllm --traffic night.har
     """
-    from mmrepro.campaign.trial import TrialOptions
+    from mmrepro.campaign import TrialOptions
     from mmrepro.cli.campaign import announce_servers, carry_out
     from mmrepro.cli.sources import released
     from mmrepro.engines import get_engine
+    from mmrepro.reports import UPGRADE_REPORT
     from mmrepro.reports.documents import keep
-    from mmrepro.reports.upgrade import KIND
     from mmrepro.search.upgrade.session import Upgrading, with_servers
 
     old, new = asked.sides()
@@ -37,12 +37,12 @@ def upgrade(asked: UpgradeCommand) -> None:
     asked = with_servers(asked, before.release, after.release)
     for server in (asked.server, asked.new_server):
         get_engine(server.engine).given(server.args)
-    session = Upgrading(asked, write=partial(keep, KIND))
+    session = Upgrading(asked, write=partial(keep, UPGRADE_REPORT))
     wanted = [(one.engine, one.release) for one in (asked.server, asked.new_server)]
     announce_servers(asked, wanted, new=session.folder)
     made = carry_out(
         session,
-        KIND,
+        UPGRADE_REPORT,
         asked,
         TrialOptions(),
         jobs=None if asked.ray else 1,

@@ -56,13 +56,11 @@ def start(asked: _WarmStartCommand) -> None:
     Example:  mmrepro env warm start ghost-key-eviction
     """
     from mmrepro.base.errors import InfrastructureError
-    from mmrepro.base.machine.files import cache_root
-    from mmrepro.engines.environments.build import ensure
+    from mmrepro.base.machine import cache_root
+    from mmrepro.engines.environments import ensure
     from mmrepro.engines.supervise import free_port
     from mmrepro.engines.supervise.warm import ForkServers, Refused
-    from mmrepro.runs.options import RunCommand
-    from mmrepro.runs.start import ServerSpec, target
-    from mmrepro.runs.starter import fork_server_spec, warm_root
+    from mmrepro.runs import RunCommand, ServerSpec, fork_server_spec, target, warm_root
     from mmrepro.scenario.registry import load_scenario
     from rich.console import Console
 
@@ -109,7 +107,7 @@ def status(asked: _WarmStatusCommand) -> None:
     Example:  mmrepro env warm status
     """
     from mmrepro.engines.supervise.warm import kept_fork_servers
-    from mmrepro.runs.starter import warm_root
+    from mmrepro.runs import warm_root
 
     living = kept_fork_servers(warm_root())
     if asked.json:
@@ -142,7 +140,7 @@ def stop(asked: _WarmStopCommand) -> None:
     """
     from mmrepro.base.errors import UsageError
     from mmrepro.engines.supervise.warm import kept_fork_servers
-    from mmrepro.runs.starter import warm_root
+    from mmrepro.runs import warm_root
 
     key = asked.key
     chosen = [

@@ -17,8 +17,8 @@ from mmrepro.cli.options import command
 
 if TYPE_CHECKING:
     from mmrepro.engines import Engine
-    from mmrepro.live.diagnose.starts import StartReading
-    from mmrepro.probes.data import LogLine
+    from mmrepro.live.diagnose import StartReading
+    from mmrepro.probes import LogLine
 
 _GRACE_S = 5.0
 _READY, _FAILED, _UNTOLD = 0, 1, 3
@@ -72,8 +72,8 @@ def why(asked: _WhyCommand) -> None:
     """
     from mmrepro.base.errors import UsageError
     from mmrepro.engines import get_engine
-    from mmrepro.failure.documents.published import published
-    from mmrepro.live.diagnose.cause_rules import with_rules
+    from mmrepro.failure.documents import as_published
+    from mmrepro.live.diagnose import with_rules
 
     if bool(asked.files) == bool(asked.child):
         raise UsageError(
@@ -83,7 +83,7 @@ def why(asked: _WhyCommand) -> None:
     engine = None if asked.engine == "auto" else get_engine(asked.engine)
     with with_rules(asked.rules):
         answer = _watched(asked, engine) if asked.child else _read(asked, engine)
-    answer = published(answer)
+    answer = as_published(answer)
     emit(answer) if asked.json else _print(answer)
     if code := _code(answer):
         raise typer.Exit(code)
@@ -100,8 +100,8 @@ def _read(asked: _WhyCommand, engine: Engine | None) -> StartReading:
 
     from mmrepro.base.errors import UsageError
     from mmrepro.engines.starts import lines_of
-    from mmrepro.live.diagnose.starts import read_start
-    from mmrepro.probes.base import Unavailable
+    from mmrepro.live.diagnose import read_start
+    from mmrepro.probes import Unavailable
     from mmrepro.probes.log_files import BROKEN, kept, logs_below
 
     notes: list[str] = []
@@ -125,9 +125,9 @@ def _watched(asked: _WhyCommand, engine: Engine | None) -> StartReading:
     import shutil
 
     from mmrepro.base.errors import UsageError
-    from mmrepro.base.machine.gpu import read_gpus
+    from mmrepro.base.machine import read_gpus
     from mmrepro.engines.supervise import start_engine
-    from mmrepro.live.diagnose.starts import StartState, watch_start
+    from mmrepro.live.diagnose import StartState, watch_start
 
     program = asked.child[0]
     if shutil.which(program) is None:
@@ -168,7 +168,7 @@ def _watched(asked: _WhyCommand, engine: Engine | None) -> StartReading:
 
 
 def _line(line: LogLine) -> None:
-    from mmrepro.base.text.sanitize import one_line
+    from mmrepro.base.text import one_line
     from mmrepro.probes.log_words import public_line
 
     typer.echo(one_line(public_line(line), 400), err=True)
@@ -179,7 +179,7 @@ _MOST_WHY, _MOST_ADVICE = 6, 4
 
 def _print(answer: StartReading) -> None:
     """Print at most 20 lines, the verdict last."""
-    from mmrepro.base.text.sanitize import one_line
+    from mmrepro.base.text import one_line
     from mmrepro.probes.log_words import public_line
     from rich.console import Console
     from rich.markup import escape

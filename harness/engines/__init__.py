@@ -10,10 +10,20 @@ from typing import TYPE_CHECKING, Final
 
 from mmrepro.base.errors import UsageError, did_you_mean
 from mmrepro.engines.base import (
+    BOOT as BOOT,
+    PROXY as PROXY,
+    SERVED_MODEL as SERVED_MODEL,
+    UVICORN_STARTS as UVICORN_STARTS,
     Engine as Engine,
     LaunchPlan as LaunchPlan,
     LaunchRequest as LaunchRequest,
+    Mitigation as Mitigation,
+    Patch as Patch,
     Signs as Signs,
+    StackRole as StackRole,
+    has_option as has_option,
+    option_of as option_of,
+    without_prefix as without_prefix,
 )
 from mmrepro.engines.folders import folders
 
@@ -81,7 +91,7 @@ def spec_for(
         UnknownRelease: not a version number; or the index of commits has no wheel.
         EnvironmentBuildError: the index of commits cannot be asked.
     """
-    from mmrepro.base.machine.files import device_of
+    from mmrepro.base.machine import device_of
 
     adapter = get_engine(engine)
     if device not in ("auto", "cpu", "cuda"):

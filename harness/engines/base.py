@@ -253,7 +253,7 @@ class Engine(ABC):
     def role_of(self, name: str, cmdline: str) -> str:
         """What a process of the engine is called in reports, from its name and command
         line."""
-        from mmrepro.probes.processes import role_from_title
+        from mmrepro.probes import role_from_title
 
         return role_from_title(name, cmdline)
 
@@ -368,8 +368,7 @@ class Engine(ABC):
         """The command that starts the server; ``{tiny:NAME}`` in an option stands for
         the folder of a tiny model or adapter, which is written. Raises as
         :meth:`given`."""
-        from mmrepro.base.machine.files import cache_root
-        from mmrepro.base.machine.gpu import hide
+        from mmrepro.base.machine import cache_root, hide_gpus
         from mmrepro.engines.features import PAIR
         from mmrepro.engines.models.tiny import MODELS_DIR, with_folders
         from mmrepro.engines.supervise import Entry
@@ -381,7 +380,7 @@ class Engine(ABC):
         request = replace(request, server_args=tuple(args), server_env=variables)
         device = request.environment.spec.device
         settings = [
-            *(request.gpu if device == "cuda" else hide()),
+            *(request.gpu if device == "cuda" else hide_gpus()),
             *self.settings(request),
         ]
         patches = (*self.own_patches(request), *request.all_patches)
@@ -427,7 +426,7 @@ class Engine(ABC):
         return []
 
     def _model_modules(self, model: Path) -> Iterator[str]:
-        from mmrepro.base.machine.files import MOST_CONFIG_BYTES, read_file
+        from mmrepro.base.machine import MOST_CONFIG_BYTES, read_file
 
         try:
             kind = json.loads(read_file(model / "config.json", MOST_CONFIG_BYTES))[

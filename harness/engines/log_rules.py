@@ -17,8 +17,8 @@ from typing import Any, Final
 
 import hyperscan
 from mmrepro.base.errors import UsageError
-from mmrepro.base.machine.files import open_to_read, parse_toml
-from mmrepro.probes.log_anchors import anchors_of
+from mmrepro.base.machine import open_to_read, parse_toml
+from mmrepro.probes import anchors_of
 
 _DOCS: Final = "docs/logs.md#your-own-rules has an example"
 _CERTAINTIES: Final = ("certain", "likely", "possible")

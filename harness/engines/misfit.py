@@ -14,8 +14,7 @@ from pathlib import Path
 from mmrepro.engines.environments.spec import Environment
 from mmrepro.engines.environments.store import list_environments, site_packages
 from mmrepro.engines.starts import LoggedException, lines_of, raised
-from mmrepro.probes.base import Unavailable
-from mmrepro.probes.data import LogLine
+from mmrepro.probes import LogLine, Unavailable
 from mmrepro.probes.log_files import BROKEN
 from packaging.version import Version
 

@@ -26,18 +26,19 @@ from typing import TYPE_CHECKING, BinaryIO, Final
 from mmrepro.base.errors import did_you_mean
 from mmrepro.base.units import MIB, size
 from mmrepro.engines.environments.loading import SYSTEM_PACKAGES
-from mmrepro.probes.base import Unavailable
-from mmrepro.probes.data import QUOTED_CHAR, LogLine
-from mmrepro.probes.log_files import BROKEN, open_log
-from mmrepro.probes.log_reader import LineReader
-from mmrepro.probes.log_words import public_line
-from mmrepro.probes.tracebacks import (
+from mmrepro.probes import (
     MAX_MESSAGE_LINES,
+    QUOTED_CHAR,
+    LineReader,
+    LogLine,
     RaisedException,
     TracebackFrame,
     Tracebacks,
+    Unavailable,
     exceptions_in,
 )
+from mmrepro.probes.log_files import BROKEN, open_log
+from mmrepro.probes.log_words import public_line
 
 if TYPE_CHECKING:
     from mmrepro.engines.base import Engine

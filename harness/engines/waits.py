@@ -18,7 +18,7 @@ from enum import StrEnum
 from functools import cache
 
 from mmrepro.engines.folders import made_of, table
-from mmrepro.probes.data import Frame
+from mmrepro.probes import Frame
 from packaging.specifiers import SpecifierSet
 from packaging.version import InvalidVersion, Version
 

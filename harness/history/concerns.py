@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import Annotated, Final
 
 from mmrepro.base.errors import UsageError
-from mmrepro.base.machine.files import read_toml
+from mmrepro.base.machine import read_toml
 from mmrepro.base.records import Record, misfits
-from mmrepro.base.text.sanitize import one_line
-from mmrepro.failure.documents.ledger import (
+from mmrepro.base.text import one_line
+from mmrepro.failure.documents import (
     Attempt,
     Cell,
     Event,

@@ -10,8 +10,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
-from mmrepro.base.text.sanitize import one_line
-from mmrepro.failure.documents.ledger import (
+from mmrepro.base.text import one_line
+from mmrepro.failure.documents import (
     Attempt,
     Cell,
     Event,

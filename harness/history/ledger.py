@@ -10,12 +10,10 @@ from pathlib import Path, PurePosixPath
 from typing import TypeAlias
 
 from mmrepro.base.errors import BadLedger, LedgerBusy, UsageError
-from mmrepro.base.machine.files import is_folder, read_file
-from mmrepro.base.machine.journal import Journal, KeptT
+from mmrepro.base.machine import Journal, KeptT, is_folder, read_file
 from mmrepro.base.records import misfits
-from mmrepro.base.text.redact import Redactor
-from mmrepro.base.text.sanitize import one_line
-from mmrepro.failure.documents.ledger import (
+from mmrepro.base.text import Redactor, one_line
+from mmrepro.failure.documents import (
     LEDGER_FILE,
     LEDGER_VERSION,
     Attempt,

@@ -12,8 +12,7 @@ from pathlib import Path
 
 from mmrepro.base.errors import BadLedger, UnwritableOutput
 from mmrepro.base.records import Moment
-from mmrepro.failure.documents import INCIDENT_FILE
-from mmrepro.failure.documents.ledger import Attempt, Event, Night, NightState
+from mmrepro.failure.documents import INCIDENT_FILE, Attempt, Event, Night, NightState
 from mmrepro.history.events import events
 from mmrepro.history.ledger import History, Ledger, NightRuns, read
 

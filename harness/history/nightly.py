@@ -13,7 +13,7 @@ from typing import Any, Final, NamedTuple
 
 from mmrepro.base.records import Document
 from mmrepro.base.units import Tone, count, duration, sane
-from mmrepro.failure.documents.ledger import Attempt, Cell, Event, Night, NightState
+from mmrepro.failure.documents import Attempt, Cell, Event, Night, NightState
 from mmrepro.history.concerns import Concern, Quarantine, concerns
 from mmrepro.history.events import ALARMS, events as find_events
 from mmrepro.history.ledger import History, NightRuns

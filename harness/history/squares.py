@@ -12,9 +12,9 @@ from itertools import groupby
 from typing import Final, NamedTuple
 
 from mmrepro.base.records import Fidelity
-from mmrepro.base.text.sanitize import one_line
+from mmrepro.base.text import one_line
 from mmrepro.base.units import Tone, count, duration, sane, slug
-from mmrepro.failure.documents.ledger import Attempt, Cell, Event, EventKind, Planned
+from mmrepro.failure.documents import Attempt, Cell, Event, EventKind, Planned
 from mmrepro.failure.signature import Outcome
 from mmrepro.history.concerns import Quarantine, QuarantineEntry
 from mmrepro.history.ledger import NightRuns

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from mmrepro.failure.documents.ledger import Attempt, Cell, EventKind
+from mmrepro.failure.documents import Attempt, Cell, EventKind
 from mmrepro.failure.signature import Outcome
 
 _Z_95 = 1.959963984540054

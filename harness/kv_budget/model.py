@@ -11,8 +11,8 @@ from functools import partial
 from pathlib import Path
 
 from mmrepro.base.errors import UsageError
-from mmrepro.base.machine.files import read_file
-from mmrepro.engines.models.qwen import smart_resize
+from mmrepro.base.machine import read_file
+from mmrepro.engines.models import smart_resize
 from mmrepro.kv_budget.eras import BudgetEngine
 from mmrepro.kv_budget.layers import FULL, LayerKind, Layers, layers_of
 

@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 from mmrepro.base import common_options as common, units
 from mmrepro.base.errors import UsageError
 from mmrepro.base.options import OUTPUT, Command, option
-from mmrepro.base.text.sanitize import one_line
+from mmrepro.base.text import one_line
 from mmrepro.kv_budget import plans
 from mmrepro.kv_budget.base import MAX_DECIMALS, MemoryPlan
 from mmrepro.kv_budget.eras import (

@@ -16,27 +16,34 @@ from typing import Annotated, Any, cast
 
 import pytest
 from mmrepro.base.errors import MmreproError, UsageError
-from mmrepro.base.text.sanitize import one_line
-from mmrepro.campaign.matrix.options import (
+from mmrepro.base.text import one_line
+from mmrepro.campaign import (
+    CONFIRM,
+    INCIDENTS,
+    REPEAT,
+    RUN_TIMEOUT_S,
+    EnvironmentGroup,
+    TrialOptions,
+    cell_of,
+    groups_of,
+    incident_in,
+)
+from mmrepro.campaign.matrix import (
     Device,
     MatrixFile,
     MatrixRunCommand,
     Seconds,
     Texts,
-    load,
+    load_matrix,
+    matrix_plan,
+    night_options,
+    planned,
 )
-from mmrepro.campaign.matrix.plan import plan, planned
-from mmrepro.campaign.matrix.session import night_options
-from mmrepro.campaign.schedule import CONFIRM, REPEAT, EnvironmentGroup, groups_of
-from mmrepro.campaign.trial import TIMEOUT_S, TrialOptions, cell_of, incident_in
-from mmrepro.campaign.work import INCIDENTS
-from mmrepro.failure.documents import Incident
-from mmrepro.failure.documents.folder import unused
-from mmrepro.failure.documents.ledger import Attempt, Cell, Planned
+from mmrepro.failure.documents import Attempt, Cell, Incident, Planned, unused_folder
 from mmrepro.failure.signature import Outcome
-from mmrepro.history.concerns import Quarantine, load_quarantine
-from mmrepro.history.states import JobState
-from mmrepro.pytest_plugin import (
+from mmrepro.history import JobState, Quarantine, load_quarantine
+from mmrepro.pytest_plugin.running import CellResult, How, Runs, failure, sentence
+from mmrepro.pytest_plugin.settings import (
     FIXTURE,
     MARKER,
     PROPERTY,
@@ -45,10 +52,8 @@ from mmrepro.pytest_plugin import (
     out_folder,
     session_name,
 )
-from mmrepro.pytest_plugin.running import CellResult, How, Runs, failure, sentence
 from mmrepro.reports.documents import MARKDOWN_FILE
-from mmrepro.runs.options import RunCommand
-from mmrepro.runs.start import target
+from mmrepro.runs import RunCommand, target
 from mmrepro.scenario.registry import load_scenario
 from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError
 
@@ -61,12 +66,12 @@ class MatrixToml(pytest.File):
 
     def collect(self) -> Iterator[EnvironmentCells]:
         try:
-            self.given = load(self.path)
+            self.given = load_matrix(self.path)
             named = self.given.matrix.quarantine
             self.quarantine = load_quarantine(named) if named else Quarantine()
             # pytest runs the Python of a folder that it collects, this plug-in or not.
             over = MatrixRunCommand(trust=True)
-            made = plan(self._night, self.given.cell, over, self.given.matrix)
+            made = matrix_plan(self._night, self.given.cell, over, self.given.matrix)
         except MmreproError as error:
             raise self.CollectError(sentence(error)) from None
 
@@ -226,7 +231,7 @@ class RunArguments(BaseModel):
     mitigations: Texts = []
     options: Annotated[Texts, BeforeValidator(_pairs)] = []
     server_args: Texts = []
-    timeout: Seconds = TIMEOUT_S
+    timeout: Seconds = RUN_TIMEOUT_S
 
     def planned(self) -> Planned:
         """The cell. Raises UsageError: there is none such."""
@@ -403,7 +408,7 @@ def _run(
     root, (group,) = out_folder(item.config), groups_of([cell])
     name = re.sub(r"[^A-Za-z0-9.]+", "-", item.nodeid).strip("-.")[-100:]
     below = root / INCIDENTS
-    night = unused(below / session_name(item.config) / name).relative_to(below)
+    night = unused_folder(below / session_name(item.config) / name).relative_to(below)
     runs = Runs(How(root, str(night), TrialOptions(timeout_s=asked.timeout)))
     with contextlib.closing(runs):
         attempts = runs.run(group, cell)

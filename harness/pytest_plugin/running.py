@@ -18,18 +18,23 @@ from typing import NoReturn
 import pytest
 from filelock import FileLock, Timeout
 from mmrepro.base.errors import MmreproError
-from mmrepro.base.text.redact import Redactor
-from mmrepro.base.text.sanitize import clip, one_line, plain
+from mmrepro.base.text import Redactor, clip, one_line, plain
 from mmrepro.base.units import duration
-from mmrepro.campaign.provisions import Bound, Provisions
-from mmrepro.campaign.schedule import EnvironmentGroup, Estimates
-from mmrepro.campaign.trial import TrialOptions, Trials
-from mmrepro.campaign.work import CellsUntilWhole, LocalPlaces, Workplace
-from mmrepro.failure.documents.ledger import Attempt, Planned
+from mmrepro.campaign import (
+    Bound,
+    CellsUntilWhole,
+    EnvironmentGroup,
+    Estimates,
+    LocalPlaces,
+    Provisions,
+    TrialOptions,
+    Trials,
+    Workplace,
+)
+from mmrepro.failure.documents import Attempt, Planned
 from mmrepro.failure.signature import Outcome
-from mmrepro.history.ledger import History
-from mmrepro.history.states import VERDICTS, JobState, Settled, settle
-from mmrepro.pytest_plugin import PROPERTY, skips_inconclusive
+from mmrepro.history import VERDICTS, History, JobState, Settled, settle_cell
+from mmrepro.pytest_plugin.settings import PROPERTY, skips_inconclusive
 from mmrepro.reports.documents import MARKDOWN_FILE
 
 _DETAIL_LINES = 6
@@ -55,7 +60,7 @@ class CellResult:
 
     @cached_property
     def settled(self) -> Settled:
-        return settle(self.attempts)
+        return settle_cell(self.attempts)
 
     @property
     def expected(self) -> Outcome | None:

@@ -21,7 +21,7 @@ from functools import lru_cache
 from typing import Final, Literal
 
 from mmrepro.base.errors import UsageError, did_you_mean
-from mmrepro.failure.documents.upgrade import Area, Block, Difference, Outcome
+from mmrepro.failure.documents import Area, Block, Difference, UpgradeOutcome
 
 CONFIDENCE = 0.99
 _NONE_TIMES = 5
@@ -336,11 +336,11 @@ class Change:
         return self.low > 0 or self.high < 0
 
     @property
-    def outcome(self) -> Outcome:
+    def outcome(self) -> UpgradeOutcome:
         if self.differs:
-            return Outcome.DIFFERENCE
+            return UpgradeOutcome.DIFFERENCE
         within = self.bound <= self.metric.limit(self.threshold)
-        return Outcome.NONE if within else Outcome.UNTOLD
+        return UpgradeOutcome.NONE if within else UpgradeOutcome.UNTOLD
 
     @property
     def matters(self) -> bool:
@@ -350,7 +350,7 @@ class Change:
     def settled(self) -> bool:
         """Whether more blocks would change what is said of it."""
         if not self.differs:
-            return self.outcome is Outcome.NONE
+            return self.outcome is UpgradeOutcome.NONE
         limit = self.metric.limit(self.threshold)
         half = (self.high - self.low) / 2
         if self.toward_worse <= 0 or self.matters:
@@ -475,7 +475,7 @@ def _statement(change: Change, low: float, high: float) -> str:
             text += f" ({_percent(least)} to {_percent(most)})"
         return text
 
-    if change.outcome is Outcome.NONE:
+    if change.outcome is UpgradeOutcome.NONE:
         bound = _percent(metric.relative(change.bound))
         return f"no difference above {bound} {unit}" if float(bound) else "the same"
     return (

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Literal, TypeVar
 from mmrepro.base.errors import UsageError
 from mmrepro.base.records import EVIDENCE_DIR, Document, Record
 from mmrepro.engines import ENGINES, get_engine
-from mmrepro.engines.environments.spec import Environment
+from mmrepro.engines.environments import Environment
 from mmrepro.failure.documents import (
     ClaimResult,
     Exhibit,
@@ -29,12 +29,12 @@ from mmrepro.failure.signature import (
     Outcome,
     Truth,
     Verdict,
-    decide,
+    decide_outcome,
     evaluate,
+    guarded,
+    log_count,
 )
-from mmrepro.failure.signature.decide import guarded
-from mmrepro.failure.signature.views import log_count
-from mmrepro.probes.data import LogLine, LogsData
+from mmrepro.probes import LogLine, LogsData
 from mmrepro.probes.log_words import public_line
 from mmrepro.scenario import RunFacts, Scenario
 from mmrepro.scenario.parts import SourceRef
@@ -43,7 +43,7 @@ from packaging.version import InvalidVersion, Version
 from pydantic import Field
 
 if TYPE_CHECKING:
-    from mmrepro.failure.documents.hashes import HashCheck
+    from mmrepro.failure.documents import HashCheck
     from mmrepro.failure.signature.coherence import Run
 
 
@@ -62,7 +62,7 @@ def judge(scenario: Scenario, evidence: Evidence, facts: RunFacts) -> Verdict:
     refused = (
         guarded(scenario.refused_at_start, evidence) if evidence.never_ready else None
     )
-    outcome, why = decide(
+    outcome, why = decide_outcome(
         results, gate_passed=passed, healthy_after=healthy, refused=refused
     )
     if doubts:

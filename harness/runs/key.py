@@ -17,12 +17,21 @@ from importlib.util import find_spec, resolve_name
 from pathlib import Path
 
 import mmrepro
-from mmrepro.base.machine.files import VISIBLE, FileState, cache_root, digest, state
-from mmrepro.base.machine.gpu import ORDER, choose, read_gpus, visible
-from mmrepro.base.machine.host import child_environment, host_facts
-from mmrepro.engines import ENGINES, LaunchPlan
-from mmrepro.engines.base import BOOT
-from mmrepro.engines.environments.spec import Environment
+from mmrepro.base.machine import (
+    GPU_ORDER,
+    VISIBLE_GPUS,
+    FileState,
+    cache_root,
+    child_environment,
+    choose_gpus,
+    digest_of_files,
+    file_state as state,
+    host_facts,
+    read_gpus,
+    visible_gpus,
+)
+from mmrepro.engines import BOOT, ENGINES, LaunchPlan
+from mmrepro.engines.environments import Environment
 from mmrepro.engines.supervise import free_port
 from mmrepro.reproducers import reproducer_path
 from mmrepro.runs.options import RunCommand
@@ -48,9 +57,9 @@ _TYPES_ONLY = re.compile(
     ),
     re.MULTILINE,
 )
-_LAZY = re.compile(r"^ *def __getattr__\(name", re.MULTILINE)
-"""A module that imports a name when it is asked for, as ``mmrepro.scenario.more`` does:
-its imports for type checkers are those."""
+_DOOR = re.compile(r"^ *__getattr__ = lazily\(__name__\)", re.MULTILINE)
+"""A module that imports a name when it is asked for (``mmrepro.base.door``): its imports
+for type checkers are those."""
 _COMMENT = re.compile(r"#[^\n]*")
 
 _Imported = tuple[str, tuple[str, ...]]
@@ -61,9 +70,10 @@ it."""
 def closure(starts: Collection[str], stops: Collection[str] = ()) -> dict[str, Path]:
     """Files by module, sorted: ``starts`` and all that they import, however far.
 
-    Imports within functions count, those below ``if TYPE_CHECKING`` do not, but in a
-    module with a ``__getattr__``. Of what lies outside mmrepro, only modules of the
-    same package as a start, or beside it, are followed.
+    Imports within functions count, those below ``if TYPE_CHECKING`` do not. A door
+    leads to the modules of the names that are taken from it, and to all where it is a
+    start or imported as a whole. Of what lies outside mmrepro, only modules of the same
+    package as a start, or beside it, are followed.
 
     Args:
         starts: modules that are loaded.
@@ -72,7 +82,10 @@ def closure(starts: Collection[str], stops: Collection[str] = ()) -> dict[str, P
     finder = _Finder(starts)
     files: dict[str, Path] = {}
     met = set(stops)
-    waiting = [*starts]
+    waiting: list[str] = []
+    for start in starts:
+        waiting += finder.loaded_by(start)
+
     while waiting:
         name = waiting.pop()
         if name in met:
@@ -105,11 +118,7 @@ def _imported_by(name: str, path: Path, finder: _Finder) -> Iterator[str]:
                 # Beyond the package: it is a line of a docstring.
                 continue
 
-        yield module
-        source = finder.file(module)
-        if names and source is not None and source.name == "__init__.py":
-            for taken in names:
-                yield f"{module}.{taken}"
+        yield from finder.loaded_by(module, names)
 
 
 class _Finder:
@@ -138,6 +147,22 @@ class _Finder:
         if name not in self._files:
             self._files[name] = self._found(name)
         return self._files[name]
+
+    def loaded_by(self, module: str, names: Sequence[str] = ()) -> Iterator[str]:
+        """The modules that ``from module import names`` loads, or ``import module``."""
+        yield module
+        file = self.file(module)
+        if file is None:
+            return
+        homes = _homes(file, state(file))
+        if not names or "*" in names:
+            names = tuple(homes)
+        for name in names:
+            if name in homes:
+                home, original = homes[name]
+                yield from self.loaded_by(home, (original,))
+            elif file.name == "__init__.py":
+                yield from self.loaded_by(f"{module}.{name}")
 
     def _found(self, name: str) -> Path | None:
         top, *below = name.split(".")
@@ -188,9 +213,7 @@ def _loaded(name: str) -> Path | None:
 @lru_cache(maxsize=1024)
 def _imports(path: Path, state: FileState) -> tuple[_Imported, ...]:
     """Imports of a file; ``state`` tells a changed file from the old one."""
-    text = path.read_text(encoding="utf-8", errors="replace")
-    if not _LAZY.search(text):
-        text = _TYPES_ONLY.sub("", text)
+    text = _TYPES_ONLY.sub("", path.read_text(encoding="utf-8", errors="replace"))
     imports: list[_Imported] = []
     for module, names, modules in _IMPORT.findall(text):
         if module:
@@ -202,14 +225,39 @@ def _imports(path: Path, state: FileState) -> tuple[_Imported, ...]:
     return tuple(imports)
 
 
+@lru_cache(maxsize=1024)
+def _homes(path: Path, state: FileState) -> dict[str, tuple[str, str]]:
+    """By each name that a door gives: its module, and what it is called there; {}: the
+    file is no door."""
+    text = path.read_text(encoding="utf-8", errors="replace")
+    if not _DOOR.search(text):
+        return {}
+    homes = {}
+    for block in _TYPES_ONLY.finditer(text):
+        for module, names, _ in _IMPORT.findall(block[0]):
+            for words in _aliases(names.strip("() \t")):
+                # NAME as ALIAS
+                if len(words) == 3:
+                    homes[words[2]] = (module, words[0])
+
+    return homes
+
+
+def _aliases(listed: str) -> list[list[str]]:
+    """The words of each part of ``a, b as c``."""
+    parts = _COMMENT.sub("", listed).replace("\\\n", " ").split(",")
+    aliases = []
+    for part in parts:
+        words = part.split()
+        if words:
+            aliases.append(words)
+
+    return aliases
+
+
 def _words(listed: str) -> tuple[str, ...]:
     """``a, b as c`` without what each is called afterwards."""
-    parts = _COMMENT.sub("", listed).replace("\\\n", " ").split(",")
-    words = []
-    for part in parts:
-        words += part.split()[:1]
-
-    return tuple(words)
+    return tuple(words[0] for words in _aliases(listed))
 
 
 _ENGINE_VARIABLES = (
@@ -305,9 +353,9 @@ def decisive_parts(
         "scenario": scenario.full_name,
         "code": code_digest(scenario, plan),
         "engine": f"{scenario.engine} {spec.release} {spec.commit}".strip(),
-        "environment": digest([environment.lock_file]),
+        "environment": digest_of_files([environment.lock_file]),
         "python": environment.python_version,
-        "model": digest(weights),
+        "model": digest_of_files(weights),
         "max_model_len": str(scenario.max_model_len),
         "device": " ".join([spec.device, *gpus]),
         "host": f"{host.cpu}, {host.cores} cores",
@@ -331,7 +379,7 @@ def run_key(parts: dict[str, str]) -> str:
 def code_digest(scenario: Scenario, plan: LaunchPlan | None = None) -> str:
     """Digest of the code that runs, observes and judges; the same wherever mmrepro
     lies."""
-    return digest(code_files(scenario, plan))
+    return digest_of_files(code_files(scenario, plan))
 
 
 def code_files(scenario: Scenario, plan: LaunchPlan | None = None) -> list[Path]:
@@ -399,7 +447,7 @@ def _inherited(plan: LaunchPlan, device: str) -> dict[str, str]:
         if not name.startswith(_ENGINE_VARIABLES) or name in plan.env:
             continue
         # A run on a GPU sets its own.
-        if device == "cuda" and name in (VISIBLE, ORDER):
+        if device == "cuda" and name in (VISIBLE_GPUS, GPU_ORDER):
             continue
         hashed = hashlib.sha256(value.encode("utf-8", "replace"))
         inherited[name] = hashed.hexdigest()[:12]
@@ -413,8 +461,8 @@ def gpu_models(device: str = "cuda") -> list[str]:
     if device == "cpu":
         return []
     reading = read_gpus()
-    names = choose(reading).names
+    names = choose_gpus(reading).names
     if names:
         return names
-    seen = visible(reading, os.environ.get(VISIBLE))
+    seen = visible_gpus(reading, os.environ.get(VISIBLE_GPUS))
     return [gpu.name for gpu in seen[:1]]

@@ -14,23 +14,27 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mmrepro.base.errors import MmreproError
-from mmrepro.base.machine.host import child_environment
-from mmrepro.engines.base import SERVED_MODEL, Engine
+from mmrepro.base.machine import child_environment
+from mmrepro.engines import SERVED_MODEL, Engine
 from mmrepro.engines.supervise import Entry
 from mmrepro.engines.supervise.warm import ForkServer
-from mmrepro.probes.base import Probe, ProbeData, RawSink, run_probe
-from mmrepro.probes.gpu import GpuProbe
+from mmrepro.probes import (
+    GpuProbe,
+    LogsProbe,
+    MetricsProbe,
+    Probe,
+    ProbeData,
+    ProcessesProbe,
+    RawSink,
+    StacksProbe,
+    SyscallsProbe,
+    run_probe,
+)
 from mmrepro.probes.http import HttpProbe, InferenceProbe
-from mmrepro.probes.logs import LogsProbe
-from mmrepro.probes.metrics import MetricsProbe
-from mmrepro.probes.processes import ProcessesProbe
-from mmrepro.probes.stacks import StacksProbe
-from mmrepro.probes.syscalls import SyscallsProbe
 from mmrepro.reproducers import reproducer_path
 from mmrepro.runs.start import Started
 from mmrepro.scenario import Scenario
-from mmrepro.traffic.evidence import ReproducerResult
-from mmrepro.traffic.evidence.recorder import Recorder
+from mmrepro.traffic.evidence import Recorder, ReproducerResult
 
 _BASELINE_S = 5.0
 _CHECK_S = 20.0

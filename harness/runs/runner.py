@@ -12,24 +12,22 @@ from pathlib import Path
 
 from mmrepro import __version__
 from mmrepro.base.errors import EngineStartError, RunTimeout
-from mmrepro.base.machine.files import cache_root
-from mmrepro.base.machine.gpu import leased
-from mmrepro.base.machine.host import host_facts
-from mmrepro.base.records import Moment
+from mmrepro.base.machine import cache_root, host_facts, leased_gpu
+from mmrepro.base.records import Moment, Setting
 from mmrepro.base.units import duration
-from mmrepro.engines import get_engine
-from mmrepro.engines.base import SERVED_MODEL
-from mmrepro.engines.models import TinyModel
-from mmrepro.engines.models.tiny import MODELS_DIR
+from mmrepro.engines import SERVED_MODEL, get_engine
+from mmrepro.engines.environments import EnvironmentSpec
+from mmrepro.engines.models import MODELS_DIR, TinyModel
 from mmrepro.failure.documents import (
     EngineFacts,
     Incident,
+    Journal,
     MitigationFacts,
     ModelFacts,
-    Setting,
+    discard_folder,
+    make_run_dir,
 )
-from mmrepro.failure.documents.folder import Journal, discard, make_run_dir
-from mmrepro.failure.signature.decide import guarded
+from mmrepro.failure.signature import guarded
 from mmrepro.runs.judge import Deadlines, facts_of, judge, note_judged, of_gate
 from mmrepro.runs.key import START_MODE, decisive_parts, run_key
 from mmrepro.runs.observe import Interpreter, Probing, read_log
@@ -42,60 +40,65 @@ from mmrepro.runs.start import (
     note_environment,
     note_gpu,
     start,
-    target,
 )
 from mmrepro.runs.starter import Starter
 from mmrepro.scenario import Scenario
-from mmrepro.traffic import Traffic
-from mmrepro.traffic.drive import Drive
-from mmrepro.traffic.evidence import Evidence
-from mmrepro.traffic.evidence.model import Phase
-from mmrepro.traffic.evidence.recorder import Listener
+from mmrepro.traffic import Drive, Traffic
+from mmrepro.traffic.evidence import Evidence, Listener, Phase
 
 
 def begin(
-    scenario: Scenario, options: RunCommand, listener: Listener | None = None
+    scenario: Scenario,
+    options: RunCommand,
+    resolved: EnvironmentSpec,
+    listener: Listener | None = None,
 ) -> Journal:
     """The folder of a run that can be made, and what it holds at first.
 
+    Args:
+        resolved: the environment that ``options`` ask for: ``runs.start.target``.
+
     Raises:
-        UsageError: no such release, mitigation, factor or option; or the folder cannot
-            be made.
+        UsageError: the folder cannot be made.
         NoSpace: as ``make_run_dir``.
     """
-    spec = target(scenario, options)
-    folder = make_run_dir(options.out, scenario.full_name, spec.release)
+    folder = make_run_dir(options.out, scenario.full_name, resolved.release)
     try:
-        incident = blank(scenario, options, spec.release, spec.device, folder)
+        incident = blank(scenario, options, resolved.release, resolved.device, folder)
         journal = Journal(incident, folder, listener)
         # Whoever ends us from now on leaves an incident that can be read.
         journal.save()
     except BaseException:
-        discard(folder)
+        discard_folder(folder)
         raise
 
     return journal
 
 
 def execute(
-    scenario: Scenario, options: RunCommand, journal: Journal, starter: Starter
+    scenario: Scenario,
+    options: RunCommand,
+    resolved: EnvironmentSpec,
+    journal: Journal,
+    starter: Starter,
 ) -> Incident:
     """Run to the verdict. The incident is on disk afterwards, whatever happened.
+
+    ``resolved``: as :func:`begin` has it.
 
     Raises:
         MmreproError: infrastructure or usage; the partial incident is written first.
         KeyboardInterrupt: likewise.
     """
     with journal.whole_run(), contextlib.ExitStack() as held:
-        wanted = target(scenario, options)
         gpu = None
         # Before anything is downloaded: a run without a GPU would need none of it.
-        if wanted.device == "cuda":
-            gpu = held.enter_context(leased())
+        if resolved.device == "cuda":
+            gpu = held.enter_context(leased_gpu())
             note_gpu(gpu, journal)
 
         with journal.stage("environment"):
-            environment = have_environment(wanted, journal)
+            environment = have_environment(resolved, journal)
             note_environment(journal, environment)
 
         # `mmrepro env prune` beside us leaves it alone.

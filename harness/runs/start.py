@@ -22,24 +22,20 @@ from mmrepro.base.errors import (
     UsageError,
     did_you_mean,
 )
-from mmrepro.base.machine.files import is_file, write_file
-from mmrepro.base.machine.gpu import Choice
+from mmrepro.base.machine import Choice, is_file, write_file
+from mmrepro.base.records import Setting
 from mmrepro.base.units import duration
 from mmrepro.engines import Engine, LaunchPlan, LaunchRequest, get_engine, spec_for
-from mmrepro.engines.environments.build import ensure
-from mmrepro.engines.environments.spec import Environment, EnvironmentSpec
-from mmrepro.engines.environments.uv import Notice
+from mmrepro.engines.environments import Environment, EnvironmentSpec, Notice, ensure
 from mmrepro.engines.supervise import EngineProcess, answers, free_port
 from mmrepro.engines.supervise.warm import Refused
-from mmrepro.failure.documents import Incident, ServerFacts, Setting, WarmParentFacts
-from mmrepro.failure.documents.folder import Journal
+from mmrepro.failure.documents import Incident, Journal, ServerFacts, WarmParentFacts
 from mmrepro.reproducers import reproducer_path
 from mmrepro.runs.options import RunCommand, StartMode
 from mmrepro.runs.starter import SAFER, Starter, StartStages, mode_setting
 from mmrepro.scenario import Control, Scenario
 from mmrepro.scenario.parts import REFUSED
-from mmrepro.traffic.evidence.model import BUILD, BUILD_NOTICE
-from mmrepro.traffic.evidence.recorder import GpuSampler, Sampler
+from mmrepro.traffic.evidence import BUILD, BUILD_NOTICE, GpuSampler, Sampler
 from packaging.version import InvalidVersion, Version
 
 _READY_POLL_S = 0.05

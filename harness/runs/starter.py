@@ -15,18 +15,17 @@ from typing import Self
 import mmrepro
 from mmrepro.base.box import TEMPORARY, BoxOrder
 from mmrepro.base.errors import UsageError
-from mmrepro.base.machine.files import VISIBLE, cache_root, digest
-from mmrepro.base.machine.gpu import ORDER
-from mmrepro.base.machine.host import child_environment
-from mmrepro.engines import LaunchPlan
-from mmrepro.engines.base import BOOT
-from mmrepro.engines.environments.spec import (
-    Environment,
-    ModeSeen,
-    note_start,
-    starts_seen,
+from mmrepro.base.machine import (
+    GPU_ORDER,
+    VISIBLE_GPUS,
+    cache_root,
+    child_environment,
+    digest_of_files,
 )
-from mmrepro.engines.models.tiny import MODELS_DIR
+from mmrepro.base.records import Setting
+from mmrepro.engines import BOOT, LaunchPlan
+from mmrepro.engines.environments import Environment, ModeSeen, note_start, starts_seen
+from mmrepro.engines.models import MODELS_DIR
 from mmrepro.engines.supervise import EngineProcess, start_engine
 from mmrepro.engines.supervise.warm import (
     FORK,
@@ -35,7 +34,7 @@ from mmrepro.engines.supervise.warm import (
     ForkServers,
     ForkServerSpec,
 )
-from mmrepro.failure.documents import Setting, WarmParentFacts
+from mmrepro.failure.documents import WarmParentFacts
 from mmrepro.reproducers import reproducer_path
 from mmrepro.runs.options import StartMode
 
@@ -316,8 +315,8 @@ def fork_server_spec(
     env = child_environment(plan.env, base=base)
     if spec.device == "cuda":
         # It never initialises CUDA, so it is one parent for servers on any of the GPUs.
-        env.pop(VISIBLE, None)
-        env.pop(ORDER, None)
+        env.pop(VISIBLE_GPUS, None)
+        env.pop(GPU_ORDER, None)
         env[_NVML_CHECK] = "1"
 
     # e.g. vllm.entrypoints.openai.api_server, or lmdeploy serve api_server
@@ -329,7 +328,7 @@ def fork_server_spec(
         preload=plan.preload,
         env=env,
         path=tuple(entry.path),
-        digest=digest(_code(plan, environment)),
+        digest=digest_of_files(_code(plan, environment)),
         words=(entry.module, *subcommands),
     )
 

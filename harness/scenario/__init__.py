@@ -6,17 +6,15 @@ from typing import TYPE_CHECKING
 from mmrepro.base.records import Reference as Reference
 from mmrepro.failure.signature import (
     Finding as Finding,
-    Outcome as Outcome,
-    Truth as Truth,
-)
-from mmrepro.failure.signature.decide import all_met as all_met
-from mmrepro.failure.signature.views import (
     Logs as Logs,
     Measured as Measured,
     Metrics as Metrics,
+    Outcome as Outcome,
     Processes as Processes,
     Reproducers as Reproducers,
     Requests as Requests,
+    Truth as Truth,
+    all_met as all_met,
 )
 from mmrepro.scenario.common import (
     answered as answered,
@@ -50,7 +48,7 @@ from mmrepro.scenario.parts import (
     symptom as symptom,
     upgrade as upgrade,
 )
-from mmrepro.traffic.drive import Drive as Drive
+from mmrepro.traffic import Drive as Drive
 from mmrepro.traffic.evidence import (
     Evidence as Evidence,
     Missing as Missing,

@@ -9,9 +9,16 @@ from functools import wraps
 from typing import Any
 
 from mmrepro.engines import Engine
-from mmrepro.failure.signature import Finding, Truth, checks
-from mmrepro.failure.signature.views import Logs, Metrics, Processes, Requests
-from mmrepro.probes.data import LogsData, StacksData
+from mmrepro.failure.signature import (
+    Finding,
+    Logs,
+    Metrics,
+    Processes,
+    Requests,
+    Truth,
+    checks,
+)
+from mmrepro.probes import LogsData, StacksData
 from mmrepro.scenario.parts import (
     ASKS_FOR_A_CHANGE,
     Check,

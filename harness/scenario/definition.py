@@ -15,22 +15,25 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, get_args
 
 from mmrepro.base.errors import BrokenScenario, UsageError, did_you_mean
 from mmrepro.base.records import Fidelity, Reference
-from mmrepro.engines import Engine, get_engine
-from mmrepro.engines.base import Mitigation, Patch
+from mmrepro.engines import Engine, Mitigation, Patch, get_engine
 from mmrepro.engines.models import TinyModel, TinyQwen2VL
 from mmrepro.failure.signature import (
+    FLIP,
     Condition,
     Finding,
+    Logs,
     Outcome,
     Part,
     Truth,
+    View,
+    all_met,
     checks,
     combine,
     evaluate,
+    guarded,
+    trigger_arrived,
 )
-from mmrepro.failure.signature.decide import FLIP, all_met, guarded, trigger_arrived
-from mmrepro.failure.signature.views import Logs, View
-from mmrepro.probes.data import ProbeData, StackSample, StacksData
+from mmrepro.probes import ProbeData, StackSample, StacksData
 from mmrepro.scenario.parts import (
     ASKS_FOR_A_CHANGE,
     NOT_LOOKED_UP,
@@ -44,6 +47,7 @@ from mmrepro.scenario.parts import (
     Control,
     Declared,
     Factor,
+    Failure,
     FailureClass,
     Hypothesis,
     LiveFacts,
@@ -70,8 +74,7 @@ if TYPE_CHECKING:  # a scenario is often only read, and nothing judged
         SymptomRow,
     )
     from mmrepro.failure.documents.searches import Ablation
-    from mmrepro.scenario.silent import Failure
-    from mmrepro.traffic.drive import Drive
+    from mmrepro.traffic import Drive
 
 T = TypeVar("T")
 

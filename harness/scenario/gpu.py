@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 
 from mmrepro.base.records import Fidelity
-from mmrepro.failure.signature.decide import Finding
-from mmrepro.probes.data import GpuData, GpuDevice, ProcessesData
+from mmrepro.failure.signature import Finding
+from mmrepro.probes import GpuData, GpuDevice, ProcessesData
 from mmrepro.scenario.parts import RunFacts
 from mmrepro.traffic.evidence import Evidence, RequestRecord
 

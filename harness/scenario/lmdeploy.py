@@ -13,15 +13,12 @@ from dataclasses import dataclass, fields, replace
 from decimal import Decimal
 from typing import Any, ClassVar
 
-from mmrepro.engines.base import Mitigation, Patch
+from mmrepro.engines import Mitigation, Patch
 from mmrepro.engines.lmdeploy import WITNESS, WITNESS_PATTERNS, device_memory
-from mmrepro.engines.models import TinyModel
-from mmrepro.engines.models.tiny import TinyText
-from mmrepro.failure.signature import Finding, Truth, answers
-from mmrepro.failure.signature.decide import guarded
-from mmrepro.failure.signature.views import Logs, View
+from mmrepro.engines.models import TinyModel, TinyText
+from mmrepro.failure.signature import Finding, Logs, Truth, View, answers, guarded
 from mmrepro.kv_budget import Budget, LmdeployPlan, smallest
-from mmrepro.probes.data import LogLine, LogsData
+from mmrepro.probes import LogLine, LogsData
 from mmrepro.scenario.definition import Scenario, bind
 from mmrepro.scenario.parts import (
     Control,
@@ -33,9 +30,8 @@ from mmrepro.scenario.parts import (
     quote,
     symptom,
 )
-from mmrepro.traffic.drive import Drive
+from mmrepro.traffic import COMPLETIONS, Drive, RequestWatch
 from mmrepro.traffic.evidence import Evidence, Missing, Phase, RequestRecord
-from mmrepro.traffic.reading import COMPLETIONS, RequestWatch
 
 RELEASE = "0.6.4"
 """Of the report."""

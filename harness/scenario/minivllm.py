@@ -7,9 +7,8 @@ import re
 import shlex
 from typing import TYPE_CHECKING, ClassVar
 
-from mmrepro.engines.models.qwen import TinyQwen3
-from mmrepro.failure.signature import Finding, Truth, checks
-from mmrepro.failure.signature.views import Logs, Metrics, Requests
+from mmrepro.engines.models import TinyQwen3
+from mmrepro.failure.signature import Finding, Logs, Metrics, Requests, Truth, checks
 from mmrepro.scenario.definition import Scenario
 from mmrepro.scenario.parts import (
     ASKS_FOR_A_CHANGE,
@@ -24,7 +23,7 @@ from mmrepro.scenario.parts import (
     cure,
     row,
 )
-from mmrepro.traffic.drive import Drive
+from mmrepro.traffic import Drive
 from mmrepro.traffic.evidence import Evidence, Missing, RequestRecord
 
 if TYPE_CHECKING:

@@ -5,52 +5,51 @@ could use."""
 
 from typing import TYPE_CHECKING
 
+from mmrepro.base.door import lazily
+
 if TYPE_CHECKING:
     from mmrepro.base.records import (
+        ClaimStatus as ClaimStatus,
         Fidelity as Fidelity,
         Setting as Setting,
         StandIn as StandIn,
     )
-    from mmrepro.engines import Engine as Engine
-    from mmrepro.engines.base import Mitigation as Mitigation, Patch as Patch
-    from mmrepro.engines.models import (
-        TinyModel as TinyModel,
-        TinyQwen2VL as TinyQwen2VL,
+    from mmrepro.engines import (
+        Engine as Engine,
+        Mitigation as Mitigation,
+        Patch as Patch,
     )
-    from mmrepro.engines.models.qwen import TinyQwen3 as TinyQwen3
-    from mmrepro.engines.models.tiny import (
+    from mmrepro.engines.models import (
         TINY as TINY,
         TinyDotsOCR as TinyDotsOCR,
+        TinyModel as TinyModel,
+        TinyQwen2VL as TinyQwen2VL,
+        TinyQwen3 as TinyQwen3,
         TinyText as TinyText,
     )
     from mmrepro.failure.documents import (
         Birthday as Birthday,
         ClaimResult as ClaimResult,
-        ClaimStatus as ClaimStatus,
         Exhibit as Exhibit,
         KeyFrame as KeyFrame,
         KeyStack as KeyStack,
         Pool as Pool,
         Shown as Shown,
         SymptomRow as SymptomRow,
-    )
-    from mmrepro.failure.documents.model import (
         collision_probability as collision_probability,
         images_for as images_for,
     )
     from mmrepro.failure.signature import (
+        ComparedAnswers as ComparedAnswers,
         Condition as Condition,
         answers as answers,
         checks as checks,
         crash as crash,
+        first_difference as first_difference,
+        guarded as guarded,
         live_server as live_server,
     )
-    from mmrepro.failure.signature.comparison import (
-        ComparedAnswers as ComparedAnswers,
-        first_difference as first_difference,
-    )
-    from mmrepro.failure.signature.decide import guarded as guarded
-    from mmrepro.probes.data import (
+    from mmrepro.probes import (
         Frame as Frame,
         GpuData as GpuData,
         HttpData as HttpData,
@@ -108,39 +107,21 @@ if TYPE_CHECKING:
     from mmrepro.scenario.parts import (
         REFUSED as REFUSED,
         Declared as Declared,
+        Failure as Failure,
         Row as Row,
         SourceRef as SourceRef,
         hypothesis as hypothesis,
     )
-    from mmrepro.scenario.silent import Failure as Failure
-    from mmrepro.traffic.case.files import scripted_model as scripted_model
-    from mmrepro.traffic.case.sending import play_case as play_case
-    from mmrepro.traffic.drive import (
+    from mmrepro.traffic import (
         Picture as Picture,
         clip as clip,
         read_picture as read_picture,
         tiles as tiles,
     )
+    from mmrepro.traffic.case import (
+        play_case as play_case,
+        scripted_model as scripted_model,
+    )
     from mmrepro.traffic.evidence import ImageSent as ImageSent, Phase as Phase
 else:
-    import ast
-    from pathlib import Path
-
-    _NODES = ast.walk(ast.parse(Path(__file__).read_bytes()))
-    _NAMED = [
-        (n.module, a.asname)
-        for n in _NODES
-        if isinstance(n, ast.ImportFrom)
-        for a in n.names
-    ]
-    _HOMES = {name: module for module, name in _NAMED if name}
-    __all__ = [*_HOMES]
-
-    def __getattr__(name: str) -> object:
-        """Import ``name`` from where the statements above say that it is."""
-        if name not in _HOMES:
-            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        value = globals()[name] = getattr(
-            __import__(_HOMES[name], fromlist=[name]), name
-        )
-        return value
+    __getattr__ = lazily(__name__)

@@ -11,15 +11,17 @@ from functools import cache
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar, overload
 
 from mmrepro.base.errors import BrokenScenario
-from mmrepro.base.records import ClaimStatus, Fidelity, Reference
-from mmrepro.engines.base import Mitigation, Patch
+from mmrepro.base.records import ClaimStatus, Fidelity, FindingClass, Reference
+from mmrepro.engines import Mitigation, Patch
 from mmrepro.engines.folders import facts, folders
-from mmrepro.failure.signature.decide import Finding, Part, Truth
+from mmrepro.failure.signature import Finding, Part, Truth
 from packaging.specifiers import SpecifierSet
 from packaging.version import Version
 
 if TYPE_CHECKING:  # a scenario is often only read, and nothing judged
     from mmrepro.failure.signature.coherence import Run
+    from mmrepro.traffic import Picture
+    from mmrepro.traffic.case import Case
 
 F = TypeVar("F", bound=Callable[..., Any])
 T = TypeVar("T")
@@ -224,6 +226,25 @@ class RunFacts:
     @property
     def version(self) -> Version:
         return Version(self.release)
+
+
+@dataclass(frozen=True)
+class Failure:
+    """A failure that a play showed, and what was sent: all that a silent one is
+    recognised by.
+
+    Attributes:
+        finding_class, bucket, operations: of the sighting.
+        case: that was played.
+        pictures: of the case, by name.
+    """
+
+    finding_class: FindingClass
+    bucket: str
+    operations: tuple[str, ...]
+    case: Case
+    pictures: Mapping[str, Picture]
+    device: str = ""
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from mmrepro.base.errors import BrokenScenario, UnknownScenario
-from mmrepro.base.machine.files import is_file, read_file
+from mmrepro.base.machine import is_file, read_file
 from mmrepro.base.records import Record
 from mmrepro.scenario import declared_fields
 from mmrepro.scenario.definition import Scenario, paragraphs, section

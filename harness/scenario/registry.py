@@ -22,7 +22,7 @@ from mmrepro.base.errors import (
     UntrustedFile,
     did_you_mean,
 )
-from mmrepro.base.machine.files import is_file
+from mmrepro.base.machine import is_file
 from mmrepro.base.records import Fidelity
 from mmrepro.base.units import size
 from mmrepro.scenario.definition import Scenario

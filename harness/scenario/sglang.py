@@ -12,20 +12,19 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 from mmrepro.base.records import Fidelity, StandIn
-from mmrepro.engines import Engine
-from mmrepro.engines.base import Mitigation, Patch
-from mmrepro.engines.models.qwen import MERGE, PATCH, QwenModel, smart_resize
-from mmrepro.engines.models.tiny import TINY
-from mmrepro.failure.signature import Condition, Finding
-from mmrepro.failure.signature.comparison import (
+from mmrepro.engines import Engine, Mitigation, Patch
+from mmrepro.engines.models import MERGE, PATCH, TINY, QwenModel, smart_resize
+from mmrepro.failure.signature import (
     CACHED_TOTAL,
     ComparedAnswers,
+    Condition,
+    Finding,
+    Logs,
     first_difference,
     spelled,
 )
 from mmrepro.failure.signature.live_server import CORE_ALIVE, core_is_dead
-from mmrepro.failure.signature.views import Logs
-from mmrepro.probes.data import HttpData
+from mmrepro.probes import HttpData
 from mmrepro.scenario.common import server_gone
 from mmrepro.scenario.definition import Scenario
 from mmrepro.scenario.parts import (
@@ -38,9 +37,8 @@ from mmrepro.scenario.parts import (
     symptom,
 )
 from mmrepro.scenario.silent import PicturePair, as_in_a_run
-from mmrepro.traffic.drive import Drive, Picture
+from mmrepro.traffic import Drive, Picture, RequestWatch
 from mmrepro.traffic.evidence import Evidence, Missing, RequestRecord
-from mmrepro.traffic.reading import RequestWatch
 
 if TYPE_CHECKING:
     from mmrepro.failure.documents import Exhibit, Shown

@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING
 from mmrepro.base.records import Fidelity, FindingClass
 from mmrepro.failure.signature import Condition, Finding
 from mmrepro.scenario.definition import Scenario
-from mmrepro.scenario.parts import LiveFacts, RunFacts
-from mmrepro.traffic.drive import Picture
+from mmrepro.scenario.parts import Failure, LiveFacts, RunFacts
+from mmrepro.traffic import Picture
 
 if TYPE_CHECKING:
-    from mmrepro.traffic.case.model import Case, Operation
+    from mmrepro.traffic.case import Case, Operation
 
 SILENT = frozenset(
     {FindingClass.CROSS_TALK, FindingClass.CACHE_BOUND, FindingClass.WRONG_ANSWER}
@@ -31,25 +31,6 @@ _SALTS = ("cache_salt", "extra_key")
 
 CacheItems = Callable[["Operation", Mapping[str, Picture]], Sequence[object]]
 """Of a request what a prefix cache goes by, in order; pictures as themselves."""
-
-
-@dataclass(frozen=True)
-class Failure:
-    """A failure that a play showed, and what was sent: all that a silent one is
-    recognised by.
-
-    Attributes:
-        finding_class, bucket, operations: of the sighting.
-        case: that was played.
-        pictures: of the case, by name.
-    """
-
-    finding_class: FindingClass
-    bucket: str
-    operations: tuple[str, ...]
-    case: Case
-    pictures: Mapping[str, Picture]
-    device: str = ""
 
 
 @dataclass(frozen=True)
@@ -149,7 +130,7 @@ def _equal(item: object, other: object) -> bool:
 
 def _maybe_before(case: Case, id: str) -> list[Operation]:
     """Operations that do not wait for the one called ``id``, nor for one that does."""
-    from mmrepro.traffic.case.model import Barrier
+    from mmrepro.traffic.case import Barrier
 
     later = {id}
     for op in case.operations:

@@ -5,22 +5,19 @@ from collections.abc import Callable, Collection, Sequence
 
 from mmrepro.engines import Engine
 from mmrepro.engines.vllm import VllmEngine
-from mmrepro.failure.signature import Condition, Finding, Outcome, Truth
-from mmrepro.failure.signature.checks import short_hash
-from mmrepro.failure.signature.views import (
+from mmrepro.failure.signature import (
+    Condition,
+    Finding,
     Logs,
     Metrics,
+    Outcome,
     Processes,
     Requests,
+    Truth,
     core_processes,
 )
-from mmrepro.probes.data import (
-    LogLine,
-    LogsData,
-    MetricsData,
-    StackSample,
-    StacksData,
-)
+from mmrepro.failure.signature.checks import short_hash
+from mmrepro.probes import LogLine, LogsData, MetricsData, StackSample, StacksData
 from mmrepro.scenario.definition import Scenario
 from mmrepro.scenario.parts import (
     Check,
@@ -33,7 +30,7 @@ from mmrepro.scenario.parts import (
     pull,
     quote,
 )
-from mmrepro.traffic.drive import Drive, Picture
+from mmrepro.traffic import Drive, Picture
 from mmrepro.traffic.evidence import Evidence, Missing
 from packaging.version import Version
 

@@ -6,9 +6,8 @@ from dataclasses import replace
 from typing import ClassVar
 
 from mmrepro.engines import Engine
-from mmrepro.failure.signature import Finding, crash
-from mmrepro.failure.signature.views import Logs, Requests, log_lines
-from mmrepro.probes.data import LogLine, LogPattern, LogsData, ProcessesData
+from mmrepro.failure.signature import Finding, Logs, Requests, crash, log_lines
+from mmrepro.probes import LogLine, LogPattern, LogsData, ProcessesData
 from mmrepro.scenario import vllm
 from mmrepro.scenario.common import answered, death_rows, dies_of, refused_or_answered
 from mmrepro.scenario.definition import Scenario

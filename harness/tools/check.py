@@ -15,19 +15,25 @@ from typing import Annotated
 import psutil
 from mmrepro.base import processes, units
 from mmrepro.base.errors import INSTALL_RUN, MmreproError, UsageError
-from mmrepro.base.machine.files import Device, cache_root, detect_device
-from mmrepro.base.machine.gpu import choose, read_gpus
-from mmrepro.base.machine.host import child_environment
+from mmrepro.base.machine import (
+    Device,
+    cache_root,
+    child_environment,
+    choose_gpus,
+    detect_device,
+    read_gpus,
+)
 from mmrepro.base.records import Document, GpuFacts, Record
-from mmrepro.engines.environments.resolving import torch_setting
-from mmrepro.engines.environments.store import (
+from mmrepro.engines.environments import (
     FLOOR_BYTES,
     free_bytes,
     list_environments,
+    torch_setting,
     uv_cache_dir,
+    uv_version,
+    without_credentials,
 )
-from mmrepro.engines.environments.uv import uv_version, without_credentials
-from mmrepro.probes.stacks import find_py_spy
+from mmrepro.probes import find_py_spy
 from pydantic import Field
 
 _TRIAL_TIMEOUT_S = 10.0
@@ -116,7 +122,7 @@ def examine(needed: Collection[str] = ()) -> HostReport:
         ok=all(part.ok for part in parts if part.required),
         device=detect_device(),
         parts=parts,
-        gpus=choose(read_gpus()).facts(),
+        gpus=choose_gpus(read_gpus()).facts(),
         environments=_cached(),
     )
 
@@ -292,7 +298,7 @@ def gpu() -> Part:
             )
         return part.model_copy(update=facts)
 
-    choice = choose(reading)
+    choice = choose_gpus(reading)
     found = [f"driver {reading.driver}, CUDA {reading.cuda}"]
     for facts_of_gpu in choice.facts():
         found.append(_gpu_words(facts_of_gpu))

@@ -14,9 +14,9 @@ from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
 from mmrepro.base.records import Moment
-from mmrepro.traffic.drive import Picture
 from mmrepro.traffic.evidence import ImageSent, RequestRecord
 from mmrepro.traffic.evidence.recorder import Recorder
+from mmrepro.traffic.pictures import Picture
 from mmrepro.traffic.reading import (
     CHAT,
     COMPLETIONS,

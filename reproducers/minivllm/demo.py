@@ -49,7 +49,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (OSError, BadRequest) as error:
         print(f"minivllm: {error}", file=sys.stderr)
         return 2
-    from .runner import load
+    from .loading import load
 
     engine = load(
         options.model, EngineConfig(vision=options.vision, device=options.device)

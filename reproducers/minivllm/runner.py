@@ -12,8 +12,7 @@ from torch import Tensor
 
 from .batch import Batch, BatchBuilder, Guard
 from .caches import NULL_BLOCK
-from .config import EngineConfig, ModelConfig
-from .engine import Engine, Runner
+from .config import EngineConfig
 from .model import Context, KVCache, Qwen3
 from .scheduler import Chunk, Step
 from .sequence import Sequence
@@ -203,23 +202,3 @@ def read_weights(folder: Path, prefix: str = "") -> dict[str, Tensor]:
     with safe_open(str(folder / "model.safetensors"), "pt") as file:
         names = [name for name in file.keys() if name.startswith(prefix)]  # noqa: SIM118
         return {name: file.get_tensor(name) for name in names}
-
-
-def load(folder: Path, config: EngineConfig) -> Engine:
-    """A model in the format of transformers' Qwen3ForCausalLM."""
-    model = Qwen3(ModelConfig.read(folder))
-    model.load(read_weights(folder))
-    dtype = torch.bfloat16 if config.dtype == "bfloat16" else torch.float32
-    return build(config, model.to(config.device, dtype).eval(), folder)
-
-
-def build(config: EngineConfig, model: Qwen3, folder: Path | None = None) -> Engine:
-    """``folder``: where the vision tower's weights are; the fake vision needs none."""
-    text = ModelRunner(config, model)
-
-    def with_images() -> Runner:
-        from .images import ImageRunner
-
-        return ImageRunner(text, read_weights(folder, "visual.") if folder else {})
-
-    return Engine(config, text, with_images, model.config.eos_token_id)

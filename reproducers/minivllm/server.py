@@ -366,7 +366,7 @@ def _engine(options: argparse.Namespace, config: EngineConfig) -> Engine:
         from .paper import paper_engine
 
         return paper_engine(config)
-    from .runner import load
+    from .loading import load
 
     return load(options.model, config)
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import ClassVar
 
-from mmrepro.engines.models.tiny import REPORTED_IMAGE_TOKENS
+from mmrepro.engines.models import REPORTED_IMAGE_TOKENS
 from mmrepro.engines.vllm import EMULATED_STREAM
 from mmrepro.scenario import (
     Check,

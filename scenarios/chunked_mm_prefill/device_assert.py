@@ -15,9 +15,7 @@ from typing import Any, cast
 
 from mmrepro.base.errors import ExitCode
 from mmrepro.engines import get_engine
-from mmrepro.probes.base import run_probe
-from mmrepro.probes.data import AnyProbeResult
-from mmrepro.probes.logs import LogsProbe
+from mmrepro.probes import AnyProbeResult, LogsProbe, run_probe
 from mmrepro.scenario import Finding, Logs, Truth
 from mmrepro.scenarios.chunked_mm_prefill import report
 from mmrepro.traffic.evidence import Evidence

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mmrepro.base.errors import MmreproError
-from mmrepro.engines.models.tiny import TINY
+from mmrepro.engines.models import TINY
 from mmrepro.scenario import (
     Drive,
     Evidence,
@@ -400,7 +400,7 @@ def _identities(
     failure: Failure, found: Mapping[str, list[PicturePair]]
 ) -> dict[str, Identity]:
     """What the engine makes of the pictures, by name. Raises as the search does."""
-    from mmrepro.base.machine.files import cache_root
+    from mmrepro.base.machine import cache_root
     from mmrepro.scenarios.pad_value_collision.collide.search import identify
     from mmrepro.scenarios.pad_value_collision.collide.worker import place_for
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 
-from mmrepro.engines.models.qwen import MERGE, PATCH
+from mmrepro.engines.models import MERGE, PATCH
 from mmrepro.scenario import Drive, Finding, RequestRecord, Truth, all_met, claim
 from mmrepro.scenario.more import (
     ComparedAnswers,

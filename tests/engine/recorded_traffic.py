@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
 
-from mmrepro.traffic.drive import noise
+from mmrepro.traffic.pictures import noise
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 SECRETS = {

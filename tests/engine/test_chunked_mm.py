@@ -89,11 +89,11 @@ def test_0_14_0_orders_the_buffer(run_once: RunOnce):
 
 
 PLAIN = """
-from mmrepro.scenarios.chunked_mm_prefill.async_race import SYNC, AsyncRace
+from mmrepro.scenarios.chunked_mm_prefill.async_race import AsyncRace
 
 class Plain(AsyncRace):
     patches = ()
-    server = f"{AsyncRace.server} {SYNC}"
+    server = f"{AsyncRace.server} --no-async-scheduling"
 
 SCENARIO = Plain()
 """

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 from mmrepro.base.records import FindingClass
 from mmrepro.engines import get_engine
-from mmrepro.runs.play.player import Player, PlayOptions
+from mmrepro.runs.play.options import PlayOptions
+from mmrepro.runs.play.player import Player
 from mmrepro.scenarios.borrowed_faults import PAD_RANGE
 from mmrepro.search.oracle.comparison import compare_with_reference
 from mmrepro.search.oracle.crosstalk import crosstalk
@@ -22,7 +23,7 @@ from mmrepro.traffic.case.model import (
     ServerWanted,
 )
 from mmrepro.traffic.case.sending import Played
-from mmrepro.traffic.drive import noise
+from mmrepro.traffic.pictures import noise
 
 pytestmark = pytest.mark.engine
 SIZE = (84, 84)

@@ -11,7 +11,8 @@ import mitmproxy_recording
 import pytest
 from live_server import serving
 from mmrepro.engines.models.qwen import TinyQwen3
-from mmrepro.traffic.capture import Captured, read
+from mmrepro.traffic.capture.messages import Captured
+from mmrepro.traffic.capture.read import read
 from mmrepro.traffic.case.bodies import body
 from mmrepro.traffic.case.files import pictures, read_case, write_case
 from mmrepro.traffic.case.model import ServerWanted

@@ -11,9 +11,11 @@ from lying_proxy import Lie, LyingProxy, lying
 from mmrepro.base.records import FindingClass
 from mmrepro.engines import get_engine
 from mmrepro.engines.base import SERVED_MODEL
+from mmrepro.engines.environments.spec import EnvironmentSpec
 from mmrepro.failure.documents.folder import Journal
 from mmrepro.runs.options import RunCommand
-from mmrepro.runs.play.player import Player, PlayOptions
+from mmrepro.runs.play.options import PlayOptions
+from mmrepro.runs.play.player import Player
 from mmrepro.runs.start import Started
 from mmrepro.scenario import Scenario
 from mmrepro.search.oracle.comparison import compare_with_reference
@@ -36,9 +38,13 @@ class Proxied(Player):
     proxy: LyingProxy | None = None
 
     def _started(
-        self, scenario: Scenario, options: RunCommand, journal: Journal
+        self,
+        scenario: Scenario,
+        options: RunCommand,
+        resolved: EnvironmentSpec,
+        journal: Journal,
     ) -> Started:
-        server = super()._started(scenario, options, journal)
+        server = super()._started(scenario, options, resolved, journal)
         if self.proxy is None:
             return server
         self.proxy.upstream = server.url

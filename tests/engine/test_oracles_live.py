@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 from mmrepro.base.records import FindingClass
 from mmrepro.engines import get_engine
-from mmrepro.runs.play.player import Player, PlayOptions
+from mmrepro.runs.play.options import PlayOptions
+from mmrepro.runs.play.player import Player
 from mmrepro.search.oracle.judge import judge
 from mmrepro.search.oracle.judged import OracleReport
 from mmrepro.traffic.case.model import (
@@ -23,7 +24,7 @@ from mmrepro.traffic.case.model import (
     ServerWanted,
     Tiles,
 )
-from mmrepro.traffic.drive import noise
+from mmrepro.traffic.pictures import noise
 
 pytestmark = pytest.mark.engine
 

@@ -10,11 +10,12 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from mmrepro.base.records import Fidelity
 from mmrepro.engines.models.qwen import TinyQwen3
-from mmrepro.failure.documents import INCIDENT_FILE, Fidelity, Incident
+from mmrepro.failure.documents import INCIDENT_FILE, Incident
 from mmrepro.runs.judge import Deadlines, derive
-from mmrepro.runs.play.player import Player, PlayOptions
-from mmrepro.runs.play.players import Measuring
+from mmrepro.runs.play.options import Measuring, PlayOptions
+from mmrepro.runs.play.player import Player
 from mmrepro.traffic.case.model import (
     Case,
     Message,

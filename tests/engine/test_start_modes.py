@@ -151,7 +151,7 @@ def test_a_kept_server_outlives_its_parent(alone):
 # ---------------------------------------------------------- where a mode cannot be used
 
 MINE = """
-    from mmrepro.failure.documents import StandIn
+    from mmrepro.base.records import StandIn
     from mmrepro.scenario.more import Patch
     from mmrepro.scenario.registry import load_scenario
 

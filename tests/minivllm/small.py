@@ -9,8 +9,8 @@ from typing import Any
 
 import torch
 from minivllm.config import EngineConfig, ModelConfig, VisionConfig
+from minivllm.loading import build
 from minivllm.model import Qwen3
-from minivllm.runner import build
 from minivllm.sequence import Image
 from torch import Tensor
 

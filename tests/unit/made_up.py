@@ -7,7 +7,7 @@ from typing import Any
 from mmrepro.base.records import Moment
 from mmrepro.engines import get_engine
 from mmrepro.failure.signature import ConditionResult, Outcome, Truth
-from mmrepro.probes.base import ProbeResult, ProbeStatus
+from mmrepro.probes.base import ProbeStatus
 from mmrepro.probes.data import (
     AnyProbeData,
     AnyProbeResult,
@@ -19,6 +19,7 @@ from mmrepro.probes.data import (
     LogsData,
     MetricSample,
     MetricsData,
+    ProbeResult,
     ProcessesData,
     ProcessUse,
     StackSample,

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 from made_up import http, probed, request
-from mmrepro.failure.documents import Fidelity
+from mmrepro.base.records import Fidelity
 from mmrepro.failure.signature import Outcome, Truth, evaluate
 from mmrepro.probes.data import LogsData
 from mmrepro.runs.judge import judge as judge_run

@@ -3,13 +3,8 @@
 from typing import Any
 
 from made_up import at
-from mmrepro.failure.documents import (
-    EngineFacts,
-    Fidelity,
-    HostFacts,
-    Incident,
-    ScenarioFacts,
-)
+from mmrepro.base.records import Fidelity, HostFacts
+from mmrepro.failure.documents import EngineFacts, Incident, ScenarioFacts
 
 
 def incident(**more: Any) -> Incident:

@@ -16,13 +16,13 @@ from kinds import written
 from made_up import hang_run, healthy_run
 from matrix_nights import FakeProvisions
 from mmrepro.base.errors import EngineStartError, NoSpace, UnwritableOutput, UsageError
+from mmrepro.base.records import ClaimStatus
 from mmrepro.campaign.ablate import cells
 from mmrepro.campaign.ablate.options import AblateCommand
 from mmrepro.campaign.ablate.session import Ablating, plan
 from mmrepro.campaign.campaign import Campaign
 from mmrepro.campaign.trial import TrialOptions
 from mmrepro.campaign.work import LocalPlaces
-from mmrepro.failure.documents import ClaimStatus
 from mmrepro.failure.documents.searches import (
     Ablation,
     CellState,

@@ -8,7 +8,7 @@ import pytest
 import verdicts
 from grids import grid
 from made_up import run_facts
-from mmrepro.failure.documents import ClaimStatus, Fidelity
+from mmrepro.base.records import ClaimStatus, Fidelity
 from mmrepro.failure.signature import Outcome, checks, crash, evaluate, live_server
 from mmrepro.failure.signature.decide import guarded
 from mmrepro.live.diagnose.match import all_scenarios

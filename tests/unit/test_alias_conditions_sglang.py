@@ -21,7 +21,7 @@ from made_up_sglang import (
     without,
     without_fact,
 )
-from mmrepro.failure.documents import Fidelity
+from mmrepro.base.records import Fidelity
 from mmrepro.failure.signature import Truth
 from mmrepro.scenario import (
     Finding,

@@ -24,7 +24,8 @@ from made_up_sglang import (
     with_facts,
     without_fact,
 )
-from mmrepro.failure.documents import Fidelity, Incident
+from mmrepro.base.records import Fidelity
+from mmrepro.failure.documents import Incident
 from mmrepro.failure.signature import Condition, Outcome, Truth, evaluate
 from mmrepro.reports import load
 from mmrepro.runs.judge import rejudge

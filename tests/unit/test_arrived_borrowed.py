@@ -10,8 +10,8 @@ from mmrepro.probes.data import LogLine, LogsData, MetricSample, MetricsData
 from mmrepro.scenario import Requests, Scenario
 from mmrepro.scenario.registry import load_scenario
 from mmrepro.scenarios import borrowed_faults as faults
-from mmrepro.traffic.drive import Picture
 from mmrepro.traffic.evidence import Evidence, ImageSent, Phase, RequestRecord
+from mmrepro.traffic.pictures import Picture
 
 MET, NOT_MET, UNKNOWN = Truth.MET, Truth.NOT_MET, Truth.UNKNOWN
 GHOST_KEY, PAD_VALUE, KV_BUDGET, REUSED_MASK = load_scenario("borrowed-faults").variants

@@ -409,7 +409,9 @@ def test_what_it_fetched_is_dropped_and_what_was_there_stays(
         return There(release) if release in on_disk else None
 
     monkeypatch.setattr(module, "existing", existing)
-    monkeypatch.setattr(module, "prune", lambda names: dropped.extend(names))
+    monkeypatch.setattr(
+        module, "prune_environments", lambda names: dropped.extend(names)
+    )
 
     def run(release: str, index: int) -> Outcome | Lost:
         on_disk.add(release)

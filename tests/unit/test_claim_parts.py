@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 from made_up import request, run_facts
 from mmrepro.base.errors import BrokenScenario
-from mmrepro.failure.documents import ClaimStatus
+from mmrepro.base.records import ClaimStatus
 from mmrepro.scenario import (
     Finding,
     Scenario,

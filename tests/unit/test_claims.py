@@ -7,9 +7,9 @@ from datetime import UTC, datetime
 from typing import Any
 
 import pytest
-from mmrepro.base.records import Moment
+from mmrepro.base.records import Fidelity, Moment
 from mmrepro.cli.app import app
-from mmrepro.failure.documents import ClaimResult, EngineFacts, Fidelity, Incident
+from mmrepro.failure.documents import ClaimResult, EngineFacts, Incident
 from mmrepro.failure.signature import Outcome, Verdict
 from mmrepro.scenario.registry import load_scenario, scenario_names
 from mmrepro.tools.catalogue import claims as catalogue

@@ -25,23 +25,12 @@ FILES = [
 ]
 
 
-def lazy(node: ast.AST) -> bool:
-    """Whether it is a module's ``__getattr__``."""
-    found = isinstance(node, ast.FunctionDef) and node.name == "__getattr__"
-    return found and node.args.args[0].arg == "name"
-
-
-def parsed(
-    tree: ast.AST, types_only: str = TYPES_ONLY
-) -> Iterator[tuple[str, tuple[str, ...]]]:
-    """Imports as :mod:`ast` has them; those for type checkers alone where a module is
-    lazy."""
-    if isinstance(tree, ast.Module) and any(map(lazy, ast.walk(tree))):
-        types_only = ""
+def parsed(tree: ast.AST) -> Iterator[tuple[str, tuple[str, ...]]]:
+    """Imports as :mod:`ast` has them, without those for type checkers alone."""
     if (
         isinstance(tree, ast.If)
         and isinstance(tree.test, ast.Name)
-        and tree.test.id == types_only
+        and tree.test.id == TYPES_ONLY
     ):
         children: list[ast.AST] = list(tree.orelse)
     else:
@@ -55,14 +44,65 @@ def parsed(
         )
     for child in children:
         if isinstance(child, (ast.stmt, ast.excepthandler, ast.match_case)):
-            yield from parsed(child, types_only)
+            yield from parsed(child)
 
 
-def test_a_lazy_module_imports_what_it_names_for_type_checkers() -> None:
+def test_a_door_leads_to_all_that_it_names() -> None:
     more = ["mmrepro.scenario.more"]
     assert {"mmrepro.traffic.case.sending", "mmrepro.engines.models.tiny"} <= closure(
         more
     ).keys()
+
+
+DOOR = """
+from typing import TYPE_CHECKING
+from mmrepro.base.door import lazily
+
+if TYPE_CHECKING:
+    from their_door.one import first as first_of_one
+    from their_door.two import (
+        second as second,
+    )
+else:
+    __getattr__ = lazily(__name__)
+"""
+
+
+@pytest.mark.parametrize(
+    ("statement", "homes"),
+    [
+        ("from their_door import first_of_one", {"one"}),
+        ("from their_door import second", {"two"}),
+        ("from their_door import one", {"one"}),
+        ("from their_door.one import first", {"one"}),
+        ("import their_door", {"one", "two"}),
+        ("from their_door import *", {"one", "two"}),
+        ("from their_outer import inner", {"one", "two"}),
+        ("from their_outer.inner import second", {"two"}),
+    ],
+)
+def test_a_name_taken_at_a_door_leads_to_its_module(
+    statement: str, homes: set[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    outer = DOOR.replace(
+        "their_door.one import first as", "their_door import first_of_one as"
+    )
+    for name, text in {
+        "their_door/__init__.py": DOOR,
+        "their_door/one.py": "first = 1",
+        "their_door/two.py": "second = 2",
+        "their_outer/__init__.py": "",
+        "their_outer/inner.py": outer,
+        "start.py": statement,
+    }.items():
+        (path := tmp_path / name).parent.mkdir(exist_ok=True)
+        path.write_text(text)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    for name in ("start", "their_door", "their_outer"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    importlib.import_module("start")
+    reached = {name for name in closure(["start"]) if name.startswith("their_door.")}
+    assert reached == {f"their_door.{name}" for name in homes}
 
 
 def test_each_file_of_the_package_is_read_as_python_reads_it() -> None:

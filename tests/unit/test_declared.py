@@ -14,9 +14,9 @@ from made_up import at, hang_run, request, run_facts
 from made_up_crash import death_run
 from made_up_kv import ended, log, opaque_run, replace_log, sized
 from made_up_sglang import EMBEDDING, KV, alias_run, run
+from mmrepro.base.records import ClaimStatus
 from mmrepro.engines.models import TinyQwen2VL
 from mmrepro.engines.models.tiny import TinyText
-from mmrepro.failure.documents import ClaimStatus
 from mmrepro.failure.signature import evaluate
 from mmrepro.kv_budget import Geometry, block_bytes_of
 from mmrepro.scenario import LiveFacts, Scenario, lmdeploy as kv

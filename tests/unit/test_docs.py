@@ -14,7 +14,8 @@ from typing import Any
 import pytest
 import typer.main
 from markdown_it import MarkdownIt
-from mmrepro.cli.app import COMMANDS, FOLDED, GROUPS, app
+from mmrepro.cli.app import app
+from mmrepro.cli.commands import COMMANDS, FOLDED, GROUPS
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"

@@ -9,13 +9,8 @@ from mmrepro.base.errors import UsageError
 from mmrepro.base.records import Setting
 from mmrepro.failure.documents import GateFacts, Incident
 from mmrepro.failure.documents.model import MitigationFacts
-from mmrepro.failure.signature import (
-    Condition,
-    ConditionResult,
-    Outcome,
-    Verdict,
-    decide,
-)
+from mmrepro.failure.signature import Condition, ConditionResult, Outcome, Verdict
+from mmrepro.failure.signature.decide import decide
 from mmrepro.runs.judge import (
     FLOOR_S,
     ConditionChange,

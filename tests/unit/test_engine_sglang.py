@@ -10,10 +10,10 @@ from types import SimpleNamespace
 import pytest
 from made_up import probed
 from mmrepro.base.errors import UnknownRelease, UsageError
+from mmrepro.base.records import Fidelity, WheelFacts
 from mmrepro.engines import LaunchPlan, LaunchRequest, get_engine
 from mmrepro.engines.environments.spec import Environment, sglang_spec
 from mmrepro.engines.sglang import KERNELS, VLLM_NAMES, SglangEngine
-from mmrepro.failure.documents import Fidelity, WheelFacts
 from mmrepro.probes.data import LogsData
 from mmrepro.reproducers import reproducer_path
 from mmrepro.reproducers.pad_value_collision import radix_cache

@@ -6,6 +6,7 @@ import pytest
 from grids import examples
 from hypothesis import HealthCheck, given, strategies as st
 from mmrepro.base.errors import UsageError
+from mmrepro.base.records import Fidelity, StandIn, WheelFacts
 from mmrepro.engines import LaunchPlan, LaunchRequest, get_engine
 from mmrepro.engines.base import PROXY, ranks_of
 from mmrepro.engines.environments.beside import BesideFile
@@ -13,7 +14,6 @@ from mmrepro.engines.environments.spec import Environment, EnvironmentSpec
 from mmrepro.engines.starts import explain
 from mmrepro.engines.supervise import Entry, launch_order
 from mmrepro.engines.vllm import VllmEngine
-from mmrepro.failure.documents import Fidelity, StandIn, WheelFacts
 from mmrepro.scenario.more import Mitigation, Patch
 
 VLLM = get_engine("vllm")

@@ -8,8 +8,8 @@ from imposters import CORPUS
 from mmrepro.reports import load
 from mmrepro.runs.judge import facts_of
 from mmrepro.scenarios.ghost_key_eviction import SCENARIO, ghost
-from mmrepro.traffic.drive import clip
 from mmrepro.traffic.evidence import Evidence
+from mmrepro.traffic.pictures import clip
 from PIL import Image
 
 

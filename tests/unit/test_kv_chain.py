@@ -25,7 +25,7 @@ from made_up_kv import (
     truth,
     witness,
 )
-from mmrepro.failure.documents import ClaimStatus
+from mmrepro.base.records import ClaimStatus
 from mmrepro.failure.documents.diagnosis import Fit
 from mmrepro.failure.signature import Truth
 from mmrepro.failure.signature.live_server import FAILED

@@ -35,7 +35,7 @@ from made_up_kv import (
     witness,
 )
 from mmrepro.base.errors import UsageError
-from mmrepro.failure.documents import ClaimStatus
+from mmrepro.base.records import ClaimStatus
 from mmrepro.failure.signature import Outcome, Truth
 from mmrepro.probes.data import LogsData
 from mmrepro.reports import load

@@ -25,7 +25,7 @@ from made_up_kv import (
     truth as truth_of,
     witness,
 )
-from mmrepro.failure.documents import ClaimStatus
+from mmrepro.base.records import ClaimStatus
 from mmrepro.failure.signature import Outcome, Truth
 from mmrepro.failure.signature.views import Requests
 from mmrepro.kv_budget import LmdeployPlan

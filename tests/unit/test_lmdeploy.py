@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 from mmrepro.base.errors import UnknownRelease, UsageError
+from mmrepro.base.records import Fidelity, WheelFacts
 from mmrepro.engines import LaunchPlan, LaunchRequest, get_engine, spec_for
 from mmrepro.engines.environments.spec import Environment, lmdeploy_spec, table
 from mmrepro.engines.lmdeploy import LmdeployEngine, device_memory
 from mmrepro.engines.models.tiny import TinyText
-from mmrepro.failure.documents import Fidelity, WheelFacts
 from mmrepro.kv_budget import Geometry, block_bytes_of
 from mmrepro.reproducers import reproducer_path
 from mmrepro.runs.options import RunCommand

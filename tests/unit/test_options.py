@@ -21,7 +21,7 @@ from mmrepro.campaign.bisect.options import BisectCommand
 from mmrepro.campaign.matrix import selectors
 from mmrepro.campaign.matrix.options import load
 from mmrepro.campaign.trial import spawn
-from mmrepro.cli.app import COMMANDS
+from mmrepro.cli.commands import COMMANDS
 from mmrepro.cli.options import PLACES, DeclaredCommand, _for_the_server, command
 from mmrepro.kv_budget import LMDEPLOY, SGLANG, VLLM, VLLM_CPU
 from mmrepro.traffic.case.model import ServerWanted

@@ -8,7 +8,7 @@ import pytest
 from grids import examples
 from hypothesis import given, strategies as st
 from mmrepro.base.errors import UsageError
-from mmrepro.traffic.drive import noise, read_picture, tiles
+from mmrepro.traffic.pictures import noise, read_picture, tiles
 from PIL import Image
 
 SEEDS = st.integers(0, 2**31)

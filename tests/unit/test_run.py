@@ -7,7 +7,7 @@ import json
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import pytest
 from fake_engine_process import (
@@ -28,7 +28,8 @@ from mmrepro.base.errors import (
     UnwritableOutput,
     UsageError,
 )
-from mmrepro.engines.environments.spec import Environment
+from mmrepro.engines import spec_for
+from mmrepro.engines.environments.spec import Environment, EnvironmentSpec
 from mmrepro.engines.supervise import StopReport
 from mmrepro.failure.documents import Incident, folder
 from mmrepro.failure.documents.folder import Journal
@@ -38,6 +39,7 @@ from mmrepro.reports import load
 from mmrepro.runs.judge import facts_of, rejudge
 from mmrepro.runs.options import RunCommand, StartMode
 from mmrepro.runs.runner import begin, execute
+from mmrepro.runs.start import target
 from mmrepro.scenario import Control, Drive, Finding, Logs, Outcome, RunFacts, Scenario
 from mmrepro.scenario.more import REFUSED, Condition
 from mmrepro.traffic.evidence import Evidence
@@ -109,10 +111,17 @@ class Run:
     ) -> None:
         self.starter = starter
         self.scenario, self.options = scenario, options
-        self.journal: Journal = begin(scenario, options)
+        self.resolved = target(scenario, options)
+        self.journal: Journal = begin(scenario, options, self.resolved)
 
     def execute(self) -> Incident:
-        return execute(self.scenario, self.options, self.journal, self.starter.it)
+        return execute(
+            self.scenario,
+            self.options,
+            self.resolved,
+            self.journal,
+            self.starter.it,
+        )
 
     @property
     def written(self) -> Incident:
@@ -157,6 +166,20 @@ def make(tmp_path: Path, place: Environment) -> Iterator[MakeRun]:
     yield run
     for made in runs:
         close(made.starter.processes)
+
+
+def test_the_environment_is_resolved_once(
+    make: MakeRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    resolved: list[EnvironmentSpec] = []
+
+    def resolve(*words: Any, **more: Any) -> EnvironmentSpec:
+        resolved.append(spec_for(*words, **more))
+        return resolved[-1]
+
+    monkeypatch.setattr("mmrepro.runs.start.spec_for", resolve)
+    make(Tiny()).execute()
+    assert len(resolved) == 1
 
 
 def test_a_whole_run(make: MakeRun) -> None:
@@ -617,7 +640,8 @@ def test_it_is_valid_on_disk_at_every_stage(
 
 
 def test_a_run_that_has_begun_can_be_read(tmp_path: Path) -> None:
-    begin(Tiny(), RunCommand(scenario="tiny", device="cpu", out=tmp_path / "out"))
+    options = RunCommand(scenario="tiny", device="cpu", out=tmp_path / "out")
+    begin(Tiny(), options, target(Tiny(), options))
     assert load(tmp_path / "out").state == "interrupted"
 
 
@@ -628,6 +652,8 @@ def test_a_run_that_cannot_begin_leaves_no_folder(
         raise KeyboardInterrupt
 
     monkeypatch.setattr("mmrepro.runs.runner.blank", interrupted)
+    options = RunCommand(scenario="tiny", device="cpu", out=tmp_path / "out")
+    resolved = target(Tiny(), options)
     with pytest.raises(KeyboardInterrupt):
-        begin(Tiny(), RunCommand(scenario="tiny", device="cpu", out=tmp_path / "out"))
+        begin(Tiny(), options, resolved)
     assert not (tmp_path / "out").exists()

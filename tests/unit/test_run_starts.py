@@ -22,8 +22,8 @@ from fake_engine_process import (
 )
 from mmrepro.base import processes
 from mmrepro.base.errors import EngineStartError, ForkServerDied, SupervisorError
+from mmrepro.base.records import Setting
 from mmrepro.engines.supervise.warm import Refused
-from mmrepro.failure.documents import Setting
 from mmrepro.failure.documents.folder import Journal
 from mmrepro.failure.signature import Finding
 from mmrepro.runs import start as start_module

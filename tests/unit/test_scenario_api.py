@@ -19,7 +19,7 @@ from made_up import (
 )
 from mmrepro import scenario as scenario_names
 from mmrepro.base.errors import BrokenScenario
-from mmrepro.failure.documents import ClaimStatus
+from mmrepro.base.records import ClaimStatus
 from mmrepro.runs.judge import judge
 from mmrepro.scenario import (
     Drive,

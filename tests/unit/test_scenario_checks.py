@@ -17,7 +17,7 @@ from made_up import (
     thread,
 )
 from mmrepro.base.errors import BrokenScenario
-from mmrepro.failure.documents import ClaimStatus
+from mmrepro.base.records import ClaimStatus
 from mmrepro.runs.judge import judge
 from mmrepro.scenario import (
     Check,

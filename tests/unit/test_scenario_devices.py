@@ -9,11 +9,10 @@ from pathlib import Path
 
 import pytest
 from mmrepro.base.errors import UsageError
-from mmrepro.base.records import Fidelity
+from mmrepro.base.records import ClaimStatus, Fidelity
 from mmrepro.campaign.bisect.options import BisectCommand
 from mmrepro.campaign.bisect.plan import field_of
 from mmrepro.campaign.matrix.plan import planned
-from mmrepro.failure.documents import ClaimStatus
 from mmrepro.failure.documents.diagnosis import Fit, TargetFacts, TargetProcess
 from mmrepro.failure.documents.ledger import Cell
 from mmrepro.failure.documents.searches import Point

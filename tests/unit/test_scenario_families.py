@@ -3,7 +3,7 @@ names."""
 
 import pytest
 from made_up import at, http, probed, request, run_facts
-from mmrepro.failure.documents import ClaimStatus
+from mmrepro.base.records import ClaimStatus
 from mmrepro.failure.signature import evaluate
 from mmrepro.failure.signature.checks import stays_in
 from mmrepro.failure.signature.decide import guarded

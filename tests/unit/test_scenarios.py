@@ -22,8 +22,8 @@ from made_up import (
     thread,
 )
 from mmrepro.base.errors import BrokenScenario, UnknownScenario, UsageError
+from mmrepro.base.records import ClaimStatus
 from mmrepro.engines import ENGINES, LaunchRequest
-from mmrepro.failure.documents import ClaimStatus
 from mmrepro.failure.signature import Finding, Outcome, Truth
 from mmrepro.reproducers import reproducer_path
 from mmrepro.scenario import Scenario, all_met

@@ -19,7 +19,8 @@ from mmrepro.engines import spec_for
 from mmrepro.failure.documents.ledger import Cell
 from mmrepro.reports.replay import write_replay
 from mmrepro.runs.play import player as players
-from mmrepro.runs.play.players import Players, Servers
+from mmrepro.runs.play.options import Servers
+from mmrepro.runs.play.players import Players
 from mmrepro.search.fuzz.options import FuzzCommand
 from mmrepro.search.replay.attempts import CaseRun
 from mmrepro.search.replay.bisected import ByReplay
@@ -103,7 +104,7 @@ def test_a_gpu_is_taken_once_and_every_start_names_it(
         taken.append("given back")
 
     made = SimpleNamespace(in_use=contextlib.nullcontext)
-    monkeypatch.setattr(players, "leased", leased)
+    monkeypatch.setattr(players, "leased_gpu", leased)
     monkeypatch.setattr(players, "have_environment", lambda spec, journal: made)
     monkeypatch.setattr(players, "note_environment", lambda journal, environment: None)
     player = players.Player(SERVER, folder=tmp_path, device="cuda")

@@ -13,10 +13,9 @@ from mmrepro.failure.signature import (
     Part,
     Truth,
     combine,
-    decide,
     evaluate,
 )
-from mmrepro.failure.signature.decide import FLIP
+from mmrepro.failure.signature.decide import FLIP, decide
 from mmrepro.traffic.evidence import Evidence
 
 TRUTHS = st.sampled_from(Truth)

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 from made_up import run_facts
-from mmrepro.base.records import Fidelity
+from mmrepro.base.records import ClaimStatus, Fidelity
 from mmrepro.engines import get_engine
 from mmrepro.engines.base import Patch, lowered
 from mmrepro.engines.lmdeploy import CPU, WITNESS, device_memory
 from mmrepro.engines.vllm import EMULATED_STREAM
-from mmrepro.failure.documents import ClaimResult, ClaimStatus, Incident
+from mmrepro.failure.documents import ClaimResult, Incident
 from mmrepro.failure.signature import Finding, Outcome, Truth
 from mmrepro.probes.data import LogLine, LogsData
 from mmrepro.reports import load

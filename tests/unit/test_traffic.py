@@ -28,9 +28,9 @@ from fake_server import (
 from grids import examples
 from hypothesis import HealthCheck, given, strategies as st
 from mmrepro.traffic import Traffic, client as traffic_module
-from mmrepro.traffic.drive import noise
 from mmrepro.traffic.evidence import Evidence, RequestRecord
 from mmrepro.traffic.evidence.recorder import Recorder
+from mmrepro.traffic.pictures import noise
 
 T = TypeVar("T")
 PLENTY_S = 20.0

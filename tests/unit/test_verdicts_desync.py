@@ -20,8 +20,8 @@ from mmrepro.failure.signature import Outcome, Truth
 from mmrepro.scenario import Requests, vllm
 from mmrepro.scenario.vllm import desynchronise
 from mmrepro.scenarios.vllm_mm_caches import MM_CACHE_DESYNC as DESYNC
-from mmrepro.traffic.drive import Picture
 from mmrepro.traffic.evidence import Evidence
+from mmrepro.traffic.pictures import Picture
 from turns import Row, edit, half, measured, no, to, without
 
 MET, NOT_MET, UNKNOWN = Truth.MET, Truth.NOT_MET, Truth.UNKNOWN

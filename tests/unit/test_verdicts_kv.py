@@ -24,7 +24,7 @@ from made_up_kv import (
     truncated_run,
     witness,
 )
-from mmrepro.failure.documents import ClaimStatus
+from mmrepro.base.records import ClaimStatus
 from mmrepro.failure.signature import Outcome, Truth, answers
 from mmrepro.runs.judge import effect, judge as judge_run
 from mmrepro.scenario import lmdeploy as kv

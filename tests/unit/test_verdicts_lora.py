@@ -9,8 +9,8 @@ from mmrepro.failure.documents import Incident
 from mmrepro.failure.signature import Outcome, Truth
 from mmrepro.reports import load
 from mmrepro.runs.judge import facts_of, judge
+from mmrepro.scenario.parts import Failure
 from mmrepro.scenario.registry import load_scenario
-from mmrepro.scenario.silent import Failure
 from mmrepro.scenarios.lora_no_adapter import (
     ADAPTED,
     AFTER,

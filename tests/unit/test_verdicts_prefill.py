@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 import pytest
 from made_up import drop, http, judge, probed, request, run_facts, swap
-from mmrepro.failure.documents import ClaimStatus
+from mmrepro.base.records import ClaimStatus
 from mmrepro.failure.signature import Outcome, Truth
 from mmrepro.probes.data import LogLine, LogsData, MetricSample, MetricsData
 from mmrepro.scenario import Scenario

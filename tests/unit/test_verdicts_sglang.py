@@ -23,7 +23,7 @@ from made_up_sglang import (
     without,
     without_fact,
 )
-from mmrepro.failure.documents import ClaimStatus, Fidelity
+from mmrepro.base.records import ClaimStatus, Fidelity
 from mmrepro.failure.signature import Outcome, Truth
 from mmrepro.runs.judge import with_pictures
 from mmrepro.scenario import RunFacts, Scenario, sglang as sharing

@@ -21,7 +21,7 @@ import test_verdicts_stack as stack
 from made_up import desync_run, hang_run
 from made_up_crash import overflow_run
 from made_up_kv import crash_run, opaque_run
-from mmrepro.failure.documents import Fidelity
+from mmrepro.base.records import Fidelity
 from mmrepro.failure.signature import Outcome, Truth
 from mmrepro.scenario import RunFacts
 from turns import Change, Table, meant, recorded

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 from made_up import at
+from mmrepro.failure.documents.cause import Certainty
 from mmrepro.failure.documents.diagnosis import (
     CLASS_WORDS,
-    Certainty,
     LiveClass,
     NamedClass,
     TargetFacts,
@@ -22,12 +22,13 @@ from mmrepro.live.watch.loop import ServerWatch, WatchDiagnosis
 from mmrepro.live.watch.options import WatchCommand
 from mmrepro.live.watch.processes import MIB, SETTLE_S, Growth, caches_bytes
 from mmrepro.live.watch.server import CERTAINTIES, WatchServer, state
-from mmrepro.probes.base import ProbeResult, ProbeStatus
+from mmrepro.probes.base import ProbeStatus
 from mmrepro.probes.data import (
     ConnectionsData,
     InferenceData,
     MetricSample,
     MetricsData,
+    ProbeResult,
 )
 from mmrepro.traffic.evidence import Evidence
 

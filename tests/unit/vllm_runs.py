@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from mmrepro.failure.documents import Fidelity
+from mmrepro.base.records import Fidelity
 from mmrepro.failure.signature import Truth, Verdict
 from mmrepro.probes.data import LogLine, LogsData
 from mmrepro.runs.judge import judge as judge_run

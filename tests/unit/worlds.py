@@ -9,17 +9,17 @@ from pathlib import Path
 from made_up import hang_run, healthy_run, judge
 from mmrepro.base.errors import MmreproError
 from mmrepro.base.machine.files import Device
-from mmrepro.base.records import Moment
+from mmrepro.base.records import Moment, WheelFacts
 from mmrepro.campaign.trial import TrialOptions, incident_in, outcome_of, run_options
 from mmrepro.engines.environments.spec import Environment, EnvironmentSpec
-from mmrepro.failure.documents import GateFacts, Incident, WheelFacts
+from mmrepro.failure.documents import GateFacts, Incident
 from mmrepro.failure.documents.folder import Journal
 from mmrepro.failure.documents.ledger import Attempt, Cell, Lost, Role
 from mmrepro.failure.signature import Verdict
 from mmrepro.runs.key import START_MODE, closure, decisive_parts, run_key
 from mmrepro.runs.options import RunCommand
 from mmrepro.runs.runner import begin
-from mmrepro.runs.start import changes
+from mmrepro.runs.start import changes, target
 from mmrepro.runs.starter import Starter
 from mmrepro.scenario import Scenario
 from mmrepro.scenario.registry import load_scenario
@@ -108,7 +108,7 @@ class WorldTrials:
     ) -> Attempt:
         scenario, created, words = load_scenario(cell.scenario), Moment.now(), ""
         options = replace(run_options(cell, self.options), out=folder)
-        journal = begin(scenario, options)
+        journal = begin(scenario, options, target(scenario, options))
         model, starter = (
             scenario.model.write(folder),
             Starter(options.start_mode, several=True),

@@ -13,19 +13,15 @@ from pathlib import Path
 
 from mmrepro.base import errors
 from mmrepro.base.errors import InfrastructureError, MmreproError, UsageError
-from mmrepro.base.machine.files import Device, cache_root, write_file
+from mmrepro.base.machine import Device, cache_root, write_file
 from mmrepro.base.records import Record
 from mmrepro.campaign.ablate.options import AblateCommand
 from mmrepro.engines import get_engine
-from mmrepro.engines.environments.build import existing
-from mmrepro.engines.environments.spec import Environment
-from mmrepro.failure.documents import Incident
-from mmrepro.failure.documents.ledger import Attempt, Lost
+from mmrepro.engines.environments import Environment, existing
+from mmrepro.failure.documents import Attempt, Incident, Lost
 from mmrepro.failure.documents.searches import CellRun
 from mmrepro.failure.signature import Finding, Part, Truth, combine
-from mmrepro.runs.judge import facts_of
-from mmrepro.runs.key import decisive_parts, run_key
-from mmrepro.runs.starter import Starter
+from mmrepro.runs import Starter, decisive_parts, facts_of, run_key
 from mmrepro.scenario import Scenario
 from pydantic import ValidationError
 

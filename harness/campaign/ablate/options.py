@@ -9,7 +9,7 @@ from typing import ClassVar
 from mmrepro.base import common_options as common
 from mmrepro.base.errors import UsageError
 from mmrepro.base.options import names_of, option
-from mmrepro.runs.options import RunCommand, SeveralRuns
+from mmrepro.runs import RunCommand, SeveralRuns
 from mmrepro.scenario import Factor, Scenario
 
 

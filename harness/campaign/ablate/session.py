@@ -17,7 +17,7 @@ from mmrepro.base.errors import (
     UnwritableOutput,
     UsageError,
 )
-from mmrepro.base.machine.files import device_of, is_there
+from mmrepro.base.machine import device_of, is_there
 from mmrepro.base.records import Record
 from mmrepro.campaign.ablate.cells import KnownCells, cell_run, error_of
 from mmrepro.campaign.ablate.options import AblateCommand
@@ -34,7 +34,7 @@ from mmrepro.campaign.events import Established, RunEnded, Tone
 from mmrepro.campaign.search import CellSearch, Write
 from mmrepro.campaign.trial import cell_of
 from mmrepro.campaign.work import StartedRun
-from mmrepro.failure.documents.ledger import Attempt, Cell as Ran, Lost, Role as RunRole
+from mmrepro.failure.documents import Attempt, Cell as Ran, Lost, Role as RunRole
 from mmrepro.failure.documents.searches import (
     ABLATION_FILE,
     Ablation,
@@ -48,9 +48,8 @@ from mmrepro.failure.documents.searches import (
     Role,
 )
 from mmrepro.failure.signature import Outcome
-from mmrepro.history.ledger import History
-from mmrepro.runs.key import run_key
-from mmrepro.runs.start import chosen_release
+from mmrepro.history import History
+from mmrepro.runs import chosen_release, run_key
 from mmrepro.scenario import Scenario
 from pydantic import Field
 

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from mmrepro.base.errors import ExitCode, MmreproError
-from mmrepro.base.machine.host import die_with_parent
+from mmrepro.base.machine import die_with_parent
 from mmrepro.base.units import duration
 from mmrepro.campaign.bisect import between
 from mmrepro.campaign.bisect.once import GitCode, Tested

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mmrepro.base.errors import UsageError
-from mmrepro.engines.environments.source import PLACES, git
+from mmrepro.engines.environments import PLACES, ask_git
 from mmrepro.failure.documents.searches import Find, Point
 
 _BESIDE = (
@@ -185,7 +185,7 @@ class _GitClone:
         self.clone = clone
 
     def text(self, *arguments: str) -> str:
-        return git(self.clone, *arguments).decode("utf-8", "replace").strip()
+        return ask_git(self.clone, *arguments).decode("utf-8", "replace").strip()
 
     def commit(self, rev: str) -> str:
         return self.text(

@@ -12,8 +12,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from operator import mul
 
-from mmrepro.failure.documents.ledger import Attempt
-from mmrepro.runs.changes import Metric, quantile
+from mmrepro.failure.documents import Attempt
+from mmrepro.runs import Metric, quantile
 
 _FLOOR = 0.002
 """Nothing is measured more exactly than this: two servers of one release differ by as

@@ -8,18 +8,20 @@ from pathlib import Path
 from typing import Annotated
 
 from mmrepro.base.errors import MmreproError, UsageError
-from mmrepro.base.machine.files import device_of
+from mmrepro.base.machine import device_of
 from mmrepro.base.records import Record
 from mmrepro.campaign.bisect.options import BisectRunCommand
 from mmrepro.campaign.bisect.session import ONCE_MORE
 from mmrepro.campaign.bisect.sides import verdict_of
 from mmrepro.campaign.trial import ENDED_SILENTLY, Making, TrialOptions, Trials, cell_of
 from mmrepro.engines import spec_for
-from mmrepro.engines.environments.build import existing
-from mmrepro.engines.environments.source import git, resolve
-from mmrepro.engines.environments.store import prune
-from mmrepro.failure.documents.folder import unused
-from mmrepro.failure.documents.ledger import Attempt, Cell, Lost
+from mmrepro.engines.environments import (
+    ask_git,
+    existing,
+    prune_environments,
+    resolve_source,
+)
+from mmrepro.failure.documents import Attempt, Cell, Lost, unused_folder
 from mmrepro.failure.documents.searches import PointVerdict
 from mmrepro.scenario import Scenario
 from pydantic import Field
@@ -68,7 +70,7 @@ def terms(tree: Path) -> tuple[str, str]:
     """What the bisection in progress there calls the new and the old: ("bad", "good")
     by default, and where there is none."""
     try:
-        file = git(tree, "rev-parse", "--git-path", "BISECT_TERMS").decode().strip()
+        file = ask_git(tree, "rev-parse", "--git-path", "BISECT_TERMS").decode().strip()
         new, old = (tree / file).read_text(encoding="utf-8").split()[:2]
     except (MmreproError, OSError, ValueError):
         return "bad", "good"
@@ -89,20 +91,20 @@ def tested(
     new, old = terms(tree) if tree.is_dir() else ("bad", "good")
     find = asked.find or ("fixed" if new == "fixed" else "introduced")
     device = device_of(asked.device)
-    source = resolve(
+    source = resolve_source(
         asked.source, kernels=asked.over, device=device, engine=scenario.engine
     )
     spec = spec_for(scenario.engine, source.release, device)
     was_there = existing(spec) is not None
     options = replace(asked.run, scenario=asked.scenario)
     cell = cell_of(scenario, options, device, release=source.release)
-    folder = unused(root / source.release)
+    folder = unused_folder(root / source.release)
     try:
         runs = _runs(cell, asked, making, folder)
     finally:
         if not (was_there or asked.keep_environments):
             made = existing(spec)
-            prune(names=[made.path.name] if made else [])
+            prune_environments(names=[made.path.name] if made else [])
 
     verdict, why = verdict_of(runs)
     assert verdict is not None

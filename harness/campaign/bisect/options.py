@@ -11,8 +11,14 @@ from mmrepro.base.errors import UsageError
 from mmrepro.base.options import LIMITS, option
 from mmrepro.campaign.bisect.search import Direction
 from mmrepro.failure.documents.searches import By, Find
-from mmrepro.runs.changes import METRICS, Metric, metric_of, thresholds
-from mmrepro.runs.options import ScenarioCommand, SeveralRuns
+from mmrepro.runs import (
+    METRICS,
+    Metric,
+    ScenarioCommand,
+    SeveralRuns,
+    metric_of,
+    thresholds,
+)
 
 
 def _read_repeat(text: str) -> int | None:

@@ -12,16 +12,15 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from mmrepro.base.errors import UsageError
-from mmrepro.base.machine.files import Device, device_of, read_file
+from mmrepro.base.machine import Device, device_of, read_file
 from mmrepro.base.records import Record
 from mmrepro.campaign.ablate.cells import CellStore
 from mmrepro.campaign.bisect.options import BisectCommand
 from mmrepro.campaign.bisect.search import Direction
 from mmrepro.campaign.trial import cell_of
 from mmrepro.engines import get_engine, spec_for
-from mmrepro.engines.environments.build import existing
-from mmrepro.engines.environments.index import releases_of
-from mmrepro.failure.documents.ledger import Cell
+from mmrepro.engines.environments import existing, releases_of
+from mmrepro.failure.documents import Cell
 from mmrepro.failure.documents.searches import Point
 from mmrepro.scenario import Scenario
 from packaging.version import InvalidVersion, Version

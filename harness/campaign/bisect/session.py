@@ -27,11 +27,13 @@ from mmrepro.campaign.events import Established, Tone
 from mmrepro.campaign.search import CellSearch
 from mmrepro.campaign.work import Order, StartedRun
 from mmrepro.engines import spec_for
-from mmrepro.engines.environments.build import existing
-from mmrepro.engines.environments.source import resolve
-from mmrepro.engines.environments.spec import EnvironmentSpec
-from mmrepro.engines.environments.store import prune
-from mmrepro.failure.documents.ledger import Attempt, Lost, Role
+from mmrepro.engines.environments import (
+    EnvironmentSpec,
+    existing,
+    prune_environments,
+    resolve_source,
+)
+from mmrepro.failure.documents import Attempt, Lost, Role
 from mmrepro.failure.documents.searches import (
     BISECTION_FILE,
     Bisection,
@@ -222,7 +224,7 @@ class Bisecting(CellSearch[Bisection]):
         point, clone = self.field.points[number], self.options.clone
         if clone is not None and not point.release and number not in self._unreadable:
             try:
-                point.release = resolve(
+                point.release = resolve_source(
                     f"{clone}@{point.commit}",
                     kernels=self.options.over,
                     device=self.field.device,
@@ -324,7 +326,7 @@ class Bisecting(CellSearch[Bisection]):
                 continue
             self.field.points[number].fetched = environment is not None
             if environment is not None and not self.options.keep_environments:
-                prune(names=[environment.path.name])
+                prune_environments(names=[environment.path.name])
 
     # ------------------------------------------------------------------ files
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from mmrepro.base.records import Fidelity
 from mmrepro.campaign.bisect.search import Direction, SideFinding
-from mmrepro.failure.documents.ledger import Attempt, Lost
+from mmrepro.failure.documents import Attempt, Lost
 from mmrepro.failure.documents.searches import (
     Bisection,
     Chance,

@@ -26,7 +26,7 @@ from mmrepro.campaign.matrix.options import Cluster
 from mmrepro.campaign.schedule import EnvironmentGroup
 from mmrepro.campaign.trial import GRACE_S
 from mmrepro.campaign.work import Order, StartedRun, Working
-from mmrepro.engines.environments.build import folder_of
+from mmrepro.engines.environments import folder_of
 from pydantic import ValidationError
 
 TOKEN: Final = "engine_host"  # noqa: S105

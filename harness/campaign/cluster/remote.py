@@ -30,13 +30,13 @@ import psutil
 from filelock import FileLock, Timeout
 from mmrepro.base import units
 from mmrepro.base.errors import MmreproError
-from mmrepro.base.machine.files import (
-    VISIBLE,
+from mmrepro.base.machine import (
+    VISIBLE_GPUS,
     cache_root,
-    digest,
+    digest_of_files,
     environments_root,
     folders_in,
-    hidden,
+    hides_every_gpu,
     nvidia_driver,
 )
 from mmrepro.base.records import Record
@@ -44,7 +44,7 @@ from mmrepro.base.tar import tarfile
 from mmrepro.campaign.provisions import Bound, Provisions
 from mmrepro.campaign.trial import TrialOptions, Trials
 from mmrepro.campaign.work import Order, StartedRun, Workplace
-from mmrepro.runs.key import code_digest, folder_of
+from mmrepro.runs import code_digest, folder_of_part
 from mmrepro.scenario.registry import load_scenario
 
 _RAYS_PREFIX = "RAY_"
@@ -92,22 +92,22 @@ def variables(
     if started is None:
         kept.pop("OMP_NUM_THREADS", None)
 
-    kept.pop(VISIBLE, None)
+    kept.pop(VISIBLE_GPUS, None)
     if device == "cuda":
-        given = now.get(VISIBLE)
+        given = now.get(VISIBLE_GPUS)
         if given is not None:
-            kept[VISIBLE] = normalised(given)
+            kept[VISIBLE_GPUS] = normalised(given)
         return kept
 
     # A run on the CPU must not see a GPU that another one has.
     if nvidia_driver() if driver is None else driver:
-        kept[VISIBLE] = ""
+        kept[VISIBLE_GPUS] = ""
     return kept
 
 
 def normalised(mask: str) -> str:
     """CUDA_VISIBLE_DEVICES in one order, however Ray lists the GPUs that it gives."""
-    if hidden(mask):
+    if hides_every_gpu(mask):
         return ""
     entries = {entry.strip() for entry in mask.split(",")} - {""}
 
@@ -299,7 +299,7 @@ def _package() -> str:
     where it is installed."""
     files: dict[str, Path] = {}
     for part in ("", "probes", "reports", "reproducers", "scenarios"):
-        top = folder_of(part)
+        top = folder_of_part(part)
         if top is None:
             continue
         start = f"{part}/" if part else ""
@@ -307,7 +307,7 @@ def _package() -> str:
             if path.suffix in (".py", ".toml"):
                 files[start + path.relative_to(top).as_posix()] = path
 
-    return digest(files[name] for name in sorted(files))
+    return digest_of_files(files[name] for name in sorted(files))
 
 
 # ---------------------------------------------------------------- an order is worked on

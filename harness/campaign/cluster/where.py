@@ -9,13 +9,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mmrepro.base.errors import UsageError
-from mmrepro.base.machine.gpu import free_devices, read_gpus
+from mmrepro.base.machine import free_devices, read_gpus
 from mmrepro.campaign.provisions import Bound, Provisions, Say
 from mmrepro.campaign.trial import TrialOptions, Trials
 from mmrepro.campaign.work import LocalPlaces, Places
-from mmrepro.runs.play.players import Players
-from mmrepro.traffic.evidence import Event
-from mmrepro.traffic.evidence.model import BUILD, BUILD_NOTICE
+from mmrepro.runs.play import Players
+from mmrepro.traffic.evidence import BUILD, BUILD_NOTICE, Event
 
 if TYPE_CHECKING:
     from mmrepro.campaign.matrix.options import Cluster

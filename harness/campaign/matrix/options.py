@@ -10,12 +10,12 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 
 from mmrepro.base import common_options as common
 from mmrepro.base.errors import MmreproError, UsageError
-from mmrepro.base.machine.files import read_toml
+from mmrepro.base.machine import read_toml
 from mmrepro.base.options import LIMITS, OUTPUT, Command, OptionOrigin, declared, option
 from mmrepro.base.records import Misfit, misfits
 from mmrepro.base.units import exact_duration, exact_size, parse_duration, parse_size
 from mmrepro.campaign.matrix import selectors
-from mmrepro.runs.options import StartMode
+from mmrepro.runs import StartMode
 from mmrepro.scenario.registry import is_file_name
 from pydantic import (
     BaseModel,

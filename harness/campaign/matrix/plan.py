@@ -13,8 +13,7 @@ from typing import Annotated
 
 import mmrepro
 from mmrepro.base.errors import UsageError
-from mmrepro.base.machine.files import device_of
-from mmrepro.base.machine.host import host_facts
+from mmrepro.base.machine import device_of, host_facts
 from mmrepro.base.records import Moment, Record
 from mmrepro.campaign.matrix import selectors
 from mmrepro.campaign.matrix.options import MatrixFile, MatrixRunCommand, Rows
@@ -29,20 +28,19 @@ from mmrepro.campaign.schedule import (
     groups_of,
 )
 from mmrepro.engines import get_engine, spec_for
-from mmrepro.engines.environments.build import existing, needed_bytes
-from mmrepro.engines.environments.index import Listed, releases_of
-from mmrepro.engines.environments.source import read_tree
-from mmrepro.engines.environments.spec import EnvironmentSpec, TreeLabel
-from mmrepro.engines.features import feature
-from mmrepro.failure.documents.ledger import (
-    LEDGER_FILE,
-    Cell,
-    Night,
-    NightState,
-    Planned,
+from mmrepro.engines.environments import (
+    EnvironmentSpec,
+    Listed,
+    TreeLabel,
+    existing,
+    needed_bytes,
+    read_tree,
+    releases_of,
 )
-from mmrepro.history.ledger import History, NightRuns, read
-from mmrepro.runs.key import gpu_models
+from mmrepro.engines.features import feature
+from mmrepro.failure.documents import LEDGER_FILE, Cell, Night, NightState, Planned
+from mmrepro.history import History, NightRuns, read_history
+from mmrepro.runs import gpu_models
 from mmrepro.scenario import Scenario
 from mmrepro.scenario.registry import known_scenario, scenario_names
 from packaging.version import Version
@@ -451,7 +449,7 @@ def dry_run_of(
         UsageError: it is to go on with a night, and none is unfinished.
         MmreproError: as ``planned_of``.
     """
-    history = read(folder) if (folder / LEDGER_FILE).is_file() else History()
+    history = read_history(folder) if (folder / LEDGER_FILE).is_file() else History()
     notes: list[str] = []
     if asked.resume:
         unfinished = _unfinished(history)

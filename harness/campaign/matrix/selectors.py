@@ -6,8 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from mmrepro.base.errors import UsageError
-from mmrepro.engines.environments.index import Listed
-from mmrepro.engines.environments.spec import TreeLabel
+from mmrepro.engines.environments import Listed, TreeLabel
 from packaging.version import InvalidVersion, Version
 
 _OWN = "own"

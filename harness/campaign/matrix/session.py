@@ -39,19 +39,18 @@ from mmrepro.campaign.work import (
     began_of,
     lost,
 )
-from mmrepro.engines.environments.store import Stored, list_environments
-from mmrepro.failure.documents.ledger import (
-    Attempt,
-    Cell,
-    Lost,
-    Night,
-    NightState,
-    Planned,
+from mmrepro.engines.environments import Stored, list_environments
+from mmrepro.failure.documents import Attempt, Cell, Lost, Night, NightState, Planned
+from mmrepro.history import (
+    ALARMS,
+    JobState as CellState,
+    Ledger,
+    NightRuns,
+    Settled,
+    events_between,
+    settle_cell,
 )
-from mmrepro.history.events import ALARMS, events
-from mmrepro.history.ledger import Ledger, NightRuns
-from mmrepro.history.states import JobState as CellState, Settled, settle
-from mmrepro.runs.options import StartMode
+from mmrepro.runs import StartMode
 
 
 def begin(ledger: Ledger, night: Night, cells: Sequence[Planned]) -> NightRuns:
@@ -118,7 +117,7 @@ def exit_code(
     """
     free = {name for name, planned in runs.planned.items() if excused(planned.cell)}
     counted = [name for name in runs.planned if name not in free]
-    settled = {name: settle(runs.attempts_of(name)) for name in counted}
+    settled = {name: settle_cell(runs.attempts_of(name)) for name in counted}
     for event in runs.events:
         if event.what in ALARMS and event.cell not in free:
             return ExitCode.NOT_AS_EXPECTED
@@ -247,7 +246,7 @@ class Nightly:
         """What the cell settled on in the newest earlier night that learnt something of
         it."""
         for night in reversed(self.ledger.history.before(self.runs.night)):
-            settled = settle(night.attempts_of(cell))
+            settled = settle_cell(night.attempts_of(cell))
             if settled.keys:
                 return settled
         return None
@@ -326,7 +325,7 @@ class Nightly:
         if state in (CampaignState.COMPLETE, CampaignState.OUT_OF_TIME):
             known = {event.identity for event in self.runs.events}
             ended = replace(self.runs, night=self._ended(marked))
-            for event in events(self.ledger.history, ended):
+            for event in events_between(self.ledger.history, ended):
                 if event.identity not in known:
                     self.ledger.append(event)
         return self._mark(marked)
@@ -368,7 +367,7 @@ class Nightly:
         what = began_of(planned, Next(attempt.index, attempt.role)).what
         self.campaign.emit(run_ended(what, attempt, planned.expected))
         if self.next(planned) is None:
-            settled = settle(self.runs.attempts_of(attempt.cell))
+            settled = settle_cell(self.runs.attempts_of(attempt.cell))
             if settled.state is CellState.FLAKY:
                 text = f"{planned.cell.row}: flaky, {settled.why}"
                 self.campaign.emit(Established(text=text, tone="unsure"))

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 from mmrepro.base.errors import EnvironmentBuildError, NoSpace, UnknownRelease
-from mmrepro.base.machine.files import environments_root
+from mmrepro.base.machine import environments_root
 from mmrepro.base.records import Setting
 from mmrepro.engines.environments.resolving import key_salt
 from mmrepro.engines.environments.spec import (
@@ -123,7 +123,7 @@ def ensure(
     if spec.tree:
         from mmrepro.engines.environments.overlay import Overlay
 
-        make = Overlay
+        make = partial(Overlay, lender=ensure)
     if wheelhouse is not None:
         from mmrepro.engines.environments.wheelhouse.carried import CarriedBuild
 
@@ -151,7 +151,7 @@ def ensure(
                         raise
                     from mmrepro.engines.environments.overlay import Overlay
 
-                    manifest = Overlay(spec, temporary, say, unknown).run()
+                    manifest = Overlay(spec, temporary, say, ensure, unknown).run()
                 temporary.rename(folder)
             finally:
                 shutil.rmtree(temporary, ignore_errors=True)

@@ -21,8 +21,7 @@ from mmrepro.base.errors import (
     UsageError,
     did_you_mean,
 )
-from mmrepro.base.machine.files import environments_root
-from mmrepro.base.machine.nvml import GpuReading
+from mmrepro.base.machine import GpuReading, environments_root
 from mmrepro.base.records import Document, Record
 from mmrepro.engines.environments.index import File, project_page
 from mmrepro.engines.environments.spec import EnvironmentSpec

@@ -26,7 +26,7 @@ from mmrepro.base.errors import (
     UnknownRelease,
     UsageError,
 )
-from mmrepro.base.machine.files import replacing, write_file
+from mmrepro.base.machine import replacing, write_file
 from mmrepro.engines.environments.releases import (
     EnvironmentPython,
     Release,

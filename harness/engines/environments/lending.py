@@ -9,7 +9,7 @@ from functools import lru_cache
 from pathlib import Path
 
 from mmrepro.base.errors import EnvironmentBuildError, UnknownRelease
-from mmrepro.base.machine.files import device_of
+from mmrepro.base.machine import device_of
 from mmrepro.engines.environments.index import Listed, releases_of
 from mmrepro.engines.environments.spec import SPECS, EnvironmentSpec
 from mmrepro.engines.environments.store import Stored, list_environments, site_packages

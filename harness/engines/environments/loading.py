@@ -13,7 +13,7 @@ import subprocess
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from mmrepro.base.machine.host import child_environment
+from mmrepro.base.machine import child_environment
 
 _TIMEOUT_S = 120.0
 

@@ -15,7 +15,7 @@ from typing import IO, TYPE_CHECKING
 from urllib.parse import unquote, urlsplit
 
 from mmrepro.base.errors import EnvironmentBuildError
-from mmrepro.base.machine.files import replacing
+from mmrepro.base.machine import replacing
 from mmrepro.engines.environments.index import logins
 from mmrepro.engines.environments.uv import Distribution
 

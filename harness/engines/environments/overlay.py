@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import re
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from fnmatch import fnmatch
 from functools import cached_property
@@ -21,7 +21,6 @@ from typing import Any
 
 from mmrepro.base.errors import EnvironmentBuildError, UnknownRelease, UsageError
 from mmrepro.base.records import WheelFacts
-from mmrepro.engines.environments.build import ensure
 from mmrepro.engines.environments.lending import nearest_release
 from mmrepro.engines.environments.recipe import Build
 from mmrepro.engines.environments.releases import Release, end_of_day
@@ -56,8 +55,13 @@ _OF_KERNELS = (*FAMILY, "triton", "intel-openmp")
 
 
 class Overlay(Build):
-    """One build; see :class:`Build`. ``unknown``: why a published release has no wheel
-    here: it is then the release's own sources that are laid over the nearest wheel."""
+    """One build; see :class:`Build`.
+
+    Args:
+        lender: makes or finds the environment of the release that lends the rest.
+        unknown: why a published release has no wheel here: it is then the release's own
+            sources that are laid over the nearest wheel.
+    """
 
     tree: Tree
     below: Environment
@@ -68,9 +72,11 @@ class Overlay(Build):
         spec: EnvironmentSpec,
         folder: Path,
         say: Progress,
+        lender: Callable[[EnvironmentSpec, Progress], Environment],
         unknown: UnknownRelease | None = None,
     ) -> None:
         super().__init__(spec, folder, say)
+        self._lender = lender
         self.unknown = unknown
         self.left_out: list[str] = []
 
@@ -98,7 +104,7 @@ class Overlay(Build):
         words = f"Python of {spec.release}, {lent(spec.engine)} of {kernels}"
         self.python_of = label.words(spec.engine) if label else words
         self.say(Notice(self.python_of))
-        self.below = ensure(SPECS[spec.engine](kernels, spec.device), self.say)
+        self.below = self._lender(SPECS[spec.engine](kernels, spec.device), self.say)
         own = f"{spec.project}=="
         packages = [one for one in self.below.packages if not one.startswith(own)]
         self.packages = sorted([*packages, f"{own}{self.version}"])

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from mmrepro.base.errors import EnvironmentBuildError, UnfitPython, UnloadableWheel
-from mmrepro.base.machine.files import nvidia_driver
+from mmrepro.base.machine import nvidia_driver
 from mmrepro.base.records import Setting, WheelFacts
 from mmrepro.base.units import size
 from mmrepro.engines.environments import index, loading, releases

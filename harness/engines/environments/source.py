@@ -26,13 +26,7 @@ from pathlib import Path, PurePosixPath
 from typing import Annotated, Any
 
 from mmrepro.base.errors import UnknownRelease, UsageError
-from mmrepro.base.machine.files import (
-    Device,
-    cache_root,
-    device_of,
-    read_file,
-    write_file,
-)
+from mmrepro.base.machine import Device, cache_root, device_of, read_file, write_file
 from mmrepro.base.records import Record
 from mmrepro.base.tar import tarfile
 from mmrepro.engines.environments.index import fetch, logins

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Annotated, Final, Literal
 
 from mmrepro.base.errors import UnknownRelease
-from mmrepro.base.machine.files import Device, detect_device, write_file
+from mmrepro.base.machine import Device, detect_device, write_file
 from mmrepro.base.records import Record, Setting, WheelFacts
 from packaging.specifiers import SpecifierSet
 from packaging.version import InvalidVersion, Version

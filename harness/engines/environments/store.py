@@ -15,7 +15,7 @@ from pathlib import Path
 from filelock import FileLock, Timeout
 from mmrepro.base import processes, units
 from mmrepro.base.errors import EnvironmentBuildError, NoSpace
-from mmrepro.base.machine.files import environments_root, folders_in
+from mmrepro.base.machine import environments_root, folders_in
 from mmrepro.engines.environments.spec import MANIFEST_FILE, USE_FILE, Manifest
 from mmrepro.engines.environments.uv import UvFailed, run_uv
 from pydantic import ValidationError

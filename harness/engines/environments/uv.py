@@ -20,7 +20,7 @@ from pathlib import Path
 from urllib.parse import unquote
 
 from mmrepro.base.errors import INSTALL_RUN, EnvironmentBuildError, NoSpace, UnfitPython
-from mmrepro.base.machine.host import child_environment, die_with_parent
+from mmrepro.base.machine import child_environment, die_with_parent
 from mmrepro.base.units import duration, parse_size, size
 from packaging.utils import parse_wheel_filename
 

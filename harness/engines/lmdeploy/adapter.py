@@ -13,7 +13,7 @@ from mmrepro.engines.base import (
     StackRole,
     two_threads,
 )
-from mmrepro.probes.data import LogPattern
+from mmrepro.probes import LogPattern
 from packaging.version import Version
 
 _UNI_EXECUTOR_SINCE = Version("0.11")

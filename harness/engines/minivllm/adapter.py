@@ -26,7 +26,7 @@ class MinivllmEngine(Engine):
     module: ClassVar[str] = "minivllm.server"
     preload: ClassVar[tuple[str, ...]] = (
         "minivllm.service",
-        "minivllm.runner",
+        "minivllm.loading",
         "minivllm.paper",
     )
     owned_options: ClassVar[tuple[str, ...]] = (

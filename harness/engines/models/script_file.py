@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Annotated, Any, Final
 
 from mmrepro.base.errors import UsageError
-from mmrepro.base.machine.files import read_file, read_toml
+from mmrepro.base.machine import read_file, read_toml
 from mmrepro.base.records import Record
 from mmrepro.engines.models.families import all_tokens, family_of, frames
 from mmrepro.engines.models.scripted import (

@@ -22,8 +22,7 @@ from typing import Any, BinaryIO, Final, cast
 from mmrepro.base import processes
 from mmrepro.base.box import TEMPORARY, WORK, Box, BoxEnded, BoxOrder
 from mmrepro.base.errors import SupervisorError
-from mmrepro.base.machine.answer import get
-from mmrepro.base.machine.files import refuse_other_kinds
+from mmrepro.base.machine import local_get, refuse_other_kinds
 from mmrepro.engines.supervise import supervisor
 from mmrepro.engines.supervise.supervisor import (
     Entry as Entry,
@@ -54,7 +53,7 @@ def free_port() -> int:
 def answers(url: str) -> bool:
     """Whether ``url`` is answered with 200 within two seconds, past any proxy."""
     try:
-        status, _ = get(url)
+        status, _ = local_get(url)
     except OSError:
         return False
     return status == 200

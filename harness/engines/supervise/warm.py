@@ -26,7 +26,7 @@ from filelock import FileLock
 from mmrepro.base import processes
 from mmrepro.base.box import TEMPORARY, Box, BoxEnded, BoxOrder
 from mmrepro.base.errors import ForkServerDied
-from mmrepro.base.machine.files import folders_in, read_file
+from mmrepro.base.machine import folders_in, read_file
 from mmrepro.base.units import duration
 from mmrepro.engines.supervise import (
     EngineProcess,

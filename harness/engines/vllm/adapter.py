@@ -20,7 +20,7 @@ from mmrepro.engines.base import (
     ranks_of,
     two_threads,
 )
-from mmrepro.probes.data import WORKED, LogPattern
+from mmrepro.probes import WORKED, LogPattern
 from packaging.version import Version
 
 if TYPE_CHECKING:

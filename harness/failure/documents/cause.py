@@ -8,7 +8,7 @@ from typing import Annotated
 
 from mmrepro.base.records import Document, Record
 from mmrepro.failure.documents.dumps import DumpReading
-from mmrepro.probes.data import LogLine, LogsData
+from mmrepro.probes import LogLine, LogsData
 from pydantic import ConfigDict, Field
 
 

@@ -9,7 +9,7 @@ from mmrepro.base.records import Document, Moment, Record
 from mmrepro.failure.documents.cause import Cause, Certainty as Certainty
 from mmrepro.failure.documents.dumps import DumpReading
 from mmrepro.failure.signature import ConditionResult
-from mmrepro.probes.data import Frame
+from mmrepro.probes import Frame
 from pydantic import Field
 
 

@@ -6,7 +6,7 @@ from enum import StrEnum
 from typing import Annotated
 
 from mmrepro.base.records import Record
-from mmrepro.probes.data import DumpKind, Frame
+from mmrepro.probes import DumpKind, Frame
 from pydantic import Field
 
 

@@ -8,11 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mmrepro.base.errors import BadIncident, UsageError
-from mmrepro.base.machine.files import is_file, is_folder
+from mmrepro.base.machine import is_file, is_folder
 from mmrepro.failure.documents.replay import REPLAY_FILE, Finding, Replay
 from mmrepro.failure.documents.stored import load_document
-from mmrepro.traffic.case.files import read_case
-from mmrepro.traffic.case.model import Case
+from mmrepro.traffic.case import Case, read_case
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,8 @@ from enum import StrEnum
 from typing import Annotated
 
 from mmrepro.base.records import Document, Moment, Record
-from mmrepro.failure.documents.diagnosis import COULD_NOT_TELL, Certainty, Diagnosis
+from mmrepro.failure.documents.cause import Certainty
+from mmrepro.failure.documents.diagnosis import COULD_NOT_TELL, Diagnosis
 from pydantic import Field
 
 FLEET_FILE = "fleet.json"

@@ -18,18 +18,13 @@ from typing import Final, Literal
 
 from mmrepro.base import units
 from mmrepro.base.errors import MmreproError, NoSpace, UnwritableOutput
-from mmrepro.base.machine.files import is_folder, is_there, write_file
-from mmrepro.base.records import Moment
-from mmrepro.base.text.redact import Redactor
-from mmrepro.failure.documents import (
-    EVIDENCE_DIR,
-    INCIDENT_FILE,
-    HashHead,
-    Incident,
-)
+from mmrepro.base.machine import is_folder, is_there, write_file
+from mmrepro.base.records import EVIDENCE_DIR, Moment
+from mmrepro.base.text import Redactor
 from mmrepro.failure.documents.hashes import HASHES_FILE, HashChain, hashed_files
+from mmrepro.failure.documents.model import INCIDENT_FILE, HashHead, Incident
 from mmrepro.failure.documents.stored import document_json
-from mmrepro.traffic.evidence.recorder import Listener, Recorder
+from mmrepro.traffic.evidence import Listener, Recorder
 
 NEEDED_BYTES = 100 << 20
 DEFAULT_ROOT = "incidents"

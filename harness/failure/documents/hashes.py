@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Annotated, Any, Final, Literal, NamedTuple
 
 from mmrepro.base.errors import BadIncident, ChangedIncident
-from mmrepro.base.machine.files import open_to_read, read_file
+from mmrepro.base.machine import open_to_read, read_file
 from mmrepro.base.records import EVIDENCE_DIR, Record, Unfit, parsed
 from mmrepro.failure.documents.model import INCIDENT_FILE, HashHead, Incident
 from mmrepro.failure.documents.signed import signer_of

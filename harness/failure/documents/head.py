@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from mmrepro.base.machine.files import DEEPEST, open_to_read
+from mmrepro.base.machine import DEEPEST, open_to_read
 from mmrepro.base.records import Fidelity, Moment, parsed
 from mmrepro.failure.documents.ledger import LEDGER_FILE
 from mmrepro.failure.documents.model import INCIDENT_FILE

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from mmrepro.base.errors import BadIncident, UsageError, did_you_mean
-from mmrepro.base.machine.files import is_file, is_folder
+from mmrepro.base.machine import is_file, is_folder
 from mmrepro.failure.documents.head import (
     CAMPAIGN_FILES,
     COMPLETE,
@@ -25,7 +25,7 @@ from mmrepro.failure.documents.head import (
 from mmrepro.failure.documents.model import INCIDENT_FILE
 from mmrepro.failure.documents.replay import FUZZ_FILE, REPLAY_FILE, Fuzz, Replay
 from mmrepro.failure.documents.stored import DocumentT, load_document
-from mmrepro.traffic.case.model import CASE_FILE
+from mmrepro.traffic.case import CASE_FILE
 
 _ROOTS = ("incidents", "ablations", "bisections", "nights", "replays", "fuzz")
 """Where commands put incidents by default."""

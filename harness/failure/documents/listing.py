@@ -13,7 +13,7 @@ from typing import Annotated, Any, Final
 
 from mmrepro.base import units
 from mmrepro.base.errors import UsageError
-from mmrepro.base.machine.files import is_folder
+from mmrepro.base.machine import is_folder
 from mmrepro.base.records import Document
 from mmrepro.failure.documents.head import (
     CampaignHead,

@@ -25,7 +25,7 @@ from mmrepro.base.records import (
 )
 from mmrepro.failure.documents.diagnosis import Diagnosis
 from mmrepro.failure.signature import Outcome, Verdict
-from mmrepro.probes.data import ThreadStack
+from mmrepro.probes import ThreadStack
 from mmrepro.traffic.evidence import Evidence
 from pydantic import BeforeValidator, Field, PlainSerializer
 

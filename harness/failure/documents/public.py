@@ -13,7 +13,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Final
 
-from mmrepro.base.text.redact import Redactor
+from mmrepro.base.text import Redactor
 from mmrepro.failure.documents.finding import LoadedFinding
 from mmrepro.failure.documents.published import (
     Public,
@@ -26,8 +26,7 @@ from mmrepro.failure.documents.replay import PUBLIC_DIR
 from mmrepro.probes.log_words import hidden_in
 from mmrepro.traffic.capture.anonymise import anonymise
 from mmrepro.traffic.capture.messages import Captured
-from mmrepro.traffic.case.files import read_case, read_contents, write_case
-from mmrepro.traffic.case.model import CASE_FILE, Case
+from mmrepro.traffic.case import CASE_FILE, Case, read_case, read_contents, write_case
 
 _NOT_PLAYED: Final = (
     "Texts and images are random ones of the same lengths, sizes and sharing; the "

@@ -11,21 +11,25 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
 
 from mmrepro.base.records import Record
-from mmrepro.base.text.looks import conversation
-from mmrepro.base.text.named import words_of
-from mmrepro.base.text.opaque import Span, names_a_digest
-from mmrepro.base.text.redact import PLACEHOLDER, Redactor, names_a_secret
-from mmrepro.base.text.sanitize import clip
-from mmrepro.probes.data import LogLine
+from mmrepro.base.text import (
+    REDACTED,
+    Redactor,
+    Span,
+    clip,
+    conversation_spans,
+    named_words_of,
+    names_a_digest,
+    names_a_secret,
+)
+from mmrepro.probes import LogLine
 from mmrepro.probes.log_words import CARRIES, hidden, hidden_in, refused
 from pydantic import BaseModel
 
 if TYPE_CHECKING:
-    from mmrepro.failure.documents import Incident
     from mmrepro.failure.documents.cause import Cause
-    from mmrepro.failure.documents.model import KeyFrame, LogExcerpt
+    from mmrepro.failure.documents.model import Incident, KeyFrame, LogExcerpt
     from mmrepro.failure.documents.replay import Finding, ReportFacts, Sighting
-    from mmrepro.probes.data import EndpointAnswer, Frame, MetricSample
+    from mmrepro.probes import EndpointAnswer, Frame, MetricSample
     from mmrepro.traffic.evidence import Event
 
 M = TypeVar("M", bound=BaseModel)
@@ -55,13 +59,13 @@ def redact_log(text: str, redactor: Redactor) -> str:
 
 def redacted_words(text: str, redactor: Redactor) -> str:
     text = redactor.redact(text)
-    return redactor.hide("prompt", text, uncovered(text, conversation(text)))
+    return redactor.hide("prompt", text, uncovered(text, conversation_spans(text)))
 
 
 def uncovered(text: str, spans: Iterable[Span]) -> Iterator[Span]:
     """The spans, less what is a placeholder in them."""
     for begin, end in spans:
-        for match in PLACEHOLDER.finditer(text, begin, end):
+        for match in REDACTED.finditer(text, begin, end):
             if begin < match.start():
                 yield begin, match.start()
             begin = match.end()
@@ -159,7 +163,7 @@ class Public(Redactor):
 
 _QUOTED_MARK: Final = re.compile(r"\[redacted:(?:quoted|prompt|answer)-\d{1,9}\]")
 _NAME_PARTS: Final = re.compile(r"[^\W\d_]+")
-_PLAIN_NAMES: Final = words_of("""
+_PLAIN_NAMES: Final = named_words_of("""
     log logs out err stdout stderr std output error errors engine core server serve vllm sglang
     lmdeploy minivllm api worker workers rank node gpu cpu process processes pid main app service
     docker container pod kubectl journal syslog kern kernel dmesg messages system run runner control
@@ -291,7 +295,7 @@ def _frame(public: Public, frame: Frame | KeyFrame) -> BaseModel:
     return frame.model_copy(update={"locals": variables})
 
 
-_LABELS: Final = words_of("""
+_LABELS: Final = named_words_of("""
     le quantile engine engine_type engine_index finished_reason finish_reason reason mode method
     handler status code generation implementation major minor patchlevel version tp_rank pp_rank
     dp_rank moe_ep_rank rank stage device gpu cache kind type source position is_mm dtype

@@ -6,10 +6,17 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import Annotated, Final, Literal
 
-from mmrepro.base.records import FindingClass, Record, Setting, WheelFacts
-from mmrepro.failure.documents import Fidelity, HostFacts, StandIn
+from mmrepro.base.records import (
+    Fidelity,
+    FindingClass,
+    HostFacts,
+    Record,
+    Setting,
+    StandIn,
+    WheelFacts,
+)
 from mmrepro.failure.documents.searches import CampaignDocument
-from mmrepro.traffic.case.model import Origin, ServerWanted
+from mmrepro.traffic.case import Origin, ServerWanted
 from pydantic import Field, StringConstraints
 
 REPLAY_FILE = "replay.json"

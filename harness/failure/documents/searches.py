@@ -10,15 +10,17 @@ from enum import StrEnum
 from typing import Annotated, Any, Literal
 
 import mmrepro
-from mmrepro.base.records import Document, Moment, Record, WheelFacts
-from mmrepro.failure.documents import (
-    ClaimResult,
+from mmrepro.base.records import (
+    Document,
     Fidelity,
     HostFacts,
-    ScenarioFacts,
+    Moment,
+    Record,
     StandIn,
+    WheelFacts,
 )
 from mmrepro.failure.documents.ledger import Attempt
+from mmrepro.failure.documents.model import ClaimResult, ScenarioFacts
 from mmrepro.failure.signature import Outcome, Truth
 from pydantic import Field
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Final
 
 from mmrepro.base.errors import BadIncident, UsageError
-from mmrepro.base.machine.files import is_file
+from mmrepro.base.machine import is_file
 
 _NAMESPACE: Final = "mmrepro"
 """A signature that was made for something else is none of an incident."""

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Annotated, Any, Final, Literal, TypeVar
 
 from mmrepro.base.errors import BadIncident, UnwritableOutput
-from mmrepro.base.machine.files import is_file, read_file, write_file
+from mmrepro.base.machine import is_file, read_file, write_file
 from mmrepro.base.records import Document, Record, Unfit, parsed
 from mmrepro.base.units import size
 from pydantic import BaseModel, Field

@@ -9,12 +9,10 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import Annotated, Literal
 
-from mmrepro.base.records import Moment, Record
-from mmrepro.failure.documents import HostFacts
+from mmrepro.base.records import HostFacts, Moment, Record
 from mmrepro.failure.documents.replay import Sighting
 from mmrepro.failure.documents.searches import CampaignDocument
-from mmrepro.traffic.case.model import Origin, ServerWanted
-from mmrepro.traffic.case.sending import Played, PlayState
+from mmrepro.traffic.case import Origin, Played, PlayState, ServerWanted
 from pydantic import Field, JsonValue
 
 UPGRADE_FILE = "upgrade.json"

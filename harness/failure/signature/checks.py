@@ -20,7 +20,7 @@ from mmrepro.failure.signature.views import (
     core_processes,
     spinning,
 )
-from mmrepro.probes.data import (
+from mmrepro.probes import (
     HttpData,
     InferenceData,
     ProcessesData,

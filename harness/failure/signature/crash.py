@@ -18,8 +18,8 @@ from collections.abc import Mapping, Sequence
 from mmrepro.engines import Engine
 from mmrepro.failure.signature.decide import Finding
 from mmrepro.failure.signature.views import Logs, Requests, core_processes, log_lines
-from mmrepro.probes.data import LogLine, LogPattern, ProcessesData
-from mmrepro.traffic.drive import Drive
+from mmrepro.probes import LogLine, LogPattern, ProcessesData
+from mmrepro.traffic import Drive
 from mmrepro.traffic.evidence import Evidence, Missing, RequestRecord
 
 LOG_PATTERNS: Mapping[str, str] = {

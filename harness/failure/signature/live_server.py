@@ -10,7 +10,7 @@ from mmrepro.failure.signature import checks
 from mmrepro.failure.signature.decide import Finding
 from mmrepro.failure.signature.foreign_errors import foreign_error, not_the_engines
 from mmrepro.failure.signature.views import Logs
-from mmrepro.probes.data import InferenceData
+from mmrepro.probes import InferenceData
 from mmrepro.traffic.evidence import Evidence, Missing
 
 FAILED = "failed-500"

@@ -18,13 +18,7 @@ from mmrepro.failure.signature.run_facts import (
     kept_lines,
     of_this_server,
 )
-from mmrepro.probes.data import (
-    LogLine,
-    LogsData,
-    ProbeResult,
-    ProcessesData,
-    ProcessUse,
-)
+from mmrepro.probes import LogLine, LogsData, ProbeResult, ProcessesData, ProcessUse
 from mmrepro.probes.log_forms import ERROR_LEVELS, TRACEBACK, written
 from mmrepro.traffic.evidence import Evidence
 

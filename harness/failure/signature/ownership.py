@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from urllib.parse import urlsplit
 
-from mmrepro.engines.base import PROXY
+from mmrepro.engines import PROXY
 from mmrepro.failure.signature.foreign_errors import foreign_error, not_the_engines
 from mmrepro.failure.signature.run_facts import (
     CLOCK_S,
@@ -25,7 +25,7 @@ from mmrepro.failure.signature.run_facts import (
     kind_of,
     of_this_server,
 )
-from mmrepro.probes.data import (
+from mmrepro.probes import (
     ConnectionsData,
     Frame,
     HttpData,

@@ -9,7 +9,7 @@ from itertools import pairwise
 
 from mmrepro.base.records import Moment
 from mmrepro.engines import Engine
-from mmrepro.probes.data import LogLine, LogsData, ProbeResult
+from mmrepro.probes import LogLine, LogsData, ProbeResult
 from mmrepro.traffic.evidence import Evidence
 
 Doubts = Iterator[tuple[str, str]]

@@ -16,7 +16,7 @@ from mmrepro.failure.signature.run_facts import (
     kind_of,
     of_this_server,
 )
-from mmrepro.probes.data import InferenceData, ProcessesData, StacksData, SyscallsData
+from mmrepro.probes import InferenceData, ProcessesData, StacksData, SyscallsData
 from mmrepro.traffic.evidence import Evidence, Phase, RequestRecord
 
 _PLACES: Mapping[str, int] = {

@@ -8,8 +8,8 @@ import re
 from collections.abc import Sequence
 from typing import TypeVar
 
-from mmrepro.failure.signature import Finding
-from mmrepro.probes.data import (
+from mmrepro.failure.signature.decide import Finding
+from mmrepro.probes import (
     LogLine,
     LogsData,
     MetricsData,

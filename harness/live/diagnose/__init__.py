@@ -8,3 +8,36 @@ it is), ``incident`` (for the report).
 
 Nothing here writes to the target, signals it or calls an endpoint made for debugging.
 """
+
+from typing import TYPE_CHECKING
+
+from mmrepro.base.door import lazily
+
+if TYPE_CHECKING:
+    from mmrepro.live.diagnose.cause_advice import ADVICE as ADVICE
+    from mmrepro.live.diagnose.cause_input import MISMATCHES as MISMATCHES
+    from mmrepro.live.diagnose.cause_rules import with_rules as with_rules
+    from mmrepro.live.diagnose.classes_logged import CLASS_FACTS as CLASS_FACTS
+    from mmrepro.live.diagnose.log_reading import (
+        NO_CAUSE as NO_CAUSE,
+        matched_in as matched_in,
+        read_logs as read_logs,
+    )
+    from mmrepro.live.diagnose.match import (
+        all_scenarios as all_scenarios,
+        match_all as match_all,
+        union as union_of_patterns,
+    )
+    from mmrepro.live.diagnose.options import DiagnoseCommand as DiagnoseCommand
+    from mmrepro.live.diagnose.session import (
+        Diagnosed as Diagnosed,
+        diagnose as diagnose,
+    )
+    from mmrepro.live.diagnose.starts import (
+        StartReading as StartReading,
+        StartState as StartState,
+        read_start as read_start,
+        watch_start as watch_start,
+    )
+else:
+    __getattr__ = lazily(__name__)

@@ -16,14 +16,14 @@ from functools import cached_property
 from itertools import islice
 
 from mmrepro.engines.folders import facts, folders, published
-from mmrepro.failure.documents.cause import (
+from mmrepro.failure.documents import (
     CAUSE_WORDS,
     Cause,
     CauseClass as C,
+    Certainty,
     ServerInLog,
     StartCause,
 )
-from mmrepro.failure.documents.diagnosis import Certainty
 from mmrepro.live.diagnose import cause_rules as rules
 from mmrepro.live.diagnose.cause_advice import advice_for
 from mmrepro.live.diagnose.cause_input import Blamed, blamed, placeholders
@@ -38,15 +38,16 @@ from mmrepro.live.diagnose.log_events import (
     shows_work,
 )
 from mmrepro.live.diagnose.log_order import PlacedLine, in_order, lines_of
-from mmrepro.probes.data import LogLine, LogsData
-from mmrepro.probes.log_words import public_line
-from mmrepro.probes.tracebacks import (
+from mmrepro.probes import (
+    LogLine,
+    LogsData,
     RaisedException,
-    bare,
     exceptions_in,
     frames_text,
-    roots,
+    is_bare_line,
+    root_exceptions,
 )
+from mmrepro.probes.log_words import public_line
 
 _AFTER_S = 30.0
 """Work that is logged so long after a failure is no echo of what was done before it."""
@@ -219,7 +220,7 @@ class _Life:
         self.lines = lines
         self.engine = engine
         reading = exceptions_in(lines)
-        self.raised, self.taken = roots(reading.raised), reading.taken
+        self.raised, self.taken = root_exceptions(reading.raised), reading.taken
         self.words = [line.own_words for line in lines]
         self.worded = list(zip(lines, self.words, strict=True))
 
@@ -590,11 +591,10 @@ class _Life:
         return []
 
     def _below(self, raised: RaisedException | None) -> StartCause | None:
-        for rule in rules.START_RULES:
-            answer = rule(self.lines, raised, self.engine)
-            if answer is not None:
-                return answer
-        return None
+        # What it needs is half of the harness.
+        from mmrepro.live.diagnose.starts import below
+
+        return below(self.lines, raised, self.engine)
 
     def _died(self) -> Cause | None:
         """A process is gone, and no line says of what."""
@@ -664,7 +664,7 @@ class _Life:
                 return not self._any_with(rules.STARTS_FAILED)
             if place in self.taken or not text.strip():
                 continue
-            if line.level not in _ERRORS and not bare(line):
+            if line.level not in _ERRORS and not is_bare_line(line):
                 return False
             if not rules.ANNOUNCES.search(text):
                 return False

@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping
 
 from mmrepro.engines.folders import table
-from mmrepro.failure.documents.cause import CauseClass as C
+from mmrepro.failure.documents import CauseClass as C
 
 _BLOCKING = (
     "start it once with CUDA_LAUNCH_BLOCKING=1: the traceback then ends at the "

@@ -7,9 +7,8 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from mmrepro.failure.documents.diagnosis import Certainty
-from mmrepro.probes.data import LogLine
-from mmrepro.probes.tracebacks import RaisedException, frames_text
+from mmrepro.failure.documents import Certainty
+from mmrepro.probes import LogLine, RaisedException, frames_text
 
 TOLD = 200
 """Of a message; behind that engines print whole batches, with every field's name."""

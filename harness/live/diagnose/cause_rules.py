@@ -8,7 +8,7 @@ Echoes are what others say of a failure that was printed before."""
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -20,41 +20,12 @@ from mmrepro.engines.log_rules import (
     shipped_rules,
     shipped_signs,
 )
-from mmrepro.failure.documents.cause import (
-    CAUSE_WORDS,
-    Cause,
-    CauseClass as C,
-    StartCause,
-)
-from mmrepro.failure.documents.diagnosis import Certainty
-from mmrepro.probes.data import LogLine
-from mmrepro.probes.log_anchors import words_of
+from mmrepro.failure.documents import CAUSE_WORDS, Cause, CauseClass as C, Certainty
+from mmrepro.probes import LogLine, words_of
 from mmrepro.probes.log_words import public_line
-from mmrepro.probes.tracebacks import RaisedException
 
 SHOWN = 240
 CERTAIN, LIKELY, POSSIBLE = Certainty.CERTAIN, Certainty.LIKELY, Certainty.POSSIBLE
-
-_StartRule = Callable[
-    [Sequence[LogLine], RaisedException | None, str], StartCause | None
-]
-"""Lines of one server, the first exception, the engine's name: what is below
-``failed-start``."""
-
-
-def _start(
-    lines: Sequence[LogLine], one: RaisedException | None, engine: str
-) -> StartCause | None:
-    # What it needs is half of the harness.
-    from mmrepro.live.diagnose.starts import (
-        below,
-    )
-
-    return below(lines, one, engine)
-
-
-START_RULES: list[_StartRule] = [_start]
-"""Tried in order; the first that answers is taken."""
 
 
 @dataclass(frozen=True)

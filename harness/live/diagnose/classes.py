@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 
 from mmrepro.engines import ENGINES
-from mmrepro.failure.documents.diagnosis import (
+from mmrepro.failure.documents import (
     Certainty,
     LiveClass,
     NamedClass,

@@ -9,15 +9,20 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from mmrepro.failure.documents.cause import Cause, CauseClass
-from mmrepro.failure.documents.diagnosis import Certainty, LiveClass, NamedClass
+from mmrepro.failure.documents import (
+    Cause,
+    CauseClass,
+    Certainty,
+    LiveClass,
+    NamedClass,
+)
+from mmrepro.failure.signature import log_count, log_lines
 from mmrepro.failure.signature.live_server import CORE_ALIVE
-from mmrepro.failure.signature.views import log_count, log_lines
 from mmrepro.live.diagnose import cause, cause_rules
 from mmrepro.live.diagnose.log_order import lines_of
 from mmrepro.live.diagnose.readings import DiagnosisView
 from mmrepro.live.diagnose.titles import DIED
-from mmrepro.probes.data import LogLine, LogsData
+from mmrepro.probes import LogLine, LogsData
 from mmrepro.probes.log_words import public_line
 
 # --------------------------------------------------------------- what is known of each

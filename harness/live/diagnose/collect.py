@@ -12,9 +12,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from datetime import datetime
 from pathlib import Path
 
-from mmrepro.engines import log_marks
-from mmrepro.engines.base import UVICORN_STARTS
-from mmrepro.failure.documents.diagnosis import Effect
+from mmrepro.engines import UVICORN_STARTS, log_marks
+from mmrepro.failure.documents import Effect
 from mmrepro.failure.signature import live_server as live
 from mmrepro.live.diagnose import discover
 from mmrepro.live.diagnose.cause_rules import places
@@ -23,22 +22,33 @@ from mmrepro.live.diagnose.discover import ServerTarget
 from mmrepro.live.diagnose.options import DiagnoseCommand
 from mmrepro.live.diagnose.ranks import coordinators, replicas, workers
 from mmrepro.live.diagnose.readings import DiagnosisView
-from mmrepro.probes.base import Probe, ProbeData, run_probe
-from mmrepro.probes.data import HttpData, LogsData, StackSample, StacksData
-from mmrepro.probes.flight import FlightProbe
-from mmrepro.probes.gpu import GpuProbe
-from mmrepro.probes.gpu_core import ENABLE, GpuCoreProbe, pipe_of
+from mmrepro.probes import (
+    ENABLE,
+    MOST_S as RAS_S,
+    PORT as RAS_PORT,
+    ConnectionsProbe,
+    FlightProbe,
+    GpuCoreProbe,
+    GpuProbe,
+    HttpData,
+    LogsData,
+    LogsProbe,
+    MetricsProbe,
+    Probe,
+    ProbeData,
+    ProcessesProbe,
+    RasProbe,
+    StackSample,
+    StacksData,
+    StacksProbe,
+    SyscallsProbe,
+    pipe_of,
+    run_probe,
+)
 from mmrepro.probes.http import HttpProbe, InferenceProbe, fetch, field_of, first_model
 from mmrepro.probes.log_files import recent
 from mmrepro.probes.log_lines import Life
-from mmrepro.probes.logs import LogsProbe
-from mmrepro.probes.metrics import MetricsProbe
-from mmrepro.probes.processes import ConnectionsProbe, ProcessesProbe
-from mmrepro.probes.ras import MOST_S as RAS_S, PORT as RAS_PORT, RasProbe
-from mmrepro.probes.stacks import StacksProbe
-from mmrepro.probes.syscalls import SyscallsProbe
-from mmrepro.traffic.evidence import Evidence
-from mmrepro.traffic.evidence.recorder import Recorder
+from mmrepro.traffic.evidence import Evidence, Recorder
 
 FRONT_S = 3.0
 """For a cheap endpoint: a front that takes longer does not answer."""

@@ -19,16 +19,14 @@ from urllib.parse import urlsplit
 import psutil
 from mmrepro.base import processes
 from mmrepro.base.errors import UsageError
-from mmrepro.base.machine.files import is_file
+from mmrepro.base.machine import is_file
 from mmrepro.base.processes import Socket
 from mmrepro.engines import ENGINES, Engine, Signs, get_engine, log_marks
 from mmrepro.engines.supervise.warm import FORK_SERVER
-from mmrepro.failure.documents.diagnosis import TargetFacts, TargetProcess
+from mmrepro.failure.documents import TargetFacts, TargetProcess
 from mmrepro.live.diagnose.titles import whole
-from mmrepro.probes.flight import PREFIX, VARIABLES
+from mmrepro.probes import PREFIX, VARIABLES, identify_log, role_from_title
 from mmrepro.probes.http import api_root
-from mmrepro.probes.logs import identify
-from mmrepro.probes.processes import role_from_title
 from packaging.utils import canonicalize_name
 from packaging.version import InvalidVersion, Version
 
@@ -341,7 +339,7 @@ def name_engine_by_log(target: ServerTarget) -> None:
         # Opening a FIFO waits for ever.
         if not is_file(path):
             continue
-        identity = identify(path, log_marks(), deadline_s=_IDENTIFY_S)
+        identity = identify_log(path, log_marks(), deadline_s=_IDENTIFY_S)
         if identity is None:
             continue
         engine = ENGINES[identity.engine]

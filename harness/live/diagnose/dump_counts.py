@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from mmrepro.base.units import size
 from mmrepro.engines import ENGINES, Engine
 from mmrepro.live.diagnose.readings import first_total
-from mmrepro.probes.data import (
+from mmrepro.probes import (
     GpuData,
     GpuDevice,
     MetricSample,

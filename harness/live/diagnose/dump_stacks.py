@@ -6,20 +6,18 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 
-from mmrepro.engines import ENGINES, Engine
-from mmrepro.engines.base import Signs, StackRole
-from mmrepro.failure.documents.diagnosis import TargetFacts, TargetProcess
-from mmrepro.failure.documents.dumps import ProcessStand
+from mmrepro.engines import ENGINES, Engine, Signs, StackRole
+from mmrepro.failure.documents import ProcessStand, TargetFacts, TargetProcess
 from mmrepro.live.diagnose.readings import DiagnosisView
 from mmrepro.live.diagnose.threads import MIN_SAMPLES, Course, where
-from mmrepro.probes.data import (
+from mmrepro.probes import (
     Frame,
     MetricsData,
     StackSample,
     StacksData,
     ThreadStack,
+    role_from_title,
 )
-from mmrepro.probes.processes import role_from_title
 
 _SHOWN_FRAMES = 12
 

@@ -12,17 +12,21 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TypeVar
 
-from mmrepro.base.machine.files import files_below
+from mmrepro.base.machine import files_below
 from mmrepro.base.records import Moment
 from mmrepro.engines import ENGINES
-from mmrepro.failure.documents.cause import Cause, CauseClass, Certainty
-from mmrepro.failure.documents.diagnosis import Fit, Match, TargetFacts
-from mmrepro.failure.documents.dumps import (
+from mmrepro.failure.documents import (
+    Cause,
+    CauseClass,
+    Certainty,
+    DumpedFailure,
     DumpFile,
     DumpReading,
-    KnownFailure,
+    Fit,
+    Match,
     ProcessStand,
     Resemblance,
+    TargetFacts,
 )
 from mmrepro.failure.signature import ConditionResult, Truth
 from mmrepro.live.diagnose.cause_advice import advice_for
@@ -42,12 +46,13 @@ from mmrepro.live.diagnose.dump_stacks import (
 )
 from mmrepro.live.diagnose.match import all_scenarios, match, match_all
 from mmrepro.live.diagnose.readings import DiagnosisView
-from mmrepro.probes.base import ProbeResult, ProbeStatus
-from mmrepro.probes.data import (
+from mmrepro.probes import (
     KIND_WORDS,
     AnyProbeResult,
     GpuData,
     MetricsData,
+    ProbeResult,
+    ProbeStatus,
     RequestDumpData,
     StackSample,
     StacksData,
@@ -294,10 +299,10 @@ def _writes_requests() -> str:
 
 def failures(
     scenarios: Sequence[Scenario], evidence: Evidence, live: LiveFacts
-) -> list[KnownFailure]:
+) -> list[DumpedFailure]:
     """The known failures whose signature fits, and those in whose place a process
     stands."""
-    known: list[KnownFailure] = []
+    known: list[DumpedFailure] = []
     names: set[tuple[str, str]] = set()
     for matched in match_all(scenarios, evidence, live):
         if matched.fit in _FITS:
@@ -313,7 +318,7 @@ def failures(
 
 def _standing(
     scenarios: Iterable[Scenario], evidence: Evidence, live: LiveFacts
-) -> Iterator[KnownFailure]:
+) -> Iterator[DumpedFailure]:
     """Known failures whose stack this is, if it stays: one sample does not show that.
 
     The conditions of their cause are tried as if each sample had been taken again and
@@ -352,8 +357,8 @@ def _standing(
 
 def _known(
     name: str, matched: Match, fit: Resemblance, why: list[str], affected: str = ""
-) -> KnownFailure:
-    return KnownFailure(
+) -> DumpedFailure:
+    return DumpedFailure(
         scenario=name,
         variant=matched.variant,
         title=matched.title,

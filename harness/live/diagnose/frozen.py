@@ -8,17 +8,11 @@ from enum import Enum, auto
 from typing import Any
 
 from mmrepro.engines import ENGINES
-from mmrepro.failure.documents.diagnosis import (
-    Assessment,
-    Rank,
-    RankLook,
-    ServerState,
-    Stand,
-)
+from mmrepro.failure.documents import Assessment, Rank, RankLook, ServerState, Stand
 from mmrepro.live.diagnose import rank_reports, rank_verdicts, ranks
 from mmrepro.live.diagnose.readings import DiagnosisView
 from mmrepro.live.diagnose.threads import MIN_SAMPLES, Course, bare, holder
-from mmrepro.probes.data import GpuData, SyscallsData
+from mmrepro.probes import GpuData, SyscallsData
 
 MORE_STACKS = (
     "py-spy dump --native --pid {pid} shows the C frames below the last Python one"

@@ -11,13 +11,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from mmrepro.failure.documents.diagnosis import Assessment, ServerState, TargetFacts
+from mmrepro.failure.documents import Assessment, ServerState, TargetFacts
+from mmrepro.failure.signature import log_count, log_lines
 from mmrepro.failure.signature.live_server import CORE_ALIVE, LATENESS, gateways
-from mmrepro.failure.signature.views import log_count, log_lines
 from mmrepro.live.diagnose import frozen, rank_verdicts, ranks
 from mmrepro.live.diagnose.readings import BEGUN, DiagnosisView
 from mmrepro.live.diagnose.titles import absent
-from mmrepro.probes.data import InferenceData, LogsData
+from mmrepro.probes import InferenceData, LogsData
 from mmrepro.probes.log_words import public_line
 from mmrepro.traffic.evidence import Evidence
 

@@ -8,21 +8,22 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from mmrepro import __version__
-from mmrepro.base.machine.host import host_facts
-from mmrepro.base.records import GpuFacts, Moment
+from mmrepro.base.machine import host_facts
+from mmrepro.base.records import Fidelity, GpuFacts, Moment
 from mmrepro.failure.documents import (
+    STATE_WORDS,
+    Diagnosis,
     EngineFacts,
-    Fidelity,
     Incident,
     KeyFrame,
     KeyStack,
     LogExcerpt,
+    Match,
     MitigationFacts,
     ScenarioFacts,
 )
-from mmrepro.failure.documents.diagnosis import STATE_WORDS, Diagnosis, Match
 from mmrepro.live.diagnose.match import as_seen_by
-from mmrepro.probes.data import GpuData, LogsData, ProcessesData
+from mmrepro.probes import GpuData, LogsData, ProcessesData
 from mmrepro.scenario import Scenario
 from mmrepro.traffic.evidence import Evidence
 
@@ -119,16 +120,18 @@ def _stack(
 
 
 def _logs(scenario: Scenario | None, evidence: Evidence) -> list[LogExcerpt]:
-    from mmrepro.runs.judge import excerpt, log_excerpts
+    from mmrepro.runs import log_excerpt, log_excerpts
 
     if scenario is not None:
         return log_excerpts(evidence, scenario)
     lines: list[LogExcerpt] = []
     for _, data in evidence.results(LogsData, partial=True):
-        lines += [excerpt(data.file, line, "first errors") for line in data.errors[:3]]
+        lines += [
+            log_excerpt(data.file, line, "first errors") for line in data.errors[:3]
+        ]
         if data.last_work is not None:
             lines.append(
-                excerpt(data.file, data.last_work, "last progress of the engine")
+                log_excerpt(data.file, data.last_work, "last progress of the engine")
             )
     return lines
 

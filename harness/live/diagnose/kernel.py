@@ -13,12 +13,12 @@ from pathlib import Path
 from typing import NamedTuple
 
 from mmrepro.base import processes
-from mmrepro.failure.documents.diagnosis import TargetFacts
+from mmrepro.failure.documents import TargetFacts
 from mmrepro.failure.signature.live_server import CORE_ALIVE
 from mmrepro.live.diagnose.discover import ServerTarget
 from mmrepro.live.diagnose.ranks import OWN, workers
 from mmrepro.live.diagnose.titles import expected
-from mmrepro.probes.data import LogsData
+from mmrepro.probes import LogsData
 from mmrepro.traffic.evidence import Evidence
 
 EXIT_CODE = 49

@@ -5,13 +5,11 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, replace
 
-from mmrepro.failure.documents.cause import CauseClass as C
-from mmrepro.failure.documents.diagnosis import Certainty
+from mmrepro.failure.documents import CauseClass as C, Certainty
 from mmrepro.live.diagnose import cause_rules as rules
 from mmrepro.live.diagnose.cause_rules import LIKELY, CauseRule
-from mmrepro.probes.data import LogLine
+from mmrepro.probes import LogLine, RaisedException
 from mmrepro.probes.log_words import public_line
-from mmrepro.probes.tracebacks import RaisedException
 
 SHOWN = 240
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import chain, pairwise
 
-from mmrepro.probes.data import LogLine, LogsData
+from mmrepro.probes import LogLine, LogsData
 
 _BACKWARDS = 5
 """Times that step back so often, and hardly ever forward, are those of an export."""

@@ -10,23 +10,30 @@ from pathlib import Path
 from mmrepro import __version__
 from mmrepro.base.errors import UsageError
 from mmrepro.engines import ENGINES, Engine, get_engine, log_marks
-from mmrepro.failure.documents.cause import (
+from mmrepro.failure.documents import (
     CauseClass,
+    DumpReading,
     KnownFailure,
     LogReading,
     ServerInLog,
 )
-from mmrepro.failure.documents.dumps import DumpReading
 from mmrepro.failure.signature.live_server import LOG_PATTERNS
 from mmrepro.live.diagnose import cause, cause_rules, dumps
 from mmrepro.live.diagnose.match import all_scenarios
-from mmrepro.probes.base import ProbeResult, run_probe
-from mmrepro.probes.data import AnyProbeResult, LogPattern, LogsData, StacksData
+from mmrepro.probes import (
+    NEEDLES,
+    AnyProbeResult,
+    LogPattern,
+    LogsData,
+    LogsProbe,
+    ProbeResult,
+    StacksData,
+    identify_log,
+    run_probe,
+)
 from mmrepro.probes.dumps import Dump, stacks_in_log
 from mmrepro.probes.log_files import kept, logs_in, with_rotated
-from mmrepro.probes.logs import LogsProbe, identify
-from mmrepro.probes.stack_texts import NEEDLES
-from mmrepro.tools.catalogue.find import Matched, find
+from mmrepro.tools.catalogue import Matched, find_failures
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
 
 _PEEK_BYTES = 1 << 20
@@ -130,7 +137,7 @@ def _read_logs(
 def _known(result: ProbeResult[LogsData], server: ServerInLog) -> list[KnownFailure]:
     """Scenarios whose own words stand there, of a release that has the failure."""
     data = _named_by_expression(result).data
-    found = find("", matched=matched_in(data) if data else {})
+    found = find_failures("", matched=matched_in(data) if data else {})
     return [
         KnownFailure(
             scenario=one.entry.name,
@@ -235,7 +242,7 @@ def _written_by(files: Iterable[Path]) -> Engine | None:
     """The engine whose form the lines have with which the logs begin."""
     for file in logs_in(files):
         for path in dict.fromkeys((file, with_rotated(file)[0])):
-            if found := identify(path, log_marks(), _PEEK_BYTES):
+            if found := identify_log(path, log_marks(), _PEEK_BYTES):
                 return ENGINES[found.engine]
     return None
 

@@ -9,12 +9,18 @@ from collections.abc import Collection, Iterable, Sequence
 
 from mmrepro.base.records import Moment
 from mmrepro.engines import get_engine
-from mmrepro.failure.documents.diagnosis import Fit, Match, ServerState, TargetFacts
+from mmrepro.failure.documents import Fit, Match, ServerState, TargetFacts
 from mmrepro.failure.signature import ConditionResult, Finding, Truth, combine, evaluate
 from mmrepro.live.diagnose import general, rank_verdicts
 from mmrepro.live.diagnose.readings import DiagnosisView
-from mmrepro.probes.base import ProbeResult, ProbeStatus
-from mmrepro.probes.data import InferenceData, LogsData, ProcessesData, SyscallsData
+from mmrepro.probes import (
+    InferenceData,
+    LogsData,
+    ProbeResult,
+    ProbeStatus,
+    ProcessesData,
+    SyscallsData,
+)
 from mmrepro.scenario import LiveFacts, Scenario
 from mmrepro.traffic.evidence import Evidence
 

@@ -13,7 +13,7 @@ from typing import ClassVar, Final
 from mmrepro.base import common_options as common
 from mmrepro.base.errors import UsageError
 from mmrepro.base.options import EVIDENCE, LIMITS, Command, option, text_of
-from mmrepro.base.text.sanitize import one_line
+from mmrepro.base.text import one_line
 from mmrepro.probes import PROBES
 
 NAME: Final = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")

@@ -7,15 +7,9 @@ from collections import Counter
 from collections.abc import Sequence
 
 from mmrepro.base.units import size
-from mmrepro.failure.documents.diagnosis import TargetFacts
+from mmrepro.failure.documents import TargetFacts
 from mmrepro.live.diagnose.readings import DiagnosisView
-from mmrepro.probes.data import (
-    FlightData,
-    FlightRank,
-    GpuCoreData,
-    NcclRank,
-    RasData,
-)
+from mmrepro.probes import FlightData, FlightRank, GpuCoreData, NcclRank, RasData
 
 
 def behind(view: DiagnosisView) -> tuple[list[str], list[str]]:

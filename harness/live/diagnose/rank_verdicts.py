@@ -10,14 +10,8 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from mmrepro.failure.documents.diagnosis import (
-    Assessment,
-    Rank,
-    RankLook,
-    ServerState,
-    Stand,
-)
-from mmrepro.failure.signature.views import log_lines
+from mmrepro.failure.documents import Assessment, Rank, RankLook, ServerState, Stand
+from mmrepro.failure.signature import log_lines
 from mmrepro.live.diagnose.rank_reports import behind, dumped, flight
 from mmrepro.live.diagnose.ranks import (
     RUNS,
@@ -31,7 +25,7 @@ from mmrepro.live.diagnose.ranks import (
 )
 from mmrepro.live.diagnose.readings import DiagnosisView
 from mmrepro.live.diagnose.titles import labels
-from mmrepro.probes.data import LogsData
+from mmrepro.probes import LogsData
 from mmrepro.probes.log_words import public_line
 
 _ASLEEP = frozenset(

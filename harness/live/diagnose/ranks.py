@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from mmrepro.engines import ENGINES
 from mmrepro.engines.waits import COMPILERS, Wait, Waiting, wait_places, waiting
-from mmrepro.failure.documents.diagnosis import (
+from mmrepro.failure.documents import (
     Rank,
     RankEdge,
     RankLook,
@@ -20,7 +20,7 @@ from mmrepro.failure.documents.diagnosis import (
     TargetFacts,
     TargetProcess,
 )
-from mmrepro.failure.signature.views import log_lines
+from mmrepro.failure.signature import log_lines
 from mmrepro.live.diagnose.readings import DiagnosisView
 from mmrepro.live.diagnose.threads import MIN_SAMPLES, Course, _python, bare, where
 from mmrepro.live.diagnose.titles import (
@@ -32,10 +32,7 @@ from mmrepro.live.diagnose.titles import (
     named,
     whole,
 )
-from mmrepro.probes.data import (
-    Frame,
-    LogsData,
-)
+from mmrepro.probes import Frame, LogsData
 
 RUNS = ("core", "worker")
 OWN = re.compile(r"^(?P<role>\w+) pid=(?P<pid>\d+)$")

@@ -9,12 +9,11 @@ from itertools import pairwise
 from typing import Literal
 
 from mmrepro.engines import ENGINES
-from mmrepro.failure.documents.diagnosis import TargetFacts
-from mmrepro.failure.signature import checks
+from mmrepro.failure.documents import TargetFacts
+from mmrepro.failure.signature import BEGUN_AT, checks, metric_readings, spinning
 from mmrepro.failure.signature.live_server import ENDED_BADLY, gateways, stands_before
-from mmrepro.failure.signature.views import BEGUN_AT, metric_readings, spinning
 from mmrepro.live.diagnose.threads import Course, courses
-from mmrepro.probes.data import (
+from mmrepro.probes import (
     ConnectionsData,
     EndpointAnswer,
     HttpData,

@@ -11,22 +11,24 @@ from pathlib import Path
 
 from mmrepro import __version__
 from mmrepro.base.errors import MmreproError, NoSpace, UnwritableOutput
-from mmrepro.base.machine.host import SHORT, Lateness
-from mmrepro.base.records import Moment
-from mmrepro.base.text.redact import Redactor
-from mmrepro.base.text.sanitize import mask_of
+from mmrepro.base.machine import SHORT_SHARE, Lateness
+from mmrepro.base.records import EVIDENCE_DIR, Moment
+from mmrepro.base.text import Redactor, mask_of
 from mmrepro.base.units import size
-from mmrepro.failure.documents import EVIDENCE_DIR, Incident
-from mmrepro.failure.documents.diagnosis import Diagnosis, Fit, ServerState, TargetFacts
-from mmrepro.failure.documents.folder import (
-    discard,
+from mmrepro.failure.documents import (
+    Diagnosis,
+    Fit,
+    Incident,
+    Public,
+    ServerState,
+    TargetFacts,
+    discard_folder,
     made_here,
     make_folders,
     make_run_dir,
     remember_made,
     write_incident,
 )
-from mmrepro.failure.documents.published import Public
 from mmrepro.failure.signature.live_server import LATENESS
 from mmrepro.live.diagnose import classes_logged, discover, dumps, general, ranks
 from mmrepro.live.diagnose.classes import LOG_GROWTH, classes
@@ -42,13 +44,17 @@ from mmrepro.live.diagnose.match import (
 )
 from mmrepro.live.diagnose.options import DiagnoseCommand
 from mmrepro.live.diagnose.readings import DiagnosisView
-from mmrepro.probes.base import ProbeStatus, RawSink
-from mmrepro.probes.data import GpuData, LogsData, MetricsData
-from mmrepro.probes.stacks import HOW_TO_ALLOW
+from mmrepro.probes import (
+    HOW_TO_ALLOW,
+    GpuData,
+    LogsData,
+    MetricsData,
+    ProbeStatus,
+    RawSink,
+)
 from mmrepro.scenario import LiveFacts, Scenario
 from mmrepro.scenario.parts import ON
-from mmrepro.traffic.evidence import Evidence
-from mmrepro.traffic.evidence.recorder import Listener, Recorder
+from mmrepro.traffic.evidence import Evidence, Listener, Recorder
 
 WORTH_MORE = frozenset(
     {ServerState.FROZEN_PYTHON, ServerState.FROZEN_NATIVE, ServerState.BLOCKED_ON_LOCK}
@@ -150,7 +156,7 @@ def _look(
             target.unseen.append(
                 f"the rest of the look: mmrepro failed ({type(error).__name__})"
             )
-        if lateness.share > SHORT:
+        if lateness.share > SHORT_SHARE:
             evidence.facts[LATENESS] = round(lateness.share, 2)
         if (growth := collector.log_growth()) is not None:
             evidence.facts[LOG_GROWTH] = growth
@@ -228,7 +234,7 @@ def _decided(
     same."""
 
     def fit() -> Fit | None:
-        if not collector.waits or lateness.share > SHORT:
+        if not collector.waits or lateness.share > SHORT_SHARE:
             return None
         note_kernel(target, collector.evidence)
         live = _live(target.facts, collector.evidence, collector.plan.deadline_s)
@@ -237,7 +243,7 @@ def _decided(
         return hang.fit if hang else None
 
     def stuck() -> bool:
-        waits = collector.waits and lateness.share <= SHORT
+        waits = collector.waits and lateness.share <= SHORT_SHARE
         deadline_s = collector.plan.deadline_s
         return waits and stuck_rank(
             collector.evidence, target.facts, collector.waited_s, deadline_s
@@ -408,4 +414,4 @@ def _remove(folder: Path) -> None:
         with contextlib.suppress(OSError):
             for entry in evidence.iterdir():
                 entry.unlink()
-    discard(folder)
+    discard_folder(folder)

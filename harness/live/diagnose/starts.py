@@ -25,7 +25,7 @@ from mmrepro.base.errors import MmreproError
 from mmrepro.base.records import Document
 from mmrepro.base.units import GIB, MIB, duration
 from mmrepro.engines import ENGINES, Engine, Signs
-from mmrepro.engines.environments.store import list_environments, site_packages
+from mmrepro.engines.environments import list_environments, site_packages
 from mmrepro.engines.folders import folders
 from mmrepro.engines.serving import serving
 from mmrepro.engines.starts import (
@@ -37,15 +37,17 @@ from mmrepro.engines.starts import (
     start_cause,
 )
 from mmrepro.engines.supervise import EngineProcess, answers
-from mmrepro.failure.documents.cause import Cause, CauseClass, StartCause
-from mmrepro.failure.documents.diagnosis import Certainty
+from mmrepro.failure.documents import Cause, CauseClass, Certainty, StartCause
 from mmrepro.live.diagnose import cause_rules
-from mmrepro.probes.base import run_probe
-from mmrepro.probes.data import LogLine
-from mmrepro.probes.log_reader import LineReader
+from mmrepro.probes import (
+    LineReader,
+    LogLine,
+    RaisedException,
+    StacksProbe,
+    exceptions_in,
+    run_probe,
+)
 from mmrepro.probes.log_words import public_line
-from mmrepro.probes.stacks import StacksProbe
-from mmrepro.probes.tracebacks import RaisedException, exceptions_in
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import canonicalize_name
 from pydantic import Field
@@ -236,7 +238,7 @@ def asked_ranges(
 
 
 def _ranges(metadata: str) -> dict[str, str]:
-    from mmrepro.engines.environments.releases import requirements_of
+    from mmrepro.engines.environments import requirements_of
 
     found: dict[str, str] = {}
     for line in requirements_of(metadata):

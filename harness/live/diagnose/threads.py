@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from mmrepro.probes.data import Frame, StackSample, ThreadStack
+from mmrepro.probes import Frame, StackSample, ThreadStack
 
 MIN_SAMPLES = 3
 NEAR = 3

@@ -11,7 +11,7 @@ from typing import Literal
 
 from mmrepro.base.common_options import RANK_OPTIONS
 from mmrepro.engines import ENGINES, Engine
-from mmrepro.failure.documents.diagnosis import TargetFacts, TargetProcess
+from mmrepro.failure.documents import TargetFacts, TargetProcess
 from packaging.specifiers import SpecifierSet
 from packaging.version import InvalidVersion, Version
 

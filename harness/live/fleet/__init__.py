@@ -1,1 +1,15 @@
 """Several servers in one look: replicas, and pairs of a prefill and a decode server."""
+
+from typing import TYPE_CHECKING
+
+from mmrepro.base.door import lazily
+
+if TYPE_CHECKING:
+    from mmrepro.live.fleet.session import (
+        is_several as is_several,
+        look as diagnose_fleet,
+        required as require_servers,
+        servers as servers_asked_for,
+    )
+else:
+    __getattr__ = lazily(__name__)

@@ -8,10 +8,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from mmrepro.failure.documents.diagnosis import STATE_WORDS, Diagnosis
-from mmrepro.failure.documents.fleet import Member, Part, Scraped
+from mmrepro.failure.documents import STATE_WORDS, Diagnosis, FleetPart, Member, Scraped
 from mmrepro.live.diagnose.readings import DiagnosisView
-from mmrepro.probes.data import MetricsData
+from mmrepro.probes import MetricsData
 from mmrepro.traffic.evidence import Evidence
 
 _SGLANG_MODE = "--disaggregation-mode"
@@ -20,11 +19,11 @@ _LMDEPLOY_ROLE = "--role"
 
 _VLLM_CONFIG = "--kv-transfer-config"
 
-_VLLM_ROLES = {"kv_producer": Part.PREFILL, "kv_consumer": Part.DECODE}
+_VLLM_ROLES = {"kv_producer": FleetPart.PREFILL, "kv_consumer": FleetPart.DECODE}
 """Of vllm/config/kv_transfer.py. ``kv_both``, which is usual with NIXL, names no
 side."""
 
-_SIDES = {"prefill": Part.PREFILL, "decode": Part.DECODE}
+_SIDES = {"prefill": FleetPart.PREFILL, "decode": FleetPart.DECODE}
 
 SHOWN = 4
 
@@ -55,7 +54,7 @@ class Look:
 
 def part_of(
     command: Sequence[str], metrics: Sequence[MetricsData] = ()
-) -> tuple[Part, str]:
+) -> tuple[FleetPart, str]:
     """What a server is for, and how that is known."""
     for option, value in pairwise(option_words(command)):
         side = _side(option, value)
@@ -69,10 +68,10 @@ def part_of(
         if len(kinds) == 1:
             kind = kinds.pop()
             return _SIDES[kind], f'the label engine_type="{kind}" of its metrics'
-    return Part.REPLICA, ""
+    return FleetPart.REPLICA, ""
 
 
-def _side(option: str, value: str) -> Part | None:
+def _side(option: str, value: str) -> FleetPart | None:
     """The side of a transfer that an option with this value names."""
     if option in (_SGLANG_MODE, _LMDEPLOY_ROLE):
         return _SIDES.get(value.lower())
@@ -121,7 +120,7 @@ def member(look: Look) -> Member:
     )
 
 
-def _counted(look: Look, part: Part) -> dict[str, list[float]]:
+def _counted(look: Look, part: FleetPart) -> dict[str, list[float]]:
     """What its metrics count, a value a reading; what it does not count is left out."""
     counted: dict[str, list[float]] = {}
     if look.view is None:
@@ -131,7 +130,7 @@ def _counted(look: Look, part: Part) -> dict[str, list[float]]:
         if values:
             counted[short] = values
     transfers = [count for _, count in on_their_way(look)]
-    if part is not Part.REPLICA and transfers:
+    if part is not FleetPart.REPLICA and transfers:
         counted["transfers"] = transfers
     return counted
 
@@ -158,7 +157,7 @@ def on_their_way(look: Look) -> list[tuple[float, float]]:
     if view is None:
         return []
     transfers = view.timed("transfers")
-    if transfers or part_of(view.facts.command)[0] is not Part.DECODE:
+    if transfers or part_of(view.facts.command)[0] is not FleetPart.DECODE:
         return transfers
     # Before 0.32 a vLLM counts them with all that it puts off; its prefill server
     # counts none.

@@ -17,7 +17,7 @@ from urllib.parse import urlencode, urlsplit
 
 from mmrepro.base.errors import UsageError
 from mmrepro.engines import ENGINES
-from mmrepro.failure.documents.fleet import Scraped
+from mmrepro.failure.documents import Scraped
 from mmrepro.probes.http import Fetched, fetch
 
 _ANSWER_S = 10.0

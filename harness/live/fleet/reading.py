@@ -12,8 +12,14 @@ from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from statistics import median
 
-from mmrepro.failure.documents.diagnosis import Certainty, TargetFacts
-from mmrepro.failure.documents.fleet import Finding, FleetState, Member, Part
+from mmrepro.failure.documents import (
+    Certainty,
+    FleetFinding,
+    FleetPart,
+    FleetState,
+    Member,
+    TargetFacts,
+)
 from mmrepro.live.fleet.look import (
     SHOWN,
     Look,
@@ -23,7 +29,7 @@ from mmrepro.live.fleet.look import (
     state_of,
 )
 from mmrepro.live.fleet.transfers import local_prefills, standing_transfers
-from mmrepro.probes.data import InferenceData
+from mmrepro.probes import InferenceData
 
 _SLOW_TIMES, _SLOW_S = 5.0, 2.0
 """A small request that takes so many times as long as with the median, and so much
@@ -36,10 +42,10 @@ _OWN = re.compile(
 """Options that are each server's own."""
 
 
-def read(looks: Sequence[Look]) -> tuple[list[Member], list[Finding]]:
+def read(looks: Sequence[Look]) -> tuple[list[Member], list[FleetFinding]]:
     """The servers, and what is to be said of them together, the gravest first."""
     members = [member(look) for look in looks]
-    by_part: dict[Part, list[tuple[Member, Look]]] = {}
+    by_part: dict[FleetPart, list[tuple[Member, Look]]] = {}
     for server, look in zip(members, looks, strict=True):
         by_part.setdefault(server.part, []).append((server, look))
     for alike in by_part.values():
@@ -55,7 +61,7 @@ def read(looks: Sequence[Look]) -> tuple[list[Member], list[Finding]]:
 
 
 def summary(
-    members: Sequence[Member], findings: Sequence[Finding]
+    members: Sequence[Member], findings: Sequence[FleetFinding]
 ) -> tuple[FleetState, str]:
     """One state for all of them, and a sentence."""
     if findings:
@@ -78,19 +84,21 @@ def _answer(well: Sequence[Member]) -> str:
     return "answers" if len(well) == 1 else "answer"
 
 
-def _odd(part: Part, alike: Sequence[Member], about: set[str]) -> Iterator[Finding]:
+def _odd(
+    part: FleetPart, alike: Sequence[Member], about: set[str]
+) -> Iterator[FleetFinding]:
     """The servers that are unwell among those that are for the same."""
     unwell = [server for server in alike if server.well is False]
     well = [server for server in alike if server.well]
     names = [server.name for server in unwell]
     if not unwell or about.issuperset(names):
         return
-    kind = "servers" if part is Part.REPLICA else f"{part} servers"
+    kind = "servers" if part is FleetPart.REPLICA else f"{part} servers"
     count = len(alike)
     why = _why_unwell(unwell, well)
     if not well:
         all_unwell = len(unwell) == count
-        yield Finding(
+        yield FleetFinding(
             state=FleetState.ALL_UNWELL,
             certainty=Certainty.CERTAIN if all_unwell else Certainty.LIKELY,
             sentence=_none_works(unwell, count, kind),
@@ -106,7 +114,7 @@ def _odd(part: Part, alike: Sequence[Member], about: set[str]) -> Iterator[Findi
         sentence = f"{names[0]} is the odd one out, {rest}: {unwell[0].sentence}"
     else:
         sentence = f"{len(unwell)} of {count} {kind} are unwell: {_each(unwell)}."
-    yield Finding(
+    yield FleetFinding(
         state=FleetState.ODD_ONE_OUT,
         certainty=Certainty.CERTAIN,
         sentence=sentence,

@@ -14,17 +14,21 @@ from pathlib import Path
 
 from mmrepro import __version__
 from mmrepro.base.errors import MmreproError, UnwritableOutput, UsageError
-from mmrepro.base.machine.files import is_there
+from mmrepro.base.machine import is_there
 from mmrepro.base.records import Moment
-from mmrepro.base.text.redact import Redactor
-from mmrepro.failure.documents.fleet import FLEET_FILE, Fleet, Part, Scraped
-from mmrepro.failure.documents.folder import (
+from mmrepro.base.text import Redactor
+from mmrepro.failure.documents import (
     DEFAULT_ROOT,
+    FLEET_FILE,
+    Fleet,
+    FleetPart,
+    Scraped,
+    document_json,
     new_folder,
-    prepared,
+    prepared_folder,
     remove_made,
+    replace_file,
 )
-from mmrepro.failure.documents.stored import document_json, replace_file
 from mmrepro.live.diagnose.classes import UNASKED_S
 from mmrepro.live.diagnose.discover import parse_url
 from mmrepro.live.diagnose.options import DiagnoseCommand, LiveCommand
@@ -32,9 +36,8 @@ from mmrepro.live.diagnose.session import Diagnosed, diagnose, secrets
 from mmrepro.live.fleet import prometheus
 from mmrepro.live.fleet.look import Look, may_hang, member, on_their_way
 from mmrepro.live.fleet.reading import read, summary
-from mmrepro.probes.base import run_probe
+from mmrepro.probes import MetricsProbe, run_probe
 from mmrepro.probes.http import api_root
-from mmrepro.probes.metrics import MetricsProbe
 
 _LATER_S = UNASKED_S + 0.5
 _METRICS_S = 2.0
@@ -94,7 +97,7 @@ def look(asked: DiagnoseCommand, listener: Listener | None = None) -> Looked:
             f"{asked.out} already holds such a look.",
             hint="choose another --out, or remove it",
         )
-    folder = prepared(
+    folder = prepared_folder(
         asked.out or new_folder(DEFAULT_ROOT, "servers", str(len(addresses)))
     )
     ours: list[Path] = []
@@ -199,7 +202,7 @@ def _diagnosed(single: DiagnoseCommand) -> tuple[Diagnosed | None, str]:
 def _once_more(asked: DiagnoseCommand, looks: Sequence[Look]) -> None:
     """Read the metrics of a pair again where KV caches were on their way all the time:
     a server that answers was looked at for two seconds only."""
-    halves = [look for look in looks if member(look).part is not Part.REPLICA]
+    halves = [look for look in looks if member(look).part is not FleetPart.REPLICA]
     moments: list[float] = []
     for look in halves:
         if may_hang(look):

@@ -7,12 +7,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from mmrepro.failure.documents.diagnosis import Certainty, LiveClass, ServerState
-from mmrepro.failure.documents.fleet import Finding, FleetState, Member, Part
+from mmrepro.failure.documents import (
+    Certainty,
+    FleetFinding,
+    FleetPart,
+    FleetState,
+    LiveClass,
+    Member,
+    ServerState,
+)
 from mmrepro.live.diagnose.classes import OWN_TOKENS, STANDSTILL_S, UNASKED_S
 from mmrepro.live.fleet.look import Look, may_hang, names_of, on_their_way, state_of
 
-ByPart = Mapping[Part, Sequence[tuple[Member, Look]]]
+ByPart = Mapping[FleetPart, Sequence[tuple[Member, Look]]]
 """The servers by what they are for, with what was seen of each."""
 LOCAL = ("vllm:prompt_tokens_by_source_total", "source", "local_compute")
 """From vLLM 0.23 (v1/metrics/loggers.py)."""
@@ -44,9 +51,9 @@ router."""
 _SLOW = frozenset({ServerState.SLOW, ServerState.OVERLOADED, ServerState.NOT_READY})
 
 
-def standing_transfers(by: ByPart) -> Iterator[Finding]:
+def standing_transfers(by: ByPart) -> Iterator[FleetFinding]:
     """No KV cache goes from prefill to decode: which side stands."""
-    prefill, decode = by.get(Part.PREFILL, ()), by.get(Part.DECODE, ())
+    prefill, decode = by.get(FleetPart.PREFILL, ()), by.get(FleetPart.DECODE, ())
     if not prefill or not decode:
         return
     both = (*prefill, *decode)
@@ -63,7 +70,7 @@ def standing_transfers(by: ByPart) -> Iterator[Finding]:
     for server, look in both:
         why += [f"{server.name}: {failure}" for failure in _failed(look)]
     names = [server.name for server in (*broken, *waits, *holds)]
-    yield Finding(
+    yield FleetFinding(
         state=FleetState.TRANSFER_STANDS,
         certainty=Certainty.CERTAIN if certain else Certainty.LIKELY,
         sentence=sentence,
@@ -206,10 +213,10 @@ def _failed(look: Look) -> Iterator[str]:
             yield f"{name} is {count:.0f}"
 
 
-def local_prefills(by: ByPart) -> Iterator[Finding]:
+def local_prefills(by: ByPart) -> Iterator[FleetFinding]:
     """A decode server that computes prompts which a prefill server should have
     computed. It answers, and says nothing of it."""
-    for server, look in by.get(Part.DECODE, ()):
+    for server, look in by.get(FleetPart.DECODE, ()):
         local, remote = _labelled(look, *LOCAL), _labelled(look, *_REMOTE)
         total, count = _total(look, PROMPTS[0]), _total(look, PROMPTS[1])
         if local is None or remote is None or not total or not count:
@@ -228,7 +235,7 @@ def local_prefills(by: ByPart) -> Iterator[Finding]:
             why.append(
                 f"the prefill servers have computed {prefilled:.0f} prompt tokens"
             )
-        yield Finding(
+        yield FleetFinding(
             state=FleetState.PREFILLS_LOCALLY,
             certainty=Certainty.LIKELY,
             sentence=f"{server.name} is a decode server and computes {share:.0%} of "
@@ -252,7 +259,7 @@ def _local_advice(local: float, prefilled: float | None) -> str:
 def _prefilled(by: ByPart) -> float | None:
     """Prompt tokens that the prefill servers count; None: none counts them."""
     counts: list[float] = []
-    for server, _ in by.get(Part.PREFILL, ()):
+    for server, _ in by.get(FleetPart.PREFILL, ()):
         values = server.counted.get("prompt_tokens")
         if values:
             counts.append(values[-1])

@@ -14,11 +14,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from mmrepro.base.machine.host import SHORT, Lateness
+from mmrepro.base.machine import SHORT_SHARE, Lateness
 from mmrepro.engines import ENGINES
-from mmrepro.failure.documents.diagnosis import Certainty, NamedClass, TargetFacts
+from mmrepro.failure.documents import Certainty, NamedClass, TargetFacts
+from mmrepro.failure.signature import BEGUN_AT
 from mmrepro.failure.signature.live_server import LATENESS
-from mmrepro.failure.signature.views import BEGUN_AT
 from mmrepro.live.diagnose.classes import classes
 from mmrepro.live.diagnose.ranks import look
 from mmrepro.live.diagnose.readings import DiagnosisView, first_total
@@ -29,8 +29,17 @@ from mmrepro.live.watch.processes import (
     WatchedProcesses,
     caches_bytes,
 )
-from mmrepro.probes.base import Probe, ProbeData, ProbeResult, ProbeStatus, run_probe
-from mmrepro.probes.data import InferenceData, MetricsData
+from mmrepro.probes import (
+    ConnectionsProbe,
+    InferenceData,
+    MetricsData,
+    MetricsProbe,
+    Probe,
+    ProbeData,
+    ProbeResult,
+    ProbeStatus,
+    run_probe,
+)
 from mmrepro.probes.http import (
     InferenceProbe,
     api_root,
@@ -38,8 +47,6 @@ from mmrepro.probes.http import (
     fetch,
     first_model,
 )
-from mmrepro.probes.metrics import MetricsProbe
-from mmrepro.probes.processes import ConnectionsProbe
 from mmrepro.traffic.evidence import Evidence
 
 CHECKS = 3
@@ -188,7 +195,7 @@ class Checker:
         facts = processes.facts
         if facts is None:
             return ()
-        late = share if share > SHORT else 0.0
+        late = share if share > SHORT_SHARE else 0.0
         shown = self._window.classes(facts, processes.silence, late=late)
         self._growth.observe(
             time.monotonic(), self._finished(facts), processes.memory()
@@ -297,7 +304,7 @@ class Checker:
         if moved := moved_signs(before, after or {}):
             return CheckOutcome.BUSY, f"{silence}; meanwhile {moved[0]} moved: it works"
         verdict, why = seen
-        if self._lateness.share > SHORT:
+        if self._lateness.share > SHORT_SHARE:
             return (
                 CheckOutcome.ERROR,
                 f"{silence}; this machine is short of processors",

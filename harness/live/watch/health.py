@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from mmrepro.failure.documents.diagnosis import NamedClass
+from mmrepro.failure.documents import NamedClass
 
 STATES = ("starting", "ready", "live", "not-live")
 

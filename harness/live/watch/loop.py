@@ -15,12 +15,7 @@ from typing import TYPE_CHECKING
 
 from mmrepro.base.errors import MmreproError
 from mmrepro.base.units import duration
-from mmrepro.failure.documents.diagnosis import (
-    CLASS_WORDS,
-    Certainty,
-    LiveClass,
-    NamedClass,
-)
+from mmrepro.failure.documents import CLASS_WORDS, Certainty, LiveClass, NamedClass
 from mmrepro.live.diagnose.discover import parse_url
 from mmrepro.live.watch.checker import Checker
 from mmrepro.live.watch.health import CheckOutcome, Health

@@ -14,7 +14,7 @@ from pathlib import Path
 from statistics import median
 
 from mmrepro.base import processes, units
-from mmrepro.failure.documents.diagnosis import (
+from mmrepro.failure.documents import (
     Certainty,
     LiveClass,
     NamedClass,
@@ -29,8 +29,7 @@ from mmrepro.live.diagnose.frozen import Stance, stance
 from mmrepro.live.diagnose.ranks import workers
 from mmrepro.live.diagnose.readings import DiagnosisView
 from mmrepro.live.watch.health import CheckOutcome
-from mmrepro.probes.base import run_probe
-from mmrepro.probes.stacks import StacksProbe
+from mmrepro.probes import StacksProbe, run_probe
 from mmrepro.traffic.evidence import Evidence
 
 SETTLE_S = 600.0

@@ -14,7 +14,7 @@ from typing import Any
 from urllib.parse import parse_qs
 
 from mmrepro.base.errors import UsageError
-from mmrepro.failure.documents.diagnosis import Certainty, LiveClass
+from mmrepro.failure.documents import Certainty, LiveClass
 from mmrepro.live.watch.health import STATES, CheckOutcome
 from mmrepro.live.watch.loop import ServerWatch
 from prometheus_client import CollectorRegistry, generate_latest

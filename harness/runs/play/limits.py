@@ -7,9 +7,9 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from mmrepro.base.machine.files import read_file
+from mmrepro.base.machine import read_file
 from mmrepro.failure.documents.replay import Learnt
-from mmrepro.probes.metrics import parse_metrics
+from mmrepro.probes import parse_metrics
 
 CONTEXT = "context"
 KV = "KV cache"

@@ -16,15 +16,22 @@ from mmrepro.base import processes
 from mmrepro.base.processes import TICKS_PER_S
 from mmrepro.engines import Engine
 from mmrepro.engines.supervise import EngineProcess
-from mmrepro.probes.base import run_probe
-from mmrepro.probes.data import Frame, LogLine, StackSample, StacksData, ThreadStack
-from mmrepro.probes.log_reader import LineReader
-from mmrepro.probes.metrics import parse_metrics
-from mmrepro.probes.stacks import StacksProbe
-from mmrepro.probes.tracebacks import RaisedException, exceptions_in
+from mmrepro.probes import (
+    Frame,
+    LineReader,
+    LogLine,
+    RaisedException,
+    StackSample,
+    StacksData,
+    StacksProbe,
+    ThreadStack,
+    exceptions_in,
+    parse_metrics,
+    run_probe,
+)
 from mmrepro.runs.start import Started
 from mmrepro.traffic import Traffic
-from mmrepro.traffic.case.sending import Reading
+from mmrepro.traffic.case import Reading
 from mmrepro.traffic.evidence import RequestRecord
 
 _IDLE_LIMIT_S = 2.0

@@ -16,29 +16,31 @@ import random
 import statistics
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, Literal
+from typing import Final, Literal, Protocol
 
 import psutil
 from mmrepro.base.errors import EngineStartError
 from mmrepro.base.processes import TICKS_PER_S
-from mmrepro.engines.base import SERVED_MODEL
-from mmrepro.failure.documents.folder import Journal
-from mmrepro.failure.documents.upgrade import Block, Side
+from mmrepro.engines import SERVED_MODEL
+from mmrepro.failure.documents import Block, Journal, UpgradeSide
 from mmrepro.runs.changes import METRICS
 from mmrepro.runs.play.limits import KV, by_log, by_metrics
 from mmrepro.runs.play.looking import cpu_ticks, of_metrics, of_processes
-from mmrepro.runs.play.players import Measuring
+from mmrepro.runs.play.options import Measuring
 from mmrepro.runs.start import Started
-from mmrepro.traffic import Traffic
-from mmrepro.traffic.case.files import pictures
-from mmrepro.traffic.case.model import Case, Message, Operation
-from mmrepro.traffic.case.sending import Sending, Time
-from mmrepro.traffic.drive import Picture
-
-if TYPE_CHECKING:
-    from mmrepro.runs.play.player import Player
+from mmrepro.traffic import Picture, Traffic
+from mmrepro.traffic.case import (
+    Case,
+    Message,
+    Operation,
+    Sending,
+    ServerWanted,
+    Time,
+    pictures,
+)
 
 _IDLE_S = 0.5
 """A recording is cut where nothing was sent for so long."""
@@ -315,7 +317,20 @@ class _Served:
 # ------------------------------------------------------------------------------ a block
 
 
-def measure(player: Player, wanted: Measuring, folder: Path) -> Block:
+class ServingPlayer(Protocol):
+    """A player, as far as a block needs it."""
+
+    @property
+    def cancelled(self) -> bool:
+        """Tell whether nothing goes on any more."""
+
+    def serving(
+        self, wanted: ServerWanted, folder: Path
+    ) -> AbstractContextManager[tuple[Started, Journal]]:
+        """Start a server and keep it while the context lasts."""
+
+
+def measure(player: ServingPlayer, wanted: Measuring, folder: Path) -> Block:
     """Measure a block; what cannot be measured is said in it.
 
     Raises:
@@ -324,7 +339,7 @@ def measure(player: Player, wanted: Measuring, folder: Path) -> Block:
     """
     began = time.monotonic()
     chance = random.Random(f"{wanted.seed}/{wanted.index}")  # noqa: S311
-    order: tuple[Side, Side] = ("old", "new")
+    order: tuple[UpgradeSide, UpgradeSide] = ("old", "new")
     # A B B A over the blocks; the seed decides where that begins.
     if (wanted.index + wanted.seed) % 4 in (1, 2):
         order = ("new", "old")
@@ -350,10 +365,10 @@ class _Block:
 
     def __init__(
         self,
-        player: Player,
+        player: ServingPlayer,
         wanted: Measuring,
         folder: Path,
-        order: tuple[Side, Side],
+        order: tuple[UpgradeSide, UpgradeSide],
         chance: random.Random,
     ) -> None:
         self.player = player
@@ -382,7 +397,7 @@ class _Block:
         for which in self.parts:
             self.each_s[which] = wanted.seconds * _SHARES[which] / whole
 
-    def run(self, made: Block) -> dict[Side, Sample]:
+    def run(self, made: Block) -> dict[UpgradeSide, Sample]:
         """Measure both sides; what the machine did meanwhile is noted in ``made``."""
         began = time.monotonic()
         busy = _busy_s()
@@ -401,9 +416,9 @@ class _Block:
         made.noise = round(max(0.0, others / took), 2)
         return samples
 
-    def _together(self) -> tuple[dict[Side, Sample], int]:
+    def _together(self) -> tuple[dict[UpgradeSide, Sample], int]:
         """Both servers live at once; the samples, and the servers' ticks."""
-        sides: dict[Side, _Served] = {}
+        sides: dict[UpgradeSide, _Served] = {}
         with contextlib.ExitStack() as both:
             for side in self.order:
                 sides[side] = both.enter_context(self._serving(side))
@@ -413,9 +428,9 @@ class _Block:
 
         return {side: served.sample for side, served in sides.items()}, ticks
 
-    def _one_by_one(self) -> tuple[dict[Side, Sample], int]:
+    def _one_by_one(self) -> tuple[dict[UpgradeSide, Sample], int]:
         """The second server starts when the first has ended, and gets as many parts."""
-        samples: dict[Side, Sample] = {}
+        samples: dict[UpgradeSide, Sample] = {}
         ticks = 0
         counts: dict[_Pass, int] = {}
         for side in self.order:
@@ -432,7 +447,7 @@ class _Block:
         return cpu_ticks(served.server.process.process_ids())
 
     @contextlib.contextmanager
-    def _serving(self, side: Side) -> Iterator[_Served]:
+    def _serving(self, side: UpgradeSide) -> Iterator[_Served]:
         wanted = self.wanted.old if side == "old" else self.wanted.new
         with self.player.serving(wanted, self.folder / side) as (server, journal):
             try:
@@ -452,7 +467,7 @@ class _Block:
 
         return task.result()  # type: ignore[no-any-return]
 
-    async def _in_turn(self, sides: Mapping[Side, _Served]) -> dict[_Pass, int]:
+    async def _in_turn(self, sides: Mapping[UpgradeSide, _Served]) -> dict[_Pass, int]:
         """Part by part, A B B A."""
         first, second = (sides[side] for side in self.order)
         both = (first, second)

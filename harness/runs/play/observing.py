@@ -10,8 +10,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from mmrepro.base import processes
-from mmrepro.engines.base import SERVED_MODEL
-from mmrepro.probes.data import ThreadStack
+from mmrepro.engines import SERVED_MODEL
+from mmrepro.probes import ThreadStack
 from mmrepro.runs.judge import Deadlines
 from mmrepro.runs.observe import Interpreter, Probing
 from mmrepro.runs.play import looking
@@ -22,13 +22,19 @@ from mmrepro.runs.play.looking import (
     says_it_ends,
     telling,
 )
-from mmrepro.runs.play.players import Look, PlayOptions
+from mmrepro.runs.play.options import Look, PlayOptions
 from mmrepro.runs.start import Started
-from mmrepro.traffic import Traffic
-from mmrepro.traffic.case.model import CHAT, Case, Operation
-from mmrepro.traffic.case.sending import Played, PlayState, Reading, Sending
-from mmrepro.traffic.drive import Picture
-from mmrepro.traffic.evidence.recorder import Recorder
+from mmrepro.traffic import Picture, Traffic
+from mmrepro.traffic.case import (
+    CHAT,
+    Case,
+    Operation,
+    Played,
+    PlayState,
+    Reading,
+    Sending,
+)
+from mmrepro.traffic.evidence import Recorder
 
 CANARY_BEFORE = "canary before"
 CANARY_AFTER = "canary after"

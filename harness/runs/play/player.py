@@ -16,22 +16,18 @@ from typing import Any, Final, Self
 from urllib.parse import urlsplit
 
 from mmrepro.base.errors import EngineStartError, InfrastructureError, UsageError
-from mmrepro.base.machine.files import MOST_CONFIG_BYTES, read_file
-from mmrepro.base.machine.gpu import Choice, leased
-from mmrepro.engines import get_engine
-from mmrepro.engines.base import SERVED_MODEL
-from mmrepro.engines.environments.spec import Environment, EnvironmentSpec
+from mmrepro.base.machine import MOST_CONFIG_BYTES, Choice, leased_gpu, read_file
+from mmrepro.base.records import EVIDENCE_DIR
+from mmrepro.engines import SERVED_MODEL, get_engine
+from mmrepro.engines.environments import Environment, EnvironmentSpec
 from mmrepro.engines.misfit import misfit_in
-from mmrepro.engines.models import TinyModel, TinyQwen2VL
-from mmrepro.engines.models.tiny import TINY, TinyText
-from mmrepro.failure.documents import EVIDENCE_DIR
-from mmrepro.failure.documents.folder import Journal, prepared
-from mmrepro.failure.documents.upgrade import Block
+from mmrepro.engines.models import TINY, TinyModel, TinyQwen2VL, TinyText
+from mmrepro.failure.documents import Block, Journal, prepared_folder
 from mmrepro.runs.judge import Deadlines, derive
 from mmrepro.runs.options import RunCommand, StartMode
 from mmrepro.runs.play.looking import of_engine, read_tracebacks
 from mmrepro.runs.play.observing import Observing
-from mmrepro.runs.play.players import (
+from mmrepro.runs.play.options import (
     Look as Look,
     Measuring,
     PlayOptions as PlayOptions,
@@ -51,18 +47,16 @@ from mmrepro.runs.start import (
 from mmrepro.runs.starter import Starter, box_of
 from mmrepro.scenario import Drive, Scenario
 from mmrepro.scenario.registry import known_scenario
-from mmrepro.traffic.capture.client import (
+from mmrepro.traffic.capture import (
+    BoxedRecording,
     ClientRun,
     ClientWanted,
+    RecordingProxy,
     run_client,
     run_trusted,
 )
-from mmrepro.traffic.capture.proxy import RecordingProxy
-from mmrepro.traffic.capture.recording_box import BoxedRecording
-from mmrepro.traffic.case.files import pictures
-from mmrepro.traffic.case.model import Case, ServerWanted
-from mmrepro.traffic.case.sending import Played, PlayState
-from mmrepro.traffic.evidence.recorder import Listener
+from mmrepro.traffic.case import Case, Played, PlayState, ServerWanted, pictures
+from mmrepro.traffic.evidence import Listener
 
 _NO_ROOM = ("No space left on device", "Cannot allocate memory")
 """In the log of a server that did not start: it is this machine's fault."""
@@ -190,9 +184,10 @@ class Player:
             KeyboardInterrupt: the session was cancelled.
         """
         scenario, options = replayed(wanted, self.options)
-        journal = self._journal(scenario, options, folder)
+        resolved = target(scenario, options)
+        journal = self._journal(scenario, options, resolved, folder)
         with journal.whole_run():
-            server = self._started(scenario, options, journal)
+            server = self._started(scenario, options, resolved, journal)
             with in_service(server, journal):
                 yield server, journal
 
@@ -231,15 +226,16 @@ class Player:
         deadlines = options.deadlines or self.deadlines or self.calibrate()
         made = pictures(case, contents)
         scenario, run_options = replayed(case.server, self.options)
-        journal = self._journal(scenario, run_options, folder)
+        resolved = target(scenario, run_options)
+        journal = self._journal(scenario, run_options, resolved, folder)
         journal.incident.deadline_s = deadlines.answer_s
         played = Played(state=PlayState.ENDED, deadline_s=deadlines.answer_s)
         played.evidence = journal.recorder.evidence
         played.log_file = f"{EVIDENCE_DIR}/engine.log"
-        played.device = target(scenario, run_options).device
+        played.device = resolved.device
         try:
             with journal.whole_run():
-                server = self._started(scenario, run_options, journal)
+                server = self._started(scenario, run_options, resolved, journal)
                 with in_service(server, journal):
                     played.start_s = journal.incident.engine.start_seconds or 0.0
                     observing = Observing(
@@ -260,7 +256,7 @@ class Player:
                 self._tries_cold = False
             _note_failed_start(played, case, journal, error)
 
-        environment = self._environments[target(scenario, run_options)]
+        environment = self._environments[resolved]
         misfit = misfit_in(journal.recorder.dir / "engine.log", environment)
         if misfit:
             raise InfrastructureError(misfit, hint="--kernels RELEASE")
@@ -278,16 +274,23 @@ class Player:
         journal.incident.deadline_s = self.deadlines.answer_s
 
     def _journal(
-        self, scenario: Scenario, options: RunCommand, folder: Path
+        self,
+        scenario: Scenario,
+        options: RunCommand,
+        resolved: EnvironmentSpec,
+        folder: Path,
     ) -> Journal:
-        """Journal of a play in ``folder``. Raises as ``prepared`` and ``target``."""
-        wanted = target(scenario, options)
-        folder = prepared(folder, EVIDENCE_DIR)
-        incident = blank(scenario, options, wanted.release, wanted.device, folder)
+        """Journal of a play in ``folder``. Raises as ``prepared``."""
+        folder = prepared_folder(folder, EVIDENCE_DIR)
+        incident = blank(scenario, options, resolved.release, resolved.device, folder)
         return Journal(incident, folder, self.listener)
 
     def _started(
-        self, scenario: Scenario, options: RunCommand, journal: Journal
+        self,
+        scenario: Scenario,
+        options: RunCommand,
+        resolved: EnvironmentSpec,
+        journal: Journal,
     ) -> Started:
         """A server that is ready; :meth:`cancel` breaks this off. Raises as ``start``
         and ``ensure``, and KeyboardInterrupt."""
@@ -298,17 +301,20 @@ class Player:
             self._starting.add(mine)
 
         try:
-            return self._start(scenario, options, journal)
+            return self._start(scenario, options, resolved, journal)
         finally:
             with self._lock:
                 self._starting.discard(mine)
 
     def _start(
-        self, scenario: Scenario, options: RunCommand, journal: Journal
+        self,
+        scenario: Scenario,
+        options: RunCommand,
+        resolved: EnvironmentSpec,
+        journal: Journal,
     ) -> Started:
-        wanted = target(scenario, options)
         with self._building:
-            environment = self._environment(wanted, journal)
+            environment = self._environment(resolved, journal)
             model, journal.incident.model = model_of(scenario.model, options.model)
 
         spec = ServerSpec(
@@ -330,7 +336,7 @@ class Player:
         """Found or built once a session, and kept from being pruned as long as it
         lasts."""
         if wanted.device == "cuda" and self._gpu is None:
-            self._gpu = self._held.enter_context(leased())
+            self._gpu = self._held.enter_context(leased_gpu())
         if self._gpu is not None:
             note_gpu(self._gpu, journal)
         if wanted not in self._environments:

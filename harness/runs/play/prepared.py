@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import Any, Final
 
 from mmrepro.base.errors import InfrastructureError
-from mmrepro.base.machine.files import write_file
-from mmrepro.failure.documents import EVIDENCE_DIR
-from mmrepro.failure.documents.folder import Journal, prepared
+from mmrepro.base.machine import write_file
+from mmrepro.base.records import EVIDENCE_DIR
+from mmrepro.failure.documents import Journal, prepared_folder
 from mmrepro.runs.options import StartMode
 from mmrepro.runs.runner import blank
 from mmrepro.runs.start import ServerSpec, in_service, start
@@ -61,7 +61,7 @@ def prepare(spec: ServerSpec, plain: type[Scenario], journal: Journal) -> None:
         contextlib.suppress(InfrastructureError),
         Starter(StartMode.FORK) as starter,
     ):
-        folder = prepared(Path(made) / "run", EVIDENCE_DIR)
+        folder = prepared_folder(Path(made) / "run", EVIDENCE_DIR)
         incident = blank(
             scenario, options, scenario.release, environment.spec.device, folder
         )

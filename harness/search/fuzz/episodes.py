@@ -9,7 +9,7 @@ from typing import Any, Literal, TypeAlias
 
 from mmrepro.engines.dialects import Dialect, dialect_of
 from mmrepro.engines.features import feature
-from mmrepro.engines.models.tiny import TINY
+from mmrepro.engines.models import TINY
 from mmrepro.engines.plain import plain_server
 from mmrepro.search.fuzz.limits import ServerLimits, learning_case, narrowing_case
 from mmrepro.search.fuzz.requests import RESETS, STATIC, TILE, Maker
@@ -26,14 +26,7 @@ from mmrepro.search.fuzz.steering import (
 )
 from mmrepro.search.oracle.adapters import adapter_of
 from mmrepro.search.oracle.reference import CHANGES, comparable
-from mmrepro.traffic.case.model import (
-    Barrier,
-    Case,
-    Image,
-    Operation,
-    Origin,
-    ServerWanted,
-)
+from mmrepro.traffic.case import Barrier, Case, Image, Operation, Origin, ServerWanted
 
 _Kind: TypeAlias = Literal["learning", "mixed", "steady", "many"]
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Literal, TypeAlias, TypeVar
 
-from mmrepro.base.machine.journal import Head, JournalKind, Line
+from mmrepro.base.machine import JournalHead, JournalKind, JournalLine
 from mmrepro.base.records import FindingClass
 from mmrepro.failure.documents.replay import (
     EPISODES_DIR,
@@ -23,7 +23,7 @@ from mmrepro.failure.documents.replay import (
     Replay,
     SeenOnce,
 )
-from mmrepro.runs.judge import Deadlines
+from mmrepro.runs import Deadlines
 from mmrepro.search.fuzz.episodes import Episodes, features_left
 from mmrepro.search.fuzz.limits import ServerLimits
 from mmrepro.search.fuzz.steering import (
@@ -39,17 +39,16 @@ from mmrepro.search.oracle.judged import alike
 from mmrepro.search.replay.known import mitigation
 from mmrepro.search.replay.pursue import FATAL
 from mmrepro.search.replay.store import Named, Observation
-from mmrepro.traffic.case.files import read_case
-from mmrepro.traffic.case.sending import PlayState
+from mmrepro.traffic.case import PlayState, read_case
 from pydantic import Field, TypeAdapter
 
 
-class EpisodeBegan(Line):
+class EpisodeBegan(JournalLine):
     kind: Literal["began"] = "began"
     episode: Episode
 
 
-class EpisodeEnded(Line):
+class EpisodeEnded(JournalLine):
     """An episode, judged.
 
     Attributes:
@@ -77,7 +76,7 @@ class EpisodeEnded(Line):
         return Deadlines(self.answer_s, self.suspect_s, self.rule)
 
 
-class PursuitLed(Line):
+class PursuitLed(JournalLine):
     """What the pursuit of an episode begins with.
 
     Attributes:
@@ -94,7 +93,7 @@ class PursuitLed(Line):
     starts: int = 0
 
 
-class Pursued(Line):
+class Pursued(JournalLine):
     """What an episode showed has been pursued, in the folder ``replay``."""
 
     once_as = "Episode {0.number} was pursued"
@@ -105,7 +104,7 @@ class Pursued(Line):
     seconds: float
 
 
-class Finished(Line):
+class Finished(JournalLine):
     """A finding that was not shrunk to its end was taken up again, in the folder
     ``replay``.
     ``of``: the finding's folder."""
@@ -121,7 +120,7 @@ class Finished(Line):
 KeptLine: TypeAlias = EpisodeEnded | PursuitLed | Pursued | Finished
 LineT = TypeVar("LineT", EpisodeEnded, PursuitLed, Pursued, Finished)
 _AnyLine: TypeAlias = Annotated[
-    Head | EpisodeBegan | KeptLine, Field(discriminator="kind")
+    JournalHead | EpisodeBegan | KeptLine, Field(discriminator="kind")
 ]
 EPISODES = JournalKind(
     "session", EPISODES_FILE, ".fuzz.lock", FUZZ_FILE, TypeAdapter(_AnyLine)

@@ -12,9 +12,16 @@ from typing import Annotated
 from mmrepro.base.records import Record
 from mmrepro.failure.documents.replay import Learnt
 from mmrepro.probes.http import fetch
-from mmrepro.runs.play.limits import BATCH, BLOCK, CONTEXT, KV, by_log, by_metrics
+from mmrepro.runs.play import (
+    BATCH_LIMIT,
+    BLOCK_LIMIT,
+    CONTEXT_LIMIT,
+    KV_LIMIT,
+    limits_by_log,
+    limits_by_metrics,
+)
 from mmrepro.search.replay.store import LiveLook
-from mmrepro.traffic.case.model import (
+from mmrepro.traffic.case import (
     CHAT,
     Case,
     Image,
@@ -23,9 +30,9 @@ from mmrepro.traffic.case.model import (
     Operation,
     Origin,
     Part,
+    Played,
     ServerWanted,
 )
-from mmrepro.traffic.case.sending import Played
 from mmrepro.traffic.evidence import RequestRecord
 from pydantic import Field
 
@@ -78,12 +85,12 @@ class ServerLimits(Record):
 
     @property
     def context(self) -> int:
-        return min(self.named(CONTEXT) or [1024])
+        return min(self.named(CONTEXT_LIMIT) or [1024])
 
     @property
     def room(self) -> int:
         """Tokens of the KV cache; the context's, where it is not told."""
-        return min(self.named(KV) or [self.context])
+        return min(self.named(KV_LIMIT) or [self.context])
 
     @property
     def longest(self) -> int:
@@ -115,7 +122,7 @@ class ServerLimits(Record):
 
     def edges(self) -> list[int]:
         """Lengths where something ends, smallest first."""
-        edges = {limit.tokens for limit in self.learnt if limit.name != BLOCK}
+        edges = {limit.tokens for limit in self.learnt if limit.name != BLOCK_LIMIT}
         if self.refused is not None and self.served:
             edges |= {self.served, (self.served + self.refused) // 2, self.refused}
         return sorted(edges)
@@ -191,9 +198,9 @@ def learn(
     """What a play of :func:`learning_case` told, its log, and its endpoints."""
     records = [r for r in played.evidence.requests if r.phase == "trigger"]
     started_with = Learnt(
-        name=CONTEXT, tokens=server.max_model_len, source="--max-model-len"
+        name=CONTEXT_LIMIT, tokens=server.max_model_len, source="--max-model-len"
     )
-    every = [started_with, *asked, *by_log(log), *_refusals(records)]
+    every = [started_with, *asked, *limits_by_log(log), *_refusals(records)]
     kept: dict[int, Learnt] = {}
     for limit in every:  # each number once, under the first name that it has
         if limit.tokens > 1:
@@ -268,16 +275,16 @@ def _models(url: str) -> Iterator[Learnt]:
             continue
         length = card.get("max_model_len")
         if isinstance(length, int):
-            yield Learnt(name=CONTEXT, tokens=length, source="/v1/models")
+            yield Learnt(name=CONTEXT_LIMIT, tokens=length, source="/v1/models")
 
 
 def _info(url: str) -> Iterator[Learnt]:
     """SGLang's."""
     names = {
-        "max_total_num_tokens": KV,
-        "page_size": BLOCK,
-        "chunked_prefill_size": BATCH,
-        "context_length": CONTEXT,
+        "max_total_num_tokens": KV_LIMIT,
+        "page_size": BLOCK_LIMIT,
+        "chunked_prefill_size": BATCH_LIMIT,
+        "context_length": CONTEXT_LIMIT,
     }
     body = _json(url, "/get_server_info")
     for field, name in names.items():
@@ -289,7 +296,7 @@ def _info(url: str) -> Iterator[Learnt]:
 def _metrics(url: str) -> Iterator[Learnt]:
     answer = fetch("GET", url + "/metrics", timeout_s=_GET_S, max_bytes=_GET_BYTES)
     if answer.status == 200:
-        yield from by_metrics(answer.body.decode("utf-8", "replace"))
+        yield from limits_by_metrics(answer.body.decode("utf-8", "replace"))
 
 
 def _refusals(records: Iterable[RequestRecord]) -> Iterator[Learnt]:

@@ -11,12 +11,11 @@ import time
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from mmrepro.base.records import FindingClass
-from mmrepro.campaign.campaign import CampaignState
+from mmrepro.campaign import CampaignState
 from mmrepro.engines import get_engine
-from mmrepro.failure.documents.folder import prepared
+from mmrepro.failure.documents import prepared_folder
 from mmrepro.failure.documents.replay import (
     EPISODES_DIR,
     Episode,
@@ -26,7 +25,7 @@ from mmrepro.failure.documents.replay import (
     Sighting,
     bucket_words,
 )
-from mmrepro.runs.play.players import PlayOptions
+from mmrepro.runs.play import PlayOptions
 from mmrepro.search.fuzz.episodes import PlannedEpisode
 from mmrepro.search.fuzz.knowledge import (
     AGAIN,
@@ -37,6 +36,7 @@ from mmrepro.search.fuzz.knowledge import (
     PursuitLed,
 )
 from mmrepro.search.fuzz.limits import ServerLimits, learn, narrowed
+from mmrepro.search.fuzz.session import FuzzSession
 from mmrepro.search.fuzz.steering import features
 from mmrepro.search.oracle.comparison import agreeing, compare_with_reference, compared
 from mmrepro.search.oracle.judged import OracleReport, alike
@@ -54,15 +54,17 @@ from mmrepro.search.replay.store import (
     note_server,
     observation_of,
 )
-from mmrepro.traffic.case.files import read_case, read_contents, write_case
-from mmrepro.traffic.case.model import Case
-from mmrepro.traffic.case.sending import Played, PlayState
+from mmrepro.traffic.case import (
+    Case,
+    Played,
+    PlayState,
+    read_case,
+    read_contents,
+    write_case,
+)
 
-if TYPE_CHECKING:
-    from mmrepro.search.fuzz.session import Fuzzing
 
-
-def play_episode(session: Fuzzing, planned: PlannedEpisode) -> EpisodeEnded:
+def play_episode(session: FuzzSession, planned: PlannedEpisode) -> EpisodeEnded:
     """Play an episode: written down before it begins and after it has ended; the first
     also learns the server's limits."""
     case = planned.case
@@ -131,7 +133,7 @@ def play_episode(session: Fuzzing, planned: PlannedEpisode) -> EpisodeEnded:
 
 
 def _learnt_limits(
-    session: Fuzzing, planned: PlannedEpisode, result: CaseResult, log: Path
+    session: FuzzSession, planned: PlannedEpisode, result: CaseResult, log: Path
 ) -> ServerLimits:
     """The server's limits, as they are known after an episode."""
     played = result.played
@@ -142,7 +144,11 @@ def _learnt_limits(
 
 
 def _observed(
-    session: Fuzzing, episode: Episode, case: Case, played: Played, judged: OracleReport
+    session: FuzzSession,
+    episode: Episode,
+    case: Case,
+    played: Played,
+    judged: OracleReport,
 ) -> Observation:
     facts = PlayFacts(
         number=episode.number,
@@ -157,7 +163,7 @@ def _observed(
 
 
 def _beside(
-    session: Fuzzing, case: Case, played: Played, folder: Path, name: str
+    session: FuzzSession, case: Case, played: Played, folder: Path, name: str
 ) -> OracleReport:
     """What the same requests to a plain server hold against its answers."""
     engine = get_engine(session.options.server.engine)
@@ -195,7 +201,7 @@ _LONG_S = 10.0
 again."""
 
 
-def pursue(session: Fuzzing, line: EpisodeEnded) -> None:
+def pursue(session: FuzzSession, line: EpisodeEnded) -> None:
     """Pursue what is new in an episode, if anything is, and nobody pursues it now."""
     known, episode = session.known, line.episode
     new: list[str] = []
@@ -235,7 +241,7 @@ def pursue(session: Fuzzing, line: EpisodeEnded) -> None:
         session.take(pursued)
 
 
-def _handled(session: Fuzzing, led: PursuitLed, new: Sequence[str]) -> list[str]:
+def _handled(session: FuzzSession, led: PursuitLed, new: Sequence[str]) -> list[str]:
     """Buckets that the pursuit of ``new`` leaves alone."""
     known = session.known
     handled: list[str] = []
@@ -247,7 +253,7 @@ def _handled(session: Fuzzing, led: PursuitLed, new: Sequence[str]) -> list[str]
     return handled
 
 
-def unfinished(session: Fuzzing) -> Found | None:
+def unfinished(session: FuzzSession) -> Found | None:
     """A finding that is to be shrunk further now."""
     early = session.elapsed_s < _FINISH_AFTER * session.options.budget_s
     if early or not session.options.shrink:
@@ -255,7 +261,7 @@ def unfinished(session: Fuzzing) -> Found | None:
     return session.known.unfinished(session.pursued)
 
 
-def finish(session: Fuzzing, found: Found) -> None:
+def finish(session: FuzzSession, found: Found) -> None:
     """Go on with what is left of a finding."""
     finding = found.finding
     place = f"{found.replay}{AGAIN}{finding.id}"
@@ -283,7 +289,7 @@ def finish(session: Fuzzing, found: Found) -> None:
 
 
 def _replay(
-    session: Fuzzing, source: Path, place: str, budget: int, start: StartingPoint
+    session: FuzzSession, source: Path, place: str, budget: int, start: StartingPoint
 ) -> None:
     """Of the case in ``source``, in the folder ``place``; one that was killed goes
     on."""
@@ -292,7 +298,7 @@ def _replay(
     case, _ = read_case(folder if goes_on else source)
     # A replay that was killed goes on with its own case: the source may be gone.
     if not goes_on:
-        write_case(case, prepared(folder), read_contents(case, source))
+        write_case(case, prepared_folder(folder), read_contents(case, source))
     wanted = ReplayCommand(
         file=source,
         server=case.server,
@@ -309,7 +315,7 @@ def _replay(
     shutil.rmtree(folder / PLAYS_DIR, ignore_errors=True)
 
 
-def _measure_again(session: Fuzzing, seen: Sequence[Sighting | Finding]) -> None:
+def _measure_again(session: FuzzSession, seen: Sequence[Sighting | Finding]) -> None:
     """Measure the deadline again, where a busy moment made it long: each attempt at a
     hang lasts as long."""
     hangs = any(shown.finding_class is FindingClass.HANG for shown in seen)
@@ -320,7 +326,7 @@ def _measure_again(session: Fuzzing, seen: Sequence[Sighting | Finding]) -> None
             session.deadlines = deadlines
 
 
-def _led(session: Fuzzing, line: EpisodeEnded, new: Sequence[str]) -> PursuitLed:
+def _led(session: FuzzSession, line: EpisodeEnded, new: Sequence[str]) -> PursuitLed:
     """The episode's requests one after another, if they show the worst of it as well;
     else the episode as it was."""
     number = line.episode.number

@@ -15,7 +15,7 @@ from mmrepro.engines.dialects import dialect_of
 from mmrepro.engines.features import feature
 from mmrepro.engines.folders import folders
 from mmrepro.search.replay.options import ServerCommand
-from mmrepro.traffic.case.model import ServerWanted
+from mmrepro.traffic.case import ServerWanted
 
 
 class FuzzProfile(StrEnum):

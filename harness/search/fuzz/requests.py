@@ -8,10 +8,10 @@ from random import Random
 from typing import Any, Final
 
 from mmrepro.engines.dialects import Dialect
-from mmrepro.runs.play.limits import BLOCK, KV
+from mmrepro.runs.play import BLOCK_LIMIT, KV_LIMIT
 from mmrepro.search.fuzz.limits import SIZES, ServerLimits
 from mmrepro.search.fuzz.steering import ADAPTERS, Switch
-from mmrepro.traffic.case.model import (
+from mmrepro.traffic.case import (
     CHAT,
     COMPLETIONS,
     Collision,
@@ -289,7 +289,7 @@ class Maker:
                 edge = random.choice(limits.edges())
                 return max(1, edge + random.choice((-2, -1, 0, 1)))
 
-        size = random.choice(limits.named(BLOCK) or [16])
+        size = random.choice(limits.named(BLOCK_LIMIT) or [16])
         most = max(1, limits.context // size - 1)
         blocks = random.randint(1, min(most, 12))
         return max(2, size * blocks + random.choice((-1, 0, 1)))
@@ -302,7 +302,7 @@ class Maker:
             return None
         between = (limits.refused or 0) - limits.served
         is_between = limits.served > 0 and 0 < between <= _MOST_GROWN
-        if is_between and not limits.named(KV) and random.random() < 0.4:
+        if is_between and not limits.named(KV_LIMIT) and random.random() < 0.4:
             return limits.served, between + 24  # where it ends lies between the two
         end = random.choice(
             [limits.longest, limits.longest, limits.room, *limits.edges()]

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from mmrepro.base.errors import UnwritableOutput, UsageError
-from mmrepro.base.machine.files import is_file, is_folder, read_file, write_file
+from mmrepro.base.machine import is_file, is_folder, read_file, write_file
 from mmrepro.base.records import parsed
 from mmrepro.engines import get_engine
 from mmrepro.engines.dialects import dialect_of
@@ -19,12 +19,12 @@ from mmrepro.search.fuzz.knowledge import EPISODES
 from mmrepro.search.fuzz.options import FuzzCommand, FuzzProfile, under
 from mmrepro.search.replay.known import usual_server
 from mmrepro.search.replay.unlisted import refuse_unlisted
+from mmrepro.traffic.capture import read_capture
 from mmrepro.traffic.capture.messages import Contents
-from mmrepro.traffic.capture.read import read
-from mmrepro.traffic.case.files import MAX_IMAGE_BYTES
-from mmrepro.traffic.case.model import (
+from mmrepro.traffic.case import (
     CASE_FILE,
     IMAGES_DIR,
+    MAX_IMAGE_BYTES,
     Case,
     Content,
     Image,
@@ -153,7 +153,7 @@ def read_source(place: Path | None, server: ServerWanted) -> FuzzSource:
         return FuzzSource()
     if is_folder(place) and not is_file(place / CASE_FILE):
         return _pictures(place)
-    captured = read(place, server)
+    captured = read_capture(place, server)
     case = captured.case.model_copy(update={"server": server, "title": place.name})
     contents = captured.contents
     return FuzzSource(place.name, dict(case.images), case, contents)

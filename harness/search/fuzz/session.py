@@ -7,28 +7,23 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
-from mmrepro.base.machine.host import host_facts
-from mmrepro.base.machine.journal import Head
-from mmrepro.campaign.campaign import Campaign, CampaignState
-from mmrepro.campaign.events import RunEnded
-from mmrepro.engines.models.tiny import TINY
-from mmrepro.failure.documents import Fidelity
-from mmrepro.failure.documents.folder import prepared
+from mmrepro.base.machine import JournalHead, host_facts
+from mmrepro.base.records import Fidelity
+from mmrepro.campaign import Campaign, CampaignState, RunEnded
+from mmrepro.engines.models import TINY
+from mmrepro.failure.documents import prepared_folder
 from mmrepro.failure.documents.replay import EPISODES_DIR, Fuzz
 from mmrepro.failure.documents.searches import begun
-from mmrepro.runs.judge import Deadlines
-from mmrepro.runs.play.players import PlayOptions
-from mmrepro.search.fuzz import minimisations
+from mmrepro.runs import Deadlines
+from mmrepro.runs.play import PlayOptions
 from mmrepro.search.fuzz.episodes import Episodes
 from mmrepro.search.fuzz.knowledge import (
     EPISODES,
-    EpisodeEnded,
     KeptLine,
     Knowledge,
     LineT,
 )
 from mmrepro.search.fuzz.limits import look_at_limits
-from mmrepro.search.fuzz.minimisations import play_episode
 from mmrepro.search.fuzz.options import FuzzCommand, FuzzProfile
 from mmrepro.search.fuzz.server import FuzzSource, read_source
 from mmrepro.search.replay.attempts import (
@@ -40,8 +35,7 @@ from mmrepro.search.replay.attempts import (
 from mmrepro.search.replay.folder import SessionFolder, campaign_folder, new_head
 from mmrepro.search.replay.store import WriteReplay
 from mmrepro.traffic.capture.messages import Contents
-from mmrepro.traffic.case.files import write_case
-from mmrepro.traffic.case.model import Case
+from mmrepro.traffic.case import Case, write_case
 
 _DEFAULT_ROOT = "fuzz"
 _SHARE = 0.8
@@ -50,7 +44,7 @@ _GRACE = 0.05
 """Of the budget."""
 
 
-class Fuzzing(CaseSearch[Fuzz]):
+class FuzzSession(CaseSearch[Fuzz]):
     """A session in progress. ``fuzz`` is valid, if partial, at every moment.
 
     On one place episodes come one after the other, each pursued before the next one
@@ -124,45 +118,6 @@ class Fuzzing(CaseSearch[Fuzz]):
             return True
         usual = max(self.known.lasted[-3:], default=0.0)
         return self.elapsed_s + _SHARE * usual >= self.options.budget_s
-
-    # ------------------------------------------------------------------ lines of work
-
-    def more(self) -> Callable[[], None] | None:
-        if self._opened is None:
-            self._opened = False
-            return self._take_up
-        if not self._opened or self._over():
-            return None
-        unfinished = minimisations.unfinished(self)
-        if unfinished is not None:
-            return lambda: minimisations.finish(self, unfinished)
-        return self._episode
-
-    def _take_up(self) -> None:
-        """Go on with what earlier calls left; the budget begins when a server has
-        answered."""
-        ended = self.files.kept(EpisodeEnded)
-        self.deadlines = ended[-1].deadlines if ended else self.measured()
-        self._began = time.monotonic() - self.fuzz.elapsed_s
-        self._opened = True
-        for line in ended:
-            minimisations.pursue(self, line)
-
-    def _episode(self) -> None:
-        """Play an episode, and pursue what it showed."""
-        taken = self.known.ended.keys() | self._playing
-        # Several lines of work play at once, and a killed call leaves gaps: the first
-        # number that is free.
-        number = 0
-        while number in taken:
-            number += 1
-        self._playing.add(number)
-        try:
-            line = play_episode(self, self.known.episodes.next(number))
-        finally:
-            self._playing.discard(number)
-
-        minimisations.pursue(self, line)
 
     # ------------------------------------------------------------ within a line of work
 
@@ -251,7 +206,7 @@ class Fuzzing(CaseSearch[Fuzz]):
 
     def begin(self, campaign: Campaign[Fuzz]) -> None:
         super().begin(campaign)
-        head = new_head(Head, self.options.decides)
+        head = new_head(JournalHead, self.options.decides)
         self.files = SessionFolder(
             EPISODES, self.folder, head, self.fuzz, self._write_documents
         )
@@ -271,7 +226,7 @@ class Fuzzing(CaseSearch[Fuzz]):
         self.folder = campaign_folder(self.options, EPISODES, _DEFAULT_ROOT)
         source = read_source(self.options.source, self.options.server)
         if self.options.resume is None:
-            self.folder = prepared(self.folder)
+            self.folder = prepared_folder(self.folder)
         self.contents = source.keep(self.folder)
         return source
 

@@ -17,12 +17,11 @@ from pathlib import Path
 from random import Random
 from typing import Final
 
-from mmrepro.engines.base import without_prefix
+from mmrepro.engines import without_prefix
 from mmrepro.engines.dialects import Dialect
 from mmrepro.search.oracle.judged import normalised, sent_of
 from mmrepro.search.oracle.loud import error_words
-from mmrepro.traffic.case.model import Case, Operation
-from mmrepro.traffic.case.sending import Played
+from mmrepro.traffic.case import Case, Operation, Played
 from mmrepro.traffic.evidence import RequestRecord
 
 

@@ -11,15 +11,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from mmrepro.base.records import FindingClass
-from mmrepro.engines import Engine
-from mmrepro.engines.base import SERVED_MODEL
+from mmrepro.engines import SERVED_MODEL, Engine
 from mmrepro.engines.plain import plain_server
 from mmrepro.failure.documents.replay import Sighting
 from mmrepro.search.oracle.judged import OracleReport, Sent, sent_of, sighting
 from mmrepro.search.oracle.loud import NO_SUCH
 from mmrepro.search.oracle.reference import CHANGES, LOADS, static_adapters
-from mmrepro.traffic.case.model import Case, Operation
-from mmrepro.traffic.case.sending import Played
+from mmrepro.traffic.case import Case, Operation, Played
 
 EXPECTED = {
     "adapter-gone": "Nobody is served by an adapter that is not loaded.",

@@ -25,11 +25,9 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from mmrepro.base.records import FindingClass
-from mmrepro.engines import Engine
-from mmrepro.engines.base import has_option
+from mmrepro.engines import Engine, has_option
 from mmrepro.engines.features import paired
-from mmrepro.engines.models.qwen import FACTOR
-from mmrepro.engines.models.tiny import TINY
+from mmrepro.engines.models import FACTOR, TINY
 from mmrepro.engines.promises import promises_of
 from mmrepro.failure.documents.replay import Expectation, Sighting
 from mmrepro.failure.signature.answers import grade
@@ -37,9 +35,8 @@ from mmrepro.search.oracle.adapters import adapter_of
 from mmrepro.search.oracle.judged import OracleReport, Sent, sent_of, sighting
 from mmrepro.search.oracle.loud import INVALID
 from mmrepro.search.oracle.reference import CHANGES
-from mmrepro.traffic.capture.texts import common
-from mmrepro.traffic.case.model import Case, Message
-from mmrepro.traffic.case.sending import Played, PlayState
+from mmrepro.traffic.capture import common_prefix
+from mmrepro.traffic.case import Case, Message, Played, PlayState
 from mmrepro.traffic.evidence import ImageSent, RequestRecord
 from packaging.version import Version
 
@@ -158,7 +155,7 @@ class _Rules:
     def _of_ids(self, prompt: _Prompt, earlier: _Prompt) -> int | None:
         if prompt.ids is None or earlier.ids is None:
             return None
-        same = common(prompt.ids, earlier.ids)
+        same = common_prefix(prompt.ids, earlier.ids)
         if same < len(earlier.ids):
             return same
         return None if earlier.generated is None else same + earlier.generated
@@ -188,7 +185,7 @@ class _Rules:
                 return mine[place:], True
             other = theirs[place]
             if isinstance(item, str) and isinstance(other, str):
-                same = common(item, other)
+                same = common_prefix(item, other)
                 last = place == len(theirs) - 1
                 if same == len(other) and last:
                     if not told:  # the rest of it may be equal

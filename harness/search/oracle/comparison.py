@@ -17,8 +17,7 @@ from mmrepro.search.oracle.loud import GRAMMARS
 from mmrepro.search.oracle.near_ties import Compared, TieVerdict, TokenAnswer
 from mmrepro.search.oracle.promises import EXPECTED, unlike
 from mmrepro.search.oracle.reference import greedy, rounds
-from mmrepro.traffic.case.model import Case, Operation
-from mmrepro.traffic.case.sending import Played, PlayState
+from mmrepro.traffic.case import Case, Operation, Played, PlayState
 from mmrepro.traffic.evidence import RequestRecord
 
 _NAMED = 3

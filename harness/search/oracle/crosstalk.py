@@ -22,11 +22,9 @@ from mmrepro.search.oracle import near_ties
 from mmrepro.search.oracle.judged import OracleReport
 from mmrepro.search.oracle.near_ties import TieVerdict, TokenAnswer
 from mmrepro.search.oracle.reference import comparable
-from mmrepro.traffic.capture.texts import common
-from mmrepro.traffic.case.files import pictures
-from mmrepro.traffic.case.model import Case, Message, Noise, Operation, Part
-from mmrepro.traffic.case.sending import Played
-from mmrepro.traffic.drive import Picture
+from mmrepro.traffic import Picture
+from mmrepro.traffic.capture import common_prefix
+from mmrepro.traffic.case import Case, Message, Noise, Operation, Part, Played, pictures
 
 LEAST_RUNS = 5
 _SIGNIFICANCE = 0.01
@@ -231,7 +229,9 @@ class _Others:
             changed["messages"] = self._messages(op.messages)
         if isinstance(op.prompt, str):
             own = self.target.prompt if isinstance(self.target.prompt, str) else ""
-            changed["prompt"] = reworded(op.prompt, self.seed, common(op.prompt, own))
+            changed["prompt"] = reworded(
+                op.prompt, self.seed, common_prefix(op.prompt, own)
+            )
         elif op.prompt is not None:
             changed["prompt"] = self._numbers(op.prompt)
 
@@ -252,7 +252,7 @@ class _Others:
                 if part.text is not None:
                     keep = 0
                     if theirs is not None and theirs[0] == message.role:
-                        keep = common(part.text, theirs[1].text or "")
+                        keep = common_prefix(part.text, theirs[1].text or "")
                     text = reworded(part.text, self.seed, keep, before)
                     before += part.text
                     parts.append(Part(text=text))
@@ -271,7 +271,7 @@ class _Others:
 
     def _numbers(self, prompt: list[int]) -> list[int]:
         own = self.target.prompt if isinstance(self.target.prompt, list) else []
-        keep = common(prompt, own)
+        keep = common_prefix(prompt, own)
         digest = hashlib.blake2b(str(self.seed).encode())
         made = []
         for place, id in enumerate(prompt):

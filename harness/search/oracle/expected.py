@@ -11,8 +11,7 @@ from mmrepro.engines import Engine
 from mmrepro.failure.documents.replay import Sighting
 from mmrepro.search.oracle.judged import OracleReport, Sent, sent_of, sighting
 from mmrepro.search.oracle.promises import ids_of, misfit, unlike
-from mmrepro.traffic.case.model import Case, Expect
-from mmrepro.traffic.case.sending import Played, PlayState
+from mmrepro.traffic.case import Case, Expect, Played, PlayState
 from mmrepro.traffic.evidence import ChoiceSeen, RequestRecord
 
 

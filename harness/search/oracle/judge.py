@@ -18,7 +18,7 @@ from mmrepro.base.records import FindingClass
 from mmrepro.base.units import size
 from mmrepro.engines import Engine
 from mmrepro.failure.documents.replay import Sighting
-from mmrepro.runs.play.observing import CANARY_AFTER, CANARY_BEFORE
+from mmrepro.runs.play import CANARY_AFTER, CANARY_BEFORE
 from mmrepro.search.oracle import loud, near_ties
 from mmrepro.search.oracle.adapters import adapters
 from mmrepro.search.oracle.cache_bound import cache_bound
@@ -33,8 +33,7 @@ from mmrepro.search.oracle.judged import (
 )
 from mmrepro.search.oracle.near_ties import TieVerdict, TokenAnswer
 from mmrepro.search.oracle.protocol import protocol
-from mmrepro.traffic.case.model import Case
-from mmrepro.traffic.case.sending import Played, PlayState, Reading
+from mmrepro.traffic.case import Case, Played, PlayState, Reading
 from mmrepro.traffic.evidence import RequestRecord
 
 

@@ -19,10 +19,8 @@ from typing import Annotated, Any, Self
 
 from mmrepro.base.records import FindingClass, Record
 from mmrepro.failure.documents.replay import Sighting
-from mmrepro.probes.data import Frame, StackSample, ThreadStack
-from mmrepro.traffic.case.bodies import opened
-from mmrepro.traffic.case.model import CHAT, COMPLETIONS, Case, Operation
-from mmrepro.traffic.case.sending import Played
+from mmrepro.probes import Frame, StackSample, ThreadStack
+from mmrepro.traffic.case import CHAT, COMPLETIONS, Case, Operation, Played, opened_body
 from mmrepro.traffic.evidence import RequestRecord
 from pydantic import Field
 
@@ -370,5 +368,5 @@ def sent_of(case: Case, played: Played) -> list[Sent]:
     requests: list[Sent] = []
     for op in case.operations:
         if op.id in records:
-            requests.append(Sent(opened(op), records[op.id]))
+            requests.append(Sent(opened_body(op), records[op.id]))
     return sorted(requests, key=lambda sent: sent.begin)

@@ -19,8 +19,8 @@ from mmrepro.engines import Engine
 from mmrepro.failure.documents.replay import Sighting
 from mmrepro.failure.signature.answers import grade
 from mmrepro.failure.signature.coherence import sent_by_others
-from mmrepro.probes.data import StackSample, StacksData
-from mmrepro.runs.play.observing import CANARY_AFTER, CANARY_BEFORE
+from mmrepro.probes import StackSample, StacksData
+from mmrepro.runs.play import CANARY_AFTER, CANARY_BEFORE
 from mmrepro.search.oracle import beyond
 from mmrepro.search.oracle.judged import (
     OracleReport,
@@ -32,8 +32,7 @@ from mmrepro.search.oracle.judged import (
     sent_of,
     sighting,
 )
-from mmrepro.traffic.case.model import Case
-from mmrepro.traffic.case.sending import Played, PlayState
+from mmrepro.traffic.case import Case, Played, PlayState
 from mmrepro.traffic.evidence import RequestRecord
 
 OVERLOADED = (429, 503)

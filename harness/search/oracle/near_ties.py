@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from statistics import median, quantiles
 
+from mmrepro.traffic import MAX_LOGPROBS, TEXT_LIMIT
 from mmrepro.traffic.evidence import ChoiceSeen, RequestRecord
-from mmrepro.traffic.reading import MAX_LOGPROBS, TEXT_LIMIT
 
 FLOOR_ROUNDED = 0.25
 """Nats. bfloat16 keeps eight significant bits: between 8 and 16 two neighbouring logits

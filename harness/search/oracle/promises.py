@@ -14,17 +14,16 @@ from functools import lru_cache
 from typing import Any, Final
 
 from mmrepro.base.errors import UsageError
-from mmrepro.engines import Engine
-from mmrepro.engines.base import has_option
-from mmrepro.engines.models.tiny import TINY
+from mmrepro.engines import Engine, has_option
+from mmrepro.engines.models import TINY
 from mmrepro.engines.promises import ApiPromises
 from mmrepro.search.oracle.judged import Sent
 from mmrepro.search.oracle.loud import GRAMMARS
 from mmrepro.search.oracle.near_ties import HIDDEN
-from mmrepro.traffic.capture.texts import encoded_by
-from mmrepro.traffic.case.model import CHAT, Case, ServerWanted
+from mmrepro.traffic import MAX_LOGPROBS, TEXT_LIMIT
+from mmrepro.traffic.capture import encoded_by
+from mmrepro.traffic.case import CHAT, Case, ServerWanted
 from mmrepro.traffic.evidence import ChoiceSeen
-from mmrepro.traffic.reading import MAX_LOGPROBS, TEXT_LIMIT
 from packaging.version import Version
 
 EXPECTED: Final = {

@@ -11,9 +11,8 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import combinations, islice
 
 from mmrepro.base.records import FindingClass
-from mmrepro.engines import Engine
-from mmrepro.engines.base import has_option
-from mmrepro.engines.models.tiny import TINY
+from mmrepro.engines import Engine, has_option
+from mmrepro.engines.models import TINY
 from mmrepro.failure.documents.replay import Sighting
 from mmrepro.search.oracle import promises, scripted
 from mmrepro.search.oracle.adapters import adapter_of
@@ -21,9 +20,8 @@ from mmrepro.search.oracle.judged import OracleReport, Sent, sent_of, sighting
 from mmrepro.search.oracle.loud import GRAMMARS, INVALID, NO_SUCH, error_object
 from mmrepro.search.oracle.near_ties import HIDDEN
 from mmrepro.search.oracle.reference import CHANGES
-from mmrepro.traffic.case.model import Case
-from mmrepro.traffic.case.sending import Played, PlayState
-from mmrepro.traffic.reading import ERROR_LIMIT, MAX_LOGPROBS, TEXT_LIMIT
+from mmrepro.traffic import ERROR_LIMIT, MAX_LOGPROBS, TEXT_LIMIT
+from mmrepro.traffic.case import Case, Played, PlayState
 
 _OWN_LIMITS = (
     "--max-model-len",

@@ -12,17 +12,17 @@ from typing import Any
 
 from mmrepro.engines import Engine
 from mmrepro.engines.features import options_of
-from mmrepro.engines.models.tiny import TINY
+from mmrepro.engines.models import TINY
 from mmrepro.engines.plain import PlainServer, plain_server
 from mmrepro.search.oracle.promises import parses
-from mmrepro.traffic.case.bodies import opened
-from mmrepro.traffic.case.model import (
+from mmrepro.traffic.case import (
     CHAT,
     COMPLETIONS,
     Barrier,
     Case,
     Operation,
     ServerWanted,
+    opened_body,
 )
 from packaging.version import Version
 
@@ -136,7 +136,7 @@ def comparable(case: Case) -> Case:
         _awaited(case) if plain.streams_mislead else {op.id for op in case.operations}
     )
     operations = []
-    for op in map(opened, case.operations):
+    for op in map(opened_body, case.operations):
         if not op.apart:
             operations.append(op)
             continue
@@ -159,7 +159,7 @@ def with_logprobs(case: Case) -> Case:
     if Version(case.server.release) < Version(plain.logprobs_since):
         return case
     operations = []
-    for op in map(opened, case.operations):
+    for op in map(opened_body, case.operations):
         if op.apart and greedy(op):
             asked = {**op.parameters, **_asking_logprobs(op, plain)}
             op = op.model_copy(update={"parameters": asked})

@@ -8,16 +8,19 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, Final
 
-from mmrepro.engines import Engine
-from mmrepro.engines.base import has_option, option_of
-from mmrepro.engines.models.families import calls_as, thinks_as
-from mmrepro.engines.models.script_file import ScriptedAnswer, Scripts
-from mmrepro.engines.models.scripted import text_of
+from mmrepro.engines import Engine, has_option, option_of
+from mmrepro.engines.models import (
+    ScriptedAnswer,
+    Scripts,
+    calls_as,
+    text_of_pieces,
+    thinks_as,
+)
 from mmrepro.search.oracle.judged import Sent
 from mmrepro.search.oracle.loud import GRAMMARS
-from mmrepro.traffic.case.model import CHAT, Case
+from mmrepro.traffic import TEXT_LIMIT
+from mmrepro.traffic.case import CHAT, Case
 from mmrepro.traffic.evidence import ChoiceSeen
-from mmrepro.traffic.reading import TEXT_LIMIT
 
 EXPECTED: Final = {
     "script-text": "The text is what the model said, byte for byte.",
@@ -108,7 +111,7 @@ def _spoken(sent: Sent, case: Case, scripts: Scripts) -> _Spoken | None:
         return None  # it may end for the context
     kept = tokens[:limit] if is_cut else tokens
     shown = [token for token in kept if token not in scripts.hidden]
-    text = text_of(shown)
+    text = text_of_pieces(shown)
     stops = _stops(sent)
     met = [word for word in stops if word in text]
     if len(met) > 1:

@@ -17,15 +17,24 @@ from typing import Any
 
 from mmrepro.base.errors import InfrastructureError
 from mmrepro.base.records import FindingClass, Record
-from mmrepro.campaign.campaign import CampaignState
-from mmrepro.campaign.events import Established, RunEnded
-from mmrepro.campaign.measure import MeasuredBlock, MeasureRun
-from mmrepro.campaign.search import Search, Spent
-from mmrepro.campaign.work import OnServers, Order, StartedRun, Working, Workplace
+from mmrepro.campaign import (
+    CampaignState,
+    Established,
+    MeasuredBlock,
+    MeasureRun,
+    OnServers,
+    Order,
+    RunEnded,
+    Search,
+    Spent,
+    StartedRun,
+    Working,
+    Workplace,
+)
 from mmrepro.engines import get_engine
 from mmrepro.failure.documents.replay import Finding, PlayFacts, bucket_words
-from mmrepro.runs.judge import Deadlines
-from mmrepro.runs.play.players import PlayOptions, Servers
+from mmrepro.runs import Deadlines
+from mmrepro.runs.play import PlayOptions, Servers
 from mmrepro.search.oracle.judge import judge
 from mmrepro.search.oracle.judged import OracleReport
 from mmrepro.search.replay.folder import DocumentT, SessionFolder
@@ -42,10 +51,8 @@ from mmrepro.search.replay.store import (
     ReplayFolder,
     observation_of,
 )
-from mmrepro.traffic.capture.client import ClientRun, ClientWanted
-from mmrepro.traffic.case.files import case_digest, read_contents
-from mmrepro.traffic.case.model import Case
-from mmrepro.traffic.case.sending import Played
+from mmrepro.traffic.capture import ClientRun, ClientWanted
+from mmrepro.traffic.case import Case, Played, case_digest, read_contents
 
 _LookAt = Callable[[str, int, Path], LiveLook]
 """Looks at a server that still lives, by its address, first process and log. Can be

@@ -10,23 +10,28 @@ from pathlib import Path
 from typing import Any
 
 from mmrepro.base.errors import BadIncident, ExitCode, UsageError
-from mmrepro.base.machine.files import is_file, is_folder
+from mmrepro.base.machine import is_file, is_folder
 from mmrepro.base.records import FindingClass
-from mmrepro.campaign.bisect.options import BisectCommand
-from mmrepro.campaign.bisect.plan import Field
-from mmrepro.campaign.bisect.session import Bisecting
-from mmrepro.campaign.trial import TrialOptions, incident_in
-from mmrepro.campaign.work import StartedRun
-from mmrepro.failure.documents import INCIDENT_FILE, Incident
-from mmrepro.failure.documents.finding import load as load_finding
-from mmrepro.failure.documents.here import FINDING, LAST, names, place
-from mmrepro.failure.documents.ledger import Attempt, Cell, Lost
+from mmrepro.campaign import StartedRun, TrialOptions, incident_in
+from mmrepro.campaign.bisect import BisectCommand, Bisecting, Field
+from mmrepro.failure.documents import (
+    FINDING_ID,
+    INCIDENT_FILE,
+    LAST_HERE,
+    Attempt,
+    Cell,
+    Incident,
+    Lost,
+    load_document,
+    load_finding,
+    names_here,
+    place_here as place,
+)
 from mmrepro.failure.documents.replay import REPLAY_FILE, VERDICTS_FILE, Finding, Replay
 from mmrepro.failure.documents.searches import Bisection
-from mmrepro.failure.documents.stored import load_document
 from mmrepro.failure.signature import Outcome, Truth
-from mmrepro.runs.options import RunCommand
-from mmrepro.runs.play.player import replayed
+from mmrepro.runs import RunCommand
+from mmrepro.runs.play import replayed
 from mmrepro.scenario import Scenario
 from mmrepro.scenario.registry import scenario_names
 from mmrepro.search.oracle.judged import alike
@@ -34,8 +39,15 @@ from mmrepro.search.replay.options import ReplayCommand
 from mmrepro.search.replay.pursue import COMPARED, LOUD
 from mmrepro.search.replay.store import PLAYS_DIR, VERDICTS, AttemptEnded
 from mmrepro.search.replay.unlisted import refuse_unlisted
-from mmrepro.traffic.case.files import case_digest, read_case, read_contents, write_case
-from mmrepro.traffic.case.model import CASE_DIR, CASE_FILE, Case
+from mmrepro.traffic.case import (
+    CASE_DIR,
+    CASE_FILE,
+    Case,
+    case_digest,
+    read_case,
+    read_contents,
+    write_case,
+)
 
 _NOT_SERVED = ("401", "403", "404", "405", "501")
 """Statuses of a release that has no such endpoint: a request so answered tested
@@ -129,8 +141,8 @@ def subject(word: str) -> CaseSubject | None:
         return None
     path = Path(word)
     there = is_folder(path) or (path.suffix == ".json" and is_file(path))
-    named = FINDING.fullmatch(word) or word.isdecimal() or word == LAST
-    if not (there or named or path.suffix == ".json" or word in names("finding")):
+    named = FINDING_ID.fullmatch(word) or word.isdecimal() or word == LAST_HERE
+    if not (there or named or path.suffix == ".json" or word in names_here("finding")):
         return None
     there_is = place(path, "finding")
     try:

@@ -7,13 +7,11 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from mmrepro.campaign.search import Spent
+from mmrepro.campaign import Spent
 from mmrepro.failure.documents.replay import Rate
 from mmrepro.search.replay.attempts import Attempts
-from mmrepro.search.replay.shrink import CandidateVerdict
-from mmrepro.search.replay.store import AttemptWanted, Observation
-from mmrepro.traffic.case.files import case_digest
-from mmrepro.traffic.case.model import Case
+from mmrepro.search.replay.store import AttemptWanted, CandidateVerdict, Observation
+from mmrepro.traffic.case import Case, case_digest
 
 _CONFIDENCE = 0.95
 _WRONG = 0.05

@@ -10,11 +10,11 @@ from typing import Annotated, Any, ClassVar, Generic, Literal, Self, TypeVar
 
 import mmrepro
 from mmrepro.base.errors import UnwritableOutput, UsageError
-from mmrepro.base.machine.journal import Head, JournalKind, Line, SessionJournal
+from mmrepro.base.machine import JournalHead, JournalKind, JournalLine, SessionJournal
 from mmrepro.base.records import Moment
-from mmrepro.base.text.redact import Redactor
-from mmrepro.campaign.campaign import CampaignState
-from mmrepro.failure.documents.folder import new_folder, refuse_taken
+from mmrepro.base.text import Redactor
+from mmrepro.campaign import CampaignState
+from mmrepro.failure.documents import new_folder, refuse_taken
 from mmrepro.failure.documents.searches import CampaignDocument
 from mmrepro.search.replay.options import ServerCommand
 from pydantic import Field
@@ -27,11 +27,11 @@ _ENDINGS: dict[CampaignState, Literal["complete", "interrupted", "failed"]] = {
 }
 """The state of a campaign, as its document has it."""
 DocumentT = TypeVar("DocumentT", bound=CampaignDocument)
-HeadT = TypeVar("HeadT", bound=Head)
-LineT = TypeVar("LineT", bound=Line)
+HeadT = TypeVar("HeadT", bound=JournalHead)
+LineT = TypeVar("LineT", bound=JournalLine)
 
 
-class CaseHead(Head):
+class CaseHead(JournalHead):
     """The first line of a session that plays one case."""
 
     case: Annotated[
@@ -77,7 +77,7 @@ class SessionFolder(Generic[DocumentT]):
         self,
         kind: JournalKind,
         folder: Path,
-        head: Head,
+        head: JournalHead,
         document: DocumentT,
         write: Callable[[DocumentT, Path], object],
     ) -> None:

@@ -15,25 +15,35 @@ from typing import Any
 from mmrepro.base.errors import MmreproError, UsageError
 from mmrepro.base.records import FindingClass
 from mmrepro.engines import get_engine
-from mmrepro.engines.models.tiny import TINY
-from mmrepro.failure.documents.diagnosis import Fit, Match
+from mmrepro.engines.models import TINY
+from mmrepro.failure.documents import Fit, Match
 from mmrepro.failure.documents.replay import Finding, Sighting
 from mmrepro.failure.signature.live_server import CORE_ALIVE
-from mmrepro.live.diagnose.match import all_scenarios, match_all, union
-from mmrepro.live.diagnose.options import DiagnoseCommand
-from mmrepro.live.diagnose.session import diagnose
-from mmrepro.probes.base import run_probe
-from mmrepro.probes.logs import LogsProbe
+from mmrepro.live.diagnose import (
+    DiagnoseCommand,
+    all_scenarios,
+    diagnose,
+    match_all,
+    union_of_patterns,
+)
+from mmrepro.probes import LogsProbe, run_probe
 from mmrepro.scenario import Finding as Judgement, LiveFacts, Scenario, Truth
+from mmrepro.scenario.parts import Failure
 from mmrepro.scenario.registry import known_scenario
-from mmrepro.scenario.silent import SILENT, Failure
+from mmrepro.scenario.silent import SILENT
 from mmrepro.search.oracle.judged import alike
 from mmrepro.search.replay.store import LiveLook, Named, Observation
 from mmrepro.search.replay.unlisted import refuse_unlisted
-from mmrepro.traffic.capture.read import holds_case
-from mmrepro.traffic.case.files import pictures, read_case
-from mmrepro.traffic.case.model import CASE_FILE, Case, ServerWanted
-from mmrepro.traffic.case.sending import Played, PlayState
+from mmrepro.traffic.capture import holds_case
+from mmrepro.traffic.case import (
+    CASE_FILE,
+    Case,
+    Played,
+    PlayState,
+    ServerWanted,
+    pictures,
+    read_case,
+)
 from packaging.version import Version
 
 DIAGNOSIS_DIR = "diagnosis"
@@ -114,7 +124,9 @@ def by_log(case: Case, played: Played, folder: Path) -> list[Match]:
     scenarios = [s for s in all_scenarios() if s.engine == server.engine]
     engine = get_engine(server.engine)
     probe = LogsProbe(
-        folder / played.log_file, union(scenarios), engine.progress_pattern or None
+        folder / played.log_file,
+        union_of_patterns(scenarios),
+        engine.progress_pattern or None,
     )
     result = run_probe(probe, folder, _LOG_S, phase="check", label="known")
     gone = {CORE_ALIVE: False} if played.state is PlayState.DIED else {}

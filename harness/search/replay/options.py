@@ -8,18 +8,18 @@ from typing import Any, ClassVar, Literal, Self
 
 from mmrepro.base import common_options as common
 from mmrepro.base.errors import UsageError
-from mmrepro.base.machine.files import device_of
+from mmrepro.base.machine import device_of
 from mmrepro.base.options import ENGINE, LIMITS, Command, option
-from mmrepro.engines.models.script_file import (
-    BASES,
-    USUAL_BASE,
+from mmrepro.engines.models import (
+    SCRIPT_BASES,
+    TINY,
+    USUAL_SCRIPT_BASE,
     Scripts,
     read_scripts,
 )
-from mmrepro.engines.models.tiny import TINY
-from mmrepro.runs.options import StartMode
-from mmrepro.traffic.capture.mooncake import RecordingExcerpt
-from mmrepro.traffic.case.model import ServerWanted
+from mmrepro.runs import StartMode
+from mmrepro.traffic.capture import RecordingExcerpt
+from mmrepro.traffic.case import ServerWanted
 
 _BUDGET, _REPEATS, _TIMEOUT_S = 40, 3, 600.0
 NO_SERVER = ServerWanted(engine="", release="")
@@ -121,16 +121,16 @@ class ServerCommand(Command):
         }
         if self.script is not None:
             asked["scripts"] = self._scripts
-            asked["model"] = self.model or USUAL_BASE
+            asked["model"] = self.model or USUAL_SCRIPT_BASE
         return {name: value for name, value in asked.items() if value}
 
     @property
     def _scripts(self) -> Scripts:
         assert self.script is not None
-        if self.model and self.model not in BASES:
+        if self.model and self.model not in SCRIPT_BASES:
             raise UsageError(
                 f"The model {self.model} says no scripts.",
-                hint=f"--model {USUAL_BASE}, or leave --model out",
+                hint=f"--model {USUAL_SCRIPT_BASE}, or leave --model out",
             )
         return read_scripts(self.script)
 

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mmrepro.base.errors import UsageError
-from mmrepro.base.machine.files import write_file
+from mmrepro.base.machine import write_file
 from mmrepro.base.records import FindingClass
-from mmrepro.campaign.search import Spent
+from mmrepro.campaign import Spent
 from mmrepro.failure.documents.replay import PUBLIC_DIR, Finding, Rate, Sighting, Step
 from mmrepro.search.oracle.judge import grows
 from mmrepro.search.oracle.judged import alike
@@ -28,8 +28,7 @@ from mmrepro.search.replay.shrink import Shrinking
 from mmrepro.search.replay.store import BLOCKS, AttemptWanted, Named, Observation
 from mmrepro.traffic.capture.anonymise import anonymise
 from mmrepro.traffic.capture.messages import Captured
-from mmrepro.traffic.case.files import read_contents, write_case
-from mmrepro.traffic.case.model import CASE_FILE, IMAGES_DIR, Case
+from mmrepro.traffic.case import CASE_FILE, IMAGES_DIR, Case, read_contents, write_case
 
 FATAL = frozenset(
     {

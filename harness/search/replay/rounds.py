@@ -9,8 +9,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from mmrepro.base.records import FindingClass
-from mmrepro.campaign.events import Note
-from mmrepro.campaign.search import Spent
+from mmrepro.campaign import Note, Spent
 from mmrepro.failure.documents.replay import Answer, Finding, Sighting
 from mmrepro.search.oracle.judge import NO_BLOCKS
 from mmrepro.search.oracle.judged import OracleReport, alike
@@ -32,10 +31,7 @@ from mmrepro.search.replay.store import (
     ReplayFolder,
     answers_of,
 )
-from mmrepro.traffic.case.files import read_case
-from mmrepro.traffic.case.model import Case
-from mmrepro.traffic.case.sending import PlayState
-from mmrepro.traffic.case.typed import in_order
+from mmrepro.traffic.case import Case, PlayState, in_order, read_case
 
 _ALONE = 2
 """Plays of traffic that showed nothing and in which nothing runs beside anything

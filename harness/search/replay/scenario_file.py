@@ -6,12 +6,12 @@ import shlex
 from typing import Any
 
 from mmrepro import scenario
-from mmrepro.base.text.sanitize import one_line
-from mmrepro.engines.models.tiny import TINY
+from mmrepro.base.text import one_line
+from mmrepro.engines.models import TINY
 from mmrepro.failure.documents.replay import Finding
 from mmrepro.scenario import more
 from mmrepro.search.replay.known import signature_of
-from mmrepro.traffic.case.model import Case
+from mmrepro.traffic.case import Case
 
 
 def scenario_facts(finding: Finding, case: Case, name: str) -> dict[str, Any]:

@@ -7,10 +7,9 @@ from pathlib import Path
 
 import psutil
 from mmrepro.base.errors import UsageError
-from mmrepro.base.machine.files import is_there
-from mmrepro.campaign.campaign import Campaign
-from mmrepro.campaign.events import Note
-from mmrepro.failure.documents.folder import prepared
+from mmrepro.base.machine import is_there
+from mmrepro.campaign import Campaign, Note
+from mmrepro.failure.documents import prepared_folder
 from mmrepro.failure.documents.replay import Replay
 from mmrepro.search.replay.attempts import CaseSearch
 from mmrepro.search.replay.folder import campaign_folder
@@ -21,14 +20,16 @@ from mmrepro.search.replay.store import (
     ReplayFolder,
     WriteReplay,
 )
+from mmrepro.traffic.capture import read_capture, scale_capture
 from mmrepro.traffic.capture.anonymise import anonymise
 from mmrepro.traffic.capture.messages import Captured
-from mmrepro.traffic.capture.read import read
-from mmrepro.traffic.capture.scale import scale
-from mmrepro.traffic.case.expecting import expecting
-from mmrepro.traffic.case.fetching import asks_elsewhere
-from mmrepro.traffic.case.files import read_case, write_case
-from mmrepro.traffic.case.model import Case
+from mmrepro.traffic.case import (
+    Case,
+    asks_elsewhere,
+    read_case,
+    with_expectations,
+    write_case,
+)
 
 _DEFAULT_ROOT = "replays"
 _ELSEWHERE = "would make the server ask another machine or read a file, without a box"
@@ -97,12 +98,14 @@ class Replaying(CaseSearch[Replay]):
         place = Path(options.server.model)
         model = place if is_there(place) else None
         if options.scale:
-            captured = scale(captured, options.server.max_model_len, model=model)
+            captured = scale_capture(
+                captured, options.server.max_model_len, model=model
+            )
         if options.anonymise:
             captured = anonymise(captured, options.seed, model)
         case = self._expecting(captured.case.model_copy(update=server))
         case = self._only_here(case)
-        self.folder = prepared(self.folder)
+        self.folder = prepared_folder(self.folder)
         write_case(case, self.folder, captured.contents)
         return case
 
@@ -128,12 +131,12 @@ class Replaying(CaseSearch[Replay]):
 
     def _expecting(self, case: Case) -> Case:
         """With what ``--expect`` says. Raises UsageError."""
-        return expecting(case, self.options.expect)
+        return with_expectations(case, self.options.expect)
 
     def _captured(self) -> Captured:
         """What was recorded. Raises UsageError."""
         options = self.options
-        return read(
+        return read_capture(
             options.file,
             options.server,
             host=options.host,

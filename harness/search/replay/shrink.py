@@ -14,9 +14,9 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
-from mmrepro.campaign.search import Spent
+from mmrepro.campaign import Spent
 from mmrepro.failure.documents.replay import Needed, Step
 from mmrepro.search.replay.simplify import (
     Simplification,
@@ -32,9 +32,8 @@ from mmrepro.search.replay.simplify import (
     sharing,
     stand_ins,
 )
-from mmrepro.search.replay.store import Observation
-from mmrepro.traffic.case.files import case_digest
-from mmrepro.traffic.case.model import Case
+from mmrepro.search.replay.store import CandidateVerdict, Observation
+from mmrepro.traffic.case import Case, case_digest
 
 if TYPE_CHECKING:
     from mmrepro.search.replay.confirm import Candidates
@@ -42,17 +41,6 @@ if TYPE_CHECKING:
 _FEW, _MANY = 3, 12
 """So few of a class are left out one by one; of so many not all are needed, most
 likely."""
-
-
-class CandidateVerdict(NamedTuple):
-    """What the plays of one candidate said. ``seen``: of the failing one."""
-
-    fails: bool
-    failed: int
-    plays: int
-    seen: Observation | None = None
-    again: bool = False
-    """The same case was asked for before: nothing was played."""
 
 
 class _Unknown(Exception):

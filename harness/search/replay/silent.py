@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from mmrepro.engines import Engine
 from mmrepro.engines.plain import plain_server
@@ -21,16 +21,32 @@ from mmrepro.search.oracle.reference import (
     reference_limits,
 )
 from mmrepro.search.replay.store import BLOCKS, AttemptWanted, Observation
-from mmrepro.traffic.case.model import Case
-from mmrepro.traffic.case.sending import Played
-
-if TYPE_CHECKING:
-    from mmrepro.search.replay.attempts import Attempts
+from mmrepro.traffic.case import Case, Played
 
 _LEAST_OF_BLOCK = 8
 """Operations: of fewer nothing is told by what grows from block to block."""
 _MOST_SUSPECTS = 1
 """Of whom cross-talk is asked: each takes ten plays."""
+
+
+class ReplayPlays(Protocol):
+    """The attempts of a replay, as far as a comparison of answers needs them.
+
+    Attributes:
+        blocks: into so many blocks a case is cut; 0: into none.
+    """
+
+    blocks: int
+
+    @property
+    def left(self) -> int:
+        """Starts of servers that may still be made."""
+
+    def play(self, wanted: AttemptWanted) -> Observation:
+        """Make one attempt. Raises Spent."""
+
+    def whole(self, seen: Observation) -> Played:
+        """Read all that an attempt recorded."""
 
 
 @dataclass
@@ -45,7 +61,7 @@ class Silent:
         judged: what was said besides sightings.
     """
 
-    plays: Attempts
+    plays: ReplayPlays
     engine: Engine
     contents: Path | None
     reference: Played | None = None

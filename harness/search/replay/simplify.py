@@ -14,8 +14,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from mmrepro.failure.documents.replay import Sighting
 from mmrepro.search.replay.store import Observation
-from mmrepro.traffic.case.bodies import opened
-from mmrepro.traffic.case.model import (
+from mmrepro.traffic.case import (
     Case,
     Collision,
     Content,
@@ -24,6 +23,7 @@ from mmrepro.traffic.case.model import (
     Noise,
     Operation,
     Part,
+    opened_body,
 )
 
 T = TypeVar("T")
@@ -439,7 +439,7 @@ def _noise(case: Case, seen: Observation) -> Case:
 def _each(case: Case, change: Callable[[Operation], dict[str, Any]]) -> Case:
     operations: list[Operation] = []
     for op in case.operations:
-        plain = opened(op)
+        plain = opened_body(op)
         changed = plain
         if plain.apart:
             changed = plain.model_copy(update=change(plain))

@@ -12,11 +12,9 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple, TypeAlias
 
-from mmrepro.base.machine.host import host_facts
-from mmrepro.base.machine.journal import JournalKind, Line
-from mmrepro.base.records import Record
-from mmrepro.failure.documents import INCIDENT_FILE, Fidelity, Incident
-from mmrepro.failure.documents.diagnosis import Match
+from mmrepro.base.machine import JournalKind, JournalLine, host_facts
+from mmrepro.base.records import Fidelity, Record
+from mmrepro.failure.documents import INCIDENT_FILE, Incident, Match
 from mmrepro.failure.documents.replay import (
     REPLAY_FILE,
     VERDICTS_FILE,
@@ -29,14 +27,12 @@ from mmrepro.failure.documents.replay import (
     Sighting,
 )
 from mmrepro.failure.documents.searches import begun
-from mmrepro.runs.judge import Deadlines
+from mmrepro.runs import Deadlines
 from mmrepro.search.oracle.judged import OracleReport, alike, sent_of
 from mmrepro.search.oracle.scripted import never_shown
 from mmrepro.search.replay.folder import CaseHead, SessionFolder, new_head
 from mmrepro.search.replay.options import ReplayCommand
-from mmrepro.traffic.case.files import case_digest
-from mmrepro.traffic.case.model import Case, Operation
-from mmrepro.traffic.case.sending import Played
+from mmrepro.traffic.case import Case, Operation, Played, case_digest
 from mmrepro.traffic.evidence import RequestRecord
 from pydantic import Field, TypeAdapter, ValidationError
 
@@ -250,6 +246,17 @@ grows."""
 WriteReplay = Callable[[Replay, Path], object]
 
 
+class CandidateVerdict(NamedTuple):
+    """What the plays of one candidate said. ``seen``: of the failing one."""
+
+    fails: bool
+    failed: int
+    plays: int
+    seen: Observation | None = None
+    again: bool = False
+    """The same case was asked for before: nothing was played."""
+
+
 class Key(NamedTuple):
     """One attempt: its case (and into how many blocks it was cut), how it was made, and
     which of several alike it is."""
@@ -273,7 +280,7 @@ class AttemptWanted(NamedTuple):
     what: str
 
 
-class _OfAttempt(Line):
+class _OfAttempt(JournalLine):
     number: int
     digest: str
     how: _How

@@ -13,8 +13,8 @@ from pathlib import Path
 
 from mmrepro.base.errors import UsageError
 from mmrepro.engines import get_engine
-from mmrepro.engines.models.tiny import TINY
-from mmrepro.traffic.case.model import CASE_FILE, ServerWanted
+from mmrepro.engines.models import TINY
+from mmrepro.traffic.case import CASE_FILE, ServerWanted
 
 _NOTHING_TYPED: Collection[str] = ()
 

@@ -20,19 +20,17 @@ from xml.etree import ElementTree
 
 import psutil
 from mmrepro.base.errors import NotConfirmed, UsageError
-from mmrepro.base.machine.files import cache_root, device_of
+from mmrepro.base.machine import cache_root, device_of
 from mmrepro.base.records import FindingClass
-from mmrepro.base.text.sanitize import one_line
+from mmrepro.base.text import one_line
 from mmrepro.engines import spec_for
-from mmrepro.engines.environments.build import ensure
-from mmrepro.engines.environments.spec import Environment
+from mmrepro.engines.environments import Environment, ensure
 from mmrepro.engines.serving import serving
 from mmrepro.engines.supervise import free_port, run_variables
 from mmrepro.reproducers import reproducer_path
-from mmrepro.runs.options import RunCommand
-from mmrepro.runs.play.player import replayed
-from mmrepro.runs.start import ServerSpec
-from mmrepro.traffic.case.model import ServerWanted
+from mmrepro.runs import RunCommand, ServerSpec
+from mmrepro.runs.play import replayed
+from mmrepro.traffic.case import ServerWanted
 
 _PYTEST = ("pytest", "_pytest", "py", "pluggy", "iniconfig", "pygments")
 """What pytest is made of, all of it Python: it is lent to an environment that has

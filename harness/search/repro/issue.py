@@ -18,11 +18,11 @@ from functools import cache
 from typing import Any, Final
 
 from mmrepro.base.errors import InfrastructureError, UsageError
-from mmrepro.base.machine.files import read_yaml
-from mmrepro.base.machine.limited import (
+from mmrepro.base.machine import (
     OverLimit,
     WorkFailed,
     WorkLimits,
+    read_yaml,
     within_limits,
 )
 from mmrepro.engines.folders import published

@@ -12,20 +12,20 @@ from pathlib import Path
 from typing import Any, Final
 
 from mmrepro.base.errors import UsageError
-from mmrepro.base.machine.files import (
+from mmrepro.base.machine import (
+    OverLimit,
+    WorkFailed,
     device_of,
     is_file,
     is_folder,
     open_to_read,
     read_file,
+    within_limits,
 )
-from mmrepro.base.machine.limited import OverLimit, WorkFailed, within_limits
 from mmrepro.base.records import FindingClass
-from mmrepro.engines import get_engine, spec_for
-from mmrepro.engines.base import option_of
-from mmrepro.engines.environments.build import existing
-from mmrepro.engines.environments.store import list_environments
-from mmrepro.engines.models.script_file import BASES, Scripts
+from mmrepro.engines import get_engine, option_of, spec_for
+from mmrepro.engines.environments import existing, list_environments
+from mmrepro.engines.models import SCRIPT_BASES, Scripts
 from mmrepro.failure.documents.replay import Claim, ReportFacts
 from mmrepro.search.replay.known import server_wanted
 from mmrepro.search.repro.claim import claim_of
@@ -48,9 +48,8 @@ from mmrepro.search.repro.speech import (
     bodies_in,
     variants,
 )
-from mmrepro.traffic.capture.client import with_plain_commands
-from mmrepro.traffic.capture.read import holds_case
-from mmrepro.traffic.case.model import CASE_FILE, ServerWanted
+from mmrepro.traffic.capture import holds_case, with_plain_commands
+from mmrepro.traffic.case import CASE_FILE, ServerWanted
 from packaging.version import Version
 from pydantic import ValidationError
 
@@ -186,7 +185,7 @@ def _spoken(
     server: ServerWanted, speech: Speech, options: ReproCommand, client: str
 ) -> list[SpokenVariant]:
     """Ways in which the server's model may answer; []: it has random weights."""
-    if options.script is not None or options.model or server.model not in BASES:
+    if options.script is not None or options.model or server.model not in SCRIPT_BASES:
         return []
     tool_parser = option_of(server.args, "--tool-call-parser")
     reasoning_parser = option_of(server.args, "--reasoning-parser")

@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from mmrepro.base.errors import UsageError, did_you_mean
-from mmrepro.base.machine.files import read_yaml
-from mmrepro.base.text.redact import names_a_secret
+from mmrepro.base.machine import read_yaml
+from mmrepro.base.text import names_a_secret
 from mmrepro.engines.allowed import Allowed, allowed_of, is_option
 from mmrepro.engines.folders import facts, folders, published
 from mmrepro.engines.serving import serving

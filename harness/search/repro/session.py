@@ -12,12 +12,10 @@ from pathlib import Path
 from typing import Any, Final, Literal
 
 from mmrepro.base.errors import UsageError
-from mmrepro.base.machine.files import is_file, read_file, write_file
+from mmrepro.base.machine import is_file, read_file, write_file
 from mmrepro.base.records import FindingClass
-from mmrepro.base.text.sanitize import one_line
-from mmrepro.campaign.campaign import Campaign, CampaignState
-from mmrepro.campaign.events import Note
-from mmrepro.campaign.search import Spent
+from mmrepro.base.text import one_line
+from mmrepro.campaign import Campaign, CampaignState, Note, Spent
 from mmrepro.failure.documents.replay import (
     REPLAY_FILE,
     Finding,
@@ -27,8 +25,8 @@ from mmrepro.failure.documents.replay import (
     ReportFacts,
     ReproVerdict,
 )
-from mmrepro.runs.judge import Deadlines, derive
-from mmrepro.runs.play.player import RECORDED
+from mmrepro.runs import Deadlines, derive_deadlines
+from mmrepro.runs.play import RECORDED
 from mmrepro.search.oracle.judged import alike
 from mmrepro.search.replay.attempts import CaseRun, StartingPoint
 from mmrepro.search.replay.confirm import GIVE_UP
@@ -41,19 +39,23 @@ from mmrepro.search.repro.options import ReproCommand
 from mmrepro.search.repro.report import asked_for, saying
 from mmrepro.search.repro.server_command import parse
 from mmrepro.search.repro.speech import SpokenVariant, likeliest_first
-from mmrepro.traffic.capture.client import (
+from mmrepro.traffic import noise
+from mmrepro.traffic.capture import (
     ClientRun,
     ClientWanted,
-    beside,
+    client_files,
     pictures_in,
+    read_capture,
     with_plain_addresses,
 )
 from mmrepro.traffic.capture.messages import UNSEEN_SIZE, Captured
-from mmrepro.traffic.capture.read import read
-from mmrepro.traffic.case.expecting import checked
-from mmrepro.traffic.case.files import read_case, write_case
-from mmrepro.traffic.case.model import Case, Operation
-from mmrepro.traffic.drive import noise
+from mmrepro.traffic.case import (
+    Case,
+    Operation,
+    check_expectations,
+    read_case,
+    write_case,
+)
 
 _MOST_PICTURES = 100
 """That replace those which a client names and a report does not bring."""
@@ -144,7 +146,7 @@ class Reproducing(Replaying):
     def _deadlines(self) -> Deadlines:
         """Those that the client's own server showed; of a case a usual one's."""
         # One start less than measuring them: a hang is noticed some seconds later.
-        usual = derive([_SLOW_ANSWER_S])
+        usual = derive_deadlines([_SLOW_ANSWER_S])
         if self.asked.client.words and not self.files.case.operations:
             return self._record_client() or usual
         return usual
@@ -173,7 +175,7 @@ class Reproducing(Replaying):
         """What is expected of a client's requests is put to them when they are
         known."""
         if self.asked.client.words and not case.operations:
-            checked(self.options.expect)
+            check_expectations(self.options.expect)
             return case
         return super()._expecting(case)
 
@@ -182,9 +184,9 @@ class Reproducing(Replaying):
         if client.words or not client.shown:
             return Captured(Case(server=options.server), {})
         file = client.file or self._held.enter_context(
-            beside(None, client.text, client.name)
+            client_files(None, client.text, client.name)
         )
-        return read(
+        return read_capture(
             file / client.name,
             options.server,
             host=options.host,
@@ -239,7 +241,9 @@ class Reproducing(Replaying):
                 for name in files:
                     files[name] = files[name].replace(path, Path(path).name)
 
-        folder = self._held.enter_context(beside(client.script, text, client.name))
+        folder = self._held.enter_context(
+            client_files(client.script, text, client.name)
+        )
         for name, content in files.items():
             (folder / name).write_text(content, encoding="utf-8")
         replaced = [self._noise_for(path, folder) for path in missing]
@@ -271,7 +275,7 @@ class Reproducing(Replaying):
         if not is_file(file) or not json.loads(file.read_bytes())["log"]["entries"]:
             return nothing, {}
         try:
-            captured = read(file, self.options.server)
+            captured = read_capture(file, self.options.server)
         except UsageError as error:
             run.notes.append(error.message)
             return nothing, {}

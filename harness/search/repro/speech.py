@@ -14,14 +14,16 @@ from dataclasses import dataclass
 from typing import Annotated, Any, Final
 
 from mmrepro.base.records import Record
-from mmrepro.engines.models.families import (
-    all_tokens,
+from mmrepro.engines.models import (
+    ScriptedAnswer,
+    ScriptedCall,
+    Scripts,
     calls_as,
-    families,
+    family_tokens,
+    known_families,
+    pieces_of_text,
     thinks_as,
 )
-from mmrepro.engines.models.script_file import ScriptedAnswer, ScriptedCall, Scripts
-from mmrepro.engines.models.scripted import pieces_of
 from pydantic import Field
 
 _MOST_TEXT: Final = 65_536
@@ -294,7 +296,7 @@ def shown_in(texts: Sequence[tuple[str, str]]) -> Speech:
 
 
 def _has_tags(text: str) -> bool:
-    return any(tag in text for tag in (*all_tokens(), *_FURTHER_TAGS))
+    return any(tag in text for tag in (*family_tokens(), *_FURTHER_TAGS))
 
 
 def _answer_in(text: str) -> Speech | None:
@@ -399,7 +401,7 @@ _TAG: Final = re.compile(r"</?(?:think|tool_call)>")
 def _told_by(raw: str, tool_parser: str, reasoning_parser: str) -> dict[str, Any]:
     """What sound parsers make of a raw output in the commonest form, a thought, a text
     and calls in this order; {}: it is of another form."""
-    hermes = families()["hermes"]
+    hermes = known_families()["hermes"]
     reads_calls = not tool_parser or calls_as(tool_parser) is hermes
     reads_thoughts = not reasoning_parser or thinks_as(reasoning_parser) is hermes
     if not (reads_calls and reads_thoughts):
@@ -512,7 +514,7 @@ class _Making:
         elif self._speech.stops:
             text, pieces = _with_stop(self._speech.stops[0])
         else:
-            text, pieces = _DONE, list(pieces_of(_DONE, ()))
+            text, pieces = _DONE, list(pieces_of_text(_DONE, ()))
         return ScriptedAnswer(
             name=name,
             pieces=[*self._cut(thinking), *pieces],
@@ -559,11 +561,11 @@ class _Making:
         yield before
         if word:
             inside, quote, rest = (word + after).partition('"')
-            yield from pieces_of(inside, ())
+            yield from pieces_of_text(inside, ())
             yield quote + rest
 
     def _cut(self, text: str) -> list[str]:
-        return list(pieces_of(text, all_tokens()))
+        return list(pieces_of_text(text, family_tokens()))
 
 
 def _few_pieces(text: str) -> list[str]:

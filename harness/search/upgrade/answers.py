@@ -14,16 +14,15 @@ from dataclasses import dataclass
 from itertools import product
 
 from mmrepro.engines.plain import plain_server
-from mmrepro.failure.documents.upgrade import Area, Difference, Outcome, SideRun
-from mmrepro.history.states import fisher
+from mmrepro.failure.documents import Area, Difference, SideRun, UpgradeOutcome
+from mmrepro.history import fisher
 from mmrepro.search.oracle import near_ties
 from mmrepro.search.oracle.comparison import SHAPING
 from mmrepro.search.oracle.loud import GRAMMARS
 from mmrepro.search.oracle.near_ties import Compared, TieVerdict, Token, TokenAnswer
 from mmrepro.search.oracle.promises import unlike
 from mmrepro.search.oracle.reference import greedy, rounds
-from mmrepro.traffic.case.bodies import opened
-from mmrepro.traffic.case.model import Case, Operation
+from mmrepro.traffic.case import Case, Operation, opened_body
 from mmrepro.traffic.evidence import ChoiceSeen, RequestRecord
 
 _SHOWN = 3
@@ -74,7 +73,7 @@ def compare(
 
     if requests and not any(request.verdict for request in requests):
         said = "No answer could be compared."
-        differences.append(_difference("answers", Outcome.UNTOLD, said, []))
+        differences.append(_difference("answers", UpgradeOutcome.UNTOLD, said, []))
     return differences
 
 
@@ -90,7 +89,7 @@ def _not_compared(requests: Sequence[_ComparedRequest]) -> Iterator[Difference]:
             by_reason.setdefault(request.why, []).append(request.op.id)
     for why, ids in by_reason.items():
         said = f"{len(ids)} of {len(requests)} requests were not compared: {why}."
-        yield _difference("not compared", Outcome.NONE, said, ids)
+        yield _difference("not compared", UpgradeOutcome.NONE, said, ids)
 
 
 class _AnswerComparison:
@@ -106,7 +105,7 @@ class _AnswerComparison:
         self.misled = plain is not None and plain.streams_mislead
         self.exact = plain is not None and plain.exact and not rounds(case.server)
         self.bound = near_ties.bound_of(self._drifts(), exact=self.exact)
-        self.ops = [opened(op) for op in case.operations]
+        self.ops = [opened_body(op) for op in case.operations]
         self.alike: dict[str, list[bool]] = {}
         for op in self.ops:
             if not self._unanswered(op):
@@ -157,7 +156,7 @@ class _AnswerComparison:
             said += f"NEW {varying[1]}."
             yield _difference(
                 f"{words}, repeated",
-                Outcome.DIFFERENCE,
+                UpgradeOutcome.DIFFERENCE,
                 said,
                 apart,
                 matters=varying[1] > varying[0],
@@ -185,7 +184,9 @@ class _AnswerComparison:
                 "among "
             )
             said += f"them are spelled otherwise ({shown})."
-            yield _difference("tokens of logprobs", Outcome.DIFFERENCE, said, ids)
+            yield _difference(
+                "tokens of logprobs", UpgradeOutcome.DIFFERENCE, said, ids
+            )
 
     def _spelled_otherwise(self, op: Operation) -> tuple[Token, Token] | None:
         """The first token that one side spells out and the other does not."""
@@ -368,28 +369,34 @@ def _stated(form: str, requests: Sequence[_ComparedRequest]) -> Iterator[Differe
     if differ:
         said = f"{len(differ)} of {total} {words} differ, NEW against OLD: "
         said += f"{_some(differ)}."
-        yield _difference(words, Outcome.DIFFERENCE, said, _ids(differ), matters=True)
+        yield _difference(
+            words, UpgradeOutcome.DIFFERENCE, said, _ids(differ), matters=True
+        )
 
     if sampled:
         said = (
             f"{len(sampled)} of {total} {words}, sampled, are others, NEW against OLD: "
         )
         said += f"{_some(sampled)}."
-        yield _difference(f"{words}, sampled", Outcome.DIFFERENCE, said, _ids(sampled))
+        yield _difference(
+            f"{words}, sampled", UpgradeOutcome.DIFFERENCE, said, _ids(sampled)
+        )
 
     if ties:
         said = f"{len(ties)} of {total} {words} differ by a near tie: {_some(ties)}."
-        yield _difference(f"{words}, near ties", Outcome.NONE, said, _ids(ties))
+        yield _difference(f"{words}, near ties", UpgradeOutcome.NONE, said, _ids(ties))
     if undecided:
         said = (
             f"{len(undecided)} of {total} {words} differ, and no logprobs tell "
             f"whether by a near tie: {_some(undecided)}."
         )
         subject = f"{words}, without logprobs"
-        yield _difference(subject, Outcome.UNTOLD, said, _ids(undecided))
+        yield _difference(subject, UpgradeOutcome.UNTOLD, said, _ids(undecided))
 
     if not (differ or sampled or ties or undecided):
-        yield _difference(words, Outcome.NONE, f"{total} {words} are the same.", [])
+        yield _difference(
+            words, UpgradeOutcome.NONE, f"{total} {words} are the same.", []
+        )
 
 
 def _some(requests: Sequence[_ComparedRequest]) -> str:
@@ -407,7 +414,7 @@ def _ids(requests: Sequence[_ComparedRequest]) -> list[str]:
 
 def _difference(
     subject: str,
-    outcome: Outcome,
+    outcome: UpgradeOutcome,
     said: str,
     ids: Sequence[str],
     *,

@@ -10,38 +10,45 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mmrepro.base.errors import BadIncident, ExitCode, UsageError
-from mmrepro.campaign.bisect.measured import (
-    CERTAIN,
-    NOTHING,
+from mmrepro.campaign import StartedRun, TrialOptions
+from mmrepro.campaign.bisect import (
+    CERTAIN_CHANGE,
+    CLEAR_SIDE,
+    NO_CHANGE,
+    BisectCommand,
+    Bisecting,
+    Field,
     MeanChange,
-    differ,
+    SearchOptions,
+    SideFinding,
+    ends_differ,
     is_step,
-    reading,
+    mean_change,
 )
-from mmrepro.campaign.bisect.options import BisectCommand
-from mmrepro.campaign.bisect.plan import Field
-from mmrepro.campaign.bisect.search import CLEAR, SearchOptions, SideFinding
-from mmrepro.campaign.bisect.session import Bisecting
-from mmrepro.campaign.trial import TrialOptions
-from mmrepro.campaign.work import StartedRun
-from mmrepro.failure.documents import Incident
-from mmrepro.failure.documents.ledger import Attempt, Cell, Lost, Measured
+from mmrepro.failure.documents import (
+    UPGRADE_FILE,
+    Attempt,
+    Cell,
+    Incident,
+    Lost,
+    Measured,
+    Upgrade,
+    load_document,
+)
 from mmrepro.failure.documents.searches import (
     Bisection,
     PointVerdict,
     Side,
     SideConclusion,
 )
-from mmrepro.failure.documents.stored import load_document
-from mmrepro.failure.documents.upgrade import UPGRADE_FILE, Upgrade
 from mmrepro.failure.signature import Outcome
-from mmrepro.runs.changes import FEWEST, Metric
+from mmrepro.runs import FEWEST, Metric
 from mmrepro.scenario.registry import scenario_names
 from mmrepro.search.replay.bisected import BisectingCase, CaseSubject, subject
 from mmrepro.search.replay.known import server_wanted
 from mmrepro.search.upgrade.options import UpgradeCommand
-from mmrepro.traffic.capture.read import read
-from mmrepro.traffic.case.model import CASE_FILE
+from mmrepro.traffic.capture import read_capture
+from mmrepro.traffic.case import CASE_FILE
 
 _END_RUNS = 3
 """Comparisons of the two ends, at most, until it is known whether they differ."""
@@ -74,7 +81,7 @@ def traffic(asked: BisectCommand) -> CaseSubject:
     named: dict[str, object] = {"engine": asked.engine}
     if asked.server_args:
         named["args"] = list(asked.server_args)
-    captured = read(place, server_wanted(place, None, named))
+    captured = read_capture(place, server_wanted(place, None, named))
     return CaseSubject(place, captured.case, place.parent, contents=captured.contents)
 
 
@@ -206,7 +213,7 @@ class BisectingMetric(BisectingCase):
         self.making.good = points[self.good].release
         points[self.good].verdict = PointVerdict.GOOD
         points[self.good].why = "all others are compared with it"
-        self._board.odds[self.good] = -CERTAIN
+        self._board.odds[self.good] = -CERTAIN_CHANGE
         self._board.runs[self.good] = [PointVerdict.GOOD] * 2
         self._bad = self._ends(bad)
         self.document.known_bad = points[bad].name if self._bad is not None else ""
@@ -217,9 +224,9 @@ class BisectingMetric(BisectingCase):
         self._why, self._untold = f"{name} cannot be measured against {good}", True
         for _ in range(_END_RUNS):
             self._board.run(bad)
-            if (moved := reading(self.field.points[bad].runs)) is None:
+            if (moved := mean_change(self.field.points[bad].runs)) is None:
                 continue
-            apart = differ(moved, self.options.worse_by)
+            apart = ends_differ(moved, self.options.worse_by)
             self._why = (
                 f"{self.metric.words} of {name} against {good}: "
                 f"{moved.words(self.metric)}"
@@ -255,14 +262,14 @@ class BisectingMetric(BisectingCase):
     def _weighed(self, number: int) -> None:
         """What all runs of a point tell together."""
         point = self.field.points[number]
-        if (weighed := reading(point.runs)) is None:
+        if (weighed := mean_change(point.runs)) is None:
             return
         point.why = f"{self.metric.words}: {weighed.words(self.metric)}"
         if self._moved is None:
             return
         odds = self._board.odds[number] = weighed.odds(self._moved)
         point.verdict = PointVerdict.BAD if odds > 0 else PointVerdict.GOOD
-        if abs(odds) < CLEAR:
+        if abs(odds) < CLEAR_SIDE:
             point.verdict = PointVerdict.BOTH
 
     def adjust(self, side: Side, finding: SideFinding | None) -> None:
@@ -296,8 +303,8 @@ class BisectingMetric(BisectingCase):
             )
 
     def _reading(self, number: int) -> MeanChange:
-        known = reading(self.field.points[number].runs)
-        return NOTHING if known is None or number == self.good else known
+        known = mean_change(self.field.points[number].runs)
+        return NO_CHANGE if known is None or number == self.good else known
 
     # ------------------------------------------------------------------ a run
 

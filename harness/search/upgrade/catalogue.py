@@ -8,18 +8,20 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from mmrepro.engines.base import has_option
-from mmrepro.failure.documents.upgrade import Difference, Outcome
+from mmrepro.engines import has_option
+from mmrepro.failure.documents import Difference, UpgradeOutcome
 from mmrepro.failure.signature import Outcome as RunOutcome, Truth
 from mmrepro.scenario import LiveFacts, Scenario
 from mmrepro.scenarios.data import recorded_runs
 from mmrepro.search.oracle.loud import GRAMMARS
 from mmrepro.search.upgrade.failures import difference
-from mmrepro.tools.catalogue.find import entries
-from mmrepro.tools.catalogue.recorded import load
-from mmrepro.tools.catalogue.standing import RecordedScenario, known
-from mmrepro.traffic.case.bodies import opened
-from mmrepro.traffic.case.model import Case, Operation, ServerWanted
+from mmrepro.tools.catalogue import (
+    RecordedScenario,
+    index_entries,
+    known_standings,
+    load_recorded,
+)
+from mmrepro.traffic.case import Case, Operation, ServerWanted, opened_body
 from packaging.version import InvalidVersion, Version
 
 _IMAGES = "images"
@@ -37,12 +39,12 @@ def compare(case: Case, new: ServerWanted, device: str = "") -> list[Difference]
         releases = Version(old.release), Version(new.release)
     except InvalidVersion:
         said = "Known failures were not looked up: a source tree is no release."
-        return [difference("known failures", Outcome.NONE, said)]
+        return [difference("known failures", UpgradeOutcome.NONE, said)]
 
     if old.engine != new.engine or releases[0] == releases[1]:
         return []
 
-    ops = [opened(op) for op in case.operations]
+    ops = [opened_body(op) for op in case.operations]
     differences: dict[str, Difference] = {}
     not_met: dict[bool, list[str]] = {True: [], False: []}
     for failure in _failures(old.engine, device):
@@ -66,7 +68,7 @@ def compare(case: Case, new: ServerWanted, device: str = "") -> list[Difference]
 
 def _failures(engine: str, device: str) -> Iterator[RecordedScenario]:
     """Known failures of an engine that the device does not spare."""
-    every, _ = known(load(recorded_runs()))
+    every, _ = known_standings(load_recorded(recorded_runs()))
     for failure in every:
         scenario = failure.scenario
         if scenario.engine == engine and not scenario.spares(device):
@@ -98,7 +100,7 @@ def _differing(
     ]
     return difference(
         scenario.name,
-        Outcome.DIFFERENCE,
+        UpgradeOutcome.DIFFERENCE,
         said,
         matters=is_of_new,
         sides=(not is_of_new, is_of_new),
@@ -114,7 +116,7 @@ def _listed(is_of_new: bool, names: Sequence[str]) -> Iterator[Difference]:
     said += f"{', '.join(names)}."
     yield difference(
         "other known failures",
-        Outcome.DIFFERENCE,
+        UpgradeOutcome.DIFFERENCE,
         said,
         sides=(not is_of_new, is_of_new),
         evidence=names,
@@ -180,7 +182,7 @@ def _has_option(need: str, facts: LiveFacts) -> bool:
 
 def _fixed(scenario: Scenario) -> str:
     """Where it is fixed, as far as that is known."""
-    for entry in entries():
+    for entry in index_entries():
         if entry.kind == "scenario" and entry.name == scenario.name:
             return entry.fixed
     return scenario.upstream.words

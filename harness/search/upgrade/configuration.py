@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator
 from itertools import islice
 from pathlib import Path
 
-from mmrepro.base.machine.files import open_to_read
+from mmrepro.base.machine import open_to_read
 
 _MOST_LINES = 20_000
 """Of a log: settings are printed when a server starts."""

@@ -10,11 +10,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from mmrepro.base.records import FindingClass
+from mmrepro.failure.documents import Area, Difference, SideRun, UpgradeOutcome
 from mmrepro.failure.documents.replay import Sighting
-from mmrepro.failure.documents.upgrade import Area, Difference, Outcome, SideRun
 from mmrepro.search.oracle.judged import alike, normalised
 from mmrepro.search.oracle.loud import OVERLOADED, error_words
-from mmrepro.traffic.case.model import Case
+from mmrepro.traffic.case import Case
 from mmrepro.traffic.evidence import RequestRecord
 from pydantic import JsonValue
 
@@ -44,7 +44,7 @@ def compare(
 
     known_ids: set[str] = set()
     for item in known:
-        if item.outcome is Outcome.DIFFERENCE:
+        if item.outcome is UpgradeOutcome.DIFFERENCE:
             known_ids.update(item.evidence)
     failing: set[str] = set()
     for run in (*old, *new):
@@ -55,9 +55,9 @@ def compare(
     for failure in _failures(old, new, known_ids):
         differences.append(_stated(failure, len(old), len(new)))
     differences += _statuses(old, new, case, failing)
-    if all(item.outcome is Outcome.NONE for item in differences):
+    if all(item.outcome is UpgradeOutcome.NONE for item in differences):
         said = f"Nothing fails on one side alone, in {len(old)} and {len(new)} runs."
-        differences.append(difference("failures", Outcome.NONE, said))
+        differences.append(difference("failures", UpgradeOutcome.NONE, said))
     return differences
 
 
@@ -102,18 +102,24 @@ def _stated(failure: _Failure, old: int, new: int) -> Difference:
     said = failure.sighting.said
     counts = f"{failure.new} of {new} runs of NEW and {failure.old} of {old} of OLD"
     if failure.old and failure.new:
-        outcome, words = Outcome.NONE, f"Both sides show it ({counts}): {said}"
+        outcome, words = UpgradeOutcome.NONE, f"Both sides show it ({counts}): {said}"
     elif max(failure.old, failure.new) < _REPEATED or min(old, new) < _REPEATED:
-        outcome, words = Outcome.UNTOLD, f"Not repeated often enough ({counts}): {said}"
+        outcome, words = (
+            UpgradeOutcome.UNTOLD,
+            f"Not repeated often enough ({counts}): {said}",
+        )
     else:
         side = "NEW" if failure.new else "OLD"
-        outcome, words = Outcome.DIFFERENCE, f"{side} alone fails ({counts}): {said}"
+        outcome, words = (
+            UpgradeOutcome.DIFFERENCE,
+            f"{side} alone fails ({counts}): {said}",
+        )
 
     return difference(
         str(failure.sighting.finding_class),
         outcome,
         words,
-        matters=outcome is Outcome.DIFFERENCE and bool(failure.new),
+        matters=outcome is UpgradeOutcome.DIFFERENCE and bool(failure.new),
         sides=(failure.old, failure.new),
         evidence=failure.sighting.operations,
     )
@@ -155,7 +161,7 @@ def _statuses(
             said = f"Not repeated often enough: {said}"
         yield difference(
             "refused requests" if refused else "requests answered",
-            Outcome.DIFFERENCE if repeated else Outcome.UNTOLD,
+            UpgradeOutcome.DIFFERENCE if repeated else UpgradeOutcome.UNTOLD,
             f"{said}.",
             matters=refused and repeated,
             sides=(before_status, after_status),
@@ -189,7 +195,7 @@ def _status(runs: Sequence[SideRun], id: str) -> tuple[int, str] | None:
 
 def difference(
     subject: str,
-    outcome: Outcome,
+    outcome: UpgradeOutcome,
     said: str,
     *,
     matters: bool = False,

@@ -10,9 +10,9 @@ import re
 from collections.abc import Iterator, Sequence
 
 from mmrepro.engines import Engine
-from mmrepro.engines.environments.spec import Environment
+from mmrepro.engines.environments import Environment
 from mmrepro.engines.serving import serving
-from mmrepro.failure.documents.upgrade import OptionSeen
+from mmrepro.failure.documents import OptionSeen
 
 WIDE = {"COLUMNS": "1000"}
 """Variables with which hardly a text is wrapped: argparse cuts words at their

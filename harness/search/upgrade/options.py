@@ -10,9 +10,9 @@ from typing import Any, ClassVar, Literal, Self
 from mmrepro.base import common_options as common
 from mmrepro.base.errors import UsageError
 from mmrepro.base.options import ENGINE, LIMITS, option
-from mmrepro.runs.changes import CONFIDENCE, METRICS, metric_of, thresholds
+from mmrepro.runs import CONFIDENCE, METRICS, metric_of, thresholds
 from mmrepro.search.replay.options import NO_SERVER, TrafficCommand
-from mmrepro.traffic.case.model import ServerWanted
+from mmrepro.traffic.case import ServerWanted
 
 _BUDGET_S = 1800.0
 _AT_ONCE = 8

@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from difflib import SequenceMatcher
 from typing import Any
 
-from mmrepro.failure.documents.upgrade import Area, Difference, Outcome, SideRun
+from mmrepro.failure.documents import Area, Difference, SideRun, UpgradeOutcome
 from mmrepro.search.oracle.protocol import FINISHES
-from mmrepro.traffic.case.model import Case, Operation
+from mmrepro.traffic.case import Case, Operation
 from mmrepro.traffic.evidence import RequestRecord
 
 _Fields = Mapping[str, Sequence[str]]
@@ -130,7 +130,7 @@ def compare(
 
     if not pairs:
         why = "No request was answered alike by both sides: the form was not compared."
-        return [_difference("form", why, outcome=Outcome.UNTOLD)]
+        return [_difference("form", why, outcome=UpgradeOutcome.UNTOLD)]
 
     changes: list[_Change] = []
     for name, group in groups.items():
@@ -138,7 +138,7 @@ def compare(
     differences = [*_merged(changes), *_reasons(pairs), *_counts(pairs)]
     if not differences:
         said = f"{len(pairs)} requests are answered in the same form."
-        return [_difference("form", said, outcome=Outcome.NONE)]
+        return [_difference("form", said, outcome=UpgradeOutcome.NONE)]
     return differences
 
 
@@ -505,7 +505,7 @@ def _difference(
     new: Any = None,
     matters: bool = False,
     hits: Sequence[_Pair] = (),
-    outcome: Outcome = Outcome.DIFFERENCE,
+    outcome: UpgradeOutcome = UpgradeOutcome.DIFFERENCE,
 ) -> Difference:
     return Difference(
         area=Area.PROTOCOL,

@@ -17,33 +17,47 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, TypeAlias
 
 import psutil
-from mmrepro.base.machine.files import device_of
-from mmrepro.base.machine.host import child_environment, host_facts
-from mmrepro.base.machine.journal import JournalKind, Line
-from mmrepro.campaign.campaign import Campaign, CampaignState
-from mmrepro.campaign.events import Established, RunEnded
-from mmrepro.campaign.measure import MeasureRun
-from mmrepro.campaign.search import Spent
-from mmrepro.campaign.work import StartedRun
+from mmrepro.base.machine import (
+    JournalKind,
+    JournalLine,
+    child_environment,
+    device_of,
+    host_facts,
+)
+from mmrepro.campaign import (
+    Campaign,
+    CampaignState,
+    Established,
+    MeasureRun,
+    RunEnded,
+    Spent,
+    StartedRun,
+)
 from mmrepro.engines import get_engine, spec_for
-from mmrepro.engines.environments.build import existing
-from mmrepro.failure.documents.folder import prepared
-from mmrepro.failure.documents.searches import begun
-from mmrepro.failure.documents.upgrade import (
-    RUNS_FILE,
+from mmrepro.engines.environments import existing
+from mmrepro.failure.documents import (
     UPGRADE_FILE,
+    UPGRADE_RUNS_FILE,
     Area,
     Block,
     Difference,
     OptionSeen,
-    Outcome,
-    Side,
     SideRun,
     Upgrade,
+    UpgradeOutcome,
+    UpgradeSide,
+    prepared_folder,
 )
-from mmrepro.runs.changes import BUSY, LOOKS, changes, difference, enough
-from mmrepro.runs.judge import Deadlines
-from mmrepro.runs.play.players import Measuring, PlayOptions
+from mmrepro.failure.documents.searches import begun
+from mmrepro.runs import (
+    BUSY,
+    LOOKS,
+    Deadlines,
+    difference_of,
+    enough_blocks,
+    metric_changes,
+)
+from mmrepro.runs.play import Measuring, PlayOptions
 from mmrepro.search.oracle.reference import with_logprobs
 from mmrepro.search.replay.attempts import (
     PLAYED_FILE,
@@ -68,10 +82,16 @@ from mmrepro.search.upgrade import (
     starts,
 )
 from mmrepro.search.upgrade.options import UpgradeCommand
-from mmrepro.traffic.capture.read import read
-from mmrepro.traffic.case.files import case_digest, read_case, write_case
-from mmrepro.traffic.case.model import Case, ServerWanted
-from mmrepro.traffic.case.sending import Played, PlayState
+from mmrepro.traffic.capture import read_capture
+from mmrepro.traffic.case import (
+    Case,
+    Played,
+    PlayState,
+    ServerWanted,
+    case_digest,
+    read_case,
+    write_case,
+)
 from pydantic import Field, TypeAdapter
 
 _DEFAULT_ROOT = "upgrades"
@@ -94,7 +114,7 @@ _NOISY = 0.2
 """Cores that other programs may take before it is said."""
 _BROKEN_BLOCKS = 3
 """In a row, after which nothing more is measured."""
-_ORDER: tuple[Side, Side] = ("old", "new")
+_ORDER: tuple[UpgradeSide, UpgradeSide] = ("old", "new")
 _LONG_PLAY = 1 / 6
 """Of the budget: where all of the traffic takes longer, it is played once on each side,
 not twice, so that there is time to measure."""
@@ -106,7 +126,7 @@ class UpgradeHead(CaseHead):
     other = "other traffic"
 
 
-class Calibrated(Line):
+class Calibrated(JournalLine):
     once_as = "The deadlines were measured"
     kind: Literal["deadlines"] = "deadlines"
     answer_s: float
@@ -118,13 +138,13 @@ class Calibrated(Line):
         return Deadlines(self.answer_s, self.suspect_s, self.rule)
 
 
-class RunLine(Line):
+class RunLine(JournalLine):
     once_as = "Run {0.run.index} of the {0.run.side} side ended"
     kind: Literal["run"] = "run"
     run: SideRun
 
 
-class MeasuredLine(Line):
+class MeasuredLine(JournalLine):
     once_as = "Block {0.block.index} was measured"
     kind: Literal["block"] = "block"
     block: Block
@@ -134,7 +154,11 @@ _AnyLine: TypeAlias = Annotated[
     UpgradeHead | Calibrated | RunLine | MeasuredLine, Field(discriminator="kind")
 ]
 RUNS = JournalKind(
-    "comparison", RUNS_FILE, ".upgrade.lock", UPGRADE_FILE, TypeAdapter(_AnyLine)
+    "comparison",
+    UPGRADE_RUNS_FILE,
+    ".upgrade.lock",
+    UPGRADE_FILE,
+    TypeAdapter(_AnyLine),
 )
 _WriteUpgrade = Callable[[Upgrade, Path], object]
 
@@ -156,11 +180,11 @@ class Upgrading(CaseSearch[Upgrade]):
         grown."""
         super().__init__(options)
         self._write = write
-        self.sides: dict[Side, ServerWanted] = {
+        self.sides: dict[UpgradeSide, ServerWanted] = {
             "old": options.server,
             "new": options.new_server,
         }
-        self.runs: dict[Side, list[SideRun]] = {"old": [], "new": []}
+        self.runs: dict[UpgradeSide, list[SideRun]] = {"old": [], "new": []}
         self.blocks: list[Block] = []
         self.case = self._read()
         self._of_runs: tuple[int, list[Difference]] = 0, []
@@ -198,7 +222,7 @@ class Upgrading(CaseSearch[Upgrade]):
     def _play(self, deadlines: Deadlines) -> None:
         """All of the traffic, twice on each side, A B B A; once, where that takes
         long."""
-        kept: dict[tuple[Side, int], SideRun] = {}
+        kept: dict[tuple[UpgradeSide, int], SideRun] = {}
         for line in self.files.kept(RunLine):
             kept[line.run.side, line.run.index] = line.run
         self._play_both(1, kept, deadlines)
@@ -219,7 +243,7 @@ class Upgrading(CaseSearch[Upgrade]):
     def _play_both(
         self,
         index: int,
-        kept: Mapping[tuple[Side, int], SideRun],
+        kept: Mapping[tuple[UpgradeSide, int], SideRun],
         deadlines: Deadlines,
     ) -> None:
         """A play of each side, beside each other where places are free."""
@@ -238,7 +262,7 @@ class Upgrading(CaseSearch[Upgrade]):
             self.beside(plays)
         self._compare()
 
-    def _play_one(self, side: Side, index: int, deadlines: Deadlines) -> None:
+    def _play_one(self, side: UpgradeSide, index: int, deadlines: Deadlines) -> None:
         case = with_logprobs(self.case.model_copy(update={"server": self.sides[side]}))
         order = CaseRun(
             f"{side} {index}",
@@ -253,7 +277,7 @@ class Upgrading(CaseSearch[Upgrade]):
         self._ran(self.files.journal.append(RunLine(run=run)).run)
 
     def _observed(
-        self, side: Side, index: int, case: Case, result: CaseResult
+        self, side: UpgradeSide, index: int, case: Case, result: CaseResult
     ) -> SideRun:
         played, folder = result.played, self.folder / result.place
         assert played is not None
@@ -277,7 +301,7 @@ class Upgrading(CaseSearch[Upgrade]):
             run.options = self.listed_options(side)
         return run
 
-    def listed_options(self, side: Side) -> list[OptionSeen]:
+    def listed_options(self, side: UpgradeSide) -> list[OptionSeen]:
         """The options that the side's server lists; []: its environment is not on this
         machine."""
         wanted = self.sides[side]
@@ -352,7 +376,7 @@ class Upgrading(CaseSearch[Upgrade]):
                     return
 
             self._compare()
-            if enough(self._changes()):
+            if enough_blocks(self._changes()):
                 self._enough = True
                 return
 
@@ -408,7 +432,7 @@ class Upgrading(CaseSearch[Upgrade]):
 
     def _changes(self, *, last: bool = False) -> list[Any]:
         asked = self.options
-        return changes(
+        return metric_changes(
             self._sound_blocks(),
             asked.thresholds,
             asked.confidence,
@@ -425,7 +449,7 @@ class Upgrading(CaseSearch[Upgrade]):
         # it.
         if self._of_runs[0] != made:
             self._of_runs = made, self.compared()
-        differences = [*self._of_runs[1], *map(difference, self._changes(last=last))]
+        differences = [*self._of_runs[1], *map(difference_of, self._changes(last=last))]
         before = {d.subject for d in self.document.matter}
         order = list(Area)
         self.document.differences = sorted(
@@ -467,7 +491,7 @@ class Upgrading(CaseSearch[Upgrade]):
             untold = Difference(
                 area=Area.SPEED,
                 subject="times",
-                outcome=Outcome.UNTOLD,
+                outcome=UpgradeOutcome.UNTOLD,
                 statement=self._why_unmeasured(),
             )
             document.differences.append(untold)
@@ -556,11 +580,11 @@ class Upgrading(CaseSearch[Upgrade]):
         self.folder = campaign_folder(options, RUNS, _DEFAULT_ROOT)
         if options.resume is not None:
             return read_case(self.folder)[0].model_copy(update=server)
-        captured = read(
+        captured = read_capture(
             options.traffic, options.server, excerpt=options.excerpt, seed=options.seed
         )
         case = captured.case.model_copy(update=server)
-        self.folder = prepared(self.folder)
+        self.folder = prepared_folder(self.folder)
         write_case(case, self.folder, captured.contents)
         return case
 

@@ -11,15 +11,15 @@ import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from difflib import SequenceMatcher
 
-from mmrepro.failure.documents.upgrade import (
+from mmrepro.failure.documents import (
     Area,
     Difference,
     OptionSeen,
-    Outcome,
     SideRun,
+    UpgradeOutcome,
 )
 from mmrepro.search.upgrade.configuration import fields
-from mmrepro.traffic.case.model import ServerWanted
+from mmrepro.traffic.case import ServerWanted
 from pydantic import JsonValue
 
 _ALIKE_TEXT, _ALIKE_NAME = 0.75, 0.8
@@ -106,7 +106,7 @@ def _states(
     yield Difference(
         area=Area.START,
         subject="starts",
-        outcome=Outcome.DIFFERENCE,
+        outcome=UpgradeOutcome.DIFFERENCE,
         matters=True,
         statement=f"NEW does not start{_why(new_failed)}",
         old=True,
@@ -161,7 +161,7 @@ def _used_and_gone(
         yield Difference(
             area=Area.START,
             subject=(earlier or option or OptionSeen(name=name)).name,
-            outcome=Outcome.DIFFERENCE,
+            outcome=UpgradeOutcome.DIFFERENCE,
             matters=True,
             statement=said,
             old=_facts(earlier),
@@ -223,7 +223,7 @@ def _listed(
         yield Difference(
             area=Area.START,
             subject="options",
-            outcome=Outcome.NONE,
+            outcome=UpgradeOutcome.NONE,
             statement=statement,
         )
 
@@ -305,7 +305,7 @@ def _kind(what: str, names: Sequence[str]) -> Iterator[Difference]:
     yield Difference(
         area=Area.START,
         subject=what,
-        outcome=Outcome.DIFFERENCE,
+        outcome=UpgradeOutcome.DIFFERENCE,
         statement=f"{what[0].upper()}{what[1:]} ({len(names)}): {shown}.",
         evidence=list(names),
     )
@@ -447,5 +447,8 @@ def _facts(option: OptionSeen | None) -> JsonValue:
 
 def _untold(subject: str, statement: str) -> Difference:
     return Difference(
-        area=Area.START, subject=subject, outcome=Outcome.UNTOLD, statement=statement
+        area=Area.START,
+        subject=subject,
+        outcome=UpgradeOutcome.UNTOLD,
+        statement=statement,
     )

@@ -13,8 +13,8 @@ from operator import attrgetter
 from pathlib import Path
 from typing import Annotated, Final
 
-from mmrepro.base.records import Document, Fidelity, Record
-from mmrepro.failure.documents import ClaimStatus, Incident
+from mmrepro.base.records import ClaimStatus, Document, Fidelity, Record
+from mmrepro.failure.documents import Incident
 from mmrepro.scenario.registry import known_scenario
 from mmrepro.tools.catalogue.recorded import ON_GPU, of_incident, shipped
 from packaging.version import Version

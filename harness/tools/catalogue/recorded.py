@@ -14,12 +14,12 @@ from pathlib import Path
 from typing import Annotated, Final, Literal, TypeVar
 
 from mmrepro.base.errors import InfrastructureError
-from mmrepro.base.machine.files import read_file
+from mmrepro.base.machine import read_file
 from mmrepro.base.records import Fidelity, Moment, Record, Unfit, parsed
-from mmrepro.engines.environments.spec import TreeLabel
+from mmrepro.engines.environments import TreeLabel
 from mmrepro.failure.documents import Incident
 from mmrepro.failure.signature import Outcome
-from mmrepro.history.ledger import History
+from mmrepro.history import History
 from packaging.version import InvalidVersion, Version
 from pydantic import Field
 

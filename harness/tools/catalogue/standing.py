@@ -12,8 +12,7 @@ from typing import Annotated, Final
 from mmrepro.base.errors import BrokenScenario, MmreproError
 from mmrepro.base.records import Record
 from mmrepro.engines import spec_for
-from mmrepro.engines.environments.index import Listed, releases_of
-from mmrepro.engines.environments.spec import EnvironmentSpec
+from mmrepro.engines.environments import EnvironmentSpec, Listed, releases_of
 from mmrepro.failure.signature import Outcome
 from mmrepro.scenario import Scenario
 from mmrepro.scenario.parts import HARMS, SEES, Upstream

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Final
 from urllib.parse import quote_plus, urlsplit
 
-from mmrepro.base.machine.files import read_file
+from mmrepro.base.machine import read_file
 from mmrepro.traffic.capture.exchanges import Exchange
 from mmrepro.traffic.capture.messages import Unusable
 

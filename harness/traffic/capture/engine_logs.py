@@ -18,8 +18,8 @@ from dataclasses import dataclass, replace
 from itertools import chain, islice
 from typing import Any, Final
 
+from mmrepro.probes import ANSI, SAMPLE_LINES, Peeler
 from mmrepro.probes.log_forms import read_line, seconds
-from mmrepro.probes.log_wraps import ANSI, SAMPLE_LINES, Peeler
 from mmrepro.traffic.capture.messages import Bodies, Unusable
 from mmrepro.traffic.capture.parsing import (
     MAX_LINE,

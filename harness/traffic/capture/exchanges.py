@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
-from mmrepro.base.text.redact import Redactor
+from mmrepro.base.text import Redactor
 from mmrepro.traffic.capture.messages import Bodies, Captured, Contents, Unusable
 from mmrepro.traffic.capture.recorded import RecordedRequest, Tally, case_of
 from mmrepro.traffic.case.bodies import documents

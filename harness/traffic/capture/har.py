@@ -14,7 +14,7 @@ from typing import Any, BinaryIO, Final
 from urllib.parse import SplitResult, urlsplit
 
 from mmrepro.base.errors import UsageError
-from mmrepro.base.text.addresses import is_local_host
+from mmrepro.base.text import is_local_host
 from mmrepro.base.units import size
 from mmrepro.traffic.capture.exchanges import (
     ANSWERS,

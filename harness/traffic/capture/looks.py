@@ -22,7 +22,7 @@ from mmrepro.traffic.case.model import (
     Relayout,
     Tiles,
 )
-from mmrepro.traffic.drive import noise
+from mmrepro.traffic.pictures import noise
 
 if TYPE_CHECKING:
     import numpy as np

@@ -23,9 +23,8 @@ from pathlib import Path
 from typing import Any, Final
 from urllib.parse import urlsplit
 
-from mmrepro.base.machine.files import write_file
-from mmrepro.base.text.addresses import goes_out, is_address, is_local
-from mmrepro.base.text.redact import names_a_secret
+from mmrepro.base.machine import write_file
+from mmrepro.base.text import goes_out, is_address, is_local, names_a_secret
 from mmrepro.traffic.capture.parsing import no_constant
 from mmrepro.traffic.case.bodies import JSON_TYPE, are_messages, body, is_prompt, opened
 from mmrepro.traffic.case.fetching import HOSTS, fetches
@@ -42,7 +41,7 @@ from mmrepro.traffic.case.model import (
     Operation,
     Part,
 )
-from mmrepro.traffic.drive import Picture
+from mmrepro.traffic.pictures import Picture
 
 
 class Contents(Mapping[str, bytes]):

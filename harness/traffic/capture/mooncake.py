@@ -26,10 +26,10 @@ from pathlib import Path
 from typing import Annotated, Any, Final
 
 from mmrepro.base.errors import UnwritableOutput, UsageError
-from mmrepro.base.machine.files import write_file
+from mmrepro.base.machine import write_file
 from mmrepro.base.records import Record
 from mmrepro.engines import ENGINES
-from mmrepro.engines.models.tiny import TINY
+from mmrepro.engines.models import TINY
 from mmrepro.traffic.capture.messages import Captured
 from mmrepro.traffic.capture.parsing import TextLine, no_constant
 from mmrepro.traffic.capture.recorded import MAX_TEXT, RecordedRequest

@@ -13,7 +13,7 @@ from typing import Any, Final
 from urllib.parse import urlsplit
 
 from mmrepro.base.errors import UsageError
-from mmrepro.base.machine.files import is_file, is_folder, is_there, open_to_read
+from mmrepro.base.machine import is_file, is_folder, is_there, open_to_read
 from mmrepro.traffic.capture.curl import CURL, curl_requests
 from mmrepro.traffic.capture.engine_logs import (
     SGLANG,

@@ -20,7 +20,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, BinaryIO, Final, overload
 
-from mmrepro.base.machine.files import replacing
+from mmrepro.base.machine import replacing
 
 PIECE: Final = 1 << 16
 """Bytes that are read, sent and written at once."""

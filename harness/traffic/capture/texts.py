@@ -14,9 +14,8 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 from urllib.parse import quote
 
 from mmrepro.base.errors import UsageError
-from mmrepro.base.text.addresses import is_local
-from mmrepro.engines.models.base import DOTS_OCR, QWEN2VL, write_tokenizer
-from mmrepro.engines.models.tiny import TINY
+from mmrepro.base.text import is_local
+from mmrepro.engines.models import DOTS_OCR, QWEN2VL, TINY, write_tokenizer
 from mmrepro.traffic.case.bodies import opened
 from mmrepro.traffic.case.model import FormPart, Message, Operation, Part
 

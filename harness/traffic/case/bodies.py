@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Final
 from urllib.parse import quote
 
-from mmrepro.engines.models.tiny import named_in, with_folders
+from mmrepro.engines.models import named_in, with_folders
 from mmrepro.traffic.case.model import (
     COMPLETIONS,
     FormPart,
@@ -21,7 +21,7 @@ from mmrepro.traffic.case.model import (
     Operation,
     Part,
 )
-from mmrepro.traffic.drive import Picture
+from mmrepro.traffic.pictures import Picture
 
 _BOUNDARY: Final = "mmrepro-7f3b1c0d9a5e4826"
 JSON_TYPE: Final = "application/json"

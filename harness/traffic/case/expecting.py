@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from mmrepro.base.errors import UsageError
-from mmrepro.base.machine.files import read_file
+from mmrepro.base.machine import read_file
 from mmrepro.traffic.case.bodies import opened
 from mmrepro.traffic.case.model import (
     COMPLETIONS,

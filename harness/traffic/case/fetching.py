@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from typing import Any, Final
 from urllib.parse import parse_qsl
 
-from mmrepro.base.text.addresses import goes_out, is_local
+from mmrepro.base.text import goes_out, is_local
 from mmrepro.traffic.case.model import Operation
 
 _NAMES_AN_ADDRESS: Final = re.compile(

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mmrepro.base.errors import UnwritableOutput, UsageError
-from mmrepro.base.machine.files import is_folder, read_file, write_file
+from mmrepro.base.machine import is_folder, read_file, write_file
 from mmrepro.base.records import Unfit, parsed
 from mmrepro.traffic.case.model import (
     CASE_FILE,
@@ -28,10 +28,10 @@ from mmrepro.traffic.case.model import (
     Solid,
     Tiles,
 )
-from mmrepro.traffic.drive import Picture, encoded, noise, tiles
+from mmrepro.traffic.pictures import Picture, encoded, noise, tiles
 
 if TYPE_CHECKING:
-    from mmrepro.engines.models.base import TinyModel
+    from mmrepro.engines.models import TinyModel
     from PIL.Image import Image as Pixels
 
 MAX_CASE_BYTES = 64 << 20

@@ -13,10 +13,8 @@ from collections.abc import Collection
 from typing import Annotated, Any, Final, Literal, Self
 
 from mmrepro.base.records import Record
-from mmrepro.base.text.addresses import goes_out
-from mmrepro.engines.models.base import TinyModel
-from mmrepro.engines.models.script_file import BASES, Scripts
-from mmrepro.engines.models.tiny import TINY
+from mmrepro.base.text import goes_out
+from mmrepro.engines.models import SCRIPT_BASES, TINY, Scripts, TinyModel
 from pydantic import (
     BeforeValidator,
     Field,
@@ -530,8 +528,8 @@ class ServerWanted(Record):
 
     @model_validator(mode="after")
     def _sayable(self) -> Self:
-        if self.scripts is not None and self.model not in BASES:
-            known = ", ".join(BASES)
+        if self.scripts is not None and self.model not in SCRIPT_BASES:
+            known = ", ".join(SCRIPT_BASES)
             raise ValueError(f"{self.model} says no scripts; {known} do")
         return self
 

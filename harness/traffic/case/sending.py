@@ -12,16 +12,17 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from mmrepro.base.machine.files import cache_root
+from mmrepro.base.machine import cache_root
 from mmrepro.base.records import Record
-from mmrepro.engines.models.tiny import MODELS_DIR
-from mmrepro.probes.data import ThreadStack
-from mmrepro.traffic import Traffic
+from mmrepro.engines.models import MODELS_DIR
+from mmrepro.probes import ThreadStack
 from mmrepro.traffic.case.bodies import NoValue, opened, placed, wire
 from mmrepro.traffic.case.files import pictures, read_case
 from mmrepro.traffic.case.model import LEAVE_S, Barrier, Operation
-from mmrepro.traffic.drive import Drive, Picture
+from mmrepro.traffic.client import Traffic
+from mmrepro.traffic.drive import Drive
 from mmrepro.traffic.evidence import Evidence, RequestRecord
+from mmrepro.traffic.pictures import Picture
 from mmrepro.traffic.reading import RequestWatch
 from pydantic import Field
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Final
 
 from mmrepro.base.records import Setting
-from mmrepro.engines.models.tiny import BESIDE, TINY, with_folders
+from mmrepro.engines.models import BESIDE, TINY, with_folders
 from mmrepro.engines.serving import serving
 from mmrepro.traffic.case.model import SCRIPT_FILE, Barrier, Case
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
 from mmrepro.base.records import Moment, Record
-from mmrepro.probes.data import AnyProbeResult, ProbeData
+from mmrepro.probes import AnyProbeResult, ProbeData
 from pydantic import Field, PrivateAttr
 
 Phase = Literal["start", "control", "gate", "trigger", "check", "after", "stop"]

@@ -9,14 +9,17 @@ from http import HTTPStatus
 from pathlib import Path
 from typing import Any, Literal
 
-from mmrepro.base.machine.answer import get
-from mmrepro.base.machine.nvml import Nvml, NvmlAbsent
+from mmrepro.base.machine import Nvml, NvmlAbsent, local_get
 from mmrepro.base.records import EVIDENCE_DIR, Moment
-from mmrepro.base.text.sanitize import Mask, unmasked
-from mmrepro.probes.data import AnyProbeResult
-from mmrepro.probes.metrics import parse_metrics
-from mmrepro.probes.processes import CpuMeter
-from mmrepro.traffic.evidence import Event, Evidence, Phase, RequestRecord, SeriesPoint
+from mmrepro.base.text import Mask, unmasked
+from mmrepro.probes import AnyProbeResult, CpuMeter, parse_metrics
+from mmrepro.traffic.evidence.model import (
+    Event,
+    Evidence,
+    Phase,
+    RequestRecord,
+    SeriesPoint,
+)
 
 _Level = Literal["info", "warning", "error"]
 Listener = Callable[[Event], None]
@@ -195,7 +198,7 @@ class Sampler(Pace):
         """Return the shown metrics, each summed over its label sets; {}: the server does
         not answer."""
         try:
-            status, body = get(self.url, _MOST_METRICS)
+            status, body = local_get(self.url, _MOST_METRICS)
         except OSError:
             return {}
         if status != HTTPStatus.OK:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from mmrepro.base.records import Record
-from mmrepro.failure.documents import Setting, StandIn, WheelFacts
+from mmrepro.base.records import Record, Setting, StandIn, WheelFacts
 from pydantic import Field
 
 PAIR_FILE = "pair.json"

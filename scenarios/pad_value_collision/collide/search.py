@@ -17,8 +17,8 @@ from random import Random
 
 from mmrepro import __version__
 from mmrepro.base.errors import InfrastructureError, UnwritableOutput, UsageError
-from mmrepro.base.machine.files import open_to_read, refuse_other_kinds, write_file
-from mmrepro.failure.documents.model import cross_probability
+from mmrepro.base.machine import open_to_read, refuse_other_kinds, write_file
+from mmrepro.failure.documents import cross_probability
 from mmrepro.scenarios.pad_value_collision.collide.options import (
     PAD_BITS,
     SCRIPT,

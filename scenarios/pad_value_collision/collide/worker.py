@@ -20,16 +20,13 @@ from mmrepro.base.errors import (
     NoPair,
     UsageError,
 )
-from mmrepro.base.machine.files import cache_root
-from mmrepro.base.machine.host import child_environment, die_with_parent
-from mmrepro.base.records import Record
-from mmrepro.base.text.sanitize import one_line
+from mmrepro.base.machine import cache_root, child_environment, die_with_parent
+from mmrepro.base.records import Record, Setting, StandIn
+from mmrepro.base.text import one_line
 from mmrepro.base.units import duration
 from mmrepro.engines import LaunchRequest, get_engine, spec_for
-from mmrepro.engines.environments.build import ensure
-from mmrepro.engines.environments.spec import Environment
-from mmrepro.engines.models.qwen import TinyQwen2VL
-from mmrepro.failure.documents import Setting, StandIn
+from mmrepro.engines.environments import Environment, ensure
+from mmrepro.engines.models import TinyQwen2VL
 from mmrepro.reproducers import reproducer_path
 from mmrepro.scenarios.pad_value_collision.collide.options import SCRIPT
 from mmrepro.scenarios.pad_value_collision.collide.pair import (

@@ -4,8 +4,8 @@ import re
 from collections.abc import Callable, Iterator
 
 from mmrepro.failure.documents import Incident
-from mmrepro.probes.base import ProbeData, ProbeStatus
-from mmrepro.probes.data import LogLine, LogsData, MetricsData
+from mmrepro.probes.base import ProbeStatus
+from mmrepro.probes.data import LogLine, LogsData, MetricsData, ProbeData
 from mmrepro.traffic.evidence import RequestRecord
 
 Edit = Callable[[Incident], object]

@@ -33,7 +33,7 @@ from mmrepro.failure.documents.searches import (
 from mmrepro.failure.documents.upgrade import Block, OptionSeen, Side
 from mmrepro.failure.signature import Outcome
 from mmrepro.history.ledger import Ledger
-from mmrepro.runs.play.players import Measuring
+from mmrepro.runs.play.options import Measuring
 from mmrepro.search.fuzz.knowledge import EPISODES
 from mmrepro.search.fuzz.options import FuzzCommand
 from mmrepro.search.replay.options import ReplayCommand

@@ -33,7 +33,8 @@ from mmrepro.campaign.trial import TrialOptions, Trials
 from mmrepro.campaign.work import CellsUntilWhole, StartedRun, Workplace
 from mmrepro.failure.documents.ledger import Attempt, Cell, Lost
 from mmrepro.failure.signature import Outcome
-from mmrepro.runs.play.players import Players, Servers
+from mmrepro.runs.play.options import Servers
+from mmrepro.runs.play.players import Players
 from mmrepro.search.replay.attempts import CaseResult, CaseRun
 
 CELLS = [planned(name, "0.1") for name in ("a", "b")]

@@ -41,10 +41,10 @@ from mmrepro.failure.documents.cause import (
     CAUSE_WORDS,
     Cause,
     CauseClass as C,
+    Certainty,
     LogReading,
     ServerInLog,
 )
-from mmrepro.failure.documents.diagnosis import Certainty
 from mmrepro.live.diagnose import cause, cause_rules
 from mmrepro.live.diagnose.cause_advice import ADVICE, advice_for
 from mmrepro.live.diagnose.log_reading import read_logs
@@ -258,6 +258,7 @@ def test_what_is_below_a_failed_start_is_asked_of_its_rules(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     from mmrepro.failure.documents.cause import StartCause
+    from mmrepro.live.diagnose import starts
 
     seen: list[Any] = []
 
@@ -265,7 +266,7 @@ def test_what_is_below_a_failed_start_is_asked_of_its_rules(
         seen.append((len(lines), one.told, engine))
         return StartCause(name="memory", sentence="No room.", advice=["lower it"])
 
-    monkeypatch.setattr(cause_rules, "START_RULES", [rule])
+    monkeypatch.setattr(starts, "below", rule)
     shape = next(s for s in SHAPES if s.name == "weights do not fit into memory")
     one = read(shape.text)[0].cause
     assert one.start is not None

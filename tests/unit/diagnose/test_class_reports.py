@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 from mmrepro import reports
 from mmrepro.cli.app import app
-from mmrepro.failure.documents.diagnosis import Certainty, Fit, LiveClass
+from mmrepro.failure.documents.cause import Certainty
+from mmrepro.failure.documents.diagnosis import Fit, LiveClass
 from mmrepro.live.diagnose.options import DiagnoseCommand
 from mmrepro.live.diagnose.session import diagnose
 from mmrepro.reports.diagnosis import compose_diagnosis
@@ -59,7 +60,7 @@ def test_a_class_is_in_every_report_and_as_it_is_written(gone: DiagnoseCommand) 
         assert "<script>x" not in report
     assert "1151935" in page
     shown = io.StringIO()
-    print_page(compose_diagnosis(None, found.diagnosis), Console(file=shown, width=400))
+    print_page(compose_diagnosis(found.diagnosis), Console(file=shown, width=400))
     assert "Cause killed-by-input, certain, by its log (Worker pid=" in shown.getvalue()
     assert "A request ended the engine, by its field stop_token_ids" in shown.getvalue()
     assert "<script>x</script> [bold]" in shown.getvalue()
@@ -89,6 +90,6 @@ def test_a_failure_that_fits_by_its_symptom_alone_is_on_the_first_screen(
         update={"fit": Fit.SYMPTOM_ONLY, "why": "no cause"}
     )
     shown = io.StringIO()
-    page = compose_diagnosis(None, found.model_copy(update={"matches": [alike]}))
+    page = compose_diagnosis(found.model_copy(update={"matches": [alike]}))
     print_page(page, Console(file=shown, width=400))
     assert f"Symptom only {alike.scenario}" in shown.getvalue()

@@ -9,12 +9,13 @@ from typing import Any
 import pytest
 from hypothesis import given, strategies as st
 from made_up import at, http
-from mmrepro.failure.documents.diagnosis import CLASS_WORDS, Certainty, LiveClass
+from mmrepro.failure.documents.cause import Certainty
+from mmrepro.failure.documents.diagnosis import CLASS_WORDS, LiveClass
 from mmrepro.failure.signature.live_server import LATENESS
 from mmrepro.live.diagnose.classes import LOG_GROWTH, classes
 from mmrepro.live.diagnose.classes_logged import CLASS_FACTS
 from mmrepro.live.diagnose.readings import DiagnosisView
-from mmrepro.probes.base import ProbeResult, ProbeStatus
+from mmrepro.probes.base import ProbeStatus
 from mmrepro.probes.data import (
     AnyProbeData,
     AnyProbeResult,
@@ -22,6 +23,7 @@ from mmrepro.probes.data import (
     InferenceData,
     MetricSample,
     MetricsData,
+    ProbeResult,
 )
 from mmrepro.traffic.evidence import Evidence
 from seen import (

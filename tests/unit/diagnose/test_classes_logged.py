@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 from mmrepro.engines import ENGINES
-from mmrepro.failure.documents.diagnosis import Certainty, LiveClass, NamedClass
+from mmrepro.failure.documents.cause import Certainty
+from mmrepro.failure.documents.diagnosis import LiveClass, NamedClass
 from mmrepro.failure.signature.live_server import CORE_ALIVE
 from mmrepro.live.diagnose import cause_rules
 from mmrepro.live.diagnose.classes import classes

@@ -23,11 +23,12 @@ from mmrepro.live.diagnose.collect import Collector
 from mmrepro.live.diagnose.discover import ServerTarget
 from mmrepro.live.diagnose.options import DiagnoseCommand
 from mmrepro.live.diagnose.session import refused_stacks
-from mmrepro.probes.base import ProbeResult, ProbeStatus
+from mmrepro.probes.base import ProbeStatus
 from mmrepro.probes.data import (
     AnyProbeData,
     EndpointAnswer,
     HttpData,
+    ProbeResult,
     StackSample,
     StacksData,
 )

@@ -15,8 +15,8 @@ from mmrepro.failure.documents.dumps import Resemblance
 from mmrepro.live.diagnose import dumps
 from mmrepro.live.diagnose.log_reading import read_logs
 from mmrepro.live.diagnose.match import all_scenarios
-from mmrepro.probes.base import ProbeResult, ProbeStatus
-from mmrepro.probes.data import DumpKind, StacksData
+from mmrepro.probes.base import ProbeStatus
+from mmrepro.probes.data import DumpKind, ProbeResult, StacksData
 from mmrepro.probes.dumps import read_dump
 from mmrepro.reports.logs import compose_logs
 from mmrepro.reports.terminal import print_page

@@ -6,9 +6,9 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from mmrepro.failure.documents.cause import Certainty
 from mmrepro.failure.documents.diagnosis import (
     Assessment,
-    Certainty,
     LiveClass,
     RankLook,
     ServerState,

@@ -28,7 +28,7 @@ from mmrepro.live.fleet.look import Look
 from mmrepro.live.fleet.reading import read, summary
 from mmrepro.probes.data import GpuData, InferenceData, StacksData
 from mmrepro.reports import load
-from mmrepro.reports.diagnosis import compose_diagnosis
+from mmrepro.reports.incident import compose
 from mmrepro.reports.terminal import LINES, print_page
 from mmrepro.scenario import LiveFacts
 from mmrepro.scenario.registry import load_scenario
@@ -197,7 +197,7 @@ def test_the_first_screen_and_the_page_have_every_rank() -> None:
     diagnosis = incident.diagnosis
     assert diagnosis is not None
     diagnosis.assessment, diagnosis.ranks = judged("tp2-python"), look("tp2-python")
-    page = compose_diagnosis(incident, diagnosis)
+    page = compose(incident)
     first, whole = io.StringIO(), io.StringIO()
     print_page(page, Console(file=first, width=100, force_terminal=True, no_color=True))
     print_page(page, Console(file=whole, width=200), full=True)

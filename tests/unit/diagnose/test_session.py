@@ -17,8 +17,8 @@ from mmrepro.live.diagnose.collect import Collector
 from mmrepro.live.diagnose.discover import ServerTarget
 from mmrepro.live.diagnose.options import DiagnoseCommand
 from mmrepro.live.fleet import session as fleet_session
-from mmrepro.probes.base import ProbeResult, ProbeStatus, run_probe
-from mmrepro.probes.data import AnyProbeData, LogLine, LogsData
+from mmrepro.probes.base import ProbeStatus, run_probe
+from mmrepro.probes.data import AnyProbeData, LogLine, LogsData, ProbeResult
 from mmrepro.probes.logs import LogsProbe
 from mmrepro.probes.stacks import HOW_TO_ALLOW
 from mmrepro.scenario.registry import load_scenario

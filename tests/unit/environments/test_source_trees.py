@@ -361,11 +361,11 @@ def laid(
     below = environment_below(
         cache, ["regex==2026.1.1", "requests==2.20.0", "torch==2.11.0"]
     )
-    monkeypatch.setattr(overlay, "ensure", lambda spec, say: below)
 
     def lay(found: Source) -> Overlay:
         spec = spec_for("vllm", found.release, "cpu")
-        made = Overlay(spec, cache / "environments" / ".building-x", lambda text: None)
+        folder = cache / "environments" / ".building-x"
+        made = Overlay(spec, folder, lambda text: None, lambda spec, say: below)
         made._find()
         (made.folder / "venv/lib/python3.11/site-packages").mkdir(parents=True)
         return made
@@ -465,7 +465,15 @@ def test_a_release_without_a_wheel_is_built_of_its_sources(
     monkeypatch.setattr(Build, "_make_venv", venv)
     monkeypatch.setattr(Build, "_check_load", lambda self: None)
     monkeypatch.setattr(overlay, "release_tree", lambda spec, folder, unknown: tree)
-    monkeypatch.setattr(overlay, "ensure", lambda spec, say: below)
+
+    class Lent(Overlay):
+        """Over such an environment, whatever is asked for."""
+
+        def _find(self) -> None:
+            self._lender = lambda spec, say: below
+            super()._find()
+
+    monkeypatch.setattr(overlay, "Overlay", Lent)
     said: list[str] = []
     spec = vllm_spec("0.33.0", "cpu")
     made = build.ensure(spec, said.append)

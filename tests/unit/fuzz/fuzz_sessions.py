@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from fake_player import FakePlayer, Fakes, fake_judge, unnamed
 from mmrepro.failure.documents.replay import EPISODES_FILE, Fuzz
+from mmrepro.search.fuzz.fuzzing import Fuzzing
 from mmrepro.search.fuzz.options import FuzzCommand, FuzzProfile, under
-from mmrepro.search.fuzz.session import Fuzzing
 from mmrepro.search.replay.store import STUCK
 from mmrepro.traffic.case.model import Case, ServerWanted
 

@@ -11,11 +11,12 @@ from mmrepro.engines import get_engine
 from mmrepro.engines.base import SERVED_MODEL
 from mmrepro.engines.models.qwen import TinyQwen3
 from mmrepro.engines.supervise import answers, free_port
-from mmrepro.probes.base import Probe, ProbeData, run_probe
+from mmrepro.probes.base import Probe, run_probe
+from mmrepro.probes.data import ProbeData
 from mmrepro.reproducers import reproducer_path
 from mmrepro.traffic import Traffic
-from mmrepro.traffic.drive import noise
 from mmrepro.traffic.evidence.recorder import Recorder
+from mmrepro.traffic.pictures import noise
 
 ENGINE = get_engine("minivllm")
 MODEL = TinyQwen3()

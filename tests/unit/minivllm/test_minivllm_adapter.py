@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 from hypothesis import given, strategies as st
 from mmrepro.base.errors import UnknownRelease, UsageError
+from mmrepro.base.records import Fidelity
 from mmrepro.engines import get_engine, spec_for
 from mmrepro.engines.environments.spec import MINIVLLM, TORCH, minivllm_spec, vllm_spec
 from mmrepro.engines.minivllm import MinivllmEngine
 from mmrepro.engines.models.qwen import TinyQwen3
-from mmrepro.failure.documents import Fidelity
 from mmrepro.reproducers.minivllm.chat import grid_of
 from mmrepro.reproducers.minivllm.config import ModelConfig, VisionConfig
 from mmrepro.reproducers.minivllm.server import VERSION, arguments

@@ -19,9 +19,9 @@ from mmrepro.reproducers.minivllm.paper import paper_engine
 from mmrepro.reproducers.minivllm.server import Front, Handler, arguments, config_of
 from mmrepro.reproducers.minivllm.service import Service
 from mmrepro.traffic import Traffic
-from mmrepro.traffic.drive import noise
 from mmrepro.traffic.evidence import RequestRecord
 from mmrepro.traffic.evidence.recorder import Recorder
+from mmrepro.traffic.pictures import noise
 
 ENGINE = get_engine("minivllm")
 VISION = VisionConfig(max_tokens=16)

@@ -75,7 +75,11 @@ def test_what_it_imports(pytester: pytest.Pytester) -> None:
         arguments = () if plugin == "mmrepro" else ("-p", plugin)
         pytester.runpytest_subprocess(*arguments).assert_outcomes(passed=1)
         names.append(set(Path("modules").read_text().split()))
-    assert names[0] - names[1] == {"mmrepro", "mmrepro.pytest_plugin"}
+    assert names[0] - names[1] == {
+        "mmrepro",
+        "mmrepro.pytest_plugin",
+        "mmrepro.pytest_plugin.settings",
+    }
 
 
 def test_what_it_adds_to_the_help(pytester: pytest.Pytester) -> None:

@@ -20,8 +20,7 @@ from mmrepro.engines.log_rules import (
     rule_of,
     shipped_rules,
 )
-from mmrepro.failure.documents.cause import CauseClass
-from mmrepro.failure.documents.diagnosis import Certainty
+from mmrepro.failure.documents.cause import CauseClass, Certainty
 from mmrepro.live.diagnose import cause_rules
 from mmrepro.live.diagnose.cause import servers
 from mmrepro.live.diagnose.log_reading import read_logs

@@ -17,8 +17,8 @@ from typing import Any
 import pytest
 from hypothesis import given, strategies as st
 from mmrepro.probes import ras
-from mmrepro.probes.base import ProbeResult, ProbeStatus, run_probe
-from mmrepro.probes.data import RasData
+from mmrepro.probes.base import ProbeStatus, run_probe
+from mmrepro.probes.data import ProbeResult, RasData
 
 
 def rank(number: int, pid: int, reduced: int) -> dict[str, Any]:

@@ -7,14 +7,13 @@ from pathlib import Path
 from typing import Any
 
 from fake_plays import SERVER, Answers, fake_seen
-from mmrepro.base.records import FindingClass, Moment
+from mmrepro.base.records import Fidelity, FindingClass, Moment
 from mmrepro.campaign.campaign import Campaign
 from mmrepro.campaign.events import Handler
 from mmrepro.campaign.provisions import Provisions
 from mmrepro.campaign.trial import TrialOptions, Trials
 from mmrepro.campaign.work import LocalPlaces
 from mmrepro.engines import get_engine
-from mmrepro.failure.documents import Fidelity
 from mmrepro.failure.documents.replay import Replay, Sighting
 from mmrepro.runs.judge import Deadlines
 from mmrepro.runs.play.players import Players

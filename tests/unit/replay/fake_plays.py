@@ -5,8 +5,8 @@ from collections.abc import Callable, Sequence
 
 from mmrepro.base.records import FindingClass
 from mmrepro.failure.documents.replay import Expectation, PlayFacts, Sighting
-from mmrepro.search.replay.shrink import CandidateVerdict, Spent
-from mmrepro.search.replay.store import STUCK, UNSENT, Observation
+from mmrepro.search.replay.shrink import Spent
+from mmrepro.search.replay.store import STUCK, UNSENT, CandidateVerdict, Observation
 from mmrepro.traffic.case.files import case_digest
 from mmrepro.traffic.case.model import (
     Case,

@@ -14,7 +14,7 @@ import time
 from pathlib import Path
 
 from made_up_har import SERVER, chat, entry, noise, shown
-from mmrepro.traffic.capture import read
+from mmrepro.traffic.capture.read import read
 
 SIZE = 2 << 30
 

@@ -6,9 +6,10 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-from mmrepro.traffic.capture import Captured, read
+from mmrepro.traffic.capture.messages import Captured
+from mmrepro.traffic.capture.read import read
 from mmrepro.traffic.case.model import ServerWanted
-from mmrepro.traffic.drive import noise
+from mmrepro.traffic.pictures import noise
 
 BEGIN = datetime(2026, 11, 22, 22, 0, tzinfo=UTC)
 SERVER = ServerWanted(engine="vllm", release="0.23.0")

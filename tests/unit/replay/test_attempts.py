@@ -15,7 +15,8 @@ from mmrepro.campaign.provisions import Provisions
 from mmrepro.campaign.trial import TrialOptions, Trials
 from mmrepro.campaign.work import StartedRun, Workplace
 from mmrepro.runs.judge import Deadlines
-from mmrepro.runs.play.players import Players, PlayOptions, Servers
+from mmrepro.runs.play.options import PlayOptions, Servers
+from mmrepro.runs.play.players import Players
 from mmrepro.search.replay.attempts import CaseResult, CaseRun
 from mmrepro.search.replay.store import LiveLook
 from mmrepro.traffic.case.files import read_content, write_case

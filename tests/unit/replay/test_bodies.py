@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from mmrepro.traffic.case.bodies import body
 from mmrepro.traffic.case.model import COMPLETIONS, Message, Operation, Part
-from mmrepro.traffic.drive import noise
+from mmrepro.traffic.pictures import noise
 
 X = noise("X", 1, (28, 28))
 

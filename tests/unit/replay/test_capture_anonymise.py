@@ -15,8 +15,8 @@ from hypothesis import given, strategies as st
 from made_up_har import SERVER, captured, chat, data_url, entry, har, shown, write
 from mmrepro.base.errors import UsageError
 from mmrepro.engines.models.script_file import ScriptedAnswer, Scripts
-from mmrepro.traffic.capture import anonymise, read
-from mmrepro.traffic.capture.anonymise import MadeUp
+from mmrepro.traffic.capture.anonymise import MadeUp, anonymise
+from mmrepro.traffic.capture.read import read
 from mmrepro.traffic.capture.texts import Vocabulary, common, places
 
 WORD = re.compile(r"[^\W\d_]{4,}")

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from made_up_har import CHAT, SERVER, chat, data_url, entry, har, shown, write
 from mmrepro.base.errors import UsageError
-from mmrepro.traffic.capture import read
+from mmrepro.traffic.capture.read import read
 from mmrepro.traffic.case.bodies import body
 from mmrepro.traffic.case.files import write_case
 

@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 from made_up_har import SERVER, chat, data_url, entry, har, shown, write
 from mmrepro.base.errors import UsageError
-from mmrepro.traffic.capture import parsing as bounded, read
+from mmrepro.traffic.capture import parsing as bounded
 from mmrepro.traffic.capture.parsing import CUT, BadJson, events
+from mmrepro.traffic.capture.read import read
 
 MIB = 1 << 20
 MEMORY = 700 * MIB
@@ -19,7 +20,7 @@ MEMORY = 700 * MIB
 READER = r"""
     import re, sys
     from pathlib import Path
-    from mmrepro.traffic.capture import read
+    from mmrepro.traffic.capture.read import read
     from mmrepro.traffic.case.model import ServerWanted
     from mmrepro.base.errors import UsageError
     import numpy, PIL.Image  # as the command line has

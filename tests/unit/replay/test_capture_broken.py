@@ -15,7 +15,7 @@ from made_up_har import (
     write,
 )
 from mmrepro.base.errors import MmreproError, UsageError
-from mmrepro.traffic.capture import read
+from mmrepro.traffic.capture.read import read
 from mmrepro.traffic.case.bodies import body
 from mmrepro.traffic.case.files import read_case, write_case
 

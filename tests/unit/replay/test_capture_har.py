@@ -23,7 +23,8 @@ from made_up_har import (
     write,
 )
 from mmrepro.base.errors import UsageError
-from mmrepro.traffic.capture import Captured, read
+from mmrepro.traffic.capture.messages import Captured
+from mmrepro.traffic.capture.read import read
 from mmrepro.traffic.case.bodies import body
 from mmrepro.traffic.case.files import case_text, pictures, read_case, write_case
 

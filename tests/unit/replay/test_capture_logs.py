@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 from made_up_har import SERVER, write
 from mmrepro.base.errors import MmreproError, UsageError
-from mmrepro.traffic.capture import Captured, read
+from mmrepro.traffic.capture.messages import Captured
 from mmrepro.traffic.capture.parsing import TEXT
+from mmrepro.traffic.capture.read import read
 from mmrepro.traffic.case.bodies import body
 from mmrepro.traffic.case.files import pictures, read_case, write_case
 from mmrepro.traffic.case.model import Operation

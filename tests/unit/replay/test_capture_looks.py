@@ -11,11 +11,12 @@ import pytest
 from grids import examples
 from hypothesis import given, strategies as st
 from made_up_har import SERVER, captured, chat, data_url, shown
-from mmrepro.traffic.capture import Captured, Contents, anonymise
+from mmrepro.traffic.capture.anonymise import anonymise
 from mmrepro.traffic.capture.looks import look
+from mmrepro.traffic.capture.messages import Captured, Contents
 from mmrepro.traffic.case.files import pictures, read_case, write_case
 from mmrepro.traffic.case.model import Case, Content, Image, Message, Operation, Part
-from mmrepro.traffic.drive import noise, tiles
+from mmrepro.traffic.pictures import noise, tiles
 from PIL import Image as Pillow
 
 

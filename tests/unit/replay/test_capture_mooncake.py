@@ -13,11 +13,11 @@ from made_up_har import SERVER, answer, chat, data_url, entry, har, shown, write
 from mmrepro.base.common_options import read_window, write_window
 from mmrepro.base.errors import UsageError
 from mmrepro.cli.app import app
-from mmrepro.traffic.capture import read
 from mmrepro.traffic.capture.messages import Captured
 from mmrepro.traffic.capture.mooncake import RecordingExcerpt, read_trace, write_trace
 from mmrepro.traffic.capture.parsing import TextLine
 from mmrepro.traffic.capture.profiles import PROFILES
+from mmrepro.traffic.capture.read import read
 from mmrepro.traffic.capture.texts import common, encoded_by
 from mmrepro.traffic.case.model import COMPLETIONS, Case, Operation, ServerWanted
 from typer.testing import CliRunner

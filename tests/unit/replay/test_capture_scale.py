@@ -8,7 +8,10 @@ import pytest
 from grids import examples
 from hypothesis import given, strategies as st
 from made_up_har import SERVER, chat, data_url, entry, har, shown, write
-from mmrepro.traffic.capture import Captured, Contents, anonymise, read, scale
+from mmrepro.traffic.capture.anonymise import anonymise
+from mmrepro.traffic.capture.messages import Captured, Contents
+from mmrepro.traffic.capture.read import read
+from mmrepro.traffic.capture.scale import scale
 from mmrepro.traffic.capture.texts import common
 from mmrepro.traffic.case.files import pictures, read_case, write_case
 from mmrepro.traffic.case.model import (

@@ -8,7 +8,8 @@ import wave
 from pathlib import Path
 
 import pytest
-from mmrepro.traffic.capture import Captured, Contents, anonymise
+from mmrepro.traffic.capture.anonymise import anonymise
+from mmrepro.traffic.capture.messages import Captured, Contents
 from mmrepro.traffic.capture.sounds import noise_like
 from mmrepro.traffic.case.model import (
     Case,

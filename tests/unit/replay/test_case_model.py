@@ -28,7 +28,7 @@ from mmrepro.traffic.case.model import (
     Recorded,
     ServerWanted,
 )
-from mmrepro.traffic.drive import noise
+from mmrepro.traffic.pictures import noise
 from pydantic import ValidationError
 
 SERVER = ServerWanted(engine="minivllm", release="0.1", model="qwen3")

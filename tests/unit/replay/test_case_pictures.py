@@ -22,7 +22,7 @@ from mmrepro.traffic.case.model import (
     Solid,
     Tiles,
 )
-from mmrepro.traffic.drive import Picture, noise, tiles
+from mmrepro.traffic.pictures import Picture, noise, tiles
 from numpy.typing import NDArray
 from PIL import Image as Pillow
 

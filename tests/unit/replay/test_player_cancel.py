@@ -25,7 +25,7 @@ def test_a_start_in_another_thread_is_broken_off(
 
     def start() -> None:
         try:
-            player._started(None, None, None)  # type: ignore[arg-type]
+            player._started(None, None, None, None)  # type: ignore[arg-type]
         except BaseException as error:
             ended.append(type(error))
 
@@ -36,7 +36,7 @@ def test_a_start_in_another_thread_is_broken_off(
     thread.join(20)
     assert ended == [KeyboardInterrupt]
     with pytest.raises(KeyboardInterrupt):
-        player._started(None, None, None)  # type: ignore[arg-type]
+        player._started(None, None, None, None)  # type: ignore[arg-type]
 
 
 def test_a_thread_that_starts_nothing_is_left_alone(
@@ -46,7 +46,7 @@ def test_a_thread_that_starts_nothing_is_left_alone(
     monkeypatch.setattr(
         player, "_start", lambda *_: starting.append(set(player._starting))
     )
-    player._started(None, None, None)  # type: ignore[arg-type]
+    player._started(None, None, None, None)  # type: ignore[arg-type]
     assert starting == [{threading.get_ident()}]
     assert player._starting == set()
     player.cancel()

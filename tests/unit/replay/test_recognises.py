@@ -30,7 +30,7 @@ from mmrepro.traffic.case.model import (
     ServerWanted,
     Tiles,
 )
-from mmrepro.traffic.drive import Picture, noise
+from mmrepro.traffic.pictures import Picture, noise
 
 SGLANG = ServerWanted(engine="sglang", release="0.5.23")
 OLD = ServerWanted(engine="sglang", release="0.5.6")

@@ -8,8 +8,7 @@ import pytest
 from fake_plays import SERVER
 from mmrepro.base.errors import UsageError
 from mmrepro.base.machine.host import host_facts
-from mmrepro.base.records import FindingClass, Moment
-from mmrepro.failure.documents import Fidelity
+from mmrepro.base.records import Fidelity, FindingClass, Moment
 from mmrepro.failure.documents.replay import (
     Answer,
     Claim,

@@ -38,7 +38,7 @@ from mmrepro.traffic.case.model import (
     Tiles,
 )
 from mmrepro.traffic.case.typed import in_order, server_steps
-from mmrepro.traffic.drive import noise
+from mmrepro.traffic.pictures import noise
 from PIL import Image as Pillow
 from test_scripted_model import Spoken
 

@@ -2,15 +2,8 @@
 
 from datetime import UTC, datetime
 
-from mmrepro.base.records import Moment
-from mmrepro.failure.documents import (
-    ClaimResult,
-    ClaimStatus,
-    Fidelity,
-    HostFacts,
-    ScenarioFacts,
-    StandIn,
-)
+from mmrepro.base.records import ClaimStatus, Fidelity, HostFacts, Moment, StandIn
+from mmrepro.failure.documents import ClaimResult, ScenarioFacts
 from mmrepro.failure.documents.ledger import Attempt, Lost
 from mmrepro.failure.documents.searches import (
     Ablation,

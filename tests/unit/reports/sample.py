@@ -3,25 +3,27 @@ it."""
 
 from typing import Any
 
+from mmrepro.base.records import (
+    ClaimStatus,
+    Fidelity,
+    HostFacts,
+    Reference,
+    Setting,
+    WheelFacts,
+)
 from mmrepro.failure.documents import (
     ClaimResult,
-    ClaimStatus,
     EngineFacts,
-    Fidelity,
     GateFacts,
-    HostFacts,
     Incident,
     KeyFrame,
     KeyStack,
     LogExcerpt,
     MitigationFacts,
     ModelFacts,
-    Reference,
     ScenarioFacts,
-    Setting,
     SourceExcerpt,
     SymptomRow,
-    WheelFacts,
 )
 from mmrepro.failure.signature import Outcome, Verdict
 from mmrepro.traffic.evidence import (

@@ -6,7 +6,7 @@ from typing import Any
 
 from mmrepro.base.records import Moment
 from mmrepro.failure.signature import ConditionResult, Truth
-from mmrepro.probes.base import ProbeResult, ProbeStatus
+from mmrepro.probes.base import ProbeStatus
 from mmrepro.probes.data import (
     AnyProbeData,
     EndpointAnswer,
@@ -14,6 +14,7 @@ from mmrepro.probes.data import (
     HttpData,
     MetricSample,
     MetricsData,
+    ProbeResult,
 )
 from mmrepro.traffic.evidence import (
     Event,

@@ -6,8 +6,9 @@ import re
 
 import pytest
 from hypothesis import given, settings, strategies as st
+from mmrepro.base.records import StandIn
 from mmrepro.base.text.redact import Redactor
-from mmrepro.failure.documents import Birthday, Exhibit, Incident, Pool, Shown, StandIn
+from mmrepro.failure.documents import Birthday, Exhibit, Incident, Pool, Shown
 from mmrepro.reports.exhibits import MAX_SIDE, pixels
 from mmrepro.reports.incident import stand_in_use
 from PIL import Image

@@ -12,7 +12,8 @@ from grids import grid
 from junitparser import Error, Failure, JUnitXml, Skipped
 from mmrepro import reports
 from mmrepro.base.errors import BadIncident, UnwritableOutput
-from mmrepro.failure.documents import ClaimStatus, Fidelity, Incident
+from mmrepro.base.records import ClaimStatus, Fidelity
+from mmrepro.failure.documents import Incident
 from mmrepro.failure.signature import Outcome, Truth, Verdict
 from mmrepro.reports.blocks import Details, Table
 from mmrepro.reports.incident import compose

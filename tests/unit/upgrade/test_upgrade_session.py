@@ -19,7 +19,7 @@ from mmrepro.failure.documents.upgrade import Block, OptionSeen, Outcome, Side, 
 from mmrepro.reports.documents import keep, kind_of, render
 from mmrepro.reports.upgrade import KIND
 from mmrepro.runs.changes import LOOKS, METRICS, changes, difference, thresholds
-from mmrepro.runs.play.players import Measuring
+from mmrepro.runs.play.options import Measuring
 from mmrepro.search.upgrade.options import UpgradeCommand
 from mmrepro.search.upgrade.session import Upgrading
 from mmrepro.traffic.case.files import write_case

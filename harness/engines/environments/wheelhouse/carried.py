@@ -12,7 +12,7 @@ from datetime import datetime
 from pathlib import Path
 
 from mmrepro.base.errors import EnvironmentBuildError, UsageError
-from mmrepro.base.machine.host import child_environment
+from mmrepro.base.machine import child_environment
 from mmrepro.base.records import Record, WheelFacts
 from mmrepro.engines.environments import loading
 from mmrepro.engines.environments.recipe import Build

@@ -15,7 +15,7 @@ from typing import Any, BinaryIO
 
 from mmrepro.base import units
 from mmrepro.base.errors import EnvironmentBuildError, UsageError
-from mmrepro.base.machine.files import write_file
+from mmrepro.base.machine import write_file
 from mmrepro.base.records import Setting, WheelFacts
 from mmrepro.engines.environments.index import Logins, digest_of, fetch, logins
 from mmrepro.engines.environments.spec import EnvironmentSpec

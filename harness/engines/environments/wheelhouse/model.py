@@ -12,7 +12,7 @@ from typing import Annotated, Literal
 from urllib.parse import unquote
 
 from mmrepro.base.errors import UsageError
-from mmrepro.base.machine.files import Device
+from mmrepro.base.machine import Device
 from mmrepro.base.records import Record, Setting, WheelFacts
 from mmrepro.engines.environments.spec import EnvironmentSpec, holds
 from packaging.requirements import Requirement
