@@ -16,6 +16,7 @@ from typing import Final
 
 from mmrepro.base.errors import UsageError, did_you_mean
 from mmrepro.engines.folders import made_of, table
+from packaging.version import Version
 
 _NAMED: Final = re.compile(r"\{feature:([a-z0-9.-]+)\}")
 
@@ -33,6 +34,8 @@ class Feature:
         off: options that turn it off, given after those; (): its own are left out.
         env: variables that it needs.
         model: tiny model that it is tried with.
+        code: files of the engine that only run with it, as an expression.
+        since: the first release that has it; "": every one.
     """
 
     what: str
@@ -40,6 +43,8 @@ class Feature:
     off: tuple[str, ...] = ()
     env: Mapping[str, str] = field(default_factory=dict)
     model: str = MODEL
+    code: str = ""
+    since: str = ""
 
 
 PAIR: Final = "--prefill-and-decode"
@@ -80,6 +85,17 @@ def options_of(
         else:
             given.append(word)
     return given, variables | dict(env)
+
+
+def shown_by(engine: str, release: str, text: str) -> str:
+    """Name the feature whose code ``text`` names, e.g. in a traceback; "": none, or the
+    release does not have it."""
+    for name, one in features(engine).items():
+        if not one.code or not re.search(one.code, text):
+            continue
+        if not one.since or Version(release) >= Version(one.since):
+            return name
+    return ""
 
 
 def paired(args: Sequence[str]) -> bool:

@@ -6,7 +6,13 @@ import json
 import pytest
 from mmrepro.base.errors import UsageError
 from mmrepro.engines import ENGINES, get_engine
-from mmrepro.engines.features import feature, features, options_of, turned_on
+from mmrepro.engines.features import (
+    feature,
+    features,
+    options_of,
+    shown_by,
+    turned_on,
+)
 from mmrepro.engines.models.tiny import TINY
 from mmrepro.search.oracle.reference import reference_case
 from mmrepro.traffic.case.model import Case, Message, Operation, ServerWanted
@@ -77,3 +83,19 @@ def test_the_reference_has_all_of_it_off_and_its_adapters_from_the_start() -> No
     ]
     assert [op.id for op in plain.operations] == ["r2"]
     assert plain.server.env["VLLM_SERVER_DEV_MODE"] == "1"
+
+
+@pytest.mark.parametrize(
+    ("engine", "release", "text", "name"),
+    [
+        ("vllm", "0.32.0", "vllm/v1/worker/gpu/states.py", "runner-v2"),
+        ("vllm", "0.22.0", "vllm/v1/worker/gpu/states.py", ""),
+        ("vllm", "0.32.0", "vllm/v1/worker/gpu_model_runner.py", ""),
+        ("vllm", "0.32.0", "an H100", ""),
+        ("sglang", "0.5.23", "vllm/v1/worker/gpu/states.py", ""),
+    ],
+)
+def test_code_that_a_report_names_is_of_a_feature(
+    engine: str, release: str, text: str, name: str
+) -> None:
+    assert shown_by(engine, release, text) == name

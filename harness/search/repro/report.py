@@ -25,6 +25,7 @@ from mmrepro.base.machine import (
 from mmrepro.base.records import FindingClass
 from mmrepro.engines import get_engine, option_of, spec_for
 from mmrepro.engines.environments import existing, list_environments
+from mmrepro.engines.features import shown_by
 from mmrepro.engines.models import SCRIPT_BASES, Scripts
 from mmrepro.failure.documents.replay import Claim, ReportFacts
 from mmrepro.search.replay.known import server_wanted
@@ -422,12 +423,14 @@ def _translated_server(
     known, has = _installed(command.engine, release, options.device)
     made = translated(command, known, traffic, gpu=bool(options.on_gpu), serves=has)
     facts.replaced, facts.notes = list(made.replaced), [*facts.notes, *made.notes]
+    # What the user asks for comes last.
+    args = [*made.args, *_as_reported(command.engine, release, facts)]
     server: dict[str, object] = {
         "engine": command.engine,
         "release": release,
         "model": made.model,
         "max_model_len": made.max_model_len,
-        "args": [*made.args, *options.server_args],
+        "args": [*args, *options.server_args],
         "env": {**made.env, **options.asked.get("env", {})},
     }
     for name in ("model", "max_model_len", "scripts"):
@@ -436,6 +439,17 @@ def _translated_server(
     wanted = ServerWanted.model_validate(server)
     get_engine(wanted.engine).environment_spec(wanted.release, "cpu")
     return wanted
+
+
+def _as_reported(engine: str, release: str, facts: ReportFacts) -> list[str]:
+    """Options with which the server runs the code that the report's traceback names."""
+    name = shown_by(engine, release, facts.claim.hardware)
+    if not name:
+        return []
+    facts.notes.append(
+        f"The report shows {facts.claim.hardware}: the server runs with {name}."
+    )
+    return [f"{{feature:{name}}}"]
 
 
 def _release_of(
