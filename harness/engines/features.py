@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from functools import cache
 from typing import Final
 
+from mmrepro.base.common_options import FEATURE_OPTIONS
 from mmrepro.base.errors import UsageError, did_you_mean
 from mmrepro.engines.folders import made_of, table
 from packaging.version import Version
@@ -62,12 +63,29 @@ def features(engine: str) -> Mapping[str, Feature]:
 def feature(engine: str, name: str) -> Feature:
     """Raises UsageError: that engine has none of that name."""
     known = features(engine)
-    if name not in known:
-        raise UsageError(
-            f"There is no feature {name} for {engine}." + did_you_mean(name, known),
-            hint=", ".join(known) or "a server's options are given with --server-arg",
-        )
-    return known[name]
+    if name in known:
+        return known[name]
+    for option, prefix in FEATURE_OPTIONS.items():
+        if name.startswith(prefix):
+            raise _no_choice(engine, option, prefix, name)
+    raise UsageError(
+        f"There is no feature {name} for {engine}." + did_you_mean(name, known),
+        hint=", ".join(known) or "a server's options are given with --server-arg",
+    )
+
+
+def _no_choice(engine: str, option: str, prefix: str, name: str) -> UsageError:
+    """The error of ``--runner v9``, which stands for the feature ``runner-v9``."""
+    choices = []
+    for known in features(engine):
+        if known.startswith(prefix):
+            choices.append(known.removeprefix(prefix))
+    if not choices:
+        return UsageError(f"{engine} has no {option}.", hint=f"leave {option} out")
+    return UsageError(
+        f"{option} {name.removeprefix(prefix)!r} is none of {', '.join(choices)}.",
+        hint=f"{option} {choices[-1]}",
+    )
 
 
 def options_of(

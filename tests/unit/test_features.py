@@ -99,3 +99,12 @@ def test_code_that_a_report_names_is_of_a_feature(
     engine: str, release: str, text: str, name: str
 ) -> None:
     assert shown_by(engine, release, text) == name
+
+
+def test_a_runner_that_there_is_not_is_refused_in_the_words_of_the_option() -> None:
+    with pytest.raises(UsageError, match="'v9' is none of v1, v2, default") as caught:
+        feature("vllm", "runner-v9")
+    assert caught.value.hint.startswith("--runner ")
+    with pytest.raises(UsageError, match="sglang has no --front") as caught:
+        feature("sglang", "front-rust")
+    assert caught.value.hint == "leave --front out"
