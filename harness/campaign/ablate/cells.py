@@ -262,7 +262,7 @@ def _part(incident: Incident, part: Part) -> Finding:
 
 
 def _without_effect(incident: Incident) -> str:
-    """Which toggles were not seen to take effect, and what was seen instead."""
+    """Name the toggles that showed no effect, and what was observed instead."""
     if incident.verdict is None:
         return ""
     texts = []

@@ -147,7 +147,7 @@ class _PlanMaking:
         self.over = over
         self.defaults = defaults
         self.scenarios: list[tuple[Rows, Scenario, str]] = []
-        """Of each the rows that name it, and what names it to `run`."""
+        """Rows that name a scenario, the scenario, and the words that name it to `run`."""
         self.cells: dict[str, Planned] = {}
         self.notes: list[str] = []
         self._ask = listing

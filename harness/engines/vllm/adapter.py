@@ -259,11 +259,12 @@ class VllmEngine(Engine):
     def _rust_program(self, request: LaunchRequest) -> BesideFile | None:
         """The Rust front end of the release; None: it is not asked for, or is in the
         environment's own wheel."""
+        if not _with_rust(request):
+            return None
         from mmrepro.engines.environments.beside import BesideFile
 
         environment = request.environment
-        own = environment.site_packages / "vllm" / RUST_PROGRAM
-        if not _with_rust(request) or own.is_file():
+        if (environment.site_packages / "vllm" / RUST_PROGRAM).is_file():
             return None
         release = environment.kernels if environment.spec.tree else ""
         version = Version(release or environment.spec.release).public

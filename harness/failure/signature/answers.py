@@ -49,7 +49,7 @@ class Grade:
         lacks = ""
         if self.names_limit:
             names.append("the limit")
-        # Where the limit is not known, nothing is said of it.
+        # None: the limit is not known, so neither is whether the answer names it.
         elif self.names_limit is False:
             lacks += ", not the limit in tokens"
         if self.names_cause:
