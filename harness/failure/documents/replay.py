@@ -480,7 +480,7 @@ class Episode(Record):
     number: Annotated[
         int, Field(description="0: the one that learns the server's limits")
     ]
-    kind: Literal["learning", "mixed", "steady", "many"]
+    kind: Literal["learning", "mixed", "steady", "many", "scripts"]
     origin: Annotated[
         str,
         Field(

@@ -69,7 +69,11 @@ def protocol(case: Case, played: Played, engine: Engine) -> OracleReport:
         more = f" (and {len(ids) - 1} more)" if len(ids) > 1 else ""
         said = f"{ids[0]}{more}: {answers[0][1]}."
         expected = EXPECTED[kind]
-        sightings.append(sighting(FindingClass.PROTOCOL, kind, said, expected, by=ids))
+        parser = scripted.parser_of(kind, case)
+        bucket = f"{FindingClass.PROTOCOL}/{parser}/{kind}" if parser else kind
+        sightings.append(
+            sighting(FindingClass.PROTOCOL, bucket, said, expected, by=ids)
+        )
 
     return OracleReport(sightings=sightings)
 

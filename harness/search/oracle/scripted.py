@@ -19,7 +19,7 @@ from mmrepro.engines.models import (
 from mmrepro.search.oracle.judged import Sent
 from mmrepro.search.oracle.loud import GRAMMARS
 from mmrepro.traffic import TEXT_LIMIT
-from mmrepro.traffic.case import CHAT, Case
+from mmrepro.traffic.case import CHAT, Case, Operation
 from mmrepro.traffic.evidence import ChoiceSeen
 
 EXPECTED: Final = {
@@ -28,6 +28,8 @@ EXPECTED: Final = {
     "script-calls": "The calls are those that the model made.",
     "script-finish": "The reason is what ended the model's answer.",
     "script-tags": "No tag that a parser reads is in the content.",
+    "script-stream": "A stream has the parts of the whole answer of the same script.",
+    "script-usage": "The completion's tokens are those of the script.",
 }
 
 _OTHERWISE: Final = (
@@ -65,12 +67,40 @@ class _Spoken:
         text: of it, as far as it comes, without what ends it.
         finish: why it ends: ``stop`` or ``length``.
         stopped: by a stop string.
+        tokens: of it, without what ends it.
     """
 
     answer: ScriptedAnswer
     text: str
     finish: str
     stopped: bool = False
+    tokens: int = 0
+
+
+def script_of(sent: Sent, scripts: Scripts) -> ScriptedAnswer | None:
+    """The script that answers a request; None: that is not known."""
+    return scripts.chosen(chosen_by(sent.op))
+
+
+def misread(sent: Sent, answer: ScriptedAnswer) -> bool:
+    """Whether an answer is another one than a sound parser makes of its script."""
+    if not sent.record.answered or not sent.record.choices:
+        return True
+    choice = sent.record.choices[0]
+    if answer.calls is not None and _seen(choice) != _made(answer):
+        return True
+    parts = ((choice.text, answer.content), (choice.reasoning, answer.reasoning))
+    return any(
+        right is not None and part.strip() != right.strip() for part, right in parts
+    )
+
+
+def parser_of(kind: str, case: Case) -> str:
+    """The parser that a finding is about; "": none reads the answers."""
+    tools, reasons = (option_of(case.server.args, name) for name in (_TOOLS, _REASONS))
+    if kind not in EXPECTED:
+        return ""
+    return reasons if kind == "script-reasoning" or not tools else tools
 
 
 def said_by_script(sent: Sent, case: Case, engine: Engine) -> Iterator[tuple[str, str]]:
@@ -82,6 +112,7 @@ def said_by_script(sent: Sent, case: Case, engine: Engine) -> Iterator[tuple[str
     if spoken is None:
         return
     parsers = _parsers(sent, case)
+    yield from _used(sent, spoken)
     for choice in sent.record.choices:
         if parsers:
             yield from _parsed(choice, spoken, parsers, case, scripts)
@@ -91,7 +122,7 @@ def said_by_script(sent: Sent, case: Case, engine: Engine) -> Iterator[tuple[str
 
 def _spoken(sent: Sent, case: Case, scripts: Scripts) -> _Spoken | None:
     """What is said to a request; None: that is not known."""
-    body = _body(sent)
+    body = chosen_by(sent.op)
     answer = scripts.chosen(body)
     if answer is None or sent.parameter("skip_special_tokens", True) is not True:
         return None
@@ -118,16 +149,17 @@ def _spoken(sent: Sent, case: Case, scripts: Scripts) -> _Spoken | None:
         return None  # which one ends it depends on the tokens' borders
     if met:
         return _Spoken(answer, text.partition(met[0])[0], "stop", stopped=True)
-    return _Spoken(answer, text, "length" if is_cut else "stop")
+    finish = "length" if is_cut else "stop"
+    return _Spoken(answer, text, finish, tokens=len(kept))
 
 
-def _body(sent: Sent) -> dict[str, Any]:
-    """What of the request's body chooses a script."""
-    body = dict(sent.op.parameters)
-    if sent.op.prompt is not None:
-        body["prompt"] = sent.op.prompt
-    if sent.op.messages is not None:
-        body["messages"] = [_message(message) for message in sent.op.messages]
+def chosen_by(op: Operation) -> dict[str, Any]:
+    """What of a request's body chooses a script."""
+    body = dict(op.parameters)
+    if op.prompt is not None:
+        body["prompt"] = op.prompt
+    if op.messages is not None:
+        body["messages"] = [_message(message) for message in op.messages]
     return body
 
 
@@ -157,6 +189,16 @@ def _parsers(sent: Sent, case: Case) -> set[str]:
     if tools and has_option(case.server.args, _TOOLS):
         parsers.add(_TOOLS)
     return parsers
+
+
+def _used(sent: Sent, spoken: _Spoken) -> Iterator[tuple[str, str]]:
+    """Tokens that the usage counts, with or without the one that ends the answer."""
+    counted, said = sent.record.completion_tokens, spoken.tokens
+    if counted is None or spoken.stopped or sent.n > 1:
+        return
+    most = said if spoken.finish == "length" else said + 1
+    if not said <= counted <= most:
+        yield "script-usage", f"{counted} tokens in the usage, and {said} were said"
 
 
 def _plain(
@@ -259,17 +301,37 @@ def said_otherwise(sent: Sent, other: Sent, case: Case) -> Iterator[tuple[str, s
     answered = sent.record.answered and other.record.answered
     if scripts is None or not (answered and sent.greedy and other.greedy):
         return
-    answer = scripts.chosen(_body(sent))
-    if answer is None or not answer.calls:
+    answer = script_of(sent, scripts)
+    if answer is None:
         return
     right = _made(answer)
     for choice, twin in zip(sent.record.choices, other.record.choices, strict=False):
         if "length" in (choice.finish_reason, twin.finish_reason):
             continue
+        if sent.op.stream != other.op.stream:
+            yield from _streamed_otherwise(choice, twin, answer)
+        if not answer.calls:
+            continue
         calls, others = _seen(choice), _seen(twin)
         if calls != others and right in (calls, others):
             said = f"the calls are {_shown(calls)} and {_shown(others)}"
             yield "script-calls", f"of one request {said}"
+
+
+def _streamed_otherwise(
+    choice: ChoiceSeen, twin: ChoiceSeen, answer: ScriptedAnswer
+) -> Iterator[tuple[str, str]]:
+    """Of a stream and a whole answer: the parts that nothing is told of.
+
+    Only where what a parser makes of the calls is beyond doubt: of half a call it may
+    have sent a part before it could know."""
+    if answer.calls is None:
+        return
+    for name, told in (("text", answer.content), ("reasoning", answer.reasoning)):
+        part, other = getattr(choice, name).strip(), getattr(twin, name).strip()
+        if told is None and part != other and max(len(part), len(other)) < TEXT_LIMIT:
+            said = f"of one script the {name} is {_shown(part)} and {_shown(other)}"
+            yield "script-stream", said
 
 
 def _made(answer: ScriptedAnswer) -> list[tuple[str, Any]]:
