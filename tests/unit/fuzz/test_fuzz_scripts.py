@@ -7,10 +7,13 @@ import json
 import re
 from pathlib import Path
 from random import Random
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from mmrepro.base.records import Moment
-from mmrepro.engines.models import ScriptedAnswer, Scripts
+from mmrepro.engines import parsers
+from mmrepro.engines.models import ScriptedAnswer, Scripts, known_families
 from mmrepro.engines.parsers import RegisteredParsers, registered_parsers
 from mmrepro.failure.documents.replay import PlayFacts
 from mmrepro.search.fuzz.spoken import (
@@ -194,3 +197,41 @@ def test_a_finding_keeps_the_scripts_that_are_asked_for(
     (answer,) = words.server.scripts.script
     assert answer.script(()).pieces == ("a", " b")
     assert re.search("#l#", str(words.operations))
+
+
+def test_a_table_tells_which_parsers_start_and_read_their_form(
+    registered: RegisteredParsers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: dict[str, Any] = {}
+
+    def answers(*_: object) -> dict[str, Any]:
+        asked.update(_[2])
+        read = [["search", '{"query": "ships"}']]
+        calls = {
+            "hermes": {"starts": True, "read": read},
+            "qwen3_coder": {"starts": False, "why": "KeyError:\n no token"},
+        }
+        return {"calls": calls, "thoughts": {"qwen3": {"starts": True, "why": "x"}}}
+
+    monkeypatch.setattr(parsers, "_answers", answers)
+    environment = SimpleNamespace(spec=SERVER, site_packages=tmp_path)
+    rows = parsers.tried_parsers(environment, tmp_path / "models")  # type: ignore[arg-type]
+    assert "<tool_call>" in asked["calls"]["hermes"]
+    assert "<function=search>" in asked["calls"]["qwen3_coder"]
+    assert "<think>" in asked["thoughts"]["qwen3"]
+    facts = [(row.name, row.family, row.starts, row.reads, row.why) for row in rows]
+    assert facts == [
+        ("hermes", "hermes", True, True, ""),
+        ("qwen3_coder", "qwen3_coder", False, None, "KeyError: no token"),
+        ("qwen3", "hermes", True, None, "x"),
+    ]
+
+
+def test_a_special_token_with_the_name_of_a_place_stays_whole() -> None:
+    mistral = known_families()["mistral"]
+    calls = mistral.calling([("add", {"a": 1}), ("ping", {})])
+    assert calls == '[TOOL_CALLS]add[ARGS]{"a": 1}[TOOL_CALLS]ping[ARGS]{}'
+    glm = known_families()["glm47"].calling([("add", {"a": 1})])
+    assert glm == (
+        "<tool_call>add<arg_key>a</arg_key><arg_value>1</arg_value></tool_call>"
+    )
