@@ -60,6 +60,10 @@ def protocol(case: Case, played: Played, engine: Engine) -> OracleReport:
                 continue  # the end of the server ended it
             broken.setdefault(kind, []).append((sent.op.id, said))
 
+    for sent in sent_of(case, played):
+        for kind, said in scripted.said_in_items(sent, case):
+            broken.setdefault(kind, []).append((sent.op.id, said))
+
     for ids, kind, said in _unequal(requests, case):
         broken.setdefault(kind, []).extend((id, said) for id in ids)
 

@@ -201,6 +201,101 @@ def _used(sent: Sent, spoken: _Spoken) -> Iterator[tuple[str, str]]:
         yield "script-usage", f"{counted} tokens in the usage, and {said} were said"
 
 
+# ------------------------------------------------- answers in items, and in blocks
+
+
+@dataclass(frozen=True)
+class _ItemForm:
+    """How an endpoint that answers in items words what ended an answer."""
+
+    limit: str
+    stopped: str
+    called: str
+    cut: str
+
+
+_ITEM_FORMS: Final = {
+    "/v1/responses": _ItemForm(
+        limit="max_output_tokens",
+        stopped="completed",
+        called="completed",
+        cut="incomplete",
+    ),
+    "/v1/messages": _ItemForm(
+        limit="max_tokens", stopped="end_turn", called="tool_use", cut="max_tokens"
+    ),
+}
+
+
+def said_in_items(sent: Sent, case: Case) -> Iterator[tuple[str, str]]:
+    """Hold an answer of ``/v1/responses`` or ``/v1/messages`` against what the model
+    said. Yields kinds and sentences."""
+    scripts, form = case.server.scripts, _ITEM_FORMS.get(sent.op.path)
+    record = sent.record
+    if scripts is None or form is None or record.status != 200 or record.error:
+        return
+    others = (*_OTHERWISE, "tool_choice", "reasoning", "thinking", "text")
+    if not record.choices or record.left or any(map(sent.parameter, others)):
+        return
+    answer = scripts.chosen(_items_asked(sent.op))
+    if answer is None or not answer.ends or _stops(sent):
+        return
+
+    choice = record.choices[0]
+    limit = sent.parameter(form.limit)
+    tokens = answer.script(scripts.shared).tokens(scripts.shared)
+    if isinstance(limit, int) and limit <= len(tokens):
+        if choice.finish_reason != form.cut:
+            said = f"it ended with {choice.finish_reason}, and for its length"
+            yield "script-finish", said
+        return
+    args = case.server.args
+    has_tools = bool(sent.parameter("tools")) and has_option(args, _TOOLS)
+    if answer.reasoning and not has_option(args, _REASONS):
+        return  # the thought stays in the text
+    if answer.calls and not has_tools:
+        return
+    # A client that did not ask for the thought may not be told it.
+    if answer.reasoning is not None and choice.reasoning:
+        yield from _held("reasoning", choice.reasoning, answer.reasoning)
+    if answer.content is not None:
+        yield from _held("text", choice.text, answer.content)
+    if answer.calls is None:
+        return
+    seen, right = _seen(choice), _made(answer)
+    if seen != right:
+        said = f"the calls are {_shown(seen)}, and {_shown(right)} were made"
+        yield "script-calls", said
+    wanted = form.called if right else form.stopped
+    if choice.finish_reason != wanted:
+        yield "script-finish", f"it ended with {choice.finish_reason}, and {wanted}"
+
+
+def _items_asked(op: Operation) -> dict[str, Any]:
+    """What of a request in items chooses a script, as a chat has it."""
+    body = chosen_by(op)
+    asked = body.pop("input", None)
+    if isinstance(asked, str):
+        body["messages"] = [{"role": "user", "content": asked}]
+    elif isinstance(asked, list):
+        body["messages"] = asked
+    kept: list[Any] = []
+    for message in body.get("messages") or []:
+        if not isinstance(message, dict) or not _is_text(message.get("content")):
+            return {}  # a call, its result or a picture: how it is put is not known
+        kept.append(message)
+    return {**body, "messages": kept}
+
+
+def _is_text(content: object) -> bool:
+    if isinstance(content, str):
+        return True
+    parts = content if isinstance(content, list) else []
+    return bool(parts) and all(
+        isinstance(part, dict) and isinstance(part.get("text"), str) for part in parts
+    )
+
+
 def _plain(
     sent: Sent, choice: ChoiceSeen, spoken: _Spoken, engine: Engine
 ) -> Iterator[tuple[str, str]]:
