@@ -106,7 +106,8 @@ def held_against(
     tokens, path = script.tokens(shared), "/v1/completions"
     body = {
         "prompt": f"say it{trigger_of(script.name)}",
-        "max_tokens": len(tokens) + 1,
+        # vLLM 0.11 looks at the length before it looks at the end.
+        "max_tokens": len(tokens) + 2,
         "skip_special_tokens": False,
         "temperature": 0,
     }

@@ -65,7 +65,7 @@ class _Spoken:
     Attributes:
         answer: the script.
         text: of it, as far as it comes, without what ends it.
-        finish: why it ends: ``stop`` or ``length``.
+        finish: why it ends: ``stop`` or ``length``; "": either may be told.
         stopped: by a stop string.
         tokens: of it, without what ends it.
     """
@@ -150,6 +150,8 @@ def _spoken(sent: Sent, case: Case, scripts: Scripts) -> _Spoken | None:
     if met:
         return _Spoken(answer, text.partition(met[0])[0], "stop", stopped=True)
     finish = "length" if is_cut else "stop"
+    if limit == len(tokens) + 1:
+        finish = ""  # vLLM 0.11 looks at the length before it looks at the end
     return _Spoken(answer, text, finish, tokens=len(kept))
 
 
@@ -309,7 +311,7 @@ def _plain(
     text, right = choice.text.rstrip("\ufffd"), spoken.text.rstrip("\ufffd")
     if text != right and max(len(text), len(right)) < TEXT_LIMIT:
         yield "script-text", f"the text is {_shown(text)}, and {_shown(right)} was said"
-    if choice.finish_reason != spoken.finish:
+    if spoken.finish and choice.finish_reason != spoken.finish:
         said = f"it ended with {choice.finish_reason}, and for {spoken.finish}"
         yield "script-finish", said
 
@@ -329,7 +331,7 @@ def _parsed(
         if calls_begun and len(choice.tool_calls) <= 1 and reason != "length":
             yield "script-finish", f"it ended with {reason}, and for length"
         return
-    if spoken.stopped:
+    if spoken.stopped or not spoken.finish:
         return
     if _REASONS in parsers and answer.reasoning is not None:
         yield from _held("reasoning", choice.reasoning, answer.reasoning)

@@ -68,6 +68,16 @@ def scripted_kinds(told: dict[str, list[str]]) -> set[str]:
             {"text": "One two three STOP four.", "finish": "length"},
             set(),
         ),
+        (
+            {"max_tokens": 6},
+            {"text": "One two three STOP four.", "finish": "length"},
+            set(),
+        ),
+        (
+            {"max_tokens": 7},
+            {"text": "One two three STOP four.", "finish": "length"},
+            {"script-finish"},
+        ),
         ({"stop": "STOP"}, {"text": "One two three "}, set()),
         ({"stop": ["STOP"]}, {"text": "One two three"}, {"script-text"}),
         ({"stop": ["STOP", "four"]}, {"text": "whatever"}, set()),
