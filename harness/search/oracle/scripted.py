@@ -96,10 +96,11 @@ def misread(sent: Sent, answer: ScriptedAnswer) -> bool:
 
 
 def parser_of(kind: str, case: Case) -> str:
-    """The parser that a finding is about; "": none reads the answers."""
-    tools, reasons = (option_of(case.server.args, name) for name in (_TOOLS, _REASONS))
-    if kind not in EXPECTED:
+    """The parser that a kind of finding is about; "": none reads the answers, or it is
+    about the server around them."""
+    if kind not in EXPECTED or kind in ("script-finish", "script-usage"):
         return ""
+    tools, reasons = (option_of(case.server.args, name) for name in (_TOOLS, _REASONS))
     return reasons if kind == "script-reasoning" or not tools else tools
 
 
