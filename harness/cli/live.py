@@ -315,6 +315,7 @@ def _watch_of(
         failures=asked.failures,
         successes=asked.successes,
         grace_s=0.0 if asked.once else asked.grace_s,
+        prepare_s=asked.grace_s,
         stall_s=asked.stall_s,
         started=time.monotonic(),
     )
