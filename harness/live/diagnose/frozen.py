@@ -8,11 +8,13 @@ from enum import Enum, auto
 from typing import Any
 
 from mmrepro.engines import ENGINES
+from mmrepro.engines.held import upkeep
 from mmrepro.failure.documents import Assessment, Rank, RankLook, ServerState, Stand
 from mmrepro.live.diagnose import rank_reports, rank_verdicts, ranks
+from mmrepro.live.diagnose.cause_rules import LOOP_FRAMES
 from mmrepro.live.diagnose.readings import DiagnosisView
 from mmrepro.live.diagnose.threads import MIN_SAMPLES, Course, bare, holder
-from mmrepro.probes import GpuData, SyscallsData
+from mmrepro.probes import Frame, GpuData, SyscallsData
 
 MORE_STACKS = (
     "py-spy dump --native --pid {pid} shows the C frames below the last Python one"
@@ -46,6 +48,36 @@ def stance(view: DiagnosisView) -> tuple[Stance, str]:
         if course.active and not course.waits and not _turns_idly(view, course):
             return Stance.MOVES, course.place
     return Stance.IDLES, _main(view, core).place
+
+
+def in_service(view: DiagnosisView) -> bool:
+    """Whether the engine is past its start: it is in its serving loop in every sample,
+    and does not wait there for what the first step sets up on a device."""
+    for course in view.courses(view.core_pid):
+        served = [_serves(view, stack.frames) for stack in course.stacks]
+        if served and all(served) and not course.on_device:
+            return True
+    return False
+
+
+def _serves(view: DiagnosisView, frames: Sequence[Frame]) -> bool:
+    engine = ENGINES.get(view.facts.engine)
+    own = {*engine.step_functions, *engine.idle_loops} if engine is not None else set()
+    names = {frame.name for frame in frames}
+    return bool(names & own) or LOOP_FRAMES.search(" ".join(names)) is not None
+
+
+def at_upkeep(view: DiagnosisView) -> str:
+    """What a thread of the engine does besides serving in most samples: it compiles,
+    it takes weights; "": nothing that is known."""
+    pids = [view.core_pid, *(process.pid for process in ranks.workers(view.facts))]
+    for pid in dict.fromkeys(pids):
+        for course in view.courses(pid):
+            work = [upkeep(view.facts.engine, stack.frames) for stack in course.stacks]
+            named = [what for what in work if what]
+            if named and 2 * len(named) >= len(work):
+                return named[-1]
+    return ""
 
 
 def _of_ranks(look: RankLook) -> tuple[Stance, str] | None:

@@ -13,7 +13,12 @@ from collections.abc import Sequence
 
 from mmrepro.failure.documents import Assessment, ServerState, TargetFacts
 from mmrepro.failure.signature import log_count, log_lines
-from mmrepro.failure.signature.live_server import CORE_ALIVE, LATENESS, gateways
+from mmrepro.failure.signature.live_server import (
+    CORE_ALIVE,
+    LATENESS,
+    SILENT_SOCKET,
+    gateways,
+)
 from mmrepro.live.diagnose import frozen, rank_verdicts, ranks
 from mmrepro.live.diagnose.readings import BEGUN, DiagnosisView
 from mmrepro.live.diagnose.titles import absent
@@ -50,7 +55,13 @@ def assess(evidence: Evidence, facts: TargetFacts) -> Assessment:
     """One state, a sentence for people, and the observations that it rests on."""
     view = DiagnosisView(facts, evidence)
     plain = at_once(evidence, facts)
-    seen = plain or _answered(view) or _core_gone(view) or _errors(view)
+    seen = (
+        plain
+        or _silent_socket(view)
+        or _answered(view)
+        or _core_gone(view)
+        or _errors(view)
+    )
     return seen or _with_time(view, _silence(view))
 
 
@@ -113,6 +124,8 @@ def _dead(view: DiagnosisView) -> Assessment | None:
         sentence = "The server is dead: its process is gone."
         if not gone:
             sentence = f"No server: nothing listens on port {facts.port}."
+        if view.ended_on_the_request:
+            why.append("it ended while the one small request was under way")
         if died := core_died(view):
             sentence = (
                 f"The server is dead: its {facts.core_role or 'engine'} died first, by "
@@ -255,6 +268,20 @@ def _without_core(
 def _roles(facts: TargetFacts) -> str:
     return (
         ", ".join(f"{p.role} ({p.pid})" for p in facts.processes[:12]) or "no process"
+    )
+
+
+def _silent_socket(view: DiagnosisView) -> Assessment | None:
+    """One of several sockets of its port answers nothing, whichever of them got the one
+    small request."""
+    told = view.evidence.facts.get(SILENT_SOCKET)
+    if not told:
+        return None
+    return Assessment(
+        state=ServerState.FRONT_FROZEN,
+        sentence=f"Some requests are answered and some are not: {told}.",
+        why=[str(told), *_front(view)],
+        advice=["ss -ltnp shows the processes that listen there; one of them hangs"],
     )
 
 
