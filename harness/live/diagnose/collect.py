@@ -206,8 +206,14 @@ class Collector:
             _wait(self._waiting, min(self._asked_at + GLANCE_S, self._end))
         if self.waits or suspicious(self.evidence):
             return True
-        if DiagnosisView(self.target.facts, self.evidence).green is False:
+        view = DiagnosisView(self.target.facts, self.evidence)
+        if view.green is False:
             self._all(self._start(self._http(self._cheap()), label="http-2"))
+        # A front that fails a request at once may have an engine without the thread
+        # that takes requests.
+        if view.answer == "failed" and not stacks:
+            threads = self._processes_round(label="failed-", samples=3, others=False)
+            self._all(*threads)
         return False
 
     @property
