@@ -13,7 +13,6 @@ rule reads. A table with state, rank and frame of each is printed.
 from __future__ import annotations
 
 import argparse
-import http.client
 import json
 import os
 import signal
@@ -209,18 +208,6 @@ class Server:
         with suppress(OSError):
             urllib.request.urlopen(request, timeout=5).close()
 
-    def ask_at_length(self) -> None:
-        """Send a body that needs more memory than a small one; its answer is of no
-        interest."""
-        words = json.dumps({"model": SERVED_MODEL, "prompt": "a " * (32 << 20)})
-        request = urllib.request.Request(
-            f"{self.url}/v1/completions",
-            words.encode(),
-            {"Content-Type": "application/json"},
-        )
-        with suppress(OSError, http.client.HTTPException):
-            urllib.request.urlopen(request, timeout=20).close()
-
     def load(self, clients: int = 2) -> None:
         """Clients that ask again and again, in a process of their own: a diagnosis does
         not count the connections of its own one."""
@@ -281,9 +268,6 @@ class Server:
             # What it has it keeps: the next larger piece of memory is refused.
             size = psutil.Process(pid).memory_info().vms
             psutil.Process(pid).rlimit(psutil.RLIMIT_AS, (size, size))
-            if role == RUST:
-                self.ask_at_length()
-                return pid
         os.kill(pid, SIGNALS.get(deed, signal.SIGUSR2))
         return pid
 
