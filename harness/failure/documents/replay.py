@@ -17,7 +17,7 @@ from mmrepro.base.records import (
 )
 from mmrepro.failure.documents.searches import CampaignDocument
 from mmrepro.traffic.case import Origin, ServerWanted
-from pydantic import Field, StringConstraints
+from pydantic import Field, JsonValue, StringConstraints
 
 REPLAY_FILE = "replay.json"
 PUBLIC_DIR = "anonymised"
@@ -480,7 +480,7 @@ class Episode(Record):
     number: Annotated[
         int, Field(description="0: the one that learns the server's limits")
     ]
-    kind: Literal["learning", "mixed", "steady", "many"]
+    kind: Literal["learning", "mixed", "steady", "many", "fields"]
     origin: Annotated[
         str,
         Field(
@@ -536,6 +536,38 @@ class SeenOnce(Record):
     sighting: Sighting
 
 
+class SideDifference(Record):
+    """What two sides answer otherwise to one request: a finding of ``--against``."""
+
+    id: str
+    field: Annotated[
+        str, Field(description="of the answer: status, text, usage.prompt_tokens …")
+    ]
+    what: Annotated[
+        str, Field(description="how it differs, the same for all requests: 400 → 200")
+    ]
+    features: Annotated[
+        list[str],
+        Field(description="what the request has that shows it, after shrinking"),
+    ] = []
+    statement: Annotated[str, Field(description="one sentence, of this request")]
+    request: Annotated[
+        dict[str, JsonValue],
+        Field(description="method, path and body, without a model"),
+    ]
+    episode: int
+    shrunk: bool = False
+    pairs: Annotated[
+        int, Field(description="of fresh servers that were asked it once more")
+    ] = 0
+    shown: Annotated[int, Field(description="in so many of those pairs")] = 0
+
+    @property
+    def confirmed(self) -> bool:
+        """Every fresh pair of servers showed it."""
+        return 0 < self.pairs == self.shown
+
+
 class Fuzz(CampaignDocument, kind="fuzz"):
     """One session: episodes in, findings out. Nothing is claimed absent."""
 
@@ -577,6 +609,12 @@ class Fuzz(CampaignDocument, kind="fuzz"):
     counted: dict[str, int] = {}
     unseen: list[str] = []
     limits: list[str] = []
+    other: Annotated[
+        ServerWanted | None, Field(description="--against: the other side's server")
+    ] = None
+    differences: Annotated[
+        list[SideDifference], Field(description="of the two sides, in the order found")
+    ] = []
 
     @property
     def requests(self) -> int:
@@ -588,5 +626,8 @@ class Fuzz(CampaignDocument, kind="fuzz"):
         """1: unknown and confirmed; 3: unproven only; 0: neither."""
         if any(f.finding.confirmed and f.finding.known is None for f in self.found):
             return 1
+        if any(difference.confirmed for difference in self.differences):
+            return 1
         unproven = any(not f.finding.confirmed for f in self.found) or bool(self.once)
+        unproven = unproven or bool(self.differences)
         return 3 if unproven else 0

@@ -215,6 +215,11 @@ class Collector:
             discover.refresh(self.target)
         if broken or view.green is False:
             self._all(self._start(self._http(self._cheap()), label="http-2"))
+        # A front that fails a request at once may have an engine without the thread
+        # that takes requests.
+        if view.answer == "failed" and not stacks:
+            threads = self._processes_round(label="failed-", samples=3, others=False)
+            self._all(*threads)
         return False
 
     def _ask_each_socket(self) -> None:

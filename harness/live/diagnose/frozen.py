@@ -119,6 +119,41 @@ def front(view: DiagnosisView, why: list[str]) -> Assessment:
     )
 
 
+def deaf(view: DiagnosisView, why: list[str]) -> Assessment | None:
+    """The core lives without the thread that takes its requests, or without the one
+    that sends its answers; None: its stacks do not show that."""
+    ended = _ended_threads(view)
+    if not ended:
+        return None
+    role = view.facts.role_of(view.core_pid)
+    names = " and ".join(ended)
+    return Assessment(
+        state=ServerState.NOT_RECEIVING,
+        sentence=f"{role} lives, and its thread {names} has ended: no request reaches "
+        "it, or no answer leaves it, whatever is asked.",
+        why=[*why, f"none of its threads is in {names}"],
+        process=role,
+        advice=[
+            "the server does not recover from this by itself: restart it, keep its log",
+            "its log has the thread's exception: a request that it cannot read ends it",
+        ],
+    )
+
+
+def _ended_threads(view: DiagnosisView) -> list[str]:
+    """Functions of the core's lasting threads in which none of its threads is, where
+    one is in another of them: a release whose threads are called otherwise has none."""
+    engine = ENGINES.get(view.facts.engine)
+    lasting = engine.core_threads if engine and view.facts.cores else ()
+    inside: set[str] = set()
+    for course in view.courses(view.core_pid):
+        for stack in course.stacks:
+            inside.update(map(bare, stack.frames))
+    if inside.isdisjoint(lasting):
+        return []
+    return [name for name in lasting if name not in inside]
+
+
 def engine(view: DiagnosisView, why: list[str], *, asked: bool) -> Assessment:
     """The engine makes no progress: frozen, blocked, starved or not receiving."""
     of_ranks = rank_verdicts.silent(view, why)
@@ -132,6 +167,8 @@ def engine(view: DiagnosisView, why: list[str], *, asked: bool) -> Assessment:
     if not courses:
         return _unseen(view, why, role, queued=queued, asked=asked)
     course = _stuck(view, pid, courses)
+    if course is None and (lost := deaf(view, why)):
+        return lost
     if course is None:
         return _idle(view, why, role, courses, queued=queued, asked=asked)
     why += [_described(course), *rank_reports.dumped(view)]

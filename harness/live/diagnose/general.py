@@ -68,7 +68,7 @@ def assess(evidence: Evidence, facts: TargetFacts) -> Assessment:
 def at_once(evidence: Evidence, facts: TargetFacts) -> Assessment | None:
     """What is plain without a request: dead, stopped, or a part of it seen dead."""
     view = DiagnosisView(facts, evidence)
-    return _dead(view) or _part_dead(view) or _stopped(view)
+    return _front_gone(view) or _dead(view) or _part_dead(view) or _stopped(view)
 
 
 def suspicious(evidence: Evidence, facts: TargetFacts) -> bool:
@@ -212,6 +212,28 @@ def _part_dead(view: DiagnosisView) -> Assessment | None:
         ended.append(f"{name}: {_ended(view, process.pid)}")
         roles.append(process.role)
     return _without_core(view, names=", ".join(names), why=ended, dead=roles, gone=gone)
+
+
+def _front_gone(view: DiagnosisView) -> Assessment | None:
+    """The program that serves HTTP has ended; the process that was started still holds
+    its port, so that connections are taken and nobody reads them."""
+    facts = view.facts
+    role = facts.front_role
+    living = [process.role for process in facts.processes if process.state not in "ZX"]
+    if not role or not living or role in living:
+        return None
+    # It is started after the core.
+    core = [name for name in living if facts.is_core(name)]
+    named = log_lines(view.evidence, "front-died")
+    if not core and not named:
+        return None
+    why = [f"no process {role} among {_roles(facts)}"]
+    for process in facts.processes:
+        if process.role == role:
+            why = [f"{role} (pid {process.pid}): {_ended(view, process.pid)}"]
+    if named:
+        why.append(f"its log says at {named[0].time or '?'}: {public_line(named[0])}")
+    return _without_core(view, names=role, why=why, dead=[role])
 
 
 def _core_gone(view: DiagnosisView) -> Assessment | None:
@@ -403,6 +425,8 @@ def _errors(view: DiagnosisView) -> Assessment | None:
             ],
         )
     if lost := rank_verdicts.lost(view, why):
+        return lost
+    if lost := frozen.deaf(view, why):
         return lost
     return Assessment(
         state=ServerState.FAILING,
