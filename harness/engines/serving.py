@@ -59,6 +59,13 @@ class ServingFacts:
         tried: architectures, and its first release of which a CPU is known to serve
             them.
         tests: how its own tests start a server.
+        batch: expression of what answers a file of requests without a server; the
+            options of that are the server's.
+        batch_input, batch_output: options with the files of such a batch.
+        clients: expression of its own programs that ask a server.
+        benchmark: expression of its own benchmarks of a server.
+        logged_options: what its log prints before the options that were given, as a
+            mapping of Python.
     """
 
     command: tuple[str, ...] = ()
@@ -85,6 +92,12 @@ class ServingFacts:
     registry: str = ""
     tried: Mapping[str, str] = field(default_factory=dict)
     tests: UpstreamTests = UpstreamTests()
+    batch: str = ""
+    batch_input: tuple[str, ...] = ()
+    batch_output: tuple[str, ...] = ()
+    clients: str = ""
+    benchmark: str = ""
+    logged_options: str = ""
 
     def typed(self, engine: str, model: str, length: str, port: str) -> list[str]:
         """The words that a person types to have the server."""

@@ -6,6 +6,7 @@ imported."""
 
 from __future__ import annotations
 
+import ast
 import json
 import re
 import shlex
@@ -23,7 +24,7 @@ from mmrepro.engines.allowed import Allowed, allowed_of, is_option
 from mmrepro.engines.folders import facts, folders, published
 from mmrepro.engines.serving import serving
 from mmrepro.engines.starts import GONE
-from mmrepro.failure.documents.replay import Replaced
+from mmrepro.failure.documents.replay import Needs, Replaced
 from packaging.version import InvalidVersion, Version
 
 _LEAST_LENGTH, _MOST_LENGTH, _OF_PICTURES = 512, 32768, 2048
@@ -77,6 +78,7 @@ def _serve_form(engines: tuple[str, ...]) -> re.Pattern[str]:
         rf"-m\s+(?:{'|'.join(modules)})\b",
         rf"(?:{'|'.join(scripts)})\b",
         r"(?:docker|podman|nerdctl)\s+run\b",
+        r"(?:singularity|apptainer)\s+(?:run|exec)\b",
     )
     return re.compile(rf"(?:^|[\s;&|(/\"'`\[=!])(?:{'|'.join(ways)})")
 
@@ -96,6 +98,9 @@ def _image_form(engines: tuple[str, ...]) -> re.Pattern[str]:
 
 
 def _image(word: str) -> re.Match[str] | None:
+    word = word.removeprefix("docker://")
+    if word.endswith(".sif"):  # as Singularity calls an image's file: NAME_TAG.sif
+        word = Path(word).stem.replace("_", ":", 1)
     return _image_form(tuple(folders())).match(word)
 
 
@@ -104,10 +109,12 @@ def _package_form(engines: tuple[str, ...]) -> re.Pattern[str]:
     """The form of a package of one of ``engines``, with its release."""
     return re.compile(
         rf"\b({'|'.join(engines)})(?:\[[\w,]*\])?(?:==|@)v?"
-        r"(\d+\.\d+\.\d+(?:\.?(?:post|rc)\d+)?)"
+        rf"({RELEASE})"
     )
 
 
+RELEASE: Final = r"\d+\.\d+\.\d+(?:\.\d+)?(?:\.?(?:post|rc)\d+)?"
+"""A release's number: of three parts, or of four."""
 PROMPT: Final = re.compile(
     r"^[ \t]*(?:(?:\(\w+\)[ \t]*)?(?:PS[ \t]+)?(?:[A-Za-z]:[\\/][^>\n]{0,80}>"
     r"|[$%>][ \t])|"
@@ -120,7 +127,7 @@ CONTINUED: Final = re.compile(r"(?:(?<![ \t])[ \t]*\\|[ \t][`^])[ \t]*\r?\n")
 _ARRAY: Final = re.compile(
     r"^[ \t]*(?:declare[ \t]+-a[ \t]+)?(\w+)\+?=\(([^)]{0,4000})\)", re.MULTILINE
 )
-_VERSION: Final = re.compile(r"(?:^|vllm_)v?(\d+\.\d+\.\d+(?:\.?(?:post|rc)\d+)?)")
+_VERSION: Final = re.compile(rf"(?:^|vllm_)v?({RELEASE})")
 _ASSIGNED: Final = re.compile(
     r"^(?:export\s+|set\s+|Environment=[\"']?|\$env:)?([A-Za-z_]\w*)\s?=\s?(.*)$",
     re.DOTALL,
@@ -143,6 +150,13 @@ _DOCKER_FLAGS: Final = frozenset(
         "--privileged",
         "--read-only",
         "--no-healthcheck",
+        "--nv",
+        "--rocm",
+        "--cleanenv",
+        "--contain",
+        "--containall",
+        "--writable-tmpfs",
+        "--no-home",
     }
 )
 _MODEL_NAMED: Final = re.compile(r"[\"']?\bmodel\b[\"']?\s*[:=]\s*[\"']([\w./-]+)[\"']")
@@ -160,7 +174,7 @@ def is_server_command(text: str) -> bool:
     served = _serve_form(tuple(folders())).search(text)
     if served is None:
         return False
-    if "run" not in served[0].split():
+    if {"run", "exec"}.isdisjoint(served[0].split()):
         return True
     return any(_image(word.strip("\"'")) for word in text.split())
 
@@ -359,7 +373,7 @@ def _engine(words: list[str], text: str) -> tuple[str, list[str], str, dict[str,
     UsageError."""
     release, env = "", dict[str, str]()
     program = next((n for n, w in enumerate(words) if Path(w).name in _RUNNERS), None)
-    if program is not None and words[program + 1 : program + 2] == ["run"]:
+    if program is not None and words[program + 1 : program + 2] in (["run"], ["exec"]):
         engine, words, release, env = _in_image(words[program + 2 :])
         if words and not is_server_command(" ".join(words)):
             return engine, words[words[:1] == ["serve"] :], release, env
@@ -408,7 +422,7 @@ def _started_by_file(word: str) -> str:
     return ""
 
 
-_RUNNERS: Final = frozenset({"docker", "podman", "nerdctl"})
+_RUNNERS: Final = frozenset({"docker", "podman", "nerdctl", "singularity", "apptainer"})
 
 
 def _in_image(words: list[str]) -> tuple[str, list[str], str, dict[str, str]]:
@@ -496,6 +510,110 @@ def _containers(value: Any) -> Iterator[dict[str, Any]]:
             yield from _containers(one)
 
 
+# ------------------------------------------------------- servers that no line starts
+
+
+@dataclass(frozen=True)
+class BatchRun:
+    """A file of requests that an engine answers without a server.
+
+    Attributes:
+        command: the server that would answer them.
+        input: name of the file, without folders.
+    """
+
+    command: str
+    input: str = ""
+
+
+def batch_of(line: str) -> BatchRun | None:
+    """Read a line that has a file of requests answered; None: it is no such line."""
+    for engine in published():
+        server = serving(engine)
+        begun = re.search(server.batch, line) if server.batch else None
+        if begun is None:
+            continue
+        words = [*server.program]
+        read, at = "", 0
+        given = _split(CONTINUED.sub(" ", line[begun.end() :]))
+        while at < len(given):
+            name, equals, value = given[at].partition("=")
+            is_input, is_output = (
+                name in server.batch_input,
+                name in server.batch_output,
+            )
+            if not (is_input or is_output):
+                words.append(given[at])
+                at += 1
+                continue
+            if not equals and at + 1 < len(given):
+                value = given[at + 1]
+                at += 1
+            read = value.rpartition("/")[2] if is_input else read
+            at += 1
+        return BatchRun(shlex.join(words), read)
+    return None
+
+
+_LONGEST_LOGGED: Final = 20_000
+_LOGGED_PAIR: Final = re.compile(
+    r"'(\w{1,60})': (?:(True|False)|(-?\d+(?:\.\d+)?)|'([^'\n]{0,400})')(?=[,}])"
+)
+
+
+def of_logged_options(text: str) -> str:
+    """The command whose options an engine's log prints; "": it prints none."""
+    for engine in published():
+        server = serving(engine)
+        marker = server.logged_options
+        at = text.find(marker) if marker else -1
+        if at < 0:
+            continue
+        line = text[at + len(marker) :][:_LONGEST_LOGGED].partition("\n")[0]
+        options = _logged(line)
+        if options:
+            return shlex.join([*server.program, *_words_of(options)])
+    return ""
+
+
+def _logged(line: str) -> dict[str, Any]:
+    """A mapping as Python prints it; of one with further objects in it what is plain."""
+    end = line.rfind("}") + 1
+    try:
+        made = ast.literal_eval(line[:end].strip())
+    except (ValueError, SyntaxError, MemoryError, RecursionError):
+        made = None
+    if isinstance(made, dict):
+        return {str(name): value for name, value in made.items()}
+
+    pairs: dict[str, Any] = {}
+    for name, switch, number, word in _LOGGED_PAIR.findall(line):
+        pairs[name] = switch == "True" if switch else number or word
+    return pairs
+
+
+def _words_of(options: Mapping[str, Any]) -> list[str]:
+    """Options of a mapping as a command has them, the model first."""
+    words: list[str] = []
+    model = options.get("model_tag") or options.get("model")
+    if isinstance(model, str):
+        words.append(model)
+    for name, value in options.items():
+        option = "--" + name.replace("_", "-")
+        if name in ("model", "model_tag") or value is None:
+            continue
+        if value is True:
+            words.append(option)
+        elif value is False:
+            words.append(option.replace("--", "--no-", 1))
+        elif isinstance(value, list | tuple):
+            words += [option, *map(str, value)]
+        else:
+            plain = json.dumps(value) if isinstance(value, dict) else str(value)
+            words += [option, plain]
+    return words
+
+
 def _take_out(asked: ServerAsked) -> None:
     """Model and port have fields of their own."""
     kept = []
@@ -531,6 +649,7 @@ _MANY: Final = "it needs several GPUs"
 _GPU: Final = "it needs a GPU"
 _WEIGHTS: Final = "it is about the real model's weights"
 _OURS: Final = "mmrepro sets it itself"
+_OF_MODEL: Final = "it belongs to a model or a file that is not here"
 _ALONE: Final = "the server is one on this machine, for this test"
 _HARMLESS: Final[Mapping[str, str]] = {
     **dict.fromkeys(
@@ -758,7 +877,7 @@ _NEEDED: Final[Mapping[str, str]] = {
             "--worker-extension-cls",
             "--config",
         ),
-        "it belongs to a model or a file that is not here",
+        _OF_MODEL,
     ),
 }
 """Options that are left out, and on which a failure may hang: where nothing shows
@@ -857,9 +976,7 @@ def translated(
             continue
         if plain in _NEEDED and not (gpu and _NEEDED[plain] == _GPU):
             if value not in _DEFAULTS:
-                replaced.append(
-                    Replaced(what=shown, why=_NEEDED[plain], essential=True)
-                )
+                replaced.append(_left_out(shown, _NEEDED[plain]))
             continue
 
         if not gpu and name == "--dtype" and value in ("float16", "half"):
@@ -880,7 +997,7 @@ def translated(
             name, known or {}
         )
         if refusal:
-            replaced.append(Replaced(what=shown, why=refusal, essential=True))
+            replaced.append(_left_out(shown, refusal, Needs.TRUST))
             continue
         args += [name, *values]
 
@@ -888,7 +1005,7 @@ def translated(
     for name, value in asked.env.items():
         if name == "VLLM_USE_V1" and value == "0":
             why = "the engine before V1 is in no release that runs here"
-            replaced.append(Replaced(what=f"{name}={value}", why=why, essential=True))
+            replaced.append(_left_out(f"{name}={value}", why))
         if names_a_secret(name) or _ENV_OURS.match(name):
             continue
         of_engine = _ENGINES_OWN.match(name) is not None
@@ -899,11 +1016,22 @@ def translated(
             # Of a variable that is no engine's, the name alone: its value may be
             # anything.
             what = f"{name}={value}" if of_engine else name
-            replaced.append(Replaced(what=what, why=refusal, essential=of_engine))
+            needs = Needs.HARDWARE if refusal == _GPU else Needs.TRUST
+            row = _left_out(what, refusal, needs)
+            if not of_engine:
+                row = Replaced(what=what, why=refusal)
+            replaced.append(row)
         else:
             env[name] = value
     rows = _bounded(replaced)
     return Translated(model, length, tuple(args), env, rows, tuple(notes[:MOST_NOTES]))
+
+
+def _left_out(what: str, why: str, needs: Needs | None = None) -> Replaced:
+    """A row on what a failure may hang on."""
+    if needs is None:
+        needs = Needs.MODEL if why == _OF_MODEL else Needs.HARDWARE
+    return Replaced(what=what, why=why, essential=True, needs=needs)
 
 
 def _bounded(replaced: list[Replaced]) -> tuple[Replaced, ...]:
@@ -916,8 +1044,16 @@ def _bounded(replaced: list[Replaced]) -> tuple[Replaced, ...]:
         what=f"the rest ({len(others)} options and variables)",
         why=f"only the first {MOST_REPLACED} are listed",
         essential=any(row.essential for row in others),
+        needs=_first_need(others),
     )
     return (*rows, last)
+
+
+def _first_need(rows: Iterable[Replaced]) -> Needs | None:
+    for row in rows:
+        if row.needs is not None:
+            return row.needs
+    return None
 
 
 def _expanded_name(written: str, allowed: Allowed, known: Iterable[str]) -> str:
@@ -1059,6 +1195,14 @@ def _gpu_backend_replaced(asked: ServerAsked) -> list[Replaced]:
     return [Replaced(what=what, by=by, why=why, essential=True)]
 
 
+_QUANTISED: Final = re.compile(
+    r"(?:^|[-_.])(?:fp8|fp4|nvfp4|mxfp4|awq|gptq|int[48]|w\d+a\d+|bnb|4bit|8bit|gguf"
+    r"|quantized)(?:$|[-_.])",
+    re.IGNORECASE,
+)
+_FULL: Final = re.compile(r"bf16|fp16|unquantized", re.IGNORECASE)
+"""Names of models whose weights are quantised, which no stand-in's are; and of those
+whose are not."""
 _TOKEN_IDS: Final = re.compile(
     r"token_ids|input_ids|logit_bias|input_embeds|prompt[\"']?\s*[:=]\s*\[+\s*\d",
     re.IGNORECASE,
@@ -1096,8 +1240,19 @@ def _model(
     if not family:
         why = "no tiny model reads audio"
     what = name or "the model"
+    is_quantised = bool(_QUANTISED.search(name)) and not _FULL.search(name)
+    essential = not family or is_quantised
+    if is_quantised:
+        why += ", not quantised"
     replaced = [
-        Replaced(what=what, by=kind, why=why, model=True, essential=not family),
+        Replaced(
+            what=what,
+            by=kind,
+            why=why,
+            model=True,
+            essential=essential,
+            needs=Needs.MODEL if essential else None,
+        ),
     ]
     extra = ["--trust-remote-code"] if tiny == "dots-ocr" else []
     given = {option for option, _ in asked.options}

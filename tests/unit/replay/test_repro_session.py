@@ -387,8 +387,8 @@ def test_a_report_of_another_engine_or_tool_is_refused_by_name(tmp_path: Path) -
     for text, words in (
         ("Ollama 0.5 dies\n\n```sh\nollama serve\n```", "of Ollama; mmrepro starts"),
         (
-            f"vllm 0.23.0\n\n```sh\n{SERVER}\n```\n\n```\nhttp POST :8000/v1\n```",
-            "is HTTPie",
+            f"vllm 0.23.0\n\n```sh\n{SERVER}\n```\n\n```\npackage main\n```",
+            "is Go",
         ),
     ):
         report.write_text(text)
