@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 
@@ -55,6 +56,7 @@ class ServingFacts:
         tiny: the only tiny model that it serves; "": any.
         pooling: options that make it serve a model that pools.
         pooling_named: options that name a model's kind, so that none is added.
+        pools: expression of a command's options with which its model pools.
         registry: the file of the installed package that lists its architectures.
         tried: architectures, and its first release of which a CPU is known to serve
             them.
@@ -89,6 +91,7 @@ class ServingFacts:
     tiny: str = ""
     pooling: tuple[str, ...] = ()
     pooling_named: tuple[str, ...] = ()
+    pools: str = ""
     registry: str = ""
     tried: Mapping[str, str] = field(default_factory=dict)
     tests: UpstreamTests = UpstreamTests()
@@ -105,6 +108,13 @@ class ServingFacts:
             return [engine, "--model", model, "--port", port]
         given = {"{model}": model, "{length}": length, "{port}": port}
         return [given.get(word, word) for word in self.command]
+
+
+def pools(engine: str, args: Sequence[str]) -> bool:
+    """Whether a server with these options has a model that pools: it answers no chat,
+    and some end by one."""
+    form = serving(engine).pools
+    return bool(form and re.search(form, " ".join(args)))
 
 
 def default_ports() -> Iterator[int]:

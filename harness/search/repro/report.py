@@ -447,9 +447,20 @@ def _translated_server(
     for name in ("model", "max_model_len", "scripts"):
         if name in options.asked:
             server[name] = options.asked[name]
+    if options.model:
+        _tell_model(facts, options.model)
     wanted = ServerWanted.model_validate(server)
     get_engine(wanted.engine).environment_spec(wanted.release, "cpu")
     return wanted
+
+
+def _tell_model(facts: ReportFacts, model: str) -> None:
+    """Say in the report's facts that the user chose the model."""
+    for place, item in enumerate(facts.replaced):
+        if item.model:
+            by = Path(model).name if is_folder(Path(model)) else model
+            given = {"by": by, "why": "--model", "essential": False, "needs": None}
+            facts.replaced[place] = item.model_copy(update=given)
 
 
 def _as_reported(engine: str, release: str, facts: ReportFacts) -> list[str]:

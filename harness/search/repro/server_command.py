@@ -1093,6 +1093,7 @@ _ASKS_TOKENS: Final = re.compile(
 _TIMES: Final = re.compile(r"[\"')\]]\s*\*\s*(\d{2,6})\b")
 _OF_REPEATED = 16
 """Bytes of a text that a script repeats, about."""
+_MOST_NODES: Final = 20_000
 
 
 def _needed(traffic: str) -> int:
@@ -1102,12 +1103,66 @@ def _needed(traffic: str) -> int:
         (int(n) for n in _ASKS_TOKENS.findall(traffic) if len(n) < 8), default=0
     )
     pictures = _OF_PICTURES if _PICTURES.search(traffic) else 0
-    repeated = sum(int(times) for times in _TIMES.findall(traffic)) * _OF_REPEATED
+    repeated = _repeated(traffic)
     wanted = (
         min(_MOST_LENGTH, len(traffic) + asked + pictures + repeated)
         + _LEAST_LENGTH // 2
     )
     return min(_MOST_LENGTH, -(-wanted // _LEAST_LENGTH) * _LEAST_LENGTH)
+
+
+def _repeated(traffic: str) -> int:
+    """Bytes of the texts that a script makes by repeating others."""
+    try:
+        tree = ast.parse(traffic)
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return sum(int(times) for times in _TIMES.findall(traffic)) * _OF_REPEATED
+
+    numbers: dict[str, int] = {}
+    texts: dict[str, int] = {}
+    made = 0
+    for node in list(ast.walk(tree))[:_MOST_NODES]:
+        match node:
+            case ast.Assign(
+                targets=[ast.Name(id=name)], value=ast.Constant(value=value)
+            ):
+                if isinstance(value, str):
+                    texts[name] = len(value.encode())
+                elif type(value) is int:
+                    numbers[name] = value
+            case ast.BinOp(op=ast.Mult(), left=left, right=right):
+                times = _number(left, numbers) or _number(right, numbers)
+                text = left if _number(right, numbers) else right
+                made += times * _length(text, texts)
+            case ast.comprehension(iter=ast.Call(func=ast.Name(id="range"), args=args)):
+                made += max((_number(arg, numbers) for arg in args), default=0) * (
+                    _OF_REPEATED
+                )
+    return min(made, _MOST_LENGTH)
+
+
+def _number(node: ast.AST, known: Mapping[str, int]) -> int:
+    """A whole number of an expression; 0: it is none that is written out."""
+    match node:
+        case ast.Constant(value=value) if type(value) is int:
+            return min(max(value, 0), 1 << 20)
+        case ast.Name(id=name):
+            return min(max(known.get(name, 0), 0), 1 << 20)
+    return 0
+
+
+def _length(node: ast.AST, known: Mapping[str, int]) -> int:
+    """Bytes of a text, or of those in a list; of another expression about as many."""
+    match node:
+        case ast.Constant(value=str(value)):
+            return len(value.encode())
+        case ast.Name(id=name) if name in known:
+            return known[name]
+        case ast.List(elts=elements):
+            return sum(_length(element, known) + 1 for element in elements)
+        case ast.Constant() | ast.BinOp():
+            return 0
+    return _OF_REPEATED
 
 
 def _tokens(text: str) -> int | None:
@@ -1160,7 +1215,10 @@ _SAME: Final[Mapping[str, tuple[str, str]]] = {
     "dots-ocr": ("a tiny dots.ocr", ""),
     "qwen3": ("a tiny Qwen3 that sees pictures", r"^$"),
     "qwen3-text": ("a tiny Qwen3", ""),
-    "qwen3-moe": ("a tiny Qwen3 mixture of experts", ""),
+    "qwen3-moe": (
+        "a tiny Qwen3 mixture of experts",
+        r"qwen3(?![.\d]|-?(?:vl|omni|next)).*-a\d+b",
+    ),
     "qwen3-next": ("a tiny Qwen3-Next", ""),
 }
 """What each tiny model is, and the names of models with its architecture; "": all that
@@ -1175,6 +1233,13 @@ _TEXTS: Final = (
     ),
 )
 """Tiny text models, names of models that they stand for, and the architecture."""
+_EXPERTS: Final = re.compile(
+    r"-a\d+(?:\.\d+)?b\b|mixtral|moe\b|deepseek-?(?:v[23]|r1$|r1-0)|kimi-k\d|gpt-oss"
+    r"|glm-?(?:4\.[5-9]|5)|minimax-m|ling-|dbrx|grok|llama-?4|hunyuan-a|ernie-4\.5-\d+b-a",
+    re.IGNORECASE,
+)
+"""Names of models that are mixtures of experts."""
+_OF_EXPERTS: Final = ("qwen3-moe", "Qwen3MoeForCausalLM")
 
 
 def _gpu_backend_replaced(asked: ServerAsked) -> list[Replaced]:
@@ -1228,6 +1293,10 @@ def _model(
             t for t, form, built in _TEXTS if re.search(form, lowered) and serves(built)
         )
         tiny = next(near, tiny)
+        mixture, architecture = _OF_EXPERTS
+        is_mixture = _EXPERTS.search(lowered) and "next" not in lowered
+        if tiny == "text" and is_mixture and serves(architecture):
+            tiny = mixture
 
     server = serving(asked.engine)
     if server.tiny:

@@ -6,6 +6,8 @@ from __future__ import annotations
 import contextlib
 import json
 import re
+import shutil
+import tempfile
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -92,6 +94,7 @@ class Reproducing(Replaying):
         self._held = contextlib.ExitStack()
         self._client_ran = False
         self._wanted: ClientWanted | None = None
+        self._spare: Path | None = None
         super().__init__(replace(options, server=self.asked.server), write=write)
 
     @property
@@ -213,6 +216,7 @@ class Reproducing(Replaying):
             ports=_ports(self.facts.server),
             limit_s=self.options.client_timeout,
         )
+        self._spare = self._copied(folder)
         result = self._run_client(_CLIENT_DIR)
 
         run = result.client or ClientRun()
@@ -242,9 +246,13 @@ class Reproducing(Replaying):
         if any(matches(finding, self.facts.claim) for finding in replay.findings):
             return
         for number in range(end.runs, self.options.repeat):
-            if self._wanted is None:
+            if self._wanted is None or self._spare is None:
                 return  # an earlier call ran it
+            self._wanted = replace(self._wanted, folder=self._spare)
+            self._spare = self._copied(self._spare)
             run = self._run_client(f"{_CLIENT_DIR}-{number + 1}").client or ClientRun()
+            if not run.ran:
+                continue
             again = self._ended(run)
             end.runs += 1
             if (again.is_check, again.line) == (end.is_check, end.line):
@@ -253,6 +261,15 @@ class Reproducing(Replaying):
         line = f"{line} in {end.failed} of {end.runs} runs."
         self.facts.notes.append(line)
         self.campaign.emit(Note(text=line))
+
+    def _copied(self, folder: Path) -> Path:
+        """A copy of a client's folder, for one more run: each run's is removed."""
+        place = tempfile.TemporaryDirectory(
+            prefix="mmrepro-client-", ignore_cleanup_errors=True
+        )
+        copy = Path(self._held.enter_context(place)).resolve() / "work"
+        shutil.copytree(folder, copy)
+        return copy
 
     def _ended(self, run: ClientRun) -> ClientEnd:
         client = self.asked.client

@@ -292,6 +292,8 @@ def _silent(replay: Replay, real: str, tokens: int) -> tuple[ReproVerdict, str]:
         said = f"nothing was tested: {answer.operation} got {answer.words}"
         if "vocab" in answer.words.lower():
             said += f" (the tiny model has fewer tokens than {real or 'the real one'})"
+        elif _CONTEXT.search(answer.words):
+            said += f" (--max-model-len {_longer(answer.words)}: its tokens are bytes)"
         return _untold(replay, said)
 
     if len(refused) == len(answers) and not claim.words:
@@ -316,6 +318,21 @@ def _silent(replay: Replay, real: str, tokens: int) -> tuple[ReproVerdict, str]:
     if doubt:
         return ReproVerdict.NOTHING_TESTED, f"{doubt}; here {said}"
     return ReproVerdict.NOT_REPRODUCED, said
+
+
+_CONTEXT: Final = re.compile(
+    r"context length|max_model_len|maximum (?:model|context|input|allowed)|too long"
+    r"|longer than",
+    re.IGNORECASE,
+)
+_LEAST_LONGER, _MOST_LONGER = 4096, 32768
+
+
+def _longer(words: str) -> int:
+    """A context in which a request that was too long for one has its place."""
+    named = [int(number) for number in re.findall(r"(?<![\w.])\d{2,6}\b", words)]
+    wanted = 2 * max(named, default=0)
+    return max(_LEAST_LONGER, min(_MOST_LONGER, -(-wanted // 1024) * 1024))
 
 
 def _doubt(report: ReportFacts) -> str:
