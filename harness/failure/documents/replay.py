@@ -248,7 +248,18 @@ class ReproVerdict(StrEnum):
     NOTHING_TESTED = "nothing-tested"
     """No request came as far as what the report is about."""
     NEEDS_HARDWARE = "needs-hardware"
-    """Nothing shows without what is not here: a GPU, several, the real model."""
+    """Nothing shows without what is not here: a GPU, several, further servers."""
+    NEEDS_MODEL = "needs-model"
+    """Nothing shows without the real model: its weights, its architecture."""
+
+
+class Needs(StrEnum):
+    """What a report's server would take that is left out."""
+
+    HARDWARE = "hardware"
+    MODEL = "model"
+    TRUST = "trust"
+    """An option that a report may not set; a user may."""
 
 
 _REPRO_EXITS: Final = {ReproVerdict.NOT_REPRODUCED: 0, ReproVerdict.REPRODUCED: 1}
@@ -265,6 +276,13 @@ class Replaced(Record):
         Field(description="a failure may hang on it: without it, silence says nothing"),
     ] = False
     model: Annotated[bool, Field(description="it is the model")] = False
+    needs: Annotated[
+        Needs | None,
+        Field(
+            description="what it would take, where it is essential",
+            exclude_if=lambda needs: needs is None,
+        ),
+    ] = None
 
     @property
     def words(self) -> str:
@@ -294,6 +312,34 @@ class Claim(Record):
             exclude_if=lambda about: not about,
         ),
     ] = []
+    expected: Annotated[
+        bool,
+        Field(
+            description="somebody wrote down what is right (--expect)",
+            exclude_if=lambda expected: not expected,
+        ),
+    ] = False
+    rare: Annotated[
+        str,
+        Field(
+            description="its words by which the failure comes and goes",
+            exclude_if=lambda rare: not rare,
+        ),
+    ] = ""
+    messages: Annotated[
+        list[str],
+        Field(
+            description="of refusals that it shows",
+            exclude_if=lambda messages: not messages,
+        ),
+    ] = []
+    model_code: Annotated[
+        str,
+        Field(
+            description="a file of a model's or a kernel's code that its traceback has",
+            exclude_if=lambda file: not file,
+        ),
+    ] = ""
 
     @property
     def words(self) -> str:
@@ -309,6 +355,36 @@ class OnRelease(Record):
     finding: str
     state: Literal["fixed", "still", "other", "not-tested"]
     said: str
+
+
+class ClientEnd(Record):
+    """How a report's client ended: its own words, which are evidence for the claim and
+    never for what became of the server."""
+
+    code: Annotated[
+        int | None, Field(description="its exit code; null: it was ended")
+    ] = None
+    ended: Annotated[
+        str, Field(description='why it was ended; "": it ended by itself')
+    ] = ""
+    exception: Annotated[
+        str, Field(description="class of the exception that it ended with")
+    ] = ""
+    line: Annotated[
+        int, Field(description="of the script, where it was raised; 0: not known")
+    ] = 0
+    is_check: Annotated[
+        bool,
+        Field(
+            description="the line checks what a server promises, whatever a model says"
+        ),
+    ] = False
+    asked: Annotated[int, Field(description="requests that it had sent")] = 0
+    refused: Annotated[int, Field(description="of these, without an answer of 2xx")] = 0
+    failed: Annotated[
+        int, Field(description="runs on fresh servers that ended at this check")
+    ] = 0
+    runs: int = 0
 
 
 class ReportFacts(Record):
@@ -332,6 +408,12 @@ class ReportFacts(Record):
     output: Annotated[str, Field(description="the last that the client printed")] = ""
     died: Annotated[
         bool, Field(description="the server ended while the client ran")
+    ] = False
+    end: Annotated[
+        ClientEnd | None, Field(description="how the client ended; null: none ran")
+    ] = None
+    shows_output: Annotated[
+        bool, Field(description="the report shows what its model said")
     ] = False
     asked: Annotated[
         str, Field(description="--fixed: the release that is compared")
