@@ -100,6 +100,13 @@ class InferenceData(ProbeData):
     ] = False
     text: str = ""
     completion_tokens: int | None = None
+    completion_id: Annotated[str, Field(description="as the answer has it")] = ""
+    created: Annotated[
+        int | None, Field(description="Unix time at which the answer says it was made")
+    ] = None
+    cached: Annotated[
+        str, Field(description="the header that tells that a cache answered")
+    ] = ""
     error: str = ""
 
 

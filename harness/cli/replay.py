@@ -3,6 +3,7 @@ engines, what is wrong, and the few requests that show it."""
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
@@ -71,6 +72,9 @@ def fuzz(asked: FuzzCommand) -> None:
     from mmrepro.search.fuzz.server import settled
 
     asked = settled(box_there(released(asked, asked.engine), "--no-box"))
+    if asked.against:
+        _fuzz_two_sides(asked)
+        return
     conduct_search(
         asked,
         asked.jobs,
@@ -78,6 +82,34 @@ def fuzz(asked: FuzzCommand) -> None:
             asked, write=partial(keep, FUZZ_REPORT), write_replay=write_replay
         ),
         FUZZ_REPORT,
+    )
+
+
+def _fuzz_two_sides(asked: FuzzCommand) -> None:
+    """Send the same requests to two servers.
+
+    Raises:
+        UsageError: --against are no options of the command.
+    """
+    from mmrepro.cli.options import read_words
+    from mmrepro.cli.sources import released
+    from mmrepro.reports import FUZZ_REPORT
+    from mmrepro.reports.documents import keep
+    from mmrepro.search.fuzz.against import Comparing
+    from mmrepro.search.fuzz.server import other_side
+
+    words = shlex.split(asked.against)
+    if words and not words[0].startswith("-"):
+        words = ["--release", *words]  # a release alone
+    other = released(read_words("fuzz", [asked.engine, *words], FuzzCommand))
+    asked = replace(asked, other=other_side(asked, other))
+    sides = (asked.server, asked.other)
+    conduct_search(
+        asked,
+        asked.jobs,
+        lambda: Comparing(asked, write=partial(keep, FUZZ_REPORT)),
+        FUZZ_REPORT,
+        [(side.engine, side.release) for side in sides if side is not None],
     )
 
 

@@ -5,6 +5,7 @@
     vllm/allowed.toml    options and variables that others may set   (allowed.py)
     vllm/features.toml   what a server does besides                  (features.py)
     vllm/waits.toml      where its processes wait                    (waits.py)
+    vllm/held.toml       how it shows that it is well and answers nobody (held.py)
     vllm/serving.toml    how people start its server                 (serving.py)
     vllm/promises.toml   what its API promises                       (promises.py)
     vllm/dialect.toml    how requests are written for it             (dialects.py)

@@ -365,6 +365,10 @@ def read_event(event: Any, record: RequestRecord, watch: RequestWatch) -> None:
     if not isinstance(kind, str):
         _note_event_text(_new_text(event, record), record, watch)
         return
+    failure = _failure_of(kind, event)
+    if failure:
+        record.error = failure[:ERROR_LIMIT]
+        return
     _note_block(kind, event, record)
     if "delta" not in kind:
         response = event.get("response")
@@ -416,6 +420,18 @@ _BLOCK_EVENTS = (
     "content_block_start",
     "content_block_delta",
 )
+
+
+def _failure_of(kind: str, event: Any) -> str:
+    """The error that an event of ``/v1/responses`` tells; "": it tells none."""
+    if kind == "error":
+        return _text(event.get("message")) or "an error without a text"
+    response = event.get("response")
+    if kind != "response.failed" or not isinstance(response, dict):
+        return ""
+    error = response.get("error")
+    message = error.get("message") if isinstance(error, dict) else error
+    return _text(message) or "an error without a text"
 
 
 def _new_text(event: Any, record: RequestRecord) -> str:

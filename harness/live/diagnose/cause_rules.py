@@ -177,7 +177,9 @@ AFTER_START = re.compile(r"(?<!\w)EngineCore encountered a fatal error")
 WHOSE = re.compile(r"(?P<name>[A-Z]\w+) hit an exception")
 READY = re.compile(
     r"Application startup complete|The server is fired up and ready to roll|"
-    r"Uvicorn running on |HINT:\s+Please open"
+    r"Uvicorn running on |HINT:\s+Please open|"
+    # vllm-rs of 0.23.0 and of 0.33.0
+    r"starting OpenAI server bind_address=|OpenAI server is ready to accept requests"
 )
 STARTING = re.compile(
     r"vLLM (?:API )?server version|non-default args: |Initializing a(?: V\d"

@@ -19,6 +19,7 @@ from mmrepro.live.diagnose import discover
 from mmrepro.live.diagnose.cause_rules import places
 from mmrepro.live.diagnose.classes_logged import LOG_PATTERNS as CLASS_PATTERNS
 from mmrepro.live.diagnose.discover import ServerTarget
+from mmrepro.live.diagnose.listeners import ask_all, listening_sockets
 from mmrepro.live.diagnose.options import DiagnoseCommand
 from mmrepro.live.diagnose.ranks import coordinators, replicas, workers
 from mmrepro.live.diagnose.readings import DiagnosisView
@@ -204,11 +205,33 @@ class Collector:
         self._all(*self._counts("2"))
         if self._waiting is not None:
             _wait(self._waiting, min(self._asked_at + GLANCE_S, self._end))
+        self._ask_each_socket()
         if self.waits or suspicious(self.evidence):
             return True
-        if DiagnosisView(self.target.facts, self.evidence).green is False:
+        view = DiagnosisView(self.target.facts, self.evidence)
+        # A server may end on this very request: what it was like before tells nothing.
+        broken = view.answer == "failed" and view.inference_status is None
+        if broken:
+            discover.refresh(self.target)
+        if broken or view.green is False:
             self._all(self._start(self._http(self._cheap()), label="http-2"))
+        # A front that fails a request at once may have an engine without the thread
+        # that takes requests.
+        if view.answer == "failed" and not stacks:
+            threads = self._processes_round(label="failed-", samples=3, others=False)
+            self._all(*threads)
         return False
+
+    def _ask_each_socket(self) -> None:
+        """Where several sockets listen on its port: whether each of them answers."""
+        facts = self.target.facts
+        sockets = listening_sockets(facts)
+        if sockets < 2:
+            return
+        answers = ask_all(facts.url, sockets, self.plan.headers)
+        self._note_request(f"GET /v1/models on {answers.asked} connections")
+        if answers.one_is_silent:
+            self.evidence.facts[live.SILENT_SOCKET] = answers.sentence
 
     @property
     def waits(self) -> bool:

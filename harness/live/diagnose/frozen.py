@@ -8,11 +8,13 @@ from enum import Enum, auto
 from typing import Any
 
 from mmrepro.engines import ENGINES
+from mmrepro.engines.held import upkeep
 from mmrepro.failure.documents import Assessment, Rank, RankLook, ServerState, Stand
 from mmrepro.live.diagnose import rank_reports, rank_verdicts, ranks
+from mmrepro.live.diagnose.cause_rules import LOOP_FRAMES
 from mmrepro.live.diagnose.readings import DiagnosisView
 from mmrepro.live.diagnose.threads import MIN_SAMPLES, Course, bare, holder
-from mmrepro.probes import GpuData, SyscallsData
+from mmrepro.probes import Frame, GpuData, SyscallsData
 
 MORE_STACKS = (
     "py-spy dump --native --pid {pid} shows the C frames below the last Python one"
@@ -46,6 +48,36 @@ def stance(view: DiagnosisView) -> tuple[Stance, str]:
         if course.active and not course.waits and not _turns_idly(view, course):
             return Stance.MOVES, course.place
     return Stance.IDLES, _main(view, core).place
+
+
+def in_service(view: DiagnosisView) -> bool:
+    """Whether the engine is past its start: it is in its serving loop in every sample,
+    and does not wait there for what the first step sets up on a device."""
+    for course in view.courses(view.core_pid):
+        served = [_serves(view, stack.frames) for stack in course.stacks]
+        if served and all(served) and not course.on_device:
+            return True
+    return False
+
+
+def _serves(view: DiagnosisView, frames: Sequence[Frame]) -> bool:
+    engine = ENGINES.get(view.facts.engine)
+    own = {*engine.step_functions, *engine.idle_loops} if engine is not None else set()
+    names = {frame.name for frame in frames}
+    return bool(names & own) or LOOP_FRAMES.search(" ".join(names)) is not None
+
+
+def at_upkeep(view: DiagnosisView) -> str:
+    """What a thread of the engine does besides serving in most samples: it compiles,
+    it takes weights; "": nothing that is known."""
+    pids = [view.core_pid, *(process.pid for process in ranks.workers(view.facts))]
+    for pid in dict.fromkeys(pids):
+        for course in view.courses(pid):
+            work = [upkeep(view.facts.engine, stack.frames) for stack in course.stacks]
+            named = [what for what in work if what]
+            if named and 2 * len(named) >= len(work):
+                return named[-1]
+    return ""
 
 
 def _of_ranks(look: RankLook) -> tuple[Stance, str] | None:
@@ -87,6 +119,41 @@ def front(view: DiagnosisView, why: list[str]) -> Assessment:
     )
 
 
+def deaf(view: DiagnosisView, why: list[str]) -> Assessment | None:
+    """The core lives without the thread that takes its requests, or without the one
+    that sends its answers; None: its stacks do not show that."""
+    ended = _ended_threads(view)
+    if not ended:
+        return None
+    role = view.facts.role_of(view.core_pid)
+    names = " and ".join(ended)
+    return Assessment(
+        state=ServerState.NOT_RECEIVING,
+        sentence=f"{role} lives, and its thread {names} has ended: no request reaches "
+        "it, or no answer leaves it, whatever is asked.",
+        why=[*why, f"none of its threads is in {names}"],
+        process=role,
+        advice=[
+            "the server does not recover from this by itself: restart it, keep its log",
+            "its log has the thread's exception: a request that it cannot read ends it",
+        ],
+    )
+
+
+def _ended_threads(view: DiagnosisView) -> list[str]:
+    """Functions of the core's lasting threads in which none of its threads is, where
+    one is in another of them: a release whose threads are called otherwise has none."""
+    engine = ENGINES.get(view.facts.engine)
+    lasting = engine.core_threads if engine and view.facts.cores else ()
+    inside: set[str] = set()
+    for course in view.courses(view.core_pid):
+        for stack in course.stacks:
+            inside.update(map(bare, stack.frames))
+    if inside.isdisjoint(lasting):
+        return []
+    return [name for name in lasting if name not in inside]
+
+
 def engine(view: DiagnosisView, why: list[str], *, asked: bool) -> Assessment:
     """The engine makes no progress: frozen, blocked, starved or not receiving."""
     of_ranks = rank_verdicts.silent(view, why)
@@ -100,6 +167,8 @@ def engine(view: DiagnosisView, why: list[str], *, asked: bool) -> Assessment:
     if not courses:
         return _unseen(view, why, role, queued=queued, asked=asked)
     course = _stuck(view, pid, courses)
+    if course is None and (lost := deaf(view, why)):
+        return lost
     if course is None:
         return _idle(view, why, role, courses, queued=queued, asked=asked)
     why += [_described(course), *rank_reports.dumped(view)]

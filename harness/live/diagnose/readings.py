@@ -72,6 +72,8 @@ class DiagnosisView:
             return "not-asked"
         if data.answered:
             return "answered"
+        if data.cached:
+            return "gateway"
         if data.status is None:
             late = data.cut or data.seconds >= 0.9 * data.deadline_s
             return "silent" if late and BEGUN not in data.error else "failed"
@@ -84,6 +86,23 @@ class DiagnosisView:
         if gateways(data):
             return "gateway"
         return "unavailable" if data.status == 503 else "failed"
+
+    @property
+    def inference_status(self) -> int | None:
+        """HTTP's status of the one small request; None: none came, or none was sent."""
+        data = self.inference
+        return None if data is None else data.status
+
+    @property
+    def ended_on_the_request(self) -> bool:
+        """Whether the connection of the one small request broke after the server had
+        answered its cheap endpoints."""
+        readings = [data for _, data in self.evidence.results(HttpData, "check")]
+        if self.answer != "failed" or self.inference_status is not None:
+            return False
+        if not readings:
+            return False
+        return any(answer.status is not None for answer in readings[0].answers)
 
     # ------------------------------------------------------------ the front
 

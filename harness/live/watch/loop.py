@@ -18,13 +18,16 @@ from mmrepro.base.units import duration
 from mmrepro.failure.documents import CLASS_WORDS, Certainty, LiveClass, NamedClass
 from mmrepro.live.diagnose.discover import parse_url
 from mmrepro.live.watch.checker import Checker
-from mmrepro.live.watch.health import CheckOutcome, Health
+from mmrepro.live.watch.falls import FallKeeper
+from mmrepro.live.watch.health import Check, CheckOutcome, Health
 from mmrepro.live.watch.options import WatchCommand
 
 if TYPE_CHECKING:
     from mmrepro.live.fleet.session import Looked
 
 _SUREST = list(Certainty)
+_FALLS = (CheckOutcome.FAILED, CheckOutcome.SILENT, CheckOutcome.ABSENT)
+"""Checks that may be the last ones before a restart."""
 CONFIRM_PAUSE_S = 0.01
 """Between a first failure and the check that confirms it."""
 _RETURN_S = 1.0
@@ -41,7 +44,7 @@ class WatchDiagnosis:
 
 Diagnose = Callable[[], WatchDiagnosis]
 Listener = Callable[[str, str], None]
-"""Gets an event's kind (check, dead, live, class, diagnosis, error) and a sentence."""
+"""Gets an event's kind (check, dead, live, class, capture, diagnosis, error) and a sentence."""
 
 
 class ServerWatch:
@@ -56,11 +59,13 @@ class ServerWatch:
         *,
         diagnose: Diagnose | None = None,
         listener: Listener | None = None,
+        falls: FallKeeper | None = None,
     ) -> None:
         self.checker = checker
         self.health = health
         self.options = options
         self.diagnose = diagnose
+        self.falls = falls
         self.listener = listener or (lambda kind, text: None)
         self.counts: dict[CheckOutcome, int] = dict.fromkeys(CheckOutcome, 0)
         self.incidents = 0
@@ -83,18 +88,33 @@ class ServerWatch:
             if self.options.once and not self.health.undecided:
                 break
             self._stop.wait(self._pause(began))
+        if self.falls is not None:
+            self.falls.wait()
         if self._diagnosis is not None:
             self._diagnosis.join()
         return self.health.live
 
+    def capture_now(self, why: str) -> str:
+        """Take the evidence of a fall before somebody ends the server, unless it
+        answers; where it went, "": nowhere."""
+        last = self.health.last
+        answers = last is None or last.verdict is CheckOutcome.OK
+        if self.falls is None or answers:
+            return ""
+        self.falls.fall(why)
+        self.falls.wait()
+        return self.falls.last
+
     def _step(self) -> bool:
         check = self.checker.check()
+        was_starting = self.health.starting
         with self.lock:
             self.counts[check.verdict] += 1
             changed = self.health.observe(check)
             live = self.health.live
         what = check.verdict.value + (f": {check.why}" if check.why else "")
         self.listener("check", f"{what} ({duration(check.seconds)})")
+        self._keep(check, was_starting=was_starting, died=changed and not live)
         if changed and not live:
             self.listener("dead", f"not live: {check.why}")
             self._look()
@@ -104,6 +124,17 @@ class ServerWatch:
                 self.finding = None
         self._tell_classes()
         return changed
+
+    def _keep(self, check: Check, *, was_starting: bool, died: bool) -> None:
+        """Take the evidence when a check first fails: after the next one somebody may
+        have restarted the server."""
+        if self.falls is None:
+            return
+        if check.verdict is CheckOutcome.OK:
+            self.falls.rise()
+        begun = check.begun or not was_starting
+        if died or (check.verdict in _FALLS and begun):
+            self.falls.fall(check.why)
 
     def _tell_classes(self) -> None:
         """What the last check and the last diagnosis name, until it is live again; in
@@ -152,6 +183,9 @@ class ServerWatch:
 
     def _diagnose(self) -> None:
         assert self.diagnose is not None
+        # One look at a time: two would wait for each other's samples.
+        if self.falls is not None:
+            self.falls.wait()
         try:
             finding = self.diagnose()
         except Exception as error:  # the watch goes on, whatever becomes of a diagnosis
@@ -184,12 +218,14 @@ def watch_of(
     *,
     diagnose: Callable[[float], WatchDiagnosis] | None = None,
     listener: Listener,
+    name: str = "",
 ) -> ServerWatch:
     """The watch of a server. Raises UsageError for what cannot be an address.
 
     Args:
         diagnose: looks for the cause when a check fails, with a deadline in seconds;
             None: that it failed is only reported.
+        name: of the server, where several are watched.
     """
     parse_url(asked.url)
     deadline = asked.deadline_s or default_deadline(asked.interval_s, health.failures)
@@ -202,7 +238,10 @@ def watch_of(
         headers=dict(asked.headers),
     )
     look = None if diagnose is None else partial(diagnose, max(1.0, deadline))
-    return ServerWatch(checker, health, asked, diagnose=look, listener=listener)
+    falls = FallKeeper(asked, listener, name=name) if asked.captures else None
+    return ServerWatch(
+        checker, health, asked, diagnose=look, listener=listener, falls=falls
+    )
 
 
 def small_picture() -> str:

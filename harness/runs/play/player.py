@@ -22,6 +22,7 @@ from mmrepro.engines import SERVED_MODEL, get_engine
 from mmrepro.engines.environments import Environment, EnvironmentSpec
 from mmrepro.engines.misfit import misfit_in
 from mmrepro.engines.models import TINY, TinyModel, TinyQwen2VL, TinyText
+from mmrepro.engines.serving import pools
 from mmrepro.failure.documents import Block, Journal, prepared_folder
 from mmrepro.runs.judge import Deadlines, derive
 from mmrepro.runs.options import RunCommand, StartMode
@@ -62,6 +63,8 @@ _NO_ROOM = ("No space left on device", "Cannot allocate memory")
 """In the log of a server that did not start: it is this machine's fault."""
 RECORDED: Final = "recorded.har"
 _GATE_LIMIT_S = 30.0
+_POOLS_S = 2.0
+"""The same of a model that pools, which is asked nothing before."""
 _UNKNOWN_S = 0.2
 """An answer's time, where a gate measured none."""
 
@@ -267,6 +270,10 @@ class Player:
 
     def _measured(self, server: Started, journal: Journal) -> None:
         """The deadlines that follow from what a warm-up check takes on this server."""
+        if pools(self.server.engine, self.server.args):
+            # The check is a chat, by which such a server may end.
+            self.deadlines = derive([_POOLS_S])
+            return
         asyncio.run(_gate(server, journal))
         requests = journal.recorder.evidence.requests
         answered = [request.latency_s for request in requests if request.answered]

@@ -9,7 +9,7 @@ from typing import ClassVar, Self
 
 from mmrepro.base import common_options as common
 from mmrepro.base.errors import UsageError
-from mmrepro.base.options import option
+from mmrepro.base.options import ENGINE, option
 from mmrepro.base.units import exact_duration
 from mmrepro.engines.dialects import dialect_of
 from mmrepro.engines.features import feature
@@ -118,6 +118,15 @@ class FuzzCommand(ServerCommand):
         name="--from",
         names="record",
     )
+    against: str = option(
+        "",
+        "Options of a second server, e.g. '--front rust', '--release 0.24.0' or "
+        "'--server-arg=--no-enable-prefix-caching': both get the same requests, and "
+        "each difference is a finding.",
+        "OPTIONS",
+        ENGINE,
+        runs_code=True,
+    )
     budget_s: float = common.BUDGET(
         _BUDGET_S,
         help="Time for it, e.g. 10m or 2h; building an environment does not count.",
@@ -129,6 +138,9 @@ class FuzzCommand(ServerCommand):
         True,
         help="With --from: run the servers in a box, since others wrote what they get.",
     )
+
+    other: ServerWanted | None = None
+    """The second server of ``against``; code sets it."""
 
     @property
     def boxed(self) -> bool:
@@ -175,4 +187,11 @@ class FuzzCommand(ServerCommand):
             "--no-shrink": "" if self.shrink else "yes",
             "--repeat": str(self.repeat),
             "--device": self.on_gpu,
+            **self._other_decides,
         }
+
+    @property
+    def _other_decides(self) -> dict[str, str]:
+        if self.other is None:
+            return {}
+        return {"--against": self.other.model_dump_json(exclude_defaults=True)}

@@ -92,6 +92,28 @@ def server_of(
     return under(profile, wanted, length_told="max_model_len" in asked)
 
 
+def other_side(asked: FuzzCommand, other: FuzzCommand) -> ServerWanted:
+    """The server of ``--against``: the first one's, but for what is said of it.
+
+    Args:
+        other: the words of ``--against`` as options of a command of their own.
+
+    Raises:
+        UsageError: the engine has no such release.
+    """
+    said, server = other.asked, asked.server
+    changes: dict[str, Any] = {}
+    for name in ("release", "model", "max_model_len"):
+        if name in said:
+            changes[name] = said[name]
+    # Options of the same name come last, and so win.
+    changes["args"] = [*server.args, *said.get("args", ())]
+    changes["env"] = {**server.env, **said.get("env", {})}
+    second = server.model_copy(update=changes)
+    get_engine(server.engine).environment_spec(second.release, "cpu")
+    return second
+
+
 def kept_options(folder: Path) -> tuple[dict[str, str], float | None]:
     """What the session in ``folder`` was begun with, and its budget in seconds. Raises
     UsageError: there is none."""

@@ -277,6 +277,38 @@ simpler; and what is asked in other forms than completions: without it there is 
 request."""
 
 
+_DECIDING = _KEPT | {
+    "temperature",
+    "seed",
+    "top_p",
+    "top_k",
+    "min_p",
+    "use_beam_search",
+    "ignore_eos",
+    "min_tokens",
+    "stop",
+    "stop_token_ids",
+    "tools",
+    "tool_choice",
+    "parallel_tool_calls",
+    "functions",
+    "response_format",
+    "structured_outputs",
+    "guided_json",
+    "guided_regex",
+    "guided_choice",
+    "guided_grammar",
+    "logit_bias",
+    "logprobs",
+    "top_logprobs",
+    "return_token_ids",
+    "echo",
+    "chat_template_kwargs",
+}
+"""Parameters that decide which answer comes, and in which form: two requests whose
+answers are held against each other keep them, else two sampled answers are compared."""
+
+
 @dataclass(frozen=True)
 class Simplification:
     """One simplification. ``name``: what it takes away, where it takes one thing
@@ -291,6 +323,16 @@ def changes(case: Case, seen: Observation) -> list[Simplification]:
     """Those that change ``case``, the ones that tell a reader the most first."""
     refused = {op for op, answer in seen.answers.items() if answer.startswith("4")}
 
+    compared = _compared(case)
+
+    def patient(op: Operation) -> dict[str, Any]:
+        # How an answer comes is what such a request is compared in.
+        return {} if op.id in compared else {"stream": False, "leave": ""}
+
+    def bounding(op: Operation) -> dict[str, Any]:
+        kept = _DECIDING if op.id in compared else _KEPT
+        return {"parameters": {k: v for k, v in op.parameters.items() if k in kept}}
+
     def short(op: Operation) -> dict[str, Any]:
         return _shorter(op, refused)
 
@@ -300,11 +342,11 @@ def changes(case: Case, seen: Observation) -> list[Simplification]:
         Simplification("one request after another", in_order),
         Simplification(
             "no streams, and no client that goes away",
-            functools.partial(_each, change=_patient),
+            functools.partial(_each, change=patient),
         ),
         Simplification(
             "no parameters but those that bound the answer",
-            functools.partial(_each, change=_bounding),
+            functools.partial(_each, change=bounding),
         ),
         Simplification("short texts", functools.partial(_each, change=short)),
         Simplification(
@@ -353,13 +395,13 @@ def _saying(case: Case, scripts: Scripts, answers: list[ScriptedAnswer]) -> Case
     return case.model_copy(update={"server": server})
 
 
-def _patient(op: Operation) -> dict[str, Any]:
-    return {"stream": False, "leave": ""}
-
-
-def _bounding(op: Operation) -> dict[str, Any]:
-    kept = {name: value for name, value in op.parameters.items() if name in _KEPT}
-    return {"parameters": kept}
+def _compared(case: Case) -> set[str]:
+    """Operations whose answers the case holds against each other."""
+    compared: set[str] = set()
+    for op in case.operations:
+        if op.expect is not None and op.expect.same_as is not None:
+            compared |= {op.id, op.expect.same_as}
+    return compared
 
 
 def all_at_once(case: Case, seen: Observation) -> Simplification | None:

@@ -6,6 +6,8 @@ from __future__ import annotations
 import contextlib
 import json
 import re
+import shutil
+import tempfile
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -18,6 +20,7 @@ from mmrepro.base.text import one_line
 from mmrepro.campaign import Campaign, CampaignState, Note, Spent
 from mmrepro.failure.documents.replay import (
     REPLAY_FILE,
+    ClientEnd,
     Finding,
     OnRelease,
     Replaced,
@@ -28,17 +31,19 @@ from mmrepro.failure.documents.replay import (
 from mmrepro.runs import Deadlines, derive_deadlines
 from mmrepro.runs.play import RECORDED
 from mmrepro.search.oracle.judged import alike
-from mmrepro.search.replay.attempts import CaseRun, StartingPoint
+from mmrepro.search.replay.attempts import CaseResult, CaseRun, StartingPoint
 from mmrepro.search.replay.confirm import GIVE_UP
 from mmrepro.search.replay.pursue import LOUD
 from mmrepro.search.replay.rounds import Rounds
 from mmrepro.search.replay.session import Replaying
 from mmrepro.search.replay.store import AttemptWanted, Observation, WriteReplay
-from mmrepro.search.repro.claim import BY_EACH, concluded, matches
+from mmrepro.search.repro.claim import BY_EACH
+from mmrepro.search.repro.client_end import client_end
 from mmrepro.search.repro.options import ReproCommand
 from mmrepro.search.repro.report import asked_for, saying
 from mmrepro.search.repro.server_command import parse
 from mmrepro.search.repro.speech import SpokenVariant, likeliest_first
+from mmrepro.search.repro.verdict import concluded, matches
 from mmrepro.traffic import noise
 from mmrepro.traffic.capture import (
     ClientRun,
@@ -57,6 +62,8 @@ from mmrepro.traffic.case import (
     write_case,
 )
 
+_MOST_AT_ONCE = 64
+"""Requests of a report's file that are sent beside each other."""
 _MOST_PICTURES = 100
 """That replace those which a client names and a report does not bring."""
 _SLOW_ANSWER_S = 1.0
@@ -86,6 +93,8 @@ class Reproducing(Replaying):
         self.asked = asked_for(options)
         self._held = contextlib.ExitStack()
         self._client_ran = False
+        self._wanted: ClientWanted | None = None
+        self._spare: Path | None = None
         super().__init__(replace(options, server=self.asked.server), write=write)
 
     @property
@@ -123,6 +132,7 @@ class Reproducing(Replaying):
         if self.files.case.operations or not self._client_ran:
             rounds.run()
             self._answered_otherwise(rounds)
+            self._checked_again()
             self._in_a_row(rounds)
         self._on_fixed(rounds)
         for finding in self.replay.findings:
@@ -190,26 +200,24 @@ class Reproducing(Replaying):
             file / client.name,
             options.server,
             host=options.host,
-            concurrency=options.concurrency,
+            concurrency=max(options.concurrency, min(client.at_once, _MOST_AT_ONCE)),
         )
 
     def _record_client(self) -> Deadlines | None:
         """Run the client on a server of its own, and make a case of what it sent.
 
         Returns what that server showed of deadlines."""
-        client = self.asked.client
         folder, words, changed = self._client_folder()
-        wanted = ClientWanted(
-            client.words,
+        self._wanted = ClientWanted(
+            self.asked.client.words,
             folder,
             script=words,
             image=self.options.container,
             ports=_ports(self.facts.server),
             limit_s=self.options.client_timeout,
         )
-        what = f"the client ({client.shown}), which nobody vouches for"
-        order = CaseRun("client", what, self.servers, _CLIENT_DIR, client=wanted)
-        result = self.attempt(order)
+        self._spare = self._copied(folder)
+        result = self._run_client(_CLIENT_DIR)
 
         run = result.client or ClientRun()
         case, contents = self._recording(run)
@@ -220,6 +228,52 @@ class Reproducing(Replaying):
         for line in [*changed, *_client_lines(run, case)]:
             self.campaign.emit(Note(text=line))
         return result.deadlines
+
+    def _run_client(self, name: str) -> CaseResult:
+        """Run the client on a fresh server, with what is recorded in the folder
+        ``name``."""
+        assert self._wanted is not None
+        what = f"the client ({self.asked.client.shown}), which nobody vouches for"
+        order = CaseRun(name, what, self.servers, name, client=self._wanted)
+        return self.attempt(order)
+
+    def _checked_again(self) -> None:
+        """Run a client again whose own check failed, as often as confirms it; not where
+        what its requests show is known by now."""
+        end, replay = self.facts.end, self.replay
+        if end is None or not end.is_check or end.refused or replay.untestable:
+            return
+        if any(matches(finding, self.facts.claim) for finding in replay.findings):
+            return
+        for number in range(end.runs, self.options.repeat):
+            if self._wanted is None or self._spare is None:
+                return  # an earlier call ran it
+            self._wanted = replace(self._wanted, folder=self._spare)
+            self._spare = self._copied(self._spare)
+            run = self._run_client(f"{_CLIENT_DIR}-{number + 1}").client or ClientRun()
+            if not run.ran:
+                continue
+            again = self._ended(run)
+            end.runs += 1
+            if (again.is_check, again.line) == (end.is_check, end.line):
+                end.failed += 1
+        line = f"The client's own check in line {end.line} failed"
+        line = f"{line} in {end.failed} of {end.runs} runs."
+        self.facts.notes.append(line)
+        self.campaign.emit(Note(text=line))
+
+    def _copied(self, folder: Path) -> Path:
+        """A copy of a client's folder, for one more run: each run's is removed."""
+        place = tempfile.TemporaryDirectory(
+            prefix="mmrepro-client-", ignore_cleanup_errors=True
+        )
+        copy = Path(self._held.enter_context(place)).resolve() / "work"
+        shutil.copytree(folder, copy)
+        return copy
+
+    def _ended(self, run: ClientRun) -> ClientEnd:
+        client = self.asked.client
+        return client_end(run, client.name, client.text)
 
     def _client_folder(self) -> tuple[Path, str, list[str]]:
         """The folder in which the client is run, with its files and what replaces its
@@ -297,8 +351,23 @@ class Reproducing(Replaying):
         self._client_ran = run.ran
         facts.isolation, facts.output, facts.died = run.isolation, run.output, run.died
         facts.notes += run.notes
+        facts.end = self._end_of(run, case) if run.ran else None
         if run.ended:
-            facts.notes.append(f"It was ended: {run.ended}.")
+            line = f"The client was ended before its own end: {run.ended}."
+            facts.notes.append(line)
+            self.campaign.emit(Note(text=line))
+
+    def _end_of(self, run: ClientRun, case: Case) -> ClientEnd:
+        """How the client's first run ended."""
+        end = self._ended(run)
+        statuses = [
+            op.recorded.status if op.recorded else None for op in case.operations
+        ]
+        end.asked = len(statuses)
+        end.refused = sum(1 for status in statuses if status and status >= 300)
+        if end.is_check:
+            end.runs = end.failed = 1
+        return end
 
     # ------------------------------------------------------------- what else is said
 

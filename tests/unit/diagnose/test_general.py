@@ -8,7 +8,12 @@ from typing import Any
 import pytest
 from hypothesis import given, strategies as st
 from made_up import http, metrics
-from mmrepro.failure.documents.diagnosis import COULD_NOT_TELL, ServerState, TargetFacts
+from mmrepro.failure.documents.diagnosis import (
+    COULD_NOT_TELL,
+    ServerState,
+    TargetFacts,
+    TargetProcess,
+)
 from mmrepro.failure.signature.live_server import CORE_ALIVE
 from mmrepro.live.diagnose.general import assess, at_once, suspicious
 from mmrepro.probes.data import AnyProbeData
@@ -357,6 +362,47 @@ def test_exit_codes_signals_tracers_and_the_oom_killer_are_said() -> None:
     assert "cannot be seen" in " ".join(assess(killed, facts).why)
     traced = assess(evidence(**{f"tracer:{CORE}": 77}), target(states="St"))
     assert "process 77" in " ".join([*traced.why, *traced.advice])
+
+
+RUST = {"front_role": "RustFrontend"}
+FRONT_DIED = log("Process RustFrontend (PID: 27842) died with exit code -9")
+FRONT_DIED.matches = {"front-died": FRONT_DIED.errors}
+
+
+def processes_of(*roles: str) -> list[TargetProcess]:
+    """With a state behind a colon."""
+    listed = []
+    for number, role in enumerate(roles, FRONT):
+        name, _, state = role.partition(":")
+        process = TargetProcess(
+            pid=number, ppid=1, role=name, name=name, state=state or "S"
+        )
+        listed.append(process)
+    return listed
+
+
+def test_a_front_program_that_has_ended_is_dead_while_its_launcher_listens() -> None:
+    left = processes_of("python", "EngineCore", "Worker")
+    mute = assess(evidence(SILENCE), target(processes=left, **RUST))
+    assert (mute.state, mute.process) == (ServerState.PART_DEAD, "RustFrontend")
+    zombie = processes_of("python", "EngineCore", "RustFrontend:Z")
+    ended = assess(
+        evidence(**{f"exit:{FRONT + 2}": 9}), target(processes=zombie, **RUST)
+    )
+    assert "killed by signal 9" in " ".join(ended.why)
+    # It ends the others, where it has noticed.
+    alone = target(processes=processes_of("python"), **RUST)
+    assert assess(evidence(FRONT_DIED), alone).process == "RustFrontend"
+    assert assess(evidence(), alone).process != "RustFrontend"
+
+
+def test_a_front_program_that_lives_or_is_not_there_yet_is_not_dead() -> None:
+    whole = processes_of("python", "EngineCore", "RustFrontend")
+    assert at_once(evidence(), target(processes=whole, **RUST)) is None
+    early = processes_of("python", "resource_tracker")
+    assert at_once(evidence(), target(processes=early, **RUST)) is None
+    left = processes_of("python", "EngineCore")
+    assert at_once(evidence(), target(processes=left)) is None
 
 
 def test_a_hidden_exit_code_is_not_called_zero() -> None:
