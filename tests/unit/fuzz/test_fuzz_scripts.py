@@ -11,11 +11,13 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from mmrepro.base.errors import UsageError
 from mmrepro.base.records import Moment
 from mmrepro.engines import parsers
 from mmrepro.engines.models import ScriptedAnswer, Scripts, known_families
 from mmrepro.engines.parsers import RegisteredParsers, registered_parsers
 from mmrepro.failure.documents.replay import PlayFacts
+from mmrepro.search.fuzz.options import FuzzCommand
 from mmrepro.search.fuzz.spoken import (
     ParsersAsked,
     checked_forms,
@@ -235,3 +237,13 @@ def test_a_special_token_with_the_name_of_a_place_stays_whole() -> None:
     assert glm == (
         "<tool_call>add<arg_key>a</arg_key><arg_value>1</arg_value></tool_call>"
     )
+
+
+@pytest.mark.parametrize(
+    "other", [{"script": Path("x")}, {"source": Path("x")}, {"against": "--front rust"}]
+)
+def test_generated_scripts_go_with_nothing_that_says_what_is_asked(
+    other: dict[str, Any],
+) -> None:
+    with pytest.raises(UsageError, match="--scripts"):
+        FuzzCommand(engine="vllm", scripts=True, **other)
