@@ -199,8 +199,11 @@ class _Writer:
         tags: list[str] = []
         if self._calls is not None:
             tags += self._calls.tokens
-        if self._thinks is not None:
-            tags += [tag.strip() for tag in self._thinks.think]
+        shared = family_tokens()
+        for tag in () if self._thinks is None else self._thinks.think:
+            # A half of several tokens would have whole ones in it.
+            pieces = [piece.strip() for piece in pieces_of_text(tag, shared)]
+            tags += [piece for piece in pieces if piece][:1]
         return [tag for tag in dict.fromkeys(tags) if len(tag) > 2]
 
     def answers(self) -> list[ScriptedAnswer]:

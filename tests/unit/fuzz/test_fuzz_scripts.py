@@ -247,3 +247,24 @@ def test_generated_scripts_go_with_nothing_that_says_what_is_asked(
 ) -> None:
     with pytest.raises(UsageError, match="--scripts"):
         FuzzCommand(engine="vllm", scripts=True, **other)
+
+
+@pytest.mark.parametrize("name", sorted(known_families()))
+def test_a_text_without_a_call_has_no_whole_tag(
+    registered: RegisteredParsers, name: str
+) -> None:
+    """A sound parser would look for what such a tag begins."""
+    family = known_families()[name]
+    tools, reasoning = family.tool_parsers[:1], family.reasoning_parsers[:1]
+    asked = (
+        ParsersAsked(*tools) if tools else ParsersAsked(reasoning="".join(reasoning))
+    )
+    if not (tools or reasoning):
+        return
+    case = spoken_case(SERVER, registered, asked, Random(1))
+    scripts = case.server.scripts
+    assert scripts is not None
+    for answer in scripts.script:
+        for part in (answer.content, answer.reasoning):
+            whole = [tag for tag in scripts.shared if tag in (part or "")]
+            assert not whole, (answer.name, part)
