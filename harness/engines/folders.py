@@ -9,6 +9,7 @@
     vllm/serving.toml    how people start its server                 (serving.py)
     vllm/promises.toml   what its API promises                       (promises.py)
     vllm/dialect.toml    how requests are written for it             (dialects.py)
+    vllm/parsers.toml    where a release lists its parsers           (parsers.py)
     vllm/plain.toml      what makes its server a plain one           (plain.py)
     vllm/issue_form.toml the form of its bug reports     (reports/issue_form.py)
     vllm/advice.toml     what to do about a cause   (diagnose/cause_advice.py)

@@ -169,9 +169,7 @@ def _later(table: FixTable, number: int, functions: list[str]) -> LaterFix:
     return LaterFix(table.engine, fix.pull, fix.commit, fix.day, release, places)
 
 
-def _own_frames(
-    engine: str, frames: Sequence[tuple[str, str]]
-) -> list[TableFunction]:
+def _own_frames(engine: str, frames: Sequence[tuple[str, str]]) -> list[TableFunction]:
     """The innermost functions of the engine, each once, by their files below
     site-packages."""
     own = []
@@ -224,7 +222,9 @@ def write_table(tables: Sequence[FixTable], path: Path) -> None:
     path.write_bytes(lzma.compress(text.encode(), preset=9))
 
 
-def read_table(engine: str, bases: set[str], path: Path | None = None) -> FixTable | None:
+def read_table(
+    engine: str, bases: set[str], path: Path | None = None
+) -> FixTable | None:
     """The part of an engine, with the functions of the files that are called so; None:
     it is not in the table, or there is no table."""
     try:

@@ -23,8 +23,7 @@ from mmrepro.engines.models.scripted import Script, text_of, trigger_of
 pytestmark = [pytest.mark.engine, pytest.mark.slow]
 
 SCRIPTS = int(os.environ.get("MMREPRO_TEST_SCRIPTS", "200"))
-ASKED_S = 60.0
-AT_ONCE = 32
+ASKED_S = float(os.environ.get("MMREPRO_TEST_SCRIPTS_S", "60"))
 ENGINES = {
     "vllm-0.11.0": ("vllm", "0.11.0"),
     "vllm-0.23.0": ("vllm", "0.23.0"),
@@ -34,6 +33,10 @@ ENGINES = {
 }
 TELLS_ODDS = ("vllm", "sglang")
 """LMDeploy refuses logprobs without an option of its own."""
+AT_ONCE = {"lmdeploy": 4}
+"""Its PyTorch engine takes a second for each step of some requests on a busy CPU: of 32
+none ended in two minutes."""
+USUALLY_AT_ONCE = 32
 TAGS = ("<think>", "</think>", "<tool_call>", "</tool_call>", "[TOOL_CALLS]")
 
 
@@ -103,7 +106,8 @@ def held_against(
     tokens, path = script.tokens(shared), "/v1/completions"
     body = {
         "prompt": f"say it{trigger_of(script.name)}",
-        "max_tokens": len(tokens) + 1,
+        # vLLM 0.11 looks at the length before it looks at the end.
+        "max_tokens": len(tokens) + 2,
         "skip_special_tokens": False,
         "temperature": 0,
     }
@@ -115,9 +119,11 @@ def held_against(
     if odds:
         likeliest = answer["logprobs"]["token_logprobs"]
         assert len(likeliest) >= len(tokens)
-        assert min(likeliest) > -0.05, likeliest
+        # The other tokens together have e^-20 or so, so sampling takes none of them.
+        assert min(likeliest) > -1e-3, likeliest
 
-    parts = [part["text"] for part in streamed(url, path, body)]
+    sampled = {**body, "temperature": 1}
+    parts = [part["text"] for part in streamed(url, path, sampled)]
     assert said("".join(parts)) == script.text, script
 
     half = max(1, len(tokens) // 2)
@@ -145,7 +151,8 @@ def test_scripts_are_said_byte_for_byte(name: str, tmp_path: Path) -> None:
             held_against(script, shared, server.url, odds=engine in TELLS_ODDS)
             return True
 
-        with ThreadPoolExecutor(AT_ONCE) as pool:
+        at_once = AT_ONCE.get(engine, USUALLY_AT_ONCE)
+        with ThreadPoolExecutor(at_once) as pool:
             asked = sum(pool.map(ask, model.scripts))
         took = time.monotonic() - began
     print(f"{name}: {asked} of {len(answers)} scripts in {took:.1f} s")

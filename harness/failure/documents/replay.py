@@ -562,7 +562,7 @@ class Episode(Record):
     number: Annotated[
         int, Field(description="0: the one that learns the server's limits")
     ]
-    kind: Literal["learning", "mixed", "steady", "many", "fields"]
+    kind: Literal["learning", "mixed", "steady", "many", "fields", "scripts"]
     origin: Annotated[
         str,
         Field(

@@ -101,6 +101,12 @@ class FuzzCommand(ServerCommand):
         "modern: speculation, LoRA, a KV connector and tools, in changing "
         "combinations.",
     )
+    scripts: bool = option(
+        False,
+        "Look for faults of parsers: a model says generated tool calls, thoughts and "
+        "texts, with each tool and reasoning parser that the release registers; texts "
+        "only, the engine's defaults.",
+    )
     blind: bool = option(False, "Name nothing, and keep no known failure away.")
     source: Path | None = option(
         None,
@@ -150,6 +156,16 @@ class FuzzCommand(ServerCommand):
                 ),
                 hint="--budget 30m",
             )
+        if self.scripts and self.source is not None:
+            raise UsageError(
+                "--scripts generates what is said: --from has requests of its own.",
+                hint="leave one of them out",
+            )
+        if self.scripts and self.script is not None:
+            raise UsageError(
+                "--scripts generates what --script FILE would say.",
+                hint="leave one of them out",
+            )
 
     def written(self) -> Self:
         """A cluster's address is left out: others read documents."""
@@ -165,6 +181,7 @@ class FuzzCommand(ServerCommand):
             "server": self.server.model_dump_json(exclude_defaults=True),
             "--profile": self.profile,
             "--seed": str(self.seed),
+            "--scripts": "yes" if self.scripts else "",
             "--blind": "yes" if self.blind else "",
             "--from": str(self.source or ""),
             "--no-shrink": "" if self.shrink else "yes",

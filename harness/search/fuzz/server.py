@@ -14,6 +14,7 @@ from mmrepro.base.machine import is_file, is_folder, read_file, write_file
 from mmrepro.base.records import parsed
 from mmrepro.engines import get_engine
 from mmrepro.engines.dialects import dialect_of
+from mmrepro.engines.models import USUAL_SCRIPT_BASE
 from mmrepro.failure.documents.replay import EPISODES_FILE, FUZZ_FILE, Fuzz
 from mmrepro.search.fuzz.knowledge import EPISODES
 from mmrepro.search.fuzz.options import FuzzCommand, FuzzProfile, under
@@ -40,6 +41,7 @@ _KEPT: Mapping[str, tuple[str, Callable[[str], object]]] = {
     "repeat": ("--repeat", int),
     "source": ("--from", Path),
     "blind": ("--blind", bool),
+    "scripts": ("--scripts", bool),
 }
 """Options that a session which is continued keeps: what each is called where they are
 written down, and how it is read."""
@@ -62,7 +64,12 @@ def settled(asked: FuzzCommand) -> FuzzCommand:
     if budget_s and not asked.given("budget_s"):
         changes["budget_s"] = budget_s
     profile = changes.get("profile", asked.profile)
-    server = server_of(asked.engine, profile, asked.asked, kept.get("server", ""))
+    wanted = asked.asked
+    if changes.get("scripts", asked.scripts):
+        profile = changes["profile"] = FuzzProfile.PLAIN  # nothing is evicted
+        if wanted or not kept:
+            wanted = {"model": USUAL_SCRIPT_BASE, **wanted}
+    server = server_of(asked.engine, profile, wanted, kept.get("server", ""))
     if asked.resume is not None and not asked.asked:
         refuse_unlisted(server, asked.resume)
     return replace(asked, server=server, **changes)
