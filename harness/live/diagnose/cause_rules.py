@@ -262,12 +262,14 @@ HEARTBEAT = re.compile(
 """vllm/distributed/device_communicators/shm_broadcast.py: a heartbeat, unless nothing
 moves."""
 STATS = re.compile(
-    r"Avg prompt throughput: (?P<prompt>[\d.]+) tokens/s, Avg generation throughput: "
-    r"(?P<generation>[\d.]+) tokens/s(?:.*?Running: (?P<running>\d+) reqs)?"
-    r"(?:.*?(?:Waiting|Pending): (?P<waiting>\d+) reqs)?"
-    r"(?:.*?KV cache usage: (?P<usage>[\d.]+)%)?"
+    r"Avg prompt t(?:hrough)?put: (?P<prompt>[\d.]+) tok(?:en)?s/s, "
+    r"Avg generation t(?:hrough)?put: (?P<generation>[\d.]+) tok(?:en)?s/s"
+    r"(?:.*?Running: (?P<running>\d+)(?: reqs)?)?"
+    r"(?:.*?(?:Waiting|Pending): (?P<waiting>\d+)(?: reqs)?)?"
+    r"(?:.*?KV cache us(?:age|ed): (?P<usage>[\d.]+)%)?"
 )
-"""vllm/v1/metrics/loggers.py and engine/metrics.py of V0."""
+"""vllm/v1/metrics/loggers.py and engine/metrics.py of V0; "tput" and "toks/s" are the
+Rust front end's (log_stats.rs)."""
 BATCH = re.compile(
     r"(?:Prefill|Decode) batch\b(?:.*?#running-req: (?P<running>\d+))?"
     r"(?:.*?#queue-req: (?P<queue>\d+))?"

@@ -140,6 +140,32 @@ def deaf(view: DiagnosisView, why: list[str]) -> Assessment | None:
     )
 
 
+def _ending(view: DiagnosisView, why: list[str]) -> Assessment | None:
+    """The core was told to go, and takes its time; its front end does not know."""
+    engine = ENGINES.get(view.facts.engine)
+    file, function = engine.core_ends_in if engine else ("", "")
+    if not function:
+        return None
+    for course in view.courses(view.core_pid):
+        for frame in course.frames:
+            if bare(frame) != function or not frame.file.endswith(file):
+                continue
+            role = view.facts.role_of(view.core_pid)
+            return Assessment(
+                state=ServerState.PART_DEAD,
+                sentence=f"{role} is ending, in {course.place}, while the rest of the "
+                "server lives: it takes no request any more.",
+                why=why,
+                process=role,
+                advice=[
+                    "its log tells who told it to go: a signal, or its own exception",
+                    "the server does not recover from this by itself: restart it",
+                ],
+                **_stack(course),
+            )
+    return None
+
+
 def _ended_threads(view: DiagnosisView) -> list[str]:
     """Functions of the core's lasting threads in which none of its threads is, where
     one is in another of them: a release whose threads are called otherwise has none."""
@@ -156,6 +182,8 @@ def _ended_threads(view: DiagnosisView) -> list[str]:
 
 def engine(view: DiagnosisView, why: list[str], *, asked: bool) -> Assessment:
     """The engine makes no progress: frozen, blocked, starved or not receiving."""
+    if going := _ending(view, why):
+        return going
     of_ranks = rank_verdicts.silent(view, why)
     if of_ranks is not None:
         return of_ranks

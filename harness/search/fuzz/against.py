@@ -15,6 +15,7 @@ from pathlib import Path
 from random import Random
 from typing import Annotated, Literal, TypeAlias
 
+from mmrepro.base.errors import InfrastructureError
 from mmrepro.base.machine import JournalHead, JournalKind, JournalLine, host_facts
 from mmrepro.base.records import Fidelity
 from mmrepro.campaign import Campaign, CampaignState, Established, RunEnded, Spent
@@ -41,7 +42,13 @@ from mmrepro.search.oracle.reference import comparable
 from mmrepro.search.replay.attempts import CaseRun, CaseSearch
 from mmrepro.search.replay.folder import SessionFolder, campaign_folder, new_head
 from mmrepro.search.upgrade.pairs import side_run
-from mmrepro.traffic.case import Case, Operation, ServerWanted, write_case
+from mmrepro.traffic.case import (
+    Case,
+    Operation,
+    PlayState,
+    ServerWanted,
+    write_case,
+)
 from pydantic import Field, TypeAdapter
 
 _DEFAULT_ROOT = "fuzz"
@@ -339,6 +346,10 @@ class Comparing(CaseSearch[Fuzz]):
             play = functools.partial(self._play, side, purpose, place, case)
             plays.append(play)
         old, new = self.beside(plays)
+        for run in (old, new):
+            if run.state is PlayState.START_FAILED:
+                label = self.sides[run.side].label
+                raise InfrastructureError(f"{label}, {run.side}: {run.error}")
         line = PairEnded(
             purpose=purpose,
             seen=differences(case, old, new),

@@ -269,6 +269,19 @@ def test_a_core_without_the_thread_that_takes_requests_receives_none() -> None:
     assert silent.sentence == left.sentence
 
 
+def test_a_core_that_was_told_to_go_is_ending() -> None:
+    going = frames(
+        "cleanup_dist_env_and_memory vllm/distributed/parallel_state.py:2084",
+        "EngineCore.shutdown vllm/v1/engine/core.py:625",
+        "EngineCoreProc.run_engine_core vllm/v1/engine/core.py:1206",
+    )
+    told = engine(*still(), five(thread(going)), use(6.0))
+    assert (told.state, told.process) == (ServerState.PART_DEAD, "EngineCore")
+    assert told.frames[0].function == "cleanup_dist_env_and_memory"
+    other = frames("shutdown queue.py:3", "step core.py:3")
+    assert engine(*still(), five(thread(other)), use(6.0)).state is not told.state
+
+
 def test_threads_that_a_release_calls_otherwise_have_not_ended() -> None:
     assert frozen.deaf(view(five(MAIN, SENDS, TAKES)), []) is None
     assert frozen.deaf(view(five(MAIN)), []) is None

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from fake_player import FakePlayer, Fakes
 from fake_plays import SERVER
+from mmrepro.base.errors import InfrastructureError
 from mmrepro.failure.documents.replay import Fuzz
 from mmrepro.reports.documents import keep
 from mmrepro.reports.fuzz import KIND
@@ -19,7 +20,7 @@ from mmrepro.search.fuzz.fields import features_of, field_requests, smaller
 from mmrepro.search.fuzz.options import FuzzCommand
 from mmrepro.search.fuzz.server import other_side
 from mmrepro.traffic.case import CHAT, Operation
-from mmrepro.traffic.case.sending import Played
+from mmrepro.traffic.case.sending import Played, PlayState
 
 OTHER = SERVER.model_copy(update={"args": ["--other"]})
 
@@ -125,3 +126,20 @@ def test_the_other_side_is_the_first_but_for_what_is_said(
     second = other_side(first, FuzzCommand(engine="vllm", **asked))
     assert second.args[-1] == args
     assert second.release == release
+
+
+def test_a_side_that_does_not_start_is_no_difference(tmp_path: Path) -> None:
+    class NoOther(TwoSides):
+        def play(self, case: Any, *rest: Any, **more: Any) -> Played:
+            if "--other" not in case.server.args:
+                return super().play(case, *rest, **more)
+            return Played(state=PlayState.START_FAILED, said="it has no --other")
+
+    session = FakedComparing(
+        FuzzCommand(engine="vllm", out=tmp_path / "f", server=SERVER, other=OTHER),
+        write=lambda made, folder: keep(KIND, made, folder),
+    )
+    session.player = NoOther(lambda op, other: 200)
+    with pytest.raises(InfrastructureError, match="it has no --other"):
+        session.execute()
+    assert session.fuzz.differences == []
