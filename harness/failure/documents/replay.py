@@ -379,6 +379,20 @@ class ClientEnd(Record):
             description="the line checks what a server promises, whatever a model says"
         ),
     ] = False
+    in_engine: Annotated[
+        bool,
+        Field(
+            description="the engine in the script's own process ended it",
+            exclude_if=lambda in_engine: not in_engine,
+        ),
+    ] = False
+    raised: Annotated[
+        list[str],
+        Field(
+            description="exceptions that the engine there printed",
+            exclude_if=lambda raised: not raised,
+        ),
+    ] = []
     asked: Annotated[int, Field(description="requests that it had sent")] = 0
     refused: Annotated[int, Field(description="of these, without an answer of 2xx")] = 0
     failed: Annotated[

@@ -22,6 +22,7 @@ from mmrepro.base.machine import read_yaml
 from mmrepro.base.text import names_a_secret
 from mmrepro.engines.allowed import Allowed, allowed_of, is_option
 from mmrepro.engines.folders import facts, folders, published
+from mmrepro.engines.offline import runs_offline
 from mmrepro.engines.serving import serving
 from mmrepro.engines.starts import GONE
 from mmrepro.failure.documents.replay import Needs, Replaced
@@ -553,6 +554,80 @@ def batch_of(line: str) -> BatchRun | None:
             at += 1
         return BatchRun(shlex.join(words), read)
     return None
+
+
+_HOLDS_ENGINE: Final = frozenset(
+    {"LLM", "Engine", "EngineArgs", "AsyncEngineArgs", "ServerArgs", "pipeline"}
+)
+"""Names of what is called with an engine's arguments."""
+
+
+def offline_command(script: str) -> str:
+    """The server that has the options of the engine in a script's own process; "": the
+    script has none that is known."""
+    try:
+        tree = ast.parse(script)
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return ""
+    imported = _imported(tree)
+    engines = [engine for engine in published() if engine in imported]
+    if not engines or not runs_offline(engines[0]):
+        return ""
+    known: dict[str, ast.expr] = {}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
+            known[node.targets[0].id] = node.value
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call) and _called_name(node.func) in _HOLDS_ENGINE:
+            options = _given_options(node, known)
+            if options:
+                words = [*serving(engines[0]).program, *_words_of(options)]
+                return shlex.join(words)
+    return ""
+
+
+def _imported(tree: ast.Module) -> set[str]:
+    """Packages that a script imports."""
+    names: set[str] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            names |= {alias.name.partition(".")[0] for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            names.add((node.module or "").partition(".")[0])
+    return names
+
+
+def _called_name(node: ast.expr) -> str:
+    if isinstance(node, ast.Attribute):
+        return node.attr
+    return node.id if isinstance(node, ast.Name) else ""
+
+
+def _given_options(call: ast.Call, known: Mapping[str, ast.expr]) -> dict[str, Any]:
+    """Arguments of a call that are written out, the model first."""
+    options: dict[str, Any] = {}
+    if call.args:
+        model = _written(call.args[0], known)
+        if isinstance(model, str):
+            options["model"] = model
+    for keyword in call.keywords:
+        value = _written(keyword.value, known)
+        if keyword.arg and value is not None:
+            name = "model" if keyword.arg == "model_path" else keyword.arg
+            options[name] = value
+    return options if "model" in options else {}
+
+
+def _written(node: ast.expr, known: Mapping[str, ast.expr]) -> Any:
+    """A value that a script writes out, or names; None: it is no such one."""
+    if isinstance(node, ast.Name):
+        node = known.get(node.id, node)
+    try:
+        value = ast.literal_eval(node)
+        json.dumps(value)
+    except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
+        return None
+    return value
 
 
 _LONGEST_LOGGED: Final = 20_000

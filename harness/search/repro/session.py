@@ -77,6 +77,9 @@ _CLIENT_DIR: Final = "client"
 _RUN_FILE: Final = "client.json"
 _ASSERTED: Final = re.compile(r"device-side assert")
 """A GPU's words for an index that is out of range, which is an exception on a CPU."""
+_CALLS_FILE: Final = "calls.jsonl"
+_ENGINE_STARTS_S = 240.0
+"""For the start of an engine in a script's own process, besides its time limit."""
 _NOT_SERVED: Final = frozenset({"401", "403", "404", "405"})
 """Statuses of a server that does not have what was asked for."""
 
@@ -217,7 +220,11 @@ class Reproducing(Replaying):
             image=self.options.container,
             ports=_ports(self.facts.server),
             limit_s=self.options.client_timeout,
+            offline=self.asked.client.offline,
         )
+        if self._wanted.offline:
+            longer = self.options.client_timeout + _ENGINE_STARTS_S
+            self._wanted = replace(self._wanted, limit_s=longer)
         self._spare = self._copied(folder)
         result = self._run_client(_CLIENT_DIR)
 
@@ -243,7 +250,9 @@ class Reproducing(Replaying):
         """Run a client again whose own check failed, as often as confirms it; not where
         what its requests show is known by now."""
         end, replay = self.facts.end, self.replay
-        if end is None or not end.is_check or end.refused or replay.untestable:
+        if end is None or end.refused or replay.untestable:
+            return
+        if not (end.is_check or end.in_engine):
             return
         if any(matches(finding, self.facts.claim) for finding in replay.findings):
             return
@@ -257,10 +266,12 @@ class Reproducing(Replaying):
                 continue
             again = self._ended(run)
             end.runs += 1
-            if (again.is_check, again.line) == (end.is_check, end.line):
+            if _alike_ends(again, end):
                 end.failed += 1
-        line = f"The client's own check in line {end.line} failed"
-        line = f"{line} in {end.failed} of {end.runs} runs."
+        what = f"The client's own check in line {end.line} failed"
+        if end.in_engine:
+            what = f"The script's engine ended it with {end.exception or 'a signal'}"
+        line = f"{what} in {end.failed} of {end.runs} runs."
         self.facts.notes.append(line)
         self.campaign.emit(Note(text=line))
 
@@ -275,7 +286,7 @@ class Reproducing(Replaying):
 
     def _ended(self, run: ClientRun) -> ClientEnd:
         client = self.asked.client
-        return client_end(run, client.name, client.text)
+        return client_end(run, client.name, client.text, offline=client.offline)
 
     def _client_folder(self) -> tuple[Path, str, list[str]]:
         """The folder in which the client is run, with its files and what replaces its
@@ -326,8 +337,15 @@ class Reproducing(Replaying):
     def _recording(self, run: ClientRun) -> tuple[Case, Any]:
         """The case of what the client sent, and its pictures; without requests where there
         are none, or they cannot be read."""
-        file = self.folder / _CLIENT_DIR / RECORDED
         nothing = Case(server=self.options.server)
+        if run.calls:
+            (self.folder / _CLIENT_DIR).mkdir(exist_ok=True)
+            calls = self.folder / _CLIENT_DIR / _CALLS_FILE
+            calls.write_text(run.calls, encoding="utf-8")
+            captured = read_capture(calls, self.options.server)
+            case = captured.case.model_copy(update={"server": self.options.server})
+            return self._expecting(case), captured.contents
+        file = self.folder / _CLIENT_DIR / RECORDED
         if not is_file(file) or not json.loads(file.read_bytes())["log"]["entries"]:
             return nothing, {}
         try:
@@ -367,7 +385,7 @@ class Reproducing(Replaying):
         ]
         end.asked = len(statuses)
         end.refused = sum(1 for status in statuses if status and status >= 300)
-        if end.is_check:
+        if end.is_check or end.in_engine:
             end.runs = end.failed = 1
         return end
 
@@ -501,6 +519,13 @@ def _client_lines(run: ClientRun, case: Case) -> list[str]:
     if printed and not case.operations:
         lines.append(f"The last line of the client: {one_line(printed, 160)}")
     return lines
+
+
+def _alike_ends(one: ClientEnd, other: ClientEnd) -> bool:
+    """Whether two runs of a client ended alike."""
+    if one.in_engine and other.in_engine:
+        return one.exception == other.exception
+    return one.is_check and other.is_check and one.line == other.line
 
 
 def _is_missing(path: str, script: Path | None) -> bool:

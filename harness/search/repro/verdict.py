@@ -101,7 +101,7 @@ def concluded(replay: Replay) -> tuple[ReproVerdict, str]:
         return ReproVerdict.REPRODUCED, words
     if replay.untestable and not confirmed:
         return ReproVerdict.NEEDS_HARDWARE, replay.untestable[0]
-    checked = _checked(report)
+    checked = _of_engine(report) or _checked(report)
     if checked is not None:
         return checked
 
@@ -165,6 +165,29 @@ def _checked(report: ReportFacts) -> tuple[ReproVerdict, str] | None:
         return ReproVerdict.UNPROVEN, said
     said = f"{place} fails in {end.failed} of {end.runs} runs on fresh servers"
     return ReproVerdict.REPRODUCED, f"{said}, and {answered}"
+
+
+def _of_engine(report: ReportFacts) -> tuple[ReproVerdict, str] | None:
+    """What the engine in a script's own process says, by how it ended that; None: it
+    did not end it."""
+    end, claim = report.end, report.claim
+    if end is None or not end.in_engine:
+        return None
+    how = end.exception or f"exit code {end.code}"
+    place = f"the engine in the script's own process ended it with {how}"
+    times = f"in {end.failed} of {end.runs} runs"
+    starts = FindingClass.START_FAILURE in claim.classes
+    if not end.asked and not starts:
+        said = f"nothing was tested: {place}, before it was asked anything"
+        return ReproVerdict.NOTHING_TESTED, said
+    named = set(claim.exceptions)
+    is_named = bool(named & set(end.raised))
+    is_loud = not LOUD.isdisjoint(claim.classes) or (claim.status or 0) >= 500
+    if not is_named and (named or not is_loud):
+        return ReproVerdict.DIFFERENT, f"{place}, which is not what the report has"
+    if end.failed < max(2, end.runs):
+        return ReproVerdict.UNPROVEN, f"{place}, {times}"
+    return ReproVerdict.REPRODUCED, f"{place}, {times}, each with a fresh engine"
 
 
 def _requests(number: int) -> str:

@@ -230,10 +230,13 @@ def test_a_bodys_json_is_a_client() -> None:
     assert answer.client == ""
 
 
-def test_an_engine_in_the_clients_own_process_is_no_client() -> None:
-    issue = read_issue(
-        form(client="from vllm import LLM\nLLM(model='m').generate('x')")
-    )
+def test_an_engine_in_the_clients_own_process_is_run_where_its_options_are_read() -> (
+    None
+):
+    told = "from vllm import LLM\nLLM(model='m').generate('x')"
+    issue = read_issue(form(client=told))
+    assert (issue.client, issue.client_kind) == (told, "offline")
+    issue = read_issue(form(client="from vllm import LLM\nmade = LLM(**options)"))
     assert (issue.client, issue.offline) == ("", True)
 
 
