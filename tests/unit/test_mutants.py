@@ -78,6 +78,7 @@ def test_tests_that_name_the_function_come_first() -> None:
     assert order[0] == "tests/unit/test_private_words.py"
     # Nothing in tests names this module: those of what imports it.
     assert mutants.near("harness/live/diagnose/frozen.py", "")
+    assert mutants.near("harness/cli/run.py", "_document"), "a command's module"
     assert area_of("harness/base/box/box.py") == "box"
     assert area_of("harness/cli/run.py") == "the rest"
 
