@@ -27,7 +27,7 @@ import re
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import asdict, dataclass, field
 from functools import cache
 from pathlib import Path
@@ -450,20 +450,29 @@ def listed_sample(file: Path) -> tuple[int, str]:
     return int(head[1]), head[2]
 
 
-def held(file: Path, results: list[Tried], shrink: bool) -> bool:
+def held(
+    file: Path, results: list[Tried], drawn_ids: Collection[str], shrink: bool
+) -> bool:
     """Compare with the list of survivors, which only shrinks. Return False where a
-    mutant survives that is not in it."""
+    mutant survives that is not in it.
+
+    Args:
+        drawn_ids: all mutants of the sample. Where code changed, a listed one may be
+            none of it any more.
+    """
     known = listed(file)
     new = [r for r in results if not r.killed and r.mutant.id not in known]
-    gone = [r.mutant.id for r in results if r.killed and r.mutant.id in known]
+    gone = {r.mutant.id: "is killed now" for r in results if r.killed}
+    gone |= dict.fromkeys(known.keys() - {*drawn_ids}, "is not drawn any more")
     for result in new:
         print(f"\nsurvives, and is not in {file.name}: {survivor_line(result)}")
-    if gone and shrink:
+    if shrink:
         lines = file.read_text().splitlines(keepends=True)
         left = [line for line in lines if line.split(" ", 1)[0] not in gone]
         file.write_text("".join(left))
-    for name in gone:
-        print(f"\nis killed now{'' if shrink else ' (--shrink)'}: {known[name]}")
+    for name, line in known.items():
+        if name in gone:
+            print(f"\n{gone[name]}{'' if shrink else ' (--shrink)'}: {line}")
     return not new
 
 
@@ -584,8 +593,11 @@ def main() -> int:
         f"\nseed {options.seed}: {len(results)} of {len(wanted)} tried, "
         f"{time.monotonic() - began:.0f} s"
     )
-    if options.listed and not held(SURVIVORS, results, options.shrink):
-        return 1
+    if options.listed:
+        # Those that are tried again are a part of the sample: no listed one is missing.
+        drawn_ids = listed(SURVIVORS) if options.again else wanted
+        if not held(SURVIVORS, results, drawn_ids, options.shrink):
+            return 1
     return 0
 
 

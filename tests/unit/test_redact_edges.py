@@ -102,6 +102,8 @@ EXACTLY = {
     "chr(256)+chr(104)+chr(105)+chr(106)": "chr(256)+chr(104)+chr(105)+chr(106)",
     # a backslash before a name is no escape sequence of it
     r"dir\tok=Hunter2xQ": r"dir\tok=[redacted:key-1]",
+    # a program's name with a number, in a column
+    "password_2    orangejuice": "password_2    [redacted:password-1]",
     # homes
     "cd /home/me": "cd ~",
     "/home/bob/x": "/home/[redacted:user-1]/x",
