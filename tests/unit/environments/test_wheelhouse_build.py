@@ -120,6 +120,7 @@ def left_over() -> list[str]:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("target", "interpreter"), [(PYTHON, sys.executable), ("3.99", "3.99")]
 )
