@@ -343,6 +343,7 @@ class InferenceProbe(Probe[InferenceData]):
     ``deadline_s``: seconds until "no answer" is the answer; derive it from measured
         latencies.
     ``given_up``: whoever waits for it may set that before.
+    ``fields``: of its body, besides.
     """
 
     name = "inference"
@@ -363,8 +364,10 @@ class InferenceProbe(Probe[InferenceData]):
         max_tokens: int = 1,
         headers: Mapping[str, str] | None = None,
         given_up: threading.Event | None = None,
+        fields: Mapping[str, Any] | None = None,
     ) -> None:
         self.base_url = api_root(base_url)
+        self.fields = dict(fields or {})
         self.model = model
         self.deadline_s = deadline_s
         # In front: caches by meaning or by prefix look at how a prompt begins.
@@ -433,6 +436,7 @@ class InferenceProbe(Probe[InferenceData]):
             "temperature": 0,
             "stream": False,
             "user": _MARK_USER,
+            **self.fields,
         }
 
 
