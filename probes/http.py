@@ -344,6 +344,7 @@ class InferenceProbe(Probe[InferenceData]):
         latencies.
     ``given_up``: whoever waits for it may set that before.
     ``fields``: of its body, besides.
+    ``unique``: put the number in front; without it the prompt is the caller's alone.
     """
 
     name = "inference"
@@ -365,13 +366,14 @@ class InferenceProbe(Probe[InferenceData]):
         headers: Mapping[str, str] | None = None,
         given_up: threading.Event | None = None,
         fields: Mapping[str, Any] | None = None,
+        unique: bool = True,
     ) -> None:
         self.base_url = api_root(base_url)
         self.fields = dict(fields or {})
         self.model = model
         self.deadline_s = deadline_s
         # In front: caches by meaning or by prefix look at how a prompt begins.
-        self.prompt = f"[{secrets.token_hex(8)}] {prompt}"
+        self.prompt = f"[{secrets.token_hex(8)}] {prompt}" if unique else prompt
         self.image_data_url = image_data_url
         self.max_tokens = max_tokens
         self.headers = {
