@@ -55,6 +55,8 @@ def _diagnose(asked: DiagnoseCommand) -> None:
 
     if asked.url and Path(asked.url).is_dir():
         _fallen(asked)
+    if asked.through:
+        _through(asked)
     if asked.only is not None:
         _collect_only(asked, asked.only)
     require_servers(asked, "diagnose")
@@ -86,6 +88,26 @@ def _fallen(asked: DiagnoseCommand) -> NoReturn:
         page = compose_diagnosis(diagnosis)
         print_page(page, Console(), "", full=asked.full, quiet=asked.quiet)
     raise typer.Exit(diagnosis.exit_code)
+
+
+def _through(asked: DiagnoseCommand) -> NoReturn:
+    """Say which hop of a gateway's chain is wrong."""
+    from mmrepro.failure.documents.chain import HOP_WORDS
+    from mmrepro.live.fleet import look_through, require_servers
+
+    require_servers(asked, "diagnose")
+    chain = look_through(asked)
+    if asked.json:
+        emit(chain)
+        raise typer.Exit(chain.exit_code)
+    typer.echo(chain.sentence)
+    hops = [] if asked.quiet else [chain.gateway, *chain.workers]
+    for hop in hops:
+        told = f" ({hop.told})" if hop.told else ""
+        typer.echo(f"  {hop.url}  {HOP_WORDS[hop.state]}{told}")
+    for step in chain.advice:
+        typer.echo(f"  next: {step}")
+    raise typer.Exit(chain.exit_code)
 
 
 def _collect_only(asked: DiagnoseCommand, kind: str) -> NoReturn:

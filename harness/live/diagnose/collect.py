@@ -13,6 +13,7 @@ from datetime import datetime
 from pathlib import Path
 
 from mmrepro.engines import UVICORN_STARTS, log_marks
+from mmrepro.engines.held import request_fields
 from mmrepro.failure.documents import Effect
 from mmrepro.failure.signature import live_server as live
 from mmrepro.live.diagnose import discover
@@ -390,6 +391,7 @@ class Collector:
             max_tokens=TOKENS,
             headers=self.plan.headers,
             given_up=self._given_up,
+            fields=request_fields(facts.engine, facts.command),
         )
         self._note_request("POST /v1/chat/completions")
         self.inferences += 1

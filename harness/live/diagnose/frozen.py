@@ -40,14 +40,22 @@ def stance(view: DiagnosisView) -> tuple[Stance, str]:
     core = view.courses(view.core_pid)
     if max((course.samples for course in core), default=0) < MIN_SAMPLES:
         return Stance.UNSEEN, ""
+    # In one process threads of the front poll in one place beside an engine that works.
+    for course in core:
+        if _is_core(view, course) and not course.stays and _computes(view, course):
+            return Stance.MOVES, course.place
     if course := _stuck(view, view.core_pid, core):
         return Stance.STANDS, course.place
     # A front that prepares a large picture keeps requests from an engine that idles.
     front_courses = [] if view.core_is_front else view.courses(view.facts.root_pid)
     for course in (*core, *front_courses):
-        if course.active and not course.waits and not _turns_idly(view, course):
+        if _computes(view, course):
             return Stance.MOVES, course.place
     return Stance.IDLES, _main(view, core).place
+
+
+def _computes(view: DiagnosisView, course: Course) -> bool:
+    return bool(course.active) and not course.waits and not _turns_idly(view, course)
 
 
 def in_service(view: DiagnosisView) -> bool:

@@ -76,6 +76,12 @@ class WatchCommand(LiveCommand):
     image: bool = option(
         False, "Send a small image as well: checks the vision path.", group=EVIDENCE
     )
+    canary: bool = option(
+        False,
+        "Once a minute tell two sessions a code each, and alarm where one says the "
+        "other's.",
+        group=EVIDENCE,
+    )
     diagnose: bool = option(
         True,
         "Diagnose the server when it fails; --no-diagnose only reports.",

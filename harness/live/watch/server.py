@@ -151,10 +151,18 @@ def state(watch: ServerWatch) -> dict[str, Any]:
             "checks": {verdict.value: count for verdict, count in watch.counts.items()},
             "classes": {name.value: sure.value for name, sure in watch.classes.items()},
             "ranks": dict(last.ranks) if last else {},
+            "canary": _canary(watch),
             "incidents": watch.incidents,
             "diagnosis": None if finding is None else finding.sentence,
             "incident_dir": None if finding is None else str(finding.folder or ""),
         }
+
+
+def _canary(watch: ServerWatch) -> dict[str, int]:
+    """Rounds of the canary by what they showed; {}: there is none."""
+    if watch.canary is None:
+        return {}
+    return {verdict.value: count for verdict, count in watch.canary.counts.items()}
 
 
 def states(watches: Mapping[str, ServerWatch]) -> dict[str, Any]:
@@ -258,6 +266,9 @@ class _Metrics(Collector):
             for verdict in CheckOutcome:
                 count = found["checks"][verdict.value]
                 add("checks", "checks made", count, server, verdict=verdict.value)
+            for shown, count in found["canary"].items():
+                text = "rounds of the canary, by what they showed"
+                add("canary", text, count, server, verdict=shown)
             for kind in LiveClass:
                 text = "class of failure: 0 not named, 1 possible, 2 likely, 3 certain"
                 sure = CERTAINTIES.get(found["classes"].get(kind.value), 0)
