@@ -508,7 +508,8 @@ class Collector:
         engine = self.target.engine
         if engine is None:
             return _DEFAULT_ENDPOINTS
-        return [path for path in engine.endpoints if "generate" not in path]
+        paths = engine.endpoints_of(self.target.facts.command)
+        return [path for path in paths if "generate" not in path]
 
     def _http(self, paths: Sequence[str]) -> HttpProbe:
         for path in paths:

@@ -50,7 +50,13 @@ def assess(evidence: Evidence, facts: TargetFacts) -> Assessment:
     """One state, a sentence for people, and the observations that it rests on."""
     view = DiagnosisView(facts, evidence)
     plain = at_once(evidence, facts)
-    seen = plain or _answered(view) or _core_gone(view) or _errors(view)
+    seen = (
+        plain
+        or _answered(view)
+        or _awaits_orders(view)
+        or _core_gone(view)
+        or _errors(view)
+    )
     return seen or _with_time(view, _silence(view))
 
 
@@ -357,6 +363,26 @@ def _answered(view: DiagnosisView) -> Assessment | None:
     )
 
 
+def _awaits_orders(view: DiagnosisView) -> Assessment | None:
+    """It met an exception, has given up its requests, and is not dead: it goes on as
+    soon as it is told to."""
+    if not view.awaits_orders:
+        return None
+    role = view.facts.core_role or "The engine"
+    return Assessment(
+        state=ServerState.FAILING,
+        sentence=f"{role} met an exception and waits for an instruction; it is not "
+        "dead.",
+        why=[*_front(view), *last_words(view)],
+        process=view.facts.core_role,
+        advice=[
+            "tell it to go on (/fault_tolerance/apply) before its time is over, 120 "
+            "seconds unless an option says otherwise: then it ends with the exception",
+            "its log has the exception",
+        ],
+    )
+
+
 def _errors(view: DiagnosisView) -> Assessment | None:
     data = view.inference
     if data is None or view.answer not in (
@@ -383,6 +409,16 @@ def _errors(view: DiagnosisView) -> Assessment | None:
     why = [data.error[:300], *_front(view), *last_words(view)]
     if view.answer == "gateway":
         return _gateway(data.status, data.seconds, [gateways(data), *why])
+    if view.answer == "unavailable" and view.queue_full:
+        return Assessment(
+            state=ServerState.OVERLOADED,
+            sentence="It turns requests away: as many wait as its limit allows.",
+            why=[*why, view.counted()],
+            advice=[
+                "more replicas or less traffic; --max-num-queued-reqs and "
+                "--max-num-queued-tokens are the limits"
+            ],
+        )
     if view.answer == "unavailable" and not core_died(view):
         return Assessment(
             state=ServerState.NOT_READY,

@@ -3,6 +3,7 @@ functions."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -161,6 +162,29 @@ class DiagnosisView:
         """Whether all that is not well says 503: a server that starts does."""
         bad = {a.status for a in self._answers if (a.status or 0) >= 500}
         return bad == {503}
+
+    @property
+    def awaits_orders(self) -> bool:
+        """Whether the engine says that it met an exception and waits for an
+        instruction."""
+        engine = ENGINES.get(self.facts.engine)
+        path, words = engine.awaits_orders if engine else ("", "")
+        for answer in self._answers:
+            if path and answer.path == path and re.search(words, answer.body):
+                return True
+        return False
+
+    @property
+    def queue_full(self) -> bool:
+        """Whether the small request was turned away because as many wait as may, by its
+        words or by the counter of such requests."""
+        engine = ENGINES.get(self.facts.engine)
+        words = engine.queue_full if engine else ""
+        data = self.inference
+        if words and data is not None and re.search(words, data.error):
+            return True
+        counts = self.readings("turned_away")
+        return len(counts) > 1 and counts[-1] > counts[0]
 
     @property
     def behind(self) -> EndpointAnswer | None:
