@@ -220,7 +220,7 @@ class VllmEngine(Engine):
         "added-request": r"Added request ",
         "engine-died": (
             r"engine core exited unexpectedly|died unexpectedly"
-            r"|EngineDeadError"
+            r"|EngineDeadError|received ENGINE_CORE_DEAD sentinel"
         ),
         # wait_for_completion_or_failure of v1/utils.py, 0.23 to 0.33.
         "front-died": r"Process RustFrontend \(PID: \d+\) died with exit code",

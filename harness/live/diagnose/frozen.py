@@ -108,7 +108,7 @@ def deaf(view: DiagnosisView, why: list[str]) -> Assessment | None:
     )
 
 
-def _ending(view: DiagnosisView, why: list[str]) -> Assessment | None:
+def ending(view: DiagnosisView, why: list[str]) -> Assessment | None:
     """The core was told to go, and takes its time; its front end does not know."""
     engine = ENGINES.get(view.facts.engine)
     file, function = engine.core_ends_in if engine else ("", "")
@@ -150,7 +150,7 @@ def _ended_threads(view: DiagnosisView) -> list[str]:
 
 def engine(view: DiagnosisView, why: list[str], *, asked: bool) -> Assessment:
     """The engine makes no progress: frozen, blocked, starved or not receiving."""
-    if going := _ending(view, why):
+    if going := ending(view, why):
         return going
     of_ranks = rank_verdicts.silent(view, why)
     if of_ranks is not None:

@@ -435,7 +435,7 @@ def _errors(view: DiagnosisView) -> Assessment | None:
         )
     if lost := rank_verdicts.lost(view, why):
         return lost
-    if lost := frozen.deaf(view, why):
+    if lost := frozen.ending(view, why) or frozen.deaf(view, why):
         return lost
     return Assessment(
         state=ServerState.FAILING,

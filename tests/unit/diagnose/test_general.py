@@ -364,6 +364,20 @@ def test_exit_codes_signals_tracers_and_the_oom_killer_are_said() -> None:
     assert "process 77" in " ".join([*traced.why, *traced.advice])
 
 
+def test_a_front_that_fails_each_request_beside_a_core_that_ends() -> None:
+    fatal = failed(
+        500,
+        'HTTP 500: {"error":{"message":"engine-core error: engine core reported fatal '
+        'failure","type":"server_error","code":"server_error"}}',
+    )
+    place = "EngineCore.shutdown vllm/v1/engine/core.py:625"
+    stands = [[thread(frames("wait threading.py:320", place))]] * 3
+    told = assess(evidence(http(503, 200), fatal, sampled(*stands)), target())
+    assert (told.state, told.process) == (ServerState.PART_DEAD, "EngineCore")
+    alone = assess(evidence(http(503, 200), fatal), target())
+    assert alone.state is ServerState.FAILING
+
+
 def turned_away(count: float) -> MetricsData:
     read = metrics()
     name = "vllm:admission_rejections_total"
