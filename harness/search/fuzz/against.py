@@ -39,9 +39,9 @@ from mmrepro.search.fuzz.episodes import Episodes
 from mmrepro.search.fuzz.fields import features_of, field_requests, smaller
 from mmrepro.search.fuzz.options import FuzzCommand, FuzzProfile
 from mmrepro.search.oracle.reference import comparable
+from mmrepro.search.oracle.sides import side_run
 from mmrepro.search.replay.attempts import CaseRun, CaseSearch
 from mmrepro.search.replay.folder import SessionFolder, campaign_folder, new_head
-from mmrepro.search.upgrade.pairs import side_run
 from mmrepro.traffic.case import (
     Case,
     Operation,
@@ -382,7 +382,11 @@ class Comparing(CaseSearch[Fuzz]):
             ),
         )
         self.fuzz.starts += 1
-        return side_run(side, 1, self.attempt(order))
+        result = self.attempt(order)
+        assert result.played is not None
+        return side_run(
+            side, 1, result.played, seconds=result.seconds, folder=result.place
+        )
 
     # ------------------------------------------------------------------ cases
 

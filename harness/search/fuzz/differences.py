@@ -12,7 +12,7 @@ from typing import Any
 
 from mmrepro.base.records import Record
 from mmrepro.failure.documents import Difference, SideRun, UpgradeOutcome
-from mmrepro.search.upgrade import pairs
+from mmrepro.search.oracle import sides
 from mmrepro.traffic.case import CHAT, COMPLETIONS, Case, Operation, PlayState
 
 _COUNTS = re.compile(r" in \d+ of \d+| by [+-]\d+|\d+ of \d+ ")
@@ -51,7 +51,7 @@ def differences(case: Case, old: SideRun, new: SideRun) -> list[SeenDifference]:
     for op in case.operations:
         seen += _statuses(op, old, new)
         seen += _bodies(op, old, new)
-    for difference in pairs.compare([old], [new], case=case):
+    for difference in sides.compare([old], [new], case=case):
         if difference.outcome is UpgradeOutcome.DIFFERENCE:
             seen += _of_requests(difference)
     order = {op.id: place for place, op in enumerate(case.operations)}
