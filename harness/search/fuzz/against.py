@@ -31,6 +31,7 @@ from mmrepro.failure.documents.searches import begun
 from mmrepro.runs import Deadlines
 from mmrepro.runs.play import PlayOptions
 from mmrepro.search.fuzz.differences import (
+    SERVER,
     SeenDifference,
     asked_of_both,
     differences,
@@ -113,6 +114,10 @@ class _Suspect:
     operation: Operation
     episode: int
     shrunk: bool = False
+
+    @property
+    def ends_a_server(self) -> bool:
+        return self.seen.field == SERVER
 
     def shown_by(self, seen: Sequence[SeenDifference], id: str) -> bool:
         """Whether the request of that identifier shows the same."""
@@ -245,6 +250,8 @@ class Comparing(CaseSearch[Fuzz]):
                 id = f"s{place + 1}-{len(proposals) + 1}"
                 update = {"id": id, "after": [], "leave": ""}
                 proposals.append((place, candidate.model_copy(update=update)))
+        # After a request that ends a server nothing more is answered.
+        proposals.sort(key=lambda proposal: suspects[proposal[0]].ends_a_server)
         return proposals[:_SMALLER]
 
     def _take_round(
@@ -259,11 +266,11 @@ class Comparing(CaseSearch[Fuzz]):
         together: dict[int, list[Operation]] = {}
         for place, suspect in enumerate(suspects):
             own = [operation for at, operation in proposals if at == place]
-            if not own:
-                continue
             good = [op for op in own if suspect.shown_by(pair.seen, op.id)]
             if not good:
-                suspect.shrunk = True
+                # What a dead server was not asked says nothing.
+                asked = [op for op in own if op.id in pair.asked]
+                suspect.shrunk = bool(own) and len(asked) == len(own)
                 continue
             before = suspect.operation
             suspect.operation = min(good, key=lambda op: len(features_of(op)))
@@ -301,7 +308,8 @@ class Comparing(CaseSearch[Fuzz]):
     def _confirm(self) -> None:
         """Ask what is left of each finding once more, on fresh pairs."""
         operations: list[Operation] = []
-        for difference in self.fuzz.differences:
+        ordered = sorted(self.fuzz.differences, key=lambda d: d.field == SERVER)
+        for difference in ordered:
             op = self._operations[difference.id]
             update = {"id": difference.id, "after": [], "leave": ""}
             operations.append(op.model_copy(update=update))

@@ -16,6 +16,9 @@ from mmrepro.search.oracle import sides
 from mmrepro.traffic.case import CHAT, COMPLETIONS, Case, Operation, PlayState
 
 _COUNTS = re.compile(r" in \d+ of \d+| by [+-]\d+|\d+ of \d+ ")
+SERVER = "server"
+"""The field of a difference that ends one side's server, or leaves it without an
+answer."""
 _ERROR_FIELDS = ("type", "code", "param")
 _OF_CHANCE = frozenset(("id", "created", "request_id", "created_at"))
 """Fields that no two answers have alike."""
@@ -69,7 +72,7 @@ def _ends(case: Case, old: SideRun, new: SideRun) -> Iterator[SeenDifference]:
         return
     yield SeenDifference(
         operation=last,
-        field="server",
+        field=SERVER,
         what=f"{side} {run.state}",
         statement=f"{last}: {side} alone {run.state}: {run.error}",
     )
