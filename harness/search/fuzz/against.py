@@ -60,10 +60,10 @@ _MIXED_EVERY = 3
 _EPISODES_SHARE = 0.45
 """Of the budget; the rest shrinks and confirms."""
 _ROUNDS = 6
-_EACH = 4
+_EACH = 3
 """Requests of one kind of difference that are shrunk, those with other features
 first."""
-_SMALLER = 160
+_SMALLER = 100
 """Requests of a round, at most."""
 
 
