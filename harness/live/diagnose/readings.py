@@ -326,8 +326,17 @@ class DiagnosisView:
         return None if self.facts.core_role else self.facts.root_pid
 
     @property
+    def front_pid(self) -> int | None:
+        """The process that serves HTTP: the one that was started, or the program that
+        does so in its place."""
+        for process in self.facts.processes:
+            if self.facts.front_role and process.role == self.facts.front_role:
+                return process.pid
+        return self.facts.root_pid
+
+    @property
     def core_is_front(self) -> bool:
-        return self.core_pid == self.facts.root_pid
+        return self.core_pid == self.front_pid
 
     @property
     def kills(self) -> list[str]:

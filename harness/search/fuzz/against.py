@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
-from typing import Annotated, Literal, TypeAlias
+from typing import Annotated, Literal, TypeAlias, cast
 
 from mmrepro.base.errors import InfrastructureError
 from mmrepro.base.machine import JournalHead, JournalKind, JournalLine, host_facts
@@ -50,7 +50,7 @@ from mmrepro.traffic.case import (
     ServerWanted,
     write_case,
 )
-from pydantic import Field, TypeAdapter
+from pydantic import Field, JsonValue, TypeAdapter
 
 _DEFAULT_ROOT = "fuzz"
 _PAIRS_DIR, _PAIRS_FILE = "pairs", "pairs.jsonl"
@@ -430,10 +430,9 @@ class Comparing(CaseSearch[Fuzz]):
     # ------------------------------------------------------------------ the document
 
     def _note_episode(self, number: int, case: Case, pair: PairEnded) -> None:
-        kind = "fields" if number % _MIXED_EVERY else "mixed"
         episode = Episode(
             number=number,
-            kind=kind,
+            kind="fields" if number % _MIXED_EVERY else "mixed",
             requests=len(case.operations),
             state="ended" if not pair.limits else "died",
             seconds=pair.seconds,
@@ -490,15 +489,15 @@ def _without_all(before: Operation, good: Sequence[Operation]) -> Operation:
     return before.model_copy(update={**update, "parameters": parameters})
 
 
-def _request_of(op: Operation) -> dict[str, object]:
+def _request_of(op: Operation) -> dict[str, JsonValue]:
     """Method, path and body, as people read them."""
-    body: dict[str, object] = {}
+    body: dict[str, JsonValue] = {}
     if op.messages is not None:
         body["messages"] = [
             message.model_dump(exclude_defaults=True) for message in op.messages
         ]
     if op.prompt is not None:
-        body["prompt"] = op.prompt
+        body["prompt"] = cast(JsonValue, op.prompt)
     body |= op.parameters
     if op.stream:
         body["stream"] = True

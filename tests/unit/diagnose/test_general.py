@@ -16,7 +16,7 @@ from mmrepro.failure.documents.diagnosis import (
 )
 from mmrepro.failure.signature.live_server import CORE_ALIVE
 from mmrepro.live.diagnose.general import assess, at_once, suspicious
-from mmrepro.probes.data import AnyProbeData, MetricSample, MetricsData
+from mmrepro.probes.data import AnyProbeData, MetricSample, MetricsData, SyscallsData
 from mmrepro.traffic.evidence import Evidence
 from seen import (
     CORE,
@@ -376,6 +376,26 @@ def test_a_front_that_fails_each_request_beside_a_core_that_ends() -> None:
     assert (told.state, told.process) == (ServerState.PART_DEAD, "EngineCore")
     alone = assess(evidence(http(503, 200), fatal), target())
     assert alone.state is ServerState.FAILING
+
+
+def test_a_front_program_that_answers_nothing_is_named_with_its_threads() -> None:
+    whole = processes_of("python", "EngineCore", "RustFrontend")
+    pid = whole[2].pid
+    calls = SyscallsData(
+        pid=pid,
+        method="proc",
+        window_s=1,
+        user_pct=0,
+        system_pct=0,
+        verdict="blocked",
+        why="as measured",
+        waits={pid: "futex", pid + 1: "futex", pid + 2: "epoll_wait"},
+    )
+    mute = evidence(http(None, None), SILENCE, calls)
+    told = assess(mute, target(processes=whole, front_role="RustFrontend"))
+    assert (told.state, told.process) == (ServerState.FRONT_FROZEN, "RustFrontend")
+    words = "threads of RustFrontend wait: 1 in epoll_wait, 2 in futex"
+    assert words in told.why
 
 
 def turned_away(count: float) -> MetricsData:
