@@ -18,6 +18,7 @@ from mmrepro.search.repro.options import ReproCommand
 
 if TYPE_CHECKING:
     from mmrepro.reports.documents import ReportKind
+    from mmrepro.traffic.case import ServerWanted
 
 
 @command(ReplayCommand)
@@ -68,49 +69,41 @@ def fuzz(asked: FuzzCommand) -> None:
     from mmrepro.cli.sources import released
     from mmrepro.reports import FUZZ_REPORT, write_replay
     from mmrepro.reports.documents import keep
-    from mmrepro.search.fuzz.fuzzing import Fuzzing
+    from mmrepro.search.fuzz.fuzzing import session_of
     from mmrepro.search.fuzz.server import settled
 
     asked = settled(box_there(released(asked, asked.engine), "--no-box"))
+    servers = [(asked.server.engine, asked.server.release)]
     if asked.against:
-        _fuzz_two_sides(asked)
-        return
+        other = _other_side(asked)
+        asked = replace(asked, other=other)
+        servers.append((other.engine, other.release))
     conduct_search(
         asked,
         asked.jobs,
-        lambda: Fuzzing(
+        lambda: session_of(
             asked, write=partial(keep, FUZZ_REPORT), write_replay=write_replay
         ),
         FUZZ_REPORT,
+        servers if asked.against else (),
     )
 
 
-def _fuzz_two_sides(asked: FuzzCommand) -> None:
-    """Send the same requests to two servers.
+def _other_side(asked: FuzzCommand) -> ServerWanted:
+    """The second server, by the words of --against.
 
     Raises:
-        UsageError: --against are no options of the command.
+        UsageError: they are no options of the command.
     """
     from mmrepro.cli.options import read_words
     from mmrepro.cli.sources import released
-    from mmrepro.reports import FUZZ_REPORT
-    from mmrepro.reports.documents import keep
-    from mmrepro.search.fuzz.against import Comparing
     from mmrepro.search.fuzz.server import other_side
 
     words = shlex.split(asked.against)
     if words and not words[0].startswith("-"):
         words = ["--release", *words]  # a release alone
-    other = released(read_words("fuzz", [asked.engine, *words], FuzzCommand))
-    asked = replace(asked, other=other_side(asked, other))
-    sides = (asked.server, asked.other)
-    conduct_search(
-        asked,
-        asked.jobs,
-        lambda: Comparing(asked, write=partial(keep, FUZZ_REPORT)),
-        FUZZ_REPORT,
-        [(side.engine, side.release) for side in sides if side is not None],
-    )
+    other = read_words("fuzz", [asked.engine, *words], FuzzCommand)
+    return other_side(asked, released(other, asked.engine))
 
 
 _CommandT = TypeVar("_CommandT", ReplayCommand, ReproCommand, FuzzCommand)

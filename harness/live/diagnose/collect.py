@@ -419,7 +419,9 @@ class Collector:
         cores = [process.pid for process in facts.cores]
         core = cores[0] if cores else facts.root_pid
         close = [core]
-        if not cores or not DiagnosisView(facts, self.evidence).front_answers:
+        view = DiagnosisView(facts, self.evidence)
+        front = view.front_pid or facts.root_pid
+        if not cores or not view.front_answers:
             close.append(facts.root_pid)
         close = list(dict.fromkeys([*close, *cores]))[:MAX_SAMPLED]
         beside = [p.pid for p in (*workers(facts), *coordinators(facts))]
@@ -449,7 +451,9 @@ class Collector:
         dumps = discover.flight_files(self.target) if label and ranks else []
         if dumps:
             started.append(self._start(FlightProbe(dumps), label=f"{label}flight"))
-        for pid in dict.fromkeys([core, *cores[:MAX_SAMPLED], *ranks]):
+        # A front end without Python has no stacks.
+        silent = [front] if front != facts.root_pid and not view.front_answers else []
+        for pid in dict.fromkeys([core, *cores[:MAX_SAMPLED], *silent, *ranks]):
             name = f"{label}syscalls"
             if pid != core:
                 name += f"-{pid}"
@@ -527,7 +531,8 @@ class Collector:
         engine = self.target.engine
         if engine is None:
             return _DEFAULT_ENDPOINTS
-        return [path for path in engine.endpoints if "generate" not in path]
+        paths = engine.endpoints_of(self.target.facts.command)
+        return [path for path in paths if "generate" not in path]
 
     def _http(self, paths: Sequence[str]) -> HttpProbe:
         for path in paths:

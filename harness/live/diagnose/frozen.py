@@ -3,6 +3,7 @@ evidence."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from enum import Enum, auto
 from typing import Any
@@ -114,17 +115,30 @@ def _at(members: Sequence[Rank], stand: Stand) -> list[Rank]:
 
 def front(view: DiagnosisView, why: list[str]) -> Assessment:
     """The HTTP front itself gives no answer, and the core is another process."""
-    courses = view.courses(view.facts.root_pid)
-    course = _stuck(view, view.facts.root_pid, courses)
+    pid = view.front_pid
+    courses = view.courses(pid)
+    course = _stuck(view, pid, courses)
     place = f", in {course.place}" if course else ""
+    if not courses:
+        why = [*why, *_calls(view, pid)]
     return Assessment(
         state=ServerState.FRONT_FROZEN,
         sentence=f"The HTTP front takes connections and answers none of them{place}.",
         why=why + ([_described(course)] if course else []),
-        process=view.facts.role_of(view.facts.root_pid),
+        process=view.facts.role_of(pid),
         advice=[KEEP],
         **_stack(course),
     )
+
+
+def _calls(view: DiagnosisView, pid: int | None) -> list[str]:
+    """Where the threads of a program without Python wait, by their system calls: what
+    serves HTTP waits in epoll_wait while it has nothing to do, the rest in futex."""
+    counts = Counter(view.waits(pid).values())
+    if not counts:
+        return []
+    waits = ", ".join(f"{count} in {call}" for call, count in sorted(counts.items()))
+    return [f"threads of {view.facts.role_of(pid)} wait: {waits}"]
 
 
 def deaf(view: DiagnosisView, why: list[str]) -> Assessment | None:
@@ -148,7 +162,7 @@ def deaf(view: DiagnosisView, why: list[str]) -> Assessment | None:
     )
 
 
-def _ending(view: DiagnosisView, why: list[str]) -> Assessment | None:
+def ending(view: DiagnosisView, why: list[str]) -> Assessment | None:
     """The core was told to go, and takes its time; its front end does not know."""
     engine = ENGINES.get(view.facts.engine)
     file, function = engine.core_ends_in if engine else ("", "")
@@ -190,7 +204,7 @@ def _ended_threads(view: DiagnosisView) -> list[str]:
 
 def engine(view: DiagnosisView, why: list[str], *, asked: bool) -> Assessment:
     """The engine makes no progress: frozen, blocked, starved or not receiving."""
-    if going := _ending(view, why):
+    if going := ending(view, why):
         return going
     of_ranks = rank_verdicts.silent(view, why)
     if of_ranks is not None:

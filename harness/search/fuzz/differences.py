@@ -6,16 +6,17 @@ count as well, whatever they are: the same request got both."""
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 from mmrepro.base.records import Record
-from mmrepro.failure.documents import Difference, SideRun, UpgradeOutcome
-from mmrepro.search.upgrade import pairs
+from mmrepro.failure.documents import Area, Difference, SideRun, UpgradeOutcome
+from mmrepro.search.oracle import sides
 from mmrepro.traffic.case import CHAT, COMPLETIONS, Case, Operation, PlayState
 
-_COUNTS = re.compile(r" in \d+ of \d+| by [+-]\d+|\d+ of \d+ ")
+SERVER = "server"
+"""The field of a difference that ends one side's server, or leaves it without an
+answer."""
 _ERROR_FIELDS = ("type", "code", "param")
 _OF_CHANCE = frozenset(("id", "created", "request_id", "created_at"))
 """Fields that no two answers have alike."""
@@ -51,7 +52,7 @@ def differences(case: Case, old: SideRun, new: SideRun) -> list[SeenDifference]:
     for op in case.operations:
         seen += _statuses(op, old, new)
         seen += _bodies(op, old, new)
-    for difference in pairs.compare([old], [new], case=case):
+    for difference in sides.compare([old], [new], case=case):
         if difference.outcome is UpgradeOutcome.DIFFERENCE:
             seen += _of_requests(difference)
     order = {op.id: place for place, op in enumerate(case.operations)}
@@ -69,7 +70,7 @@ def _ends(case: Case, old: SideRun, new: SideRun) -> Iterator[SeenDifference]:
         return
     yield SeenDifference(
         operation=last,
-        field="server",
+        field=SERVER,
         what=f"{side} {run.state}",
         statement=f"{last}: {side} alone {run.state}: {run.error}",
     )
@@ -175,17 +176,30 @@ def _message(body: Any) -> str:
 
 
 def _of_requests(difference: Difference) -> Iterator[SeenDifference]:
-    """One for each request that shows it, in words that do not count requests."""
-    what = _COUNTS.sub(" ", difference.statement)
-    # Behind the colon stand the first requests that show it.
-    what = what.partition(":")[0].strip()
+    """One for each request that shows it."""
+    # The sentence counts the requests of a case: it is another one in another case.
     for id in difference.evidence:
         yield SeenDifference(
             operation=id,
             field=difference.subject,
-            what=what,
+            what=_what(difference),
             statement=f"{id}: {difference.statement}",
         )
+
+
+def _what(difference: Difference) -> str:
+    """How a field differs, in words that are the same whatever else was asked."""
+    if difference.area is Area.ANSWERS:
+        return "another answer"
+    if difference.subject.startswith("usage."):
+        return "another count"
+    if difference.subject == "finish_reason":
+        return f"{difference.old} → {difference.new}"
+    if difference.old is None:
+        return "new"
+    # Of a field that is perhaps renamed, the new name.
+    gone = difference.new is None or " is gone from " in difference.statement
+    return "gone" if gone else "another type"
 
 
 def asked_of_both(case: Case, runs: Sequence[SideRun]) -> list[str]:

@@ -143,3 +143,36 @@ def test_a_side_that_does_not_start_is_no_difference(tmp_path: Path) -> None:
     with pytest.raises(InfrastructureError, match="it has no --other"):
         session.execute()
     assert session.fuzz.differences == []
+
+
+def test_a_request_that_ends_one_side_leaves_the_others_to_be_shrunk(
+    tmp_path: Path,
+) -> None:
+    class Fragile(TwoSides):
+        def play(self, case: Any, *rest: Any, **more: Any) -> Played:
+            played = super().play(case, *rest, **more)
+            for place, op in enumerate(case.operations):
+                fatal = op.parameters.get("min_p") == 1.5
+                if fatal and "--other" in case.server.args:
+                    played.state, played.said = PlayState.DIED, "it ended"
+                    del played.evidence.requests[place:]
+                    break
+            return played
+
+    session = FakedComparing(
+        FuzzCommand(
+            engine="vllm",
+            out=tmp_path / "f",
+            server=SERVER,
+            other=OTHER,
+            budget_s=20.0,
+            repeat=1,
+        ),
+        write=lambda made, folder: keep(KIND, made, folder),
+    )
+    session.player = Fragile(refuses_top_k)
+    session.episodes_at_most = 8
+    made = session.execute()
+    by_field = {d.field: d for d in made.differences}
+    assert by_field["server"].features == ["min_p=1.5"]
+    assert by_field["status"].shrunk
