@@ -45,6 +45,24 @@ def _replaced(entry: dict) -> None:
     kind.__post_init__ = after_init
 
 
+def _configured(entry: dict) -> None:
+    """Make a class of the settings' model and configuration, whatever it is given."""
+    kind = getattr(importlib.import_module(entry["module"]), entry["class"])
+    config = importlib.import_module(entry["config_module"])
+    config = getattr(config, entry["config_class"])
+    known = {field.name for field in dataclasses.fields(config)}
+    renamed = entry.get("renamed", {})
+    options = {renamed.get(name, name): v for name, v in entry["options"].items()}
+    options = {name: value for name, value in options.items() if name in known}
+    before = kind.__init__
+
+    def init(self, *args, **kwargs):
+        model = entry["options"][entry["model"]]
+        before(self, **{entry["model"]: model, entry["config"]: config(**options)})
+
+    kind.__init__ = init
+
+
 def _watched(call: dict, told: list) -> None:
     """Print what a method is asked, before it is called."""
     module = importlib.import_module(call["module"])
@@ -146,7 +164,10 @@ def _fields(parameters) -> dict:
 def main() -> None:
     settings = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))
     for entry in settings["entries"]:
-        _replaced(entry)
+        if "config" in entry:
+            _configured(entry)
+        else:
+            _replaced(entry)
     told: list = []
     for call in settings["calls"]:
         try:
