@@ -97,9 +97,17 @@ class Args:
 
 
 @dataclass
+class Form:
+    kind: str = ""
+    made: object = None
+
+
+@dataclass
 class Sampling:
     temperature: float = 1.0
     seed: int = 0
+    form: Form | None = None
+    hidden: object = None
 
 
 class Engine:
@@ -111,10 +119,10 @@ class Engine:
         return f"{self.args.model} {self.args.size} {self.args.secret!r} {self.args.eager}"
 """
 CALLER = """\
-from toy import Engine, Sampling
+from toy import Engine, Form, Sampling
 engine = Engine(model="real/model", size=8, secret="/etc/passwd")
 print(engine.generate(["a", {"prompt_token_ids": [1, 2]}], Sampling(temperature=0)))
-print(engine.generate("c"))
+print(engine.generate("c", Sampling(form=Form(kind="x"), hidden=object())))
 """
 
 
@@ -147,7 +155,7 @@ def test_a_script_gets_another_model_and_nothing_that_it_names(tmp_path: Path) -
     assert bodies == [
         {"prompt": "a", "temperature": 0},
         {"prompt": [1, 2], "temperature": 0},
-        {"prompt": "c"},
+        {"prompt": "c", "form": {"kind": "x"}},
     ]
 
 
