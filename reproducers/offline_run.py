@@ -17,19 +17,20 @@ import inspect
 import json
 import sys
 from pathlib import Path
+from typing import Any
 
 MARK = "\x1ecall "
 """Begins a line that is for mmrepro."""
 _MOST_CALLS = 2_000
 
 
-def _replaced(entry: dict) -> None:
+def _replaced(entry: dict[str, Any]) -> None:
     """Give each object of a class the options of the settings, and defaults besides."""
     module = importlib.import_module(entry["module"])
     kind = getattr(module, entry["class"])
     before = getattr(kind, "__post_init__", None)
 
-    def after_init(self, *args, **kwargs):
+    def after_init(self: Any, *args: Any, **kwargs: Any) -> None:
         for field in dataclasses.fields(self):
             if field.default is not dataclasses.MISSING:
                 setattr(self, field.name, field.default)
@@ -45,7 +46,25 @@ def _replaced(entry: dict) -> None:
     kind.__post_init__ = after_init
 
 
-def _watched(call: dict, told: list) -> None:
+def _configured(entry: dict[str, Any]) -> None:
+    """Make a class of the settings' model and configuration, whatever it is given."""
+    kind = getattr(importlib.import_module(entry["module"]), entry["class"])
+    config = importlib.import_module(entry["config_module"])
+    config = getattr(config, entry["config_class"])
+    known = {field.name for field in dataclasses.fields(config)}
+    renamed = entry.get("renamed", {})
+    options = {renamed.get(name, name): v for name, v in entry["options"].items()}
+    options = {name: value for name, value in options.items() if name in known}
+    before = kind.__init__
+
+    def init(self: Any, *args: Any, **kwargs: Any) -> None:
+        model = entry["options"][entry["model"]]
+        before(self, **{entry["model"]: model, entry["config"]: config(**options)})
+
+    kind.__init__ = init
+
+
+def _watched(call: dict[str, Any], told: list[int]) -> None:
     """Print what a method is asked, before it is called."""
     module = importlib.import_module(call["module"])
     kind = getattr(module, call["class"])
@@ -53,7 +72,7 @@ def _watched(call: dict, told: list) -> None:
     form = inspect.signature(method)
 
     @functools.wraps(method)
-    def asked(*args, **kwargs):
+    def asked(*args: Any, **kwargs: Any) -> Any:
         try:
             given = form.bind(*args, **kwargs).arguments
             for body in _bodies(given, call):
@@ -65,7 +84,7 @@ def _watched(call: dict, told: list) -> None:
     setattr(kind, call["method"], asked)
 
 
-def _tell(request: dict, told: list) -> None:
+def _tell(request: dict[str, Any], told: list[int]) -> None:
     if len(told) >= _MOST_CALLS:
         return
     told.append(1)
@@ -73,14 +92,14 @@ def _tell(request: dict, told: list) -> None:
     print(f"\n{MARK}{line}", flush=True)
 
 
-def _bodies(given: dict, call: dict) -> list:
+def _bodies(given: dict[str, Any], call: dict[str, Any]) -> list[dict[str, Any]]:
     """Bodies of the requests that ask the same as a call."""
-    prompts = None
+    prompts: Any = None
     for name in call["prompts"]:
         if given.get(name) is not None:
             prompts = given[name]
             break
-    parameters = None
+    parameters: Any = None
     for name in call["parameters"]:
         if given.get(name) is not None:
             parameters = given[name]
@@ -100,13 +119,13 @@ def _bodies(given: dict, call: dict) -> list:
     return made
 
 
-def _is_one(prompts) -> bool:
+def _is_one(prompts: Any) -> bool:
     """Whether a list is one prompt: token ids, or the messages of a chat."""
     first = prompts[0] if prompts else None
     return isinstance(first, int) or (isinstance(first, dict) and "role" in first)
 
 
-def _asked(prompt, field: str) -> dict:
+def _asked(prompt: Any, field: str) -> dict[str, Any]:
     if isinstance(prompt, dict) and "prompt_token_ids" in prompt:
         prompt = list(prompt["prompt_token_ids"])
     elif isinstance(prompt, dict) and "prompt" in prompt:
@@ -116,38 +135,47 @@ def _asked(prompt, field: str) -> dict:
     return {field: prompt}
 
 
-def _fields(parameters) -> dict:
+def _fields(parameters: Any) -> dict[str, Any]:
     """Parameters that differ from the defaults, as far as JSON has them."""
-    if parameters is None:
-        return {}
+    pairs = list(_changed(parameters))
     if isinstance(parameters, dict):
-        pairs = parameters.items()
-    else:
-        names = getattr(parameters, "__struct_fields__", None)
-        names = names or getattr(parameters, "__dataclass_fields__", {})
-        plain = type(parameters)()
-        pairs = [
-            (name, getattr(parameters, name))
-            for name in names
-            if getattr(parameters, name) != getattr(plain, name)
-        ]
+        pairs = list(parameters.items())
     kept = {}
     for name, value in pairs:
-        if name.startswith("_") or value is None:
+        if str(name).startswith("_") or value is None:
             continue
         try:
             json.dumps(value)
         except (TypeError, ValueError):
-            continue
-        kept[name] = value
+            value = _fields(value)
+            if not value:
+                continue
+        kept[str(name)] = value
     return kept
+
+
+def _changed(parameters: Any) -> Any:
+    """Yield fields of a record that differ from those of one that was given nothing."""
+    names = getattr(parameters, "__struct_fields__", None)
+    names = names or getattr(parameters, "__dataclass_fields__", ())
+    try:
+        plain = type(parameters)()
+    except Exception:  # it cannot be made of nothing: all of its fields are told
+        plain = None
+    for name in names:
+        value = getattr(parameters, name, None)
+        if plain is None or value != getattr(plain, name, None):
+            yield name, value
 
 
 def main() -> None:
     settings = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))
     for entry in settings["entries"]:
-        _replaced(entry)
-    told: list = []
+        if "config" in entry:
+            _configured(entry)
+        else:
+            _replaced(entry)
+    told: list[int] = []
     for call in settings["calls"]:
         try:
             _watched(call, told)

@@ -7,6 +7,7 @@ whatever a model says. What a model with random weights says is no evidence."""
 from __future__ import annotations
 
 import ast
+import contextlib
 import re
 from collections.abc import Iterator
 from typing import Final
@@ -70,7 +71,9 @@ def client_end(
         return end
     tree = _python(script)
     if tree is not None and end.line:
-        end.is_check = _is_check(tree, end.line)
+        # A stranger's script may be nested deeper than anybody reads.
+        with contextlib.suppress(RecursionError):
+            end.is_check = _is_check(tree, end.line)
     return end
 
 

@@ -113,7 +113,8 @@ _IN_SHELL: Final = re.compile(
 _OFFLINE: Final = re.compile(
     r"^[ \t]*from\s+vllm(?:\.entrypoints\.llm)?\s+import\b[^#]{0,300}?\bLLM\b"
     r"|\bvllm\.LLM\(|\bsgl(?:ang)?\.Engine\(|"
-    r"from\s+lmdeploy\s+import\b.*\bpipeline\b|AsyncLLM(?:Engine)?\.from_",
+    r"from\s+lmdeploy\s+import\b.*\bpipeline\b|\blmdeploy\.pipeline\("
+    r"|AsyncLLM(?:Engine)?\.from_",
     re.MULTILINE,
 )
 _CURL: Final = re.compile(r"^[^#\n]*\b(?:curl|wget)\s+", re.MULTILINE)

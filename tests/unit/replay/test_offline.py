@@ -97,9 +97,17 @@ class Args:
 
 
 @dataclass
+class Form:
+    kind: str = ""
+    made: object = None
+
+
+@dataclass
 class Sampling:
     temperature: float = 1.0
     seed: int = 0
+    form: Form | None = None
+    hidden: object = None
 
 
 class Engine:
@@ -111,10 +119,10 @@ class Engine:
         return f"{self.args.model} {self.args.size} {self.args.secret!r} {self.args.eager}"
 """
 CALLER = """\
-from toy import Engine, Sampling
+from toy import Engine, Form, Sampling
 engine = Engine(model="real/model", size=8, secret="/etc/passwd")
 print(engine.generate(["a", {"prompt_token_ids": [1, 2]}], Sampling(temperature=0)))
-print(engine.generate("c"))
+print(engine.generate("c", Sampling(form=Form(kind="x"), hidden=object())))
 """
 
 
@@ -147,8 +155,56 @@ def test_a_script_gets_another_model_and_nothing_that_it_names(tmp_path: Path) -
     assert bodies == [
         {"prompt": "a", "temperature": 0},
         {"prompt": [1, 2], "temperature": 0},
-        {"prompt": "c"},
+        {"prompt": "c", "form": {"kind": "x"}},
     ]
+
+
+CONFIGURED = """\
+from dataclasses import dataclass
+
+
+@dataclass
+class Config:
+    size: int = 1
+    device_type: str = "cuda"
+
+
+class Pipeline:
+    def __init__(self, model_path, backend_config=None, secret=""):
+        self.told = f"{model_path} {backend_config} {secret!r}"
+
+    def infer(self, prompts, gen_config=None):
+        return self.told
+"""
+
+
+def test_a_script_that_gives_a_configuration_gets_another(tmp_path: Path) -> None:
+    (tmp_path / "toy.py").write_text(CONFIGURED)
+    told = (
+        'import toy\nprint(toy.Pipeline("real", toy.Config(8), secret="x").infer("a"))'
+    )
+    (tmp_path / "client.py").write_text(told)
+    entry = {"module": "toy", "class": "Pipeline", "model": "model_path"}
+    entry |= {"config": "backend_config", "config_module": "toy"}
+    entry |= {"config_class": "Config"}
+    more = {"model_path": "/tiny", "device": "cpu", "unknown": 1}
+    made = {**entry, "options": more, "renamed": {"device": "device_type"}}
+    call = {"module": "toy", "class": "Pipeline", "method": "infer", "nested": False}
+    call |= {"path": "/v1/chat/completions", "prompts": ["prompts"]}
+    call |= {"field": "messages", "parameters": ["gen_config"]}
+    settings = {"script": "client.py", "entries": [made], "calls": [call]}
+    (tmp_path / "settings.json").write_text(json.dumps(settings))
+    shutil.copy(reproducer_path("offline_run.py"), tmp_path)
+    done = subprocess.run(
+        [sys.executable, "offline_run.py", "settings.json"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    last = done.stdout.strip().split("\n")[-1]
+    assert last == "/tiny Config(size=1, device_type='cpu') ''"
+    assert '{"messages": [{"role": "user", "content": "a"}]}' in done.stdout
 
 
 def test_what_a_script_prints_as_a_call_may_be_anything() -> None:
