@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings, strategies as st
 from live_server import serving
+from mmrepro.engines.features import features
 from mmrepro.engines.models.script_file import ScriptedAnswer, Scripts
 from mmrepro.engines.models.scripted import Script, text_of, trigger_of
 
@@ -30,7 +31,10 @@ ENGINES = {
     "vllm-0.33.0": ("vllm", "0.33.0"),
     "sglang-0.5.23": ("sglang", "0.5.23"),
     "lmdeploy-0.18.0": ("lmdeploy", "0.18.0"),
+    "runner-v2": ("vllm", "0.33.0"),
+    "front-rust": ("vllm", "0.33.0"),
 }
+"""Engines and releases; by a feature's name with that."""
 TELLS_ODDS = ("vllm", "sglang")
 """LMDeploy refuses logprobs without an option of its own."""
 AT_ONCE = {"lmdeploy": 4}
@@ -142,7 +146,8 @@ def test_scripts_are_said_byte_for_byte(name: str, tmp_path: Path) -> None:
         answers.append(ScriptedAnswer(name=f"s{number}", pieces=pieces))
     scripts = Scripts(script=answers)
     model, shared = scripts.model(), scripts.shared
-    with serving(engine, release, model, tmp_path) as server:
+    env = features(engine)[name].env if name in features(engine) else {}
+    with serving(engine, release, model, tmp_path, env=env) as server:
         began = time.monotonic()
 
         def ask(script: Script) -> bool:

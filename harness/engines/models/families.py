@@ -61,6 +61,8 @@ class ModelFamily:
         quoted: values are literals of Python.
         texts_only: a call's arguments are texts.
         one_call: an answer has one call at most.
+        by_tokens: its reasoning parser looks for sequences of tokens as the family's
+            own tokenizer makes them, which a scripted one does not.
         think: what stands before and after a thought.
         frame: name of its frame.
     """
@@ -76,6 +78,7 @@ class ModelFamily:
     quoted: bool = False
     texts_only: bool = False
     one_call: bool = False
+    by_tokens: bool = False
     think: tuple[str, ...] = ()
     frame: str = "chatml"
 

@@ -161,6 +161,12 @@ class FuzzCommand(ServerCommand):
                 "--scripts generates what is said: --from has requests of its own.",
                 hint="leave one of them out",
             )
+        if self.scripts and self.against:
+            raise UsageError(
+                "--scripts holds answers against what a model said: --against holds "
+                "them against another server's.",
+                hint="leave one of them out",
+            )
         if self.scripts and self.script is not None:
             raise UsageError(
                 "--scripts generates what --script FILE would say.",

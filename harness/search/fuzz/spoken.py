@@ -46,6 +46,9 @@ _CONTEXT: Final = 2048
 _SCRIPTS: Final = 28
 """Of an episode; each is asked for whole and streamed."""
 _PLAIN_CALL, _PLAIN_THOUGHT, _PLAIN_TEXT = "plain-call", "plain-thought", "plain-text"
+_BEFORE, _AFTER = "before", "after"
+_OF_FORM: Final = (_PLAIN_CALL, _PLAIN_THOUGHT, _PLAIN_TEXT, _BEFORE, _AFTER)
+"""Scripts that tell whether a parser knows their form."""
 
 TOOLS: Final[Sequence[Mapping[str, Any]]] = (
     {
@@ -196,8 +199,11 @@ class _Writer:
         tags: list[str] = []
         if self._calls is not None:
             tags += self._calls.tokens
-        if self._thinks is not None:
-            tags += [tag.strip() for tag in self._thinks.think]
+        shared = family_tokens()
+        for tag in () if self._thinks is None else self._thinks.think:
+            # A half of several tokens would have whole ones in it.
+            pieces = [piece.strip() for piece in pieces_of_text(tag, shared)]
+            tags += [piece for piece in pieces if piece][:1]
         return [tag for tag in dict.fromkeys(tags) if len(tag) > 2]
 
     def answers(self) -> list[ScriptedAnswer]:
@@ -246,8 +252,10 @@ class _Writer:
         yield self._call("one-token", two, cut="whole")
         yield self._call("few-tokens", two, cut="anywhere")
         if self._has_opening:
-            yield self._call("before", two[:1], before="Let me look that up.\n")
-            yield self._call("after", two[:1], after="\nThat is all.")
+            yield self._call(_BEFORE, two[:1], before="Let me look that up.\n")
+            # Without a closing tag what comes after a call is taken for a part of it.
+            if self._calls.calling(two[:1]).endswith(">"):
+                yield self._call(_AFTER, two[:1], after="\nThat is all.")
         yield self._call("cut", [("search", {"query": _STRINGS["long"]})])
         yield self._call("unknown-tool", [("walk", {"to": "Oslo"})], sound=False)
         if "ARGUMENTS" in self._calls.call:
@@ -287,7 +295,7 @@ class _Writer:
         assert self._calls is not None
         text = before + self._calls.calling(calls) + after
         if escaped:
-            text = "".join(map(_escaped, text))
+            text = _escaped(text)
         thought = "I need a tool." if self._thinks is not None else None
         told: dict[str, Any] = {}
         if sound:
@@ -342,6 +350,8 @@ class _Writer:
     ) -> ScriptedAnswer:
         if thought is not None and self._thinks is not None:
             text = self._thinks.thinking(thought) + text
+            if self._thinks.by_tokens:
+                more |= {"content": None, "reasoning": None, "calls": None}
         return ScriptedAnswer(
             name=name,
             pieces=list(self._cut(text, cut)),
@@ -430,7 +440,18 @@ def _bytes(text: str) -> Iterator[str]:
             yield from (f"<0x{byte:02X}>" for byte in letter.encode())
 
 
-def _escaped(letter: str) -> str:
+def _escaped(text: str) -> str:
+    """A text with letters beyond ASCII as escapes of JSON, but for special tokens."""
+    shared = family_tokens()
+    pieces: list[str] = []
+    for piece in _joined(pieces_of_text(text, shared), shared):
+        if piece not in shared:
+            piece = "".join(map(_escaped_letter, piece))
+        pieces.append(piece)
+    return "".join(pieces)
+
+
+def _escaped_letter(letter: str) -> str:
     return letter if letter.isascii() else json.dumps(letter)[1:-1]
 
 
@@ -460,7 +481,7 @@ def checked_forms(case: Case, played: Played) -> CheckedForms:
     for sent in sent_of(case, played):
         answer = script_of(sent, scripts)
         is_whole = not sent.op.stream and sent.n == 1
-        if answer is None or not is_whole or not answer.name.startswith("plain-"):
+        if answer is None or not is_whole or answer.name not in _OF_FORM:
             continue
         if misread(sent, answer):
             wrong.add(answer.name)
@@ -482,6 +503,6 @@ def _without_doubt(answer: ScriptedAnswer, wrong: set[str]) -> ScriptedAnswer:
     nothing = {"content": None, "reasoning": None, "calls": None}
     if _PLAIN_TEXT in wrong or _PLAIN_THOUGHT in wrong:
         return answer.model_copy(update=nothing)
-    if answer.calls and _PLAIN_CALL in wrong:
+    if answer.name in wrong or (answer.calls and _PLAIN_CALL in wrong):
         return answer.model_copy(update=nothing)
     return answer

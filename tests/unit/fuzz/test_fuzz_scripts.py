@@ -11,11 +11,13 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from mmrepro.base.errors import UsageError
 from mmrepro.base.records import Moment
 from mmrepro.engines import parsers
 from mmrepro.engines.models import ScriptedAnswer, Scripts, known_families
 from mmrepro.engines.parsers import RegisteredParsers, registered_parsers
 from mmrepro.failure.documents.replay import PlayFacts
+from mmrepro.search.fuzz.options import FuzzCommand
 from mmrepro.search.fuzz.spoken import (
     ParsersAsked,
     checked_forms,
@@ -235,3 +237,34 @@ def test_a_special_token_with_the_name_of_a_place_stays_whole() -> None:
     assert glm == (
         "<tool_call>add<arg_key>a</arg_key><arg_value>1</arg_value></tool_call>"
     )
+
+
+@pytest.mark.parametrize(
+    "other", [{"script": Path("x")}, {"source": Path("x")}, {"against": "--front rust"}]
+)
+def test_generated_scripts_go_with_nothing_that_says_what_is_asked(
+    other: dict[str, Any],
+) -> None:
+    with pytest.raises(UsageError, match="--scripts"):
+        FuzzCommand(engine="vllm", scripts=True, **other)
+
+
+@pytest.mark.parametrize("name", sorted(known_families()))
+def test_a_text_without_a_call_has_no_whole_tag(
+    registered: RegisteredParsers, name: str
+) -> None:
+    """A sound parser would look for what such a tag begins."""
+    family = known_families()[name]
+    tools, reasoning = family.tool_parsers[:1], family.reasoning_parsers[:1]
+    asked = (
+        ParsersAsked(*tools) if tools else ParsersAsked(reasoning="".join(reasoning))
+    )
+    if not (tools or reasoning):
+        return
+    case = spoken_case(SERVER, registered, asked, Random(1))
+    scripts = case.server.scripts
+    assert scripts is not None
+    for answer in scripts.script:
+        for part in (answer.content, answer.reasoning):
+            whole = [tag for tag in scripts.shared if tag in (part or "")]
+            assert not whole, (answer.name, part)
