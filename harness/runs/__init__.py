@@ -56,5 +56,14 @@ if TYPE_CHECKING:
         fork_server_spec as fork_server_spec,
         warm_root as warm_root,
     )
+    from mmrepro.runs.tree_tests import (
+        TestSeen as TestSeen,
+        TestSide as TestSide,
+        TestsSeen as TestsSeen,
+        TestState as TestState,
+        UntestableCause as UntestableCause,
+        run_tests as run_tests,
+        unpack_tests as unpack_tests,
+    )
 else:
     __getattr__ = lazily(__name__)

@@ -1,7 +1,7 @@
-"""Makes the table of ``harness/history/later_fixes.py``: which functions each fix
+"""Makes the table of ``harness/history/fixed_later.py``: which functions each fix
 commit of an engine touched, and when.
 
-    python -m mmrepro.cli.later_fixes_table ~/vllm ~/sglang ~/lmdeploy
+    python -m mmrepro.cli.fixed_later_table ~/vllm ~/sglang ~/lmdeploy
 
 A clone is only read. Of the engines' history the table takes paths, names of functions,
 numbers and days; no line of code, and no word of a commit's message."""
@@ -19,7 +19,7 @@ from pathlib import Path
 from mmrepro.base.errors import UsageError
 from mmrepro.engines.environments import PLACES, SPECS, ask_git, own_releases
 from mmrepro.history import TABLE_OF_FIXES, FixTable, TableFix, TableFunction
-from mmrepro.history.later_fixes import write_table
+from mmrepro.history.fixed_later import write_table
 
 _FIX = re.compile(
     r"\bfix|\bbug|crash|\bhang|deadlock|\brace\b|\bleak|regress|\bcorrect|prevent"

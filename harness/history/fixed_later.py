@@ -1,6 +1,6 @@
 """Which later fixes of an engine touched the functions that a traceback stands in.
 
-A table ships beside this module; ``python -m mmrepro.cli.later_fixes_table CLONE...``
+A table ships beside this module; ``python -m mmrepro.cli.fixed_later_table CLONE...``
 makes it from git clones. A fix is named because it *touched* a function after the
 release of the log: that it mends this failure is not proven."""
 
@@ -10,14 +10,14 @@ import lzma
 import math
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from datetime import date, timedelta
 from pathlib import Path, PurePosixPath
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from packaging.version import InvalidVersion, Version
 
-TABLE_OF_FIXES = Path(__file__).with_name("later_fixes.xz")
+TABLE_OF_FIXES = Path(__file__).with_name("fixed_later.xz")
 TOUCHED = "touched since, not proven"
 """What is known of a later fix."""
 MOST_LATER = 5
@@ -105,6 +105,9 @@ class LaterFix:
     functions: list[str] = field(default_factory=list)
     certainty: str = TOUCHED
 
+    def to_dict(self) -> dict[str, Any]:
+        return {**asdict(self), "day": self.day.isoformat()}
+
     @property
     def sentence(self) -> str:
         name = f"{self.engine}#{self.pull}" if self.pull else self.commit
@@ -169,9 +172,7 @@ def _later(table: FixTable, number: int, functions: list[str]) -> LaterFix:
     return LaterFix(table.engine, fix.pull, fix.commit, fix.day, release, places)
 
 
-def _own_frames(
-    engine: str, frames: Sequence[tuple[str, str]]
-) -> list[TableFunction]:
+def _own_frames(engine: str, frames: Sequence[tuple[str, str]]) -> list[TableFunction]:
     """The innermost functions of the engine, each once, by their files below
     site-packages."""
     own = []
@@ -224,7 +225,9 @@ def write_table(tables: Sequence[FixTable], path: Path) -> None:
     path.write_bytes(lzma.compress(text.encode(), preset=9))
 
 
-def read_table(engine: str, bases: set[str], path: Path | None = None) -> FixTable | None:
+def read_table(
+    engine: str, bases: set[str], path: Path | None = None
+) -> FixTable | None:
     """The part of an engine, with the functions of the files that are called so; None:
     it is not in the table, or there is no table."""
     try:

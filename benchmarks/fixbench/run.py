@@ -1,0 +1,180 @@
+"""FixBench: is a fix of an engine's history red before and green after, without a GPU?
+
+    python benchmarks/fixbench/run.py LIST.tsv CLONE OUT [--budget 10m] [--only WORD]
+    python benchmarks/fixbench/run.py --table OUT
+
+LIST.tsv has a line a fix: commit, parent, day, pull request, product files, test files
+(comma-separated). The tests that came with the fix run on the fix and on its parent, in
+one box, over the nearest release that lends compiled files. OUT/results.jsonl gets a
+line a fix: hashes, numbers, paths and results, no word of the engine's. A fix that has
+a line is not run again, so the same command goes on where it was ended."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from mmrepro.base.box import NoBox
+from mmrepro.base.errors import MmreproError
+from mmrepro.base.units import parse_duration
+from mmrepro.engines import spec_for
+from mmrepro.engines.environments import ensure, existing, prune_environments
+from mmrepro.engines.environments import resolve_source
+from mmrepro.runs import TestSide, TestsSeen, run_tests, unpack_tests
+
+RESULTS = "results.jsonl"
+
+
+@dataclass(frozen=True)
+class ListedFix:
+    """A line of the list."""
+
+    fix: str
+    parent: str
+    day: str
+    pull: str
+    product: tuple[str, ...]
+    tests: tuple[str, ...]
+
+    @property
+    def test_files(self) -> list[str]:
+        names = [name for name in self.tests if name.endswith(".py")]
+        return [n for n in names if PurePosixPath(n).name.startswith("test_")]
+
+
+def listed_fixes(path: Path) -> list[ListedFix]:
+    fixes = []
+    for line in path.read_text().splitlines():
+        if line and not line.startswith("#"):
+            fix, parent, day, pull, product, tests = line.split("\t")
+            files = (tuple(product.split(",")), tuple(tests.split(",")))
+            fixes.append(ListedFix(fix, parent, day, pull, *files))
+    return fixes
+
+
+def measured(listed: ListedFix, clone: Path, budget_s: float) -> dict[str, Any]:
+    """What one fix came to."""
+    began = time.monotonic()
+    line: dict[str, Any] = {"fix": listed.fix, "pull": listed.pull, "day": listed.day}
+    made: list[str] = []
+    try:
+        line |= _sides(listed, clone, budget_s, made)
+    except NoBox:
+        raise
+    except MmreproError as error:
+        line |= {"result": "untestable", "why": "environment", "said": error.message}
+    finally:
+        prune_environments(names=made) if made else None
+    line["minutes"] = round((time.monotonic() - began) / 60, 2)
+    return line
+
+
+def _sides(
+    listed: ListedFix, clone: Path, budget_s: float, made: list[str]
+) -> dict[str, Any]:
+    if not listed.test_files:
+        return {"result": "untestable", "why": "no Python test"}
+    lender = ensure
+    source = resolve_source(f"{clone}@{listed.fix}", device="cpu", lender=lender)
+    sides = []
+    with ExitStack() as held:
+        for rev in (listed.fix, listed.parent):
+            tree = resolve_source(
+                f"{clone}@{rev}", device="cpu", kernels=source.kernels
+            )
+            spec = spec_for(tree.tree.engine, tree.release, "cpu")
+            was_there = existing(spec) is not None
+            environment = ensure(spec)
+            if not was_there:
+                made.append(environment.path.name)
+            folder = Path(held.enter_context(tempfile.TemporaryDirectory()))
+            unpack_tests(clone, rev, folder, newer=listed.fix, files=listed.tests)
+            sides.append(TestSide(environment, folder, listed.test_files))
+        after, before = run_tests(sides, limit_s=budget_s / 2)
+    return _compared(after, before) | {"kernels": source.kernels}
+
+
+def _compared(after: TestsSeen, before: TestsSeen) -> dict[str, Any]:
+    """Red by upstream's test: a test that fails on the parent passes on the fix."""
+    turned = before.red & after.green
+    absent = {
+        seen.test: seen
+        for seen in before.tests
+        if seen.cause == "absent" and (after.green or seen.test in after.green)
+    }
+    facts = {
+        "on_fix": after.counts,
+        "on_parent": before.counts,
+        "turned": len(turned),
+        "seconds": [after.seconds, before.seconds],
+    }
+    if turned:
+        return {**facts, "result": "red"}
+    if not after.green:
+        cause = after.cause.value if after.cause else "red on the fix"
+        return {**facts, "result": "untestable", "why": cause, "said": after.why}
+    if absent:
+        return {**facts, "result": "absent", "why": "the parent lacks what is imported"}
+    if not before.green and before.cause is not None:
+        why = before.cause.value
+        return {**facts, "result": "untestable", "why": why, "said": before.why}
+    return {**facts, "result": "green on both", "why": "no test of it fails before"}
+
+
+def read(out: Path) -> list[dict[str, Any]]:
+    try:
+        lines = (out / RESULTS).read_text().splitlines()
+    except FileNotFoundError:
+        return []
+    return [json.loads(line) for line in lines]
+
+
+def table(lines: Sequence[dict[str, Any]]) -> str:
+    """The results as Markdown: hashes, numbers and causes."""
+    rows = ["| fix | pull request | result | on the fix | on its parent | minutes |"]
+    rows.append("|---|---|---|---|---|---|")
+    for line in lines:
+        result = line["result"]
+        if line.get("why"):
+            result += f": {line['why']}"
+        cells = [line["fix"], line["pull"], result]
+        cells += [line.get("on_fix", ""), line.get("on_parent", "")]
+        rows.append(f"| {' | '.join(cells)} | {line['minutes']} |")
+    counts = Counter(line["result"] for line in lines)
+    total = ", ".join(f"{n} {name}" for name, n in counts.most_common())
+    return "\n".join([*rows, "", f"{len(lines)} fixes: {total}."])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("list", type=Path, nargs="?")
+    parser.add_argument("clone", type=Path, nargs="?")
+    parser.add_argument("out", type=Path, nargs="?")
+    parser.add_argument("--budget", type=parse_duration, default=600.0)
+    parser.add_argument("--only", default="")
+    parser.add_argument("--table", type=Path)
+    asked = parser.parse_args()
+    if asked.table:
+        print(table(read(asked.table)))
+        return
+    asked.out.mkdir(parents=True, exist_ok=True)
+    done = {line["fix"] for line in read(asked.out)}
+    for listed in listed_fixes(asked.list):
+        if listed.fix in done or asked.only not in listed.fix:
+            continue
+        line = measured(listed, asked.clone, asked.budget)
+        with (asked.out / RESULTS).open("a") as file:
+            file.write(json.dumps(line) + "\n")
+        print(time.strftime("%H:%M:%S"), json.dumps(line)[:400], flush=True)
+
+
+if __name__ == "__main__":
+    main()
