@@ -26,9 +26,13 @@ from mmrepro.base.box import NoBox
 from mmrepro.base.errors import MmreproError
 from mmrepro.base.units import parse_duration
 from mmrepro.engines import spec_for
-from mmrepro.engines.environments import ensure, existing, prune_environments
-from mmrepro.engines.environments import resolve_source
-from mmrepro.runs import TestSide, TestsSeen, run_tests, unpack_tests
+from mmrepro.engines.environments import (
+    ensure,
+    existing,
+    prune_environments,
+    resolve_source,
+)
+from mmrepro.runs import UpstreamRun, UpstreamSide, run_tests, unpack_tests
 
 RESULTS = "results.jsonl"
 
@@ -97,12 +101,12 @@ def _sides(
                 made.append(environment.path.name)
             folder = Path(held.enter_context(tempfile.TemporaryDirectory()))
             unpack_tests(clone, rev, folder, newer=listed.fix, files=listed.tests)
-            sides.append(TestSide(environment, folder, listed.test_files))
+            sides.append(UpstreamSide(environment, folder, listed.test_files))
         after, before = run_tests(sides, limit_s=budget_s / 2)
     return _compared(after, before) | {"kernels": source.kernels}
 
 
-def _compared(after: TestsSeen, before: TestsSeen) -> dict[str, Any]:
+def _compared(after: UpstreamRun, before: UpstreamRun) -> dict[str, Any]:
     """Red by upstream's test: a test that fails on the parent passes on the fix."""
     turned = before.red & after.green
     absent = {
@@ -117,7 +121,8 @@ def _compared(after: TestsSeen, before: TestsSeen) -> dict[str, Any]:
         "seconds": [after.seconds, before.seconds],
     }
     if turned:
-        return {**facts, "result": "red"}
+        frames = _engine_frames(before, turned)
+        return {**facts, "result": "red", "frames": frames}
     if not after.green:
         cause = after.cause.value if after.cause else "red on the fix"
         return {**facts, "result": "untestable", "why": cause, "said": after.why}
@@ -127,6 +132,21 @@ def _compared(after: TestsSeen, before: TestsSeen) -> dict[str, Any]:
         why = before.cause.value
         return {**facts, "result": "untestable", "why": why, "said": before.why}
     return {**facts, "result": "green on both", "why": "no test of it fails before"}
+
+
+def _engine_frames(before: UpstreamRun, turned: set[str]) -> list[str]:
+    """The engine's own functions of the exception of a test that turned, innermost
+    last, as ``FILE:FUNCTION``; []: it is the test's own assertion."""
+    for seen in before.tests:
+        own = []
+        for frame in seen.frames if seen.test in turned else ():
+            file, _, name = frame.rsplit(":", 2)
+            _, found, below = file.partition("site-packages/")
+            if found:
+                own.append(f"{below}:{name}")
+        if own:
+            return own
+    return []
 
 
 def read(out: Path) -> list[dict[str, Any]]:

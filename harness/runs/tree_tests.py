@@ -48,7 +48,7 @@ _BESIDE = ("pyproject.toml", "pytest.ini", "setup.cfg", "conftest.py")
 _CONFTESTS = "conftest.py"
 
 
-class TestState(StrEnum):
+class UpstreamState(StrEnum):
     """What a test says of a tree."""
 
     RED = "red"
@@ -73,40 +73,43 @@ class UntestableCause(StrEnum):
     """No test ran."""
 
 
-class TestSeen(Record):
+class UpstreamTest(Record):
     """One test on one tree."""
 
     test: str
-    state: TestState
+    state: UpstreamState
     cause: UntestableCause | None = None
     why: Annotated[str, Field(description="the exception, or the reason; empty: green")]
+    frames: Annotated[
+        list[str], Field(description="innermost last, as FILE:LINE:FUNCTION")
+    ] = []
     seconds: float = 0.0
 
 
-class TestsSeen(Record):
+class UpstreamRun(Record):
     """What an engine's own tests say of one tree."""
 
     tree: str
-    state: TestState
+    state: UpstreamState
     cause: UntestableCause | None = None
     why: str
-    tests: list[TestSeen]
+    tests: list[UpstreamTest]
     seconds: float
     last: Annotated[list[str], Field(description="last lines of pytest's output")] = []
 
     @property
     def red(self) -> set[str]:
-        return {seen.test for seen in self.tests if seen.state is TestState.RED}
+        return {seen.test for seen in self.tests if seen.state is UpstreamState.RED}
 
     @property
     def green(self) -> set[str]:
-        return {seen.test for seen in self.tests if seen.state is TestState.GREEN}
+        return {seen.test for seen in self.tests if seen.state is UpstreamState.GREEN}
 
     @property
     def counts(self) -> str:
         """``3 red, 6 green, 1 untestable``."""
         words = []
-        for state in TestState:
+        for state in UpstreamState:
             number = sum(seen.state is state for seen in self.tests)
             if number:
                 words.append(f"{number} {state.value}")
@@ -153,7 +156,7 @@ _MISSING_NAME = re.compile(
 )
 
 
-def judged(phases: Sequence[Mapping[str, Any]], engine: str) -> TestSeen:
+def judged(phases: Sequence[Mapping[str, Any]], engine: str) -> UpstreamTest:
     """What the phases of one test come to."""
     test = str(phases[0]["test"])
     seconds = sum(float(phase.get("seconds", 0)) for phase in phases)
@@ -161,25 +164,33 @@ def judged(phases: Sequence[Mapping[str, Any]], engine: str) -> TestSeen:
         if phase["state"] == "failed":
             # What a teardown raises is of the machine, where the test itself passed.
             cause, why = _cause_of(phase, engine)
-            state = TestState.RED if cause is None else TestState.UNTESTABLE
-            return TestSeen(
-                test=test, state=state, cause=cause, why=why, seconds=seconds
+            state = UpstreamState.RED if cause is None else UpstreamState.UNTESTABLE
+            chain = phase.get("chain") or [{}]
+            return UpstreamTest(
+                test=test,
+                state=state,
+                cause=cause,
+                why=why,
+                frames=chain[0].get("frames", []),
+                seconds=seconds,
             )
     for phase in phases:
         if phase["state"] == "skipped":
             why = one_line(str(phase.get("text", "")), 200)
-            return TestSeen(
+            return UpstreamTest(
                 test=test,
-                state=TestState.UNTESTABLE,
+                state=UpstreamState.UNTESTABLE,
                 cause=UntestableCause.SKIPPED,
                 why=why or "it was skipped",
                 seconds=seconds,
             )
     if any(phase["when"] == "call" for phase in phases):
-        return TestSeen(test=test, state=TestState.GREEN, why="", seconds=seconds)
-    return TestSeen(
+        return UpstreamTest(
+            test=test, state=UpstreamState.GREEN, why="", seconds=seconds
+        )
+    return UpstreamTest(
         test=test,
-        state=TestState.UNTESTABLE,
+        state=UpstreamState.UNTESTABLE,
         cause=UntestableCause.NONE,
         why="it did not end",
         seconds=seconds,
@@ -203,9 +214,7 @@ def _cause_of(
             own = found["module"].split(".")[0] == engine
             kind = UntestableCause.ABSENT if own else UntestableCause.PACKAGE
             return kind, shown
-    # A failed comparison says what was compared, whatever words are in it.
-    asserted = bool(chain) and chain[0]["type"].endswith("AssertionError")
-    if not asserted:
+    if not _is_comparison(chain):
         for cause, pattern in _CAUSES.items():
             if pattern.search(whole):
                 return cause, shown
@@ -214,13 +223,22 @@ def _cause_of(
     return None, shown
 
 
+def _is_comparison(chain: Sequence[Mapping[str, Any]]) -> bool:
+    """Whether a test's own assertion failed: it says what was compared, whatever words
+    are in that. torch raises AssertionError as well, where it lacks CUDA."""
+    if not chain or not chain[0]["type"].endswith("AssertionError"):
+        return False
+    frames = chain[0].get("frames") or [""]
+    return "/torch/" not in frames[-1]
+
+
 def summed(
     tree: str,
-    tests: Sequence[TestSeen],
+    tests: Sequence[UpstreamTest],
     seconds: float,
     last: Sequence[str] = (),
     only: Iterable[str] | None = None,
-) -> TestsSeen:
+) -> UpstreamRun:
     """What all tests come to: red where one is red, green where one is green and none
     is red.
 
@@ -229,18 +247,22 @@ def summed(
     """
     names = None if only is None else set(only)
     counted = [seen for seen in tests if names is None or seen.test in names]
-    red = [seen for seen in counted if seen.state is TestState.RED]
-    green = [seen for seen in counted if seen.state is TestState.GREEN]
+    red = [seen for seen in counted if seen.state is UpstreamState.RED]
+    green = [seen for seen in counted if seen.state is UpstreamState.GREEN]
     if red:
         first = red[0]
-        state, cause, why = TestState.RED, None, f"{first.test}: {first.why}"
+        state, cause, why = UpstreamState.RED, None, f"{first.test}: {first.why}"
     elif green:
-        state, cause, why = TestState.GREEN, None, f"{len(green)} passed"
+        state, cause, why = UpstreamState.GREEN, None, f"{len(green)} passed"
     else:
-        state, cause, why = TestState.UNTESTABLE, UntestableCause.NONE, "no test ran"
+        state, cause, why = (
+            UpstreamState.UNTESTABLE,
+            UntestableCause.NONE,
+            "no test ran",
+        )
         if counted:
             cause, why = counted[0].cause, f"{counted[0].test}: {counted[0].why}"
-    return TestsSeen(
+    return UpstreamRun(
         tree=tree,
         state=state,
         cause=cause,
@@ -331,7 +353,7 @@ def test_tools(environment: Environment) -> Path:
 
 
 @dataclass(frozen=True)
-class TestSide:
+class UpstreamSide:
     """The tests of one tree.
 
     Attributes:
@@ -345,8 +367,8 @@ class TestSide:
 
 
 def run_tests(
-    sides: Sequence[TestSide], *, limit_s: float = LIMIT_S
-) -> list[TestsSeen]:
+    sides: Sequence[UpstreamSide], *, limit_s: float = LIMIT_S
+) -> list[UpstreamRun]:
     """Run tests of trees over the same release in one box, one tree after the other.
 
     What they have in common is imported once: on a CPU that is most of the time.
@@ -414,7 +436,7 @@ def run_tests(
     return made
 
 
-def _copies(sides: Sequence[TestSide], folder: Path) -> list[Path]:
+def _copies(sides: Sequence[UpstreamSide], folder: Path) -> list[Path]:
     """A folder whose content the box gets: the tests of each side below its number."""
     for number, side in enumerate(sides):
         place = folder / str(number)
@@ -442,8 +464,11 @@ def _compile_common(environment: Environment) -> None:
 
 
 def _side_seen(
-    side: TestSide, lines: Sequence[Mapping[str, Any]], last: Sequence[str], why: str
-) -> TestsSeen:
+    side: UpstreamSide,
+    lines: Sequence[Mapping[str, Any]],
+    last: Sequence[str],
+    why: str,
+) -> UpstreamRun:
     """What one tree's tests came to; ``why``: the box was ended before its time."""
     spec = side.environment.spec
     seen = _seen(lines, spec.engine)
@@ -454,8 +479,8 @@ def _side_seen(
         why = "they did not end in time"
     elif ended is not None and ended["code"] < 0:
         why = f"a test ended the process by signal {-ended['code']}"
-    if why and made.state is not TestState.RED:
-        made.state, made.cause = TestState.UNTESTABLE, UntestableCause.LATE
+    if why and made.state is not UpstreamState.RED:
+        made.state, made.cause = UpstreamState.UNTESTABLE, UntestableCause.LATE
         made.why = why
     elif not seen and last:
         made.why = next((line for line in reversed(last) if line), made.why)
@@ -493,7 +518,7 @@ def _parsed(content: bytes) -> list[dict[str, Any]]:
     return lines
 
 
-def _seen(lines: Sequence[Mapping[str, Any]], engine: str) -> list[TestSeen]:
+def _seen(lines: Sequence[Mapping[str, Any]], engine: str) -> list[UpstreamTest]:
     phases: dict[str, list[Mapping[str, Any]]] = {}
     for line in lines:
         if line.get("kind") == "phase":
@@ -507,8 +532,8 @@ def _seen(lines: Sequence[Mapping[str, Any]], engine: str) -> list[TestSeen]:
             continue
         why = "it had begun, and there is no end of it"
         late = UntestableCause.LATE
-        state = TestState.UNTESTABLE
-        seen.append(TestSeen(test=test, state=state, cause=late, why=why))
+        state = UpstreamState.UNTESTABLE
+        seen.append(UpstreamTest(test=test, state=state, cause=late, why=why))
     return seen
 
 

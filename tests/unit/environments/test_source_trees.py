@@ -307,7 +307,10 @@ def test_releases_are_tried_in_order_and_remembered(
         package = cache / spec.release / "venv/lib/python3.11/site-packages/vllm"
         write(
             package,
-            {"ops.py": f"torch.ops._C.plan({operators})\n", "_C.abi3.so": "plan"},
+            {
+                "ops.py": f"torch.ops._C.plan({operators})\n",
+                "_C.abi3.so": "\0plan(Tensor a)\0",
+            },
         )
         here[spec.release] = SimpleNamespace(path=cache / spec.release)
         return here[spec.release]
@@ -706,9 +709,7 @@ def test_between_two_releases_the_calls_decide(
             f"def f(): torch.ops._C.plan({arguments})\n"
             "def g(): torch.ops._C.gpu_only(a)\n"
         )
-        write(
-            package, {"_custom_ops.py": ops, "_C.abi3.so": "code of plan and new_one"}
-        )
+        write(package, {"_custom_ops.py": ops, "_C.abi3.so": "code \0plan\0new_one\0"})
         here[release] = SimpleNamespace(path=folder)
     monkeypatch.setattr(lending, "_here", lambda engine, device: here)
 
