@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from mmrepro.campaign.trial import (
         TIMEOUT_S as RUN_TIMEOUT_S,
         ByRun as ByRun,
+        Making as Making,
         TrialOptions as TrialOptions,
         Trials as Trials,
         cell_of as cell_of,

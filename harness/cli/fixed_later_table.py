@@ -16,8 +16,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
 
-from mmrepro.base.errors import UsageError
-from mmrepro.engines.environments import PLACES, SPECS, ask_git, own_releases
+from mmrepro.engines.environments import PLACES, ask_git, engine_of_clone, own_releases
 from mmrepro.history import TABLE_OF_FIXES, FixTable, TableFix, TableFunction
 from mmrepro.history.fixed_later import write_table
 
@@ -129,7 +128,7 @@ def table_of(clone: Path) -> FixTable:
     Raises:
         UsageError: it is no clone of an engine.
     """
-    engine = _engine_of(clone)
+    engine = engine_of_clone(clone)
     fixes: list[TableFix] = []
     functions: dict[TableFunction, list[int]] = defaultdict(list)
     commits = list(commits_of(clone, engine))
@@ -163,17 +162,6 @@ def _touched(commit: _FixCommit, texts: dict[str, str]) -> list[TableFunction]:
         for name in functions_at(texts[f"{commit.sha}^:{file}"], lines):
             touched.append(TableFunction(own, name))
     return touched
-
-
-def _engine_of(clone: Path) -> str:
-    for engine in SPECS:
-        for place in PLACES:
-            listed = ask_git(clone, "ls-tree", "HEAD", f"{place}{engine}/__init__.py")
-            if listed:
-                return engine
-    raise UsageError(
-        f"{clone} is no clone of an engine.", hint=f"one of {', '.join(SPECS)}"
-    )
 
 
 def main() -> None:

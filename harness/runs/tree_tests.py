@@ -25,7 +25,7 @@ from typing import Annotated, Any
 
 from mmrepro.base.box import GIB, TEMPORARY, WORK, Box, Limits
 from mmrepro.base.machine import cache_root, child_environment
-from mmrepro.base.records import Record
+from mmrepro.base.records import Document, Record
 from mmrepro.base.text import one_line
 from mmrepro.engines.environments import Environment, ask_git, run_uv
 from mmrepro.engines.serving import serving
@@ -86,7 +86,7 @@ class UpstreamTest(Record):
     seconds: float = 0.0
 
 
-class UpstreamRun(Record):
+class UpstreamRun(Document, kind="tree-tests"):
     """What an engine's own tests say of one tree."""
 
     tree: str

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from mmrepro.engines.environments.resolving import torch_setting as torch_setting
     from mmrepro.engines.environments.source import (
         PLACES as PLACES,
+        engine_of_clone as engine_of_clone,
         git as ask_git,
         read_tree as read_tree,
         resolve as resolve_source,
