@@ -13,26 +13,17 @@ from __future__ import annotations
 
 import argparse
 import json
-import tempfile
 import time
 from collections import Counter
 from collections.abc import Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any
 
 from mmrepro.base.box import NoBox
 from mmrepro.base.errors import MmreproError
 from mmrepro.base.units import parse_duration
-from mmrepro.engines import spec_for
-from mmrepro.engines.environments import (
-    ensure,
-    existing,
-    prune_environments,
-    resolve_source,
-)
-from mmrepro.runs import UpstreamRun, UpstreamSide, run_tests, unpack_tests
+from mmrepro.runs import CommitReading, TestsTurned, UpstreamRun, read_commit
 
 RESULTS = "results.jsonl"
 
@@ -47,11 +38,6 @@ class ListedFix:
     pull: str
     product: tuple[str, ...]
     tests: tuple[str, ...]
-
-    @property
-    def test_files(self) -> list[str]:
-        names = [name for name in self.tests if name.endswith(".py")]
-        return [n for n in names if PurePosixPath(n).name.startswith("test_")]
 
 
 def listed_fixes(path: Path) -> list[ListedFix]:
@@ -68,70 +54,33 @@ def measured(listed: ListedFix, clone: Path, budget_s: float) -> dict[str, Any]:
     """What one fix came to."""
     began = time.monotonic()
     line: dict[str, Any] = {"fix": listed.fix, "pull": listed.pull, "day": listed.day}
-    made: list[str] = []
     try:
-        line |= _sides(listed, clone, budget_s, made)
+        reading = read_commit(clone, listed.fix, device="cpu", limit_s=budget_s / 2)
+        line |= _facts(reading)
     except NoBox:
         raise
     except MmreproError as error:
         line |= {"result": "untestable", "why": "environment", "said": error.message}
-    finally:
-        prune_environments(names=made) if made else None
     line["minutes"] = round((time.monotonic() - began) / 60, 2)
     return line
 
 
-def _sides(
-    listed: ListedFix, clone: Path, budget_s: float, made: list[str]
-) -> dict[str, Any]:
-    if not listed.test_files:
-        return {"result": "untestable", "why": "no Python test"}
-    lender = ensure
-    source = resolve_source(f"{clone}@{listed.fix}", device="cpu", lender=lender)
-    sides = []
-    with ExitStack() as held:
-        for rev in (listed.fix, listed.parent):
-            tree = resolve_source(
-                f"{clone}@{rev}", device="cpu", kernels=source.kernels
-            )
-            spec = spec_for(tree.tree.engine, tree.release, "cpu")
-            was_there = existing(spec) is not None
-            environment = ensure(spec)
-            if not was_there:
-                made.append(environment.path.name)
-            folder = Path(held.enter_context(tempfile.TemporaryDirectory()))
-            unpack_tests(clone, rev, folder, newer=listed.fix, files=listed.tests)
-            sides.append(UpstreamSide(environment, folder, listed.test_files))
-        after, before = run_tests(sides, limit_s=budget_s / 2)
-    return _compared(after, before) | {"kernels": source.kernels}
-
-
-def _compared(after: UpstreamRun, before: UpstreamRun) -> dict[str, Any]:
-    """Red by upstream's test: a test that fails on the parent passes on the fix."""
-    turned = before.red & after.green
-    absent = {
-        seen.test: seen
-        for seen in before.tests
-        if seen.cause == "absent" and (after.green or seen.test in after.green)
-    }
-    facts = {
+def _facts(reading: CommitReading) -> dict[str, Any]:
+    """The part of a result that a reading gives: numbers, causes and paths."""
+    facts: dict[str, Any] = {"result": reading.result.value, "kernels": reading.kernels}
+    after, before = reading.after, reading.before
+    if after is None or before is None:
+        return facts
+    facts |= {
         "on_fix": after.counts,
         "on_parent": before.counts,
-        "turned": len(turned),
+        "turned": len(reading.turned),
         "seconds": [after.seconds, before.seconds],
     }
-    if turned:
-        frames = _engine_frames(before, turned)
-        return {**facts, "result": "red", "frames": frames}
-    if not after.green:
-        cause = after.cause.value if after.cause else "red on the fix"
-        return {**facts, "result": "untestable", "why": cause, "said": after.why}
-    if absent:
-        return {**facts, "result": "absent", "why": "the parent lacks what is imported"}
-    if not before.green and before.cause is not None:
-        why = before.cause.value
-        return {**facts, "result": "untestable", "why": why, "said": before.why}
-    return {**facts, "result": "green on both", "why": "no test of it fails before"}
+    if reading.result is TestsTurned.TURNED:
+        return facts | {"frames": _engine_frames(before, set(reading.turned))}
+    side = before if after.green else after
+    return facts | {"why": side.cause.value if side.cause else "", "said": reading.why}
 
 
 def _engine_frames(before: UpstreamRun, turned: set[str]) -> list[str]:

@@ -46,6 +46,7 @@ if TYPE_CHECKING:
         Trials as Trials,
         cell_of as cell_of,
         incident_in as incident_in,
+        spawn as spawn,
     )
     from mmrepro.campaign.work import (
         INCIDENTS as INCIDENTS,

@@ -19,6 +19,14 @@ if TYPE_CHECKING:
         quantile as quantile,
         thresholds as thresholds,
     )
+    from mmrepro.runs.commits import (
+        CommitReading as CommitReading,
+        TestsTurned as TestsTurned,
+        change_of as change_of,
+        functions_at as functions_at,
+        old_lines as old_lines,
+        read_commit as read_commit,
+    )
     from mmrepro.runs.judge import (
         Deadlines as Deadlines,
         JudgedAgain as JudgedAgain,

@@ -26,10 +26,9 @@ class BisectingTest(Bisecting):
         write: Callable[[Bisection, Path], object],
     ) -> None:
         self.making = subject.making()
-        self._given = options.scenario
         named = replace(options, scenario=subject.name)
         super().__init__(subject.scenario, named, field, write=write)
 
     def command(self, **changed: Any) -> str:
         """By the test: the name is of this bisection only."""
-        return super().command(**{"scenario": self._given, **changed})
+        return super().command(**{"scenario": "", **changed})
