@@ -23,7 +23,7 @@ from typing import Any
 from mmrepro.base.box import NoBox
 from mmrepro.base.errors import MmreproError
 from mmrepro.base.units import parse_duration
-from mmrepro.runs import CommitReading, TestsTurned, UpstreamRun, read_commit
+from mmrepro.runs import CommitReading, CommitResult, UpstreamRun, read_commit
 
 RESULTS = "results.jsonl"
 
@@ -77,7 +77,7 @@ def _facts(reading: CommitReading) -> dict[str, Any]:
         "turned": len(reading.turned),
         "seconds": [after.seconds, before.seconds],
     }
-    if reading.result is TestsTurned.TURNED:
+    if reading.result is CommitResult.TURNED:
         return facts | {"frames": _engine_frames(before, set(reading.turned))}
     side = before if after.green else after
     return facts | {"why": side.cause.value if side.cause else "", "said": reading.why}

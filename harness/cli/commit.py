@@ -59,7 +59,7 @@ def commit(asked: _CommitCommand) -> None:
     from mmrepro.cli.console import emit
     from mmrepro.cli.test_tree import split_revision
     from mmrepro.failure.documents import prepared_folder
-    from mmrepro.runs import TestsTurned, read_commit
+    from mmrepro.runs import CommitResult, read_commit
 
     clone, rev = split_revision(asked.tree)
 
@@ -77,7 +77,7 @@ def commit(asked: _CommitCommand) -> None:
     if asked.out is not None:
         folder = prepared_folder(asked.out)
         write_file(folder / "commit.json", made.model_dump_json(indent=1) + "\n")
-    is_shown = made.result is TestsTurned.TURNED
+    is_shown = made.result is CommitResult.TURNED
     if asked.json:
         emit(made)
     else:

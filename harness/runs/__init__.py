@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     )
     from mmrepro.runs.commits import (
         CommitReading as CommitReading,
-        TestsTurned as TestsTurned,
+        CommitResult as CommitResult,
         change_of as change_of,
         functions_at as functions_at,
         old_lines as old_lines,

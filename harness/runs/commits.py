@@ -40,7 +40,7 @@ _DEFINITION = re.compile(r"^(\s*)(?:async\s+)?(def|class)\s+(\w+)")
 _COMPILED = (".cu", ".cuh", ".cpp", ".cc", ".c", ".h", ".hpp", ".rs", ".hip")
 
 
-class TestsTurned(StrEnum):
+class CommitResult(StrEnum):
     """What the tests of a commit say of it."""
 
     TURNED = "turned"
@@ -100,7 +100,7 @@ class CommitReading(Document, kind="commit"):
         list[str], Field(description="of the parent that it touches, FILE: NAME")
     ]
     kernels: str = ""
-    result: TestsTurned
+    result: CommitResult
     why: str
     turned: Annotated[
         list[str], Field(description="tests that are red before and green after")
@@ -231,7 +231,7 @@ def read_commit(
         compiled=list(change.compiled),
         tests=list(change.tests),
         functions=touched_by(clone, change),
-        result=TestsTurned.NONE,
+        result=CommitResult.NONE,
         why="it changes no file of tests that pytest collects",
     )
     if not change.test_files:
@@ -273,20 +273,20 @@ def read_commit(
     return reading
 
 
-def compared(after: UpstreamRun, before: UpstreamRun) -> tuple[TestsTurned, str]:
+def compared(after: UpstreamRun, before: UpstreamRun) -> tuple[CommitResult, str]:
     """What tests say of a commit, and why: only a test that is red before and green
     after speaks for it."""
     turned = before.red & after.green
     if turned:
-        return TestsTurned.TURNED, f"{len(turned)} red before and green after"
+        return CommitResult.TURNED, f"{len(turned)} red before and green after"
     if not after.green:
         cause = after.cause.value if after.cause else "red after it as well"
-        return TestsTurned.UNTESTABLE, f"on the commit: {cause}: {after.why}"
+        return CommitResult.UNTESTABLE, f"on the commit: {cause}: {after.why}"
     causes = {seen.cause for seen in before.tests}
     if UntestableCause.ABSENT in causes:
         why = "its tests import what the parent does not have"
-        return TestsTurned.ABSENT, why
+        return CommitResult.ABSENT, why
     if not before.green:
         cause = before.cause.value if before.cause else "no test ran"
-        return TestsTurned.UNTESTABLE, f"on the parent: {cause}: {before.why}"
-    return TestsTurned.SAME, "none of its tests is red on the parent"
+        return CommitResult.UNTESTABLE, f"on the parent: {cause}: {before.why}"
+    return CommitResult.SAME, "none of its tests is red on the parent"
