@@ -53,6 +53,7 @@ if TYPE_CHECKING:
         origin as origin_sentences,
         write_replay as write_replay,
     )
+    from mmrepro.reports.repro import COMMENT_FILE as COMMENT_FILE
     from mmrepro.reports.upgrade import KIND as UPGRADE_REPORT
     from mmrepro.reports.words import CLAIMS as CLAIM_MARKS
 else:

@@ -15,7 +15,7 @@ from mmrepro.cli.options import command
 from mmrepro.traffic.case import CASE_DIR, CASE_FILE
 
 if TYPE_CHECKING:
-    from mmrepro.campaign.bisect import BisectionPlan
+    from mmrepro.campaign.bisect import BisectionPlan, UpstreamSubject
     from mmrepro.failure.documents.searches import Bisection
     from mmrepro.reports.blocks import Inline
     from mmrepro.scenario import Scenario
@@ -36,7 +36,13 @@ def bisect(asked: BisectCommand) -> None:
     Example:  mmrepro bisect ghost-key-eviction --source ~/vllm --find fixed
     """
     from mmrepro.campaign import ByRun, TrialOptions
-    from mmrepro.campaign.bisect import Bisecting, bisection_plan, field_of
+    from mmrepro.campaign.bisect import (
+        Bisecting,
+        BisectingTest,
+        bisection_plan,
+        field_of,
+        newest_end,
+    )
     from mmrepro.cli.campaign import carry_out
     from mmrepro.cli.commits import use_index
     from mmrepro.cli.console import console_for, emit
@@ -44,7 +50,12 @@ def bisect(asked: BisectCommand) -> None:
     from mmrepro.reports.documents import keep
     from mmrepro.search.replay.bisected import BisectingCase
 
-    case, loaded = _what(asked)
+    test, case, loaded = None, None, None
+    if asked.test:
+        test = _test_of(asked, asked.clone, newest_end(asked))
+        loaded = test.scenario
+    else:
+        case, loaded = _what(asked)
     if asked.by == "commit":
         use_index(asked.index)
     field = field_of(loaded, asked)
@@ -56,10 +67,12 @@ def bisect(asked: BisectCommand) -> None:
         return
     asked = replace(asked, **field.ends)
     write = partial(keep, BISECTION_REPORT)
-    if case is not None and asked.measure:
+    if test is not None:
+        running: Bisecting = BisectingTest(test, asked, field, write=write)
+    elif case is not None and asked.measure:
         from mmrepro.search.upgrade.bisected import BisectingMetric
 
-        running: Bisecting = BisectingMetric(case, asked, field, write=write)
+        running = BisectingMetric(case, asked, field, write=write)
     elif case is not None:
         running = BisectingCase(case, asked, field, write=write)
     else:
@@ -68,7 +81,7 @@ def bisect(asked: BisectCommand) -> None:
         timeout_s=asked.run.timeout_s,
         start_mode=asked.run.start_mode,
         commit_dates={p.commit: p.uploaded for p in field.points if p.commit},
-        making=running.making if isinstance(running, BisectingCase) else ByRun(),
+        making=getattr(running, "making", ByRun()),
     )
     made = carry_out(
         running,
@@ -96,12 +109,19 @@ def bisect_run(asked: BisectRunCommand) -> None:
     from contextlib import ExitStack
 
     from mmrepro.base.text import one_line
-    from mmrepro.campaign import ByRun
+    from mmrepro.campaign import ByRun, Making
     from mmrepro.campaign.bisect import tested_apart, tested_tree
     from mmrepro.cli.console import emit
+    from mmrepro.cli.test_tree import split_revision
     from mmrepro.failure.documents import prepared_folder
 
-    case, loaded = _what_apart(asked)
+    test = None
+    if asked.test:
+        place, _ = split_revision(asked.source)
+        test = _test_of(asked, place, asked.newer)
+        case, loaded = None, test.scenario
+    else:
+        case, loaded = _what_apart(asked)
     with ExitStack() as kept:
         if asked.out is None:
             root = Path(
@@ -116,7 +136,12 @@ def bisect_run(asked: BisectRunCommand) -> None:
         if loaded is None:
             made = tested_apart(asked, root)
         else:
-            making = case.making(root / CASE_DIR) if case is not None else ByRun()
+            making: Making = ByRun()
+            if case is not None:
+                making = case.making(root / CASE_DIR)
+            elif test is not None:
+                making = test.making()
+                asked = replace(asked, scenario=test.name)
             made = tested_tree(loaded, asked, making, root)
     if asked.json:
         emit(made, "bisect-run")
@@ -129,6 +154,25 @@ def bisect_run(asked: BisectRunCommand) -> None:
     raise typer.Exit(made.exit_code)
 
 
+def _test_of(asked: Any, clone: Path | None, newer: str) -> UpstreamSubject:
+    """The test that is meant.
+
+    Raises:
+        UsageError: a scenario is given as well, or something that only a server takes.
+    """
+    from mmrepro.base.errors import UsageError
+    from mmrepro.campaign.bisect import UpstreamSubject
+
+    if asked.scenario or asked.server_args or asked.mitigations or asked.options:
+        raise UsageError(
+            "--test is run without a server: a scenario, its options and those of a "
+            "server exclude it.",
+            hint="mmrepro bisect --test tests/x/test_y.py::test_z --source DIR",
+        )
+    assert clone is not None  # as the options' own check has it
+    return UpstreamSubject(asked.test, clone, newer)
+
+
 def _what(asked: Any) -> tuple[CaseSubject | None, Scenario]:
     """The case that is meant, if it is one, and the scenario, or what stands for one.
 
@@ -139,6 +183,10 @@ def _what(asked: Any) -> tuple[CaseSubject | None, Scenario]:
     from mmrepro.base.errors import UsageError
     from mmrepro.search.replay.bisected import subject
 
+    if not asked.scenario:
+        raise UsageError(
+            "What is to be bisected?", hint="mmrepro bisect SCENARIO, or --test TEST"
+        )
     if getattr(asked, "measure", ""):
         from mmrepro.search.upgrade.bisected import traffic
 

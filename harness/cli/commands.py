@@ -15,6 +15,8 @@ COMMANDS = {
     "ablate": ("ablate:ablate", "Find out which setting is the cause."),
     "bisect": ("bisect:bisect", "Find the release that brought or fixed a failure."),
     "bisect-run": ("bisect:bisect_run", "Test one source tree, for git bisect run."),
+    "test-tree": ("test_tree:test_tree", "Run an engine's own tests on one tree."),
+    "commit": ("commit:commit", "Find out what a commit of an engine changes."),
     "matrix": ("matrix:app", "Scenarios × releases, night after night."),
     "resume": ("incidents:resume", "Continue the campaign in a folder."),
     "list": ("scenarios:list_scenarios", "List the known failure modes."),
@@ -60,6 +62,8 @@ GROUPS = {
         "matrix",
         "bisect",
         "bisect-run",
+        "test-tree",
+        "commit",
         "ablate",
     ),
     "What ran here": (

@@ -14,6 +14,7 @@ from mmrepro.cli.options import command
 
 if TYPE_CHECKING:
     from mmrepro.failure.documents import Cause
+    from mmrepro.history import LaterFix
     from mmrepro.probes import LogPattern
     from mmrepro.tools.catalogue import IndexEntry, IndexHit
 
@@ -53,13 +54,15 @@ def find(asked: _FindCommand) -> None:
     """
     from mmrepro.base.errors import ExitCode
 
-    name, hits = _search(asked.text)
+    name, hits, later = _search(asked.text)
     if asked.json:
         from mmrepro.cli.console import emit
 
-        emit({"asked": name, "found": [hit.to_dict() for hit in hits]}, "find")
+        found = [hit.to_dict() for hit in hits]
+        shown = [fix.to_dict() for fix in later]
+        emit({"asked": name, "found": found, "later_fixes": shown}, "find")
     else:
-        for line in _lines(name, hits, full=asked.full):
+        for line in (*_lines(name, hits, full=asked.full), *later_lines(later)):
             typer.echo(line)
     if not hits:
         raise typer.Exit(ExitCode.NOT_AS_EXPECTED)
@@ -67,15 +70,35 @@ def find(asked: _FindCommand) -> None:
         raise typer.Exit(ExitCode.INCONCLUSIVE)
 
 
-def _search(words: tuple[str, ...]) -> tuple[str, list[IndexHit]]:
-    """What was asked, for people, and what was found."""
+def _search(words: tuple[str, ...]) -> tuple[str, list[IndexHit], list[LaterFix]]:
+    """What was asked, for people, what was found, and later fixes of the functions that
+    a traceback stands in."""
     from mmrepro.tools.catalogue import find_failures as search, is_reference
 
     if len(words) == 1 and not is_reference(words[0]) and _is_file(words[0]):
         name = "standard input" if words[0] == "-" else words[0]
-        return name, _in_file(Path(words[0]))
+        return name, *_in_file(Path(words[0]))
     text = " ".join(words)
-    return text, search(text, known())
+    return text, search(text, known()), _later_in(text)
+
+
+def _later_in(text: str) -> list[LaterFix]:
+    if "File " not in text:  # no frame of a traceback
+        return []
+    from mmrepro.live.diagnose import later_fixes_in
+
+    return later_fixes_in(text)
+
+
+def later_lines(fixes: Sequence[LaterFix]) -> Iterator[str]:
+    """Lines on later fixes that touched the functions of a traceback."""
+    if not fixes:
+        return
+    from mmrepro.base.text import one_line
+
+    yield f"Later fixes of these functions ({fixes[0].certainty}), newest first:"
+    for fix in fixes:
+        yield one_line(f"  {fix.sentence}", _WIDTH)
 
 
 def known() -> tuple[IndexEntry, ...]:
@@ -118,9 +141,9 @@ def _is_file(text: str) -> bool:
         return False
 
 
-def _in_file(path: Path) -> list[IndexHit]:
+def _in_file(path: Path) -> tuple[list[IndexHit], list[LaterFix]]:
     """What a log names: by the engine's own words, not its clients', and the cause as
-    in ``logs``.
+    in ``logs``; and later fixes of what its traceback stands in.
 
     Raises:
         UsageError: it cannot be read, or is no text.
@@ -131,7 +154,7 @@ def _in_file(path: Path) -> list[IndexHit]:
     from mmrepro.base.text import one_line
     from mmrepro.cli.console import while_reading
     from mmrepro.failure.documents import CauseClass
-    from mmrepro.live.diagnose import matched_in, read_logs
+    from mmrepro.live.diagnose import later_fixes_of, matched_in, read_logs
     from mmrepro.probes import DumpKind
     from mmrepro.probes.dumps import kind_of, text_of
     from mmrepro.probes.log_files import kept
@@ -147,20 +170,22 @@ def _in_file(path: Path) -> list[IndexHit]:
                 f"{path} is a dump of requests, no text.", hint=f"mmrepro logs {path}"
             )
         if kind is not None:
-            return search(text_of(file), entries)
+            return search(text_of(file), entries), []
         reading = read_logs(
             [file], alone=True, deadline_s=_DEADLINE_S, more=_patterns(failures)
         )
         for why in reading.log.unread.values():
             typer.echo(one_line(f"{path}: {why}.", 300), err=True)
         if reading.cause.name is CauseClass.NOT_A_LOG:
-            return search(text_of(file), entries)
+            text = text_of(file)
+            return search(text, entries), _later_in(text)
+        later = later_fixes_of(reading)
 
     hits = search("", failures, matched=matched_in(reading.log))
     of_cause = _hit_of(reading.cause, entries)
     if of_cause is not None:
         hits.append(of_cause)
-    return sorted(hits, key=lambda hit: hit.sure != "this")
+    return sorted(hits, key=lambda hit: hit.sure != "this"), later
 
 
 def _patterns(entries: Sequence[IndexEntry]) -> dict[str, LogPattern]:

@@ -48,8 +48,9 @@ def logs(asked: _LogsCommand) -> None:
 
     Example:  mmrepro logs /var/log/vllm/server.log
     """
+    from mmrepro.cli.find import later_lines
     from mmrepro.failure.documents import as_published
-    from mmrepro.live.diagnose import read_logs
+    from mmrepro.live.diagnose import later_fixes_of, read_logs
 
     with while_reading():
         read = read_logs(
@@ -67,4 +68,6 @@ def logs(asked: _LogsCommand) -> None:
         from mmrepro.reports.terminal import print_page
 
         print_page(compose_logs(reading), table_console(), full=asked.full)
+        for line in later_lines(later_fixes_of(read)):
+            typer.echo(line)
     raise typer.Exit(reading.exit_code)

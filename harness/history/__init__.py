@@ -18,7 +18,7 @@ if TYPE_CHECKING:
         diff as diff_nights,
         events as events_between,
     )
-    from mmrepro.history.later_fixes import (
+    from mmrepro.history.fixed_later import (
         TABLE_OF_FIXES as TABLE_OF_FIXES,
         FixTable as FixTable,
         LaterFix as LaterFix,

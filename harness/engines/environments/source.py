@@ -343,6 +343,21 @@ def git(place: Path, *arguments: str, stdin: bytes = b"") -> bytes:
     return done.stdout
 
 
+def engine_of_clone(place: Path, rev: str = "HEAD") -> str:
+    """Which engine a git clone is of.
+
+    Raises:
+        UsageError: it is no clone of one, or git refuses.
+    """
+    for engine in SPECS:
+        names = [f"{folder}{engine}/__init__.py" for folder in PLACES]
+        if git(place, "ls-tree", rev, "--", *names):
+            return engine
+    raise UsageError(
+        f"{place} is no clone of an engine.", hint=f"one of {', '.join(SPECS)}"
+    )
+
+
 def _names(listed: bytes) -> list[str]:
     return [os.fsdecode(one) for one in listed.split(b"\0") if one]
 

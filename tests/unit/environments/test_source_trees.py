@@ -6,6 +6,7 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
+import sys
 import tarfile
 import zipfile
 from collections.abc import Callable
@@ -307,7 +308,10 @@ def test_releases_are_tried_in_order_and_remembered(
         package = cache / spec.release / "venv/lib/python3.11/site-packages/vllm"
         write(
             package,
-            {"ops.py": f"torch.ops._C.plan({operators})\n", "_C.abi3.so": "plan"},
+            {
+                "ops.py": f"torch.ops._C.plan({operators})\n",
+                "_C.abi3.so": "\0plan(Tensor a)\0",
+            },
         )
         here[spec.release] = SimpleNamespace(path=cache / spec.release)
         return here[spec.release]
@@ -539,6 +543,55 @@ def test_the_package_is_the_trees(
     )
 
 
+def test_bytecode_is_that_of_the_content(
+    laid: Callable[[Source], Overlay], tmp_path: Path
+) -> None:
+    tag = f"cpython-{sys.version_info[0]}{sys.version_info[1]}"
+    tree = write(tmp_path / "tree", FILES)
+    made = laid(resolve(str(tree), version="0.24.0", kernels="0.23.0"))
+    version = f"{sys.version_info[0]}.{sys.version_info[1]}.1"
+    made.below = replace(made.below, python_version=version)
+    made.python = Path(sys.executable)
+    # Only what the release's own environment has bytecode of is compiled.
+    theirs = made.below.site_packages / "vllm/__pycache__"
+    write(theirs, {f"__init__.{tag}.pyc": ""})
+    made._link_package()
+    made._link_bytecode()
+    cached = made.site / f"vllm/__pycache__/__init__.{tag}.pyc"
+    assert {path.name for path in made.site.rglob("*.pyc")} == {cached.name}
+
+    # It is taken as it is, and says the file's own name.
+    code = "import vllm; print(vllm.VALUE, vllm.f.__code__)"
+    (tree / "vllm/__init__.py").write_text("VALUE = 2\ndef f(): ...\n")
+    again = laid_again(made, resolve(str(tree), version="0.24.0", kernels="0.23.0"))
+    again._link_package()
+    again._link_bytecode()
+    done = subprocess.run(
+        [sys.executable, "-v", "-c", code],
+        env={**os.environ, "PYTHONPATH": str(again.site)},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    own = again.site / "vllm/__init__.py"
+    assert done.stdout.startswith("2 ")
+    assert f'file "{own}"' in done.stdout
+    bytecode = again.site / f"vllm/__pycache__/__init__.{tag}.pyc"
+    assert f"code object from '{bytecode}'" in done.stderr
+
+
+def laid_again(made: Overlay, found: Source) -> Overlay:
+    """Another overlay over the same environment."""
+    spec = spec_for("vllm", found.release, "cpu")
+    folder = made.folder.with_name(".building-y")
+    again = Overlay(spec, folder, lambda text: None, lambda spec, say: made.below)
+    again._find()
+    again.below = made.below
+    again.python = made.python
+    (again.folder / "venv/lib/python3.11/site-packages").mkdir(parents=True)
+    return again
+
+
 def test_what_is_missing_or_too_old_is_installed(
     laid: Callable[[Source], Overlay], tmp_path: Path
 ) -> None:
@@ -706,9 +759,7 @@ def test_between_two_releases_the_calls_decide(
             f"def f(): torch.ops._C.plan({arguments})\n"
             "def g(): torch.ops._C.gpu_only(a)\n"
         )
-        write(
-            package, {"_custom_ops.py": ops, "_C.abi3.so": "code of plan and new_one"}
-        )
+        write(package, {"_custom_ops.py": ops, "_C.abi3.so": "code \0plan\0new_one\0"})
         here[release] = SimpleNamespace(path=folder)
     monkeypatch.setattr(lending, "_here", lambda engine, device: here)
 

@@ -1,6 +1,6 @@
 """Which later fixes of an engine touched the functions that a traceback stands in.
 
-A table ships beside this module; ``python -m mmrepro.cli.later_fixes_table CLONE...``
+A table ships beside this module; ``python -m mmrepro.cli.fixed_later_table CLONE...``
 makes it from git clones. A fix is named because it *touched* a function after the
 release of the log: that it mends this failure is not proven."""
 
@@ -10,14 +10,14 @@ import lzma
 import math
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from datetime import date, timedelta
 from pathlib import Path, PurePosixPath
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from packaging.version import InvalidVersion, Version
 
-TABLE_OF_FIXES = Path(__file__).with_name("later_fixes.xz")
+TABLE_OF_FIXES = Path(__file__).with_name("fixed_later.xz")
 TOUCHED = "touched since, not proven"
 """What is known of a later fix."""
 MOST_LATER = 5
@@ -104,6 +104,9 @@ class LaterFix:
     release: str
     functions: list[str] = field(default_factory=list)
     certainty: str = TOUCHED
+
+    def to_dict(self) -> dict[str, Any]:
+        return {**asdict(self), "day": self.day.isoformat()}
 
     @property
     def sentence(self) -> str:

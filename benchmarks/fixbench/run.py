@@ -1,0 +1,149 @@
+"""FixBench: is a fix of an engine's history red before and green after, without a GPU?
+
+    python benchmarks/fixbench/run.py LIST.tsv CLONE OUT [--budget 10m] [--only WORD]
+    python benchmarks/fixbench/run.py --table OUT
+
+LIST.tsv has a line a fix: commit, parent, day, pull request, product files, test files
+(comma-separated). The tests that came with the fix run on the fix and on its parent, in
+one box, over the nearest release that lends compiled files. OUT/results.jsonl gets a
+line a fix: hashes, numbers, paths and results, no word of the engine's. A fix that has
+a line is not run again, so the same command goes on where it was ended."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from mmrepro.base.box import NoBox
+from mmrepro.base.errors import MmreproError
+from mmrepro.base.units import parse_duration
+from mmrepro.runs import CommitReading, CommitResult, UpstreamRun, read_commit
+
+RESULTS = "results.jsonl"
+
+
+@dataclass(frozen=True)
+class ListedFix:
+    """A line of the list."""
+
+    fix: str
+    parent: str
+    day: str
+    pull: str
+    product: tuple[str, ...]
+    tests: tuple[str, ...]
+
+
+def listed_fixes(path: Path) -> list[ListedFix]:
+    fixes = []
+    for line in path.read_text().splitlines():
+        if line and not line.startswith("#"):
+            fix, parent, day, pull, product, tests = line.split("\t")
+            files = (tuple(product.split(",")), tuple(tests.split(",")))
+            fixes.append(ListedFix(fix, parent, day, pull, *files))
+    return fixes
+
+
+def measured(listed: ListedFix, clone: Path, budget_s: float) -> dict[str, Any]:
+    """What one fix came to."""
+    began = time.monotonic()
+    line: dict[str, Any] = {"fix": listed.fix, "pull": listed.pull, "day": listed.day}
+    try:
+        reading = read_commit(clone, listed.fix, device="cpu", limit_s=budget_s / 2)
+        line |= _facts(reading)
+    except NoBox:
+        raise
+    except MmreproError as error:
+        line |= {"result": "untestable", "why": "environment", "said": error.message}
+    line["minutes"] = round((time.monotonic() - began) / 60, 2)
+    return line
+
+
+def _facts(reading: CommitReading) -> dict[str, Any]:
+    """The part of a result that a reading gives: numbers, causes and paths."""
+    facts: dict[str, Any] = {"result": reading.result.value, "kernels": reading.kernels}
+    after, before = reading.after, reading.before
+    if after is None or before is None:
+        return facts
+    facts |= {
+        "on_fix": after.counts,
+        "on_parent": before.counts,
+        "turned": len(reading.turned),
+        "seconds": [after.seconds, before.seconds],
+    }
+    if reading.result is CommitResult.TURNED:
+        return facts | {"frames": _engine_frames(before, set(reading.turned))}
+    side = before if after.green else after
+    return facts | {"why": side.cause.value if side.cause else "", "said": reading.why}
+
+
+def _engine_frames(before: UpstreamRun, turned: set[str]) -> list[str]:
+    """The engine's own functions of the exception of a test that turned, innermost
+    last, as ``FILE:FUNCTION``; []: it is the test's own assertion."""
+    for seen in before.tests:
+        own = []
+        for frame in seen.frames if seen.test in turned else ():
+            file, _, name = frame.rsplit(":", 2)
+            _, found, below = file.partition("site-packages/")
+            if found:
+                own.append(f"{below}:{name}")
+        if own:
+            return own
+    return []
+
+
+def read(out: Path) -> list[dict[str, Any]]:
+    try:
+        lines = (out / RESULTS).read_text().splitlines()
+    except FileNotFoundError:
+        return []
+    return [json.loads(line) for line in lines]
+
+
+def table(lines: Sequence[dict[str, Any]]) -> str:
+    """The results as Markdown: hashes, numbers and causes."""
+    rows = ["| fix | pull request | result | on the fix | on its parent | minutes |"]
+    rows.append("|---|---|---|---|---|---|")
+    for line in lines:
+        result = line["result"]
+        if line.get("why"):
+            result += f": {line['why']}"
+        cells = [line["fix"], line["pull"], result]
+        cells += [line.get("on_fix", ""), line.get("on_parent", "")]
+        rows.append(f"| {' | '.join(cells)} | {line['minutes']} |")
+    counts = Counter(line["result"] for line in lines)
+    total = ", ".join(f"{n} {name}" for name, n in counts.most_common())
+    return "\n".join([*rows, "", f"{len(lines)} fixes: {total}."])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("list", type=Path, nargs="?")
+    parser.add_argument("clone", type=Path, nargs="?")
+    parser.add_argument("out", type=Path, nargs="?")
+    parser.add_argument("--budget", type=parse_duration, default=600.0)
+    parser.add_argument("--only", default="")
+    parser.add_argument("--table", type=Path)
+    asked = parser.parse_args()
+    if asked.table:
+        print(table(read(asked.table)))
+        return
+    asked.out.mkdir(parents=True, exist_ok=True)
+    done = {line["fix"] for line in read(asked.out)}
+    for listed in listed_fixes(asked.list):
+        if listed.fix in done or asked.only not in listed.fix:
+            continue
+        line = measured(listed, asked.clone, asked.budget)
+        with (asked.out / RESULTS).open("a") as file:
+            file.write(json.dumps(line) + "\n")
+        print(time.strftime("%H:%M:%S"), json.dumps(line)[:400], flush=True)
+
+
+if __name__ == "__main__":
+    main()
