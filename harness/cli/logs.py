@@ -48,7 +48,7 @@ def logs(asked: _LogsCommand) -> None:
 
     Example:  mmrepro logs /var/log/vllm/server.log
     """
-    from mmrepro.failure.documents import as_published
+    from mmrepro.failure.documents import shown_here
     from mmrepro.live.diagnose import read_logs
 
     with while_reading():
@@ -59,7 +59,7 @@ def logs(asked: _LogsCommand) -> None:
             deadline_s=asked.deadline,
             rules=asked.rules,
         )
-    reading = as_published(read)
+    reading = shown_here(read)
     if asked.json:
         emit(reading)
     else:

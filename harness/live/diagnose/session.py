@@ -176,6 +176,7 @@ def _look(
             if given
             else None,
             cause=classes_logged.cause_of(DiagnosisView(facts, evidence)),
+            logged=classes_logged.facts_logged(DiagnosisView(facts, evidence)),
             classes=classes(evidence, facts),
             ranks=ranks.look(DiagnosisView(facts, evidence)),
             since=_since(evidence, assessment.state),
