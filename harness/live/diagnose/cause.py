@@ -48,6 +48,7 @@ from mmrepro.live.diagnose.log_events import (
 from mmrepro.live.diagnose.log_facts import (
     ServerCommand,
     command_of,
+    engine_frame,
     failure_of,
     failure_of_exception,
     failure_of_line,
@@ -65,7 +66,7 @@ from mmrepro.probes import (
     is_bare_line,
     root_exceptions,
 )
-from mmrepro.probes.log_words import public_line
+from mmrepro.probes.log_words import own_line, public_line
 
 _AFTER_S = 30.0
 """Work that is logged so long after a failure is no echo of what was done before it."""
@@ -534,7 +535,8 @@ class _Life:
     def judged(self) -> LogVerdict:
         """What ended or stopped it, and what else may have."""
         cause = (
-            self._never_scheduled()
+            self._of_a_test()
+            or self._never_scheduled()
             or self._ended()
             or self._stands()
             or self._alive()
@@ -555,6 +557,51 @@ class _Life:
             noted=self._noted(),
             last_progress=self._last_progress(cause),
             engine=self.engine or self._engine_by_frames(),
+        )
+
+    # ------------------------------------------------------------ a job's log
+
+    @cached_property
+    def _test_job(self) -> bool:
+        """Whether it is the log of a run of tests."""
+        return self._any_with(rules.TEST_JOB)
+
+    def _engine_failed(self) -> bool:
+        """Whether an engine's own process ended in it: a line of an engine says so, or
+        an exception that left the engine's code."""
+        death = self.death
+        if death is not None and (death.level or death.process):
+            return True
+        first = self.first
+        if first is None or first.raised is None:
+            return first is not None and first.name in _STRONG
+        frame = engine_frame(first.raised.frames)
+        in_test = frame is None or "/test" in frame.file
+        return first.raised.headed and not in_test
+
+    def _of_a_test(self) -> Cause | None:
+        """A test that failed, where no engine did; None: it is no log of tests, or the
+        engine failed."""
+        if not self._test_job or self._engine_failed():
+            return None
+        outside = self._first_with(rules.INFRASTRUCTURE)
+        line = outside or self._first_with(rules.FAILED_TEST)
+        if line is None:
+            return None
+        shown = own_line(line, SHOWN).strip()
+        what = f"A test failed, and no line shows that the engine did: {shown}"
+        if outside is not None:
+            what = f"The job's machine or network failed, and no engine: {shown}"
+        return Cause(
+            name=C.UNKNOWN,
+            certainty=POSSIBLE,
+            sentence=what,
+            exception=shown,
+            process=line.process,
+            time=line.time,
+            line=_at(line),
+            file=line.file,
+            why=[f"{_where(line)}: {shown}"],
         )
 
     # ------------------------------------------------------------ the facts
@@ -581,6 +628,8 @@ class _Life:
         name = cause.name
         if name is C.NOT_A_LOG:
             return LoggedState.NOT_A_LOG
+        if self._test_job and not self._engine_failed():
+            return LoggedState.TEST_FAILED
         ended = self.first is not None or self.death is not None
         if name is C.FAILED_START or cause.start is not None:
             return LoggedState.NEVER_READY
@@ -619,6 +668,10 @@ class _Life:
 
     def _first_failure(self, cause: Cause) -> FirstFailure | None:
         """What it began with; else what a request met; else an error line."""
+        if self._test_job and not self._engine_failed():
+            line = self._first_with(rules.INFRASTRUCTURE)
+            line = line or self._first_with(rules.FAILED_TEST)
+            return failure_of_line(line, _at(line)) if line is not None else None
         event = self.first
         alive = event is None and cause.name in (C.ALIVE, C.OVERLOADED)
         if alive:
@@ -670,6 +723,8 @@ class _Life:
         self, state: LoggedState, cause: Cause, failure: FirstFailure | None
     ) -> str:
         """One sentence for people; the state goes before it."""
+        if state is LoggedState.TEST_FAILED:
+            return cause.sentence
         if self._is_echo:
             return "its cause is not in this log, which has only the echo of it"
         if cause.start is not None:

@@ -290,6 +290,29 @@ PROCESS_FRAMES = re.compile(
 )
 """The functions that a process of an engine consists of: what leaves them ends it."""
 
+_STAMP = r"^(?:\[[\dT:Z.+-]{16,32}\] ?)?"
+"""Buildkite's, where too few lines have it to be known from the text itself."""
+TEST_JOB = re.compile(
+    rf"{_STAMP}(?:=+ (?:short test summary info|FAILURES|ERRORS|test session starts) =+"
+    r"|(?:FAILED|ERROR) \S+::\S+|_+ (?:ERROR at setup of )?test_\S+.* _+$"
+    r"|collected \d+ items?|=+ .{0,120}\d+ (?:failed|errors?|passed)\b.* in [\d.]+s)"
+)
+"""What pytest prints of a run."""
+FAILED_TEST = re.compile(
+    rf"{_STAMP}(?:(?:FAILED|ERROR) \S+::\S+"
+    r"|_+ (?:ERROR at setup of )?test_\S+.* _+$)"
+)
+INFRASTRUCTURE = re.compile(
+    r"No space left on device|Error response from daemon|[Tt]oo ?[Mm]any ?[Rr]equests"
+    r"|429 Client Error|(?:The|This) runner has received a shutdown signal"
+    r"|lost communication with the server|The operation was canceled|[Aa]gent (?:was )?lost"
+    r"|Could not resolve host|Temporary failure in name resolution|ReadTimeoutError"
+    r"|HfHubHTTPError|50[234] (?:Server Error|Bad Gateway|Service Unavailable)"
+    r"|docker: |Cannot connect to the Docker daemon|ECR|manifest unknown"
+    r"|exit status -1\b|spot (?:instance )?interrupt",
+)
+"""What ends a job and is neither the test's nor the engine's."""
+
 NATIVE_FRAMES = re.compile(r"\bframe #\d+: .{1,400} in \S+\.so")
 """torch's, below an exception of C++."""
 
