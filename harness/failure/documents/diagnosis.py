@@ -6,7 +6,7 @@ from enum import StrEnum
 from typing import Annotated, Literal
 
 from mmrepro.base.records import Document, Moment, Record
-from mmrepro.failure.documents.cause import Cause, Certainty as Certainty
+from mmrepro.failure.documents.cause import Cause, Certainty as Certainty, LogFacts
 from mmrepro.failure.documents.dumps import DumpReading
 from mmrepro.failure.signature import ConditionResult
 from mmrepro.probes import Frame
@@ -390,6 +390,9 @@ class Diagnosis(Document, kind="diagnosis"):
     dumps: Annotated[
         DumpReading | None,
         Field(description="of files that were given; None: none was a dump"),
+    ] = None
+    logged: Annotated[
+        LogFacts | None, Field(description="of the log that the cause is from")
     ] = None
     cause: Annotated[
         Cause | None,

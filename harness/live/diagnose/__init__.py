@@ -14,7 +14,9 @@ from typing import TYPE_CHECKING
 from mmrepro.base.door import lazily
 
 if TYPE_CHECKING:
-    from mmrepro.live.diagnose.cause_advice import ADVICE as ADVICE
+    from mmrepro.live.diagnose.cause_advice import (
+        advice_of_class as advice_of_class,
+    )
     from mmrepro.live.diagnose.cause_input import MISMATCHES as MISMATCHES
     from mmrepro.live.diagnose.cause_rules import with_rules as with_rules
     from mmrepro.live.diagnose.classes_logged import CLASS_FACTS as CLASS_FACTS

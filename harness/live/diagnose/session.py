@@ -215,6 +215,7 @@ def judged(
         target=facts,
         assessment=assessment,
         cause=cause,
+        logged=classes_logged.facts_logged(view),
         classes=classes(evidence, facts),
         ranks=ranks.look(view),
         since=_since(evidence, assessment.state),
