@@ -40,6 +40,7 @@ class BisectCommand(SeveralRuns):
     COMMAND: ClassVar[str] = "bisect"
     DOCUMENTS: ClassVar[tuple[str, ...]] = (
         "mmrepro.failure.documents.searches:Bisection",
+        "bisection-plan=mmrepro.campaign.bisect.plan:BisectionPlan",
     )
     find: Find = option(
         "both", "Where the failure came in, where it was fixed, or both."
@@ -189,6 +190,9 @@ class BisectRunCommand(ScenarioCommand):
     """Options of ``mmrepro bisect-run``: one tree, one verdict."""
 
     COMMAND: ClassVar[str] = "bisect-run"
+    DOCUMENTS: ClassVar[tuple[str, ...]] = (
+        "bisect-run=mmrepro.campaign.bisect.once:Tested",
+    )
     source: str = common.SOURCE(".", help="The tree that is tested.")
     over: str = common.KERNELS("", name="--kernels")
     find: Literal["", "introduced", "fixed"] = option(

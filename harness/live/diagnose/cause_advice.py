@@ -22,11 +22,9 @@ _DRAIN = (
     "replace the card"
 )
 _STACKS = (
-    "py-spy dump --pid PID of each rank while it stands tells which one is elsewhere"
+    "while it hangs, run `py-spy dump --pid PID` for each rank to see which one differs"
 )
-_LIVE = (
-    "while it stands, mmrepro diagnose URL names the process and the call it stands in"
-)
+_LIVE = "if it is still hung, run `mmrepro diagnose URL` to see where"
 _DMESG = "dmesg -T | grep -i -E 'killed process|xid|segfault' names what the kernel did"
 
 ADVICE: Mapping[C, tuple[str, ...]] = {

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from mmrepro.failure.documents import NamedClass
+from mmrepro.failure.documents import Certainty, LiveClass, NamedClass
 
 STATES = ("starting", "ready", "live", "not-live")
 
@@ -49,6 +49,16 @@ class Check:
     why: str = ""
     classes: tuple[NamedClass, ...] = ()
     ranks: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def is_hang(self) -> bool:
+        """Whether it failed, and certainly since the engine's steps stopped."""
+        if self.verdict is not CheckOutcome.FAILED:
+            return False
+        for known in self.classes:
+            if known.name is LiveClass.STEPS_STOPPED:
+                return known.certainty is Certainty.CERTAIN
+        return False
 
 
 @dataclass(kw_only=True)
@@ -134,6 +144,11 @@ class Health:
                 self.starting, self.started, self.live = True, check.at, True
             elif check.verdict in (CheckOutcome.BUSY, CheckOutcome.ERROR):
                 self._forget_failures()
+            elif check.is_hang:
+                # It has served before: a sidecar that starts beside a hung server
+                # would otherwise call it starting until the grace is over.
+                self.starting = False
+                self._fail(check)
             elif not self.starting or check.at - self.started >= self.grace_s:
                 self._fail(check)
         return self.live is not before

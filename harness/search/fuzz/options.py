@@ -101,7 +101,7 @@ class FuzzCommand(ServerCommand):
         "modern: speculation, LoRA, a KV connector and tools, in changing "
         "combinations.",
     )
-    blind: bool = option(False, "Name nothing, and keep no known failure away.")
+    blind: bool = option(False, "Do not label or avoid known failures.")
     source: Path | None = option(
         None,
         (

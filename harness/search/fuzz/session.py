@@ -9,7 +9,7 @@ from pathlib import Path
 
 from mmrepro.base.machine import JournalHead, host_facts
 from mmrepro.base.records import Fidelity
-from mmrepro.campaign import Campaign, CampaignState, RunEnded
+from mmrepro.campaign import Campaign, CampaignState, Note, RunEnded
 from mmrepro.engines.models import TINY
 from mmrepro.failure.documents import prepared_folder
 from mmrepro.failure.documents.replay import EPISODES_DIR, Fuzz
@@ -126,9 +126,8 @@ class FuzzSession(CaseSearch[Fuzz]):
         order = CaseRun("deadlines", "deadlines", self.servers)
         result = self.attempt(order)
         assert result.deadlines is not None
-        self.report_ended(
-            order.what, f"{result.deadlines.answer_s:.1f} s", result.seconds
-        )
+        answer_s = result.deadlines.answer_s
+        self.campaign.emit(Note(text=f"Deadline of an answer: {answer_s:.1f} s"))
         return result.deadlines
 
     def tried(

@@ -207,7 +207,7 @@ class Reproducing(Replaying):
             ports=_ports(self.facts.server),
             limit_s=self.options.client_timeout,
         )
-        what = f"the client ({client.shown}), which nobody vouches for"
+        what = f"the client ({client.shown}; untrusted, sandboxed)"
         order = CaseRun("client", what, self.servers, _CLIENT_DIR, client=wanted)
         result = self.attempt(order)
 
