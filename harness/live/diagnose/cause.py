@@ -15,6 +15,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import islice
 
+from mmrepro.base.units import count
 from mmrepro.engines.folders import facts, folders, published
 from mmrepro.failure.documents import (
     CAUSE_WORDS,
@@ -1130,12 +1131,13 @@ class _Life:
         ]
         if error is not None:
             why.append(f"its last error ({_where(error.line)}): {error.told[:SHOWN]}")
+        were = "was" if self.stuck == 1 else "were"
         return Cause(
             name=C.HANG,
             certainty=LIKELY if silent >= _SILENT_S else POSSIBLE,
             sentence=(
-                f"{self.stuck} requests were added after its last work, and never "
-                "scheduled."
+                f"{count(self.stuck, 'request')} arrived after the engine's last "
+                f"activity and {were} never scheduled."
             ),
             exception=error.told[: 2 * SHOWN] if error else "",
             process=error.process if error else "",
@@ -1400,7 +1402,7 @@ class _Life:
             name=C.NOT_A_LOG,
             certainty=LIKELY if what else POSSIBLE,
             sentence=(
-                f"This is {what or 'no log of a server, by the form of its lines'}."
+                f"This is {what}." if what else "This does not look like a server log."
             ),
             line=_at(self.lines[0]),
             file=self.lines[0].file,

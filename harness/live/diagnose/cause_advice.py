@@ -17,7 +17,9 @@ _FILE = "advice.toml"
 _OF_ONE_PLATFORM = (
     (
         "cuda",
-        re.compile(r"nvidia|\bxid\b|CUDA_|--gpus all|\bNCCL_|\bcompute-sanitizer", re.I),
+        re.compile(
+            r"nvidia|\bxid\b|CUDA_|--gpus all|\bNCCL_|\bcompute-sanitizer", re.I
+        ),
     ),
     ("rocm", re.compile(r"rocm-smi|amd-smi|AMD_SERIALIZE|amdgpu")),
     ("npu", re.compile(r"npu-smi|ASCEND_")),

@@ -21,6 +21,7 @@ MORE_STACKS = (
     "py-spy dump --native --pid {pid} shows the C frames below the last Python one"
 )
 KEEP = rank_verdicts.KEEP
+SEARCH = "search the upstream issues for the innermost frames"
 
 
 class Stance(Enum):
@@ -237,19 +238,16 @@ def engine(view: DiagnosisView, why: list[str], *, asked: bool) -> Assessment:
     if spins and course.with_gil * 2 >= course.samples:
         return Assessment(
             state=ServerState.FROZEN_PYTHON,
-            sentence=f"{role} is frozen in Python code: {course.place}, in thread "
-            f"{course.name!r}, which computes without end and keeps the GIL.",
-            advice=[
-                KEEP,
-                "the frames name the loop; search upstream for the innermost ones",
-            ],
+            sentence=f"{role} is stuck in an endless loop in {course.place}. Its thread "
+            f"{course.name!r} uses CPU and never releases the GIL.",
+            advice=[KEEP, SEARCH],
             **common,
         )
     if spins:
         return Assessment(
             state=ServerState.FROZEN_NATIVE,
-            sentence=f"{role} is frozen in native code called from {course.place}: it "
-            "computes without end, outside the GIL.",
+            sentence=f"{role} is stuck in native code called from {course.place}: it "
+            "uses CPU without end and does not hold the GIL.",
             advice=[KEEP, MORE_STACKS.format(pid=pid)],
             **common,
         )

@@ -83,8 +83,8 @@ class StartReading(Document, kind="start"):
     last: Annotated[
         LogLine | None, Field(description="the log's last line with a text")
     ] = None
-    exit_code: Annotated[
-        int | None, Field(description="of a watched start that ended")
+    ended_with: Annotated[
+        int | None, Field(description="exit code of a watched start that ended")
     ] = None
     seconds: Annotated[float | None, Field(description="that it was watched")] = None
     url: str = ""
@@ -434,7 +434,7 @@ def read_start(
         stage=stage,
         lines=len(lines),
         last=last,
-        exit_code=exit_code,
+        ended_with=exit_code,
     )
     if ready is not None and not gone:
         words = f"The server started: line {ready.number} says so."

@@ -242,7 +242,7 @@ class Reproducing(Replaying):
         """Run the client on a fresh server, with what is recorded in the folder
         ``name``."""
         assert self._wanted is not None
-        what = f"the client ({self.asked.client.shown}), which nobody vouches for"
+        what = f"the client ({self.asked.client.shown}; untrusted, sandboxed)"
         order = CaseRun(name, what, self.servers, name, client=self._wanted)
         return self.attempt(order)
 

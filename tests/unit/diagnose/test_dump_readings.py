@@ -227,7 +227,7 @@ def test_gpus_and_requests_are_in_words():
 def test_a_dump_alone_is_no_log_and_is_answered(name, kind):
     reading = read_logs([DUMPS / name])
     assert reading.cause.name is CauseClass.NOT_A_LOG
-    assert reading.exit_code == 0
+    assert reading.exit_code == 3, "undecided: one sample shows no hang"
     assert [f.kind for f in reading.dumps.files] == [kind]
     shown = screen(reading)
     assert len(shown.splitlines()) <= 20
