@@ -444,6 +444,9 @@ class Reproducing(Replaying):
         replay, classes = self.replay, self.facts.claim.classes
         if replay.findings or replay.unconfirmed or replay.untestable:
             return 0
+        end = self.facts.end
+        if end is not None and (end.is_check or end.in_engine):
+            return 0  # its client's end says more
         if classes and (LOUD - {FindingClass.START_FAILURE}).isdisjoint(classes):
             return 0
         took = [
