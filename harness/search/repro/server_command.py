@@ -23,7 +23,7 @@ from mmrepro.base.text import names_a_secret
 from mmrepro.engines.allowed import Allowed, allowed_of, is_option
 from mmrepro.engines.folders import facts, folders, published
 from mmrepro.engines.offline import runs_offline
-from mmrepro.engines.serving import serving
+from mmrepro.engines.serving import pools, serving
 from mmrepro.engines.starts import GONE
 from mmrepro.failure.documents.replay import Needs, Replaced
 from packaging.version import InvalidVersion, Version
@@ -1385,9 +1385,14 @@ def _model(
         why = "no tiny model reads audio"
     what = name or "the model"
     is_quantised = bool(_QUANTISED.search(name)) and not _FULL.search(name)
-    essential = not family or is_quantised
+    given_words = [word for name, values in asked.options for word in (name, *values)]
+    # Its pooler and its head are the real model's: a tiny language model has neither.
+    is_pooling = bool(_POOLS.search(name)) or pools(asked.engine, given_words)
+    essential = not family or is_quantised or is_pooling
     if is_quantised:
         why += ", not quantised"
+    if is_pooling:
+        why += ", and no model that pools"
     replaced = [
         Replaced(
             what=what,
