@@ -176,3 +176,35 @@ def test_a_request_that_ends_one_side_leaves_the_others_to_be_shrunk(
     by_field = {d.field: d for d in made.differences}
     assert by_field["server"].features == ["min_p=1.5"]
     assert by_field["status"].shrunk
+
+
+def test_what_is_asked_of_a_lost_engine_says_nothing(tmp_path: Path) -> None:
+    class Loses(TwoSides):
+        def play(self, case: Any, *rest: Any, **more: Any) -> Played:
+            lost = False
+            fatal: set[str] = set()
+            for op in case.operations:
+                lost = lost or op.parameters.get("min_p") == 1.5
+                if lost and "--other" in case.server.args:
+                    fatal.add(op.id)
+            self.status = lambda op, other: 500 if op.id in fatal else 200
+            return super().play(case, *rest, **more)
+
+    session = FakedComparing(
+        FuzzCommand(
+            engine="vllm",
+            out=tmp_path / "f",
+            server=SERVER,
+            other=OTHER,
+            budget_s=20.0,
+            repeat=1,
+            shrink=False,
+        ),
+        write=lambda made, folder: keep(KIND, made, folder),
+    )
+    session.player = Loses(None)
+    session.episodes_at_most = 8
+    made = session.execute()
+    (difference,) = made.differences
+    assert difference.field == "server"
+    assert "min_p=1.5" in difference.features
