@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 from fake_player import FakePlayer, Fakes
 from fake_plays import SERVER
-from mmrepro.base.errors import InfrastructureError
+from mmrepro.base.errors import InfrastructureError, UsageError
+from mmrepro.cli import replay
 from mmrepro.failure.documents.replay import Fuzz
 from mmrepro.reports.documents import keep
 from mmrepro.reports.fuzz import KIND
@@ -208,3 +209,14 @@ def test_what_is_asked_of_a_lost_engine_says_nothing(tmp_path: Path) -> None:
     (difference,) = made.differences
     assert difference.field == "server"
     assert "min_p=1.5" in difference.features
+
+
+def test_the_words_of_the_other_side_are_options_of_the_command() -> None:
+    asked = FuzzCommand(engine="vllm", server=SERVER, against="--front rust")
+    assert replay._other_side(asked).args[-1] == "{feature:front-rust}"
+    newer = FuzzCommand(engine="vllm", server=SERVER, against="0.24.0 --env A=B")
+    assert (newer_side := replay._other_side(newer)).release == "0.24.0"
+    assert newer_side.env == {"A": "B"}
+    wrong = FuzzCommand(engine="vllm", server=SERVER, against="--no-such-option")
+    with pytest.raises(UsageError, match="--no-such-option"):
+        replay._other_side(wrong)
