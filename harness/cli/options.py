@@ -151,17 +151,18 @@ def _options(made: type[C], ctx: typer.Context, values: dict[str, Any]) -> C:
     return made(**values, origins=origins)
 
 
-def read_words(name: str, words: Sequence[str], made: type[C]) -> C:
+def read_words(command: Any, words: Sequence[str], made: type[C]) -> C:
     """The options that these words are of a command, as if it were typed with them.
+
+    Args:
+        command: typer's.
+        made: its options.
 
     Raises:
         UsageError: they are none.
     """
-    from mmrepro.cli.app import typed_command
-
-    command = typed_command(name)
     try:
-        context = command.make_context(name, [*words])
+        context = command.make_context(made.COMMAND, [*words])
     except ClickException as error:
         raise UsageError(f"{shlex.join(words)}: {error.format_message()}") from None
     values = dict(context.params)

@@ -90,6 +90,7 @@ def _other_side(asked: FuzzCommand) -> ServerWanted:
     Raises:
         UsageError: they are no options of the command.
     """
+    from mmrepro.cli.app import typed_command
     from mmrepro.cli.options import read_words
     from mmrepro.cli.sources import released
     from mmrepro.search.fuzz.server import other_side
@@ -97,7 +98,8 @@ def _other_side(asked: FuzzCommand) -> ServerWanted:
     words = shlex.split(asked.against)
     if words and not words[0].startswith("-"):
         words = ["--release", *words]  # a release alone
-    other = read_words("fuzz", [asked.engine, *words], FuzzCommand)
+    own = typed_command(FuzzCommand.COMMAND)
+    other = read_words(own, [asked.engine, *words], FuzzCommand)
     return other_side(asked, released(other, asked.engine))
 
 

@@ -124,8 +124,9 @@ _CUT = re.compile(
 """Words that an exception always follows, or goes before."""
 _SHUT = re.compile(
     r"^Shutting down|Waiting for application shutdown|Finished server process"
+    r"|^received shutdown signal \(SIG\w+\), shutting down"
 )
-"""uvicorn's, on SIGTERM and SIGINT."""
+"""uvicorn's, and vllm-rs's, on SIGTERM and SIGINT."""
 _STARTED = re.compile(r"vLLM (?:API )?server version|server_args=ServerArgs\(")
 """A server logs its settings once, as it starts."""
 _ADDED = re.compile(r"Added request ")
