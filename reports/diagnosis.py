@@ -23,7 +23,7 @@ from mmrepro.failure.documents import (
 )
 from mmrepro.reports import blocks as b, words
 from mmrepro.reports.documents import How, JunitCase
-from mmrepro.reports.logs import cause_rows, dump_rows
+from mmrepro.reports.logs import class_rows, dump_rows, fact_rows
 
 _FITS: Final[dict[Fit, b.Tone]] = {
     Fit.MATCH: "bad",
@@ -280,7 +280,12 @@ def _logged(diagnosis: Diagnosis) -> Iterator[b.Block]:
     cause = diagnosis.cause
     if cause is None:
         return
-    yield b.Facts(cause_rows(cause), "what its log tells")
+    rows = [*class_rows(cause)]
+    if diagnosis.logged is not None:
+        target = diagnosis.target
+        facts = fact_rows(diagnosis.logged, target.engine, target.release)
+        rows = [*facts, *rows]
+    yield b.Facts(rows, "what its log tells")
     yield from b.bullets(cause.why[:8])
     if cause.advice:
         yield b.p("What to do:")

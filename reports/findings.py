@@ -110,8 +110,9 @@ def _next_steps(
 ) -> Iterator[tuple[str, str]]:
     finding = listed.finding
     place = shlex.quote(str(Path(folder, listed.folder)))
-    # What does not start takes no requests.
-    if finding.finding_class is not FindingClass.START_FAILURE:
+    # What does not start takes no requests, and some failures need none.
+    starts = finding.finding_class is FindingClass.START_FAILURE
+    if finding.requests and not starts:
         yield f"to reproduce {listed.id}", f"python3 {place}/{SCRIPT_FILE}"
     if finding.known:
         yield f"what is known about {listed.id}", f"mmrepro show {finding.known}"

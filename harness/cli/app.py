@@ -88,6 +88,11 @@ def _command(name: str, where: str, about: str) -> Any:
     return typer.main.get_command(app)
 
 
+def typed_command(name: str) -> Any:
+    """The command of that name, as the command line has it."""
+    return _command(name, *COMMANDS[name])
+
+
 def declared_command(words: Sequence[str]) -> type[Command]:
     """The options of the command that ``words`` begin with: ``matrix run …``, ``ablate
     …``."""

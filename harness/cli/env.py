@@ -209,6 +209,58 @@ def create(asked: _EnvCreateCommand) -> None:
 
 
 @dataclass(frozen=True)
+class _EnvParsersCommand(Command):
+    COMMAND: ClassVar[str] = "env parsers"
+    engine: str = common.ENGINE_NAME("", argument=True, required=True)
+    release: str = common.RELEASE("", shown="", argument=True)
+    json: bool = common.JSON(False)
+
+
+@app.command(cls=DeclaredCommand)
+@command(_EnvParsersCommand)
+def parsers(asked: _EnvParsersCommand) -> None:
+    """List the tool and reasoning parsers of a release: which of them start with a
+    scripted model, and read the plainest call or thought of their family.
+
+    The engine's own code is asked in its environment, without a server.
+
+    Example: mmrepro env parsers vllm 0.23.0
+    """
+    from dataclasses import asdict
+
+    from mmrepro.base.errors import UsageError
+    from mmrepro.base.machine import cache_root
+    from mmrepro.cli.building import building
+    from mmrepro.cli.console import emit, print_rows
+    from mmrepro.engines import spec_for
+    from mmrepro.engines.environments import ensure
+    from mmrepro.engines.parsers import tried_parsers
+    from rich.console import Console
+
+    if not asked.release:
+        raise UsageError(
+            "Which release?", hint=f"mmrepro env parsers {asked.engine} RELEASE"
+        )
+    spec = spec_for(asked.engine, asked.release)
+    with building(Console(stderr=True), f"{spec.engine} {spec.release}") as progress:
+        environment = ensure(spec, progress=progress)
+    tried = tried_parsers(environment, cache_root() / "models")
+    if asked.json:
+        emit({"parsers": [asdict(parser) for parser in tried]}, "parsers")
+        return
+    words = {True: "yes", False: "no", None: "a server's"}
+    rows: list[tuple[str, ...]] = [
+        ("kind", "parser", "family", "starts", "reads", "why not")
+    ]
+    for parser in tried:
+        starts, reads = words[parser.starts], words[parser.reads]
+        shown = reads if parser.starts else ""
+        family = parser.family or "-"
+        rows.append((parser.kind, parser.name, family, starts, shown, parser.why))
+    print_rows(rows)
+
+
+@dataclass(frozen=True)
 class _EnvVerifyCommand(Command):
     COMMAND: ClassVar[str] = "env verify"
     engine: str = common.ENGINE_NAME("", help="Only of this engine.", argument=True)

@@ -35,6 +35,9 @@ def diagnose(asked: DiagnoseCommand) -> None:
     unlike the others, and which side of a prefill and decode pair stands. Exit codes: 0
     healthy; 1 a known failure was found or a server is unhealthy; 3 inconclusive.
 
+    A folder in place of URL is what mmrepro watch kept of a fall; it is judged as the
+    server itself would have been.
+
     With --only nothing is judged: one kind of evidence is collected and printed, of the
     server, or of what --pid or --log names (3: it could not be collected).
 
@@ -50,6 +53,10 @@ def _diagnose(asked: DiagnoseCommand) -> None:
     from mmrepro.live.diagnose import diagnose as observe
     from mmrepro.live.fleet import is_several, require_servers
 
+    if asked.url and Path(asked.url).is_dir():
+        _fallen(asked)
+    if asked.through:
+        _through(asked)
     if asked.only is not None:
         _collect_only(asked, asked.only)
     require_servers(asked, "diagnose")
@@ -65,6 +72,42 @@ def _diagnose(asked: DiagnoseCommand) -> None:
     if asked.json:
         emit(diagnosed.diagnosis)
     raise typer.Exit(diagnosed.diagnosis.exit_code)
+
+
+def _fallen(asked: DiagnoseCommand) -> NoReturn:
+    """Judge the evidence of a fall, which a watch has kept in a folder."""
+    from mmrepro.live.diagnose import diagnose_fall
+    from mmrepro.reports import compose_diagnosis
+    from mmrepro.reports.terminal import print_page
+    from rich.console import Console
+
+    diagnosis = diagnose_fall(Path(asked.url), asked.scenarios, trust=asked.trust)
+    if asked.json:
+        emit(diagnosis)
+    else:
+        page = compose_diagnosis(diagnosis)
+        print_page(page, Console(), "", full=asked.full, quiet=asked.quiet)
+    raise typer.Exit(diagnosis.exit_code)
+
+
+def _through(asked: DiagnoseCommand) -> NoReturn:
+    """Say which hop of a gateway's chain is wrong."""
+    from mmrepro.failure.documents.chain import HOP_WORDS
+    from mmrepro.live.fleet import look_through, require_servers
+
+    require_servers(asked, "diagnose")
+    chain = look_through(asked)
+    if asked.json:
+        emit(chain)
+        raise typer.Exit(chain.exit_code)
+    typer.echo(chain.sentence)
+    hops = [] if asked.quiet else [chain.gateway, *chain.workers]
+    for hop in hops:
+        told = f" ({hop.told})" if hop.told else ""
+        typer.echo(f"  {hop.url}  {HOP_WORDS[hop.state]}{told}")
+    for step in chain.advice:
+        typer.echo(f"  next: {step}")
+    raise typer.Exit(chain.exit_code)
 
 
 def _collect_only(asked: DiagnoseCommand, kind: str) -> NoReturn:
@@ -298,6 +341,9 @@ def _watch(asked: WatchCommand) -> None:
     finally:
         for watcher in running.values():
             watcher.stop()
+        # A pod that is being ended ends its server as well: what it is at is kept first.
+        for watcher in running.values():
+            watcher.capture_now("the watch was ended while the server did not answer")
         if server is not None:
             server.close()
     fine = len(live) == len(running) and all(live.values())
@@ -315,6 +361,7 @@ def _watch_of(
         failures=asked.failures,
         successes=asked.successes,
         grace_s=0.0 if asked.once else asked.grace_s,
+        prepare_s=asked.grace_s,
         stall_s=asked.stall_s,
         started=time.monotonic(),
     )
@@ -323,7 +370,7 @@ def _watch_of(
         if not (asked.quiet and kind == "check"):
             _event(name, health.state, kind, text, as_json=asked.json)
 
-    return watch_of(asked, health, diagnose=look, listener=report)
+    return watch_of(asked, health, diagnose=look, listener=report, name=name)
 
 
 def _event(server: str, state: str, kind: str, text: str, *, as_json: bool) -> None:

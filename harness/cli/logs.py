@@ -49,7 +49,7 @@ def logs(asked: _LogsCommand) -> None:
     Example:  mmrepro logs /var/log/vllm/server.log
     """
     from mmrepro.cli.find import later_lines
-    from mmrepro.failure.documents import as_published
+    from mmrepro.failure.documents import shown_here
     from mmrepro.live.diagnose import later_fixes_of, read_logs
 
     with while_reading():
@@ -60,7 +60,7 @@ def logs(asked: _LogsCommand) -> None:
             deadline_s=asked.deadline,
             rules=asked.rules,
         )
-    reading = as_published(read)
+    reading = shown_here(read)
     if asked.json:
         emit(reading)
     else:

@@ -31,6 +31,7 @@ from mmrepro.base.options import (
     declared,
 )
 from mmrepro.cli.commands import COMMANDS
+from typer._click.exceptions import ClickException
 from typer.core import TyperCommand
 
 C = TypeVar("C", bound=Command)
@@ -126,6 +127,24 @@ def _options(made: type[C], ctx: typer.Context, values: dict[str, Any]) -> C:
     if hasattr(made, "child"):
         values["child"] = ctx.meta.get(_AFTER_DASHES, ())
     return made(**values, origins=origins)
+
+
+def read_words(name: str, words: Sequence[str], made: type[C]) -> C:
+    """The options that these words are of a command, as if it were typed with them.
+
+    Raises:
+        UsageError: they are none.
+    """
+    from mmrepro.cli.app import typed_command
+
+    command = typed_command(name)
+    try:
+        context = command.make_context(name, [*words])
+    except ClickException as error:
+        raise UsageError(f"{shlex.join(words)}: {error.format_message()}") from None
+    values = dict(context.params)
+    values.pop(_JSON_SCHEMA, None)
+    return _options(made, context, values)
 
 
 def _read(known: DeclaredOption, value: Any) -> Any:

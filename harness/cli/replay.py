@@ -3,6 +3,7 @@ engines, what is wrong, and the few requests that show it."""
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
@@ -17,6 +18,7 @@ from mmrepro.search.repro.options import ReproCommand
 
 if TYPE_CHECKING:
     from mmrepro.reports.documents import ReportKind
+    from mmrepro.traffic.case import ServerWanted
 
 
 @command(ReplayCommand)
@@ -67,18 +69,41 @@ def fuzz(asked: FuzzCommand) -> None:
     from mmrepro.cli.sources import released
     from mmrepro.reports import FUZZ_REPORT, write_replay
     from mmrepro.reports.documents import keep
-    from mmrepro.search.fuzz.fuzzing import Fuzzing
+    from mmrepro.search.fuzz.fuzzing import session_of
     from mmrepro.search.fuzz.server import settled
 
     asked = settled(box_there(released(asked, asked.engine), "--no-box"))
+    servers = [(asked.server.engine, asked.server.release)]
+    if asked.against:
+        other = _other_side(asked)
+        asked = replace(asked, other=other)
+        servers.append((other.engine, other.release))
     conduct_search(
         asked,
         asked.jobs,
-        lambda: Fuzzing(
+        lambda: session_of(
             asked, write=partial(keep, FUZZ_REPORT), write_replay=write_replay
         ),
         FUZZ_REPORT,
+        servers if asked.against else (),
     )
+
+
+def _other_side(asked: FuzzCommand) -> ServerWanted:
+    """The second server, by the words of --against.
+
+    Raises:
+        UsageError: they are no options of the command.
+    """
+    from mmrepro.cli.options import read_words
+    from mmrepro.cli.sources import released
+    from mmrepro.search.fuzz.server import other_side
+
+    words = shlex.split(asked.against)
+    if words and not words[0].startswith("-"):
+        words = ["--release", *words]  # a release alone
+    other = read_words("fuzz", [asked.engine, *words], FuzzCommand)
+    return other_side(asked, released(other, asked.engine))
 
 
 _CommandT = TypeVar("_CommandT", ReplayCommand, ReproCommand, FuzzCommand)

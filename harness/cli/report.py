@@ -14,7 +14,12 @@ from mmrepro.cli.console import emit, table, table_console
 from mmrepro.cli.options import command
 
 if TYPE_CHECKING:
-    from mmrepro.failure.documents import BundleManifest, HashCheck, Incident
+    from mmrepro.failure.documents import (
+        BundleManifest,
+        HashCheck,
+        Incident,
+        LoadedFinding,
+    )
     from mmrepro.reports.documents import ReportKind
     from mmrepro.runs import Rejudged
 
@@ -66,7 +71,8 @@ class _ReportCommand(Command):
     full: bool = common.FULL(False, help="Print every section on the terminal.")
     good: str = option(
         "",
-        "For upstream-test: a release without the failure, where the test is to pass.",
+        "For upstream-test and issue: a release without the failure, where the test is "
+        "to pass.",
         "VERSION",
         OUTPUT,
         names="release",
@@ -75,8 +81,8 @@ class _ReportCommand(Command):
     run: bool = option(
         True,
         (
-            "For upstream-test: run it before it is printed, where the finding is and "
-            "on --good."
+            "For upstream-test and issue: run the test, or the script, before it is "
+            "printed, where the finding is and on --good."
         ),
         group=OUTPUT,
         name="--run/--no-run",
@@ -84,9 +90,10 @@ class _ReportCommand(Command):
     )
 
     def __post_init__(self) -> None:
-        if self.format != _UPSTREAM and (self.good or not self.run):
+        is_run = self.format in (_UPSTREAM, "issue")
+        if not is_run and (self.good or not self.run):
             raise UsageError(
-                "--good and --no-run are for --format upstream-test.",
+                "--good and --no-run are for --format upstream-test and issue.",
                 hint=f"mmrepro report DIR --format {_UPSTREAM} --good VERSION",
             )
 
@@ -108,7 +115,7 @@ def report(asked: _ReportCommand) -> None:
         print_page(kind.compose(loaded), table_console(), full=asked.full)
         return
     if asked.format == "issue":
-        text = _issue(kind, loaded, asked.incident)
+        text = _issue(kind, loaded, asked)
     elif asked.format == _UPSTREAM:
         text = _upstream(asked, loaded)
     else:
@@ -119,18 +126,23 @@ def report(asked: _ReportCommand) -> None:
     typer.echo(text.rstrip("\n"))
 
 
-def _issue(kind: ReportKind[Any], loaded: object, folder: Path) -> str:
-    """The engine's own form, filled in. Raises UsageError: ``loaded`` is no single
-    failure."""
+def _issue(kind: ReportKind[Any], loaded: object, asked: _ReportCommand) -> str:
+    """The engine's own form, filled in.
+
+    Raises:
+        UsageError: ``loaded`` is no single failure.
+        NotConfirmed: its script does not show it.
+    """
     from mmrepro.base.errors import UsageError
     from mmrepro.failure.documents import Incident, LoadedFinding
     from mmrepro.failure.documents.replay import Fuzz, Replay
-    from mmrepro.reports import finding_issue, incident_issue
+    from mmrepro.reports import incident_issue
 
+    folder = asked.incident
     if isinstance(loaded, Incident):
         return incident_issue(loaded)
     if isinstance(loaded, LoadedFinding):
-        return finding_issue(loaded)
+        return _finding_issue(loaded, asked)
     if isinstance(loaded, Replay):
         raise _of_one(
             [folder / finding.folder for finding in loaded.findings], "a replay", folder
@@ -146,6 +158,26 @@ def _issue(kind: ReportKind[Any], loaded: object, folder: Path) -> str:
         ),
         hint=f"mmrepro report {folder} --format md",
     )
+
+
+def _finding_issue(loaded: LoadedFinding, asked: _ReportCommand) -> str:
+    """The form of a finding, once its script was run where its environment is here."""
+    from functools import partial
+
+    from mmrepro.failure.documents import as_public
+    from mmrepro.reports import public_issue, script_of
+    from mmrepro.search.replay.handed import run_by_hand
+
+    with as_public(loaded) as shown:
+        finding, case = shown.finding, shown.case
+        if not (asked.run and finding.confirmed and case and case.operations):
+            return public_issue(shown)
+        say = partial(typer.echo, err=True)
+        always = finding.rate.failed == finding.rate.plays
+        script = script_of(shown)
+        server = case.server
+        sentence = run_by_hand(script, server, asked.good, say, always=always)
+        return public_issue(shown, sentence)
 
 
 def _of_one(

@@ -226,6 +226,10 @@ def _row(row: Standing, *, alone: bool) -> tuple[Inline, ...]:
         state += f" {row.where}"
     if row.reproduced and row.reproduced < row.runs:
         state += f" ({row.reproduced} of {row.runs} runs)"
+    pairs = [f"with {row.runner}"] if row.runner and row.other_pairs else []
+    for pair, outcome in row.other_pairs.items():
+        pairs.append(f"{outcome.replace('-', ' ')} with {pair}")
+    state = "; ".join(filter(None, [state.strip(), *pairs]))
 
     last = ""
     if row.last_release and not row.runs:

@@ -38,6 +38,14 @@ from made_up_replay import SERVER, finding, ghost_case, replay
 runner = CliRunner()
 
 
+def test_a_variable_of_the_server_has_a_name_and_a_value() -> None:
+    asked = ReplayCommand(env=("VLLM_A=1=2", "B=")).asked
+    assert asked["env"] == {"VLLM_A": "1=2", "B": ""}
+    for wrong in ("VLLM_A", "=1", "A B=1"):
+        with pytest.raises(UsageError, match="given as NAME=VALUE"):
+            _ = ReplayCommand(env=(wrong,)).asked
+
+
 class FakeReplaying:
     """A FAKE policy: it reports what a test gave it and starts nothing."""
 

@@ -88,6 +88,7 @@ def test_an_answer_on_its_own_port_is_ready(tmp_path: Path, free: int) -> None:
     code, answer = why(tmp_path, "--engine", "vllm", child=child)
     assert (code, answer["state"]) == (0, "ready")
     assert answer["url"] == f"http://127.0.0.1:{free}"
+    assert answer["sentence"].endswith(f" at {answer['url']}.")
 
 
 def test_the_answer_of_another_server_on_its_port_is_not(

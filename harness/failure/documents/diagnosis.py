@@ -6,7 +6,7 @@ from enum import StrEnum
 from typing import Annotated, Literal
 
 from mmrepro.base.records import Document, Moment, Record
-from mmrepro.failure.documents.cause import Cause, Certainty as Certainty
+from mmrepro.failure.documents.cause import Cause, Certainty as Certainty, LogFacts
 from mmrepro.failure.documents.dumps import DumpReading
 from mmrepro.failure.signature import ConditionResult
 from mmrepro.probes import Frame
@@ -191,6 +191,13 @@ class TargetFacts(Record):
     engine_because: list[str] = []
     core_role: Annotated[
         str, Field(description="role of the process that runs the model")
+    ] = ""
+    front_role: Annotated[
+        str,
+        Field(
+            description="role of the program that serves HTTP in place of the process "
+            "that was started; empty: that process serves it"
+        ),
     ] = ""
     release: str = ""
     release_from: str = ""
@@ -383,6 +390,9 @@ class Diagnosis(Document, kind="diagnosis"):
     dumps: Annotated[
         DumpReading | None,
         Field(description="of files that were given; None: none was a dump"),
+    ] = None
+    logged: Annotated[
+        LogFacts | None, Field(description="of the log that the cause is from")
     ] = None
     cause: Annotated[
         Cause | None,

@@ -14,6 +14,7 @@ from mmrepro.failure.documents import (
     CauseClass,
     Certainty,
     LiveClass,
+    LogFacts,
     NamedClass,
 )
 from mmrepro.failure.signature import log_count, log_lines
@@ -195,6 +196,13 @@ def cause_of(view: DiagnosisView) -> Cause | None:
         if told is not None and lives and told.name not in STANDS:
             return None
     return told
+
+
+def facts_logged(view: DiagnosisView) -> LogFacts | None:
+    """What the log carries that :func:`cause_of` names a cause by; None: it names
+    none."""
+    read = logged(view) if cause_of(view) is not None else None
+    return read.facts if read is not None else None
 
 
 STANDS = cause.NO_END | {CauseClass.HANG, CauseClass.NEVER_FITS}

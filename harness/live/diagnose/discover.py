@@ -322,6 +322,9 @@ def name_engine(
     _check_root(target, Signs(tuple(commands)))
     facts.engine, facts.engine_because = target.engine.name, reasons
     facts.core_role = target.engine.core_role
+    if facts.root_pid is not None:
+        variables = processes.environ(facts.root_pid)
+        facts.front_role = facts.front_role or target.engine.front_role_in(variables)
     # Roles are as the engine calls them, and it was not known before.
     refresh(target)
 

@@ -152,6 +152,7 @@ class DiagnoseCommand(LiveCommand):
     DOCUMENTS: ClassVar[tuple[str, ...]] = (
         "mmrepro.failure.documents.diagnosis:Diagnosis",
         "mmrepro.failure.documents.fleet:Fleet",
+        "mmrepro.failure.documents.chain:Chain",
     )
     pid: int = option(
         0, "A process of the server.", "PID", shown="who listens there", least=0
@@ -192,6 +193,11 @@ class DiagnoseCommand(LiveCommand):
             "Where it hangs, CUDA's core dump of its GPU, if it was started for that. "
             "Ends it."
         ),
+        group=EVIDENCE,
+    )
+    through: bool = option(
+        False,
+        "URL is a gateway: ask it and each server behind it, and say which is wrong.",
         group=EVIDENCE,
     )
     scenarios: tuple[str, ...] = option(

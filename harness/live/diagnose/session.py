@@ -16,6 +16,7 @@ from mmrepro.base.records import EVIDENCE_DIR, Moment
 from mmrepro.base.text import Redactor, mask_of
 from mmrepro.base.units import size
 from mmrepro.failure.documents import (
+    Cause,
     Diagnosis,
     Fit,
     Incident,
@@ -145,44 +146,18 @@ def _look(
     options = replace(options, logs=tuple(logs))
     collector = Collector(target, options, recorder)
     try:
-        try:
-            with Lateness() as lateness:
-                _collect(options, target, collector, scenarios, lateness)
-        except MmreproError:
-            raise
-        except (
-            Exception
-        ) as error:  # what was seen by then is judged and kept all the same
-            target.unseen.append(
-                f"the rest of the look: mmrepro failed ({type(error).__name__})"
-            )
-        if lateness.share > SHORT_SHARE:
-            evidence.facts[LATENESS] = round(lateness.share, 2)
-        if (growth := collector.log_growth()) is not None:
-            evidence.facts[LOG_GROWTH] = growth
-        note_kernel(target, evidence)
+        _observe(options, target, collector, scenarios)
         _keep_log_lines(recorder, evidence)
-        assessment = general.assess(evidence, facts)
-        if assessment.state in WORTH_MORE:
-            _catch_locals(collector, _of_engine(scenarios, facts))
-        live = _live(facts, evidence, options.deadline_s)
         logged = [r for r in evidence.probes if isinstance(r.data, LogsData) and r.ok]
-        diagnosis = Diagnosis(
-            mmrepro_version=__version__,
-            taken=taken,
-            target=facts,
-            assessment=assessment,
-            dumps=dumps.read(given, logged, engine=facts.engine, release=facts.release)
-            if given
-            else None,
-            cause=classes_logged.cause_of(DiagnosisView(facts, evidence)),
-            classes=classes(evidence, facts),
-            ranks=ranks.look(DiagnosisView(facts, evidence)),
-            since=_since(evidence, assessment.state),
-            matches=match_all(scenarios, evidence, live),
-            unseen=_unseen(target, evidence),
-            effect=collector.effect(),
-        )
+        cause = classes_logged.cause_of(DiagnosisView(facts, evidence))
+        diagnosis = judged(evidence, facts, options.deadline_s, scenarios, cause)
+        diagnosis.taken = taken
+        diagnosis.unseen = _unseen(target, evidence)
+        diagnosis.effect = collector.effect()
+        if given:
+            diagnosis.dumps = dumps.read(
+                given, logged, engine=facts.engine, release=facts.release
+            )
         for result, data in evidence.results(LogsData, partial=True):
             # It has judged, and stays out of the incident: it is long, and has clients'
             # words.
@@ -190,6 +165,62 @@ def _look(
         return diagnosis
     finally:
         collector.close()
+
+
+def _observe(
+    options: DiagnoseCommand,
+    target: ServerTarget,
+    collector: Collector,
+    scenarios: Sequence[Scenario],
+) -> None:
+    """Collect all evidence; what fails meanwhile is noted, and the rest is kept."""
+    facts, evidence = target.facts, collector.evidence
+    try:
+        with Lateness() as lateness:
+            _collect(options, target, collector, scenarios, lateness)
+    except MmreproError:
+        raise
+    except Exception as error:  # what was seen by then is judged and kept all the same
+        target.unseen.append(
+            f"the rest of the look: mmrepro failed ({type(error).__name__})"
+        )
+    if lateness.share > SHORT_SHARE:
+        evidence.facts[LATENESS] = round(lateness.share, 2)
+    if (growth := collector.log_growth()) is not None:
+        evidence.facts[LOG_GROWTH] = growth
+    note_kernel(target, evidence)
+    if general.assess(evidence, facts).state in WORTH_MORE:
+        _catch_locals(collector, _of_engine(scenarios, facts))
+
+
+def judged(
+    evidence: Evidence,
+    facts: TargetFacts,
+    deadline_s: float,
+    scenarios: Sequence[Scenario],
+    cause: Cause | None,
+) -> Diagnosis:
+    """What evidence shows, collected now or long ago.
+
+    Args:
+        deadline_s: that the one request had.
+        cause: by the server's log.
+    """
+    view = DiagnosisView(facts, evidence)
+    assessment = general.assess(evidence, facts)
+    live = _live(facts, evidence, deadline_s)
+    return Diagnosis(
+        mmrepro_version=__version__,
+        taken=Moment.now(),
+        target=facts,
+        assessment=assessment,
+        cause=cause,
+        logged=classes_logged.facts_logged(view),
+        classes=classes(evidence, facts),
+        ranks=ranks.look(view),
+        since=_since(evidence, assessment.state),
+        matches=match_all(scenarios, evidence, live),
+    )
 
 
 def _collect(

@@ -11,5 +11,6 @@ if TYPE_CHECKING:
         required as require_servers,
         servers as servers_asked_for,
     )
+    from mmrepro.live.fleet.through import look_through as look_through
 else:
     __getattr__ = lazily(__name__)

@@ -32,6 +32,7 @@ from mmrepro.campaign import (
     Workplace,
 )
 from mmrepro.engines import get_engine
+from mmrepro.engines.serving import pools
 from mmrepro.failure.documents.replay import Finding, PlayFacts, bucket_words
 from mmrepro.runs import Deadlines
 from mmrepro.runs.play import PlayOptions, Servers
@@ -449,6 +450,7 @@ class Attempts:
             look="none" if shrinking and not self.silent else "quick",
             early=shrinking or (wanted.how == "confirm" and self.hurried),
             blocks=self.blocks,
+            canary=not pools(wanted.case.server.engine, wanted.case.server.args),
         )
         look = None
         if bucket and not self.search.blind:
