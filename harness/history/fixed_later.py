@@ -158,7 +158,7 @@ def later_fixes(
         if begin == _EPOCH:
             return scores[number]
         age = (table.fixes[number].day - begin).days
-        return scores[number] * (1 + 0.5 ** (age / _HALF_LIFE_DAYS))
+        return scores[number] * (1 + math.pow(0.5, age / _HALF_LIFE_DAYS))
 
     best = sorted(scores, key=lambda one: (-rank(one), one))[:most]
     newest_first = sorted(best, key=lambda one: table.fixes[one].day, reverse=True)

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
         thresholds as thresholds,
     )
     from mmrepro.runs.commits import (
+        CommitReader as CommitReader,
         CommitReading as CommitReading,
         CommitResult as CommitResult,
         change_of as change_of,

@@ -6,14 +6,15 @@ from __future__ import annotations
 import re
 import tempfile
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path, PurePosixPath
-from typing import Annotated
+from typing import Annotated, Any, Self
 
 from mmrepro.base.errors import UsageError
+from mmrepro.base.machine import device_of
 from mmrepro.base.records import Document
 from mmrepro.engines import spec_for
 from mmrepro.engines.environments import (
@@ -201,76 +202,130 @@ def touched_by(clone: Path, change: CommitChange) -> list[str]:
 # ------------------------------------------------------------------ its own tests
 
 
-def read_commit(
-    clone: Path,
-    rev: str,
-    *,
-    device: str = "auto",
-    kernels: str = "",
-    limit_s: float = LIMIT_S,
-    say: Callable[[str], None] = lambda text: None,
-) -> CommitReading:
-    """Run the tests that a commit brings on its parent and on itself, in one box.
+@dataclass
+class _PreparedCommit:
+    """A commit of which tests are to be run: what is known of it, and its two sides,
+    the commit's own first; (): it has no tests."""
 
-    Environments that were made for it are removed again.
+    reading: CommitReading
+    sides: tuple[UpstreamSide, ...] = ()
 
-    Args:
+
+class CommitReader:
+    """Reads commits of one clone; a context manager that removes the environments that
+    were made for them.
+
+    Attributes:
+        kernels: the release that lends compiled files; "": the nearest one.
         limit_s: for the tests of one side.
-
-    Raises:
-        UsageError: git refuses, or the commit is too old for any kernels.
-        NoBox: there is none here.
-        EnvironmentBuildError: an environment cannot be made.
     """
-    change = change_of(clone, rev)
-    reading = CommitReading(
-        engine=change.engine,
-        commit=change.commit,
-        parent=change.parent,
-        product=list(change.product),
-        compiled=list(change.compiled),
-        tests=list(change.tests),
-        functions=touched_by(clone, change),
-        result=CommitResult.NONE,
-        why="it changes no file of tests that pytest collects",
-    )
-    if not change.test_files:
-        return reading
 
-    made: list[str] = []
-    sides = []
-    try:
-        with ExitStack() as held:
-            for sha in (change.commit, change.parent):
-                source = resolve_source(
-                    f"{clone}@{sha}",
-                    kernels=kernels or reading.kernels,
-                    device=device,
-                    engine=change.engine,
-                    lender=ensure,
-                )
-                reading.kernels = source.kernels
-                say(source.words)
-                spec = spec_for(change.engine, source.release, device)
-                was_there = existing(spec) is not None
-                environment = ensure(spec, say)
-                if not was_there:
-                    made.append(environment.path.name)
-                folder = Path(held.enter_context(tempfile.TemporaryDirectory()))
-                unpack_tests(
-                    clone, sha, folder, newer=change.commit, files=change.tests
-                )
-                sides.append(UpstreamSide(environment, folder, change.test_files))
-            say(f"running {len(change.test_files)} files of tests on both")
-            after, before = run_tests(sides, limit_s=limit_s)
-    finally:
-        if made:
-            prune_environments(names=made)
+    def __init__(
+        self,
+        clone: Path,
+        *,
+        device: str = "auto",
+        kernels: str = "",
+        limit_s: float = LIMIT_S,
+        say: Callable[[str], None] = lambda text: None,
+    ) -> None:
+        self.clone = clone
+        self.device = device_of(device)
+        self.kernels, self.limit_s = kernels, limit_s
+        self._say = say
+        self._held = ExitStack()
+        self._made: list[str] = []
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._held.close()
+        if self._made:
+            prune_environments(names=self._made)
+
+    def prepare(self, rev: str) -> _PreparedCommit:
+        """Read what a commit changes, and make both sides' environments.
+
+        Raises:
+            UsageError: git refuses, or the commit is too old for any kernels.
+            EnvironmentBuildError: an environment cannot be made.
+        """
+        change = change_of(self.clone, rev)
+        reading = CommitReading(
+            engine=change.engine,
+            commit=change.commit,
+            parent=change.parent,
+            product=list(change.product),
+            compiled=list(change.compiled),
+            tests=list(change.tests),
+            functions=touched_by(self.clone, change),
+            result=CommitResult.NONE,
+            why="it changes no file of tests that pytest collects",
+        )
+        if not change.test_files:
+            return _PreparedCommit(reading)
+        sides = tuple(
+            self._side(change, sha, reading) for sha in (change.commit, change.parent)
+        )
+        return _PreparedCommit(reading, sides)
+
+    def _side(
+        self, change: CommitChange, sha: str, reading: CommitReading
+    ) -> UpstreamSide:
+        source = resolve_source(
+            f"{self.clone}@{sha}",
+            # Both sides stand on the same release.
+            kernels=self.kernels or reading.kernels,
+            device=self.device,
+            engine=change.engine,
+            lender=ensure,
+        )
+        reading.kernels = source.kernels
+        self._say(source.words)
+        spec = spec_for(change.engine, source.release, self.device)
+        was_there = existing(spec) is not None
+        environment = ensure(spec, self._say)
+        if not was_there:
+            self._made.append(environment.path.name)
+        folder = Path(self._held.enter_context(tempfile.TemporaryDirectory()))
+        unpack_tests(self.clone, sha, folder, newer=change.commit, files=change.tests)
+        return UpstreamSide(environment, folder, change.test_files)
+
+    def run(self, prepared: Sequence[_PreparedCommit]) -> None:
+        """Run the tests of commits that stand on one release, all in one box: what they
+        have in common is imported once.
+
+        Raises:
+            NoBox: there is none here.
+            EnvironmentBuildError: pytest cannot be installed.
+        """
+        sides = [side for commit in prepared for side in commit.sides]
+        if not sides:
+            return
+        self._say(f"running the tests of {len(prepared)} commits on both sides")
+        runs = iter(run_tests(sides, limit_s=self.limit_s))
+        for commit in prepared:
+            if commit.sides:
+                _conclude(commit.reading, next(runs), next(runs))
+
+
+def _conclude(reading: CommitReading, after: UpstreamRun, before: UpstreamRun) -> None:
     reading.after, reading.before = after, before
     reading.seconds = max(after.seconds, before.seconds)
     reading.turned = sorted(before.red & after.green)
     reading.result, reading.why = compared(after, before)
-    return reading
+
+
+def read_commit(clone: Path, rev: str, **options: Any) -> CommitReading:
+    """Run the tests that a commit brings on its parent and on itself, in one box.
+
+    ``options`` and what it raises are those of :class:`CommitReader`.
+    """
+    with CommitReader(clone, **options) as reader:
+        prepared = reader.prepare(rev)
+        reader.run([prepared])
+    return prepared.reading
 
 
 def compared(after: UpstreamRun, before: UpstreamRun) -> tuple[CommitResult, str]:

@@ -13,21 +13,27 @@ import re
 import select
 import shutil
 import signal
-import subprocess
 import tempfile
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
 
 from mmrepro.base.box import GIB, TEMPORARY, WORK, Box, Limits
-from mmrepro.base.machine import cache_root, child_environment
+from mmrepro.base.machine import cache_root
 from mmrepro.base.records import Document, Record
 from mmrepro.base.text import one_line
-from mmrepro.engines.environments import Environment, ask_git, run_uv
+from mmrepro.engines import spec_for
+from mmrepro.engines.environments import (
+    Environment,
+    ask_git,
+    ensure,
+    import_once,
+    run_uv,
+)
 from mmrepro.engines.serving import serving
 from mmrepro.engines.supervise import run_variables
 from mmrepro.reproducers import reproducer_path
@@ -379,7 +385,13 @@ def run_tests(
     """
     first = sides[0].environment
     tools = test_tools(first)
-    _compile_common(first)
+    preload = serving(first.spec.engine).tests.preload
+    common = (
+        first
+        if first.below is None
+        else ensure(spec_for(first.spec.engine, first.kernels, first.spec.device))
+    )
+    import_once(common, preload)
     runner = reproducer_path("run_tests.py")
     began = time.monotonic()
     base = box_of(first)
@@ -399,17 +411,14 @@ def run_tests(
         }
         plans.append(plan)
 
-    preload = serving(first.spec.engine).tests.preload
     order = {"tools": str(tools), "preload": preload, "sides": plans}
     reading, writing = os.pipe()
-    below = first.below or first.path
-    python = below / first.python.relative_to(first.path)
     with ExitStack() as held, tempfile.TemporaryDirectory(prefix="mmr-tests-") as name:
         for side in sides:
             held.enter_context(side.environment.in_use())
         box_order = replace(
             base,
-            argv=(str(python), str(runner), str(writing), json.dumps(order)),
+            argv=(str(common.python), str(runner), str(writing), json.dumps(order)),
             env={**variables_inside(), **_variables(first)},
             readable=tuple(readable),
             copied=tuple(_copies(sides, Path(name))),
@@ -442,25 +451,6 @@ def _copies(sides: Sequence[UpstreamSide], folder: Path) -> list[Path]:
         place = folder / str(number)
         shutil.copytree(side.folder, place, symlinks=True)
     return [folder]
-
-
-def _compile_common(environment: Environment) -> None:
-    """Import the release's own package once outside of a box, so that Python keeps its
-    bytecode and that of torch: a box writes nothing, and to compile them takes longer
-    than all tests."""
-    below = environment.below or environment.path
-    python = below / environment.python.relative_to(environment.path)
-    kept = below / "state" / ".imported"
-    if kept.exists():
-        return
-    names = (*serving(environment.spec.engine).tests.preload, environment.spec.engine)
-    words = [str(python), "-c", f"import {', '.join(names)}"]
-    with suppress(OSError, subprocess.TimeoutExpired):
-        done = subprocess.run(
-            words, env=child_environment(), capture_output=True, timeout=_IMPORT_S
-        )
-        if done.returncode == 0:
-            kept.touch()
 
 
 def _side_seen(

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
         releases_of as releases_of,
     )
     from mmrepro.engines.environments.lending import own_releases as own_releases
+    from mmrepro.engines.environments.overlay import import_once as import_once
     from mmrepro.engines.environments.patched import patched as patched_clone
     from mmrepro.engines.environments.releases import requirements_of as requirements_of
     from mmrepro.engines.environments.resolving import torch_setting as torch_setting

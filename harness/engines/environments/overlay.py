@@ -13,7 +13,7 @@ import os
 import re
 import shutil
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime, timedelta
 from fnmatch import fnmatch
 from functools import cached_property
@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from mmrepro.base.errors import EnvironmentBuildError, UnknownRelease, UsageError
+from mmrepro.base.machine import child_environment
 from mmrepro.base.records import WheelFacts
 from mmrepro.engines.environments.lending import nearest_release
 from mmrepro.engines.environments.recipe import Build
@@ -196,6 +197,7 @@ class Overlay(Build):
         They are those that the release's own environment has bytecode of. A neighbour
         compiles only what has changed.
         """
+        import_once(self.below, (self.tree.engine,))
         theirs = self.below.site_packages / self.tree.engine
         major, minor = self.below.python_version.split(".")[:2]
         tag = f"cpython-{major}{minor}"
@@ -433,6 +435,28 @@ class Overlay(Build):
         said = "" if self.spec.tree else self.python_of  # of a tree each label says it
         release, below = self.below.spec.release, self.below.path.name
         return {"kernels": release, "below": below, "python_of": said}
+
+
+def import_once(environment: Environment, modules: Sequence[str]) -> None:
+    """Import packages of a release's own environment, once, so that Python keeps their
+    bytecode there: what runs in a box writes none, and to compile torch and an engine
+    takes longer than most runs."""
+    kept = environment.state_dir / f".imported-{'-'.join(modules)}"
+    if kept.exists():
+        return
+    words = "".join(f"import {name}\n" for name in modules)
+    with contextlib.suppress(OSError, subprocess.TimeoutExpired):
+        environment.state_dir.mkdir(exist_ok=True)
+        subprocess.run(
+            [str(environment.python), "-c", words],
+            env=child_environment(),
+            cwd=environment.state_dir,
+            capture_output=True,
+            timeout=_COMPILE_S,
+            check=False,
+        )
+        # One that fails, for want of a stand-in say, has compiled what it came to.
+        kept.touch()
 
 
 def _replace_marker(requirement: Requirement) -> Requirement:

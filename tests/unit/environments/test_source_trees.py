@@ -41,6 +41,7 @@ from mmrepro.engines.environments.spec import (
 from mmrepro.engines.environments.store import prune, read_manifest
 from packaging.version import Version
 
+REAL_IMPORT_ONCE = overlay.import_once
 RELEASES = ("0.22.0", "0.23.0", "0.24.0", "0.32.0")
 FILES = {
     "vllm/__init__.py": "VALUE = 1\n",
@@ -63,6 +64,7 @@ def listed(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         Listed(Version(v), v, day.replace(month=6 + n)) for n, v in enumerate(RELEASES)
     ]
     monkeypatch.setattr(lending, "releases_of", lambda spec, upstream: there)
+    monkeypatch.setattr(overlay, "import_once", lambda environment, modules: None)
 
 
 def write(folder: Path, files: dict[str, str]) -> Path:
@@ -776,3 +778,18 @@ def test_between_two_releases_the_calls_decide(
     assert lender("0.23.1.dev3", "torch.ops._C.gpu_only(a, b)") == "0.23.0"
     assert lender("0.23.1.dev3", new + "\n  broken") == "0.23.0"
     assert lender("0.24.0", old) == "0.24.0"  # a release itself takes its own
+
+
+def test_a_release_is_imported_once(cache: Path, tmp_path: Path) -> None:
+    below = environment_below(cache, [])
+    package = below.path / "venv" / "thing.py"
+    write(package.parent, {"thing.py": "open('ran', 'a').write('x')\n"})
+    python = tmp_path / "python"
+    python.write_text(
+        f'#!/bin/sh\nPYTHONPATH={package.parent} exec {sys.executable} "$@"\n'
+    )
+    python.chmod(0o755)
+    below = replace(below, python=python)
+    for _ in range(2):
+        REAL_IMPORT_ONCE(below, ("thing",))
+    assert (below.state_dir / "ran").read_text() == "x"
