@@ -35,6 +35,9 @@ class _LogsCommand(Command):
     full: bool = common.FULL(
         False, help="Print counts, last words and what else there is."
     )
+    issue: bool = option(
+        False, "Print what maintainers ask for in a report, without clients' words."
+    )
     json: bool = common.JSON(False)
 
 
@@ -62,6 +65,10 @@ def logs(asked: _LogsCommand) -> None:
     reading = shown_here(read)
     if asked.json:
         emit(reading)
+    elif asked.issue:
+        from mmrepro.reports import log_issue
+
+        typer.echo(log_issue(read), nl=False)
     else:
         from mmrepro.reports import compose_logs
         from mmrepro.reports.terminal import print_page

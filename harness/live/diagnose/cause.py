@@ -573,8 +573,11 @@ class _Life:
         if death is not None and (death.level or death.process):
             return True
         first = self.first
-        if first is None or first.raised is None:
-            return first is not None and first.name in _STRONG
+        if first is None:
+            return False
+        if first.raised is None:
+            logged = first.line.level or first.line.process
+            return first.name in _STRONG and bool(logged)
         frame = engine_frame(first.raised.frames)
         in_test = frame is None or "/test" in frame.file
         return first.raised.headed and not in_test
@@ -617,7 +620,7 @@ class _Life:
             sentence=self._fact_sentence(state, cause, failure),
             echo=self._is_echo,
             platform=self.platform,
-            topology=topology_of(self.lines, self.words),
+            topology=topology_of(self.lines, [self.settings, *self.words]),
             command=self.command.shown,
             failure=failure,
             after=what_came_after(first, self.fatal, self.death) if failure else [],

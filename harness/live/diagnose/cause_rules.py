@@ -317,8 +317,8 @@ NATIVE_FRAMES = re.compile(r"\bframe #\d+: .{1,400} in \S+\.so")
 """torch's, below an exception of C++."""
 
 SILENT_ENDS = re.compile(
-    r"worker process has died|died unexpectedly|Engine process \(pid \d+\) died|exit ?code|terminated with -|"
-    r"\bpid \d+ died"
+    r"worker process has died|died unexpectedly|Engine process \(pid \d+\) died|"
+    r"exit ?code|terminated with -|\bpid \d+ died"
 )
 """That a process is gone without an exception of its own."""
 

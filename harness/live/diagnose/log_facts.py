@@ -293,8 +293,7 @@ _COMMON = frozenset(
     engine server attention worker workers runner mode type name tensor parallel max min
     num default args layers layer kernel kernels python site packages local data utils
     init core base common load format dtype method algorithm process prefix memory
-    group device hash token tokens batch host port chunked metrics radix"""
-    .split()  # noqa: SIM905
+    group device hash token tokens batch host port chunked metrics radix""".split()  # noqa: SIM905
 )
 _ALIASES = {
     "speculative": ("spec_decode", "speculative", "eagle", "mtp"),

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 import tempfile
-from contextlib import suppress
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from mmrepro import __version__
