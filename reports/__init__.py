@@ -36,7 +36,7 @@ if TYPE_CHECKING:
         finding_issue as finding_issue,
         incident_issue as incident_issue,
     )
-    from mmrepro.reports.log_issue import log_issue as log_issue
+    from mmrepro.reports.log_issue import issue_of_log as issue_of_log
     from mmrepro.reports.logs import compose_logs as compose_logs
     from mmrepro.reports.nightly import (
         HTML_FILE as NIGHT_HTML_FILE,

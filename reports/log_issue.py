@@ -17,7 +17,7 @@ from mmrepro.failure.documents import (
 _NOT_LOGGED = "not in the log"
 
 
-def log_issue(reading: LogReading) -> str:
+def issue_of_log(reading: LogReading) -> str:
     """The block as Markdown, for the form of any project."""
     public = as_published(reading)
     facts = public.facts

@@ -66,9 +66,9 @@ def logs(asked: _LogsCommand) -> None:
     if asked.json:
         emit(reading)
     elif asked.issue:
-        from mmrepro.reports import log_issue
+        from mmrepro.reports import issue_of_log
 
-        typer.echo(log_issue(read), nl=False)
+        typer.echo(issue_of_log(read), nl=False)
     else:
         from mmrepro.reports import compose_logs
         from mmrepro.reports.terminal import print_page

@@ -209,7 +209,7 @@ LOOP_FRAMES = re.compile(
     r"|"
     r"_async_loop\w*|_forward_async|sample_tokens|worker_busy_loop|schedule|"
     r"_main_loop\w*|start_worker_execution_loop|_run_workers|async_step"
-    r"|_step_forward)(?: |$)",
+    r"|_step_forward)(?: |$)|\.(?:event_loop_\w+|run_busy_loop)\(",
     re.MULTILINE,
 )
 ENTRY_FRAMES = re.compile(
