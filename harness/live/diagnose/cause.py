@@ -623,9 +623,18 @@ class _Life:
             topology=topology_of(self.lines, [self.settings, *self.words]),
             command=self.command.shown,
             failure=failure,
-            after=what_came_after(first, self.fatal, self.death) if failure else [],
+            after=self._after() if failure else [],
             ties=ties_of(frames, self.command.options),
         )
+
+    def _after(self) -> list[str]:
+        """What came after the failure: other events, and what says that a process is
+        gone."""
+        deaths = []
+        for line, text in self.worded:
+            if re.search(rules.DEATHS, text) and not SETTINGS.search(text):
+                deaths.append(line)
+        return what_came_after(self.first, self.fatal, deaths)
 
     def _state(self, cause: Cause) -> LoggedState:
         name = cause.name
@@ -694,8 +703,8 @@ class _Life:
                 return failure_of_exception(raised, raised.line.file, _at(raised.line))
         if cause.name is not C.UNKNOWN and self.death is None:
             return None
-        line = self.death or self._first_error()
-        return failure_of_line(line, _at(line)) if line is not None else None
+        told = self.death or self._first_error()
+        return failure_of_line(told, _at(told)) if told is not None else None
 
     @cached_property
     def _failed_request(self) -> LogEvent | None:
