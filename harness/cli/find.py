@@ -105,7 +105,51 @@ def _search(words: tuple[str, ...]) -> tuple[str, list[IndexHit], list[LaterFix]
         name = "standard input" if words[0] == "-" else words[0]
         return name, *_in_file(Path(words[0]))
     text = " ".join(words)
-    return text, search(text, known()), _later_in(text)
+    hits = search(text, known())
+    start = None if is_reference(text) else _start_hit(text)
+    if start is not None and not any(hit.sure == "this" for hit in hits):
+        hits = [start, *hits] if start.sure == "this" else [*hits, start]
+    return text, hits, _later_in(text)
+
+
+_KINDS = ("", "RuntimeError: ", "ValueError: ", "OSError: ", "ImportError: ")
+"""A message may be given without the exception that has it."""
+_LEAST_WORDS = 3
+
+
+def _start_hit(text: str) -> IndexHit | None:
+    """What of a start that failed a text is, by the table of starts; None: nothing."""
+    from mmrepro.engines.starts import start_cause
+    from mmrepro.probes import LineReader
+
+    if len(text.split()) < _LEAST_WORDS:
+        return None
+    for kind in _KINDS:
+        lines = LineReader().take(f"{kind}{text}".encode(), last=True)
+        failed = start_cause(lines)
+        if failed is not None:
+            because = failed.exception or text
+            advice = tuple(failed.advice)
+            sure = failed.certain
+            return _hit_of_start(
+                failed.fault.value, failed.sentence, advice, because, certain=sure
+            )
+    return None
+
+
+def _hit_of_start(
+    name: str, sentence: str, advice: Sequence[str], because: str, *, certain: bool
+) -> IndexHit:
+    from mmrepro.tools.catalogue import IndexEntry, IndexHit
+
+    entry = IndexEntry(
+        kind="class",
+        name=name,
+        title=sentence,
+        workarounds=tuple(advice),
+        see=("docs/why.md",),
+    )
+    return IndexHit(entry, "this" if certain else "perhaps", [because])
 
 
 def _later_in(text: str) -> list[LaterFix]:
@@ -211,6 +255,14 @@ def _in_file(path: Path) -> tuple[list[IndexHit], list[LaterFix]]:
     of_cause = _hit_of(reading.cause, entries)
     if of_cause is not None:
         hits.append(of_cause)
+    start = reading.cause.start
+    if start is not None:
+        because = reading.cause.exception or start.sentence
+        certain = reading.cause.certainty != "possible"
+        hit = _hit_of_start(
+            start.name, start.sentence, start.advice, because, certain=certain
+        )
+        hits.append(hit)
     return sorted(hits, key=lambda hit: hit.sure != "this"), later
 
 

@@ -35,6 +35,9 @@ class _LogsCommand(Command):
     full: bool = common.FULL(
         False, help="Print counts, last words and what else there is."
     )
+    issue: bool = option(
+        False, "Print what maintainers ask for in a report, without clients' words."
+    )
     json: bool = common.JSON(False)
 
 
@@ -62,6 +65,10 @@ def logs(asked: _LogsCommand) -> None:
     page = compose_logs(reading)
     if asked.json:
         emit(reading, head_of_page(page, reading.cause.name.value, reading.exit_code))
+    elif asked.issue:
+        from mmrepro.reports import issue_of_log
+
+        typer.echo(issue_of_log(read), nl=False)
     else:
         from mmrepro.reports.terminal import print_page
 

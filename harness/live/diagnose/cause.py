@@ -575,8 +575,11 @@ class _Life:
         if death is not None and (death.level or death.process):
             return True
         first = self.first
-        if first is None or first.raised is None:
-            return first is not None and first.name in _STRONG
+        if first is None:
+            return False
+        if first.raised is None:
+            logged = first.line.level or first.line.process
+            return first.name in _STRONG and bool(logged)
         frame = engine_frame(first.raised.frames)
         in_test = frame is None or "/test" in frame.file
         return first.raised.headed and not in_test
@@ -619,12 +622,21 @@ class _Life:
             sentence=self._fact_sentence(state, cause, failure),
             echo=self._is_echo,
             platform=self.platform,
-            topology=topology_of(self.lines, self.words),
+            topology=topology_of(self.lines, [self.settings, *self.words]),
             command=self.command.shown,
             failure=failure,
-            after=what_came_after(first, self.fatal, self.death) if failure else [],
+            after=self._after() if failure else [],
             ties=ties_of(frames, self.command.options),
         )
+
+    def _after(self) -> list[str]:
+        """What came after the failure: other events, and what says that a process is
+        gone."""
+        deaths = []
+        for line, text in self.worded:
+            if re.search(rules.DEATHS, text) and not SETTINGS.search(text):
+                deaths.append(line)
+        return what_came_after(self.first, self.fatal, deaths)
 
     def _state(self, cause: Cause) -> LoggedState:
         name = cause.name
@@ -693,8 +705,8 @@ class _Life:
                 return failure_of_exception(raised, raised.line.file, _at(raised.line))
         if cause.name is not C.UNKNOWN and self.death is None:
             return None
-        line = self.death or self._first_error()
-        return failure_of_line(line, _at(line)) if line is not None else None
+        told = self.death or self._first_error()
+        return failure_of_line(told, _at(told)) if told is not None else None
 
     @cached_property
     def _failed_request(self) -> LogEvent | None:

@@ -37,7 +37,13 @@ from mmrepro.engines.starts import (
     start_cause,
 )
 from mmrepro.engines.supervise import EngineProcess, answers
-from mmrepro.failure.documents import Cause, CauseClass, Certainty, StartCause
+from mmrepro.failure.documents import (
+    Cause,
+    CauseClass,
+    Certainty,
+    LogFacts,
+    StartCause,
+)
 from mmrepro.live.diagnose import cause_rules
 from mmrepro.probes import (
     LineReader,
@@ -92,6 +98,9 @@ class StartReading(Document, kind="start"):
         int | None, Field(description="of a server that was left running")
     ] = None
     notes: list[str] = []
+    facts: Annotated[
+        LogFacts | None, Field(description="what the log carries; None: watched")
+    ] = None
 
 
 # --------------------------------------------------------------- the lines of one start

@@ -484,7 +484,8 @@ def test_every_class_has_words_and_all_advice_a_source() -> None:
     assert set(CAUSE_WORDS) == set(C)
     for engine in ("", "vllm", "sglang", "lmdeploy"):
         for row in advice_rows(engine):
-            assert row.text and row.source, row
+            assert row.text, row
+            assert row.source, row
 
 
 @pytest.mark.parametrize(
