@@ -2,6 +2,7 @@
 
     python benchmarks/fixbench/run.py LIST.tsv CLONE OUT [--budget 10m] [--only WORD]
     python benchmarks/fixbench/run.py --table OUT
+    python benchmarks/fixbench/run.py --later OUT
 
 LIST.tsv has a line a fix: commit, parent, day, pull request, product files, test files
 (comma-separated). The tests that came with the fix run on the fix and on its parent, in
@@ -22,6 +23,8 @@ from typing import Any
 
 from mmrepro.base.errors import MmreproError
 from mmrepro.base.units import parse_duration
+from mmrepro.engines.environments import own_releases
+from mmrepro.history import later_fixes
 from mmrepro.runs import CommitReader, CommitReading, CommitResult, UpstreamRun
 
 RESULTS = "results.jsonl"
@@ -134,6 +137,29 @@ def table(lines: Sequence[dict[str, Any]]) -> str:
     return "\n".join([*rows, "", f"{len(lines)} fixes: {total}."])
 
 
+def later(lines: Sequence[dict[str, Any]]) -> str:
+    """Of the tracebacks that turned tests had on the parent: whether the later fixes
+    that are listed for them have the fix itself."""
+    words = []
+    for line in lines:
+        frames = [tuple(frame.rsplit(":", 1)) for frame in line.get("frames", [])]
+        if not frames:
+            continue
+        engine = frames[-1][0].partition("/")[0]
+        listed = later_fixes(engine, _release_before(engine, line["day"]), frames[::-1])
+        pulls = [f"#{fix.pull}" for fix in listed]
+        place = pulls.index(line["pull"]) + 1 if line["pull"] in pulls else 0
+        words.append(f"{line['pull']}: {f'number {place}' if place else 'not listed'}")
+    return "\n".join([*words, f"{len(words)} tracebacks"])
+
+
+def _release_before(engine: str, day: str) -> str:
+    """The last release that came before that day."""
+    dated = own_releases(engine, "cpu")
+    before = [r.version for r in dated if r.uploaded and str(r.uploaded.date()) < day]
+    return before[-1] if before else ""
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("list", type=Path, nargs="?")
@@ -143,9 +169,13 @@ def main() -> None:
     parser.add_argument("--only", default="")
     parser.add_argument("--batch", type=int, default=4, help="fixes in one box")
     parser.add_argument("--table", type=Path)
+    parser.add_argument("--later", type=Path)
     asked = parser.parse_args()
     if asked.table:
         print(table(read(asked.table)))
+        return
+    if asked.later:
+        print(later(read(asked.later)))
         return
     asked.out.mkdir(parents=True, exist_ok=True)
     done = {line["fix"] for line in read(asked.out)}

@@ -48,7 +48,8 @@ def bisect(asked: BisectCommand) -> None:
     from mmrepro.reports.documents import keep
     from mmrepro.search.replay.bisected import BisectingCase
 
-    test, case, loaded = None, None, None
+    test: UpstreamSubject | None = None
+    case: CaseSubject | None = None
     if asked.test:
         test = _test_of(asked, asked.clone, newest_end(asked))
         loaded = test.scenario
@@ -115,11 +116,13 @@ def bisect_run(asked: BisectRunCommand) -> None:
     from mmrepro.cli.test_tree import split_revision
     from mmrepro.failure.documents import prepared_folder
 
-    test = None
+    test: UpstreamSubject | None = None
+    case: CaseSubject | None = None
+    loaded: Scenario | None = None
     if asked.test:
         place, _ = split_revision(asked.source)
         test = _test_of(asked, place, asked.newer)
-        case, loaded = None, test.scenario
+        loaded = test.scenario
     else:
         case, loaded = _what_apart(asked)
     with ExitStack() as kept:

@@ -17,8 +17,13 @@ from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
 
 from mmrepro.engines.environments import PLACES, ask_git, engine_of_clone, own_releases
-from mmrepro.history import TABLE_OF_FIXES, FixTable, TableFix, TableFunction
-from mmrepro.history.fixed_later import write_table
+from mmrepro.history import (
+    TABLE_OF_FIXES,
+    FixTable,
+    TableFix,
+    TableFunction,
+    write_fix_table,
+)
 from mmrepro.runs import functions_at, old_lines
 
 _FIX = re.compile(
@@ -129,7 +134,7 @@ def main() -> None:
     tables = [table_of(Path(word).expanduser()) for word in sys.argv[1:]]
     if not tables:
         raise SystemExit((__doc__ or "").strip())
-    write_table(tables, TABLE_OF_FIXES)
+    write_fix_table(tables, TABLE_OF_FIXES)
     for table in tables:
         print(
             f"{table.engine} until {table.until}: {len(table.fixes)} fixes, "

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
         TableFix as TableFix,
         TableFunction as TableFunction,
         later_fixes as later_fixes,
+        write_table as write_fix_table,
     )
     from mmrepro.history.ledger import (
         History as History,

@@ -242,20 +242,26 @@ def calls(texts: Iterable[str]) -> set[tuple[str, int]]:
     arguments."""
     found: set[tuple[str, int]] = set()
     for text in texts:
-        if "torch.ops._" not in text:
-            continue
-        try:
-            tree = ast.parse(text)
-        except (SyntaxError, ValueError):
-            continue
-        for node in ast.walk(tree):
-            if not (
-                isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)
-            ):
-                continue
-            if ast.unparse(node.func).startswith("torch.ops._"):
-                found.add((node.func.attr, len(node.args) + len(node.keywords)))
+        if "torch.ops._" in text:
+            found |= _calls_of(text)
     return found
+
+
+@lru_cache(maxsize=1024)
+def _calls_of(text: str) -> frozenset[tuple[str, int]]:
+    """The calls of one file. Two neighbours of a search share nearly all of theirs, and
+    to parse those again took most of the time between two commits."""
+    try:
+        tree = ast.parse(text)
+    except (SyntaxError, ValueError):
+        return frozenset()
+    found = set()
+    for node in ast.walk(tree):
+        if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)):
+            continue
+        if ast.unparse(node.func).startswith("torch.ops._"):
+            found.add((node.func.attr, len(node.args) + len(node.keywords)))
+    return frozenset(found)
 
 
 def _misfits(

@@ -497,12 +497,12 @@ def _tree_of(
     )
     dirty = [n for n in files.dirty if n.startswith(package) or _BESIDE.fullmatch(n)]
     known = Version(version).public if version else ""
-    own = known or _version(files, place, name, bool(dirty))
+    shown = known or _version(files, place, name, bool(dirty))
     return Tree(
         engine=name,
         digest=hashlib.sha256(whole.encode()).hexdigest()[:12],
-        version=own,
-        version_from="" if own else _why_dated(files),
+        version=shown,
+        version_from="" if shown else _why_dated(files),
         rev=files.rev,
         dirty=[n for n in dirty if not COMPILED.search(n)],
         came_as="git" if files.rev else came_as,
