@@ -40,7 +40,8 @@ from mmrepro.traffic.case import (
     ServerWanted,
 )
 
-_AT_ONCE: Final = 8
+_AT_ONCE: Final = 32
+"""Many share a step: what a parser makes of one hangs on no other."""
 _MOST_TOKENS: Final = 900
 _CONTEXT: Final = 2048
 _SCRIPTS: Final = 28
