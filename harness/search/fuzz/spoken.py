@@ -321,7 +321,7 @@ class _Writer:
 
     def _text(self, name: str, text: str, cut: str = "words") -> ScriptedAnswer:
         thought = "Let me see." if self._thinks is not None else None
-        told = {"content": text, "reasoning": thought, "calls": []}
+        told: dict[str, Any] = {"content": text, "reasoning": thought, "calls": []}
         return self._answer(name, thought, text, cut, **told)
 
     # ------------------------------------------------------------------ thoughts
@@ -341,7 +341,7 @@ class _Writer:
     def _thought(
         self, name: str, thought: str, text: str, cut: str = "words"
     ) -> ScriptedAnswer:
-        told = {"content": text, "reasoning": thought, "calls": []}
+        told: dict[str, Any] = {"content": text, "reasoning": thought, "calls": []}
         return self._answer(name, thought, text, cut, **told)
 
     # ------------------------------------------------------------------ tokens
