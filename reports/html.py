@@ -8,6 +8,7 @@ import base64
 import hashlib
 from collections.abc import Iterable
 from contextvars import ContextVar
+from dataclasses import replace
 from functools import lru_cache
 from importlib import resources
 from pathlib import Path
@@ -17,6 +18,7 @@ from markupsafe import Markup, escape
 from mmrepro.base.machine import is_file
 from mmrepro.base.text import clip, one_line, plain
 from mmrepro.reports import blocks as b
+from mmrepro.reports.markdown import render_markdown
 from mmrepro.reports.svg import join, tag
 
 _MAX_ROWS: Final = 2000
