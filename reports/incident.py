@@ -794,6 +794,9 @@ def _outcome(incident: Incident) -> str:
     else:
         expected = f"but {verdict.expected.words} was expected"
 
+    if verdict.outcome is Outcome.INCONCLUSIVE:
+        why = words.sentence(verdict.explanation)
+        return f"{saw}: {why} {words.capital(expected)}{because}."
     why = words.sentence(words.capital(verdict.explanation))
     return f"{saw}, {expected}{because}. {why}"
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from importlib import import_module
 from typing import Any, Final
 
@@ -80,16 +80,3 @@ def urn_of(place: str) -> str:
     """The ``$id`` of a document; "": it has none."""
     kind, record = _class_at(place)
     return f"urn:mmrepro:{kind}:1" if kind else getattr(record, "urn", "")
-
-
-def documents_by_urn() -> Iterator[tuple[str, str, str]]:
-    """Yield each ``$id`` with the command that prints it and the place of its class."""
-    from mmrepro.cli.app import declared_commands
-
-    seen: set[str] = set()
-    for made in declared_commands():
-        for place in made.DOCUMENTS:
-            urn = urn_of(place)
-            if urn and urn not in seen:
-                seen.add(urn)
-                yield urn, made.COMMAND, place

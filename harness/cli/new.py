@@ -136,10 +136,7 @@ def _blank(asked: _NewCommand) -> _Written:
                 f"{files[0]}: a scenario of {engine} {release} that runs and finds "
                 "nothing."
             ),
-            (
-                f"{files[1]}: red until its TODOs are filled in and runs of it are "
-                "recorded."
-            ),
+            (f"{files[1]}: red until its TODOs are filled in and runs are recorded."),
             *(
                 [f"Whether there is a release {release} is not known: {unsure}"]
                 if unsure

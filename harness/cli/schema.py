@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -32,7 +33,7 @@ def schema(asked: _SchemaCommand) -> None:
     import json
 
     from mmrepro.cli.console import print_rows
-    from mmrepro.cli.json_schema import documents_by_urn, json_schema
+    from mmrepro.cli.json_schema import json_schema
 
     places: dict[str, str] = {}
     rows: list[tuple[str, str]] = [("$id", "printed by")]
@@ -52,3 +53,17 @@ def schema(asked: _SchemaCommand) -> None:
             f"No document is {asked.document}.{close}", hint="mmrepro schema"
         )
     typer.echo(json.dumps(json_schema([places[urn]]), indent=1))
+
+
+def documents_by_urn() -> Iterator[tuple[str, str, str]]:
+    """Yield each ``$id`` with the command that prints it and the place of its class."""
+    from mmrepro.cli.app import declared_commands
+    from mmrepro.cli.json_schema import urn_of
+
+    seen: set[str] = set()
+    for made in declared_commands():
+        for place in made.DOCUMENTS:
+            urn = urn_of(place)
+            if urn and urn not in seen:
+                seen.add(urn)
+                yield urn, made.COMMAND, place

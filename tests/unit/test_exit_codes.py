@@ -9,7 +9,8 @@ from in_process import mmrepro
 from mmrepro.base.errors import ExitCode
 from mmrepro.cli import exit_codes
 from mmrepro.cli.app import declared_commands
-from mmrepro.cli.json_schema import documents_by_urn, json_schema
+from mmrepro.cli.json_schema import json_schema
+from mmrepro.cli.schema import documents_by_urn
 
 DOCS = Path(__file__).parents[2] / "docs"
 HEAD = ["status", "exit_code", "summary", "next", "page"]

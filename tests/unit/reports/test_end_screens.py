@@ -36,6 +36,6 @@ def test_the_end_screen_of_a_recorded_run(path: Path) -> None:
     page = compose(incident)
     assert lines[-1].startswith(page.badge.label.upper())
     assert f"{incident.scenario.name} on " in lines[-1], "the name is not cut"
-    assert f"to repeat it: {incident.command}" in lines, "the command is not cut"
+    assert f"run again: {incident.command}" in lines, "the command is not cut"
     assert any(line.startswith(condition_count(incident)) for line in lines)
     assert not any(line.startswith("…") for line in lines), "nothing had to be left out"
