@@ -210,12 +210,13 @@ def configurable(made: type[Command]) -> list[DeclaredOption]:
 
 def needed(made: type[Command]) -> dict[str, Any]:
     """Values of the arguments that the command line may not leave out."""
-    plain = {str: "x", Path: Path("x"), "several": (Path("x"),)}
-    return {
-        one.field: plain.get("several" if one.several else one.type, "http")
-        for one in declared(made)
-        if one.option.required
-    }
+    plain = {str: "x", Path: Path("x")}
+    values: dict[str, Any] = {}
+    for one in declared(made):
+        if one.option.required:
+            value = plain.get(one.type, "http")
+            values[one.field] = (value,) if one.several else value
+    return values
 
 
 def typed(one: DeclaredOption, value: Any) -> Any:
