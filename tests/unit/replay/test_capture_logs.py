@@ -133,7 +133,7 @@ def test_vllm_0_32_logs_whole_bodies(tmp_path: Path) -> None:
     assert found.case.origin.left_out == {}
 
 
-@pytest.mark.parametrize("name", ["vllm-0.23.0", "sglang-0.5.17-l3"])
+@pytest.mark.parametrize("name", ["vllm-0.23.0", "sglang-0.5.6-l3"])
 def test_what_an_engine_adds_to_a_request_by_itself_is_not_sent(
     name: str, tmp_path: Path
 ) -> None:
