@@ -10,12 +10,14 @@ from typing import Any, ClassVar
 
 import jsonschema
 import pytest
+from mmrepro.base.box import NoBox
 from mmrepro.base.errors import ExitCode, InfrastructureError, MmreproError, UsageError
 from mmrepro.base.records import FindingClass, without_head
 from mmrepro.campaign.campaign import Campaign, CampaignState
 from mmrepro.campaign.work import StartedRun
 from mmrepro.cli.app import app
 from mmrepro.cli.campaign import CampaignProgress
+from mmrepro.cli.replay import box_there
 from mmrepro.engines import ENGINES
 from mmrepro.engines.models.script_file import ScriptedAnswer, Scripts
 from mmrepro.failure.documents.replay import PlayFacts, Replay
@@ -44,6 +46,20 @@ def test_a_variable_of_the_server_has_a_name_and_a_value() -> None:
     for wrong in ("VLLM_A", "=1", "A B=1"):
         with pytest.raises(UsageError, match="given as NAME=VALUE"):
             _ = ReplayCommand(env=(wrong,)).asked
+
+
+def test_a_strange_case_is_not_played_where_no_box_holds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def none_here(without: str) -> None:
+        raise NoBox(f"no box can be made here: {without}")
+
+    monkeypatch.setattr("mmrepro.base.box.require_box", none_here)
+    file = tmp_path / "case.json"
+    with pytest.raises(NoBox, match="--no-box"):
+        box_there(ReplayCommand(file=file, json=True), "--no-box")
+    own = ReplayCommand(file=file, json=True, box=False)
+    assert box_there(own, "--no-box") is own
 
 
 class FakeReplaying:

@@ -211,6 +211,8 @@ def test_a_model_of_sounds_has_no_stand_in() -> None:
 def test_a_long_context_is_kept_only_where_answers_end() -> None:
     command = parse("vllm serve m/m --max-model-len 16k")
     assert translated(command, None, '"max_tokens": 16').max_model_len == 16000
+    millions = parse("vllm serve m/m --max-model-len 0.002m")
+    assert translated(millions, None, '"max_tokens": 16').max_model_len == 2000
     short = translated(command, None, "no limit")
     assert short.max_model_len < 16000
     assert any("--max-model-len 16k" in one.what for one in short.replaced)
