@@ -39,6 +39,7 @@ if TYPE_CHECKING:
         incident_issue as incident_issue,
         public_issue as public_issue,
     )
+    from mmrepro.reports.log_issue import issue_of_log as issue_of_log
     from mmrepro.reports.logs import compose_logs as compose_logs
     from mmrepro.reports.nightly import (
         HTML_FILE as NIGHT_HTML_FILE,

@@ -182,9 +182,7 @@ def _to_do(cause: Cause, facts: LogFacts) -> Iterator[b.Block]:
         yield b.p("To do: ", b.prose(text))
 
 
-def _card_rows(
-    reading: LogReading, facts: LogFacts
-) -> Iterator[tuple[str, b.Inline]]:
+def _card_rows(reading: LogReading, facts: LogFacts) -> Iterator[tuple[str, b.Inline]]:
     log = reading.log
     yield from fact_rows(facts, reading.engine, reading.release)
     if log.bytes_read:

@@ -156,7 +156,7 @@ def _fields(parameters: Any) -> dict[str, Any]:
 
 def _changed(parameters: Any) -> Any:
     """Yield fields of a record that differ from those of one that was given nothing."""
-    names = getattr(parameters, "__struct_fields__", None)
+    names: Any = getattr(parameters, "__struct_fields__", None)
     names = names or getattr(parameters, "__dataclass_fields__", ())
     try:
         plain = type(parameters)()

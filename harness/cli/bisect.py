@@ -25,13 +25,11 @@ if TYPE_CHECKING:
 
 @command(BisectCommand)
 def bisect(asked: BisectCommand) -> None:
-    """Find the release (or commit) that introduced a failure, or the one that fixed it.
+    """Find the release (or commit) that introduced or fixed a failure.
 
     SCENARIO is a scenario, a case.json, or a finding: its folder, or f1 for that of the
     newest replay; with --measure it is a recording or a profile, and the metric's move
-    is searched for. Exit codes: 0 found, both sides run twice; 1 there is no boundary:
-    the failure is in the last release too, or in none; 3 a range, or inconclusive; 4
-    infrastructure.
+    is searched for.
 
     Example:  mmrepro bisect ghost-key-eviction --source ~/vllm --find fixed
     """
@@ -45,7 +43,7 @@ def bisect(asked: BisectCommand) -> None:
     )
     from mmrepro.cli.campaign import carry_out
     from mmrepro.cli.commits import use_index
-    from mmrepro.cli.console import console_for, emit
+    from mmrepro.cli.console import console_for, emit, planned_head
     from mmrepro.reports import BISECTION_REPORT
     from mmrepro.reports.documents import keep
     from mmrepro.search.replay.bisected import BisectingCase
@@ -62,9 +60,12 @@ def bisect(asked: BisectCommand) -> None:
     field = field_of(loaded, asked)
     if asked.dry_run:
         expected = bisection_plan(loaded, asked, field)
-        emit(expected, "bisection-plan") if asked.json else _print_plan(
-            expected, console_for(asked)
-        )
+        if asked.json:
+            least = sum(side.least for side in expected.sides)
+            head = planned_head(asked, least * expected.seconds_each)
+            emit(expected, head, "bisection-plan")
+        else:
+            _print_plan(expected, console_for(asked))
         return
     asked = replace(asked, **field.ends)
     write = partial(keep, BISECTION_REPORT)
@@ -84,31 +85,30 @@ def bisect(asked: BisectCommand) -> None:
         commit_dates={p.commit: p.uploaded for p in field.points if p.commit},
         making=getattr(running, "making", ByRun()),
     )
-    made = carry_out(
+    carry_out(
         running,
         BISECTION_REPORT,
         asked,
         trials,
+        exit_code=exit_code,
         jobs=asked.jobs,
         device=field.device,
         budget_s=asked.budget_s,
     )
-    raise typer.Exit(exit_code(made))
 
 
 @command(BisectRunCommand)
 def bisect_run(asked: BisectRunCommand) -> None:
     """Test one source tree, for git bisect run.
 
-    Exit codes are git's: 0 the failure is not there; 1 it is; 125 the tree cannot be
-    tested, or fails otherwise; 128 or more the bisection stops: a wrong command line,
-    or a fault of this machine. With --find fixed 0 and 1 change places.
+    The exit codes are those of git. With --find fixed 0 and 1 change places.
 
     Example:  git bisect run mmrepro bisect-run ghost-key-eviction
     """
     import tempfile
     from contextlib import ExitStack
 
+    from mmrepro.base.records import DocumentHead
     from mmrepro.base.text import one_line
     from mmrepro.campaign import ByRun, Making
     from mmrepro.campaign.bisect import tested_apart, tested_tree
@@ -147,7 +147,11 @@ def bisect_run(asked: BisectRunCommand) -> None:
                 asked = replace(asked, scenario=test.name)
             made = tested_tree(loaded, asked, making, root)
     if asked.json:
-        emit(made, "bisect-run")
+        summary = one_line(f"{made.words}: {made.verdict}; {made.why}", 400)
+        head = DocumentHead(
+            status=made.verdict.value, exit_code=made.exit_code, summary=summary
+        )
+        emit(made, head, "bisect-run")
     elif asked.quiet:
         typer.echo(made.verdict.upper())
     else:
@@ -298,7 +302,9 @@ def _print_plan(expected: BisectionPlan, console: Console) -> None:
         Paragraph("  " + " ".join(shown)),
         *table([*heads, "to fetch at least:name"], rows),
         Paragraph(
-            "Fewest runs: it is as declared. Untestable points come on top.", "soft"
+            "The fewest runs: if the declared range is right. Untestable releases add "
+            "to this.",
+            "soft",
         ),
         Paragraph(
             f"about {duration(least * expected.seconds_each)} for {least} runs, "

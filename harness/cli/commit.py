@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
@@ -48,23 +49,19 @@ class _CommitCommand(Command):
 def commit(asked: _CommitCommand) -> None:
     """Find out what a commit changes: its own tests on its parent and on itself.
 
-    Both run in a box, on a CPU, without a build. Exit codes: 0 a test or a request is
-    red on the parent and green on the commit; 3 none is, and it says why; 4
-    infrastructure.
+    Both run in a box, on a CPU, without a build.
 
     Example:  mmrepro commit ~/vllm@48bada6ea --issue ISSUE.md
     """
     from mmrepro.base.errors import ExitCode
     from mmrepro.base.machine import device_of, write_file
-    from mmrepro.cli.console import emit
+    from mmrepro.base.records import DocumentHead
+    from mmrepro.cli.console import emit, say
     from mmrepro.cli.test_tree import split_revision
     from mmrepro.failure.documents import prepared_folder
     from mmrepro.runs import CommitResult, read_commit
 
     clone, rev = split_revision(asked.tree)
-
-    def say(text: str) -> None:
-        typer.echo(text, err=True)
 
     made = read_commit(
         clone,
@@ -72,22 +69,25 @@ def commit(asked: _CommitCommand) -> None:
         device=device_of(asked.device),
         kernels=asked.kernels,
         limit_s=asked.timeout_s,
-        say=say,
+        say=partial(say, stderr=True),
     )
     if asked.out is not None:
         folder = prepared_folder(asked.out)
         write_file(folder / "commit.json", made.model_dump_json(indent=1) + "\n")
+    lines = list(_lines(made))
     is_shown = made.result is CommitResult.TURNED
-    if asked.json:
-        emit(made)
-    else:
-        for line in _lines(made):
-            typer.echo(line)
+    if not asked.json:
+        for line in lines:
+            say(line)
     if asked.issue is not None:
         sentence, requests_show_it = _requests(asked, clone, made)
-        typer.echo(sentence, err=asked.json)
+        say(sentence, stderr=asked.json)
         is_shown = is_shown or requests_show_it
-    raise typer.Exit(ExitCode.AS_EXPECTED if is_shown else ExitCode.INCONCLUSIVE)
+    code = ExitCode.AS_EXPECTED if is_shown else ExitCode.INCONCLUSIVE
+    if asked.json:
+        status, summary = made.result.value, lines[0]
+        emit(made, DocumentHead(status=status, exit_code=code, summary=summary))
+    raise typer.Exit(code)
 
 
 def _lines(made: CommitReading) -> Iterator[str]:

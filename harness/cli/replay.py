@@ -10,7 +10,6 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import typer
-from mmrepro.base.errors import ExitCode
 from mmrepro.cli.options import command
 from mmrepro.search.fuzz.options import FuzzCommand
 from mmrepro.search.replay.options import ReplayCommand
@@ -25,9 +24,7 @@ if TYPE_CHECKING:
 def replay(asked: ReplayCommand) -> None:
     """Replay recorded traffic on a fresh engine, notice what is wrong, and shrink it.
 
-    It talks to servers that it started itself, never to the recording's. Exit codes: 0
-    nothing unknown; 1 an unknown failure, confirmed; 3 not confirmed, or all was
-    refused; 4 infrastructure.
+    It talks to servers that it started itself, never to the recording's.
 
     Example:  mmrepro replay night.har --engine vllm --release 0.23.0
     """
@@ -60,9 +57,7 @@ def fuzz(asked: FuzzCommand) -> None:
     """Look for failures that nobody has reported: generate requests, and judge the
     answers.
 
-    It talks to servers that it started itself, and claims nothing absent. Exit codes: 0
-    nothing unknown; 1 an unknown failure, confirmed; 3 observed but not confirmed; 4
-    infrastructure.
+    It talks to servers that it started itself, and claims nothing absent.
 
     Example:  mmrepro fuzz vllm --release 0.23.0 --budget 10m
     """
@@ -95,6 +90,7 @@ def _other_side(asked: FuzzCommand) -> ServerWanted:
     Raises:
         UsageError: they are no options of the command.
     """
+    from mmrepro.cli.app import typed_command
     from mmrepro.cli.options import read_words
     from mmrepro.cli.sources import released
     from mmrepro.search.fuzz.server import other_side
@@ -102,7 +98,8 @@ def _other_side(asked: FuzzCommand) -> ServerWanted:
     words = shlex.split(asked.against)
     if words and not words[0].startswith("-"):
         words = ["--release", *words]  # a release alone
-    other = read_words("fuzz", [asked.engine, *words], FuzzCommand)
+    own = typed_command(FuzzCommand.COMMAND)
+    other = read_words(own, [asked.engine, *words], FuzzCommand)
     return other_side(asked, released(other, asked.engine))
 
 
@@ -160,7 +157,7 @@ def conduct_search(
         servers: engines and releases that it starts; (): the one of ``asked``.
     """
     from mmrepro.campaign import TrialOptions
-    from mmrepro.cli.campaign import announce_servers, carry_out
+    from mmrepro.cli.campaign import announce_servers, carry_out, code_of_search
     from mmrepro.engines import get_engine
 
     device = device_there(asked)
@@ -172,6 +169,12 @@ def conduct_search(
     announce_servers(
         asked, servers or [(asked.server.engine, asked.server.release)], new=new
     )
-    made = carry_out(session, kind, asked, TrialOptions(), jobs=jobs, device=device)
-    failed = made.state == "failed"
-    raise typer.Exit(ExitCode.INFRASTRUCTURE if failed else ExitCode(made.exit_code))
+    carry_out(
+        session,
+        kind,
+        asked,
+        TrialOptions(),
+        exit_code=code_of_search,
+        jobs=jobs,
+        device=device,
+    )

@@ -21,9 +21,7 @@ def repro(asked: ReproCommand) -> None:
 
     The report is the text of an issue of vLLM, SGLang or LMDeploy; --server, --client
     and --release replace or add what it lacks. Server and client run in a box: no
-    network, none of your files. Exit codes: 0 not reproduced; 1 reproduced; 2 something
-    is missing in the report; 3 nothing was tested, something else is wrong, or it needs
-    hardware; 4 infrastructure.
+    network, none of your files.
 
     Example: mmrepro repro --server "vllm serve Qwen/Qwen3-0.6B" --client "python
     client.py" """

@@ -18,16 +18,17 @@ if TYPE_CHECKING:
 def test_tree(asked: TreeTestCommand) -> None:
     """Run tests of an engine's own tree on a CPU, in a box.
 
-    Exit codes: 0 green: a test passed and none failed; 1 red; 3 untestable, by its
-    cause: a GPU, a model of a hub, a package, an operator, skipped; 4 infrastructure.
+    It is green, red, or untestable, by its cause: a GPU, a model of a hub, a package,
+    an operator, skipped.
 
     Example:  mmrepro test-tree tests/v1/core/test_scheduler.py --source ~/vllm@abc123
     """
     from mmrepro.base.errors import ExitCode
     from mmrepro.base.machine import write_file
+    from mmrepro.base.records import DocumentHead
     from mmrepro.base.text import one_line
     from mmrepro.campaign.bisect import TESTS_FILE
-    from mmrepro.cli.console import emit
+    from mmrepro.cli.console import emit, say
     from mmrepro.failure.documents import prepared_folder
     from mmrepro.runs import UpstreamState
 
@@ -35,18 +36,20 @@ def test_tree(asked: TreeTestCommand) -> None:
     if asked.out is not None:
         folder = prepared_folder(asked.out)
         write_file(folder / TESTS_FILE, made.model_dump_json(indent=1) + "\n")
-    if asked.json:
-        emit(made)
-    else:
-        cause = f" ({made.cause.value})" if made.cause else ""
-        typer.echo(f"{made.state.upper()}{cause}: {made.counts}")
-        typer.echo(one_line(made.why, 400))
     codes = {
         UpstreamState.GREEN: ExitCode.AS_EXPECTED,
         UpstreamState.RED: ExitCode.NOT_AS_EXPECTED,
         UpstreamState.UNTESTABLE: ExitCode.INCONCLUSIVE,
     }
-    raise typer.Exit(codes[made.state])
+    code = codes[made.state]
+    cause = f" ({made.cause.value})" if made.cause else ""
+    summary = f"{made.state.upper()}{cause}: {made.counts}"
+    if asked.json:
+        emit(made, DocumentHead(status=made.state, exit_code=code, summary=summary))
+    else:
+        say(summary)
+        say(one_line(made.why, 400))
+    raise typer.Exit(code)
 
 
 def tested(asked: TreeTestCommand) -> UpstreamRun:

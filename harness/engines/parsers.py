@@ -77,8 +77,12 @@ class RegisteredParsers:
         }
         if not any(named.values()):
             return self
-        update = {name: (parser,) if parser else () for name, parser in named.items()}
-        return replace(self, **update)
+        tools, reasoning = named.get("tools", ""), named.get("reasoning", "")
+        return replace(
+            self,
+            tools=(tools,) if tools else (),
+            reasoning=(reasoning,) if reasoning else (),
+        )
 
     def args(self, tools: str, reasoning: str) -> list[str]:
         """Options of a server with these parsers; "": with none of that kind."""

@@ -52,6 +52,7 @@ class BisectCommand(SeveralRuns):
     COMMAND: ClassVar[str] = "bisect"
     DOCUMENTS: ClassVar[tuple[str, ...]] = (
         "mmrepro.failure.documents.searches:Bisection",
+        "bisection-plan=mmrepro.campaign.bisect.plan:BisectionPlan",
     )
     scenario: str = common.SCENARIO("", required=False)
     test: tuple[str, ...] = TEST(())
@@ -236,6 +237,9 @@ class BisectRunCommand(ScenarioCommand):
     """Options of ``mmrepro bisect-run``: one tree, one verdict."""
 
     COMMAND: ClassVar[str] = "bisect-run"
+    DOCUMENTS: ClassVar[tuple[str, ...]] = (
+        "bisect-run=mmrepro.campaign.bisect.once:Tested",
+    )
     scenario: str = common.SCENARIO("", required=False)
     test: tuple[str, ...] = TEST(())
     newer: str = TEST_FROM("", shown="the tree's own")

@@ -311,6 +311,11 @@ class ScriptedModel(TinyModel):
         return template.replace("ANSWERCHOICE", frame.answer + (choice or first), 1)
 
 
+_LOOKED_UP: Final = ("Ġ</", "</", "think")
+"""Further tokens of a tokenizer: vLLM's parser olmo3 does not start without them. No
+script says them."""
+
+
 @dataclass(frozen=True)
 class _Vocabulary:
     """The tokens of a scripted model.
@@ -335,7 +340,7 @@ class _Vocabulary:
         triggers = [trigger_of(script.name) for script in model.scripts]
         framing = model.frame.tokens
         added = tuple(dict.fromkeys((*framing, *model.shared, *triggers)))
-        strings = [*sorted(ByteLevel.alphabet()), *added]
+        strings = [*sorted(ByteLevel.alphabet()), *added, *_LOOKED_UP]
         ids = {text: number for number, text in enumerate(strings)}
         chains = []
         for script in model.scripts:

@@ -521,14 +521,14 @@ class Replay(CampaignDocument, kind="replay"):
 
     @property
     def exit_code(self) -> int:
-        """1: unknown and confirmed; 3: unproven only, nothing was tested, or not
-        testable here; 0: neither. Of a bug report: 1: reproduced; 0: it is not; 3:
-        neither can be said."""
+        """1: a failure is confirmed, known or not; 3: unproven only, nothing was
+        tested, or not testable here; 0: neither. Of a bug report: 1: reproduced; 0: it
+        is not; 3: undecided."""
         if self.report is not None and self.report.verdict is not None:
             return _REPRO_EXITS.get(self.report.verdict, 3)
-        if any(f.confirmed and f.known is None for f in self.findings):
+        if any(finding.confirmed for finding in self.findings):
             return 1
-        unproven = any(not f.confirmed for f in self.findings) or bool(self.unconfirmed)
+        unproven = bool(self.findings or self.unconfirmed)
         untestable = bool(self.untestable) and not self.findings
         return 3 if unproven or untestable or self.nothing_tested else 0
 

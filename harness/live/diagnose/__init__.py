@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from mmrepro.base.door import lazily
 
 if TYPE_CHECKING:
+    from mmrepro.live.diagnose.cause import judge as judge_log
     from mmrepro.live.diagnose.cause_advice import (
         advice_of_class as advice_of_class,
     )

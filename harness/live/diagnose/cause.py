@@ -15,6 +15,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import islice
 
+from mmrepro.base.units import count
 from mmrepro.engines.folders import facts, folders, published
 from mmrepro.failure.documents import (
     CAUSE_WORDS,
@@ -123,8 +124,9 @@ _CUT = re.compile(
 """Words that an exception always follows, or goes before."""
 _SHUT = re.compile(
     r"^Shutting down|Waiting for application shutdown|Finished server process"
+    r"|^received shutdown signal \(SIG\w+\), shutting down"
 )
-"""uvicorn's, on SIGTERM and SIGINT."""
+"""uvicorn's, and vllm-rs's, on SIGTERM and SIGINT."""
 _STARTED = re.compile(r"vLLM (?:API )?server version|server_args=ServerArgs\(")
 """A server logs its settings once, as it starts."""
 _ADDED = re.compile(r"Added request ")
@@ -573,8 +575,11 @@ class _Life:
         if death is not None and (death.level or death.process):
             return True
         first = self.first
-        if first is None or first.raised is None:
-            return first is not None and first.name in _STRONG
+        if first is None:
+            return False
+        if first.raised is None:
+            logged = first.line.level or first.line.process
+            return first.name in _STRONG and bool(logged)
         frame = engine_frame(first.raised.frames)
         in_test = frame is None or "/test" in frame.file
         return first.raised.headed and not in_test
@@ -617,12 +622,21 @@ class _Life:
             sentence=self._fact_sentence(state, cause, failure),
             echo=self._is_echo,
             platform=self.platform,
-            topology=topology_of(self.lines, self.words),
+            topology=topology_of(self.lines, [self.settings, *self.words]),
             command=self.command.shown,
             failure=failure,
-            after=what_came_after(first, self.fatal, self.death) if failure else [],
+            after=self._after() if failure else [],
             ties=ties_of(frames, self.command.options),
         )
+
+    def _after(self) -> list[str]:
+        """What came after the failure: other events, and what says that a process is
+        gone."""
+        deaths = []
+        for line, text in self.worded:
+            if re.search(rules.DEATHS, text) and not SETTINGS.search(text):
+                deaths.append(line)
+        return what_came_after(self.first, self.fatal, deaths)
 
     def _state(self, cause: Cause) -> LoggedState:
         name = cause.name
@@ -691,8 +705,8 @@ class _Life:
                 return failure_of_exception(raised, raised.line.file, _at(raised.line))
         if cause.name is not C.UNKNOWN and self.death is None:
             return None
-        line = self.death or self._first_error()
-        return failure_of_line(line, _at(line)) if line is not None else None
+        told = self.death or self._first_error()
+        return failure_of_line(told, _at(told)) if told is not None else None
 
     @cached_property
     def _failed_request(self) -> LogEvent | None:
@@ -1130,12 +1144,13 @@ class _Life:
         ]
         if error is not None:
             why.append(f"its last error ({_where(error.line)}): {error.told[:SHOWN]}")
+        were = "was" if self.stuck == 1 else "were"
         return Cause(
             name=C.HANG,
             certainty=LIKELY if silent >= _SILENT_S else POSSIBLE,
             sentence=(
-                f"{self.stuck} requests were added after its last work, and never "
-                "scheduled."
+                f"{count(self.stuck, 'request')} arrived after the engine's last "
+                f"activity and {were} never scheduled."
             ),
             exception=error.told[: 2 * SHOWN] if error else "",
             process=error.process if error else "",
@@ -1400,7 +1415,7 @@ class _Life:
             name=C.NOT_A_LOG,
             certainty=LIKELY if what else POSSIBLE,
             sentence=(
-                f"This is {what or 'no log of a server, by the form of its lines'}."
+                f"This is {what}." if what else "This does not look like a server log."
             ),
             line=_at(self.lines[0]),
             file=self.lines[0].file,

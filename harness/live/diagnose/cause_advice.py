@@ -17,7 +17,9 @@ _FILE = "advice.toml"
 _OF_ONE_PLATFORM = (
     (
         "cuda",
-        re.compile(r"nvidia|\bxid\b|CUDA_|--gpus all|\bNCCL_|\bcompute-sanitizer", re.I),
+        re.compile(
+            r"nvidia|\bxid\b|CUDA_|--gpus all|\bNCCL_|\bcompute-sanitizer", re.I
+        ),
     ),
     ("rocm", re.compile(r"rocm-smi|amd-smi|AMD_SERIALIZE|amdgpu")),
     ("npu", re.compile(r"npu-smi|ASCEND_")),
@@ -97,10 +99,8 @@ def of_other_platform(advice: str, platform: str) -> bool:
         return False
     shared = _SHARED.get(platform)
     text = shared.sub("", advice) if shared is not None else advice
-    for name, words in _OF_ONE_PLATFORM:
-        if name != platform and words.search(text):
-            return True
-    return False
+    foreign = [words for name, words in _OF_ONE_PLATFORM if name != platform]
+    return any(words.search(text) for words in foreign)
 
 
 def _in_force(advice: str, settings: str) -> bool:

@@ -211,7 +211,7 @@ LOOP_FRAMES = re.compile(
     r"|"
     r"_async_loop\w*|_forward_async|sample_tokens|worker_busy_loop|schedule|"
     r"_main_loop\w*|start_worker_execution_loop|_run_workers|async_step"
-    r"|_step_forward)(?: |$)",
+    r"|_step_forward)(?: |$)|\.(?:event_loop_\w+|run_busy_loop)\(",
     re.MULTILINE,
 )
 ENTRY_FRAMES = re.compile(
@@ -319,8 +319,8 @@ NATIVE_FRAMES = re.compile(r"\bframe #\d+: .{1,400} in \S+\.so")
 """torch's, below an exception of C++."""
 
 SILENT_ENDS = re.compile(
-    r"worker process has died|died unexpectedly|Engine process \(pid \d+\) died|exit ?code|terminated with -|"
-    r"\bpid \d+ died"
+    r"worker process has died|died unexpectedly|Engine process \(pid \d+\) died|"
+    r"exit ?code|terminated with -|\bpid \d+ died"
 )
 """That a process is gone without an exception of its own."""
 

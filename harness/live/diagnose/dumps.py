@@ -18,12 +18,12 @@ from mmrepro.engines import ENGINES
 from mmrepro.failure.documents import (
     Cause,
     CauseClass,
-    LoggedState,
     Certainty,
     DumpedFailure,
     DumpFile,
     DumpReading,
     Fit,
+    LoggedState,
     Match,
     ProcessStand,
     Resemblance,

@@ -21,6 +21,7 @@ MORE_STACKS = (
     "py-spy dump --native --pid {pid} shows the C frames below the last Python one"
 )
 KEEP = rank_verdicts.KEEP
+SEARCH = "search the upstream issues for the innermost frames"
 
 
 class Stance(Enum):
@@ -45,8 +46,9 @@ def stance(view: DiagnosisView) -> tuple[Stance, str]:
     for course in core:
         if _is_core(view, course) and not course.stays and _computes(view, course):
             return Stance.MOVES, course.place
-    if course := _stuck(view, view.core_pid, core):
-        return Stance.STANDS, course.place
+    stuck = _stuck(view, view.core_pid, core)
+    if stuck is not None:
+        return Stance.STANDS, stuck.place
     # A front that prepares a large picture keeps requests from an engine that idles.
     front_courses = [] if view.core_is_front else view.courses(view.facts.root_pid)
     for course in (*core, *front_courses):
@@ -237,19 +239,16 @@ def engine(view: DiagnosisView, why: list[str], *, asked: bool) -> Assessment:
     if spins and course.with_gil * 2 >= course.samples:
         return Assessment(
             state=ServerState.FROZEN_PYTHON,
-            sentence=f"{role} is frozen in Python code: {course.place}, in thread "
-            f"{course.name!r}, which computes without end and keeps the GIL.",
-            advice=[
-                KEEP,
-                "the frames name the loop; search upstream for the innermost ones",
-            ],
+            sentence=f"{role} is stuck in an endless loop in {course.place}. Its thread "
+            f"{course.name!r} uses CPU and never releases the GIL.",
+            advice=[KEEP, SEARCH],
             **common,
         )
     if spins:
         return Assessment(
             state=ServerState.FROZEN_NATIVE,
-            sentence=f"{role} is frozen in native code called from {course.place}: it "
-            "computes without end, outside the GIL.",
+            sentence=f"{role} is stuck in native code called from {course.place}: it "
+            "uses CPU without end and does not hold the GIL.",
             advice=[KEEP, MORE_STACKS.format(pid=pid)],
             **common,
         )

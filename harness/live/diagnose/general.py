@@ -657,7 +657,7 @@ def _front(view: DiagnosisView) -> list[str]:
     if data is None or not data.answers:
         return []
     answers = ", ".join(f"{a.path} {a.status or a.error}" for a in data.answers)
-    return [f"its front says: {answers}"]
+    return [f"the API server reports {answers}"]
 
 
 def core_died(view: DiagnosisView) -> str:

@@ -117,7 +117,7 @@ def _first_line(code: str) -> str:
 
 
 def what_came_after(
-    first: LogEvent | None, fatal: Sequence[LogEvent], death: LogLine | None
+    first: LogEvent | None, fatal: Sequence[LogEvent], deaths: Sequence[LogLine]
 ) -> list[str]:
     """The first three things that tell of the failure after it, each once."""
     after: dict[str, int] = {}
@@ -125,8 +125,10 @@ def what_came_after(
     for event in fatal:
         if event is not first and event.number > begin:
             after.setdefault(f"{_who(event.line)}{event.shown}", event.number)
-    if death is not None and death.number > begin:
-        after.setdefault(f"{_who(death)}{own_line(death, 240).strip()}", death.number)
+    for death in deaths:
+        if death.number > begin:
+            told = f"{_who(death)}{own_line(death, 240).strip()}"
+            after.setdefault(told, death.number)
     ordered = sorted(after, key=after.__getitem__)
     return ordered[:_MOST_AFTER]
 
@@ -288,14 +290,15 @@ def _ranks_seen(lines: Sequence[LogLine]) -> list[str]:
 
 # ------------------------------------------------------------------ ties
 
-_COMMON = frozenset(
-    """enable disable model models auto cache size backend path true false none config
-    engine server attention worker workers runner mode type name tensor parallel max min
-    num default args layers layer kernel kernels python site packages local data utils
-    init core base common load format dtype method algorithm process prefix memory
-    group device hash token tokens batch host port chunked metrics radix"""
-    .split()  # noqa: SIM905
-)
+_COMMON_WORDS = """
+    enable disable model models auto cache size backend path true false none
+    config engine server attention worker workers runner mode type name tensor
+    parallel max min num default args layers layer kernel kernels python site
+    packages local data utils init core base common load format dtype method
+    algorithm process prefix memory group device hash token tokens batch host
+    port chunked metrics radix
+"""
+_COMMON = frozenset(_COMMON_WORDS.split())
 _ALIASES = {
     "speculative": ("spec_decode", "speculative", "eagle", "mtp"),
     "expert": ("fused_moe", "deepep", "eplb", "ep_moe"),

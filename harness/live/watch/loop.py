@@ -4,6 +4,7 @@ lost."""
 from __future__ import annotations
 
 import base64
+import contextlib
 import io
 import threading
 import time
@@ -13,7 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from mmrepro.base.errors import MmreproError
+from mmrepro.base.errors import MmreproError, UsageError
 from mmrepro.base.units import duration
 from mmrepro.failure.documents import CLASS_WORDS, Certainty, LiveClass, NamedClass
 from mmrepro.live.diagnose.discover import parse_url
@@ -22,6 +23,7 @@ from mmrepro.live.watch.checker import Checker
 from mmrepro.live.watch.falls import FallKeeper
 from mmrepro.live.watch.health import Check, CheckOutcome, Health
 from mmrepro.live.watch.options import WatchCommand
+from mmrepro.live.watch.state_files import StateFiles
 
 if TYPE_CHECKING:
     from mmrepro.live.fleet.session import Looked
@@ -63,6 +65,7 @@ class ServerWatch:
         listener: Listener | None = None,
         falls: FallKeeper | None = None,
         canary: Canary | None = None,
+        state_files: StateFiles | None = None,
     ) -> None:
         self.checker = checker
         self.health = health
@@ -70,6 +73,7 @@ class ServerWatch:
         self.diagnose = diagnose
         self.falls = falls
         self.canary = canary
+        self.state_files = state_files
         self._canary_at = 0.0
         self._canary_round: threading.Thread | None = None
         self.listener = listener or (lambda kind, text: None)
@@ -118,6 +122,9 @@ class ServerWatch:
             self.counts[check.verdict] += 1
             changed = self.health.observe(check)
             live = self.health.live
+        if self.state_files is not None:
+            with contextlib.suppress(OSError):  # a full disk ends no watch
+                self.state_files.write(self.health)
         what = check.verdict.value + (f": {check.why}" if check.why else "")
         self.listener("check", f"{what} ({duration(check.seconds)})")
         self._keep(check, was_starting=was_starting, died=changed and not live)
@@ -275,7 +282,24 @@ def watch_of(
         listener=listener,
         falls=falls,
         canary=canary,
+        state_files=_state_files(asked, deadline, name),
     )
+
+
+def _state_files(
+    asked: WatchCommand, deadline_s: float, name: str
+) -> StateFiles | None:
+    """Raises UsageError: the folder cannot be written."""
+    if asked.state is None:
+        return None
+    folder = asked.state / name.replace(":", "-") if name else asked.state
+    try:
+        return StateFiles(folder, 3 * (asked.interval_s + deadline_s))
+    except OSError as error:
+        raise UsageError(
+            f"The folder {folder} cannot be written: {error.strerror}.",
+            hint="mmrepro watch URL --state DIR, with a DIR that you may write",
+        ) from error
 
 
 def small_picture() -> str:

@@ -121,6 +121,13 @@ class WatchCommand(LiveCommand):
         least=0,
         most=3650,
     )
+    state: Path | None = option(
+        None,
+        "Keep the state in this folder as well, with probe-live and probe-ready, two "
+        "shell scripts for an exec probe of another container.",
+        "DIR",
+        OUTPUT,
+    )
     out: Path | None = common.OUT(
         None, help="Folder of the incidents.", shown="incidents/"
     )

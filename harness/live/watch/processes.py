@@ -27,6 +27,7 @@ from mmrepro.live.diagnose.classes_logged import named
 from mmrepro.live.diagnose.collect import MAX_RANKS
 from mmrepro.live.diagnose.discover import ServerTarget
 from mmrepro.live.diagnose.frozen import Stance, at_upkeep, in_service, stance
+from mmrepro.live.diagnose.kernel import NOT_RESTARTED, exit_code
 from mmrepro.live.diagnose.listeners import listening_sockets
 from mmrepro.live.diagnose.ranks import workers
 from mmrepro.live.diagnose.readings import DiagnosisView
@@ -324,6 +325,8 @@ class WatchedProcesses:
             )
         self.in_service = False
         ended = f"process {root.pid}, which answered before, has ended"
+        if exit_code(root.pid) == 0:
+            ended += f" ({NOT_RESTARTED})"
         if again := _started_again(root):
             return (
                 CheckOutcome.ABSENT,

@@ -15,6 +15,7 @@ from urllib.parse import parse_qs
 
 from mmrepro.base.errors import UsageError
 from mmrepro.failure.documents import Certainty, LiveClass
+from mmrepro.live.watch.canary import CanaryVerdict
 from mmrepro.live.watch.health import STATES, CheckOutcome
 from mmrepro.live.watch.loop import ServerWatch
 from prometheus_client import CollectorRegistry, generate_latest
@@ -159,10 +160,9 @@ def state(watch: ServerWatch) -> dict[str, Any]:
 
 
 def _canary(watch: ServerWatch) -> dict[str, int]:
-    """Rounds of the canary by what they showed; {}: there is none."""
-    if watch.canary is None:
-        return {}
-    return {verdict.value: count for verdict, count in watch.canary.counts.items()}
+    """Rounds of the canary by what they showed."""
+    counts = watch.canary.counts if watch.canary is not None else {}
+    return {verdict.value: counts.get(verdict, 0) for verdict in CanaryVerdict}
 
 
 def states(watches: Mapping[str, ServerWatch]) -> dict[str, Any]:

@@ -361,7 +361,7 @@ class Comparing(CaseSearch[Fuzz]):
         line = PairEnded(
             purpose=purpose,
             seen=differences(case, old, new),
-            asked=asked_of_both(case, [old, new]),
+            asked=asked_of_both(case, old, new),
             limits=[run.error for run in (old, new) if run.error],
             seconds=round(time.monotonic() - began, 2),
             elapsed_s=round(self.elapsed_s, 2),

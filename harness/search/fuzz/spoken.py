@@ -40,7 +40,8 @@ from mmrepro.traffic.case import (
     ServerWanted,
 )
 
-_AT_ONCE: Final = 8
+_AT_ONCE: Final = 32
+"""Many share a step: what a parser makes of one hangs on no other."""
 _MOST_TOKENS: Final = 900
 _CONTEXT: Final = 2048
 _SCRIPTS: Final = 28
@@ -320,7 +321,7 @@ class _Writer:
 
     def _text(self, name: str, text: str, cut: str = "words") -> ScriptedAnswer:
         thought = "Let me see." if self._thinks is not None else None
-        told = {"content": text, "reasoning": thought, "calls": []}
+        told: dict[str, Any] = {"content": text, "reasoning": thought, "calls": []}
         return self._answer(name, thought, text, cut, **told)
 
     # ------------------------------------------------------------------ thoughts
@@ -340,7 +341,7 @@ class _Writer:
     def _thought(
         self, name: str, thought: str, text: str, cut: str = "words"
     ) -> ScriptedAnswer:
-        told = {"content": text, "reasoning": thought, "calls": []}
+        told: dict[str, Any] = {"content": text, "reasoning": thought, "calls": []}
         return self._answer(name, thought, text, cut, **told)
 
     # ------------------------------------------------------------------ tokens

@@ -31,15 +31,17 @@ from mmrepro.failure.documents.replay import Claim
 from mmrepro.search.repro.benchmark import benchmark_form, script_of
 from mmrepro.search.repro.claim import read_claim, what_about
 from mmrepro.search.repro.fences import fences, with_fences, without_fences
+from mmrepro.search.repro.other_servers import (
+    batch_of,
+    of_logged_options,
+    offline_command,
+)
 from mmrepro.search.repro.server_command import (
     CONTINUED,
     PROMPT,
     RELEASE,
-    batch_of,
     is_server_command,
-    of_logged_options,
     of_manifest,
-    offline_command,
     parse,
 )
 from mmrepro.search.repro.shell_text import FUNCTION, ShellText, as_typed

@@ -198,6 +198,8 @@ class Reproducing(Replaying):
         client, options = self.asked.client, self.options
         if client.words or not client.shown:
             return Captured(Case(server=options.server), {})
+        # As many as the engine itself takes of such a file; of others as they say.
+        at_once = min(client.at_once, _MOST_AT_ONCE) if client.at_once > 1 else None
         file = client.file or self._held.enter_context(
             client_files(None, client.text, client.name)
         )
@@ -205,7 +207,7 @@ class Reproducing(Replaying):
             file / client.name,
             options.server,
             host=options.host,
-            concurrency=max(options.concurrency, min(client.at_once, _MOST_AT_ONCE)),
+            concurrency=options.concurrency or at_once,
         )
 
     def _record_client(self) -> Deadlines | None:
@@ -242,7 +244,7 @@ class Reproducing(Replaying):
         """Run the client on a fresh server, with what is recorded in the folder
         ``name``."""
         assert self._wanted is not None
-        what = f"the client ({self.asked.client.shown}), which nobody vouches for"
+        what = f"the client ({self.asked.client.shown}; untrusted, sandboxed)"
         order = CaseRun(name, what, self.servers, name, client=self._wanted)
         return self.attempt(order)
 
@@ -444,6 +446,9 @@ class Reproducing(Replaying):
         replay, classes = self.replay, self.facts.claim.classes
         if replay.findings or replay.unconfirmed or replay.untestable:
             return 0
+        end = self.facts.end
+        if end is not None and (end.is_check or end.in_engine):
+            return 0  # its client's end says more
         if classes and (LOUD - {FindingClass.START_FAILURE}).isdisjoint(classes):
             return 0
         took = [

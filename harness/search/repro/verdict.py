@@ -413,6 +413,11 @@ def _doubt(report: ReportFacts) -> str:
             "no rule of mmrepro's judges what the report has (--expect, or a client "
             "that asserts what is right)"
         )
+    if "metrics" in claim.about:
+        return (
+            "of the server's counters only some are held against the requests, and "
+            "those agree (a client that asserts what is right says more)"
+        )
     if _OF_OUTPUT.isdisjoint(claim.about) or report.shows_output:
         return ""
     return "the report does not show what its model said, on which it hangs (--script FILE)"

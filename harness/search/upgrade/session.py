@@ -206,7 +206,9 @@ class Upgrading(CaseSearch[Upgrade]):
             if all(run.started for run in self._both()):
                 self._measure()
         except Spent:
-            self._limit("the time was over (--budget) before all was settled")
+            self._limit(
+                "the time budget (--budget) ended before every comparison was decided"
+            )
 
     def _deadlines(self) -> Deadlines:
         """Those of an earlier call, or measured now on a server of its own."""

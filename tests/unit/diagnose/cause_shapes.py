@@ -1429,6 +1429,26 @@ SHAPES: tuple[Shape, ...] = (
         process="RustFrontend",
     ),
     Shape(
+        "vllm-rs that is told to go, while its engine goes on",
+        C.KILLED_BY_SIGNAL,
+        BEGUN
+        + RUST_READY
+        + rust_stats("08:40:00", "88.1", 2)
+        + RUST_READY.partition("[server/src")[0].replace("08:31:30", "08:40:06")
+        + "[cmd/src/main.rs:72]\x1b[0m received shutdown signal (SIGTERM), shutting "
+        "down...\n",
+        process="RustFrontend",
+    ),
+    Shape(
+        "vllm-rs that is killed",
+        C.KILLED_BY_SIGNAL,
+        BEGUN
+        + RUST_READY
+        + f"ERROR {DAY} 08:40:07 [utils.py:552] Exception occurred while running API "
+        "servers: Process RustFrontend (PID: 13238) died with exit code -9\n",
+        process="RustFrontend pid=13238",
+    ),
+    Shape(
         "vllm-rs whose requests stand still",
         C.HANG,
         BEGUN

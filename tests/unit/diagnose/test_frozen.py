@@ -57,12 +57,12 @@ def test_a_loop_in_python_has_the_gil_in_half_of_the_samples() -> None:
     less = engine(mixed(True, False, False, False), use(98.0))
     assert less.state is ServerState.FROZEN_NATIVE
     assert half.sentence == (
-        "EngineCore is frozen in Python code: matmul (layer.py:7), in thread "
-        "'MainThread', which computes without end and keeps the GIL."
+        "EngineCore is stuck in an endless loop in matmul (layer.py:7). Its thread "
+        "'MainThread' uses CPU and never releases the GIL."
     )
     assert less.sentence == (
-        "EngineCore is frozen in native code called from matmul (layer.py:7): it "
-        "computes without end, outside the GIL."
+        "EngineCore is stuck in native code called from matmul (layer.py:7): it "
+        "uses CPU without end and does not hold the GIL."
     )
     assert half.why == [
         "seen",

@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 from fake_player import FakePlayer, Fakes
 from fake_plays import SERVER
-from mmrepro.base.errors import InfrastructureError
+from mmrepro.base.errors import InfrastructureError, UsageError
+from mmrepro.cli import replay
 from mmrepro.failure.documents.replay import Fuzz
 from mmrepro.reports.documents import keep
 from mmrepro.reports.fuzz import KIND
@@ -176,3 +177,46 @@ def test_a_request_that_ends_one_side_leaves_the_others_to_be_shrunk(
     by_field = {d.field: d for d in made.differences}
     assert by_field["server"].features == ["min_p=1.5"]
     assert by_field["status"].shrunk
+
+
+def test_what_is_asked_of_a_lost_engine_says_nothing(tmp_path: Path) -> None:
+    class Loses(TwoSides):
+        def play(self, case: Any, *rest: Any, **more: Any) -> Played:
+            lost = False
+            fatal: set[str] = set()
+            for op in case.operations:
+                lost = lost or op.parameters.get("min_p") == 1.5
+                if lost and "--other" in case.server.args:
+                    fatal.add(op.id)
+            self.status = lambda op, other: 500 if op.id in fatal else 200
+            return super().play(case, *rest, **more)
+
+    session = FakedComparing(
+        FuzzCommand(
+            engine="vllm",
+            out=tmp_path / "f",
+            server=SERVER,
+            other=OTHER,
+            budget_s=20.0,
+            repeat=1,
+            shrink=False,
+        ),
+        write=lambda made, folder: keep(KIND, made, folder),
+    )
+    session.player = Loses(None)
+    session.episodes_at_most = 8
+    made = session.execute()
+    (difference,) = made.differences
+    assert difference.field == "server"
+    assert "min_p=1.5" in difference.features
+
+
+def test_the_words_of_the_other_side_are_options_of_the_command() -> None:
+    asked = FuzzCommand(engine="vllm", server=SERVER, against="--front rust")
+    assert replay._other_side(asked).args[-1] == "{feature:front-rust}"
+    newer = FuzzCommand(engine="vllm", server=SERVER, against="0.24.0 --env A=B")
+    assert (newer_side := replay._other_side(newer)).release == "0.24.0"
+    assert newer_side.env == {"A": "B"}
+    wrong = FuzzCommand(engine="vllm", server=SERVER, against="--no-such-option")
+    with pytest.raises(UsageError, match="--no-such-option"):
+        replay._other_side(wrong)

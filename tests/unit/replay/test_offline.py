@@ -16,7 +16,7 @@ from mmrepro.failure.documents.replay import Claim, ClientEnd, ReportFacts, Repr
 from mmrepro.reproducers import reproducer_path
 from mmrepro.search.repro.client_end import client_end
 from mmrepro.search.repro.issue import read_issue
-from mmrepro.search.repro.server_command import offline_command
+from mmrepro.search.repro.other_servers import offline_command
 from mmrepro.search.repro.verdict import _of_engine
 from mmrepro.traffic.capture.client import ClientRun, _calls, _without_calls
 

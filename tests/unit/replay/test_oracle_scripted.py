@@ -331,3 +331,18 @@ def test_an_answer_in_items_is_what_was_said(
     path: str, asked: dict[str, Any], choice: dict[str, Any], kinds: set[str]
 ) -> None:
     assert in_items(path, asked, **choice) == kinds
+
+
+@pytest.mark.parametrize(
+    ("text", "kinds"),
+    [("One two ", set()), ("One two \ufffd", set()), ("", {"script-text"})],
+)
+def test_of_half_a_character_only_that_half_may_be_missing(
+    tmp_path: Path, text: str, kinds: set[str]
+) -> None:
+    """LMDeploy 0.18.0 has nothing of an answer that max_tokens cuts there."""
+    pieces = ["One", " two ", "<0xC3>", "<0xBC>"]
+    scripts = Scripts(script=[ScriptedAnswer(pieces=pieces)])
+    answers = {"r1": [{"text": text, "finish": "length"}]}
+    told, _ = judged([plain(max_tokens=3)], answers, tmp_path, scripts=scripts)
+    assert scripted_kinds(told) == kinds

@@ -665,3 +665,20 @@ def test_a_client_that_was_ended_is_on_the_screen_and_refutes_nothing(
     assert "when 3 requests had been sent" in made.report.said
     for text in (made.report.said, (out / COMMENT_FILE).read_text()):
         assert "it had not ended after 120 s" in text
+
+
+def test_a_file_of_requests_is_sent_as_the_engine_takes_it(tmp_path: Path) -> None:
+    lines = []
+    for name in ("a", "b", "c"):
+        asked = {"custom_id": name, "method": "POST", "url": "/v1/completions"}
+        lines.append(json.dumps(asked | {"body": BODY}))
+    report = tmp_path / "issue.md"
+    blocks = ["vllm run-batch -i in.jsonl -o o.jsonl --model m/m", "\n".join(lines)]
+    fenced = "\n\n".join(f"```\n{block}\n```" for block in blocks)
+    report.write_text(f"vllm 0.23.0: it hangs\n\n{fenced}\n")
+    player = RecordingPlayer(engine("200"))
+    _, made, _ = reproducing(
+        tmp_path, player, file=report, client="", server_command=""
+    )
+    assert made.requests == 3
+    assert player.recordings == 0, "nothing of it is run"

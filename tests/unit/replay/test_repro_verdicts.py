@@ -516,6 +516,7 @@ def test_a_client_s_own_check_is_the_report_s_where_that_is_silent() -> None:
             "1 request answered",
         ),
         (Claim(about=["stop"]), {}, ReproVerdict.NOT_REPRODUCED, "nothing is wrong"),
+        (Claim(about=["metrics"]), {}, ReproVerdict.NOTHING_TESTED, "only some"),
         (
             Claim(classes=[D], model_code="model_executor/models/x.py"),
             {},

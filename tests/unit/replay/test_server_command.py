@@ -529,12 +529,16 @@ def test_a_mixture_of_experts_has_such_a_stand_in_where_it_is_served() -> None:
         ("Qwen/Qwen3-30B-A3B-FP8", True),
         ("x/Llama-3.1-8B-Instruct-AWQ", True),
         ("x/model-quantized.w4a16", True),
+        ("BAAI/bge-reranker-v2-m3", True),
+        ("x/y --runner pooling", True),
         ("Qwen/Qwen3-8B", False),
         ("x/Int8Lover-7B", False),
     ],
 )
-def test_quantised_weights_are_not_here(model: str, essential: bool) -> None:
-    (row,) = translated(parse(f"vllm serve {model}"), None, "").replaced
+def test_quantised_weights_and_poolers_are_not_here(
+    model: str, essential: bool
+) -> None:
+    row = translated(parse(f"vllm serve {model}"), None, "").replaced[0]
     assert row.essential is essential
     assert (row.needs == "model") is essential
 

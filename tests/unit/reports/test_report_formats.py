@@ -19,7 +19,7 @@ from mmrepro.failure.signature import Outcome, Truth, Verdict
 from mmrepro.reports.blocks import Details, Fence, Table
 from mmrepro.reports.incident import compose
 from mmrepro.reports.terminal import LINES, print_blocks
-from rendered import html, json as json_of, junit, markdown, terminal
+from rendered import html, json as json_of, junit, markdown, terminal, unwrapped
 from rich.console import Console
 from sample import partial_incident, sample_incident
 
@@ -363,7 +363,7 @@ def test_the_end_screen_has_at_most_twenty_rows(width: int) -> None:
     )
     plain = re.sub(r"\x1b\[[0-9;]*m", "", text).splitlines()
     assert sum(max(1, -(-len(line) // width)) for line in plain) <= LINES
-    assert plain[-1].startswith("REPRODUCED")
+    assert unwrapped(plain)[-1].startswith("REPRODUCED")
     assert any("more lines: --full" in line for line in plain) == (width < 100)
 
 

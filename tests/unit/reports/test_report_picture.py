@@ -57,6 +57,15 @@ def test_what_was_sent_later_is_further_right_and_what_took_longer_is_longer() -
     assert longest > 20 * float(bars[0].get("width") or 0)
 
 
+def test_what_failed_has_its_status_written_beside_it() -> None:
+    texts = [(text.get("class"), text.text) for text in drawn(WHOLE).iter()]
+    assert ("tick client-text", "400") in texts
+    assert ("tick server-text", "500") in texts
+    assert ("inbar", "no answer in 15 s") in texts
+    answered = [words for _, words in texts if words == "200"]
+    assert len(answered) == 1, "the legend alone: answers have no words"
+
+
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(
     st.lists(st.tuples(number, number, number), max_size=8),
