@@ -166,7 +166,9 @@ def later_lines(fixes: Sequence[LaterFix]) -> Iterator[str]:
         return
     from mmrepro.base.text import one_line
 
-    yield f"Later fixes of these functions ({fixes[0].certainty}), newest first:"
+    first = fixes[0]
+    until = f"of those until {first.until}, newest first"
+    yield f"Later fixes of these functions ({first.certainty}; {until}):"
     for fix in fixes:
         yield one_line(f"  {fix.sentence}", _MOST)
 

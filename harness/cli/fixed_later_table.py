@@ -1,10 +1,12 @@
 """Makes the table of ``harness/history/fixed_later.py``: which functions each fix
 commit of an engine touched, and when.
 
-    python -m mmrepro.cli.fixed_later_table ~/vllm ~/sglang ~/lmdeploy
+    python -m mmrepro.cli.fixed_later_table ~/vllm ~/sglang@REV ~/lmdeploy
 
-A clone is only read. Of the engines' history the table takes paths, names of functions,
-numbers and days; no line of code, and no word of a commit's message."""
+REV is the last commit that is the engine's own, where a fork goes on with numbers of
+other pull requests. A clone is only read. Of the engines' history the table takes
+paths, names of functions, numbers and days; no line of code, and no word of a commit's
+message."""
 
 from __future__ import annotations
 
@@ -16,6 +18,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
 
+from mmrepro.cli.test_tree import split_revision
 from mmrepro.engines.environments import PLACES, ask_git, engine_of_clone, own_releases
 from mmrepro.history import (
     TABLE_OF_FIXES,
@@ -50,15 +53,15 @@ class _FixCommit:
     lines: dict[str, set[int]] = field(default_factory=dict)
 
 
-def commits_of(clone: Path, engine: str) -> Iterator[_FixCommit]:
-    """The fix commits of a clone's HEAD, newest first."""
-    newest = ask_git(clone, "log", "-1", "--format=%cI").decode().strip()
+def commits_of(clone: Path, engine: str, rev: str) -> Iterator[_FixCommit]:
+    """The fix commits up to a revision, newest first."""
+    newest = ask_git(clone, "log", "-1", "--format=%cI", rev).decode().strip()
     until = datetime.fromisoformat(newest)
     since = (until - timedelta(days=_YEARS_DAYS)).date().isoformat()
     paths = [f"{place}{engine}/*.py" for place in PLACES]
     about = "--format=%x00%H%x09%cI%x09%s"
     options = ("--no-merges", "--no-renames", "-U0", "-p", about, f"--since={since}")
-    text = ask_git(clone, "log", *options, "--", *paths).decode("utf-8", "replace")
+    text = ask_git(clone, "log", *options, rev, "--", *paths).decode("utf-8", "replace")
     for entry in text.split("\0")[1:]:
         head, _, patch = entry.partition("\n")
         sha, day, subject = head.split("\t", 2)
@@ -88,16 +91,16 @@ def _texts(clone: Path, wanted: Sequence[str]) -> Iterator[str]:
         at = end + size + 2
 
 
-def table_of(clone: Path) -> FixTable:
-    """The part of the table that a clone gives.
+def table_of(clone: Path, rev: str = "HEAD") -> FixTable:
+    """The part of the table that a clone gives, up to a revision.
 
     Raises:
         UsageError: it is no clone of an engine.
     """
-    engine = engine_of_clone(clone)
+    engine = engine_of_clone(clone, rev)
     fixes: list[TableFix] = []
     functions: dict[TableFunction, list[int]] = defaultdict(list)
-    commits = list(commits_of(clone, engine))
+    commits = list(commits_of(clone, engine, rev))
     for start in range(0, len(commits), 200):
         batch = commits[start : start + 200]
         names = [f"{one.sha}^:{file}" for one in batch for file in one.lines]
@@ -109,7 +112,7 @@ def table_of(clone: Path) -> FixTable:
             for function in touched:
                 functions[function].append(len(fixes))
             fixes.append(TableFix(commit.pull, commit.day, commit.sha[:9]))
-    head = ask_git(clone, "log", "-1", "--format=%cs").decode().strip()
+    head = ask_git(clone, "log", "-1", "--format=%cs", rev).decode().strip()
     dated = {
         one.version: one.uploaded.date()
         for one in own_releases(engine, "cpu")
@@ -131,7 +134,10 @@ def _touched(commit: _FixCommit, texts: dict[str, str]) -> list[TableFunction]:
 
 
 def main() -> None:
-    tables = [table_of(Path(word).expanduser()) for word in sys.argv[1:]]
+    tables = []
+    for word in sys.argv[1:]:
+        place, rev = split_revision(word)
+        tables.append(table_of(place, rev or "HEAD"))
     if not tables:
         raise SystemExit((__doc__ or "").strip())
     write_fix_table(tables, TABLE_OF_FIXES)

@@ -95,6 +95,7 @@ class LaterFix:
     Attributes:
         release: the first one that has it, by its day; "": none has it yet.
         functions: those that it touched, innermost first, as ``file: name``.
+        until: day of the newest commit that the table knows.
     """
 
     engine: str
@@ -102,11 +103,12 @@ class LaterFix:
     commit: str
     day: date
     release: str
+    until: date
     functions: list[str] = field(default_factory=list)
     certainty: str = TOUCHED
 
     def to_dict(self) -> dict[str, Any]:
-        return {**asdict(self), "day": self.day.isoformat()}
+        return {**asdict(self), "day": str(self.day), "until": str(self.until)}
 
     @property
     def sentence(self) -> str:
@@ -169,7 +171,15 @@ def _later(table: FixTable, number: int, functions: list[str]) -> LaterFix:
     fix = table.fixes[number]
     release = table.first_release(fix.day)
     places = list(dict.fromkeys(functions))
-    return LaterFix(table.engine, fix.pull, fix.commit, fix.day, release, places)
+    return LaterFix(
+        engine=table.engine,
+        pull=fix.pull,
+        commit=fix.commit,
+        day=fix.day,
+        release=release,
+        until=table.until,
+        functions=places,
+    )
 
 
 def _own_frames(engine: str, frames: Sequence[tuple[str, str]]) -> list[TableFunction]:

@@ -7,7 +7,9 @@ import ast
 import contextlib
 import hashlib
 import json
+import os
 import re
+import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import lru_cache
@@ -30,6 +32,7 @@ from pydantic import Field, ValidationError
 
 Lender = Callable[[EnvironmentSpec], Environment]
 """Makes or finds the environment of a release."""
+_ASKED_S = 600
 _MOST_TRIED = 4
 """Releases whose environment is made for one tree: each is 100 MB to fetch, and two
 before and two after it differ from a tree by two months."""
@@ -225,13 +228,31 @@ def own_releases(engine: str, device: str) -> Sequence[Listed]:
     repackages them; without an index those that are here."""
     spec = SPECS[engine]("0.0", device_of(device))
     with contextlib.suppress(UnknownRelease, EnvironmentBuildError):
-        return releases_of(replace(spec, project=spec.engine), upstream=False)
+        return _asked_once(replace(spec, project=spec.engine))
     return listed(engine, device)
 
 
 def built_releases(spec: EnvironmentSpec) -> list[Listed]:
     """Releases with a wheel for this machine and device, oldest first."""
-    return releases_of(spec, upstream=False)
+    return [*_asked_once(spec)]
+
+
+def _asked_once(spec: EnvironmentSpec) -> tuple[Listed, ...]:
+    """The releases of a project, asked for once in ten minutes: a search reads many
+    trees, and the page of vLLM takes a second each time."""
+    place = tuple(f"{k}={v}" for k, v in os.environ.items() if k.startswith("UV_"))
+    return _asked(releases_of, spec, place, int(time.monotonic() / _ASKED_S))
+
+
+@lru_cache(maxsize=16)
+def _asked(
+    ask: Callable[..., list[Listed]],
+    spec: EnvironmentSpec,
+    place: tuple[str, ...],
+    when: int,
+) -> tuple[Listed, ...]:
+    """``place`` and ``when``: by which settings of uv's, and when, it is asked."""
+    return tuple(ask(spec, upstream=False))
 
 
 # ------------------------------------------------------------------ what calls what

@@ -128,6 +128,10 @@ def test_the_table_of_a_clone(clone: Path) -> None:
     assert table.first_release(date(2026, 6, 3)) == "0.23.0"
     assert table.first_release(date(2026, 6, 10)) == "0.24.0"
     assert table.first_release(date(2026, 6, 25)) == ""
+    # Up to a revision: a fork goes on with pull requests of its own.
+    older = table_of(clone, "HEAD~1")
+    assert [fix.pull for fix in older.fixes] == [7]
+    assert older.until == date(2026, 6, 10)
     git(clone, "rm", "-rq", "vllm")
     git(clone, "commit", "-qm", "gone")
     with pytest.raises(UsageError, match="is no clone of an engine"):
@@ -168,6 +172,7 @@ def test_those_that_touched_the_innermost_function_come_first(
     by_pull = {fix.pull: fix for fix in found}
     assert by_pull[3].release == "0.23.0"
     assert by_pull[55].release == ""
+    assert by_pull[55].to_dict()["until"] == "2026-08-01"
     assert by_pull[55].functions == ["vllm/v1/core/scheduler.py: free"]
     assert "touched since, not proven" in by_pull[55].to_dict().values()
     # What the release has is no later fix.
