@@ -265,7 +265,7 @@ def hidden_in(text: str) -> Iterator[Span]:
         # there.
         head = line.find(read.text) if read.text else -1
         if read.text and head < 0:
-            head, read = 0, read_line(line)
+            read = read_line(line)
             head = read.head
         for begin, end in hidden(read.text, read.source, read.level, read.spans):
             yield at + head + begin, at + head + end

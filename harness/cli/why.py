@@ -13,10 +13,11 @@ from typing import TYPE_CHECKING, ClassVar
 import typer
 from mmrepro.base import common_options as common
 from mmrepro.base.options import LIMITS, OUTPUT, Command, option
-from mmrepro.cli.console import emit, while_reading
+from mmrepro.cli.console import emit, table_console, while_reading
 from mmrepro.cli.options import command
 
 if TYPE_CHECKING:
+    from mmrepro.base.records import DocumentHead
     from mmrepro.engines import Engine
     from mmrepro.live.diagnose import StartReading
     from mmrepro.probes import LogLine
@@ -67,8 +68,6 @@ def why(asked: _WhyCommand) -> None:
     gone or late. Then it ends it, unless --keep leaves a ready one running. Ctrl-C ends
     it, too.
 
-    Exit status: 0 ready; 1 failed or stuck, with a cause; 3 could not be told.
-
     Example:  mmrepro why -- vllm serve Qwen/Qwen3-0.6B --port 8000
     """
     from mmrepro.base.errors import UsageError
@@ -78,16 +77,27 @@ def why(asked: _WhyCommand) -> None:
 
     if bool(asked.files) == bool(asked.child):
         raise UsageError(
-            "Give the log of a start, or its command after --.",
+            "Pass a start-up log, or the start command after --.",
             hint="mmrepro why server.log, or mmrepro why -- vllm serve MODEL",
         )
     engine = None if asked.engine == "auto" else get_engine(asked.engine)
     with with_rules(asked.rules):
         answer = _watched(asked, engine) if asked.child else _read(asked, engine)
     answer = shown_here(answer)
-    emit(answer) if asked.json else _print(answer)
-    if code := _code(answer):
-        raise typer.Exit(code)
+    code = _code(answer)
+    if asked.json:
+        emit(answer, _head(answer, code))
+    else:
+        _print(answer)
+    raise typer.Exit(code)
+
+
+def _head(answer: StartReading, code: int) -> DocumentHead:
+    from mmrepro.base.records import DocumentHead
+
+    return DocumentHead(
+        status=answer.state.value, exit_code=code, summary=answer.sentence
+    )
 
 
 def _code(answer: StartReading) -> int:
@@ -203,7 +213,6 @@ def _print(answer: StartReading) -> None:
     """Print at most 20 lines, the verdict last."""
     from mmrepro.base.text import one_line
     from mmrepro.probes.log_words import public_line
-    from rich.console import Console
     from rich.markup import escape
     from rich.table import Table
 
@@ -233,7 +242,7 @@ def _print(answer: StartReading) -> None:
         row("" if at else "do", text)
     if answer.pid is not None:
         row("running", f"{answer.url or 'the server'}; end it: kill {answer.pid}")
-    console = Console(highlight=False)
+    console = table_console()
     console.print(grid)
     colour = {"ready": "green", "failed": "red", "stuck": "red"}.get(
         answer.state, "yellow"

@@ -20,7 +20,7 @@ from mmrepro.base.errors import UsageError
 from mmrepro.base.machine import open_to_read, parse_toml
 from mmrepro.probes import anchors_of
 
-_DOCS: Final = "docs/logs.md#your-own-rules has an example"
+_DOCS: Final = "mmrepro help logs has an example"
 _CERTAINTIES: Final = ("certain", "likely", "possible")
 _KEYS: Final = frozenset(
     {

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 
@@ -19,8 +20,12 @@ class UpstreamTests:
         utils: our file (``reproducers/``) that replaces the tests' own ``utils.py``,
             which wheels do not have.
         lent: what to say of that replacement.
+        tools: requirements of what its tests import and no environment has.
+        preload: modules that all trees share, imported once.
     """
 
+    tools: tuple[str, ...] = ("pytest", "pytest-asyncio", "pytest-timeout")
+    preload: tuple[str, ...] = ("torch", "transformers")
     manner: str = ""
     folder: str = ""
     utils: str = ""
@@ -55,10 +60,18 @@ class ServingFacts:
         tiny: the only tiny model that it serves; "": any.
         pooling: options that make it serve a model that pools.
         pooling_named: options that name a model's kind, so that none is added.
+        pools: expression of a command's options with which its model pools.
         registry: the file of the installed package that lists its architectures.
         tried: architectures, and its first release of which a CPU is known to serve
             them.
         tests: how its own tests start a server.
+        batch: expression of what answers a file of requests without a server; the
+            options of that are the server's.
+        batch_input, batch_output: options with the files of such a batch.
+        clients: expression of its own programs that ask a server.
+        benchmark: expression of its own benchmarks of a server.
+        logged_options: what its log prints before the options that were given, as a
+            mapping of Python.
     """
 
     command: tuple[str, ...] = ()
@@ -82,9 +95,16 @@ class ServingFacts:
     tiny: str = ""
     pooling: tuple[str, ...] = ()
     pooling_named: tuple[str, ...] = ()
+    pools: str = ""
     registry: str = ""
     tried: Mapping[str, str] = field(default_factory=dict)
     tests: UpstreamTests = UpstreamTests()
+    batch: str = ""
+    batch_input: tuple[str, ...] = ()
+    batch_output: tuple[str, ...] = ()
+    clients: str = ""
+    benchmark: str = ""
+    logged_options: str = ""
 
     def typed(self, engine: str, model: str, length: str, port: str) -> list[str]:
         """The words that a person types to have the server."""
@@ -92,6 +112,13 @@ class ServingFacts:
             return [engine, "--model", model, "--port", port]
         given = {"{model}": model, "{length}": length, "{port}": port}
         return [given.get(word, word) for word in self.command]
+
+
+def pools(engine: str, args: Sequence[str]) -> bool:
+    """Whether a server with these options has a model that pools: it answers no chat,
+    and some end by one."""
+    form = serving(engine).pools
+    return bool(form and re.search(form, " ".join(args)))
 
 
 def default_ports() -> Iterator[int]:
@@ -107,5 +134,5 @@ def serving(engine: str) -> ServingFacts:
     """How ``engine``'s server is started; the common way where its folder says
     nothing."""
     row = dict(table(engine, "serving.toml"))
-    row["tests"] = UpstreamTests(**row.get("tests", {}))
+    row["tests"] = made_of(UpstreamTests, row.get("tests", {}))
     return made_of(ServingFacts, row)

@@ -313,7 +313,8 @@ def _first_up(lines: Sequence[LogLine]) -> float:
 
 
 _UP: Final = re.compile(
-    r"Application startup complete\.|Uvicorn running on |ready to roll|ready on port \d"
+    r"Application startup complete\.|Uvicorn running on |ready to roll|ready on port \d|"
+    r"starting OpenAI server bind_address=|OpenAI server is ready to accept requests"
 )
 
 

@@ -41,6 +41,7 @@ TABLES = (
     "allowed.toml",
     "features.toml",
     "waits.toml",
+    "held.toml",
     "starts.toml",
     "serving.toml",
     "promises.toml",

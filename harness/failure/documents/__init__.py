@@ -47,6 +47,12 @@ if TYPE_CHECKING:
         ProcessStand as ProcessStand,
         Resemblance as Resemblance,
     )
+    from mmrepro.failure.documents.fall import (
+        FALL_FILE as FALL_FILE,
+        FallRecord as FallRecord,
+        RequestShape as RequestShape,
+        read_fall as read_fall,
+    )
     from mmrepro.failure.documents.finding import (
         LoadedFinding as LoadedFinding,
         finding_of as finding_of,

@@ -7,7 +7,7 @@ from enum import StrEnum
 from typing import Annotated
 
 from mmrepro.base.records import Document, Record
-from mmrepro.failure.documents.dumps import DumpReading
+from mmrepro.failure.documents.dumps import DumpReading, Resemblance
 from mmrepro.probes import LogLine, LogsData
 from pydantic import ConfigDict, Field
 
@@ -252,7 +252,13 @@ class LogReading(Document, kind="logs"):
 
     @property
     def exit_code(self) -> int:
-        """0 it was read; 3 not to its end, or it is neither a log of a server nor a
-        dump."""
-        neither = self.cause.name is CauseClass.NOT_A_LOG and self.dumps is None
-        return 3 if self.unread or neither else 0
+        """0 it shows no failure; 1 it shows one; 3 undecided: its cause is unknown, it
+        was not read to its end, or it is no log."""
+        dumped = self.dumps.failures if self.dumps is not None else []
+        if any(failure.fit is not Resemblance.IF_IT_STAYS for failure in dumped):
+            return 1
+        if self.cause.name in (CauseClass.UNKNOWN, CauseClass.NOT_A_LOG):
+            return 3
+        if self.cause.name is CauseClass.ALIVE:
+            return 3 if self.unread else 0
+        return 1

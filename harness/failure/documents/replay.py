@@ -17,7 +17,7 @@ from mmrepro.base.records import (
 )
 from mmrepro.failure.documents.searches import CampaignDocument
 from mmrepro.traffic.case import Origin, ServerWanted
-from pydantic import Field, StringConstraints
+from pydantic import Field, JsonValue, StringConstraints
 
 REPLAY_FILE = "replay.json"
 PUBLIC_DIR = "anonymised"
@@ -248,7 +248,18 @@ class ReproVerdict(StrEnum):
     NOTHING_TESTED = "nothing-tested"
     """No request came as far as what the report is about."""
     NEEDS_HARDWARE = "needs-hardware"
-    """Nothing shows without what is not here: a GPU, several, the real model."""
+    """Nothing shows without what is not here: a GPU, several, further servers."""
+    NEEDS_MODEL = "needs-model"
+    """Nothing shows without the real model: its weights, its architecture."""
+
+
+class Needs(StrEnum):
+    """What a report's server would take that is left out."""
+
+    HARDWARE = "hardware"
+    MODEL = "model"
+    TRUST = "trust"
+    """An option that a report may not set; a user may."""
 
 
 _REPRO_EXITS: Final = {ReproVerdict.NOT_REPRODUCED: 0, ReproVerdict.REPRODUCED: 1}
@@ -265,6 +276,13 @@ class Replaced(Record):
         Field(description="a failure may hang on it: without it, silence says nothing"),
     ] = False
     model: Annotated[bool, Field(description="it is the model")] = False
+    needs: Annotated[
+        Needs | None,
+        Field(
+            description="what it would take, where it is essential",
+            exclude_if=lambda needs: needs is None,
+        ),
+    ] = None
 
     @property
     def words(self) -> str:
@@ -294,6 +312,34 @@ class Claim(Record):
             exclude_if=lambda about: not about,
         ),
     ] = []
+    expected: Annotated[
+        bool,
+        Field(
+            description="somebody wrote down what is right (--expect)",
+            exclude_if=lambda expected: not expected,
+        ),
+    ] = False
+    rare: Annotated[
+        str,
+        Field(
+            description="its words by which the failure comes and goes",
+            exclude_if=lambda rare: not rare,
+        ),
+    ] = ""
+    messages: Annotated[
+        list[str],
+        Field(
+            description="of refusals that it shows",
+            exclude_if=lambda messages: not messages,
+        ),
+    ] = []
+    model_code: Annotated[
+        str,
+        Field(
+            description="a file of a model's or a kernel's code that its traceback has",
+            exclude_if=lambda file: not file,
+        ),
+    ] = ""
 
     @property
     def words(self) -> str:
@@ -309,6 +355,50 @@ class OnRelease(Record):
     finding: str
     state: Literal["fixed", "still", "other", "not-tested"]
     said: str
+
+
+class ClientEnd(Record):
+    """How a report's client ended: its own words, which are evidence for the claim and
+    never for what became of the server."""
+
+    code: Annotated[
+        int | None, Field(description="its exit code; null: it was ended")
+    ] = None
+    ended: Annotated[
+        str, Field(description='why it was ended; "": it ended by itself')
+    ] = ""
+    exception: Annotated[
+        str, Field(description="class of the exception that it ended with")
+    ] = ""
+    line: Annotated[
+        int, Field(description="of the script, where it was raised; 0: not known")
+    ] = 0
+    is_check: Annotated[
+        bool,
+        Field(
+            description="the line checks what a server promises, whatever a model says"
+        ),
+    ] = False
+    in_engine: Annotated[
+        bool,
+        Field(
+            description="the engine in the script's own process ended it",
+            exclude_if=lambda in_engine: not in_engine,
+        ),
+    ] = False
+    raised: Annotated[
+        list[str],
+        Field(
+            description="exceptions that the engine there printed",
+            exclude_if=lambda raised: not raised,
+        ),
+    ] = []
+    asked: Annotated[int, Field(description="requests that it had sent")] = 0
+    refused: Annotated[int, Field(description="of these, without an answer of 2xx")] = 0
+    failed: Annotated[
+        int, Field(description="runs on fresh servers that ended at this check")
+    ] = 0
+    runs: int = 0
 
 
 class ReportFacts(Record):
@@ -332,6 +422,12 @@ class ReportFacts(Record):
     output: Annotated[str, Field(description="the last that the client printed")] = ""
     died: Annotated[
         bool, Field(description="the server ended while the client ran")
+    ] = False
+    end: Annotated[
+        ClientEnd | None, Field(description="how the client ended; null: none ran")
+    ] = None
+    shows_output: Annotated[
+        bool, Field(description="the report shows what its model said")
     ] = False
     asked: Annotated[
         str, Field(description="--fixed: the release that is compared")
@@ -425,14 +521,14 @@ class Replay(CampaignDocument, kind="replay"):
 
     @property
     def exit_code(self) -> int:
-        """1: unknown and confirmed; 3: unproven only, nothing was tested, or not
-        testable here; 0: neither. Of a bug report: 1: reproduced; 0: it is not; 3:
-        neither can be said."""
+        """1: a failure is confirmed, known or not; 3: unproven only, nothing was
+        tested, or not testable here; 0: neither. Of a bug report: 1: reproduced; 0: it
+        is not; 3: undecided."""
         if self.report is not None and self.report.verdict is not None:
             return _REPRO_EXITS.get(self.report.verdict, 3)
-        if any(f.confirmed and f.known is None for f in self.findings):
+        if any(finding.confirmed for finding in self.findings):
             return 1
-        unproven = any(not f.confirmed for f in self.findings) or bool(self.unconfirmed)
+        unproven = bool(self.findings or self.unconfirmed)
         untestable = bool(self.untestable) and not self.findings
         return 3 if unproven or untestable or self.nothing_tested else 0
 
@@ -480,7 +576,7 @@ class Episode(Record):
     number: Annotated[
         int, Field(description="0: the one that learns the server's limits")
     ]
-    kind: Literal["learning", "mixed", "steady", "many"]
+    kind: Literal["learning", "mixed", "steady", "many", "fields", "scripts"]
     origin: Annotated[
         str,
         Field(
@@ -536,6 +632,38 @@ class SeenOnce(Record):
     sighting: Sighting
 
 
+class SideDifference(Record):
+    """What two sides answer otherwise to one request: a finding of ``--against``."""
+
+    id: str
+    field: Annotated[
+        str, Field(description="of the answer: status, text, usage.prompt_tokens …")
+    ]
+    what: Annotated[
+        str, Field(description="how it differs, the same for all requests: 400 → 200")
+    ]
+    features: Annotated[
+        list[str],
+        Field(description="what the request has that shows it, after shrinking"),
+    ] = []
+    statement: Annotated[str, Field(description="one sentence, of this request")]
+    request: Annotated[
+        dict[str, JsonValue],
+        Field(description="method, path and body, without a model"),
+    ]
+    episode: int
+    shrunk: bool = False
+    pairs: Annotated[
+        int, Field(description="of fresh servers that were asked it once more")
+    ] = 0
+    shown: Annotated[int, Field(description="in so many of those pairs")] = 0
+
+    @property
+    def confirmed(self) -> bool:
+        """Every fresh pair of servers showed it."""
+        return 0 < self.pairs == self.shown
+
+
 class Fuzz(CampaignDocument, kind="fuzz"):
     """One session: episodes in, findings out. Nothing is claimed absent."""
 
@@ -577,6 +705,12 @@ class Fuzz(CampaignDocument, kind="fuzz"):
     counted: dict[str, int] = {}
     unseen: list[str] = []
     limits: list[str] = []
+    other: Annotated[
+        ServerWanted | None, Field(description="--against: the other side's server")
+    ] = None
+    differences: Annotated[
+        list[SideDifference], Field(description="of the two sides, in the order found")
+    ] = []
 
     @property
     def requests(self) -> int:
@@ -588,5 +722,8 @@ class Fuzz(CampaignDocument, kind="fuzz"):
         """1: unknown and confirmed; 3: unproven only; 0: neither."""
         if any(f.finding.confirmed and f.finding.known is None for f in self.found):
             return 1
+        if any(difference.confirmed for difference in self.differences):
+            return 1
         unproven = any(not f.finding.confirmed for f in self.found) or bool(self.once)
+        unproven = unproven or bool(self.differences)
         return 3 if unproven else 0

@@ -41,7 +41,8 @@ def foreign_error(status: int | None, body: str) -> str:
     ``detail``, or an error object that has its status as a number, by itself with
     ``"object": "error"`` or as the one field ``error`` (vLLM 0.11 to 0.33, SGLang 0.5.6
     to 0.5.23, LMDeploy 0.6.4 to 0.18.0, minivllm). A validation error of SGLang is its
-    message alone; the Rust front end of vLLM has a word for its code."""
+    message alone; the Rust front end of vLLM has a word for its code; ``/v1/messages``
+    of both has Anthropic's form."""
     why = not_the_engines(status, body)
     if why or status is None or status < 400:
         return why
@@ -68,6 +69,8 @@ def _has_an_engines_form(document: Any, status: int) -> bool:
             return True
         if document.keys() == {"error"}:
             error = document["error"]
+        elif document.keys() == {"type", "error"}:
+            return document["type"] == "error" and _is_of_messages(document["error"])
         elif document.get("object") != "error":
             return False
 
@@ -81,6 +84,14 @@ def _has_an_engines_form(document: Any, status: int) -> bool:
     if status >= 500 or "code" in error:
         return "type" in error and error.get("code") == status
     return True
+
+
+def _is_of_messages(error: Any) -> bool:
+    """Whether it has the form that ``/v1/messages`` has: a type and a message, and no
+    status. Anthropic's own service, and gateways to it, add the id of the request."""
+    if not isinstance(error, dict) or error.keys() != {"type", "message"}:
+        return False
+    return all(isinstance(value, str) for value in error.values())
 
 
 def _is_rust_error(error: Mapping[str, object], status: int) -> bool:

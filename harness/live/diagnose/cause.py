@@ -15,6 +15,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import islice
 
+from mmrepro.base.units import count
 from mmrepro.engines.folders import facts, folders, published
 from mmrepro.failure.documents import (
     CAUSE_WORDS,
@@ -122,8 +123,9 @@ _CUT = re.compile(
 """Words that an exception always follows, or goes before."""
 _SHUT = re.compile(
     r"^Shutting down|Waiting for application shutdown|Finished server process"
+    r"|^received shutdown signal \(SIG\w+\), shutting down"
 )
-"""uvicorn's, on SIGTERM and SIGINT."""
+"""uvicorn's, and vllm-rs's, on SIGTERM and SIGINT."""
 _STARTED = re.compile(r"vLLM (?:API )?server version|server_args=ServerArgs\(")
 """A server logs its settings once, as it starts."""
 _ADDED = re.compile(r"Added request ")
@@ -1155,12 +1157,13 @@ class _Life:
         ]
         if error is not None:
             why.append(f"its last error ({_where(error.line)}): {error.told[:SHOWN]}")
+        were = "was" if self.stuck == 1 else "were"
         return Cause(
             name=C.HANG,
             certainty=LIKELY if silent >= _SILENT_S else POSSIBLE,
             sentence=(
-                f"{self.stuck} requests were added after its last work, and never "
-                "scheduled."
+                f"{count(self.stuck, 'request')} arrived after the engine's last "
+                f"activity and {were} never scheduled."
             ),
             exception=error.told[: 2 * SHOWN] if error else "",
             process=error.process if error else "",
@@ -1425,7 +1428,7 @@ class _Life:
             name=C.NOT_A_LOG,
             certainty=LIKELY if what else POSSIBLE,
             sentence=(
-                f"This is {what or 'no log of a server, by the form of its lines'}."
+                f"This is {what}." if what else "This does not look like a server log."
             ),
             line=_at(self.lines[0]),
             file=self.lines[0].file,

@@ -174,7 +174,9 @@ AFTER_START = re.compile(r"(?<!\w)EngineCore encountered a fatal error")
 WHOSE = re.compile(r"(?P<name>[A-Z]\w+) hit an exception")
 READY = re.compile(
     r"Application startup complete|The server is fired up and ready to roll|"
-    r"Uvicorn running on |HINT:\s+Please open"
+    r"Uvicorn running on |HINT:\s+Please open|"
+    # vllm-rs of 0.23.0 and of 0.33.0
+    r"starting OpenAI server bind_address=|OpenAI server is ready to accept requests"
 )
 STARTING = re.compile(
     r"vLLM (?:API )?server version|non-default args: |Initializing a(?: V\d"
@@ -337,12 +339,14 @@ HEARTBEAT = re.compile(
 """vllm/distributed/device_communicators/shm_broadcast.py: a heartbeat, unless nothing
 moves."""
 STATS = re.compile(
-    r"Avg prompt throughput: (?P<prompt>[\d.]+) tokens/s, Avg generation throughput: "
-    r"(?P<generation>[\d.]+) tokens/s(?:.*?Running: (?P<running>\d+) reqs)?"
-    r"(?:.*?(?:Waiting|Pending): (?P<waiting>\d+) reqs)?"
-    r"(?:.*?KV cache usage: (?P<usage>[\d.]+)%)?"
+    r"Avg prompt t(?:hrough)?put: (?P<prompt>[\d.]+) tok(?:en)?s/s, "
+    r"Avg generation t(?:hrough)?put: (?P<generation>[\d.]+) tok(?:en)?s/s"
+    r"(?:.*?Running: (?P<running>\d+)(?: reqs)?)?"
+    r"(?:.*?(?:Waiting|Pending): (?P<waiting>\d+)(?: reqs)?)?"
+    r"(?:.*?KV cache us(?:age|ed): (?P<usage>[\d.]+)%)?"
 )
-"""vllm/v1/metrics/loggers.py and engine/metrics.py of V0."""
+"""vllm/v1/metrics/loggers.py and engine/metrics.py of V0; "tput" and "toks/s" are the
+Rust front end's (log_stats.rs)."""
 BATCH = re.compile(
     r"(?:Prefill|Decode) batch\b(?:.*?#running-req: (?P<running>\d+))?"
     r"(?:.*?#queue-req: (?P<queue>\d+))?"

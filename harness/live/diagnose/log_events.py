@@ -29,8 +29,9 @@ SETTINGS = re.compile(
 )
 
 _GONE = re.compile(
-    r"(?:Worker proc|Engine core proc|process|[Pp]roc|[Ss]ubprocess) (?P<name>[\w.:-]+)"
-    r"(?: \(pid[= ](?P<pid2>\d+)\))? (?:died|crashed)|"
+    r"(?:Worker proc|Engine core proc|[Pp]rocess|[Pp]roc|[Ss]ubprocess) "
+    r"(?P<name>[\w.:-]+)"
+    r"(?: \((?:pid[= ]|PID: )(?P<pid2>\d+)\))? (?:died|crashed)|"
     r"Engine process \(pid (?P<pid>\d+)\) died"
     r"|(?P<worker>\w*Worker\w*) pid (?P<wpid>\d+) died|"
     r"Rank (?P<rank>\d+) scheduler (?:is dead|died)|"

@@ -290,13 +290,15 @@ def _ranks_seen(lines: Sequence[LogLine]) -> list[str]:
 
 # ------------------------------------------------------------------ ties
 
-_COMMON = frozenset(
-    """enable disable model models auto cache size backend path true false none config
-    engine server attention worker workers runner mode type name tensor parallel max min
-    num default args layers layer kernel kernels python site packages local data utils
-    init core base common load format dtype method algorithm process prefix memory
-    group device hash token tokens batch host port chunked metrics radix""".split()  # noqa: SIM905
-)
+_COMMON_WORDS = """
+    enable disable model models auto cache size backend path true false none
+    config engine server attention worker workers runner mode type name tensor
+    parallel max min num default args layers layer kernel kernels python site
+    packages local data utils init core base common load format dtype method
+    algorithm process prefix memory group device hash token tokens batch host
+    port chunked metrics radix
+"""
+_COMMON = frozenset(_COMMON_WORDS.split())
 _ALIASES = {
     "speculative": ("spec_decode", "speculative", "eagle", "mtp"),
     "expert": ("fused_moe", "deepep", "eplb", "ep_moe"),

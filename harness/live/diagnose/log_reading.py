@@ -21,6 +21,7 @@ from mmrepro.failure.documents import (
 )
 from mmrepro.failure.signature.live_server import LOG_PATTERNS
 from mmrepro.live.diagnose import cause, cause_rules, dumps
+from mmrepro.live.diagnose.kernel import NOT_RESTARTED
 from mmrepro.live.diagnose.log_facts import fetch_command
 from mmrepro.live.diagnose.match import all_scenarios
 from mmrepro.probes import (
@@ -118,6 +119,9 @@ def _read_logs(
         data = data.model_copy(update={"engine": engine})
     found = _with_commands(cause.servers(data), files)
     first = found[0]
+    died = first.cause is not None and first.cause.name in _DEATHS
+    if died and first.cause is not None and _ended_in_order(data):
+        first.cause.advice.append(f"it shut down in order; {NOT_RESTARTED}")
     own = {
         name: lines
         for name, lines in data.matches.items()
@@ -165,6 +169,31 @@ def _given(files: Sequence[Path]) -> str:
         with suppress(*BROKEN), open_log(file) as stream:
             return stream.read(_SAMPLE_BYTES).decode("utf-8", "replace")
     return ""
+
+
+_DEATHS = frozenset(
+    {
+        CauseClass.GPU_FAULT,
+        CauseClass.OUT_OF_GPU_MEMORY,
+        CauseClass.COLLECTIVE_TIMEOUT,
+        CauseClass.WORKER_UNRESPONSIVE,
+        CauseClass.NATIVE_CRASH,
+        CauseClass.DIED_WITHOUT_A_WORD,
+        CauseClass.ENGINE_DEFECT,
+        CauseClass.KILLED_BY_INPUT,
+        CauseClass.PLACEHOLDER_COUNTS,
+    }
+)
+"""Ends of an engine that nobody asked for."""
+_IN_ORDER = re.compile(r"^(?:INFO: +)?Finished server process \[\d+\]")
+"""uvicorn's last line: its process then ends with exit code 0."""
+_LAST_LINES = 20
+
+
+def _ended_in_order(data: LogsData) -> bool:
+    """Whether the front end shut down by itself after what ended the engine."""
+    last = data.excerpt[-_LAST_LINES:]
+    return any(_IN_ORDER.search(line.text) for line in last)
 
 
 def _known(result: ProbeResult[LogsData], server: ServerInLog) -> list[KnownFailure]:

@@ -45,6 +45,7 @@ from mmrepro.failure.documents import (
     StartCause,
 )
 from mmrepro.live.diagnose import cause_rules
+from mmrepro.live.diagnose.kernel import NOT_RESTARTED
 from mmrepro.probes import (
     LineReader,
     LogLine,
@@ -89,8 +90,8 @@ class StartReading(Document, kind="start"):
     last: Annotated[
         LogLine | None, Field(description="the log's last line with a text")
     ] = None
-    exit_code: Annotated[
-        int | None, Field(description="of a watched start that ended")
+    ended_with: Annotated[
+        int | None, Field(description="exit code of a watched start that ended")
     ] = None
     seconds: Annotated[float | None, Field(description="that it was watched")] = None
     url: str = ""
@@ -443,7 +444,7 @@ def read_start(
         stage=stage,
         lines=len(lines),
         last=last,
-        exit_code=exit_code,
+        ended_with=exit_code,
     )
     if ready is not None and not gone:
         words = f"The server started: line {ready.number} says so."
@@ -459,13 +460,19 @@ def read_start(
             f"The server started (line {ready.number}) and ended with "
             f"{exit_code} later."
         )
-        return answer.model_copy(update={"state": StartState.READY, "sentence": words})
+        died = cause is not None or raised(lines)
+        notes = [NOT_RESTARTED] if exit_code == 0 and died else []
+        update = {"state": StartState.READY, "sentence": words, "notes": notes}
+        return answer.model_copy(update=update)
     if cause is None:
         return _no_cause(answer, lines, gone, exit_code)
     if local:
         cause = _looked(cause)
     fits = fitting(cause, lines, name, release, total_bytes)
-    failed = replace(cause, advice=(*([fits] if fits else []), *cause.advice))
+    advice = [fits] if fits else []
+    if exit_code == 0:
+        advice.append(NOT_RESTARTED)
+    failed = replace(cause, advice=(*advice, *cause.advice))
     update = {
         "state": StartState.FAILED,
         "sentence": cause.sentence,

@@ -32,6 +32,7 @@ from mmrepro.campaign import (
     Workplace,
 )
 from mmrepro.engines import get_engine
+from mmrepro.engines.serving import pools
 from mmrepro.failure.documents.replay import Finding, PlayFacts, bucket_words
 from mmrepro.runs import Deadlines
 from mmrepro.runs.play import PlayOptions, Servers
@@ -449,6 +450,7 @@ class Attempts:
             look="none" if shrinking and not self.silent else "quick",
             early=shrinking or (wanted.how == "confirm" and self.hurried),
             blocks=self.blocks,
+            canary=not pools(wanted.case.server.engine, wanted.case.server.args),
         )
         look = None
         if bucket and not self.search.blind:
@@ -515,7 +517,7 @@ def name_of(facts: PlayFacts, budget: int) -> str:
 
 def attempt_ended(name: str, facts: PlayFacts, *, kept: bool) -> RunEnded:
     """The event of an attempt that has ended, now or in an earlier call."""
-    quiet = "nothing is wrong" if facts.state == "ended" else facts.state
+    quiet = "clean" if facts.state == "ended" else facts.state
     detail = ""
     if facts.error:
         detail = f"the one before it counts for nothing: {facts.error}"

@@ -12,7 +12,9 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any, NamedTuple, TypeVar
 
+from mmrepro.engines.models import ScriptedAnswer, Scripts
 from mmrepro.failure.documents.replay import Sighting
+from mmrepro.search.oracle.scripted import chosen_by
 from mmrepro.search.replay.store import Observation
 from mmrepro.traffic.case import (
     Case,
@@ -275,6 +277,38 @@ simpler; and what is asked in other forms than completions: without it there is 
 request."""
 
 
+_DECIDING = _KEPT | {
+    "temperature",
+    "seed",
+    "top_p",
+    "top_k",
+    "min_p",
+    "use_beam_search",
+    "ignore_eos",
+    "min_tokens",
+    "stop",
+    "stop_token_ids",
+    "tools",
+    "tool_choice",
+    "parallel_tool_calls",
+    "functions",
+    "response_format",
+    "structured_outputs",
+    "guided_json",
+    "guided_regex",
+    "guided_choice",
+    "guided_grammar",
+    "logit_bias",
+    "logprobs",
+    "top_logprobs",
+    "return_token_ids",
+    "echo",
+    "chat_template_kwargs",
+}
+"""Parameters that decide which answer comes, and in which form: two requests whose
+answers are held against each other keep them, else two sampled answers are compared."""
+
+
 @dataclass(frozen=True)
 class Simplification:
     """One simplification. ``name``: what it takes away, where it takes one thing
@@ -289,18 +323,30 @@ def changes(case: Case, seen: Observation) -> list[Simplification]:
     """Those that change ``case``, the ones that tell a reader the most first."""
     refused = {op for op, answer in seen.answers.items() if answer.startswith("4")}
 
+    compared = _compared(case)
+
+    def patient(op: Operation) -> dict[str, Any]:
+        # How an answer comes is what such a request is compared in.
+        return {} if op.id in compared else {"stream": False, "leave": ""}
+
+    def bounding(op: Operation) -> dict[str, Any]:
+        kept = _DECIDING if op.id in compared else _KEPT
+        return {"parameters": {k: v for k, v in op.parameters.items() if k in kept}}
+
     def short(op: Operation) -> dict[str, Any]:
         return _shorter(op, refused)
 
     offered = (
+        Simplification("only the scripts that are asked for", _asked_scripts),
+        Simplification("scripts in tokens as long as words", _scripts_in_words),
         Simplification("one request after another", in_order),
         Simplification(
             "no streams, and no client that goes away",
-            functools.partial(_each, change=_patient),
+            functools.partial(_each, change=patient),
         ),
         Simplification(
             "no parameters but those that bound the answer",
-            functools.partial(_each, change=_bounding),
+            functools.partial(_each, change=bounding),
         ),
         Simplification("short texts", functools.partial(_each, change=short)),
         Simplification(
@@ -309,6 +355,53 @@ def changes(case: Case, seen: Observation) -> list[Simplification]:
         ),
     )
     return [change for change in offered if change.made(case) != case]
+
+
+def _compared(case: Case) -> set[str]:
+    """Operations whose answers the case holds against each other."""
+    compared: set[str] = set()
+    for op in case.operations:
+        if op.expect is not None and op.expect.same_as is not None:
+            compared |= {op.id, op.expect.same_as}
+    return compared
+
+
+def _asked_scripts(case: Case) -> Case:
+    """Without the scripts that no request is answered with."""
+    scripts = case.server.scripts
+    if scripts is None:
+        return case
+    asked: set[str] = set()
+    for op in case.operations:
+        answer = scripts.chosen(chosen_by(op))
+        if answer is None:
+            return case  # it may be any of them
+        asked.add(answer.name)
+    kept = [answer for answer in scripts.script if answer.name in asked]
+    return _saying(case, scripts, kept)
+
+
+def _scripts_in_words(case: Case) -> Case:
+    """The same texts, cut into tokens where words end: not inside a character, a tag
+    or a call."""
+    scripts = case.server.scripts
+    if scripts is None:
+        return case
+    kept: list[ScriptedAnswer] = []
+    for answer in scripts.script:
+        text = answer.script(scripts.shared).text
+        in_words = answer.model_copy(update={"text": text, "pieces": []})
+        same = in_words.script(scripts.shared) == answer.script(scripts.shared)
+        kept.append(answer if same else in_words)
+    return _saying(case, scripts, kept)
+
+
+def _saying(case: Case, scripts: Scripts, answers: list[ScriptedAnswer]) -> Case:
+    if not answers:
+        return case
+    said = scripts.model_copy(update={"script": answers})
+    server = case.server.model_copy(update={"scripts": said})
+    return case.model_copy(update={"server": server})
 
 
 def _patient(op: Operation) -> dict[str, Any]:

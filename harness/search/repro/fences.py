@@ -3,6 +3,7 @@ does."""
 
 from __future__ import annotations
 
+import html
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -63,6 +64,34 @@ def _closes(line: str, mark: str) -> bool:
 def _fence(opened: tuple[int, re.Match[str], str], inside: str, end: int) -> _Fence:
     begin, opens, above = opened
     return _Fence(begin, end, opens["indent"], opens["kind"], inside, above)
+
+
+def with_fences(text: str) -> str:
+    """Write HTML's ``<pre>`` as fenced blocks, which GitHub shows alike."""
+    written, at = [], 0
+    for fence in fences(text):
+        written += [_fenced(text[at : fence.begin]), text[fence.begin : fence.end]]
+        at = fence.end
+    return "".join([*written, _fenced(text[at:])])
+
+
+_PRE_OPENS: Final = re.compile(
+    r"<pre(?:\s[^<>]{0,200})?>[ \t]*(?:<code(?:\s[^<>]{0,200})?>)?", re.IGNORECASE
+)
+_PRE_CLOSES: Final = re.compile(r"(?:</code>\s{0,10})?</pre>", re.IGNORECASE)
+
+
+def _fenced(text: str) -> str:
+    written, at = [], 0
+    while True:
+        opens = _PRE_OPENS.search(text, at)
+        closes = _PRE_CLOSES.search(text, opens.end()) if opens is not None else None
+        if opens is None or closes is None:
+            break
+        inside = html.unescape(text[opens.end() : closes.start()]).strip("\n")
+        written += [text[at : opens.start()], f"\n```\n{inside}\n```\n"]
+        at = closes.end()
+    return "".join([*written, text[at:]])
 
 
 def without_fences(text: str, instead: str) -> str:

@@ -25,18 +25,26 @@ from mmrepro.base.machine import (
     read_yaml,
     within_limits,
 )
-from mmrepro.engines.folders import published
+from mmrepro.engines.folders import folders, published
+from mmrepro.engines.serving import serving
 from mmrepro.failure.documents.replay import Claim
+from mmrepro.search.repro.benchmark import benchmark_form, script_of
 from mmrepro.search.repro.claim import read_claim, what_about
-from mmrepro.search.repro.fences import fences, without_fences
+from mmrepro.search.repro.fences import fences, with_fences, without_fences
+from mmrepro.search.repro.other_servers import (
+    batch_of,
+    of_logged_options,
+    offline_command,
+)
 from mmrepro.search.repro.server_command import (
     CONTINUED,
     PROMPT,
+    RELEASE,
     is_server_command,
     of_manifest,
     parse,
 )
-from mmrepro.search.repro.shell_text import FUNCTION, ShellText
+from mmrepro.search.repro.shell_text import FUNCTION, ShellText, as_typed
 from mmrepro.search.repro.speech import Speech, shown_in
 from pydantic import TypeAdapter, ValidationError
 
@@ -68,7 +76,6 @@ _OTHER_CLIENTS: Final = (
         "PowerShell's Invoke-RestMethod",
         r"\bInvoke-(?:RestMethod|WebRequest)\b|\birm\s+-",
     ),
-    ("HTTPie", r"^[ \t]*(?:[$>%]\s+)?https?\s+(?:--?\w+\s+)*(?:GET|POST|PUT|DELETE)\s"),
     (
         "JavaScript",
         r"\bfetch\(\s*[`\"']http|\bfrom [\"']openai[\"']|\brequire\([\"'](?:openai"
@@ -77,8 +84,7 @@ _OTHER_CLIENTS: Final = (
     ),
     (
         "a benchmark",
-        r"\bvllm bench\b|benchmark_serving|sglang\.bench_|\bgenai-perf\b|\bguidellm\b|"
-        r"\bevalscope\b",
+        r"\bvllm bench\b|sglang\.bench_|\bgenai-perf\b|\bguidellm\b|\bevalscope\b",
     ),
     (
         "a load generator",
@@ -107,8 +113,10 @@ _IN_SHELL: Final = re.compile(
 )
 """A shell that brings Python: in a heredoc, or after ``-c``."""
 _OFFLINE: Final = re.compile(
-    r"^[ \t]*from\s+vllm\s+import\b.*\bLLM\b|\bvllm\.LLM\(|\bsgl(?:ang)?\.Engine\(|"
-    r"from\s+lmdeploy\s+import\b.*\bpipeline\b|AsyncLLM(?:Engine)?\.from_",
+    r"^[ \t]*from\s+vllm(?:\.entrypoints\.llm)?\s+import\b[^#]{0,300}?\bLLM\b"
+    r"|\bvllm\.LLM\(|\bsgl(?:ang)?\.Engine\(|"
+    r"from\s+lmdeploy\s+import\b.*\bpipeline\b|\blmdeploy\.pipeline\("
+    r"|AsyncLLM(?:Engine)?\.from_",
     re.MULTILINE,
 )
 _CURL: Final = re.compile(r"^[^#\n]*\b(?:curl|wget)\s+", re.MULTILINE)
@@ -136,7 +144,7 @@ _WELL_AFTER: Final = re.compile(
     r"does ?n.t|did ?n.t|does not|did not|没有问题|正常)",
     re.IGNORECASE,
 )
-_NUMBER: Final = r"(\d+\.\d+\.\d+(?:\.?(?:post|rc)\d+)?)"
+_NUMBER: Final = f"({RELEASE})"
 _LOGGED: Final = re.compile(
     r"(?:vLLM API server version|LLM engine \(v|Tested (?:with|on) \w+|version)[ :=]*v?"
     + _NUMBER,
@@ -190,12 +198,13 @@ class Issue:
         server: the command; "": none was found.
         client: what is run: a script, curl lines, or a request's body; "": none was
             found.
-        client_kind: ``python``, ``shell`` or ``json``.
+        client_kind: ``python``, ``shell``, ``json``, ``batch`` or ``offline``.
         notes: sentences: what else there was.
         other_client: what its client is written for, where that is not run.
         other_engine: whose report it is, where that is none of ours.
         files: further files of the client, by name.
         speech: what it shows of the model's words.
+        options: of the server, that its prose names.
     """
 
     title: str = ""
@@ -211,6 +220,7 @@ class Issue:
     other_engine: str = ""
     files: dict[str, str] = field(default_factory=dict)
     speech: Speech = field(default_factory=Speech)
+    options: list[str] = field(default_factory=list)
 
 
 LIMITS: Final = WorkLimits()
@@ -267,10 +277,13 @@ def read_here(text: str) -> Issue:
     """Read a report in this process. Raises UsageError: its server's command cannot be
     read."""
     text = text.replace("\r\n", "\n").removeprefix("\ufeff").replace("\0", "\ufffd")
+    text = with_fences(text)
     issue = Issue(title=_title(text))
     blocks = list(_blocks(text))
     prose = without_fences(text, "\n")
     _server(issue, blocks, prose)
+    if not issue.server:
+        issue.options = list(_options_in(prose))
     _client(issue, blocks, prose)
     _release(issue, text)
     shown = [block.text for block in blocks if not _ENVIRONMENT.search(block.section)]
@@ -303,9 +316,45 @@ def _blocks(text: str) -> Iterator[_ReportBlock]:
             section = heading[1]
         read = fence.begin
         lines = [line.removeprefix(fence.indent) for line in fence.text.splitlines()]
-        yield _ReportBlock("\n".join(lines), fence.kind.lower(), section, fence.above)
+        kind, inside = fence.kind.lower(), "\n".join(lines)
+        if kind in _SHELLS:
+            inside = as_typed(inside, _is_typed)
+        yield _ReportBlock(inside, kind, section, fence.above)
     for indented in _INDENTED.finditer(without_fences(text, "\n\n")):
         yield _ReportBlock(textwrap.dedent(indented[1]).strip("\n"), "", "")
+
+
+_ASKS_SERVER: Final = re.compile(
+    r"[ \t]*(?:curl|wget)\s+(?:-|\S{0,200}(?:localhost|[/\d]))"
+)
+
+
+def _is_typed(line: str) -> bool:
+    """Whether a line without a prompt starts a server, or asks one."""
+    if _ASKS_SERVER.match(line):
+        return True
+    return is_server_command(line) and _starts(line)
+
+
+_OPTIONS_NAMED: Final = re.compile(r"--[a-z][\w-]*(?:[= ]\S+)?(?:\s+--?\S.*)?")
+_OTHERWISE: Final = re.compile(
+    r"\b(?:without|instead|work(?:s|ed|ing|around)?|fix(?:es|ed)?|help(?:s|ed)?|fine|"
+    r"if|add(?:ing)?|remov\w+|disabl\w+|unless|try|tried|should|not|goes away)\b|n't\b",
+    re.IGNORECASE,
+)
+_MOST_OPTIONS: Final = 40
+
+
+def _options_in(prose: str) -> Iterator[str]:
+    """Options that sentences name as the server's, and not as a way out."""
+    number = 0
+    for sentence in re.split(r"(?<=[.!?])\s|\n", prose):
+        if _OTHERWISE.search(_INLINE.sub(" ", sentence)):
+            continue
+        for named in _INLINE.findall(sentence):
+            if _OPTIONS_NAMED.fullmatch(named) and number < _MOST_OPTIONS:
+                number += 1
+                yield named
 
 
 def _logical(text: str) -> list[str]:
@@ -328,6 +377,8 @@ def _server(issue: Issue, blocks: Sequence[_ReportBlock], prose: str) -> None:
     for block in blocks:
         if block.kind not in ("python", "py", "json"):
             commands += _typed_in(block)
+    if not commands:
+        commands += _batches_in(blocks)
     commands += [text for text in _INLINE.findall(prose) if is_server_command(text)]
     for line in _logical(prose):  # without a fence
         plain = PROMPT.sub("", line)
@@ -341,6 +392,10 @@ def _server(issue: Issue, blocks: Sequence[_ReportBlock], prose: str) -> None:
             if not commands:
                 commands += _lines_of_log(block)
 
+    logged = of_logged_options("\n".join([*(b.text for b in blocks), prose]))
+    if not commands and logged:
+        commands.append(logged)
+        issue.notes.append("The server's options are those that its log prints.")
     if not commands:
         return
     issue.server = _configured(commands[0], blocks)
@@ -361,6 +416,15 @@ def _typed_in(block: _ReportBlock) -> Iterator[str]:
             yield "\n".join([*before[-_MOST_BEFORE:], plain])
         elif re.match(r"\s*(?:export\s+)?[A-Za-z_]\w*=\S*\s*$", plain):
             before.append(plain.strip())
+
+
+def _batches_in(blocks: Sequence[_ReportBlock]) -> Iterator[str]:
+    """Servers that would answer the files of requests which lines have answered."""
+    for block in blocks:
+        for line in _logical(block.text):
+            batch = batch_of(PROMPT.sub("", line))
+            if batch is not None:
+                yield batch.command
 
 
 def _lines_of_log(block: _ReportBlock) -> Iterator[str]:
@@ -468,6 +532,7 @@ def _client(issue: Issue, blocks: Sequence[_ReportBlock], prose: str) -> None:
 
     in_order = clients.in_order()
     if not in_order:
+        _offline_client(issue, clients.offline)
         return
     issue.client_kind, issue.client = in_order[0]
     issue.offline, issue.other_client = False, ""
@@ -476,6 +541,17 @@ def _client(issue: Issue, blocks: Sequence[_ReportBlock], prose: str) -> None:
         more = "1 more client" if len(others) == 1 else f"{len(others)} more clients"
         issue.notes.append(f"The report has {more}: the first one is run.")
     _files(issue, blocks)
+
+
+def _offline_client(issue: Issue, scripts: Sequence[str]) -> None:
+    """The first script that has an engine in its own process, and the server that has
+    the same options."""
+    for script in scripts:
+        command = offline_command(script)
+        if command:
+            issue.client_kind, issue.client = "offline", script
+            issue.server = issue.server or command
+            return
 
 
 @dataclass
@@ -487,16 +563,23 @@ class _Clients:
         perhaps: Python that may call one: it names an address.
         curls: lines of a shell.
         bodies: of requests.
+        batches: files of requests, one on each line.
+        benchmarks: scripts in place of an engine's own benchmark.
+        offline: scripts that have the engine in their own process.
     """
 
     scripts: list[str] = field(default_factory=list)
     perhaps: list[str] = field(default_factory=list)
     curls: list[str] = field(default_factory=list)
     bodies: list[str] = field(default_factory=list)
+    batches: list[str] = field(default_factory=list)
+    benchmarks: list[str] = field(default_factory=list)
+    offline: list[str] = field(default_factory=list)
 
     @property
     def any(self) -> bool:
-        return bool(self.curls or self.scripts or self.bodies or self.perhaps)
+        asking = self.curls or self.scripts or self.bodies or self.perhaps
+        return bool(asking or self.batches or self.benchmarks)
 
     def in_order(self) -> list[tuple[str, str]]:
         """Kinds and texts, the likeliest client first."""
@@ -505,6 +588,8 @@ class _Clients:
             clients.append(("shell", "\n".join(self.curls)))
         clients += [("python", script) for script in self.perhaps]
         clients += [("json", body) for body in self.bodies]
+        clients += [("batch", batch) for batch in self.batches]
+        clients += [("python", script) for script in self.benchmarks]
         return clients
 
 
@@ -522,7 +607,8 @@ def _sort(issue: Issue, clients: _Clients, block: _ReportBlock) -> None:
         scripts.append(_without_prompt(text))
         return
 
-    if python or _CURL.search(text) or (shell and _CLIENT_WORDS.search(text)):
+    text = _without_httpie(text)
+    if python or _asks_by_line(text) or (shell and _CLIENT_WORDS.search(text)):
         clients.curls.append(_without_server(text))
         return
     raw = _RAW_HTTP.match(text)
@@ -532,10 +618,90 @@ def _sort(issue: Issue, clients: _Clients, block: _ReportBlock) -> None:
     body = _body(text) if written else ""
     if body:
         clients.bodies.append(body)
+    elif _is_batch(text):
+        clients.batches.append(text)
+    elif benchmark_form().search(text):
+        clients.benchmarks += _benchmarks_in(text)
     elif _OFFLINE.search(text):
         issue.offline = True
+        clients.offline.append(_without_prompt(text))
     elif written and not issue.other_client:
         issue.other_client = _other_client(text)
+
+
+@cache
+def _engines_clients() -> re.Pattern[str]:
+    """The form of a line that starts an engine's own client."""
+    forms = filter(None, (serving(engine).clients for engine in folders()))
+    return re.compile(rf"^[^#\n]*\b(?:{'|'.join(forms)})", re.MULTILINE)
+
+
+def _asks_by_line(text: str) -> bool:
+    """Whether a line of a shell asks a server."""
+    return bool(_CURL.search(text) or _engines_clients().search(text))
+
+
+def _is_batch(text: str) -> bool:
+    """Whether each line is a request as a batch file has it."""
+    lines = [line for line in text.splitlines() if line.strip()]
+    for line in lines[:_MOST_LINES]:
+        try:
+            request = json.loads(line)
+        except (ValueError, RecursionError):
+            return False
+        if not isinstance(request, dict) or not {"url", "body"} <= request.keys():
+            return False
+    return bool(lines)
+
+
+_MOST_LINES: Final = 200
+
+
+def _benchmarks_in(text: str) -> Iterator[str]:
+    """Scripts in place of the benchmarks that a shell's lines start."""
+    for line in _logical(text):
+        plain = CONTINUED.sub(" ", PROMPT.sub("", line))
+        if benchmark_form().match(plain):
+            yield script_of(plain)
+
+
+_HTTPIE: Final = re.compile(
+    r"^([ \t]*(?:[$>%][ \t]+)?)https?[ \t]+((?:--?[\w-]+[ \t]+)*)"
+    r"(?:(GET|POST|PUT|DELETE)[ \t]+)?((?:https?://|localhost|127\.|:\d)\S*)([^\n]*)$",
+    re.MULTILINE,
+)
+_ITEM: Final = re.compile(r"([\w.-]+)(:=|==|=|:)(.*)", re.DOTALL)
+
+
+def _without_httpie(text: str) -> str:
+    """Write lines of HTTPie as lines of curl."""
+    return _HTTPIE.sub(lambda typed: typed[1] + _as_curl(typed), text)
+
+
+def _as_curl(typed: re.Match[str]) -> str:
+    _, _, method, address, rest = typed.groups()
+    try:
+        items = shlex.split(rest, comments=True)
+    except ValueError:
+        return typed[0].strip()
+    body: dict[str, Any] = {}
+    words: list[str] = []
+    for item in filter(None, map(_ITEM.fullmatch, items)):
+        name, mark, value = item.groups()
+        if mark == ":":
+            words += ["-H", f"{name}: {value}"]
+        elif mark == "=":
+            body[name] = value
+        elif mark == ":=":
+            try:
+                body[name] = json.loads(value)
+            except (ValueError, RecursionError):
+                return typed[0].strip()
+    url = f"http://localhost{address}" if address.startswith(":") else address
+    curl = ["curl", "-X", method or ("POST" if body else "GET"), url, *words]
+    if body:
+        curl += ["-H", "Content-Type: application/json", "-d", json.dumps(body)]
+    return shlex.join(curl)
 
 
 def _may_call(text: str) -> bool:
@@ -743,7 +909,8 @@ def _without_server(text: str) -> str:
             functions.add(begins[1] or begins[2])
         called = re.match(r"\s*([\w-]+)", plain)
         is_call = called is not None and called[1] in functions
-        command = _CLIENT_LINE.match(plain) or is_call
+        asks = _CLIENT_LINE.match(plain) or _engines_clients().match(plain)
+        command = asks is not None or is_call
         is_shell = compounds > 0 or _SHELL_LINE.match(plain) is not None
         shell = plain != line if typed else is_shell
         if inside or command or begins or shell:

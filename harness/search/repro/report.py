@@ -85,6 +85,8 @@ class ReportClient:
         text: of the script.
         script: where it lies; None: in a report.
         files: further ones of a report, by name.
+        at_once: how many requests of a file are sent beside each other.
+        offline: it has the engine in its own process.
     """
 
     shown: str
@@ -94,6 +96,8 @@ class ReportClient:
     script: Path | None = None
     file: Path | None = None
     files: Mapping[str, str] = field(default_factory=dict)
+    at_once: int = 1
+    offline: bool = False
 
     @property
     def texts(self) -> str:
@@ -121,7 +125,8 @@ def asked_for(options: ReproCommand) -> ReproPlan:
     claim = _claim(options, issue)
     command = _server_text(options.server_command) or issue.server
     if not command and issue.engine and not (options.engine or client.file):
-        command = plain_command(issue.engine, client.text)
+        words = [plain_command(issue.engine, client.text), *issue.options]
+        command = " ".join(words)
         issue.notes.append(f"The report has no server's command: {command} is taken.")
 
     facts = ReportFacts(
@@ -130,7 +135,9 @@ def asked_for(options: ReproCommand) -> ReproPlan:
         client=client.shown,
         claim=claim,
         notes=list(issue.notes),
+        shows_output=issue.speech.is_shown,
     )
+    claim.expected = bool(options.expect)
     if command:
         traffic = client.texts.strip() or _head(client.file)
         server = _translated_server(options, issue, command, traffic, facts)
@@ -281,8 +288,8 @@ def _client(options: ReproCommand, issue: Issue) -> ReportClient:
 
     if issue.offline:
         raise UsageError(
-            "The report runs the engine in its own process (vllm.LLM, sglang.Engine, "
-            "pipeline); mmrepro repro tests servers.",
+            "The report runs the engine in its own process, by a script of which no "
+            "engine's arguments are read.",
             hint='--client "python client.py" with the same requests to a server',
         )
     if issue.other_client:
@@ -307,6 +314,16 @@ def _of_report(issue: Issue) -> ReportClient:
         scripts = [name for name in issue.files if name.endswith(".py")]
         shown = f"{scripts[0]} of the report" if scripts else "curl lines of the report"
         client = _script("client.sh", issue.client, shown)
+    elif issue.client_kind == "offline":
+        shown = "a script of the report, with the engine in its own process"
+        client = _script("client.py", issue.client, shown)
+        client = replace(client, offline=True)
+    elif issue.client_kind == "batch":
+        shown = "a file of requests of the report"
+        at_once = len(issue.client.strip().splitlines())
+        return ReportClient(
+            shown, name="batch.jsonl", text=issue.client, at_once=at_once
+        )
     else:
         shown = "a request's body of the report"
         return ReportClient(shown, name="body.json", text=issue.client)
@@ -436,9 +453,20 @@ def _translated_server(
     for name in ("model", "max_model_len", "scripts"):
         if name in options.asked:
             server[name] = options.asked[name]
+    if options.model:
+        _tell_model(facts, options.model)
     wanted = ServerWanted.model_validate(server)
     get_engine(wanted.engine).environment_spec(wanted.release, "cpu")
     return wanted
+
+
+def _tell_model(facts: ReportFacts, model: str) -> None:
+    """Say in the report's facts that the user chose the model."""
+    for place, item in enumerate(facts.replaced):
+        if item.model:
+            by = Path(model).name if is_folder(Path(model)) else model
+            given = {"by": by, "why": "--model", "essential": False, "needs": None}
+            facts.replaced[place] = item.model_copy(update=given)
 
 
 def _as_reported(engine: str, release: str, facts: ReportFacts) -> list[str]:

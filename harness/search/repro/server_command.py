@@ -6,6 +6,7 @@ imported."""
 
 from __future__ import annotations
 
+import ast
 import json
 import re
 import shlex
@@ -21,9 +22,9 @@ from mmrepro.base.machine import read_yaml
 from mmrepro.base.text import names_a_secret
 from mmrepro.engines.allowed import Allowed, allowed_of, is_option
 from mmrepro.engines.folders import facts, folders, published
-from mmrepro.engines.serving import serving
+from mmrepro.engines.serving import pools, serving
 from mmrepro.engines.starts import GONE
-from mmrepro.failure.documents.replay import Replaced
+from mmrepro.failure.documents.replay import Needs, Replaced
 from packaging.version import InvalidVersion, Version
 
 _LEAST_LENGTH, _MOST_LENGTH, _OF_PICTURES = 512, 32768, 2048
@@ -77,6 +78,7 @@ def _serve_form(engines: tuple[str, ...]) -> re.Pattern[str]:
         rf"-m\s+(?:{'|'.join(modules)})\b",
         rf"(?:{'|'.join(scripts)})\b",
         r"(?:docker|podman|nerdctl)\s+run\b",
+        r"(?:singularity|apptainer)\s+(?:run|exec)\b",
     )
     return re.compile(rf"(?:^|[\s;&|(/\"'`\[=!])(?:{'|'.join(ways)})")
 
@@ -96,6 +98,9 @@ def _image_form(engines: tuple[str, ...]) -> re.Pattern[str]:
 
 
 def _image(word: str) -> re.Match[str] | None:
+    word = word.removeprefix("docker://")
+    if word.endswith(".sif"):  # as Singularity calls an image's file: NAME_TAG.sif
+        word = Path(word).stem.replace("_", ":", 1)
     return _image_form(tuple(folders())).match(word)
 
 
@@ -104,10 +109,12 @@ def _package_form(engines: tuple[str, ...]) -> re.Pattern[str]:
     """The form of a package of one of ``engines``, with its release."""
     return re.compile(
         rf"\b({'|'.join(engines)})(?:\[[\w,]*\])?(?:==|@)v?"
-        r"(\d+\.\d+\.\d+(?:\.?(?:post|rc)\d+)?)"
+        rf"({RELEASE})"
     )
 
 
+RELEASE: Final = r"\d+\.\d+\.\d+(?:\.\d+)?(?:\.?(?:post|rc)\d+)?"
+"""A release's number: of three parts, or of four."""
 PROMPT: Final = re.compile(
     r"^[ \t]*(?:(?:\(\w+\)[ \t]*)?(?:PS[ \t]+)?(?:[A-Za-z]:[\\/][^>\n]{0,80}>"
     r"|[$%>][ \t])|"
@@ -120,7 +127,7 @@ CONTINUED: Final = re.compile(r"(?:(?<![ \t])[ \t]*\\|[ \t][`^])[ \t]*\r?\n")
 _ARRAY: Final = re.compile(
     r"^[ \t]*(?:declare[ \t]+-a[ \t]+)?(\w+)\+?=\(([^)]{0,4000})\)", re.MULTILINE
 )
-_VERSION: Final = re.compile(r"(?:^|vllm_)v?(\d+\.\d+\.\d+(?:\.?(?:post|rc)\d+)?)")
+_VERSION: Final = re.compile(rf"(?:^|vllm_)v?({RELEASE})")
 _ASSIGNED: Final = re.compile(
     r"^(?:export\s+|set\s+|Environment=[\"']?|\$env:)?([A-Za-z_]\w*)\s?=\s?(.*)$",
     re.DOTALL,
@@ -143,6 +150,13 @@ _DOCKER_FLAGS: Final = frozenset(
         "--privileged",
         "--read-only",
         "--no-healthcheck",
+        "--nv",
+        "--rocm",
+        "--cleanenv",
+        "--contain",
+        "--containall",
+        "--writable-tmpfs",
+        "--no-home",
     }
 )
 _MODEL_NAMED: Final = re.compile(r"[\"']?\bmodel\b[\"']?\s*[:=]\s*[\"']([\w./-]+)[\"']")
@@ -160,7 +174,7 @@ def is_server_command(text: str) -> bool:
     served = _serve_form(tuple(folders())).search(text)
     if served is None:
         return False
-    if "run" not in served[0].split():
+    if {"run", "exec"}.isdisjoint(served[0].split()):
         return True
     return any(_image(word.strip("\"'")) for word in text.split())
 
@@ -215,7 +229,7 @@ def _words(text: str) -> tuple[list[str], dict[str, str]]:
         # As a text program changes what is pasted into it.
         text = re.sub(typed, meant, text)
 
-    lists = {name: _split(inside) for name, inside in _ARRAY.findall(text)}
+    lists = {name: split_words(inside) for name, inside in _ARRAY.findall(text)}
     # An option taken out.
     joined = re.sub(rf"({CONTINUED.pattern})[ \t]*#[^\n]*\n", r"\1", text)
     joined = CONTINUED.sub(" ", joined)
@@ -271,7 +285,7 @@ def _whole(lines: Sequence[str]) -> str:
         at = quoted.end()
 
 
-def _split(text: str) -> list[str]:
+def split_words(text: str) -> list[str]:
     try:
         return shlex.split(text, comments=True)
     except ValueError:
@@ -345,7 +359,7 @@ def _expanded(
     pattern = r"\$(?:\{(\w+)(?::?-([^}]{0,1000}))?\}|(\w+))"
     filled = re.sub(pattern, lambda found: _variable(found, variables), word)
     if filled.lstrip().startswith("-") and re.fullmatch(pattern, word):
-        return _split(filled)  # options in one variable
+        return split_words(filled)  # options in one variable
     return [filled]
 
 
@@ -359,7 +373,7 @@ def _engine(words: list[str], text: str) -> tuple[str, list[str], str, dict[str,
     UsageError."""
     release, env = "", dict[str, str]()
     program = next((n for n, w in enumerate(words) if Path(w).name in _RUNNERS), None)
-    if program is not None and words[program + 1 : program + 2] == ["run"]:
+    if program is not None and words[program + 1 : program + 2] in (["run"], ["exec"]):
         engine, words, release, env = _in_image(words[program + 2 :])
         if words and not is_server_command(" ".join(words)):
             return engine, words[words[:1] == ["serve"] :], release, env
@@ -408,7 +422,7 @@ def _started_by_file(word: str) -> str:
     return ""
 
 
-_RUNNERS: Final = frozenset({"docker", "podman", "nerdctl"})
+_RUNNERS: Final = frozenset({"docker", "podman", "nerdctl", "singularity", "apptainer"})
 
 
 def _in_image(words: list[str]) -> tuple[str, list[str], str, dict[str, str]]:
@@ -479,7 +493,7 @@ def of_manifest(text: str) -> str:
         for key in ("entrypoint", "command", "args"):
             given = container.get(key) or []
             listed = given if isinstance(given, list) else [given]
-            words += _split(given) if isinstance(given, str) else map(str, listed)
+            words += split_words(given) if isinstance(given, str) else map(str, listed)
         return shlex.join(["docker", "run", *words])
 
     return ""
@@ -531,6 +545,7 @@ _MANY: Final = "it needs several GPUs"
 _GPU: Final = "it needs a GPU"
 _WEIGHTS: Final = "it is about the real model's weights"
 _OURS: Final = "mmrepro sets it itself"
+_OF_MODEL: Final = "it belongs to a model or a file that is not here"
 _ALONE: Final = "the server is one on this machine, for this test"
 _HARMLESS: Final[Mapping[str, str]] = {
     **dict.fromkeys(
@@ -758,7 +773,7 @@ _NEEDED: Final[Mapping[str, str]] = {
             "--worker-extension-cls",
             "--config",
         ),
-        "it belongs to a model or a file that is not here",
+        _OF_MODEL,
     ),
 }
 """Options that are left out, and on which a failure may hang: where nothing shows
@@ -857,9 +872,7 @@ def translated(
             continue
         if plain in _NEEDED and not (gpu and _NEEDED[plain] == _GPU):
             if value not in _DEFAULTS:
-                replaced.append(
-                    Replaced(what=shown, why=_NEEDED[plain], essential=True)
-                )
+                replaced.append(_left_out(shown, _NEEDED[plain]))
             continue
 
         if not gpu and name == "--dtype" and value in ("float16", "half"):
@@ -880,7 +893,7 @@ def translated(
             name, known or {}
         )
         if refusal:
-            replaced.append(Replaced(what=shown, why=refusal, essential=True))
+            replaced.append(_left_out(shown, refusal, Needs.TRUST))
             continue
         args += [name, *values]
 
@@ -888,7 +901,7 @@ def translated(
     for name, value in asked.env.items():
         if name == "VLLM_USE_V1" and value == "0":
             why = "the engine before V1 is in no release that runs here"
-            replaced.append(Replaced(what=f"{name}={value}", why=why, essential=True))
+            replaced.append(_left_out(f"{name}={value}", why))
         if names_a_secret(name) or _ENV_OURS.match(name):
             continue
         of_engine = _ENGINES_OWN.match(name) is not None
@@ -899,11 +912,22 @@ def translated(
             # Of a variable that is no engine's, the name alone: its value may be
             # anything.
             what = f"{name}={value}" if of_engine else name
-            replaced.append(Replaced(what=what, why=refusal, essential=of_engine))
+            needs = Needs.HARDWARE if refusal == _GPU else Needs.TRUST
+            row = _left_out(what, refusal, needs)
+            if not of_engine:
+                row = Replaced(what=what, why=refusal)
+            replaced.append(row)
         else:
             env[name] = value
     rows = _bounded(replaced)
     return Translated(model, length, tuple(args), env, rows, tuple(notes[:MOST_NOTES]))
+
+
+def _left_out(what: str, why: str, needs: Needs | None = None) -> Replaced:
+    """A row on what a failure may hang on."""
+    if needs is None:
+        needs = Needs.MODEL if why == _OF_MODEL else Needs.HARDWARE
+    return Replaced(what=what, why=why, essential=True, needs=needs)
 
 
 def _bounded(replaced: list[Replaced]) -> tuple[Replaced, ...]:
@@ -916,8 +940,16 @@ def _bounded(replaced: list[Replaced]) -> tuple[Replaced, ...]:
         what=f"the rest ({len(others)} options and variables)",
         why=f"only the first {MOST_REPLACED} are listed",
         essential=any(row.essential for row in others),
+        needs=_first_need(others),
     )
     return (*rows, last)
+
+
+def _first_need(rows: Iterable[Replaced]) -> Needs | None:
+    for row in rows:
+        if row.needs is not None:
+            return row.needs
+    return None
 
 
 def _expanded_name(written: str, allowed: Allowed, known: Iterable[str]) -> str:
@@ -957,6 +989,7 @@ _ASKS_TOKENS: Final = re.compile(
 _TIMES: Final = re.compile(r"[\"')\]]\s*\*\s*(\d{2,6})\b")
 _OF_REPEATED = 16
 """Bytes of a text that a script repeats, about."""
+_MOST_NODES: Final = 20_000
 
 
 def _needed(traffic: str) -> int:
@@ -966,12 +999,66 @@ def _needed(traffic: str) -> int:
         (int(n) for n in _ASKS_TOKENS.findall(traffic) if len(n) < 8), default=0
     )
     pictures = _OF_PICTURES if _PICTURES.search(traffic) else 0
-    repeated = sum(int(times) for times in _TIMES.findall(traffic)) * _OF_REPEATED
+    repeated = _repeated(traffic)
     wanted = (
         min(_MOST_LENGTH, len(traffic) + asked + pictures + repeated)
         + _LEAST_LENGTH // 2
     )
     return min(_MOST_LENGTH, -(-wanted // _LEAST_LENGTH) * _LEAST_LENGTH)
+
+
+def _repeated(traffic: str) -> int:
+    """Bytes of the texts that a script makes by repeating others."""
+    try:
+        tree = ast.parse(traffic)
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return sum(int(times) for times in _TIMES.findall(traffic)) * _OF_REPEATED
+
+    numbers: dict[str, int] = {}
+    texts: dict[str, int] = {}
+    made = 0
+    for node in list(ast.walk(tree))[:_MOST_NODES]:
+        match node:
+            case ast.Assign(
+                targets=[ast.Name(id=name)], value=ast.Constant(value=value)
+            ):
+                if isinstance(value, str):
+                    texts[name] = len(value.encode())
+                elif type(value) is int:
+                    numbers[name] = value
+            case ast.BinOp(op=ast.Mult(), left=left, right=right):
+                times = _number(left, numbers) or _number(right, numbers)
+                text = left if _number(right, numbers) else right
+                made += times * _length(text, texts)
+            case ast.comprehension(iter=ast.Call(func=ast.Name(id="range"), args=args)):
+                made += max((_number(arg, numbers) for arg in args), default=0) * (
+                    _OF_REPEATED
+                )
+    return min(made, _MOST_LENGTH)
+
+
+def _number(node: ast.AST, known: Mapping[str, int]) -> int:
+    """A whole number of an expression; 0: it is none that is written out."""
+    match node:
+        case ast.Constant(value=value) if type(value) is int:
+            return min(max(value, 0), 1 << 20)
+        case ast.Name(id=name):
+            return min(max(known.get(name, 0), 0), 1 << 20)
+    return 0
+
+
+def _length(node: ast.AST, known: Mapping[str, int]) -> int:
+    """Bytes of a text, or of those in a list; of another expression about as many."""
+    match node:
+        case ast.Constant(value=str(value)):
+            return len(value.encode())
+        case ast.Name(id=name) if name in known:
+            return known[name]
+        case ast.List(elts=elements):
+            return sum(_length(element, known) + 1 for element in elements)
+        case ast.Constant() | ast.BinOp():
+            return 0
+    return _OF_REPEATED
 
 
 def _tokens(text: str) -> int | None:
@@ -1024,7 +1111,10 @@ _SAME: Final[Mapping[str, tuple[str, str]]] = {
     "dots-ocr": ("a tiny dots.ocr", ""),
     "qwen3": ("a tiny Qwen3 that sees pictures", r"^$"),
     "qwen3-text": ("a tiny Qwen3", ""),
-    "qwen3-moe": ("a tiny Qwen3 mixture of experts", ""),
+    "qwen3-moe": (
+        "a tiny Qwen3 mixture of experts",
+        r"qwen3(?![.\d]|-?(?:vl|omni|next)).*-a\d+b",
+    ),
     "qwen3-next": ("a tiny Qwen3-Next", ""),
 }
 """What each tiny model is, and the names of models with its architecture; "": all that
@@ -1039,6 +1129,13 @@ _TEXTS: Final = (
     ),
 )
 """Tiny text models, names of models that they stand for, and the architecture."""
+_EXPERTS: Final = re.compile(
+    r"-a\d+(?:\.\d+)?b\b|mixtral|moe\b|deepseek-?(?:v[23]|r1$|r1-0)|kimi-k\d|gpt-oss"
+    r"|glm-?(?:4\.[5-9]|5)|minimax-m|ling-|dbrx|grok|llama-?4|hunyuan-a|ernie-4\.5-\d+b-a",
+    re.IGNORECASE,
+)
+"""Names of models that are mixtures of experts."""
+_OF_EXPERTS: Final = ("qwen3-moe", "Qwen3MoeForCausalLM")
 
 
 def _gpu_backend_replaced(asked: ServerAsked) -> list[Replaced]:
@@ -1059,6 +1156,14 @@ def _gpu_backend_replaced(asked: ServerAsked) -> list[Replaced]:
     return [Replaced(what=what, by=by, why=why, essential=True)]
 
 
+_QUANTISED: Final = re.compile(
+    r"(?:^|[-_.])(?:fp8|fp4|nvfp4|mxfp4|awq|gptq|int[48]|w\d+a\d+|bnb|4bit|8bit|gguf"
+    r"|quantized)(?:$|[-_.])",
+    re.IGNORECASE,
+)
+_FULL: Final = re.compile(r"bf16|fp16|unquantized", re.IGNORECASE)
+"""Names of models whose weights are quantised, which no stand-in's are; and of those
+whose are not."""
 _TOKEN_IDS: Final = re.compile(
     r"token_ids|input_ids|logit_bias|input_embeds|prompt[\"']?\s*[:=]\s*\[+\s*\d",
     re.IGNORECASE,
@@ -1084,6 +1189,10 @@ def _model(
             t for t, form, built in _TEXTS if re.search(form, lowered) and serves(built)
         )
         tiny = next(near, tiny)
+        mixture, architecture = _OF_EXPERTS
+        is_mixture = _EXPERTS.search(lowered) and "next" not in lowered
+        if tiny == "text" and is_mixture and serves(architecture):
+            tiny = mixture
 
     server = serving(asked.engine)
     if server.tiny:
@@ -1096,8 +1205,24 @@ def _model(
     if not family:
         why = "no tiny model reads audio"
     what = name or "the model"
+    is_quantised = bool(_QUANTISED.search(name)) and not _FULL.search(name)
+    given_words = [word for name, values in asked.options for word in (name, *values)]
+    # Its pooler and its head are the real model's: a tiny language model has neither.
+    is_pooling = bool(_POOLS.search(name)) or pools(asked.engine, given_words)
+    essential = not family or is_quantised or is_pooling
+    if is_quantised:
+        why += ", not quantised"
+    if is_pooling:
+        why += ", and no model that pools"
     replaced = [
-        Replaced(what=what, by=kind, why=why, model=True, essential=not family),
+        Replaced(
+            what=what,
+            by=kind,
+            why=why,
+            model=True,
+            essential=essential,
+            needs=Needs.MODEL if essential else None,
+        ),
     ]
     extra = ["--trust-remote-code"] if tiny == "dots-ocr" else []
     given = {option for option, _ in asked.options}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from typing import Final
 
 _HERE: Final = re.compile(r"(?<!<)<<(?!<)-?[ \t]*+[\"']?([A-Za-z_]\w*+)[\"']?")
@@ -64,3 +65,39 @@ class ShellText:
                 return
 
             place += 1
+
+
+_ROOT: Final = re.compile(r"[ \t]*#[ \t]+")
+_GOES_ON: Final = re.compile(r"[ \t]*>[ \t]?")
+_PROMPTED: Final = re.compile(
+    r"[ \t]*(?:\([\w.-]+\)[ \t]*)?(?:[\w.-]+@\S{1,80}[$#]|[$%])[ \t]"
+)
+
+
+def as_typed(text: str, is_command: Callable[[str], bool]) -> str:
+    """Rewrite what a shell prints before typed lines: root's prompt becomes a user's,
+    and the mark before a line that goes on is dropped.
+
+    Args:
+        is_command: whether a line is one that somebody types. Where such a line has no
+            prompt, a ``#`` begins a comment.
+    """
+    lines = text.split("\n")
+    is_roots = not any(map(is_command, lines))
+    typed: list[str] = []
+    open_text = ShellText()
+    going = False
+    for line in lines:
+        if going:
+            mark = _GOES_ON.match(line)
+            line = line[mark.end() :] if mark else line
+        elif is_roots and _ROOT.match(line) and is_command(_ROOT.sub("", line, 1)):
+            line = _ROOT.sub("$ ", line, 1)
+        typed.append(line)
+        prompt = _PROMPTED.match(line)
+        if not going and prompt is None:
+            continue
+        open_text.read(line[prompt.end() :] if prompt and not going else line)
+        going = line.rstrip().endswith("\\") or open_text.is_open
+
+    return "\n".join(typed)

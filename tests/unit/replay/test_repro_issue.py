@@ -8,7 +8,7 @@ import time
 
 import pytest
 from mmrepro.base.records import FindingClass
-from mmrepro.search.repro.issue import read_issue
+from mmrepro.search.repro.issue import Issue, read_issue
 from mmrepro.search.repro.server_command import parse
 
 FORM = """# [Bug]: priority & n>1 crashes engine
@@ -230,10 +230,13 @@ def test_a_bodys_json_is_a_client() -> None:
     assert answer.client == ""
 
 
-def test_an_engine_in_the_clients_own_process_is_no_client() -> None:
-    issue = read_issue(
-        form(client="from vllm import LLM\nLLM(model='m').generate('x')")
-    )
+def test_an_engine_in_the_clients_own_process_is_run_where_its_options_are_read() -> (
+    None
+):
+    told = "from vllm import LLM\nLLM(model='m').generate('x')"
+    issue = read_issue(form(client=told))
+    assert (issue.client, issue.client_kind) == (told, "offline")
+    issue = read_issue(form(client="from vllm import LLM\nmade = LLM(**options)"))
     assert (issue.client, issue.offline) == ("", True)
 
 
@@ -377,10 +380,9 @@ def test_an_answer_of_a_server_is_no_client(more: str) -> None:
 @pytest.mark.parametrize(
     ("client", "words"),
     [
-        ("http POST :8000/v1/completions model=m", "HTTPie"),
         ("Invoke-RestMethod -Uri http://localhost:8000/v1/models", "PowerShell"),
         ('const r = await fetch("http://localhost:8000/v1/models")', "JavaScript"),
-        ("vllm bench serve --model m/m", "a benchmark"),
+        ("genai-perf profile -m m/m", "a benchmark"),
         ("hey -n 20 http://localhost:8000/v1/models", "a load generator"),
     ],
 )
@@ -404,6 +406,10 @@ def test_files_that_a_report_shows_lie_beside_its_client() -> None:
     assert issue.client == "python3 repro.py --path v1/models\n"
     assert issue.files == {"repro.py": script}
     assert not read_issue(form(client=script)).files
+    # Without arguments the command says no more than the script.
+    alone = "as\n```sh\n$ python3 scripts/repro.py\n```"
+    issue = read_issue(form(client=script, told=alone))
+    assert (issue.client_kind, issue.files) == ("python", {})
 
 
 @pytest.mark.parametrize(
@@ -472,3 +478,111 @@ def test_blanks_take_no_long_time(blank: str) -> None:
     began = time.process_time()
     read_issue(f"```sh\n{blank * 20_000}vllm serve m {blank * 20_000}\ncurl 'x'\n```\n")
     assert time.process_time() - began < 5
+
+
+# ------------------------------------------------------------ forms of commands
+
+SERVES = "vllm serve m/m"
+ASKS = "curl localhost:8000/v1/models"
+
+
+def read_blocks(*blocks: str) -> Issue:
+    fenced = "\n\n".join(f"```\n{block}\n```" for block in blocks)
+    return read_issue(f"vllm 0.23.0: HTTP 500\n\n{fenced}\n")
+
+
+def test_a_root_s_prompt_and_the_mark_of_a_line_that_goes_on() -> None:
+    typed = (
+        '# curl localhost:8000/v1/completions \\\n>   -d \'{"prompt": "hi"}\'\n{"e": 1}'
+    )
+    issue = read_blocks(f"# {SERVES}", typed)
+    assert issue.server == SERVES
+    assert issue.client.split() == [
+        "curl",
+        "localhost:8000/v1/completions",
+        "\\",
+        "-d",
+        '\'{"prompt":',
+        '"hi"}\'',
+    ]
+
+
+def test_a_comment_with_a_command_is_none_where_others_have_no_prompt() -> None:
+    issue = read_blocks(f"# vllm serve old/model\n{SERVES}", ASKS)
+    assert issue.server == SERVES
+
+
+def test_a_pre_of_html_is_a_block() -> None:
+    asks = f"{ASKS} -H &quot;a: b&quot;"
+    blocks = f"<pre>{SERVES} --seed 1</pre>\n<pre><code>{asks}</code></pre>"
+    issue = read_issue(f"vllm 0.23.0\n\n{blocks}")
+    assert (issue.server, issue.client) == (f"{SERVES} --seed 1", f'{ASKS} -H "a: b"\n')
+
+
+def test_a_release_of_four_parts() -> None:
+    assert read_issue(f"vllm==0.10.1.1\n```\n{SERVES}\n```").release == "0.10.1.1"
+
+
+def test_a_file_of_requests_and_what_answers_it() -> None:
+    request = {"custom_id": "a", "method": "POST", "url": "/v1/completions", "body": {}}
+    line = json.dumps(request)
+    issue = read_blocks(
+        "vllm run-batch -i in.jsonl -o /x/out.jsonl --model m/m --seed 1",
+        f"{line}\n{line}",
+    )
+    assert issue.server == "vllm serve --model m/m --seed 1"
+    assert (issue.client_kind, issue.client) == ("batch", f"{line}\n{line}")
+
+
+@pytest.mark.parametrize(
+    ("logged", "words"),
+    [
+        (
+            "{'model_tag': 'm/m', 'enable_x': True, 'enable_y': False, 'n': 4, 'o': {'a': 1}}",
+            "m/m --enable-x --no-enable-y --n 4 --o '{\"a\": 1}'",
+        ),
+        (
+            "{'model': 'm/m', 'config': <Config x>, 'n': 4, 'enable_x': True}",
+            "m/m --n 4 --enable-x",
+        ),
+    ],
+)
+def test_options_that_an_engine_s_log_prints(logged: str, words: str) -> None:
+    issue = read_blocks(f"INFO non-default args: {logged}", ASKS)
+    assert issue.server == f"vllm serve {words}"
+    assert "its log prints" in issue.notes[0]
+
+
+def test_options_in_prose_are_the_server_s_unless_they_are_the_way_out() -> None:
+    prose = (
+        "Server: `vllm==0.23.0`, `--enable-x --seed 1`.\nIt works without `--enable-y`."
+    )
+    issue = read_issue(f"{prose}\n\n```\n{ASKS}\n```")
+    assert issue.options == ["--enable-x --seed 1"]
+    assert read_issue(f"HTTP 500 comes back.\n{prose}").claim.status == 500
+
+
+def test_programs_of_an_engine_and_of_others_ask_a_server() -> None:
+    assert read_blocks(SERVES, "vllm chat -q hi").client == "vllm chat -q hi\n"
+    httpie = read_blocks(SERVES, "http :8000/v1/completions model=m max_tokens:=4 A:b")
+    assert (
+        "curl -X POST http://localhost:8000/v1/completions -H 'A: b'" in httpie.client
+    )
+    assert '{"model": "m", "max_tokens": 4}' in httpie.client
+    bench = read_blocks(SERVES, "vllm bench serve --num-prompts 7 --random-input-len 9")
+    assert bench.client_kind == "python"
+    assert "REQUESTS, INPUT, OUTPUT, AT_ONCE = 7, 9, 32, 7" in bench.client
+    compile(bench.client, "client.py", "exec")
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "singularity run --nv vllm-openai_v0.9.1.sif --model m/m --seed 1",
+        "apptainer exec --nv docker://vllm/vllm-openai:v0.9.1 vllm serve m/m --seed 1",
+    ],
+)
+def test_an_image_of_singularity(command: str) -> None:
+    asked = parse(read_blocks(command, ASKS).server)
+    assert (asked.engine, asked.model, asked.release) == ("vllm", "m/m", "0.9.1")
+    assert asked.options == [("--seed", ["1"])]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import threading
 from collections.abc import Callable
 from itertools import chain, repeat
@@ -34,14 +35,18 @@ SERVER = "vllm serve meta-llama/Llama-3.1-8B --max-num-seqs 2"
 class RecordingPlayer(FakePlayer):
     """Its client sends ``sent``; nothing is run."""
 
-    def __init__(self, engine: Any, sent: int = 1, output: str = "") -> None:
+    def __init__(
+        self, engine: Any, sent: int = 1, output: str = "", code: int = 0
+    ) -> None:
         super().__init__(engine)
-        self.sent, self.output = sent, output
+        self.sent, self.output, self.code = sent, output, code
+        self.recordings = 0
         self.wanted: ClientWanted | None = None
         self.script = ""
 
     def record(self, wanted: ClientWanted, folder: Path) -> tuple[Deadlines, ClientRun]:
         self.wanted = wanted
+        self.recordings += 1
         self.script = (wanted.folder / wanted.command[-1]).read_text()
         headers = [("Content-Type", "application/json")]
         url = "http://localhost:8000/v1/completions"
@@ -54,8 +59,10 @@ class RecordingPlayer(FakePlayer):
         folder.mkdir(parents=True)
         har = {"log": {"version": "1.2", "creator": {"name": "x"}, "entries": entries}}
         (folder / RECORDED).write_text(json.dumps(har))
+        # As a box does: what a client wrote beside its files is gone with them.
+        shutil.rmtree(wanted.folder.parent)
         return Deadlines(6.0, 2.4), ClientRun(
-            code=0, isolation="alone", output=self.output
+            code=self.code, isolation="alone", output=self.output
         )
 
 
@@ -77,7 +84,7 @@ def reproducing(
     script = tmp_path / "client.py"
     script.write_text("import openai  # http://localhost:8000")
     options = {"server_command": SERVER, "client": f"python {script}", **options}
-    out = tmp_path / "out"
+    out = options.pop("out", tmp_path / "out")
     session = Faked(ReproCommand(out=out, **options), write=write_replay)
     session.player, session.name, session.judge = player, unnamed, fake_judge
     return session, session.execute(), out
@@ -387,8 +394,8 @@ def test_a_report_of_another_engine_or_tool_is_refused_by_name(tmp_path: Path) -
     for text, words in (
         ("Ollama 0.5 dies\n\n```sh\nollama serve\n```", "of Ollama; mmrepro starts"),
         (
-            f"vllm 0.23.0\n\n```sh\n{SERVER}\n```\n\n```\nhttp POST :8000/v1\n```",
-            "is HTTPie",
+            f"vllm 0.23.0\n\n```sh\n{SERVER}\n```\n\n```\npackage main\n```",
+            "is Go",
         ),
     ):
         report.write_text(text)
@@ -521,6 +528,20 @@ def test_a_server_that_does_not_start_is_not_shrunk_unless_that_is_the_report(
     assert (made.report.verdict, made.exit_code) == ("reproduced", 1)
 
 
+def test_a_finding_names_the_earlier_one_beside_it(tmp_path: Path) -> None:
+    def found_in(folder: str) -> str:
+        player = RecordingPlayer(engine("500"))
+        options = {"release": "0.23.0", "reported": "500", "out": tmp_path / folder}
+        _, made, _ = reproducing(tmp_path, player, **options)
+        return made.findings[0].same_as
+
+    (tmp_path / "broken").mkdir()
+    (tmp_path / "broken" / REPLAY_FILE).write_text("{")
+    assert not found_in("first")
+    os.utime(tmp_path / "broken" / REPLAY_FILE, (2**32, 2**32))
+    assert found_in("second").startswith("first/")
+
+
 def test_only_what_is_reported_is_pursued_where_it_shows(tmp_path: Path) -> None:
     def answers(case: Case) -> dict[str, str]:
         return dict(
@@ -586,3 +607,78 @@ def test_a_script_that_is_given_is_what_the_model_says(tmp_path: Path) -> None:
 def test_without_anything_to_say_the_weights_stay_random(tmp_path: Path) -> None:
     _, replay, _ = reproducing(tmp_path, RecordingPlayer(engine("200")))
     assert replay.server.scripts is None
+
+
+CHECKING = """\
+import openai  # http://localhost:8000
+made = {}
+assert "usage" in made
+"""
+
+
+def test_a_client_s_own_check_is_run_again_and_counts(tmp_path: Path) -> None:
+    script = tmp_path / "checks.py"
+    script.write_text(CHECKING)
+    trace = 'Traceback (most recent call last):\n  File "/b/checks.py", line 3\n'
+    failed = f"{trace}AssertionError\n"
+    player = RecordingPlayer(engine("200"), output=failed, code=1)
+    client = f"python {script}"
+    _, made, out = reproducing(tmp_path, player, release="0.23.0", client=client)
+    assert made.report is not None
+    assert (made.report.verdict, made.exit_code) == ("reproduced", 1)
+    assert player.recordings == 2, "on a fresh server each"
+    assert "AssertionError" in made.report.said
+    assert "in 2 of 2 runs" in (out / COMMENT_FILE).read_text()
+
+
+def test_a_check_that_does_not_fail_again_proves_nothing(tmp_path: Path) -> None:
+    class Once(RecordingPlayer):
+        def record(self, wanted: ClientWanted, folder: Path) -> Any:
+            if self.recordings:
+                self.output, self.code = "", 0
+            return super().record(wanted, folder)
+
+    script = tmp_path / "checks.py"
+    script.write_text(CHECKING)
+    trace = 'Traceback (most recent call last):\n  File "/b/checks.py", line 3\n'
+    player = Once(engine("200"), output=f"{trace}AssertionError\n", code=1)
+    client = f"python {script}"
+    _, made, _ = reproducing(tmp_path, player, release="0.23.0", client=client)
+    assert made.report is not None
+    assert made.report.verdict == "unproven"
+    assert "in 1 of 2 runs" in made.report.said
+
+
+def test_a_client_that_was_ended_is_on_the_screen_and_refutes_nothing(
+    tmp_path: Path,
+) -> None:
+    class Late(RecordingPlayer):
+        def record(self, wanted: ClientWanted, folder: Path) -> Any:
+            deadlines, run = super().record(wanted, folder)
+            late = {"code": None, "ended": "it had not ended after 120 s"}
+            return deadlines, run.model_copy(update=late)
+
+    player = Late(engine("200"), sent=3)
+    _, made, out = reproducing(tmp_path, player, release="0.23.0", reported="death")
+    assert made.report is not None
+    assert (made.report.verdict, made.exit_code) == ("nothing-tested", 3)
+    assert "when 3 requests had been sent" in made.report.said
+    for text in (made.report.said, (out / COMMENT_FILE).read_text()):
+        assert "it had not ended after 120 s" in text
+
+
+def test_a_file_of_requests_is_sent_as_the_engine_takes_it(tmp_path: Path) -> None:
+    lines = []
+    for name in ("a", "b", "c"):
+        asked = {"custom_id": name, "method": "POST", "url": "/v1/completions"}
+        lines.append(json.dumps(asked | {"body": BODY}))
+    report = tmp_path / "issue.md"
+    blocks = ["vllm run-batch -i in.jsonl -o o.jsonl --model m/m", "\n".join(lines)]
+    fenced = "\n\n".join(f"```\n{block}\n```" for block in blocks)
+    report.write_text(f"vllm 0.23.0: it hangs\n\n{fenced}\n")
+    player = RecordingPlayer(engine("200"))
+    _, made, _ = reproducing(
+        tmp_path, player, file=report, client="", server_command=""
+    )
+    assert made.requests == 3
+    assert player.recordings == 0, "nothing of it is run"

@@ -12,7 +12,9 @@ from mmrepro.base.records import Fidelity, FindingClass, Moment
 from mmrepro.failure.documents.replay import (
     Answer,
     Claim,
+    ClientEnd,
     Finding,
+    Needs,
     Rate,
     Replaced,
     Replay,
@@ -20,7 +22,8 @@ from mmrepro.failure.documents.replay import (
     ReproVerdict,
     Sighting,
 )
-from mmrepro.search.repro.claim import claim_of, concluded, read_claim, what_about
+from mmrepro.search.repro.claim import claim_of, read_claim, what_about
+from mmrepro.search.repro.verdict import concluded
 from mmrepro.traffic.case.model import Origin
 
 D, F, S, H = (
@@ -438,3 +441,172 @@ def test_a_failure_that_needs_no_request_is_not_the_report_s() -> None:
     verdict, said = concluded(replay(Claim(classes=[D, F]), findings=[made]))
     assert verdict is ReproVerdict.NOTHING_TESTED
     assert "none of the report's requests" in said
+
+
+# ------------------------------------------------------------ what refutes nothing
+
+
+def of_report(claim: Claim, **more: Any) -> Replay:
+    facts = {name: more.pop(name) for name in ("end", "shows_output") if name in more}
+    made = replay(claim, answers=more.pop("answers", [answer("200", "fine")]), **more)
+    assert made.report is not None
+    made.report.source = "issue.md"
+    made.report = made.report.model_copy(update=facts)
+    return made
+
+
+CHECK = ClientEnd(
+    code=1, exception="AssertionError", line=9, is_check=True, asked=3, runs=2, failed=2
+)
+
+
+def test_a_client_s_own_check_is_the_report_s_where_that_is_silent() -> None:
+    verdict, said = concluded(of_report(Claim(about=["derender"]), end=CHECK))
+    assert verdict is ReproVerdict.REPRODUCED
+    assert "line 9 (AssertionError) fails in 2 of 2 runs" in said
+    once = CHECK.model_copy(update={"failed": 1})
+    assert concluded(of_report(Claim(), end=once))[0] is ReproVerdict.UNPROVEN
+    refused = CHECK.model_copy(update={"refused": 1})
+    assert concluded(of_report(Claim(), end=refused))[0] is ReproVerdict.NOTHING_TESTED
+    loud = of_report(Claim(classes=[D, F]), end=CHECK)
+    assert concluded(loud)[0] is not ReproVerdict.REPRODUCED
+
+
+@pytest.mark.parametrize(
+    ("claim", "more", "verdict", "words"),
+    [
+        (Claim(), {}, ReproVerdict.NOTHING_TESTED, "not read from its words"),
+        (Claim(expected=True), {}, ReproVerdict.NOT_REPRODUCED, "1 request answered"),
+        (Claim(classes=[D, F]), {}, ReproVerdict.NOT_REPRODUCED, "not the death"),
+        (
+            Claim(classes=[D, F]),
+            {"end": ClientEnd(ended="it had not ended after 120 s", asked=9)},
+            ReproVerdict.NOTHING_TESTED,
+            "when 9 requests had been sent",
+        ),
+        (
+            Claim(classes=[D, F]),
+            {"end": ClientEnd(code=1, exception="JSONDecodeError", line=3, asked=1)},
+            ReproVerdict.NOTHING_TESTED,
+            "an exit code of 1",
+        ),
+        (
+            Claim(classes=[H], rare="after some hours"),
+            {},
+            ReproVerdict.NOTHING_TESTED,
+            "it comes and goes",
+        ),
+        (
+            Claim(classes=[FindingClass.WRONG_ANSWER]),
+            {},
+            ReproVerdict.NOTHING_TESTED,
+            "no short test",
+        ),
+        (
+            Claim(classes=[FindingClass.PROTOCOL]),
+            {},
+            ReproVerdict.NOTHING_TESTED,
+            "no rule of mmrepro's",
+        ),
+        (Claim(about=["calls"]), {}, ReproVerdict.NOTHING_TESTED, "--script FILE"),
+        (
+            Claim(about=["calls"]),
+            {"shows_output": True},
+            ReproVerdict.NOT_REPRODUCED,
+            "1 request answered",
+        ),
+        (Claim(about=["stop"]), {}, ReproVerdict.NOT_REPRODUCED, "nothing is wrong"),
+        (Claim(about=["metrics"]), {}, ReproVerdict.NOTHING_TESTED, "only some"),
+        (
+            Claim(classes=[D], model_code="model_executor/models/x.py"),
+            {},
+            ReproVerdict.NEEDS_MODEL,
+            "code of its own model",
+        ),
+    ],
+)
+def test_silence_refutes_only_what_was_tested(
+    claim: Claim, more: dict[str, Any], verdict: ReproVerdict, words: str
+) -> None:
+    made, said = concluded(of_report(claim, **more))
+    assert made is verdict, said
+    assert words in said
+
+
+def left_out(what: str, needs: Needs) -> Replaced:
+    return Replaced(what=what, why="it is not here", essential=True, needs=needs)
+
+
+@pytest.mark.parametrize(
+    ("claim", "row", "verdict"),
+    [
+        (Claim(classes=[D]), left_out("-tp 2", Needs.HARDWARE), "needs-hardware"),
+        (Claim(about=["finish"]), left_out("-tp 2", Needs.HARDWARE), "not-reproduced"),
+        (Claim(classes=[D]), left_out("--lora", Needs.MODEL), "needs-model"),
+        (Claim(classes=[D]), left_out("--x y", Needs.TRUST), "nothing-tested"),
+    ],
+)
+def test_what_a_failure_hangs_on_that_is_left_out(
+    claim: Claim, row: Replaced, verdict: str
+) -> None:
+    made, said = concluded(of_report(claim, replaced=[row]))
+    assert made == verdict, said
+
+
+def test_a_refusal_never_comes_as_far_as_a_gpu() -> None:
+    claim = Claim(status=500, classes=[S])
+    row = left_out("-tp 8", Needs.HARDWARE)
+    made = of_report(claim, replaced=[row], answers=[answer("400", "bad schema")])
+    assert concluded(made)[0] is ReproVerdict.NOT_REPRODUCED
+
+
+def test_a_loud_failure_is_not_that_of_a_report_of_an_answer() -> None:
+    made = of_report(Claim(about=["reasoning"]), findings=[finding(S, "KeyError: x")])
+    assert concluded(made)[0] is ReproVerdict.DIFFERENT
+    unread = of_report(Claim(), findings=[finding(S, "KeyError: x")])
+    assert concluded(unread)[0] is ReproVerdict.UNPROVEN
+
+
+def test_a_refusal_of_other_words_is_not_the_report_s() -> None:
+    claim = Claim(status=400, messages=["The tokenizer has no template for tools"])
+    other = of_report(claim, answers=[answer("400", "Unknown field in logit bias")])
+    assert concluded(other)[0] is not ReproVerdict.REPRODUCED
+    same = of_report(claim, answers=[answer("400", "The tokenizer has no template")])
+    assert concluded(same)[0] is ReproVerdict.REPRODUCED
+
+
+def test_words_by_which_a_failure_comes_and_goes() -> None:
+    assert read_claim("It hangs after a few hours", "").rare == "after a few hours"
+    assert read_claim("It hangs", "").rare == ""
+    trace = 'File "/x/vllm/model_executor/models/qwen3.py", line 3, in forward'
+    assert read_claim("", trace).model_code == "model_executor/models/qwen3.py"
+
+
+@pytest.mark.parametrize(
+    ("logged", "verdict"),
+    [
+        ("ValueError: unknown dtype float7 for the cache", "reproduced"),
+        ("ValueError: could not locate think start tokens", "nothing-tested"),
+        ("RuntimeError: Engine core initialization failed. See", "nothing-tested"),
+    ],
+)
+def test_a_start_that_fails_is_the_report_s_by_its_words(
+    logged: str, verdict: str
+) -> None:
+    text = (
+        "ValueError: unknown dtype float7 for the cache\n"
+        "RuntimeError: Engine core initialization failed. See root cause above.\n"
+    )
+    claim = read_claim("vLLM fails to start", text)
+    made = replay(claim, findings=[finding(FindingClass.START_FAILURE, logged)])
+    got, said = concluded(made)
+    assert got == verdict, said
+
+
+def test_what_is_ignored_is_another_feature_than_what_is_wrong() -> None:
+    claim = read_claim("The stop string is ignored", "")
+    claim.about = what_about("The stop string is ignored", "")
+    other = replay(claim, findings=[of_protocol("stream-finish")])
+    assert concluded(other)[0] is not ReproVerdict.REPRODUCED
+    same = replay(claim, findings=[of_protocol("stop-text")])
+    assert concluded(same)[0] is ReproVerdict.REPRODUCED

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 from mmrepro.base.errors import UsageError
+from mmrepro.engines.serving import pools
 from mmrepro.search.repro.server_command import (
     MOST_NOTES,
     MOST_REPLACED,
@@ -171,6 +172,12 @@ def test_what_sizes_a_gpu_or_names_a_place_is_left_out_and_not_marked(
     made = translated(parse(f"vllm serve m/m {option}"), None, "")
     assert made.args == ()
     assert not [one for one in made.replaced if one.essential]
+
+
+def test_half_precision_is_left_out_for_a_cpu_alone() -> None:
+    command = parse("vllm serve m/m --dtype half")
+    assert translated(command, None, "").args == ()
+    assert list(translated(command, None, "", gpu=True).args) == ["--dtype", "half"]
 
 
 @pytest.mark.parametrize(
@@ -482,3 +489,81 @@ def test_rows_on_a_hostile_command_are_bounded_and_the_verdict_is_no_surer() -> 
     assert len(made.notes) == MOST_NOTES
     few = translated(parse("vllm serve m/m --tensor-parallel-size 4"), None, "")
     assert len(few.replaced) == 2
+
+
+@pytest.mark.parametrize(
+    ("script", "least", "most"),
+    [
+        ('x = "a long sentence. " * 200', 3600, 4608),
+        ('N = 300\nx = "ab " * N', 900, 1536),
+        ('x = ["word"] * 400', 2000, 2560),
+        ('x = " ".join(f"w{n}" for n in range(300))', 4800, 5632),
+        ('curl -d "$(python -c \'print("ab " * 200)\')"', 3200, 4096),
+        ("x = 3 * 4", 512, 512),
+    ],
+)
+def test_a_context_has_room_for_texts_that_a_script_repeats(
+    script: str, least: int, most: int
+) -> None:
+    made = translated(parse("vllm serve m/m"), None, script)
+    assert least <= made.max_model_len <= most
+
+
+def test_a_mixture_of_experts_has_such_a_stand_in_where_it_is_served() -> None:
+    def stand_in(model: str, *, served: bool = True, traffic: str = "") -> str:
+        asked = parse(f"vllm serve {model}")
+        return translated(asked, None, traffic, serves=lambda name: served).model
+
+    assert stand_in("mistralai/Mixtral-8x7B-Instruct-v0.1") == "qwen3-moe"
+    assert stand_in("LiquidAI/LFM2.5-8B-A1B") == "qwen3-moe"
+    assert stand_in("LiquidAI/LFM2.5-8B-A1B", served=False) == "text"
+    assert stand_in("LiquidAI/LFM2.5-8B-A1B", traffic='"token_ids": [1]') == "text"
+    assert stand_in("deepseek-ai/DeepSeek-R1-Distill-Llama-8B") == "text"
+    row = translated(parse("vllm serve x/Mixtral-8x7B"), None, "", serves=bool).replaced
+    assert "another architecture" in row[0].why
+
+
+@pytest.mark.parametrize(
+    ("model", "essential"),
+    [
+        ("Qwen/Qwen3-30B-A3B-FP8", True),
+        ("x/Llama-3.1-8B-Instruct-AWQ", True),
+        ("x/model-quantized.w4a16", True),
+        ("BAAI/bge-reranker-v2-m3", True),
+        ("x/y --runner pooling", True),
+        ("Qwen/Qwen3-8B", False),
+        ("x/Int8Lover-7B", False),
+    ],
+)
+def test_quantised_weights_and_poolers_are_not_here(
+    model: str, essential: bool
+) -> None:
+    row = translated(parse(f"vllm serve {model}"), None, "").replaced[0]
+    assert row.essential is essential
+    assert (row.needs == "model") is essential
+
+
+def test_what_is_left_out_says_what_it_would_take() -> None:
+    command = "vllm serve m/m -tp 2 --enable-lora --unlisted x"
+    rows = translated(parse(command), None, "").replaced
+    needs = {row.what.split()[0]: row.needs for row in rows if row.essential}
+    assert needs == {"--tensor-parallel-size": "hardware", "--enable-lora": "model"} | {
+        "--unlisted": "trust"
+    }
+
+
+@pytest.mark.parametrize(
+    ("engine", "args", "expected"),
+    [
+        ("sglang", ["--is-embedding"], True),
+        ("vllm", ["--runner", "pooling"], True),
+        ("vllm", ["--task=embed"], True),
+        ("vllm", ["--convert", "auto"], False),
+        ("vllm", ["--seed", "1"], False),
+        ("lmdeploy", ["--is-embedding"], False),
+    ],
+)
+def test_a_server_whose_model_pools(
+    engine: str, args: list[str], expected: bool
+) -> None:
+    assert pools(engine, args) is expected
