@@ -139,6 +139,7 @@ def structure_of(lines: Sequence[Bare]) -> Wrapping | None:
         _pairs,
         _box,
         _text_newlines,
+        _code_span,
         _suffix_of,
         _glued,
         _prefix_of,
@@ -574,6 +575,23 @@ def _text_newlines(texts: Sequence[str]) -> Wrapping | None:
 
     return Wrapping("newlines as text", take)
 
+
+_MOST_SPANS: Final = 3
+
+
+def _code_span(texts: Sequence[str]) -> Wrapping | None:
+    """A message that was copied with the backticks of a page around it."""
+    if len(texts) > _MOST_SPANS or not all(map(_CODE_SPAN.fullmatch, texts)):
+        return None
+
+    def take(line: Bare) -> list[Bare] | None:
+        match = _CODE_SPAN.fullmatch(_text_of(line))
+        return [_inner(line, match[1])] if match else None
+
+    return Wrapping("code", take)
+
+
+_CODE_SPAN: Final = re.compile(r"\s*`+([^`]+)`+\s*")
 
 # ------------------------------------------------------------------ behind each line
 

@@ -111,7 +111,6 @@ _SURVIVABLE = frozenset({*_UNTIED, C.NETWORK})
 _SILENT_S = 10.0
 _STANDS_S = 60.0
 """A start that says the same for so long waits for something."""
-_NUMBERS = re.compile(r"\d+")
 _QUIET_ENDS = frozenset({C.KILLED_BY_SIGNAL, C.COLLECTIVE_TIMEOUT, C.HANG})
 _ERRORS = frozenset({"ERROR", "CRITICAL", "FATAL"})
 _OWN_SETTINGS = re.compile(r"server_args=|non-default args: |Namespace\(")
@@ -345,10 +344,20 @@ class _Life:
         for place, (line, text) in enumerate(self.worded):
             if place in self.taken:
                 continue
+            if self._kills_itself(line, text):
+                continue
             event = event_of(line, text)
             if event is not None and not of_another(text, self._pids, self._names):
                 events.append(event)
         return sorted(events, key=lambda event: event.number)
+
+    def _kills_itself(self, line: PlacedLine, text: str) -> bool:
+        """Whether a shell reports the end that the server brought about itself, as a
+        child had failed."""
+        if not rules.OWN_KILL.search(text):
+            return False
+        order = self._first_with(rules.CHILD_FAILED)
+        return order is not None and order.number < line.number
 
     @cached_property
     def _pids(self) -> set[int]:
@@ -672,7 +681,8 @@ class _Life:
         first = self.first
         if self.death is not None or first is None:
             return True
-        if first.line.process == "kernel" and first.name is C.GPU_FAULT:
+        kernel = rules.OF_KERNEL.search(first.line.own_words) is not None
+        if kernel and first.name is C.GPU_FAULT and not self.engine:
             # The kernel resets a device for whoever used it.
             return False
         if first.name not in _SURVIVABLE:
@@ -771,6 +781,8 @@ class _Life:
             return True
         if self._any_with(rules.SILENT_ENDS):
             return False
+        if rules.CHILD_FAILED.search(self.death.own_words):
+            return True
         return self._first_echo() is not None or self._only_echoes(self.death)
 
     @cached_property
@@ -788,7 +800,8 @@ class _Life:
         if not self._still_starts:
             return None
         last = self.worded[-1][0]
-        again = [line for line, text in self.worded if _same_words(text, last)]
+        # Numbers that change are progress.
+        again = [line for line, text in self.worded if text == last.own_words]
         waited = 0.0
         if last.when is not None and again[0].when is not None:
             waited = last.when - again[0].when
@@ -983,7 +996,7 @@ class _Life:
             return quoted
         if hinted := self._nameless_fault():
             return hinted
-        if self._only_echoes(line):
+        if self._only_echoes(line) or rules.CHILD_FAILED.search(line.own_words):
             return self._logged_before(line)
 
         text = line.own_words
@@ -1484,11 +1497,6 @@ class _Life:
 def _at(line: LogLine) -> int:
     """The number of a line in its file."""
     return line.at if isinstance(line, PlacedLine) else line.number
-
-
-def _same_words(text: str, line: PlacedLine) -> bool:
-    """Whether a line says the same as another, but for numbers."""
-    return _NUMBERS.sub("", text) == _NUMBERS.sub("", line.own_words)
 
 
 def _told_of(failure: FirstFailure) -> str:

@@ -162,7 +162,9 @@ ANNOUNCES = re.compile(
 )
 """What a logger says before an exception, of which the lines of an echo are."""
 BELOW_GPU_ERRORS = re.compile(
-    r"^(?:CUDA|HIP) kernel errors might be asynchronously reported"
+    r"^(?:CUDA|HIP) kernel errors might be asynchronously reported|"
+    r"^For debugging consider passing (?:CUDA_LAUNCH_BLOCKING|AMD_SERIALIZE_KERNEL)|"
+    r"^Compile with `?TORCH_USE_(?:CUDA|HIP)_DSA"
 )
 DEATHS = re.compile(SIGNS["deaths"].expression)
 """That a process of the server is gone, or ends now."""
@@ -318,8 +320,15 @@ INFRASTRUCTURE = re.compile(
 NATIVE_FRAMES = re.compile(r"\bframe #\d+: .{1,400} in \S+\.so")
 """torch's, below an exception of C++."""
 
+CHILD_FAILED = re.compile(r"[Rr]eceived sigquit from a child|kill_process_tree called")
+"""SGLang's, before it kills all that is left of itself: what failed was logged
+before."""
+OWN_KILL = re.compile(r"^(?:\S+: line \d+: +)?(?:\d+ )?Killed\b")
+OF_KERNEL = re.compile(r"\[drm\]|\bamdgpu\b|\bNVRM: ")
+"""The kernel's lines of a device: they name it, and not always who used it."""
+
 SILENT_ENDS = re.compile(
-    r"worker process has died|died unexpectedly|Engine process \(pid \d+\) died|"
+    r"worker process has died|(?<![Aa]ctor )died unexpectedly|Engine process \(pid \d+\) died|"
     r"exit ?code|terminated with -|\bpid \d+ died"
 )
 """That a process is gone without an exception of its own."""

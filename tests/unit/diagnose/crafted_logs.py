@@ -223,6 +223,45 @@ def _echoes() -> Iterator[CraftedLog]:
             yield CraftedLog(f"echo, {name}, from line {cut}", text, dead)
 
 
+TAILS = {
+    "SGLang kills itself": "[2026-04-02 11:20:20] Received sigquit from a child process. "
+    "It usually means the child failed.\nKilled\n",
+    "SGLang, the tree": "[2026-04-02 11:20:20] kill_process_tree called: parent_pid=1\n"
+    "[2026-04-02 11:20:20] Received sigquit from a child process.\nKilled\n",
+    "Ray's actor": f"{F} ray.exceptions.ActorDiedError: The actor died unexpectedly "
+    "before finishing this task.\n",
+    "V0": "vllm.engine.async_llm_engine.AsyncEngineDeadError: Background loop has "
+    "errored already.\n",
+    "below an error of HIP": f"{E} ERROR {AT}20 [core.py:9] For debugging consider "
+    f"passing AMD_SERIALIZE_KERNEL=3\n{F} ERROR {AT}20 [async_llm.py:700] AsyncLLM "
+    "output_handler failed.\n",
+    "the end of a C++ stack": "frame #7: <unknown function> + 0xdc253 (0x7fc47c49d253 "
+    "in /lib/x86_64-linux-gnu/libstdc++.so.6)\n",
+}
+
+
+def _tails() -> Iterator[CraftedLog]:
+    """The last lines of an end, without what failed."""
+    states = frozenset({"dead", "unknown"})
+    for name, text in TAILS.items():
+        yield CraftedLog(f"tail: {name}", text, states)
+
+
+KERNEL_ONLY = {
+    "xe": "[3812.8] xe 0000:64:00.0: [drm] Tile0: GT0: Engine reset: engine_class=ccs",
+    "i915": "[3812.8] i915 0000:03:00.0: [drm] GPU HANG: ecode 12:1:85dffffb",
+    "amdgpu": "[3812.8] amdgpu 0000:83:00.0: amdgpu: GPU reset begin!",
+    "nvidia": "[3812.8] NVRM: GPU 0000:3b:00.0: GPU has fallen off the bus.",
+}
+
+
+def _kernel_alone() -> Iterator[CraftedLog]:
+    """A device that was reset: whose it was is not said."""
+    for name, line in KERNEL_ONLY.items():
+        unknown, fault = frozenset({"unknown"}), frozenset({"gpu-fault"})
+        yield CraftedLog(f"kernel alone: {name}", f"{line}\n", unknown, fault)
+
+
 PLATFORMS = {
     "rocm": "RuntimeError: HIP out of memory. Tried to allocate 2.00 GiB",
     "npu": "RuntimeError: NPU out of memory. Tried to allocate 2.00 GiB (NPU 0)",
@@ -419,6 +458,8 @@ def crafted() -> list[CraftedLog]:
         *_beside_works(),
         *_refusals(),
         *_echoes(),
+        *_tails(),
+        *_kernel_alone(),
         *_of_platforms(),
         *_defects(),
         *_transfers(),
