@@ -266,11 +266,13 @@ class Comparing(CaseSearch[Fuzz]):
         together: dict[int, list[Operation]] = {}
         for place, suspect in enumerate(suspects):
             own = [operation for at, operation in proposals if at == place]
+            if not own:
+                continue
             good = [op for op in own if suspect.shown_by(pair.seen, op.id)]
             if not good:
                 # What a dead server was not asked says nothing.
                 asked = [op for op in own if op.id in pair.asked]
-                suspect.shrunk = bool(own) and len(asked) == len(own)
+                suspect.shrunk = len(asked) == len(own)
                 continue
             before = suspect.operation
             suspect.operation = min(good, key=lambda op: len(features_of(op)))

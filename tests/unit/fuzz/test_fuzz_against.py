@@ -60,7 +60,7 @@ def compared(tmp_path: Path, status: Any, **options: Any) -> Fuzz:
     )
     session.player = TwoSides(status)
     # One episode of each kind is enough of a server that answers at once.
-    session.episodes_at_most = 3
+    session.episodes_at_most = 4
     return session.execute()
 
 
@@ -220,3 +220,15 @@ def test_the_words_of_the_other_side_are_options_of_the_command() -> None:
     wrong = FuzzCommand(engine="vllm", server=SERVER, against="--no-such-option")
     with pytest.raises(UsageError, match="--no-such-option"):
         replay._other_side(wrong)
+
+
+def test_what_needs_more_rounds_leaves_the_others_shrunk(tmp_path: Path) -> None:
+    def refuses(op: Operation, other: bool) -> int:
+        asked = op.parameters
+        bad = asked.get("min_p") == 1.5 or asked.get("seed") == -1
+        return 400 if other and bad else 200
+
+    made = compared(tmp_path, refuses, repeat=1)
+    features = {tuple(d.features) for d in made.differences if d.field == "status"}
+    assert {("min_p=1.5",), ("seed=-1",)} <= features
+    assert all(d.shrunk for d in made.differences)
