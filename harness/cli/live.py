@@ -92,7 +92,7 @@ def _fallen(asked: DiagnoseCommand) -> NoReturn:
 
 def _through(asked: DiagnoseCommand) -> NoReturn:
     """Say which hop of a gateway's chain is wrong."""
-    from mmrepro.failure.documents.chain import HOP_WORDS
+    from mmrepro.failure.documents import HOP_WORDS
     from mmrepro.live.fleet import look_through, require_servers
 
     require_servers(asked, "diagnose")

@@ -19,8 +19,7 @@ from urllib.parse import urlsplit
 
 from mmrepro.base.errors import UsageError
 from mmrepro.base.records import Moment
-from mmrepro.failure.documents import Certainty
-from mmrepro.failure.documents.chain import HOP_WORDS, Chain, Hop, HopState
+from mmrepro.failure.documents import HOP_WORDS, Certainty, Chain, Hop, HopState
 from mmrepro.live.diagnose.discover import parse_url
 from mmrepro.live.diagnose.options import DiagnoseCommand
 from mmrepro.probes import InferenceData, run_probe
