@@ -199,7 +199,10 @@ GATEWAYS = (
         "litellm",
         _litellm,
         "/health/liveliness",
-        (("LITELLM_LOCAL_MODEL_COST_MAP", "True"),),
+        (
+            ("LITELLM_LOCAL_MODEL_COST_MAP", "True"),
+            ("LITELLM_DANGEROUSLY_PERMIT_WEAK_OR_UNSET_MASTER_KEY", "true"),
+        ),
     ),
 )
 

@@ -594,14 +594,21 @@ def _scratch() -> Iterator[None]:
             tempfile.tempdir = before
 
 
-def run(days: int, stalls: int, seed: int) -> dict[str, Any]:
-    """Simulate; the numbers of what came of it."""
+def run(
+    days: int, stalls: int, seed: int, most_s: float = float("inf")
+) -> dict[str, Any]:
+    """Simulate; the numbers of what came of it. After ``most_s`` seconds no further day
+    begins."""
     all_kinds = kinds()
     checks: Counter[str] = Counter()
     restarts: list[str] = []
     began = time.monotonic()
     with _scratch():
+        done = 0
         for number in range(days):
+            if time.monotonic() - began > most_s:
+                break
+            done += 1
             made = day(all_kinds[number % len(all_kinds)], seed * 1_000_003 + number)
             made.checker.close()
             checks.update(made.counts)
@@ -611,7 +618,7 @@ def run(days: int, stalls: int, seed: int) -> dict[str, Any]:
         for number in range(stalls if hung else 0):
             times.append(stall(hung[number % len(hung)], seed * 999_983 + number)[0])
     return {
-        "pod_days": days,
+        "pod_days": done,
         "kinds": len(all_kinds),
         "checks": dict(sorted(checks.items())),
         "false_restarts": restarts,
@@ -627,8 +634,9 @@ def main() -> int:
     parser.add_argument("--days", type=int, default=1000)
     parser.add_argument("--stalls", type=int, default=200)
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--seconds", type=float, default=float("inf"))
     asked = parser.parse_args()
-    found = run(asked.days, asked.stalls, asked.seed)
+    found = run(asked.days, asked.stalls, asked.seed, asked.seconds)
     print(json.dumps(found, indent=1))
     late = found["stalls"] and found["in_time"] < 0.99 * found["stalls"]
     return 1 if found["false_restarts"] or late else 0

@@ -72,6 +72,8 @@ class Recording:
             "readings": readings,
         }
         print(f"{mood}: {len(readings)} readings, {len(pids)} processes", flush=True)
+        # What comes later may take too long.
+        self.write()
 
     @staticmethod
     def _metrics(data: Any) -> list[Any]:
@@ -180,7 +182,6 @@ def main(engine: str, release: str) -> None:
             waiting(server.url)
             recording.take("paused")
             post(server.url, "/continue_generation", {})
-        recording.write()
 
 
 def hung(engine: str, release: str) -> None:
@@ -203,9 +204,8 @@ def hung(engine: str, release: str) -> None:
         post(server.url, "/v1/chat/completions", chat(3, 2))
         trigger(scenario, server.url, scratch)
         waiting(server.url)
-        recording.take("hung")
         recording.release = f"{release}-hung"
-        recording.write()
+        recording.take("hung")
 
 
 if __name__ == "__main__":

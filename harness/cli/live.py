@@ -93,7 +93,7 @@ def _fallen(asked: DiagnoseCommand) -> NoReturn:
 def _through(asked: DiagnoseCommand) -> NoReturn:
     """Say which hop of a gateway's chain is wrong."""
     from mmrepro.base.records import DocumentHead
-    from mmrepro.failure.documents.chain import HOP_WORDS
+    from mmrepro.failure.documents import HOP_WORDS
     from mmrepro.live.fleet import look_through, with_servers
 
     asked = with_servers(asked, "diagnose", partial(say, stderr=True))

@@ -20,6 +20,12 @@ if TYPE_CHECKING:
         ServerInLog as ServerInLog,
         StartCause as StartCause,
     )
+    from mmrepro.failure.documents.chain import (
+        HOP_WORDS as HOP_WORDS,
+        Chain as Chain,
+        Hop as Hop,
+        HopState as HopState,
+    )
     from mmrepro.failure.documents.diagnosis import (
         CLASS_WORDS as CLASS_WORDS,
         COULD_NOT_TELL as COULD_NOT_TELL,

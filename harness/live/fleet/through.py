@@ -13,13 +13,13 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import median
 from typing import Any
 from urllib.parse import urlsplit
 
 from mmrepro.base.errors import UsageError
 from mmrepro.base.records import Moment
-from mmrepro.failure.documents import Certainty
-from mmrepro.failure.documents.chain import HOP_WORDS, Chain, Hop, HopState
+from mmrepro.failure.documents import HOP_WORDS, Certainty, Chain, Hop, HopState
 from mmrepro.live.diagnose.discover import parse_url
 from mmrepro.live.diagnose.options import DiagnoseCommand
 from mmrepro.probes import InferenceData, run_probe
@@ -279,21 +279,14 @@ def _send_through(chain: Chain, model: str, asked: DiagnoseCommand) -> None:
     wanted = model or _served(names, "")
     if not wanted:
         return
-    count = _EACH * max(1, len(chain.workers))
-    with ThreadPoolExecutor(min(16, count), "through") as pool:
-        answers = list(
-            pool.map(
-                lambda _: ask(
-                    chain.gateway.url, wanted, asked.deadline_s, asked.headers
-                ),
-                range(count),
-            )
-        )
-    read = [
-        of_answer(Hop(url=chain.gateway.url, state=HopState.WELL), data)
-        for data in answers
-    ]
-    chain.asked = count
+    read = _answers(chain, wanted, asked)
+    took = _median(read)
+    if took > _SLOW_S:
+        # A gateway may be slow with its first requests, while it loads what it needs.
+        again = _answers(chain, wanted, asked)
+        took = min(took, _median(again))
+        read = [*read, *again]
+    chain.asked = len(read)
     chain.answered = sum(hop.state is HopState.WELL for hop in read)
     # The worst answer: a gateway that fails for one of two servers fails.
     worst = max(
@@ -301,8 +294,24 @@ def _send_through(chain: Chain, model: str, asked: DiagnoseCommand) -> None:
     )
     if worst.state is not HopState.WELL:
         _told(chain.gateway, worst.state, worst.told)
-    times = sorted(hop.seconds or 0.0 for hop in read)
-    chain.gateway.seconds = times[len(times) // 2]
+    chain.gateway.seconds = took
+
+
+def _answers(chain: Chain, model: str, asked: DiagnoseCommand) -> list[Hop]:
+    """What the gateway answers to some requests, all at once."""
+    count = _EACH * max(1, len(chain.workers))
+    url = chain.gateway.url
+
+    def send(_: int) -> Hop:
+        data = ask(url, model, asked.deadline_s, asked.headers)
+        return of_answer(Hop(url=url, state=HopState.WELL), data)
+
+    with ThreadPoolExecutor(min(16, count), "through") as pool:
+        return list(pool.map(send, range(count)))
+
+
+def _median(hops: Sequence[Hop]) -> float:
+    return median(hop.seconds or 0.0 for hop in hops)
 
 
 # ------------------------------------------------------------------ who is wrong

@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
-from mmrepro.base.machine.files import replacing
+from mmrepro.base.machine import replacing
 from mmrepro.live.watch.health import Health
 
 STATE = "state"
