@@ -30,16 +30,16 @@ def test_tree(asked: TreeTestCommand) -> None:
     from mmrepro.campaign.bisect import TESTS_FILE
     from mmrepro.cli.console import emit, say
     from mmrepro.failure.documents import prepared_folder
-    from mmrepro.runs import UpstreamState
+    from mmrepro.runs import TreeTestState
 
     made = tested(asked)
     if asked.out is not None:
         folder = prepared_folder(asked.out)
         write_file(folder / TESTS_FILE, made.model_dump_json(indent=1) + "\n")
     codes = {
-        UpstreamState.GREEN: ExitCode.AS_EXPECTED,
-        UpstreamState.RED: ExitCode.NOT_AS_EXPECTED,
-        UpstreamState.UNTESTABLE: ExitCode.INCONCLUSIVE,
+        TreeTestState.GREEN: ExitCode.AS_EXPECTED,
+        TreeTestState.RED: ExitCode.NOT_AS_EXPECTED,
+        TreeTestState.UNTESTABLE: ExitCode.INCONCLUSIVE,
     }
     code = codes[made.state]
     cause = f" ({made.cause.value})" if made.cause else ""

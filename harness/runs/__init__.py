@@ -66,10 +66,10 @@ if TYPE_CHECKING:
         warm_root as warm_root,
     )
     from mmrepro.runs.tree_tests import (
+        TreeTestState as TreeTestState,
         UntestableCause as UntestableCause,
         UpstreamRun as UpstreamRun,
         UpstreamSide as UpstreamSide,
-        UpstreamState as UpstreamState,
         UpstreamTest as UpstreamTest,
         run_tests as run_tests,
         unpack_tests as unpack_tests,

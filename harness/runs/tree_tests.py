@@ -54,7 +54,7 @@ _BESIDE = ("pyproject.toml", "pytest.ini", "setup.cfg", "conftest.py")
 _CONFTESTS = "conftest.py"
 
 
-class UpstreamState(StrEnum):
+class TreeTestState(StrEnum):
     """What a test says of a tree."""
 
     RED = "red"
@@ -83,7 +83,7 @@ class UpstreamTest(Record):
     """One test on one tree."""
 
     test: str
-    state: UpstreamState
+    state: TreeTestState
     cause: UntestableCause | None = None
     why: Annotated[str, Field(description="the exception, or the reason; empty: green")]
     frames: Annotated[
@@ -96,7 +96,7 @@ class UpstreamRun(Document, kind="tree-tests"):
     """What an engine's own tests say of one tree."""
 
     tree: str
-    state: UpstreamState
+    state: TreeTestState
     cause: UntestableCause | None = None
     why: str
     tests: list[UpstreamTest]
@@ -105,17 +105,17 @@ class UpstreamRun(Document, kind="tree-tests"):
 
     @property
     def red(self) -> set[str]:
-        return {seen.test for seen in self.tests if seen.state is UpstreamState.RED}
+        return {seen.test for seen in self.tests if seen.state is TreeTestState.RED}
 
     @property
     def green(self) -> set[str]:
-        return {seen.test for seen in self.tests if seen.state is UpstreamState.GREEN}
+        return {seen.test for seen in self.tests if seen.state is TreeTestState.GREEN}
 
     @property
     def counts(self) -> str:
         """``3 red, 6 green, 1 untestable``."""
         words = []
-        for state in UpstreamState:
+        for state in TreeTestState:
             number = sum(seen.state is state for seen in self.tests)
             if number:
                 words.append(f"{number} {state.value}")
@@ -170,7 +170,7 @@ def judged(phases: Sequence[Mapping[str, Any]], engine: str) -> UpstreamTest:
         if phase["state"] == "failed":
             # What a teardown raises is of the machine, where the test itself passed.
             cause, why = _cause_of(phase, engine)
-            state = UpstreamState.RED if cause is None else UpstreamState.UNTESTABLE
+            state = TreeTestState.RED if cause is None else TreeTestState.UNTESTABLE
             chain = phase.get("chain") or [{}]
             return UpstreamTest(
                 test=test,
@@ -185,18 +185,18 @@ def judged(phases: Sequence[Mapping[str, Any]], engine: str) -> UpstreamTest:
             why = one_line(str(phase.get("text", "")), 200)
             return UpstreamTest(
                 test=test,
-                state=UpstreamState.UNTESTABLE,
+                state=TreeTestState.UNTESTABLE,
                 cause=UntestableCause.SKIPPED,
                 why=why or "it was skipped",
                 seconds=seconds,
             )
     if any(phase["when"] == "call" for phase in phases):
         return UpstreamTest(
-            test=test, state=UpstreamState.GREEN, why="", seconds=seconds
+            test=test, state=TreeTestState.GREEN, why="", seconds=seconds
         )
     return UpstreamTest(
         test=test,
-        state=UpstreamState.UNTESTABLE,
+        state=TreeTestState.UNTESTABLE,
         cause=UntestableCause.NONE,
         why="it did not end",
         seconds=seconds,
@@ -253,16 +253,16 @@ def summed(
     """
     names = None if only is None else set(only)
     counted = [seen for seen in tests if names is None or seen.test in names]
-    red = [seen for seen in counted if seen.state is UpstreamState.RED]
-    green = [seen for seen in counted if seen.state is UpstreamState.GREEN]
+    red = [seen for seen in counted if seen.state is TreeTestState.RED]
+    green = [seen for seen in counted if seen.state is TreeTestState.GREEN]
     if red:
         first = red[0]
-        state, cause, why = UpstreamState.RED, None, f"{first.test}: {first.why}"
+        state, cause, why = TreeTestState.RED, None, f"{first.test}: {first.why}"
     elif green:
-        state, cause, why = UpstreamState.GREEN, None, f"{len(green)} passed"
+        state, cause, why = TreeTestState.GREEN, None, f"{len(green)} passed"
     else:
         state, cause, why = (
-            UpstreamState.UNTESTABLE,
+            TreeTestState.UNTESTABLE,
             UntestableCause.NONE,
             "no test ran",
         )
@@ -469,8 +469,8 @@ def _side_seen(
         why = "they did not end in time"
     elif ended is not None and ended["code"] < 0:
         why = f"a test ended the process by signal {-ended['code']}"
-    if why and made.state is not UpstreamState.RED:
-        made.state, made.cause = UpstreamState.UNTESTABLE, UntestableCause.LATE
+    if why and made.state is not TreeTestState.RED:
+        made.state, made.cause = TreeTestState.UNTESTABLE, UntestableCause.LATE
         made.why = why
     elif not seen and last:
         made.why = next((line for line in reversed(last) if line), made.why)
@@ -522,7 +522,7 @@ def _seen(lines: Sequence[Mapping[str, Any]], engine: str) -> list[UpstreamTest]
             continue
         why = "it had begun, and there is no end of it"
         late = UntestableCause.LATE
-        state = UpstreamState.UNTESTABLE
+        state = TreeTestState.UNTESTABLE
         seen.append(UpstreamTest(test=test, state=state, cause=late, why=why))
     return seen
 

@@ -19,7 +19,7 @@ from mmrepro.cli import test_tree as test_tree_module
 from mmrepro.cli.app import app
 from mmrepro.failure.documents import Cell, Lost
 from mmrepro.failure.signature import Outcome
-from mmrepro.runs import UpstreamRun, UpstreamState, UpstreamTest
+from mmrepro.runs import TreeTestState, UpstreamRun, UpstreamTest
 from mmrepro.runs.tree_tests import summed
 from typer.testing import CliRunner
 
@@ -114,4 +114,4 @@ def test_one_tree(
     done = CliRunner().invoke(app, ["test-tree", TEST, "--out", str(out), "--json"])
     assert done.exit_code == code
     kept = json.loads((out / TESTS_FILE).read_text())
-    assert kept["state"] == json.loads(done.stdout)["state"] == UpstreamState(state)
+    assert kept["state"] == json.loads(done.stdout)["state"] == TreeTestState(state)

@@ -11,13 +11,13 @@ from typing import Any
 
 import pytest
 from mmrepro.reproducers import reproducer_path
-from mmrepro.runs import UntestableCause, UpstreamState
+from mmrepro.runs import TreeTestState, UntestableCause
 from mmrepro.runs.tree_tests import judged, summed, unpack_tests
 
 RED, GREEN, UNTESTABLE = (
-    UpstreamState.RED,
-    UpstreamState.GREEN,
-    UpstreamState.UNTESTABLE,
+    TreeTestState.RED,
+    TreeTestState.GREEN,
+    TreeTestState.UNTESTABLE,
 )
 
 

@@ -14,16 +14,16 @@ from mmrepro.campaign.trial import TrialOptions
 from mmrepro.engines.environments import TreeLabel, engine_of_clone
 from mmrepro.failure.documents import Cell, Lost, load_document
 from mmrepro.failure.signature import Outcome, Truth
-from mmrepro.runs import RunCommand, UpstreamRun, UpstreamState
+from mmrepro.runs import RunCommand, TreeTestState, UpstreamRun
 from mmrepro.runs.play import replayed
 from mmrepro.scenario import Scenario
 from mmrepro.traffic.case import ServerWanted
 
 TESTS_FILE = "tests.json"
 _OUTCOMES = {
-    UpstreamState.RED: Outcome.REPRODUCED,
-    UpstreamState.GREEN: Outcome.NOT_REPRODUCED,
-    UpstreamState.UNTESTABLE: Outcome.INCONCLUSIVE,
+    TreeTestState.RED: Outcome.REPRODUCED,
+    TreeTestState.GREEN: Outcome.NOT_REPRODUCED,
+    TreeTestState.UNTESTABLE: Outcome.INCONCLUSIVE,
 }
 
 

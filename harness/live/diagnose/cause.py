@@ -47,7 +47,7 @@ from mmrepro.live.diagnose.log_events import (
     shows_work,
 )
 from mmrepro.live.diagnose.log_facts import (
-    ServerCommand,
+    LoggedCommand,
     command_of,
     engine_frame,
     failure_of,
@@ -919,7 +919,7 @@ class _Life:
         return platform_of(f"{line.source} {text}" for line, text in self.worded)
 
     @cached_property
-    def command(self) -> ServerCommand:
+    def command(self) -> LoggedCommand:
         """How it was started, as its log has it."""
         return command_of(self.words, self.settings)
 

@@ -156,7 +156,7 @@ _LISTED = re.compile(
 
 
 @dataclass(frozen=True)
-class ServerCommand:
+class LoggedCommand:
     """How a server was started, as its log has it.
 
     Attributes:
@@ -176,7 +176,7 @@ def _typed_command() -> re.Pattern[str]:
     return re.compile(rf"(?:^|[\s;&+'\"])(?P<command>{program}{_ARGUMENTS})")
 
 
-def command_of(texts: Sequence[str], settings: str) -> ServerCommand:
+def command_of(texts: Sequence[str], settings: str) -> LoggedCommand:
     """The command in one of ``texts``, or what the server logs of its own settings."""
     typed = ""
     for text in texts:
@@ -186,7 +186,7 @@ def command_of(texts: Sequence[str], settings: str) -> ServerCommand:
     options = dict(_typed_options(typed))
     logged = dict(_logged_options(settings))
     if typed:
-        return ServerCommand(typed[:_MOST_CHARS], {**logged, **options})
+        return LoggedCommand(typed[:_MOST_CHARS], {**logged, **options})
     shown = [_as_option(name, value) for name, value in logged.items()]
     if "server_args=" in settings:
         # SGLang logs every setting that it has.
@@ -195,7 +195,7 @@ def command_of(texts: Sequence[str], settings: str) -> ServerCommand:
             for name, value in logged.items()
             if _LISTED.match(name)
         ]
-    return ServerCommand(" ".join(shown[:_MOST_COMMAND])[:_MOST_CHARS], logged)
+    return LoggedCommand(" ".join(shown[:_MOST_COMMAND])[:_MOST_CHARS], logged)
 
 
 def _typed_options(command: str) -> Iterator[tuple[str, str]]:

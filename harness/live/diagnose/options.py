@@ -154,7 +154,7 @@ class DiagnoseCommand(LiveCommand):
     DOCUMENTS: ClassVar[tuple[str, ...]] = (
         "mmrepro.failure.documents.diagnosis:Diagnosis",
         "mmrepro.failure.documents.fleet:Fleet",
-        "mmrepro.failure.documents.chain:Chain",
+        "mmrepro.failure.documents.chain:GatewayChain",
         "probe=mmrepro.probes.data:ProbeResult",
     )
     pid: int = option(
