@@ -210,6 +210,22 @@ SERVERS = {
             *_grid(("python",), ("Worker",), starting=True),
         ),
     ),
+    # The HTTP server is threads in Rust inside the scheduler's process.
+    "sglang-rust": Way(
+        Case(
+            "sglang-rust",
+            engine="sglang",
+            release="0.5.23",
+            options=(),
+            model="text",
+            env={"SGLANG_RUST_SERVER": "1"},
+        ),
+        (
+            *_grid(("stop", "python", "c", "lock"), ("scheduler",)),
+            *_grid(("stop", "python", "c-without-gil"), ("scheduler",), busy=True),
+            *_grid(("kill", "exit", "raise"), ("scheduler",)),
+        ),
+    ),
     "tp2-0.23": Way(
         Case("tp2-0.23", release="0.23.0", options=TP),
         (

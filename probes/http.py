@@ -343,6 +343,8 @@ class InferenceProbe(Probe[InferenceData]):
     ``deadline_s``: seconds until "no answer" is the answer; derive it from measured
         latencies.
     ``given_up``: whoever waits for it may set that before.
+    ``fields``: of its body, besides.
+    ``unique``: put the number in front; without it the prompt is the caller's alone.
     """
 
     name = "inference"
@@ -363,12 +365,15 @@ class InferenceProbe(Probe[InferenceData]):
         max_tokens: int = 1,
         headers: Mapping[str, str] | None = None,
         given_up: threading.Event | None = None,
+        fields: Mapping[str, Any] | None = None,
+        unique: bool = True,
     ) -> None:
         self.base_url = api_root(base_url)
+        self.fields = dict(fields or {})
         self.model = model
         self.deadline_s = deadline_s
         # In front: caches by meaning or by prefix look at how a prompt begins.
-        self.prompt = f"[{secrets.token_hex(8)}] {prompt}"
+        self.prompt = f"[{secrets.token_hex(8)}] {prompt}" if unique else prompt
         self.image_data_url = image_data_url
         self.max_tokens = max_tokens
         self.headers = {
@@ -433,6 +438,7 @@ class InferenceProbe(Probe[InferenceData]):
             "temperature": 0,
             "stream": False,
             "user": _MARK_USER,
+            **self.fields,
         }
 
 

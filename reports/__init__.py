@@ -28,14 +28,18 @@ if TYPE_CHECKING:
     from mmrepro.reports.bundle import write_bundle as write_bundle
     from mmrepro.reports.diagnosis import compose_diagnosis as compose_diagnosis
     from mmrepro.reports.documents import write_reports as write_reports
-    from mmrepro.reports.finding import upstream_test_of as upstream_test_of
+    from mmrepro.reports.finding import (
+        script_of as script_of,
+        upstream_test_of as upstream_test_of,
+    )
     from mmrepro.reports.fleet import compose_fleet as compose_fleet
     from mmrepro.reports.fuzz import KIND as FUZZ_REPORT
     from mmrepro.reports.incident import KIND as INCIDENT_REPORT, load as load_incident
     from mmrepro.reports.issue_form import (
-        finding_issue as finding_issue,
         incident_issue as incident_issue,
+        public_issue as public_issue,
     )
+    from mmrepro.reports.log_issue import issue_of_log as issue_of_log
     from mmrepro.reports.logs import compose_logs as compose_logs
     from mmrepro.reports.nightly import (
         HTML_FILE as NIGHT_HTML_FILE,
@@ -50,6 +54,7 @@ if TYPE_CHECKING:
         origin as origin_sentences,
         write_replay as write_replay,
     )
+    from mmrepro.reports.repro import COMMENT_FILE as COMMENT_FILE
     from mmrepro.reports.upgrade import KIND as UPGRADE_REPORT
     from mmrepro.reports.words import CLAIMS as CLAIM_MARKS
 else:

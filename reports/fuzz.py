@@ -15,8 +15,8 @@ from mmrepro.reports.svg import StepLine, steps
 from mmrepro.traffic.case import ServerWanted
 
 _ABSENT: Final = (
-    "Nothing is claimed absent: what these requests did not show may be there "
-    "all the same."
+    "A failure that these requests did not show may still exist: no finding does not "
+    "prove that there is none."
 )
 _NEW: Final = (
     "new: log lines, answers, metrics and pairs of requests that no earlier "
@@ -33,7 +33,7 @@ def compose(fuzz: Fuzz, folder: str = "") -> b.Page:
     all_found = [known.finding for known in fuzz.found]
     blind = "blind, " if fuzz.blind else ""
     where = f"{fuzz.server.label} ({blind}seed {fuzz.seed})"
-    nothing = "no oracle objects to what was sent"
+    nothing = "every check passed"
     return b.Page(
         title=f"Fuzzing of {where}",
         badge=findings.badge(fuzz, all_found, nothing),

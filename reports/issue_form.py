@@ -16,7 +16,7 @@ from mmrepro.base.records import HostFacts, Setting, WheelFacts
 from mmrepro.base.text import one_line
 from mmrepro.base.units import size
 from mmrepro.engines.folders import facts, folders, table
-from mmrepro.failure.documents import Incident, LoadedFinding, Public, as_public
+from mmrepro.failure.documents import Incident, LoadedFinding, Public
 from mmrepro.reports import (
     blocks as b,
     finding as replayed,
@@ -122,20 +122,15 @@ def _joined(*parts: str) -> str:
     return "\n\n".join(filter(None, parts))
 
 
-def finding_issue(loaded: LoadedFinding) -> str:
-    """The finding with other words than those that were played, unless those are random
-    already.
+def public_issue(loaded: LoadedFinding, checked: str = "") -> str:
+    """Fill in the form, of a finding that may go out as it is.
+
+    Args:
+        checked: a sentence on where its script was run.
 
     Raises:
         UsageError: a picture of the case is missing.
     """
-    with as_public(loaded) as shown:
-        return public_issue(shown)
-
-
-def public_issue(loaded: LoadedFinding) -> str:
-    """Fill in the form as :func:`finding_issue`, of a finding that may go out as it
-    is."""
     replay = loaded.replay
     finding = loaded.finding
     script = ""
@@ -153,7 +148,7 @@ def public_issue(loaded: LoadedFinding) -> str:
         engine=replay.server.engine,
         title=words.capital(title),
         description=_described(loaded),
-        reproduction=_steps(loaded, script),
+        reproduction="\n\n".join(filter(None, [_steps(loaded, script), checked])),
         environment=f"{environment}\n\n- {replay.fidelity.words}",
         traceback=_trace(finding.stack, finding.log_lines),
         script=script,

@@ -81,6 +81,12 @@ def facts(engine: str) -> EngineFolder:
     return _facts_in(folders()[engine])
 
 
+def title(engine: str) -> str:
+    """Return the engine's name as its makers write it; an unknown one stays as it
+    is."""
+    return facts(engine).title if engine in folders() else engine
+
+
 @cache
 def _facts_in(folder: Path) -> EngineFolder:
     return EngineFolder(**_table(folder / FACTS))

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
+from typing import Any
 
 from mmrepro.engines.folders import folders, made_of, table
 from mmrepro.engines.waits import COMPILERS
@@ -111,3 +112,34 @@ def upkeep(engine: str, frames: Sequence[Frame]) -> str:
                 return work.what
         inner = frame.name
     return ""
+
+
+@dataclass(frozen=True)
+class HalfOfPair:
+    """What a small request needs where the server is one half of a prefill and decode
+    pair, so that it does not wait for the other one.
+
+    Attributes:
+        option: of its command line.
+        values: of that option that make it a half.
+        fields: of the request's body.
+    """
+
+    option: str
+    values: tuple[str, ...]
+    fields: Mapping[str, Any]
+
+
+def request_fields(engine: str, command: Sequence[str]) -> dict[str, Any]:
+    """What a small request to the server with this command line has besides; {}:
+    nothing."""
+    fields: dict[str, Any] = {}
+    for row in table(engine, "held.toml").get("half", ()):
+        half = made_of(HalfOfPair, row)
+        for word, after in zip(command, [*command[1:], ""], strict=True):
+            value = (
+                after if word == half.option else word.removeprefix(half.option + "=")
+            )
+            if word.startswith(half.option) and value in half.values:
+                fields.update(half.fields)
+    return fields

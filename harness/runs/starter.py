@@ -26,7 +26,7 @@ from mmrepro.base.records import Setting
 from mmrepro.engines import BOOT, LaunchPlan
 from mmrepro.engines.environments import Environment, ModeSeen, note_start, starts_seen
 from mmrepro.engines.models import MODELS_DIR
-from mmrepro.engines.supervise import EngineProcess, start_engine
+from mmrepro.engines.supervise import EngineProcess, run_variables, start_engine
 from mmrepro.engines.supervise.warm import (
     FORK,
     SCRIPTS,
@@ -191,6 +191,15 @@ class Starter:
 
         process = start_engine(argv, env, cwd=cwd, log=log, grace_s=grace_s, box=box)
         return process, None
+
+    def box_for(self, plan: LaunchPlan, environment: Environment) -> BoxOrder:
+        """The box of whatever runs in the environment as a server of ``plan`` does.
+        Raises as ``install``."""
+        have_beside(plan)
+        env = child_environment(plan.env, base=variables_inside())
+        env = run_variables(_moved_state(env, environment), str(TEMPORARY))
+        env["PATH"] = os.pathsep.join([str(environment.python.parent), env["PATH"]])
+        return replace(box_of(environment), env=env)
 
     def note(
         self,

@@ -386,6 +386,18 @@ def read_event(event: Any, record: RequestRecord, watch: RequestWatch) -> None:
     _note_event_text(text, record, watch)
 
 
+def _failure_of(kind: str, event: Any) -> str:
+    """The error that an event of ``/v1/responses`` tells; "": it tells none."""
+    if kind == "error":
+        return _text(event.get("message")) or "an error without a text"
+    response = event.get("response")
+    if kind != "response.failed" or not isinstance(response, dict):
+        return ""
+    error = response.get("error")
+    message = error.get("message") if isinstance(error, dict) else error
+    return _text(message) or "an error without a text"
+
+
 def _note_block(kind: str, event: Any, record: RequestRecord) -> None:
     """Add what an event of a stream of ``/v1/messages`` says of a block: a text, a
     thought, or a call of a tool."""
@@ -420,18 +432,6 @@ _BLOCK_EVENTS = (
     "content_block_start",
     "content_block_delta",
 )
-
-
-def _failure_of(kind: str, event: Any) -> str:
-    """The error that an event of ``/v1/responses`` tells; "": it tells none."""
-    if kind == "error":
-        return _text(event.get("message")) or "an error without a text"
-    response = event.get("response")
-    if kind != "response.failed" or not isinstance(response, dict):
-        return ""
-    error = response.get("error")
-    message = error.get("message") if isinstance(error, dict) else error
-    return _text(message) or "an error without a text"
 
 
 def _new_text(event: Any, record: RequestRecord) -> str:

@@ -89,7 +89,7 @@ def test_ctrl_c(here: Here, world: World, tmp_path: Path) -> None:
         f"to resume, run: mmrepro ablate {GHOST} --device cpu --out {tmp_path / 'out'}"
     )
     assert resume in said.stderr
-    assert "1 cells are whole" in said.stderr
+    assert "1 cell done" in said.stderr
     world.happens = as_in_0_23
     words = resume.partition(": mmrepro ")[2].split()
     resumed = here(*words)

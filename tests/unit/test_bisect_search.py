@@ -2,6 +2,7 @@
 
 import math
 import random
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -118,6 +119,40 @@ def test_few_runs_are_needed(one: Made, direction: Direction) -> None:
     assert runs <= halvings + 8 + other
     skipped = [p for p, verdicts in board.runs.items() if SKIP in verdicts]
     assert all(len(board.runs[p]) <= 2 for p in skipped)
+
+
+@pytest.mark.parametrize("declared", [None, (10, 15), (0, 3)])
+def test_what_is_fetched_ahead_has_not_run_yet(
+    declared: tuple[int, int] | None,
+) -> None:
+    board = board_of([BAD] * 12 + [GOOD] * 20, declared=declared)
+    ahead: list[int] = []
+
+    def upcoming(points: Sequence[int]) -> None:
+        assert not board.runs.keys() & {*points}
+        ahead.extend(points)
+
+    board.upcoming = upcoming
+    start(board, 0)
+    assert side(board, 0, "fixed").beyond == 12
+    assert {*ahead} & board.runs.keys(), "some of it is needed then"
+
+
+def test_a_boundary_that_cannot_be_run_again_is_not_verified() -> None:
+    runs: Counter[int] = Counter()
+
+    def oracle(point: int) -> Verdict:
+        runs[point] += 1
+        assert runs[point] < 20, "it is given up"
+        if runs[point] > 1:
+            return SKIP
+        return BAD if point < 12 else GOOD
+
+    board = board_of(oracle, size=32)
+    start(board, 0)
+    found = side(board, 0, "fixed")
+    assert (found.bad, found.beyond, found.verified) == (11, 12, False)
+    assert "a side of the boundary could not be run again" in found.notes
 
 
 @pytest.mark.parametrize("size", [8, 43, 200])

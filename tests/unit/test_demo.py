@@ -30,7 +30,7 @@ def test_it_judges_again_and_names_what_to_type_next(
         shown = CliRunner().invoke(app, ["demo"])
         assert shown.exit_code == 0, shown.output
     lines = shown.output.splitlines()
-    assert "43 conditions and claims: reproduced, as at the end of the run" in lines[0]
+    assert "43 conditions and claims): still reproduced" in lines[0]
     assert sum(line.startswith("  mmrepro ") for line in lines) == 4
     assert lines[-1] == "incidents/demo/report.html"
     assert (tmp_path / lines[-1]).stat().st_size > 50_000

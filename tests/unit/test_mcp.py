@@ -9,15 +9,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from mmrepro.base.errors import UsageError
+from mmrepro.base.errors import ExitCode, UsageError
+from mmrepro.base.installed import install_command
 from mmrepro.cli import mcp as tools
 from mmrepro.cli.app import app
 from mmrepro.cli.mcp import McpCommand, server_of
 from typer.testing import CliRunner
 
 ODD_IMAGE = (Path(__file__).parents[1] / "pack" / "odd_image.py").read_text("utf-8")
-READING = {"find", "logs", "list_failures", "show", "report"}
-ACTING = {"diagnose", "repro", "run"}
+READING = {"find", "logs", "why", "check", "list_failures", "show", "report"}
+ACTING = {"diagnose", "repro", "replay", "run"}
 
 
 def with_client(work: Any, *, read_only: bool = False) -> Any:
@@ -64,14 +65,30 @@ def test_a_tool_is_a_command_and_says_how_it_ended(
     (content,) = answer.content
     assert said in content.text
     assert f"exit code {code} (" in content.text
-    assert not answer.is_error
+    assert answer.is_error == (code == ExitCode.USAGE)
+    assert answer.structured_content["exit_code"] == code
+
+
+def test_what_a_tool_answers_is_data_as_well() -> None:
+    wanted = {"text": "Expected a cached item"}
+    answer = with_client(lambda client: client.call_tool("find", wanted))
+    document = answer.structured_content["document"]
+    assert (document["status"], document["exit_code"]) == ("known", 0)
+    assert document["next"] == ["mmrepro show ghost-key-eviction"]
+
+
+def test_each_parameter_is_described() -> None:
+    for tool in with_client(lambda client: client.list_tools()).tools:
+        for name, schema in tool.input_schema.get("properties", {}).items():
+            described = "description" in schema or "enum" in schema
+            assert described, f"{tool.name} {name}"
 
 
 def test_a_value_is_never_an_option(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever an agent passes on stands behind ``--``, or after a name and ``=``."""
     seen: list[tuple[str, ...]] = []
 
-    async def said(*words: str, told: str) -> str:
+    async def said(*words: str) -> str:
         seen.append(words)
         return ""
 
@@ -174,4 +191,4 @@ def test_without_the_package_it_says_what_to_install(
         monkeypatch.setitem(sys.modules, name, None)
     done = CliRunner().invoke(app, ["mcp"])
     assert isinstance(done.exception, UsageError)
-    assert "mmrepro[mcp]" in done.exception.hint
+    assert done.exception.hint == install_command("mcp")

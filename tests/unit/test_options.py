@@ -210,12 +210,13 @@ def configurable(made: type[Command]) -> list[DeclaredOption]:
 
 def needed(made: type[Command]) -> dict[str, Any]:
     """Values of the arguments that the command line may not leave out."""
-    plain = {str: "x", Path: Path("x"), "several": (Path("x"),)}
-    return {
-        one.field: plain.get("several" if one.several else one.type, "http")
-        for one in declared(made)
-        if one.option.required
-    }
+    plain = {str: "x", Path: Path("x")}
+    values: dict[str, Any] = {}
+    for one in declared(made):
+        if one.option.required:
+            value = plain.get(one.type, "http")
+            values[one.field] = (value,) if one.several else value
+    return values
 
 
 def typed(one: DeclaredOption, value: Any) -> Any:
@@ -448,6 +449,18 @@ OTHERS = (
 def test_no_option_takes_a_variable_that_means_something_else() -> None:
     taken = {one.variable for made in MADE for one in declared(made)}
     assert taken.isdisjoint(f"MMREPRO_{name}" for name in OTHERS)
+
+
+@pytest.mark.parametrize("name", ["full", "json", "quiet", "verbose", "yes"])
+def test_what_every_command_has_is_off_until_it_is_asked_for(name: str) -> None:
+    defaults = {
+        made.COMMAND: one.default
+        for made in MADE
+        for one in declared(made)
+        if one.field == name
+    }
+    assert defaults
+    assert not [command for command, default in defaults.items() if default]
 
 
 def test_every_command_declares_its_options() -> None:

@@ -356,7 +356,7 @@ def test_one_that_computes_is_given_time() -> None:
     with fake_engine("moves") as (_, url), checker(url) as made:
         checks = (made.check() for _ in range(60))
         found = next(check for check in checks if "its stacks move" in check.why)
-    assert found.verdict is CheckOutcome.SILENT
+    assert found.verdict is CheckOutcome.PREPARING
 
 
 def test_a_process_that_ended_is_dead_until_its_command_runs_again() -> None:

@@ -11,7 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TypeVar
 from urllib.parse import urlsplit
@@ -220,8 +220,10 @@ def test_a_server_without_a_processor_is_not_hung() -> None:
         try:
             told_by_stacks(made)
             for tid in thread_ids(process.pid):
-                os.sched_setaffinity(tid, processor)
-                os.setpriority(os.PRIO_PROCESS, tid, 19)
+                # A thread that answered a request may have ended meanwhile.
+                with suppress(ProcessLookupError):
+                    os.sched_setaffinity(tid, processor)
+                    os.setpriority(os.PRIO_PROCESS, tid, 19)
             os.sched_setaffinity(other.pid, processor)
             os.setpriority(os.PRIO_PROCESS, other.pid, 0)
             running = RunningTime.of([process.pid])

@@ -7,6 +7,9 @@ import ast
 import contextlib
 import hashlib
 import json
+import os
+import re
+import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import lru_cache
@@ -29,10 +32,13 @@ from pydantic import Field, ValidationError
 
 Lender = Callable[[EnvironmentSpec], Environment]
 """Makes or finds the environment of a release."""
+_ASKED_S = 600
 _MOST_TRIED = 4
 """Releases whose environment is made for one tree: each is 100 MB to fetch, and two
 before and two after it differ from a tree by two months."""
 _MAX_BYTES = 4 << 20
+_NAME = re.compile(rb"\x00([A-Za-z_]\w{3,60})(?=[\x00(])")
+"""A string of a compiled file that is a name, or a schema, which begins with one."""
 
 
 class _LenderMemory(Record):
@@ -175,7 +181,8 @@ def _first_that_fits(
         except (EnvironmentBuildError, UnknownRelease) as error:
             refusal = error
             continue
-        misfits[release] = _misfits(texts, engine, environment.path)
+        near = [here[one].path for one in ranked[:_MOST_TRIED] if one in here]
+        misfits[release] = _misfits(texts, engine, environment.path, near)
         if not misfits[release]:
             break
 
@@ -221,13 +228,31 @@ def own_releases(engine: str, device: str) -> Sequence[Listed]:
     repackages them; without an index those that are here."""
     spec = SPECS[engine]("0.0", device_of(device))
     with contextlib.suppress(UnknownRelease, EnvironmentBuildError):
-        return releases_of(replace(spec, project=spec.engine), upstream=False)
+        return _asked_once(replace(spec, project=spec.engine))
     return listed(engine, device)
 
 
 def built_releases(spec: EnvironmentSpec) -> list[Listed]:
     """Releases with a wheel for this machine and device, oldest first."""
-    return releases_of(spec, upstream=False)
+    return [*_asked_once(spec)]
+
+
+def _asked_once(spec: EnvironmentSpec) -> tuple[Listed, ...]:
+    """The releases of a project, asked for once in ten minutes: a search reads many
+    trees, and the page of vLLM takes a second each time."""
+    place = tuple(f"{k}={v}" for k, v in os.environ.items() if k.startswith("UV_"))
+    return _asked(releases_of, spec, place, int(time.monotonic() / _ASKED_S))
+
+
+@lru_cache(maxsize=16)
+def _asked(
+    ask: Callable[..., list[Listed]],
+    spec: EnvironmentSpec,
+    place: tuple[str, ...],
+    when: int,
+) -> tuple[Listed, ...]:
+    """``place`` and ``when``: by which settings of uv's, and when, it is asked."""
+    return tuple(ask(spec, upstream=False))
 
 
 # ------------------------------------------------------------------ what calls what
@@ -238,60 +263,77 @@ def calls(texts: Iterable[str]) -> set[tuple[str, int]]:
     arguments."""
     found: set[tuple[str, int]] = set()
     for text in texts:
-        if "torch.ops._" not in text:
-            continue
-        try:
-            tree = ast.parse(text)
-        except (SyntaxError, ValueError):
-            continue
-        for node in ast.walk(tree):
-            if not (
-                isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)
-            ):
-                continue
-            if ast.unparse(node.func).startswith("torch.ops._"):
-                found.add((node.func.attr, len(node.args) + len(node.keywords)))
+        if "torch.ops._" in text:
+            found |= _calls_of(text)
     return found
 
 
-def _misfits(texts: Sequence[str], engine: str, lender: Path) -> int:
+@lru_cache(maxsize=1024)
+def _calls_of(text: str) -> frozenset[tuple[str, int]]:
+    """The calls of one file. Two neighbours of a search share nearly all of theirs, and
+    to parse those again took most of the time between two commits."""
+    try:
+        tree = ast.parse(text)
+    except (SyntaxError, ValueError):
+        return frozenset()
+    found = set()
+    for node in ast.walk(tree):
+        if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)):
+            continue
+        if ast.unparse(node.func).startswith("torch.ops._"):
+            found.add((node.func.attr, len(node.args) + len(node.keywords)))
+    return frozenset(found)
+
+
+def _misfits(
+    texts: Sequence[str], engine: str, lender: Path, others: Sequence[Path] = ()
+) -> int:
     """How many operators of the compiled files in the environment ``lender`` the tree
     calls in another way than that release's own Python, or calls and they lack.
 
     An operator that is compiled for a GPU alone is in no release's files: it is counted
-    only where another release that is here has it.
+    only where one of the environments ``others`` has it.
     """
-    own, code = _compiled(site_packages(lender / "venv") / engine)
+    own, operators = _compiled(lender, engine)
     known = {name for name, _ in own}
     asked = calls(texts)
     changed = set()
     absent = set()
     for name, arguments in asked:
-        if name.encode() not in code:
+        if name not in operators:
             if name not in known:
                 absent.add(name)
         elif name in known and (name, arguments) not in own:
             changed.add(name)
 
     if absent:
-        absent &= _names_elsewhere(absent, engine, lender)
+        elsewhere: set[str] = set()
+        for other in others:
+            elsewhere |= _compiled(other, engine)[1]
+        absent &= elsewhere
     return len(changed) + len(absent)
 
 
-def _names_elsewhere(names: set[str], engine: str, but: Path) -> set[str]:
-    """Those of ``names`` that the compiled files of another environment hold."""
-    there: set[str] = set()
-    for stored in list_environments(sizes=False):
-        facts = stored.manifest
-        if facts.engine != engine or facts.kernels or stored.path == but:
-            continue
-        _, code = _compiled(site_packages(stored.path / "venv") / engine)
-        there |= {name for name in names if name.encode() in code}
-    return there
-
-
-@lru_cache(maxsize=4)
-def _compiled(package: Path) -> tuple[set[tuple[str, int]], bytes]:
-    """What a release's own Python calls, and its compiled files."""
+@lru_cache
+def _compiled(environment: Path, engine: str) -> tuple[set[tuple[str, int]], set[str]]:
+    """What a release's own Python calls, and the names in its compiled files."""
+    package = site_packages(environment / "venv") / engine
     own = calls(path.read_text("utf-8", "replace") for path in package.rglob("*.py"))
-    return own, b"".join(path.read_bytes() for path in sorted(package.rglob("*.so")))
+    return own, _names_in(package, environment.name)
+
+
+def _names_in(package: Path, environment: str) -> set[str]:
+    """Names that stand by themselves in the compiled files of a package, operators
+    among them; kept on disk, since 400 MB of vLLM's take 10 s to read through."""
+    kept = cache_root() / "sources" / f"names-{environment}.txt"
+    with contextlib.suppress(OSError):
+        return set(read_file(kept, _MAX_BYTES).decode("ascii").split())
+
+    names: set[str] = set()
+    for path in sorted(package.rglob("*.so")):
+        found = _NAME.findall(path.read_bytes())
+        names |= {name.decode("ascii") for name in found}
+    with contextlib.suppress(OSError):
+        kept.parent.mkdir(parents=True, exist_ok=True)
+        write_file(kept, "\n".join(sorted(names)) + "\n")
+    return names

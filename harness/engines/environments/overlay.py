@@ -12,7 +12,8 @@ import contextlib
 import os
 import re
 import shutil
-from collections.abc import Callable, Iterator
+import subprocess
+from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime, timedelta
 from fnmatch import fnmatch
 from functools import cached_property
@@ -21,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from mmrepro.base.errors import EnvironmentBuildError, UnknownRelease, UsageError
+from mmrepro.base.machine import child_environment
 from mmrepro.base.records import WheelFacts
 from mmrepro.engines.environments.lending import nearest_release
 from mmrepro.engines.environments.recipe import Build
@@ -51,6 +53,19 @@ from packaging.version import InvalidVersion, Version
 from pathspec import GitIgnoreSpec
 
 LAYER_FILE = "mmrepro_layer.pth"
+_COMPILE = """
+import py_compile, sys
+for line in sys.stdin.read().splitlines():
+    source, target = line.split("\\t")
+    try:
+        mode = py_compile.PycInvalidationMode.UNCHECKED_HASH
+        py_compile.compile(source, target, doraise=True, invalidation_mode=mode)
+    except (OSError, py_compile.PyCompileError):
+        pass
+"""
+"""Compiles files as they are: what was compiled of a content stays right, wherever it
+lies, since an import sets the file's own name."""
+_COMPILE_S = 300.0
 _SAME_DAYS = 14
 """Between two trees with the same requirements over the same release: the later one
 takes what was resolved for the other, which is 3 s of an environment's 7."""
@@ -126,6 +141,7 @@ class Overlay(Build):
     def _fill(self) -> None:
         self.say("linking the tree's files")
         self._link_package()
+        self._link_bytecode()
         self._write_dist_infos()
         self._lay_below()
         self._install_beside()
@@ -173,6 +189,42 @@ class Overlay(Build):
             "sources"
         )
         self.reasons.append(Reason("files of the package", kinds, why))
+
+    def _link_bytecode(self) -> None:
+        """Give the modules that an engine imports their bytecode, by content: a box
+        writes none, and each of a server's processes would compile them anew.
+
+        They are those that the release's own environment has bytecode of. A neighbour
+        compiles only what has changed.
+        """
+        import_once(self.below, (self.tree.engine,))
+        theirs = self.below.site_packages / self.tree.engine
+        major, minor = self.below.python_version.split(".")[:2]
+        tag = f"cpython-{major}{minor}"
+        pairs = []
+        for name, sha256 in self.tree.files.items():
+            path = Path(name)
+            cached = path.parent / "__pycache__" / f"{path.stem}.{tag}.pyc"
+            if path.suffix == ".py" and (theirs / cached).is_file():
+                source = blob(sha256)
+                kept = source.with_name(f"{sha256}.{tag}.pyc")
+                pairs.append((source, kept, self.site / self.tree.engine / cached))
+
+        missing = [(source, kept) for source, kept, _ in pairs if not kept.is_file()]
+        lines = "".join(f"{source}\t{kept}\n" for source, kept in missing)
+        with contextlib.suppress(OSError, subprocess.TimeoutExpired):
+            if missing:
+                self.say(f"compiling {len(missing)} modules")
+                subprocess.run(
+                    [str(self.python), "-I", "-c", _COMPILE],
+                    input=lines.encode(),
+                    capture_output=True,
+                    timeout=_COMPILE_S,
+                    check=False,
+                )
+            for _, kept, place in pairs:
+                if kept.is_file():
+                    _link(kept, place)
 
     @property
     def version(self) -> str:
@@ -383,6 +435,28 @@ class Overlay(Build):
         said = "" if self.spec.tree else self.python_of  # of a tree each label says it
         release, below = self.below.spec.release, self.below.path.name
         return {"kernels": release, "below": below, "python_of": said}
+
+
+def import_once(environment: Environment, modules: Sequence[str]) -> None:
+    """Import packages of a release's own environment, once, so that Python keeps their
+    bytecode there: what runs in a box writes none, and to compile torch and an engine
+    takes longer than most runs."""
+    kept = environment.state_dir / f".imported-{'-'.join(modules)}"
+    if kept.exists():
+        return
+    words = "".join(f"import {name}\n" for name in modules)
+    with contextlib.suppress(OSError, subprocess.TimeoutExpired):
+        environment.state_dir.mkdir(exist_ok=True)
+        subprocess.run(
+            [str(environment.python), "-c", words],
+            env=child_environment(),
+            cwd=environment.state_dir,
+            capture_output=True,
+            timeout=_COMPILE_S,
+            check=False,
+        )
+        # One that fails, for want of a stand-in say, has compiled what it came to.
+        kept.touch()
 
 
 def _replace_marker(requirement: Requirement) -> Requirement:

@@ -343,6 +343,21 @@ def git(place: Path, *arguments: str, stdin: bytes = b"") -> bytes:
     return done.stdout
 
 
+def engine_of_clone(place: Path, rev: str = "HEAD") -> str:
+    """Which engine a git clone is of.
+
+    Raises:
+        UsageError: it is no clone of one, or git refuses.
+    """
+    for engine in SPECS:
+        names = [f"{folder}{engine}/__init__.py" for folder in PLACES]
+        if git(place, "ls-tree", rev, "--", *names):
+            return engine
+    raise UsageError(
+        f"{place} is no clone of an engine.", hint=f"one of {', '.join(SPECS)}"
+    )
+
+
 def _names(listed: bytes) -> list[str]:
     return [os.fsdecode(one) for one in listed.split(b"\0") if one]
 
@@ -482,12 +497,12 @@ def _tree_of(
     )
     dirty = [n for n in files.dirty if n.startswith(package) or _BESIDE.fullmatch(n)]
     known = Version(version).public if version else ""
-    own = known or _version(files, place, name, bool(dirty))
+    shown = known or _version(files, place, name, bool(dirty))
     return Tree(
         engine=name,
         digest=hashlib.sha256(whole.encode()).hexdigest()[:12],
-        version=own,
-        version_from="" if own else _why_dated(files),
+        version=shown,
+        version_from="" if shown else _why_dated(files),
         rev=files.rev,
         dirty=[n for n in dirty if not COMPILED.search(n)],
         came_as="git" if files.rev else came_as,

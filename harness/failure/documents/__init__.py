@@ -8,13 +8,23 @@ from mmrepro.base.door import lazily
 if TYPE_CHECKING:
     from mmrepro.failure.documents.cause import (
         CAUSE_WORDS as CAUSE_WORDS,
+        STATE_OF_LOG_WORDS as STATE_OF_LOG_WORDS,
         Cause as Cause,
         CauseClass as CauseClass,
         Certainty as Certainty,
+        FirstFailure as FirstFailure,
         KnownFailure as KnownFailure,
+        LogFacts as LogFacts,
+        LoggedState as LoggedState,
         LogReading as LogReading,
         ServerInLog as ServerInLog,
         StartCause as StartCause,
+    )
+    from mmrepro.failure.documents.chain import (
+        HOP_WORDS as HOP_WORDS,
+        GatewayChain as GatewayChain,
+        Hop as Hop,
+        HopState as HopState,
     )
     from mmrepro.failure.documents.diagnosis import (
         CLASS_WORDS as CLASS_WORDS,
@@ -156,6 +166,7 @@ if TYPE_CHECKING:
     from mmrepro.failure.documents.published import (
         Public as Public,
         published as as_published,
+        shown_here as shown_here,
     )
     from mmrepro.failure.documents.signed import sign_head as sign_head
     from mmrepro.failure.documents.stored import (

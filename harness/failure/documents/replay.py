@@ -379,6 +379,20 @@ class ClientEnd(Record):
             description="the line checks what a server promises, whatever a model says"
         ),
     ] = False
+    in_engine: Annotated[
+        bool,
+        Field(
+            description="the engine in the script's own process ended it",
+            exclude_if=lambda in_engine: not in_engine,
+        ),
+    ] = False
+    raised: Annotated[
+        list[str],
+        Field(
+            description="exceptions that the engine there printed",
+            exclude_if=lambda raised: not raised,
+        ),
+    ] = []
     asked: Annotated[int, Field(description="requests that it had sent")] = 0
     refused: Annotated[int, Field(description="of these, without an answer of 2xx")] = 0
     failed: Annotated[
@@ -507,14 +521,14 @@ class Replay(CampaignDocument, kind="replay"):
 
     @property
     def exit_code(self) -> int:
-        """1: unknown and confirmed; 3: unproven only, nothing was tested, or not
-        testable here; 0: neither. Of a bug report: 1: reproduced; 0: it is not; 3:
-        neither can be said."""
+        """1: a failure is confirmed, known or not; 3: unproven only, nothing was
+        tested, or not testable here; 0: neither. Of a bug report: 1: reproduced; 0: it
+        is not; 3: undecided."""
         if self.report is not None and self.report.verdict is not None:
             return _REPRO_EXITS.get(self.report.verdict, 3)
-        if any(f.confirmed and f.known is None for f in self.findings):
+        if any(finding.confirmed for finding in self.findings):
             return 1
-        unproven = any(not f.confirmed for f in self.findings) or bool(self.unconfirmed)
+        unproven = bool(self.findings or self.unconfirmed)
         untestable = bool(self.untestable) and not self.findings
         return 3 if unproven or untestable or self.nothing_tested else 0
 

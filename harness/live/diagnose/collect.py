@@ -13,6 +13,7 @@ from datetime import datetime
 from pathlib import Path
 
 from mmrepro.engines import UVICORN_STARTS, log_marks
+from mmrepro.engines.held import request_fields
 from mmrepro.failure.documents import Effect
 from mmrepro.failure.signature import live_server as live
 from mmrepro.live.diagnose import discover
@@ -390,6 +391,7 @@ class Collector:
             max_tokens=TOKENS,
             headers=self.plan.headers,
             given_up=self._given_up,
+            fields=request_fields(facts.engine, facts.command),
         )
         self._note_request("POST /v1/chat/completions")
         self.inferences += 1
@@ -417,7 +419,9 @@ class Collector:
         cores = [process.pid for process in facts.cores]
         core = cores[0] if cores else facts.root_pid
         close = [core]
-        if not cores or not DiagnosisView(facts, self.evidence).front_answers:
+        view = DiagnosisView(facts, self.evidence)
+        front = view.front_pid or facts.root_pid
+        if not cores or not view.front_answers:
             close.append(facts.root_pid)
         close = list(dict.fromkeys([*close, *cores]))[:MAX_SAMPLED]
         beside = [p.pid for p in (*workers(facts), *coordinators(facts))]
@@ -447,7 +451,9 @@ class Collector:
         dumps = discover.flight_files(self.target) if label and ranks else []
         if dumps:
             started.append(self._start(FlightProbe(dumps), label=f"{label}flight"))
-        for pid in dict.fromkeys([core, *cores[:MAX_SAMPLED], *ranks]):
+        # A front end without Python has no stacks.
+        silent = [front] if front != facts.root_pid and not view.front_answers else []
+        for pid in dict.fromkeys([core, *cores[:MAX_SAMPLED], *silent, *ranks]):
             name = f"{label}syscalls"
             if pid != core:
                 name += f"-{pid}"
@@ -525,7 +531,8 @@ class Collector:
         engine = self.target.engine
         if engine is None:
             return _DEFAULT_ENDPOINTS
-        return [path for path in engine.endpoints if "generate" not in path]
+        paths = engine.endpoints_of(self.target.facts.command)
+        return [path for path in paths if "generate" not in path]
 
     def _http(self, paths: Sequence[str]) -> HttpProbe:
         for path in paths:

@@ -13,11 +13,16 @@ from pathlib import Path
 
 from mmrepro import __version__
 from mmrepro.base.errors import UsageError
-from mmrepro.base.machine.files import replacing
+from mmrepro.base.machine import replacing
 from mmrepro.base.records import Moment
 from mmrepro.base.text import Redactor, mask_of
-from mmrepro.failure.documents import Cause, Diagnosis, FallRecord
-from mmrepro.failure.documents.fall import FALL_FILE, read_fall
+from mmrepro.failure.documents import (
+    FALL_FILE,
+    Cause,
+    Diagnosis,
+    FallRecord,
+    read_fall,
+)
 from mmrepro.live.diagnose import classes_logged, discover
 from mmrepro.live.diagnose.collect import BESIDE_S, Collector
 from mmrepro.live.diagnose.discover import ServerTarget

@@ -59,6 +59,7 @@ def assess(evidence: Evidence, facts: TargetFacts) -> Assessment:
         plain
         or _silent_socket(view)
         or _answered(view)
+        or _awaits_orders(view)
         or _core_gone(view)
         or _errors(view)
     )
@@ -384,6 +385,26 @@ def _answered(view: DiagnosisView) -> Assessment | None:
     )
 
 
+def _awaits_orders(view: DiagnosisView) -> Assessment | None:
+    """It met an exception, has given up its requests, and is not dead: it goes on as
+    soon as it is told to."""
+    if not view.awaits_orders:
+        return None
+    role = view.facts.core_role or "The engine"
+    return Assessment(
+        state=ServerState.FAILING,
+        sentence=f"{role} met an exception and waits for an instruction; it is not "
+        "dead.",
+        why=[*_front(view), *last_words(view)],
+        process=view.facts.core_role,
+        advice=[
+            "tell it to go on (/fault_tolerance/apply) before its time is over, 120 "
+            "seconds unless an option says otherwise: then it ends with the exception",
+            "its log has the exception",
+        ],
+    )
+
+
 def _errors(view: DiagnosisView) -> Assessment | None:
     data = view.inference
     if data is None or view.answer not in (
@@ -410,6 +431,16 @@ def _errors(view: DiagnosisView) -> Assessment | None:
     why = [data.error[:300], *_front(view), *last_words(view)]
     if view.answer == "gateway":
         return _gateway(data.status, data.seconds, [gateways(data), *why])
+    if view.answer == "unavailable" and view.queue_full:
+        return Assessment(
+            state=ServerState.OVERLOADED,
+            sentence="It turns requests away: as many wait as its limit allows.",
+            why=[*why, view.counted()],
+            advice=[
+                "more replicas or less traffic; --max-num-queued-reqs and "
+                "--max-num-queued-tokens are the limits"
+            ],
+        )
     if view.answer == "unavailable" and not core_died(view):
         return Assessment(
             state=ServerState.NOT_READY,
@@ -426,7 +457,7 @@ def _errors(view: DiagnosisView) -> Assessment | None:
         )
     if lost := rank_verdicts.lost(view, why):
         return lost
-    if lost := frozen.deaf(view, why):
+    if lost := frozen.ending(view, why) or frozen.deaf(view, why):
         return lost
     return Assessment(
         state=ServerState.FAILING,
@@ -626,7 +657,7 @@ def _front(view: DiagnosisView) -> list[str]:
     if data is None or not data.answers:
         return []
     answers = ", ".join(f"{a.path} {a.status or a.error}" for a in data.answers)
-    return [f"its front says: {answers}"]
+    return [f"the API server reports {answers}"]
 
 
 def core_died(view: DiagnosisView) -> str:

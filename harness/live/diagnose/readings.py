@@ -3,6 +3,7 @@ functions."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -182,6 +183,29 @@ class DiagnosisView:
         return bad == {503}
 
     @property
+    def awaits_orders(self) -> bool:
+        """Whether the engine says that it met an exception and waits for an
+        instruction."""
+        engine = ENGINES.get(self.facts.engine)
+        path, words = engine.awaits_orders if engine else ("", "")
+        for answer in self._answers:
+            if path and answer.path == path and re.search(words, answer.body):
+                return True
+        return False
+
+    @property
+    def queue_full(self) -> bool:
+        """Whether the small request was turned away because as many wait as may, by its
+        words or by the counter of such requests."""
+        engine = ENGINES.get(self.facts.engine)
+        words = engine.queue_full if engine else ""
+        data = self.inference
+        if words and data is not None and re.search(words, data.error):
+            return True
+        counts = self.readings("turned_away")
+        return len(counts) > 1 and counts[-1] > counts[0]
+
+    @property
     def behind(self) -> EndpointAnswer | None:
         """An endpoint's answer that is of what stands before the server: 502 and 504,
         or a page."""
@@ -321,8 +345,17 @@ class DiagnosisView:
         return None if self.facts.core_role else self.facts.root_pid
 
     @property
+    def front_pid(self) -> int | None:
+        """The process that serves HTTP: the one that was started, or the program that
+        does so in its place."""
+        for process in self.facts.processes:
+            if self.facts.front_role and process.role == self.facts.front_role:
+                return process.pid
+        return self.facts.root_pid
+
+    @property
     def core_is_front(self) -> bool:
-        return self.core_pid == self.facts.root_pid
+        return self.core_pid == self.front_pid
 
     @property
     def kills(self) -> list[str]:

@@ -14,7 +14,7 @@ from mmrepro.base.errors import MmreproError, NoSpace, UnwritableOutput
 from mmrepro.base.machine import SHORT_SHARE, Lateness
 from mmrepro.base.records import EVIDENCE_DIR, Moment
 from mmrepro.base.text import Redactor, mask_of
-from mmrepro.base.units import size
+from mmrepro.base.units import count, size
 from mmrepro.failure.documents import (
     Cause,
     Diagnosis,
@@ -31,7 +31,15 @@ from mmrepro.failure.documents import (
     write_incident,
 )
 from mmrepro.failure.signature.live_server import LATENESS
-from mmrepro.live.diagnose import classes_logged, discover, dumps, general, ranks
+from mmrepro.live.diagnose import (
+    classes_logged,
+    discover,
+    dumps,
+    frozen,
+    general,
+    rank_verdicts,
+    ranks,
+)
 from mmrepro.live.diagnose.classes import LOG_GROWTH, classes
 from mmrepro.live.diagnose.collect import Collector
 from mmrepro.live.diagnose.discover import ServerTarget
@@ -105,18 +113,35 @@ def diagnose(
     recorder.phase = "check"
     try:
         diagnosis = _look(options, target, recorder, taken, scenarios)
+        kept = options.out is not None or diagnosis.exit_code != 0
+        if kept:
+            diagnosis.incident_dir = str(folder)
+        diagnosis.assessment.advice = _open_advice(diagnosis, options.url)
         incident = build(
             diagnosis, recorder.evidence, folder, options.command_line(), scenarios
         )
-        kept = options.out is not None or diagnosis.exit_code != 0
         if kept:
             folder = write_incident(incident, folder, redactor)
             diagnosis.incident_dir = incident.incident_dir = str(folder)
         shown = Public.after(redactor).redact_model(diagnosis)
+        # A folder of this machine is shown to its own user as it is typed.
+        shown.incident_dir = diagnosis.incident_dir
         return Diagnosed(shown, incident, folder if kept else None)
     finally:
         if not (folder / "incident.json").exists():
             _remove(folder)
+
+
+def _open_advice(diagnosis: Diagnosis, url: str) -> list[str]:
+    """The advice that is still open: not what was just done, nor a search for what is
+    known."""
+    advice = []
+    for text in diagnosis.assessment.advice:
+        is_done = text == rank_verdicts.KEEP and diagnosis.incident_dir
+        is_known = text == frozen.SEARCH and diagnosis.found
+        if not (is_done or is_known):
+            advice.append(text.replace("URL", url))
+    return advice
 
 
 def secrets(headers: Mapping[str, str]) -> list[str]:
@@ -215,6 +240,7 @@ def judged(
         target=facts,
         assessment=assessment,
         cause=cause,
+        logged=classes_logged.facts_logged(view),
         classes=classes(evidence, facts),
         ranks=ranks.look(view),
         since=_since(evidence, assessment.state),
@@ -402,21 +428,14 @@ def _since(evidence: Evidence, state: ServerState) -> str:
     for _, data in evidence.results(LogsData, partial=True):
         line = data.last_work
         if line is not None and line.time:
-            after = (
-                f"; {data.stuck_count} requests were added after it"
-                if data.stuck_count
-                else ""
-            )
-            return (
-                f"{line.time}, the log's last sign of work done (line "
-                f"{line.number}){after}"
-            )
+            since = f"{line.time}: last activity in the log, line {line.number}"
+            if data.stuck_count:
+                since += f"; {count(data.stuck_count, 'request')} since"
+            return since
     for _, data in evidence.results(LogsData, partial=True):
         if data.errors and data.errors[0].time:
-            return (
-                f"{data.errors[0].time}, the log's first error (line "
-                f"{data.errors[0].number})"
-            )
+            first = data.errors[0]
+            return f"{first.time}: first error in the log, line {first.number}"
     return ""
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from mmrepro.failure.documents.fall import RequestShape
+from mmrepro.failure.documents import RequestShape
 from mmrepro.probes import LogLine, LogsData
 from mmrepro.traffic.evidence import Evidence
 

@@ -10,13 +10,18 @@ import tempfile
 import threading
 import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from mmrepro.base.machine import SHORT_SHARE, Lateness
 from mmrepro.engines import ENGINES
-from mmrepro.engines.held import HeldSign, held_by_metrics, held_signs
+from mmrepro.engines.held import (
+    HeldSign,
+    held_by_metrics,
+    held_signs,
+    request_fields,
+)
 from mmrepro.failure.documents import Certainty, NamedClass, TargetFacts
 from mmrepro.failure.signature import BEGUN_AT
 from mmrepro.failure.signature.live_server import LATENESS
@@ -123,11 +128,15 @@ def _metrics(*shorts: str) -> tuple[str, ...]:
 
 PROGRESS = _metrics("prompt_tokens", "generation_tokens")
 GAUGES = _metrics("kv_usage")
+_SIGNS = (*PROGRESS, *GAUGES, BEGUN_AT)
 _GENERATED = frozenset(_metrics("generation_tokens"))
 _FINISHED = frozenset(_metrics("finished"))
 _SIGN_S = 2.0
 _HINTS = {401: "--header 'Authorization: Bearer KEY'", 404: "--model NAME"}
 _HINTS[403] = _HINTS[401]
+_ROUND = 36
+"""Checks of which the first ``CHECKS`` read everything, while the server answers: 6
+minutes at the usual interval."""
 _MOST_ANSWERS = 256
 """Earlier answers that a new one is compared with."""
 _SAME_S = 2.0
@@ -144,6 +153,7 @@ class Checker:
     sent, a key among it, and what a watch says is served to others.
 
     ``model``: the served name; empty: the first that ``/v1/models`` lists, asked once.
+    ``now``: seconds on a clock that never goes back.
     ``image``: a data URL that goes with the text, so that the vision path is checked as
     well."""
 
@@ -155,8 +165,10 @@ class Checker:
         model: str = "",
         image: str | None = None,
         headers: Mapping[str, str] | None = None,
+        now: Callable[[], float] = time.monotonic,
     ) -> None:
         self.url = api_root(url)
+        self._now = now
         self.deadline_s = deadline_s
         self.model = model
         self.image = image
@@ -167,6 +179,10 @@ class Checker:
         self._window = Window()
         self._growth = Growth()
         self._answers = 0
+        self._checks = 0
+        self._is_thorough = True
+        self._last_was_ok = False
+        self._shown: tuple[NamedClass, ...] = ()
         self._worked_before = False
         self._known_answers: dict[tuple[str, int], float] = {}
         self._counted: MetricsData | None = None
@@ -179,13 +195,18 @@ class Checker:
 
     def check(self) -> Check:
         """One check; never raises for what a server does."""
-        started = time.monotonic()
+        started = self._now()
         self._window.begin()
+        # Who is connected is the dearest reading, and no class of a healthy server
+        # changes within minutes.
+        self._is_thorough = self._checks % _ROUND < CHECKS or not self._last_was_ok
+        self._checks += 1
         self._worked_before = False
-        with Lateness() as self._lateness:
+        with self._measured() as self._lateness:
             verdict, why = self._find_model() or self._ask()
         self._answers += verdict is CheckOutcome.OK
-        at = time.monotonic()
+        self._last_was_ok = verdict is CheckOutcome.OK
+        at = self._now()
         return Check(
             verdict=verdict,
             at=at,
@@ -195,6 +216,11 @@ class Checker:
             classes=self._classes(),
             ranks=self._ranks(),
         )
+
+    @staticmethod
+    def _measured() -> Lateness:
+        """Measures how late this process is while a check goes on."""
+        return Lateness()
 
     def _begun_to_serve(self, verdict: CheckOutcome) -> bool:
         """Whether it is past its start, by this check's counters or its stacks."""
@@ -217,10 +243,13 @@ class Checker:
         if facts is None:
             return ()
         late = share if share > SHORT_SHARE else 0.0
-        shown = self._window.classes(facts, processes.silence, late=late)
-        self._growth.observe(
-            time.monotonic(), self._finished(facts), processes.memory()
-        )
+        thorough = self._is_thorough or not self._last_was_ok
+        if thorough:
+            self._shown = tuple(
+                self._window.classes(facts, processes.silence, late=late)
+            )
+        shown = list(self._shown)
+        self._growth.observe(self._now(), self._finished(facts), processes.memory())
         pictures = bool(self._total(facts, "mm_cache_queries"))
         grows = self._growth.named(caches_bytes(facts.command) if pictures else 0)
         if grows is not None:
@@ -262,12 +291,22 @@ class Checker:
     def _ask(self) -> CheckAnswer:
         before = self._signs() or {}
         self._look_who_is_connected()
+        data, seen = self._request()
+        if data is None:
+            return CheckOutcome.UNKNOWN, "the check could not be run"
+        return self._read(data, seen, before)
+
+    def _request(self) -> tuple[InferenceData | None, CheckAnswer]:
+        """Send the small request; what came of it, and what its processes were seen at
+        while it waited. None: it could not be sent."""
+        facts = self._processes.facts
         probe = InferenceProbe(
             self.url,
             self.model,
             self.deadline_s,
             image_data_url=self.image,
             headers=self.headers,
+            fields=request_fields(facts.engine, facts.command) if facts else None,
         )
         box: list[ProbeData | None] = []
         asking = threading.Thread(
@@ -281,8 +320,11 @@ class Checker:
             seen = self._processes.look((1 - LATE) * self.deadline_s)
         asking.join()
         data = box[0]
-        if not isinstance(data, InferenceData):
-            return CheckOutcome.UNKNOWN, "the check could not be run"
+        return (data if isinstance(data, InferenceData) else None), seen
+
+    def _read(
+        self, data: InferenceData, seen: CheckAnswer, before: Mapping[str, float]
+    ) -> CheckAnswer:
         if data.answered and not self._is_repeated(data):
             self._processes.answered()
             self._worked = True
@@ -304,7 +346,7 @@ class Checker:
         second are alike where it has none."""
         if not data.completion_id or data.created is None:
             return False
-        key, now = (data.completion_id, data.created), time.monotonic()
+        key, now = (data.completion_id, data.created), self._now()
         first = self._known_answers.setdefault(key, now)
         while len(self._known_answers) > _MOST_ANSWERS:
             del self._known_answers[next(iter(self._known_answers))]
@@ -442,16 +484,14 @@ class Checker:
         self._counted = data
         self._worked_before = has_worked(data)
         self._processes.name_engine(frozenset(s.name for s in data.samples))
-        signs: dict[str, float] = {}
-        for name in (*PROGRESS, *GAUGES, BEGUN_AT):
-            value = data.total(name)
-            if value is not None:
-                signs[name] = value
-        return signs
+        totals = data.totals(_SIGNS)
+        return {name: totals[name] for name in _SIGNS if name in totals}
 
     def _look_who_is_connected(self) -> None:
         facts = self._processes.facts
-        if facts is not None and facts.port and facts.place != "remote":
+        if not self._is_thorough or facts is None:
+            return
+        if facts.port and facts.place != "remote":
             self._run(ConnectionsProbe(facts.port, facts.root_pid or "self"), 1.0)
 
     def _run(self, probe: Probe[ProbeData], seconds: float) -> ProbeResult[ProbeData]:

@@ -15,7 +15,7 @@ import httpx2
 from mmrepro.base.errors import MmreproError
 from mmrepro.base.tar import tarfile
 from mmrepro.base.units import size
-from mmrepro.failure.documents.fall import FALL_FILE, FallRecord
+from mmrepro.failure.documents import FALL_FILE, FallRecord
 from mmrepro.live.diagnose.options import DiagnoseCommand
 from mmrepro.live.watch.options import WatchCommand
 

@@ -33,7 +33,8 @@ class CheckOutcome(StrEnum):
     HELD = "held"
     """Its operator holds it back, by its own metrics or endpoints: asleep, paused."""
     PREPARING = "preparing"
-    """It compiles, or takes weights, by its stacks: that takes minutes, and ends."""
+    """It computes, compiles or takes weights, by its stacks: that may take minutes, and
+    ends. A long prompt counts no token until its end."""
     UNKNOWN = "unknown"
     """The check itself is wrong for this server (401, 404): it says nothing about
     health."""
@@ -69,7 +70,7 @@ class Health:
     So do silent ones, once nothing has moved for ``stall_s`` seconds: a prompt may be
     so long that for a while no counter moves. A server that is busy, answers with
     errors, or is held back by its operator is alive but not ready: restarting it would
-    throw its work away. So is one that compiles or takes weights, for at most
+    throw its work away. So is one that computes, compiles or takes weights, for at most
     ``prepare_s`` seconds. Until the first success it is starting: alive, not ready, for
     at most ``grace_s`` seconds from ``started``; failures count only after that. One
     that is seen to have begun is not starting: a watch may start beside a server that

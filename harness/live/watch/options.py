@@ -76,6 +76,12 @@ class WatchCommand(LiveCommand):
     image: bool = option(
         False, "Send a small image as well: checks the vision path.", group=EVIDENCE
     )
+    canary: bool = option(
+        False,
+        "Once a minute tell two sessions a code each, and alarm where one says the "
+        "other's.",
+        group=EVIDENCE,
+    )
     diagnose: bool = option(
         True,
         "Diagnose the server when it fails; --no-diagnose only reports.",
@@ -114,6 +120,13 @@ class WatchCommand(LiveCommand):
         OUTPUT,
         least=0,
         most=3650,
+    )
+    state: Path | None = option(
+        None,
+        "Keep the state in this folder as well, with probe-live and probe-ready, two "
+        "shell scripts for an exec probe of another container.",
+        "DIR",
+        OUTPUT,
     )
     out: Path | None = common.OUT(
         None, help="Folder of the incidents.", shown="incidents/"

@@ -27,11 +27,12 @@ from mmrepro.live.diagnose.classes_logged import named
 from mmrepro.live.diagnose.collect import MAX_RANKS
 from mmrepro.live.diagnose.discover import ServerTarget
 from mmrepro.live.diagnose.frozen import Stance, at_upkeep, in_service, stance
+from mmrepro.live.diagnose.kernel import NOT_RESTARTED, exit_code
 from mmrepro.live.diagnose.listeners import listening_sockets
 from mmrepro.live.diagnose.ranks import workers
 from mmrepro.live.diagnose.readings import DiagnosisView
 from mmrepro.live.watch.health import CheckOutcome
-from mmrepro.probes import StacksProbe, run_probe
+from mmrepro.probes import ProbeResult, StacksData, StacksProbe, run_probe
 from mmrepro.traffic.evidence import Evidence
 
 SETTLE_S = 600.0
@@ -217,6 +218,8 @@ def waited_to_run(
 
 
 _SOCKETS_S = 60.0
+_MOST_LOOKS = 12
+"""Of one silence, so that one that worked and then hangs is told of."""
 SAMPLES = 5
 
 CheckAnswer = tuple[CheckOutcome, str]
@@ -322,6 +325,8 @@ class WatchedProcesses:
             )
         self.in_service = False
         ended = f"process {root.pid}, which answered before, has ended"
+        if exit_code(root.pid) == 0:
+            ended += f" ({NOT_RESTARTED})"
         if again := _started_again(root):
             return (
                 CheckOutcome.ABSENT,
@@ -357,13 +362,13 @@ class WatchedProcesses:
         if any(process.state in "Tt" for process in facts.processes):
             return CheckOutcome.SILENT, "it is stopped by a signal"
         view = DiagnosisView(facts, self.silence)
-        running = RunningTime.of(self._core(view))
+        running = self._running(self._core(view))
         self._take_stacks(view, seconds)
         found, place = stance(view)
         if found is Stance.UNSEEN:
             return unseen
         if found is Stance.MOVES:
-            return CheckOutcome.SILENT, f"its stacks move ({place})"
+            return CheckOutcome.PREPARING, f"it computes: its stacks move ({place})"
         if what := at_upkeep(view):
             return CheckOutcome.PREPARING, f"it {what} ({place})"
         if running.is_starved():
@@ -374,6 +379,16 @@ class WatchedProcesses:
             how = "stands still"
         role = facts.role_of(view.core_pid) or "it"
         return CheckOutcome.FAILED, f"{role} {how} ({place})"
+
+    def _keep(self, result: ProbeResult[StacksData]) -> None:
+        """Add stacks to the silence. A server may be silent for hours: only the last
+        ones tell where it is now."""
+        self.silence.probes.append(result)  # type: ignore[arg-type] # as AnyProbeResult
+        del self.silence.probes[:-_MOST_LOOKS]
+
+    @staticmethod
+    def _running(pids: Sequence[int]) -> RunningTime:
+        return RunningTime.of(pids)
 
     @staticmethod
     def _core(view: DiagnosisView) -> list[int]:
@@ -395,7 +410,7 @@ class WatchedProcesses:
             blocking_fallback=False,
         )
         result = run_probe(probe, self._scratch, seconds, phase="check")
-        self.silence.probes.append(result)  # type: ignore[arg-type] # as AnyProbeResult
+        self._keep(result)
         for raw in result.raw:
             (self._scratch / raw).unlink(missing_ok=True)
 

@@ -15,6 +15,7 @@ from urllib.parse import parse_qs
 
 from mmrepro.base.errors import UsageError
 from mmrepro.failure.documents import Certainty, LiveClass
+from mmrepro.live.watch.canary import CanaryVerdict
 from mmrepro.live.watch.health import STATES, CheckOutcome
 from mmrepro.live.watch.loop import ServerWatch
 from prometheus_client import CollectorRegistry, generate_latest
@@ -151,10 +152,17 @@ def state(watch: ServerWatch) -> dict[str, Any]:
             "checks": {verdict.value: count for verdict, count in watch.counts.items()},
             "classes": {name.value: sure.value for name, sure in watch.classes.items()},
             "ranks": dict(last.ranks) if last else {},
+            "canary": _canary(watch),
             "incidents": watch.incidents,
             "diagnosis": None if finding is None else finding.sentence,
             "incident_dir": None if finding is None else str(finding.folder or ""),
         }
+
+
+def _canary(watch: ServerWatch) -> dict[str, int]:
+    """Rounds of the canary by what they showed."""
+    counts = watch.canary.counts if watch.canary is not None else {}
+    return {verdict.value: counts.get(verdict, 0) for verdict in CanaryVerdict}
 
 
 def states(watches: Mapping[str, ServerWatch]) -> dict[str, Any]:
@@ -258,6 +266,9 @@ class _Metrics(Collector):
             for verdict in CheckOutcome:
                 count = found["checks"][verdict.value]
                 add("checks", "checks made", count, server, verdict=verdict.value)
+            for shown, count in found["canary"].items():
+                text = "rounds of the canary, by what they showed"
+                add("canary", text, count, server, verdict=shown)
             for kind in LiveClass:
                 text = "class of failure: 0 not named, 1 possible, 2 likely, 3 certain"
                 sure = CERTAINTIES.get(found["classes"].get(kind.value), 0)

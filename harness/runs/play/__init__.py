@@ -23,7 +23,11 @@ if TYPE_CHECKING:
         PlayOptions as PlayOptions,
         Servers as Servers,
     )
-    from mmrepro.runs.play.player import RECORDED as RECORDED, replayed as replayed
+    from mmrepro.runs.play.player import (
+        RECORDED as RECORDED,
+        Player as Player,
+        replayed as replayed,
+    )
     from mmrepro.runs.play.players import Players as Players
 else:
     __getattr__ = lazily(__name__)

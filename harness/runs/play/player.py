@@ -7,6 +7,7 @@ import contextlib
 import ctypes
 import json
 import shlex
+import shutil
 import threading
 import time
 from collections.abc import Iterator
@@ -22,8 +23,11 @@ from mmrepro.engines import SERVED_MODEL, get_engine
 from mmrepro.engines.environments import Environment, EnvironmentSpec
 from mmrepro.engines.misfit import misfit_in
 from mmrepro.engines.models import TINY, TinyModel, TinyQwen2VL, TinyText
+from mmrepro.engines.offline import RUNNER, SETTINGS_FILE, offline_settings
 from mmrepro.engines.serving import pools
+from mmrepro.engines.supervise import free_port
 from mmrepro.failure.documents import Block, Journal, prepared_folder
+from mmrepro.reproducers import reproducer_path
 from mmrepro.runs.judge import Deadlines, derive
 from mmrepro.runs.options import RunCommand, StartMode
 from mmrepro.runs.play.looking import of_engine, read_tracebacks
@@ -53,6 +57,7 @@ from mmrepro.traffic.capture import (
     ClientRun,
     ClientWanted,
     RecordingProxy,
+    run_alone,
     run_client,
     run_trusted,
 )
@@ -146,6 +151,9 @@ class Player:
         client cannot be run."""
         made = ClientRun(ran=False)
         self.deadlines = derive([_UNKNOWN_S])
+        if wanted.offline:
+            self.deadlines = derive([_POOLS_S])
+            return self.deadlines, self._run_alone(wanted, folder)
         with (
             contextlib.suppress(EngineStartError),
             self.serving(self.server, folder) as (server, journal),
@@ -175,6 +183,32 @@ class Player:
                 made.notes += recording.notes
 
         return self.deadlines, made
+
+    def _run_alone(self, wanted: ClientWanted, folder: Path) -> ClientRun:
+        """Run a script that has the engine in its own process, with this server's model
+        and options in it. Raises UsageError: it would not run in a box."""
+        if not self.starter.boxed:
+            raise UsageError(
+                "A script that has the engine in its own process runs in a box only.",
+                hint="leave --trust-report out (docs/box.md)",
+            )
+        scenario, options = replayed(self.server, self.options)
+        resolved = target(scenario, options)
+        journal = self._journal(scenario, options, resolved, folder)
+        with journal.whole_run(), self._building:
+            environment = self._environment(resolved, journal)
+            model, journal.incident.model = model_of(scenario.model, options.model)
+            spec = ServerSpec(scenario, options, environment, model, gpu=self._gpu)
+            prepare(spec, _Replayed, journal)
+            plan = spec.plan(free_port())
+            engine = self.server.engine
+            settings = offline_settings(engine, model, plan.argv, wanted.command[-1])
+            text = json.dumps(settings)
+            (wanted.folder / SETTINGS_FILE).write_text(text, encoding="utf-8")
+            shutil.copyfile(reproducer_path(RUNNER), wanted.folder / RUNNER)
+            command = (str(environment.python), RUNNER, SETTINGS_FILE)
+            box = self.starter.box_for(plan, environment)
+            return run_alone(replace(wanted, command=command), box)
 
     @contextlib.contextmanager
     def serving(

@@ -13,8 +13,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
-from typing import Annotated, Literal, TypeAlias
+from typing import Annotated, Literal, TypeAlias, cast
 
+from mmrepro.base.errors import InfrastructureError
 from mmrepro.base.machine import JournalHead, JournalKind, JournalLine, host_facts
 from mmrepro.base.records import Fidelity
 from mmrepro.campaign import Campaign, CampaignState, Established, RunEnded, Spent
@@ -30,6 +31,7 @@ from mmrepro.failure.documents.searches import begun
 from mmrepro.runs import Deadlines
 from mmrepro.runs.play import PlayOptions
 from mmrepro.search.fuzz.differences import (
+    SERVER,
     SeenDifference,
     asked_of_both,
     differences,
@@ -38,11 +40,17 @@ from mmrepro.search.fuzz.episodes import Episodes
 from mmrepro.search.fuzz.fields import features_of, field_requests, smaller
 from mmrepro.search.fuzz.options import FuzzCommand, FuzzProfile
 from mmrepro.search.oracle.reference import comparable
+from mmrepro.search.oracle.sides import side_run
 from mmrepro.search.replay.attempts import CaseRun, CaseSearch
 from mmrepro.search.replay.folder import SessionFolder, campaign_folder, new_head
-from mmrepro.search.upgrade.pairs import side_run
-from mmrepro.traffic.case import Case, Operation, ServerWanted, write_case
-from pydantic import Field, TypeAdapter
+from mmrepro.traffic.case import (
+    Case,
+    Operation,
+    PlayState,
+    ServerWanted,
+    write_case,
+)
+from pydantic import Field, JsonValue, TypeAdapter
 
 _DEFAULT_ROOT = "fuzz"
 _PAIRS_DIR, _PAIRS_FILE = "pairs", "pairs.jsonl"
@@ -52,10 +60,10 @@ _MIXED_EVERY = 3
 _EPISODES_SHARE = 0.45
 """Of the budget; the rest shrinks and confirms."""
 _ROUNDS = 6
-_EACH = 4
+_EACH = 3
 """Requests of one kind of difference that are shrunk, those with other features
 first."""
-_SMALLER = 160
+_SMALLER = 100
 """Requests of a round, at most."""
 
 
@@ -106,6 +114,10 @@ class _Suspect:
     operation: Operation
     episode: int
     shrunk: bool = False
+
+    @property
+    def ends_a_server(self) -> bool:
+        return self.seen.field == SERVER
 
     def shown_by(self, seen: Sequence[SeenDifference], id: str) -> bool:
         """Whether the request of that identifier shows the same."""
@@ -238,6 +250,8 @@ class Comparing(CaseSearch[Fuzz]):
                 id = f"s{place + 1}-{len(proposals) + 1}"
                 update = {"id": id, "after": [], "leave": ""}
                 proposals.append((place, candidate.model_copy(update=update)))
+        # After a request that ends a server nothing more is answered.
+        proposals.sort(key=lambda proposal: suspects[proposal[0]].ends_a_server)
         return proposals[:_SMALLER]
 
     def _take_round(
@@ -256,7 +270,9 @@ class Comparing(CaseSearch[Fuzz]):
                 continue
             good = [op for op in own if suspect.shown_by(pair.seen, op.id)]
             if not good:
-                suspect.shrunk = True
+                # What a dead server was not asked says nothing.
+                asked = [op for op in own if op.id in pair.asked]
+                suspect.shrunk = len(asked) == len(own)
                 continue
             before = suspect.operation
             suspect.operation = min(good, key=lambda op: len(features_of(op)))
@@ -294,7 +310,8 @@ class Comparing(CaseSearch[Fuzz]):
     def _confirm(self) -> None:
         """Ask what is left of each finding once more, on fresh pairs."""
         operations: list[Operation] = []
-        for difference in self.fuzz.differences:
+        ordered = sorted(self.fuzz.differences, key=lambda d: d.field == SERVER)
+        for difference in ordered:
             op = self._operations[difference.id]
             update = {"id": difference.id, "after": [], "leave": ""}
             operations.append(op.model_copy(update=update))
@@ -339,10 +356,14 @@ class Comparing(CaseSearch[Fuzz]):
             play = functools.partial(self._play, side, purpose, place, case)
             plays.append(play)
         old, new = self.beside(plays)
+        for run in (old, new):
+            if run.state is PlayState.START_FAILED:
+                label = self.sides[run.side].label
+                raise InfrastructureError(f"{label}, {run.side}: {run.error}")
         line = PairEnded(
             purpose=purpose,
             seen=differences(case, old, new),
-            asked=asked_of_both(case, [old, new]),
+            asked=asked_of_both(case, old, new),
             limits=[run.error for run in (old, new) if run.error],
             seconds=round(time.monotonic() - began, 2),
             elapsed_s=round(self.elapsed_s, 2),
@@ -371,7 +392,11 @@ class Comparing(CaseSearch[Fuzz]):
             ),
         )
         self.fuzz.starts += 1
-        return side_run(side, 1, self.attempt(order))
+        result = self.attempt(order)
+        assert result.played is not None
+        return side_run(
+            side, 1, result.played, seconds=result.seconds, folder=result.place
+        )
 
     # ------------------------------------------------------------------ cases
 
@@ -407,10 +432,9 @@ class Comparing(CaseSearch[Fuzz]):
     # ------------------------------------------------------------------ the document
 
     def _note_episode(self, number: int, case: Case, pair: PairEnded) -> None:
-        kind = "fields" if number % _MIXED_EVERY else "mixed"
         episode = Episode(
             number=number,
-            kind=kind,
+            kind="fields" if number % _MIXED_EVERY else "mixed",
             requests=len(case.operations),
             state="ended" if not pair.limits else "died",
             seconds=pair.seconds,
@@ -467,15 +491,15 @@ def _without_all(before: Operation, good: Sequence[Operation]) -> Operation:
     return before.model_copy(update={**update, "parameters": parameters})
 
 
-def _request_of(op: Operation) -> dict[str, object]:
+def _request_of(op: Operation) -> dict[str, JsonValue]:
     """Method, path and body, as people read them."""
-    body: dict[str, object] = {}
+    body: dict[str, JsonValue] = {}
     if op.messages is not None:
         body["messages"] = [
             message.model_dump(exclude_defaults=True) for message in op.messages
         ]
     if op.prompt is not None:
-        body["prompt"] = op.prompt
+        body["prompt"] = cast(JsonValue, op.prompt)
     body |= op.parameters
     if op.stream:
         body["stream"] = True

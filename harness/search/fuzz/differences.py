@@ -6,16 +6,19 @@ count as well, whatever they are: the same request got both."""
 from __future__ import annotations
 
 import json
-import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 from mmrepro.base.records import Record
-from mmrepro.failure.documents import Difference, SideRun, UpgradeOutcome
-from mmrepro.search.upgrade import pairs
+from mmrepro.failure.documents import Area, Difference, SideRun, UpgradeOutcome
+from mmrepro.search.oracle import sides
 from mmrepro.traffic.case import CHAT, COMPLETIONS, Case, Operation, PlayState
 
-_COUNTS = re.compile(r" in \d+ of \d+| by [+-]\d+|\d+ of \d+ ")
+SERVER = "server"
+"""The field of a difference that ends one side's server, or leaves it without an
+answer."""
+_LOST = 3
+"""Requests in a row that a lost engine fails, at least."""
 _ERROR_FIELDS = ("type", "code", "param")
 _OF_CHANCE = frozenset(("id", "created", "request_id", "created_at"))
 """Fields that no two answers have alike."""
@@ -48,10 +51,12 @@ class SeenDifference(Record):
 def differences(case: Case, old: SideRun, new: SideRun) -> list[SeenDifference]:
     """All that the answers of both sides differ in, in the order of the requests."""
     seen = [*_ends(case, old, new)]
+    case, lost = _before_loss(case, old, new)
+    seen += lost
     for op in case.operations:
         seen += _statuses(op, old, new)
         seen += _bodies(op, old, new)
-    for difference in pairs.compare([old], [new], case=case):
+    for difference in sides.compare([old], [new], case=case):
         if difference.outcome is UpgradeOutcome.DIFFERENCE:
             seen += _of_requests(difference)
     order = {op.id: place for place, op in enumerate(case.operations)}
@@ -69,7 +74,7 @@ def _ends(case: Case, old: SideRun, new: SideRun) -> Iterator[SeenDifference]:
         return
     yield SeenDifference(
         operation=last,
-        field="server",
+        field=SERVER,
         what=f"{side} {run.state}",
         statement=f"{last}: {side} alone {run.state}: {run.error}",
     )
@@ -82,6 +87,53 @@ def _last_sent(case: Case, run: SideRun) -> str:
         if record is None or record.status is None:
             return op.id
     return ""
+
+
+def _before_loss(
+    case: Case, old: SideRun, new: SideRun
+) -> tuple[Case, list[SeenDifference]]:
+    """The case up to a request after which one side alone fails all others, and that
+    request as a difference: what is asked of a lost engine says nothing."""
+    place = len(case.operations)
+    side = ""
+    for name, run, other in (("OLD", old, new), ("NEW", new, old)):
+        at = _lost_at(case, run, other)
+        if at is not None and at < place:
+            place, side = at, name
+    if not side:
+        return case, []
+    last = case.operations[place]
+    words = _message(_body(last, new if side == "NEW" else old))
+    loss = SeenDifference(
+        operation=last.id,
+        field=SERVER,
+        what=f"{side} fails all that is asked after it",
+        statement=f"{last.id}: {side} fails it and all that is asked after it "
+        f"({words[:160]}).",
+    )
+    kept = [op.id for op in case.operations[:place]]
+    return case.keeping(kept), [loss]
+
+
+def _lost_at(case: Case, run: SideRun, other: SideRun) -> int | None:
+    """The place from which on a side fails every request, with the same words, of which
+    the other side answers some; None: there is none."""
+    failed: list[int] = []
+    for place in reversed(range(len(case.operations))):
+        statuses = _both_statuses(case.operations[place], run, other)
+        if statuses is None or statuses[0] < 500:
+            break
+        failed.append(place)
+    sound = 0
+    for place in failed:
+        statuses = _both_statuses(case.operations[place], run, other)
+        sound += statuses is not None and statuses[1] < 500
+    if len(failed) < _LOST or not sound:
+        return None
+    # Before it, requests may have failed by themselves.
+    why = _message(_body(case.operations[failed[0]], run)).rpartition(": ")[2]
+    same = [p for p in failed if why in _message(_body(case.operations[p], run))]
+    return min(same) if len(same) >= _LOST else None
 
 
 def _statuses(op: Operation, old: SideRun, new: SideRun) -> Iterator[SeenDifference]:
@@ -175,24 +227,33 @@ def _message(body: Any) -> str:
 
 
 def _of_requests(difference: Difference) -> Iterator[SeenDifference]:
-    """One for each request that shows it, in words that do not count requests."""
-    what = _COUNTS.sub(" ", difference.statement)
-    # Behind the colon stand the first requests that show it.
-    what = what.partition(":")[0].strip()
+    """One for each request that shows it."""
+    # The sentence counts the requests of a case: it is another one in another case.
     for id in difference.evidence:
         yield SeenDifference(
             operation=id,
             field=difference.subject,
-            what=what,
+            what=_what(difference),
             statement=f"{id}: {difference.statement}",
         )
 
 
-def asked_of_both(case: Case, runs: Sequence[SideRun]) -> list[str]:
-    """Requests that both sides answered or refused."""
-    asked = []
-    for op in case.operations:
-        records = [run.played.record(op.id) for run in runs if run.played]
-        if all(record is not None and record.status is not None for record in records):
-            asked.append(op.id)
-    return asked
+def _what(difference: Difference) -> str:
+    """How a field differs, in words that are the same whatever else was asked."""
+    if difference.area is Area.ANSWERS:
+        return "another answer"
+    if difference.subject.startswith("usage."):
+        return "another count"
+    if difference.subject == "finish_reason":
+        return f"{difference.old} → {difference.new}"
+    if difference.old is None:
+        return "new"
+    # Of a field that is perhaps renamed, the new name.
+    gone = difference.new is None or " is gone from " in difference.statement
+    return "gone" if gone else "another type"
+
+
+def asked_of_both(case: Case, old: SideRun, new: SideRun) -> list[str]:
+    """Requests that both sides answered or refused, before either was lost."""
+    kept, _ = _before_loss(case, old, new)
+    return [op.id for op in kept.operations if _both_statuses(op, old, new) is not None]

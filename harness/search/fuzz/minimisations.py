@@ -130,7 +130,7 @@ def play_episode(session: FuzzSession, planned: PlannedEpisode) -> EpisodeEnded:
     )
     line = session.take(ended)
 
-    quiet = "nothing is wrong" if episode.state == "ended" else episode.state
+    quiet = "clean" if episode.state == "ended" else episode.state
     outcome, bad = bucket_words(episode.buckets) or quiet, bool(episode.buckets)
     session.report_ended(name, outcome, episode.seconds, f"{episode.new} new", bad=bad)
     return line

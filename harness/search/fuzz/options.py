@@ -107,7 +107,7 @@ class FuzzCommand(ServerCommand):
         "texts, with each tool and reasoning parser that the release registers; texts "
         "only, the engine's defaults.",
     )
-    blind: bool = option(False, "Name nothing, and keep no known failure away.")
+    blind: bool = option(False, "Do not label or avoid known failures.")
     source: Path | None = option(
         None,
         (

@@ -72,6 +72,8 @@ def settled(asked: FuzzCommand) -> FuzzCommand:
     server = server_of(asked.engine, profile, wanted, kept.get("server", ""))
     if asked.resume is not None and not asked.asked:
         refuse_unlisted(server, asked.resume)
+    if asked.against:
+        server = _for_both(server)
     return replace(asked, server=server, **changes)
 
 
@@ -90,6 +92,14 @@ def server_of(
     wanted = ServerWanted.model_validate({**usual.model_dump(), **asked})
     adapter.environment_spec(wanted.release, "cpu")
     return under(profile, wanted, length_told="max_model_len" in asked)
+
+
+def _for_both(server: ServerWanted) -> ServerWanted:
+    """The server without what makes its answers tell more: not every front end has
+    these options, and what both sides tell is enough."""
+    tells = dialect_of(server.engine).tells
+    kept = [arg for arg in server.args if arg not in tells]
+    return server.model_copy(update={"args": kept})
 
 
 def other_side(asked: FuzzCommand, other: FuzzCommand) -> ServerWanted:

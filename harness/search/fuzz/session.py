@@ -10,7 +10,7 @@ from pathlib import Path
 from mmrepro.base.errors import UsageError
 from mmrepro.base.machine import JournalHead, device_of, host_facts
 from mmrepro.base.records import Fidelity
-from mmrepro.campaign import Campaign, CampaignState, RunEnded
+from mmrepro.campaign import Campaign, CampaignState, Note, RunEnded
 from mmrepro.engines import spec_for
 from mmrepro.engines.environments import ensure
 from mmrepro.engines.models import TINY
@@ -130,9 +130,8 @@ class FuzzSession(CaseSearch[Fuzz]):
         order = CaseRun("deadlines", "deadlines", self.servers)
         result = self.attempt(order)
         assert result.deadlines is not None
-        self.report_ended(
-            order.what, f"{result.deadlines.answer_s:.1f} s", result.seconds
-        )
+        answer_s = result.deadlines.answer_s
+        self.campaign.emit(Note(text=f"Deadline of an answer: {answer_s:.1f} s"))
         return result.deadlines
 
     def tried(

@@ -357,6 +357,15 @@ def changes(case: Case, seen: Observation) -> list[Simplification]:
     return [change for change in offered if change.made(case) != case]
 
 
+def _compared(case: Case) -> set[str]:
+    """Operations whose answers the case holds against each other."""
+    compared: set[str] = set()
+    for op in case.operations:
+        if op.expect is not None and op.expect.same_as is not None:
+            compared |= {op.id, op.expect.same_as}
+    return compared
+
+
 def _asked_scripts(case: Case) -> Case:
     """Without the scripts that no request is answered with."""
     scripts = case.server.scripts
@@ -395,13 +404,13 @@ def _saying(case: Case, scripts: Scripts, answers: list[ScriptedAnswer]) -> Case
     return case.model_copy(update={"server": server})
 
 
-def _compared(case: Case) -> set[str]:
-    """Operations whose answers the case holds against each other."""
-    compared: set[str] = set()
-    for op in case.operations:
-        if op.expect is not None and op.expect.same_as is not None:
-            compared |= {op.id, op.expect.same_as}
-    return compared
+def _patient(op: Operation) -> dict[str, Any]:
+    return {"stream": False, "leave": ""}
+
+
+def _bounding(op: Operation) -> dict[str, Any]:
+    kept = {name: value for name, value in op.parameters.items() if name in _KEPT}
+    return {"parameters": kept}
 
 
 def all_at_once(case: Case, seen: Observation) -> Simplification | None:

@@ -128,6 +128,13 @@ _MODEL_CODE: Final = re.compile(
     r"|pytorch/(?:models|kernels|backends)|attention|quantization|kernels)/[\w/]{1,120}\.py)"
 )
 _MESSAGE: Final = re.compile(r'"(?:message|detail)": ?"((?:[^"\\\n]|\\.){8,600})"')
+_RAISED: Final = re.compile(
+    r"\b[A-Z]\w{2,60}(?:Error|Exception): ([^\n]{8,300}?)(?:\n|$)"
+)
+_FOLLOWS: Final = re.compile(
+    r"[Ee]ngine core initialization failed|See (?:root cause|stack trace) above|EngineDead"
+)
+"""What an engine says after the error that ended it."""
 _START: Final = re.compile(
     r"(?:fail(?:s|ed)?|unable|refuses) to (?:start|launch|boot|initiali[sz]e)\b"
     r"|EngineCore failed "
@@ -241,8 +248,15 @@ def read_claim(title: str, text: str) -> Claim:
         hardware=" ".join(hardware[0].split())[:80] if hardware else "",
         rare=_first(_RARE, whole),
         model_code=_first(_MODEL_CODE, text),
-        messages=[message[:200] for message in _MESSAGE.findall(text)[:5]],
+        messages=_messages(text),
     )
+
+
+def _messages(text: str) -> list[str]:
+    """What errors say in a text: those of an API, and exceptions."""
+    told = [*_MESSAGE.findall(text)[:5], *_RAISED.findall(text)[:40]]
+    kept = [message for message in told if not _FOLLOWS.search(message)]
+    return [message[:200] for message in dict.fromkeys(kept)][:15]
 
 
 def _first(form: re.Pattern[str], text: str) -> str:

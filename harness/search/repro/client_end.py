@@ -7,11 +7,13 @@ whatever a model says. What a model with random weights says is no evidence."""
 from __future__ import annotations
 
 import ast
+import contextlib
 import re
 from collections.abc import Iterator
 from typing import Final
 
 from mmrepro.failure.documents.replay import ClientEnd
+from mmrepro.search.repro.claim import ECHOES, EXCEPTION
 from mmrepro.traffic.capture import ClientRun
 
 _RAISED: Final = re.compile(
@@ -48,20 +50,30 @@ _OF_TIME: Final = frozenset({"elapsed", "perf_counter", "monotonic", "time", "tt
 _MOST_NODES: Final = 5_000
 
 
-def client_end(run: ClientRun, name: str, script: str) -> ClientEnd:
+def client_end(
+    run: ClientRun, name: str, script: str, *, offline: bool = False
+) -> ClientEnd:
     """Read the end of a client.
 
     Args:
         name: of its script's file.
         script: its text; "": not known.
+        offline: it has the engine in its own process.
     """
     end = ClientEnd(code=run.code, ended=run.ended)
     if run.ended or not run.code:
         return end
     end.exception, end.line = _raised(run.output, name)
+    if offline and (_is_of_engine(run.output, name) or not end.exception):
+        end.in_engine = True
+        found = dict.fromkeys(EXCEPTION.findall(run.output))
+        end.raised = [raised for raised in found if raised not in ECHOES][:20]
+        return end
     tree = _python(script)
     if tree is not None and end.line:
-        end.is_check = _is_check(tree, end.line)
+        # A stranger's script may be nested deeper than anybody reads.
+        with contextlib.suppress(RecursionError):
+            end.is_check = _is_check(tree, end.line)
     return end
 
 
@@ -80,6 +92,18 @@ def _raised(output: str, name: str) -> tuple[str, int]:
             exception = ended[1].rpartition(".")[2]
             break
     return exception, lines[-1] if lines else 0
+
+
+def _is_of_engine(output: str, name: str) -> bool:
+    """Whether the last exception was raised by a package, and not by the script."""
+    begun = output.rfind("Traceback (most recent call last)")
+    if begun < 0:
+        return False
+    frames = _FRAME.findall(output[begun:])
+    return bool(frames) and "site-packages/" in frames[-1]
+
+
+_FRAME: Final = re.compile(r'^\s*File "([^"\n]{1,400})", line \d', re.MULTILINE)
 
 
 def _python(script: str) -> ast.Module | None:

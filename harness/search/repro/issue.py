@@ -31,13 +31,16 @@ from mmrepro.failure.documents.replay import Claim
 from mmrepro.search.repro.benchmark import benchmark_form, script_of
 from mmrepro.search.repro.claim import read_claim, what_about
 from mmrepro.search.repro.fences import fences, with_fences, without_fences
+from mmrepro.search.repro.other_servers import (
+    batch_of,
+    of_logged_options,
+    offline_command,
+)
 from mmrepro.search.repro.server_command import (
     CONTINUED,
     PROMPT,
     RELEASE,
-    batch_of,
     is_server_command,
-    of_logged_options,
     of_manifest,
     parse,
 )
@@ -110,8 +113,10 @@ _IN_SHELL: Final = re.compile(
 )
 """A shell that brings Python: in a heredoc, or after ``-c``."""
 _OFFLINE: Final = re.compile(
-    r"^[ \t]*from\s+vllm\s+import\b.*\bLLM\b|\bvllm\.LLM\(|\bsgl(?:ang)?\.Engine\(|"
-    r"from\s+lmdeploy\s+import\b.*\bpipeline\b|AsyncLLM(?:Engine)?\.from_",
+    r"^[ \t]*from\s+vllm(?:\.entrypoints\.llm)?\s+import\b[^#]{0,300}?\bLLM\b"
+    r"|\bvllm\.LLM\(|\bsgl(?:ang)?\.Engine\(|"
+    r"from\s+lmdeploy\s+import\b.*\bpipeline\b|\blmdeploy\.pipeline\("
+    r"|AsyncLLM(?:Engine)?\.from_",
     re.MULTILINE,
 )
 _CURL: Final = re.compile(r"^[^#\n]*\b(?:curl|wget)\s+", re.MULTILINE)
@@ -193,7 +198,7 @@ class Issue:
         server: the command; "": none was found.
         client: what is run: a script, curl lines, or a request's body; "": none was
             found.
-        client_kind: ``python``, ``shell``, ``json`` or ``batch``.
+        client_kind: ``python``, ``shell``, ``json``, ``batch`` or ``offline``.
         notes: sentences: what else there was.
         other_client: what its client is written for, where that is not run.
         other_engine: whose report it is, where that is none of ours.
@@ -527,6 +532,7 @@ def _client(issue: Issue, blocks: Sequence[_ReportBlock], prose: str) -> None:
 
     in_order = clients.in_order()
     if not in_order:
+        _offline_client(issue, clients.offline)
         return
     issue.client_kind, issue.client = in_order[0]
     issue.offline, issue.other_client = False, ""
@@ -535,6 +541,17 @@ def _client(issue: Issue, blocks: Sequence[_ReportBlock], prose: str) -> None:
         more = "1 more client" if len(others) == 1 else f"{len(others)} more clients"
         issue.notes.append(f"The report has {more}: the first one is run.")
     _files(issue, blocks)
+
+
+def _offline_client(issue: Issue, scripts: Sequence[str]) -> None:
+    """The first script that has an engine in its own process, and the server that has
+    the same options."""
+    for script in scripts:
+        command = offline_command(script)
+        if command:
+            issue.client_kind, issue.client = "offline", script
+            issue.server = issue.server or command
+            return
 
 
 @dataclass
@@ -548,6 +565,7 @@ class _Clients:
         bodies: of requests.
         batches: files of requests, one on each line.
         benchmarks: scripts in place of an engine's own benchmark.
+        offline: scripts that have the engine in their own process.
     """
 
     scripts: list[str] = field(default_factory=list)
@@ -556,6 +574,7 @@ class _Clients:
     bodies: list[str] = field(default_factory=list)
     batches: list[str] = field(default_factory=list)
     benchmarks: list[str] = field(default_factory=list)
+    offline: list[str] = field(default_factory=list)
 
     @property
     def any(self) -> bool:
@@ -605,6 +624,7 @@ def _sort(issue: Issue, clients: _Clients, block: _ReportBlock) -> None:
         clients.benchmarks += _benchmarks_in(text)
     elif _OFFLINE.search(text):
         issue.offline = True
+        clients.offline.append(_without_prompt(text))
     elif written and not issue.other_client:
         issue.other_client = _other_client(text)
 

@@ -86,6 +86,7 @@ class ReportClient:
         script: where it lies; None: in a report.
         files: further ones of a report, by name.
         at_once: how many requests of a file are sent beside each other.
+        offline: it has the engine in its own process.
     """
 
     shown: str
@@ -96,6 +97,7 @@ class ReportClient:
     file: Path | None = None
     files: Mapping[str, str] = field(default_factory=dict)
     at_once: int = 1
+    offline: bool = False
 
     @property
     def texts(self) -> str:
@@ -286,8 +288,8 @@ def _client(options: ReproCommand, issue: Issue) -> ReportClient:
 
     if issue.offline:
         raise UsageError(
-            "The report runs the engine in its own process (vllm.LLM, sglang.Engine, "
-            "pipeline); mmrepro repro tests servers.",
+            "The report runs the engine in its own process, by a script of which no "
+            "engine's arguments are read.",
             hint='--client "python client.py" with the same requests to a server',
         )
     if issue.other_client:
@@ -312,6 +314,10 @@ def _of_report(issue: Issue) -> ReportClient:
         scripts = [name for name in issue.files if name.endswith(".py")]
         shown = f"{scripts[0]} of the report" if scripts else "curl lines of the report"
         client = _script("client.sh", issue.client, shown)
+    elif issue.client_kind == "offline":
+        shown = "a script of the report, with the engine in its own process"
+        client = _script("client.py", issue.client, shown)
+        client = replace(client, offline=True)
     elif issue.client_kind == "batch":
         shown = "a file of requests of the report"
         at_once = len(issue.client.strip().splitlines())

@@ -22,7 +22,7 @@ from mmrepro.base.machine import read_yaml
 from mmrepro.base.text import names_a_secret
 from mmrepro.engines.allowed import Allowed, allowed_of, is_option
 from mmrepro.engines.folders import facts, folders, published
-from mmrepro.engines.serving import serving
+from mmrepro.engines.serving import pools, serving
 from mmrepro.engines.starts import GONE
 from mmrepro.failure.documents.replay import Needs, Replaced
 from packaging.version import InvalidVersion, Version
@@ -229,7 +229,7 @@ def _words(text: str) -> tuple[list[str], dict[str, str]]:
         # As a text program changes what is pasted into it.
         text = re.sub(typed, meant, text)
 
-    lists = {name: _split(inside) for name, inside in _ARRAY.findall(text)}
+    lists = {name: split_words(inside) for name, inside in _ARRAY.findall(text)}
     # An option taken out.
     joined = re.sub(rf"({CONTINUED.pattern})[ \t]*#[^\n]*\n", r"\1", text)
     joined = CONTINUED.sub(" ", joined)
@@ -285,7 +285,7 @@ def _whole(lines: Sequence[str]) -> str:
         at = quoted.end()
 
 
-def _split(text: str) -> list[str]:
+def split_words(text: str) -> list[str]:
     try:
         return shlex.split(text, comments=True)
     except ValueError:
@@ -359,7 +359,7 @@ def _expanded(
     pattern = r"\$(?:\{(\w+)(?::?-([^}]{0,1000}))?\}|(\w+))"
     filled = re.sub(pattern, lambda found: _variable(found, variables), word)
     if filled.lstrip().startswith("-") and re.fullmatch(pattern, word):
-        return _split(filled)  # options in one variable
+        return split_words(filled)  # options in one variable
     return [filled]
 
 
@@ -493,7 +493,7 @@ def of_manifest(text: str) -> str:
         for key in ("entrypoint", "command", "args"):
             given = container.get(key) or []
             listed = given if isinstance(given, list) else [given]
-            words += _split(given) if isinstance(given, str) else map(str, listed)
+            words += split_words(given) if isinstance(given, str) else map(str, listed)
         return shlex.join(["docker", "run", *words])
 
     return ""
@@ -508,110 +508,6 @@ def _containers(value: Any) -> Iterator[dict[str, Any]]:
     if isinstance(value, list):
         for one in value:
             yield from _containers(one)
-
-
-# ------------------------------------------------------- servers that no line starts
-
-
-@dataclass(frozen=True)
-class BatchRun:
-    """A file of requests that an engine answers without a server.
-
-    Attributes:
-        command: the server that would answer them.
-        input: name of the file, without folders.
-    """
-
-    command: str
-    input: str = ""
-
-
-def batch_of(line: str) -> BatchRun | None:
-    """Read a line that has a file of requests answered; None: it is no such line."""
-    for engine in published():
-        server = serving(engine)
-        begun = re.search(server.batch, line) if server.batch else None
-        if begun is None:
-            continue
-        words = [*server.program]
-        read, at = "", 0
-        given = _split(CONTINUED.sub(" ", line[begun.end() :]))
-        while at < len(given):
-            name, equals, value = given[at].partition("=")
-            is_input, is_output = (
-                name in server.batch_input,
-                name in server.batch_output,
-            )
-            if not (is_input or is_output):
-                words.append(given[at])
-                at += 1
-                continue
-            if not equals and at + 1 < len(given):
-                value = given[at + 1]
-                at += 1
-            read = value.rpartition("/")[2] if is_input else read
-            at += 1
-        return BatchRun(shlex.join(words), read)
-    return None
-
-
-_LONGEST_LOGGED: Final = 20_000
-_LOGGED_PAIR: Final = re.compile(
-    r"'(\w{1,60})': (?:(True|False)|(-?\d+(?:\.\d+)?)|'([^'\n]{0,400})')(?=[,}])"
-)
-
-
-def of_logged_options(text: str) -> str:
-    """The command whose options an engine's log prints; "": it prints none."""
-    for engine in published():
-        server = serving(engine)
-        marker = server.logged_options
-        at = text.find(marker) if marker else -1
-        if at < 0:
-            continue
-        line = text[at + len(marker) :][:_LONGEST_LOGGED].partition("\n")[0]
-        options = _logged(line)
-        if options:
-            return shlex.join([*server.program, *_words_of(options)])
-    return ""
-
-
-def _logged(line: str) -> dict[str, Any]:
-    """A mapping as Python prints it; of one with further objects in it what is plain."""
-    end = line.rfind("}") + 1
-    try:
-        made = ast.literal_eval(line[:end].strip())
-    except (ValueError, SyntaxError, MemoryError, RecursionError):
-        made = None
-    if isinstance(made, dict):
-        return {str(name): value for name, value in made.items()}
-
-    pairs: dict[str, Any] = {}
-    for name, switch, number, word in _LOGGED_PAIR.findall(line):
-        pairs[name] = switch == "True" if switch else number or word
-    return pairs
-
-
-def _words_of(options: Mapping[str, Any]) -> list[str]:
-    """Options of a mapping as a command has them, the model first."""
-    words: list[str] = []
-    model = options.get("model_tag") or options.get("model")
-    if isinstance(model, str):
-        words.append(model)
-    for name, value in options.items():
-        option = "--" + name.replace("_", "-")
-        if name in ("model", "model_tag") or value is None:
-            continue
-        if value is True:
-            words.append(option)
-        elif value is False:
-            words.append(option.replace("--", "--no-", 1))
-        elif isinstance(value, list | tuple):
-            words += [option, *map(str, value)]
-        else:
-            plain = json.dumps(value) if isinstance(value, dict) else str(value)
-            words += [option, plain]
-    return words
 
 
 def _take_out(asked: ServerAsked) -> None:
@@ -1310,9 +1206,14 @@ def _model(
         why = "no tiny model reads audio"
     what = name or "the model"
     is_quantised = bool(_QUANTISED.search(name)) and not _FULL.search(name)
-    essential = not family or is_quantised
+    given_words = [word for name, values in asked.options for word in (name, *values)]
+    # Its pooler and its head are the real model's: a tiny language model has neither.
+    is_pooling = bool(_POOLS.search(name)) or pools(asked.engine, given_words)
+    essential = not family or is_quantised or is_pooling
     if is_quantised:
         why += ", not quantised"
+    if is_pooling:
+        why += ", and no model that pools"
     replaced = [
         Replaced(
             what=what,

@@ -18,6 +18,7 @@ from mmrepro.base.machine import is_file, read_file, write_file
 from mmrepro.base.records import FindingClass
 from mmrepro.base.text import one_line
 from mmrepro.campaign import Campaign, CampaignState, Note, Spent
+from mmrepro.engines.features import shown_by
 from mmrepro.failure.documents.replay import (
     REPLAY_FILE,
     ClientEnd,
@@ -74,10 +75,11 @@ _EARLIER, _MAX_REPLAY = 200, 16 << 20
 """Replays among which the same failure is looked for, the newest; bytes of one."""
 _CLIENT_DIR: Final = "client"
 _RUN_FILE: Final = "client.json"
-_TRIED: Final = re.compile(r"device-side assert|v1/worker/gpu/")
-"""What a report says of a GPU, and a CPU may show as well: an index that is out of
-range, which is an exception there; code of vLLM's second model runner, which asks for
-Triton."""
+_ASSERTED: Final = re.compile(r"device-side assert")
+"""A GPU's words for an index that is out of range, which is an exception on a CPU."""
+_CALLS_FILE: Final = "calls.jsonl"
+_ENGINE_STARTS_S = 240.0
+"""For the start of an engine in a script's own process, besides its time limit."""
 _NOT_SERVED: Final = frozenset({"401", "403", "404", "405"})
 """Statuses of a server that does not have what was asked for."""
 
@@ -148,8 +150,11 @@ class Reproducing(Replaying):
     def _needs_hardware(self) -> str:
         """Why nothing that is run on a CPU could confirm or refute the report; "":
         something could."""
-        hardware = self.facts.claim.hardware
-        if not hardware or _TRIED.search(hardware):
+        hardware, server = self.facts.claim.hardware, self.asked.server
+        if not hardware or _ASSERTED.search(hardware):
+            return ""
+        # Code of a feature that a CPU can have as well, such as another model runner.
+        if shown_by(server.engine, server.release, hardware):
             return ""
         return f"not testable here: the report has {hardware!r}, which needs a GPU"
 
@@ -193,6 +198,8 @@ class Reproducing(Replaying):
         client, options = self.asked.client, self.options
         if client.words or not client.shown:
             return Captured(Case(server=options.server), {})
+        # As many as the engine itself takes of such a file; of others as they say.
+        at_once = min(client.at_once, _MOST_AT_ONCE) if client.at_once > 1 else None
         file = client.file or self._held.enter_context(
             client_files(None, client.text, client.name)
         )
@@ -200,7 +207,7 @@ class Reproducing(Replaying):
             file / client.name,
             options.server,
             host=options.host,
-            concurrency=max(options.concurrency, min(client.at_once, _MOST_AT_ONCE)),
+            concurrency=options.concurrency or at_once,
         )
 
     def _record_client(self) -> Deadlines | None:
@@ -215,7 +222,11 @@ class Reproducing(Replaying):
             image=self.options.container,
             ports=_ports(self.facts.server),
             limit_s=self.options.client_timeout,
+            offline=self.asked.client.offline,
         )
+        if self._wanted.offline:
+            longer = self.options.client_timeout + _ENGINE_STARTS_S
+            self._wanted = replace(self._wanted, limit_s=longer)
         self._spare = self._copied(folder)
         result = self._run_client(_CLIENT_DIR)
 
@@ -233,7 +244,7 @@ class Reproducing(Replaying):
         """Run the client on a fresh server, with what is recorded in the folder
         ``name``."""
         assert self._wanted is not None
-        what = f"the client ({self.asked.client.shown}), which nobody vouches for"
+        what = f"the client ({self.asked.client.shown}; untrusted, sandboxed)"
         order = CaseRun(name, what, self.servers, name, client=self._wanted)
         return self.attempt(order)
 
@@ -241,7 +252,9 @@ class Reproducing(Replaying):
         """Run a client again whose own check failed, as often as confirms it; not where
         what its requests show is known by now."""
         end, replay = self.facts.end, self.replay
-        if end is None or not end.is_check or end.refused or replay.untestable:
+        if end is None or end.refused or replay.untestable:
+            return
+        if not (end.is_check or end.in_engine):
             return
         if any(matches(finding, self.facts.claim) for finding in replay.findings):
             return
@@ -255,10 +268,12 @@ class Reproducing(Replaying):
                 continue
             again = self._ended(run)
             end.runs += 1
-            if (again.is_check, again.line) == (end.is_check, end.line):
+            if _alike_ends(again, end):
                 end.failed += 1
-        line = f"The client's own check in line {end.line} failed"
-        line = f"{line} in {end.failed} of {end.runs} runs."
+        what = f"The client's own check in line {end.line} failed"
+        if end.in_engine:
+            what = f"The script's engine ended it with {end.exception or 'a signal'}"
+        line = f"{what} in {end.failed} of {end.runs} runs."
         self.facts.notes.append(line)
         self.campaign.emit(Note(text=line))
 
@@ -273,7 +288,7 @@ class Reproducing(Replaying):
 
     def _ended(self, run: ClientRun) -> ClientEnd:
         client = self.asked.client
-        return client_end(run, client.name, client.text)
+        return client_end(run, client.name, client.text, offline=client.offline)
 
     def _client_folder(self) -> tuple[Path, str, list[str]]:
         """The folder in which the client is run, with its files and what replaces its
@@ -324,8 +339,15 @@ class Reproducing(Replaying):
     def _recording(self, run: ClientRun) -> tuple[Case, Any]:
         """The case of what the client sent, and its pictures; without requests where there
         are none, or they cannot be read."""
-        file = self.folder / _CLIENT_DIR / RECORDED
         nothing = Case(server=self.options.server)
+        if run.calls:
+            (self.folder / _CLIENT_DIR).mkdir(exist_ok=True)
+            calls = self.folder / _CLIENT_DIR / _CALLS_FILE
+            calls.write_text(run.calls, encoding="utf-8")
+            captured = read_capture(calls, self.options.server)
+            case = captured.case.model_copy(update={"server": self.options.server})
+            return self._expecting(case), captured.contents
+        file = self.folder / _CLIENT_DIR / RECORDED
         if not is_file(file) or not json.loads(file.read_bytes())["log"]["entries"]:
             return nothing, {}
         try:
@@ -365,7 +387,7 @@ class Reproducing(Replaying):
         ]
         end.asked = len(statuses)
         end.refused = sum(1 for status in statuses if status and status >= 300)
-        if end.is_check:
+        if end.is_check or end.in_engine:
             end.runs = end.failed = 1
         return end
 
@@ -424,6 +446,9 @@ class Reproducing(Replaying):
         replay, classes = self.replay, self.facts.claim.classes
         if replay.findings or replay.unconfirmed or replay.untestable:
             return 0
+        end = self.facts.end
+        if end is not None and (end.is_check or end.in_engine):
+            return 0  # its client's end says more
         if classes and (LOUD - {FindingClass.START_FAILURE}).isdisjoint(classes):
             return 0
         took = [
@@ -499,6 +524,13 @@ def _client_lines(run: ClientRun, case: Case) -> list[str]:
     if printed and not case.operations:
         lines.append(f"The last line of the client: {one_line(printed, 160)}")
     return lines
+
+
+def _alike_ends(one: ClientEnd, other: ClientEnd) -> bool:
+    """Whether two runs of a client ended alike."""
+    if one.in_engine and other.in_engine:
+        return one.exception == other.exception
+    return one.is_check and other.is_check and one.line == other.line
 
 
 def _is_missing(path: str, script: Path | None) -> bool:

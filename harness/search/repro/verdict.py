@@ -101,7 +101,7 @@ def concluded(replay: Replay) -> tuple[ReproVerdict, str]:
         return ReproVerdict.REPRODUCED, words
     if replay.untestable and not confirmed:
         return ReproVerdict.NEEDS_HARDWARE, replay.untestable[0]
-    checked = _checked(report)
+    checked = _of_engine(report) or _checked(report)
     if checked is not None:
         return checked
 
@@ -117,6 +117,9 @@ def concluded(replay: Replay) -> tuple[ReproVerdict, str]:
             return ReproVerdict.UNPROVEN, said
 
     started = _of_class(confirmed, {start})
+    if started is not None and start in claim.classes:
+        said = f"{started.said.rstrip('.')}; whether that is the report's is not known"
+        return _untold(replay, said)
     if started is not None:
         return _untold(replay, f"nothing was tested: {started.said}")
     other = _of_class(confirmed, LOUD if claim.words else BY_EACH)
@@ -167,6 +170,29 @@ def _checked(report: ReportFacts) -> tuple[ReproVerdict, str] | None:
     return ReproVerdict.REPRODUCED, f"{said}, and {answered}"
 
 
+def _of_engine(report: ReportFacts) -> tuple[ReproVerdict, str] | None:
+    """What the engine in a script's own process says, by how it ended that; None: it
+    did not end it."""
+    end, claim = report.end, report.claim
+    if end is None or not end.in_engine:
+        return None
+    how = end.exception or f"exit code {end.code}"
+    place = f"the engine in the script's own process ended it with {how}"
+    times = f"in {end.failed} of {end.runs} runs"
+    starts = FindingClass.START_FAILURE in claim.classes
+    if not end.asked and not starts:
+        said = f"nothing was tested: {place}, before it was asked anything"
+        return ReproVerdict.NOTHING_TESTED, said
+    named = set(claim.exceptions)
+    is_named = bool(named & set(end.raised))
+    is_loud = not LOUD.isdisjoint(claim.classes) or (claim.status or 0) >= 500
+    if not is_named and (named or not is_loud):
+        return ReproVerdict.DIFFERENT, f"{place}, which is not what the report has"
+    if end.failed < max(2, end.runs):
+        return ReproVerdict.UNPROVEN, f"{place}, {times}"
+    return ReproVerdict.REPRODUCED, f"{place}, {times}, each with a fresh engine"
+
+
 def _requests(number: int) -> str:
     return "1 request" if number == 1 else f"{number} requests"
 
@@ -191,8 +217,9 @@ def matches(shown: Finding | Sighting, claim: Claim) -> bool:
     kind = shown.finding_class
     if kind is FindingClass.EXPECTATION:
         return True  # somebody wrote down what is right
-    if kind is FindingClass.START_FAILURE and kind not in claim.classes:
-        return False
+    if kind is FindingClass.START_FAILURE:
+        # Any two starts fail by a RuntimeError of the engine's: its words decide.
+        return kind in claim.classes and _says_the_same(shown, claim)
     mine = _exceptions(shown)
     named = set(claim.exceptions)
     if not claim.classes and claim.status is None:
@@ -202,6 +229,8 @@ def matches(shown: Finding | Sighting, claim: Claim) -> bool:
             return False  # the report is of an answer, and not of a failure
         return not (mine and named) or bool(mine & named)
 
+    if kind is FindingClass.PROTOCOL and not _is_about_none(claim):
+        return kind in claim.classes and _is_about(shown, claim)
     if kind not in LOUD:
         return kind in claim.classes
     # One exception in common is enough: a log holds those that follow from it as well.
@@ -210,6 +239,25 @@ def matches(shown: Finding | Sighting, claim: Claim) -> bool:
     if mine and named and kind is not FindingClass.HANG:
         return False
     return kind in claim.classes
+
+
+def _is_about_none(claim: Claim) -> bool:
+    """Whether a report names no feature of an answer that an oracle judges."""
+    return not any(feature in SHOWS for feature in claim.about)
+
+
+def _says_the_same(shown: Finding | Sighting, claim: Claim) -> bool:
+    """Whether what was logged has a message that the report has."""
+    lines = shown.log_lines if isinstance(shown, Finding) else []
+    said = " ".join([shown.said, *lines])
+    return any(_is_within(message, said) for message in claim.messages)
+
+
+def _is_within(message: str, text: str) -> bool:
+    """Whether most of a message's words are in a text."""
+    mine = set(_WORD.findall(message.lower()))
+    theirs = set(_WORD.findall(text.lower()))
+    return bool(mine) and 3 * len(mine & theirs) >= 2 * len(mine)
 
 
 def _is_about(shown: Finding | Sighting, claim: Claim) -> bool:
@@ -364,6 +412,11 @@ def _doubt(report: ReportFacts) -> str:
         return (
             "no rule of mmrepro's judges what the report has (--expect, or a client "
             "that asserts what is right)"
+        )
+    if "metrics" in claim.about:
+        return (
+            "of the server's counters only some are held against the requests, and "
+            "those agree (a client that asserts what is right says more)"
         )
     if _OF_OUTPUT.isdisjoint(claim.about) or report.shows_output:
         return ""

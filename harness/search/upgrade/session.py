@@ -58,6 +58,7 @@ from mmrepro.runs import (
     metric_changes,
 )
 from mmrepro.runs.play import Measuring, PlayOptions
+from mmrepro.search.oracle import sides
 from mmrepro.search.oracle.reference import with_logprobs
 from mmrepro.search.replay.attempts import (
     PLAYED_FILE,
@@ -77,7 +78,6 @@ from mmrepro.search.upgrade import (
     configuration,
     failures,
     help_text,
-    pairs,
     starts,
 )
 from mmrepro.search.upgrade.options import UpgradeCommand
@@ -206,7 +206,9 @@ class Upgrading(CaseSearch[Upgrade]):
             if all(run.started for run in self._both()):
                 self._measure()
         except Spent:
-            self._limit("the time was over (--budget) before all was settled")
+            self._limit(
+                "the time budget (--budget) ended before every comparison was decided"
+            )
 
     def _deadlines(self) -> Deadlines:
         """Those of an earlier call, or measured now on a server of its own."""
@@ -281,7 +283,14 @@ class Upgrading(CaseSearch[Upgrade]):
         assert played is not None
         (folder / PLAYED_FILE).write_text(played.model_dump_json(), encoding="utf-8")
         sightings = self.judged(case, played).sightings
-        whole = pairs.side_run(side, index, result, sightings)
+        whole = sides.side_run(
+            side,
+            index,
+            played,
+            seconds=result.seconds,
+            folder=result.place,
+            sightings=sightings,
+        )
         # The journal names the file: what was played is read back from it.
         run = whole.model_copy(update={"played": None})
         if index == 1:  # a server's options do not change from start to start
@@ -455,7 +464,7 @@ class Upgrading(CaseSearch[Upgrade]):
         old, new = self.runs["old"], self.runs["new"]
         if not (old and new):
             return []
-        known = pairs.compare(old, new, case=self.case)
+        known = sides.compare(old, new, case=self.case)
         return [
             *starts.compare(
                 old, new, old_server=self.sides["old"], new_server=self.sides["new"]

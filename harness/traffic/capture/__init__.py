@@ -10,6 +10,7 @@ if TYPE_CHECKING:
         ClientWanted as ClientWanted,
         beside as client_files,
         pictures_in as pictures_in,
+        run_alone as run_alone,
         run_client as run_client,
         run_trusted as run_trusted,
         with_plain_addresses as with_plain_addresses,

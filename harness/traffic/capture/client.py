@@ -7,6 +7,7 @@ says so (``--trust-report``), and then it has this machine's network and files."
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import re
 import secrets
@@ -17,7 +18,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO, Final, Protocol
 
@@ -98,6 +99,7 @@ class ClientWanted:
         python: what the word ``python`` means to it: an environment's, with its
             packages.
         readable: what its box shows besides: that environment.
+        offline: it has the engine in its own process, and asks no server.
     """
 
     command: tuple[str, ...]
@@ -108,6 +110,7 @@ class ClientWanted:
     limit_s: float = LIMIT_S
     python: Path | None = None
     readable: tuple[Path, ...] = ()
+    offline: bool = False
 
 
 class ClientRun(Record):
@@ -119,6 +122,8 @@ class ClientRun(Record):
         isolation: a sentence.
         ran: false: the server did not start.
         died: the server ended meanwhile.
+        calls: what a script asked of the engine in its own process, a request of a
+            batch file on each line.
     """
 
     code: int | None = None
@@ -129,6 +134,7 @@ class ClientRun(Record):
     ran: bool = True
     died: bool = False
     notes: list[str] = []
+    calls: str = ""
 
 
 # ---------------------------------------------------------------------- addresses in it
@@ -357,6 +363,76 @@ def run_client(
             made.code, made.ended = None, box.over
         made.output = _last(output)
     return made
+
+
+_CALL: Final = "\x1ecall "
+"""Begins a line of a script's output with what it asks of its engine."""
+_MOST_CALLS, _MOST_CALL_BYTES = 200, 16 << 20
+
+
+class _NoRecording:
+    """Of a script that asks no server."""
+
+    model = ""
+    silent_s = 0.0
+
+
+def run_alone(wanted: ClientWanted, box: BoxOrder) -> ClientRun:
+    """Run a script that has an engine in its own process, in a box, to its end or until
+    it takes too long.
+
+    Args:
+        box: of that engine's servers, with its variables.
+
+    Raises:
+        NoBox: there is none here.
+    """
+    order = replace(
+        box,
+        argv=wanted.command,
+        copied=(wanted.folder,),
+        removed=(wanted.folder.parent,),
+    )
+    with tempfile.TemporaryFile() as output:
+        with Box(order, stdout=output, stderr=output) as running:
+            made = _watched(
+                running.process, wanted, _NoRecording(), lambda: True, output
+            )
+            made.isolation = running.isolation
+        if running.over:
+            made.code, made.ended = None, running.over
+        made.calls = _calls(output)
+        made.output = _without_calls(_last(output))
+    return made
+
+
+def _calls(output: IO[bytes]) -> str:
+    """What a script says that it asks. Whatever it prints is a stranger's."""
+    output.seek(0)
+    text = output.read(_MOST_CALL_BYTES).decode("utf-8", "replace")
+    lines: list[str] = []
+    for line in text.split("\n"):
+        if not line.startswith(_CALL) or len(lines) >= _MOST_CALLS:
+            continue
+        try:
+            call = json.loads(line.removeprefix(_CALL))
+        except (ValueError, RecursionError):
+            continue
+        if not isinstance(call, dict) or not isinstance(call.get("body"), dict):
+            continue
+        request = {
+            "custom_id": f"r{len(lines) + 1}",
+            "method": "POST",
+            "url": str(call.get("path")),
+            "body": call["body"],
+        }
+        lines.append(json.dumps(request))
+    return "\n".join(lines)
+
+
+def _without_calls(text: str) -> str:
+    kept = [line for line in text.split("\n") if not line.startswith(_CALL)]
+    return "\n".join(kept)
 
 
 def run_trusted(

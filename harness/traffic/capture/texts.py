@@ -725,9 +725,39 @@ def _structured(name: str, value: Any, by: Changes) -> Any:
     return by.name(value) if name in _NAMES else by.text(value)
 
 
+_CALLED: Final = ("tool_use", "function_call")
+"""Items of /v1/messages and /v1/responses in which a model has called a tool."""
+
+
+def _called(item: dict[str, Any], by: Changes) -> dict[str, Any]:
+    """Change a call as its tool is changed: names of arguments are names."""
+    changed: dict[str, Any] = {}
+    for key, value in item.items():
+        if key == "name" and isinstance(value, str):
+            changed[key] = by.name(value)
+        elif key == "input":
+            changed[key] = _structured("", value, by)
+        elif key == "arguments":
+            changed[key] = _calls(key, value, by)
+        else:
+            changed[key] = _plain(key, value, by)
+    return changed
+
+
+def _schema_text(text: str, by: Changes) -> str:
+    """Change a schema that is written as a text, as SGLang takes it."""
+    try:
+        schema = json.loads(text)
+    except (ValueError, RecursionError):
+        return by.text(text)
+    return json.dumps(_structured("", schema, by))
+
+
 def _plain(name: str, value: Any, by: Changes) -> Any:
     """Change parameters: their names are the interface's."""
     if isinstance(value, dict):
+        if value.get("type") in _CALLED:
+            return _called(value, by)
         changed: dict[str, Any] = {}
         for key, item in _coded(value, by).items():
             # Keys of metadata are made up by whoever asks.
@@ -745,6 +775,8 @@ def _plain(name: str, value: Any, by: Changes) -> Any:
         return value
     if name in ("prompt", "text", "content"):
         return by.prompt(value)
+    if name == "json_schema":
+        return _schema_text(value, by)
     return by.data(value) if _is_data(name, value) else by.text(value)
 
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
+import sys
 import tarfile
 import zipfile
 from collections.abc import Callable
@@ -40,6 +41,7 @@ from mmrepro.engines.environments.spec import (
 from mmrepro.engines.environments.store import prune, read_manifest
 from packaging.version import Version
 
+REAL_IMPORT_ONCE = overlay.import_once
 RELEASES = ("0.22.0", "0.23.0", "0.24.0", "0.32.0")
 FILES = {
     "vllm/__init__.py": "VALUE = 1\n",
@@ -62,6 +64,7 @@ def listed(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         Listed(Version(v), v, day.replace(month=6 + n)) for n, v in enumerate(RELEASES)
     ]
     monkeypatch.setattr(lending, "releases_of", lambda spec, upstream: there)
+    monkeypatch.setattr(overlay, "import_once", lambda environment, modules: None)
 
 
 def write(folder: Path, files: dict[str, str]) -> Path:
@@ -307,7 +310,10 @@ def test_releases_are_tried_in_order_and_remembered(
         package = cache / spec.release / "venv/lib/python3.11/site-packages/vllm"
         write(
             package,
-            {"ops.py": f"torch.ops._C.plan({operators})\n", "_C.abi3.so": "plan"},
+            {
+                "ops.py": f"torch.ops._C.plan({operators})\n",
+                "_C.abi3.so": "\0plan(Tensor a)\0",
+            },
         )
         here[spec.release] = SimpleNamespace(path=cache / spec.release)
         return here[spec.release]
@@ -539,6 +545,55 @@ def test_the_package_is_the_trees(
     )
 
 
+def test_bytecode_is_that_of_the_content(
+    laid: Callable[[Source], Overlay], tmp_path: Path
+) -> None:
+    tag = f"cpython-{sys.version_info[0]}{sys.version_info[1]}"
+    tree = write(tmp_path / "tree", FILES)
+    made = laid(resolve(str(tree), version="0.24.0", kernels="0.23.0"))
+    version = f"{sys.version_info[0]}.{sys.version_info[1]}.1"
+    made.below = replace(made.below, python_version=version)
+    made.python = Path(sys.executable)
+    # Only what the release's own environment has bytecode of is compiled.
+    theirs = made.below.site_packages / "vllm/__pycache__"
+    write(theirs, {f"__init__.{tag}.pyc": ""})
+    made._link_package()
+    made._link_bytecode()
+    cached = made.site / f"vllm/__pycache__/__init__.{tag}.pyc"
+    assert {path.name for path in made.site.rglob("*.pyc")} == {cached.name}
+
+    # It is taken as it is, and says the file's own name.
+    code = "import vllm; print(vllm.VALUE, vllm.f.__code__)"
+    (tree / "vllm/__init__.py").write_text("VALUE = 2\ndef f(): ...\n")
+    again = laid_again(made, resolve(str(tree), version="0.24.0", kernels="0.23.0"))
+    again._link_package()
+    again._link_bytecode()
+    done = subprocess.run(
+        [sys.executable, "-v", "-c", code],
+        env={**os.environ, "PYTHONPATH": str(again.site)},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    own = again.site / "vllm/__init__.py"
+    assert done.stdout.startswith("2 ")
+    assert f'file "{own}"' in done.stdout
+    bytecode = again.site / f"vllm/__pycache__/__init__.{tag}.pyc"
+    assert f"code object from '{bytecode}'" in done.stderr
+
+
+def laid_again(made: Overlay, found: Source) -> Overlay:
+    """Another overlay over the same environment."""
+    spec = spec_for("vllm", found.release, "cpu")
+    folder = made.folder.with_name(".building-y")
+    again = Overlay(spec, folder, lambda text: None, lambda spec, say: made.below)
+    again._find()
+    again.below = made.below
+    again.python = made.python
+    (again.folder / "venv/lib/python3.11/site-packages").mkdir(parents=True)
+    return again
+
+
 def test_what_is_missing_or_too_old_is_installed(
     laid: Callable[[Source], Overlay], tmp_path: Path
 ) -> None:
@@ -706,9 +761,7 @@ def test_between_two_releases_the_calls_decide(
             f"def f(): torch.ops._C.plan({arguments})\n"
             "def g(): torch.ops._C.gpu_only(a)\n"
         )
-        write(
-            package, {"_custom_ops.py": ops, "_C.abi3.so": "code of plan and new_one"}
-        )
+        write(package, {"_custom_ops.py": ops, "_C.abi3.so": "code \0plan\0new_one\0"})
         here[release] = SimpleNamespace(path=folder)
     monkeypatch.setattr(lending, "_here", lambda engine, device: here)
 
@@ -725,3 +778,18 @@ def test_between_two_releases_the_calls_decide(
     assert lender("0.23.1.dev3", "torch.ops._C.gpu_only(a, b)") == "0.23.0"
     assert lender("0.23.1.dev3", new + "\n  broken") == "0.23.0"
     assert lender("0.24.0", old) == "0.24.0"  # a release itself takes its own
+
+
+def test_a_release_is_imported_once(cache: Path, tmp_path: Path) -> None:
+    below = environment_below(cache, [])
+    package = below.path / "venv" / "thing.py"
+    write(package.parent, {"thing.py": "open('ran', 'a').write('x')\n"})
+    python = tmp_path / "python"
+    python.write_text(
+        f'#!/bin/sh\nPYTHONPATH={package.parent} exec {sys.executable} "$@"\n'
+    )
+    python.chmod(0o755)
+    below = replace(below, python=python)
+    for _ in range(2):
+        REAL_IMPORT_ONCE(below, ("thing",))
+    assert (below.state_dir / "ran").read_text() == "x"

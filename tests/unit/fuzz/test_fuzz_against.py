@@ -11,6 +11,8 @@ from typing import Any
 import pytest
 from fake_player import FakePlayer, Fakes
 from fake_plays import SERVER
+from mmrepro.base.errors import InfrastructureError, UsageError
+from mmrepro.cli import replay
 from mmrepro.failure.documents.replay import Fuzz
 from mmrepro.reports.documents import keep
 from mmrepro.reports.fuzz import KIND
@@ -19,7 +21,7 @@ from mmrepro.search.fuzz.fields import features_of, field_requests, smaller
 from mmrepro.search.fuzz.options import FuzzCommand
 from mmrepro.search.fuzz.server import other_side
 from mmrepro.traffic.case import CHAT, Operation
-from mmrepro.traffic.case.sending import Played
+from mmrepro.traffic.case.sending import Played, PlayState
 
 OTHER = SERVER.model_copy(update={"args": ["--other"]})
 
@@ -58,7 +60,7 @@ def compared(tmp_path: Path, status: Any, **options: Any) -> Fuzz:
     )
     session.player = TwoSides(status)
     # One episode of each kind is enough of a server that answers at once.
-    session.episodes_at_most = 3
+    session.episodes_at_most = 4
     return session.execute()
 
 
@@ -125,3 +127,108 @@ def test_the_other_side_is_the_first_but_for_what_is_said(
     second = other_side(first, FuzzCommand(engine="vllm", **asked))
     assert second.args[-1] == args
     assert second.release == release
+
+
+def test_a_side_that_does_not_start_is_no_difference(tmp_path: Path) -> None:
+    class NoOther(TwoSides):
+        def play(self, case: Any, *rest: Any, **more: Any) -> Played:
+            if "--other" not in case.server.args:
+                return super().play(case, *rest, **more)
+            return Played(state=PlayState.START_FAILED, said="it has no --other")
+
+    session = FakedComparing(
+        FuzzCommand(engine="vllm", out=tmp_path / "f", server=SERVER, other=OTHER),
+        write=lambda made, folder: keep(KIND, made, folder),
+    )
+    session.player = NoOther(lambda op, other: 200)
+    with pytest.raises(InfrastructureError, match="it has no --other"):
+        session.execute()
+    assert session.fuzz.differences == []
+
+
+def test_a_request_that_ends_one_side_leaves_the_others_to_be_shrunk(
+    tmp_path: Path,
+) -> None:
+    class Fragile(TwoSides):
+        def play(self, case: Any, *rest: Any, **more: Any) -> Played:
+            played = super().play(case, *rest, **more)
+            for place, op in enumerate(case.operations):
+                fatal = op.parameters.get("min_p") == 1.5
+                if fatal and "--other" in case.server.args:
+                    played.state, played.said = PlayState.DIED, "it ended"
+                    del played.evidence.requests[place:]
+                    break
+            return played
+
+    session = FakedComparing(
+        FuzzCommand(
+            engine="vllm",
+            out=tmp_path / "f",
+            server=SERVER,
+            other=OTHER,
+            budget_s=20.0,
+            repeat=1,
+        ),
+        write=lambda made, folder: keep(KIND, made, folder),
+    )
+    session.player = Fragile(refuses_top_k)
+    session.episodes_at_most = 8
+    made = session.execute()
+    by_field = {d.field: d for d in made.differences}
+    assert by_field["server"].features == ["min_p=1.5"]
+    assert by_field["status"].shrunk
+
+
+def test_what_is_asked_of_a_lost_engine_says_nothing(tmp_path: Path) -> None:
+    class Loses(TwoSides):
+        def play(self, case: Any, *rest: Any, **more: Any) -> Played:
+            lost = False
+            fatal: set[str] = set()
+            for op in case.operations:
+                lost = lost or op.parameters.get("min_p") == 1.5
+                if lost and "--other" in case.server.args:
+                    fatal.add(op.id)
+            self.status = lambda op, other: 500 if op.id in fatal else 200
+            return super().play(case, *rest, **more)
+
+    session = FakedComparing(
+        FuzzCommand(
+            engine="vllm",
+            out=tmp_path / "f",
+            server=SERVER,
+            other=OTHER,
+            budget_s=20.0,
+            repeat=1,
+            shrink=False,
+        ),
+        write=lambda made, folder: keep(KIND, made, folder),
+    )
+    session.player = Loses(None)
+    session.episodes_at_most = 8
+    made = session.execute()
+    (difference,) = made.differences
+    assert difference.field == "server"
+    assert "min_p=1.5" in difference.features
+
+
+def test_the_words_of_the_other_side_are_options_of_the_command() -> None:
+    asked = FuzzCommand(engine="vllm", server=SERVER, against="--front rust")
+    assert replay._other_side(asked).args[-1] == "{feature:front-rust}"
+    newer = FuzzCommand(engine="vllm", server=SERVER, against="0.24.0 --env A=B")
+    assert (newer_side := replay._other_side(newer)).release == "0.24.0"
+    assert newer_side.env == {"A": "B"}
+    wrong = FuzzCommand(engine="vllm", server=SERVER, against="--no-such-option")
+    with pytest.raises(UsageError, match="--no-such-option"):
+        replay._other_side(wrong)
+
+
+def test_what_needs_more_rounds_leaves_the_others_shrunk(tmp_path: Path) -> None:
+    def refuses(op: Operation, other: bool) -> int:
+        asked = op.parameters
+        bad = asked.get("min_p") == 1.5 or asked.get("seed") == -1
+        return 400 if other and bad else 200
+
+    made = compared(tmp_path, refuses, repeat=1)
+    features = {tuple(d.features) for d in made.differences if d.field == "status"}
+    assert {("min_p=1.5",), ("seed=-1",)} <= features
+    assert all(d.shrunk for d in made.differences)

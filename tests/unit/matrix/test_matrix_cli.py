@@ -124,7 +124,7 @@ def test_ctrl_c_says_how_to_go_on(matrix: Matrix, tmp_path: Path) -> None:
 
     code, _, told = matrix(press, *RUN, "--mitigation", "each", "--jobs", "2")
     assert code == 130
-    assert "(1 of 2 cells are whole, about 10 s left; what has ended is kept)" in told
+    assert "(1 of 2 cells done, about 10 s left; what has ended is kept)" in told
     again = "mmrepro matrix run --jobs 2 --out M --resume"
     assert f"to resume, run: {again}" in told
     assert read(tmp_path / "M").nights[0].night.state is NightState.INTERRUPTED
@@ -289,9 +289,7 @@ def test_no_machine_left_writes_the_reports_and_says_how_to_go_on(
     monkeypatch.setattr(campaign, "WAIT_S", 0.05)
     code, _, told = matrix(always(BAD), *RUN, "--night", "x")
     assert code == 4
-    assert told.startswith(
-        "No machine is left for the nightly run: 0 of 1 cells are whole"
-    )
+    assert told.startswith("No machine is left for the nightly run: 0 of 1 cells done")
     assert read(tmp_path / "M").night("x").night.state is NightState.INTERRUPTED
     assert (tmp_path / "M/dashboard.html").is_file()
     monkeypatch.undo()

@@ -147,7 +147,7 @@ def test_two_are_lost_in_turn(tmp_path: Path) -> None:
 
 def test_none_is_left_and_the_night_is_gone_on_with(tmp_path: Path) -> None:
     cells = cells_of(3, 3)
-    with pytest.raises(NoPlaceLeft, match="2 of 6 cells are whole") as caught:
+    with pytest.raises(NoPlaceLeft, match="2 of 6 cells done") as caught:
         run(tmp_path, cells, [FakePlace("a", bad, {5})])
     assert caught.value.exit_code is ExitCode.INFRASTRUCTURE
     before = read(tmp_path).night("n1")

@@ -105,7 +105,7 @@ def test_outcomes(
         assert before_the_summary(said(result)).count(report) == 2, (
             "with the reason, and at the end"
         )
-        assert "to repeat it: mmrepro run" in said(result)
+        assert "run again: mmrepro run" in said(result)
     else:
         assert "reports of what failed" not in said(result)
 

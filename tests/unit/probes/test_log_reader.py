@@ -46,9 +46,13 @@ def test_each_line_reads_the_same_in_each_wrapping(
     engine: str, wrapping: str, tmp_path: Path
 ) -> None:
     bare = [parse_line(n, line) for n, line in enumerate(LINES[engine], 1)]
-    found = read(tmp_path, WRAPPED[wrapping](LINES[engine]))
+    wrapped = WRAPPED[wrapping](LINES[engine])
+    found = read(tmp_path, wrapped)
     lines = found.matches["every"]
     assert [facts(line) for line in lines] == [facts(line) for line in bare]
+    if wrapped.count(b"\n") == len(bare):
+        # Who opens the file finds the line by its number.
+        assert [line.number for line in lines] == [*range(1, len(bare) + 1)]
     assert found.engine == engine
     assert (found.release == "0.23.0") is (engine == "vllm")
     plain = read(tmp_path, WRAPPED["plain"](LINES[engine]))

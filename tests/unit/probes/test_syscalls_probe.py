@@ -217,6 +217,21 @@ loads = st.builds(
 )
 
 
+def thread_at(tid, ticks, switches=0):
+    stat = processes.Stat(tid, "t", "S", 1, ticks, 0, 2, 0, 0)
+    return processes.Thread(stat, 0.0, switches, 0)
+
+
+def test_the_busiest_thread_is_the_one_whose_calls_are_counted():
+    before = {tid: thread_at(tid, 0) for tid in (8, 9)}
+    after = {8: thread_at(8, 1, 7), 9: thread_at(9, 90, 3)}
+    load = syscalls._measure(before, after, 1.0, 0, 0)
+    assert (load.busiest_tid, load.switches_per_s) == (9, 3.0)
+    assert load.busiest_user_pct > 80
+    idle = syscalls._measure(before, before, 1.0, 2, 0)
+    assert (idle.busiest_tid, idle.switches_per_s, idle.asleep) == (0, 0.0, 2)
+
+
 @given(loads)
 def test_the_verdict_always_has_its_reasons(load):
     verdict, why = judge(load)

@@ -378,3 +378,31 @@ def test_a_tool_that_a_script_calls_keeps_its_name(tmp_path: Path) -> None:
     names = [tool["function"]["name"] for tool in operation.parameters["tools"]]
     assert names[0] == "weather"
     assert names[1] != "secret"
+
+
+def test_a_call_that_a_model_made_is_renamed_as_its_tool_is(tmp_path: Path) -> None:
+    schema = {"type": "object", "properties": {"town": {"type": "string"}}}
+    call = {"type": "tool_use", "id": "c1", "name": "findit", "input": {"town": "Oslo"}}
+    body = {
+        "model": "m",
+        "tools": [{"name": "findit", "input_schema": schema}],
+        "messages": [{"role": "assistant", "content": [call]}],
+    }
+    sent = entry(body, url="http://127.0.0.1:8000/v1/messages")
+    changed = anonymise(read(write(tmp_path, har([sent])), SERVER))
+    made = changed.case.operations[0].parameters
+    (tool,), (message,) = made["tools"], made["messages"]
+    (used,) = message["content"]
+    assert used["type"] == "tool_use"
+    assert used["name"] == tool["name"] != "findit"
+    (argument,) = used["input"]
+    assert argument in tool["input_schema"]["properties"]
+    assert "town" not in json.dumps(made)
+
+
+def test_a_schema_that_is_a_text_stays_one(tmp_path: Path) -> None:
+    schema = '{"type": "object", "properties": {"town": {"type": "string"}}}'
+    made = words_kept("sampling_params", {"json_schema": schema}, tmp_path, "/generate")
+    text = made["json_schema"]
+    assert json.loads(text)["type"] == "object"
+    assert "town" not in text

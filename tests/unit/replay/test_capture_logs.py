@@ -133,6 +133,20 @@ def test_vllm_0_32_logs_whole_bodies(tmp_path: Path) -> None:
     assert found.case.origin.left_out == {}
 
 
+@pytest.mark.parametrize("name", ["vllm-0.23.0", "sglang-0.5.6-l3"])
+def test_what_an_engine_adds_to_a_request_by_itself_is_not_sent(
+    name: str, tmp_path: Path
+) -> None:
+    added = {"ignore_eos": False, "top_k": -1, "presence_penalty": 0.0, "n": 1}
+    asked_for = []
+    for operation in captured(name, tmp_path).case.operations:
+        parameters = operation.parameters
+        for parameter, usual in added.items():
+            assert parameters.get(parameter, "not sent") != usual
+        asked_for += [*parameters]
+    assert {"ignore_eos", "top_p"} <= {*asked_for}
+
+
 def ordered(value: Any) -> Any:
     """Keys in order: pydantic writes them in that of its classes."""
     if isinstance(value, dict):

@@ -79,3 +79,10 @@ def test_the_line_is_the_script_s_and_not_a_library_s() -> None:
     )
     end = client_end(ClientRun(code=1, output=trace), "client.py", BEFORE)
     assert (end.exception, end.line, end.is_check) == ("JSONDecodeError", 3, False)
+
+
+def test_a_script_that_nobody_can_follow_is_no_evidence() -> None:
+    names = "\n".join(f"a{n} = a{n + 1}" for n in range(4000))
+    script = f"{names}\nassert a0 is not None\n"
+    end = client_end(ended("assert a0 is not None", 4001), "client.py", script)
+    assert not end.is_check

@@ -230,10 +230,13 @@ def test_a_bodys_json_is_a_client() -> None:
     assert answer.client == ""
 
 
-def test_an_engine_in_the_clients_own_process_is_no_client() -> None:
-    issue = read_issue(
-        form(client="from vllm import LLM\nLLM(model='m').generate('x')")
-    )
+def test_an_engine_in_the_clients_own_process_is_run_where_its_options_are_read() -> (
+    None
+):
+    told = "from vllm import LLM\nLLM(model='m').generate('x')"
+    issue = read_issue(form(client=told))
+    assert (issue.client, issue.client_kind) == (told, "offline")
+    issue = read_issue(form(client="from vllm import LLM\nmade = LLM(**options)"))
     assert (issue.client, issue.offline) == ("", True)
 
 
@@ -403,6 +406,10 @@ def test_files_that_a_report_shows_lie_beside_its_client() -> None:
     assert issue.client == "python3 repro.py --path v1/models\n"
     assert issue.files == {"repro.py": script}
     assert not read_issue(form(client=script)).files
+    # Without arguments the command says no more than the script.
+    alone = "as\n```sh\n$ python3 scripts/repro.py\n```"
+    issue = read_issue(form(client=script, told=alone))
+    assert (issue.client_kind, issue.files) == ("python", {})
 
 
 @pytest.mark.parametrize(

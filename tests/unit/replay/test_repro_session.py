@@ -84,7 +84,7 @@ def reproducing(
     script = tmp_path / "client.py"
     script.write_text("import openai  # http://localhost:8000")
     options = {"server_command": SERVER, "client": f"python {script}", **options}
-    out = tmp_path / "out"
+    out = options.pop("out", tmp_path / "out")
     session = Faked(ReproCommand(out=out, **options), write=write_replay)
     session.player, session.name, session.judge = player, unnamed, fake_judge
     return session, session.execute(), out
@@ -528,6 +528,20 @@ def test_a_server_that_does_not_start_is_not_shrunk_unless_that_is_the_report(
     assert (made.report.verdict, made.exit_code) == ("reproduced", 1)
 
 
+def test_a_finding_names_the_earlier_one_beside_it(tmp_path: Path) -> None:
+    def found_in(folder: str) -> str:
+        player = RecordingPlayer(engine("500"))
+        options = {"release": "0.23.0", "reported": "500", "out": tmp_path / folder}
+        _, made, _ = reproducing(tmp_path, player, **options)
+        return made.findings[0].same_as
+
+    (tmp_path / "broken").mkdir()
+    (tmp_path / "broken" / REPLAY_FILE).write_text("{")
+    assert not found_in("first")
+    os.utime(tmp_path / "broken" / REPLAY_FILE, (2**32, 2**32))
+    assert found_in("second").startswith("first/")
+
+
 def test_only_what_is_reported_is_pursued_where_it_shows(tmp_path: Path) -> None:
     def answers(case: Case) -> dict[str, str]:
         return dict(
@@ -651,3 +665,20 @@ def test_a_client_that_was_ended_is_on_the_screen_and_refutes_nothing(
     assert "when 3 requests had been sent" in made.report.said
     for text in (made.report.said, (out / COMMENT_FILE).read_text()):
         assert "it had not ended after 120 s" in text
+
+
+def test_a_file_of_requests_is_sent_as_the_engine_takes_it(tmp_path: Path) -> None:
+    lines = []
+    for name in ("a", "b", "c"):
+        asked = {"custom_id": name, "method": "POST", "url": "/v1/completions"}
+        lines.append(json.dumps(asked | {"body": BODY}))
+    report = tmp_path / "issue.md"
+    blocks = ["vllm run-batch -i in.jsonl -o o.jsonl --model m/m", "\n".join(lines)]
+    fenced = "\n\n".join(f"```\n{block}\n```" for block in blocks)
+    report.write_text(f"vllm 0.23.0: it hangs\n\n{fenced}\n")
+    player = RecordingPlayer(engine("200"))
+    _, made, _ = reproducing(
+        tmp_path, player, file=report, client="", server_command=""
+    )
+    assert made.requests == 3
+    assert player.recordings == 0, "nothing of it is run"

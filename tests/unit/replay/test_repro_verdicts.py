@@ -516,6 +516,7 @@ def test_a_client_s_own_check_is_the_report_s_where_that_is_silent() -> None:
             "1 request answered",
         ),
         (Claim(about=["stop"]), {}, ReproVerdict.NOT_REPRODUCED, "nothing is wrong"),
+        (Claim(about=["metrics"]), {}, ReproVerdict.NOTHING_TESTED, "only some"),
         (
             Claim(classes=[D], model_code="model_executor/models/x.py"),
             {},
@@ -579,3 +580,33 @@ def test_words_by_which_a_failure_comes_and_goes() -> None:
     assert read_claim("It hangs", "").rare == ""
     trace = 'File "/x/vllm/model_executor/models/qwen3.py", line 3, in forward'
     assert read_claim("", trace).model_code == "model_executor/models/qwen3.py"
+
+
+@pytest.mark.parametrize(
+    ("logged", "verdict"),
+    [
+        ("ValueError: unknown dtype float7 for the cache", "reproduced"),
+        ("ValueError: could not locate think start tokens", "nothing-tested"),
+        ("RuntimeError: Engine core initialization failed. See", "nothing-tested"),
+    ],
+)
+def test_a_start_that_fails_is_the_report_s_by_its_words(
+    logged: str, verdict: str
+) -> None:
+    text = (
+        "ValueError: unknown dtype float7 for the cache\n"
+        "RuntimeError: Engine core initialization failed. See root cause above.\n"
+    )
+    claim = read_claim("vLLM fails to start", text)
+    made = replay(claim, findings=[finding(FindingClass.START_FAILURE, logged)])
+    got, said = concluded(made)
+    assert got == verdict, said
+
+
+def test_what_is_ignored_is_another_feature_than_what_is_wrong() -> None:
+    claim = read_claim("The stop string is ignored", "")
+    claim.about = what_about("The stop string is ignored", "")
+    other = replay(claim, findings=[of_protocol("stream-finish")])
+    assert concluded(other)[0] is not ReproVerdict.REPRODUCED
+    same = replay(claim, findings=[of_protocol("stop-text")])
+    assert concluded(same)[0] is ReproVerdict.REPRODUCED

@@ -174,6 +174,12 @@ def test_what_sizes_a_gpu_or_names_a_place_is_left_out_and_not_marked(
     assert not [one for one in made.replaced if one.essential]
 
 
+def test_half_precision_is_left_out_for_a_cpu_alone() -> None:
+    command = parse("vllm serve m/m --dtype half")
+    assert translated(command, None, "").args == ()
+    assert list(translated(command, None, "", gpu=True).args) == ["--dtype", "half"]
+
+
 @pytest.mark.parametrize(
     ("model", "traffic", "tiny", "same"),
     [
@@ -205,6 +211,8 @@ def test_a_model_of_sounds_has_no_stand_in() -> None:
 def test_a_long_context_is_kept_only_where_answers_end() -> None:
     command = parse("vllm serve m/m --max-model-len 16k")
     assert translated(command, None, '"max_tokens": 16').max_model_len == 16000
+    millions = parse("vllm serve m/m --max-model-len 0.002m")
+    assert translated(millions, None, '"max_tokens": 16').max_model_len == 2000
     short = translated(command, None, "no limit")
     assert short.max_model_len < 16000
     assert any("--max-model-len 16k" in one.what for one in short.replaced)
@@ -523,12 +531,16 @@ def test_a_mixture_of_experts_has_such_a_stand_in_where_it_is_served() -> None:
         ("Qwen/Qwen3-30B-A3B-FP8", True),
         ("x/Llama-3.1-8B-Instruct-AWQ", True),
         ("x/model-quantized.w4a16", True),
+        ("BAAI/bge-reranker-v2-m3", True),
+        ("x/y --runner pooling", True),
         ("Qwen/Qwen3-8B", False),
         ("x/Int8Lover-7B", False),
     ],
 )
-def test_quantised_weights_are_not_here(model: str, essential: bool) -> None:
-    (row,) = translated(parse(f"vllm serve {model}"), None, "").replaced
+def test_quantised_weights_and_poolers_are_not_here(
+    model: str, essential: bool
+) -> None:
+    row = translated(parse(f"vllm serve {model}"), None, "").replaced[0]
     assert row.essential is essential
     assert (row.needs == "model") is essential
 

@@ -24,7 +24,8 @@ from mmrepro.reports import (
 )
 from mmrepro.reports.documents import ReportKind, keep, kind_of, render
 from mmrepro.reports.terminal import LINES
-from rendered import printed
+from mmrepro.reports.upgrade import _value
+from rendered import printed, unwrapped
 from sample import sample_incident
 from strict_html import Html
 
@@ -57,6 +58,7 @@ def test_the_end_screen_ends_with_the_verdict(name: str) -> None:
     page = kind.compose(sample())
     lines = screen(name, sample()).splitlines()
     assert sum(max(1, -(-len(line) // 100)) for line in lines) <= LINES
+    lines = unwrapped(lines)
     assert lines[-1].startswith(page.badge.label.upper())
     assert f"page: {kind.files[1]}" in lines
     for _, command in page.commands:
@@ -164,3 +166,19 @@ def test_the_answer_stands_before_its_table() -> None:
     for kind, made in ((ablations.KIND, ablation()), (bisections.KIND, bisection())):
         card = render(kind, made, "html").partition('<div class="card">')[2]
         assert 0 < card.index("<strong>") < card.index("<table>")
+
+
+@pytest.mark.parametrize(
+    ("measured", "unit", "written"),
+    [
+        (None, "s", "–"),
+        (0.0512, "s", "51.2 ms"),
+        (3 << 30, "bytes", "3 GiB"),
+        (12.3456, "tokens/s", "12.35 tokens/s"),
+        ("on", "", "on"),
+    ],
+)
+def test_a_measured_value_is_written_as_people_read_it(
+    measured: object, unit: str, written: str
+) -> None:
+    assert _value(measured, unit) == written

@@ -8,6 +8,7 @@ import pytest
 from finding_samples import finding, ghost_case, written
 from made_up_replay import SECRET, operation
 from mmrepro.cli.app import app
+from mmrepro.failure.documents import LoadedFinding, as_public
 from mmrepro.failure.documents.finding import load as load_finding
 from mmrepro.reports import load
 from mmrepro.reports.bundle import write_bundle
@@ -15,15 +16,20 @@ from mmrepro.reports.issue_form import (
     MAX_CHARS,
     Report,
     filled,
-    finding_issue,
     incident_issue,
     public_command,
+    public_issue,
 )
 from mmrepro.traffic.case.files import read_case, write_case
 from mmrepro.traffic.case.model import Case, Recorded
 from typer.testing import CliRunner
 
 RECORDED = Path(__file__).parents[2] / "evidence"
+
+
+def finding_issue(loaded: LoadedFinding) -> str:
+    with as_public(loaded) as shown:
+        return public_issue(shown)
 
 
 def private_case() -> Case:

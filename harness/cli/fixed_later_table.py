@@ -1,10 +1,12 @@
-"""Makes the table of ``harness/history/later_fixes.py``: which functions each fix
+"""Makes the table of ``harness/history/fixed_later.py``: which functions each fix
 commit of an engine touched, and when.
 
-    python -m mmrepro.cli.later_fixes_table ~/vllm ~/sglang ~/lmdeploy
+    python -m mmrepro.cli.fixed_later_table ~/vllm ~/sglang@REV ~/lmdeploy
 
-A clone is only read. Of the engines' history the table takes paths, names of functions,
-numbers and days; no line of code, and no word of a commit's message."""
+REV is the last commit that is the engine's own, where a fork goes on with numbers of
+other pull requests. A clone is only read. Of the engines' history the table takes
+paths, names of functions, numbers and days; no line of code, and no word of a commit's
+message."""
 
 from __future__ import annotations
 
@@ -16,10 +18,16 @@ from dataclasses import dataclass, field
 from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
 
-from mmrepro.base.errors import UsageError
-from mmrepro.engines.environments import PLACES, SPECS, ask_git, own_releases
-from mmrepro.history import TABLE_OF_FIXES, FixTable, TableFix, TableFunction
-from mmrepro.history.later_fixes import write_table
+from mmrepro.cli.test_tree import split_revision
+from mmrepro.engines.environments import PLACES, ask_git, engine_of_clone, own_releases
+from mmrepro.history import (
+    TABLE_OF_FIXES,
+    FixTable,
+    TableFix,
+    TableFunction,
+    write_fix_table,
+)
+from mmrepro.runs import functions_at, old_lines
 
 _FIX = re.compile(
     r"\bfix|\bbug|crash|\bhang|deadlock|\brace\b|\bleak|regress|\bcorrect|prevent"
@@ -32,8 +40,6 @@ _YEARS_DAYS = 730
 _MOST_FUNCTIONS = 40
 """Touched by a commit: one that touches more moves code, and mends no traceback."""
 _PULL = re.compile(r"\(#(\d+)\)\s*$")
-_HUNK = re.compile(r"^@@ -(\d+)(?:,(\d+))? \+\d+(?:,\d+)? @@")
-_DEFINITION = re.compile(r"^(\s*)(?:async\s+)?(def|class)\s+(\w+)")
 
 
 @dataclass
@@ -44,18 +50,18 @@ class _FixCommit:
     sha: str
     day: date
     pull: int
-    lines: dict[str, set[int]] = field(default_factory=lambda: defaultdict(set))
+    lines: dict[str, set[int]] = field(default_factory=dict)
 
 
-def commits_of(clone: Path, engine: str) -> Iterator[_FixCommit]:
-    """The fix commits of a clone's HEAD, newest first."""
-    newest = ask_git(clone, "log", "-1", "--format=%cI").decode().strip()
+def commits_of(clone: Path, engine: str, rev: str) -> Iterator[_FixCommit]:
+    """The fix commits up to a revision, newest first."""
+    newest = ask_git(clone, "log", "-1", "--format=%cI", rev).decode().strip()
     until = datetime.fromisoformat(newest)
     since = (until - timedelta(days=_YEARS_DAYS)).date().isoformat()
     paths = [f"{place}{engine}/*.py" for place in PLACES]
     about = "--format=%x00%H%x09%cI%x09%s"
     options = ("--no-merges", "--no-renames", "-U0", "-p", about, f"--since={since}")
-    text = ask_git(clone, "log", *options, "--", *paths).decode("utf-8", "replace")
+    text = ask_git(clone, "log", *options, rev, "--", *paths).decode("utf-8", "replace")
     for entry in text.split("\0")[1:]:
         head, _, patch = entry.partition("\n")
         sha, day, subject = head.split("\t", 2)
@@ -64,46 +70,8 @@ def commits_of(clone: Path, engine: str) -> Iterator[_FixCommit]:
         moment = datetime.fromisoformat(day).astimezone(UTC)
         pull = _PULL.search(subject)
         made = _FixCommit(sha, moment.date(), int(pull[1]) if pull else 0)
-        _take_hunks(patch, made)
+        made.lines.update(old_lines(patch))
         yield made
-
-
-def _take_hunks(patch: str, made: _FixCommit) -> None:
-    """Take the lines of the old side of a patch without context."""
-    file = ""
-    for line in patch.splitlines():
-        if line.startswith("--- "):
-            # Of a file that is new there is no old side.
-            file = line[6:] if line.startswith("--- a/") else ""
-        elif file and (match := _HUNK.match(line)):
-            first = int(match[1])
-            count = int(match[2] or 1)
-            # An insertion stands after its line, which is the function's own.
-            made.lines[file].update(range(first, first + max(count, 1)))
-
-
-def functions_at(text: str, lines: set[int]) -> set[str]:
-    """Names of the functions that hold one of these lines, 1-based, by indentation.
-
-    A module is not parsed: some 20,000 of them would take ten minutes, and a traceback
-    has the name alone.
-    """
-    names: set[str] = set()
-    last = max(lines, default=0)
-    stack: list[tuple[int, str, str]] = []
-    for number, line in enumerate(text.splitlines(), 1):
-        if number > last:
-            break
-        bare = line.strip()
-        if bare and not bare.startswith(("#", ")", "]", "}")):
-            indent = len(line) - len(line.lstrip())
-            while stack and stack[-1][0] >= indent:
-                stack.pop()
-            if match := _DEFINITION.match(line):
-                stack.append((indent, match[2], match[3]))
-        if number in lines and stack and stack[-1][1] == "def":
-            names.add(stack[-1][2])
-    return names
 
 
 def _texts(clone: Path, wanted: Sequence[str]) -> Iterator[str]:
@@ -123,16 +91,16 @@ def _texts(clone: Path, wanted: Sequence[str]) -> Iterator[str]:
         at = end + size + 2
 
 
-def table_of(clone: Path) -> FixTable:
-    """The part of the table that a clone gives.
+def table_of(clone: Path, rev: str = "HEAD") -> FixTable:
+    """The part of the table that a clone gives, up to a revision.
 
     Raises:
         UsageError: it is no clone of an engine.
     """
-    engine = _engine_of(clone)
+    engine = engine_of_clone(clone, rev)
     fixes: list[TableFix] = []
     functions: dict[TableFunction, list[int]] = defaultdict(list)
-    commits = list(commits_of(clone, engine))
+    commits = list(commits_of(clone, engine, rev))
     for start in range(0, len(commits), 200):
         batch = commits[start : start + 200]
         names = [f"{one.sha}^:{file}" for one in batch for file in one.lines]
@@ -144,7 +112,7 @@ def table_of(clone: Path) -> FixTable:
             for function in touched:
                 functions[function].append(len(fixes))
             fixes.append(TableFix(commit.pull, commit.day, commit.sha[:9]))
-    head = ask_git(clone, "log", "-1", "--format=%cs").decode().strip()
+    head = ask_git(clone, "log", "-1", "--format=%cs", rev).decode().strip()
     dated = {
         one.version: one.uploaded.date()
         for one in own_releases(engine, "cpu")
@@ -165,22 +133,14 @@ def _touched(commit: _FixCommit, texts: dict[str, str]) -> list[TableFunction]:
     return touched
 
 
-def _engine_of(clone: Path) -> str:
-    for engine in SPECS:
-        for place in PLACES:
-            listed = ask_git(clone, "ls-tree", "HEAD", f"{place}{engine}/__init__.py")
-            if listed:
-                return engine
-    raise UsageError(
-        f"{clone} is no clone of an engine.", hint=f"one of {', '.join(SPECS)}"
-    )
-
-
 def main() -> None:
-    tables = [table_of(Path(word).expanduser()) for word in sys.argv[1:]]
+    tables = []
+    for word in sys.argv[1:]:
+        place, rev = split_revision(word)
+        tables.append(table_of(place, rev or "HEAD"))
     if not tables:
         raise SystemExit((__doc__ or "").strip())
-    write_table(tables, TABLE_OF_FIXES)
+    write_fix_table(tables, TABLE_OF_FIXES)
     for table in tables:
         print(
             f"{table.engine} until {table.until}: {len(table.fixes)} fixes, "

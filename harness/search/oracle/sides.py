@@ -10,23 +10,28 @@ from collections.abc import Sequence
 
 from mmrepro.failure.documents import Difference, SideRun, UpgradeSide
 from mmrepro.failure.documents.replay import Sighting
-from mmrepro.search.replay.attempts import CaseResult
-from mmrepro.search.upgrade import answers, protocol
-from mmrepro.traffic.case import Case, PlayState
+from mmrepro.search.oracle import side_answers, side_form
+from mmrepro.traffic.case import Case, Played, PlayState
 
 
 def side_run(
     side: UpgradeSide,
     index: int,
-    result: CaseResult,
+    played: Played,
+    *,
+    seconds: float,
+    folder: str,
     sightings: Sequence[Sighting] = (),
 ) -> SideRun:
-    """A run of one side, with all that it recorded."""
-    played = result.played
-    assert played is not None
+    """A run of one side, with all that it recorded.
+
+    Args:
+        seconds: of all of it.
+        folder: of its files, below the campaign's.
+    """
     fields: dict[str, dict[str, list[str]]] = {}
     for id, body in played.bodies.items():
-        fields[id] = protocol.fields_of(body.encode(), played.headers.get(id))
+        fields[id] = side_form.fields_of(body.encode(), played.headers.get(id))
     return SideRun(
         side=side,
         index=index,
@@ -34,10 +39,10 @@ def side_run(
         state=played.state,
         error="" if played.state is PlayState.ENDED else played.said,
         start_s=played.start_s,
-        seconds=result.seconds,
+        seconds=seconds,
         sightings=list(sightings),
         fields=fields,
-        folder=result.place,
+        folder=folder,
     )
 
 
@@ -46,6 +51,6 @@ def compare(
 ) -> list[Difference]:
     """What the answers say, then the form in which they say it."""
     return [
-        *answers.compare(old, new, case=case),
-        *protocol.compare(old, new, case=case),
+        *side_answers.compare(old, new, case=case),
+        *side_form.compare(old, new, case=case),
     ]

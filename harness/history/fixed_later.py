@@ -1,6 +1,6 @@
 """Which later fixes of an engine touched the functions that a traceback stands in.
 
-A table ships beside this module; ``python -m mmrepro.cli.later_fixes_table CLONE...``
+A table ships beside this module; ``python -m mmrepro.cli.fixed_later_table CLONE...``
 makes it from git clones. A fix is named because it *touched* a function after the
 release of the log: that it mends this failure is not proven."""
 
@@ -10,14 +10,14 @@ import lzma
 import math
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from datetime import date, timedelta
 from pathlib import Path, PurePosixPath
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from packaging.version import InvalidVersion, Version
 
-TABLE_OF_FIXES = Path(__file__).with_name("later_fixes.xz")
+TABLE_OF_FIXES = Path(__file__).with_name("fixed_later.xz")
 TOUCHED = "touched since, not proven"
 """What is known of a later fix."""
 MOST_LATER = 5
@@ -95,6 +95,7 @@ class LaterFix:
     Attributes:
         release: the first one that has it, by its day; "": none has it yet.
         functions: those that it touched, innermost first, as ``file: name``.
+        until: day of the newest commit that the table knows.
     """
 
     engine: str
@@ -102,8 +103,12 @@ class LaterFix:
     commit: str
     day: date
     release: str
+    until: date
     functions: list[str] = field(default_factory=list)
     certainty: str = TOUCHED
+
+    def to_dict(self) -> dict[str, Any]:
+        return {**asdict(self), "day": str(self.day), "until": str(self.until)}
 
     @property
     def sentence(self) -> str:
@@ -155,7 +160,7 @@ def later_fixes(
         if begin == _EPOCH:
             return scores[number]
         age = (table.fixes[number].day - begin).days
-        return scores[number] * (1 + 0.5 ** (age / _HALF_LIFE_DAYS))
+        return scores[number] * (1 + math.pow(0.5, age / _HALF_LIFE_DAYS))
 
     best = sorted(scores, key=lambda one: (-rank(one), one))[:most]
     newest_first = sorted(best, key=lambda one: table.fixes[one].day, reverse=True)
@@ -166,7 +171,15 @@ def _later(table: FixTable, number: int, functions: list[str]) -> LaterFix:
     fix = table.fixes[number]
     release = table.first_release(fix.day)
     places = list(dict.fromkeys(functions))
-    return LaterFix(table.engine, fix.pull, fix.commit, fix.day, release, places)
+    return LaterFix(
+        engine=table.engine,
+        pull=fix.pull,
+        commit=fix.commit,
+        day=fix.day,
+        release=release,
+        until=table.until,
+        functions=places,
+    )
 
 
 def _own_frames(engine: str, frames: Sequence[tuple[str, str]]) -> list[TableFunction]:
