@@ -495,7 +495,7 @@ class _Life:
         if self.progress or self._any_with(rules.REQUESTED):
             return True
         frames = frames_text(raised, 60)
-        taken_in = rules.TAKES_IN_FRAMES.search(frames) is not None
+        taken_in = rules.TAKES_IN_FRAMES.search(f"{raised.intro}\n{frames}") is not None
         return taken_in or rules.LOOP_FRAMES.search(frames) is not None
 
     # ------------------------------------------------------------ start

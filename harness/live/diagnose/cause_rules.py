@@ -218,7 +218,7 @@ LOOP_FRAMES = re.compile(
 )
 TAKES_IN_FRAMES = re.compile(
     r"process_input_sockets|preprocess_add_request|_handle_client_request|\badd_request\b"
-    r"|handle_generate_request"
+    r"|handle_generate_request|/sampling_params\.py"
 )
 """Functions of an engine that take a request in."""
 ENTRY_FRAMES = re.compile(
