@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     )
     from mmrepro.failure.documents.chain import (
         HOP_WORDS as HOP_WORDS,
-        Chain as Chain,
+        GatewayChain as GatewayChain,
         Hop as Hop,
         HopState as HopState,
     )

@@ -52,7 +52,7 @@ class Hop(Record):
     ] = None
 
 
-class Chain(Document, kind="chain"):
+class GatewayChain(Document, kind="chain"):
     """What ``mmrepro diagnose GATEWAY --through --json`` prints."""
 
     taken: Moment

@@ -44,8 +44,8 @@ def stance(view: DiagnosisView) -> tuple[Stance, str]:
     for course in core:
         if _is_core(view, course) and not course.stays and _computes(view, course):
             return Stance.MOVES, course.place
-    if course := _stuck(view, view.core_pid, core):
-        return Stance.STANDS, course.place
+    if stuck := _stuck(view, view.core_pid, core):
+        return Stance.STANDS, stuck.place
     # A front that prepares a large picture keeps requests from an engine that idles.
     front_courses = [] if view.core_is_front else view.courses(view.facts.root_pid)
     for course in (*core, *front_courses):

@@ -152,7 +152,7 @@ class DiagnoseCommand(LiveCommand):
     DOCUMENTS: ClassVar[tuple[str, ...]] = (
         "mmrepro.failure.documents.diagnosis:Diagnosis",
         "mmrepro.failure.documents.fleet:Fleet",
-        "mmrepro.failure.documents.chain:Chain",
+        "mmrepro.failure.documents.chain:GatewayChain",
     )
     pid: int = option(
         0, "A process of the server.", "PID", shown="who listens there", least=0

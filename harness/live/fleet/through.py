@@ -19,7 +19,7 @@ from urllib.parse import urlsplit
 
 from mmrepro.base.errors import UsageError
 from mmrepro.base.records import Moment
-from mmrepro.failure.documents import HOP_WORDS, Certainty, Chain, Hop, HopState
+from mmrepro.failure.documents import HOP_WORDS, Certainty, GatewayChain, Hop, HopState
 from mmrepro.live.diagnose.discover import parse_url
 from mmrepro.live.diagnose.options import DiagnoseCommand
 from mmrepro.probes import InferenceData, run_probe
@@ -227,7 +227,7 @@ def _told(hop: Hop, state: HopState, told: str) -> Hop:
 # ------------------------------------------------------------------ the whole chain
 
 
-def look_through(asked: DiagnoseCommand) -> Chain:
+def look_through(asked: DiagnoseCommand) -> GatewayChain:
     """Ask a gateway, each server that it lists, and the request through all of them.
 
     Raises:
@@ -254,7 +254,7 @@ def look_through(asked: DiagnoseCommand) -> Chain:
     # The gateway's key is none of its servers' business.
     model = _served(gateway.models, asked.model)
     hops = _all_hops(workers, model, asked.deadline_s)
-    chain = Chain(taken=Moment.now(), gateway=gateway, workers=hops)
+    chain = GatewayChain(taken=Moment.now(), gateway=gateway, workers=hops)
     chain.found_by = f"the gateway's {path}" if path else "as named"
     if gateway.state is HopState.WELL:
         _send_through(chain, model, asked)
@@ -273,7 +273,7 @@ def _all_hops(
         )
 
 
-def _send_through(chain: Chain, model: str, asked: DiagnoseCommand) -> None:
+def _send_through(chain: GatewayChain, model: str, asked: DiagnoseCommand) -> None:
     """Send so many requests that each server should be met."""
     names = [name for hop in chain.workers for name in hop.models]
     wanted = model or _served(names, "")
@@ -297,7 +297,7 @@ def _send_through(chain: Chain, model: str, asked: DiagnoseCommand) -> None:
     chain.gateway.seconds = took
 
 
-def _answers(chain: Chain, model: str, asked: DiagnoseCommand) -> list[Hop]:
+def _answers(chain: GatewayChain, model: str, asked: DiagnoseCommand) -> list[Hop]:
     """What the gateway answers to some requests, all at once."""
     count = _EACH * max(1, len(chain.workers))
     url = chain.gateway.url
@@ -317,7 +317,7 @@ def _median(hops: Sequence[Hop]) -> float:
 # ------------------------------------------------------------------ who is wrong
 
 
-def conclude(chain: Chain) -> None:
+def conclude(chain: GatewayChain) -> None:
     """Say which hop is wrong, by what each of them answered. Pure but for ``chain``."""
     chain.at, chain.between, chain.advice = [], False, []
     _mark_slow(chain)
@@ -341,7 +341,7 @@ def conclude(chain: Chain) -> None:
     _blame_gateway(chain)
 
 
-def _mark_slow(chain: Chain) -> None:
+def _mark_slow(chain: GatewayChain) -> None:
     """A hop that answers, far later than the quickest of them."""
     times = [hop.seconds for hop in chain.workers if hop.state is HopState.WELL]
     known = [seconds for seconds in times if seconds is not None]
@@ -360,7 +360,7 @@ def _mark_slow(chain: Chain) -> None:
         _told(chain.workers[0], HopState.SLOW, f"{quickest:.1f} s for one token")
 
 
-def _blame_workers(chain: Chain, wrong: Sequence[Hop]) -> None:
+def _blame_workers(chain: GatewayChain, wrong: Sequence[Hop]) -> None:
     chain.at = [hop.url for hop in wrong]
     unreachable = all(hop.state is HopState.UNREACHABLE for hop in wrong)
     chain.certainty = Certainty.POSSIBLE if unreachable else Certainty.CERTAIN
@@ -386,7 +386,7 @@ def _count(hops: Sequence[Hop]) -> str:
     return "it" if len(hops) == 1 else f"{len(hops)} of them"
 
 
-def _blame_gateway(chain: Chain) -> None:
+def _blame_gateway(chain: GatewayChain) -> None:
     """Each server answers by itself, and the request through the gateway does not."""
     gateway = chain.gateway
     if not chain.workers:

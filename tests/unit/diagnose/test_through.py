@@ -9,7 +9,7 @@ from fake_server import Reply, answering, completion, http, serving
 from mmrepro.base.errors import UsageError
 from mmrepro.base.records import Moment
 from mmrepro.cli.app import app
-from mmrepro.failure.documents.chain import Chain, Hop, HopState
+from mmrepro.failure.documents.chain import GatewayChain, Hop, HopState
 from mmrepro.live.diagnose.options import DiagnoseCommand
 from mmrepro.live.fleet.through import conclude, look_through, registered
 from typer.testing import CliRunner
@@ -18,11 +18,13 @@ GATEWAY, ONE, TWO = "http://g:1", "http://w:1", "http://w:2"
 MODELS = http(200, json.dumps({"data": [{"id": "tiny"}]}).encode())
 
 
-def chain(gateway: HopState, *workers: HopState, told: str = "", **more: int) -> Chain:
+def chain(
+    gateway: HopState, *workers: HopState, told: str = "", **more: int
+) -> GatewayChain:
     hops = []
     for url, state in zip((ONE, TWO), workers, strict=False):
         hops.append(Hop(url=url, state=state, told="told", seconds=0.1))
-    made = Chain(
+    made = GatewayChain(
         taken=Moment.now(),
         gateway=Hop(url=GATEWAY, state=gateway, told=told, seconds=0.1),
         workers=hops,
@@ -163,8 +165,8 @@ def gateway_of(worker: str, post: Reply) -> Reply:
     return reply
 
 
-def through(worker: str, post: Reply) -> Chain:
-    async def main() -> Chain:
+def through(worker: str, post: Reply) -> GatewayChain:
+    async def main() -> GatewayChain:
         async with serving(gateway_of(worker, post)) as server:
             asked = DiagnoseCommand(url=server.url, deadline_s=1.0, through=True)
             return await asyncio.to_thread(look_through, asked)
@@ -180,7 +182,7 @@ def test_a_server_that_is_gone_and_still_registered_is_named() -> None:
 
 
 def test_a_gateway_that_fails_before_a_server_that_answers() -> None:
-    async def main() -> Chain:
+    async def main() -> GatewayChain:
         works = answering(http(200, completion()))
         async with serving(gateway_of("http://none:1", works)) as worker:
             bad = answering(http(503, b"no upstream"))
