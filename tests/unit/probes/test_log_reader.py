@@ -78,6 +78,7 @@ def test_each_line_reads_the_same_in_each_wrapping(
     if wrapping in STREAMS:
         assert {line.stream for line in lines} == {STREAMS[wrapping]}
     assert found.servers == []
+    assert found.skipped_bytes == 0, "all of it was read"
 
 
 @pytest.mark.parametrize("wrapping", WRAPPED)
