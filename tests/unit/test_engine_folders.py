@@ -48,6 +48,7 @@ TABLES = (
     "plain.toml",
     "issue_form.toml",
     "advice.toml",
+    "offline.toml",
 )
 
 
@@ -98,6 +99,9 @@ def test_what_its_tables_name_is_known(name: str) -> None:
     assert {*dialect.features} <= {*features(name)}
     assert plain_server(name) is not None
     assert {*table(name, "advice.toml")} <= {*CauseClass}
+    for call in table(name, "offline.toml").get("call", ()):
+        assert call["path"].startswith("/")
+        assert call["prompts"]
     form = table(name, "issue_form.toml")
     known = {"ticks", "everything", *Report.__dataclass_fields__}
     assert {part for _, part in form.get("parts", ())} <= known
