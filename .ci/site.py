@@ -18,35 +18,15 @@ from typing import Any
 
 import typer.main
 from mmrepro.cli.app import app
-from mmrepro.cli.commands import COMMANDS, GROUPS
+from mmrepro.cli.commands import COMMANDS, GROUPS, PAGES
 from typer.testing import CliRunner
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "docs"
 PAGE = DOCS / "commands.md"
-PAGES = {
-    "demo": "index.md",
-    "run": "verdicts.md",
-    "find": "logs.md",
-    "watch": "live-servers.md",
-    "bundle": "live-servers.md",
-    "check": "why.md",
-    "list": "catalogue.md",
-    "show": "catalogue.md",
-    "judge": "verdicts.md",
-    "new": "first-scenario.md",
-    "env": "wheelhouse.md",
-    "bisect-run": "bisect.md",
-    "mcp": "maintainers.md",
-    "resume": "troubleshooting.md",
-    "incidents": "options.md",
-    "open": "options.md",
-    "report": "options.md",
-}
-"""Where a command is described that has no page of its own name."""
 TITLE = """# Commands
 
-Each of them has `--help` with an example. [Exit codes](troubleshooting.md#exit-codes) and
+Each of them has `--help` with an example. [Exit codes](exit-codes.md) and
 [options of many commands](options.md) are the same everywhere.
 """
 

@@ -531,7 +531,7 @@ def run(case: Case, folder: Path) -> dict[str, object]:
                 "release": RELEASES[case.engine],
                 "what": case.what,
                 "wanted": case.wanted,
-                "exit_code": answer.get("exit_code"),
+                "exit_code": answer.get("ended_with"),
                 "command": trimmed(
                     shlex.join([*start.prefix, *start.argv]), start
                 ).strip(),

@@ -18,6 +18,7 @@ from __future__ import annotations
 import argparse
 import json
 import re
+import shutil
 import socket
 import subprocess
 import sys
@@ -51,43 +52,60 @@ from mmrepro.live.diagnose.titles import labels  # noqa: E402
 from mmrepro.live.fleet.session import look as fleet  # noqa: E402
 from mmrepro.reproducers import reproducer_path  # noqa: E402
 from record import packed  # noqa: E402
-from record_ranks import Case, Server, served  # noqa: E402
+from record_ranks import RUST, Case, Server, served  # noqa: E402
 
 S = ServerState
 WEDGES = ("python", "spin", "c", "c-without-gil", "lock", "read")
 STUCK = frozenset({S.FROZEN_PYTHON, S.FROZEN_NATIVE, S.BLOCKED_ON_LOCK, S.WORKER_STUCK})
 ENDED = frozenset({S.RANK_LOST, S.PART_DEAD, S.DEAD})
 GREEN = frozenset({S.HEALTHY, S.NOT_READY})
+DEAF = "deaf"
+"""A request with a temperature that vllm-rs lets through, and that ends the thread with
+which the engine's core takes requests (vllm#47494)."""
+SHOWN = {RUST: "RustFrontend"}
+"""What a program is called in a diagnosis."""
 RIGHT = 23 / 24
 READY_S = 600.0
+STAND_IN_S = 2.0
+"""Until a new process has imported its stand-in: a signal before that ends it."""
 LOAD = 2
 RECORD: list[bool] = []
 """Not empty: what several servers show is packed into ``tests/evidence/ranks``."""
 
+KEEP: list[Path] = []
+"""A folder for the log and the evidence of each fault; empty: they are not kept."""
+
 
 @dataclass(frozen=True)
 class Fault:
-    """``role``: of the process; ``front``: it serves HTTP. ``busy``: while requests
-    run."""
+    """``role``: of the process; ``front``: the one that was started. ``busy``: while
+    requests run; ``starting``: before any is taken."""
 
     deed: str
     role: str
     busy: bool = False
+    starting: bool = False
 
     @property
     def ends(self) -> bool:
         """Whether the server goes on after it."""
-        return self.deed in WEDGES or self.deed == "stop"
+        again = self.deed in WEDGES or self.deed == "stop"
+        return again and not self.starting
 
     @property
     def name(self) -> str:
-        return f"{self.deed} {self.role}{', stepping' if self.busy else ', idle'}"
+        when = "stepping" if self.busy else "idle"
+        if self.starting:
+            when = "starting"
+        return f"{self.deed} {self.role}, {when}"
 
     @property
     def states(self) -> frozenset[ServerState]:
         """Those that are right."""
         if self.deed == "stop":
             return frozenset({S.STOPPED})
+        if self.deed == DEAF:
+            return frozenset({S.NOT_RECEIVING})
         if self.deed in WEDGES:
             return frozenset({S.FRONT_FROZEN}) if self.role == "front" else STUCK
         # A rank that raises alone leaves the others in a collective operation.
@@ -95,9 +113,13 @@ class Fault:
 
 
 def _grid(
-    deeds: Sequence[str], roles: Sequence[str], *, busy: bool = False
+    deeds: Sequence[str],
+    roles: Sequence[str],
+    *,
+    busy: bool = False,
+    starting: bool = False,
 ) -> list[Fault]:
-    return [Fault(deed, role, busy) for role in roles for deed in deeds]
+    return [Fault(deed, role, busy, starting) for role in roles for deed in deeds]
 
 
 @dataclass(frozen=True)
@@ -159,6 +181,51 @@ SERVERS = {
             *_grid(("kill",), ("scheduler_TP0", "scheduler_TP1", "detokenizer")),
         ),
     ),
+    "rust": Way(
+        Case(
+            "rust",
+            release="0.23.0",
+            options=(),
+            model="qwen3-text",
+            env={"VLLM_USE_RUST_FRONTEND": "1"},
+        ),
+        (
+            *_grid(("stop",), (RUST, "EngineCore", "Worker", "front")),
+            *_grid(("stop",), (RUST, "Worker"), busy=True),
+            *_grid(("python", "c", "lock"), ("EngineCore",)),
+            *_grid(("python", "c-without-gil", "spin"), ("EngineCore",), busy=True),
+            *_grid(("python", "c-without-gil"), ("Worker",)),
+            *_grid(("python", "c"), ("Worker",), busy=True),
+            # A limit of its memory does not reach it: its allocator has reserved 1 GiB.
+            # Rust ends by SIGABRT where an allocation fails.
+            *_grid(("end", "kill", "abort"), (RUST,)),
+            *_grid(("end", "kill"), (RUST,), busy=True),
+            *_grid(("end", "kill", "raise", "memory", DEAF), ("EngineCore",)),
+            *_grid(("kill", "exit"), ("EngineCore",), busy=True),
+            *_grid(("exit", "raise", "memory"), ("Worker",)),
+            *_grid(("kill",), ("Worker",), busy=True),
+            *_grid(("end",), ("front",)),
+            *_grid(("kill",), (RUST, "EngineCore", "Worker"), starting=True),
+            *_grid(("stop",), ("EngineCore",), starting=True),
+            *_grid(("python",), ("Worker",), starting=True),
+        ),
+    ),
+    # The HTTP server is threads in Rust inside the scheduler's process.
+    "sglang-rust": Way(
+        Case(
+            "sglang-rust",
+            engine="sglang",
+            release="0.5.23",
+            options=(),
+            model="text",
+            env={"SGLANG_RUST_SERVER": "1"},
+        ),
+        (
+            *_grid(("stop", "python", "c", "lock"), ("scheduler",)),
+            *_grid(("stop", "python", "c-without-gil"), ("scheduler",), busy=True),
+            *_grid(("kill", "exit", "raise"), ("scheduler",)),
+        ),
+    ),
     "tp2-0.23": Way(
         Case("tp2-0.23", release="0.23.0", options=TP),
         (
@@ -202,7 +269,7 @@ def judged(server: str, fault: Fault, found: Diagnosis) -> Row:
     cause = found.cause
     gone = "nothing listens on port"  # the front is what listens
     front = next((p.role for p in found.target.processes), gone)
-    role = front if fault.role == "front" else fault.role
+    role = front if fault.role == "front" else SHOWN.get(fault.role, fault.role)
     process = assessment.process or (cause.process if cause else "")
     lines = [process]
     if fault.states >= ENDED and not labels(process):
@@ -238,7 +305,16 @@ def logged(role: str) -> str:
     return f"VllmWorker-{role[-1]}" if role.startswith("Worker_") else ""
 
 
-def look(server: Server, **more: object) -> Diagnosis:
+def look(server: Server, name: str = "", **more: object) -> Diagnosis:
+    """The diagnosis; ``name``: of the copy of the log and the evidence, with
+    ``--keep``."""
+    if KEEP and name:
+        out = KEEP[0] / name.replace(" ", "-").replace(",", "")
+        shutil.rmtree(out, ignore_errors=True)
+        logs = (server.folder / "server.log",)
+        kept = diagnose(DiagnoseCommand(url=server.url, out=out, logs=logs))
+        shutil.copy(logs[0], out / "whole.log")
+        return kept.diagnosis
     with tempfile.TemporaryDirectory(prefix="mmrepro-run-") as scratch:
         logs = (server.folder / "server.log",)
         asked = DiagnoseCommand(url=server.url, out=Path(scratch) / "d", logs=logs)
@@ -246,6 +322,9 @@ def look(server: Server, **more: object) -> Diagnosis:
 
 
 def done(server: Server, fault: Fault) -> int:
+    if fault.deed == DEAF:
+        server.ask_badly()
+        return server.pid_of(fault.role)
     pid = server.hurt(fault.deed, fault.role)
     time.sleep(1.0 if fault.ends else 4.0)
     # An exception in a callback of C code is printed, and ignored.
@@ -281,16 +360,33 @@ def rows(name: str, one: Way) -> Iterator[Row]:
                 if fault.busy and not server.clients:
                     server.load(LOAD)
                 pid = done(server, fault)
-                yield judged(name, fault, look(server))
+                yield judged(name, fault, look(server, fault.name))
                 undone(server, fault, pid)
     for fault in [f for f in one.faults if not f.ends]:
-        with served(one.case) as server:
-            server.ask()
-            server.ask()
+        begun = ranks.started if fault.starting else served
+        with begun(one.case) as server:
+            if fault.starting:
+                _appears(server, fault.role)
+            else:
+                server.ask()
+                server.ask()
             if fault.busy:
                 server.load(LOAD)
             done(server, fault)
-            yield judged(name, fault, look(server))
+            yield judged(name, fault, look(server, fault.name))
+
+
+def _appears(server: Server, role: str) -> None:
+    """Wait until the process is there and has the stand-in, before requests are
+    taken."""
+    end = time.monotonic() + READY_S
+    while time.monotonic() < end:
+        with suppress(LookupError):
+            server.pid_of(role)
+            time.sleep(STAND_IN_S)
+            return
+        time.sleep(0.2)
+    raise SystemExit(f"no process {role} appeared")
 
 
 # ------------------------------------------------------------------ healthy ones
@@ -597,6 +693,9 @@ def main() -> int:
     parser.add_argument(
         "--record", action="store_true", help="with --pairs: keep the evidence"
     )
+    parser.add_argument(
+        "--keep", type=Path, metavar="DIR", help="the log and evidence of each fault"
+    )
     parser.add_argument("--table", type=Path, metavar="FILE")
     given = parser.parse_args()
     names = [name for name in given.names if name in SERVERS] or list(SERVERS)
@@ -617,6 +716,7 @@ def main() -> int:
         return 0
     if given.healthy:
         return _healthy(chosen)
+    KEEP.extend([given.keep] if given.keep else [])
     RECORD.extend([True] * given.record)
     if given.pairs or given.watch:
         return _told(pairs() if given.pairs else watches(given.names, given.only))

@@ -27,7 +27,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent / "tests" / "engine"))
 from live import COMMAND
 from live_server import serving
 from mitmproxy_recording import HAR_NAME, recording
-from mmrepro.base.records import FindingClass
+from mmrepro.base.records import FindingClass, without_head
 from mmrepro.engines.base import SERVED_MODEL
 from mmrepro.engines.models import TinyQwen2VL
 from mmrepro.failure.documents.replay import Replay
@@ -96,7 +96,7 @@ def replay(file: Path, case: Case, out: Path, *options: str) -> Replay:
     ]
     command += [*server, "--out", str(out), "--json", *options]
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
-    return Replay.model_validate_json(done.stdout)
+    return Replay.model_validate(without_head(json.loads(done.stdout)))
 
 
 def holds(finding: Path, case: Case, folder: Path) -> bool:

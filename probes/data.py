@@ -100,6 +100,13 @@ class InferenceData(ProbeData):
     ] = False
     text: str = ""
     completion_tokens: int | None = None
+    completion_id: Annotated[str, Field(description="as the answer has it")] = ""
+    created: Annotated[
+        int | None, Field(description="Unix time at which the answer says it was made")
+    ] = None
+    cached: Annotated[
+        str, Field(description="the header that tells that a cache answered")
+    ] = ""
     error: str = ""
 
 
@@ -121,6 +128,19 @@ class MetricsData(ProbeData):
         list[MetricSample], Field(description="histogram buckets left out")
     ]
     bad_lines: Annotated[int, Field(description="lines that could not be parsed")] = 0
+
+    def totals(self, names: Collection[str]) -> dict[str, float]:
+        """Return :meth:`total` of each of these metrics that has one, in one pass."""
+        sums: dict[str, float] = {}
+        bad: set[str] = set()
+        for sample in self.samples:
+            if sample.name not in names:
+                continue
+            if sample.value is None:
+                bad.add(sample.name)
+            else:
+                sums[sample.name] = sums.get(sample.name, 0) + sample.value
+        return {name: value for name, value in sums.items() if name not in bad}
 
     def total(self, name: str) -> float | None:
         """Return the sum over all label sets of a metric; None if it is absent or not a

@@ -17,6 +17,8 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
+import secrets
 import threading
 import time
 from collections.abc import Mapping, Sequence
@@ -40,7 +42,8 @@ class Fetched:
     """``status`` is that of a whole answer only; a half answer has None and an
     ``error``.
     ``cut``: it was longer than it may be; ``given_up``: so it was before its time was
-        over."""
+        over.
+    ``headers``: of the answer, names in lower case."""
 
     status: int | None
     body: bytes
@@ -49,6 +52,7 @@ class Fetched:
     timed_out: bool = False
     cut: bool = False
     given_up: bool = False
+    headers: Mapping[str, str] = field(default_factory=dict)
 
 
 def api_root(base_url: str) -> str:
@@ -173,10 +177,14 @@ class _Exchange:
             for chunk in response.iter_raw():
                 self._body += chunk[: self.max_bytes - len(self._body)]
                 if len(self._body) >= self.max_bytes:
-                    return Fetched(self._status, bytes(self._body), 0.0, cut=True)
+                    return self._answer(response, cut=True)
                 if self._abandoned.is_set() or time.monotonic() > until:
                     return self.timed_out(0.0)
-            return Fetched(self._status, bytes(self._body), 0.0)
+            return self._answer(response)
+
+    def _answer(self, response: httpx2.Response, *, cut: bool = False) -> Fetched:
+        headers = {name.lower(): value for name, value in response.headers.items()}
+        return Fetched(self._status, bytes(self._body), 0.0, cut=cut, headers=headers)
 
     def _explain(self, error: Exception) -> str:
         unfit = isinstance(error, _UNFIT) or type(error).__name__ == OURS
@@ -212,6 +220,15 @@ def field_of(body: str | bytes, *path: str | int, max_chars: int = 500) -> str:
     except (ValueError, LookupError, TypeError):
         return ""
     return value if isinstance(value, str) and len(value) <= max_chars else ""
+
+
+def flag_of(body: str | bytes, name: str) -> bool:
+    """Whether a JSON document has ``name`` as true; never raises."""
+    try:
+        document = from_json(body, allow_partial=True)
+        return document[name] is True
+    except (ValueError, LookupError, TypeError):
+        return False
 
 
 def first_model(body: str | bytes) -> str:
@@ -288,14 +305,46 @@ _COMPLETION_BYTES = 1 << 20
 WHOLE = frozenset({"stop", "length", "tool_calls", "function_call", "content_filter"})
 
 
+_NO_CACHE = "no-cache, no-store"
+_HIT = re.compile(r"\bhit\b|\bstale\b", re.IGNORECASE)
+_CACHE_HEADER = re.compile(r"cache|semantic-similarity")
+"""What gateways call the headers in which they tell of their cache: X-Cache,
+CF-Cache-Status, X-LiteLLM-Cache-Key, X-Portkey-Cache-Status, Helicone-Cache."""
+_ONLY_ON_HITS = frozenset({"x-litellm-cache-key", "x-litellm-semantic-similarity"})
+
+
+def from_cache(headers: Mapping[str, str]) -> str:
+    """The header by which an answer is a cache's and not the server's; "": none is.
+
+    ``headers``: names in lower case.
+    """
+    age = headers.get("age", "")
+    if age.isdigit() and int(age) > 0:
+        return "age"
+    for name, value in headers.items():
+        if name in _ONLY_ON_HITS:
+            return name
+        # Cache-Control is what a cache may do, not what it did.
+        told = _CACHE_HEADER.search(name) and name != "cache-control"
+        if told and (_HIT.search(value) or value.lower() == "true"):
+            return name
+    return ""
+
+
 class InferenceProbe(Probe[InferenceData]):
     """One completion of ``max_tokens`` tokens, marked so that logs and proxies can tell
     it.
+
+    Its prompt has a number that no earlier request had: a gateway with a cache would
+    answer the same request again and again, whatever became of the engine. An answer
+    that is a cache's all the same is no answer.
 
     ``image_data_url``: a ``data:image/…;base64,…`` URL to put beside the prompt.
     ``deadline_s``: seconds until "no answer" is the answer; derive it from measured
         latencies.
     ``given_up``: whoever waits for it may set that before.
+    ``fields``: of its body, besides.
+    ``unique``: put the number in front; without it the prompt is the caller's alone.
     """
 
     name = "inference"
@@ -316,14 +365,22 @@ class InferenceProbe(Probe[InferenceData]):
         max_tokens: int = 1,
         headers: Mapping[str, str] | None = None,
         given_up: threading.Event | None = None,
+        fields: Mapping[str, Any] | None = None,
+        unique: bool = True,
     ) -> None:
         self.base_url = api_root(base_url)
+        self.fields = dict(fields or {})
         self.model = model
         self.deadline_s = deadline_s
-        self.prompt = prompt
+        # In front: caches by meaning or by prefix look at how a prompt begins.
+        self.prompt = f"[{secrets.token_hex(8)}] {prompt}" if unique else prompt
         self.image_data_url = image_data_url
         self.max_tokens = max_tokens
-        self.headers = {**(headers or {}), _MARK_HEADER: "1"}
+        self.headers = {
+            "Cache-Control": _NO_CACHE,
+            **(headers or {}),
+            _MARK_HEADER: "1",
+        }
         self.given_up = given_up
 
     def collect(self, sink: RawSink, deadline: float) -> InferenceData:
@@ -360,7 +417,12 @@ class InferenceProbe(Probe[InferenceData]):
             return data.model_copy(
                 update={"error": f"an answer of over {_COMPLETION_BYTES} bytes"}
             )
-        return data.model_copy(update=read_completion(got.body))
+        fields = read_completion(got.body)
+        if header := from_cache(got.headers):
+            fields["cached"] = header
+            fields["answered"] = False
+            fields["error"] = f"a cache answered, not the server ({header})"
+        return data.model_copy(update=fields)
 
     def _request(self) -> dict[str, Any]:
         content: str | list[dict[str, Any]] = self.prompt
@@ -376,6 +438,7 @@ class InferenceProbe(Probe[InferenceData]):
             "temperature": 0,
             "stream": False,
             "user": _MARK_USER,
+            **self.fields,
         }
 
 
@@ -401,7 +464,10 @@ def read_completion(body: bytes) -> dict[str, Any]:
         return {"error": f"the completion is malformed: {_head(body)}"}
     usage = document.get("usage")
     tokens = usage.get("completion_tokens") if isinstance(usage, dict) else None
+    made = document.get("created")
     fields: dict[str, Any] = {
+        "completion_id": str(document.get("id") or "")[:100],
+        "created": made if type(made) is int and 0 <= made < 1 << 53 else None,
         "text": text.encode("utf-8", "replace").decode()[:2000],
         "completion_tokens": tokens
         if type(tokens) is int and 0 <= tokens < 1 << 53

@@ -139,6 +139,7 @@ def structure_of(lines: Sequence[Bare]) -> Wrapping | None:
         _pairs,
         _box,
         _text_newlines,
+        _suffix_of,
         _glued,
         _prefix_of,
     )
@@ -572,6 +573,54 @@ def _text_newlines(texts: Sequence[str]) -> Wrapping | None:
         return [_inner(line, text.removesuffix(end))] if text.endswith(end) else None
 
     return Wrapping("newlines as text", take)
+
+
+# ------------------------------------------------------------------ behind each line
+
+_SUFFIXES: Final = tuple(
+    re.compile(pattern)
+    for pattern in (
+        r" \| [\w.:/-]{1,80}$",
+        r" \{[^{}]{1,160}\}$",
+        r" \[[\w.-]{1,40}=[^\[\]]{1,160}\]$",
+        r" #\d{1,12}$",
+        r"\t[^\t]{1,80}$",
+        r" {2,}[\w.:/-]{1,60}$",
+    )
+)
+"""What is written behind a line, with what sets it apart. Words alone are none: lines
+of one kind end alike (``HTTP/1.1" 200 OK``)."""
+_LEAST_SUFFIXED: Final = 4
+
+
+def _suffix_of(texts: Sequence[str]) -> Wrapping | None:
+    """The same behind each line, but for numbers: a host, labels, a count, a time."""
+    if len(texts) < _LEAST_SUFFIXED or not any(_head_at(text) >= 0 for text in texts):
+        return None
+    for pattern in _SUFFIXES:
+        ends = [match[0] for text in texts if (match := pattern.search(text))]
+        if len(ends) < NEARLY_ALL * len(texts):
+            continue
+        ending, often = Counter(map(_without_numbers, ends)).most_common(1)[0]
+        if often >= NEARLY_ALL * len(texts):
+            return _suffix_wrapping(pattern, ending)
+    return None
+
+
+def _without_numbers(text: str) -> str:
+    # A column that is filled up with spaces begins at another width in each line.
+    return re.sub(r"\d+", "0", re.sub(r" {2,}", "  ", text))
+
+
+def _suffix_wrapping(pattern: re.Pattern[str], ending: str) -> Wrapping:
+    def take(line: Bare) -> list[Bare] | None:
+        text = _text_of(line)
+        match = pattern.search(text)
+        if match is None or _without_numbers(match[0]) != ending:
+            return None
+        return [_inner(line, text[: match.start()].rstrip(), text_time(match[0]))]
+
+    return Wrapping("suffix", take)
 
 
 # ------------------------------------------------------------------ lines glued to one

@@ -53,7 +53,10 @@ _KEPT: Final = re.compile(
 """Of what is quoted, and outside of any text: ids of requests, and settings that are
 numbers."""
 _SENTENCE: Final = re.compile(
-    r"(?:\W{0,3}EngineCore encountered an issue\. See stack trace \(above\) for the root cause\."
+    r"(?:returned non-zero exit status \d+\.?|died with <Signals\.\w{3,12}: \d+>\.?"
+    r"|(?:Decode|Prefill) (?:transfer|bootstrap|handshake) failed for request(?: rank=\d+)?"
+    r"|Replica\(id='[\w-]{1,60}', deployment='[\w:./-]{1,80}', app='[\w:./-]{0,80}'\)"
+    r"|\W{0,3}EngineCore encountered an issue\. See stack trace \(above\) for the root cause\."
     r"|(?:'max_tokens' or 'max_completion_tokens' is too large: \d+\. )?"
     r"This model's maximum context length is \d+ tokens"
     r"(?: and your request has \d+ input tokens \(\d+ > \d+ - \d+\)"
@@ -128,6 +131,12 @@ def hidden(
         ]
     if not _SOURCE.match(text):
         spans += _printed(text)
+    yield from _of_clients(text, spans)
+
+
+def _of_clients(text: str, spans: Iterable[Span]) -> Iterator[Span]:
+    """The spans, in order, without what is the engine's own wherever it is quoted: its
+    settings, its sentences, numbers and ids."""
     settings = _SETTINGS.search(text)
     own = [match.span() for match in _SENTENCE.finditer(text)]
     end = 0
@@ -220,6 +229,20 @@ def public_line(
     return left_out(line.text[begin:end], ((a, b) for a, b in inside if a < b))[:most]
 
 
+def own_line(
+    line: LogLine, most: int = 2000, *, begin: int = 0, end: int | None = None
+) -> str:
+    """The message as the user's own screen shows it: lengths in the place of what its
+    log's reader found to be a client's, from ``begin`` to ``end``."""
+    end = len(line.text) if end is None else end
+    inside = []
+    for a, b in _of_clients(line.text, line.quoted):
+        a, b = max(a, begin) - begin, min(b, end) - begin
+        if a < b:
+            inside.append((a, b))
+    return left_out(line.text[begin:end], inside)[:most]
+
+
 def left_out(text: str, spans: Iterable[Span]) -> str:
     """``text`` with the length of each span in its place."""
     out, at = [], 0
@@ -242,7 +265,7 @@ def hidden_in(text: str) -> Iterator[Span]:
         # there.
         head = line.find(read.text) if read.text else -1
         if read.text and head < 0:
-            head, read = 0, read_line(line)
+            read = read_line(line)
             head = read.head
         for begin, end in hidden(read.text, read.source, read.level, read.spans):
             yield at + head + begin, at + head + end

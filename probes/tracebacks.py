@@ -15,7 +15,7 @@ from typing import Final
 
 from mmrepro.probes.data import LogLine
 from mmrepro.probes.log_forms import has_form, read_line
-from mmrepro.probes.log_words import public_line
+from mmrepro.probes.log_words import own_line, public_line
 
 MAX_CHARS: Final = 2000
 MAX_MESSAGE_LINES: Final = 40
@@ -40,12 +40,14 @@ _RAISED: Final = re.compile(
 )
 """At the line's beginning: ``torch.OutOfMemoryError: …``, ``AssertionError``, and of
 Ray ``RayTaskError(ValueError): …``."""
+_NO_KINDS: Final = r"(?!(?:Message|Arguments|Note|Hint|Solution|Reason|Details?):)"
+"""What loggers and libraries write below frames, and is no exception."""
 _BELOW_FRAMES: Final = re.compile(
-    rf"^(?P<kind>(?:[A-Za-z_]\w*\.)+[A-Za-z_]\w*|[A-Z]\w*){_OF_TASK}{_SAYS}"
+    rf"^{_NO_KINDS}(?P<kind>(?:[A-Za-z_]\w*\.)+[A-Za-z_]\w*|[A-Z]\w*){_OF_TASK}{_SAYS}"
 )
 """Below the frames of a traceback any class is an exception's."""
 _WITHOUT_INDENT: Final = re.compile(
-    r"^(?P<kind>(?:[A-Za-z_]\w*\.)*(?:[A-Z]\w*|[a-z]*(?:error|timeout)))"
+    rf"^{_NO_KINDS}(?P<kind>(?:[A-Za-z_]\w*\.)*(?:[A-Z]\w*|[a-z]*(?:error|timeout)))"
     rf"{_OF_TASK}{_SAYS}"
 )
 """Where code is not indented, ``self.model`` is code, and ``socket.gaierror`` none."""
@@ -161,6 +163,7 @@ class RaisedException:
         words: ``message`` with a client's words blanked, of the same length.
         head: the line with type and message, a client's words blanked.
         raw: type and message to be shown; nothing is concluded from it.
+        own: the same for the user's own screen.
         frames: outermost first.
         intro: what the logger said before the traceback.
         headed: a traceback's first line stood before it.
@@ -176,6 +179,7 @@ class RaisedException:
     words: str
     head: str
     raw: str
+    own: str = ""
     process: str = ""
     time: str = ""
     when: float | None = None
@@ -621,10 +625,12 @@ class _TracebackReader:
             intro = piece.text[: match.start("kind")].strip() or output.before
 
         at = self._words(line).find(said)
-        raw = printed = said
+        raw = own = printed = said
         if at >= 0:
-            printed = line.text[at : at + len(said)]
-            raw = public_line(line, begin=at, end=at + len(said))
+            end = at + len(said)
+            printed = line.text[at:end]
+            raw = public_line(line, begin=at, end=end)
+            own = own_line(line, begin=at, end=end)
         begin = _message_at(said, match["kind"])
         return RaisedException(
             line=line,
@@ -633,6 +639,7 @@ class _TracebackReader:
             words=said[begin:],
             head=said.strip(),
             raw=raw.strip()[:MAX_CHARS],
+            own=own.strip()[:MAX_CHARS],
             process=line.process or shown.process,
             time=line.time or opener.time,
             when=line.when if line.when is not None else opener.when,
@@ -681,6 +688,7 @@ class _TracebackReader:
                 printed = piece.line.text[len(own) - len(piece.text) :]
             last.message = f"{last.message}\n{printed}"
             last.words = f"{last.words}\n{piece.text}"
+        last.own = f"{last.own}\n{own_line(piece.line).rstrip()}"[:MAX_CHARS]
         if not _CUDA_HINT.search(piece.text):
             more = public_line(piece.line).strip()
             last.raw = f"{last.raw}\n{more}"[:MAX_CHARS]
@@ -718,6 +726,7 @@ class _TracebackReader:
             words=text,
             head=text,
             raw=raw,
+            own=raw,
             process=outer.process,
             time=piece.line.time or outer.time,
             when=piece.line.when if piece.line.when is not None else outer.when,
@@ -754,6 +763,7 @@ def _said_before(piece: _Piece, output: _Output) -> RaisedException:
         words=text,
         head=text,
         raw=text,
+        own=text,
         process=piece.key or line.process,
         time=line.time,
         when=line.when,

@@ -39,6 +39,7 @@ if TYPE_CHECKING:
         incident_issue as incident_issue,
         public_issue as public_issue,
     )
+    from mmrepro.reports.log_issue import issue_of_log as issue_of_log
     from mmrepro.reports.logs import compose_logs as compose_logs
     from mmrepro.reports.nightly import (
         HTML_FILE as NIGHT_HTML_FILE,
@@ -53,6 +54,7 @@ if TYPE_CHECKING:
         origin as origin_sentences,
         write_replay as write_replay,
     )
+    from mmrepro.reports.repro import COMMENT_FILE as COMMENT_FILE
     from mmrepro.reports.upgrade import KIND as UPGRADE_REPORT
     from mmrepro.reports.words import CLAIMS as CLAIM_MARKS
 else:

@@ -101,7 +101,7 @@ def compose(ablation: Ablation) -> b.Page:
         warning=b.broken_off(failure, began=bool(ablation.cells)),
         card=[*_card(ablation)],
         counts=[*_counts(ablation)],
-        commands=[("to repeat it", ablation.command)],
+        commands=[("run again", ablation.command)],
         sections=[*_sections(ablation)],
         footer=words.footer(
             f"Ablation {ablation.id}", ablation.created, ABLATION_FILE, words.RUNS

@@ -309,6 +309,7 @@ class Page:
         card: the answer, in at most some twelve lines: cause, frames, what to do.
         counts: what was found in numbers, one fact each.
         commands: what to type next: why, and the command.
+        actions: what to do: when, and what. They stand beside the verdict.
         footer: where it comes from.
         wide: the HTML uses the whole width of the screen.
     """
@@ -320,6 +321,7 @@ class Page:
     card: Sequence[Block] = ()
     counts: Sequence[str] = ()
     commands: Sequence[tuple[str, str]] = ()
+    actions: Sequence[tuple[str, Inline]] = ()
     warning: Warning | None = None
     footer: Inline = ""
     wide: bool = False

@@ -11,7 +11,6 @@ from mmrepro.base.text import one_line
 from mmrepro.failure.documents import (
     CLASS_WORDS,
     COULD_NOT_TELL,
-    FIT_WORDS,
     STATE_WORDS,
     Cause,
     Diagnosis,
@@ -22,8 +21,9 @@ from mmrepro.failure.documents import (
     Stand,
 )
 from mmrepro.reports import blocks as b, words
+from mmrepro.reports.actions import actions
 from mmrepro.reports.documents import How, JunitCase
-from mmrepro.reports.logs import cause_rows, dump_rows
+from mmrepro.reports.logs import class_rows, dump_rows, fact_rows
 
 _FITS: Final[dict[Fit, b.Tone]] = {
     Fit.MATCH: "bad",
@@ -38,16 +38,14 @@ _SHOWN: Final = frozenset({Fit.MATCH, Fit.LIKELY, Fit.SYMPTOM_ONLY})
 def compose_diagnosis(diagnosis: Diagnosis) -> b.Page:
     """The page of a diagnosis alone, as a terminal shows it."""
     target = _target_line(diagnosis)
-    subject = target
-    if diagnosis.found:
-        subject += f", {_code_of(diagnosis.found[0])}"
     return b.Page(
         title=target,
         badge=_badge(diagnosis),
-        subject=subject,
+        subject=target,
         card=[*_card(diagnosis)],
         counts=[*_counts(diagnosis)],
         commands=[],
+        actions=actions(diagnosis),
         sections=[*_sections(diagnosis)],
     )
 
@@ -86,23 +84,24 @@ def _answer(diagnosis: Diagnosis) -> str:
     if not known:
         return words.capital(state)
     if diagnosis.state is ServerState.HEALTHY:
-        state = "small requests work, a known failure is there"
+        return f"Degraded: known failure {known[0].scenario}; small requests still work"
     return f"{words.capital(state)}: {known[0].scenario}"
 
 
 def effect_sentence(diagnosis: Diagnosis) -> str:
     """What the diagnosis did to the server, as measured."""
     effect = diagnosis.effect
-    paused = "never paused it"
+    paused = "no pause"
     if effect.paused_s:
-        paused = f"paused it for at most {units.duration(effect.paused_s)}"
-    took = units.duration(effect.seconds)
-    cpu = units.duration(effect.cpu_s)
+        paused = f"a pause of at most {units.duration(effect.paused_s)}"
+    requests = units.count(len(effect.requests), "HTTP request")
+    completions = units.count(effect.inferences, "completion")
+    samples = units.count(effect.stack_samples, "stack sample")
+    took, cpu = units.duration(effect.seconds), units.duration(effect.cpu_s)
     memory = units.size(effect.peak_rss_bytes)
     return (
-        f"In {took} mmrepro sent {len(effect.requests)} HTTP requests "
-        f"({effect.inferences} of them a completion), took {effect.stack_samples} "
-        f"stack samples, {paused}, and used {cpu} of CPU and {memory} of memory."
+        f"Cost to the server: {requests} ({completions}), {samples}, {paused}. mmrepro "
+        f"took {took}, {cpu} of CPU and {memory} of memory."
     )
 
 
@@ -114,8 +113,8 @@ def _target_line(diagnosis: Diagnosis) -> str:
         "container": "in a container",
         "remote": "elsewhere",
     }
-    count = len(target.processes)
-    processes = f", {count} processes" if count else ""
+    number = len(target.processes)
+    processes = f", {number} processes" if number > 1 else ""
     return f"{target.url}: {engine}, {where[target.place]}{processes}"
 
 
@@ -128,8 +127,10 @@ def _code_of(match: Match) -> str:
 
 def _card(diagnosis: Diagnosis) -> Iterator[b.Block]:
     assessment = diagnosis.assessment
-    since = f" Since: {diagnosis.since}." if diagnosis.since else ""
-    yield b.p(b.strong(words.sentence(assessment.sentence)), since)
+    yield b.p(b.strong(words.sentence(assessment.sentence)))
+    if diagnosis.since:
+        head = "Stuck since" if diagnosis.exit_code == 1 else "Since"
+        yield b.p(f"{head} {diagnosis.since}.")
     yield from _best_match(diagnosis)
     if diagnosis.cause is not None:
         yield _cause_line(diagnosis.cause)
@@ -139,18 +140,16 @@ def _card(diagnosis: Diagnosis) -> Iterator[b.Block]:
         yield from _class_lines(diagnosis)
     yield from _rank_line(diagnosis)
     yield from _stack(diagnosis)
-    if diagnosis.state is not ServerState.HEALTHY:
-        for text in _advice(diagnosis)[:2]:
-            yield b.p("To do: ", b.prose(text))
 
 
 def _best_match(diagnosis: Diagnosis) -> Iterator[b.Block]:
     """The known failure that it is, or else one that looks alike."""
     alike = [match for match in diagnosis.matches if match.fit is Fit.SYMPTOM_ONLY]
     for match in (diagnosis.found or alike)[:1]:
-        fit, _, _ = FIT_WORDS[match.fit].partition(":")
-        why = f": {match.title}. {words.sentence(match.why)}"
-        yield b.p(f"{fit.capitalize()} ", b.code(_code_of(match)), why)
+        head = "Known failure: " if diagnosis.found else "Similar known failure: "
+        sure = "" if match.fit is Fit.MATCH else f"{match.fit.value}; "
+        title = match.title.rstrip(".")
+        yield b.p(head, b.code(_code_of(match)), f" ({sure}{match.why}). {title}.")
 
 
 def _cause_line(cause: Cause) -> b.Block:
@@ -168,26 +167,12 @@ def _class_lines(diagnosis: Diagnosis) -> Iterator[b.Block]:
         yield b.p("Class ", b.code(known.name.value), text)
 
 
-def _advice(diagnosis: Diagnosis) -> list[str]:
-    """What to do: for the known failure first, then by the log, then in general."""
-    advice: list[str] = []
-    if diagnosis.found:
-        advice += diagnosis.found[0].remedies
-    if diagnosis.cause:
-        advice += diagnosis.cause.advice
-    return advice + diagnosis.assessment.advice
-
-
 def _counts(diagnosis: Diagnosis) -> Iterator[str]:
-    if diagnosis.found:
-        match = diagnosis.found[0]
-        total = match.met + match.not_met + match.unknown
-        yield f"{match.met} of {total} conditions met"
-    else:
-        yield f"none of {len(diagnosis.matches)} known failures is found"
+    if not diagnosis.found:
+        yield f"no known failure matches ({len(diagnosis.matches)} checked)"
 
     if diagnosis.unseen:
-        yield f"{len(diagnosis.unseen)} things could not be observed"
+        yield f"{units.count(len(diagnosis.unseen), 'check')} could not be made"
 
 
 def _stack(diagnosis: Diagnosis) -> list[b.Block]:
@@ -210,7 +195,7 @@ def _rank_line(diagnosis: Diagnosis) -> Iterator[b.Block]:
     if ranks is None or all(rank.stand is Stand.UNSEEN for rank in ranks.ranks):
         return
     odd = f" Odd one out: {', '.join(ranks.odd[:4])}." if ranks.odd else ""
-    yield b.p("Ranks: ", "; ".join(ranks.groups[:4]), ".", odd)
+    yield b.p("Other processes: ", "; ".join(ranks.groups[:4]), ".", odd)
 
 
 # ----------------------------------------------------------------------------- sections
@@ -280,7 +265,12 @@ def _logged(diagnosis: Diagnosis) -> Iterator[b.Block]:
     cause = diagnosis.cause
     if cause is None:
         return
-    yield b.Facts(cause_rows(cause), "what its log tells")
+    rows = [*class_rows(cause)]
+    if diagnosis.logged is not None:
+        target = diagnosis.target
+        facts = fact_rows(diagnosis.logged, target.engine, target.release)
+        rows = [*facts, *rows]
+    yield b.Facts(rows, "what its log tells")
     yield from b.bullets(cause.why[:8])
     if cause.advice:
         yield b.p("What to do:")

@@ -217,7 +217,7 @@ def shrinking(found: Sequence[ListedFinding]) -> list[b.Block]:
     heads = "finding:name | requests before:number | left:number | steps:number"
     heads += " | servers:number | took:number | nothing more to leave out:name"
     shown = b.table(heads, rows, "shrinking")
-    caption = "What a step left out stays out if the rest fails likewise."
+    caption = "A removed request stays removed if the failure still occurs."
     return [
         b.Picture(
             drawing=drawing,
@@ -342,7 +342,7 @@ _MESSAGE: Final = re.compile(r'"message": ?"((?:[^"\\]|\\.)*)')
 def stack(finding: Finding, most: int = b.FRAMES) -> b.Stack:
     """Show the frames of a finding, the innermost ``most`` of them."""
     frames = [b.Frame(frame) for frame in finding.stack[:most]]
-    return b.Stack("where it stands, innermost first", frames)
+    return b.Stack("Stack, innermost frame first", frames)
 
 
 def times(table: dict[str, int]) -> str:

@@ -3,6 +3,7 @@
 What it found has reports of its own, below: each is a finding of a replay.
 """
 
+import json
 from collections.abc import Iterator, Sequence
 from typing import Final
 
@@ -11,10 +12,11 @@ from mmrepro.failure.documents.replay import FUZZ_FILE, Episode, Fuzz, bucket_wo
 from mmrepro.reports import blocks as b, findings, timeline, words
 from mmrepro.reports.documents import kind
 from mmrepro.reports.svg import StepLine, steps
+from mmrepro.traffic.case import ServerWanted
 
 _ABSENT: Final = (
-    "Nothing is claimed absent: what these requests did not show may be there "
-    "all the same."
+    "A failure that these requests did not show may still exist: no finding does not "
+    "prove that there is none."
 )
 _NEW: Final = (
     "new: log lines, answers, metrics and pairs of requests that no earlier "
@@ -25,11 +27,13 @@ _NEW: Final = (
 def compose(fuzz: Fuzz, folder: str = "") -> b.Page:
     """The page. ``folder``: the session's, for its commands; empty: they are typed in
     it."""
+    if fuzz.other is not None:
+        return _two_sides(fuzz, fuzz.other)
     listed = _listed(fuzz)
     all_found = [known.finding for known in fuzz.found]
     blind = "blind, " if fuzz.blind else ""
     where = f"{fuzz.server.label} ({blind}seed {fuzz.seed})"
-    nothing = "no oracle objects to what was sent"
+    nothing = "every check passed"
     return b.Page(
         title=f"Fuzzing of {where}",
         badge=findings.badge(fuzz, all_found, nothing),
@@ -52,6 +56,82 @@ def compose(fuzz: Fuzz, folder: str = "") -> b.Page:
             "the replay that pursued a finding has a folder of its own",
         ),
     )
+
+
+def _two_sides(fuzz: Fuzz, other: ServerWanted) -> b.Page:
+    """The page of a session with ``--against``: OLD is the command's own server."""
+    confirmed = [d for d in fuzz.differences if d.confirmed]
+    old, new = sides(fuzz.server, other)
+    badge = b.Badge("No difference", "good", "both sides answered alike")
+    if fuzz.state == "failed":
+        badge = b.Badge("Failed", "bad", note="this says nothing about the engine")
+    elif confirmed:
+        note = f"{len(confirmed)} confirmed on fresh servers"
+        badge = b.Badge("Differences", "bad", note)
+    elif fuzz.differences:
+        badge = b.Badge("Unproven", "unsure", "observed, not on every fresh pair")
+    fields = dict.fromkeys(difference.field for difference in fuzz.differences)
+    return b.Page(
+        title=f"Two sides of {fuzz.server.engine} (seed {fuzz.seed})",
+        badge=badge,
+        subject=f"two sides of {fuzz.server.engine}",
+        warning=b.broken_off(fuzz.failure, began=bool(fuzz.episodes)),
+        card=[b.p(f"OLD is {old}. NEW is {new}."), b.p(_ABSENT)],
+        counts=[
+            b.count(len(fuzz.differences), "difference"),
+            b.count(len(fields), "field"),
+            b.count(len(fuzz.episodes), "episode"),
+            b.count(fuzz.requests, "request"),
+            b.count(fuzz.starts, "server"),
+            f"{duration(fuzz.elapsed_s)} of at most {duration(fuzz.budget_s)}",
+        ],
+        commands=[("to repeat it", fuzz.command)],
+        sections=[
+            b.Section("Differences", _differences(fuzz), keep=95),
+            b.Section("Episodes", _episodes(fuzz), keep=30),
+            *findings.context(fuzz, _setup(fuzz), fuzz.limits),
+        ],
+        footer=words.footer(
+            f"Fuzzing session {fuzz.id}",
+            fuzz.created,
+            FUZZ_FILE,
+            "what each pair of servers answered is below pairs/",
+        ),
+    )
+
+
+def sides(server: ServerWanted, other: ServerWanted) -> tuple[str, str]:
+    """What each side is called: the engine's release, and options that only one side
+    has."""
+    names = []
+    for own, beside in ((server, other), (other, server)):
+        only = [arg for arg in own.args if arg not in beside.args]
+        for name, value in own.env.items():
+            if beside.env.get(name) != value:
+                only.append(f"{name}={value}")
+        besides = f" with {' '.join(only)}" if only else ""
+        names.append(f"{own.label}{besides}")
+    return names[0], names[1]
+
+
+def _differences(fuzz: Fuzz) -> list[b.Block]:
+    rows = []
+    for difference in fuzz.differences:
+        request = difference.request
+        body = json.dumps(request.get("body"), ensure_ascii=False)
+        row = b.row(
+            difference.id,
+            difference.field,
+            difference.statement.partition(": ")[2] or difference.statement,
+            ", ".join(difference.features) or "a plain request",
+            f"{request.get('method')} {request.get('path')} {body}",
+            f"{difference.shown} of {difference.pairs}",
+            status="objection" if difference.confirmed else "none",
+        )
+        rows.append(row)
+    heads = "id:name | field:name | difference | the request has | request"
+    heads += " | pairs that show it"
+    return b.table(heads, rows, "differences")
 
 
 def _sections(

@@ -8,6 +8,7 @@ import base64
 import hashlib
 from collections.abc import Iterable
 from contextvars import ContextVar
+from dataclasses import replace
 from functools import lru_cache
 from importlib import resources
 from pathlib import Path
@@ -17,6 +18,7 @@ from markupsafe import Markup, escape
 from mmrepro.base.machine import is_file
 from mmrepro.base.text import clip, one_line, plain
 from mmrepro.reports import blocks as b
+from mmrepro.reports.markdown import render_markdown
 from mmrepro.reports.svg import join, tag
 
 _MAX_ROWS: Final = 2000
@@ -101,7 +103,33 @@ def _header(page: b.Page) -> Markup:
     head = tag("p", label, " ", facts_line, cls="head")
     warning = _warning(page.warning) if page.warning else ""
     title = tag("h1", one_line(page.title, 300))
-    return tag("header", head, title, warning, _card(page))
+    return tag("header", head, title, warning, _actions(page), _card(page))
+
+
+def _actions(page: b.Page) -> Markup:
+    """The box of what to do, beside the verdict."""
+    if not page.actions:
+        return Markup("")
+    rows = []
+    for when, what in page.actions:
+        rows.append(tag("dt", when))
+        rows.append(tag("dd", _inline(what)))
+    box = tag("dl", *rows, cls="actions")
+    copies = {"data_chat": _chat(page), "data_issue": render_markdown(_short(page))}
+    return box + tag("div", cls="copies", **copies)
+
+
+def _chat(page: b.Page) -> str:
+    """The verdict and what to do, as a chat message."""
+    lines = [f"{page.badge.label}: {page.subject}"]
+    for when, what in page.actions:
+        lines.append(f"{when}: {b.words(what)}")
+    return "\n".join(one_line(line, 1000) for line in lines)
+
+
+def _short(page: b.Page) -> b.Page:
+    """The first screen alone, for an issue."""
+    return replace(page, sections=[], footer="")
 
 
 def _card(page: b.Page) -> Markup:

@@ -32,6 +32,7 @@ from mmrepro.reports.documents import (
     Suite,
     kind,
 )
+from mmrepro.reports.flames import stack_pictures
 
 _OPEN_LINES: Final = 15
 """Of the timeline, which are shown unfolded."""
@@ -80,7 +81,7 @@ def _compose_diagnosed(incident: Incident, diagnosis: Diagnosis) -> b.Page:
         page,
         title=title(incident),
         warning=warning(incident),
-        commands=[("to repeat it", incident.command)],
+        commands=[("run again", incident.command)],
         sections=[*page.sections, *happened, *context(incident)],
         footer=footer(incident),
     )
@@ -158,7 +159,7 @@ def _counts(incident: Incident) -> Iterator[str]:
 
 
 def _commands(incident: Incident) -> Iterator[tuple[str, str]]:
-    yield "to repeat it", incident.command
+    yield "run again", incident.command
     if incident.server is not None:
         why = f"the server still runs at {incident.server.url}; to end it"
         yield why, f"kill {incident.server.pid}"
@@ -174,10 +175,11 @@ def what_happened(incident: Incident) -> Iterator[b.Section]:
     yield b.Section("Side by side", [*_exhibits(incident)], keep=88)
     if incident.verdict:
         yield b.Section("Conditions", [*_conditions(incident)], keep=94)
-    if incident.key_stack:
+    if incident.key_stack and incident.diagnosis is None:
         stack = [*_stack(incident.key_stack)]
         yield b.Section("The stack that matters", stack, keep=95)
 
+    yield b.Section("Stacks over time", [*stack_pictures(incident)], keep=65)
     yield b.Section("Log", _logs(incident), keep=60)
     yield b.Section(_cause_heading(incident), _root_cause(incident), keep=80)
     yield b.Section("Minimal reproducers", _reproducers(incident), keep=78)
@@ -786,14 +788,14 @@ def _outcome(incident: Incident) -> str:
     saw = words.OUTCOME_SENTENCES[verdict.outcome].format(engine=engine_name(incident))
     because = f": {verdict.expected_because}" if verdict.expected_because else ""
     if verdict.expected is None:
-        expected = f"No outcome was expected{because}"
+        expected = "no outcome was expected"
     elif verdict.as_expected:
-        expected = f"This is the expected outcome{because}"
+        expected = "as expected"
     else:
-        instead = verdict.expected.words
-        expected = f"This is not what was expected ({instead}){because}"
+        expected = f"but {verdict.expected.words} was expected"
 
-    return f"{saw}: {words.sentence(verdict.explanation)} {words.sentence(expected)}"
+    why = words.sentence(words.capital(verdict.explanation))
+    return f"{saw}, {expected}{because}. {why}"
 
 
 def condition_count(incident: Incident) -> str:
@@ -998,7 +1000,7 @@ def _engine_exit(incident: Incident) -> str:
 
 def _left_behind(incident: Incident) -> str:
     if incident.diagnosis is not None:
-        return "Nothing was started and nothing changed: the server was only looked at."
+        return "Side effects: none. The server was only observed."
     if incident.left_behind:
         return f"{len(incident.left_behind)} things were left behind after the stop"
     if incident.server is not None:

@@ -9,28 +9,35 @@ from typing import Final
 from mmrepro.base import units
 from mmrepro.base.text import one_line
 from mmrepro.failure.documents import (
+    STATE_OF_LOG_WORDS,
     Cause,
     CauseClass,
+    Certainty,
     DumpReading,
+    LogFacts,
+    LoggedState,
     LogReading,
     Resemblance,
     ServerInLog,
 )
 from mmrepro.probes import LogLine
-from mmrepro.probes.log_words import public_line
+from mmrepro.probes.log_words import own_line
 from mmrepro.reports import blocks as b, words
 
-_TONES: Final[dict[CauseClass, b.Tone]] = {
-    CauseClass.ALIVE: "good",
-    CauseClass.UNKNOWN: "unsure",
-    CauseClass.NOT_A_LOG: "unsure",
-    CauseClass.OVERLOADED: "unsure",
+_TONES: Final[dict[LoggedState, b.Tone]] = {
+    LoggedState.ALIVE: "good",
+    LoggedState.REQUEST_FAILED: "unsure",
+    LoggedState.TEST_FAILED: "unsure",
+    LoggedState.UNKNOWN: "unsure",
+    LoggedState.NOT_A_LOG: "unsure",
 }
+_NOTHING_FAILED: Final = frozenset({LoggedState.ALIVE, LoggedState.NOT_A_LOG})
 
 
 def compose_logs(reading: LogReading) -> b.Page:
     """The page of what logs and dumps tell."""
-    cause, log = reading.cause, reading.log
+    log = reading.log
+    facts = facts_of(reading)
     name = f"{reading.engine or 'unknown engine'} {reading.release}".strip()
     read = b.count(len(log.files or [log.file]), "file")
     if log.bytes_read:
@@ -38,20 +45,28 @@ def compose_logs(reading: LogReading) -> b.Page:
     warning = None
     if reading.unread:
         warning = b.Warning(f"Not read to its end: {reading.unread}.")
-    tone = _TONES.get(cause.name, "bad")
+    word = STATE_OF_LOG_WORDS[facts.state]
     return b.Page(
         title=f"The log of {name}" if log.bytes_read else f"Dumps of {name}",
-        badge=b.Badge(cause.name.value, tone, note=cause.certainty.value),
+        badge=b.Badge(word, _TONES.get(facts.state, "bad")),
         subject=f"{name}, {read}",
         warning=warning,
-        card=[*_card(reading)],
+        card=[*_card(reading, facts)],
         commands=[],
         sections=[*_sections(reading)],
     )
 
 
+def facts_of(reading: LogReading) -> LogFacts:
+    """The facts of the server that failed first; of an older document those that its
+    cause has."""
+    if reading.facts is not None:
+        return reading.facts
+    return LogFacts(state=LoggedState.UNKNOWN, sentence=reading.cause.sentence)
+
+
 def _sections(reading: LogReading) -> Iterator[b.Section]:
-    yield b.Section("What it rests on", b.bullets(reading.cause.why))
+    yield b.Section("What it rests on", [*_rests_on(reading.cause)])
     if reading.dumps is not None:
         yield b.Section("Dumps", [*_dumps(reading.dumps)])
     yield b.Section("Servers", _servers(reading.servers))
@@ -60,40 +75,83 @@ def _sections(reading: LogReading) -> Iterator[b.Section]:
     yield b.Section("Last words", [*_last_words(reading)])
 
 
-def cause_rows(cause: Cause) -> list[tuple[str, b.Inline]]:
-    """Label and value of what a cause says, for a table of facts."""
-    name = (b.code(cause.name.value), f", {cause.certainty.value}")
-    rows: list[tuple[str, b.Inline]] = [("cause", name)]
-    exception = one_line(cause.exception, 400)
-    if exception:
-        rows.append(("exception", exception))
+def _rests_on(cause: Cause) -> Iterator[b.Block]:
+    """The class with its certainty, and the lines that say so."""
+    name = (b.code(cause.name.value), f", {cause.certainty.value}: {cause.sentence}")
+    yield b.p(*name)
+    yield from b.bullets(cause.why)
 
-    line = f"line {cause.line}" if cause.line is not None else ""
-    file = Path(cause.file).name
-    where = ", ".join(filter(None, [cause.process, cause.time, file, line]))
-    if where and cause.name is not CauseClass.ALIVE:
-        # Of a server that works nothing failed: its last work is a row of its own.
-        label = "seen" if cause.name in _TONES else "first to fail"
-        rows.append((label, where))
+
+def fact_rows(
+    facts: LogFacts, engine: str, release: str
+) -> Iterator[tuple[str, b.Inline]]:
+    """Label and value of what a log carries, for a table of facts."""
+    server = [f"{engine or 'unknown engine'} {release}".strip()]
+    if facts.platform:
+        server.append(_PLATFORMS.get(facts.platform, facts.platform))
+    yield "server", ", ".join([*server, *facts.topology])
+    if facts.command:
+        yield "command", facts.command
+
+    failure = facts.failure
+    if failure is not None:
+        label = "echo" if facts.echo else "failure"
+        for text in failure.lines[:_FAILURE_LINES]:
+            yield label, one_line(text, 300)
+            label = ""
+        where = [failure.process, failure.time, Path(failure.file).name]
+        if failure.line is not None:
+            where.append(f"line {failure.line}")
+        yield "seen in", ", ".join(filter(None, where))
+    if failure is not None and failure.place:
+        code = f": {failure.code}" if failure.code else ""
+        yield "raised at", f"{failure.place}{code}"
+    for text in facts.ties:
+        yield "tie", text
+    label = "then"
+    for text in facts.after:
+        yield label, one_line(text, 200)
+        label = ""
+
+
+_PLATFORMS: Final = {
+    "cuda": "CUDA",
+    "rocm": "ROCm",
+    "npu": "NPU",
+    "xpu": "XPU",
+    "tpu": "TPU",
+    "cpu": "CPU",
+}
+_FAILURE_LINES: Final = 4
+
+
+def class_rows(cause: Cause) -> Iterator[tuple[str, b.Inline]]:
+    """The class, where a certain sign says it, and what is below a failed start."""
+    if cause.certainty is Certainty.CERTAIN and cause.name not in _NO_CLASS:
+        yield "class", (b.code(cause.name.value), f", {cause.certainty.value}")
     if cause.start is not None:
         start = (b.code(cause.start.name), f": {cause.start.sentence}")
-        rows.append(("below it", start))
-
-    return rows
+        yield "below it", start
 
 
-def _card(reading: LogReading) -> Iterator[b.Block]:
+_NO_CLASS: Final = frozenset(
+    {CauseClass.ALIVE, CauseClass.UNKNOWN, CauseClass.NOT_A_LOG}
+)
+
+
+def _card(reading: LogReading, facts: LogFacts) -> Iterator[b.Block]:
     cause = reading.cause
     log = reading.log
-    yield b.p(b.strong(words.sentence(cause.sentence)))
-    yield b.Facts([*_card_rows(reading)], "what the log tells")
-    if log.bytes_read:
-        # The exception is a row of the table above.
-        begin = 1 if cause.exception else 0
-        yield from b.bullets(cause.why[begin : begin + 3])
-
+    word = STATE_OF_LOG_WORDS[facts.state].upper()
+    headline = b.strong(f"{word}: {words.sentence(facts.sentence)}")
+    if facts.fetch:
+        # The first line says at once what gets the cause.
+        yield b.p(headline, " Get it with: ", b.code(facts.fetch))
+    else:
+        yield b.p(headline)
+    yield b.Facts([*_card_rows(reading, facts)], "what the log tells")
     yield from _more_servers(reading)
-    yield from _to_do(cause)
+    yield from _to_do(cause, facts)
     for file, why in list(log.unread.items())[:2]:
         yield b.p(f"Not read: {file}: {why}", tone="unsure")
 
@@ -103,30 +161,38 @@ def _more_servers(reading: LogReading) -> Iterator[b.Block]:
     one."""
     for server in reading.servers[1:4]:
         name = server.name or "without a name"
-        ended = f" {server.cause.name.value}: {server.cause.sentence}"
-        yield b.p("Server ", b.code(name), ended)
+        ended = server.cause.sentence
+        state = server.cause.name.value
+        if server.facts is not None:
+            state, ended = (
+                STATE_OF_LOG_WORDS[server.facts.state].upper(),
+                server.facts.sentence,
+            )
+        yield b.p("Server ", b.code(name), f" {state}: {ended}")
 
-    for other in reading.others[:1]:
-        exception = f", {one_line(other.exception, 160)}"
-        yield b.p("Besides: ", b.code(other.name.value), exception)
 
-
-def _to_do(cause: Cause) -> Iterator[b.Block]:
+def _to_do(cause: Cause, facts: LogFacts) -> Iterator[b.Block]:
     """The advice on a start that failed comes first: it is the more precise."""
     advice = list(cause.advice)
     if cause.start:
         advice = [*cause.start.advice, *advice]
-    for text in advice[:3]:
+    # The command that gets the rest of a log stands above the table.
+    shown = [text for text in advice if not (facts.fetch and facts.fetch in text)]
+    for text in shown[:3]:
         yield b.p("To do: ", b.prose(text))
 
 
-def _card_rows(reading: LogReading) -> Iterator[tuple[str, b.Inline]]:
+def _card_rows(reading: LogReading, facts: LogFacts) -> Iterator[tuple[str, b.Inline]]:
     log = reading.log
-    yield from cause_rows(reading.cause)
+    yield from fact_rows(facts, reading.engine, reading.release)
     if log.bytes_read:
-        progress = _shown(reading.last_progress) or "no line shows work done"
-        yield "last progress", progress
-        yield "first error", _shown(reading.first_error) or "no error line"
+        work = _shown(reading.last_progress) or "no line shows work done"
+        yield "last work", work
+        error = reading.first_error
+        line = facts.failure.line if facts.failure else None
+        if error is not None and error.number != line:
+            yield "first error", _shown(error)
+    yield from class_rows(reading.cause)
 
     if log.stuck_count:
         yield "requests", f"{log.stuck_count} were added after it and never scheduled"
@@ -204,6 +270,7 @@ def _servers(servers: list[ServerInLog]) -> list[b.Block]:
         row = b.row(
             server.name,
             f"{server.engine} {server.release}".strip(),
+            STATE_OF_LOG_WORDS[server.facts.state] if server.facts else "",
             server.cause.name.value,
             server.cause.certainty.value,
             server.cause.time,
@@ -212,7 +279,7 @@ def _servers(servers: list[ServerInLog]) -> list[b.Block]:
         )
         rows.append(row)
 
-    heads = "server:name | engine:name | cause:name | sure:name | at:name | what"
+    heads = "server:name | engine:name | is | cause:name | sure:name | at:name | what"
     return b.table(f"{heads} | last progress", rows, "servers")
 
 
@@ -248,4 +315,4 @@ def _shown(line: LogLine | None) -> str:
     if line.file:
         where = f"{Path(line.file).name}:{line.number}"
     head = " ".join(filter(None, [line.time, where, line.process]))
-    return f"{head}  {one_line(public_line(line), 200)}"
+    return f"{head}  {one_line(own_line(line), 200)}"

@@ -43,6 +43,11 @@ def _head(page: b.Page) -> str:
     if page.warning:
         parts.append(_warning(page.warning))
     parts.append(_badge_line(page))
+    rows = [
+        f"- **{gfm.text(when)}**: {_inline(what, 2000)}" for when, what in page.actions
+    ]
+    if rows:
+        parts.append("\n".join(rows))
     parts += render_blocks(page.card)
 
     lines = []

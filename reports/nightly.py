@@ -92,7 +92,7 @@ def compose(night: NightView) -> b.Page:
         warning=b.Warning(night.warning) if night.warning else None,
         card=[*_card(night, odd)],
         counts=[b.count(len(night.squares), "job"), *state_words(night.squares)],
-        commands=[("to run it again, or go on with it", record.command), *repeats[:2]],
+        commands=[("run again or resume", record.command), *repeats[:2]],
         sections=[*_sections(night, repeats)],
         footer=(f"Nightly run {record.id}, {made}", b.code("ledger.jsonl"), "."),
         wide=True,

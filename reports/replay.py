@@ -78,7 +78,7 @@ def _badge(replay: Replay) -> b.Badge:
             return of_report
     if replay.nothing_tested and replay.state == "complete":
         return b.Badge("Nothing tested", "unsure", note=replay.nothing_tested)
-    nothing = "no oracle objects to this traffic"
+    nothing = "every check passed"
     return findings.badge(replay, replay.findings, nothing)
 
 

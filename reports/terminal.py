@@ -2,18 +2,18 @@
 terminal.
 
 The end screen has at most ``LINES`` lines at 100 columns, and the verdict is the last
-of them. Names and commands are never cut; prose is. Evidence is made safe here, and
-never read as markup."""
+of them. Lines break between words, with a hanging indent. Of a first screen long prose
+is cut; names, times, addresses, commands and exceptions never are, and off a terminal
+nothing is. Evidence is made safe here, and never read as markup."""
 
 from __future__ import annotations
 
-import math
 import shlex
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final, assert_never
 
-from mmrepro.base.text import clip, one_line, plain
+from mmrepro.base.text import clip, columns_of, line_spans, one_line, plain
 from mmrepro.reports import blocks as b
 from mmrepro.reports.markdown import numbered
 
@@ -35,10 +35,14 @@ TONES: Final = {
     "unsure": "bold yellow",
     "soft": "dim",
 }
-_PROSE: Final = 8
-"""Characters that a column of prose has at least."""
-_PIPED: Final = 400
-"""Characters of a text where there is no terminal."""
+_PROSE: Final = 16
+"""Columns that a column of prose has at least: else a row becomes an entry."""
+_CELL: Final = 4000
+"""Characters of a cell of a table, and of a text, at most."""
+_FIRST: Final = 190
+"""Characters of a text on a first screen."""
+_HANG: Final = 4
+"""Columns by which the second line of a text is indented."""
 
 
 def print_page(
@@ -72,12 +76,18 @@ def print_page(
         for why, command in page.commands:
             tail.add([b.Span(f"{why}: ", tone="soft"), b.Span(command, "code")])
 
+    widest = max((len(when) for when, _ in page.actions), default=0) + 2
+    for when, what in page.actions:
+        head = b.Span(when.ljust(widest), "strong")
+        tail.add([head, *b.spans(what)], hang=widest)
+
     badge = page.badge
     note = f" ({badge.note})" if badge.note else ""
     verdict = b.Span(badge.label.upper(), "strong", badge.tone)
     tail.add([verdict, f"{note}: {page.subject}"])
     if not quiet:
-        most = None if full else max(3, LINES - tail.height)
+        is_first = console.is_terminal and not full
+        most = max(3, LINES - tail.height) if is_first else None
         out.take(_card(page, console), most)
 
     out.take(tail, None)
@@ -90,7 +100,7 @@ def _card(page: b.Page, console: Console) -> _Lines:
     if page.warning:
         card.add([b.Span(page.warning.text, tone="unsure")])
         for line in page.warning.lines[-4:]:
-            card.add(["  ", b.Span(line, tone="soft")], cut=True)
+            card.add(["  ", b.Span(line, tone="soft")])
 
     for block in page.card:
         card.block(block, short=True)
@@ -130,23 +140,44 @@ class _Lines:
         return sum(self._rows(line) for line in self._lines)
 
     def _rows(self, line: Text) -> int:
+        """A word that is wider than the console runs over its edge."""
         if not self._wide:
             return 1
-        return max(1, math.ceil(line.cell_len / self._wide))
+        return max(1, -(-line.cell_len // self._wide))
 
     def add(
-        self, *lines: Iterable[str | b.Span], cut: bool = False, verbatim: bool = False
+        self,
+        *lines: Iterable[str | b.Span],
+        hang: int = _HANG,
+        verbatim: bool = False,
     ) -> None:
-        """Append lines. ``cut``: each stays on one row of the terminal. ``verbatim``:
-        blanks in it stay."""
+        """Append lines, each broken between words where it is wider than the console.
+
+        Args:
+            hang: indent of what follows the first row.
+            verbatim: blanks in it stay, and it is not broken.
+        """
         from rich.text import Text
 
         for line in lines:
-            pieces = [_piece(span, verbatim) for span in b.spans(tuple(line))]
-            text = Text.assemble(*pieces)
-            if cut and self._wide:
-                text.truncate(self._wide, overflow="ellipsis")
+            pieces = b.spans(tuple(line))
+            shown = [_piece(span, verbatim) for span in pieces]
+            text = Text.assemble(*shown)
+            if verbatim:
+                self._lines.append(text)
+            else:
+                self._break(text, _whole(pieces, shown), hang)
+
+    def _break(self, text: Text, whole: Sequence[tuple[int, int]], hang: int) -> None:
+        rows = line_spans(text.plain, self._wide, hang, whole)
+        if len(rows) == 1:
             self._lines.append(text)
+            return
+        for number, (begin, end) in enumerate(rows):
+            row = text[begin:end]
+            if number:
+                row.pad_left(hang)
+            self._lines.append(row)
 
     def take(self, other: _Lines, rows: int | None) -> None:
         """Append the lines of ``other``, as many as fit into so many rows; a cut is
@@ -176,7 +207,7 @@ class _Lines:
 
     def block(self, block: b.Block, *, short: bool = False) -> None:
         """Append a block. ``short``: as a first screen shows it."""
-        most = 190 if short else 4000
+        most = _FIRST if short and self._wide else _CELL
         match block:
             case b.Heading(text):
                 self.add(b.spans(text))
@@ -208,7 +239,8 @@ class _Lines:
         kept = [(label, value) for label, value in rows if b.words(value)]
         wide = max((len(label) for label, _ in kept), default=0)
         for label, value in kept:
-            self.add([b.Span(label.ljust(wide + 2), tone="soft"), *b.spans(value)])
+            head = b.Span(label.ljust(wide + 2), tone="soft")
+            self.add([head, *b.spans(value)], hang=wide + 2)
 
     def _stack(self, stack: b.Stack, most: int) -> None:
         self.add([b.Span(stack.title, tone="soft")])
@@ -222,29 +254,76 @@ class _Lines:
             self.add([b.Span(f"  … {more} more frames", tone="soft")])
 
     def _table(self, table: b.Table) -> None:
-        """One line a row. Columns of prose share what names and numbers leave of the
-        width."""
+        """A row is one line, or several where columns of prose are broken into rows of
+        words; where those would be too narrow, each row becomes an entry."""
         heads = [column.name for column in table.columns]
         texts = []
         for row in table.rows:
-            texts.append([one_line(b.words(cell), _PIPED) for cell in row.cells])
+            texts.append([one_line(b.words(cell), _CELL) for cell in row.cells])
 
-        widths = [max(map(len, column)) for column in zip(heads, *texts, strict=False)]
-        if self._wide:
-            _narrow(widths, table, self._wide)
+        cells_of = zip(heads, *texts, strict=False)
+        widths = [max(map(columns_of, column)) for column in cells_of]
+        if self._wide and not _narrow(widths, table, self._wide):
+            for row, cells in zip(table.rows, texts, strict=True):
+                self._entry(heads, cells, row.tone)
+            return
 
         if any(heads):
-            self._lines.append(_line(heads, heads, widths, table, "soft"))
+            self._row(heads, heads, widths, table, "soft")
         for row, cells in zip(table.rows, texts, strict=True):
-            self._lines.append(_line(row.cells, cells, widths, table, row.tone))
+            self._row(row.cells, cells, widths, table, row.tone)
+
+    def _row(
+        self,
+        given: Sequence[b.Inline],
+        cells: Sequence[str],
+        widths: Sequence[int],
+        table: b.Table,
+        tone: str,
+    ) -> None:
+        """Append one row of a table: as many lines as its tallest cell has."""
+        from rich.text import Text
+
+        columns: list[list[str]] = []
+        for cell, wide in zip(cells, widths, strict=False):
+            spans = line_spans(cell, wide if self._wide else 0)
+            columns.append([cell[begin:end] for begin, end in spans])
+
+        styles = []
+        for inline in given:
+            own = [span.tone for span in b.spans(inline) if span.tone]
+            styles.append(_STYLES[own[0] if own else tone])
+        for number in range(max(map(len, columns), default=0)):
+            pieces: list[tuple[str, str]] = []
+            for lines, wide, column, style in zip(
+                columns, widths, table.columns, styles, strict=False
+            ):
+                text = lines[number] if number < len(lines) else ""
+                blanks = " " * max(0, wide - columns_of(text))
+                is_number = column.kind == "number"
+                aligned = blanks + text if is_number else text + blanks
+                pieces.append((aligned + "  ", style))
+            line = Text.assemble(*pieces)
+            line.rstrip()
+            self._lines.append(line)
+
+    def _entry(self, heads: Sequence[str], cells: Sequence[str], tone: b.Tone) -> None:
+        """Append a row as an entry: its first cell, and the others below it."""
+        self.add([b.Span(cells[0], "strong", tone)])
+        facts = []
+        for head, cell in zip(heads[1:], cells[1:], strict=False):
+            if cell:
+                facts.append(f"{head}: {cell}" if head else cell)
+        if facts:
+            self.add(["  ", " · ".join(facts)])
 
 
-def _narrow(widths: list[int], table: b.Table, wide: int) -> None:
-    """Cut the widths of the columns of prose, so that a row fits a line if it can."""
+def _narrow(widths: list[int], table: b.Table, wide: int) -> bool:
+    """Narrow the columns of prose, so that a row fits a line; whether it does."""
     prose = []
-    free = wide
+    # Two blanks stand between columns.
+    free = wide + 2
     for number, column in enumerate(table.columns[: len(widths)]):
-        # Two blanks stand after each column.
         free -= 2
         if column.kind == "prose":
             prose.append(number)
@@ -255,38 +334,24 @@ def _narrow(widths: list[int], table: b.Table, wide: int) -> None:
     prose.sort(key=lambda number: widths[number])
     for done, number in enumerate(prose):
         share = free // (len(prose) - done)
-        widths[number] = min(widths[number], max(_PROSE, share))
+        if share < min(widths[number], _PROSE):
+            return False
+        widths[number] = min(widths[number], share)
         free -= widths[number]
+    return free >= 0
 
 
-def _line(
-    given: Sequence[b.Inline],
-    cells: Sequence[str],
-    widths: Sequence[int],
-    table: b.Table,
-    tone: str,
-) -> Text:
-    from rich.text import Text
-
-    pieces: list[tuple[str, str]] = []
-    for inline, cell, wide, column in zip(
-        given, cells, widths, table.columns, strict=False
-    ):
-        text = _cut(cell, wide)
-        text = text.rjust(wide) if column.kind == "number" else text.ljust(wide)
-        own = [span.tone for span in b.spans(inline) if span.tone]
-        style = _STYLES[own[0] if own else tone]
-        pieces.append((text + "  ", style))
-
-    line = Text.assemble(*pieces)
-    line.rstrip()
-    return line
-
-
-def _cut(text: str, most: int) -> str:
-    if len(text) <= most:
-        return text
-    return text[: most - 1].rstrip() + "…"
+def _whole(
+    pieces: Sequence[b.Span], shown: Sequence[tuple[str, str]]
+) -> list[tuple[int, int]]:
+    """Where commands and other code stand in a line: they are not broken."""
+    spans = []
+    at = 0
+    for piece, (text, _) in zip(pieces, shown, strict=True):
+        if piece.style == "code":
+            spans.append((at, at + len(text)))
+        at += len(text)
+    return spans
 
 
 def _piece(span: b.Span, verbatim: bool) -> tuple[str, str]:
@@ -315,12 +380,29 @@ def _with(span: b.Span, tone: str) -> b.Span:
 
 
 def _clipped(inline: b.Inline, limit: int) -> list[b.Span]:
-    """Its pieces, at most so many characters together."""
-    kept = []
-    for span in b.spans(inline):
-        if limit <= 0:
+    """Its pieces, cut where they are longer together; a command stays whole."""
+    pieces = b.spans(inline)
+    most = _length(b.words(inline), limit)
+    kept: list[b.Span] = []
+    for span in pieces:
+        if most <= 0:
+            kept.append(b.Span(" …"))
             break
-        kept.append(replace(span, text=_cut(span.text, limit)))
-        limit -= len(span.text)
-
+        is_cut = len(span.text) > most and span.style != "code"
+        kept.append(replace(span, text=span.text[:most]) if is_cut else span)
+        most -= len(span.text)
+        if is_cut:
+            kept.append(b.Span(" …"))
+            break
     return kept
+
+
+def _length(text: str, limit: int) -> int:
+    """How much of ``text`` is shown: whole sentences, else whole words."""
+    if len(text) <= limit:
+        return len(text)
+    sentence = text[:limit].rfind(". ") + 1
+    if sentence > limit // 3:
+        return sentence
+    word = text[:limit].rfind(" ")
+    return word if word > 0 else limit

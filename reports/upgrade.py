@@ -124,10 +124,10 @@ def _badge(upgrade: Upgrade) -> b.Badge:
     if upgrade.state != "complete":
         return b.Badge(upgrade.state.capitalize(), "unsure")
     if upgrade.matter:
-        return b.Badge("A difference that matters", "bad")
+        return b.Badge("Significant difference", "bad")
     if upgrade.exit_code:
-        return b.Badge("Could not be told", "unsure")
-    return b.Badge("Nothing found", "good")
+        return b.Badge("Undecided", "unsure")
+    return b.Badge("No significant difference", "good")
 
 
 def _seconds(upgrade: Upgrade) -> float:
@@ -155,7 +155,7 @@ def _card(upgrade: Upgrade) -> Iterator[b.Block]:
     if undecided:
         names = ", ".join(difference.subject for difference in undecided[:6])
         why = f"{names}; {undecided[0].statement}."
-        yield b.p(b.strong("Could not be told: ", "unsure"), why)
+        yield b.p(b.strong("Undecided: ", "unsure"), why)
 
     if same:
         yield b.p(words.sentence("; ".join(same)), tone="good")

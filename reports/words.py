@@ -30,10 +30,10 @@ from mmrepro.reports.blocks import (
 )
 
 OUTCOME_SENTENCES: Final[dict[Outcome, str]] = {
-    Outcome.REPRODUCED: "This run reproduced it on {engine}",
-    Outcome.DIFFERENT_FAILURE: "This run saw a different failure on {engine}",
-    Outcome.NOT_REPRODUCED: "This run did not reproduce it on {engine}",
-    Outcome.INCONCLUSIVE: "This run on {engine} is inconclusive",
+    Outcome.REPRODUCED: "Reproduced on {engine}",
+    Outcome.DIFFERENT_FAILURE: "A different failure on {engine}",
+    Outcome.NOT_REPRODUCED: "Not reproduced on {engine}",
+    Outcome.INCONCLUSIVE: "Inconclusive on {engine}",
 }
 TRUTHS: Final[dict[Truth, tuple[str, Tone]]] = {
     Truth.MET: ("✔ met", "good"),

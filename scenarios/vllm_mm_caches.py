@@ -84,7 +84,7 @@ class MmCacheDesync(vllm.MmCacheScenario):
         UpstreamState.OPEN,
         pull("vllm#51897", "Roll back mirrored cache entries after rejection"),
         "2026-11-24",
-        note="no merged fix was found; vllm#46451 is closed as well",
+        note="vllm#46747, which is in 0.33.0, fixes it in part; vllm#46451 is closed",
     )
     log_patterns = vllm.MmCacheScenario.log_patterns | {
         _GIVEN_UP: "Unexpected error pre-processing request |"

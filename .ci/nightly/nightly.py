@@ -3,7 +3,7 @@
 
 NIGHT is what `mmrepro matrix report --format json` prints (a .json file), or a ledger's
 folder, of which mmrepro (the variable MMREPRO) is asked for that document.
-docs/alerts.md has the rules. Exit codes: 0; 1 overdue; 2 a wrong option, file or
+docs/alerts.md has the rules. Its exit codes: 0; 1 overdue; 2 a wrong option, file or
 ledger; 4 gh or the disk failed."""
 
 from __future__ import annotations

@@ -54,11 +54,24 @@ PLACE = Option(
     required=True,
     names="record",
 )
+
+
+def read_address(text: str) -> str:
+    """Return the address of ``127.0.0.1:8000`` or ``8000`` with its scheme."""
+    if not text or "://" in text:
+        return text
+    if text.isdecimal():
+        return f"http://127.0.0.1:{text}"
+    # A word without a port is more likely a wrong command than a host.
+    return f"http://{text}" if ":" in text or text == "localhost" else text
+
+
 URL = Option(
-    "The server, e.g. http://127.0.0.1:8000.",
+    "The server, e.g. http://127.0.0.1:8000 or 127.0.0.1:8000.",
     "URL",
     argument=True,
     required=True,
+    read=read_address,
 )
 HEADER = Option(
     "Header of each request, e.g. 'Authorization: Bearer KEY'. May be repeated.",
@@ -73,8 +86,7 @@ ENGINE_NAME = Option(
     "vllm, sglang, lmdeploy or minivllm.", "ENGINE", name="--engine", names="engine"
 )
 RULES = Option(
-    "Your own rules for lines of logs, tried before all others: "
-    "docs/logs.md#your-own-rules.",
+    "Your own rules for lines of logs, tried before all others: mmrepro help logs.",
     "FILE",
     EVIDENCE,
     name="--rules",
@@ -84,7 +96,7 @@ RELEASE = Option(
     "Release of the engine.", "VERSION", shown="the scenario's", names="release"
 )
 SOURCE = Option(
-    "In place of a release: the Python of a checkout (a revision of it), of an "
+    "In place of a release: the Python of a checkout (or one revision), of an "
     "unpacked sdist or wheel, or of vllm==X.",
     "DIR[@REV]",
     name="--source",
@@ -102,7 +114,7 @@ COMMIT_DATE = Option(
     "Resolve the commit's requirements as of then.", "DATE", shown="today"
 )
 INDEX = Option(
-    "Address of the commits' wheels; {commit} stands for the commit.",
+    "Address of the commits' wheels; {commit} is replaced by the commit.",
     "URL",
     private=True,
     variable="MMREPRO_COMMIT_INDEX",
@@ -132,7 +144,7 @@ SHRINK = Option(
 )
 
 BOX = Option(
-    "Run the servers in a box: no network, none of your files (docs/box.md).",
+    "Run the servers in a box: no network, none of your files (mmrepro help box).",
     group=LIMITS,
     name="--box/--no-box",
     configurable=False,  # a file in a stranger's folder could say so
@@ -193,7 +205,7 @@ TIMEOUT = Option(
 )
 BUDGET = Option(
     (
-        "Time for all of it, e.g. 25m or 2h: no run is started that is not expected "
+        "Time for the whole command, e.g. 25m or 2h: no run is started that is not expected "
         "to end in time."
     ),
     "TIME",
@@ -232,8 +244,8 @@ QUIET = Option(
 VERBOSE = Option("Print each event as it happens.", group=OUTPUT, short="-v", once=True)
 TRUST = Option(
     (
-        "Run the FILE.py that is named, to know all of it. Read it first: it can do "
-        "what you can."
+        "Run the FILE.py that is named, for what parsing alone does not show. Read "
+        "it first: it can do what you can."
     ),
     once=True,
     configurable=False,

@@ -32,8 +32,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 from enum import IntEnum
 
-INSTALL_RUN = "pip install 'mmrepro[run]'"
-"""What to type where the packages that run engines are missing."""
 RUN_MODULES = (
     "PIL",
     "greenlet",
@@ -215,4 +213,4 @@ class NoPair(MmreproError):
 
 def missing_extra(module: str) -> str:
     """The sentence for a module of the extra that is not installed."""
-    return f"This needs {module}, which comes with what runs engines."
+    return f"This command needs the extra `run` ({module} is not installed)."

@@ -69,6 +69,27 @@ class Document(Record):
         return made
 
 
+class DocumentHead(Record):
+    """The first fields of each document that a command prints as JSON.
+
+    What is written to disk has none: its exit code and its place are those of one
+    call."""
+
+    status: Annotated[str, Field(description="the verdict, in the command's word")]
+    exit_code: Annotated[
+        int, Field(description="of the command: mmrepro help exit-codes")
+    ]
+    summary: Annotated[str, Field(description="the result in one sentence")]
+    next: Annotated[list[str], Field(description="commands to type next")] = []
+    page: Annotated[str, Field(description="path of the HTML page; empty: none")] = ""
+
+
+def without_head(printed: dict[str, Any]) -> dict[str, Any]:
+    """Return what a command printed as JSON as its document is stored."""
+    head = DocumentHead.model_fields
+    return {name: value for name, value in printed.items() if name not in head}
+
+
 V = TypeVar("V")
 
 

@@ -41,10 +41,12 @@ if TYPE_CHECKING:
     from mmrepro.campaign.trial import (
         TIMEOUT_S as RUN_TIMEOUT_S,
         ByRun as ByRun,
+        Making as Making,
         TrialOptions as TrialOptions,
         Trials as Trials,
         cell_of as cell_of,
         incident_in as incident_in,
+        spawn as spawn,
     )
     from mmrepro.campaign.work import (
         INCIDENTS as INCIDENTS,

@@ -9,7 +9,6 @@ import sys
 from types import FrameType
 
 from mmrepro.base.errors import (
-    INSTALL_RUN,
     RUN_MODULES,
     ExitCode,
     InfrastructureError,
@@ -117,7 +116,9 @@ def _foreign(error: Exception) -> int:
     if type(error).__name__ in ("Abort", "Exit"):
         return int(getattr(error, "exit_code", ExitCode.INTERRUPTED))
     if isinstance(error, ModuleNotFoundError) and error.name in RUN_MODULES:
-        _report(UsageError(missing_extra(error.name), hint=INSTALL_RUN))
+        from mmrepro.base.installed import install_command
+
+        _report(UsageError(missing_extra(error.name), hint=install_command("run")))
         return ExitCode.USAGE
     _say(
         f"mmrepro failed: {type(error).__name__}: {str(error)[:1000]}\n"

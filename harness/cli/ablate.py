@@ -5,7 +5,6 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-import typer
 from mmrepro.base.errors import ExitCode
 from mmrepro.campaign.ablate import AblateCommand
 from mmrepro.cli.options import command
@@ -21,15 +20,14 @@ def ablate(asked: AblateCommand) -> None:
     that is the cause.
 
     Finished runs are kept and used again by the next call; --fresh runs everything
-    anew. Exit codes: 0 a workaround was found; 1 there is none; 3 inconclusive; 4
-    infrastructure.
+    anew.
 
     Example:  mmrepro ablate ghost-key-eviction --factors mm-cache,prefix-caching
     """
     from mmrepro.campaign import TrialOptions
     from mmrepro.campaign.ablate import Ablating, ablation_plan
     from mmrepro.cli.campaign import carry_out
-    from mmrepro.cli.console import console_for, emit
+    from mmrepro.cli.console import console_for, emit, planned_head
     from mmrepro.cli.sources import released
     from mmrepro.reports import ABLATION_REPORT
     from mmrepro.reports.documents import keep
@@ -41,24 +39,26 @@ def ablate(asked: AblateCommand) -> None:
     check_options(loaded, asked.run)
     if asked.dry_run:
         expected = ablation_plan(loaded, asked)
-        emit(expected, "ablation-plan") if asked.json else _print_plan(
-            expected, console_for(asked)
-        )
+        if asked.json:
+            head = planned_head(asked, expected.seconds)
+            emit(expected, head, "ablation-plan")
+        else:
+            _print_plan(expected, console_for(asked))
         return
     running = Ablating(loaded, asked, write=partial(keep, ABLATION_REPORT))
     trials = TrialOptions(
         timeout_s=asked.run.timeout_s, start_mode=asked.run.start_mode
     )
-    made = carry_out(
+    carry_out(
         running,
         ABLATION_REPORT,
         asked,
         trials,
+        exit_code=_exit_code,
         jobs=asked.jobs,
         device=running.device,
         budget_s=asked.budget_s,
     )
-    raise typer.Exit(_exit_code(made))
 
 
 def _print_plan(expected: AblationPlan, console: Console) -> None:

@@ -1,7 +1,7 @@
 """The root command. Each of its subcommands is imported when it is asked for:
 ``--help``, and a shell that completes a name, need none of them."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import cache
 from importlib import import_module
 from importlib.util import find_spec
@@ -10,14 +10,20 @@ from typing import Annotated, Any
 import typer
 from mmrepro import __version__
 from mmrepro.base.errors import (
-    INSTALL_RUN,
     RUN_MODULES,
     UsageError,
     did_you_mean,
     missing_extra,
 )
 from mmrepro.base.options import Command
-from mmrepro.cli.commands import COMMANDS, FOLDED, GROUPS, START_ENGINES
+from mmrepro.cli.commands import (
+    ALIASES,
+    COMMANDS,
+    EVERYDAY,
+    FOLDED,
+    GROUPS,
+    START_ENGINES,
+)
 from mmrepro.cli.options import DeclaredCommand
 from typer._click.shell_completion import CompletionItem
 from typer.core import TyperGroup
@@ -39,6 +45,10 @@ class Root(TyperGroup):
         return super().get_command(ctx, cmd_name)
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        if args and args[0] in ALIASES:
+            args = [ALIASES[args[0]], *args[1:]]
+        if args == ["version"]:
+            _version(True)
         if args and args[0] in FOLDED:
             sentence, instead = FOLDED[args[0]]
             raise UsageError(sentence, hint=instead)
@@ -56,13 +66,30 @@ class Root(TyperGroup):
             for module in RUN_MODULES:
                 # uv may be a program of the system's.
                 if module != "uv" and find_spec(module) is None:
-                    raise UsageError(missing_extra(module), hint=INSTALL_RUN)
+                    from mmrepro.base.installed import install_command
+
+                    raise UsageError(missing_extra(module), hint=install_command("run"))
         return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
+        """List the everyday commands; ``mmrepro help all`` lists all."""
+        everything = ctx.obj == "all"
         for group, names in GROUPS.items():
-            with formatter.section(group):
-                formatter.write_dl([(name, COMMANDS[name][1]) for name in names])
+            rows = []
+            for name in names:
+                if everything or name in EVERYDAY:
+                    rows.append((name, COMMANDS[name][1]))
+            if rows:
+                with formatter.section(group):
+                    formatter.write_dl(rows)
+        if not everything:
+            with formatter.section("More"):
+                formatter.write_dl(
+                    [
+                        ("help all", f"All {len(COMMANDS)} commands."),
+                        ("help logs", "The page of a command; help pages lists all."),
+                    ]
+                )
 
     def shell_complete(self, ctx: Any, incomplete: str) -> list[CompletionItem]:
         begun = [
@@ -88,6 +115,11 @@ def _command(name: str, where: str, about: str) -> Any:
     return typer.main.get_command(app)
 
 
+def typed_command(name: str) -> Any:
+    """The command of that name, as the command line has it."""
+    return _command(name, *COMMANDS[name])
+
+
 def declared_command(words: Sequence[str]) -> type[Command]:
     """The options of the command that ``words`` begin with: ``matrix run …``, ``ablate
     …``."""
@@ -98,10 +130,23 @@ def declared_command(words: Sequence[str]) -> type[Command]:
     return made
 
 
+def declared_commands() -> Iterator[type[Command]]:
+    """Yield the options of all commands, those of groups too."""
+    for name, (where, about) in COMMANDS.items():
+        yield from _declared_below(_command(name, where, about))
+
+
+def _declared_below(command: Any) -> Iterator[type[Command]]:
+    for inner in getattr(command, "commands", {}).values():
+        yield from _declared_below(inner)
+    if hasattr(command.callback, "options"):
+        yield command.callback.options
+
+
 app = typer.Typer(
     name="mmrepro",
     cls=Root,
-    no_args_is_help=True,
+    invoke_without_command=True,
     context_settings={
         "help_option_names": ["-h", "--help"],
         "max_content_width": _HELP_COLUMNS,
@@ -111,8 +156,8 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     help="Reproduce and diagnose failures of multimodal LLM inference engines.\n\n"
     "Start here:  mmrepro demo",
-    epilog="Exit codes: 0 as expected · 1 not as expected · 2 usage · 3 inconclusive · "
-    "4 infrastructure · 130 interrupted · 141 broken pipe",
+    epilog="Exit codes: 0 no problem or as expected · 1 a problem found or not as "
+    "expected · 2 usage · 3 undecided · 4 infrastructure",
 )
 
 
@@ -124,6 +169,7 @@ def _version(value: bool) -> None:
 
 @app.callback()
 def root(
+    ctx: typer.Context,
     version: Annotated[
         bool,
         typer.Option(
@@ -135,4 +181,5 @@ def root(
         ),
     ] = False,
 ) -> None:
-    pass
+    if ctx.invoked_subcommand is None:
+        typer.echo(ctx.get_help())

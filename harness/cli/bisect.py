@@ -15,7 +15,7 @@ from mmrepro.cli.options import command
 from mmrepro.traffic.case import CASE_DIR, CASE_FILE
 
 if TYPE_CHECKING:
-    from mmrepro.campaign.bisect import BisectionPlan
+    from mmrepro.campaign.bisect import BisectionPlan, UpstreamSubject
     from mmrepro.failure.documents.searches import Bisection
     from mmrepro.reports.blocks import Inline
     from mmrepro.scenario import Scenario
@@ -25,41 +25,56 @@ if TYPE_CHECKING:
 
 @command(BisectCommand)
 def bisect(asked: BisectCommand) -> None:
-    """Find the release (or commit) that introduced a failure, or the one that fixed it.
+    """Find the release (or commit) that introduced or fixed a failure.
 
     SCENARIO is a scenario, a case.json, or a finding: its folder, or f1 for that of the
     newest replay; with --measure it is a recording or a profile, and the metric's move
-    is searched for. Exit codes: 0 found, both sides run twice; 1 there is no boundary:
-    the failure is in the last release too, or in none; 3 a range, or inconclusive; 4
-    infrastructure.
+    is searched for.
 
     Example:  mmrepro bisect ghost-key-eviction --source ~/vllm --find fixed
     """
     from mmrepro.campaign import ByRun, TrialOptions
-    from mmrepro.campaign.bisect import Bisecting, bisection_plan, field_of
+    from mmrepro.campaign.bisect import (
+        Bisecting,
+        BisectingTest,
+        bisection_plan,
+        field_of,
+        newest_end,
+    )
     from mmrepro.cli.campaign import carry_out
     from mmrepro.cli.commits import use_index
-    from mmrepro.cli.console import console_for, emit
+    from mmrepro.cli.console import console_for, emit, planned_head
     from mmrepro.reports import BISECTION_REPORT
     from mmrepro.reports.documents import keep
     from mmrepro.search.replay.bisected import BisectingCase
 
-    case, loaded = _what(asked)
+    test: UpstreamSubject | None = None
+    case: CaseSubject | None = None
+    if asked.test:
+        test = _test_of(asked, asked.clone, newest_end(asked))
+        loaded = test.scenario
+    else:
+        case, loaded = _what(asked)
     if asked.by == "commit":
         use_index(asked.index)
     field = field_of(loaded, asked)
     if asked.dry_run:
         expected = bisection_plan(loaded, asked, field)
-        emit(expected, "bisection-plan") if asked.json else _print_plan(
-            expected, console_for(asked)
-        )
+        if asked.json:
+            least = sum(side.least for side in expected.sides)
+            head = planned_head(asked, least * expected.seconds_each)
+            emit(expected, head, "bisection-plan")
+        else:
+            _print_plan(expected, console_for(asked))
         return
     asked = replace(asked, **field.ends)
     write = partial(keep, BISECTION_REPORT)
-    if case is not None and asked.measure:
+    if test is not None:
+        running: Bisecting = BisectingTest(test, asked, field, write=write)
+    elif case is not None and asked.measure:
         from mmrepro.search.upgrade.bisected import BisectingMetric
 
-        running: Bisecting = BisectingMetric(case, asked, field, write=write)
+        running = BisectingMetric(case, asked, field, write=write)
     elif case is not None:
         running = BisectingCase(case, asked, field, write=write)
     else:
@@ -68,40 +83,48 @@ def bisect(asked: BisectCommand) -> None:
         timeout_s=asked.run.timeout_s,
         start_mode=asked.run.start_mode,
         commit_dates={p.commit: p.uploaded for p in field.points if p.commit},
-        making=running.making if isinstance(running, BisectingCase) else ByRun(),
+        making=getattr(running, "making", ByRun()),
     )
-    made = carry_out(
+    carry_out(
         running,
         BISECTION_REPORT,
         asked,
         trials,
+        exit_code=exit_code,
         jobs=asked.jobs,
         device=field.device,
         budget_s=asked.budget_s,
     )
-    raise typer.Exit(exit_code(made))
 
 
 @command(BisectRunCommand)
 def bisect_run(asked: BisectRunCommand) -> None:
     """Test one source tree, for git bisect run.
 
-    Exit codes are git's: 0 the failure is not there; 1 it is; 125 the tree cannot be
-    tested, or fails otherwise; 128 or more the bisection stops: a wrong command line,
-    or a fault of this machine. With --find fixed 0 and 1 change places.
+    The exit codes are those of git. With --find fixed 0 and 1 change places.
 
     Example:  git bisect run mmrepro bisect-run ghost-key-eviction
     """
     import tempfile
     from contextlib import ExitStack
 
+    from mmrepro.base.records import DocumentHead
     from mmrepro.base.text import one_line
-    from mmrepro.campaign import ByRun
+    from mmrepro.campaign import ByRun, Making
     from mmrepro.campaign.bisect import tested_apart, tested_tree
     from mmrepro.cli.console import emit
+    from mmrepro.cli.test_tree import split_revision
     from mmrepro.failure.documents import prepared_folder
 
-    case, loaded = _what_apart(asked)
+    test: UpstreamSubject | None = None
+    case: CaseSubject | None = None
+    loaded: Scenario | None = None
+    if asked.test:
+        place, _ = split_revision(asked.source)
+        test = _test_of(asked, place, asked.newer)
+        loaded = test.scenario
+    else:
+        case, loaded = _what_apart(asked)
     with ExitStack() as kept:
         if asked.out is None:
             root = Path(
@@ -116,10 +139,19 @@ def bisect_run(asked: BisectRunCommand) -> None:
         if loaded is None:
             made = tested_apart(asked, root)
         else:
-            making = case.making(root / CASE_DIR) if case is not None else ByRun()
+            making: Making = ByRun()
+            if case is not None:
+                making = case.making(root / CASE_DIR)
+            elif test is not None:
+                making = test.making()
+                asked = replace(asked, scenario=test.name)
             made = tested_tree(loaded, asked, making, root)
     if asked.json:
-        emit(made, "bisect-run")
+        summary = one_line(f"{made.words}: {made.verdict}; {made.why}", 400)
+        head = DocumentHead(
+            status=made.verdict.value, exit_code=made.exit_code, summary=summary
+        )
+        emit(made, head, "bisect-run")
     elif asked.quiet:
         typer.echo(made.verdict.upper())
     else:
@@ -127,6 +159,25 @@ def bisect_run(asked: BisectRunCommand) -> None:
         typer.echo(one_line(f"{made.words}: {made.verdict}; {made.why}", 400))
         typer.echo(f"exit code {made.exit_code} for git bisect{called or ': skip'}")
     raise typer.Exit(made.exit_code)
+
+
+def _test_of(asked: Any, clone: Path | None, newer: str) -> UpstreamSubject:
+    """The test that is meant.
+
+    Raises:
+        UsageError: a scenario is given as well, or something that only a server takes.
+    """
+    from mmrepro.base.errors import UsageError
+    from mmrepro.campaign.bisect import UpstreamSubject
+
+    if asked.scenario or asked.server_args or asked.mitigations or asked.options:
+        raise UsageError(
+            "--test is run without a server: a scenario, its options and those of a "
+            "server exclude it.",
+            hint="mmrepro bisect --test tests/x/test_y.py::test_z --source DIR",
+        )
+    assert clone is not None  # as the options' own check has it
+    return UpstreamSubject(asked.test, clone, newer)
 
 
 def _what(asked: Any) -> tuple[CaseSubject | None, Scenario]:
@@ -139,6 +190,10 @@ def _what(asked: Any) -> tuple[CaseSubject | None, Scenario]:
     from mmrepro.base.errors import UsageError
     from mmrepro.search.replay.bisected import subject
 
+    if not asked.scenario:
+        raise UsageError(
+            "What is to be bisected?", hint="mmrepro bisect SCENARIO, or --test TEST"
+        )
     if getattr(asked, "measure", ""):
         from mmrepro.search.upgrade.bisected import traffic
 
@@ -247,7 +302,9 @@ def _print_plan(expected: BisectionPlan, console: Console) -> None:
         Paragraph("  " + " ".join(shown)),
         *table([*heads, "to fetch at least:name"], rows),
         Paragraph(
-            "Fewest runs: it is as declared. Untestable points come on top.", "soft"
+            "The fewest runs: if the declared range is right. Untestable releases add "
+            "to this.",
+            "soft",
         ),
         Paragraph(
             f"about {duration(least * expected.seconds_each)} for {least} runs, "

@@ -5,12 +5,12 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 import typer
-from mmrepro.base.errors import UsageError
+from mmrepro.base.errors import ExitCode, UsageError
 from mmrepro.base.text import one_line
-from mmrepro.base.units import duration
+from mmrepro.base.units import duration, slug
 from mmrepro.campaign import (
     Campaign,
     CampaignBegan,
@@ -27,7 +27,7 @@ from mmrepro.campaign import (
     json_lines,
 )
 from mmrepro.cli.building import Sparse
-from mmrepro.cli.console import console_for, emit, table_console
+from mmrepro.cli.console import console_for, emit, head_of_page, table_console
 from mmrepro.cli.progress import LiveView
 from mmrepro.reports.documents import ReportKind
 from mmrepro.reports.terminal import TONES
@@ -92,7 +92,11 @@ def conduct(
 
 
 def finish(
-    asked: Any, kind: ReportKind[DocumentT], made: DocumentT, folder: Path
+    asked: Any,
+    kind: ReportKind[DocumentT],
+    made: DocumentT,
+    folder: Path,
+    exit_code: ExitCode,
 ) -> None:
     """Print the end of a campaign: with --json its document, else its end screen.
 
@@ -102,13 +106,14 @@ def finish(
     from mmrepro.reports.terminal import print_page
 
     made = as_published(made)
-    if asked.json:
-        emit(kind.stored(made))
-    aside = asked.json or asked.events == "-"
     place = str(folder / kind.files[1])
+    page = kind.compose_at(made, str(folder)) if kind.compose_at else kind.compose(made)
+    if asked.json:
+        status = slug(page.badge.label)
+        emit(kind.stored(made), head_of_page(page, status, exit_code, place))
+    aside = asked.json or asked.events == "-"
     quiet = asked.quiet or asked.json
     console = table_console(stderr=aside)
-    page = kind.compose_at(made, str(folder)) if kind.compose_at else kind.compose(made)
     print_page(page, console, place, full=asked.full, quiet=quiet)
 
 
@@ -118,11 +123,12 @@ def carry_out(
     asked: Any,
     trials: TrialOptions,
     *,
+    exit_code: Callable[[DocumentT], ExitCode],
     jobs: int | None,
     device: str = "cpu",
     budget_s: float | None = None,
-) -> DocumentT:
-    """Run the campaign where ``jobs`` and ``asked.ray`` say, and print its end.
+) -> NoReturn:
+    """Run the campaign where ``jobs`` and ``asked.ray`` say, print its end, and exit.
 
     Raises as :func:`conduct`, and as ``placed``.
     """
@@ -136,8 +142,16 @@ def carry_out(
             asked,
             budget_s=budget_s,
         )
-    finish(asked, kind, made, policy.folder)
-    return made
+    code = exit_code(made)
+    finish(asked, kind, made, policy.folder, code)
+    raise typer.Exit(code)
+
+
+def code_of_search(made: Any) -> ExitCode:
+    """The exit code of a search that knows its own; one that failed is at fault."""
+    if made.state == "failed":
+        return ExitCode.INFRASTRUCTURE
+    return ExitCode(made.exit_code)
 
 
 def announce_servers(

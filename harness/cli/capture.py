@@ -15,6 +15,9 @@ from mmrepro.cli.options import command
 @dataclass(frozen=True)
 class _CaptureCommand(Command):
     COMMAND: ClassVar[str] = "capture"
+    DOCUMENTS: ClassVar[tuple[str, ...]] = (
+        "trace=mmrepro.traffic.capture.mooncake:Written",
+    )
     file: Path = option(
         Path(),
         "A HAR, an OpenAI Batch JSONL, a log of vLLM or SGLang, or a case.json.",
@@ -49,13 +52,12 @@ def capture(asked: _CaptureCommand) -> None:
     alike.
 
     No text is in it. Its hash ids are of a key that is made for this file and not kept,
-    so that nobody can look a prompt up. Exit codes: 0 written; 2 the recording cannot
-    be read.
+    so that nobody can look a prompt up.
 
     Example: mmrepro capture night.har --mooncake night.jsonl --model ~/models/Qwen3-32B
     """
-    from mmrepro.base.units import duration
-    from mmrepro.cli.console import emit
+    from mmrepro.base.units import count, duration
+    from mmrepro.cli.console import done_head, emit
     from mmrepro.traffic.capture import RecordingExcerpt, read_capture, write_trace
     from mmrepro.traffic.case import ServerWanted
 
@@ -66,7 +68,9 @@ def capture(asked: _CaptureCommand) -> None:
         captured, asked.mooncake, Path(asked.model) if asked.model else None
     )
     if asked.json:
-        emit(made, "trace")
+        words = f"{count(made.requests, 'request')} written to {asked.mooncake}."
+        following = [f"mmrepro replay {asked.mooncake}"]
+        emit(made, done_head("written", words, following), "trace")
         return
     typer.echo(
         f"{made.requests} requests in {duration(made.seconds)}: {made.prompt_tokens:,} "

@@ -9,10 +9,11 @@ import typer
 from mmrepro.base import common_options as common
 from mmrepro.base.errors import ExitCode
 from mmrepro.base.options import Command, option
-from mmrepro.cli.console import emit, table
+from mmrepro.cli.console import emit, table, table_console
 from mmrepro.cli.options import command
 
 if TYPE_CHECKING:
+    from mmrepro.base.records import DocumentHead
     from mmrepro.engines.environments import FitReport
     from mmrepro.tools import HostReport
 
@@ -50,9 +51,6 @@ def check(asked: _CheckCommand) -> None:
     processor, C library, torch and its CUDA, driver, GPU, disk). The package index is
     asked for it.
 
-    Exit codes: 0 the main job can run here, or the release fits; 3 with --for: not all
-    can be compared; 4 it cannot, or a part that is needed is missing.
-
     Example:  mmrepro check --need gpu
     """
     from mmrepro.tools import examine_host
@@ -61,9 +59,19 @@ def check(asked: _CheckCommand) -> None:
         _fit(asked)
         return
     report = examine_host(asked.need)
-    emit(report) if asked.json else _print(report)
-    if not report.ok:
-        raise typer.Exit(ExitCode.INFRASTRUCTURE)
+    code = ExitCode.AS_EXPECTED if report.ok else ExitCode.INFRASTRUCTURE
+    if asked.json:
+        status = "ok" if report.ok else "missing"
+        emit(report, _head(status, code, _sentence(report)))
+    else:
+        _print(report)
+    raise typer.Exit(code)
+
+
+def _head(status: str, code: ExitCode, sentence: str) -> DocumentHead:
+    from mmrepro.base.records import DocumentHead
+
+    return DocumentHead(status=status, exit_code=code, summary=sentence)
 
 
 def _fit(asked: _CheckCommand) -> None:
@@ -74,21 +82,20 @@ def _fit(asked: _CheckCommand) -> None:
 
     engine, release = asked_for(asked.release, published())
     report = fit_to_machine(spec_for(engine, release, "cuda"), read_gpus())
-    if asked.json:
-        emit(report)
-    else:
-        _print_fit(report)
     codes = {
-        Fits.YES: 0,
+        Fits.YES: ExitCode.AS_EXPECTED,
         Fits.UNKNOWN: ExitCode.INCONCLUSIVE,
         Fits.NO: ExitCode.INFRASTRUCTURE,
     }
-    if code := codes[report.fits]:
-        raise typer.Exit(code)
+    code = codes[report.fits]
+    if asked.json:
+        emit(report, _head(report.fits.value, code, _fit_sentence(report)))
+    else:
+        _print_fit(report)
+    raise typer.Exit(code)
 
 
 def _print_fit(report: FitReport) -> None:
-    from rich.console import Console
     from rich.text import Text
 
     marks = {"ok": "[green]✓[/]", "not-ok": "[red]✗[/]", "unknown": "[yellow]?[/]"}
@@ -98,8 +105,12 @@ def _print_fit(report: FitReport) -> None:
         if row.do:
             has.append(f"\n→ {row.do}", style="dim")
         rows.append((marks[row.fits], row.name, row.asks, has))
-    console = Console()
+    console = table_console()
     console.print(table(("", "part", "the release asks for", "this machine has"), rows))
+    console.print(_fit_sentence(report))
+
+
+def _fit_sentence(report: FitReport) -> str:
     what = f"{report.engine} {report.release}"
     lacking = ", ".join(row.name for row in report.rows if row.fits == "not-ok")
     unknown = ", ".join(row.name for row in report.rows if row.fits == "unknown")
@@ -110,14 +121,13 @@ def _print_fit(report: FitReport) -> None:
             f"Nothing speaks against {what} here, and this is not known: {unknown}."
         ),
     }
-    console.print(words[report.fits])
+    return words[report.fits]
 
 
 def _print(report: HostReport) -> None:
-    from rich.console import Console
     from rich.text import Text
 
-    console, rows = Console(), []
+    console, rows = table_console(), []
     for part in report.parts:
         mark = (
             "[green]✓[/]"
@@ -133,10 +143,11 @@ def _print(report: HostReport) -> None:
                 words.append(f"\n→ {part.hint}", style="dim")
         rows.append((mark, part.name, words))
     console.print(table(("", "part", "found"), rows))
+    console.print(_sentence(report))
+
+
+def _sentence(report: HostReport) -> str:
     if report.ok:
-        console.print("The main job can run here: mmrepro run ghost-key-eviction")
-    else:
-        lacking = ", ".join(
-            part.name for part in report.parts if part.required and not part.ok
-        )
-        console.print(f"Missing, and needed: {lacking}.")
+        return "The main job can run here: mmrepro run ghost-key-eviction"
+    lacking = [part.name for part in report.parts if part.required and not part.ok]
+    return f"Missing, and needed: {', '.join(lacking)}."

@@ -4,9 +4,12 @@ COMMANDS = {
     "demo": ("demo:demo", "Show a recorded incident. Nothing is downloaded."),
     "run": ("run:run", "Drive a real engine into a known failure."),
     "diagnose": ("live:diagnose", "Find out what is wrong with a live server."),
-    "logs": ("logs:logs", "Find out what ended a server, by its logs and dumps."),
+    "logs": ("logs:logs", "Find out what ended a server, from its logs and dumps."),
     "why": ("why:why", "Find out why a server does not start."),
-    "find": ("find:find", "Find the known failure that a text, log or issue is."),
+    "find": (
+        "find:find",
+        "Look up an error message, log or issue among the known failures.",
+    ),
     "repro": ("repro:repro", "Test a bug report: its server and its client."),
     "replay": ("replay:replay", "Shrink recorded traffic to what fails."),
     "capture": ("capture:capture", "Write recorded traffic as a trace without texts."),
@@ -15,6 +18,8 @@ COMMANDS = {
     "ablate": ("ablate:ablate", "Find out which setting is the cause."),
     "bisect": ("bisect:bisect", "Find the release that brought or fixed a failure."),
     "bisect-run": ("bisect:bisect_run", "Test one source tree, for git bisect run."),
+    "test-tree": ("test_tree:test_tree", "Run an engine's own tests on one tree."),
+    "commit": ("commit:commit", "Find out what a commit of an engine changes."),
     "matrix": ("matrix:app", "Scenarios × releases, night after night."),
     "resume": ("incidents:resume", "Continue the campaign in a folder."),
     "list": ("scenarios:list_scenarios", "List the known failure modes."),
@@ -33,6 +38,8 @@ COMMANDS = {
     ),
     "env": ("env:app", "The cached environments of engines."),
     "mcp": ("mcp:mcp", "Serve these commands as tools for an agent."),
+    "schema": ("schema:schema", "Print the JSON Schema of what a command prints."),
+    "help": ("help:help_", "Print a page of the documentation, or all commands."),
 }
 """By name: where a command is (``module:name`` below ``mmrepro.cli``), and what it
 does."""
@@ -60,6 +67,8 @@ GROUPS = {
         "matrix",
         "bisect",
         "bisect-run",
+        "test-tree",
+        "commit",
         "ablate",
     ),
     "What ran here": (
@@ -70,12 +79,53 @@ GROUPS = {
         "bundle",
         "resume",
     ),
-    "Tools": ("new", "kv-budget", "env", "mcp"),
+    "Tools": ("new", "kv-budget", "env", "mcp", "schema", "help"),
 }
 """The commands by what brings a person here."""
+EVERYDAY = frozenset(
+    {
+        "demo",
+        "diagnose",
+        "logs",
+        "why",
+        "find",
+        "check",
+        "repro",
+        "replay",
+        "run",
+        "list",
+        "upgrade",
+        "matrix",
+    }
+)
+"""The commands that ``mmrepro --help`` lists; ``mmrepro help all`` has the rest."""
+ALIASES = {"ls": "list", "doctor": "check", "explain": "show"}
+"""What people type who know other tools."""
+PAGES = {
+    "demo": "index.md",
+    "run": "verdicts.md",
+    "find": "logs.md",
+    "watch": "live-servers.md",
+    "bundle": "live-servers.md",
+    "check": "why.md",
+    "list": "catalogue.md",
+    "show": "catalogue.md",
+    "judge": "verdicts.md",
+    "new": "first-scenario.md",
+    "env": "wheelhouse.md",
+    "bisect-run": "bisect.md",
+    "mcp": "maintainers.md",
+    "resume": "troubleshooting.md",
+    "incidents": "options.md",
+    "open": "options.md",
+    "report": "options.md",
+    "schema": "options.md",
+    "help": "commands.md",
+}
+"""Where a command is described that has no page of its own name."""
 FOLDED = {
     "accept": (
-        "What only a GPU can show is a nightly run's file and a recipe in docs/gpu.md.",
+        "What only a GPU can show is a nightly run's file and a recipe: mmrepro help gpu.",
         "mmrepro matrix run docs/gpu.toml --out accepted",
     ),
     "claims": (
@@ -89,10 +139,6 @@ FOLDED = {
     "probe": (
         "One kind of evidence is collected by mmrepro diagnose.",
         "mmrepro diagnose URL --only KIND",
-    ),
-    "schema": (
-        "Each command that prints JSON prints its schema.",
-        "mmrepro run --json-schema",
     ),
     "warm": (
         "Engines are kept imported by mmrepro env warm, with the same words.",

@@ -13,13 +13,18 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
     from pathlib import Path
 
+    from mmrepro.base.options import Command
+    from mmrepro.base.records import DocumentHead
     from mmrepro.engines.environments import EnvironmentSpec
+    from mmrepro.reports.blocks import Page
     from rich.console import Console, RenderableType
     from rich.table import Table
 
-_WIDTH = 180
+_WIDTH = 400
+"""Columns of what is no terminal: wide enough for a cell of a table."""
 _WORDS = 28
-"""Characters of a last column that are worth a line."""
+"""Columns of a last column that are worth a line."""
+_CELL = 2000
 ASK_BYTES = 1 << 30
 """A larger download is asked about, on a terminal."""
 
@@ -28,12 +33,10 @@ def table_console(*, stderr: bool = False, quiet: bool = False) -> Console:
     """A console as wide as the terminal; a file or a pipe is not cut to 80 columns."""
     from rich.console import Console
 
-    console = Console(stderr=stderr, quiet=quiet)
-    return (
-        console
-        if console.is_terminal
-        else Console(stderr=stderr, quiet=quiet, width=_WIDTH)
-    )
+    console = Console(stderr=stderr, quiet=quiet, highlight=False)
+    if not console.is_terminal:
+        console.width = _WIDTH
+    return console
 
 
 def console_for(asked: Any) -> Console:
@@ -44,25 +47,60 @@ def console_for(asked: Any) -> Console:
     )
 
 
-def emit(document: Any, kind: str = "") -> None:
-    """Print a record, or what JSON can hold, as one JSON document; a text is one
-    already.
+def emit(document: Any, head: DocumentHead, kind: str = "") -> None:
+    """Print a record, or what JSON can hold, as one JSON document below its head.
 
-    ``kind``: what the document is, where it does not say so itself.
+    ``kind``: what the document is, where it does not name its kind itself.
     """
     import json
 
+    facts = document
+    if hasattr(document, "model_dump_json"):
+        facts = json.loads(document.model_dump_json())
+    printed = json.loads(head.model_dump_json())
     if kind:
-        facts = (
-            document.model_dump(mode="json")
-            if hasattr(document, "model_dump")
-            else document
-        )
-        document = {"$id": f"urn:mmrepro:{kind}:1", "schema_version": 1, **facts}
-    elif hasattr(document, "model_dump_json"):
-        document = document.model_dump_json(indent=1)
-    typer.echo(
-        document if isinstance(document, str) else json.dumps(document, indent=1)
+        printed |= {"$id": f"urn:mmrepro:{kind}:1", "schema_version": 1}
+    # The head goes first, and before a field of the same name.
+    for name, value in facts.items():
+        printed.setdefault(name, value)
+    typer.echo(json.dumps(printed, indent=1))
+
+
+def head_of_page(
+    page: Page, status: str, exit_code: int, place: str = ""
+) -> DocumentHead:
+    """The head of the document that ``page`` shows; ``place``: of its HTML."""
+    from mmrepro.base.records import DocumentHead
+
+    note = f" ({page.badge.note})" if page.badge.note else ""
+    return DocumentHead(
+        status=status,
+        exit_code=exit_code,
+        summary=f"{page.badge.label}{note}: {page.subject}",
+        next=[command for _, command in page.commands],
+        page=place,
+    )
+
+
+def planned_head(asked: Command, seconds: float) -> DocumentHead:
+    """The head of what --dry-run prints: nothing has run yet."""
+    from mmrepro.base.records import DocumentHead
+    from mmrepro.base.units import duration
+
+    return DocumentHead(
+        status="planned",
+        exit_code=0,
+        summary=f"Nothing ran. The runs of this plan take about {duration(seconds)}.",
+        next=[asked.command_line()],
+    )
+
+
+def done_head(status: str, summary: str, following: Sequence[str] = ()) -> DocumentHead:
+    """The head of a document without a verdict."""
+    from mmrepro.base.records import DocumentHead
+
+    return DocumentHead(
+        status=status, exit_code=0, summary=summary, next=list(following)
     )
 
 
@@ -85,39 +123,67 @@ def table(
     return made
 
 
-def print_rows(rows: Sequence[Sequence[str]], *, spare: Sequence[int] = ()) -> None:
+def print_rows(rows: Sequence[Sequence[str]]) -> None:
     """Print a row a line, the first one as headings. Importing rich takes too long
     here.
 
-    On a terminal the last column is cut; where it is too narrow for a few words of
-    that, the columns ``spare`` go, one after another."""
-    import shutil
+    On a terminal the last column is broken between words. Where it would be too narrow
+    for that, a row is an entry: its last column goes below the others."""
+    from mmrepro.base.text import one_line, wrapped
 
-    from mmrepro.base.text import clip, one_line
-
-    cells_of: list[list[str]] = []
-    for row in rows:
-        cells_of.append([one_line(cell, 400) for cell in row])
-    widths = [max(map(len, column)) + 2 for column in zip(*cells_of, strict=True)]
-    least_last = min(_WORDS, widths.pop())
-    # What is no terminal has no width: nothing is left out there.
-    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else 400
-
-    kept = list(range(len(widths)))
+    cells_of = [[one_line(cell, _CELL) for cell in row] for row in rows]
+    *columns, last_column = zip(*cells_of, strict=True)
+    widths = [max(map(len, column)) + 2 for column in columns]
+    least_last = min(_WORDS, max(map(len, last_column)))
+    width = terminal_width()
     taken = sum(widths)
-    for number in spare:
-        if taken + least_last <= width:
-            break
-        kept.remove(number)
-        taken -= widths[number]
-    for index, cells in enumerate(cells_of):
-        shown = [f"{cells[number]:{widths[number]}}" for number in kept]
-        shown.append(clip(cells[-1], max(least_last, width - taken)))
+    is_entry = bool(width) and taken + least_last > width
+    for index, (*cells, last) in enumerate(cells_of):
+        shown = [f"{cell:{wide}}" for cell, wide in zip(cells, widths, strict=True)]
         # Of the headings all are bold, of a row its name.
         bold = len(shown) if index == 0 else 1
         for number in range(bold):
             shown[number] = typer.style(shown[number], bold=True)
-        typer.echo("".join(shown).rstrip())
+        line = "".join(shown)
+        if is_entry:
+            if index:
+                _entry(cells, last, width)
+            continue
+        if index == 0:
+            last = typer.style(last, bold=True)
+        room = width - taken if width else 0
+        text = wrapped(last, room).replace("\n", "\n" + " " * taken)
+        typer.echo((line + text).rstrip())
+
+
+def _entry(cells: Sequence[str], last: str, width: int) -> None:
+    """Print a row that does not fit a line: its name, the others, its last cell."""
+    from mmrepro.base.text import wrapped
+
+    name, *others = cells
+    head = "  ".join([cell for cell in others if cell])
+    typer.echo(typer.style(name, bold=True))
+    for text in (head, last):
+        if text:
+            typer.echo("  " + wrapped(text, width - 2, hang=4))
+
+
+def terminal_width(*, stderr: bool = False) -> int:
+    """Columns of the terminal that reads it; 0: it is none, and nothing is wrapped."""
+    import shutil
+
+    stream = sys.stderr if stderr else sys.stdout
+    return shutil.get_terminal_size().columns if stream.isatty() else 0
+
+
+def say(text: str = "", *, hang: int = 2, stderr: bool = False) -> None:
+    """Print a text: a terminal's lines are broken between words."""
+    from mmrepro.base.text import wrapped
+
+    lines = []
+    for line in text.split("\n"):
+        lines.append(wrapped(line, terminal_width(stderr=stderr), hang))
+    typer.echo("\n".join(lines), err=stderr)
 
 
 def at_terminal() -> bool:

@@ -9,6 +9,7 @@ from typing import ClassVar, Final
 
 import typer
 from mmrepro.base import common_options as common
+from mmrepro.base.installed import typed_program
 from mmrepro.base.options import OUTPUT, Command, option
 from mmrepro.cli.options import command
 
@@ -16,10 +17,14 @@ _FILE: Final = "incident.json"
 RECORDING: Final = "demo.zip"
 """A bundle in the package, the same as tests/evidence/ghost-key-eviction-0.23.0.zip."""
 _NEXT: Final = """\
-  mmrepro diagnose URL             a server hangs
-  mmrepro logs server.log          a server died
-  mmrepro {run:<25}this failure on a real server here (downloads vLLM, 2.7 GB)
-  mmrepro {show:<25}its cause, its fix and its workarounds"""
+{program} diagnose
+  a server hangs: finds the servers of this machine
+{program} logs server.log
+  a server died
+{program} run {name}
+  this failure on a real server here (downloads vLLM, 2.7 GB)
+{program} show {name}
+  its cause, its fix and its workarounds"""
 
 
 @dataclass(frozen=True)
@@ -70,13 +75,13 @@ def demo(asked: _DemoCommand) -> None:
     incident = load(asked.out)
     name = incident.scenario.name
     again_judged = rejudge(incident, known_scenario(name, trust=False))
-    again = "which differs from" if again_judged.differs else "as at the end of"
+    again = "now differs:" if again_judged.differs else "still"
     typer.echo(
-        f"A recorded run, judged again now by its {len(again_judged.parts)} conditions and "
-        f"claims: {again_judged.now.outcome.value}, {again} the run.\n"
+        f"Re-checked a recorded run ({len(again_judged.parts)} conditions and claims): "
+        f"{again} {again_judged.now.outcome.value}.\n"
     )
     print_page(INCIDENT_REPORT.compose(incident), table_console())
-    typer.echo("\n" + _NEXT.format(run=f"run {name}", show=f"show {name}"))
+    typer.echo("\n" + _NEXT.format(program=typed_program(), name=name))
     show_page(asked.out, only_print=asked.print)
     if again_judged.differs:
         raise typer.Exit(1)

@@ -38,6 +38,9 @@ app.add_typer(warm.app)
 @dataclass(frozen=True)
 class _EnvListCommand(Command):
     COMMAND: ClassVar[str] = "env list"
+    DOCUMENTS: ClassVar[tuple[str, ...]] = (
+        "mmrepro.cli.documents:EnvironmentsDocument",
+    )
     json: bool = common.JSON(False)
 
 
@@ -49,7 +52,7 @@ def _list_(asked: _EnvListCommand) -> None:
     Example: mmrepro env list
     """
     from mmrepro.base.machine import environments_root
-    from mmrepro.cli.console import emit, print_rows
+    from mmrepro.cli.console import done_head, emit, print_rows
     from mmrepro.engines.environments import list_environments, starts_seen
 
     stored = list_environments()
@@ -66,7 +69,11 @@ def _list_(asked: _EnvListCommand) -> None:
             }
             for environment in stored
         ]
-        emit({"environments": documents}, "environments")
+        words = (
+            f"{units.count(len(documents), 'environment')} in {environments_root()}."
+        )
+        head = done_head("listed", words)
+        emit({"environments": documents}, head, "environments")
         return
     if not stored:
         print("No environments yet. Build one with: mmrepro env create vllm 0.23.0")
@@ -93,7 +100,7 @@ def _list_(asked: _EnvListCommand) -> None:
             )
         )
     heads = ("engine", "device", "python", "as of", "used", "starts", "size", "own")
-    print_rows([heads, *rows], spare=(2, 3, 1, 5))
+    print_rows([heads, *rows])
     print(f"in {environments_root()}; own: not shared with uv's cache")
 
 
@@ -140,7 +147,7 @@ class _EnvCreateCommand(Command):
     )
     python: str = option(
         "",
-        "With --wheelhouse: the interpreter, e.g. the one that has torch.",
+        "With --wheelhouse: the interpreter, e.g. an environment with torch.",
         "PYTHON",
         runs_code=True,
     )
@@ -209,11 +216,66 @@ def create(asked: _EnvCreateCommand) -> None:
 
 
 @dataclass(frozen=True)
+class _EnvParsersCommand(Command):
+    COMMAND: ClassVar[str] = "env parsers"
+    DOCUMENTS: ClassVar[tuple[str, ...]] = ("mmrepro.cli.documents:ParsersDocument",)
+    engine: str = common.ENGINE_NAME("", argument=True, required=True)
+    release: str = common.RELEASE("", shown="", argument=True)
+    json: bool = common.JSON(False)
+
+
+@app.command(cls=DeclaredCommand)
+@command(_EnvParsersCommand)
+def parsers(asked: _EnvParsersCommand) -> None:
+    """List the tool and reasoning parsers of a release: which of them start with a
+    scripted model, and read the plainest call or thought of their family.
+
+    The engine's own code is asked in its environment, without a server.
+
+    Example: mmrepro env parsers vllm 0.23.0
+    """
+    from dataclasses import asdict
+
+    from mmrepro.base.errors import UsageError
+    from mmrepro.base.machine import cache_root
+    from mmrepro.cli.building import building
+    from mmrepro.cli.console import done_head, emit, print_rows
+    from mmrepro.engines import spec_for
+    from mmrepro.engines.environments import ensure
+    from mmrepro.engines.parsers import tried_parsers
+    from rich.console import Console
+
+    if not asked.release:
+        raise UsageError(
+            "Which release?", hint=f"mmrepro env parsers {asked.engine} RELEASE"
+        )
+    spec = spec_for(asked.engine, asked.release)
+    with building(Console(stderr=True), f"{spec.engine} {spec.release}") as progress:
+        environment = ensure(spec, progress=progress)
+    tried = tried_parsers(environment, cache_root() / "models")
+    if asked.json:
+        facts = [asdict(parser) for parser in tried]
+        summary = f"{len(facts)} parsers of {spec.engine} {spec.release}."
+        emit({"parsers": facts}, done_head("tried", summary), "parsers")
+        return
+    words = {True: "yes", False: "no", None: "a server's"}
+    rows: list[tuple[str, ...]] = [
+        ("kind", "parser", "family", "starts", "reads", "why not")
+    ]
+    for parser in tried:
+        starts, reads = words[parser.starts], words[parser.reads]
+        shown = reads if parser.starts else ""
+        family = parser.family or "-"
+        rows.append((parser.kind, parser.name, family, starts, shown, parser.why))
+    print_rows(rows)
+
+
+@dataclass(frozen=True)
 class _EnvVerifyCommand(Command):
     COMMAND: ClassVar[str] = "env verify"
     engine: str = common.ENGINE_NAME("", help="Only of this engine.", argument=True)
     release: str = common.RELEASE(
-        "", help="Only this release of it.", shown="", argument=True
+        "", help="Only this release.", shown="", argument=True
     )
 
 
@@ -223,8 +285,7 @@ def verify(asked: _EnvVerifyCommand) -> None:
     """Compare installed files with the hashes that their wheels brought, packages with
     the lock.
 
-    Exit code 1: something is damaged, changed, added or lost. Nothing of an environment
-    is run.
+    Nothing of an environment is run.
 
     Example: mmrepro env verify vllm 0.23.0
     """
@@ -269,7 +330,7 @@ class _EnvPruneCommand(Command):
     COMMAND: ClassVar[str] = "env prune"
     engine: str = common.ENGINE_NAME("", help="Only of this engine.", argument=True)
     release: str = common.RELEASE(
-        "", help="Only this release of it.", shown="", argument=True
+        "", help="Only this release.", shown="", argument=True
     )
     everything: bool = option(False, "All environments.", name="--all")
     older_than: float | None = option(
@@ -328,6 +389,7 @@ def prune(asked: _EnvPruneCommand) -> None:
 @dataclass(frozen=True)
 class _WheelhouseCommand(Command):
     COMMAND: ClassVar[str] = "env wheelhouse"
+    DOCUMENTS: ClassVar[tuple[str, ...]] = ("mmrepro.cli.documents:WheelhouseDocument",)
     engine: str = common.ENGINE_NAME("", argument=True, shown="mmrepro alone")
     release: str = common.RELEASE(
         "", help="Its release, e.g. 0.23.0.", shown="", argument=True
@@ -393,7 +455,7 @@ def wheelhouse(asked: _WheelhouseCommand) -> None:
     from mmrepro.base.errors import UsageError
     from mmrepro.base.machine import read_file
     from mmrepro.cli.building import building
-    from mmrepro.cli.console import emit
+    from mmrepro.cli.console import done_head, emit
     from mmrepro.engines import spec_for
     from mmrepro.engines.environments import make_target, make_wheelhouse
     from rich.console import Console
@@ -425,7 +487,9 @@ def wheelhouse(asked: _WheelhouseCommand) -> None:
             progress=progress,
         )
     if asked.json:
-        emit(made.facts(), "wheelhouse")
+        status = "planned" if asked.dry_run else "written"
+        head = done_head(status, f"Wheelhouse of {title}: {asked.into}")
+        emit(made.facts(), head, "wheelhouse")
     else:
         _print(made, asked.into)
 

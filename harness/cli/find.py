@@ -9,11 +9,14 @@ from typing import TYPE_CHECKING, ClassVar
 
 import typer
 from mmrepro.base import common_options as common
+from mmrepro.base.errors import ExitCode
 from mmrepro.base.options import Command, option
+from mmrepro.cli.console import say
 from mmrepro.cli.options import command
 
 if TYPE_CHECKING:
     from mmrepro.failure.documents import Cause
+    from mmrepro.history import LaterFix
     from mmrepro.probes import LogPattern
     from mmrepro.tools.catalogue import IndexEntry, IndexHit
 
@@ -21,13 +24,16 @@ _GROUP = "mmrepro.scenarios"
 """Entry points with which distributions add scenarios (mmrepro.scenario.registry)."""
 _SHOWN = 3
 """Of what it is, and of what it may be."""
-_WIDTH = 100
+_HANG = 13
+"""Columns of the word before a text."""
+_MOST = 4000
 _DEADLINE_S = 600.0
 
 
 @dataclass(frozen=True)
 class _FindCommand(Command):
     COMMAND: ClassVar[str] = "find"
+    DOCUMENTS: ClassVar[tuple[str, ...]] = ("mmrepro.cli.documents:FindDocument",)
     text: tuple[str, ...] = option(
         (),
         "A message, a traceback, an issue (vllm#43941, its address), a log file, or - "
@@ -37,7 +43,7 @@ class _FindCommand(Command):
         required=True,
     )
     full: bool = common.FULL(
-        False, help="All that was found, and all that is known of it."
+        False, help="Print all matches, and all that is known about each."
     )
     json: bool = common.JSON(False)
 
@@ -46,36 +52,123 @@ class _FindCommand(Command):
 def find(asked: _FindCommand) -> None:
     """Find the known failure that a text, a log or an issue belongs to, with its fix.
 
-    No network is asked. Exit status: 0 it is one that is known; 3 perhaps, by its words
-    alone; 1 nothing is known of it.
+    No network is asked.
 
     Example:  mmrepro find "Expected a cached item"
     """
-    from mmrepro.base.errors import ExitCode
-
-    name, hits = _search(asked.text)
-    if asked.json:
-        from mmrepro.cli.console import emit
-
-        emit({"asked": name, "found": [hit.to_dict() for hit in hits]}, "find")
-    else:
-        for line in _lines(name, hits, full=asked.full):
-            typer.echo(line)
+    name, hits, later = _search(asked.text)
+    status, code = "known", ExitCode.AS_EXPECTED
     if not hits:
-        raise typer.Exit(ExitCode.NOT_AS_EXPECTED)
-    if not any(hit.sure == "this" for hit in hits):
-        raise typer.Exit(ExitCode.INCONCLUSIVE)
+        status, code = "unknown", ExitCode.NOT_AS_EXPECTED
+    elif not any(hit.sure == "this" for hit in hits):
+        status, code = "perhaps", ExitCode.INCONCLUSIVE
+    if asked.json:
+        _emit(name, hits, later, status, code)
+        raise typer.Exit(code)
+    for line in _lines(name, hits, full=asked.full):
+        say(line, hang=_HANG if line.startswith("  ") else 2)
+    for line in later_lines(later):
+        say(line, hang=_HANG if line.startswith("  ") else 2)
+    raise typer.Exit(code)
 
 
-def _search(words: tuple[str, ...]) -> tuple[str, list[IndexHit]]:
-    """What was asked, for people, and what was found."""
+def _emit(
+    asked: str,
+    hits: Sequence[IndexHit],
+    later: Sequence[LaterFix],
+    status: str,
+    code: ExitCode,
+) -> None:
+    from mmrepro.base.records import DocumentHead
+    from mmrepro.base.text import one_line
+    from mmrepro.cli.console import emit
+
+    summary = f"No known failure contains {one_line(asked, 50)!r}."
+    following: list[str] = []
+    if hits:
+        best = hits[0].entry
+        summary = f"{best.name}: {best.title}"
+        if best.kind == "scenario":
+            following = [f"mmrepro show {best.name}"]
+    head = DocumentHead(status=status, exit_code=code, summary=summary, next=following)
+    shown = [fix.to_dict() for fix in later]
+    found = [hit.to_dict() for hit in hits]
+    emit({"asked": asked, "found": found, "later_fixes": shown}, head, "find")
+
+
+def _search(words: tuple[str, ...]) -> tuple[str, list[IndexHit], list[LaterFix]]:
+    """What was asked, for people, what was found, and later fixes of the functions that
+    a traceback stands in."""
     from mmrepro.tools.catalogue import find_failures as search, is_reference
 
     if len(words) == 1 and not is_reference(words[0]) and _is_file(words[0]):
         name = "standard input" if words[0] == "-" else words[0]
-        return name, _in_file(Path(words[0]))
+        return name, *_in_file(Path(words[0]))
     text = " ".join(words)
-    return text, search(text, known())
+    hits = search(text, known())
+    start = None if is_reference(text) else _start_hit(text)
+    if start is not None and not any(hit.sure == "this" for hit in hits):
+        hits = [start, *hits] if start.sure == "this" else [*hits, start]
+    return text, hits, _later_in(text)
+
+
+_KINDS = ("", "RuntimeError: ", "ValueError: ", "OSError: ", "ImportError: ")
+"""A message may be given without the exception that has it."""
+_LEAST_WORDS = 3
+
+
+def _start_hit(text: str) -> IndexHit | None:
+    """What of a start that failed a text is, by the table of starts; None: nothing."""
+    from mmrepro.engines.starts import start_cause
+    from mmrepro.probes import LineReader
+
+    if len(text.split()) < _LEAST_WORDS:
+        return None
+    for kind in _KINDS:
+        lines = LineReader().take(f"{kind}{text}".encode(), last=True)
+        failed = start_cause(lines)
+        if failed is not None:
+            because = failed.exception or text
+            advice = tuple(failed.advice)
+            sure = failed.certain
+            return _hit_of_start(
+                failed.fault.value, failed.sentence, advice, because, certain=sure
+            )
+    return None
+
+
+def _hit_of_start(
+    name: str, sentence: str, advice: Sequence[str], because: str, *, certain: bool
+) -> IndexHit:
+    from mmrepro.tools.catalogue import IndexEntry, IndexHit
+
+    entry = IndexEntry(
+        kind="class",
+        name=name,
+        title=sentence,
+        workarounds=tuple(advice),
+        see=("docs/why.md",),
+    )
+    return IndexHit(entry, "this" if certain else "perhaps", [because])
+
+
+def _later_in(text: str) -> list[LaterFix]:
+    if "File " not in text:  # no frame of a traceback
+        return []
+    from mmrepro.live.diagnose import later_fixes_in
+
+    return later_fixes_in(text)
+
+
+def later_lines(fixes: Sequence[LaterFix]) -> Iterator[str]:
+    """Lines on later fixes that touched the functions of a traceback."""
+    if not fixes:
+        return
+    from mmrepro.base.text import one_line
+
+    yield f"Later fixes of these functions ({fixes[0].certainty}), newest first:"
+    for fix in fixes:
+        yield one_line(f"  {fix.sentence}", _MOST)
 
 
 def known() -> tuple[IndexEntry, ...]:
@@ -118,9 +211,9 @@ def _is_file(text: str) -> bool:
         return False
 
 
-def _in_file(path: Path) -> list[IndexHit]:
+def _in_file(path: Path) -> tuple[list[IndexHit], list[LaterFix]]:
     """What a log names: by the engine's own words, not its clients', and the cause as
-    in ``logs``.
+    in ``logs``; and later fixes of what its traceback stands in.
 
     Raises:
         UsageError: it cannot be read, or is no text.
@@ -131,7 +224,7 @@ def _in_file(path: Path) -> list[IndexHit]:
     from mmrepro.base.text import one_line
     from mmrepro.cli.console import while_reading
     from mmrepro.failure.documents import CauseClass
-    from mmrepro.live.diagnose import matched_in, read_logs
+    from mmrepro.live.diagnose import later_fixes_of, matched_in, read_logs
     from mmrepro.probes import DumpKind
     from mmrepro.probes.dumps import kind_of, text_of
     from mmrepro.probes.log_files import kept
@@ -147,20 +240,30 @@ def _in_file(path: Path) -> list[IndexHit]:
                 f"{path} is a dump of requests, no text.", hint=f"mmrepro logs {path}"
             )
         if kind is not None:
-            return search(text_of(file), entries)
+            return search(text_of(file), entries), []
         reading = read_logs(
             [file], alone=True, deadline_s=_DEADLINE_S, more=_patterns(failures)
         )
         for why in reading.log.unread.values():
             typer.echo(one_line(f"{path}: {why}.", 300), err=True)
         if reading.cause.name is CauseClass.NOT_A_LOG:
-            return search(text_of(file), entries)
+            text = text_of(file)
+            return search(text, entries), _later_in(text)
+        later = later_fixes_of(reading)
 
     hits = search("", failures, matched=matched_in(reading.log))
     of_cause = _hit_of(reading.cause, entries)
     if of_cause is not None:
         hits.append(of_cause)
-    return sorted(hits, key=lambda hit: hit.sure != "this")
+    start = reading.cause.start
+    if start is not None:
+        because = reading.cause.exception or start.sentence
+        certain = reading.cause.certainty != "possible"
+        hit = _hit_of_start(
+            start.name, start.sentence, start.advice, because, certain=certain
+        )
+        hits.append(hit)
+    return sorted(hits, key=lambda hit: hit.sure != "this"), later
 
 
 def _patterns(entries: Sequence[IndexEntry]) -> dict[str, LogPattern]:
@@ -203,7 +306,7 @@ def _lines(asked: str, hits: list[IndexHit], *, full: bool) -> Iterator[str]:
     perhaps = [hit for hit in hits if hit.sure != "this"]
     shown = repr(one_line(asked, 50))
     if not hits:
-        yield f"{shown}: nothing that mmrepro knows has these words."
+        yield f"No known failure contains {shown}."
         if is_echo(asked):
             yield "It is an echo: what failed was logged before it."
         yield (
@@ -213,23 +316,23 @@ def _lines(asked: str, hits: list[IndexHit], *, full: bool) -> Iterator[str]:
         return
 
     if len(sure) > 1:
-        yield f"{shown}: this is one of these"
+        yield f"{len(sure)} known failures match {shown}:"
     elif sure:
-        yield f"{shown}: this is"
+        yield f"1 known failure matches {shown}:"
     else:
-        yield f"{shown}: perhaps one of these"
+        yield f"No known failure matches {shown} for certain. By its words, perhaps:"
     main = sure or perhaps
     for hit in main if full else main[:_SHOWN]:
         for name, text in _rows(hit, full=full):
             head = f"  {name:<11}" if name else ""
-            yield head + (text if full else one_line(text, _WIDTH - len(head)))
+            yield head + one_line(text, _MOST)
 
     left = [] if full else main[_SHOWN:]
     if sure:
         left = [*left, *perhaps]
     if left:
         names = ", ".join(hit.entry.name for hit in left)
-        yield one_line(f"Less near: {names}  (--full)", _WIDTH)
+        yield one_line(f"Weaker matches: {names} (--full)", _MOST)
 
 
 def _rows(hit: IndexHit, *, full: bool) -> Iterator[tuple[str, str]]:

@@ -17,7 +17,12 @@ from mmrepro.base.errors import BrokenScenario
 from mmrepro.base.records import Reference
 from mmrepro.engines.folders import facts, folders
 from mmrepro.failure.documents import CAUSE_WORDS, CLASS_WORDS, CauseClass, LiveClass
-from mmrepro.live.diagnose import ADVICE, CLASS_FACTS, MISMATCHES, cause_rules
+from mmrepro.live.diagnose import (
+    CLASS_FACTS,
+    MISMATCHES,
+    advice_of_class,
+    cause_rules,
+)
 from mmrepro.probes.log_lines import texts_of
 from mmrepro.scenario.definition import Scenario
 from mmrepro.scenario.parts import PROJECTS, UpstreamState
@@ -361,7 +366,7 @@ def _class_entry(
             else:
                 see.append(id_)
     if cause:
-        advice += ADVICE.get(cause, ())
+        advice += advice_of_class(cause)
     return IndexEntry(
         kind="class",
         name=name,

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, ClassVar
 import typer
 from mmrepro.base import common_options as common, units
 from mmrepro.base.options import OUTPUT, Command, option
-from mmrepro.cli.console import emit
+from mmrepro.cli.console import done_head, emit
 from mmrepro.cli.options import command
 from mmrepro.failure.documents import LAST_HERE, Here, place_here, places_of
 
@@ -54,7 +54,7 @@ class _IncidentsCommand(Command):
         shown="incidents, ablations, bisections, nights and other ledgers' folders, in "
         "the current one",
     )
-    scenario: str = option("", "Only this scenario; * stands for anything.", "NAME")
+    scenario: str = option("", "Only this scenario; * matches anything.", "NAME")
     engine: str = common.ENGINE_NAME("", help="Only this engine.", configurable=False)
     release: str = common.RELEASE(
         "",
@@ -96,7 +96,11 @@ def incidents(asked: _IncidentsCommand) -> None:
     )
     listing = find_incidents(asked.roots, wanted)
     if asked.json:
-        emit(listing.document(asked.limit))
+        document = listing.document(asked.limit)
+        head = done_head(
+            "listed", f"{units.count(document.found, 'incident')} found here."
+        )
+        emit(document, head)
     else:
         _table(listing, asked)
 

@@ -11,16 +11,14 @@ from mmrepro.kv_budget.options import KvBudgetCommand
 def kv_budget(asked: KvBudgetCommand) -> None:
     """Compute an engine's KV cache from its memory and its setting, and back.
 
-    Exit codes: 0 the engine starts and the prompt fits some setting; 1 not so; 2 usage.
-
     Example:  mmrepro kv-budget --free 6784MiB --runtime 5061MiB --block-bytes 8388608
     --cache-max-entry-count 0.1 --need 3446
     """
     from mmrepro.base.machine import write_file
-    from mmrepro.cli.console import emit
+    from mmrepro.base.records import DocumentHead
+    from mmrepro.cli.console import emit, table_console
     from mmrepro.kv_budget import rendering
     from mmrepro.kv_budget.answer import answer
-    from rich.console import Console
 
     result = answer(asked)
     curve = rendering.points(result.plan, min(asked.decimals, 2))
@@ -31,10 +29,17 @@ def kv_budget(asked: KvBudgetCommand) -> None:
             raise UnwritableOutput(
                 f"{asked.svg} cannot be written: {error.strerror}."
             ) from error
+    code = ExitCode.AS_EXPECTED if result.works else ExitCode.NOT_AS_EXPECTED
     if asked.json:
         points = [[str(point.setting), point.tokens] for point in curve]
-        emit({**result.document(), "curve": points}, "kv-budget")
+        title = result.plan.engine.title
+        words = "works" if result.works else "does not work"
+        head = DocumentHead(
+            status="works" if result.works else "does-not-work",
+            exit_code=code,
+            summary=f"{title} {result.plan.release} {words} at this setting.",
+        )
+        emit({**result.document(), "curve": points}, head, "kv-budget")
     else:
-        rendering.show(result, curve, Console(), full=asked.full)
-    if not result.works:
-        raise typer.Exit(ExitCode.NOT_AS_EXPECTED)
+        rendering.show(result, curve, table_console(), full=asked.full)
+    raise typer.Exit(code)

@@ -5,12 +5,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 import typer
 from mmrepro.base.errors import ExitCode, UsageError
-from mmrepro.cli.console import emit
+from mmrepro.cli.console import emit, head_of_page, say, table_console
 from mmrepro.cli.options import command
 from mmrepro.live.diagnose import DiagnoseCommand
 from mmrepro.live.watch import WatchCommand
@@ -22,6 +23,7 @@ _MAX_MEMORY = 2 << 30
 _MOST_SERVERS = 64
 
 if TYPE_CHECKING:
+    from mmrepro.failure.documents import Diagnosis
     from mmrepro.live.diagnose import Diagnosed
     from mmrepro.live.watch import ServerWatch, WatchDiagnosis
 
@@ -31,12 +33,14 @@ def diagnose(asked: DiagnoseCommand) -> None:
     """Find out what is wrong with a live server, and which known failure it is.
 
     It only observes: no signal, no debugging endpoint, nothing installed. Several
-    servers, named or from --prometheus, are looked at beside each other: which one is
-    unlike the others, and which side of a prefill and decode pair stands. Exit codes: 0
-    healthy; 1 a known failure was found or a server is unhealthy; 3 inconclusive.
+    servers, named or from --prometheus, are observed beside each other: which one is
+    unlike the others, and which side of a prefill and decode pair stands.
+
+    A folder in place of URL is what mmrepro watch kept of a fall; it is judged as the
+    server itself would have been.
 
     With --only nothing is judged: one kind of evidence is collected and printed, of the
-    server, or of what --pid or --log names (3: it could not be collected).
+    server, or of what --pid or --log names.
 
     Example:  mmrepro diagnose http://127.0.0.1:8000
     """
@@ -48,11 +52,15 @@ def diagnose(asked: DiagnoseCommand) -> None:
 
 def _diagnose(asked: DiagnoseCommand) -> None:
     from mmrepro.live.diagnose import diagnose as observe
-    from mmrepro.live.fleet import is_several, require_servers
+    from mmrepro.live.fleet import is_several, with_servers
 
+    if asked.url and Path(asked.url).is_dir():
+        _fallen(asked)
+    if asked.through:
+        _through(asked)
     if asked.only is not None:
         _collect_only(asked, asked.only)
-    require_servers(asked, "diagnose")
+    asked = with_servers(asked, "diagnose", partial(say, stderr=True))
     if is_several(asked):
         _several(asked)
     _bound()
@@ -63,14 +71,68 @@ def _diagnose(asked: DiagnoseCommand) -> None:
 
         write_reports(diagnosed.folder)
     if asked.json:
-        emit(diagnosed.diagnosis)
+        _emit_diagnosis(diagnosed.diagnosis)
     raise typer.Exit(diagnosed.diagnosis.exit_code)
+
+
+def _fallen(asked: DiagnoseCommand) -> NoReturn:
+    """Judge the evidence of a fall, which a watch has kept in a folder."""
+    from mmrepro.live.diagnose import diagnose_fall
+    from mmrepro.reports import compose_diagnosis
+    from mmrepro.reports.terminal import print_page
+
+    diagnosis = diagnose_fall(Path(asked.url), asked.scenarios, trust=asked.trust)
+    if asked.json:
+        _emit_diagnosis(diagnosis)
+    else:
+        page = compose_diagnosis(diagnosis)
+        print_page(page, table_console(), "", full=asked.full, quiet=asked.quiet)
+    raise typer.Exit(diagnosis.exit_code)
+
+
+def _through(asked: DiagnoseCommand) -> NoReturn:
+    """Say which hop of a gateway's chain is wrong."""
+    from mmrepro.base.records import DocumentHead
+    from mmrepro.failure.documents.chain import HOP_WORDS
+    from mmrepro.live.fleet import look_through, with_servers
+
+    asked = with_servers(asked, "diagnose", partial(say, stderr=True))
+    chain = look_through(asked)
+    if asked.json:
+        words = {0: "well", 1: "wrong-hop"}
+        head = DocumentHead(
+            status=words.get(chain.exit_code, "undecided"),
+            exit_code=chain.exit_code,
+            summary=chain.sentence,
+            next=list(chain.advice),
+        )
+        emit(chain, head)
+        raise typer.Exit(chain.exit_code)
+    say(chain.sentence)
+    hops = [] if asked.quiet else [chain.gateway, *chain.workers]
+    for hop in hops:
+        told = f" ({hop.told})" if hop.told else ""
+        say(f"  {hop.url}  {HOP_WORDS[hop.state]}{told}", hang=4)
+    for step in chain.advice:
+        say(f"  next: {step}", hang=8)
+    raise typer.Exit(chain.exit_code)
+
+
+def _emit_diagnosis(diagnosis: Diagnosis) -> None:
+    from mmrepro.reports import compose_diagnosis
+    from mmrepro.reports.documents import HTML_FILE
+
+    place = f"{diagnosis.incident_dir}/{HTML_FILE}" if diagnosis.incident_dir else ""
+    page = compose_diagnosis(diagnosis)
+    state = diagnosis.state.value
+    emit(diagnosis, head_of_page(page, state, diagnosis.exit_code, place))
 
 
 def _collect_only(asked: DiagnoseCommand, kind: str) -> NoReturn:
     """Collect one kind of evidence and print it as JSON; ``kind``: the probe's name."""
     import tempfile
 
+    from mmrepro.base.records import DocumentHead
     from mmrepro.live.fleet import is_several
     from mmrepro.probes import Subject, probe_class, run_probe
 
@@ -101,8 +163,11 @@ def _collect_only(asked: DiagnoseCommand, kind: str) -> NoReturn:
         model = asked.model or _first_model(asked.url, folder, asked.deadline_s)
         subject = replace(subject, model=model)
     result = run_probe(probe.on(subject), folder, asked.deadline_s)
-    emit(result, "probe")
-    raise typer.Exit(ExitCode.AS_EXPECTED if result.ok else ExitCode.INCONCLUSIVE)
+    code = ExitCode.AS_EXPECTED if result.ok else ExitCode.INCONCLUSIVE
+    summary = f"Evidence of the kind {kind}: {result.reason or 'collected'}"
+    head = DocumentHead(status=result.status.value, exit_code=code, summary=summary)
+    emit(result, head, "probe")
+    raise typer.Exit(code)
 
 
 def _first_model(url: str, folder: Path, deadline_s: float) -> str:
@@ -129,7 +194,7 @@ def _shown(asked: DiagnoseCommand) -> Diagnosed:
     diagnosis = diagnosed.diagnosis
     place = f"{diagnosis.incident_dir}/{HTML_FILE}" if diagnosis.incident_dir else ""
     page = compose_diagnosis(diagnosis)
-    print_page(page, Console(), place, full=asked.full, quiet=asked.quiet)
+    print_page(page, table_console(), place, full=asked.full, quiet=asked.quiet)
     return diagnosed
 
 
@@ -153,12 +218,13 @@ def _several(asked: DiagnoseCommand) -> NoReturn:
             write_reports(folder)
     if looked.folder is not None:
         write_reports(looked.folder)
+    place = f"{looked.folder}/{HTML_FILE}" if looked.folder is not None else ""
+    page = compose_fleet(looked.fleet)
     if asked.json:
-        emit(looked.fleet)
+        state, code = looked.fleet.state.value, looked.fleet.exit_code
+        emit(looked.fleet, head_of_page(page, state, code, place))
     else:
-        place = f"{looked.folder}/{HTML_FILE}" if looked.folder is not None else ""
-        page = compose_fleet(looked.fleet)
-        print_page(page, Console(), place, full=asked.full, quiet=asked.quiet)
+        print_page(page, table_console(), place, full=asked.full, quiet=asked.quiet)
     raise typer.Exit(looked.fleet.exit_code)
 
 
@@ -224,8 +290,7 @@ def watch(asked: WatchCommand) -> None:
     Several servers, named or from --prometheus, are watched beside each other; when one
     fails, all are diagnosed together, and without --http the watch ends.
 
-    Exit codes: 1 the server is not live; with --once, 0 it is. With --http it runs
-    until it is stopped.
+    With --http it runs until it is stopped.
 
     Example:  mmrepro watch http://127.0.0.1:8000 --http 9400
     """
@@ -237,9 +302,8 @@ def watch(asked: WatchCommand) -> None:
 
 def _watch(asked: WatchCommand) -> None:
     import threading
-    from functools import partial
 
-    from mmrepro.live.fleet import is_several, require_servers, servers_asked_for
+    from mmrepro.live.fleet import is_several, servers_asked_for, with_servers
     from mmrepro.live.watch import (
         Together,
         WatchServer,
@@ -249,7 +313,7 @@ def _watch(asked: WatchCommand) -> None:
     )
     from mmrepro.reports import write_reports
 
-    require_servers(asked, "watch")
+    asked = with_servers(asked, "watch", partial(say, stderr=True))
     address = parse_address(asked.http) if asked.http else None
     if not is_several(asked):
         look = (
@@ -298,6 +362,9 @@ def _watch(asked: WatchCommand) -> None:
     finally:
         for watcher in running.values():
             watcher.stop()
+        # A pod that is being ended ends its server as well: what it is at is kept first.
+        for watcher in running.values():
+            watcher.capture_now("the watch was ended while the server did not answer")
         if server is not None:
             server.close()
     fine = len(live) == len(running) and all(live.values())
@@ -315,6 +382,7 @@ def _watch_of(
         failures=asked.failures,
         successes=asked.successes,
         grace_s=0.0 if asked.once else asked.grace_s,
+        prepare_s=asked.grace_s,
         stall_s=asked.stall_s,
         started=time.monotonic(),
     )
@@ -323,7 +391,7 @@ def _watch_of(
         if not (asked.quiet and kind == "check"):
             _event(name, health.state, kind, text, as_json=asked.json)
 
-    return watch_of(asked, health, diagnose=look, listener=report)
+    return watch_of(asked, health, diagnose=look, listener=report, name=name)
 
 
 def _event(server: str, state: str, kind: str, text: str, *, as_json: bool) -> None:

@@ -9,7 +9,7 @@ from typing import ClassVar
 import typer
 from mmrepro.base import common_options as common
 from mmrepro.base.options import LIMITS, Command, option
-from mmrepro.cli.console import emit, table_console, while_reading
+from mmrepro.cli.console import emit, head_of_page, say, table_console, while_reading
 from mmrepro.cli.options import command
 
 
@@ -35,6 +35,9 @@ class _LogsCommand(Command):
     full: bool = common.FULL(
         False, help="Print counts, last words and what else there is."
     )
+    issue: bool = option(
+        False, "Print what maintainers ask for in a report, without clients' words."
+    )
     json: bool = common.JSON(False)
 
 
@@ -43,13 +46,12 @@ def logs(asked: _LogsCommand) -> None:
     """Read a server's logs: what ended it, which process first, when, and its last
     progress.
 
-    Exit status: 0 they were read; 2 nothing could be; 3 not to the end, or it is no
-    log.
-
     Example:  mmrepro logs /var/log/vllm/server.log
     """
-    from mmrepro.failure.documents import as_published
-    from mmrepro.live.diagnose import read_logs
+    from mmrepro.cli.find import later_lines
+    from mmrepro.failure.documents import shown_here
+    from mmrepro.live.diagnose import later_fixes_of, read_logs
+    from mmrepro.reports import compose_logs
 
     with while_reading():
         read = read_logs(
@@ -59,12 +61,18 @@ def logs(asked: _LogsCommand) -> None:
             deadline_s=asked.deadline,
             rules=asked.rules,
         )
-    reading = as_published(read)
+    reading = shown_here(read)
+    page = compose_logs(reading)
     if asked.json:
-        emit(reading)
+        emit(reading, head_of_page(page, reading.cause.name.value, reading.exit_code))
+    elif asked.issue:
+        from mmrepro.reports import issue_of_log
+
+        typer.echo(issue_of_log(read), nl=False)
     else:
-        from mmrepro.reports import compose_logs
         from mmrepro.reports.terminal import print_page
 
-        print_page(compose_logs(reading), table_console(), full=asked.full)
+        print_page(page, table_console(), full=asked.full)
+        for line in later_lines(later_fixes_of(read)):
+            say(line)
     raise typer.Exit(reading.exit_code)

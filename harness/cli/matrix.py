@@ -13,7 +13,14 @@ from mmrepro.base import common_options as common
 from mmrepro.base.errors import ExitCode, UsageError
 from mmrepro.base.options import OUTPUT, Command, option
 from mmrepro.campaign.matrix import DEFAULT_OUT, MatrixRunCommand
-from mmrepro.cli.console import console_for, emit, table_console
+from mmrepro.cli.console import (
+    console_for,
+    done_head,
+    emit,
+    head_of_page,
+    planned_head,
+    table_console,
+)
 from mmrepro.cli.options import DeclaredCommand, command
 
 if TYPE_CHECKING:
@@ -49,9 +56,6 @@ def run(asked: MatrixRunCommand) -> None:
     its own process.
 
     The same command on the same day continues it; what has ended is kept.
-    Exit codes: 0 all as expected; 1 an unexpected result; 3 inconclusive or left; 4
-    infrastructure.
-
     Example: mmrepro matrix run --scenario ghost-key-eviction --releases boundary,newest
     """
     raise typer.Exit(execute(asked))
@@ -91,7 +95,10 @@ def execute(asked: MatrixRunCommand) -> ExitCode:
         )
     if asked.dry_run:
         made = dry_run_of(asked, given, settings, folder)
-        emit(made, "nightly-plan") if asked.json else _print_dry_run(made, console)
+        if asked.json:
+            emit(made, planned_head(asked, made.seconds), "nightly-plan")
+        else:
+            _print_dry_run(made, console)
         return ExitCode.AS_EXPECTED
     planned, notes = ([], []) if asked.resume else planned_of(asked, given)
     if asked.resume and not (folder / LEDGER_FILE).is_file():
@@ -209,7 +216,7 @@ def _print_ended(
     from mmrepro.campaign.matrix import night_exit_code
     from mmrepro.history import NightView, night_document
     from mmrepro.reports import NIGHT_HTML_FILE, compose_night
-    from mmrepro.reports.blocks import count
+    from mmrepro.reports.blocks import count, slug
     from mmrepro.reports.terminal import print_page
 
     night = ended.runs.night
@@ -219,6 +226,11 @@ def _print_ended(
         lambda cell: ended.excused.entry_for(cell, night.created.wall) is not None,
         ended.left,
     )
+    page = compose_night(shown)
+    if ended.left:
+        resume = (f"{count(len(ended.left), 'job')} left; to resume, run", ended.resume)
+        page = replace(page, commands=[resume, *page.commands[1:]])
+    place = str(ended.folder / NIGHT_HTML_FILE)
     if asked.json:
         run = {
             "folder": str(ended.folder),
@@ -228,15 +240,12 @@ def _print_ended(
             "left_out": list(ended.notes),
             "resume": ended.resume if ended.left else "",
         }
-        emit({**night_document(shown).model_dump(mode="json"), "run": run})
+        document = night_document(shown).model_dump(mode="json")
+        head = head_of_page(page, slug(page.badge.label), code, place)
+        emit({**document, "run": run}, head)
         return code
     if ended.idle:
         _line(console, f"{night.id} is complete: nothing was left to run.")
-    page = compose_night(shown)
-    if ended.left:
-        resume = (f"{count(len(ended.left), 'job')} left; to resume, run", ended.resume)
-        page = replace(page, commands=[resume, *page.commands[1:]])
-    place = str(ended.folder / NIGHT_HTML_FILE)
     print_page(page, table_console(), place, full=asked.full, quiet=asked.quiet)
     return code
 
@@ -358,11 +367,9 @@ class _MatrixDiffCommand(Command):
 def diff(asked: _MatrixDiffCommand) -> None:
     """Show what changed from one nightly run to another.
 
-    Exit codes: 0 nothing that alarms; 1 a bug came back, a drift, a flaky cell, another
-    failure.
-
     Example:  mmrepro matrix diff nights 2026-11-21 2026-11-22
     """
+    from mmrepro.base.records import DocumentHead
     from mmrepro.history import (
         ALARMS,
         DiffDocument,
@@ -387,14 +394,20 @@ def diff(asked: _MatrixDiffCommand) -> None:
             )
         first = earlier[-1]
     events = find(first, after)
+    changes = count(len(events), "change") if events else "Nothing changed"
+    text = f"{changes} from {first.night.id} to {after.night.id}"
+    alarms = any(event.what in ALARMS for event in events)
+    code = ExitCode.NOT_AS_EXPECTED if alarms else ExitCode.AS_EXPECTED
     if asked.json:
-        emit(DiffDocument(before=first.night.id, now=after.night.id, events=events))
+        status = "alert" if alarms else "changed" if events else "unchanged"
+        head = DocumentHead(status=status, exit_code=code, summary=text)
+        document = DiffDocument(
+            before=first.night.id, now=after.night.id, events=events
+        )
+        emit(document, head)
     else:
-        changes = count(len(events), "change") if events else "Nothing changed"
-        text = Paragraph(f"{changes} from {first.night.id} to {after.night.id}")
-        print_blocks([text, *events_table(events)], table_console())
-    if any(event.what in ALARMS for event in events):
-        raise typer.Exit(ExitCode.NOT_AS_EXPECTED)
+        print_blocks([Paragraph(text), *events_table(events)], table_console())
+    raise typer.Exit(code)
 
 
 @dataclass(frozen=True)
@@ -421,11 +434,15 @@ def history(asked: _MatrixHistoryCommand) -> None:
     """
     from mmrepro.history import history_document, read_history
     from mmrepro.reports import history_blocks
+    from mmrepro.reports.blocks import count
     from mmrepro.reports.terminal import print_blocks
 
     known = read_history(asked.ledger)
     if asked.json:
-        emit(history_document(known, asked.scenario))
+        document = history_document(known, asked.scenario)
+        cells = count(len(document.cells), "job")
+        nights = count(len(document.nights), "nightly run")
+        emit(document, done_head("listed", f"{cells} over {nights}."))
     else:
         print_blocks(history_blocks(known, asked.scenario), table_console())
 

@@ -19,8 +19,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, BinaryIO, ClassVar, Literal, TextIO, cast
 
 from mmrepro.base.errors import UsageError
+from mmrepro.base.installed import install_command
 from mmrepro.base.options import Command, option
 from mmrepro.cli.commands import START_ENGINES
+from mmrepro.cli.exit_codes import short_table
 from mmrepro.cli.options import command
 
 if TYPE_CHECKING:
@@ -70,7 +72,7 @@ def mcp(asked: McpCommand) -> None:
     """Serve mmrepro's commands as tools for an agent (MCP, on standard input and
     output).
 
-    Needs the extra: pip install 'mmrepro[mcp]'.
+    Needs the extra `mcp`.
 
     Example:  claude mcp add mmrepro -- mmrepro mcp
     """
@@ -169,7 +171,7 @@ def server_of(asked: McpCommand) -> MCPServer:
     except ImportError as error:
         raise UsageError(
             "The MCP server needs the package mcp, which is an extra.",
-            hint="pip install 'mmrepro[mcp]'",
+            hint=install_command("mcp"),
         ) from error
     made = MCPServer("mmrepro", instructions=_ABOUT)
     for tool in READING if asked.read_only else (*READING, *OBSERVING, *STARTING):
@@ -183,8 +185,8 @@ def server_of(asked: McpCommand) -> MCPServer:
     return made
 
 
-async def _said(*words: str, told: str) -> str:
-    """What a command prints. ``told``: what its exit codes mean.
+async def _said(*words: str) -> str:
+    """What a command prints, and what its exit code means.
 
     Raises:
         ToolError: a word that no command line can hold, or the command did not end in
@@ -216,7 +218,8 @@ async def _said(*words: str, told: str) -> str:
     screen = out.decode("utf-8", "replace")[:_MOST_CHARS].strip()
     aside = "\n".join(err.decode("utf-8", "replace").strip().splitlines()[-8:])
     return (
-        f"{screen}\n{aside[-_MOST_CHARS:]}\nexit code {child.returncode} ({told})"
+        f"{screen}\n{aside[-_MOST_CHARS:]}\n"
+        f"exit code {child.returncode} ({short_table(words[0])})"
     ).strip()
 
 
@@ -283,19 +286,14 @@ def _options(**values: str | bool) -> list[str]:
 async def find(text: str) -> str:
     """Which known failure is this? Text: a message, a traceback, an issue such as
     vllm#43941, or the path of a log. No network is asked."""
-    return await _said(
-        "find", "--", text, told="0 known, 3 perhaps, 1 nothing is known of it"
-    )
+    return await _said("find", "--", text)
 
 
 async def logs(files: list[str], engine: str = "", full: bool = False) -> str:
     """What ended a server, by its log files: the first exception, the process, when,
     what to do."""
     words = ["logs", *_options(engine=engine, full=full), "--", *files]
-    return await _said(
-        *words,
-        told="0 read, 2 nothing could be read, 3 not to its end, or no log",
-    )
+    return await _said(*words)
 
 
 async def diagnose(url: str, log: str = "", full: bool = False) -> str:
@@ -303,20 +301,18 @@ async def diagnose(url: str, log: str = "", full: bool = False) -> str:
     with one small request; what was observed of a server that is not well is kept in
     ./incidents."""
     words = ["diagnose", *_options(log=log, full=full), "--", url]
-    return await _said(
-        *words, told="0 healthy, 1 a known failure or unhealthy, 3 inconclusive"
-    )
+    return await _said(*words)
 
 
 async def list_failures() -> str:
     """The known failure modes, by name."""
-    return await _said("list", told="0 listed")
+    return await _said("list")
 
 
 async def show(name: str) -> str:
     """One known failure mode: symptom, cause, workarounds, upstream references. Of a
     FILE.py what it declares: it is not run."""
-    return await _said("show", "--", name, told="0 shown, 2 there is none of that name")
+    return await _said("show", "--", name)
 
 
 async def report(folder: str, format: _Format = "text") -> str:
@@ -324,7 +320,7 @@ async def report(folder: str, format: _Format = "text") -> str:
     number or last. Format: text, md, html, issue (the engine's own bug-report form),
     json or junit."""
     words = ["report", *_options(format=format), "--", folder]
-    return await _said(*words, told="0 written, 2 there is no such folder")
+    return await _said(*words)
 
 
 async def repro(
@@ -350,18 +346,16 @@ async def repro(
         "reported": reported,
     }
     words = ["repro", "--yes", *_options(**values, fixed=fixed, out=out)]
-    told = (
-        "1 reproduced, 0 not, 3 nothing tested, another failure or no hardware, 2 usage"
-    )
-    return await _said(*words, *(["--", issue] if issue else []), told=told)
+    if issue:
+        words += ["--", issue]
+    return await _said(*words)
 
 
 async def run(scenario: str, release: str = "") -> str:
     """Drive a real engine into a known failure on this machine. Takes one to ten
     minutes."""
     words = ["run", "--yes", *_options(release=release), "--", scenario]
-    told = "0 as expected of that release, 1 not, 3 inconclusive"
-    return await _said(*words, told=told)
+    return await _said(*words)
 
 
 READING: tuple[_Tool, ...] = (find, logs, list_failures, show, report)

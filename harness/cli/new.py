@@ -12,13 +12,14 @@ import typer
 from mmrepro.base import common_options as common
 from mmrepro.base.errors import UnwritableOutput, UsageError
 from mmrepro.base.options import Command, option
-from mmrepro.cli.console import emit
+from mmrepro.cli.console import done_head, emit
 from mmrepro.cli.options import command
 
 
 @dataclass(frozen=True)
 class _NewCommand(Command):
     COMMAND: ClassVar[str] = "new"
+    DOCUMENTS: ClassVar[tuple[str, ...]] = ("mmrepro.cli.documents:NewDocument",)
     scenario: str = option(
         "",
         "Its name: small letters, digits, dashes.",
@@ -73,7 +74,8 @@ def new(asked: _NewCommand) -> None:
             "release": release,
             "files": names,
         }
-        emit({**facts, "next": following}, "new")
+        written = f"The scenario {asked.scenario} is written to {', '.join(names)}."
+        emit(facts, done_head("written", written, [following]), "new")
         return
     for line in (*lines, f"Next: {following}"):
         typer.echo(line)

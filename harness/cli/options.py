@@ -20,7 +20,7 @@ from mmrepro.base.common_options import (
     FEATURE_OPTIONS,
     RANK_OPTIONS,
 )
-from mmrepro.base.errors import UntrustedFile, UsageError, did_you_mean
+from mmrepro.base.errors import ExitCode, UntrustedFile, UsageError, did_you_mean
 from mmrepro.base.machine import Configured
 from mmrepro.base.options import (
     GROUPS,
@@ -31,16 +31,20 @@ from mmrepro.base.options import (
     declared,
 )
 from mmrepro.cli.commands import COMMANDS
+from mmrepro.cli.exit_codes import EXIT_ZERO, codes_of, help_rows
+from typer._click.exceptions import ClickException
 from typer.core import TyperCommand
 
 C = TypeVar("C", bound=Command)
 _JSON_SCHEMA = "json_schema"
+_EXIT_ZERO = "exit_zero"
+_VERDICTS = (ExitCode.NOT_AS_EXPECTED, ExitCode.INCONCLUSIVE)
 _SCENARIOS = "mmrepro.scenarios"
 """Entry points with which distributions add scenarios."""
 _AFTER_DASHES = "after --"
 """Where a command keeps what follows ``--``, if it has a plain field ``child``: another
 command."""
-PLACES = ("incident", "campaign", "unfinished", "finding", "record")
+PLACES = ("incident", "run", "campaign", "unfinished", "finding", "record")
 """Kinds of :attr:`Option.names` that lie in folders here."""
 
 
@@ -52,9 +56,14 @@ def command(made: type[C]) -> Callable[[Callable[[C], None]], Callable[..., None
         @wraps(execute)
         def call(ctx: typer.Context, **values: Any) -> None:
             values.pop(_JSON_SCHEMA, None)
+            exit_zero = values.pop(_EXIT_ZERO, False)
             asked = _options(made, ctx, values)
             try:
                 execute(asked)
+            except typer.Exit as ended:
+                if exit_zero and ended.exit_code in _VERDICTS:
+                    raise typer.Exit(ExitCode.AS_EXPECTED) from None
+                raise
             except UntrustedFile as error:
                 if hasattr(asked, "trust"):
                     again = asked.command_line(trust=True)
@@ -67,6 +76,8 @@ def command(made: type[C]) -> Callable[[Callable[[C], None]], Callable[..., None
         parameters = [context, *map(_parameter, declared(made))]
         if made.DOCUMENTS:
             parameters.append(_json_schema(made))
+        if codes_of(made.COMMAND).has_verdict:
+            parameters.append(_exit_zero())
         # typer follows __wrapped__, and would see the function's own parameters.
         del call.__wrapped__
         call.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
@@ -84,10 +95,11 @@ def _json_schema(made: type[Command]) -> inspect.Parameter:
 
     def show(value: bool) -> None:
         if value:
-            from mmrepro.cli.console import emit
+            import json
+
             from mmrepro.cli.json_schema import json_schema
 
-            emit(json_schema(made.DOCUMENTS))
+            typer.echo(json.dumps(json_schema(made.DOCUMENTS), indent=1))
             raise typer.Exit
 
     info = typer.Option(
@@ -99,6 +111,17 @@ def _json_schema(made: type[Command]) -> inspect.Parameter:
     )
     return inspect.Parameter(
         _JSON_SCHEMA,
+        inspect.Parameter.KEYWORD_ONLY,
+        default=False,
+        annotation=Annotated[bool, info],
+    )
+
+
+def _exit_zero() -> inspect.Parameter:
+    """The option ``--exit-zero`` of a command with a verdict."""
+    info = typer.Option("--exit-zero", help=EXIT_ZERO, rich_help_panel=OUTPUT)
+    return inspect.Parameter(
+        _EXIT_ZERO,
         inspect.Parameter.KEYWORD_ONLY,
         default=False,
         annotation=Annotated[bool, info],
@@ -126,6 +149,25 @@ def _options(made: type[C], ctx: typer.Context, values: dict[str, Any]) -> C:
     if hasattr(made, "child"):
         values["child"] = ctx.meta.get(_AFTER_DASHES, ())
     return made(**values, origins=origins)
+
+
+def read_words(command: Any, words: Sequence[str], made: type[C]) -> C:
+    """The options that these words are of a command, as if it were typed with them.
+
+    Args:
+        command: typer's.
+        made: its options.
+
+    Raises:
+        UsageError: they are none.
+    """
+    try:
+        context = command.make_context(made.COMMAND, [*words])
+    except ClickException as error:
+        raise UsageError(f"{shlex.join(words)}: {error.format_message()}") from None
+    values = dict(context.params)
+    values.pop(_JSON_SCHEMA, None)
+    return _options(made, context, values)
 
 
 def _read(known: DeclaredOption, value: Any) -> Any:
@@ -358,3 +400,7 @@ class DeclaredCommand(TyperCommand):
             if heading in lines:
                 with formatter.section(heading):
                     formatter.write_dl(lines[heading])
+        made = getattr(self.callback, "options", None)
+        if made is not None:
+            with formatter.section("Exit codes"):
+                formatter.write_dl(help_rows(made.COMMAND))

@@ -61,17 +61,22 @@ class LiveView(ABC):
     def _draw(self) -> RenderableType: ...
 
 
+_STAGES = {"gate": "warm-up check"}
+"""Stages that people know by another name."""
+
+
 class Progress(LiveView):
     """Listens to a run's events and draws them on ``console`` while the run lasts.
 
-    Off a terminal the building of an environment is reported on stderr: it takes
-    minutes."""
+    Off a terminal each stage, and the building of an environment, is a line on
+    stderr: both take minutes."""
 
     def __init__(self, console: Console, title: str, *, verbose: bool = False) -> None:
         super().__init__(console, per_second=8, transient=False)
         self._build = Sparse(self._on_stderr)
         self.title, self._verbose = title, verbose
         self._stages: list[tuple[str, float]] = []
+        self._began = time.monotonic()
         self._ended = 0.0
         self._latest = ""
 
@@ -87,12 +92,18 @@ class Progress(LiveView):
             self._on_stderr(f"{event.source}: {event.text}")
         if event.source == "stage":
             self.show(event.text)
+            if self._live is None and not self._verbose:
+                # A job whose output is a file looks hung without it.
+                passed = time.monotonic() - self._began
+                stage = _STAGES.get(event.text, event.text)
+                self._on_stderr(f"[{passed:.0f} s] {stage}")
         else:
             with self._lock:
                 self._latest = one_line(event.text, 200)
 
     def show(self, stage: str, latest: str = "") -> None:
         """Show the stage, a new one in a line of its own, and how far it is."""
+        stage = _STAGES.get(stage, stage)
         with self._lock:
             if not latest or not self._stages or self._stages[-1][0] != stage:
                 self._stages.append((stage, time.monotonic()))

@@ -3,13 +3,13 @@ engines, what is wrong, and the few requests that show it."""
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import typer
-from mmrepro.base.errors import ExitCode
 from mmrepro.cli.options import command
 from mmrepro.search.fuzz.options import FuzzCommand
 from mmrepro.search.replay.options import ReplayCommand
@@ -17,15 +17,14 @@ from mmrepro.search.repro.options import ReproCommand
 
 if TYPE_CHECKING:
     from mmrepro.reports.documents import ReportKind
+    from mmrepro.traffic.case import ServerWanted
 
 
 @command(ReplayCommand)
 def replay(asked: ReplayCommand) -> None:
     """Replay recorded traffic on a fresh engine, notice what is wrong, and shrink it.
 
-    It talks to servers that it started itself, never to the recording's. Exit codes: 0
-    nothing unknown; 1 an unknown failure, confirmed; 3 not confirmed, or all was
-    refused; 4 infrastructure.
+    It talks to servers that it started itself, never to the recording's.
 
     Example:  mmrepro replay night.har --engine vllm --release 0.23.0
     """
@@ -58,27 +57,50 @@ def fuzz(asked: FuzzCommand) -> None:
     """Look for failures that nobody has reported: generate requests, and judge the
     answers.
 
-    It talks to servers that it started itself, and claims nothing absent. Exit codes: 0
-    nothing unknown; 1 an unknown failure, confirmed; 3 observed but not confirmed; 4
-    infrastructure.
+    It talks to servers that it started itself, and claims nothing absent.
 
     Example:  mmrepro fuzz vllm --release 0.23.0 --budget 10m
     """
     from mmrepro.cli.sources import released
     from mmrepro.reports import FUZZ_REPORT, write_replay
     from mmrepro.reports.documents import keep
-    from mmrepro.search.fuzz.fuzzing import Fuzzing
+    from mmrepro.search.fuzz.fuzzing import session_of
     from mmrepro.search.fuzz.server import settled
 
     asked = settled(box_there(released(asked, asked.engine), "--no-box"))
+    servers = [(asked.server.engine, asked.server.release)]
+    if asked.against:
+        other = _other_side(asked)
+        asked = replace(asked, other=other)
+        servers.append((other.engine, other.release))
     conduct_search(
         asked,
         asked.jobs,
-        lambda: Fuzzing(
+        lambda: session_of(
             asked, write=partial(keep, FUZZ_REPORT), write_replay=write_replay
         ),
         FUZZ_REPORT,
+        servers if asked.against else (),
     )
+
+
+def _other_side(asked: FuzzCommand) -> ServerWanted:
+    """The second server, by the words of --against.
+
+    Raises:
+        UsageError: they are no options of the command.
+    """
+    from mmrepro.cli.app import typed_command
+    from mmrepro.cli.options import read_words
+    from mmrepro.cli.sources import released
+    from mmrepro.search.fuzz.server import other_side
+
+    words = shlex.split(asked.against)
+    if words and not words[0].startswith("-"):
+        words = ["--release", *words]  # a release alone
+    own = typed_command(FuzzCommand.COMMAND)
+    other = read_words(own, [asked.engine, *words], FuzzCommand)
+    return other_side(asked, released(other, asked.engine))
 
 
 _CommandT = TypeVar("_CommandT", ReplayCommand, ReproCommand, FuzzCommand)
@@ -135,7 +157,7 @@ def conduct_search(
         servers: engines and releases that it starts; (): the one of ``asked``.
     """
     from mmrepro.campaign import TrialOptions
-    from mmrepro.cli.campaign import announce_servers, carry_out
+    from mmrepro.cli.campaign import announce_servers, carry_out, code_of_search
     from mmrepro.engines import get_engine
 
     device = device_there(asked)
@@ -147,6 +169,12 @@ def conduct_search(
     announce_servers(
         asked, servers or [(asked.server.engine, asked.server.release)], new=new
     )
-    made = carry_out(session, kind, asked, TrialOptions(), jobs=jobs, device=device)
-    failed = made.state == "failed"
-    raise typer.Exit(ExitCode.INFRASTRUCTURE if failed else ExitCode(made.exit_code))
+    carry_out(
+        session,
+        kind,
+        asked,
+        TrialOptions(),
+        exit_code=code_of_search,
+        jobs=jobs,
+        device=device,
+    )

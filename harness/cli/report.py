@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import typer
 from mmrepro.base import common_options as common, units
-from mmrepro.base.errors import UsageError
+from mmrepro.base.errors import ExitCode, UsageError
 from mmrepro.base.options import OUTPUT, Command, option
-from mmrepro.cli.console import emit, table, table_console
+from mmrepro.cli.console import done_head, emit, say, table, table_console
 from mmrepro.cli.options import command
 
 if TYPE_CHECKING:
@@ -188,7 +188,7 @@ def _of_one(
     first = findings[0] if findings else folder / "f1"
     what = "An issue" if format == "issue" else "A test"
     return UsageError(
-        f"{what} is of one finding, and {name} may have several.",
+        f"Choose one finding for {what}: {name} may have several.",
         hint=f"mmrepro report {first} --format {format}",
     )
 
@@ -237,7 +237,7 @@ class _JudgeCommand(Command):
         (),
         help="Incidents: their folders, numbers, ids, or last; or bundles.",
         metavar="DIR|N|ID…",
-        names="incident",
+        names="run",
     )
     scenario: str = option(
         "",
@@ -273,11 +273,11 @@ def judge(asked: _JudgeCommand) -> None:
     and now.
 
     It is how a signature is improved on runs that were made, and how a stranger checks
-    a verdict. Exit code 1: a verdict is another one than was recorded. Exit code 2: an
-    incident was changed since it was recorded; nothing is judged then.
+    a verdict. An incident that was changed since it was recorded is refused.
 
     Example:  mmrepro judge incidents/ghost-key-eviction-0.23.0-20261121-030000
     """
+    from mmrepro.base.records import DocumentHead
     from mmrepro.failure.documents import check_hashes, signed_by
     from mmrepro.reports import load
     from mmrepro.runs import JudgedAgain, JudgeDocument, rejudge
@@ -291,16 +291,23 @@ def judge(asked: _JudgeCommand) -> None:
         signer = signed_by(path, check, asked.signers) if asked.signers else ""
         found = rejudge(incident, _scenario(incident, asked))
         judged.append(_JudgedRun(path, incident, found, check, signer))
+    differs = any(row.found.differs for row in judged)
+    code = ExitCode.NOT_AS_EXPECTED if differs else ExitCode.AS_EXPECTED
     if asked.json:
         again = [
             JudgedAgain.of(row.path, row.incident, row.found, row.check, row.signer)
             for row in judged
         ]
-        emit(JudgeDocument(judged=again))
+        different = sum(row.found.differs for row in judged)
+        head = DocumentHead(
+            status="differs" if different else "same",
+            exit_code=code,
+            summary=f"{different} of {units.count(len(judged), 'verdict')} differ now.",
+        )
+        emit(JudgeDocument(judged=again), head)
     else:
         _print_judged(judged, every=asked.verbose)
-    if any(row.found.differs for row in judged):
-        raise typer.Exit(1)
+    raise typer.Exit(code)
 
 
 class _JudgedRun(NamedTuple):
@@ -323,6 +330,11 @@ def _scenario(incident: Incident, asked: _JudgeCommand) -> Any:
     from mmrepro.scenario.registry import as_run
 
     given, ran = asked.scenario, incident.scenario
+    if incident.diagnosis is not None:
+        raise UsageError(
+            f"{incident.incident_dir} is a diagnosis and cannot be judged again.",
+            hint="mmrepro judge last, for the newest run",
+        )
     try:
         return as_run(given or ran.name, ran.variant, trust=bool(given) and asked.trust)
     except (UnknownScenario, UntrustedFile) as error:
@@ -336,10 +348,9 @@ def _scenario(incident: Incident, asked: _JudgeCommand) -> Any:
 
 def _print_judged(judged: list[_JudgedRun], *, every: bool) -> None:
     from mmrepro.base.text import plain
-    from rich.console import Console
     from rich.markup import escape
 
-    out = Console(highlight=False, soft_wrap=True)
+    out = table_console()
     for path, _, rejudged, check, signer in judged:
         now = rejudged.now.outcome.value
         if rejudged.differs:
@@ -395,6 +406,9 @@ _MAX_SECRETS_BYTES = 1 << 20
 @dataclass(frozen=True)
 class _BundleCommand(Command):
     COMMAND: ClassVar[str] = "bundle"
+    DOCUMENTS: ClassVar[tuple[str, ...]] = (
+        "bundle=mmrepro.failure.documents.stored:BundleManifest",
+    )
     incident: Path = common.PLACE(
         Path(), help="Incident or replay: its folder, number, id, or last."
     )
@@ -415,6 +429,7 @@ class _BundleCommand(Command):
         configurable=False,
     )
     force: bool = common.FORCE(False)
+    full: bool = common.FULL(False, help="List every file of the bundle.")
     json: bool = common.JSON(False)
 
 
@@ -426,9 +441,6 @@ def bundle(asked: _BundleCommand) -> None:
     the file with mmrepro report FILE.zip. Look at it before you publish it: a pattern
     knows keys, tokens, prompts, images, addresses and user names, not every secret
     there is.
-
-    Exit status: 0 the file is written; 2 it is not: there is no incident, a file of
-    that name is there, what has to be in it is too large, or it cannot be written.
 
     Example:  mmrepro bundle incidents/ghost-key-eviction-0.23.0-20261121-030000
     """
@@ -455,9 +467,12 @@ def bundle(asked: _BundleCommand) -> None:
     )
     if asked.json:
         facts = {"bundle": str(target), "bytes": target.stat().st_size}
-        emit(facts | manifest.model_dump(), "bundle")
+        following = [f"mmrepro report {target}"]
+        summary = f"The bundle is {target}: look at it before you publish it."
+        head = done_head("written", summary, following)
+        emit(facts | manifest.model_dump(), head, "bundle")
     else:
-        _print_bundle(target, manifest)
+        _print_bundle(target, manifest, full=asked.full)
 
 
 def _typed(name: str) -> str:
@@ -485,11 +500,27 @@ def _lines(path: Path) -> list[str]:
     return lines
 
 
-def _print_bundle(target: Path, manifest: BundleManifest) -> None:
+def _print_bundle(target: Path, manifest: BundleManifest, *, full: bool) -> None:
+    """Print what was packed in three lines; ``full``: each file before them."""
     import shlex
 
     from mmrepro.base.text import plain
-    from rich.console import Console
+
+    if full:
+        _print_bundled_files(manifest)
+    redacted = [file.redactions for file in manifest.files if file.redactions]
+    shown = shlex.quote(plain(str(target)))
+    size = units.size(target.stat().st_size, 2)
+    say(f"{shown}  {size}, {units.count(len(manifest.files), 'file')}")
+    places = units.count(sum(redacted), "place")
+    line = f"Redacted: {places} in {units.count(len(redacted), 'file')}"
+    if manifest.left_out:
+        line += f"; left out: {units.count(len(manifest.left_out), 'file')}"
+    say(line + ("." if full else " (--full lists them)."))
+    say(f"Read it before you publish it: mmrepro report {shown}")
+
+
+def _print_bundled_files(manifest: BundleManifest) -> None:
     from rich.markup import escape
 
     dumps = [entry for entry in manifest.files if "-stacks-" in entry.name]
@@ -511,9 +542,5 @@ def _print_bundle(target: Path, manifest: BundleManifest) -> None:
         rows.append(
             (f"[dim]{escape(gone.name)}", str(gone.bytes), "", "", escape(gone.why))
         )
-    console = Console(highlight=False)
-    console.print(table(("file", "bytes", "redacted", "sha256", "note"), rows))
-    shown = escape(shlex.quote(plain(str(target))))
-    console.print(f"\n{shown}  {units.size(target.stat().st_size, 2)}")
-    console.print(f"to read it:  mmrepro report {shown}")
-    console.print("Look at it before you publish it.")
+    heads = ("file", "bytes", "redacted", "sha256", "note")
+    table_console().print(table(heads, rows))

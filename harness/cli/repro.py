@@ -2,8 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from pathlib import Path
+
+import typer
 from mmrepro.cli.options import command
 from mmrepro.search.repro.options import ReproCommand
+
+_BEFORE = 500
+"""Commits before the tree, of the line of first parents, among which the one that
+brought a failure is looked for: a fortnight of vLLM's."""
 
 
 @command(ReproCommand)
@@ -13,12 +21,11 @@ def repro(asked: ReproCommand) -> None:
 
     The report is the text of an issue of vLLM, SGLang or LMDeploy; --server, --client
     and --release replace or add what it lacks. Server and client run in a box: no
-    network, none of your files. Exit codes: 0 not reproduced; 1 reproduced; 2 something
-    is missing in the report; 3 nothing was tested, something else is wrong, or it needs
-    hardware; 4 infrastructure.
+    network, none of your files.
 
     Example: mmrepro repro --server "vllm serve Qwen/Qwen3-0.6B" --client "python
     client.py" """
+    from mmrepro.base.errors import ExitCode
     from mmrepro.cli.replay import box_there, conduct_search, device_there
     from mmrepro.cli.sources import released
     from mmrepro.reports import REPLAY_REPORT, write_replay
@@ -26,6 +33,9 @@ def repro(asked: ReproCommand) -> None:
     from mmrepro.search.repro.report import releases_of
     from mmrepro.search.repro.session import Reproducing
 
+    tree = asked.tree
+    if asked.test_patch is not None and tree:
+        asked = _with_patch(asked, asked.test_patch)
     if asked.tree or asked.kernels:
         asked = released(asked, asked.engine)
     asked = box_there(asked, "--trust-report")
@@ -33,6 +43,84 @@ def repro(asked: ReproCommand) -> None:
     session = Reproducing(asked, write=write_replay)
     engine = session.asked.server.engine
     servers = [(engine, release) for release in releases_of(session.asked)]
-    conduct_search(
-        session.options, jobs_of(asked), lambda: session, REPLAY_REPORT, servers
-    )
+    try:
+        conduct_search(
+            session.options, jobs_of(asked), lambda: session, REPLAY_REPORT, servers
+        )
+    except typer.Exit as ended:
+        if asked.bisect and tree and ended.exit_code == ExitCode.NOT_AS_EXPECTED:
+            _bisect(asked, tree, session.folder)
+        raise
+
+
+def _with_patch(asked: ReproCommand, patch: Path) -> ReproCommand:
+    """The options with the patched tree as what the finding is compared with.
+
+    Its content is kept in the cache, so that the clone it is made in may go.
+
+    Raises:
+        UsageError: the patch does not apply, or the tree is no git clone.
+    """
+    from mmrepro.cli.test_tree import split_revision
+    from mmrepro.engines.environments import ensure, patched_clone, resolve_source
+
+    clone, rev = split_revision(asked.tree)
+    with patched_clone(clone, rev or "HEAD", patch) as (folder, sha):
+        source = resolve_source(
+            f"{folder}@{sha}",
+            kernels=asked.kernels,
+            device=asked.device,
+            engine=asked.engine,
+            lender=ensure,
+        )
+    typer.echo(f"with {patch.name}: {source.words}", err=True)
+    return replace(asked, fixed=source.release, test_patch=None)
+
+
+def _bisect(asked: ReproCommand, tree: str, folder: Path) -> None:
+    """Look for the commits between which the first finding came and went, and add to
+    the text for a comment what they are."""
+    import os
+
+    from mmrepro.campaign import spawn
+    from mmrepro.cli.test_tree import split_revision
+    from mmrepro.failure.documents import load_document
+    from mmrepro.failure.documents.searches import BISECTION_FILE, Bisection
+    from mmrepro.reports import COMMENT_FILE
+
+    clone, rev = split_revision(tree)
+    out = folder / "bisection"
+    finding = sorted(path for path in folder.glob("f*") if path.is_dir())[0]
+    words = bisect_words(clone, rev, finding, asked.since)
+    if asked.kernels:
+        words += ["--kernels", asked.kernels]
+    child = spawn([*words, "--out", str(out)], dict(os.environ), stdout=2, stderr=2)
+    child.wait()
+    made = load_document(out, BISECTION_FILE, Bisection)
+    lines = [f"- {direction}: {side.explanation}" for direction, side in made.sides]
+    for line in lines:
+        typer.echo(line, err=asked.json)
+    with (folder / COMMENT_FILE).open("a", encoding="utf-8") as file:
+        file.write("\nBy commit:\n\n" + "\n".join(lines) + "\n")
+
+
+def bisect_words(clone: Path, rev: str, finding: Path, since: str) -> list[str]:
+    """The command that looks for the boundaries of a finding of ``rev``: both where
+    later commits are known, else where it came in.
+
+    Raises:
+        UsageError: git refuses.
+    """
+    from mmrepro.engines.environments import ask_git
+
+    def ask(*words: str) -> str:
+        return ask_git(clone, *words).decode().strip()
+
+    head = ask("rev-parse", "HEAD^{commit}")
+    bad = ask("rev-parse", f"{rev or 'HEAD'}^{{commit}}")
+    if not since:
+        line = ("rev-list", "--first-parent", f"--max-count={_BEFORE + 1}", bad)
+        since = ask(*line).splitlines()[-1]
+    find = "introduced" if bad == head else "both"
+    words = ["bisect", str(finding), "--source", str(clone), "--find", find]
+    return [*words, "--bad", bad, "--good", since]

@@ -12,6 +12,7 @@ from mmrepro.cli.options import command
 from mmrepro.runs import RunCommand
 
 if TYPE_CHECKING:
+    from mmrepro.base.records import DocumentHead
     from mmrepro.engines.environments import EnvironmentSpec
     from mmrepro.failure.documents import Incident
     from mmrepro.runs import Starter
@@ -61,13 +62,12 @@ def run(asked: RunCommand) -> None:
             )
             for number in range(1, repeat + 1)
         ]
+    worst = max(incidents, key=lambda incident: _severity(_exit_code(incident)))
     if asked.json:
-        emit(_document(incidents))
+        emit(_document(incidents, worst), _head(worst))
     elif repeat > 1:
         _print_repeats(incidents, console)
-    raise typer.Exit(
-        max((_exit_code(incident) for incident in incidents), key=_severity)
-    )
+    raise typer.Exit(_exit_code(worst))
 
 
 def _one(
@@ -102,8 +102,11 @@ def _one(
     incident = load_incident(journal.folder)
     write(INCIDENT_REPORT, incident, journal.folder)
     if not asked.json:
-        place = f"{incident.incident_dir}/{INCIDENT_REPORT.files[1]}"
-        page = INCIDENT_REPORT.compose(as_published(incident))
+        place = f"{journal.folder}/{INCIDENT_REPORT.files[1]}"
+        own = {"command": incident.command, "incident_dir": str(journal.folder)}
+        # What is to be typed again is printed as it was typed.
+        shown = as_published(incident).model_copy(update=own)
+        page = INCIDENT_REPORT.compose(shown)
         print_page(page, table_console(), place, full=asked.full, quiet=asked.quiet)
     return incident
 
@@ -119,14 +122,24 @@ def _keep_partial(folder: Path) -> None:
     typer.echo(f"Partial incident: {folder}", err=True)
 
 
-def _document(incidents: list[Incident]) -> object:
+def _head(incident: Incident) -> DocumentHead:
+    from mmrepro.cli.console import head_of_page
+    from mmrepro.failure.documents import as_published
+    from mmrepro.reports import INCIDENT_REPORT
+
+    page = INCIDENT_REPORT.compose(as_published(incident))
+    place = f"{incident.incident_dir}/{INCIDENT_REPORT.files[1]}"
+    status = str(incident.outcome or incident.state)
+    return head_of_page(page, status, _exit_code(incident), place)
+
+
+def _document(incidents: list[Incident], worst: Incident) -> object:
     """The incident; of several the first with the gravest end, with every run's outcome
     in it."""
     import json
 
     if len(incidents) == 1:
-        return incidents[0].model_dump_json(indent=1)
-    worst = max(incidents, key=lambda incident: _severity(_exit_code(incident)))
+        return worst
     runs = [
         {
             "incident_dir": incident.incident_dir,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -12,7 +13,8 @@ import typer
 from mmrepro.base import common_options as common
 from mmrepro.base.errors import BrokenScenario, UsageError
 from mmrepro.base.options import Command, option
-from mmrepro.cli.console import emit, print_rows, table_console
+from mmrepro.base.units import count
+from mmrepro.cli.console import done_head, emit, print_rows, say, table_console
 from mmrepro.cli.find import foreign
 from mmrepro.cli.options import command
 from mmrepro.runs import split_variant
@@ -87,10 +89,11 @@ def list_scenarios(asked: _ListCommand) -> None:
         from mmrepro.tools.catalogue import ListDocument
 
         facts = [_facts(name, asked.trust) for name in names or scenario_names()]
-        emit(ListDocument(scenarios=facts))
+        words = f"{count(len(facts), 'known failure')}."
+        emit(ListDocument(scenarios=facts), done_head("listed", words))
         return
     heads = ("scenario", "engine", "affected", "default", "what happens")
-    print_rows([heads, *_rows(names, asked.trust)], spare=(3, 1))
+    print_rows([heads, *_rows(names, asked.trust)])
 
 
 def _facts(name: str, trust: bool) -> dict[str, Any]:
@@ -178,14 +181,15 @@ def _alive(asked: _ListCommand) -> None:
         document = AliveDocument(
             engines=newest, failures=rows, broken=why, not_registered=unknown
         )
-        emit(document)
+        words = f"{count(len(rows), 'known failure')} against the newest releases."
+        emit(document, done_head("listed", words))
         return
 
     _print_standings(rows, everything=asked.full or bool(names))
     for line in _notes(newest):
-        typer.echo(line, err=True)
+        say(line, stderr=True)
     for error in broken.values():
-        typer.echo(error.message, err=True)
+        say(error.message, stderr=True)
     if unknown:
         typer.echo(f"Recorded, and no scenario here: {', '.join(unknown)}.", err=True)
 
@@ -196,7 +200,7 @@ def _print_standings(rows: Sequence[Standing], *, everything: bool) -> None:
     from mmrepro.reports.blocks import Paragraph, table
     from mmrepro.reports.terminal import print_blocks
 
-    shown = rows if everything else [row for row in rows if row.alive]
+    shown = rows if everything else [row for row in rows if _is_open(row)]
     alone = len(shown) < len(rows)
     heads = [
         "failure:name",
@@ -208,9 +212,22 @@ def _print_standings(rows: Sequence[Standing], *, everything: bool) -> None:
     ]
     blocks = table(heads, [_row(row, alone=alone) for row in shown])
     if alone:
-        text = f"{len(shown)} still unfixed; {len(rows) - len(shown)} more: --full"
+        # A scenario's variants are ways to one failure.
+        failures = len({row.scenario for row in shown})
+        text = (
+            f"{count(failures, 'failure')} still unfixed upstream; "
+            f"{len(rows) - len(shown)} more rows: --full"
+        )
         blocks.append(Paragraph(text))
     print_blocks(blocks, table_console())
+
+
+def _is_open(row: Standing) -> bool:
+    """Whether it is unfixed upstream: what is planted in the teaching engine is not."""
+    from mmrepro.engines.folders import facts, folders
+
+    is_planted = row.engine in folders() and facts(row.engine).teaching
+    return bool(row.alive) and not is_planted
 
 
 def _row(row: Standing, *, alone: bool) -> tuple[Inline, ...]:
@@ -226,6 +243,10 @@ def _row(row: Standing, *, alone: bool) -> tuple[Inline, ...]:
         state += f" {row.where}"
     if row.reproduced and row.reproduced < row.runs:
         state += f" ({row.reproduced} of {row.runs} runs)"
+    pairs = [f"with {row.runner}"] if row.runner and row.other_pairs else []
+    for pair, outcome in row.other_pairs.items():
+        pairs.append(f"{outcome.replace('-', ' ')} with {pair}")
+    state = "; ".join(filter(None, [state.strip(), *pairs]))
 
     last = ""
     if row.last_release and not row.runs:
@@ -344,11 +365,23 @@ def show(asked: _ShowCommand) -> None:
     if asked.json:
         from mmrepro.tools.catalogue import shown
 
-        emit(shown(loaded, conditions, live))
+        document = shown(loaded, conditions, live)
+        following = [f"mmrepro run {_typed(loaded, asked.scenario)}"]
+        emit(document, done_head("known", document.summary, following))
         return
     from mmrepro.reports.terminal import print_page
 
-    print_page(_page(loaded, conditions, live), table_console(), full=asked.full)
+    page = _page(loaded, asked.scenario, conditions, live)
+    print_page(page, table_console(), full=asked.full)
+
+
+def _typed(loaded: Scenario, given: str) -> str:
+    """How ``run`` takes a scenario that was shown: a file by its path."""
+    from mmrepro.scenario.registry import is_file_name
+
+    if is_file_name(given):
+        return shlex.quote(given)
+    return f"{loaded.name}:{loaded.variant}" if loaded.variant else loaded.name
 
 
 def _check(asked: _ShowCommand) -> None:
@@ -381,7 +414,9 @@ def _show_declared(asked: _ShowCommand) -> None:
     if asked.json:
         from mmrepro.tools.catalogue import shown_as_declared
 
-        emit(shown_as_declared(read))
+        document = shown_as_declared(read)
+        following = [asked.command_line(trust=True)]
+        emit(document, done_head("declared", document.summary, following))
         return
     from mmrepro.reports.terminal import print_page
 
@@ -442,14 +477,15 @@ def _declared_page(read: DeclaredScenario, file: str, in_full: str) -> Page:
 
 def _counts(counted: Mapping[str, int]) -> list[str]:
     """``3 conditions``, ``1 variant``: of each that there is any of."""
-    from mmrepro.reports.blocks import count
 
     return [count(number, word) for word, number in counted.items() if number]
 
 
-def _page(loaded: Scenario, conditions: Sequence[Condition], live: set[str]) -> Page:
+def _page(
+    loaded: Scenario, given: str, conditions: Sequence[Condition], live: set[str]
+) -> Page:
     """The failure mode: its end screen, and a section for each kind of thing it
-    declares."""
+    declares. ``given``: its name or its file, as it is typed."""
     from mmrepro.reports.blocks import Badge, Page, Paragraph, prose
 
     name = f"{loaded.name}:{loaded.variant}" if loaded.variant else loaded.name
@@ -481,7 +517,7 @@ def _page(loaded: Scenario, conditions: Sequence[Condition], live: set[str]) -> 
         subject=loaded.title,
         card=card,
         counts=_counts(counted),
-        commands=[("to run it", f"mmrepro run {name}")],
+        commands=[("to run it", f"mmrepro run {_typed(loaded, given)}")],
         sections=_sections(loaded, conditions, live),
     )
 
@@ -542,7 +578,8 @@ def _claims(asked: _ShowCommand) -> None:
         if asked.status in (None, claim.judged.status):
             chosen.append(claim)
     if asked.json:
-        emit(Claims(claims=chosen))
+        words = f"{count(len(chosen), 'statement')} of the original reports."
+        emit(Claims(claims=chosen), done_head("listed", words))
     elif asked.scenarios or asked.status is not None or asked.full:
         _print_claims(chosen)
     else:
@@ -560,7 +597,7 @@ def _name_of(given: str, trust: bool) -> str:
 def _print_claim_counts(claims: Sequence[JudgedClaim]) -> None:
     """One line a scenario: all claims are ten screens."""
     from mmrepro.base.records import ClaimStatus
-    from mmrepro.reports.blocks import Paragraph, count, table
+    from mmrepro.reports.blocks import Paragraph, table
     from mmrepro.reports.terminal import print_blocks
 
     counts = Counter((claim.scenario, claim.judged.status) for claim in claims)

@@ -44,10 +44,14 @@ def released(asked: C, engine: str = "") -> C:
             "--source is a release of its own: --release and --commit exclude it.",
             hint=f"--source {text}",
         )
-    from mmrepro.engines.environments import resolve_source
+    from mmrepro.engines.environments import ensure, resolve_source
 
-    source = resolve_source(text, kernels=given.kernels, device=device, engine=engine)
+    source = resolve_source(
+        text, kernels=given.kernels, device=device, engine=engine, lender=ensure
+    )
     typer.echo(f"{source.tree.engine} {source.tree.version}: {source.words}", err=True)
+    if source.tree.version_from:
+        typer.echo(f"  {source.tree.version_from}", err=True)
     name = "releases" if several else "release"
     value = (*given.releases, source.release) if several else source.release
     origins = {**given.origins, name: OptionOrigin.WORD}

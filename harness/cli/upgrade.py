@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import partial
 
-import typer
-from mmrepro.base.errors import ExitCode
 from mmrepro.cli.options import command
 from mmrepro.search.upgrade.options import UpgradeCommand
 
@@ -16,13 +14,12 @@ def upgrade(asked: UpgradeCommand) -> None:
     """Compare two releases, trees or settings of an engine under your traffic.
 
     Starts, failures, answers, protocol, speed and memory, on servers that it starts
-    itself, in turn. Exit codes: 0 nothing found; 1 a difference that matters; 3
-    something could not be told; 4 infrastructure.
+    itself, in turn.
 
     Example:  mmrepro upgrade 0.32.0 0.33.0 --engine vllm --traffic night.har
     """
     from mmrepro.campaign import TrialOptions
-    from mmrepro.cli.campaign import announce_servers, carry_out
+    from mmrepro.cli.campaign import announce_servers, carry_out, code_of_search
     from mmrepro.cli.sources import released
     from mmrepro.engines import get_engine
     from mmrepro.reports import UPGRADE_REPORT
@@ -40,14 +37,13 @@ def upgrade(asked: UpgradeCommand) -> None:
     session = Upgrading(asked, write=partial(keep, UPGRADE_REPORT))
     wanted = [(one.engine, one.release) for one in (asked.server, asked.new_server)]
     announce_servers(asked, wanted, new=session.folder)
-    made = carry_out(
+    carry_out(
         session,
         UPGRADE_REPORT,
         asked,
         TrialOptions(),
+        exit_code=code_of_search,
         jobs=None if asked.ray else 1,
         device=asked.device,
         budget_s=asked.budget_s,
     )
-    failed = made.state == "failed"
-    raise typer.Exit(ExitCode.INFRASTRUCTURE if failed else ExitCode(made.exit_code))

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import typer
 from mmrepro.base import common_options as common, units
 from mmrepro.base.options import LIMITS, Command, option
-from mmrepro.cli.console import emit
+from mmrepro.cli.console import done_head, emit
 from mmrepro.cli.options import DeclaredCommand, command
 
 if TYPE_CHECKING:
@@ -28,6 +28,7 @@ app = typer.Typer(
 @dataclass(frozen=True)
 class _WarmStartCommand(Command):
     COMMAND: ClassVar[str] = "env warm start"
+    DOCUMENTS: ClassVar[tuple[str, ...]] = ("mmrepro.cli.documents:WarmDocument",)
     scenario: str = common.SCENARIO("")
     variant: str = common.VARIANT("")
     release: str = common.RELEASE("")
@@ -87,7 +88,8 @@ def start(asked: _WarmStartCommand) -> None:
                 hint=f"mmrepro run {asked.scenario} --start-mode fork",
             ) from refusal
     if asked.json:
-        emit(_facts(parent), "warm")
+        words = f"{parent.label} is kept warm."
+        emit(_facts(parent), done_head("warm", words), "warm")
     else:
         words = "was warm already" if there else "is warm"
         print(f"{parent.label} {words}: {_described(parent)}")
@@ -96,6 +98,7 @@ def start(asked: _WarmStartCommand) -> None:
 @dataclass(frozen=True)
 class _WarmStatusCommand(Command):
     COMMAND: ClassVar[str] = "env warm status"
+    DOCUMENTS: ClassVar[tuple[str, ...]] = ("mmrepro.cli.documents:KeptWarmDocument",)
     json: bool = common.JSON(False)
 
 
@@ -111,7 +114,8 @@ def status(asked: _WarmStatusCommand) -> None:
 
     living = kept_fork_servers(warm_root())
     if asked.json:
-        emit({"kept": [_facts(parent) for parent in living]}, "kept-warm")
+        head = done_head("listed", f"{units.count(len(living), 'engine')} kept warm.")
+        emit({"kept": [_facts(parent) for parent in living]}, head, "kept-warm")
         return
     if not living:
         print("Nothing is kept warm. Try: mmrepro env warm start ghost-key-eviction")

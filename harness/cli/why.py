@@ -4,6 +4,7 @@ why."""
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -12,10 +13,11 @@ from typing import TYPE_CHECKING, ClassVar
 import typer
 from mmrepro.base import common_options as common
 from mmrepro.base.options import LIMITS, OUTPUT, Command, option
-from mmrepro.cli.console import emit, while_reading
+from mmrepro.cli.console import emit, table_console, while_reading
 from mmrepro.cli.options import command
 
 if TYPE_CHECKING:
+    from mmrepro.base.records import DocumentHead
     from mmrepro.engines import Engine
     from mmrepro.live.diagnose import StartReading
     from mmrepro.probes import LogLine
@@ -66,27 +68,36 @@ def why(asked: _WhyCommand) -> None:
     gone or late. Then it ends it, unless --keep leaves a ready one running. Ctrl-C ends
     it, too.
 
-    Exit status: 0 ready; 1 failed or stuck, with a cause; 3 could not be told.
-
     Example:  mmrepro why -- vllm serve Qwen/Qwen3-0.6B --port 8000
     """
     from mmrepro.base.errors import UsageError
     from mmrepro.engines import get_engine
-    from mmrepro.failure.documents import as_published
+    from mmrepro.failure.documents import shown_here
     from mmrepro.live.diagnose import with_rules
 
     if bool(asked.files) == bool(asked.child):
         raise UsageError(
-            "Give the log of a start, or its command after --.",
+            "Pass a start-up log, or the start command after --.",
             hint="mmrepro why server.log, or mmrepro why -- vllm serve MODEL",
         )
     engine = None if asked.engine == "auto" else get_engine(asked.engine)
     with with_rules(asked.rules):
         answer = _watched(asked, engine) if asked.child else _read(asked, engine)
-    answer = as_published(answer)
-    emit(answer) if asked.json else _print(answer)
-    if code := _code(answer):
-        raise typer.Exit(code)
+    answer = shown_here(answer)
+    code = _code(answer)
+    if asked.json:
+        emit(answer, _head(answer, code))
+    else:
+        _print(answer)
+    raise typer.Exit(code)
+
+
+def _head(answer: StartReading, code: int) -> DocumentHead:
+    from mmrepro.base.records import DocumentHead
+
+    return DocumentHead(
+        status=answer.state.value, exit_code=code, summary=answer.sentence
+    )
 
 
 def _code(answer: StartReading) -> int:
@@ -100,7 +111,7 @@ def _read(asked: _WhyCommand, engine: Engine | None) -> StartReading:
 
     from mmrepro.base.errors import UsageError
     from mmrepro.engines.starts import lines_of
-    from mmrepro.live.diagnose import read_start
+    from mmrepro.live.diagnose import judge_log, read_start
     from mmrepro.probes import Unavailable
     from mmrepro.probes.log_files import BROKEN, kept, logs_below
 
@@ -117,8 +128,12 @@ def _read(asked: _WhyCommand, engine: Engine | None) -> StartReading:
                 hint = "mmrepro why LOG"
                 raise UsageError(f"{path} cannot be read: {why}.", hint=hint) from error
     answer = read_start(lines, engine=engine, release=asked.release)
-    log = ", ".join(map(str, asked.files))
-    return answer.model_copy(update={"log": log, "notes": [*answer.notes, *notes]})
+    update: dict[str, object] = {
+        "log": ", ".join(map(str, asked.files)),
+        "notes": [*answer.notes, *notes],
+        "facts": judge_log(lines, answer.engine).facts,
+    }
+    return answer.model_copy(update=update)
 
 
 def _watched(asked: _WhyCommand, engine: Engine | None) -> StartReading:
@@ -174,14 +189,30 @@ def _line(line: LogLine) -> None:
     typer.echo(one_line(public_line(line), 400), err=True)
 
 
-_MOST_WHY, _MOST_ADVICE = 6, 4
+_MOST_WHY, _MOST_ADVICE = 5, 4
+
+
+def _facts_rows(answer: StartReading) -> Iterator[tuple[str, str]]:
+    """What the log carries besides: where it ran, how it was started, where it
+    failed."""
+    facts = answer.facts
+    if facts is None:
+        return
+    where = ", ".join(filter(None, [facts.platform.upper(), *facts.topology]))
+    if where:
+        yield "on", where
+    if facts.command:
+        yield "command", facts.command
+    if facts.failure is not None and facts.failure.place:
+        yield "raised at", f"{facts.failure.place} {facts.failure.code}".strip()
+    for text in facts.ties[:1]:
+        yield "tie", text
 
 
 def _print(answer: StartReading) -> None:
     """Print at most 20 lines, the verdict last."""
     from mmrepro.base.text import one_line
     from mmrepro.probes.log_words import public_line
-    from rich.console import Console
     from rich.markup import escape
     from rich.table import Table
 
@@ -200,6 +231,8 @@ def _print(answer: StartReading) -> None:
     ]
     row("engine", " ".join(filter(None, words)))
     row("log", f"{answer.log}, {answer.lines} lines")
+    for name, text in _facts_rows(answer):
+        row(name, text)
     shown = cause.why[:_MOST_WHY] if cause else answer.notes
     for at, text in enumerate(shown):
         row("" if at else "why", text)
@@ -209,7 +242,7 @@ def _print(answer: StartReading) -> None:
         row("" if at else "do", text)
     if answer.pid is not None:
         row("running", f"{answer.url or 'the server'}; end it: kill {answer.pid}")
-    console = Console(highlight=False)
+    console = table_console()
     console.print(grid)
     colour = {"ready": "green", "failed": "red", "stuck": "red"}.get(
         answer.state, "yellow"

@@ -238,6 +238,16 @@ class Engine(ABC):
     """Whether it writes files of requests, which no other engine does."""
     step_functions: ClassVar[tuple[str, ...]] = ()
     """Functions of the core that are on its stack during a step, and only then."""
+    awaits_orders: ClassVar[tuple[str, str]] = ("", "")
+    """Endpoint, and expression of its answer, that show an engine which met an exception
+    and waits for an instruction; "": it does not."""
+    queue_full: ClassVar[str] = ""
+    """Expression of the words with which its front end turns a request away because as
+    many wait as may; "": it has none."""
+    core_threads: ClassVar[tuple[str, ...]] = ()
+    """Functions with which threads of the core begin that last as long as it does."""
+    core_ends_in: ClassVar[tuple[str, str]] = ("", "")
+    """File and function in which a core stands while it ends by itself."""
     fatal_after_start: ClassVar[bool] = False
     """Whether its log pattern ``core-fatal`` is of an engine that was ready; else a
     start that failed says the same."""
@@ -256,6 +266,19 @@ class Engine(ABC):
         from mmrepro.probes import role_from_title
 
         return role_from_title(name, cmdline)
+
+    def endpoints_of(self, words: Sequence[str]) -> tuple[str, ...]:
+        """The cheap endpoints of a server with these options."""
+        return self.endpoints
+
+    def front_role_in(self, variables: Mapping[str, str]) -> str:
+        """The role of the program that serves HTTP where the first process only starts
+        it; "": that process serves HTTP itself.
+
+        Args:
+            variables: what the first process was started with.
+        """
+        return ""
 
     def wrote(self, source: str, words: str) -> bool:
         """Whether a line is surely its own, though it is in another engine's form.

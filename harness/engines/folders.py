@@ -5,9 +5,11 @@
     vllm/allowed.toml    options and variables that others may set   (allowed.py)
     vllm/features.toml   what a server does besides                  (features.py)
     vllm/waits.toml      where its processes wait                    (waits.py)
+    vllm/held.toml       how it shows that it is well and answers nobody (held.py)
     vllm/serving.toml    how people start its server                 (serving.py)
     vllm/promises.toml   what its API promises                       (promises.py)
     vllm/dialect.toml    how requests are written for it             (dialects.py)
+    vllm/parsers.toml    where a release lists its parsers           (parsers.py)
     vllm/plain.toml      what makes its server a plain one           (plain.py)
     vllm/issue_form.toml the form of its bug reports     (reports/issue_form.py)
     vllm/advice.toml     what to do about a cause   (diagnose/cause_advice.py)
@@ -77,6 +79,12 @@ def folders() -> dict[str, Path]:
 def facts(engine: str) -> EngineFolder:
     """Read the facts of ``engine``. Raises KeyError: there is no such engine."""
     return _facts_in(folders()[engine])
+
+
+def title(engine: str) -> str:
+    """Return the engine's name as its makers write it; an unknown one stays as it
+    is."""
+    return facts(engine).title if engine in folders() else engine
 
 
 @cache

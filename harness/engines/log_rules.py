@@ -20,7 +20,7 @@ from mmrepro.base.errors import UsageError
 from mmrepro.base.machine import open_to_read, parse_toml
 from mmrepro.probes import anchors_of
 
-_DOCS: Final = "docs/logs.md#your-own-rules has an example"
+_DOCS: Final = "mmrepro help logs has an example"
 _CERTAINTIES: Final = ("certain", "likely", "possible")
 _KEYS: Final = frozenset(
     {
@@ -84,7 +84,7 @@ class _Sign:
         return "|".join(self.patterns)
 
 
-def _shipped_rows(name: str) -> Mapping[str, Any]:
+def shipped_rows(name: str) -> Mapping[str, Any]:
     """The file of that name among those that come with the package."""
     file = files("mmrepro.engines").joinpath("rules", name)
     return tomllib.loads(file.read_text(encoding="utf-8"))
@@ -151,7 +151,7 @@ def rule_of(
 
 def shipped_rules(name: str, more: Set[str] = frozenset()) -> tuple[LogRule, ...]:
     """The rules of a file that comes with the package, in its order."""
-    rows = _shipped_rows(name)["rule"]
+    rows = shipped_rows(name)["rule"]
     return tuple(
         rule_of(row, f"{name}, rule {number}", more)
         for number, row in enumerate(rows, 1)
@@ -161,7 +161,7 @@ def shipped_rules(name: str, more: Set[str] = frozenset()) -> tuple[LogRule, ...
 def shipped_signs(name: str) -> Mapping[str, _Sign]:
     """The signs of a file that comes with the package."""
     signs = {}
-    for row in _shipped_rows(name).get("sign", ()):
+    for row in shipped_rows(name).get("sign", ()):
         where = f"{name}, sign {row['name']}"
         patterns = _texts(row, "patterns", where)
         signs[row["name"]] = _Sign(row["name"], patterns, _examples_of(row, where))

@@ -20,8 +20,12 @@ class UpstreamTests:
         utils: our file (``reproducers/``) that replaces the tests' own ``utils.py``,
             which wheels do not have.
         lent: what to say of that replacement.
+        tools: requirements of what its tests import and no environment has.
+        preload: modules that all trees share, imported once.
     """
 
+    tools: tuple[str, ...] = ("pytest", "pytest-asyncio", "pytest-timeout")
+    preload: tuple[str, ...] = ("torch", "transformers")
     manner: str = ""
     folder: str = ""
     utils: str = ""
@@ -130,5 +134,5 @@ def serving(engine: str) -> ServingFacts:
     """How ``engine``'s server is started; the common way where its folder says
     nothing."""
     row = dict(table(engine, "serving.toml"))
-    row["tests"] = UpstreamTests(**row.get("tests", {}))
+    row["tests"] = made_of(UpstreamTests, row.get("tests", {}))
     return made_of(ServingFacts, row)

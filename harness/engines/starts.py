@@ -313,7 +313,8 @@ def _first_up(lines: Sequence[LogLine]) -> float:
 
 
 _UP: Final = re.compile(
-    r"Application startup complete\.|Uvicorn running on |ready to roll|ready on port \d"
+    r"Application startup complete\.|Uvicorn running on |ready to roll|ready on port \d|"
+    r"starting OpenAI server bind_address=|OpenAI server is ready to accept requests"
 )
 
 
@@ -475,8 +476,12 @@ def _asked_for(found: Found) -> Mapping[str, str]:
 
 
 def _module(found: Found) -> Mapping[str, str]:
-    name = found["module"].partition(".")[0]
-    return {"top": name, "package": _PACKAGES.get(name, name.replace("_", "-"))}
+    name = (found.get("module") or "").partition(".")[0]
+    return {"top": name, "package": _PACKAGES.get(name, "")}
+
+
+def _of_the_same_name(names: str) -> dict[str, str]:
+    return {name: name.replace("_", "-") for name in names.split()}
 
 
 _PACKAGES: Final[Mapping[str, str]] = {
@@ -493,8 +498,29 @@ _PACKAGES: Final[Mapping[str, str]] = {
     "vllm_flash_attn": "vllm",
     "multipart": "python-multipart",
     "mistral_common": "mistral-common",
+    "flashinfer": "flashinfer-python",
+    "mooncake": "mooncake-transfer-engine",
+    "compressed_tensors": "compressed-tensors",
+    "pkg_resources": "setuptools",
+    "distutils": "setuptools",
+    "setuptools_scm": "setuptools-scm",
+    "dotenv": "python-dotenv",
+    "bs4": "beautifulsoup4",
+    "fitz": "pymupdf",
+    **_of_the_same_name(
+        "vllm sglang lmdeploy torch torchvision torchaudio transformers tokenizers triton "
+        "xformers accelerate bitsandbytes peft timm einops tiktoken sentencepiece "
+        "safetensors datasets numpy pandas scipy matplotlib psutil requests aiohttp "
+        "fastapi uvicorn uvloop pydantic openai ray xgrammar outlines lmcache nixl "
+        "modelscope librosa soundfile decord av blobfile orjson msgspec packaging "
+        "setuptools wheel ninja cmake tqdm jinja2 partial_json_parser six regex "
+        "protobuf grpcio websockets httpx gguf autoawq auto_gptq optimum deepspeed "
+        "terratorch opentelemetry runai_model_streamer tensorizer fastsafetensors "
+        "diffusers cupy kernels tilelang hf_transfer"
+    ),
 }
-"""A module's package, where its name is another one."""
+"""A module's package. Of other names it is not known who owns them on an index: no
+command is made of them."""
 
 EXTRAS: Final[Mapping[str, Mapping[str, str]]] = {
     "vllm": {
@@ -618,6 +644,8 @@ def stage_of(lines: Sequence[LogLine], engine: Engine | None) -> str:
         form = re.compile(mark)
         if any(form.search(line.own_words) for line in lines):
             reached = at
+    if not reached:
+        return ""
     return _STAGES.get(stages[reached], f"in the stage “{stages[reached]}”")
 
 
@@ -898,9 +926,8 @@ def _fill(
     if rule.fault is StartFault.MISSING_MODULE and "top" in found:
         extra = EXTRAS.get(asked.engine, {}).get(str(found["top"]), "")
         own = f"{engine}[{extra}]" + (f"=={release}" if release else "")
-        fill["install"] = (
-            f"pip install '{own}'" if extra else f"pip install '{found['package']}'"
-        )
+        package = own if extra else str(found["package"])
+        fill["install"] = f"pip install '{package}'" if package else ""
     if rule.fault is StartFault.LIBRARY_MISSING:
         fill |= _library_words(str(found["library"]))
     if (

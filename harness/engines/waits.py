@@ -138,10 +138,14 @@ _COMMUNICATION = re.compile(
 )
 """Files of collective operations, between the ranks of one server."""
 COMPILERS = re.compile(
-    r"(?:^|/)(?:torch/_dynamo/convert_frame|torch/_inductor/(?:cpp_builder|cpu_vec_isa)"
-    r"|triton/compiler/\w+|triton/runtime/build|flashinfer/jit/[\w/]+)\.py$"
+    r"(?:^|/)(?:torch/_dynamo/convert_frame|torch/utils/cpp_extension"
+    r"|torch/_inductor/(?:cpp_builder|cpu_vec_isa|async_compile|autotune_process"
+    r"|select_algorithm|graph|codegen/\w+)|triton/compiler/\w+|triton/runtime/build"
+    r"|triton/backends/\w+/compiler|flashinfer/jit/[\w/]+|deep_gemm/jit/\w+"
+    r"|deep_gemm_wrapper/compile_utils|tilelang/jit/[\w/]+|tvm_ffi/cpp/\w+)\.py$"
 )
-"""On the stack of who compiles a kernel, which takes seconds in one place, and ends."""
+"""On the stack of who compiles a kernel, which takes seconds in one place, and ends.
+Files that are on the stack of a compiled model's step as well are left out."""
 _DEVICE = re.compile(r"(?:^|/)torch/(?:cuda|xpu|npu|accelerator)/\w+\.py$")
 _KV = re.compile(r"(?:^|/)(?:kv_connector|kv_transfer|disaggregation)/[\w/]+\.py$")
 _KV_WAITS = frozenset({"wait_for_layer_load", "wait_for_save"})

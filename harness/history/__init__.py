@@ -18,6 +18,15 @@ if TYPE_CHECKING:
         diff as diff_nights,
         events as events_between,
     )
+    from mmrepro.history.fixed_later import (
+        TABLE_OF_FIXES as TABLE_OF_FIXES,
+        FixTable as FixTable,
+        LaterFix as LaterFix,
+        TableFix as TableFix,
+        TableFunction as TableFunction,
+        later_fixes as later_fixes,
+        write_table as write_fix_table,
+    )
     from mmrepro.history.ledger import (
         History as History,
         Ledger as Ledger,

@@ -239,7 +239,7 @@ def _later_release(fixed: Cell, concerned: Cell) -> bool:
 
 _Text = Annotated[str, StringConstraints(strip_whitespace=True, min_length=1)]
 _EXAMPLE = (
-    'see docs/history.md; an entry begins with [[quarantine]] and scenario = "NAME"'
+    'mmrepro help history; an entry begins with [[quarantine]] and scenario = "NAME"'
 )
 
 

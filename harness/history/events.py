@@ -351,8 +351,8 @@ class _NightComparison:
         if job.state is JobState.MISSING and job.cell.id in self.night.planned:
             why = f"the night is {self.night.night.state} and did not run it"
 
-        was = job.before.state if job.before is not None else "told"
-        text = f"{_subject(job.cell)} was {was} and is not known now: {why}"
+        was = f" (last: {job.before.state})" if job.before is not None else ""
+        text = f"{_subject(job.cell)}: no result tonight{was}: {why}"
         error = _first([attempt.error for attempt in self._runs(job)])
         if error:
             text += f" ({one_line(error, 200)})"

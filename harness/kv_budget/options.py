@@ -97,6 +97,7 @@ class KvBudgetCommand(Command):
     """What was given, None where nothing was. Sizes are in bytes."""
 
     COMMAND: ClassVar[str] = "kv-budget"
+    DOCUMENTS: ClassVar[tuple[str, ...]] = ("mmrepro.cli.documents:KvBudgetDocument",)
     engine: str | None = option(
         None, "Engine.", choices=tuple(ENGINES), shown="by the setting, else lmdeploy"
     )

@@ -171,7 +171,7 @@ class CellResult:
         if self.folder is not None:
             yield f"report: {self._path(self.folder)}/{MARKDOWN_FILE}"
         if self.shown is not None and self.shown.command:
-            yield f"to repeat it: {self.shown.command}"
+            yield f"run again: {self.shown.command}"
 
     def _path(self, path: Path) -> str:
         return str(

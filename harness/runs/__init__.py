@@ -19,6 +19,15 @@ if TYPE_CHECKING:
         quantile as quantile,
         thresholds as thresholds,
     )
+    from mmrepro.runs.commits import (
+        CommitReader as CommitReader,
+        CommitReading as CommitReading,
+        CommitResult as CommitResult,
+        change_of as change_of,
+        functions_at as functions_at,
+        old_lines as old_lines,
+        read_commit as read_commit,
+    )
     from mmrepro.runs.judge import (
         Deadlines as Deadlines,
         JudgedAgain as JudgedAgain,
@@ -55,6 +64,15 @@ if TYPE_CHECKING:
         Starter as Starter,
         fork_server_spec as fork_server_spec,
         warm_root as warm_root,
+    )
+    from mmrepro.runs.tree_tests import (
+        UntestableCause as UntestableCause,
+        UpstreamRun as UpstreamRun,
+        UpstreamSide as UpstreamSide,
+        UpstreamState as UpstreamState,
+        UpstreamTest as UpstreamTest,
+        run_tests as run_tests,
+        unpack_tests as unpack_tests,
     )
 else:
     __getattr__ = lazily(__name__)

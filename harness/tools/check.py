@@ -14,7 +14,8 @@ from typing import Annotated
 
 import psutil
 from mmrepro.base import processes, units
-from mmrepro.base.errors import INSTALL_RUN, MmreproError, UsageError
+from mmrepro.base.errors import MmreproError, UsageError
+from mmrepro.base.installed import install_command
 from mmrepro.base.machine import (
     Device,
     cache_root,
@@ -157,7 +158,7 @@ def _uv() -> Part:
         required=True,
         found="not found",
         costs="environments of engines cannot be built",
-        hint=INSTALL_RUN,
+        hint=install_command("run"),
     )
     try:
         version = uv_version()

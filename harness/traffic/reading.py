@@ -369,6 +369,7 @@ def read_event(event: Any, record: RequestRecord, watch: RequestWatch) -> None:
     if failure:
         record.error = failure[:ERROR_LIMIT]
         return
+    _note_block(kind, event, record)
     if "delta" not in kind:
         response = event.get("response")
         if isinstance(response, dict) and kind.endswith("completed"):
@@ -395,6 +396,42 @@ def _failure_of(kind: str, event: Any) -> str:
     error = response.get("error")
     message = error.get("message") if isinstance(error, dict) else error
     return _text(message) or "an error without a text"
+
+
+def _note_block(kind: str, event: Any, record: RequestRecord) -> None:
+    """Add what an event of a stream of ``/v1/messages`` says of a block: a text, a
+    thought, or a call of a tool."""
+    if kind not in _BLOCK_EVENTS:
+        return
+    kept = _kept_choice(record, 0)
+    if kind == "message_start":
+        usage = (event.get("message") or {}).get("usage") or {}
+        record.prompt_tokens = count(usage.get("input_tokens"))
+        return
+    if kind == "message_delta":
+        usage = event.get("usage") or {}
+        record.completion_tokens = count(usage.get("output_tokens"))
+        reason = _text((event.get("delta") or {}).get("stop_reason"))
+        if reason:
+            kept.finish_reason = reason
+            kept.finishes += 1
+        return
+
+    place = count(event.get("index")) or 0
+    block = event.get("content_block") or event.get("delta") or {}
+    kept.text = (kept.text + _text(block.get("text")))[:TEXT_LIMIT]
+    kept.reasoning = (kept.reasoning + _text(block.get("thinking")))[:TEXT_LIMIT]
+    if block.get("type") in ("tool_use", "input_json_delta"):
+        piece = {"name": block.get("name"), "arguments": block.get("partial_json")}
+        _note_call({"function": piece}, place, kept)
+
+
+_BLOCK_EVENTS = (
+    "message_start",
+    "message_delta",
+    "content_block_start",
+    "content_block_delta",
+)
 
 
 def _new_text(event: Any, record: RequestRecord) -> str:

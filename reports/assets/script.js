@@ -57,7 +57,7 @@
     const timed = [...document.querySelectorAll("tr[data-at]")];
     if (!svg || !timed.length) continue;
     const brush = make("div", "", { class: "brush", hidden: "" });
-    const note = make("p", "Select a span in the timeline to see its lines.", { class: "soft brushed", role: "status" });
+    const note = make("p", "Drag across the timeline to filter the events.", { class: "soft brushed", role: "status" });
     figure.classList.add("brushable");
     figure.append(brush);
     figure.after(note);
@@ -86,13 +86,30 @@
         shown += fits;
       }
       brush.hidden = clear;
-      note.textContent = clear ? "Select a span in the timeline to see its lines."
+      note.textContent = clear ? "Drag across the timeline to filter the events."
         : `${shown} of ${timed.length} lines between ${low.toFixed(1)} s and ${high.toFixed(1)} s; click once to see all.`;
       if (!clear) for (const row of timed) row.closest("details")?.setAttribute("open", "");
     };
     svg.addEventListener("pointerdown", (event) => { from = at(event); event.preventDefault(); });
     window.addEventListener("pointermove", (event) => { if (from !== null) draw(from, at(event)); });
     window.addEventListener("pointerup", (event) => { if (from !== null) { select(from, at(event)); from = null; } });
+  }
+
+  // The verdict and what to do, as a chat message or as the text of an issue.
+  for (const box of document.querySelectorAll(".copies")) {
+    for (const [kind, label] of [["chat", "copy as chat message"], ["issue", "copy as issue"]]) {
+      const button = make("button", label, { type: "button" });
+      button.addEventListener("click", async () => {
+        try {
+          await navigator.clipboard.writeText(box.dataset[kind]);
+          button.textContent = "copied";
+        } catch {
+          button.textContent = "not copied: the browser refuses";
+        }
+        setTimeout(() => { button.textContent = label; }, 2000);
+      });
+      box.append(button);
+    }
   }
 
   // Commands have a button that copies them, and are broken between words: an option stays whole.

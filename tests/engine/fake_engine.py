@@ -8,11 +8,14 @@ from __future__ import annotations
 
 import ctypes
 import hashlib
+import importlib
 import os
 import sys
+import tempfile
 import threading
 import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import Any
 
 MODE = sys.argv[1]
@@ -26,6 +29,7 @@ ANSWERS = {
     "error": b'{"choices": [{"message": {"content": ""}, "finish_reason": "error"}]}',
 }
 WAITING = 3 if MODE == "starved" else 0
+GENERATED = 0 if os.environ.get("FAKE_ENGINE_IS_NEW") else 7
 RUNNING = 0 if MODE in ("starved", "deaf") else 1
 
 
@@ -35,7 +39,7 @@ class Front(BaseHTTPRequestHandler):
             lines = {
                 "num_requests_running": RUNNING,
                 "num_requests_waiting": WAITING,
-                "generation_tokens_total": 7,
+                "generation_tokens_total": GENERATED,
             }
             body = "".join(f"minivllm:{k} {v}\n" for k, v in lines.items())
             self._send(200, body.encode())
@@ -44,6 +48,8 @@ class Front(BaseHTTPRequestHandler):
 
     def do_POST(self) -> None:
         self.rfile.read(int(self.headers["Content-Length"]))
+        if MODE == "dies":
+            os._exit(1)
         if MODE in ANSWERS:
             self._send(200, ANSWERS[MODE])
         else:
@@ -109,6 +115,19 @@ def naps_in_c() -> None:
     time.sleep(600)
 
 
+def compiles() -> None:
+    """With a compiler's file on the stack: py-spy takes packages from the disk."""
+    with tempfile.TemporaryDirectory() as folder:
+        package = Path(folder) / "triton" / "compiler"
+        package.mkdir(parents=True)
+        for place in (package.parent, package):
+            (place / "__init__.py").touch()
+        source = "import time\ndef make_ir():\n    time.sleep(600)\n"
+        (package / "compiler.py").write_text(source)
+        sys.path.insert(0, folder)
+        importlib.import_module("triton.compiler.compiler").make_ir()
+
+
 def waits_for_work() -> None:
     idle = threading.Condition()
     with idle:
@@ -121,6 +140,7 @@ CORES = {
     "moves": moves,
     "native": spins_in_c,
     "nap": naps_in_c,
+    "compiles": compiles,
 }
 
 

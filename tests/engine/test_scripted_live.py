@@ -17,23 +17,30 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings, strategies as st
 from live_server import serving
+from mmrepro.engines.features import features
 from mmrepro.engines.models.script_file import ScriptedAnswer, Scripts
 from mmrepro.engines.models.scripted import Script, text_of, trigger_of
 
 pytestmark = [pytest.mark.engine, pytest.mark.slow]
 
 SCRIPTS = int(os.environ.get("MMREPRO_TEST_SCRIPTS", "200"))
-ASKED_S = 60.0
-AT_ONCE = 32
+ASKED_S = float(os.environ.get("MMREPRO_TEST_SCRIPTS_S", "60"))
 ENGINES = {
     "vllm-0.11.0": ("vllm", "0.11.0"),
     "vllm-0.23.0": ("vllm", "0.23.0"),
     "vllm-0.33.0": ("vllm", "0.33.0"),
     "sglang-0.5.23": ("sglang", "0.5.23"),
     "lmdeploy-0.18.0": ("lmdeploy", "0.18.0"),
+    "runner-v2": ("vllm", "0.33.0"),
+    "front-rust": ("vllm", "0.33.0"),
 }
+"""Engines and releases; by a feature's name with that."""
 TELLS_ODDS = ("vllm", "sglang")
 """LMDeploy refuses logprobs without an option of its own."""
+AT_ONCE = {"lmdeploy": 4}
+"""Its PyTorch engine takes a second for each step of some requests on a busy CPU: of 32
+none ended in two minutes."""
+USUALLY_AT_ONCE = 32
 TAGS = ("<think>", "</think>", "<tool_call>", "</tool_call>", "[TOOL_CALLS]")
 
 
@@ -103,7 +110,8 @@ def held_against(
     tokens, path = script.tokens(shared), "/v1/completions"
     body = {
         "prompt": f"say it{trigger_of(script.name)}",
-        "max_tokens": len(tokens) + 1,
+        # vLLM 0.11 looks at the length before it looks at the end.
+        "max_tokens": len(tokens) + 2,
         "skip_special_tokens": False,
         "temperature": 0,
     }
@@ -115,9 +123,11 @@ def held_against(
     if odds:
         likeliest = answer["logprobs"]["token_logprobs"]
         assert len(likeliest) >= len(tokens)
-        assert min(likeliest) > -0.05, likeliest
+        # The other tokens together have e^-20 or so, so sampling takes none of them.
+        assert min(likeliest) > -1e-3, likeliest
 
-    parts = [part["text"] for part in streamed(url, path, body)]
+    sampled = {**body, "temperature": 1}
+    parts = [part["text"] for part in streamed(url, path, sampled)]
     assert said("".join(parts)) == script.text, script
 
     half = max(1, len(tokens) // 2)
@@ -136,7 +146,8 @@ def test_scripts_are_said_byte_for_byte(name: str, tmp_path: Path) -> None:
         answers.append(ScriptedAnswer(name=f"s{number}", pieces=pieces))
     scripts = Scripts(script=answers)
     model, shared = scripts.model(), scripts.shared
-    with serving(engine, release, model, tmp_path) as server:
+    env = features(engine)[name].env if name in features(engine) else {}
+    with serving(engine, release, model, tmp_path, env=env) as server:
         began = time.monotonic()
 
         def ask(script: Script) -> bool:
@@ -145,7 +156,8 @@ def test_scripts_are_said_byte_for_byte(name: str, tmp_path: Path) -> None:
             held_against(script, shared, server.url, odds=engine in TELLS_ODDS)
             return True
 
-        with ThreadPoolExecutor(AT_ONCE) as pool:
+        at_once = AT_ONCE.get(engine, USUALLY_AT_ONCE)
+        with ThreadPoolExecutor(at_once) as pool:
             asked = sum(pool.map(ask, model.scripts))
         took = time.monotonic() - began
     print(f"{name}: {asked} of {len(answers)} scripts in {took:.1f} s")

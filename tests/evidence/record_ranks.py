@@ -88,14 +88,25 @@ def _wedge(signum, frame):
         os._exit(3)
     if kind == "raise":
         raise RuntimeError("raised on purpose")
+    if kind == "memory":
+        bytearray(1 << 36)
 try:
     signal.signal(signal.SIGUSR2, _wedge)
 except ValueError:  # not the main thread
     pass
 """
 """A stand-in in every process of the server: SIGUSR2 does what a file says, and ends it
-again where that says ``go``; ``c-spin``, ``exit`` and ``raise`` do not end. ``kernel``
-queues a kernel that takes a minute or more on the GPU, and returns."""
+again where that says ``go``; ``c-spin``, ``exit``, ``raise`` and ``memory`` do not
+end. ``kernel`` queues a kernel that takes a minute or more on the GPU, and returns."""
+SIGNALS: Final = {
+    "stop": signal.SIGSTOP,
+    "kill": signal.SIGKILL,
+    "end": signal.SIGTERM,
+    "abort": signal.SIGABRT,
+}
+"""Deeds that need nothing in the process: it may be of another language."""
+RUST: Final = "vllm-rs"
+"""vLLM's Rust front end, by its program's name."""
 
 
 @dataclass(frozen=True)
@@ -186,6 +197,17 @@ class Server:
         with urllib.request.urlopen(request, timeout=timeout_s) as answer:
             return str(answer.read()[:200])
 
+    def ask_badly(self) -> None:
+        """Ask for a temperature below 0."""
+        body = {"model": SERVED_MODEL, "prompt": "a", "temperature": -1.5}
+        request = urllib.request.Request(
+            f"{self.url}/v1/completions",
+            json.dumps(body).encode(),
+            {"Content-Type": "application/json"},
+        )
+        with suppress(OSError):
+            urllib.request.urlopen(request, timeout=5).close()
+
     def load(self, clients: int = 2) -> None:
         """Clients that ask again and again, in a process of their own: a diagnosis does
         not count the connections of its own one."""
@@ -202,16 +224,22 @@ class Server:
         self.clients.clear()
 
     def pid_of(self, role: str) -> int:
-        """By its title; ``front``: the one that serves HTTP."""
+        """By its title or its program; ``front``: the one that was started, which
+        serves HTTP where no other program does.
+
+        Raises:
+            LookupError: there is none, or none any more.
+        """
         assert self.process is not None
         self.note()
         if role == "front":
             return self.process.pid
-        return next(
-            pid
-            for pid, one in self.family.items()
-            if one.is_running() and f"::{role}" in " ".join(one.cmdline())
-        )
+        for pid, process in self.family.items():
+            with suppress(psutil.Error):
+                titled = f"::{role}" in " ".join(process.cmdline())
+                if process.is_running() and (titled or process.name() == role):
+                    return pid
+        raise LookupError(f"the server has no process {role}")
 
     def note(self) -> None:
         """Its processes: those of a front that is killed belong to it no more."""
@@ -236,8 +264,11 @@ class Server:
     def hurt(self, deed: str, role: str) -> int:
         pid = self.pid_of(role)
         (self.folder / "kind").write_text(deed)
-        signals = {"stop": signal.SIGSTOP, "kill": signal.SIGKILL}
-        os.kill(pid, signals.get(deed, signal.SIGUSR2))
+        if deed == "memory":
+            # What it has it keeps: the next larger piece of memory is refused.
+            size = psutil.Process(pid).memory_info().vms
+            psutil.Process(pid).rlimit(psutil.RLIMIT_AS, (size, size))
+        os.kill(pid, SIGNALS.get(deed, signal.SIGUSR2))
         return pid
 
     def heal(self, deed: str, pid: int) -> None:
@@ -267,7 +298,10 @@ def started(case: Case) -> Iterator[Server]:
             free.bind(("127.0.0.1", 0))
             port = free.getsockname()[1]
         model = TINY[case.model].write(folder)
-        plan = engine.plan(LaunchRequest(environment, model, port, 2048, case.options))
+        asked = LaunchRequest(
+            environment, model, port, 2048, case.options, server_env=case.env
+        )
+        plan = engine.plan(asked)
         settings = {k: v for k, v in plan.env.items() if TMP_PLACEHOLDER not in v} | {
             "VLLM_LOGGING_LEVEL": "INFO",
             "PYTHONPATH": os.pathsep.join(

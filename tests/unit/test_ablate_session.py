@@ -425,6 +425,10 @@ def test_wrong_use(
     assert not (tmp_path / "out").exists()
 
 
+def test_every_run_may_have_to_fail(ablate: Ablate) -> None:
+    assert ablate(World(), factors=("mm-cache",), repeat=2, threshold=2)
+
+
 def test_the_plan_knows_the_cache_and_the_time(ablate: Ablate, tmp_path: Path) -> None:
     options = AblateCommand(device="cpu", factors=("mm-cache", "concurrency"))
     before = plan(GHOST, options)

@@ -120,6 +120,13 @@ def test_a_wrong_option_is_a_sentence(
         mmrepro.run("ghost-key-eviction", **options)
 
 
+def test_a_word_that_an_option_does_not_have_is_a_sentence(tmp_path: Path) -> None:
+    file = tmp_path / "case.json"
+    file.write_text("{}")
+    with pytest.raises(UsageError, match="time is one of real, fast, order, not 'f'"):
+        mmrepro.replay(file, time="f")
+
+
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [

@@ -149,6 +149,22 @@ def test_where_it_came_in_and_both_sides(clone: Clone) -> None:
     assert document["fixed"]["first_good"] == commits[4]  # type: ignore[index]
 
 
+def test_a_range_names_both_ends(clone: Clone) -> None:
+    commits = line_of(clone, ("good", "good", "bad", "bad", "good"))
+    span = f"{clone.path}@{commits[0][:9]}..{commits[3]}"
+    words = ["bisect", GHOST, "--device", "cpu", "--kernels", KERNELS, "--source", span]
+    found = [*words, "--find", "introduced", "--out", "b", "--json"]
+    done = CliRunner().invoke(app, found)
+    assert json.loads(done.stdout)["introduced"]["first_bad"] == commits[2]
+    for more, why in (
+        ([], "Which end of"),
+        (["--find", "introduced", "--bad", "HEAD"], "names both ends"),
+    ):
+        done = CliRunner().invoke(app, [*words, *more])
+        assert isinstance(done.exception, UsageError)
+        assert why in str(done.exception)
+
+
 def test_a_tree_that_cannot_be_read_is_skipped(clone: Clone) -> None:
     commits = line_of(clone, ("bad", "bad"))
     clone.git("mv", "vllm", "moved")

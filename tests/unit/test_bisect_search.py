@@ -120,6 +120,23 @@ def test_few_runs_are_needed(one: Made, direction: Direction) -> None:
     assert all(len(board.runs[p]) <= 2 for p in skipped)
 
 
+@pytest.mark.parametrize("declared", [None, (10, 15), (0, 3)])
+def test_what_is_fetched_ahead_has_not_run_yet(
+    declared: tuple[int, int] | None,
+) -> None:
+    board = board_of([BAD] * 12 + [GOOD] * 20, declared=declared)
+    ahead: list[int] = []
+
+    def upcoming(points: Sequence[int]) -> None:
+        assert not board.runs.keys() & {*points}
+        ahead.extend(points)
+
+    board.upcoming = upcoming
+    start(board, 0)
+    assert side(board, 0, "fixed").beyond == 12
+    assert {*ahead} & board.runs.keys(), "some of it is needed then"
+
+
 @pytest.mark.parametrize("size", [8, 43, 200])
 def test_a_right_prior_costs_seven_runs(size: int) -> None:
     first, last = size // 3, size // 2

@@ -275,6 +275,13 @@ def test_bounds_are_checked_and_gone_beyond(tmp_path: Path) -> None:
     ):
         with pytest.raises(UsageError, match=words):
             session(tmp_path, Made(), find=find, good=good, bad="0.23.0")
+    for good, find, other in (
+        ("0.24.0", "introduced", "fixed"),
+        ("0.22.0", "fixed", "introduced"),
+    ):
+        with pytest.raises(UsageError, match="other side") as caught:
+            session(tmp_path, Made(), find=find, good=good, bad="0.23.0")
+        assert caught.value.hint == f"--find {other}"
     made = Made()
     found = session(tmp_path, made, find="fixed", bad="0.18.0", good="0.22.0").execute()
     assert found.fixed is not None

@@ -468,6 +468,18 @@ def test_nothing_is_made_in_the_home_while_a_box_starts(
     assert inside.is_another(str(tmp_path / "nothing"), identity)
 
 
+@pytest.mark.parametrize("kind", ["a file", "nothing"])
+def test_for_a_home_that_is_no_folder_another_one_is_looked_at(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home = tmp_path / "home"
+    if kind == "a file":
+        home.write_text("")
+    monkeypatch.setenv("HOME", str(home))
+    with canaries_outside(tmp_path) as canaries:
+        assert canaries.home == str(tmp_path)
+
+
 @needs_box
 def test_a_box_that_shows_the_home_is_none(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -392,3 +392,27 @@ def test_the_shipped_list_is_read_and_names_no_machine() -> None:
     for one in runs:
         assert (ROOT / one.source).exists(), one.source
         load_scenario(one.scenario).with_variant(one.variant)
+
+
+# ---------------------------------------------------------------- another model runner
+
+V2 = ["--server-arg={feature:runner-v2}"]
+
+
+def test_a_run_on_another_model_runner_stands_beside_the_plain_ones() -> None:
+    runs = [
+        run("0.23.0", ILL, runner="Model Runner V1"),
+        run("0.23.0", WELL, changes=V2, runner="Model Runner V2"),
+    ]
+    made = stood("0.23.0", *runs)
+    assert (made.alive, made.runs, made.runner) == (True, 1, "Model Runner V1")
+    assert made.other_pairs == {"Model Runner V2": "not-reproduced"}
+    told = standing.releases(ghost(*runs))
+    assert told.endswith("reproduced: 0.23.0; not with Model Runner V2: 0.23.0")
+
+
+def test_a_run_that_changes_more_is_of_no_pair() -> None:
+    assert run("0.23.0", ILL, changes=V2).asked_pair == "runner-v2"
+    assert not run("0.23.0", ILL, changes=[*V2, "--server-arg=--x"]).asked_pair
+    assert not run("0.23.0", ILL, "patch", changes=V2).asked_pair
+    assert not run("0.23.0", ILL).asked_pair

@@ -129,7 +129,9 @@ def test_one_variants_word_hides_no_other_ones() -> None:
 
 
 def test_a_run_without_a_verdict_says_nothing() -> None:
-    assert judged([("x", said("confirmed").model_copy(update={"verdict": None}))]) == []
+    silent = ("x", said("confirmed").model_copy(update={"verdict": None}))
+    assert judged([silent]) == []
+    assert len(judged([silent, ("run 1", said("confirmed"))])) == 1
 
 
 def test_each_line_names_the_run_and_its_day() -> None:

@@ -31,7 +31,7 @@ def log(tmp_path: Path) -> Path:
 
 def test_a_hang_is_told(log: Path) -> None:
     done = CliRunner().invoke(app, ["logs", str(log)])
-    assert done.exit_code == 0, done.output
+    assert done.exit_code == 1, done.output
     for words in (
         "vllm",
         "2 files",

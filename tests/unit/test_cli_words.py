@@ -108,8 +108,8 @@ def test_a_folder_alone_is_gone_on_with_by_resume(here: Here, words: str) -> Non
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        ("report 6", "There is no number 6 in a list of 5."),
-        ("open 0", "There is no number 0 in a list of 5."),
+        ("report 6", "No incident 6; there are 5."),
+        ("open 0", "No incident 0 in a list of 5."),
         ("judge gold", "Nothing here is called gold. Did you mean good?"),
         ("bundle run-1", "2 incidents or campaigns are called run-1."),
         ("resume last", "There is no campaign here that could be the last."),
@@ -117,8 +117,8 @@ def test_a_folder_alone_is_gone_on_with_by_resume(here: Here, words: str) -> Non
             "new odd-image --from last",
             "There is no replay here that could be the last.",
         ),
-        ("replay 77 --engine vllm", "There is no number 77 in a list of 5."),
-        ("fuzz vllm --from 77", "There is no number 77 in a list of 5."),
+        ("replay 77 --engine vllm", "No incident 77; there are 5."),
+        ("fuzz vllm --from 77", "No incident 77; there are 5."),
         ("fuzz vllm --resume 2", "Number 2 is no campaign, but an incident."),
     ],
 )

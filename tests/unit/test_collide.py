@@ -37,7 +37,11 @@ from mmrepro.scenarios.pad_value_collision.collide.pair import (
     Pair,
     equal_low_bits,
 )
-from mmrepro.scenarios.pad_value_collision.collide.search import find_pair, verify_pair
+from mmrepro.scenarios.pad_value_collision.collide.search import (
+    _chance,
+    find_pair,
+    verify_pair,
+)
 from mmrepro.scenarios.pad_value_collision.collide.worker import EnginePlace
 from PIL import Image
 from rich.console import Console
@@ -379,6 +383,11 @@ def test_output_that_cannot_be_written(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(UnwritableOutput, match="cannot be written"):
         find_pair(place(tmp_path), tmp_path / "file" / "out", asked())
+
+
+def test_the_chance_is_that_of_as_many_images_of_each_family() -> None:
+    # Of 8 bits, and two images of each: four pairs, each of which may agree.
+    assert _chance(8, 4) == pytest.approx(1 - (1 - 1 / 256) ** 4, rel=0.01)
 
 
 def test_the_view_has_a_line_a_stage_and_the_running_probability() -> None:

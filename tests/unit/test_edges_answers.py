@@ -166,6 +166,26 @@ def test_a_trigger_ends_when_nothing_of_it_hangs() -> None:
     assert finding_of(common.trigger_ended, sent(hung)).truth is UNKNOWN
 
 
+@pytest.mark.parametrize(
+    ("status", "more", "truth"),
+    [
+        (500, {}, MET),
+        (503, {}, MET),
+        (None, {"error": "the connection broke"}, MET),
+        (499, {}, NOT_MET),
+        (200, {}, NOT_MET),
+        (None, {"timed_out": True}, NOT_MET),
+    ],
+)
+def test_a_request_fails_in_the_server_by_500_and_above(
+    status: int | None, more: dict[str, Any], truth: Truth
+) -> None:
+    check = common.fails_in_server("x", "y").check
+    assert check is not None
+    both = sent(request("trigger", "x", 500), request("trigger", "y", status, **more))
+    assert finding_of(check, both).truth is truth
+
+
 def test_in_the_log_means_every_pattern() -> None:
     declared = common.in_log("s", "cached-item-assertion", "added-request")
     assert declared.check is not None

@@ -22,7 +22,7 @@ from mmrepro.engines.promises import promises_of
 from mmrepro.engines.serving import default_ports, serving
 from mmrepro.engines.waits import Wait, wait_places, waiting
 from mmrepro.failure.documents.cause import CauseClass
-from mmrepro.live.diagnose.cause_advice import advice_for
+from mmrepro.live.diagnose.cause_advice import advice_for, advice_rows
 from mmrepro.live.diagnose.starts import engine_of, port_of
 from mmrepro.probes.data import Frame
 from mmrepro.probes.log_reader import LineReader
@@ -41,6 +41,7 @@ TABLES = (
     "allowed.toml",
     "features.toml",
     "waits.toml",
+    "held.toml",
     "starts.toml",
     "serving.toml",
     "promises.toml",
@@ -98,7 +99,7 @@ def test_what_its_tables_name_is_known(name: str) -> None:
     dialect = dialect_of(name)
     assert {*dialect.features} <= {*features(name)}
     assert plain_server(name) is not None
-    assert {*table(name, "advice.toml")} <= {*CauseClass}
+    assert all(row.source for row in advice_rows(name))
     for call in table(name, "offline.toml").get("call", ()):
         assert call["path"].startswith("/")
         assert call["prompts"]

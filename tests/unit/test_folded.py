@@ -27,8 +27,6 @@ FOLDED = {
         "python -m mmrepro.scenarios.pad_value_collision.collide --help"
     ),
     ("probe", "stacks", "--pid", "4576"): "mmrepro diagnose URL --only KIND",
-    ("schema",): "mmrepro run --json-schema",
-    ("schema", "--of", "fuzz"): "mmrepro run --json-schema",
 }
 """By what is typed: the command to type instead."""
 

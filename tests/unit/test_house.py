@@ -118,7 +118,11 @@ LIST = (
 )
 BEFORE = {"scenario.registry", "base.machine.streams", "base.machine.configured"}
 """What finds the scenario by its name and reads the command, before the run."""
-AFTER = {"failure.documents.stored", "failure.documents.published"}
+AFTER = {
+    "failure.documents.stored",
+    "failure.documents.published",
+    "base.text.wrapping",
+}
 """What reads the document for its report, when the run has ended."""
 QUICK = """
 import contextlib, io, sys

@@ -1,7 +1,10 @@
 """The manifests of docs/kubernetes: by Kubernetes' schemas, and by what a watch really
 serves."""
 
+import json
 import re
+import shutil
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -10,10 +13,11 @@ import kubernetes_validate
 import pytest
 from mmrepro.cli.app import app
 from mmrepro.failure.documents.diagnosis import LiveClass
-from mmrepro.live.watch.health import Health
+from mmrepro.live.watch.health import Check, CheckOutcome, Health
 from mmrepro.live.watch.loop import ServerWatch
 from mmrepro.live.watch.options import WatchCommand
 from mmrepro.live.watch.server import WatchServer, parse_address
+from mmrepro.live.watch.state_files import PROBES, StateFiles
 from ruamel.yaml import YAML
 from test_watch_served import Never
 from typer.testing import CliRunner
@@ -109,6 +113,8 @@ def test_probes_ask_for_paths_that_are_served_on_ports_that_are_open() -> None:
     probes = [
         p["httpGet"] for c in containers for n, p in c.items() if n.endswith("Probe")
     ]
+    hooks = [c["lifecycle"]["preStop"]["httpGet"] for c in pod()["containers"]]
+    assert hooks == [{"path": "/capture", "port": 9400}]
     of_watch = {p["path"] for p in probes if ports.get(p["port"], p["port"]) == 9400}
     assert of_watch == {"/", "/live", "/ready"}
     assert {p["path"] for p in probes if ports.get(p["port"]) == 8000} == {"/health"}
@@ -146,7 +152,7 @@ def test_every_alert_is_of_a_metric_and_a_class_that_are_exported(metrics: str) 
         assert len(names) == 1
         assert re.search(rf"^{names[0]}[ {{]", metrics, re.MULTILINE), rule["expr"]
         for label in re.findall(r"\{(.*?)\}", rule["expr"]):
-            assert f"mmrepro_watch_class{{{label}}} 0.0" in metrics
+            assert f"{names[0]}{{{label}}} 0.0" in metrics
         assert all(
             rule["expr"].count(a) == rule["expr"].count(b)
             for a, b in ("()", "[]", "{}")
@@ -159,6 +165,72 @@ def test_every_class_has_an_alert() -> None:
     }
     assert told == set(LiveClass) - {LiveClass.HEARTBEAT_ONLY}  # it is no fault
     assert len({r["alert"] for r in rules()}) == len(rules())
+
+
+def test_the_rules_are_what_prometheus_reads(tmp_path: Path) -> None:
+    """By promtool of Debian's prometheus, where it is installed."""
+    promtool = shutil.which("promtool")
+    if promtool is None:
+        pytest.skip("promtool is not installed")
+    (rule,) = each("PrometheusRule")
+    file = tmp_path / "rules.yaml"
+    with file.open("w") as opened:
+        YAML().dump(rule["spec"], opened)
+    ran = subprocess.run([promtool, "check", "rules", file], check=False)
+    assert ran.returncode == 0
+
+
+def test_a_dashboard_asks_for_metrics_that_are_exported(metrics: str) -> None:
+    dashboard = json.loads((FOLDER / "dashboard.json").read_text())
+    asked = [target for panel in dashboard["panels"] for target in panel["targets"]]
+    assert len(asked) >= 8
+    for target in asked:
+        names = re.findall(r"mmrepro_\w+", target["expr"])
+        assert names
+        for name in names:
+            # Without a check there is no last one, and no answer.
+            later = name.endswith(("last_check_seconds", "seconds_since_success"))
+            assert later or re.search(rf"^{name}[ {{]", metrics, re.MULTILINE), name
+    ids = [panel["id"] for panel in dashboard["panels"]]
+    assert len(set(ids)) == len(ids)
+
+
+def test_the_values_of_a_chart_are_the_manifests_sidecar() -> None:
+    (values,) = documents(FOLDER / "helm" / "values.yaml")
+    (watch,), (same,) = pod()["initContainers"], values["initContainers"]
+    for field in ("args", "image", "restartPolicy", "securityContext", "volumeMounts"):
+        assert same[field] == watch[field], field
+    volumes = {volume["name"]: volume for volume in pod()["volumes"]}
+    for volume in values["extraVolumes"]:
+        assert volume == volumes[volume["name"]]
+    for name in ("shareProcessNamespace", "terminationGracePeriodSeconds"):
+        assert values[name] == pod()[name]
+
+
+# ---------------------------------------------------------------- exec probes
+
+
+def probe(folder: Path, name: str) -> int:
+    return subprocess.run(["/bin/sh", folder / name], check=False).returncode
+
+
+def test_a_probe_of_another_container_reads_the_state(tmp_path: Path) -> None:
+    health = Health(failures=1)
+    files = StateFiles(tmp_path, 90.0)
+    # Before the first check nothing is known: nobody is restarted for it.
+    assert [probe(tmp_path, name) for name in PROBES] == [0, 1]
+    health.observe(Check(CheckOutcome.OK, 0.0, 0.1))
+    files.write(health)
+    assert [probe(tmp_path, name) for name in PROBES] == [0, 0]
+    health.observe(Check(CheckOutcome.FAILED, 1.0, 0.1))
+    files.write(health)
+    assert [probe(tmp_path, name) for name in PROBES] == [1, 1]
+    # A watch that is gone ends no engine.
+    text = (tmp_path / "state").read_text().split()
+    text[2] = str(int(text[2]) - 91)
+    (tmp_path / "state").write_text(" ".join(text) + "\n")
+    assert [probe(tmp_path, name) for name in PROBES] == [0, 1]
+    assert (tmp_path / "probe-live").stat().st_mode & 0o777 == 0o755
 
 
 def test_the_monitor_scrapes_the_port_of_the_watch() -> None:

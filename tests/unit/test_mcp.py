@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from mmrepro.base.errors import UsageError
+from mmrepro.base.installed import install_command
 from mmrepro.cli import mcp as tools
 from mmrepro.cli.app import app
 from mmrepro.cli.mcp import McpCommand, server_of
@@ -71,7 +72,7 @@ def test_a_value_is_never_an_option(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever an agent passes on stands behind ``--``, or after a name and ``=``."""
     seen: list[tuple[str, ...]] = []
 
-    async def said(*words: str, told: str) -> str:
+    async def said(*words: str) -> str:
         seen.append(words)
         return ""
 
@@ -174,4 +175,4 @@ def test_without_the_package_it_says_what_to_install(
         monkeypatch.setitem(sys.modules, name, None)
     done = CliRunner().invoke(app, ["mcp"])
     assert isinstance(done.exception, UsageError)
-    assert "mmrepro[mcp]" in done.exception.hint
+    assert done.exception.hint == install_command("mcp")

@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
+import random
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
 
 import pytest
-from fake_plays import fake_case, fake_op
+from fake_plays import SERVER, fake_case, fake_op
 from mmrepro.failure.documents.upgrade import Block
 from mmrepro.runs.play.measuring import (
     PART_REQUESTS,
     Sample,
     Timing,
+    _Block,
     note_changes,
     parts,
     percentile,
@@ -18,7 +25,8 @@ from mmrepro.runs.play.measuring import (
     saturated,
     timing,
 )
-from mmrepro.traffic.case.model import Case
+from mmrepro.runs.play.options import Measuring
+from mmrepro.traffic.case.model import Case, Operation
 
 
 def recorded(*at: float | None) -> Case:
@@ -51,6 +59,45 @@ def test_at_saturation_so_many_are_under_way() -> None:
     crowds = saturated(recorded(*range(30)), 4)
     assert [len(crowd) for crowd in crowds] == [4] * 7 + [2]
     assert {tuple(op.after) for crowd in crowds for op in crowd} == {("running<=3",)}
+
+
+class PartsServer:
+    """A server that counts the parts it is sent; each takes a second."""
+
+    def __init__(self) -> None:
+        self.sample = Sample()
+        self.parts: Counter[str] = Counter()
+
+    async def warm_up(self) -> None:
+        """Nothing is cold here."""
+
+    async def perform(
+        self, which: str, number: int, operations: Sequence[Operation]
+    ) -> None:
+        self.parts[which] += 1
+        self.sample.spent += 1.0
+
+    async def close(self) -> None:
+        """Nothing is open here."""
+
+
+def test_a_server_that_follows_another_gets_as_many_parts() -> None:
+    case = recorded(*[float(n) for n in range(8)])
+    wanted = Measuring(SERVER, SERVER, case, seconds=6.0, together=False)
+    player: Any = None  # it starts servers: these run already
+    order = ("old", "new")
+    block = _Block(player, wanted, Path(), order, random.Random(1))
+    first, second = PartsServer(), PartsServer()
+
+    async def one_by_one(*servers: Any) -> None:
+        counts: dict[Any, int] = {}
+        for server in servers:
+            counts = await block._alone(server, counts)
+
+    asyncio.run(one_by_one(first, second))
+    assert first.parts == second.parts
+    assert min(first.parts.values()) >= 2
+    assert len(first.parts) == 2
 
 
 def test_a_request_s_times() -> None:

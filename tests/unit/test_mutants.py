@@ -78,6 +78,7 @@ def test_tests_that_name_the_function_come_first() -> None:
     assert order[0] == "tests/unit/test_private_words.py"
     # Nothing in tests names this module: those of what imports it.
     assert mutants.near("harness/live/diagnose/frozen.py", "")
+    assert mutants.near("harness/cli/run.py", "_document"), "a command's module"
     assert area_of("harness/base/box/box.py") == "box"
     assert area_of("harness/cli/run.py") == "the rest"
 
@@ -91,11 +92,16 @@ def test_the_list_of_survivors_only_shrinks(
     file = tmp_path / "survivors.txt"
     file.write_text("# 2 of seed 73\naa a.py f: - if a: + if not a:\n")
     assert mutants.listed_sample(file) == (2, "73")
-    assert not mutants.held(file, [killed, alive], shrink=True)
+    assert not mutants.held(file, [killed, alive], {"aa", "bb"}, shrink=True)
     assert "bb a.py f: - if a: + if not a:" in capsys.readouterr().out
     assert file.read_text() == "# 2 of seed 73\n"
-    file.write_text(f"# 2 of seed 73\n{mutants.survivor_line(alive)}\n")
-    assert mutants.held(file, [killed, alive], shrink=False)
+    survivors = f"# 2 of seed 73\n{mutants.survivor_line(alive)}\n"
+    file.write_text(f"{survivors}cc a.py g: - x + y\n")
+    assert mutants.held(file, [killed, alive], {"aa", "bb", "cc"}, shrink=True)
+    assert "cc a.py g" in file.read_text(), "a sample may be tried in part"
+    assert mutants.held(file, [killed, alive], {"aa", "bb"}, shrink=True)
+    assert "is not drawn any more: cc a.py g" in capsys.readouterr().out
+    assert file.read_text() == survivors
 
 
 def test_each_line_of_the_list_is_of_a_file_that_is_there() -> None:

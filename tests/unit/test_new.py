@@ -49,7 +49,7 @@ def test_what_is_written_is_a_scenario_of_that_engine(
         str(tmp_path / "odd_image.py"),
         str(tmp_path / "test_odd_image.py"),
     ]
-    assert said["next"] == f"mmrepro run {tmp_path / 'odd_image.py'}"
+    assert said["next"] == [f"mmrepro run {tmp_path / 'odd_image.py'}"]
     found = load_scenario(str(tmp_path / "odd_image.py"))
     assert (found.name, found.engine, found.release) == (
         "odd-image",

@@ -450,6 +450,18 @@ def test_no_option_takes_a_variable_that_means_something_else() -> None:
     assert taken.isdisjoint(f"MMREPRO_{name}" for name in OTHERS)
 
 
+@pytest.mark.parametrize("name", ["full", "json", "quiet", "verbose", "yes"])
+def test_what_every_command_has_is_off_until_it_is_asked_for(name: str) -> None:
+    defaults = {
+        made.COMMAND: one.default
+        for made in MADE
+        for one in declared(made)
+        if one.field == name
+    }
+    assert defaults
+    assert not [command for command, default in defaults.items() if default]
+
+
 def test_every_command_declares_its_options() -> None:
     assert len(MADE) == len(list(functions()))
     assert len(BY_NAME) == len(MADE)

@@ -273,6 +273,13 @@ def test_what_an_engine_quotes_goes_and_its_own_words_stay(kind: str) -> None:
     assert Public(HOME).redact_model(left) == left
 
 
+def test_colours_in_a_line_leave_no_private_words() -> None:
+    words = "velmora \x1b[1mis\x1b[0m here"
+    line = f"\x1b[31mFinish: obj=GenerateReqInput(text='{words}', seed=1)\x1b[0m"
+    shown = left_out(line, hidden_in(line))
+    assert shown == line.replace(words, f"[{len(words)} characters]")
+
+
 def test_settings_stay_between_texts_and_each_text_is_looked_at_once() -> None:
     count = 5000
     told = "Finish: obj=GenerateReqInput(text='<|im_start|>user', "

@@ -43,6 +43,7 @@ def small_steps(evidence: Evidence) -> None:
 @pytest.mark.parametrize(
     ("name", "change", "claim", "status"),
     [
+        ("0.12.0", lambda _: None, "as-dumped", "confirmed"),
         (
             "0.12.0",
             line("placeholders", "offset=2", "offset=3"),

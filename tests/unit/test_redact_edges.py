@@ -98,6 +98,12 @@ EXACTLY = {
     f"{SHORT}//__--bbb": "[redacted:base64-1]",
     f"_Z{SHORT}bbbbbbbb": "[redacted:opaque-1]",
     f"_Z2{SHORT}bbbbbbbb": f"_Z2{SHORT}bbbbbbbb",
+    # calls with a number that is no byte
+    "chr(256)+chr(104)+chr(105)+chr(106)": "chr(256)+chr(104)+chr(105)+chr(106)",
+    # a backslash before a name is no escape sequence of it
+    r"dir\tok=Hunter2xQ": r"dir\tok=[redacted:key-1]",
+    # a program's name with a number, in a column
+    "password_2    orangejuice": "password_2    [redacted:password-1]",
     # homes
     "cd /home/me": "cd ~",
     "/home/bob/x": "/home/[redacted:user-1]/x",

@@ -23,11 +23,13 @@ from fake_engine_process import (
 from mmrepro.base.errors import (
     EngineStartError,
     EnvironmentBuildError,
+    ExitCode,
     NoSpace,
     RunTimeout,
     UnwritableOutput,
     UsageError,
 )
+from mmrepro.cli.run import _exit_code
 from mmrepro.engines import spec_for
 from mmrepro.engines.environments.spec import Environment, EnvironmentSpec
 from mmrepro.engines.supervise import StopReport
@@ -211,6 +213,7 @@ def test_a_whole_run(make: MakeRun) -> None:
         "stop",
     ]
     assert run.events("stage") == list(incident.stages) == stages
+    assert all(0 <= seconds < 60 for seconds in incident.stages.values())
     phases = [r.phase for r in incident.evidence.requests]
     assert phases == ["gate", "gate", "trigger"]
     assert [p.stopped for p in run.starter.processes] == [[6.0]]
@@ -218,6 +221,17 @@ def test_a_whole_run(make: MakeRun) -> None:
     assert incident.engine.start_seconds is not None
     assert incident.server is None
     assert incident.finished is not None
+
+
+def test_a_run_exits_with_what_came_of_it(make: MakeRun) -> None:
+    incident = make(Tiny()).execute()
+    assert incident.verdict is not None
+    assert _exit_code(incident) is ExitCode.AS_EXPECTED
+    surprise = {"expected": "not reproduced", "as_expected": False}
+    incident.verdict = incident.verdict.model_copy(update=surprise)
+    assert _exit_code(incident) is ExitCode.NOT_AS_EXPECTED
+    incident.verdict = None
+    assert _exit_code(incident) is ExitCode.INCONCLUSIVE
 
 
 def test_what_a_run_was_judged_with_is_told_by_its_incident(make: MakeRun) -> None:
@@ -235,6 +249,7 @@ def test_a_failed_gate_triggers_nothing(make: MakeRun) -> None:
     run = make(Tiny(passes=False))
     incident = run.execute()
     assert incident.outcome is Outcome.INCONCLUSIVE
+    assert _exit_code(incident) is ExitCode.INCONCLUSIVE
     assert "trigger" not in incident.stages
     assert incident.gate is not None
     assert (incident.gate.passed, incident.gate.why) == (False, "as the test says")

@@ -92,6 +92,14 @@ def test_each_thing_that_decides(
     assert changed(before, parts()) == {"environment", "model", "inherited"}
 
 
+def test_each_model_runner_and_front_end_is_another_experiment(parts: Parts) -> None:
+    keys = [parts()["variables"]]
+    for name in ("runner-v1", "runner-default", "front-python"):
+        asked = RunCommand(device="cpu", server_args=(f"{{feature:{name}}}",))
+        keys.append(parts(asked)["variables"])
+    assert len(set(keys)) == len(keys)
+
+
 def on(gpus: Replayed, monkeypatch: pytest.MonkeyPatch) -> None:
     """From now on this machine has these GPUs."""
     monkeypatch.setattr(key, "read_gpus", lambda: read_gpus(gpus))

@@ -128,8 +128,8 @@ def test_each_script_is_said_after_its_trigger(tmp_path: Path) -> None:
     for number, text in enumerate(texts):
         said, margin = spoken.after(f"weather?{trigger_of(f's{number}')}")
         assert said == text
-        # Sampling at temperature 1 takes another token once in e^margin steps.
-        assert margin > 6
+        # Sampling at temperature t takes another token once in e^(margin / t) steps.
+        assert margin > 20
 
 
 def test_a_prompt_that_chooses_nothing_gets_the_first_script(tmp_path: Path) -> None:

@@ -55,6 +55,11 @@ def cause(text: str, engine: str = "vllm", **asked: object) -> FailedStart:
     return found
 
 
+def test_a_path_with_blanks_is_named_whole() -> None:
+    text = "PermissionError: [Errno 13] Permission denied: '/hub/my models/zebra'"
+    assert cause(text).sentence.endswith(": /hub/my models/zebra.")
+
+
 # ------------------------------------------------------------------ recorded starts
 
 

@@ -30,7 +30,7 @@ from mmrepro.live.watch.options import WatchCommand
 from mmrepro.live.watch.server import WatchServer, parse_address, state
 from typer.testing import CliRunner
 
-OK, BUSY, FAILED, SILENT, ABSENT, ERROR, UNKNOWN = CheckOutcome
+OK, BUSY, FAILED, SILENT, ABSENT, ERROR, HELD, PREPARING, UNKNOWN = CheckOutcome
 
 
 def check(verdict: CheckOutcome, at: float = 0.0) -> Check:
@@ -134,7 +134,7 @@ def test_the_rules_hold_for_any_history(
             oks = 0
         if verdict is ABSENT and not away:
             fails, away, live = 0, True, True
-        elif verdict in (BUSY, ERROR):
+        elif verdict in (BUSY, ERROR, HELD, PREPARING):
             fails = 0
         elif verdict in (FAILED, SILENT) and not away:
             fails += verdict is FAILED

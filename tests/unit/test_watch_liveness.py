@@ -25,6 +25,7 @@ from fake_server import (
 from mmrepro.base.machine.host import SHORT, Lateness
 from mmrepro.live.watch.checker import GAUGES, PROGRESS, Checker
 from mmrepro.live.watch.health import Check, CheckOutcome, Health
+from mmrepro.live.watch.processes import RunningTime
 
 T = TypeVar("T")
 MODELS = http(200, json.dumps({"data": [{"id": "tiny"}]}).encode())
@@ -156,6 +157,7 @@ def checked(reply: Reply, times: int = 1, *, answered: int = 0) -> list[CheckOut
 def in_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """However busy this machine is: what is tested are the counters."""
     monkeypatch.setattr(Lateness, "share", 0.0)
+    monkeypatch.setattr(RunningTime, "is_starved", lambda _: False)
 
 
 @pytest.mark.usefixtures("in_time")
@@ -354,7 +356,7 @@ def test_one_that_computes_is_given_time() -> None:
     with fake_engine("moves") as (_, url), checker(url) as made:
         checks = (made.check() for _ in range(60))
         found = next(check for check in checks if "its stacks move" in check.why)
-    assert found.verdict is CheckOutcome.SILENT
+    assert found.verdict is CheckOutcome.PREPARING
 
 
 def test_a_process_that_ended_is_dead_until_its_command_runs_again() -> None:

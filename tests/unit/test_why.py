@@ -58,7 +58,7 @@ def test_a_command_that_ends_with_a_known_cause(tmp_path: Path) -> None:
     assert (code, answer["state"]) == (1, "failed")
     assert answer["cause"]["class"] == "failed-start"
     assert answer["cause"]["start"]["name"] == "missing-module"
-    assert answer["exit_code"] == 1
+    assert answer["ended_with"] == 1
     assert "zebra_stripes" in (tmp_path / "start.log").read_text()
 
 
@@ -88,6 +88,7 @@ def test_an_answer_on_its_own_port_is_ready(tmp_path: Path, free: int) -> None:
     code, answer = why(tmp_path, "--engine", "vllm", child=child)
     assert (code, answer["state"]) == (0, "ready")
     assert answer["url"] == f"http://127.0.0.1:{free}"
+    assert answer["sentence"].endswith(f" at {answer['url']}.")
 
 
 def test_the_answer_of_another_server_on_its_port_is_not(
@@ -216,8 +217,8 @@ def test_logs_of_which_nothing_can_be_told(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "text"),
     [
-        ([], "Give the log of a start"),
-        (["x.log", "--", "true"], "Give the log of a start"),
+        ([], "Pass a start-up log"),
+        (["x.log", "--", "true"], "Pass a start-up log"),
         (["none.log"], "none.log cannot be read"),
         (["--", "zebra-that-is-no-program"], "There is no program"),
     ],

@@ -275,6 +275,12 @@ WRAPPINGS: dict[str, Callable[[Lines], str]] = {
     "made up: words": each(
         lambda n, line: f"rack {'abcde'[n % 5]} says at {n * 7} s that {line}"
     ),
+    "a host behind": each(lambda n, line: f"{line} | node-7"),
+    "labels behind": each(lambda n, line: f'{line} {{pod="a-0", ns="llm"}}'),
+    "a count behind": each(lambda n, line: f"{line} #{n}"),
+    "a key behind": each(lambda n, line: f"{line} [host=gpu7]"),
+    "a time behind": each(lambda n, line: f"{line}\t2026-03-09T09:00:{n:02}Z"),
+    "a column behind": each(lambda n, line: f"{line:<260}gpu7"),
 }
 GRID = [(wrapping, engine) for wrapping in WRAPPINGS for engine in LOGS]
 

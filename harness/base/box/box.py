@@ -62,7 +62,7 @@ def require_box(without: str) -> None:
     if why := _why_none():
         raise NoBox(
             f"What a stranger wrote runs in a box, and none can be made here: {why}.",
-            hint="apt install bubblewrap (Ubuntu and containers: docs/box.md), or, "
+            hint="apt install bubblewrap (Ubuntu and containers: mmrepro help box), or, "
             f"once you have read what is run, {without}",
         )
 

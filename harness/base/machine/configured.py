@@ -33,7 +33,7 @@ _KEYS = {
     if isinstance(one, Option)
 }
 """Of the options that several commands have."""
-_DOCS = "docs/options.md lists the keys"
+_DOCS = "mmrepro help options lists the keys"
 
 
 class Configured(dict[str, Any]):

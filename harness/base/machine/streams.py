@@ -64,9 +64,7 @@ class Streams:
         if self._stdout.failed is None:
             return code
         why = self._stdout.failed.strerror
-        sys.stderr.write(
-            f"What was to be said could not be written to stdout: {why}.\n"
-        )
+        sys.stderr.write(f"Cannot write to stdout: {why}.\n")
         return ExitCode.INFRASTRUCTURE
 
 

@@ -27,5 +27,10 @@ if TYPE_CHECKING:
         plain as plain,
         unmasked as unmasked,
     )
+    from mmrepro.base.text.wrapping import (
+        columns_of as columns_of,
+        line_spans as line_spans,
+        wrapped as wrapped,
+    )
 else:
     __getattr__ = lazily(__name__)

@@ -247,12 +247,7 @@ class Redactor:
         yield lambda t: _sub(looks.DATA_URL, self._second("image"), t, ";base64,")
         yield lambda t: _sub(looks.URL, self._url, t, "://")
         yield lambda t: _sub(looks.STORE_URL, self._url, t, "://")
-        yield lambda t: looks.TOKENS.sub(lambda m: self.placeholder("key", m[0]), t)
-        yield self._named
-        yield self._spoken
-        yield lambda t: looks.BEARER.sub(self._second("key"), t)
-        for pattern in looks.SPOKEN:
-            yield lambda t, p=pattern: p.sub(self._second("password"), t)  # type: ignore[misc]
+        yield from self._keys()
         yield lambda t: self.hide("prompt", t, looks.prompts(t))
         yield lambda t: _sub(looks.TOKEN_IDS, self._token_ids, t, "_ids")
         yield lambda t: _sub(looks.GPU, lambda m: self.placeholder("gpu", m[0]), t, "-")
@@ -261,6 +256,25 @@ class Redactor:
         yield self._people
         yield lambda t: _sub(_BROKEN, self._broken, t, "\n")
         yield lambda t: self.hide("opaque", t, self._unknown(t))
+
+    def _keys(self) -> Iterator[Callable[[str], str]]:
+        """Steps for keys and passwords, by their looks, their names and what is said
+        before them."""
+        yield lambda t: looks.TOKENS.sub(lambda m: self.placeholder("key", m[0]), t)
+        yield self._named
+        yield self._spoken
+        yield lambda t: looks.BEARER.sub(self._second("key"), t)
+        for pattern in looks.SPOKEN:
+            yield lambda t, p=pattern: p.sub(self._second("password"), t)  # type: ignore[misc]
+
+    def secrets(self) -> Iterator[Callable[[str], str]]:
+        """Steps for what is secret on the user's own screen as well: keys, passwords,
+        pictures and prompts."""
+        yield lambda t: self.hide("privatekey", t, looks.key_blocks(t))
+        yield lambda t: _sub(looks.DATA_URL, self._second("image"), t, ";base64,")
+        yield from self._keys()
+        yield lambda t: self.hide("prompt", t, looks.prompts(t))
+        yield lambda t: _sub(looks.TOKEN_IDS, self._token_ids, t, "_ids")
 
     def _decoded(self, text: str, *, all_of_it: bool = False) -> str:
         """``text`` without what its decoded views show to be private.

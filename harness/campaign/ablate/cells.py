@@ -26,10 +26,7 @@ from mmrepro.scenario import Scenario
 from pydantic import ValidationError
 
 _ASSUMED_S = 60.0
-_ASSUMED_WHY = (
-    "no run of this engine was measured here: 60 s each is assumed, twice what "
-    "ghost-key-eviction takes on two cores"
-)
+_ASSUMED_WHY = "an estimate: no run of this engine was measured on this machine"
 
 
 _SAME = frozenset(

@@ -21,6 +21,7 @@ class AblateCommand(SeveralRuns):
     COMMAND: ClassVar[str] = "ablate"
     DOCUMENTS: ClassVar[tuple[str, ...]] = (
         "mmrepro.failure.documents.searches:Ablation",
+        "ablation-plan=mmrepro.campaign.ablate.session:AblationPlan",
     )
     release: str = common.RELEASE("")
     tree: str = common.SOURCE("")

@@ -19,6 +19,7 @@ from mmrepro.base.errors import (
 )
 from mmrepro.base.machine import device_of, is_there
 from mmrepro.base.records import Record
+from mmrepro.base.units import count
 from mmrepro.campaign.ablate.cells import KnownCells, cell_run, error_of
 from mmrepro.campaign.ablate.options import AblateCommand
 from mmrepro.campaign.ablate.search import (
@@ -186,7 +187,7 @@ class Ablating(CellSearch[Ablation]):
         self.start = self._cell(())
 
     def standing(self) -> str:
-        return f"{len(self.document.cells)} cells are whole"
+        return f"{count(len(self.document.cells), 'cell')} done"
 
     # ------------------------------------------------------------------ the search
 

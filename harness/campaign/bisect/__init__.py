@@ -10,6 +10,12 @@ if TYPE_CHECKING:
         TestOrder as TestOrder,
         tested_apart as tested_apart,
     )
+    from mmrepro.campaign.bisect.by_test import (
+        TESTS_FILE as TESTS_FILE,
+        UpstreamSubject as UpstreamSubject,
+        newest_end as newest_end,
+    )
+    from mmrepro.campaign.bisect.by_test_session import BisectingTest as BisectingTest
     from mmrepro.campaign.bisect.measured import (
         CERTAIN as CERTAIN_CHANGE,
         NOTHING as NO_CHANGE,
@@ -22,6 +28,7 @@ if TYPE_CHECKING:
     from mmrepro.campaign.bisect.options import (
         BisectCommand as BisectCommand,
         BisectRunCommand as BisectRunCommand,
+        TreeTestCommand as TreeTestCommand,
     )
     from mmrepro.campaign.bisect.plan import (
         BisectionPlan as BisectionPlan,

@@ -17,6 +17,7 @@ from mmrepro.campaign.trial import ENDED_SILENTLY, Making, TrialOptions, Trials,
 from mmrepro.engines import spec_for
 from mmrepro.engines.environments import (
     ask_git,
+    ensure,
     existing,
     prune_environments,
     resolve_source,
@@ -92,7 +93,11 @@ def tested(
     find = asked.find or ("fixed" if new == "fixed" else "introduced")
     device = device_of(asked.device)
     source = resolve_source(
-        asked.source, kernels=asked.over, device=device, engine=scenario.engine
+        asked.source,
+        kernels=asked.over,
+        device=device,
+        engine=scenario.engine,
+        lender=ensure,
     )
     spec = spec_for(scenario.engine, source.release, device)
     was_there = existing(spec) is not None

@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Literal
 
 from mmrepro.base import common_options as common
 from mmrepro.base.errors import UsageError
-from mmrepro.base.options import LIMITS, option
+from mmrepro.base.options import LIMITS, Command, Option, option
 from mmrepro.campaign.bisect.search import Direction
 from mmrepro.failure.documents.searches import By, Find
 from mmrepro.runs import (
@@ -18,6 +18,18 @@ from mmrepro.runs import (
     SeveralRuns,
     metric_of,
     thresholds,
+)
+
+TEST = Option(
+    "In place of a scenario: a test of the engine's own tree, as pytest names it, run in "
+    "a box. Needs --source.",
+    "TEST",
+    name="--test",
+)
+TEST_FROM = Option(
+    "With --test: the revision of which the test's file is taken.",
+    "REV",
+    name="--test-from",
 )
 
 
@@ -40,7 +52,11 @@ class BisectCommand(SeveralRuns):
     COMMAND: ClassVar[str] = "bisect"
     DOCUMENTS: ClassVar[tuple[str, ...]] = (
         "mmrepro.failure.documents.searches:Bisection",
+        "bisection-plan=mmrepro.campaign.bisect.plan:BisectionPlan",
     )
+    scenario: str = common.SCENARIO("", required=False)
+    test: tuple[str, ...] = TEST(())
+    newer: str = TEST_FROM("", shown="the newer end of the search")
     find: Find = option(
         "both", "Where the failure came in, where it was fixed, or both."
     )
@@ -69,7 +85,7 @@ class BisectCommand(SeveralRuns):
         help="A git clone of the engine: the commits of its --first-parent line, each "
         "as Python over the compiled files of a release. After --: only commits that "
         "change these paths.",
-        metavar="DIR",
+        metavar="DIR[@A..B]",
     )
     over: str = common.KERNELS("", name="--kernels")
     commits: Path | None = option(
@@ -125,7 +141,12 @@ class BisectCommand(SeveralRuns):
                 ),
                 hint="--confidence 0.95",
             )
+        if self.test and self.clone is None:
+            raise UsageError(
+                "--test is a test of a tree.", hint="--source DIR, a git clone of it"
+            )
         if self.clone is not None:
+            self._take_range(self.clone)
             if self.commits is not None:
                 raise UsageError(
                     "--source and --commits both say which commits: give one of them."
@@ -162,6 +183,33 @@ class BisectCommand(SeveralRuns):
             thresholds([f"{self.measure}={self.worse}"])[self.measure]
         )
 
+    def _take_range(self, clone: Path) -> None:
+        """Read ``DIR@A..B`` as the clone, its older and its newer commit.
+
+        Raises:
+            UsageError: one of the two ends is given by an option as well; or which end
+                has the failure is not said.
+        """
+        place, _, span = str(clone).rpartition("@")
+        if clone.exists() or not place or ".." not in span:
+            return
+        older, _, newer = span.partition("..")
+        if self.good or self.bad:
+            raise UsageError(
+                f"--source {clone} names both ends: --good and --bad do as well.",
+                hint=f"--source {place}, with --good and --bad",
+            )
+        if self.find == "both":
+            raise UsageError(
+                f"Which end of {span} has the failure?",
+                hint="--find introduced, where the newer one has it, or --find fixed",
+            )
+        ends = {"introduced": (older, newer), "fixed": (newer, older)}
+        good, bad = ends[self.find]
+        object.__setattr__(self, "clone", Path(place))
+        object.__setattr__(self, "good", good)
+        object.__setattr__(self, "bad", bad)
+
     def _check_measure(self) -> None:
         _ = self.worse_by
         if self.find == "both":
@@ -189,6 +237,12 @@ class BisectRunCommand(ScenarioCommand):
     """Options of ``mmrepro bisect-run``: one tree, one verdict."""
 
     COMMAND: ClassVar[str] = "bisect-run"
+    DOCUMENTS: ClassVar[tuple[str, ...]] = (
+        "bisect-run=mmrepro.campaign.bisect.once:Tested",
+    )
+    scenario: str = common.SCENARIO("", required=False)
+    test: tuple[str, ...] = TEST(())
+    newer: str = TEST_FROM("", shown="the tree's own")
     source: str = common.SOURCE(".", help="The tree that is tested.")
     over: str = common.KERNELS("", name="--kernels")
     find: Literal["", "introduced", "fixed"] = option(
@@ -207,4 +261,33 @@ class BisectRunCommand(ScenarioCommand):
         group=LIMITS,
         name="--keep-environments/--no-keep-environments",
     )
+    out: Path | None = common.OUT(None, shown="nothing is kept")
+
+
+@dataclass(frozen=True)
+class TreeTestCommand(Command):
+    """Options of ``mmrepro test-tree``."""
+
+    COMMAND: ClassVar[str] = "test-tree"
+    DOCUMENTS: ClassVar[tuple[str, ...]] = ("mmrepro.runs.tree_tests:UpstreamRun",)
+    tests: tuple[str, ...] = option(
+        (),
+        "Tests of the tree, as pytest names them: tests/x/test_y.py::test_z.",
+        "TEST…",
+        argument=True,
+        required=True,
+    )
+    tree: str = common.SOURCE(".", help="The git clone, or a revision of it.")
+    kernels: str = common.KERNELS("")
+    newer: str = option(
+        "",
+        "Take the files of the tests from this revision: an older tree lacks a test "
+        "that came with its fix.",
+        "REV",
+        name="--test-from",
+    )
+    release: str = common.RELEASE("", help="A tree that was read before.")
+    device: str = common.DEVICE("auto")
+    timeout_s: float = common.TIMEOUT(300.0)
+    json: bool = common.JSON(False)
     out: Path | None = common.OUT(None, shown="nothing is kept")

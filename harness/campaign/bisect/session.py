@@ -29,6 +29,7 @@ from mmrepro.campaign.work import Order, StartedRun
 from mmrepro.engines import spec_for
 from mmrepro.engines.environments import (
     EnvironmentSpec,
+    ensure,
     existing,
     prune_environments,
     resolve_source,
@@ -229,6 +230,7 @@ class Bisecting(CellSearch[Bisection]):
                     kernels=self.options.over,
                     device=self.field.device,
                     engine=self.scenario.engine,
+                    lender=ensure,
                 ).release
             except MmreproError as error:
                 self._unreadable[number] = error.message

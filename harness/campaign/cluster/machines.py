@@ -20,6 +20,7 @@ from mmrepro.base.errors import (
     PlaceLost,
     UsageError,
 )
+from mmrepro.base.installed import install_command
 from mmrepro.campaign.cluster import remote
 from mmrepro.campaign.cluster.remote import Engines, Greeting, Parcel, Said, unpacked
 from mmrepro.campaign.matrix.options import Cluster
@@ -179,7 +180,7 @@ class Machines:
             return
         self._none_said = True
         self._say(
-            f"no machine of the cluster has the resource {TOKEN}: see docs/cluster.md"
+            f"no machine of the cluster has the resource {TOKEN}: mmrepro help cluster"
         )
 
     def _greet(self, nodes: Mapping[str, Any], node: str) -> None:
@@ -452,7 +453,7 @@ def connected(address: str) -> Iterator[Any]:
     except ModuleNotFoundError as error:
         raise UsageError(
             "--ray needs Ray, which is not installed here.",
-            hint="pip install 'mmrepro[cluster]'",
+            hint=install_command("cluster"),
         ) from error
 
     # Under `uv run` Ray would send the project to all machines, and have its workers

@@ -99,9 +99,12 @@ class MatrixRunCommand(Command):
     """Options of ``mmrepro matrix run``. None and what is empty: not said."""
 
     COMMAND: ClassVar[str] = "matrix run"
-    DOCUMENTS: ClassVar[tuple[str, ...]] = ("mmrepro.history.nightly:NightDocument",)
+    DOCUMENTS: ClassVar[tuple[str, ...]] = (
+        "mmrepro.history.nightly:NightDocument",
+        "nightly-plan=mmrepro.campaign.matrix.plan:DryRun",
+    )
     file: Path | None = option(
-        None, "FILE.toml with the rows; see docs/matrix.md.", "FILE", argument=True
+        None, "FILE.toml with the rows; see mmrepro help matrix.", "FILE", argument=True
     )
     scenarios: tuple[str, ...] = option(
         (),
@@ -335,7 +338,7 @@ def load(path: Path) -> MatrixFile:
     except ValidationError as error:
         raise UsageError(
             f"{path}: {_first(misfits(error, tables)[0])}.",
-            hint="docs/matrix.md lists the tables and their keys",
+            hint="mmrepro help matrix lists the tables and their keys",
         ) from error
 
     for number, rows in enumerate(read.cell, 1):

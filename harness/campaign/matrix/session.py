@@ -236,7 +236,7 @@ class Nightly:
 
     def standing(self) -> str:
         total, seconds = len(self.runs.planned), self.seconds_left
-        words = f"{total - len(self.todo)} of {total} cells are whole"
+        words = f"{total - len(self.todo)} of {total} cells done"
         return words + (f", about {duration(seconds)} left" if seconds else "")
 
     def _seconds(self, planned: Planned) -> float:

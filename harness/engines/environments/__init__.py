@@ -31,10 +31,14 @@ if TYPE_CHECKING:
         check_index as check_index,
         releases_of as releases_of,
     )
+    from mmrepro.engines.environments.lending import own_releases as own_releases
+    from mmrepro.engines.environments.overlay import import_once as import_once
+    from mmrepro.engines.environments.patched import patched as patched_clone
     from mmrepro.engines.environments.releases import requirements_of as requirements_of
     from mmrepro.engines.environments.resolving import torch_setting as torch_setting
     from mmrepro.engines.environments.source import (
         PLACES as PLACES,
+        engine_of_clone as engine_of_clone,
         git as ask_git,
         read_tree as read_tree,
         resolve as resolve_source,

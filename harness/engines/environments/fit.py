@@ -14,13 +14,13 @@ from enum import StrEnum
 from typing import Annotated, Final
 
 from mmrepro.base.errors import (
-    INSTALL_RUN,
     EnvironmentBuildError,
     MmreproError,
     UnknownRelease,
     UsageError,
     did_you_mean,
 )
+from mmrepro.base.installed import install_command
 from mmrepro.base.machine import GpuReading, environments_root
 from mmrepro.base.records import Document, Record
 from mmrepro.engines.environments.index import File, project_page
@@ -177,7 +177,7 @@ def _files(spec: EnvironmentSpec) -> list[File]:
         page = project_page(spec.project)
     except EnvironmentBuildError as error:
         why = "check the network, the index that uv uses, and UV_OFFLINE"
-        hint = error.hint if error.hint == INSTALL_RUN else why
+        hint = error.hint if error.hint == install_command("run") else why
         raise EnvironmentBuildError(error.message, hint=hint) from error
     found: list[File] = []
     versions: set[Version] = set()

@@ -8,11 +8,13 @@ this one stands on it."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import shutil
-from collections.abc import Callable, Iterator
-from datetime import UTC, datetime
+import subprocess
+from collections.abc import Callable, Iterator, Sequence
+from datetime import UTC, datetime, timedelta
 from fnmatch import fnmatch
 from functools import cached_property
 from importlib.metadata import distributions
@@ -20,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from mmrepro.base.errors import EnvironmentBuildError, UnknownRelease, UsageError
+from mmrepro.base.machine import child_environment
 from mmrepro.base.records import WheelFacts
 from mmrepro.engines.environments.lending import nearest_release
 from mmrepro.engines.environments.recipe import Build
@@ -42,7 +45,7 @@ from mmrepro.engines.environments.spec import (
     TreeLabel,
     lent,
 )
-from mmrepro.engines.environments.store import site_packages
+from mmrepro.engines.environments.store import list_environments, site_packages
 from mmrepro.engines.environments.uv import Distribution, Notice, Progress
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import canonicalize_name
@@ -50,6 +53,23 @@ from packaging.version import InvalidVersion, Version
 from pathspec import GitIgnoreSpec
 
 LAYER_FILE = "mmrepro_layer.pth"
+_COMPILE = """
+import py_compile, sys
+for line in sys.stdin.read().splitlines():
+    source, target = line.split("\\t")
+    try:
+        mode = py_compile.PycInvalidationMode.UNCHECKED_HASH
+        py_compile.compile(source, target, doraise=True, invalidation_mode=mode)
+    except (OSError, py_compile.PyCompileError):
+        pass
+"""
+"""Compiles files as they are: what was compiled of a content stays right, wherever it
+lies, since an import sets the file's own name."""
+_COMPILE_S = 300.0
+_SAME_DAYS = 14
+"""Between two trees with the same requirements over the same release: the later one
+takes what was resolved for the other, which is 3 s of an environment's 7."""
+_BESIDE_LOCK = "beside.lock"
 _OF_KERNELS = (*FAMILY, "triton", "intel-openmp")
 """What compiled files are linked with: it stays the release's."""
 
@@ -121,9 +141,15 @@ class Overlay(Build):
     def _fill(self) -> None:
         self.say("linking the tree's files")
         self._link_package()
+        self._link_bytecode()
         self._write_dist_infos()
         self._lay_below()
         self._install_beside()
+
+    def _check_load(self) -> None:
+        """The compiled files are links to those of a whole environment, which were
+        loaded when that one was made: to load torch for them takes 5 s and says nothing
+        new."""
 
     # ------------------------------------------------------------------ files
 
@@ -163,6 +189,42 @@ class Overlay(Build):
             "sources"
         )
         self.reasons.append(Reason("files of the package", kinds, why))
+
+    def _link_bytecode(self) -> None:
+        """Give the modules that an engine imports their bytecode, by content: a box
+        writes none, and each of a server's processes would compile them anew.
+
+        They are those that the release's own environment has bytecode of. A neighbour
+        compiles only what has changed.
+        """
+        import_once(self.below, (self.tree.engine,))
+        theirs = self.below.site_packages / self.tree.engine
+        major, minor = self.below.python_version.split(".")[:2]
+        tag = f"cpython-{major}{minor}"
+        pairs = []
+        for name, sha256 in self.tree.files.items():
+            path = Path(name)
+            cached = path.parent / "__pycache__" / f"{path.stem}.{tag}.pyc"
+            if path.suffix == ".py" and (theirs / cached).is_file():
+                source = blob(sha256)
+                kept = source.with_name(f"{sha256}.{tag}.pyc")
+                pairs.append((source, kept, self.site / self.tree.engine / cached))
+
+        missing = [(source, kept) for source, kept, _ in pairs if not kept.is_file()]
+        lines = "".join(f"{source}\t{kept}\n" for source, kept in missing)
+        with contextlib.suppress(OSError, subprocess.TimeoutExpired):
+            if missing:
+                self.say(f"compiling {len(missing)} modules")
+                subprocess.run(
+                    [str(self.python), "-I", "-c", _COMPILE],
+                    input=lines.encode(),
+                    capture_output=True,
+                    timeout=_COMPILE_S,
+                    check=False,
+                )
+            for _, kept, place in pairs:
+                if kept.is_file():
+                    _link(kept, place)
 
     @property
     def version(self) -> str:
@@ -266,18 +328,20 @@ class Overlay(Build):
             )
         lock = self.below.lock_file.read_text("utf-8")
         if wanted:
-            self.say(f"resolving {len(wanted)} requirements of the tree")
-            beside = self._resolved(wanted)
+            beside = self._known_beside(wanted)
+            if beside is None:
+                self.say(f"resolving {len(wanted)} requirements of the tree")
+                beside = self._resolved(wanted)
             lock = f"{beside}{lock}"
             if beside:
-                (self.folder / "beside.lock").write_text(beside, "utf-8")
+                (self.folder / _BESIDE_LOCK).write_text(beside, "utf-8")
                 install = ["pip", "install", "--python", str(self.python), "--no-deps"]
                 until = ["--exclude-newer", self.cutoff]
                 doing = (
                     f"installing what {self.spec.engine} {self.version} wants besides"
                 )
                 self._uv(
-                    [*install, "--require-hashes", *until, "-r", "beside.lock"], doing
+                    [*install, "--require-hashes", *until, "-r", _BESIDE_LOCK], doing
                 )
                 added = [
                     line.split()[0]
@@ -294,6 +358,29 @@ class Overlay(Build):
                 self.reasons.append(Reason("installed beside", ", ".join(added), why))
         head = f"# Python: tree {self.tree.digest}; the rest: {self.below.path.name}\n"
         (self.folder / LOCK_FILE).write_text(head + lock, "utf-8")
+
+    def _known_beside(self, wanted: list[str]) -> str | None:
+        """What was resolved for a neighbour: a tree with the same requirements, of the
+        same fortnight and not of later, over the same environment; None: there is none.
+        """
+        asked = "\n".join(wanted) + "\n"
+        cutoff = datetime.fromisoformat(self.cutoff)
+        for stored in list_environments(sizes=False):
+            facts = stored.manifest
+            if facts.below != self.below.path.name or facts.device != self.spec.device:
+                continue
+            age = cutoff - datetime.fromisoformat(facts.resolved_until)
+            if not timedelta() <= age <= timedelta(days=_SAME_DAYS):
+                continue
+            lock = stored.path / _BESIDE_LOCK
+            with contextlib.suppress(OSError):
+                if (stored.path / "requirements.in").read_text("utf-8") == asked:
+                    text = lock.read_text("utf-8") if lock.exists() else ""
+                    why = f"as resolved for {facts.release}, which asks for the same"
+                    until = facts.resolved_until
+                    self.reasons.append(Reason("resolution date", until, why))
+                    return text
+        return None
 
     def _resolved(self, wanted: list[str]) -> str:
         """Locked requirements that are to be installed beside: those that ``below`` has
@@ -348,6 +435,28 @@ class Overlay(Build):
         said = "" if self.spec.tree else self.python_of  # of a tree each label says it
         release, below = self.below.spec.release, self.below.path.name
         return {"kernels": release, "below": below, "python_of": said}
+
+
+def import_once(environment: Environment, modules: Sequence[str]) -> None:
+    """Import packages of a release's own environment, once, so that Python keeps their
+    bytecode there: what runs in a box writes none, and to compile torch and an engine
+    takes longer than most runs."""
+    kept = environment.state_dir / f".imported-{'-'.join(modules)}"
+    if kept.exists():
+        return
+    words = "".join(f"import {name}\n" for name in modules)
+    with contextlib.suppress(OSError, subprocess.TimeoutExpired):
+        environment.state_dir.mkdir(exist_ok=True)
+        subprocess.run(
+            [str(environment.python), "-c", words],
+            env=child_environment(),
+            cwd=environment.state_dir,
+            capture_output=True,
+            timeout=_COMPILE_S,
+            check=False,
+        )
+        # One that fails, for want of a stand-in say, has compiled what it came to.
+        kept.touch()
 
 
 def _replace_marker(requirement: Requirement) -> Requirement:

@@ -17,7 +17,7 @@ import subprocess
 import tempfile
 import tomllib
 import zipfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -30,7 +30,12 @@ from mmrepro.base.machine import Device, cache_root, device_of, read_file, write
 from mmrepro.base.records import Record
 from mmrepro.base.tar import tarfile
 from mmrepro.engines.environments.index import fetch, logins
-from mmrepro.engines.environments.lending import listed, nearest_release
+from mmrepro.engines.environments.lending import (
+    Lender,
+    listed,
+    nearest_release,
+    own_releases,
+)
 from mmrepro.engines.environments.releases import best_wheel, pythons, requirements_of
 from mmrepro.engines.environments.spec import SPECS, EnvironmentSpec, TreeLabel
 from mmrepro.engines.environments.uv import (
@@ -63,6 +68,16 @@ _BESIDE = re.compile(
 makes."""
 
 
+_PLAUSIBLE_DAYS = 60
+"""Between a tag and a commit after it: the engines' releases come every two to six
+weeks, so an older tag is one after which the clone has no more of them."""
+_PLAUSIBLE_COMMITS = 3000
+"""After a tag: vLLM's busiest two months."""
+_BRANCH_COMMITS = 100
+"""After a tag that are a branch of that release, however old the tag is."""
+
+_SHA256_DIGITS = 64
+
 _PUBLISHED = re.compile(rf"({'|'.join(SPECS)})==([^,*]+)")
 
 
@@ -73,6 +88,9 @@ class Tree(Record):
     engine: str
     digest: str
     version: str
+    version_from: Annotated[
+        str, Field(description="why the version is known to within a release only")
+    ] = ""
     rev: Annotated[str, Field(description="git commit; empty: not from git")] = ""
     dirty: Annotated[
         list[str], Field(description="files that differ from that commit")
@@ -162,6 +180,12 @@ class _Files:
     """The nearest tag by git, how far it is, which commit; "": there is no tag."""
     made: datetime | None = None
     """When the commit was made."""
+    tagged: datetime | None = None
+    """When the commit of that tag was made."""
+    git_names: dict[str, str] = field(default_factory=dict)
+    """By file, what git calls its content."""
+    known: dict[str, str] = field(default_factory=dict)
+    """SHA-256 by file, of those whose content the cache of sources has."""
 
     def text(self, name: str) -> str:
         """A small file; "": there is none."""
@@ -178,6 +202,7 @@ def resolve(
     device: str = "auto",
     engine: str = "",
     version: str = "",
+    lender: Lender | None = None,
 ) -> Source:
     """Read the tree that ``text`` names, and keep its files in the cache.
 
@@ -188,9 +213,12 @@ def resolve(
             one.
         engine: which one it has to be; "": whichever it is.
         version: of the tree, where it does not say it; the release that it becomes.
+        lender: makes or finds the environment of a release: releases are tried in
+            order until one can be loaded and has the operators that the tree calls.
 
     Raises:
-        UsageError: it is no tree of an engine, or of another one; or git refuses.
+        UsageError: it is no tree of an engine, or of another one; or git refuses; or it
+            is older than what any release could lend it.
         EnvironmentBuildError: the index has to be asked which release is the nearest,
             and cannot.
     """
@@ -205,12 +233,15 @@ def resolve(
         with _opened(text) as files:
             tree = _tree_of(files, text, device_of(device), engine, version)
             made = files.made
-    if tree.version:
+    if not tree.version:
+        last = _by_date(tree.engine, made, device, text, kernels)
+        tree = tree.model_copy(update={"version": _after(Version(last))})
+    nearest = kernels
+    if not nearest:
+        if tree.came_as == "git":
+            _refuse_old(tree, device)
         read = _python_of(tree)
-        nearest = kernels or nearest_release(tree.engine, tree.version, device, read)
-    else:
-        nearest = kernels or _by_date(tree.engine, made, device, text)
-        tree = tree.model_copy(update={"version": _after(Version(nearest))})
+        nearest = nearest_release(tree.engine, tree.version, device, read, lender)
     _keep(tree)
     return Source(tree, Version(nearest).public)
 
@@ -312,6 +343,21 @@ def git(place: Path, *arguments: str, stdin: bytes = b"") -> bytes:
     return done.stdout
 
 
+def engine_of_clone(place: Path, rev: str = "HEAD") -> str:
+    """Which engine a git clone is of.
+
+    Raises:
+        UsageError: it is no clone of one, or git refuses.
+    """
+    for engine in SPECS:
+        names = [f"{folder}{engine}/__init__.py" for folder in PLACES]
+        if git(place, "ls-tree", rev, "--", *names):
+            return engine
+    raise UsageError(
+        f"{place} is no clone of an engine.", hint=f"one of {', '.join(SPECS)}"
+    )
+
+
 def _names(listed: bytes) -> list[str]:
     return [os.fsdecode(one) for one in listed.split(b"\0") if one]
 
@@ -370,14 +416,27 @@ def _commit(place: Path, rev: str) -> _Files:
         for n, s in wanted.items()
         if n.startswith(packages) or _BESIDE.fullmatch(n)
     }
-    asked = "".join(f"{sha}\n" for sha in wanted.values()).encode()
+    # Two neighbours differ in a few files: only those are read from git.
+    cached = _read_git_blobs()
+    for name, sha in wanted.items():
+        if sha in cached:
+            files.known[name] = cached[sha]
+
+    new = [name for name in wanted if name not in files.known]
+    asked = "".join(f"{wanted[name]}\n" for name in new).encode()
     answer, contents, at = git(place, "cat-file", "--batch", stdin=asked), {}, 0
-    for name in wanted:
+    for name in new:
         end = answer.index(b"\n", at)
         size = int(answer[at:end].split()[2])
         contents[name] = answer[end + 1 : end + 1 + size]
         at = end + size + 2
-    files.names, files.read = [*wanted], contents.__getitem__
+
+    def read(name: str) -> bytes:
+        if name in contents:
+            return contents[name]
+        return blob(files.known[name]).read_bytes()
+
+    files.names, files.read, files.git_names = [*wanted], read, wanted
     return files
 
 
@@ -392,10 +451,13 @@ def _commit_facts(place: Path, rev: str) -> _Files:
         )
     except UsageError:  # it has no tag
         described = b""
-    day = datetime.fromisoformat(made)
-    return _Files(
-        [], lambda name: b"", sha, describe=described.decode().strip(), made=day
-    )
+    facts = _Files([], lambda name: b"", sha, describe=described.decode().strip())
+    facts.made = datetime.fromisoformat(made)
+    tag = facts.describe.rsplit("-", 2)[0]
+    if tag:
+        tagged = git(place, "show", "-s", "--format=%cI", f"{tag}^{{commit}}", "--")
+        facts.tagged = datetime.fromisoformat(tagged.decode().strip())
+    return facts
 
 
 # ------------------------------------------------------------------ what a tree is
@@ -426,11 +488,7 @@ def _tree_of(
     )
     requirements, said_in = _requirements(files, place, device)
     points = files.matching(r"[^/]*\.dist-info/entry_points\.txt")
-    contents = {one.removeprefix(package): files.read(one) for one in own}
-    digests = {
-        one: hashlib.sha256(content).hexdigest() for one, content in contents.items()
-    }
-    _write_blobs(contents, digests)
+    digests = _kept_files(files, own, package)
     entry_points = files.text(points[0]) if points else ""
     whole = json.dumps([name, sorted(digests.items()), requirements, entry_points])
     as_wheel = bool(files.matching(r"[^/]*\.dist-info/METADATA"))
@@ -438,12 +496,13 @@ def _tree_of(
         "wheel" if as_wheel else "sdist" if "PKG-INFO" in files.names else "folder"
     )
     dirty = [n for n in files.dirty if n.startswith(package) or _BESIDE.fullmatch(n)]
+    known = Version(version).public if version else ""
+    shown = known or _version(files, place, name, bool(dirty))
     return Tree(
         engine=name,
         digest=hashlib.sha256(whole.encode()).hexdigest()[:12],
-        version=Version(version).public
-        if version
-        else _version(files, place, name, bool(dirty)),
+        version=shown,
+        version_from="" if shown else _why_dated(files),
         rev=files.rev,
         dirty=[n for n in dirty if not COMPILED.search(n)],
         came_as="git" if files.rev else came_as,
@@ -509,9 +568,9 @@ def _version(files: _Files, place: str, engine: str, dirty: bool) -> str:
         own := HeaderParser().parsestr(_metadata(files, place)).get("Version")
     ) and _valid(own):
         return Version(own).public
-    match = re.fullmatch(r"v?(.+)-(\d+)-g[0-9a-f]+", files.describe)
-    if match and _valid(match[1]):
-        tag, away = Version(match[1]), int(match[2])
+    nearest = _nearest_tag(files)
+    if nearest is not None and _is_plausible(files):
+        tag, away = nearest
         return tag.public if away == 0 and not dirty else _after(tag, away)
     for name in (f"{place}{engine}/version.py", f"{place}{engine}/_version.py"):
         found = re.search(
@@ -526,6 +585,40 @@ def _version(files: _Files, place: str, engine: str, dirty: bool) -> str:
         if isinstance(own, str) and _valid(own):
             return Version(own).public
     return ""
+
+
+def _nearest_tag(files: _Files) -> tuple[Version, int] | None:
+    """The version that the nearest tag names, and how many commits back it is."""
+    match = re.fullmatch(r"v?(.+)-(\d+)-g[0-9a-f]+", files.describe)
+    if match is None or not _valid(match[1]):
+        return None
+    return Version(match[1]), int(match[2])
+
+
+def _is_plausible(files: _Files) -> bool:
+    """Whether the nearest tag is that of the release before the commit: a clone, and
+    above all a fork, may have lost all later ones."""
+    nearest = _nearest_tag(files)
+    if nearest is None:
+        return False
+    _, away = nearest
+    if away <= _BRANCH_COMMITS or files.made is None or files.tagged is None:
+        return True
+    days = (files.made - files.tagged).days
+    return days <= _PLAUSIBLE_DAYS and away <= _PLAUSIBLE_COMMITS
+
+
+def _why_dated(files: _Files) -> str:
+    """Why a version comes from the commit's date; "": nothing but its date is known."""
+    nearest = _nearest_tag(files)
+    if files.made is None:
+        return ""
+    why = "the clone has no tag before it"
+    if nearest is not None:
+        why = f"its nearest tag, v{nearest[0]}, is {nearest[1]:,} commits back"
+    return (
+        f"{why}: the version is by its date, {files.made.date()}, to within a release"
+    )
 
 
 def _project(files: _Files, folder: str) -> dict[str, Any]:
@@ -559,15 +652,55 @@ def _after(version: Version, away: int = 0) -> str:
 # ------------------------------------------------------------------ what is kept
 
 
-def _write_blobs(contents: dict[str, bytes], digests: dict[str, str]) -> None:
-    for name, content in contents.items():
-        path = blob(digests[name])
-        if not path.is_file():
-            path.parent.mkdir(parents=True, exist_ok=True)
-            new = path.with_name(f".{path.name}-{os.getpid()}")
-            new.write_bytes(content)
-            new.chmod(0o444)  # environments link to it
-            new.replace(path)
+def _kept_files(files: _Files, own: Sequence[str], package: str) -> dict[str, str]:
+    """SHA-256 by name below ``package`` of the files ``own``, all of which the cache
+    then has."""
+    digests = {}
+    lines = []
+    for name in own:
+        digest = files.known.get(name, "")
+        if not digest:
+            content = files.read(name)
+            digest = hashlib.sha256(content).hexdigest()
+            _write_blob(content, blob(digest))
+            if name in files.git_names:
+                lines.append(f"{files.git_names[name]} {digest}\n")
+        digests[name.removeprefix(package)] = digest
+
+    if lines:
+        # One write at the end of the file: two processes do not mix their lines.
+        with _git_blobs_file().open("a", encoding="ascii") as file:
+            file.write("".join(lines))
+    return digests
+
+
+def _write_blob(content: bytes, path: Path) -> None:
+    if path.is_file():
+        return
+    path.parent.mkdir(parents=True, exist_ok=True)
+    new = path.with_name(f".{path.name}-{os.getpid()}")
+    new.write_bytes(content)
+    new.chmod(0o444)  # environments link to it
+    new.replace(path)
+
+
+def _git_blobs_file() -> Path:
+    return _sources_root() / "git-blobs.txt"
+
+
+def _read_git_blobs() -> dict[str, str]:
+    """SHA-256 by git's name of a content, of those that the cache holds."""
+    try:
+        text = read_file(_git_blobs_file(), _MAX_BYTES).decode("ascii", "replace")
+    except OSError:
+        return {}
+    known = {}
+    for line in text.splitlines():
+        sha, _, digest = line.partition(" ")
+        # A line that was cut off while it was written names no file.
+        if len(digest) == _SHA256_DIGITS and blob(digest).is_file():
+            known[sha] = digest
+    return known
 
 
 def _keep(tree: Tree) -> None:
@@ -575,12 +708,22 @@ def _keep(tree: Tree) -> None:
     write_file(path, tree.model_dump_json(indent=1) + "\n")
 
 
-def _by_date(engine: str, made: datetime | None, device: str, text: str) -> str:
-    """The last release that came before a commit of that time."""
-    there = [one for one in listed(engine, device) if one.uploaded is not None]
-    when = made.astimezone(UTC) if made else None
-    before = [one for one in there if when and one.uploaded and one.uploaded <= when]
-    if not before:
+def _by_date(
+    engine: str, made: datetime | None, device: str, text: str, kernels: str
+) -> str:
+    """The last release of the engine that came before a commit of that time; without a
+    date, of the commit or of the releases, ``kernels``.
+
+    Raises:
+        UsageError: neither is known; or no release came before.
+    """
+    dated = []
+    if made is not None:
+        known = own_releases(engine, device)
+        dated = [one for one in known if one.uploaded is not None]
+    if kernels and not dated:
+        return kernels
+    if made is None:
         raise UsageError(
             (
                 f"{text} does not say its version: it has no tag, no metadata and no "
@@ -588,7 +731,39 @@ def _by_date(engine: str, made: datetime | None, device: str, text: str) -> str:
             ),
             hint="git fetch --tags, or --kernels RELEASE",
         )
+    if not dated:
+        raise UsageError(
+            f"{text} has no tag near by, and the index does not say when the releases "
+            f"of {engine} came.",
+            hint="git fetch --tags, or --kernels RELEASE",
+        )
+    when = made.astimezone(UTC)
+    before = [one for one in dated if one.uploaded and one.uploaded <= when]
+    if not before:
+        raise UsageError(
+            f"{text} is of {when.date()}, before {engine} {dated[0].version}, the first "
+            "release on the index.",
+            hint="a later commit, or --kernels RELEASE",
+        )
     return before[-1].version
+
+
+def _refuse_old(tree: Tree, device: str) -> None:
+    """Refuse a commit that is older than what any release can lend it.
+
+    Raises:
+        UsageError: its minor version came before the first one with a wheel.
+    """
+    there = listed(tree.engine, device)
+    if not there:
+        return
+    first = Version(there[0].version)
+    if Version(tree.version).release[:2] < first.release[:2]:
+        raise UsageError(
+            f"{tree.rev[:9]} is of {tree.engine} {tree.version}, and {first} is the "
+            f"first release that has compiled files for {device_of(device)} here.",
+            hint=f"a later commit, or --kernels {first}, which hardly fits",
+        )
 
 
 def _python_of(tree: Tree) -> Callable[[], Iterator[str]]:

@@ -19,7 +19,8 @@ from datetime import datetime
 from pathlib import Path
 from urllib.parse import unquote
 
-from mmrepro.base.errors import INSTALL_RUN, EnvironmentBuildError, NoSpace, UnfitPython
+from mmrepro.base.errors import EnvironmentBuildError, NoSpace, UnfitPython
+from mmrepro.base.installed import install_command
 from mmrepro.base.machine import child_environment, die_with_parent
 from mmrepro.base.units import duration, parse_size, size
 from packaging.utils import parse_wheel_filename
@@ -142,7 +143,7 @@ def uv_binary() -> str:
     except (ImportError, FileNotFoundError) as error:
         raise EnvironmentBuildError(
             "uv, which builds the engines' environments, is not installed.",
-            hint=INSTALL_RUN,
+            hint=install_command("run"),
         ) from error
 
 

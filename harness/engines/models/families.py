@@ -15,7 +15,12 @@ from typing import Any, Final
 
 from mmrepro.base.errors import UsageError, did_you_mean
 
-_PLACE: Final = re.compile("NAME|ARGUMENTS|NUMBER|PAIRS|KEY|VALUE|CALLS|ROLE|CONTENT")
+_PLACE: Final = re.compile(
+    r"(?<![A-Z_])"
+    r"(NAME|ARGUMENTS|NUMBER|PAIRS|KEY|VALUE|CALLS|ROLE|CONTENT)"
+    r"(?=PAIRS|[^A-Z_]|$)|(?<=NAME)PAIRS"
+)
+"""Not a part of a special token, as ``[TOOL_CALLS]``."""
 
 Call = tuple[str, Mapping[str, Any]]
 """A tool's name, and its arguments."""
@@ -54,6 +59,10 @@ class ModelFamily:
         call: one call; calls: all of them, with ``between`` between two.
         pair: an argument, where they are no JSON.
         quoted: values are literals of Python.
+        texts_only: a call's arguments are texts.
+        one_call: an answer has one call at most.
+        by_tokens: its reasoning parser looks for sequences of tokens as the family's
+            own tokenizer makes them, which a scripted one does not.
         think: what stands before and after a thought.
         frame: name of its frame.
     """
@@ -67,6 +76,9 @@ class ModelFamily:
     pair: str = ""
     between_pairs: str = ""
     quoted: bool = False
+    texts_only: bool = False
+    one_call: bool = False
+    by_tokens: bool = False
     think: tuple[str, ...] = ()
     frame: str = "chatml"
 

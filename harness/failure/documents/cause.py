@@ -7,7 +7,7 @@ from enum import StrEnum
 from typing import Annotated
 
 from mmrepro.base.records import Document, Record
-from mmrepro.failure.documents.dumps import DumpReading
+from mmrepro.failure.documents.dumps import DumpReading, Resemblance
 from mmrepro.probes import LogLine, LogsData
 from pydantic import ConfigDict, Field
 
@@ -76,6 +76,78 @@ CAUSE_WORDS: dict[CauseClass, str] = {
 }
 
 
+class LoggedState(StrEnum):
+    """What became of a server, as far as its log goes: the first word of an answer."""
+
+    ALIVE = "alive"
+    DEAD = "dead"
+    NEVER_READY = "never-ready"
+    STANDS_STILL = "stands-still"
+    REQUEST_FAILED = "one-request-failed"
+    TEST_FAILED = "test-failed"
+    UNKNOWN = "unknown"
+    NOT_A_LOG = "not-a-log"
+
+
+STATE_OF_LOG_WORDS: dict[LoggedState, str] = {
+    LoggedState.ALIVE: "alive",
+    LoggedState.DEAD: "dead",
+    LoggedState.NEVER_READY: "never ready",
+    LoggedState.STANDS_STILL: "stands still",
+    LoggedState.REQUEST_FAILED: "one request failed",
+    LoggedState.TEST_FAILED: "a test failed",
+    LoggedState.UNKNOWN: "unknown",
+    LoggedState.NOT_A_LOG: "no log",
+}
+
+
+class FirstFailure(Record):
+    """The first exception, or the line that stands for one, as it was written."""
+
+    lines: Annotated[
+        list[str], Field(description="type and message, without a client's words")
+    ]
+    process: str = ""
+    time: str = ""
+    line: int | None = None
+    file: Annotated[str, Field(description="which of several; empty: there is one")] = (
+        ""
+    )
+    place: Annotated[
+        str, Field(description="innermost frame in the engine: FILE:LINE in FUNCTION")
+    ] = ""
+    code: Annotated[str, Field(description="the code there; empty: not printed")] = ""
+
+
+class LogFacts(Record):
+    """What the log of one server carries, without any judgement of what it means."""
+
+    state: LoggedState
+    sentence: Annotated[str, Field(description="for people, without the state")] = ""
+    echo: Annotated[
+        bool, Field(description="the failure's cause was logged elsewhere")
+    ] = False
+    fetch: Annotated[
+        str, Field(description="the command that gets what is missing; empty: none")
+    ] = ""
+    platform: Annotated[
+        str, Field(description="cuda, rocm, npu, xpu, tpu or cpu; empty: not known")
+    ] = ""
+    topology: Annotated[
+        list[str], Field(description="ranks, P/D role, transfer backend")
+    ] = []
+    command: Annotated[
+        str, Field(description="how it was started, as its log has it")
+    ] = ""
+    failure: FirstFailure | None = None
+    after: Annotated[
+        list[str], Field(description="what came after the failure, first three")
+    ] = []
+    ties: Annotated[
+        list[str], Field(description="options of its command that the frame is of")
+    ] = []
+
+
 class StartCause(Record):
     """Why a start failed, below the class ``failed-start``."""
 
@@ -134,6 +206,9 @@ class ServerInLog(Record):
     ] = []
     last_progress: Annotated[LogLine | None, Field(description="before its end")] = None
     first_error: LogLine | None = None
+    facts: Annotated[
+        LogFacts | None, Field(description="None: of documents before there were facts")
+    ] = None
 
 
 class KnownFailure(Record):
@@ -162,6 +237,9 @@ class LogReading(Document, kind="logs"):
     ] = []
     last_progress: LogLine | None = None
     first_error: LogLine | None = None
+    facts: Annotated[
+        LogFacts | None, Field(description="of the server that failed first")
+    ] = None
     servers: list[ServerInLog]
     unread: Annotated[
         str, Field(description="why it was not read to its end; empty: it was")
@@ -174,7 +252,13 @@ class LogReading(Document, kind="logs"):
 
     @property
     def exit_code(self) -> int:
-        """0 it was read; 3 not to its end, or it is neither a log of a server nor a
-        dump."""
-        neither = self.cause.name is CauseClass.NOT_A_LOG and self.dumps is None
-        return 3 if self.unread or neither else 0
+        """0 it shows no failure; 1 it shows one; 3 undecided: its cause is unknown, it
+        was not read to its end, or it is no log."""
+        dumped = self.dumps.failures if self.dumps is not None else []
+        if any(failure.fit is not Resemblance.IF_IT_STAYS for failure in dumped):
+            return 1
+        if self.cause.name in (CauseClass.UNKNOWN, CauseClass.NOT_A_LOG):
+            return 3
+        if self.cause.name is CauseClass.ALIVE:
+            return 3 if self.unread else 0
+        return 1

@@ -6,7 +6,7 @@ from enum import StrEnum
 from typing import Annotated, Literal
 
 from mmrepro.base.records import Document, Moment, Record
-from mmrepro.failure.documents.cause import Cause, Certainty as Certainty
+from mmrepro.failure.documents.cause import Cause, Certainty as Certainty, LogFacts
 from mmrepro.failure.documents.dumps import DumpReading
 from mmrepro.failure.signature import ConditionResult
 from mmrepro.probes import Frame
@@ -45,24 +45,24 @@ class ServerState(StrEnum):
 
 STATE_WORDS: dict[ServerState, str] = {
     ServerState.HEALTHY: "healthy",
-    ServerState.NO_FAULT_SEEN: "no fault seen, and nothing shown to work",
+    ServerState.NO_FAULT_SEEN: "no fault seen, and no work seen",
     ServerState.SLOW: "slow but alive",
     ServerState.OVERLOADED: "overloaded",
-    ServerState.STARVED: "starved: requests wait and none is let in",
+    ServerState.STARVED: "starved: requests wait and none is scheduled",
     ServerState.NOT_RECEIVING: "not receiving: the engine idles while a request waits",
     ServerState.FROZEN_PYTHON: "frozen in Python code",
     ServerState.FROZEN_NATIVE: "frozen in native code",
-    ServerState.FROZEN: "frozen, and where could not be seen",
+    ServerState.FROZEN: "frozen: the place could not be observed",
     ServerState.BLOCKED_ON_LOCK: "blocked on a lock",
     ServerState.WORKER_STUCK: "worker stuck: the others wait for one rank",
     ServerState.RANK_DIVERGED: "ranks diverged: some wait where others never arrive",
     ServerState.RANK_LOST: "rank lost: a worker process is gone",
     ServerState.COLLECTIVE_WAITS: (
-        "collective waits: every rank is in it and none gets out"
+        "collective waits: every rank is in one collective and none returns"
     ),
     ServerState.KERNEL_STUCK: "kernel stuck: every rank waits for its device",
     ServerState.TRANSFER_STUCK: "transfer stuck: a KV cache does not arrive",
-    ServerState.FRONT_FROZEN: "the HTTP front is frozen",
+    ServerState.FRONT_FROZEN: "the API server is frozen",
     ServerState.STOPPED: "stopped by a signal or a tracer",
     ServerState.PART_DEAD: "a process of the engine is dead",
     ServerState.DEAD: "dead",
@@ -70,7 +70,7 @@ STATE_WORDS: dict[ServerState, str] = {
     ServerState.FAILING: "alive, but requests fail",
     ServerState.BROKEN_OUTPUT: "alive, but its answers are broken",
     ServerState.UNREACHABLE: "not reachable from here",
-    ServerState.UNKNOWN: "could not be told",
+    ServerState.UNKNOWN: "undecided",
 }
 COULD_NOT_TELL = frozenset(
     {ServerState.NO_FAULT_SEEN, ServerState.UNREACHABLE, ServerState.UNKNOWN}
@@ -192,6 +192,13 @@ class TargetFacts(Record):
     core_role: Annotated[
         str, Field(description="role of the process that runs the model")
     ] = ""
+    front_role: Annotated[
+        str,
+        Field(
+            description="role of the program that serves HTTP in place of the process "
+            "that was started; empty: that process serves it"
+        ),
+    ] = ""
     release: str = ""
     release_from: str = ""
     command: list[str] = []
@@ -236,13 +243,13 @@ class Stand(StrEnum):
 
 
 _STAND_WORDS: dict[Stand, str] = {
-    Stand.WORK: "waits for work",
+    Stand.WORK: "is idle",
     Stand.WORKER: "waits for a worker",
     Stand.COLLECTIVE: "in",
     Stand.STAGE: "waits for another stage in",
     Stand.DEVICE: "waits for its device in",
     Stand.TRANSFER: "waits for a KV cache in",
-    Stand.STANDS: "stands in",
+    Stand.STANDS: "is stuck in",
     Stand.MOVES: "moves, now in",
     Stand.STOPPED: "stopped",
     Stand.GONE: "gone",
@@ -352,6 +359,10 @@ class Match(Record):
     exposed_because: str = ""
     conditions: list[ConditionResult] = []
     remedies: Annotated[list[str], Field(description="what is said to help")] = []
+    until_fixed: Annotated[
+        str, Field(description="the flag or variable to set; empty: none is known")
+    ] = ""
+    fix: Annotated[str, Field(description="release with a fix; empty: none")] = ""
     references: list[str] = []
 
 
@@ -383,6 +394,9 @@ class Diagnosis(Document, kind="diagnosis"):
     dumps: Annotated[
         DumpReading | None,
         Field(description="of files that were given; None: none was a dump"),
+    ] = None
+    logged: Annotated[
+        LogFacts | None, Field(description="of the log that the cause is from")
     ] = None
     cause: Annotated[
         Cause | None,

@@ -104,9 +104,11 @@ def read_head(folder: Path) -> FoundIncident:
 def record_folders(roots: Iterable[Path]) -> Iterator[tuple[Path, Collection[str]]]:
     """Folders below ``roots`` (they included) that hold an incident or a campaign, each
     once, with the names of their files. What lies within an incident is its evidence,
-    and a campaign within a campaign is a part of it. Links are not followed."""
+    and a campaign within a campaign is a part of it, as is a play of a search. Links
+    are not followed."""
     seen: set[Path] = set()
     campaigns: set[Path] = set()
+    searches: set[Path] = set()
     for root in roots:
         for place, folders, files in os.walk(root):
             folder = Path(place)
@@ -116,11 +118,15 @@ def record_folders(roots: Iterable[Path]) -> Iterator[tuple[Path, Collection[str
             if incident or too_deep:
                 folders.clear()
             folders[:] = sorted(name for name in folders if not name.startswith("."))
+            above = {*folder.parents}
+            if incident and searches & above:
+                continue
             if not incident:
-                within = bool(campaigns & {*folder.parents})
-                if within or CAMPAIGN_FILES.isdisjoint(files):
+                if campaigns & above or CAMPAIGN_FILES.isdisjoint(files):
                     continue
                 campaigns.add(folder)
+                if not _SEARCH_FILES.isdisjoint(files):
+                    searches.add(folder)
             # One root may lie below another.
             whole = folder.resolve()
             if whole not in seen:
@@ -156,6 +162,8 @@ _DOCUMENTS = {
 """By the file of its document."""
 _NIGHTLY = CampaignKind("nightly run", ("matrix", "run"))
 CAMPAIGN_FILES = {*_DOCUMENTS, LEDGER_FILE}
+_SEARCH_FILES = {"fuzz.json", "replay.json"}
+"""Of campaigns whose plays are incidents that nobody looks for by themselves."""
 COMPLETE = "complete"
 _NIGHT = b'{"kind": "night", '
 """The beginning of a ledger's line on the state of a nightly run."""

@@ -17,6 +17,7 @@ from mmrepro.failure.documents.head import (
     CAMPAIGN_FILES,
     COMPLETE,
     FoundIncident,
+    IncidentHead,
     ListedCampaign,
     campaigns_in,
     read_head,
@@ -110,6 +111,9 @@ def _fits(row: Here, kind: str) -> bool:
     match kind:
         case "incident":
             return is_incident
+        case "run":
+            head = row.of.head
+            return is_incident and isinstance(head, IncidentHead) and not head.diagnosis
         case "campaign":
             return not is_incident
         case "finding":
@@ -166,6 +170,7 @@ def place(given: Path, kind: str) -> Path:
 
 _KIND_WORDS = {
     "incident": "incident",
+    "run": "run",
     "finding": "replay",
     "record": "incident or campaign",
 }
@@ -189,9 +194,7 @@ def _numbered(word: str, rows: Sequence[Here], kind: str) -> Here:
     """The row with that number. Raises UsageError: there is none, or it is of another
     kind."""
     if not 1 <= int(word) <= len(rows):
-        raise UsageError(
-            f"There is no number {word} in a list of {len(rows)}.", hint=LISTS
-        )
+        raise UsageError(f"No incident {word}; there are {len(rows)}.", hint=LISTS)
     row = rows[int(word) - 1]
     # Why a record cannot be gone on with, the command that resumes says better.
     if kind != "unfinished" and not _fits(row, kind):

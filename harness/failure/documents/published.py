@@ -22,11 +22,11 @@ from mmrepro.base.text import (
     names_a_secret,
 )
 from mmrepro.probes import LogLine
-from mmrepro.probes.log_words import CARRIES, hidden, hidden_in, refused
+from mmrepro.probes.log_words import CARRIES, hidden, hidden_in, own_line, refused
 from pydantic import BaseModel
 
 if TYPE_CHECKING:
-    from mmrepro.failure.documents.cause import Cause
+    from mmrepro.failure.documents.cause import Cause, FirstFailure, LogFacts
     from mmrepro.failure.documents.model import Incident, KeyFrame, LogExcerpt
     from mmrepro.failure.documents.replay import Finding, ReportFacts, Sighting
     from mmrepro.probes import EndpointAnswer, Frame, MetricSample
@@ -119,6 +119,10 @@ class Public(Redactor):
             self.know(point.commit for point in points if point.commit)
         return super().redact_model(model)
 
+    def view_of(self, kind: str) -> Callable[[Public, Any], Any] | None:
+        """What of a record of that kind may leave; None: all, as redacted."""
+        return _VIEWS.get(kind)
+
     names: frozenset[str] = frozenset()
     """Names that the report shows anyway, of the model and of a run's own requests:
     they stay where an engine quotes them."""
@@ -134,7 +138,7 @@ class Public(Redactor):
         return super().redact(text)
 
     def _model(self, model: M) -> M:
-        view = _VIEWS.get(_name(type(model)))
+        view = self.view_of(_name(type(model)))
         made = super()._model(view(self, model) if view is not None else model)
         text = made.text if isinstance(made, LogLine) else None
         if text is None:
@@ -159,6 +163,36 @@ class Public(Redactor):
             if text[begin:end] not in self.names:
                 unknown.append((begin, end))
         return self.hide("quoted", text, unknown)
+
+
+class OwnScreen(Public):
+    """What the screen of the user's own machine shows: addresses, hosts, files and ids
+    are the diagnosis there. Secrets and what clients wrote are hidden as elsewhere."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        # What is clean for this screen may be private elsewhere: no cache is shared.
+        self._clean = set()
+
+    def view_of(self, kind: str) -> Callable[[Public, Any], Any] | None:
+        """As elsewhere, but for lines and causes, which are an engine's own words."""
+        if kind == "data.LogLine":
+            return _own_line
+        return None if kind.startswith("cause.") else super().view_of(kind)
+
+    def name_file(self, path: str) -> None:
+        """Keep the names of files as they are."""
+
+    def _steps(self) -> Iterator[Callable[[str], str]]:
+        yield from self._rules()
+
+    def _rules(self) -> Iterator[Callable[[str], str]]:
+        yield from self.secrets()
+
+
+def shown_here(loaded: _Loaded) -> _Loaded:
+    """A document as the screen of the user's own machine shows it."""
+    return published(loaded, OwnScreen())
 
 
 _QUOTED_MARK: Final = re.compile(r"\[redacted:(?:quoted|prompt|answer)-\d{1,9}\]")
@@ -247,6 +281,11 @@ def _line(public: Public, line: LogLine) -> LogLine:
     spans = list(hidden(line.text, line.source, line.level, line.quoted))
     spans += hidden_in(line.text)
     return line.model_copy(update={"text": public.quoted(line.text, _apart(spans))})
+
+
+def _own_line(public: Public, line: LogLine) -> LogLine:
+    """The line with lengths in the place of what its reader found to be a client's."""
+    return line.model_copy(update={"text": own_line(line)})
 
 
 _EXCERPT: Final = re.compile(
@@ -348,6 +387,23 @@ def _cause(public: Public, cause: Cause) -> Cause:
     return cause.model_copy(update=changes)
 
 
+def _failure(public: Public, failure: FirstFailure) -> FirstFailure:
+    """What a failure says, as of a log's lines."""
+    lines = [redact_log(text, public) for text in failure.lines]
+    code = redact_log(failure.code, public)
+    return failure.model_copy(update={"lines": lines, "code": code})
+
+
+def _log_facts(public: Public, facts: LogFacts) -> LogFacts:
+    """What a log carries, as of its lines."""
+    changes: dict[str, object] = {
+        "sentence": redact_log(facts.sentence, public),
+        "command": redact_log(facts.command, public),
+        "after": [redact_log(text, public) for text in facts.after],
+    }
+    return facts.model_copy(update=changes)
+
+
 def _sighting(public: Public, seen: Sighting) -> Sighting:
     if seen.finding_class not in _SPOKEN:
         return seen
@@ -414,6 +470,8 @@ _VIEWS: Final[Mapping[str, Callable[[Public, Any], Any]]] = {
     "data.MetricSample": _sample,
     "data.EndpointAnswer": _answer,
     "cause.Cause": _cause,
+    "cause.FirstFailure": _failure,
+    "cause.LogFacts": _log_facts,
     "replay.Sighting": _sighting,
     "replay.Finding": _finding,
     "replay.ReportFacts": _report,

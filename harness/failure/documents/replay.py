@@ -17,7 +17,7 @@ from mmrepro.base.records import (
 )
 from mmrepro.failure.documents.searches import CampaignDocument
 from mmrepro.traffic.case import Origin, ServerWanted
-from pydantic import Field, StringConstraints
+from pydantic import Field, JsonValue, StringConstraints
 
 REPLAY_FILE = "replay.json"
 PUBLIC_DIR = "anonymised"
@@ -521,14 +521,14 @@ class Replay(CampaignDocument, kind="replay"):
 
     @property
     def exit_code(self) -> int:
-        """1: unknown and confirmed; 3: unproven only, nothing was tested, or not
-        testable here; 0: neither. Of a bug report: 1: reproduced; 0: it is not; 3:
-        neither can be said."""
+        """1: a failure is confirmed, known or not; 3: unproven only, nothing was
+        tested, or not testable here; 0: neither. Of a bug report: 1: reproduced; 0: it
+        is not; 3: undecided."""
         if self.report is not None and self.report.verdict is not None:
             return _REPRO_EXITS.get(self.report.verdict, 3)
-        if any(f.confirmed and f.known is None for f in self.findings):
+        if any(finding.confirmed for finding in self.findings):
             return 1
-        unproven = any(not f.confirmed for f in self.findings) or bool(self.unconfirmed)
+        unproven = bool(self.findings or self.unconfirmed)
         untestable = bool(self.untestable) and not self.findings
         return 3 if unproven or untestable or self.nothing_tested else 0
 
@@ -576,7 +576,7 @@ class Episode(Record):
     number: Annotated[
         int, Field(description="0: the one that learns the server's limits")
     ]
-    kind: Literal["learning", "mixed", "steady", "many"]
+    kind: Literal["learning", "mixed", "steady", "many", "fields", "scripts"]
     origin: Annotated[
         str,
         Field(
@@ -632,6 +632,38 @@ class SeenOnce(Record):
     sighting: Sighting
 
 
+class SideDifference(Record):
+    """What two sides answer otherwise to one request: a finding of ``--against``."""
+
+    id: str
+    field: Annotated[
+        str, Field(description="of the answer: status, text, usage.prompt_tokens …")
+    ]
+    what: Annotated[
+        str, Field(description="how it differs, the same for all requests: 400 → 200")
+    ]
+    features: Annotated[
+        list[str],
+        Field(description="what the request has that shows it, after shrinking"),
+    ] = []
+    statement: Annotated[str, Field(description="one sentence, of this request")]
+    request: Annotated[
+        dict[str, JsonValue],
+        Field(description="method, path and body, without a model"),
+    ]
+    episode: int
+    shrunk: bool = False
+    pairs: Annotated[
+        int, Field(description="of fresh servers that were asked it once more")
+    ] = 0
+    shown: Annotated[int, Field(description="in so many of those pairs")] = 0
+
+    @property
+    def confirmed(self) -> bool:
+        """Every fresh pair of servers showed it."""
+        return 0 < self.pairs == self.shown
+
+
 class Fuzz(CampaignDocument, kind="fuzz"):
     """One session: episodes in, findings out. Nothing is claimed absent."""
 
@@ -673,6 +705,12 @@ class Fuzz(CampaignDocument, kind="fuzz"):
     counted: dict[str, int] = {}
     unseen: list[str] = []
     limits: list[str] = []
+    other: Annotated[
+        ServerWanted | None, Field(description="--against: the other side's server")
+    ] = None
+    differences: Annotated[
+        list[SideDifference], Field(description="of the two sides, in the order found")
+    ] = []
 
     @property
     def requests(self) -> int:
@@ -684,5 +722,8 @@ class Fuzz(CampaignDocument, kind="fuzz"):
         """1: unknown and confirmed; 3: unproven only; 0: neither."""
         if any(f.finding.confirmed and f.finding.known is None for f in self.found):
             return 1
+        if any(difference.confirmed for difference in self.differences):
+            return 1
         unproven = any(not f.finding.confirmed for f in self.found) or bool(self.once)
+        unproven = unproven or bool(self.differences)
         return 3 if unproven else 0

@@ -25,6 +25,9 @@ LATENESS = "lateness"
 """Fact of a diagnosis: the part of its time for which it waited for a processor, where
 that was so much that a server's silence may be the same."""
 
+SILENT_SOCKET = "silent_socket"
+"""Fact of a diagnosis: that one of several sockets of its port answers nothing."""
+
 CORE_ALIVE = "core_alive"
 """Fact of a diagnosis: whether a process with the core's role lives; None: cannot be
 seen."""

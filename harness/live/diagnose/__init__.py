@@ -14,10 +14,18 @@ from typing import TYPE_CHECKING
 from mmrepro.base.door import lazily
 
 if TYPE_CHECKING:
-    from mmrepro.live.diagnose.cause_advice import ADVICE as ADVICE
+    from mmrepro.live.diagnose.cause import judge as judge_log
+    from mmrepro.live.diagnose.cause_advice import (
+        advice_of_class as advice_of_class,
+    )
     from mmrepro.live.diagnose.cause_input import MISMATCHES as MISMATCHES
     from mmrepro.live.diagnose.cause_rules import with_rules as with_rules
     from mmrepro.live.diagnose.classes_logged import CLASS_FACTS as CLASS_FACTS
+    from mmrepro.live.diagnose.fall import diagnose_fall as diagnose_fall
+    from mmrepro.live.diagnose.later import (
+        later_fixes_in as later_fixes_in,
+        later_fixes_of as later_fixes_of,
+    )
     from mmrepro.live.diagnose.log_reading import (
         NO_CAUSE as NO_CAUSE,
         matched_in as matched_in,

@@ -15,17 +15,25 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import islice
 
+from mmrepro.base.units import count
 from mmrepro.engines.folders import facts, folders, published
 from mmrepro.failure.documents import (
     CAUSE_WORDS,
     Cause,
     CauseClass as C,
     Certainty,
+    FirstFailure,
+    LogFacts,
+    LoggedState,
     ServerInLog,
     StartCause,
 )
 from mmrepro.live.diagnose import cause_rules as rules
-from mmrepro.live.diagnose.cause_advice import advice_for
+from mmrepro.live.diagnose.cause_advice import (
+    advice_for,
+    of_other_platform,
+    platform_of,
+)
 from mmrepro.live.diagnose.cause_input import Blamed, blamed, placeholders
 from mmrepro.live.diagnose.cause_rules import CERTAIN, LIKELY, POSSIBLE
 from mmrepro.live.diagnose.log_events import (
@@ -34,8 +42,20 @@ from mmrepro.live.diagnose.log_events import (
     LogEvent,
     event_of,
     explains,
+    of_another,
     process_gone,
     shows_work,
+)
+from mmrepro.live.diagnose.log_facts import (
+    ServerCommand,
+    command_of,
+    engine_frame,
+    failure_of,
+    failure_of_exception,
+    failure_of_line,
+    ties_of,
+    topology_of,
+    what_came_after,
 )
 from mmrepro.live.diagnose.log_order import PlacedLine, in_order, lines_of
 from mmrepro.probes import (
@@ -47,7 +67,7 @@ from mmrepro.probes import (
     is_bare_line,
     root_exceptions,
 )
-from mmrepro.probes.log_words import public_line
+from mmrepro.probes.log_words import own_line, public_line
 
 _AFTER_S = 30.0
 """Work that is logged so long after a failure is no echo of what was done before it."""
@@ -87,7 +107,12 @@ _KEPT_AT_START = frozenset(
 """Classes that say more than that it did not start."""
 _UNTIED = frozenset({C.ENGINE_DEFECT, C.KILLED_BY_INPUT})
 """Exceptions that an engine may survive."""
+_SURVIVABLE = frozenset({*_UNTIED, C.NETWORK})
 _SILENT_S = 10.0
+_STANDS_S = 60.0
+"""A start that says the same for so long waits for something."""
+_NUMBERS = re.compile(r"\d+")
+_QUIET_ENDS = frozenset({C.KILLED_BY_SIGNAL, C.COLLECTIVE_TIMEOUT, C.HANG})
 _ERRORS = frozenset({"ERROR", "CRITICAL", "FATAL"})
 _OWN_SETTINGS = re.compile(r"server_args=|non-default args: |Namespace\(")
 _CUT = re.compile(
@@ -99,8 +124,9 @@ _CUT = re.compile(
 """Words that an exception always follows, or goes before."""
 _SHUT = re.compile(
     r"^Shutting down|Waiting for application shutdown|Finished server process"
+    r"|^received shutdown signal \(SIG\w+\), shutting down"
 )
-"""uvicorn's, on SIGTERM and SIGINT."""
+"""uvicorn's, and vllm-rs's, on SIGTERM and SIGINT."""
 _STARTED = re.compile(r"vLLM (?:API )?server version|server_args=ServerArgs\(")
 """A server logs its settings once, as it starts."""
 _ADDED = re.compile(r"Added request ")
@@ -118,6 +144,7 @@ class LogVerdict:
     noted: list[Cause] = field(default_factory=list)
     last_progress: LogLine | None = None
     engine: str = ""
+    facts: LogFacts | None = None
 
 
 def judge(lines: Sequence[LogLine], engine: str = "", *, stuck: int = 0) -> LogVerdict:
@@ -178,6 +205,7 @@ def _server(stream: LogsData, lines: Sequence[LogLine]) -> ServerInLog:
         cause=judged.cause,
         others=judged.others,
         last_progress=judged.last_progress,
+        facts=judged.facts,
         first_error=stream.errors[0] if stream.errors else None,
     )
 
@@ -221,6 +249,7 @@ class _Life:
         self.engine = engine
         reading = exceptions_in(lines)
         self.raised, self.taken = root_exceptions(reading.raised), reading.taken
+        self.cut = reading.cut
         self.words = [line.own_words for line in lines]
         self.worded = list(zip(lines, self.words, strict=True))
 
@@ -317,9 +346,19 @@ class _Life:
             if place in self.taken:
                 continue
             event = event_of(line, text)
-            if event is not None:
+            if event is not None and not of_another(text, self._pids, self._names):
                 events.append(event)
         return sorted(events, key=lambda event: event.number)
+
+    @cached_property
+    def _pids(self) -> set[int]:
+        """Ids of its processes, by the marks of their lines."""
+        return {line.pid for line in self.lines if line.pid is not None}
+
+    @cached_property
+    def _names(self) -> set[str]:
+        """Units, containers and services that print its lines."""
+        return {line.stream for line in self.lines if line.stream and line.engine}
 
     @cached_property
     def fatal(self) -> list[LogEvent]:
@@ -330,9 +369,41 @@ class _Life:
             least = 1 if event.effect else _AFTER_LINES
             if self.works_after(event.number, event.when, least):
                 continue
+            if self._of_no_process(event) and self._answers_after(event):
+                continue
+            if self._of_one_request(event):
+                continue
             if not self._long_before(event):
                 fatal.append(event)
         return fatal
+
+    def _of_no_process(self, event: LogEvent) -> bool:
+        """Whether an engine may survive it: no process ended with it, and it is no
+        fault of the machine's."""
+        if event.name not in _SURVIVABLE or self.death is not None:
+            return False
+        if event.raised is None:
+            return True
+        frames = frames_text(event.raised, 60)
+        return not rules.PROCESS_FRAMES.search(frames)
+
+    def _of_one_request(self, event: LogEvent) -> bool:
+        """Whether a pair of servers gave one request up, and worked afterwards."""
+        if not rules.REQUEST_FAILED.search(event.line.own_words):
+            return False
+        last = self._last_sign_of_life()
+        return last is not None and last.number > event.number
+
+    def _answers_after(self, event: LogEvent) -> bool:
+        """Whether the server answers so long after an event that the answer was not
+        begun before it."""
+        if event.when is None:
+            return False
+        for line, text in self.worded:
+            late = line.when is not None and line.when >= event.when + _AFTER_S
+            if line.number > event.number and late and rules.LIVES.search(text):
+                return True
+        return False
 
     def _long_before(self, event: LogEvent) -> bool:
         """Whether the end came so much later that it is another one's."""
@@ -366,6 +437,8 @@ class _Life:
         files = "\n".join(frame.file for frame in raised.frames)
         if rules.REQUEST_FRAMES.search(files):
             return True
+        if rules.REQUEST_FAILED.search(raised.line.own_words):
+            return True
         return rules.REQUEST_TEXT.search(raised.text) is not None
 
     def _of(self, raised: RaisedException) -> LogEvent:
@@ -382,7 +455,7 @@ class _Life:
                 sure = CERTAIN if counted.inside else LIKELY
                 by = counted.sentence
         elif name in (C.ENGINE_DEFECT, C.GPU_FAULT):
-            blame = blamed(raised, self.lines)
+            blame = blamed(raised, self.lines) if self._had_requests(raised) else None
             if blame is not None:
                 name, sure, why = C.KILLED_BY_INPUT, blame.sure, _blame(blame)
                 fields = " or ".join(blame.fields)
@@ -407,6 +480,13 @@ class _Life:
             advice=rule.advice if rule else (),
         )
 
+    def _had_requests(self, raised: RaisedException) -> bool:
+        """Whether anything shows that a request had come: without one none is to
+        blame."""
+        if self.progress or self._any_with(rules.REQUESTED):
+            return True
+        return rules.LOOP_FRAMES.search(frames_text(raised, 60)) is not None
+
     # ------------------------------------------------------------ start
 
     @cached_property
@@ -425,7 +505,7 @@ class _Life:
             return None
 
         raised = self.first.raised if self.first else None
-        frames = frames_text(raised, 60) if raised else ""
+        frames = frames_text(raised, 60) if raised else self._cut_frames()
         # Frames of a start that a serving loop runs are no start.
         loops = rules.LOOP_FRAMES.search(frames) is not None
         if rules.START_FRAMES.search(frames) and not loops:
@@ -439,6 +519,13 @@ class _Life:
             return LIKELY
         return LIKELY if self._any_with(rules.STARTING) else None
 
+    def _cut_frames(self) -> str:
+        """Frames of tracebacks whose exception is not in the log."""
+        lines = []
+        for frames in self.cut:
+            lines += [f"{frame.file} {frame.name} {frame.source}" for frame in frames]
+        return "\n".join(lines)
+
     def _end_number(self) -> int | None:
         """The line that its end began with."""
         if self.first is not None:
@@ -450,7 +537,8 @@ class _Life:
     def judged(self) -> LogVerdict:
         """What ended or stopped it, and what else may have."""
         cause = (
-            self._never_scheduled()
+            self._of_a_test()
+            or self._never_scheduled()
             or self._ended()
             or self._stands()
             or self._alive()
@@ -466,10 +554,273 @@ class _Life:
                 others.setdefault(event.name, self._cause(event))
         return LogVerdict(
             cause=cause,
+            facts=self._facts(cause),
             others=list(others.values())[:8],
             noted=self._noted(),
             last_progress=self._last_progress(cause),
             engine=self.engine or self._engine_by_frames(),
+        )
+
+    # ------------------------------------------------------------ a job's log
+
+    @cached_property
+    def _test_job(self) -> bool:
+        """Whether it is the log of a run of tests."""
+        return self._any_with(rules.TEST_JOB)
+
+    def _engine_failed(self) -> bool:
+        """Whether an engine's own process ended in it: a line of an engine says so, or
+        an exception that left the engine's code."""
+        death = self.death
+        if death is not None and (death.level or death.process):
+            return True
+        first = self.first
+        if first is None:
+            return False
+        if first.raised is None:
+            logged = first.line.level or first.line.process
+            return first.name in _STRONG and bool(logged)
+        frame = engine_frame(first.raised.frames)
+        in_test = frame is None or "/test" in frame.file
+        return first.raised.headed and not in_test
+
+    def _of_a_test(self) -> Cause | None:
+        """A test that failed, where no engine did; None: it is no log of tests, or the
+        engine failed."""
+        if not self._test_job or self._engine_failed():
+            return None
+        outside = self._first_with(rules.INFRASTRUCTURE)
+        line = outside or self._first_with(rules.FAILED_TEST)
+        if line is None:
+            return None
+        shown = own_line(line, SHOWN).strip()
+        what = f"A test failed, and no line shows that the engine did: {shown}"
+        if outside is not None:
+            what = f"The job's machine or network failed, and no engine: {shown}"
+        return Cause(
+            name=C.UNKNOWN,
+            certainty=POSSIBLE,
+            sentence=what,
+            exception=shown,
+            process=line.process,
+            time=line.time,
+            line=_at(line),
+            file=line.file,
+            why=[f"{_where(line)}: {shown}"],
+        )
+
+    # ------------------------------------------------------------ the facts
+
+    def _facts(self, cause: Cause) -> LogFacts:
+        """What the log carries, beside what is concluded from it."""
+        failure = self._first_failure(cause)
+        state = self._state(cause)
+        first = self.first
+        frames = first.raised.frames if first and first.raised else []
+        return LogFacts(
+            state=state,
+            sentence=self._fact_sentence(state, cause, failure),
+            echo=self._is_echo,
+            platform=self.platform,
+            topology=topology_of(self.lines, [self.settings, *self.words]),
+            command=self.command.shown,
+            failure=failure,
+            after=self._after() if failure else [],
+            ties=ties_of(frames, self.command.options),
+        )
+
+    def _after(self) -> list[str]:
+        """What came after the failure: other events, and what says that a process is
+        gone."""
+        deaths = []
+        for line, text in self.worded:
+            if re.search(rules.DEATHS, text) and not SETTINGS.search(text):
+                deaths.append(line)
+        return what_came_after(self.first, self.fatal, deaths)
+
+    def _state(self, cause: Cause) -> LoggedState:
+        name = cause.name
+        if name is C.NOT_A_LOG:
+            return LoggedState.NOT_A_LOG
+        if self._test_job and not self._engine_failed():
+            return LoggedState.TEST_FAILED
+        ended = self.first is not None or self.death is not None
+        if name is C.FAILED_START or cause.start is not None:
+            return LoggedState.NEVER_READY
+        if ended and self.starting is not None and name not in NO_END:
+            return LoggedState.NEVER_READY
+        if name in (C.ALIVE, C.OVERLOADED):
+            failed = self._failed_request is not None
+            return LoggedState.REQUEST_FAILED if failed else LoggedState.ALIVE
+        if name in (C.HANG, C.NEVER_FITS, C.GRAMMAR_LOOP) and self.death is None:
+            return LoggedState.STANDS_STILL
+        if name is C.UNKNOWN:
+            return self._unknown_state()
+        return LoggedState.DEAD if self._shows_death() else LoggedState.UNKNOWN
+
+    def _unknown_state(self) -> LoggedState:
+        if self.death is not None:
+            started = self.starting is None
+            return LoggedState.DEAD if started else LoggedState.NEVER_READY
+        if self._still_starts:
+            return LoggedState.NEVER_READY
+        return LoggedState.UNKNOWN
+
+    def _shows_death(self) -> bool:
+        """Whether the log shows that a process ended: by a line, or by what it died
+        of."""
+        first = self.first
+        if self.death is not None or first is None:
+            return True
+        if first.line.process == "kernel" and first.name is C.GPU_FAULT:
+            # The kernel resets a device for whoever used it.
+            return False
+        if first.name not in _SURVIVABLE:
+            return True
+        frames = frames_text(first.raised, 60) if first.raised else ""
+        return rules.PROCESS_FRAMES.search(frames) is not None
+
+    def _first_failure(self, cause: Cause) -> FirstFailure | None:
+        """What it began with; else what a request met; else an error line."""
+        if self._test_job and not self._engine_failed():
+            line = self._first_with(rules.INFRASTRUCTURE)
+            line = line or self._first_with(rules.FAILED_TEST)
+            return failure_of_line(line, _at(line)) if line is not None else None
+        event = self.first
+        alive = event is None and cause.name in (C.ALIVE, C.OVERLOADED)
+        if alive:
+            event = self._failed_request
+        if event is not None:
+            return failure_of(event, event.line.file, _at(event.line))
+        if alive:
+            return None
+        below = self._first_with(rules.BELOW_GPU_ERRORS)
+        if below is not None:
+            return failure_of_line(below, _at(below))
+        death = self.death
+        for raised in self.raised:
+            if death is not None and death.number < raised.number and not self._is_echo:
+                break
+            if not raised.within or death is not None:
+                return failure_of_exception(raised, raised.line.file, _at(raised.line))
+        if cause.name is not C.UNKNOWN and self.death is None:
+            return None
+        told = self.death or self._first_error()
+        return failure_of_line(told, _at(told)) if told is not None else None
+
+    @cached_property
+    def _failed_request(self) -> LogEvent | None:
+        """What a request met that was answered with a server's error, or an exception
+        after which the server worked."""
+        for event in self.events:
+            survived = event not in self.fatal and event.name not in _QUIET_ENDS
+            if survived and (event.raised is not None or event.name is C.NETWORK):
+                return event
+        broken = self._any_with(rules.SERVER_ERROR)
+        for line, text in self.worded:
+            if rules.REQUEST_FAILED.search(text):
+                return LogEvent(
+                    name=C.NETWORK,
+                    sure=POSSIBLE,
+                    text=text.strip(),
+                    line=line,
+                    process=line.process,
+                    time=line.time,
+                    when=line.when,
+                )
+        for raised in self.raised:
+            if broken and self._of_a_request(raised):
+                return self._of(raised)
+        return None
+
+    def _fact_sentence(
+        self, state: LoggedState, cause: Cause, failure: FirstFailure | None
+    ) -> str:
+        """One sentence for people; the state goes before it."""
+        if state is LoggedState.TEST_FAILED:
+            return cause.sentence
+        if self._is_echo:
+            return "its cause is not in this log, which has only the echo of it"
+        if cause.start is not None:
+            return cause.start.sentence
+        told = _told_of(failure) if failure else ""
+        if state is LoggedState.REQUEST_FAILED:
+            last = self._last_sign_of_life()
+            goes_on = f"the server goes on ({_where(last)})" if last else "it goes on"
+            return f"{goes_on}: {told}"
+        ended = state in (LoggedState.DEAD, LoggedState.NEVER_READY)
+        first = self.first
+        if ended and failure is not None and (first is None or not first.by):
+            return told
+        if state is LoggedState.UNKNOWN and first is not None:
+            return f"its log ends with this, and does not show that it ended: {told}"
+        return cause.sentence
+
+    def _last_sign_of_life(self) -> PlacedLine | None:
+        for line, text in reversed(self.worded):
+            if rules.LIVES.search(text) or shows_work(line, text):
+                return line
+        return None
+
+    @cached_property
+    def _is_echo(self) -> bool:
+        """Whether what ended it is not in the log: only what others said of it."""
+        if self.first is not None or self.death is None:
+            return False
+        if self._any_with(rules.BELOW_GPU_ERRORS):
+            return True
+        if self._any_with(rules.SILENT_ENDS):
+            return False
+        return self._first_echo() is not None or self._only_echoes(self.death)
+
+    @cached_property
+    def _still_starts(self) -> bool:
+        """Whether the log ends within a start that nothing ended."""
+        if self.first is not None or self.death is not None or self.progress:
+            return False
+        if self._any_with(rules.READY) or self._first_error() is not None:
+            return False
+        return self._any_with(rules.STARTING)
+
+    def _starting_yet(self) -> Cause | None:
+        """The log ends within a start; what it waits for is its last line, where that
+        is said again and again."""
+        if not self._still_starts:
+            return None
+        last = self.worded[-1][0]
+        again = [line for line, text in self.worded if _same_words(text, last)]
+        waited = 0.0
+        if last.when is not None and again[0].when is not None:
+            waited = last.when - again[0].when
+        shown = last.own_words.strip()[:SHOWN]
+        # A heartbeat tells only that something takes its time: a compilation, a download.
+        beat = rules.HEARTBEAT.search(last.own_words) is not None
+        if len(again) < 2 or waited < _STANDS_S or beat:
+            return Cause(
+                name=C.UNKNOWN,
+                certainty=POSSIBLE,
+                sentence=f"It is still starting; its last line is: {shown}",
+                process=last.process,
+                time=last.time,
+                line=_at(last),
+                file=last.file,
+                why=[f"last line: {_where(last)}"],
+                advice=self._advice(C.UNKNOWN),
+            )
+        since = f"for {waited:.0f} s, since {again[0].time}"
+        sentence = f"It still starts, and is stuck {since} at: {shown}"
+        start = StartCause(name="hang-at-start", sentence=sentence)
+        return Cause(
+            name=C.HANG,
+            certainty=POSSIBLE,
+            sentence=sentence,
+            process=last.process,
+            time=again[0].time,
+            line=_at(again[0]),
+            file=last.file,
+            why=[f"{len(again)} lines say the same: {_where(again[0])}"],
+            advice=self._advice(C.HANG),
+            start=start,
         )
 
     def _noted(self) -> list[Cause]:
@@ -529,7 +880,7 @@ class _Life:
         sentence = _sentence(event.name, event.text)
         if event.by:
             sentence = f"{event.by.rstrip('.')}: {event.shown}"
-        advice = advice_for(event.name, self.engine, event.text, self.settings)
+        advice = self._advice(event.name, event.shown_with_frames)
         return Cause(
             name=event.name,
             certainty=event.sure,
@@ -540,7 +891,7 @@ class _Life:
             line=_at(event.line),
             file=event.line.file,
             why=[f"{_where(event.line, event)}: {event.shown}", *event.why, *why],
-            advice=[*event.advice, *advice],
+            advice=self._fitting([*event.advice, *advice]),
         )
 
     @cached_property
@@ -548,6 +899,29 @@ class _Life:
         """The lines in which the server logs its own settings."""
         texts = (line.text for line in self.lines if _OWN_SETTINGS.search(line.text))
         return "\n".join(islice(texts, 8))
+
+    @cached_property
+    def platform(self) -> str:
+        """The platform that it ran on; "": its log does not tell."""
+        return platform_of(f"{line.source} {text}" for line, text in self.worded)
+
+    @cached_property
+    def command(self) -> ServerCommand:
+        """How it was started, as its log has it."""
+        return command_of(self.words, self.settings)
+
+    def _advice(self, name: C, text: str = "") -> list[str]:
+        """What to do about a class here; ``text``: the failure's own words."""
+        log = "\n".join(self.words)
+        settings = self.settings
+        found = advice_for(
+            name, self.engine, text, settings, platform=self.platform, log=log
+        )
+        return self._fitting(found)
+
+    def _fitting(self, advice: Iterable[str]) -> list[str]:
+        """Without what another platform has."""
+        return [text for text in advice if not of_other_platform(text, self.platform)]
 
     def _ended(self) -> Cause | None:
         event = self.first
@@ -594,7 +968,10 @@ class _Life:
         # What it needs is half of the harness.
         from mmrepro.live.diagnose.starts import below
 
-        return below(self.lines, raised, self.engine)
+        start = below(self.lines, raised, self.engine)
+        if start is None:
+            return None
+        return start.model_copy(update={"advice": self._fitting(start.advice)})
 
     def _died(self) -> Cause | None:
         """A process is gone, and no line says of what."""
@@ -633,7 +1010,7 @@ class _Life:
             line=_at(line),
             file=line.file,
             why=why,
-            advice=advice_for(name, self.engine, text),
+            advice=self._advice(name, text),
             start=start,
         )
 
@@ -693,7 +1070,7 @@ class _Life:
             line=_at(line),
             file=line.file,
             why=[f"{_where(line)}: {told[:SHOWN]}"],
-            advice=[rules.WHOLE_LOG, *advice_for(C.UNKNOWN, self.engine, "")],
+            advice=self._advice(C.UNKNOWN, line.own_words),
         )
 
     def _quoted(self) -> Cause | None:
@@ -767,12 +1144,13 @@ class _Life:
         ]
         if error is not None:
             why.append(f"its last error ({_where(error.line)}): {error.told[:SHOWN]}")
+        were = "was" if self.stuck == 1 else "were"
         return Cause(
             name=C.HANG,
             certainty=LIKELY if silent >= _SILENT_S else POSSIBLE,
             sentence=(
-                f"{self.stuck} requests were added after its last work, and never "
-                "scheduled."
+                f"{count(self.stuck, 'request')} arrived after the engine's last "
+                f"activity and {were} never scheduled."
             ),
             exception=error.told[: 2 * SHOWN] if error else "",
             process=error.process if error else "",
@@ -780,7 +1158,7 @@ class _Life:
             line=_at(last),
             file=last.file,
             why=why,
-            advice=advice_for(C.HANG, self.engine, ""),
+            advice=self._advice(C.HANG),
         )
 
     def _error_before_silence(self, last: PlacedLine) -> RaisedException | None:
@@ -841,7 +1219,7 @@ class _Life:
             line=_at(line),
             file=line.file,
             why=why,
-            advice=advice_for(C.HANG, self.engine, ""),
+            advice=self._advice(C.HANG),
         )
 
     def _goes_on(self, number: int) -> bool:
@@ -892,7 +1270,7 @@ class _Life:
             line=_at(line),
             file=line.file,
             why=why,
-            advice=advice_for(C.NEVER_FITS, self.engine, ""),
+            advice=self._advice(C.NEVER_FITS),
         )
 
     def _alive(self) -> Cause | None:
@@ -925,6 +1303,10 @@ class _Life:
 
         at = f" at {seen.time}" if seen.time else ""
         what = "It worked" if last else "It was ready"
+        failed = self._failed_request
+        advice = self._advice(C.ALIVE)
+        if failed is not None:
+            advice = [*self._advice(failed.name, failed.shown_with_frames), *advice]
         return Cause(
             name=C.ALIVE,
             certainty=LIKELY if last else POSSIBLE,
@@ -934,7 +1316,7 @@ class _Life:
             line=_at(seen),
             file=seen.file,
             why=[f"last work: {_where(seen)}" if last else f"ready: {_where(seen)}"],
-            advice=advice_for(C.ALIVE, self.engine, ""),
+            advice=advice,
         )
 
     def _errors_after(self, seen: PlacedLine) -> Cause | None:
@@ -954,7 +1336,7 @@ class _Life:
             line=_at(error),
             file=error.file,
             why=[f"last work: {_where(seen)}", f"{_where(error)}: {shown}"],
-            advice=advice_for(C.UNKNOWN, self.engine, ""),
+            advice=self._advice(C.UNKNOWN),
         )
 
     def _fronts(self) -> set[str]:
@@ -995,7 +1377,7 @@ class _Life:
             line=_at(line),
             file=line.file,
             why=why,
-            advice=advice_for(C.OVERLOADED, self.engine, ""),
+            advice=self._advice(C.OVERLOADED),
         )
 
     def _refused_for_size(self) -> Cause | None:
@@ -1021,6 +1403,8 @@ class _Life:
         for line in self.lines:
             if line.level or line.time or line.process or line.engine:
                 return None
+        if self._any_with(rules.NATIVE_FRAMES):
+            return None
         text = "\n".join(self.words[:200])
         what = ""
         for name, form in rules.NO_LOGS:
@@ -1031,20 +1415,20 @@ class _Life:
             name=C.NOT_A_LOG,
             certainty=LIKELY if what else POSSIBLE,
             sentence=(
-                f"This is {what or 'no log of a server, by the form of its lines'}."
+                f"This is {what}." if what else "This does not look like a server log."
             ),
             line=_at(self.lines[0]),
             file=self.lines[0].file,
             why=[f"no line has a time, a level or a process: {text.strip()[:80]!r}"],
-            advice=advice_for(C.NOT_A_LOG, self.engine, ""),
+            advice=self._advice(C.NOT_A_LOG),
         )
 
     def _unknown(self) -> Cause:
         """The log does not tell: it is none, or shows a refusal, or nothing at all."""
-        known = self._no_log() or self._refused_for_size()
+        known = self._no_log() or self._refused_for_size() or self._starting_yet()
         if known is not None:
             return known
-        advice = advice_for(C.UNKNOWN, self.engine, "")
+        advice = self._advice(C.UNKNOWN)
         if hinted := self._nameless_fault():
             return hinted
         for raised in self.raised:
@@ -1100,6 +1484,20 @@ class _Life:
 def _at(line: LogLine) -> int:
     """The number of a line in its file."""
     return line.at if isinstance(line, PlacedLine) else line.number
+
+
+def _same_words(text: str, line: PlacedLine) -> bool:
+    """Whether a line says the same as another, but for numbers."""
+    return _NUMBERS.sub("", text) == _NUMBERS.sub("", line.own_words)
+
+
+def _told_of(failure: FirstFailure) -> str:
+    """The failure's first line, with its process, time and line."""
+    words = [failure.process, failure.time]
+    if failure.line is not None:
+        words.append(f"line {failure.line}")
+    place = ", ".join(word for word in words if word)
+    return f"{failure.lines[0]} ({place})" if place else failure.lines[0]
 
 
 def _set_up(text: str) -> bool:

@@ -1,151 +1,106 @@
-"""What to do next, by class: concrete, with the setting's name in that engine, as the
-``advice.toml`` of its folder has it."""
+"""What to do next, by class, platform and part: concrete, with the setting's name, and
+each with its source. The rows are those of ``engines/rules/advice.toml`` and of the
+``advice.toml`` in an engine's folder. Where none fits no advice is given."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from functools import cache
 
-from mmrepro.engines.folders import table
+from mmrepro.engines.folders import folders, table
+from mmrepro.engines.log_rules import shipped_rows, shipped_rules
 from mmrepro.failure.documents import CauseClass as C
 
-_BLOCKING = (
-    "start it once with CUDA_LAUNCH_BLOCKING=1: the traceback then ends at the "
-    "kernel that failed"
+_FILE = "advice.toml"
+_OF_ONE_PLATFORM = (
+    (
+        "cuda",
+        re.compile(
+            r"nvidia|\bxid\b|CUDA_|--gpus all|\bNCCL_|\bcompute-sanitizer", re.I
+        ),
+    ),
+    ("rocm", re.compile(r"rocm-smi|amd-smi|AMD_SERIALIZE|amdgpu")),
+    ("npu", re.compile(r"npu-smi|ASCEND_")),
+    ("xpu", re.compile(r"xpu-smi")),
 )
-_CARD = (
-    "nvidia-smi -q -d ECC,ROW_REMAPPER and dmesg | grep -i xid tell a broken "
-    "card from a kernel"
-)
-_DRAIN = (
-    "the card is at fault, not the engine: take the node out and reset or "
-    "replace the card"
-)
-_STACKS = (
-    "py-spy dump --pid PID of each rank while it stands tells which one is elsewhere"
-)
-_LIVE = (
-    "while it stands, mmrepro diagnose URL names the process and the call it stands in"
-)
-_DMESG = "dmesg -T | grep -i -E 'killed process|xid|segfault' names what the kernel did"
+"""Tools and variables of one platform, in advice that is written elsewhere."""
+_SHARED = {"rocm": re.compile(r"\bNCCL_|CUDA_VISIBLE_DEVICES")}
+"""RCCL reads NCCL's variables."""
 
-ADVICE: Mapping[C, tuple[str, ...]] = {
-    C.GPU_FAULT: (_BLOCKING, _CARD),
-    C.OUT_OF_GPU_MEMORY: (
-        "nvidia-smi shows what else has memory on that GPU",
-        "mmrepro kv-budget tells what the model leaves for the KV cache",
-    ),
-    C.OUT_OF_HOST_MEMORY: (
-        "give the container more memory, or run fewer processes on the machine",
-        "mmrepro watch follows its memory: does it grow with each request?",
-    ),
-    C.OUT_OF_KV_CACHE: ("mmrepro kv-budget tells how many tokens fit",),
-    C.COLLECTIVE_TIMEOUT: (
-        (
-            "the rank that is missing from the messages is the one that stands: read "
-            "its lines"
-        ),
-        _STACKS,
-        "TORCH_FR_BUFFER_SIZE=2000 (TORCH_NCCL_TRACE_BUFFER_SIZE before torch 2.9) and "
-        "NCCL_DEBUG=INFO keep what each rank was doing",
-    ),
-    C.WORKER_UNRESPONSIVE: (_STACKS, _LIVE),
-    C.HANG: (
-        _LIVE,
-        "keep its evidence before it is restarted: mmrepro diagnose URL --out DIR",
-    ),
-    C.NATIVE_CRASH: (
-        (
-            "start it with PYTHONFAULTHANDLER=1: the log then has the Python stack of "
-            "the crash"
-        ),
-        (
-            "coredumpctl gdb, or ulimit -c unlimited before the next start, keeps the "
-            "native one"
-        ),
-    ),
-    C.KILLED_BY_SIGNAL: (
-        _DMESG,
-        "in Kubernetes, kubectl describe pod names the last state: OOMKilled, or a "
-        "probe that failed",
-    ),
-    C.DIED_WITHOUT_A_WORD: (
-        _DMESG,
-        "the exit code of the process tells a signal (128 + its number) from an exit",
-    ),
-    C.MACHINE_LIMIT: (
-        "raise the limit for the server's user or container, and start it again",
-    ),
-    C.NETWORK: (
-        "was the other side gone first? The lines of the other ranks and nodes tell",
-        "NCCL_DEBUG=INFO shows which interface is used; NCCL_SOCKET_IFNAME and "
-        "GLOO_SOCKET_IFNAME choose another",
-    ),
-    C.ENGINE_DEFECT: (
-        "mmrepro find LOG looks for it among the known failures",
-        "mmrepro replay shrinks recorded traffic to what brings it about",
-    ),
-    C.KILLED_BY_INPUT: (
-        (
-            "refuse or rewrite the field at the gateway: a restart meets the same "
-            "request again"
-        ),
-        "if there is a newer release (mmrepro list --alive names it), try the request "
-        "there: most of these are answered with 400",
-    ),
-    C.PLACEHOLDER_COUNTS: (
-        "answers to such requests are wrong or missing: look for placeholder tokens in "
-        "the prompt's text, and for another version of transformers than the release "
-        "was made for",
-        "try it with chunked prefill and the multimodal cache off",
-    ),
-    C.NEVER_FITS: (
-        "everything behind it in the queue waits as well: end the client that sent it",
-        "mmrepro kv-budget tells how many tokens fit",
-    ),
-    C.GRAMMAR_LOOP: (
-        "find the request with the grammar or schema (response_format, "
-        "structured_outputs) and "
-        "bound its size",
-    ),
-    C.FAILED_START: ("mmrepro why LOG names what is below it",),
-    C.OVERLOADED: (
-        "more replicas or less traffic; a shorter queue limit fails faster",
-    ),
-    C.ALIVE: ("mmrepro diagnose URL looks at the server itself",),
-    C.UNKNOWN: (
-        (
-            "give the whole log, from its start to its last line, and those of the "
-            "other ranks"
-        ),
-    ),
-    C.NOT_A_LOG: ("give what the server printed: its standard output and error",),
-}
 
-_LIMITS: tuple[tuple[str, str], ...] = (
-    (
-        r"open files|Errno 24",
-        "ulimit -n 1048576, or LimitNOFILE= of its unit, before it starts",
-    ),
-    (
-        r"thread|pthread|temporarily unavailable",
-        "ulimit -u and the container's pids limit (--pids-limit) bound its threads; "
-        "OMP_NUM_THREADS=1 needs fewer",
-    ),
-    (
-        r"shared memory|shm|Bus error|mmap",
-        "df -h /dev/shm; give the container --shm-size 16g or --ipc host",
-    ),
-    (
-        r"space left|quota|Errno 28|Errno 122",
-        "df -h and df -i of its cache, its temporary folder and /dev/shm",
-    ),
-)
-_BROKEN_CARD = re.compile(
-    r"Xid (?:48|61|62|63|64|74|79|92|94|95|119|120|140|143|145|149)\b"
-    r"|fallen off the bus|"
-    r"GPU is lost|uncorrectable"
-)
+@dataclass(frozen=True)
+class AdviceRow:
+    """A row of ``advice.toml``, which explains the fields."""
+
+    name: C
+    text: str
+    source: str
+    platforms: tuple[str, ...] = ()
+    when: re.Pattern[str] | None = None
+    unless: re.Pattern[str] | None = None
+
+    def fits(self, failure: str, platform: str, log: str) -> bool:
+        """Whether it is about this failure, on this platform."""
+        if self.platforms and platform not in self.platforms:
+            return False
+        if self.when is not None and not self.when.search(failure):
+            return False
+        return self.unless is None or not self.unless.search(log)
+
+
+def _rows_of(rows: Iterable[dict[str, object]]) -> Iterator[AdviceRow]:
+    for row in rows:
+        when, unless = row.get("when"), row.get("unless")
+        platforms = row.get("platforms", [])
+        assert isinstance(platforms, list)
+        yield AdviceRow(
+            name=C(str(row["class"])),
+            text=str(row["text"]),
+            source=str(row["source"]),
+            platforms=tuple(platforms),
+            when=re.compile(str(when)) if when else None,
+            unless=re.compile(str(unless)) if unless else None,
+        )
+
+
+@cache
+def advice_rows(engine: str = "") -> tuple[AdviceRow, ...]:
+    """The rows of an engine's folder; of no engine: those that hold for each."""
+    if not engine:
+        return tuple(_rows_of(shipped_rows(_FILE)["advice"]))
+    return tuple(_rows_of(table(engine, _FILE).get("advice", ())))
+
+
+def advice_of_class(name: C) -> tuple[str, ...]:
+    """All that may help where a class is named, whatever the engine or platform."""
+    return tuple(row.text for row in advice_rows() if row.name is name)
+
+
+@cache
+def _platform_rules() -> tuple[tuple[str, re.Pattern[str]], ...]:
+    rules = shipped_rules("platforms.toml")
+    return tuple((rule.name, re.compile(rule.expression)) for rule in rules)
+
+
+def platform_of(texts: Iterable[str]) -> str:
+    """The platform by what a log says; "": it does not tell."""
+    whole = "\n".join(texts)
+    for name, expression in _platform_rules():
+        if expression.search(whole):
+            return name
+    return ""
+
+
+def of_other_platform(advice: str, platform: str) -> bool:
+    """Whether ``advice`` names a tool or a variable that ``platform`` does not have."""
+    if not platform:
+        return False
+    shared = _SHARED.get(platform)
+    text = shared.sub("", advice) if shared is not None else advice
+    foreign = [words for name, words in _OF_ONE_PLATFORM if name != platform]
+    return any(words.search(text) for words in foreign)
 
 
 def _in_force(advice: str, settings: str) -> bool:
@@ -161,19 +116,31 @@ def _in_force(advice: str, settings: str) -> bool:
     )
 
 
-def advice_for(name: C, engine: str, text: str, settings: str = "") -> list[str]:
-    """What to do next, without what is in force already.
+def advice_for(
+    name: C,
+    engine: str,
+    text: str,
+    settings: str = "",
+    *,
+    platform: str = "",
+    log: str = "",
+) -> list[str]:
+    """What to do next, the engine's own first, without what is in force already.
 
     Args:
-        text: what the log says of it.
+        text: what the log says of it: the exception, its frames.
         settings: lines in which the server logs its own.
+        platform: "": by ``text``, or not known.
+        log: all that the log says.
     """
-    own = table(engine, "advice.toml").get(name.value, ())
-    told = [*own, *ADVICE.get(name, ())]
-    if name is C.GPU_FAULT and _BROKEN_CARD.search(text):
-        told = [_DRAIN, _CARD]
-    if name is C.MACHINE_LIMIT:
-        told = [advice for pattern, advice in _LIMITS if re.search(pattern, text)][
-            :1
-        ] + told
-    return [advice for advice in told if not _in_force(advice, settings)]
+    platform = platform or platform_of([text])
+    rows = [*advice_rows()]
+    if engine in folders():
+        rows = [*advice_rows(engine), *rows]
+    advice = []
+    for row in rows:
+        if row.name is not name or not row.fits(text, platform, log or text):
+            continue
+        if not _in_force(row.text, settings):
+            advice.append(row.text)
+    return advice

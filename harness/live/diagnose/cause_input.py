@@ -29,6 +29,11 @@ FIELDS: Mapping[str, str] = {
 }
 """A request's field: what names it in an exception, or in the frames next to it."""
 
+_TAKES_REQUESTS = re.compile(r"Exception in thread .{0,40}\(process_input_sockets\)")
+"""threading's words for the end of a thread: vLLM's that reads what its front end sends
+(v1/engine/core.py, 0.11 to 0.33). The Python front end validates before it sends, the
+Rust one of 0.23.0 does not."""
+
 _TOKENS = ("embeddings", "placeholders", True)
 _ITEMS = ("embeddings", "items", True)
 MISMATCHES: Mapping[str, tuple[str, str, bool]] = {
@@ -132,7 +137,11 @@ def blamed(raised: RaisedException, lines: Iterable[LogLine]) -> Blamed | None:
     if fields := _fields_in(words):
         blame = dict.fromkeys(fields, "the exception names it")
         return Blamed(blame, Certainty.CERTAIN, there)
-    if fields := _fields_in(frames_text(raised, _INNERMOST)):
+    inner = frames_text(raised, _INNERMOST)
+    if _TAKES_REQUESTS.search(raised.intro) and "sampling_params" in inner:
+        how = "the thread that takes requests ended as it read them"
+        return Blamed({"sampling_params": how}, Certainty.LIKELY, there)
+    if fields := _fields_in(inner):
         blame = dict.fromkeys(fields, "the frames next to the exception are its")
         return Blamed(blame, Certainty.LIKELY, there)
     return None

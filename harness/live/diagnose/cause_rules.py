@@ -164,11 +164,6 @@ ANNOUNCES = re.compile(
 BELOW_GPU_ERRORS = re.compile(
     r"^(?:CUDA|HIP) kernel errors might be asynchronously reported"
 )
-WHOLE_LOG = (
-    "read the log from before this: kubectl logs POD --previous, docker logs CONTAINER, "
-    "journalctl -u UNIT; the first exception of the engine's own process is the cause"
-)
-
 DEATHS = re.compile(SIGNS["deaths"].expression)
 """That a process of the server is gone, or ends now."""
 STARTS_FAILED = re.compile(SIGNS["starts-failed"].expression)
@@ -177,7 +172,9 @@ AFTER_START = re.compile(r"(?<!\w)EngineCore encountered a fatal error")
 WHOSE = re.compile(r"(?P<name>[A-Z]\w+) hit an exception")
 READY = re.compile(
     r"Application startup complete|The server is fired up and ready to roll|"
-    r"Uvicorn running on |HINT:\s+Please open"
+    r"Uvicorn running on |HINT:\s+Please open|"
+    # vllm-rs of 0.23.0 and of 0.33.0
+    r"starting OpenAI server bind_address=|OpenAI server is ready to accept requests"
 )
 STARTING = re.compile(
     r"vLLM (?:API )?server version|non-default args: |Initializing a(?: V\d"
@@ -185,7 +182,8 @@ STARTING = re.compile(
     r"server_args=ServerArgs\(|Loading (?:model|weights|safetensors)|Load weight begin|"
     r"Init torch distributed begin|Capture cuda graph begin|Starting to load model|"
     r"Graph capturing|Capturing (?:CUDA|cuda) graph|Started server process|"
-    r"Automatically detected platform|Resolved architecture"
+    r"Automatically detected platform|Resolved architecture|rank \d+ in world size \d|"
+    r"world_size=\d+ rank=\d|KV Cache is allocated|Load weight end"
 )
 START_FRAMES = re.compile(
     r"(?:^| )(?:load_model|init_device|determine_available_memory"
@@ -213,7 +211,7 @@ LOOP_FRAMES = re.compile(
     r"|"
     r"_async_loop\w*|_forward_async|sample_tokens|worker_busy_loop|schedule|"
     r"_main_loop\w*|start_worker_execution_loop|_run_workers|async_step"
-    r"|_step_forward)(?: |$)",
+    r"|_step_forward)(?: |$)|\.(?:event_loop_\w+|run_busy_loop)\(",
     re.MULTILINE,
 )
 ENTRY_FRAMES = re.compile(
@@ -254,18 +252,92 @@ REQUEST_TEXT = re.compile(
 )
 """Of a request that its client gave up."""
 
+GUESSES = re.compile(
+    r"There are some potential root causes|a common cause is|[Cc]ommon causes|"
+    r"This typically indicates|[Pp]ossible (?:causes|reasons)|could be triggered by|"
+    r"[Tt]his (?:may|might|could) be (?:because|caused|due)"
+)
+"""What a program supposes, and does not know: all behind it is none of the failure."""
+
+
+def without_guesses(text: str) -> str:
+    """A text up to where it begins to suppose."""
+    match = GUESSES.search(text)
+    return text[: match.start()] if match else text
+
+
+REQUEST_FAILED = re.compile(
+    r"(?:Decode|Prefill) (?:transfer|bootstrap|handshake) failed for request|"
+    r"(?:Decode|Prefill) failed for request"
+)
+"""A request of a pair of servers that one of them gave up; the servers go on."""
+
+SERVER_ERROR = re.compile(r"\"(?:POST|GET) /[\w/.-]+ HTTP/1\.\d\" 5\d\d")
+
+REQUESTED = re.compile(
+    r"\"POST /|Received request|Added request|Dumping scheduler output|"
+    r"SamplingParams\(|#new-seq|#running-req|Running: [1-9]"
+)
+"""That a request had come."""
+
+LIVES = re.compile(
+    r"\"(?:POST /[\w/.-]+|GET /(?:health\w*|v1/models)[\w/.-]*) HTTP/1\.\d\" 200"
+)
+"""Answers that a server without its engine does not give."""
+
+PROCESS_FRAMES = re.compile(
+    r"(?:^| )(?:run_engine_core|run_scheduler_process|run_mp_engine|worker_main"
+    r"|make_worker_process|run_rpc_server)(?: |$)",
+    re.MULTILINE,
+)
+"""The functions that a process of an engine consists of: what leaves them ends it."""
+
+_STAMP = r"^(?:\[[\dT:Z.+-]{16,32}\] ?)?"
+"""Buildkite's, where too few lines have it to be known from the text itself."""
+TEST_JOB = re.compile(
+    rf"{_STAMP}(?:=+ (?:short test summary info|FAILURES|ERRORS|test session starts) =+"
+    r"|(?:FAILED|ERROR) \S+::\S+|_+ (?:ERROR at setup of )?test_\S+.* _+$"
+    r"|collected \d+ items?|=+ .{0,120}\d+ (?:failed|errors?|passed)\b.* in [\d.]+s)"
+)
+"""What pytest prints of a run."""
+FAILED_TEST = re.compile(
+    rf"{_STAMP}(?:(?:FAILED|ERROR) \S+::\S+"
+    r"|_+ (?:ERROR at setup of )?test_\S+.* _+$)"
+)
+INFRASTRUCTURE = re.compile(
+    r"No space left on device|Error response from daemon|[Tt]oo ?[Mm]any ?[Rr]equests"
+    r"|429 Client Error|(?:The|This) runner has received a shutdown signal"
+    r"|lost communication with the server|The operation was canceled|[Aa]gent (?:was )?lost"
+    r"|Could not resolve host|Temporary failure in name resolution|ReadTimeoutError"
+    r"|HfHubHTTPError|50[234] (?:Server Error|Bad Gateway|Service Unavailable)"
+    r"|docker: |Cannot connect to the Docker daemon|ECR|manifest unknown"
+    r"|exit status -1\b|spot (?:instance )?interrupt",
+)
+"""What ends a job and is neither the test's nor the engine's."""
+
+NATIVE_FRAMES = re.compile(r"\bframe #\d+: .{1,400} in \S+\.so")
+"""torch's, below an exception of C++."""
+
+SILENT_ENDS = re.compile(
+    r"worker process has died|died unexpectedly|Engine process \(pid \d+\) died|"
+    r"exit ?code|terminated with -|\bpid \d+ died"
+)
+"""That a process is gone without an exception of its own."""
+
 HEARTBEAT = re.compile(
     r"No available shared memory broadcast block found in (\d+) ?seconds?"
 )
 """vllm/distributed/device_communicators/shm_broadcast.py: a heartbeat, unless nothing
 moves."""
 STATS = re.compile(
-    r"Avg prompt throughput: (?P<prompt>[\d.]+) tokens/s, Avg generation throughput: "
-    r"(?P<generation>[\d.]+) tokens/s(?:.*?Running: (?P<running>\d+) reqs)?"
-    r"(?:.*?(?:Waiting|Pending): (?P<waiting>\d+) reqs)?"
-    r"(?:.*?KV cache usage: (?P<usage>[\d.]+)%)?"
+    r"Avg prompt t(?:hrough)?put: (?P<prompt>[\d.]+) tok(?:en)?s/s, "
+    r"Avg generation t(?:hrough)?put: (?P<generation>[\d.]+) tok(?:en)?s/s"
+    r"(?:.*?Running: (?P<running>\d+)(?: reqs)?)?"
+    r"(?:.*?(?:Waiting|Pending): (?P<waiting>\d+)(?: reqs)?)?"
+    r"(?:.*?KV cache us(?:age|ed): (?P<usage>[\d.]+)%)?"
 )
-"""vllm/v1/metrics/loggers.py and engine/metrics.py of V0."""
+"""vllm/v1/metrics/loggers.py and engine/metrics.py of V0; "tput" and "toks/s" are the
+Rust front end's (log_stats.rs)."""
 BATCH = re.compile(
     r"(?:Prefill|Decode) batch\b(?:.*?#running-req: (?P<running>\d+))?"
     r"(?:.*?#queue-req: (?P<queue>\d+))?"
@@ -378,6 +450,7 @@ def _bounded(rule: LogRule) -> CauseRule:
 
 def meaning(text: str, *, exception: bool) -> CauseRule | None:
     """The first rule that fits an exception's or a line's words."""
+    text = without_guesses(text)
     for rule in _all_rules():
         if (exception or rule.alone) and rule.matches(text):
             return rule

@@ -198,7 +198,8 @@ def _steps_stopped(view: DiagnosisView) -> NamedClass | None:
     return named(
         LiveClass.STEPS_STOPPED,
         certainty,
-        f"No step was made in {view.span_s:.0f} s while a request waits.",
+        f"The engine has made no step for {view.span_s:.0f} s although a request is "
+        "waiting.",
         [*waits, f"{view.counted()} over {view.span_s:.1f} s", where],
     )
 
@@ -279,15 +280,14 @@ def _gauges_lie(view: DiagnosisView) -> NamedClass | None:
     if seen not in (Stance.STANDS, Stance.UNSEEN):
         return None
     certainty, inside = Certainty.POSSIBLE, ""
-    sentence = "By its gauges the server is idle, while a request waits."
+    sentence = 'The metrics say "idle", but a request is waiting.'
     if seen is Stance.STANDS:
         certainty, inside = (
             Certainty.CERTAIN,
             f"its engine stands in {place} in every sample",
         )
         sentence = (
-            "By its gauges the server is idle, while a request waits and its engine is "
-            "at work."
+            'The metrics say "idle", but a request is waiting and the engine is busy.'
         )
     seconds = view.inference.seconds if view.inference is not None else 0.0
     return named(
@@ -311,7 +311,7 @@ def _nothing_runs(view: DiagnosisView, running: list[float]) -> NamedClass | Non
     return named(
         LiveClass.GAUGES_LIE,
         Certainty.CERTAIN if sure else Certainty.LIKELY,
-        "By its gauges requests run, while its engine waits for work.",
+        "The metrics show running requests, but the engine is idle.",
         [
             (
                 f"running {course_of(running)} over {view.span_s:.1f} s, and no token "

@@ -14,6 +14,7 @@ from mmrepro.failure.documents import (
     CauseClass,
     Certainty,
     LiveClass,
+    LogFacts,
     NamedClass,
 )
 from mmrepro.failure.signature import log_count, log_lines
@@ -28,7 +29,7 @@ from mmrepro.probes.log_words import public_line
 # --------------------------------------------------------------- what is known of each
 
 
-HERE = "docs/diagnose.md#classes"
+HERE = "mmrepro help diagnose"
 _VLLM = "https://github.com/vllm-project/vllm/issues"
 _SGLANG = "https://github.com/sgl-project/sglang/issues"
 
@@ -54,9 +55,9 @@ def _facts(references: tuple[str, ...], *advice: str) -> _ClassFacts:
 CLASS_FACTS: Mapping[LiveClass, _ClassFacts] = {
     LiveClass.STEPS_STOPPED: _facts(
         _vllm(43941, 21148),
-        "restart it after its evidence is kept (mmrepro diagnose URL --out DIR): it "
+        "save the evidence (mmrepro diagnose URL --out DIR) and restart the server: it "
         "does not recover by itself",
-        "what was sent last matters: mmrepro replay shrinks recorded traffic to it",
+        "the last requests matter: use `mmrepro replay` to find which",
     ),
     LiveClass.KILLED_BY_INPUT: _facts(
         _vllm(54195, 43920) + _sglang(27398),
@@ -68,7 +69,7 @@ CLASS_FACTS: Mapping[LiveClass, _ClassFacts] = {
         "there: most of these are answered with 400",
     ),
     LiveClass.NEVER_FITS: _facts(
-        (*_vllm(35541, 39734), "docs/kv-budget.md"),
+        (*_vllm(35541, 39734), "mmrepro help kv-budget"),
         "everything behind it in the queue waits as well: end the client that sent it",
         "lower --max-model-len below the KV cache's size, or make that larger; see "
         "mmrepro kv-budget",
@@ -82,8 +83,8 @@ CLASS_FACTS: Mapping[LiveClass, _ClassFacts] = {
     ),
     LiveClass.GAUGES_LIE: _facts(
         _vllm(29928, 22545),
-        "do not route, scale or alert by these gauges alone; counters of tokens and a "
-        "small request tell the truth (mmrepro watch)",
+        "do not route, scale or alert on these gauges; use token counters or a test "
+        "request (mmrepro watch)",
     ),
     LiveClass.MEMORY_GROWS: _facts(
         _vllm(15294, 50860),
@@ -195,6 +196,13 @@ def cause_of(view: DiagnosisView) -> Cause | None:
         if told is not None and lives and told.name not in STANDS:
             return None
     return told
+
+
+def facts_logged(view: DiagnosisView) -> LogFacts | None:
+    """What the log carries that :func:`cause_of` names a cause by; None: it names
+    none."""
+    read = logged(view) if cause_of(view) is not None else None
+    return read.facts if read is not None else None
 
 
 STANDS = cause.NO_END | {CauseClass.HANG, CauseClass.NEVER_FITS}

@@ -13,12 +13,14 @@ from datetime import datetime
 from pathlib import Path
 
 from mmrepro.engines import UVICORN_STARTS, log_marks
+from mmrepro.engines.held import request_fields
 from mmrepro.failure.documents import Effect
 from mmrepro.failure.signature import live_server as live
 from mmrepro.live.diagnose import discover
 from mmrepro.live.diagnose.cause_rules import places
 from mmrepro.live.diagnose.classes_logged import LOG_PATTERNS as CLASS_PATTERNS
 from mmrepro.live.diagnose.discover import ServerTarget
+from mmrepro.live.diagnose.listeners import ask_all, listening_sockets
 from mmrepro.live.diagnose.options import DiagnoseCommand
 from mmrepro.live.diagnose.ranks import coordinators, replicas, workers
 from mmrepro.live.diagnose.readings import DiagnosisView
@@ -204,11 +206,33 @@ class Collector:
         self._all(*self._counts("2"))
         if self._waiting is not None:
             _wait(self._waiting, min(self._asked_at + GLANCE_S, self._end))
+        self._ask_each_socket()
         if self.waits or suspicious(self.evidence):
             return True
-        if DiagnosisView(self.target.facts, self.evidence).green is False:
+        view = DiagnosisView(self.target.facts, self.evidence)
+        # A server may end on this very request: what it was like before tells nothing.
+        broken = view.answer == "failed" and view.inference_status is None
+        if broken:
+            discover.refresh(self.target)
+        if broken or view.green is False:
             self._all(self._start(self._http(self._cheap()), label="http-2"))
+        # A front that fails a request at once may have an engine without the thread
+        # that takes requests.
+        if view.answer == "failed" and not stacks:
+            threads = self._processes_round(label="failed-", samples=3, others=False)
+            self._all(*threads)
         return False
+
+    def _ask_each_socket(self) -> None:
+        """Where several sockets listen on its port: whether each of them answers."""
+        facts = self.target.facts
+        sockets = listening_sockets(facts)
+        if sockets < 2:
+            return
+        answers = ask_all(facts.url, sockets, self.plan.headers)
+        self._note_request(f"GET /v1/models on {answers.asked} connections")
+        if answers.one_is_silent:
+            self.evidence.facts[live.SILENT_SOCKET] = answers.sentence
 
     @property
     def waits(self) -> bool:
@@ -367,6 +391,7 @@ class Collector:
             max_tokens=TOKENS,
             headers=self.plan.headers,
             given_up=self._given_up,
+            fields=request_fields(facts.engine, facts.command),
         )
         self._note_request("POST /v1/chat/completions")
         self.inferences += 1
@@ -394,7 +419,9 @@ class Collector:
         cores = [process.pid for process in facts.cores]
         core = cores[0] if cores else facts.root_pid
         close = [core]
-        if not cores or not DiagnosisView(facts, self.evidence).front_answers:
+        view = DiagnosisView(facts, self.evidence)
+        front = view.front_pid or facts.root_pid
+        if not cores or not view.front_answers:
             close.append(facts.root_pid)
         close = list(dict.fromkeys([*close, *cores]))[:MAX_SAMPLED]
         beside = [p.pid for p in (*workers(facts), *coordinators(facts))]
@@ -424,7 +451,9 @@ class Collector:
         dumps = discover.flight_files(self.target) if label and ranks else []
         if dumps:
             started.append(self._start(FlightProbe(dumps), label=f"{label}flight"))
-        for pid in dict.fromkeys([core, *cores[:MAX_SAMPLED], *ranks]):
+        # A front end without Python has no stacks.
+        silent = [front] if front != facts.root_pid and not view.front_answers else []
+        for pid in dict.fromkeys([core, *cores[:MAX_SAMPLED], *silent, *ranks]):
             name = f"{label}syscalls"
             if pid != core:
                 name += f"-{pid}"
@@ -502,7 +531,8 @@ class Collector:
         engine = self.target.engine
         if engine is None:
             return _DEFAULT_ENDPOINTS
-        return [path for path in engine.endpoints if "generate" not in path]
+        paths = engine.endpoints_of(self.target.facts.command)
+        return [path for path in paths if "generate" not in path]
 
     def _http(self, paths: Sequence[str]) -> HttpProbe:
         for path in paths:

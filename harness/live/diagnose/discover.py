@@ -10,7 +10,7 @@ import re
 import socket
 import stat
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
@@ -22,6 +22,7 @@ from mmrepro.base.errors import UsageError
 from mmrepro.base.machine import is_file
 from mmrepro.base.processes import Socket
 from mmrepro.engines import ENGINES, Engine, Signs, get_engine, log_marks
+from mmrepro.engines.folders import title
 from mmrepro.engines.supervise.warm import FORK_SERVER
 from mmrepro.failure.documents import TargetFacts, TargetProcess
 from mmrepro.live.diagnose.titles import whole
@@ -100,6 +101,64 @@ def parse_url(url: str) -> tuple[str, int]:
             hint="mmrepro diagnose http://127.0.0.1:8000",
         )
     return host, port or (443 if parts.scheme == "https" else 80)
+
+
+@dataclass(frozen=True)
+class LocalServer:
+    """An inference server of this machine."""
+
+    url: str
+    engine: str
+    pid: int
+
+
+def local_servers() -> list[LocalServer]:
+    """The inference servers that run here, by their command lines, as far as this user
+    can see who listens. By port."""
+    ports: dict[int, list[int]] = {}
+    engine_of: dict[int, Engine] = {}
+    for pid in processes.pids():
+        engines = _engines_of(" ".join(processes.arguments(pid)))
+        listening = _listening_ports(pid) if engines else []
+        if listening:
+            ports[pid], engine_of[pid] = listening, engines[0]
+    servers = []
+    for pid, listening in ports.items():
+        # A worker listens as well, for its siblings.
+        if not _has_ancestor(pid, ports.keys()):
+            port = _served_port(pid, listening)
+            url = f"http://127.0.0.1:{port}"
+            servers.append((port, LocalServer(url, title(engine_of[pid].name), pid)))
+    return [server for _, server in sorted(servers, key=lambda pair: pair[0])]
+
+
+def _listening_ports(pid: int) -> list[int]:
+    try:
+        connections = psutil.Process(pid).net_connections("tcp")
+    except (psutil.Error, OSError):
+        return []
+    listening = [c for c in connections if c.status == psutil.CONN_LISTEN]
+    return sorted({connection.laddr.port for connection in listening})
+
+
+def _has_ancestor(pid: int, among: Container[int]) -> bool:
+    status = processes.stat(pid)
+    for _ in range(MAX_CLIMB):
+        if status is None or status.ppid <= 1:
+            return False
+        if status.ppid in among:
+            return True
+        status = processes.stat(status.ppid)
+    return False
+
+
+def _served_port(pid: int, listening: Sequence[int]) -> int:
+    """The port that its command names, else the lowest."""
+    words = processes.arguments(pid)
+    for port in listening:
+        if _names_port(words, port):
+            return port
+    return listening[0]
 
 
 # ---------------------------------------------------------------- processes
@@ -322,6 +381,9 @@ def name_engine(
     _check_root(target, Signs(tuple(commands)))
     facts.engine, facts.engine_because = target.engine.name, reasons
     facts.core_role = target.engine.core_role
+    if facts.root_pid is not None:
+        variables = processes.environ(facts.root_pid)
+        facts.front_role = facts.front_role or target.engine.front_role_in(variables)
     # Roles are as the engine calls them, and it was not known before.
     refresh(target)
 

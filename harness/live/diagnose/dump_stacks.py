@@ -134,13 +134,11 @@ def _has_frame(frames: Sequence[Frame], place: StackRole) -> bool:
 
 def _role(engine: Engine | None, sample: StackSample) -> str:
     """What a process is: by its title, else by the outer frames of its stacks."""
-    role = ""
     if sample.title:
         role_of = engine.role_of if engine else role_from_title
         role = role_of("", sample.title)
-    # Where the whole title comes back, nothing in it named a role.
-    if role and ("::" in sample.title or role != sample.title):
-        return role
+        if role:
+            return role
 
     outer: list[Frame] = []
     for thread in sample.threads:

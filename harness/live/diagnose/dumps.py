@@ -23,6 +23,7 @@ from mmrepro.failure.documents import (
     DumpFile,
     DumpReading,
     Fit,
+    LoggedState,
     Match,
     ProcessStand,
     Resemblance,
@@ -192,6 +193,14 @@ def cause_of(reading: DumpReading) -> Cause:
             "metrics.txt"
         ],
     )
+
+
+def state_of(cause: Cause) -> LoggedState:
+    """The first word of what dumps tell."""
+    if cause.name is CauseClass.NOT_A_LOG:
+        return LoggedState.NOT_A_LOG
+    stands = cause.name is CauseClass.HANG
+    return LoggedState.STANDS_STILL if stands else LoggedState.DEAD
 
 
 def _cause_of_end(process: ProcessStand, engine: str) -> Cause | None:

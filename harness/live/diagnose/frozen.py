@@ -3,21 +3,25 @@ evidence."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from enum import Enum, auto
 from typing import Any
 
 from mmrepro.engines import ENGINES
+from mmrepro.engines.held import upkeep
 from mmrepro.failure.documents import Assessment, Rank, RankLook, ServerState, Stand
 from mmrepro.live.diagnose import rank_reports, rank_verdicts, ranks
+from mmrepro.live.diagnose.cause_rules import LOOP_FRAMES
 from mmrepro.live.diagnose.readings import DiagnosisView
 from mmrepro.live.diagnose.threads import MIN_SAMPLES, Course, bare, holder
-from mmrepro.probes import GpuData, SyscallsData
+from mmrepro.probes import Frame, GpuData, SyscallsData
 
 MORE_STACKS = (
     "py-spy dump --native --pid {pid} shows the C frames below the last Python one"
 )
 KEEP = rank_verdicts.KEEP
+SEARCH = "search the upstream issues for the innermost frames"
 
 
 class Stance(Enum):
@@ -38,14 +42,53 @@ def stance(view: DiagnosisView) -> tuple[Stance, str]:
     core = view.courses(view.core_pid)
     if max((course.samples for course in core), default=0) < MIN_SAMPLES:
         return Stance.UNSEEN, ""
-    if course := _stuck(view, view.core_pid, core):
-        return Stance.STANDS, course.place
+    # In one process threads of the front poll in one place beside an engine that works.
+    for course in core:
+        if _is_core(view, course) and not course.stays and _computes(view, course):
+            return Stance.MOVES, course.place
+    stuck = _stuck(view, view.core_pid, core)
+    if stuck is not None:
+        return Stance.STANDS, stuck.place
     # A front that prepares a large picture keeps requests from an engine that idles.
     front_courses = [] if view.core_is_front else view.courses(view.facts.root_pid)
     for course in (*core, *front_courses):
-        if course.active and not course.waits and not _turns_idly(view, course):
+        if _computes(view, course):
             return Stance.MOVES, course.place
     return Stance.IDLES, _main(view, core).place
+
+
+def _computes(view: DiagnosisView, course: Course) -> bool:
+    return bool(course.active) and not course.waits and not _turns_idly(view, course)
+
+
+def in_service(view: DiagnosisView) -> bool:
+    """Whether the engine is past its start: it is in its serving loop in every sample,
+    and does not wait there for what the first step sets up on a device."""
+    for course in view.courses(view.core_pid):
+        served = [_serves(view, stack.frames) for stack in course.stacks]
+        if served and all(served) and not course.on_device:
+            return True
+    return False
+
+
+def _serves(view: DiagnosisView, frames: Sequence[Frame]) -> bool:
+    engine = ENGINES.get(view.facts.engine)
+    own = {*engine.step_functions, *engine.idle_loops} if engine is not None else set()
+    names = {frame.name for frame in frames}
+    return bool(names & own) or LOOP_FRAMES.search(" ".join(names)) is not None
+
+
+def at_upkeep(view: DiagnosisView) -> str:
+    """What a thread of the engine does besides serving in most samples: it compiles,
+    it takes weights; "": nothing that is known."""
+    pids = [view.core_pid, *(process.pid for process in ranks.workers(view.facts))]
+    for pid in dict.fromkeys(pids):
+        for course in view.courses(pid):
+            work = [upkeep(view.facts.engine, stack.frames) for stack in course.stacks]
+            named = [what for what in work if what]
+            if named and 2 * len(named) >= len(work):
+                return named[-1]
+    return ""
 
 
 def _of_ranks(look: RankLook) -> tuple[Stance, str] | None:
@@ -74,21 +117,97 @@ def _at(members: Sequence[Rank], stand: Stand) -> list[Rank]:
 
 def front(view: DiagnosisView, why: list[str]) -> Assessment:
     """The HTTP front itself gives no answer, and the core is another process."""
-    courses = view.courses(view.facts.root_pid)
-    course = _stuck(view, view.facts.root_pid, courses)
+    pid = view.front_pid
+    courses = view.courses(pid)
+    course = _stuck(view, pid, courses)
     place = f", in {course.place}" if course else ""
+    if not courses:
+        why = [*why, *_calls(view, pid)]
     return Assessment(
         state=ServerState.FRONT_FROZEN,
         sentence=f"The HTTP front takes connections and answers none of them{place}.",
         why=why + ([_described(course)] if course else []),
-        process=view.facts.role_of(view.facts.root_pid),
+        process=view.facts.role_of(pid),
         advice=[KEEP],
         **_stack(course),
     )
 
 
+def _calls(view: DiagnosisView, pid: int | None) -> list[str]:
+    """Where the threads of a program without Python wait, by their system calls: what
+    serves HTTP waits in epoll_wait while it has nothing to do, the rest in futex."""
+    counts = Counter(view.waits(pid).values())
+    if not counts:
+        return []
+    waits = ", ".join(f"{count} in {call}" for call, count in sorted(counts.items()))
+    return [f"threads of {view.facts.role_of(pid)} wait: {waits}"]
+
+
+def deaf(view: DiagnosisView, why: list[str]) -> Assessment | None:
+    """The core lives without the thread that takes its requests, or without the one
+    that sends its answers; None: its stacks do not show that."""
+    ended = _ended_threads(view)
+    if not ended:
+        return None
+    role = view.facts.role_of(view.core_pid)
+    names = " and ".join(ended)
+    return Assessment(
+        state=ServerState.NOT_RECEIVING,
+        sentence=f"{role} lives, and its thread {names} has ended: no request reaches "
+        "it, or no answer leaves it, whatever is asked.",
+        why=[*why, f"none of its threads is in {names}"],
+        process=role,
+        advice=[
+            "the server does not recover from this by itself: restart it, keep its log",
+            "its log has the thread's exception: a request that it cannot read ends it",
+        ],
+    )
+
+
+def ending(view: DiagnosisView, why: list[str]) -> Assessment | None:
+    """The core was told to go, and takes its time; its front end does not know."""
+    engine = ENGINES.get(view.facts.engine)
+    file, function = engine.core_ends_in if engine else ("", "")
+    if not function:
+        return None
+    for course in view.courses(view.core_pid):
+        for frame in course.frames:
+            if bare(frame) != function or not frame.file.endswith(file):
+                continue
+            role = view.facts.role_of(view.core_pid)
+            return Assessment(
+                state=ServerState.PART_DEAD,
+                sentence=f"{role} is ending, in {course.place}, while the rest of the "
+                "server lives: it takes no request any more.",
+                why=why,
+                process=role,
+                advice=[
+                    "its log tells who told it to go: a signal, or its own exception",
+                    "the server does not recover from this by itself: restart it",
+                ],
+                **_stack(course),
+            )
+    return None
+
+
+def _ended_threads(view: DiagnosisView) -> list[str]:
+    """Functions of the core's lasting threads in which none of its threads is, where
+    one is in another of them: a release whose threads are called otherwise has none."""
+    engine = ENGINES.get(view.facts.engine)
+    lasting = engine.core_threads if engine and view.facts.cores else ()
+    inside: set[str] = set()
+    for course in view.courses(view.core_pid):
+        for stack in course.stacks:
+            inside.update(map(bare, stack.frames))
+    if inside.isdisjoint(lasting):
+        return []
+    return [name for name in lasting if name not in inside]
+
+
 def engine(view: DiagnosisView, why: list[str], *, asked: bool) -> Assessment:
     """The engine makes no progress: frozen, blocked, starved or not receiving."""
+    if going := ending(view, why):
+        return going
     of_ranks = rank_verdicts.silent(view, why)
     if of_ranks is not None:
         return of_ranks
@@ -100,6 +219,8 @@ def engine(view: DiagnosisView, why: list[str], *, asked: bool) -> Assessment:
     if not courses:
         return _unseen(view, why, role, queued=queued, asked=asked)
     course = _stuck(view, pid, courses)
+    if course is None and (lost := deaf(view, why)):
+        return lost
     if course is None:
         return _idle(view, why, role, courses, queued=queued, asked=asked)
     why += [_described(course), *rank_reports.dumped(view)]
@@ -118,19 +239,16 @@ def engine(view: DiagnosisView, why: list[str], *, asked: bool) -> Assessment:
     if spins and course.with_gil * 2 >= course.samples:
         return Assessment(
             state=ServerState.FROZEN_PYTHON,
-            sentence=f"{role} is frozen in Python code: {course.place}, in thread "
-            f"{course.name!r}, which computes without end and keeps the GIL.",
-            advice=[
-                KEEP,
-                "the frames name the loop; search upstream for the innermost ones",
-            ],
+            sentence=f"{role} is stuck in an endless loop in {course.place}. Its thread "
+            f"{course.name!r} uses CPU and never releases the GIL.",
+            advice=[KEEP, SEARCH],
             **common,
         )
     if spins:
         return Assessment(
             state=ServerState.FROZEN_NATIVE,
-            sentence=f"{role} is frozen in native code called from {course.place}: it "
-            "computes without end, outside the GIL.",
+            sentence=f"{role} is stuck in native code called from {course.place}: it "
+            "uses CPU without end and does not hold the GIL.",
             advice=[KEEP, MORE_STACKS.format(pid=pid)],
             **common,
         )

@@ -13,7 +13,12 @@ from collections.abc import Sequence
 
 from mmrepro.failure.documents import Assessment, ServerState, TargetFacts
 from mmrepro.failure.signature import log_count, log_lines
-from mmrepro.failure.signature.live_server import CORE_ALIVE, LATENESS, gateways
+from mmrepro.failure.signature.live_server import (
+    CORE_ALIVE,
+    LATENESS,
+    SILENT_SOCKET,
+    gateways,
+)
 from mmrepro.live.diagnose import frozen, rank_verdicts, ranks
 from mmrepro.live.diagnose.readings import BEGUN, DiagnosisView
 from mmrepro.live.diagnose.titles import absent
@@ -50,14 +55,21 @@ def assess(evidence: Evidence, facts: TargetFacts) -> Assessment:
     """One state, a sentence for people, and the observations that it rests on."""
     view = DiagnosisView(facts, evidence)
     plain = at_once(evidence, facts)
-    seen = plain or _answered(view) or _core_gone(view) or _errors(view)
+    seen = (
+        plain
+        or _silent_socket(view)
+        or _answered(view)
+        or _awaits_orders(view)
+        or _core_gone(view)
+        or _errors(view)
+    )
     return seen or _with_time(view, _silence(view))
 
 
 def at_once(evidence: Evidence, facts: TargetFacts) -> Assessment | None:
     """What is plain without a request: dead, stopped, or a part of it seen dead."""
     view = DiagnosisView(facts, evidence)
-    return _dead(view) or _part_dead(view) or _stopped(view)
+    return _front_gone(view) or _dead(view) or _part_dead(view) or _stopped(view)
 
 
 def suspicious(evidence: Evidence, facts: TargetFacts) -> bool:
@@ -113,6 +125,8 @@ def _dead(view: DiagnosisView) -> Assessment | None:
         sentence = "The server is dead: its process is gone."
         if not gone:
             sentence = f"No server: nothing listens on port {facts.port}."
+        if view.ended_on_the_request:
+            why.append("it ended while the one small request was under way")
         if died := core_died(view):
             sentence = (
                 f"The server is dead: its {facts.core_role or 'engine'} died first, by "
@@ -201,6 +215,28 @@ def _part_dead(view: DiagnosisView) -> Assessment | None:
     return _without_core(view, names=", ".join(names), why=ended, dead=roles, gone=gone)
 
 
+def _front_gone(view: DiagnosisView) -> Assessment | None:
+    """The program that serves HTTP has ended; the process that was started still holds
+    its port, so that connections are taken and nobody reads them."""
+    facts = view.facts
+    role = facts.front_role
+    living = [process.role for process in facts.processes if process.state not in "ZX"]
+    if not role or not living or role in living:
+        return None
+    # It is started after the core.
+    core = [name for name in living if facts.is_core(name)]
+    named = log_lines(view.evidence, "front-died")
+    if not core and not named:
+        return None
+    why = [f"no process {role} among {_roles(facts)}"]
+    for process in facts.processes:
+        if process.role == role:
+            why = [f"{role} (pid {process.pid}): {_ended(view, process.pid)}"]
+    if named:
+        why.append(f"its log says at {named[0].time or '?'}: {public_line(named[0])}")
+    return _without_core(view, names=role, why=why, dead=[role])
+
+
 def _core_gone(view: DiagnosisView) -> Assessment | None:
     """No process is called as the core is, and it was there before, or the log says
     that it died.
@@ -255,6 +291,20 @@ def _without_core(
 def _roles(facts: TargetFacts) -> str:
     return (
         ", ".join(f"{p.role} ({p.pid})" for p in facts.processes[:12]) or "no process"
+    )
+
+
+def _silent_socket(view: DiagnosisView) -> Assessment | None:
+    """One of several sockets of its port answers nothing, whichever of them got the one
+    small request."""
+    told = view.evidence.facts.get(SILENT_SOCKET)
+    if not told:
+        return None
+    return Assessment(
+        state=ServerState.FRONT_FROZEN,
+        sentence=f"Some requests are answered and some are not: {told}.",
+        why=[str(told), *_front(view)],
+        advice=["ss -ltnp shows the processes that listen there; one of them hangs"],
     )
 
 
@@ -335,6 +385,26 @@ def _answered(view: DiagnosisView) -> Assessment | None:
     )
 
 
+def _awaits_orders(view: DiagnosisView) -> Assessment | None:
+    """It met an exception, has given up its requests, and is not dead: it goes on as
+    soon as it is told to."""
+    if not view.awaits_orders:
+        return None
+    role = view.facts.core_role or "The engine"
+    return Assessment(
+        state=ServerState.FAILING,
+        sentence=f"{role} met an exception and waits for an instruction; it is not "
+        "dead.",
+        why=[*_front(view), *last_words(view)],
+        process=view.facts.core_role,
+        advice=[
+            "tell it to go on (/fault_tolerance/apply) before its time is over, 120 "
+            "seconds unless an option says otherwise: then it ends with the exception",
+            "its log has the exception",
+        ],
+    )
+
+
 def _errors(view: DiagnosisView) -> Assessment | None:
     data = view.inference
     if data is None or view.answer not in (
@@ -361,6 +431,16 @@ def _errors(view: DiagnosisView) -> Assessment | None:
     why = [data.error[:300], *_front(view), *last_words(view)]
     if view.answer == "gateway":
         return _gateway(data.status, data.seconds, [gateways(data), *why])
+    if view.answer == "unavailable" and view.queue_full:
+        return Assessment(
+            state=ServerState.OVERLOADED,
+            sentence="It turns requests away: as many wait as its limit allows.",
+            why=[*why, view.counted()],
+            advice=[
+                "more replicas or less traffic; --max-num-queued-reqs and "
+                "--max-num-queued-tokens are the limits"
+            ],
+        )
     if view.answer == "unavailable" and not core_died(view):
         return Assessment(
             state=ServerState.NOT_READY,
@@ -376,6 +456,8 @@ def _errors(view: DiagnosisView) -> Assessment | None:
             ],
         )
     if lost := rank_verdicts.lost(view, why):
+        return lost
+    if lost := frozen.ending(view, why) or frozen.deaf(view, why):
         return lost
     return Assessment(
         state=ServerState.FAILING,
@@ -575,7 +657,7 @@ def _front(view: DiagnosisView) -> list[str]:
     if data is None or not data.answers:
         return []
     answers = ", ".join(f"{a.path} {a.status or a.error}" for a in data.answers)
-    return [f"its front says: {answers}"]
+    return [f"the API server reports {answers}"]
 
 
 def core_died(view: DiagnosisView) -> str:

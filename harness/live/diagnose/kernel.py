@@ -75,6 +75,13 @@ def core_lives(target: ServerTarget) -> bool | None:
     return False if facts.place != "remote" and facts.listening is False else None
 
 
+NOT_RESTARTED = (
+    "exit code 0 after a failure: systemd's Restart=on-failure and Kubernetes' "
+    "restartPolicy: OnFailure do not start it again (vllm#48966); Restart=always does"
+)
+"""What an engine's front does whose engine has died: it shuts down in order."""
+
+
 def exit_code(pid: int) -> int | None:
     """The wait status of a zombie: signal in the low seven bits, exit code above
     eight."""

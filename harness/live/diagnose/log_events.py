@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import re
+import signal
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 
 from mmrepro.failure.documents import CauseClass as C, Certainty
 from mmrepro.live.diagnose import cause_rules as rules
 from mmrepro.live.diagnose.cause_rules import LIKELY, CauseRule
-from mmrepro.probes import LogLine, RaisedException
+from mmrepro.probes import LogLine, RaisedException, frames_text
 from mmrepro.probes.log_words import public_line
 
 SHOWN = 240
@@ -27,8 +29,9 @@ SETTINGS = re.compile(
 )
 
 _GONE = re.compile(
-    r"(?:Worker proc|Engine core proc|process|[Pp]roc|[Ss]ubprocess) (?P<name>[\w.:-]+)"
-    r"(?: \(pid[= ](?P<pid2>\d+)\))? (?:died|crashed)|"
+    r"(?:Worker proc|Engine core proc|[Pp]rocess|[Pp]roc|[Ss]ubprocess) "
+    r"(?P<name>[\w.:-]+)"
+    r"(?: \((?:pid[= ]|PID: )(?P<pid2>\d+)\))? (?:died|crashed)|"
     r"Engine process \(pid (?P<pid>\d+)\) died"
     r"|(?P<worker>\w*Worker\w*) pid (?P<wpid>\d+) died|"
     r"Rank (?P<rank>\d+) scheduler (?:is dead|died)|"
@@ -43,6 +46,30 @@ _STEPPED = re.compile(
 """Lines of work done that are no statistics."""
 
 _KILLED = re.compile(r"[Kk]ill(?:ed)? process (?P<pid>\d+) \((?P<name>[^)]+)\)")
+
+_EXIT = re.compile(
+    r"[Ee]xit ?code[:= ]+(?P<code>-?\d{1,3})\b|terminated with (?P<ended>-\d{1,2})\b"
+)
+
+_OF_PROCESS = re.compile(
+    r"[Kk]ill(?:ed)? process (?P<killed>\d+) \((?P<victim>[^)]*)\)|"
+    r"(?:^|\s|traps: )(?P<crashed>[\w:.-]{1,32})\[(?P<pid>\d+)\]:? (?:segfault|trap |"
+    r"general protection)|"
+    r"Xid \([^)]*\): \d+, pid='?(?P<xpid>\d+)'?, name=(?P<xname>[^,\s]+)"
+)
+"""The kernel's lines of a process, by its id and the first 15 characters of its name."""
+
+_UNIT = re.compile(
+    r"(?P<unit>[\w@.-]+)\.service: (?:Main process exited|Failed with result|"
+    r"A process of this unit|Killing process|Consumed|main process killed)"
+)
+
+_SERVES = re.compile(
+    r"python|pt_main|ray|uvicorn|engine|worker|sched|api_?server|llm|lang|serve|model"
+    r"|infer|gpu|turbomind",
+    re.IGNORECASE,
+)
+"""Names that a process or a unit of a server may have."""
 
 _RANK = re.compile(r"\[(?:Rank|PG .{0,80}Rank) (\d+)\]")
 
@@ -73,6 +100,13 @@ class LogEvent:
     def number(self) -> int:
         """The place of its line among all lines."""
         return self.line.number
+
+    @property
+    def shown_with_frames(self) -> str:
+        """The text, and of an exception its whole message and its frames."""
+        if self.raised is None:
+            return self.text
+        return f"{self.raised.text}\n{frames_text(self.raised, 8)}"
 
     @property
     def shown(self) -> str:
@@ -122,9 +156,44 @@ def event_of(line: LogLine, text: str) -> LogEvent | None:
         when=line.when,
         effect=rule.effect,
         why=why,
-        by=rule.sentence,
+        by=rule.sentence or exit_words(text),
         advice=rule.advice,
     )
+
+
+def of_another(text: str, pids: Collection[int], names: Collection[str]) -> bool:
+    """Whether the kernel, or a supervisor, tells of a process that is none of the
+    server's.
+
+    Args:
+        pids: of the server's processes, by their own lines.
+        names: of the units and programs that print the server's lines.
+    """
+    unit = _UNIT.search(text)
+    if unit is not None:
+        own = any(name and name in unit["unit"] for name in names)
+        return not own and not _SERVES.search(unit["unit"])
+    match = _OF_PROCESS.search(text)
+    if match is None:
+        return False
+    pid = match["killed"] or match["pid"] or match["xpid"]
+    name = match["victim"] or match["crashed"] or match["xname"] or ""
+    # A container's processes have other ids there than the kernel's log has.
+    return int(pid) not in pids and not _SERVES.search(name)
+
+
+def exit_words(text: str) -> str:
+    """``exit code 136 is SIGFPE``; "": the line has no code that is a signal's."""
+    match = _EXIT.search(text)
+    if match is None:
+        return ""
+    code = int(match["code"] or match["ended"])
+    number = -code if code < 0 else code - 128
+    try:
+        name = signal.Signals(number).name
+    except ValueError:
+        return ""
+    return f"A process ended with {code}, which is {name}"
 
 
 def _shown(line: LogLine, rule: CauseRule) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import tempfile
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from mmrepro import __version__
@@ -14,11 +15,14 @@ from mmrepro.failure.documents import (
     CauseClass,
     DumpReading,
     KnownFailure,
+    LogFacts,
     LogReading,
     ServerInLog,
 )
 from mmrepro.failure.signature.live_server import LOG_PATTERNS
 from mmrepro.live.diagnose import cause, cause_rules, dumps
+from mmrepro.live.diagnose.kernel import NOT_RESTARTED
+from mmrepro.live.diagnose.log_facts import fetch_command
 from mmrepro.live.diagnose.match import all_scenarios
 from mmrepro.probes import (
     NEEDLES,
@@ -32,11 +36,13 @@ from mmrepro.probes import (
     run_probe,
 )
 from mmrepro.probes.dumps import Dump, stacks_in_log
-from mmrepro.probes.log_files import kept, logs_in, with_rotated
+from mmrepro.probes.log_files import BROKEN, kept, logs_in, open_log, with_rotated
 from mmrepro.tools.catalogue import Matched, find_failures
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
 
 _PEEK_BYTES = 1 << 20
+_SAMPLE_BYTES = 64 << 10
+"""Of a log's beginning: what stands around its lines is the same in all of it."""
 _STACKS = "stacks"
 _STACKS_HERE = LogPattern("|".join(map(re.escape, NEEDLES)), *NEEDLES)
 NO_CAUSE = frozenset(
@@ -111,8 +117,11 @@ def _read_logs(
         raise UsageError(f"No log could be read: {why}.", hint="mmrepro logs FILE")
     if engine != "auto":
         data = data.model_copy(update={"engine": engine})
-    found = cause.servers(data)
+    found = _with_commands(cause.servers(data), files)
     first = found[0]
+    died = first.cause is not None and first.cause.name in _DEATHS
+    if died and first.cause is not None and _ended_in_order(data):
+        first.cause.advice.append(f"it shut down in order; {NOT_RESTARTED}")
     own = {
         name: lines
         for name, lines in data.matches.items()
@@ -127,11 +136,64 @@ def _read_logs(
         known=_known(result, first),
         last_progress=first.last_progress,
         first_error=first.first_error,
+        facts=first.facts,
         servers=found,
         unread="" if result.ok else result.reason,
         log=data.model_copy(update={"excerpt": [], "matches": own, "servers": []}),
     )
     return _beside(reading, given, result, stacks) if given or stacks else reading
+
+
+def _with_commands(
+    judged: Sequence[ServerInLog], files: Sequence[Path]
+) -> list[ServerInLog]:
+    """Each server whose failure is not in the log, with the command that gets it."""
+    given = ""
+    made = []
+    for server in judged:
+        if server.facts is None or not server.facts.echo:
+            made.append(server)
+            continue
+        given = given or _given(files)
+        fetch = fetch_command(given)
+        facts = server.facts.model_copy(update={"fetch": fetch})
+        advice = [f"get what was logged before: {fetch}", *server.cause.advice]
+        ended = server.cause.model_copy(update={"advice": advice})
+        made.append(server.model_copy(update={"facts": facts, "cause": ended}))
+    return made
+
+
+def _given(files: Sequence[Path]) -> str:
+    """The beginning of the logs, as they were given."""
+    for file in logs_in(files):
+        with suppress(*BROKEN), open_log(file) as stream:
+            return stream.read(_SAMPLE_BYTES).decode("utf-8", "replace")
+    return ""
+
+
+_DEATHS = frozenset(
+    {
+        CauseClass.GPU_FAULT,
+        CauseClass.OUT_OF_GPU_MEMORY,
+        CauseClass.COLLECTIVE_TIMEOUT,
+        CauseClass.WORKER_UNRESPONSIVE,
+        CauseClass.NATIVE_CRASH,
+        CauseClass.DIED_WITHOUT_A_WORD,
+        CauseClass.ENGINE_DEFECT,
+        CauseClass.KILLED_BY_INPUT,
+        CauseClass.PLACEHOLDER_COUNTS,
+    }
+)
+"""Ends of an engine that nobody asked for."""
+_IN_ORDER = re.compile(r"^(?:INFO: +)?Finished server process \[\d+\]")
+"""uvicorn's last line: its process then ends with exit code 0."""
+_LAST_LINES = 20
+
+
+def _ended_in_order(data: LogsData) -> bool:
+    """Whether the front end shut down by itself after what ended the engine."""
+    last = data.excerpt[-_LAST_LINES:]
+    return any(_IN_ORDER.search(line.text) for line in last)
 
 
 def _known(result: ProbeResult[LogsData], server: ServerInLog) -> list[KnownFailure]:
@@ -173,6 +235,7 @@ def _affects(affected: str, release: str) -> bool:
 def _of_dumps(found: DumpReading) -> LogReading:
     """Dumps without a log."""
     ended = dumps.cause_of(found)
+    facts = LogFacts(state=dumps.state_of(ended), sentence=ended.sentence)
     files = [one.file for one in found.files]
     unread = [one.sentence for one in found.files if not one.read]
     return LogReading(
@@ -180,6 +243,7 @@ def _of_dumps(found: DumpReading) -> LogReading:
         engine=found.engine,
         release=found.release,
         cause=ended,
+        facts=facts,
         servers=[ServerInLog(engine=found.engine, release=found.release, cause=ended)],
         unread="; ".join(unread) if len(unread) == len(files) else "",
         log=LogsData(
@@ -206,11 +270,15 @@ def _beside(
     )
     ended = dumps.cause_of(found)
     unknown = reading.cause.name in NO_CAUSE and ended.name not in NO_CAUSE
-    changes = {
+    changes: dict[str, object] = {
         "dumps": found,
         "engine": reading.engine or found.engine,
         "cause": ended if unknown else reading.cause,
     }
+    if unknown and reading.facts is not None:
+        # The dump shows what the log does not.
+        update = {"state": dumps.state_of(ended), "sentence": ended.sentence}
+        changes["facts"] = reading.facts.model_copy(update=update)
     return reading.model_copy(update=changes)
 
 

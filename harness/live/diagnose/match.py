@@ -5,10 +5,13 @@ expression itself as its name; before a scenario judges, its own names are put b
 
 from __future__ import annotations
 
+import re
+import shlex
 from collections.abc import Collection, Iterable, Sequence
 
 from mmrepro.base.records import Moment
 from mmrepro.engines import get_engine
+from mmrepro.engines.folders import title
 from mmrepro.failure.documents import Fit, Match, ServerState, TargetFacts
 from mmrepro.failure.signature import ConditionResult, Finding, Truth, combine, evaluate
 from mmrepro.live.diagnose import general, rank_verdicts
@@ -131,8 +134,33 @@ def match(scenario: Scenario, evidence: Evidence, facts: LiveFacts) -> Match:
         exposed_because=exposure.observed,
         conditions=results,
         remedies=[f"{m.name}: {m.description}" for m in scenario.mitigations],
+        until_fixed=_until_fixed(scenario),
+        fix=_fix(scenario),
         references=[f"{r.id} {r.url}" for r in scenario.references],
     )
+
+
+def _until_fixed(scenario: Scenario) -> str:
+    """The first mitigation that a person can type: ``add `--flag` (its cost)``."""
+    for mitigation in scenario.mitigations:
+        setting = shlex.join(mitigation.server_args)
+        if not setting:
+            pairs = [f"{name}={value}" for name, value in mitigation.env.items()]
+            setting = " ".join(pairs)
+        if setting:
+            verb = "add" if mitigation.server_args else "set"
+            return f"{verb} `{setting}`: {mitigation.description}"
+    return ""
+
+
+def _fix(scenario: Scenario) -> str:
+    """``upgrade to vLLM 0.24.0 (vllm#43595)``; "": no release has the fix."""
+    for mitigation in scenario.mitigations:
+        if mitigation.release:
+            change = re.search(r"[\w.-]+#\d+", mitigation.description)
+            note = f" ({change[0]})" if change else ""
+            return f"upgrade to {title(scenario.engine)} {mitigation.release}{note}"
+    return ""
 
 
 def judge(
@@ -160,7 +188,8 @@ def judge(
             return Fit.SYMPTOM_ONLY, f"it looks like this, but {cannot}"
         return Fit.NOT_THIS, f"{cannot}; " + _left(against, unknown)
     if symptom_truth is Truth.MET and cause_truth is Truth.MET:
-        met = f"all {len(symptom) + len(cause)} required conditions are met"
+        number = len(symptom) + len(cause)
+        met = f"{number} of {number} conditions match"
         if exposure.truth is Truth.MET:
             return Fit.MATCH, met
         return (

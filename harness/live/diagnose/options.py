@@ -105,7 +105,9 @@ def _check_log(log: Path) -> None:
 class LiveCommand(Command):
     """Options of a command that looks at a live server."""
 
-    url: str = common.URL("", required=False)
+    url: str = common.URL(
+        "", required=False, shown="the inference servers of this machine"
+    )
     model: str = option(
         "", "Served model to ask for.", "NAME", shown="the first listed"
     )
@@ -152,6 +154,8 @@ class DiagnoseCommand(LiveCommand):
     DOCUMENTS: ClassVar[tuple[str, ...]] = (
         "mmrepro.failure.documents.diagnosis:Diagnosis",
         "mmrepro.failure.documents.fleet:Fleet",
+        "mmrepro.failure.documents.chain:Chain",
+        "probe=mmrepro.probes.data:ProbeResult",
     )
     pid: int = option(
         0, "A process of the server.", "PID", shown="who listens there", least=0
@@ -189,9 +193,14 @@ class DiagnoseCommand(LiveCommand):
     gpu_core: bool = option(
         False,
         (
-            "Where it hangs, CUDA's core dump of its GPU, if it was started for that. "
-            "Ends it."
+            "On a hang, write a CUDA core dump (the server needs "
+            "CUDA_ENABLE_USER_TRIGGERED_COREDUMP=1). Kills the server."
         ),
+        group=EVIDENCE,
+    )
+    through: bool = option(
+        False,
+        "URL is a gateway: ask it and each server behind it, and say which is wrong.",
         group=EVIDENCE,
     )
     scenarios: tuple[str, ...] = option(

@@ -46,7 +46,7 @@ _SHOWN = 4
 
 _AWAKE_PCT = 5.0
 
-KEEP = "keep the evidence before you restart it: mmrepro diagnose URL --out DIR"
+KEEP = "save the evidence before you restart it: mmrepro diagnose URL --out DIR"
 
 _EXCEPTION = re.compile(r"(?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception): ")
 

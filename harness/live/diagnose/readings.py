@@ -3,6 +3,7 @@ functions."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -72,6 +73,8 @@ class DiagnosisView:
             return "not-asked"
         if data.answered:
             return "answered"
+        if data.cached:
+            return "gateway"
         if data.status is None:
             late = data.cut or data.seconds >= 0.9 * data.deadline_s
             return "silent" if late and BEGUN not in data.error else "failed"
@@ -84,6 +87,23 @@ class DiagnosisView:
         if gateways(data):
             return "gateway"
         return "unavailable" if data.status == 503 else "failed"
+
+    @property
+    def inference_status(self) -> int | None:
+        """HTTP's status of the one small request; None: none came, or none was sent."""
+        data = self.inference
+        return None if data is None else data.status
+
+    @property
+    def ended_on_the_request(self) -> bool:
+        """Whether the connection of the one small request broke after the server had
+        answered its cheap endpoints."""
+        readings = [data for _, data in self.evidence.results(HttpData, "check")]
+        if self.answer != "failed" or self.inference_status is not None:
+            return False
+        if not readings:
+            return False
+        return any(answer.status is not None for answer in readings[0].answers)
 
     # ------------------------------------------------------------ the front
 
@@ -161,6 +181,29 @@ class DiagnosisView:
         """Whether all that is not well says 503: a server that starts does."""
         bad = {a.status for a in self._answers if (a.status or 0) >= 500}
         return bad == {503}
+
+    @property
+    def awaits_orders(self) -> bool:
+        """Whether the engine says that it met an exception and waits for an
+        instruction."""
+        engine = ENGINES.get(self.facts.engine)
+        path, words = engine.awaits_orders if engine else ("", "")
+        for answer in self._answers:
+            if path and answer.path == path and re.search(words, answer.body):
+                return True
+        return False
+
+    @property
+    def queue_full(self) -> bool:
+        """Whether the small request was turned away because as many wait as may, by its
+        words or by the counter of such requests."""
+        engine = ENGINES.get(self.facts.engine)
+        words = engine.queue_full if engine else ""
+        data = self.inference
+        if words and data is not None and re.search(words, data.error):
+            return True
+        counts = self.readings("turned_away")
+        return len(counts) > 1 and counts[-1] > counts[0]
 
     @property
     def behind(self) -> EndpointAnswer | None:
@@ -302,8 +345,17 @@ class DiagnosisView:
         return None if self.facts.core_role else self.facts.root_pid
 
     @property
+    def front_pid(self) -> int | None:
+        """The process that serves HTTP: the one that was started, or the program that
+        does so in its place."""
+        for process in self.facts.processes:
+            if self.facts.front_role and process.role == self.facts.front_role:
+                return process.pid
+        return self.facts.root_pid
+
+    @property
     def core_is_front(self) -> bool:
-        return self.core_pid == self.facts.root_pid
+        return self.core_pid == self.front_pid
 
     @property
     def kills(self) -> list[str]:

@@ -14,8 +14,9 @@ from mmrepro.base.errors import MmreproError, NoSpace, UnwritableOutput
 from mmrepro.base.machine import SHORT_SHARE, Lateness
 from mmrepro.base.records import EVIDENCE_DIR, Moment
 from mmrepro.base.text import Redactor, mask_of
-from mmrepro.base.units import size
+from mmrepro.base.units import count, size
 from mmrepro.failure.documents import (
+    Cause,
     Diagnosis,
     Fit,
     Incident,
@@ -30,7 +31,15 @@ from mmrepro.failure.documents import (
     write_incident,
 )
 from mmrepro.failure.signature.live_server import LATENESS
-from mmrepro.live.diagnose import classes_logged, discover, dumps, general, ranks
+from mmrepro.live.diagnose import (
+    classes_logged,
+    discover,
+    dumps,
+    frozen,
+    general,
+    rank_verdicts,
+    ranks,
+)
 from mmrepro.live.diagnose.classes import LOG_GROWTH, classes
 from mmrepro.live.diagnose.collect import Collector
 from mmrepro.live.diagnose.discover import ServerTarget
@@ -104,18 +113,35 @@ def diagnose(
     recorder.phase = "check"
     try:
         diagnosis = _look(options, target, recorder, taken, scenarios)
+        kept = options.out is not None or diagnosis.exit_code != 0
+        if kept:
+            diagnosis.incident_dir = str(folder)
+        diagnosis.assessment.advice = _open_advice(diagnosis, options.url)
         incident = build(
             diagnosis, recorder.evidence, folder, options.command_line(), scenarios
         )
-        kept = options.out is not None or diagnosis.exit_code != 0
         if kept:
             folder = write_incident(incident, folder, redactor)
             diagnosis.incident_dir = incident.incident_dir = str(folder)
         shown = Public.after(redactor).redact_model(diagnosis)
+        # A folder of this machine is shown to its own user as it is typed.
+        shown.incident_dir = diagnosis.incident_dir
         return Diagnosed(shown, incident, folder if kept else None)
     finally:
         if not (folder / "incident.json").exists():
             _remove(folder)
+
+
+def _open_advice(diagnosis: Diagnosis, url: str) -> list[str]:
+    """The advice that is still open: not what was just done, nor a search for what is
+    known."""
+    advice = []
+    for text in diagnosis.assessment.advice:
+        is_done = text == rank_verdicts.KEEP and diagnosis.incident_dir
+        is_known = text == frozen.SEARCH and diagnosis.found
+        if not (is_done or is_known):
+            advice.append(text.replace("URL", url))
+    return advice
 
 
 def secrets(headers: Mapping[str, str]) -> list[str]:
@@ -145,44 +171,18 @@ def _look(
     options = replace(options, logs=tuple(logs))
     collector = Collector(target, options, recorder)
     try:
-        try:
-            with Lateness() as lateness:
-                _collect(options, target, collector, scenarios, lateness)
-        except MmreproError:
-            raise
-        except (
-            Exception
-        ) as error:  # what was seen by then is judged and kept all the same
-            target.unseen.append(
-                f"the rest of the look: mmrepro failed ({type(error).__name__})"
-            )
-        if lateness.share > SHORT_SHARE:
-            evidence.facts[LATENESS] = round(lateness.share, 2)
-        if (growth := collector.log_growth()) is not None:
-            evidence.facts[LOG_GROWTH] = growth
-        note_kernel(target, evidence)
+        _observe(options, target, collector, scenarios)
         _keep_log_lines(recorder, evidence)
-        assessment = general.assess(evidence, facts)
-        if assessment.state in WORTH_MORE:
-            _catch_locals(collector, _of_engine(scenarios, facts))
-        live = _live(facts, evidence, options.deadline_s)
         logged = [r for r in evidence.probes if isinstance(r.data, LogsData) and r.ok]
-        diagnosis = Diagnosis(
-            mmrepro_version=__version__,
-            taken=taken,
-            target=facts,
-            assessment=assessment,
-            dumps=dumps.read(given, logged, engine=facts.engine, release=facts.release)
-            if given
-            else None,
-            cause=classes_logged.cause_of(DiagnosisView(facts, evidence)),
-            classes=classes(evidence, facts),
-            ranks=ranks.look(DiagnosisView(facts, evidence)),
-            since=_since(evidence, assessment.state),
-            matches=match_all(scenarios, evidence, live),
-            unseen=_unseen(target, evidence),
-            effect=collector.effect(),
-        )
+        cause = classes_logged.cause_of(DiagnosisView(facts, evidence))
+        diagnosis = judged(evidence, facts, options.deadline_s, scenarios, cause)
+        diagnosis.taken = taken
+        diagnosis.unseen = _unseen(target, evidence)
+        diagnosis.effect = collector.effect()
+        if given:
+            diagnosis.dumps = dumps.read(
+                given, logged, engine=facts.engine, release=facts.release
+            )
         for result, data in evidence.results(LogsData, partial=True):
             # It has judged, and stays out of the incident: it is long, and has clients'
             # words.
@@ -190,6 +190,62 @@ def _look(
         return diagnosis
     finally:
         collector.close()
+
+
+def _observe(
+    options: DiagnoseCommand,
+    target: ServerTarget,
+    collector: Collector,
+    scenarios: Sequence[Scenario],
+) -> None:
+    """Collect all evidence; what fails meanwhile is noted, and the rest is kept."""
+    facts, evidence = target.facts, collector.evidence
+    try:
+        with Lateness() as lateness:
+            _collect(options, target, collector, scenarios, lateness)
+    except MmreproError:
+        raise
+    except Exception as error:  # what was seen by then is judged and kept all the same
+        target.unseen.append(
+            f"the rest of the look: mmrepro failed ({type(error).__name__})"
+        )
+    if lateness.share > SHORT_SHARE:
+        evidence.facts[LATENESS] = round(lateness.share, 2)
+    if (growth := collector.log_growth()) is not None:
+        evidence.facts[LOG_GROWTH] = growth
+    note_kernel(target, evidence)
+    if general.assess(evidence, facts).state in WORTH_MORE:
+        _catch_locals(collector, _of_engine(scenarios, facts))
+
+
+def judged(
+    evidence: Evidence,
+    facts: TargetFacts,
+    deadline_s: float,
+    scenarios: Sequence[Scenario],
+    cause: Cause | None,
+) -> Diagnosis:
+    """What evidence shows, collected now or long ago.
+
+    Args:
+        deadline_s: that the one request had.
+        cause: by the server's log.
+    """
+    view = DiagnosisView(facts, evidence)
+    assessment = general.assess(evidence, facts)
+    live = _live(facts, evidence, deadline_s)
+    return Diagnosis(
+        mmrepro_version=__version__,
+        taken=Moment.now(),
+        target=facts,
+        assessment=assessment,
+        cause=cause,
+        logged=classes_logged.facts_logged(view),
+        classes=classes(evidence, facts),
+        ranks=ranks.look(view),
+        since=_since(evidence, assessment.state),
+        matches=match_all(scenarios, evidence, live),
+    )
 
 
 def _collect(
@@ -372,21 +428,14 @@ def _since(evidence: Evidence, state: ServerState) -> str:
     for _, data in evidence.results(LogsData, partial=True):
         line = data.last_work
         if line is not None and line.time:
-            after = (
-                f"; {data.stuck_count} requests were added after it"
-                if data.stuck_count
-                else ""
-            )
-            return (
-                f"{line.time}, the log's last sign of work done (line "
-                f"{line.number}){after}"
-            )
+            since = f"{line.time}: last activity in the log, line {line.number}"
+            if data.stuck_count:
+                since += f"; {count(data.stuck_count, 'request')} since"
+            return since
     for _, data in evidence.results(LogsData, partial=True):
         if data.errors and data.errors[0].time:
-            return (
-                f"{data.errors[0].time}, the log's first error (line "
-                f"{data.errors[0].number})"
-            )
+            first = data.errors[0]
+            return f"{first.time}: first error in the log, line {first.number}"
     return ""
 
 

@@ -37,8 +37,15 @@ from mmrepro.engines.starts import (
     start_cause,
 )
 from mmrepro.engines.supervise import EngineProcess, answers
-from mmrepro.failure.documents import Cause, CauseClass, Certainty, StartCause
+from mmrepro.failure.documents import (
+    Cause,
+    CauseClass,
+    Certainty,
+    LogFacts,
+    StartCause,
+)
 from mmrepro.live.diagnose import cause_rules
+from mmrepro.live.diagnose.kernel import NOT_RESTARTED
 from mmrepro.probes import (
     LineReader,
     LogLine,
@@ -83,8 +90,8 @@ class StartReading(Document, kind="start"):
     last: Annotated[
         LogLine | None, Field(description="the log's last line with a text")
     ] = None
-    exit_code: Annotated[
-        int | None, Field(description="of a watched start that ended")
+    ended_with: Annotated[
+        int | None, Field(description="exit code of a watched start that ended")
     ] = None
     seconds: Annotated[float | None, Field(description="that it was watched")] = None
     url: str = ""
@@ -92,6 +99,9 @@ class StartReading(Document, kind="start"):
         int | None, Field(description="of a server that was left running")
     ] = None
     notes: list[str] = []
+    facts: Annotated[
+        LogFacts | None, Field(description="what the log carries; None: watched")
+    ] = None
 
 
 # --------------------------------------------------------------- the lines of one start
@@ -434,7 +444,7 @@ def read_start(
         stage=stage,
         lines=len(lines),
         last=last,
-        exit_code=exit_code,
+        ended_with=exit_code,
     )
     if ready is not None and not gone:
         words = f"The server started: line {ready.number} says so."
@@ -450,13 +460,19 @@ def read_start(
             f"The server started (line {ready.number}) and ended with "
             f"{exit_code} later."
         )
-        return answer.model_copy(update={"state": StartState.READY, "sentence": words})
+        died = cause is not None or raised(lines)
+        notes = [NOT_RESTARTED] if exit_code == 0 and died else []
+        update = {"state": StartState.READY, "sentence": words, "notes": notes}
+        return answer.model_copy(update=update)
     if cause is None:
         return _no_cause(answer, lines, gone, exit_code)
     if local:
         cause = _looked(cause)
     fits = fitting(cause, lines, name, release, total_bytes)
-    failed = replace(cause, advice=(*([fits] if fits else []), *cause.advice))
+    advice = [fits] if fits else []
+    if exit_code == 0:
+        advice.append(NOT_RESTARTED)
+    failed = replace(cause, advice=(*advice, *cause.advice))
     update = {
         "state": StartState.FAILED,
         "sentence": cause.sentence,

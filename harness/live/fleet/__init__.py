@@ -8,8 +8,9 @@ if TYPE_CHECKING:
     from mmrepro.live.fleet.session import (
         is_several as is_several,
         look as diagnose_fleet,
-        required as require_servers,
         servers as servers_asked_for,
+        with_servers as with_servers,
     )
+    from mmrepro.live.fleet.through import look_through as look_through
 else:
     __getattr__ = lazily(__name__)

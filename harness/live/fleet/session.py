@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TypeVar
 
 from mmrepro import __version__
 from mmrepro.base.errors import MmreproError, UnwritableOutput, UsageError
@@ -30,7 +31,7 @@ from mmrepro.failure.documents import (
     replace_file,
 )
 from mmrepro.live.diagnose.classes import UNASKED_S
-from mmrepro.live.diagnose.discover import parse_url
+from mmrepro.live.diagnose.discover import local_servers, parse_url
 from mmrepro.live.diagnose.options import DiagnoseCommand, LiveCommand
 from mmrepro.live.diagnose.session import Diagnosed, diagnose, secrets
 from mmrepro.live.fleet import prometheus
@@ -244,11 +245,28 @@ def is_several(asked: LiveCommand) -> bool:
     return bool(asked.more or asked.prometheus)
 
 
-def required(asked: LiveCommand, command: str) -> None:
-    """Raises UsageError where no server is named."""
-    if not asked.url and not asked.prometheus:
+L = TypeVar("L", bound=LiveCommand)
+
+
+def with_servers(asked: L, command: str, say: Callable[[str], None]) -> L:
+    """The options with the servers of this machine, where none is named.
+
+    Args:
+        say: prints a line: which servers were found.
+
+    Raises:
+        UsageError: none is named, and none runs here.
+    """
+    if asked.url or asked.prometheus:
+        return asked
+    found = local_servers()
+    if not found:
         raise UsageError(
-            "No server is named.",
-            hint=f"mmrepro {command} http://127.0.0.1:8000, or --prometheus "
+            "No inference server that this user can see is running on this machine.",
+            hint=f"mmrepro {command} http://HOST:8000, or --prometheus "
             "http://127.0.0.1:9090",
         )
+    for server in found:
+        say(f"Found {server.engine} at {server.url} (pid {server.pid})")
+    first, *more = found
+    return replace(asked, url=first.url, more=tuple(server.url for server in more))

@@ -10,16 +10,23 @@ import tempfile
 import threading
 import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from mmrepro.base.machine import SHORT_SHARE, Lateness
 from mmrepro.engines import ENGINES
+from mmrepro.engines.held import (
+    HeldSign,
+    held_by_metrics,
+    held_signs,
+    request_fields,
+)
 from mmrepro.failure.documents import Certainty, NamedClass, TargetFacts
 from mmrepro.failure.signature import BEGUN_AT
 from mmrepro.failure.signature.live_server import LATENESS
 from mmrepro.live.diagnose.classes import classes
+from mmrepro.live.diagnose.listeners import ask_all
 from mmrepro.live.diagnose.ranks import look
 from mmrepro.live.diagnose.readings import DiagnosisView, first_total
 from mmrepro.live.watch.health import Check, CheckOutcome
@@ -41,11 +48,13 @@ from mmrepro.probes import (
     run_probe,
 )
 from mmrepro.probes.http import (
+    Fetched,
     InferenceProbe,
     api_root,
     connection_refused,
     fetch,
     first_model,
+    flag_of,
 )
 from mmrepro.traffic.evidence import Evidence
 
@@ -119,8 +128,16 @@ def _metrics(*shorts: str) -> tuple[str, ...]:
 
 PROGRESS = _metrics("prompt_tokens", "generation_tokens")
 GAUGES = _metrics("kv_usage")
+_SIGNS = (*PROGRESS, *GAUGES, BEGUN_AT)
+_GENERATED = frozenset(_metrics("generation_tokens"))
+_FINISHED = frozenset(_metrics("finished"))
+_SIGN_S = 2.0
 _HINTS = {401: "--header 'Authorization: Bearer KEY'", 404: "--model NAME"}
 _HINTS[403] = _HINTS[401]
+_MOST_ANSWERS = 256
+"""Earlier answers that a new one is compared with."""
+_SAME_S = 2.0
+"""So much later an answer has another second of ``created``, if it is a new one."""
 _TIED = 3
 """So many answers in a row that move the counters: these are of the server that
 answers."""
@@ -133,6 +150,7 @@ class Checker:
     sent, a key among it, and what a watch says is served to others.
 
     ``model``: the served name; empty: the first that ``/v1/models`` lists, asked once.
+    ``now``: seconds on a clock that never goes back.
     ``image``: a data URL that goes with the text, so that the vision path is checked as
     well."""
 
@@ -144,8 +162,10 @@ class Checker:
         model: str = "",
         image: str | None = None,
         headers: Mapping[str, str] | None = None,
+        now: Callable[[], float] = time.monotonic,
     ) -> None:
         self.url = api_root(url)
+        self._now = now
         self.deadline_s = deadline_s
         self.model = model
         self.image = image
@@ -156,6 +176,8 @@ class Checker:
         self._window = Window()
         self._growth = Growth()
         self._answers = 0
+        self._worked_before = False
+        self._known_answers: dict[tuple[str, int], float] = {}
         self._counted: MetricsData | None = None
         self._lateness = Lateness()
         self._scratch = tempfile.TemporaryDirectory(prefix="mmrepro-watch-")
@@ -166,20 +188,33 @@ class Checker:
 
     def check(self) -> Check:
         """One check; never raises for what a server does."""
-        started = time.monotonic()
+        started = self._now()
         self._window.begin()
-        with Lateness() as self._lateness:
+        self._worked_before = False
+        with self._measured() as self._lateness:
             verdict, why = self._find_model() or self._ask()
         self._answers += verdict is CheckOutcome.OK
-        at = time.monotonic()
+        at = self._now()
         return Check(
             verdict=verdict,
             at=at,
             seconds=at - started,
             why=why,
+            begun=self._begun_to_serve(verdict),
             classes=self._classes(),
             ranks=self._ranks(),
         )
+
+    @staticmethod
+    def _measured() -> Lateness:
+        """Measures how late this process is while a check goes on."""
+        return Lateness()
+
+    def _begun_to_serve(self, verdict: CheckOutcome) -> bool:
+        """Whether it is past its start, by this check's counters or its stacks."""
+        if verdict is CheckOutcome.ABSENT:
+            return False
+        return self._worked_before or self._processes.in_service
 
     def _ranks(self) -> dict[str, str]:
         facts, silence = self._processes.facts, self._processes.silence
@@ -197,9 +232,7 @@ class Checker:
             return ()
         late = share if share > SHORT_SHARE else 0.0
         shown = self._window.classes(facts, processes.silence, late=late)
-        self._growth.observe(
-            time.monotonic(), self._finished(facts), processes.memory()
-        )
+        self._growth.observe(self._now(), self._finished(facts), processes.memory())
         pictures = bool(self._total(facts, "mm_cache_queries"))
         grows = self._growth.named(caches_bytes(facts.command) if pictures else 0)
         if grows is not None:
@@ -241,12 +274,22 @@ class Checker:
     def _ask(self) -> CheckAnswer:
         before = self._signs() or {}
         self._look_who_is_connected()
+        data, seen = self._request()
+        if data is None:
+            return CheckOutcome.UNKNOWN, "the check could not be run"
+        return self._read(data, seen, before)
+
+    def _request(self) -> tuple[InferenceData | None, CheckAnswer]:
+        """Send the small request; what came of it, and what its processes were seen at
+        while it waited. None: it could not be sent."""
+        facts = self._processes.facts
         probe = InferenceProbe(
             self.url,
             self.model,
             self.deadline_s,
             image_data_url=self.image,
             headers=self.headers,
+            fields=request_fields(facts.engine, facts.command) if facts else None,
         )
         box: list[ProbeData | None] = []
         asking = threading.Thread(
@@ -260,16 +303,74 @@ class Checker:
             seen = self._processes.look((1 - LATE) * self.deadline_s)
         asking.join()
         data = box[0]
-        if not isinstance(data, InferenceData):
-            return CheckOutcome.UNKNOWN, "the check could not be run"
-        if data.answered:
+        return (data if isinstance(data, InferenceData) else None), seen
+
+    def _read(
+        self, data: InferenceData, seen: CheckAnswer, before: Mapping[str, float]
+    ) -> CheckAnswer:
+        if data.answered and not self._is_repeated(data):
             self._processes.answered()
             self._worked = True
             self._tie(before)
-            return CheckOutcome.OK, ""
+            return self._silent_listener() or (CheckOutcome.OK, "")
+        if data.status == 200 and (data.cached or data.answered):
+            sign = data.cached or "the same id and time as an earlier answer"
+            return (
+                CheckOutcome.ERROR,
+                f"a small request: a cache answered, not the server ({sign})",
+            )
         if data.status is None and data.seconds >= 0.9 * data.deadline_s:
             return self._silence("a small request", before, seen)
         return self._no_completion("a small request", data.status, data.error, before)
+
+    def _is_repeated(self, data: InferenceData) -> bool:
+        """Whether an earlier answer had the same id and was made in the same second: a
+        cache gave it again. An engine may count its ids anew, and two answers of one
+        second are alike where it has none."""
+        if not data.completion_id or data.created is None:
+            return False
+        key, now = (data.completion_id, data.created), self._now()
+        first = self._known_answers.setdefault(key, now)
+        while len(self._known_answers) > _MOST_ANSWERS:
+            del self._known_answers[next(iter(self._known_answers))]
+        return now - first >= _SAME_S
+
+    def _silent_listener(self) -> CheckAnswer | None:
+        """Whether one of several sockets of this port takes connections and answers
+        none; None: all that were met answer, or there is one."""
+        sockets = self._processes.listening_sockets
+        if sockets < 2:
+            return None
+        answers = ask_all(self.url, sockets, self.headers)
+        if not answers.one_is_silent:
+            return None
+        return CheckOutcome.SILENT, answers.sentence
+
+    def _held(self) -> str:
+        """What its operator does with it, by its metrics and endpoints; "": nothing."""
+        if self._counted is not None and (what := held_by_metrics(self._counted)):
+            return what
+        facts = self._processes.facts
+        for sign in held_signs(facts.engine) if facts is not None else ():
+            if sign.path and self._shows(sign):
+                return sign.what
+        return ""
+
+    def _shows(self, sign: HeldSign) -> bool:
+        answer = self._small(sign.path)
+        if sign.field:
+            return answer.status == 200 and flag_of(answer.body, sign.field)
+        return answer.status == sign.status and self._small(sign.answers).status == 200
+
+    def _small(self, path: str) -> Fetched:
+        """One of its cheap endpoints."""
+        return fetch(
+            "GET",
+            f"{self.url}{path}",
+            timeout_s=_SIGN_S,
+            max_bytes=1 << 20,
+            headers=self.headers,
+        )
 
     def _no_completion(
         self, asked: str, status: int | None, error: str, before: Mapping[str, float]
@@ -289,6 +390,8 @@ class Checker:
         # A gateway says 502 to 504, and of one that never worked the request may be to
         # blame.
         fails = status == 500 and self._worked and before
+        if fails and (what := self._held()):
+            return CheckOutcome.HELD, f"{asked}: 500; it is {what}"
         if fails and before == self._signs() and self._own(before, before):
             return CheckOutcome.SILENT, f"{asked}: 500, and no counter of work moves"
         # What follows may be the server's own words.
@@ -303,6 +406,8 @@ class Checker:
         after = self._signs()
         if moved := moved_signs(before, after or {}):
             return CheckOutcome.BUSY, f"{silence}; meanwhile {moved[0]} moved: it works"
+        if what := self._held():
+            return CheckOutcome.HELD, f"{silence}; it is {what}"
         verdict, why = seen
         if self._lateness.share > SHORT_SHARE:
             return (
@@ -360,13 +465,10 @@ class Checker:
         if not isinstance(data, MetricsData):
             return None if result.status is ProbeStatus.TIMED_OUT else {}
         self._counted = data
+        self._worked_before = has_worked(data)
         self._processes.name_engine(frozenset(s.name for s in data.samples))
-        signs: dict[str, float] = {}
-        for name in (*PROGRESS, *GAUGES, BEGUN_AT):
-            value = data.total(name)
-            if value is not None:
-                signs[name] = value
-        return signs
+        totals = data.totals(_SIGNS)
+        return {name: totals[name] for name in _SIGNS if name in totals}
 
     def _look_who_is_connected(self) -> None:
         facts = self._processes.facts
@@ -380,6 +482,17 @@ class Checker:
             (folder / raw).unlink(missing_ok=True)
         self._window.add(result)
         return result
+
+
+def has_worked(data: MetricsData) -> bool:
+    """Whether its counters have a request that got an answer. What clients gave up
+    counts as finished too, and shows nothing."""
+    for sample in data.samples:
+        counts = sample.name in _GENERATED or sample.name in _FINISHED
+        given_up = sample.labels.get("finished_reason") == "abort"
+        if counts and sample.value and not given_up:
+            return True
+    return False
 
 
 def moved_signs(before: Mapping[str, float], after: Mapping[str, float]) -> list[str]:

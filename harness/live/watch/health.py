@@ -14,7 +14,7 @@ STATES = ("starting", "ready", "live", "not-live")
 
 class CheckOutcome(StrEnum):
     """What one check says of the server; only FAILED, SILENT and ABSENT can end
-    liveness."""
+    liveness, and PREPARING that does not end."""
 
     OK = "ok"
     BUSY = "busy"
@@ -30,6 +30,11 @@ class CheckOutcome(StrEnum):
     ERROR = "error"
     """No answer, or an error: clients get no better one, but a restart may heal
     nothing."""
+    HELD = "held"
+    """Its operator holds it back, by its own metrics or endpoints: asleep, paused."""
+    PREPARING = "preparing"
+    """It computes, compiles or takes weights, by its stacks: that may take minutes, and
+    ends. A long prompt counts no token until its end."""
     UNKNOWN = "unknown"
     """The check itself is wrong for this server (401, 404): it says nothing about
     health."""
@@ -39,6 +44,8 @@ class CheckOutcome(StrEnum):
 class Check:
     """One check. ``at``: seconds on the monotonic clock when its result was there.
 
+    ``begun``: whether it is past its start, whoever it answered: its counters have
+    finished requests, or its engine was seen in its serving loop.
     ``classes``: of failure, that this check and those shortly before it show.
     ``ranks``: role of each rank, and what it is at (``in-collective``, ``stands``)
     while the server is silent; {}: it answers, or runs in one process."""
@@ -47,8 +54,12 @@ class Check:
     at: float
     seconds: float
     why: str = ""
+    begun: bool = False
     classes: tuple[NamedClass, ...] = ()
     ranks: Mapping[str, str] = field(default_factory=dict)
+
+
+_ALIVE = (CheckOutcome.BUSY, CheckOutcome.ERROR, CheckOutcome.HELD)
 
 
 @dataclass(kw_only=True)
@@ -57,12 +68,13 @@ class Health:
     it back.
 
     So do silent ones, once nothing has moved for ``stall_s`` seconds: a prompt may be
-    so long that for a while no counter moves. A server that is busy, or answers with
-    errors, is alive but not
-    ready: restarting it would throw its work away. Until the first success it is
-    starting: alive, not ready, for at most ``grace_s`` seconds from ``started``;
-    failures count only after that. One that is absent after it was there is starting
-    again.
+    so long that for a while no counter moves. A server that is busy, answers with
+    errors, or is held back by its operator is alive but not ready: restarting it would
+    throw its work away. So is one that computes, compiles or takes weights, for at most
+    ``prepare_s`` seconds. Until the first success it is starting: alive, not ready, for
+    at most ``grace_s`` seconds from ``started``; failures count only after that. One
+    that is seen to have begun is not starting: a watch may start beside a server that
+    is hung already. One that is absent after it was there is starting again.
 
     Raises:
         ValueError: a threshold below 1.
@@ -71,14 +83,18 @@ class Health:
     failures: int = 2
     successes: int = 2
     grace_s: float = 600.0
+    prepare_s: float = 600.0
     stall_s: float = 60.0
     started: float = 0.0
     live: bool = field(default=True, init=False)
     starting: bool = field(default=True, init=False)
+    answered: bool = field(default=False, init=False)
+    """Whether it has answered a check since it started."""
     failed_in_a_row: int = field(default=0, init=False)
     bad_in_a_row: int = field(default=0, init=False)
     ok_in_a_row: int = field(default=0, init=False)
     silent_since: float | None = field(default=None, init=False)
+    preparing_since: float | None = field(default=None, init=False)
     last: Check | None = field(default=None, init=False)
     last_ok_at: float | None = field(default=None, init=False)
 
@@ -89,11 +105,12 @@ class Health:
     @property
     def ready(self) -> bool:
         """Live, past its start, not observed to stand still since the last answer, and
-        not ``failures`` times in a row without one."""
+        not ``failures`` times in a row without one; it has answered at least once."""
         observed = self.failed_in_a_row > 0
         return (
             self.live
             and not self.starting
+            and self.answered
             and not observed
             and self.bad_in_a_row < self.failures
         )
@@ -120,23 +137,45 @@ class Health:
         """Take one result; returns whether liveness changed."""
         before = self.live
         self.last = check
+        if check.begun:
+            self.starting = False
+        if check.verdict is not CheckOutcome.PREPARING:
+            self.preparing_since = None
         if check.verdict is CheckOutcome.OK:
-            self.ok_in_a_row += 1
-            self.bad_in_a_row = 0
-            self._forget_failures()
-            self.starting, self.last_ok_at = False, check.at
-            self.live = self.live or self.ok_in_a_row >= self.successes
+            self._succeed(check)
         elif check.verdict is not CheckOutcome.UNKNOWN:
             self.ok_in_a_row = 0
             self.bad_in_a_row += 1
-            if check.verdict is CheckOutcome.ABSENT and not self.starting:
-                self._forget_failures()
-                self.starting, self.started, self.live = True, check.at, True
-            elif check.verdict in (CheckOutcome.BUSY, CheckOutcome.ERROR):
-                self._forget_failures()
-            elif not self.starting or check.at - self.started >= self.grace_s:
-                self._fail(check)
+            self._observe_bad(check)
         return self.live is not before
+
+    def _succeed(self, check: Check) -> None:
+        self.ok_in_a_row += 1
+        self.bad_in_a_row = 0
+        self._forget_failures()
+        self.starting, self.answered, self.last_ok_at = False, True, check.at
+        self.live = self.live or self.ok_in_a_row >= self.successes
+
+    def _observe_bad(self, check: Check) -> None:
+        """Take a check without an answer."""
+        if check.verdict is CheckOutcome.ABSENT and not self.starting:
+            self._forget_failures()
+            self.starting, self.started, self.live = True, check.at, True
+            self.answered = False
+            return
+        if check.verdict in _ALIVE or self._prepares(check):
+            self._forget_failures()
+            return
+        if not self.starting or check.at - self.started >= self.grace_s:
+            self._fail(check)
+
+    def _prepares(self, check: Check) -> bool:
+        """Whether it is at something that ends, and has the time for it."""
+        if check.verdict is not CheckOutcome.PREPARING:
+            return False
+        if self.preparing_since is None:
+            self.preparing_since = check.at - check.seconds
+        return check.at - self.preparing_since < self.prepare_s
 
     def _forget_failures(self) -> None:
         self.failed_in_a_row = 0

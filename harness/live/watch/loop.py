@@ -4,6 +4,7 @@ lost."""
 from __future__ import annotations
 
 import base64
+import contextlib
 import io
 import threading
 import time
@@ -13,18 +14,23 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from mmrepro.base.errors import MmreproError
+from mmrepro.base.errors import MmreproError, UsageError
 from mmrepro.base.units import duration
 from mmrepro.failure.documents import CLASS_WORDS, Certainty, LiveClass, NamedClass
 from mmrepro.live.diagnose.discover import parse_url
+from mmrepro.live.watch.canary import EVERY_S, Canary, CanaryVerdict
 from mmrepro.live.watch.checker import Checker
-from mmrepro.live.watch.health import CheckOutcome, Health
+from mmrepro.live.watch.falls import FallKeeper
+from mmrepro.live.watch.health import Check, CheckOutcome, Health
 from mmrepro.live.watch.options import WatchCommand
+from mmrepro.live.watch.state_files import StateFiles
 
 if TYPE_CHECKING:
     from mmrepro.live.fleet.session import Looked
 
 _SUREST = list(Certainty)
+_FALLS = (CheckOutcome.FAILED, CheckOutcome.SILENT, CheckOutcome.ABSENT)
+"""Checks that may be the last ones before a restart."""
 CONFIRM_PAUSE_S = 0.01
 """Between a first failure and the check that confirms it."""
 _RETURN_S = 1.0
@@ -41,7 +47,8 @@ class WatchDiagnosis:
 
 Diagnose = Callable[[], WatchDiagnosis]
 Listener = Callable[[str, str], None]
-"""Gets an event's kind (check, dead, live, class, diagnosis, error) and a sentence."""
+"""Gets an event's kind (check, dead, live, class, capture, canary, diagnosis, error) and
+a sentence."""
 
 
 class ServerWatch:
@@ -56,11 +63,19 @@ class ServerWatch:
         *,
         diagnose: Diagnose | None = None,
         listener: Listener | None = None,
+        falls: FallKeeper | None = None,
+        canary: Canary | None = None,
+        state_files: StateFiles | None = None,
     ) -> None:
         self.checker = checker
         self.health = health
         self.options = options
         self.diagnose = diagnose
+        self.falls = falls
+        self.canary = canary
+        self.state_files = state_files
+        self._canary_at = 0.0
+        self._canary_round: threading.Thread | None = None
         self.listener = listener or (lambda kind, text: None)
         self.counts: dict[CheckOutcome, int] = dict.fromkeys(CheckOutcome, 0)
         self.incidents = 0
@@ -83,18 +98,36 @@ class ServerWatch:
             if self.options.once and not self.health.undecided:
                 break
             self._stop.wait(self._pause(began))
+        if self.falls is not None:
+            self.falls.wait()
         if self._diagnosis is not None:
             self._diagnosis.join()
         return self.health.live
 
+    def capture_now(self, why: str) -> str:
+        """Take the evidence of a fall before somebody ends the server, unless it
+        answers; where it went, "": nowhere."""
+        last = self.health.last
+        answers = last is None or last.verdict is CheckOutcome.OK
+        if self.falls is None or answers:
+            return ""
+        self.falls.fall(why)
+        self.falls.wait()
+        return self.falls.last
+
     def _step(self) -> bool:
         check = self.checker.check()
+        was_starting = self.health.starting
         with self.lock:
             self.counts[check.verdict] += 1
             changed = self.health.observe(check)
             live = self.health.live
+        if self.state_files is not None:
+            with contextlib.suppress(OSError):  # a full disk ends no watch
+                self.state_files.write(self.health)
         what = check.verdict.value + (f": {check.why}" if check.why else "")
         self.listener("check", f"{what} ({duration(check.seconds)})")
+        self._keep(check, was_starting=was_starting, died=changed and not live)
         if changed and not live:
             self.listener("dead", f"not live: {check.why}")
             self._look()
@@ -103,7 +136,39 @@ class ServerWatch:
             with self.lock:
                 self.finding = None
         self._tell_classes()
+        self._sing(check)
         return changed
+
+    def _sing(self, check: Check) -> None:
+        """Begin a round of the canary beside the checks, where one is due and the server
+        answers."""
+        due = time.monotonic() >= self._canary_at
+        running = self._canary_round is not None and self._canary_round.is_alive()
+        if self.canary is None or check.verdict is not CheckOutcome.OK:
+            return
+        if not due or running:
+            return
+        self._canary_at = time.monotonic() + EVERY_S
+        self._canary_round = threading.Thread(
+            target=self._round, args=(self.canary,), name="canary", daemon=True
+        )
+        self._canary_round.start()
+
+    def _round(self, canary: Canary) -> None:
+        made = canary.round(self.checker.model)
+        if made.verdict is not CanaryVerdict.CLEAN:
+            self.listener("canary", f"{made.verdict}: {made.sentence}")
+
+    def _keep(self, check: Check, *, was_starting: bool, died: bool) -> None:
+        """Take the evidence when a check first fails: after the next one somebody may
+        have restarted the server."""
+        if self.falls is None:
+            return
+        if check.verdict is CheckOutcome.OK:
+            self.falls.rise()
+        begun = check.begun or not was_starting
+        if died or (check.verdict in _FALLS and begun):
+            self.falls.fall(check.why)
 
     def _tell_classes(self) -> None:
         """What the last check and the last diagnosis name, until it is live again; in
@@ -152,6 +217,9 @@ class ServerWatch:
 
     def _diagnose(self) -> None:
         assert self.diagnose is not None
+        # One look at a time: two would wait for each other's samples.
+        if self.falls is not None:
+            self.falls.wait()
         try:
             finding = self.diagnose()
         except Exception as error:  # the watch goes on, whatever becomes of a diagnosis
@@ -184,12 +252,14 @@ def watch_of(
     *,
     diagnose: Callable[[float], WatchDiagnosis] | None = None,
     listener: Listener,
+    name: str = "",
 ) -> ServerWatch:
     """The watch of a server. Raises UsageError for what cannot be an address.
 
     Args:
         diagnose: looks for the cause when a check fails, with a deadline in seconds;
             None: that it failed is only reported.
+        name: of the server, where several are watched.
     """
     parse_url(asked.url)
     deadline = asked.deadline_s or default_deadline(asked.interval_s, health.failures)
@@ -202,7 +272,34 @@ def watch_of(
         headers=dict(asked.headers),
     )
     look = None if diagnose is None else partial(diagnose, max(1.0, deadline))
-    return ServerWatch(checker, health, asked, diagnose=look, listener=listener)
+    falls = FallKeeper(asked, listener, name=name) if asked.captures else None
+    canary = Canary(checker.url, deadline, asked.headers) if asked.canary else None
+    return ServerWatch(
+        checker,
+        health,
+        asked,
+        diagnose=look,
+        listener=listener,
+        falls=falls,
+        canary=canary,
+        state_files=_state_files(asked, deadline, name),
+    )
+
+
+def _state_files(
+    asked: WatchCommand, deadline_s: float, name: str
+) -> StateFiles | None:
+    """Raises UsageError: the folder cannot be written."""
+    if asked.state is None:
+        return None
+    folder = asked.state / name.replace(":", "-") if name else asked.state
+    try:
+        return StateFiles(folder, 3 * (asked.interval_s + deadline_s))
+    except OSError as error:
+        raise UsageError(
+            f"The folder {folder} cannot be written: {error.strerror}.",
+            hint="mmrepro watch URL --state DIR, with a DIR that you may write",
+        ) from error
 
 
 def small_picture() -> str:

@@ -76,6 +76,12 @@ class WatchCommand(LiveCommand):
     image: bool = option(
         False, "Send a small image as well: checks the vision path.", group=EVIDENCE
     )
+    canary: bool = option(
+        False,
+        "Once a minute tell two sessions a code each, and alarm where one says the "
+        "other's.",
+        group=EVIDENCE,
+    )
     diagnose: bool = option(
         True,
         "Diagnose the server when it fails; --no-diagnose only reports.",
@@ -83,13 +89,56 @@ class WatchCommand(LiveCommand):
         name="--diagnose/--no-diagnose",
     )
     max_incidents: int = option(
-        5, "Maximum number of diagnoses that are kept.", "N", OUTPUT, least=1, most=1000
+        5,
+        "Maximum number of diagnoses, and of falls, that are kept.",
+        "N",
+        OUTPUT,
+        least=1,
+        most=1000,
+    )
+    capture: str = option(
+        "",
+        "Where the evidence of a fall goes, taken when a check first fails: a folder, "
+        "or an HTTP address that gets it as a packed tar.",
+        "DIR|URL",
+        OUTPUT,
+        shown="incidents/",
+    )
+    capture_s: float = option(
+        20.0,
+        "Time for that; keep it below the pod's terminationGracePeriodSeconds.",
+        "SECONDS",
+        LIMITS,
+        name="--capture-time",
+        least=4,
+        most=600,
+    )
+    keep_days: float = option(
+        7.0,
+        "Age at which the evidence of a fall is removed.",
+        "DAYS",
+        OUTPUT,
+        least=0,
+        most=3650,
+    )
+    state: Path | None = option(
+        None,
+        "Keep the state in this folder as well, with probe-live and probe-ready, two "
+        "shell scripts for an exec probe of another container.",
+        "DIR",
+        OUTPUT,
     )
     out: Path | None = common.OUT(
         None, help="Folder of the incidents.", shown="incidents/"
     )
     json: bool = common.JSON(False, help="Print one JSON object a line on stdout.")
     quiet: bool = common.QUIET(False, help="Print what changes, not each check.")
+
+    @property
+    def captures(self) -> bool:
+        """Whether the evidence of a fall is taken: a single verdict takes none unless
+        it is asked to."""
+        return bool(self.capture) or (self.diagnose and not self.once)
 
     @property
     def until_dead(self) -> bool:

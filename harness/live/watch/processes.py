@@ -7,6 +7,7 @@ what the caches may take, is told."""
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -25,11 +26,13 @@ from mmrepro.live.diagnose import discover, general
 from mmrepro.live.diagnose.classes_logged import named
 from mmrepro.live.diagnose.collect import MAX_RANKS
 from mmrepro.live.diagnose.discover import ServerTarget
-from mmrepro.live.diagnose.frozen import Stance, stance
+from mmrepro.live.diagnose.frozen import Stance, at_upkeep, in_service, stance
+from mmrepro.live.diagnose.kernel import NOT_RESTARTED, exit_code
+from mmrepro.live.diagnose.listeners import listening_sockets
 from mmrepro.live.diagnose.ranks import workers
 from mmrepro.live.diagnose.readings import DiagnosisView
 from mmrepro.live.watch.health import CheckOutcome
-from mmrepro.probes import StacksProbe, run_probe
+from mmrepro.probes import ProbeResult, StacksData, StacksProbe, run_probe
 from mmrepro.traffic.evidence import Evidence
 
 SETTLE_S = 600.0
@@ -159,6 +162,64 @@ def _growth(pid: int, course: _Course, allowed_bytes: int) -> tuple[bool, str] |
     return seconds >= _SURE_S, text
 
 
+_STARVED_SHARE = 0.6
+"""Part of a look for which a thread waited for a processor."""
+_IDLE_SHARE = 0.25
+"""Part of it for which such a thread ran: one that spins on a machine that is only busy
+gets more."""
+
+
+class RunningTime:
+    """Threads at the beginning of a look: how long each had run and had waited to run.
+
+    A container with too little quota stands in one place in all samples, and is not
+    hung."""
+
+    def __init__(self, threads: Mapping[tuple[int, int], processes.Thread]) -> None:
+        self._at = time.monotonic()
+        self._threads = dict(threads)
+
+    @classmethod
+    def of(cls, pids: Sequence[int]) -> RunningTime:
+        return cls(_threads_of(pids))
+
+    def is_starved(self) -> bool:
+        """Whether a thread wanted to run since then and hardly did."""
+        elapsed = time.monotonic() - self._at
+        pids = {pid for pid, _ in self._threads}
+        for key, now in _threads_of(sorted(pids)).items():
+            before = self._threads.get(key)
+            if before is not None and waited_to_run(before, now, elapsed):
+                return True
+        return False
+
+
+def _threads_of(pids: Sequence[int]) -> dict[tuple[int, int], processes.Thread]:
+    threads = {}
+    for pid in pids:
+        for tid, thread in processes.threads(pid).items():
+            threads[pid, tid] = thread
+    return threads
+
+
+def waited_to_run(
+    before: processes.Thread, now: processes.Thread, elapsed: float
+) -> bool:
+    """Whether a thread was runnable for most of ``elapsed`` seconds, and hardly ran."""
+    if elapsed <= 0:
+        return False
+    ticks = now.stat.user_ticks + now.stat.system_ticks
+    ticks -= before.stat.user_ticks + before.stat.system_ticks
+    ran = ticks / processes.TICKS_PER_S / elapsed
+    queued = (now.queued_s - before.queued_s) / elapsed
+    # The kernel counts a wait when it ends: one that lasts shows in the states alone.
+    runnable = before.stat.state == now.stat.state == "R"
+    return ran < _IDLE_SHARE and (queued >= _STARVED_SHARE or runnable)
+
+
+_SOCKETS_S = 60.0
+_MOST_LOOKS = 12
+"""Of one silence, so that one that worked and then hangs is told of."""
 SAMPLES = 5
 
 CheckAnswer = tuple[CheckOutcome, str]
@@ -186,6 +247,10 @@ class WatchedProcesses:
         self._root: _Root | None = None
         self.silence = Evidence()
         """Stacks that were taken since the last answer."""
+        self.in_service = False
+        """Whether its engine was seen in its serving loop since it was found."""
+        self._sockets = 0
+        self._sockets_until = 0.0
 
     @property
     def facts(self) -> TargetFacts | None:
@@ -229,8 +294,24 @@ class WatchedProcesses:
         """It works: what was seen of a silence before is over."""
         self.silence = Evidence()
         if self._root is not None and not self._alive(self._root):
-            self._target = self._root = None
+            self._forget()
         self._found()
+
+    def _forget(self) -> None:
+        """What was known of a process that has ended."""
+        self._target = self._root = None
+        self.in_service = False
+        self._sockets_until = 0.0
+
+    @property
+    def listening_sockets(self) -> int:
+        """Sockets that listen on its port beside each other; 0: not to be seen."""
+        now = time.monotonic()
+        # The table of all sockets may be long: it is not read at each check.
+        if now >= self._sockets_until:
+            self._sockets = listening_sockets(self._found().facts)
+            self._sockets_until = now + _SOCKETS_S
+        return self._sockets
 
     def absent(self) -> CheckAnswer:
         """Nothing listens any more: whether it has ended, or starts."""
@@ -242,7 +323,10 @@ class WatchedProcesses:
                 CheckOutcome.SILENT,
                 f"process {root.pid} lives, and does not listen any more",
             )
+        self.in_service = False
         ended = f"process {root.pid}, which answered before, has ended"
+        if exit_code(root.pid) == 0:
+            ended += f" ({NOT_RESTARTED})"
         if again := _started_again(root):
             return (
                 CheckOutcome.ABSENT,
@@ -266,6 +350,9 @@ class WatchedProcesses:
         What was seen in the silent checks before counts as well: what moves now and
         then works."""
         unseen = CheckOutcome.SILENT, ""
+        # What takes connections now is not the process that has ended.
+        if self._root is not None and not self._alive(self._root):
+            self._forget()
         target = self._found()
         facts = target.facts
         if target.engine is None or facts.root_pid is None:
@@ -275,17 +362,41 @@ class WatchedProcesses:
         if any(process.state in "Tt" for process in facts.processes):
             return CheckOutcome.SILENT, "it is stopped by a signal"
         view = DiagnosisView(facts, self.silence)
+        running = self._running(self._core(view))
         self._take_stacks(view, seconds)
         found, place = stance(view)
         if found is Stance.UNSEEN:
             return unseen
         if found is Stance.MOVES:
-            return CheckOutcome.SILENT, f"its stacks move ({place})"
+            return CheckOutcome.PREPARING, f"it computes: its stacks move ({place})"
+        if what := at_upkeep(view):
+            return CheckOutcome.PREPARING, f"it {what} ({place})"
+        if running.is_starved():
+            return CheckOutcome.ERROR, "the server itself waits for a processor"
+        self.in_service = self.in_service or in_service(view)
         how = "idles while a request waits"
         if found is Stance.STANDS:
             how = "stands still"
         role = facts.role_of(view.core_pid) or "it"
         return CheckOutcome.FAILED, f"{role} {how} ({place})"
+
+    def _keep(self, result: ProbeResult[StacksData]) -> None:
+        """Add stacks to the silence. A server may be silent for hours: only the last
+        ones tell where it is now."""
+        self.silence.probes.append(result)  # type: ignore[arg-type] # as AnyProbeResult
+        del self.silence.probes[:-_MOST_LOOKS]
+
+    @staticmethod
+    def _running(pids: Sequence[int]) -> RunningTime:
+        return RunningTime.of(pids)
+
+    @staticmethod
+    def _core(view: DiagnosisView) -> list[int]:
+        """The process of the engine, or those of its ranks."""
+        pids = [process.pid for process in workers(view.facts)]
+        if view.core_pid is not None:
+            pids.append(view.core_pid)
+        return pids
 
     def _take_stacks(self, view: DiagnosisView, seconds: float) -> None:
         """Add samples of the core, the front and the ranks to the silence so far."""
@@ -299,7 +410,7 @@ class WatchedProcesses:
             blocking_fallback=False,
         )
         result = run_probe(probe, self._scratch, seconds, phase="check")
-        self.silence.probes.append(result)  # type: ignore[arg-type] # as AnyProbeResult
+        self._keep(result)
         for raw in result.raw:
             (self._scratch / raw).unlink(missing_ok=True)
 

@@ -15,6 +15,7 @@ from urllib.parse import parse_qs
 
 from mmrepro.base.errors import UsageError
 from mmrepro.failure.documents import Certainty, LiveClass
+from mmrepro.live.watch.canary import CanaryVerdict
 from mmrepro.live.watch.health import STATES, CheckOutcome
 from mmrepro.live.watch.loop import ServerWatch
 from prometheus_client import CollectorRegistry, generate_latest
@@ -98,6 +99,11 @@ class _BoundedServer(ThreadingHTTPServer):
             self._until[request] = time.monotonic() + EXCHANGE_S
         super().process_request(request, client_address)
 
+    def allow(self, request: socket.socket, seconds: float) -> None:
+        """Give one exchange more time."""
+        with self._lock:
+            self._until[request] = time.monotonic() + seconds
+
     def shutdown_request(self, request: Any) -> None:
         with self._lock:
             self._until.pop(request, None)
@@ -146,10 +152,17 @@ def state(watch: ServerWatch) -> dict[str, Any]:
             "checks": {verdict.value: count for verdict, count in watch.counts.items()},
             "classes": {name.value: sure.value for name, sure in watch.classes.items()},
             "ranks": dict(last.ranks) if last else {},
+            "canary": _canary(watch),
             "incidents": watch.incidents,
             "diagnosis": None if finding is None else finding.sentence,
             "incident_dir": None if finding is None else str(finding.folder or ""),
         }
+
+
+def _canary(watch: ServerWatch) -> dict[str, int]:
+    """Rounds of the canary by what they showed."""
+    counts = watch.canary.counts if watch.canary is not None else {}
+    return {verdict.value: counts.get(verdict, 0) for verdict in CanaryVerdict}
 
 
 def states(watches: Mapping[str, ServerWatch]) -> dict[str, Any]:
@@ -192,6 +205,8 @@ class _Handler(BaseHTTPRequestHandler):
             chosen = {"": self.watches[names[0]]}
         if path == "/metrics":
             self._send(200, generate_latest(self.registry), PLAIN)
+        elif path == "/capture":
+            self._capture(chosen)
         elif path in ("/live", "/ready", "/"):
             known = states(chosen)
             fine = path == "/" or known[path[1:]]
@@ -199,6 +214,16 @@ class _Handler(BaseHTTPRequestHandler):
             self._send(200 if fine else 503, body)
         else:
             self._send(404, b'{"error": "there is /live, /ready, /metrics and /"}\n')
+
+    def _capture(self, watches: Mapping[str, ServerWatch]) -> None:
+        """Take the evidence before a preStop hook returns; of a server that answers
+        there is none."""
+        longest_s = max(watch.options.capture_s for watch in watches.values())
+        self.server.allow(self.request, longest_s + EXCHANGE_S)  # type: ignore[attr-defined]
+        taken = {}
+        for name, watch in watches.items():
+            taken[name] = watch.capture_now("asked for at /capture")
+        self._send(200, json.dumps({"captured": taken}).encode() + b"\n")
 
     do_HEAD = do_GET  # noqa: N815 - the name that the base class looks for
 
@@ -241,6 +266,9 @@ class _Metrics(Collector):
             for verdict in CheckOutcome:
                 count = found["checks"][verdict.value]
                 add("checks", "checks made", count, server, verdict=verdict.value)
+            for shown, count in found["canary"].items():
+                text = "rounds of the canary, by what they showed"
+                add("canary", text, count, server, verdict=shown)
             for kind in LiveClass:
                 text = "class of failure: 0 not named, 1 possible, 2 likely, 3 certain"
                 sure = CERTAINTIES.get(found["classes"].get(kind.value), 0)

@@ -15,11 +15,11 @@ import math
 import random
 import statistics
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Coroutine, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final, Literal, Protocol
+from typing import Any, Final, Literal, Protocol, TypeVar
 
 import psutil
 from mmrepro.base.errors import EngineStartError
@@ -41,6 +41,8 @@ from mmrepro.traffic.case import (
     Time,
     pictures,
 )
+
+T = TypeVar("T")
 
 _IDLE_S = 0.5
 """A recording is cut where nothing was sent for so long."""
@@ -455,9 +457,9 @@ class _Block:
             except _Broken as error:
                 raise _Broken(f"{side}: {error}") from error
 
-    async def _watched(self, work: object) -> dict[_Pass, int]:
+    async def _watched(self, work: Coroutine[Any, Any, T]) -> T:
         """``work``, until it ends or the session is cancelled."""
-        task = asyncio.ensure_future(work)  # type: ignore[call-overload]
+        task = asyncio.ensure_future(work)
         # Awaited in slices: a thread that waits sees no other thread's wish.
         while not (await asyncio.wait({task}, timeout=_WATCH_S))[0]:
             if self.player.cancelled:
@@ -465,16 +467,15 @@ class _Block:
                 await asyncio.gather(task, return_exceptions=True)
                 raise KeyboardInterrupt
 
-        return task.result()  # type: ignore[no-any-return]
+        return task.result()
 
-    async def _in_turn(self, sides: Mapping[UpgradeSide, _Served]) -> dict[_Pass, int]:
+    async def _in_turn(self, sides: Mapping[UpgradeSide, _Served]) -> None:
         """Part by part, A B B A."""
         first, second = (sides[side] for side in self.order)
         both = (first, second)
         for served in both:
             await served.warm_up()
 
-        done: dict[_Pass, int] = {}
         for which, operations in self.parts.items():
             spent = max(served.sample.spent for served in both)
             limit = spent + self.each_s[which]
@@ -483,7 +484,6 @@ class _Block:
                 for served in pair:
                     await served.perform(which, number, part)
 
-                done[which] = number + 1
                 # Only after both orders: else one side was first more often.
                 spent = min(served.sample.spent for served in both)
                 if number % 2 and spent >= limit:
@@ -491,8 +491,6 @@ class _Block:
 
         for served in both:
             await served.close()
-
-        return done
 
     async def _alone(
         self, served: _Served, counts: Mapping[_Pass, int]

@@ -10,9 +10,11 @@ from typing import Any, Literal, TypeAlias
 from mmrepro.engines.dialects import Dialect, dialect_of
 from mmrepro.engines.features import feature
 from mmrepro.engines.models import TINY
+from mmrepro.engines.parsers import RegisteredParsers
 from mmrepro.engines.plain import plain_server
 from mmrepro.search.fuzz.limits import ServerLimits, learning_case, narrowing_case
 from mmrepro.search.fuzz.requests import RESETS, STATIC, TILE, Maker
+from mmrepro.search.fuzz.spoken import parsers_of, spoken_case
 from mmrepro.search.fuzz.steering import (
     ADAPTERS,
     ONE_OF,
@@ -28,7 +30,7 @@ from mmrepro.search.oracle.adapters import adapter_of
 from mmrepro.search.oracle.reference import CHANGES, comparable
 from mmrepro.traffic.case import Barrier, Case, Image, Operation, Origin, ServerWanted
 
-_Kind: TypeAlias = Literal["learning", "mixed", "steady", "many"]
+_Kind: TypeAlias = Literal["learning", "mixed", "steady", "many", "scripts"]
 
 REQUESTS = 40
 """Of a mixed episode, about."""
@@ -106,6 +108,8 @@ class Episodes:
         apart: groups of switches with all of which no server starts.
         untried: once there are such groups, the switches without a server that started.
         modern: each episode's server has some of the engine's features besides.
+        parsers: of the release: each episode's model says scripts for some of them;
+            None: the model says what its weights say.
     """
 
     seed: int
@@ -120,6 +124,7 @@ class Episodes:
     untried: tuple[Switch, ...] = ()
     hazards: bool = False
     modern: bool = False
+    parsers: RegisteredParsers | None = None
 
     @property
     def dialect(self) -> Dialect:
@@ -127,7 +132,10 @@ class Episodes:
 
     def next(self, number: int) -> PlannedEpisode:
         """Plan episode ``number``; the first one, 0, learns the server's limits, and the
-        next ones do where the server does not tell what it does not serve."""
+        next ones do where the server does not tell what it does not serve. Of scripts
+        nothing is learnt."""
+        if self.parsers is not None:
+            return self._spoken(number, self.parsers)
         if number == 0:
             case = learning_case(self.server, pictures=self.pictures)
             return PlannedEpisode(0, "learning", case)
@@ -162,6 +170,12 @@ class Episodes:
 
         case = _with_features(self._titled(case, number), on)
         return PlannedEpisode(number, kind, case, tuple(sorted(on)))
+
+    def _spoken(self, number: int, parsers: RegisteredParsers) -> PlannedEpisode:
+        asked = parsers_of(number, parsers, self.seed)
+        random = Random(f"{self.seed}/{number}")  # noqa: S311
+        case = spoken_case(self.server, parsers, asked, random)
+        return PlannedEpisode(number, "scripts", case, origin=str(asked))
 
     def _switches(self, number: int, random: Random) -> set[Switch]:
         """Draw what an episode's requests and its server have."""

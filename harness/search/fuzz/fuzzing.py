@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from pathlib import Path
 
+from mmrepro.failure.documents.replay import Fuzz
 from mmrepro.search.fuzz import minimisations
 from mmrepro.search.fuzz.knowledge import EpisodeEnded
+from mmrepro.search.fuzz.options import FuzzCommand
 from mmrepro.search.fuzz.session import FuzzSession
+from mmrepro.search.replay.attempts import CaseSearch
+from mmrepro.search.replay.store import WriteReplay
 
 
 class Fuzzing(FuzzSession):
@@ -53,3 +58,18 @@ class Fuzzing(FuzzSession):
             self._playing.discard(number)
 
         minimisations.pursue(self, line)
+
+
+def session_of(
+    options: FuzzCommand,
+    *,
+    write: Callable[[Fuzz, Path], object],
+    write_replay: WriteReplay,
+) -> CaseSearch[Fuzz]:
+    """The session that is asked for: of one server, or of two that get the same
+    requests."""
+    if options.other is None:
+        return Fuzzing(options, write=write, write_replay=write_replay)
+    from mmrepro.search.fuzz.against import Comparing
+
+    return Comparing(options, write=write)

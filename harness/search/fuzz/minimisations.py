@@ -37,6 +37,7 @@ from mmrepro.search.fuzz.knowledge import (
 )
 from mmrepro.search.fuzz.limits import ServerLimits, learn, narrowed
 from mmrepro.search.fuzz.session import FuzzSession
+from mmrepro.search.fuzz.spoken import checked_forms
 from mmrepro.search.fuzz.steering import features
 from mmrepro.search.oracle.comparison import agreeing, compare_with_reference, compared
 from mmrepro.search.oracle.judged import OracleReport, alike
@@ -83,12 +84,15 @@ def play_episode(session: FuzzSession, planned: PlannedEpisode) -> EpisodeEnded:
 
     began, deadlines = time.monotonic(), session.deadlines
     options = PlayOptions(deadlines, blocks=planned.blocks)
-    is_first = planned.number == 0
-    result = session.tried(case, folder / "play", name, options, learning=is_first)
+    learns = planned.number == 0 and planned.kind == "learning"
+    result = session.tried(case, folder / "play", name, options, learning=learns)
     played = result.played
     assert played is not None
     note_server(session.fuzz, [folder / "play"])
-    judged = session.judged(case, played)
+    if planned.kind == "scripts":
+        case, judged = _judged_scripts(session, planned, played)
+    else:
+        judged = session.judged(case, played)
 
     silent = False
     known = session.known
@@ -126,10 +130,32 @@ def play_episode(session: FuzzSession, planned: PlannedEpisode) -> EpisodeEnded:
     )
     line = session.take(ended)
 
-    quiet = "nothing is wrong" if episode.state == "ended" else episode.state
+    quiet = "clean" if episode.state == "ended" else episode.state
     outcome, bad = bucket_words(episode.buckets) or quiet, bool(episode.buckets)
     session.report_ended(name, outcome, episode.seconds, f"{episode.new} new", bad=bad)
     return line
+
+
+def _judged_scripts(
+    session: FuzzSession, planned: PlannedEpisode, played: Played
+) -> tuple[Case, OracleReport]:
+    """The case, without what is expected of a form that its parsers do not have, and
+    what the oracles hold against its answers.
+
+    A server that does not start with a parser is no finding: most parsers want a
+    vocabulary or a model of their own."""
+    if played.state is PlayState.START_FAILED:
+        why = session.judged(planned.case, played)
+        said = why.sightings[0].said if why.sightings else "no reason was seen"
+        return planned.case, OracleReport(
+            unseen=[f"{planned.origin}: the server does not start with it: {said}"]
+        )
+    checked = checked_forms(planned.case, played)
+    if checked.unread:
+        session.keep_case(checked.case, session.episode_dir(planned.number))
+    unread = [f"{planned.origin}: {sentence}" for sentence in checked.unread]
+    judged = session.judged(checked.case, played)
+    return checked.case, OracleReport.of([judged, OracleReport(unseen=unread)])
 
 
 def _learnt_limits(
@@ -138,6 +164,8 @@ def _learnt_limits(
     """The server's limits, as they are known after an episode."""
     played = result.played
     assert played is not None
+    if planned.kind == "scripts":
+        return session.known.episodes.limits
     if planned.number == 0:
         return learn(session.options.server, played, log, result.looked.learnt)
     return narrowed(session.known.episodes.limits, played.evidence.requests)
@@ -335,7 +363,9 @@ def _led(session: FuzzSession, line: EpisodeEnded, new: Sequence[str]) -> Pursui
     case, _ = read_case(folder)
     straight = in_order(as_sent(case, line.seen))
     late = time.monotonic() >= session.until
-    if straight == case or line.silent or line.blocks or late:
+    # What a parser makes of a script hangs on no other request.
+    spoken = line.episode.kind == "scripts"
+    if straight == case or line.silent or line.blocks or late or spoken:
         return session.take(led)
 
     place, name = folder / _STRAIGHT, f"episode {number}, one after another"

@@ -9,7 +9,7 @@ from typing import ClassVar, Self
 
 from mmrepro.base import common_options as common
 from mmrepro.base.errors import UsageError
-from mmrepro.base.options import option
+from mmrepro.base.options import ENGINE, option
 from mmrepro.base.units import exact_duration
 from mmrepro.engines.dialects import dialect_of
 from mmrepro.engines.features import feature
@@ -101,7 +101,13 @@ class FuzzCommand(ServerCommand):
         "modern: speculation, LoRA, a KV connector and tools, in changing "
         "combinations.",
     )
-    blind: bool = option(False, "Name nothing, and keep no known failure away.")
+    scripts: bool = option(
+        False,
+        "Look for faults of parsers: a model says generated tool calls, thoughts and "
+        "texts, with each tool and reasoning parser that the release registers; texts "
+        "only, the engine's defaults.",
+    )
+    blind: bool = option(False, "Do not label or avoid known failures.")
     source: Path | None = option(
         None,
         (
@@ -111,6 +117,15 @@ class FuzzCommand(ServerCommand):
         "FILE",
         name="--from",
         names="record",
+    )
+    against: str = option(
+        "",
+        "Options of a second server, e.g. '--front rust', '--release 0.24.0' or "
+        "'--server-arg=--no-enable-prefix-caching': both get the same requests, and "
+        "each difference is a finding.",
+        "OPTIONS",
+        ENGINE,
+        runs_code=True,
     )
     budget_s: float = common.BUDGET(
         _BUDGET_S,
@@ -123,6 +138,9 @@ class FuzzCommand(ServerCommand):
         True,
         help="With --from: run the servers in a box, since others wrote what they get.",
     )
+
+    other: ServerWanted | None = None
+    """The second server of ``against``; code sets it."""
 
     @property
     def boxed(self) -> bool:
@@ -137,6 +155,22 @@ class FuzzCommand(ServerCommand):
                     "episode."
                 ),
                 hint="--budget 30m",
+            )
+        if self.scripts and self.source is not None:
+            raise UsageError(
+                "--scripts generates what is said: --from has requests of its own.",
+                hint="leave one of them out",
+            )
+        if self.scripts and self.against:
+            raise UsageError(
+                "--scripts holds answers against what a model said: --against holds "
+                "them against another server's.",
+                hint="leave one of them out",
+            )
+        if self.scripts and self.script is not None:
+            raise UsageError(
+                "--scripts generates what --script FILE would say.",
+                hint="leave one of them out",
             )
 
     def written(self) -> Self:
@@ -153,9 +187,17 @@ class FuzzCommand(ServerCommand):
             "server": self.server.model_dump_json(exclude_defaults=True),
             "--profile": self.profile,
             "--seed": str(self.seed),
+            "--scripts": "yes" if self.scripts else "",
             "--blind": "yes" if self.blind else "",
             "--from": str(self.source or ""),
             "--no-shrink": "" if self.shrink else "yes",
             "--repeat": str(self.repeat),
             "--device": self.on_gpu,
+            **self._other_decides,
         }
+
+    @property
+    def _other_decides(self) -> dict[str, str]:
+        if self.other is None:
+            return {}
+        return {"--against": self.other.model_dump_json(exclude_defaults=True)}

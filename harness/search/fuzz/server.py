@@ -14,6 +14,7 @@ from mmrepro.base.machine import is_file, is_folder, read_file, write_file
 from mmrepro.base.records import parsed
 from mmrepro.engines import get_engine
 from mmrepro.engines.dialects import dialect_of
+from mmrepro.engines.models import USUAL_SCRIPT_BASE
 from mmrepro.failure.documents.replay import EPISODES_FILE, FUZZ_FILE, Fuzz
 from mmrepro.search.fuzz.knowledge import EPISODES
 from mmrepro.search.fuzz.options import FuzzCommand, FuzzProfile, under
@@ -40,6 +41,7 @@ _KEPT: Mapping[str, tuple[str, Callable[[str], object]]] = {
     "repeat": ("--repeat", int),
     "source": ("--from", Path),
     "blind": ("--blind", bool),
+    "scripts": ("--scripts", bool),
 }
 """Options that a session which is continued keeps: what each is called where they are
 written down, and how it is read."""
@@ -62,9 +64,16 @@ def settled(asked: FuzzCommand) -> FuzzCommand:
     if budget_s and not asked.given("budget_s"):
         changes["budget_s"] = budget_s
     profile = changes.get("profile", asked.profile)
-    server = server_of(asked.engine, profile, asked.asked, kept.get("server", ""))
+    wanted = asked.asked
+    if changes.get("scripts", asked.scripts):
+        profile = changes["profile"] = FuzzProfile.PLAIN  # nothing is evicted
+        if wanted or not kept:
+            wanted = {"model": USUAL_SCRIPT_BASE, **wanted}
+    server = server_of(asked.engine, profile, wanted, kept.get("server", ""))
     if asked.resume is not None and not asked.asked:
         refuse_unlisted(server, asked.resume)
+    if asked.against:
+        server = _for_both(server)
     return replace(asked, server=server, **changes)
 
 
@@ -83,6 +92,36 @@ def server_of(
     wanted = ServerWanted.model_validate({**usual.model_dump(), **asked})
     adapter.environment_spec(wanted.release, "cpu")
     return under(profile, wanted, length_told="max_model_len" in asked)
+
+
+def _for_both(server: ServerWanted) -> ServerWanted:
+    """The server without what makes its answers tell more: not every front end has
+    these options, and what both sides tell is enough."""
+    tells = dialect_of(server.engine).tells
+    kept = [arg for arg in server.args if arg not in tells]
+    return server.model_copy(update={"args": kept})
+
+
+def other_side(asked: FuzzCommand, other: FuzzCommand) -> ServerWanted:
+    """The server of ``--against``: the first one's, but for what is said of it.
+
+    Args:
+        other: the words of ``--against`` as options of a command of their own.
+
+    Raises:
+        UsageError: the engine has no such release.
+    """
+    said, server = other.asked, asked.server
+    changes: dict[str, Any] = {}
+    for name in ("release", "model", "max_model_len"):
+        if name in said:
+            changes[name] = said[name]
+    # Options of the same name come last, and so win.
+    changes["args"] = [*server.args, *said.get("args", ())]
+    changes["env"] = {**server.env, **said.get("env", {})}
+    second = server.model_copy(update=changes)
+    get_engine(server.engine).environment_spec(second.release, "cpu")
+    return second
 
 
 def kept_options(folder: Path) -> tuple[dict[str, str], float | None]:

@@ -7,10 +7,14 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
-from mmrepro.base.machine import JournalHead, host_facts
+from mmrepro.base.errors import UsageError
+from mmrepro.base.machine import JournalHead, device_of, host_facts
 from mmrepro.base.records import Fidelity
-from mmrepro.campaign import Campaign, CampaignState, RunEnded
+from mmrepro.campaign import Campaign, CampaignState, Note, RunEnded
+from mmrepro.engines import spec_for
+from mmrepro.engines.environments import ensure
 from mmrepro.engines.models import TINY
+from mmrepro.engines.parsers import RegisteredParsers, registered_parsers
 from mmrepro.failure.documents import prepared_folder
 from mmrepro.failure.documents.replay import EPISODES_DIR, Fuzz
 from mmrepro.failure.documents.searches import begun
@@ -126,9 +130,8 @@ class FuzzSession(CaseSearch[Fuzz]):
         order = CaseRun("deadlines", "deadlines", self.servers)
         result = self.attempt(order)
         assert result.deadlines is not None
-        self.report_ended(
-            order.what, f"{result.deadlines.answer_s:.1f} s", result.seconds
-        )
+        answer_s = result.deadlines.answer_s
+        self.campaign.emit(Note(text=f"Deadline of an answer: {answer_s:.1f} s"))
         return result.deadlines
 
     def tried(
@@ -242,7 +245,20 @@ class FuzzSession(CaseSearch[Fuzz]):
             source=source.case,
             hazards=options.profile is FuzzProfile.HAZARDS,
             modern=options.profile is FuzzProfile.MODERN,
+            parsers=self._parsers() if options.scripts else None,
         )
+
+    def _parsers(self) -> RegisteredParsers:
+        """Parsers of the session's release. Raises UsageError: it registers none."""
+        server = self.options.server
+        spec = spec_for(server.engine, server.release, device_of(self.options.device))
+        registered = registered_parsers(server.engine, ensure(spec).site_packages)
+        if not registered.tools and not registered.reasoning:
+            raise UsageError(
+                f"{server.engine} {server.release} registers no parser that is known.",
+                hint="mmrepro fuzz vllm --scripts",
+            )
+        return registered.chosen(server.args)
 
     def _blank(self, source: FuzzSource) -> Fuzz:
         options = self.options

@@ -25,6 +25,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from mmrepro.base.records import FindingClass
+from mmrepro.base.units import count
 from mmrepro.engines import Engine, has_option
 from mmrepro.engines.features import paired
 from mmrepro.engines.models import FACTOR, TINY
@@ -398,7 +399,7 @@ def cache_bound(case: Case, played: Played, engine: Engine) -> OracleReport:
         unknown += not known
 
     unseen = [
-        f"Of {unknown} prompts it cannot be told what they share with earlier ones."
+        f"For {count(unknown, 'prompt')}, prefix sharing could not be determined."
     ]
     return OracleReport(
         sightings=_by_bucket(sightings), unseen=unseen if unknown else []

@@ -119,7 +119,7 @@ def death(case: Case, played: Played, engine: Engine) -> OracleReport:
         kind,
         loud_bucket(engine.name, kind, played.causes, played.frames, ended),
         _because(f"The server ended ({ended})", played),
-        "It goes on, whatever is sent.",
+        "The server keeps running, whatever a client sends.",
         by=played.stuck or lost,
     )
 

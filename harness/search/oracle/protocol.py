@@ -60,6 +60,10 @@ def protocol(case: Case, played: Played, engine: Engine) -> OracleReport:
                 continue  # the end of the server ended it
             broken.setdefault(kind, []).append((sent.op.id, said))
 
+    for sent in sent_of(case, played):
+        for kind, said in scripted.said_in_items(sent, case):
+            broken.setdefault(kind, []).append((sent.op.id, said))
+
     for ids, kind, said in _unequal(requests, case):
         broken.setdefault(kind, []).extend((id, said) for id in ids)
 
@@ -69,7 +73,11 @@ def protocol(case: Case, played: Played, engine: Engine) -> OracleReport:
         more = f" (and {len(ids) - 1} more)" if len(ids) > 1 else ""
         said = f"{ids[0]}{more}: {answers[0][1]}."
         expected = EXPECTED[kind]
-        sightings.append(sighting(FindingClass.PROTOCOL, kind, said, expected, by=ids))
+        parser = scripted.parser_of(kind, case)
+        bucket = f"{FindingClass.PROTOCOL}/{parser}/{kind}" if parser else kind
+        sightings.append(
+            sighting(FindingClass.PROTOCOL, bucket, said, expected, by=ids)
+        )
 
     return OracleReport(sightings=sightings)
 

@@ -19,7 +19,7 @@ from mmrepro.engines.models import (
 from mmrepro.search.oracle.judged import Sent
 from mmrepro.search.oracle.loud import GRAMMARS
 from mmrepro.traffic import TEXT_LIMIT
-from mmrepro.traffic.case import CHAT, Case
+from mmrepro.traffic.case import CHAT, Case, Operation
 from mmrepro.traffic.evidence import ChoiceSeen
 
 EXPECTED: Final = {
@@ -28,6 +28,8 @@ EXPECTED: Final = {
     "script-calls": "The calls are those that the model made.",
     "script-finish": "The reason is what ended the model's answer.",
     "script-tags": "No tag that a parser reads is in the content.",
+    "script-stream": "A stream has the parts of the whole answer of the same script.",
+    "script-usage": "The completion's tokens are those of the script.",
 }
 
 _OTHERWISE: Final = (
@@ -63,14 +65,43 @@ class _Spoken:
     Attributes:
         answer: the script.
         text: of it, as far as it comes, without what ends it.
-        finish: why it ends: ``stop`` or ``length``.
+        finish: why it ends: ``stop`` or ``length``; "": either may be told.
         stopped: by a stop string.
+        tokens: of it, without what ends it.
     """
 
     answer: ScriptedAnswer
     text: str
     finish: str
     stopped: bool = False
+    tokens: int = 0
+
+
+def script_of(sent: Sent, scripts: Scripts) -> ScriptedAnswer | None:
+    """The script that answers a request; None: that is not known."""
+    return scripts.chosen(chosen_by(sent.op))
+
+
+def misread(sent: Sent, answer: ScriptedAnswer) -> bool:
+    """Whether an answer is another one than a sound parser makes of its script."""
+    if not sent.record.answered or not sent.record.choices:
+        return True
+    choice = sent.record.choices[0]
+    if answer.calls is not None and _seen(choice) != _made(answer):
+        return True
+    parts = ((choice.text, answer.content), (choice.reasoning, answer.reasoning))
+    return any(
+        right is not None and part.strip() != right.strip() for part, right in parts
+    )
+
+
+def parser_of(kind: str, case: Case) -> str:
+    """The parser that a kind of finding is about; "": none reads the answers, or it is
+    about the server around them."""
+    if kind not in EXPECTED or kind in ("script-finish", "script-usage"):
+        return ""
+    tools, reasons = (option_of(case.server.args, name) for name in (_TOOLS, _REASONS))
+    return reasons if kind == "script-reasoning" or not tools else tools
 
 
 def said_by_script(sent: Sent, case: Case, engine: Engine) -> Iterator[tuple[str, str]]:
@@ -82,6 +113,7 @@ def said_by_script(sent: Sent, case: Case, engine: Engine) -> Iterator[tuple[str
     if spoken is None:
         return
     parsers = _parsers(sent, case)
+    yield from _used(sent, spoken)
     for choice in sent.record.choices:
         if parsers:
             yield from _parsed(choice, spoken, parsers, case, scripts)
@@ -91,7 +123,7 @@ def said_by_script(sent: Sent, case: Case, engine: Engine) -> Iterator[tuple[str
 
 def _spoken(sent: Sent, case: Case, scripts: Scripts) -> _Spoken | None:
     """What is said to a request; None: that is not known."""
-    body = _body(sent)
+    body = chosen_by(sent.op)
     answer = scripts.chosen(body)
     if answer is None or sent.parameter("skip_special_tokens", True) is not True:
         return None
@@ -118,16 +150,19 @@ def _spoken(sent: Sent, case: Case, scripts: Scripts) -> _Spoken | None:
         return None  # which one ends it depends on the tokens' borders
     if met:
         return _Spoken(answer, text.partition(met[0])[0], "stop", stopped=True)
-    return _Spoken(answer, text, "length" if is_cut else "stop")
+    finish = "length" if is_cut else "stop"
+    if limit == len(tokens) + 1:
+        finish = ""  # vLLM 0.11 looks at the length before it looks at the end
+    return _Spoken(answer, text, finish, tokens=len(kept))
 
 
-def _body(sent: Sent) -> dict[str, Any]:
-    """What of the request's body chooses a script."""
-    body = dict(sent.op.parameters)
-    if sent.op.prompt is not None:
-        body["prompt"] = sent.op.prompt
-    if sent.op.messages is not None:
-        body["messages"] = [_message(message) for message in sent.op.messages]
+def chosen_by(op: Operation) -> dict[str, Any]:
+    """What of a request's body chooses a script."""
+    body = dict(op.parameters)
+    if op.prompt is not None:
+        body["prompt"] = op.prompt
+    if op.messages is not None:
+        body["messages"] = [_message(message) for message in op.messages]
     return body
 
 
@@ -159,6 +194,111 @@ def _parsers(sent: Sent, case: Case) -> set[str]:
     return parsers
 
 
+def _used(sent: Sent, spoken: _Spoken) -> Iterator[tuple[str, str]]:
+    """Tokens that the usage counts, with or without the one that ends the answer."""
+    counted, said = sent.record.completion_tokens, spoken.tokens
+    if counted is None or spoken.stopped or sent.n > 1:
+        return
+    most = said if spoken.finish == "length" else said + 1
+    if not said <= counted <= most:
+        yield "script-usage", f"{counted} tokens in the usage, and {said} were said"
+
+
+# ------------------------------------------------- answers in items, and in blocks
+
+
+@dataclass(frozen=True)
+class _ItemForm:
+    """How an endpoint that answers in items words what ended an answer."""
+
+    limit: str
+    stopped: str
+    called: str
+    cut: str
+
+
+_ITEM_FORMS: Final = {
+    "/v1/responses": _ItemForm(
+        limit="max_output_tokens",
+        stopped="completed",
+        called="completed",
+        cut="incomplete",
+    ),
+    "/v1/messages": _ItemForm(
+        limit="max_tokens", stopped="end_turn", called="tool_use", cut="max_tokens"
+    ),
+}
+
+
+def said_in_items(sent: Sent, case: Case) -> Iterator[tuple[str, str]]:
+    """Hold an answer of ``/v1/responses`` or ``/v1/messages`` against what the model
+    said. Yields kinds and sentences."""
+    scripts, form = case.server.scripts, _ITEM_FORMS.get(sent.op.path)
+    record = sent.record
+    if scripts is None or form is None or record.status != 200 or record.error:
+        return
+    others = (*_OTHERWISE, "tool_choice", "reasoning", "thinking", "text")
+    if not record.choices or record.left or any(map(sent.parameter, others)):
+        return
+    answer = scripts.chosen(_items_asked(sent.op))
+    if answer is None or not answer.ends or _stops(sent):
+        return
+
+    choice = record.choices[0]
+    limit = sent.parameter(form.limit)
+    tokens = answer.script(scripts.shared).tokens(scripts.shared)
+    if isinstance(limit, int) and limit <= len(tokens):
+        if choice.finish_reason != form.cut:
+            said = f"it ended with {choice.finish_reason}, and for its length"
+            yield "script-finish", said
+        return
+    args = case.server.args
+    has_tools = bool(sent.parameter("tools")) and has_option(args, _TOOLS)
+    if answer.reasoning and not has_option(args, _REASONS):
+        return  # the thought stays in the text
+    if answer.calls and not has_tools:
+        return
+    # A client that did not ask for the thought may not be told it.
+    if answer.reasoning is not None and choice.reasoning:
+        yield from _held("reasoning", choice.reasoning, answer.reasoning)
+    if answer.content is not None:
+        yield from _held("text", choice.text, answer.content)
+    if answer.calls is None:
+        return
+    seen, right = _seen(choice), _made(answer)
+    if seen != right:
+        said = f"the calls are {_shown(seen)}, and {_shown(right)} were made"
+        yield "script-calls", said
+    wanted = form.called if right else form.stopped
+    if choice.finish_reason != wanted:
+        yield "script-finish", f"it ended with {choice.finish_reason}, and {wanted}"
+
+
+def _items_asked(op: Operation) -> dict[str, Any]:
+    """What of a request in items chooses a script, as a chat has it."""
+    body = chosen_by(op)
+    asked = body.pop("input", None)
+    if isinstance(asked, str):
+        body["messages"] = [{"role": "user", "content": asked}]
+    elif isinstance(asked, list):
+        body["messages"] = asked
+    kept: list[Any] = []
+    for message in body.get("messages") or []:
+        if not isinstance(message, dict) or not _is_text(message.get("content")):
+            return {}  # a call, its result or a picture: how it is put is not known
+        kept.append(message)
+    return {**body, "messages": kept}
+
+
+def _is_text(content: object) -> bool:
+    if isinstance(content, str):
+        return True
+    parts = content if isinstance(content, list) else []
+    return bool(parts) and all(
+        isinstance(part, dict) and isinstance(part.get("text"), str) for part in parts
+    )
+
+
 def _plain(
     sent: Sent, choice: ChoiceSeen, spoken: _Spoken, engine: Engine
 ) -> Iterator[tuple[str, str]]:
@@ -172,7 +312,7 @@ def _plain(
     text, right = choice.text.rstrip("\ufffd"), spoken.text.rstrip("\ufffd")
     if text != right and max(len(text), len(right)) < TEXT_LIMIT:
         yield "script-text", f"the text is {_shown(text)}, and {_shown(right)} was said"
-    if choice.finish_reason != spoken.finish:
+    if spoken.finish and choice.finish_reason != spoken.finish:
         said = f"it ended with {choice.finish_reason}, and for {spoken.finish}"
         yield "script-finish", said
 
@@ -192,7 +332,7 @@ def _parsed(
         if calls_begun and len(choice.tool_calls) <= 1 and reason != "length":
             yield "script-finish", f"it ended with {reason}, and for length"
         return
-    if spoken.stopped:
+    if spoken.stopped or not spoken.finish:
         return
     if _REASONS in parsers and answer.reasoning is not None:
         yield from _held("reasoning", choice.reasoning, answer.reasoning)
@@ -259,17 +399,37 @@ def said_otherwise(sent: Sent, other: Sent, case: Case) -> Iterator[tuple[str, s
     answered = sent.record.answered and other.record.answered
     if scripts is None or not (answered and sent.greedy and other.greedy):
         return
-    answer = scripts.chosen(_body(sent))
-    if answer is None or not answer.calls:
+    answer = script_of(sent, scripts)
+    if answer is None:
         return
     right = _made(answer)
     for choice, twin in zip(sent.record.choices, other.record.choices, strict=False):
         if "length" in (choice.finish_reason, twin.finish_reason):
             continue
+        if sent.op.stream != other.op.stream:
+            yield from _streamed_otherwise(choice, twin, answer)
+        if not answer.calls:
+            continue
         calls, others = _seen(choice), _seen(twin)
         if calls != others and right in (calls, others):
             said = f"the calls are {_shown(calls)} and {_shown(others)}"
             yield "script-calls", f"of one request {said}"
+
+
+def _streamed_otherwise(
+    choice: ChoiceSeen, twin: ChoiceSeen, answer: ScriptedAnswer
+) -> Iterator[tuple[str, str]]:
+    """Of a stream and a whole answer: the parts that nothing is told of.
+
+    Only where what a parser makes of the calls is beyond doubt: of half a call it may
+    have sent a part before it could know."""
+    if answer.calls is None:
+        return
+    for name, told in (("text", answer.content), ("reasoning", answer.reasoning)):
+        part, other = getattr(choice, name).strip(), getattr(twin, name).strip()
+        if told is None and part != other and max(len(part), len(other)) < TEXT_LIMIT:
+            said = f"of one script the {name} is {_shown(part)} and {_shown(other)}"
+            yield "script-stream", said
 
 
 def _made(answer: ScriptedAnswer) -> list[tuple[str, Any]]:

@@ -517,7 +517,7 @@ def name_of(facts: PlayFacts, budget: int) -> str:
 
 def attempt_ended(name: str, facts: PlayFacts, *, kept: bool) -> RunEnded:
     """The event of an attempt that has ended, now or in an earlier call."""
-    quiet = "nothing is wrong" if facts.state == "ended" else facts.state
+    quiet = "clean" if facts.state == "ended" else facts.state
     detail = ""
     if facts.error:
         detail = f"the one before it counts for nothing: {facts.error}"

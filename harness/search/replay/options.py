@@ -45,7 +45,7 @@ class ServerCommand(Command):
     script: Path | None = option(
         None,
         "What a tiny model says in place of random text: a file of scripts, or a text "
-        "(docs/verdicts.md#scripted-models).",
+        "(mmrepro help verdicts).",
         "FILE",
         ENGINE,
     )
@@ -203,7 +203,7 @@ class ReplayCommand(TrafficCommand):
         (),
         "What an answer shall be: status=4xx, text=REGEX, tokens=<=8, "
         "same-as=non-streamed … "
-        "(docs/replay.md); r2:… of one request. May be given several times.",
+        "(mmrepro help replay); r2:… of one request. May be given several times.",
         "[REQUEST:]NAME=VALUE",
     )
     budget: int = option(

@@ -121,7 +121,7 @@ class Replaying(CaseSearch[Replay]):
             raise UsageError(
                 "Each request of the case would make the server ask another machine or "
                 "read a file, and there is no box that keeps it from that.",
-                hint="leave --no-box out (docs/box.md)",
+                hint="leave --no-box out (mmrepro help box)",
             )
         left = case.keeping(kept)
         gone = {_ELSEWHERE: len(case.operations) - len(left.operations)}

@@ -12,7 +12,9 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any, NamedTuple, TypeVar
 
+from mmrepro.engines.models import ScriptedAnswer, Scripts
 from mmrepro.failure.documents.replay import Sighting
+from mmrepro.search.oracle.scripted import chosen_by
 from mmrepro.search.replay.store import Observation
 from mmrepro.traffic.case import (
     Case,
@@ -335,6 +337,8 @@ def changes(case: Case, seen: Observation) -> list[Simplification]:
         return _shorter(op, refused)
 
     offered = (
+        Simplification("only the scripts that are asked for", _asked_scripts),
+        Simplification("scripts in tokens as long as words", _scripts_in_words),
         Simplification("one request after another", in_order),
         Simplification(
             "no streams, and no client that goes away",
@@ -360,6 +364,53 @@ def _compared(case: Case) -> set[str]:
         if op.expect is not None and op.expect.same_as is not None:
             compared |= {op.id, op.expect.same_as}
     return compared
+
+
+def _asked_scripts(case: Case) -> Case:
+    """Without the scripts that no request is answered with."""
+    scripts = case.server.scripts
+    if scripts is None:
+        return case
+    asked: set[str] = set()
+    for op in case.operations:
+        answer = scripts.chosen(chosen_by(op))
+        if answer is None:
+            return case  # it may be any of them
+        asked.add(answer.name)
+    kept = [answer for answer in scripts.script if answer.name in asked]
+    return _saying(case, scripts, kept)
+
+
+def _scripts_in_words(case: Case) -> Case:
+    """The same texts, cut into tokens where words end: not inside a character, a tag
+    or a call."""
+    scripts = case.server.scripts
+    if scripts is None:
+        return case
+    kept: list[ScriptedAnswer] = []
+    for answer in scripts.script:
+        text = answer.script(scripts.shared).text
+        in_words = answer.model_copy(update={"text": text, "pieces": []})
+        same = in_words.script(scripts.shared) == answer.script(scripts.shared)
+        kept.append(answer if same else in_words)
+    return _saying(case, scripts, kept)
+
+
+def _saying(case: Case, scripts: Scripts, answers: list[ScriptedAnswer]) -> Case:
+    if not answers:
+        return case
+    said = scripts.model_copy(update={"script": answers})
+    server = case.server.model_copy(update={"scripts": said})
+    return case.model_copy(update={"server": server})
+
+
+def _patient(op: Operation) -> dict[str, Any]:
+    return {"stream": False, "leave": ""}
+
+
+def _bounding(op: Operation) -> dict[str, Any]:
+    kept = {name: value for name, value in op.parameters.items() if name in _KEPT}
+    return {"parameters": kept}
 
 
 def all_at_once(case: Case, seen: Observation) -> Simplification | None:

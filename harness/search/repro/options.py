@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import ClassVar, Self
 
 from mmrepro.base import common_options as common
+from mmrepro.base.errors import UsageError
 from mmrepro.base.options import LIMITS, option
 from mmrepro.search.replay.options import ReplayCommand
 
@@ -53,6 +54,25 @@ class ReproCommand(ReplayCommand):
         "Also replay what is found on this release; newest: of those here.",
         "RELEASE|newest",
     )
+    test_patch: Path | None = option(
+        None,
+        "With --source: also replay what is found on that tree with this patch.",
+        "FILE.diff",
+        name="--test-patch",
+    )
+    bisect: bool = option(
+        False,
+        "With --source, a git clone: name the commit that brought what is found, and "
+        "the one that mends it.",
+        name="--bisect/--no-bisect",
+    )
+    since: str = option(
+        "",
+        "With --bisect: the oldest commit that is looked at.",
+        "REV",
+        name="--bisect-since",
+        shown="500 commits before",
+    )
     container: str = option(
         "",
         "Run the client in a container of this image, with podman or docker.",
@@ -77,6 +97,17 @@ class ReproCommand(ReplayCommand):
         "files. --trust-report: run them as you, once you have read the report.",
         name="--box/--trust-report",
     )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.test_patch is not None and self.fixed:
+            raise UsageError("--test-patch and --fixed both say what is compared.")
+        # What repeats the command has the tree as a release.
+        if (self.test_patch or self.bisect) and not (self.tree or self.release):
+            option_ = "--bisect" if self.bisect else "--test-patch"
+            raise UsageError(
+                f"{option_} needs a git clone of the engine.", hint="--source DIR"
+            )
 
     def written(self) -> Self:
         """As it was asked for: the server follows from the report."""

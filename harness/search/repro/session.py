@@ -18,6 +18,7 @@ from mmrepro.base.machine import is_file, read_file, write_file
 from mmrepro.base.records import FindingClass
 from mmrepro.base.text import one_line
 from mmrepro.campaign import Campaign, CampaignState, Note, Spent
+from mmrepro.engines.features import shown_by
 from mmrepro.failure.documents.replay import (
     REPLAY_FILE,
     ClientEnd,
@@ -74,13 +75,11 @@ _EARLIER, _MAX_REPLAY = 200, 16 << 20
 """Replays among which the same failure is looked for, the newest; bytes of one."""
 _CLIENT_DIR: Final = "client"
 _RUN_FILE: Final = "client.json"
+_ASSERTED: Final = re.compile(r"device-side assert")
+"""A GPU's words for an index that is out of range, which is an exception on a CPU."""
 _CALLS_FILE: Final = "calls.jsonl"
 _ENGINE_STARTS_S = 240.0
 """For the start of an engine in a script's own process, besides its time limit."""
-_TRIED: Final = re.compile(r"device-side assert|v1/worker/gpu/")
-"""What a report says of a GPU, and a CPU may show as well: an index that is out of
-range, which is an exception there; code of vLLM's second model runner, which asks for
-Triton."""
 _NOT_SERVED: Final = frozenset({"401", "403", "404", "405"})
 """Statuses of a server that does not have what was asked for."""
 
@@ -151,8 +150,11 @@ class Reproducing(Replaying):
     def _needs_hardware(self) -> str:
         """Why nothing that is run on a CPU could confirm or refute the report; "":
         something could."""
-        hardware = self.facts.claim.hardware
-        if not hardware or _TRIED.search(hardware):
+        hardware, server = self.facts.claim.hardware, self.asked.server
+        if not hardware or _ASSERTED.search(hardware):
+            return ""
+        # Code of a feature that a CPU can have as well, such as another model runner.
+        if shown_by(server.engine, server.release, hardware):
             return ""
         return f"not testable here: the report has {hardware!r}, which needs a GPU"
 
@@ -242,7 +244,7 @@ class Reproducing(Replaying):
         """Run the client on a fresh server, with what is recorded in the folder
         ``name``."""
         assert self._wanted is not None
-        what = f"the client ({self.asked.client.shown}), which nobody vouches for"
+        what = f"the client ({self.asked.client.shown}; untrusted, sandboxed)"
         order = CaseRun(name, what, self.servers, name, client=self._wanted)
         return self.attempt(order)
 

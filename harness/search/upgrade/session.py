@@ -58,6 +58,7 @@ from mmrepro.runs import (
     metric_changes,
 )
 from mmrepro.runs.play import Measuring, PlayOptions
+from mmrepro.search.oracle import sides
 from mmrepro.search.oracle.reference import with_logprobs
 from mmrepro.search.replay.attempts import (
     PLAYED_FILE,
@@ -73,12 +74,10 @@ from mmrepro.search.replay.folder import (
 )
 from mmrepro.search.replay.known import server_wanted
 from mmrepro.search.upgrade import (
-    answers,
     catalogue,
     configuration,
     failures,
     help_text,
-    protocol,
     starts,
 )
 from mmrepro.search.upgrade.options import UpgradeCommand
@@ -86,7 +85,6 @@ from mmrepro.traffic.capture import read_capture
 from mmrepro.traffic.case import (
     Case,
     Played,
-    PlayState,
     ServerWanted,
     case_digest,
     read_case,
@@ -208,7 +206,9 @@ class Upgrading(CaseSearch[Upgrade]):
             if all(run.started for run in self._both()):
                 self._measure()
         except Spent:
-            self._limit("the time was over (--budget) before all was settled")
+            self._limit(
+                "the time budget (--budget) ended before every comparison was decided"
+            )
 
     def _deadlines(self) -> Deadlines:
         """Those of an earlier call, or measured now on a server of its own."""
@@ -282,20 +282,17 @@ class Upgrading(CaseSearch[Upgrade]):
         played, folder = result.played, self.folder / result.place
         assert played is not None
         (folder / PLAYED_FILE).write_text(played.model_dump_json(), encoding="utf-8")
-        fields: dict[str, dict[str, list[str]]] = {}
-        for id, body in played.bodies.items():
-            fields[id] = protocol.fields_of(body.encode(), played.headers.get(id))
-        run = SideRun(
-            side=side,
-            index=index,
-            state=played.state,
-            error="" if played.state is PlayState.ENDED else played.said,
-            start_s=played.start_s,
+        sightings = self.judged(case, played).sightings
+        whole = sides.side_run(
+            side,
+            index,
+            played,
             seconds=result.seconds,
-            sightings=self.judged(case, played).sightings,
-            fields=fields,
             folder=result.place,
+            sightings=sightings,
         )
+        # The journal names the file: what was played is read back from it.
+        run = whole.model_copy(update={"played": None})
         if index == 1:  # a server's options do not change from start to start
             run.config = configuration.of_log(folder / played.log_file)
             run.options = self.listed_options(side)
@@ -467,10 +464,7 @@ class Upgrading(CaseSearch[Upgrade]):
         old, new = self.runs["old"], self.runs["new"]
         if not (old and new):
             return []
-        known = [
-            *answers.compare(old, new, case=self.case),
-            *protocol.compare(old, new, case=self.case),
-        ]
+        known = sides.compare(old, new, case=self.case)
         return [
             *starts.compare(
                 old, new, old_server=self.sides["old"], new_server=self.sides["new"]

@@ -7,12 +7,14 @@ of the recordings in ``tests/evidence`` and of ledgers by ``tests/evidence/recor
 from __future__ import annotations
 
 import json
+import re
 import shlex
 from collections.abc import Iterable, Iterator, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Final, Literal, TypeVar
 
+from mmrepro.base.common_options import FEATURE_OPTIONS
 from mmrepro.base.errors import InfrastructureError
 from mmrepro.base.machine import read_file
 from mmrepro.base.records import Fidelity, Moment, Record, Unfit, parsed
@@ -29,6 +31,10 @@ _VERSION: Final = 1
 _MAX_BYTES: Final = 8 << 20
 _CHANGES: Final = ("--mitigation", "--flip", "--server-arg", "--option")
 """Options of ``mmrepro run`` that make another experiment of a scenario."""
+_PAIR: Final = re.compile(
+    rf"\{{feature:((?:{'|'.join(FEATURE_OPTIONS.values())})[\w.]+)\}}$"
+)
+"""A change by --runner or --front."""
 UPGRADE: Final = "release"
 """The mitigation that is another release: a plain run of that one."""
 ON_GPU: Final = (Fidelity.GPU, Fidelity.GPU_STAND_IN)
@@ -55,6 +61,13 @@ class RecordedRun(Record):
             )
         ),
     ] = None
+    runner: Annotated[
+        str,
+        Field(
+            description="model runner and front end that ran, as its log shows them; "
+            "empty: not known"
+        ),
+    ] = ""
     source: Annotated[
         str, Field(description="where the run is kept, in mmrepro's repository")
     ] = ""
@@ -63,6 +76,20 @@ class RecordedRun(Record):
     def plain(self) -> bool:
         """The scenario as it is declared, on that release."""
         return not self.changes and set(self.mitigations) <= {UPGRADE}
+
+    @property
+    def asked_pair(self) -> str:
+        """The model runner and front end that were asked for, where nothing else makes
+        it another experiment; "": none was."""
+        if not self.changes or not set(self.mitigations) <= {UPGRADE}:
+            return ""
+        asked = []
+        for change in self.changes:
+            match = _PAIR.search(change)
+            if match is None:
+                return ""
+            asked.append(match[1])
+        return self.runner or ", ".join(asked)
 
     @property
     def version(self) -> Version:
@@ -144,6 +171,7 @@ def of_incident(incident: Incident, source: str) -> RecordedRun | None:
         mitigations=sorted(mitigation.name for mitigation in applied),
         changes=list(_changes(command)),
         helped=helped,
+        runner=engine.runner,
         source=source,
     )
 

@@ -74,6 +74,19 @@ class RecordedScenario:
         asked = Version(release)
         return [run for run in self.plain if _is_build_of(run.version, asked)]
 
+    def other_pairs(self, release: str = "") -> dict[str, list[RecordedRun]]:
+        """Runs with a model runner or front end that was asked for, by what it was.
+
+        Args:
+            release: whose they are; "": all.
+        """
+        asked = Version(release) if release else None
+        runs: dict[str, list[RecordedRun]] = {}
+        for run in _by_version(run for run in self.runs if run.asked_pair):
+            if asked is None or _is_build_of(run.version, asked):
+                runs.setdefault(run.asked_pair, []).append(run)
+        return runs
+
     def cures(self) -> list[MitigationRecord]:
         """Each mitigation of the scenario, with what was seen of it."""
         records = []
@@ -244,6 +257,20 @@ class Standing(Record):
     at: Annotated[datetime | None, Field(description="when the last of them began")] = (
         None
     )
+    runner: Annotated[
+        str,
+        Field(
+            description="model runner and front end of the last of them; empty: not "
+            "known"
+        ),
+    ] = ""
+    other_pairs: Annotated[
+        dict[str, str],
+        Field(
+            description="of runs there with another model runner or front end: what "
+            "it was, and their outcome"
+        ),
+    ] = {}
     alive: Annotated[
         bool | None,
         Field(description="seen there; false: run there and not seen; null: unknown"),
@@ -317,7 +344,10 @@ def _standing(failure: RecordedScenario, newest: str) -> Standing:
         runs=len(there),
         reproduced=len(reproduced),
         at=_last_start(there),
+        runner=there[-1].runner if there else "",
     )
+    for pair, runs in failure.other_pairs(newest).items():
+        standing.other_pairs[pair] = _outcome(runs)
     if standing.reproduced:
         standing.alive = True
     elif standing.outcome == Outcome.NOT_REPRODUCED:
@@ -433,6 +463,12 @@ def releases(failure: RecordedScenario) -> str:
         of_outcome = failure.releases(outcome)
         if of_outcome:
             seen.append(f"{words}: {', '.join(of_outcome)}")
+
+    for pair, runs in failure.other_pairs().items():
+        for words, outcome in _SEEN:
+            of_outcome = _releases(run for run in runs if run.outcome is outcome)
+            if of_outcome:
+                seen.append(f"{words} with {pair}: {', '.join(of_outcome)}")
 
     if failure.on_gpu:
         no = "not " if failure.scenario.spares("cuda") else ""

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 from matrix_nights import FakeTrials, planned
 from mmrepro.base.errors import InfrastructureError, NoPlaceLeft, PlaceLost, UsageError
+from mmrepro.base.installed import install_command
 from mmrepro.campaign.cluster import machines as module, remote
 from mmrepro.campaign.cluster.machines import Machines, connected, label, lost_because
 from mmrepro.campaign.cluster.remote import (
@@ -483,7 +484,7 @@ def test_without_ray_one_sentence_says_what_to_install(
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(UsageError) as caught, connected("auto"):
         pass
-    assert caught.value.hint == "pip install 'mmrepro[cluster]'"
+    assert caught.value.hint == install_command("cluster")
 
 
 @pytest.mark.parametrize(

@@ -65,6 +65,24 @@ BEGUN = (
 READY = f"{FRONT} INFO:     Application startup complete.\n"
 
 
+RUST = "\x1b[0;36m(RustFrontend pid=9940)\x1b[0m"
+RUST_READY = (
+    f"{RUST} \x1b[32mINFO\x1b[0m \x1b[90m{DAY} 08:31:30\x1b[0m "
+    "\x1b[90m[server/src/lib.rs:156]\x1b[0m starting OpenAI server "
+    "\x1b[3mbind_address\x1b[0m\x1b[2m=\x1b[0m127.0.0.1:8000 "
+    "\x1b[3mmodel\x1b[0m\x1b[2m=\x1b[0mtiny\n"
+)
+
+
+def rust_stats(at: str, generation: str, running: int) -> str:
+    return (
+        f"{RUST} \x1b[32mINFO\x1b[0m \x1b[90m{DAY} {at}\x1b[0m "
+        f"\x1b[90m[log_stats.rs:153]\x1b[0m Avg prompt tput: 0.0 toks/s, Avg "
+        f"generation tput: {generation} toks/s, Reqs Running: {running}, Waiting: 0, "
+        "GPU KV cache used: 0.5%, Prefix cache hit rate: 0.0%\n"
+    )
+
+
 def logged(
     who: str, source: str, *lines: str, at: str = "08:41:33", level: str = "ERROR"
 ) -> str:
@@ -1403,6 +1421,73 @@ SHAPES: tuple[Shape, ...] = (
             for n in range(4, 8)
         ),
         engine="sglang",
+    ),
+    Shape(
+        "vllm-rs that is ready",
+        C.ALIVE,
+        BEGUN + RUST_READY,
+        process="RustFrontend",
+    ),
+    Shape(
+        "vllm-rs that is told to go, while its engine goes on",
+        C.KILLED_BY_SIGNAL,
+        BEGUN
+        + RUST_READY
+        + rust_stats("08:40:00", "88.1", 2)
+        + RUST_READY.partition("[server/src")[0].replace("08:31:30", "08:40:06")
+        + "[cmd/src/main.rs:72]\x1b[0m received shutdown signal (SIGTERM), shutting "
+        "down...\n",
+        process="RustFrontend",
+    ),
+    Shape(
+        "vllm-rs that is killed",
+        C.KILLED_BY_SIGNAL,
+        BEGUN
+        + RUST_READY
+        + f"ERROR {DAY} 08:40:07 [utils.py:552] Exception occurred while running API "
+        "servers: Process RustFrontend (PID: 13238) died with exit code -9\n",
+        process="RustFrontend pid=13238",
+    ),
+    Shape(
+        "vllm-rs whose requests stand still",
+        C.HANG,
+        BEGUN
+        + RUST_READY
+        + rust_stats("08:40:00", "88.1", 2)
+        + "".join(rust_stats(f"08:40:{n}0", "0.0", 2) for n in range(1, 6)),
+        process="RustFrontend",
+    ),
+    Shape(
+        "a request that vllm-rs lets through ends the thread that takes requests",
+        C.KILLED_BY_INPUT,
+        BEGUN
+        + RUST_READY
+        + "".join(
+            f"{CORE} {line}\n"
+            for line in (
+                "Exception in thread Thread-1 (process_input_sockets):",
+                *trace(
+                    "vllm.exceptions.VLLMValidationError: temperature must be "
+                    "non-negative, got -1.5. (parameter=temperature, value=-1.5)",
+                    ("vllm/sampling_params.py", "__post_init__", "self._verify_args()"),
+                ),
+                "",
+                "The above exception was the direct cause of the following exception:",
+                "",
+                *trace(
+                    "msgspec.ValidationError: temperature must be non-negative, got "
+                    "-1.5. (parameter=temperature, value=-1.5) - at `$[3]`",
+                    (
+                        "vllm/v1/engine/core.py",
+                        "process_input_sockets",
+                        "req: EngineCoreRequest = add_request_decoder.decode("
+                        "data_frames)",
+                    ),
+                ),
+            )
+        ),
+        exception="VLLMValidationError",
+        process="EngineCore",
     ),
     Shape(
         "a py-spy dump",

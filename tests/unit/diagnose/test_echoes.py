@@ -8,7 +8,7 @@ from mmrepro.engines.starts import Asked, StartFault, start_cause
 from mmrepro.failure.documents.cause import LogReading
 from mmrepro.live.diagnose.log_reading import read_logs
 from mmrepro.probes.log_reader import LineReader
-from mmrepro.reports.logs import cause_rows
+from mmrepro.reports.logs import fact_rows
 
 FRONT = "(APIServer pid=71) ERROR 03-09 08:41:34 [async_llm.py:704] "
 DEAD = (
@@ -51,11 +51,38 @@ def answer(log: Path, text: str) -> tuple[str, str]:
 @pytest.mark.parametrize("cut", [0, 2, 3, 4])
 def test_a_paste_of_the_echo_alone(log: Path, cut: int) -> None:
     """However much of its head is missing."""
-    found = read(log, "".join(ECHO.splitlines(keepends=True)[cut:])).cause
+    reading = read(log, "".join(ECHO.splitlines(keepends=True)[cut:]))
+    found, facts = reading.cause, reading.facts
     assert (found.name.value, found.certainty.value) == ("unknown", "possible")
     assert "logged before" in found.sentence
     assert found.exception == DEAD
-    assert "--previous" in found.advice[0]
+    assert facts is not None
+    assert (facts.state, facts.echo) == ("dead", True)
+    assert facts.fetch.startswith("grep -n")
+    assert facts.fetch in found.advice[0]
+
+
+@pytest.mark.parametrize(
+    ("before", "command"),
+    [
+        ("[pod/qwen-0/engine] ", "kubectl logs --previous qwen-0 -c engine"),
+        ("Nov 20 10:00:00 gpu7 vllm[41]: ", "journalctl -u vllm -b --no-pager"),
+        ("engine-1  | ", "docker compose logs --no-log-prefix engine"),
+        ("2026-11-20T10:00:00.123Z stderr F ", "kubectl logs --previous POD"),
+        (
+            "(RayWorkerWrapper pid=9, ip=10.0.0.7) ",
+            "ssh 10.0.0.7 'tail -n 200 /tmp/ray/session_latest/logs/worker-*-9.err'",
+        ),
+    ],
+)
+def test_the_command_that_gets_the_cause_is_of_the_wrapping(
+    log: Path, before: str, command: str
+) -> None:
+    text = "".join(f"{before}{line}" for line in ECHO.splitlines(keepends=True))
+    facts = read(log, text).facts
+    assert facts is not None
+    assert facts.echo
+    assert facts.fetch.startswith(command)
 
 
 def test_a_server_whose_work_was_seen_died_without_a_word(log: Path) -> None:
@@ -72,7 +99,9 @@ def test_what_stands_below_an_error_of_a_gpu(log: Path, echo: str) -> None:
 def test_of_a_server_that_works_nothing_is_the_first_to_fail(log: Path) -> None:
     found = read(log, WORKED * 2)
     assert found.cause.name.value == "alive"
-    assert "first to fail" not in dict(cause_rows(found.cause))
+    assert found.facts is not None
+    assert found.facts.state == "alive"
+    assert {name for name, _ in fact_rows(found.facts, "vllm", "")} == {"server"}
 
 
 def test_unknown_errors_are_shown(log: Path) -> None:

@@ -144,10 +144,7 @@ def test_several_are_unwell_and_one_answers() -> None:
 def test_all_are_unwell() -> None:
     found = fleet(looked(1, ServerState.FROZEN), looked(2, ServerState.FROZEN))
     assert (found.state, found.exit_code) == (FleetState.ALL_UNWELL, 1)
-    assert (
-        found.sentence
-        == "All 2 servers are unwell: frozen, and where could not be seen."
-    )
+    assert found.sentence == "All 2 servers are unwell: frozen."
     assert "127.0.0.1:2: dead" in fleet(looked(1, ServerState.FROZEN), dead(2)).sentence
     alone = fleet(
         looked(1, ServerState.FROZEN, command=PREFILL), looked(2, command=DECODE)

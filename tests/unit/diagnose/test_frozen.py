@@ -57,12 +57,12 @@ def test_a_loop_in_python_has_the_gil_in_half_of_the_samples() -> None:
     less = engine(mixed(True, False, False, False), use(98.0))
     assert less.state is ServerState.FROZEN_NATIVE
     assert half.sentence == (
-        "EngineCore is frozen in Python code: matmul (layer.py:7), in thread "
-        "'MainThread', which computes without end and keeps the GIL."
+        "EngineCore is stuck in an endless loop in matmul (layer.py:7). Its thread "
+        "'MainThread' uses CPU and never releases the GIL."
     )
     assert less.sentence == (
-        "EngineCore is frozen in native code called from matmul (layer.py:7): it "
-        "computes without end, outside the GIL."
+        "EngineCore is stuck in native code called from matmul (layer.py:7): it "
+        "uses CPU without end and does not hold the GIL."
     )
     assert half.why == [
         "seen",
@@ -241,6 +241,52 @@ def test_a_hot_thread_without_an_id_is_not_taken_for_every_thread() -> None:
     nobody.processes[0].busiest = []
     waits = five(thread(IDLE, tid=None, active=False))  # type: ignore[arg-type]
     assert engine(waits, nobody).state is ServerState.NOT_RECEIVING
+
+
+# ---------------------------------------------------------------- a thread has ended
+
+MAIN = thread(IDLE, active=False)
+SENDS = thread(
+    frames("get queue.py:171", "process_output_sockets core.py:1580"),
+    name="Thread-2 (process_output_sockets)",
+    tid=2,
+    active=False,
+)
+TAKES = thread(
+    frames("poll zmq.py:1", "process_input_sockets core.py:1520"),
+    name="Thread-1 (process_input_sockets)",
+    tid=1,
+    active=False,
+)
+
+
+def test_a_core_without_the_thread_that_takes_requests_receives_none() -> None:
+    left = frozen.deaf(view(five(MAIN, SENDS)), ["seen"])
+    assert left is not None
+    assert (left.state, left.process) == (ServerState.NOT_RECEIVING, "EngineCore")
+    assert "its thread process_input_sockets has ended" in left.sentence
+    silent = engine(*still(), five(MAIN, SENDS), use(1.0))
+    assert silent.sentence == left.sentence
+
+
+def test_a_core_that_was_told_to_go_is_ending() -> None:
+    going = frames(
+        "cleanup_dist_env_and_memory vllm/distributed/parallel_state.py:2084",
+        "EngineCore.shutdown vllm/v1/engine/core.py:625",
+        "EngineCoreProc.run_engine_core vllm/v1/engine/core.py:1206",
+    )
+    told = engine(*still(), five(thread(going)), use(6.0))
+    assert (told.state, told.process) == (ServerState.PART_DEAD, "EngineCore")
+    assert told.frames[0].function == "cleanup_dist_env_and_memory"
+    other = frames("shutdown queue.py:3", "step core.py:3")
+    assert engine(*still(), five(thread(other)), use(6.0)).state is not told.state
+
+
+def test_threads_that_a_release_calls_otherwise_have_not_ended() -> None:
+    assert frozen.deaf(view(five(MAIN, SENDS, TAKES)), []) is None
+    assert frozen.deaf(view(five(MAIN)), []) is None
+    assert frozen.deaf(view(five(MAIN, SENDS), engine="sglang"), []) is None
+    assert frozen.deaf(view(), []) is None
 
 
 # ---------------------------------------------------------------- nothing stands still

@@ -8,10 +8,15 @@ from typing import Any
 import pytest
 from hypothesis import given, strategies as st
 from made_up import http, metrics
-from mmrepro.failure.documents.diagnosis import COULD_NOT_TELL, ServerState, TargetFacts
+from mmrepro.failure.documents.diagnosis import (
+    COULD_NOT_TELL,
+    ServerState,
+    TargetFacts,
+    TargetProcess,
+)
 from mmrepro.failure.signature.live_server import CORE_ALIVE
 from mmrepro.live.diagnose.general import assess, at_once, suspicious
-from mmrepro.probes.data import AnyProbeData
+from mmrepro.probes.data import AnyProbeData, MetricSample, MetricsData, SyscallsData
 from mmrepro.traffic.evidence import Evidence
 from seen import (
     CORE,
@@ -357,6 +362,117 @@ def test_exit_codes_signals_tracers_and_the_oom_killer_are_said() -> None:
     assert "cannot be seen" in " ".join(assess(killed, facts).why)
     traced = assess(evidence(**{f"tracer:{CORE}": 77}), target(states="St"))
     assert "process 77" in " ".join([*traced.why, *traced.advice])
+
+
+def test_a_front_that_fails_each_request_beside_a_core_that_ends() -> None:
+    fatal = failed(
+        500,
+        'HTTP 500: {"error":{"message":"engine-core error: engine core reported fatal '
+        'failure","type":"server_error","code":"server_error"}}',
+    )
+    place = "EngineCore.shutdown vllm/v1/engine/core.py:625"
+    stands = [[thread(frames("wait threading.py:320", place))]] * 3
+    told = assess(evidence(http(503, 200), fatal, sampled(*stands)), target())
+    assert (told.state, told.process) == (ServerState.PART_DEAD, "EngineCore")
+    alone = assess(evidence(http(503, 200), fatal), target())
+    assert alone.state is ServerState.FAILING
+
+
+def test_a_front_program_that_answers_nothing_is_named_with_its_threads() -> None:
+    whole = processes_of("python", "EngineCore", "RustFrontend")
+    pid = whole[2].pid
+    calls = SyscallsData(
+        pid=pid,
+        method="proc",
+        window_s=1,
+        user_pct=0,
+        system_pct=0,
+        verdict="blocked",
+        why="as measured",
+        waits={pid: "futex", pid + 1: "futex", pid + 2: "epoll_wait"},
+    )
+    mute = evidence(http(None, None), SILENCE, calls)
+    told = assess(mute, target(processes=whole, front_role="RustFrontend"))
+    assert (told.state, told.process) == (ServerState.FRONT_FROZEN, "RustFrontend")
+    words = "threads of RustFrontend wait: 1 in epoll_wait, 2 in futex"
+    assert words in told.why
+
+
+def turned_away(count: float) -> MetricsData:
+    read = metrics()
+    name = "vllm:admission_rejections_total"
+    read.samples.append(
+        MetricSample(name=name, labels={"reason": "max_num_queued_reqs"}, value=count)
+    )
+    return read
+
+
+def test_a_queue_that_is_full_is_no_server_that_starts() -> None:
+    form = '{{"error":{{"message":"{}","type":"ServiceUnavailableError","code":503}}}}'
+    words = "The engine is currently busy and cannot accept new requests."
+    full = failed(503, f"HTTP 503: {form.format(words)}")
+    told = assess(evidence(GREEN, full), target())
+    assert told.state is ServerState.OVERLOADED
+    assert "as many wait as its limit allows" in told.sentence
+
+    other = failed(503, f"HTTP 503: {form.format('other words')}")
+    counted = evidence(GREEN, turned_away(3), turned_away(4), other)
+    assert assess(counted, target()).state is ServerState.OVERLOADED
+    still_three = evidence(GREEN, turned_away(3), turned_away(3), other)
+    assert assess(still_three, target()).state is ServerState.NOT_READY
+
+
+def test_an_engine_that_waits_for_an_instruction_is_not_dead() -> None:
+    status = http(200, 200)
+    status.answers[1].path = "/fault_tolerance/status"
+    status.answers[1].body = '{"engines": [{"id": 0, "status": "unhealthy"}]}'
+    told = assess(evidence(status, SILENCE), target())
+    assert (told.state, told.process) == (ServerState.FAILING, "EngineCore")
+    assert "it is not dead" in told.sentence
+    status.answers[1].body = '{"engines": [{"id": 0, "status": "healthy"}]}'
+    other = assess(evidence(status, SILENCE), target())
+    assert "waits for an instruction" not in other.sentence
+
+
+RUST = {"front_role": "RustFrontend"}
+FRONT_DIED = log("Process RustFrontend (PID: 27842) died with exit code -9")
+FRONT_DIED.matches = {"front-died": FRONT_DIED.errors}
+
+
+def processes_of(*roles: str) -> list[TargetProcess]:
+    """With a state behind a colon."""
+    listed = []
+    for number, role in enumerate(roles, FRONT):
+        name, _, state = role.partition(":")
+        process = TargetProcess(
+            pid=number, ppid=1, role=name, name=name, state=state or "S"
+        )
+        listed.append(process)
+    return listed
+
+
+def test_a_front_program_that_has_ended_is_dead_while_its_launcher_listens() -> None:
+    left = processes_of("python", "EngineCore", "Worker")
+    mute = assess(evidence(SILENCE), target(processes=left, **RUST))
+    assert (mute.state, mute.process) == (ServerState.PART_DEAD, "RustFrontend")
+    zombie = processes_of("python", "EngineCore", "RustFrontend:Z")
+    ended = assess(
+        evidence(**{f"exit:{FRONT + 2}": 9}), target(processes=zombie, **RUST)
+    )
+    assert "killed by signal 9" in " ".join(ended.why)
+    # It ends the others, where it has noticed.
+    alone = target(processes=processes_of("python"), **RUST)
+    assert assess(evidence(FRONT_DIED), alone).process == "RustFrontend"
+    assert assess(evidence(), alone).process != "RustFrontend"
+
+
+def test_a_front_program_that_lives_or_is_not_there_yet_is_not_dead() -> None:
+    whole = processes_of("python", "EngineCore", "RustFrontend")
+    assert at_once(evidence(), target(processes=whole, **RUST)) is None
+    early = processes_of("python", "resource_tracker")
+    assert at_once(evidence(), target(processes=early, **RUST)) is None
+    left = processes_of("python", "EngineCore")
+    assert at_once(evidence(), target(processes=left)) is None
 
 
 def test_a_hidden_exit_code_is_not_called_zero() -> None:

@@ -191,7 +191,7 @@ def test_a_dead_core_behind_a_living_front() -> None:
     assert part.why == [
         f"EngineCore (pid {CORE}): killed by signal 9",
         "the kernel's OOM killer was at work: Killed process 1764 (python)",
-        "its front says: /health 200, /v1/models 200",
+        "the API server reports /health 200, /v1/models 200",
         "its log says at ?: EngineDeadError",
         "first error in its log: EngineDeadError",
     ]
@@ -261,7 +261,7 @@ def test_a_healthy_answer() -> None:
     quiet = said(GREEN, *still(), answer(0.1))
     took = "a request of a few tokens was answered in 0.10 s"
     assert quiet.sentence == f"Healthy: {took}."
-    assert quiet.why == [took, "its front says: /health 200, /v1/models 200"]
+    assert quiet.why == [took, "the API server reports /health 200, /v1/models 200"]
     busy = said(GREEN, *still(running=1), answer(0.1))
     assert busy.why[1].startswith("running 1 → 1")
     assert said(answer()).why == ["a request of a few tokens was answered in 0.10 s"]
@@ -272,14 +272,14 @@ def test_answers_beside_endpoints_that_are_late_or_unwell() -> None:
     assert late.sentence == (
         "Requests are answered, but /health and /v1/models gave no answer in time."
     )
-    assert late.why[1] == "its front says: /health late, /v1/models late"
+    assert late.why[1] == "the API server reports /health late, /v1/models late"
     assert len(late.why) == 3
     unwell = said(http(503, 200), answer(0.1))
     assert (
         unwell.sentence
         == "Requests are answered, but an endpoint says that it is not well."
     )
-    assert unwell.why[1] == "its front says: /health 503, /v1/models 200"
+    assert unwell.why[1] == "the API server reports /health 503, /v1/models 200"
 
 
 def test_an_answer_that_is_none() -> None:
@@ -296,7 +296,7 @@ def test_requests_that_fail() -> None:
     assert error.sentence == "It is up, but a small valid request fails: HTTP 500."
     assert error.why == [
         "e" * 300,
-        "its front says: /health 200, /v1/models 200",
+        "the API server reports /health 200, /v1/models 200",
         "first error in its log: boom",
     ]
     broken = said(GREEN, failed(None, "reset"))
@@ -321,7 +321,7 @@ def test_the_observations_of_a_silent_server() -> None:
     silent = said(GREEN, *still(running=1), SILENCE, use(1.0))
     assert silent.why[:3] == [
         "a small request got no answer in 15.1 s",
-        "its front says: /health 200, /v1/models 200",
+        "the API server reports /health 200, /v1/models 200",
         "running 1 → 1, waiting 0 → 0, finished 16 → 16, prompt_tokens 3496 → 3496, "
         "generation_tokens 60 → 60",
     ]
@@ -331,7 +331,7 @@ def test_the_observations_of_a_silent_server() -> None:
         turned.why[1]
         == f"the small request was refused ({'r' * 160}): it proves nothing"
     )
-    assert turned.why[0].startswith("its front says")
+    assert turned.why[0].startswith("the API server reports")
 
 
 def test_counters_that_move_while_a_request_waits() -> None:

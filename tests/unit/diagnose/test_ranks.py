@@ -314,7 +314,7 @@ def test_a_worker_that_waits_for_work_is_not_stuck() -> None:
         ),
         (DEVICE, DEVICE, ServerState.KERNEL_STUCK, "Every rank waits for its device"),
         (COPY, COPY, ServerState.KERNEL_STUCK, "Every rank waits for its device"),
-        (REDUCE, IDLE, ServerState.RANK_DIVERGED, "Worker_TP1 waits for work"),
+        (REDUCE, IDLE, ServerState.RANK_DIVERGED, "Worker_TP1 is idle"),
         (
             IDLE,
             IDLE,
@@ -328,7 +328,7 @@ def test_a_worker_that_waits_for_work_is_not_stuck() -> None:
             "waits for a KV cache in wait_for_save",
         ),
         (WEDGED, WEDGED, ServerState.WORKER_STUCK, "like every other rank"),
-        (STAGE, IDLE, ServerState.RANK_DIVERGED, "Worker_TP1 waits for work"),
+        (STAGE, IDLE, ServerState.RANK_DIVERGED, "Worker_TP1 is idle"),
     ],
 )
 def test_what_all_of_them_show(
@@ -494,7 +494,7 @@ def test_a_core_of_several_that_stands_in_its_own_code() -> None:
     told = assess(where, at(CORE, idle), at(1999, own), *workers)
     assert (told.state, told.process) == (ServerState.WORKER_STUCK, "EngineCore_DP1")
     assert told.frames[0].name == "_wedge"
-    assert "EngineCore_DP0 waits for work" in told.sentence
+    assert "EngineCore_DP0 is idle" in told.sentence
     assert look(where, at(CORE, idle), at(1999, own), *workers).odd == [
         "EngineCore_DP1"
     ]

@@ -204,7 +204,7 @@ def test_the_first_screen_and_the_page_have_every_rank() -> None:
     lines = first.getvalue().splitlines()
     assert len(lines) <= LINES
     assert (
-        "Ranks: 1 in all_reduce: Worker_TP0; 1 stands in _wedge: Worker_TP1."
+        "Other processes: 1 in all_reduce: Worker_TP0; 1 is stuck in _wedge: Worker_TP1."
         in "\n".join(lines)
     )
     text = whole.getvalue()

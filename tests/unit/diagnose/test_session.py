@@ -100,18 +100,15 @@ def line(number: int, time: str) -> LogLine:
 def test_since_when_is_the_logs_last_progress_or_its_first_error() -> None:
     data = log("boom", progress="EngineCore loop active")
     frozen = ServerState.FROZEN
-    told = "11-21 03:37:42, the log's last sign of work done (line 9)"
+    told = "11-21 03:37:42: last activity in the log, line 9"
     assert session._since(evidence(data), frozen) == told
     data.stuck_count = 3
-    assert (
-        session._since(evidence(data), frozen)
-        == f"{told}; 3 requests were added after it"
-    )
+    assert session._since(evidence(data), frozen) == f"{told}; 3 requests since"
     assert session._since(evidence(data), ServerState.HEALTHY) == ""
     untimed = log("boom", "bang")
     assert session._since(evidence(untimed), frozen) == ""
     untimed.errors = [line(4, "11-21 01:00:00"), line(5, "11-21 02:00:00")]
-    told = "11-21 01:00:00, the log's first error (line 4)"
+    told = "11-21 01:00:00: first error in the log, line 4"
     assert session._since(evidence(untimed), frozen) == told
     untimed.last_progress = line(9, "")
     assert session._since(evidence(untimed), frozen) == told
@@ -453,7 +450,7 @@ def test_without_debug_lines_the_throughput_tells_since_when(tmp_path: Path) -> 
     read = run_probe(probe, tmp_path / "raw", 10).data
     assert isinstance(read, LogsData)
     assert read.last_progress is None
-    told = "06-29 00:31:42, the log's last sign of work done (line 2)"
+    told = "06-29 00:31:42: last activity in the log, line 2"
     assert session._since(evidence(read), ServerState.FROZEN) == told
     path.write_text(said.format(30, "0.0") + "\n")
     idle = run_probe(LogsProbe(path, VLLM.log_patterns), tmp_path / "raw", 10).data
@@ -466,6 +463,6 @@ def test_since_when_is_read_from_a_part_of_the_log_as_well() -> None:
     data.errors = [line(4, "11-21 01:00:00")]
     found = evidence(data)
     found.probes[0].status = ProbeStatus.TIMED_OUT
-    assert "the log's first error (line 4)" in session._since(found, ServerState.FROZEN)
+    assert "first error in the log, line 4" in session._since(found, ServerState.FROZEN)
     data.errors, data.last_progress = [], line(9, "11-21 02:00:00")
-    assert "(line 9)" in session._since(found, ServerState.FROZEN)
+    assert "line 9" in session._since(found, ServerState.FROZEN)

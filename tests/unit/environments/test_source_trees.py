@@ -6,6 +6,7 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
+import sys
 import tarfile
 import zipfile
 from collections.abc import Callable
@@ -15,7 +16,12 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from mmrepro.base.errors import UnknownRelease, UsageError
+from mmrepro.base.errors import (
+    EnvironmentBuildError,
+    UnknownRelease,
+    UnloadableWheel,
+    UsageError,
+)
 from mmrepro.base.records import WheelFacts
 from mmrepro.base.text.redact import Redactor
 from mmrepro.engines import get_engine, spec_for
@@ -27,6 +33,7 @@ from mmrepro.engines.environments.recipe import Build
 from mmrepro.engines.environments.source import Source, read_tree, resolve
 from mmrepro.engines.environments.spec import (
     Environment,
+    EnvironmentSpec,
     Manifest,
     TreeLabel,
     vllm_spec,
@@ -34,6 +41,7 @@ from mmrepro.engines.environments.spec import (
 from mmrepro.engines.environments.store import prune, read_manifest
 from packaging.version import Version
 
+REAL_IMPORT_ONCE = overlay.import_once
 RELEASES = ("0.22.0", "0.23.0", "0.24.0", "0.32.0")
 FILES = {
     "vllm/__init__.py": "VALUE = 1\n",
@@ -56,6 +64,7 @@ def listed(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         Listed(Version(v), v, day.replace(month=6 + n)) for n, v in enumerate(RELEASES)
     ]
     monkeypatch.setattr(lending, "releases_of", lambda spec, upstream: there)
+    monkeypatch.setattr(overlay, "import_once", lambda environment, modules: None)
 
 
 def write(folder: Path, files: dict[str, str]) -> Path:
@@ -197,6 +206,134 @@ def test_content_not_path_or_words_is_the_key(clone: Path, tmp_path: Path) -> No
 def test_no_tag_no_metadata_is_dated(clone: Path) -> None:
     found = resolve(str(clone))  # of 2026-07-15: 0.23.0 came on the 1st
     assert (found.tree.version, found.kernels) == ("0.23.1.dev0", "0.23.0")
+
+
+def days_later(monkeypatch: pytest.MonkeyPatch, day: str) -> None:
+    for who in ("AUTHOR", "COMMITTER"):
+        monkeypatch.setenv(f"GIT_{who}_DATE", f"{day}T12:00:00+00:00")
+
+
+def test_a_tag_from_long_before_is_not_believed(
+    clone: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    git(clone, "tag", "v0.9.2")
+    for number in range(3):
+        write(clone, {"vllm/__init__.py": f"VALUE = {number + 2}\n"})
+        commit(clone, f"change {number}")
+    # A branch of that release, some commits after its tag, is believed.
+    assert resolve(f"{clone}@HEAD", kernels="0.22.0").tree.version == "0.9.3.dev3"
+
+    monkeypatch.setattr(source, "_BRANCH_COMMITS", 2)
+    days_later(monkeypatch, "2026-10-15")
+    write(clone, {"vllm/__init__.py": "VALUE = 9\n"})
+    commit(clone, "a quarter later")
+    found = resolve(str(clone))
+    assert (found.tree.version, found.kernels) == ("0.32.1.dev0", "0.32.0")
+    assert "v0.9.2, is 4 commits back" in found.tree.version_from
+    # The day of the commit decides, whatever lends its kernels.
+    assert resolve(str(clone), kernels="0.23.0").tree.version == "0.32.1.dev0"
+
+    days_later(monkeypatch, "2026-07-15")
+    git(clone, "commit", "-q", "--amend", "--no-edit")
+    near = resolve(str(clone), kernels="0.22.0").tree
+    assert (near.version, near.version_from) == ("0.9.3.dev4", "")
+
+
+def test_a_shallow_clone_is_dated(clone: Path, tmp_path: Path) -> None:
+    git(clone, "tag", "v0.24.0")
+    write(clone, {"vllm/__init__.py": "VALUE = 2\n"})
+    commit(clone, "second")
+    options = ("-q", "--depth=1", "--no-tags", f"file://{clone}")
+    git(tmp_path, "clone", *options, str(tmp_path / "shallow"))
+    found = resolve(str(tmp_path / "shallow"))
+    assert found.tree.version == "0.23.1.dev0"
+    assert "the clone has no tag before it" in found.tree.version_from
+    assert found.tree.digest == resolve(str(clone)).tree.digest
+
+
+def test_a_commit_before_all_releases_is_one_sentence(
+    clone: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    git(clone, "tag", "v0.2.0")
+    with pytest.raises(UsageError, match=r"vllm 0\.2\.0, and 0\.22\.0 is the first"):
+        resolve(str(clone))
+    assert resolve(str(clone), kernels="0.22.0").tree.version == "0.2.0"
+    days_later(monkeypatch, "2023-02-01")
+    git(clone, "tag", "-d", "v0.2.0")
+    git(clone, "commit", "-q", "--amend", "-m", "first")
+    with pytest.raises(UsageError, match=r"is of 2023-02-01, before vllm 0\.22\.0"):
+        resolve(str(clone))
+    monkeypatch.setattr(lending, "releases_of", refusing)
+    with pytest.raises(EnvironmentBuildError):
+        resolve(str(clone))
+
+
+def refusing(*_: object, **__: object) -> list[Listed]:
+    raise EnvironmentBuildError("The package index could not be asked.")
+
+
+def test_a_neighbour_reads_only_what_changed(
+    clone: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = resolve(f"{clone}@HEAD")
+    write(clone, {"vllm/__init__.py": "VALUE = 2\n"})
+    commit(clone, "second")
+    asked = []
+
+    def listening(place: Path, *words: str, stdin: bytes = b"") -> bytes:
+        if words[0] == "cat-file":
+            asked.extend(stdin.split())
+        return real(place, *words, stdin=stdin)
+
+    real = source.git
+    monkeypatch.setattr(source, "git", listening)
+    second = resolve(f"{clone}@HEAD")
+    changed = git(clone, "rev-parse", "HEAD:vllm/__init__.py")
+    unchanged = git(clone, "rev-parse", "HEAD:vllm/v1/core.py")
+    assert changed.encode() in asked
+    assert unchanged.encode() not in asked
+    assert second.tree.files["v1/core.py"] == first.tree.files["v1/core.py"]
+    assert second.tree.files["__init__.py"] != first.tree.files["__init__.py"]
+
+
+def test_releases_are_tried_in_order_and_remembered(
+    cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here: dict[str, SimpleNamespace] = {}
+    asked = []
+
+    def lender(spec: EnvironmentSpec) -> SimpleNamespace:
+        asked.append(spec.release)
+        if spec.release == "0.24.0":
+            raise UnloadableWheel("The wheel cannot be loaded on this host.")
+        operators = "a, b" if spec.release < "0.24.0" else "a, b, c"
+        package = cache / spec.release / "venv/lib/python3.11/site-packages/vllm"
+        write(
+            package,
+            {
+                "ops.py": f"torch.ops._C.plan({operators})\n",
+                "_C.abi3.so": "\0plan(Tensor a)\0",
+            },
+        )
+        here[spec.release] = SimpleNamespace(path=cache / spec.release)
+        return here[spec.release]
+
+    monkeypatch.setattr(lending, "_here", lambda engine, device: here)
+    texts = ["torch.ops._C.plan(x, y, z)"]
+
+    def fitting(version: str) -> str:
+        return nearest_release("vllm", version, "cpu", lambda: texts, lender)
+
+    assert fitting("0.23.1.dev3") == "0.32.0"
+    assert asked == ["0.23.0", "0.24.0", "0.22.0", "0.32.0"]
+    # The next tree that calls the same asks for nothing.
+    asked.clear()
+    assert fitting("0.23.1.dev4") == "0.32.0"
+    assert asked == []
+    # What cannot be loaded is not fetched again for another tree.
+    texts = ["torch.ops._C.plan(x, y)"]
+    assert fitting("0.24.1.dev1") == "0.23.0"
+    assert asked == ["0.32.0", "0.23.0"]
 
 
 def test_sdist_wheel_and_their_folders(tmp_path: Path) -> None:
@@ -408,6 +545,55 @@ def test_the_package_is_the_trees(
     )
 
 
+def test_bytecode_is_that_of_the_content(
+    laid: Callable[[Source], Overlay], tmp_path: Path
+) -> None:
+    tag = f"cpython-{sys.version_info[0]}{sys.version_info[1]}"
+    tree = write(tmp_path / "tree", FILES)
+    made = laid(resolve(str(tree), version="0.24.0", kernels="0.23.0"))
+    version = f"{sys.version_info[0]}.{sys.version_info[1]}.1"
+    made.below = replace(made.below, python_version=version)
+    made.python = Path(sys.executable)
+    # Only what the release's own environment has bytecode of is compiled.
+    theirs = made.below.site_packages / "vllm/__pycache__"
+    write(theirs, {f"__init__.{tag}.pyc": ""})
+    made._link_package()
+    made._link_bytecode()
+    cached = made.site / f"vllm/__pycache__/__init__.{tag}.pyc"
+    assert {path.name for path in made.site.rglob("*.pyc")} == {cached.name}
+
+    # It is taken as it is, and says the file's own name.
+    code = "import vllm; print(vllm.VALUE, vllm.f.__code__)"
+    (tree / "vllm/__init__.py").write_text("VALUE = 2\ndef f(): ...\n")
+    again = laid_again(made, resolve(str(tree), version="0.24.0", kernels="0.23.0"))
+    again._link_package()
+    again._link_bytecode()
+    done = subprocess.run(
+        [sys.executable, "-v", "-c", code],
+        env={**os.environ, "PYTHONPATH": str(again.site)},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    own = again.site / "vllm/__init__.py"
+    assert done.stdout.startswith("2 ")
+    assert f'file "{own}"' in done.stdout
+    bytecode = again.site / f"vllm/__pycache__/__init__.{tag}.pyc"
+    assert f"code object from '{bytecode}'" in done.stderr
+
+
+def laid_again(made: Overlay, found: Source) -> Overlay:
+    """Another overlay over the same environment."""
+    spec = spec_for("vllm", found.release, "cpu")
+    folder = made.folder.with_name(".building-y")
+    again = Overlay(spec, folder, lambda text: None, lambda spec, say: made.below)
+    again._find()
+    again.below = made.below
+    again.python = made.python
+    (again.folder / "venv/lib/python3.11/site-packages").mkdir(parents=True)
+    return again
+
+
 def test_what_is_missing_or_too_old_is_installed(
     laid: Callable[[Source], Overlay], tmp_path: Path
 ) -> None:
@@ -428,6 +614,41 @@ def test_what_is_missing_or_too_old_is_installed(
         "nvidia-foo",
         "triton",
     ]
+
+
+def test_a_neighbour_takes_what_was_resolved_for_the_other(
+    cache: Path,
+    laid: Callable[[Source], Overlay],
+    tmp_path: Path,
+) -> None:
+    tree = write(tmp_path / "tree", FILES)
+    made = laid(resolve(str(tree), version="0.24.0", kernels="0.23.0"))
+    wanted = ["requests>=2.26.0"]
+    assert made._known_beside(wanted) is None
+
+    def neighbour(name: str, day: str, asked: str = "requests>=2.26.0\n") -> None:
+        manifest = read_manifest(made.below.path)
+        assert manifest is not None
+        facts = manifest.model_copy(
+            update={
+                "release": "0.23.1.dev1",
+                "kernels": "0.23.0",
+                "below": made.below.path.name,
+                "resolved_until": f"{day}T00:00:00+00:00",
+            }
+        )
+        folder = cache / "environments" / name
+        write(folder, {"manifest.json": facts.model_dump_json()})
+        write(folder, {"requirements.in": asked, "beside.lock": f"{name}==1\n"})
+
+    made.cutoff = "2026-07-16T00:00:00+00:00"
+    neighbour("later", "2026-07-17")
+    neighbour("old", "2026-06-20")
+    neighbour("other", "2026-07-16", "orjson\n")
+    assert made._known_beside(wanted) is None
+    neighbour("near", "2026-07-10")
+    assert made._known_beside(wanted) == "near==1\n"
+    assert made.reasons[-1].value == "2026-07-10T00:00:00+00:00"
 
 
 def test_a_base_is_kept_while_something_stands_on_it(cache: Path) -> None:
@@ -540,9 +761,7 @@ def test_between_two_releases_the_calls_decide(
             f"def f(): torch.ops._C.plan({arguments})\n"
             "def g(): torch.ops._C.gpu_only(a)\n"
         )
-        write(
-            package, {"_custom_ops.py": ops, "_C.abi3.so": "code of plan and new_one"}
-        )
+        write(package, {"_custom_ops.py": ops, "_C.abi3.so": "code \0plan\0new_one\0"})
         here[release] = SimpleNamespace(path=folder)
     monkeypatch.setattr(lending, "_here", lambda engine, device: here)
 
@@ -559,3 +778,18 @@ def test_between_two_releases_the_calls_decide(
     assert lender("0.23.1.dev3", "torch.ops._C.gpu_only(a, b)") == "0.23.0"
     assert lender("0.23.1.dev3", new + "\n  broken") == "0.23.0"
     assert lender("0.24.0", old) == "0.24.0"  # a release itself takes its own
+
+
+def test_a_release_is_imported_once(cache: Path, tmp_path: Path) -> None:
+    below = environment_below(cache, [])
+    package = below.path / "venv" / "thing.py"
+    write(package.parent, {"thing.py": "open('ran', 'a').write('x')\n"})
+    python = tmp_path / "python"
+    python.write_text(
+        f'#!/bin/sh\nPYTHONPATH={package.parent} exec {sys.executable} "$@"\n'
+    )
+    python.chmod(0o755)
+    below = replace(below, python=python)
+    for _ in range(2):
+        REAL_IMPORT_ONCE(below, ("thing",))
+    assert (below.state_dir / "ran").read_text() == "x"

@@ -23,6 +23,7 @@ from mmrepro.engines.environments.spec import Environment, EnvironmentSpec
 from mmrepro.engines.environments.store import read_manifest
 from mmrepro.engines.environments.uv import uv_binary
 from mmrepro.engines.environments.wheelhouse import make, make_target
+from mmrepro.engines.environments.wheelhouse.carried import CarriedBuild
 from toy_index import ToyIndex, served, wheel_of, write
 
 MIB = 1 << 20
@@ -117,6 +118,28 @@ def left_over() -> list[str]:
     return (
         [p.name for p in root.iterdir() if p.name != ".locks"] if root.exists() else []
     )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("target", "interpreter"), [(PYTHON, sys.executable), ("3.99", "3.99")]
+)
+def test_this_interpreter_is_taken_only_where_the_wheels_are_for_it(
+    air: Air, tmp_path: Path, target: str, interpreter: str
+) -> None:
+    file = air.house / "wheelhouse.json"
+    document = json.loads(file.read_text())
+    document["target"]["python"] = target
+    file.write_text(json.dumps(document))
+    build = CarriedBuild(
+        SPEC,
+        tmp_path / "environment",
+        lambda _: None,
+        wheelhouse=air.house,
+        python="",
+        system_site_packages=False,
+    )
+    assert build.interpreter == interpreter
 
 
 def test_it_is_built_and_found_by_a_plain_run(air: Air) -> None:

@@ -3,6 +3,7 @@
 import hashlib
 import json
 import random
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -216,3 +217,16 @@ def test_a_piece_that_is_a_link_is_not_read(tmp_path: Path) -> None:
     piece.symlink_to(tmp_path / "away")
     with pytest.raises(install.BadWheelhouse, match="is no plain file"):
         install.check_there(tmp_path, document, document["files"])
+
+
+def test_a_wheel_of_uv_without_uv_is_named(tmp_path: Path) -> None:
+    with pytest.raises(install.BadWheelhouse, match="the wheelhouse has no uv"):
+        install._uv_of(tmp_path, tmp_path)
+    wheel = tmp_path / "uv-1.0-py3-none-any.whl"
+    wheel.write_bytes(b"no zip")
+    with pytest.raises(install.BadWheelhouse, match=f"{wheel.name} has no uv in it"):
+        install._uv_of(tmp_path, tmp_path)
+    with zipfile.ZipFile(wheel, "w") as archive:
+        archive.writestr("uv/__init__.py", "")
+    with pytest.raises(install.BadWheelhouse, match=f"{wheel.name} has no uv in it"):
+        install._uv_of(tmp_path, tmp_path)

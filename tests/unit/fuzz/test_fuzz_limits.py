@@ -136,6 +136,12 @@ def test_what_endpoints_tell() -> None:
     }
 
 
+def test_blocks_are_also_metrics_of_their_own() -> None:
+    text = b"minivllm:kv_cache_blocks 64\nminivllm:kv_cache_block_size 16\n"
+    told = {(one.name, one.tokens) for one in told_by({"/metrics": text})}
+    assert told == {(BLOCK, 16), (KV, 1024)}
+
+
 @pytest.mark.parametrize(
     "body", [b"", b"[]", b"{", b'{"data": 3}', b'{"data": [3]}', b"\xff"]
 )

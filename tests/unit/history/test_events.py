@@ -3,6 +3,8 @@
 import pytest
 from hypothesis import given, strategies as st
 from made_nights import cell, night
+from mmrepro.base.errors import ExitCode
+from mmrepro.campaign.matrix.session import exit_code
 from mmrepro.failure.documents.ledger import Cell, Event, EventKind, NightState
 from mmrepro.failure.signature import Outcome
 from mmrepro.history.events import diff, events
@@ -417,3 +419,13 @@ def test_what_a_back_port_fixed_did_not_return(
     assert (EventKind.NEW_RELEASE_AFFECTED in told) is not returned
     if not returned:
         assert f"{fixed}, of another branch, has it no more" in last(*nights)[-1].text
+
+
+def test_an_alarm_makes_a_night_red_but_for_a_cell_in_quarantine() -> None:
+    runs = night(1, {MID: "r"}, expected=Outcome.REPRODUCED)
+    event = Event(night="n1", what=EventKind.DRIFT, identity="x", cell=MID.id, text=".")
+    runs.events = [event]
+    assert exit_code(runs, lambda _: False) is ExitCode.NOT_AS_EXPECTED
+    assert exit_code(runs, lambda _: True) is ExitCode.AS_EXPECTED
+    runs.events = [event.model_copy(update={"what": EventKind.NEW_RELEASE})]
+    assert exit_code(runs, lambda _: False) is ExitCode.AS_EXPECTED

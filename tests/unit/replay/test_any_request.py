@@ -575,6 +575,43 @@ def test_any_stream_counts_pieces_and_may_be_left(path: str, tmp_path: Path) -> 
         assert by["a"].text == "ab"
 
 
+def test_a_stream_of_messages_is_told_by_its_blocks(tmp_path: Path) -> None:
+    def block(kind: str, index: int, **more: object) -> dict[str, object]:
+        return {"type": f"content_block_{kind}", "index": index, **more}
+
+    tool = {"type": "tool_use", "name": "f", "input": {}}
+    pieces = [{"type": "input_json_delta", "partial_json": p} for p in ('{"a"', ": 1}")]
+    thought = {"type": "thinking_delta", "thinking": "hm"}
+    usage = {"input_tokens": 3, "output_tokens": 0}
+    events = [
+        {"type": "message_start", "message": {"usage": usage}},
+        block("delta", 0, delta=thought),
+        block("start", 1, content_block={"type": "text", "text": ""}),
+        block("delta", 1, delta={"type": "text_delta", "text": "hi"}),
+        block("start", 2, content_block=tool),
+        *(block("delta", 2, delta=piece) for piece in pieces),
+        {
+            "type": "message_delta",
+            "delta": {"stop_reason": "tool_use"},
+            "usage": {"output_tokens": 7},
+        },
+        {"type": "message_stop"},
+    ]
+
+    async def reply(request: bytes, writer: asyncio.StreamWriter) -> None:
+        lines = [f"data: {json.dumps(event)}\n\n" for event in events]
+        writer.write(STREAM_HEAD + "".join(lines).encode())
+
+    asked = Operation(id="a", path="/v1/messages", parameters={"stream": True})
+    _, (record,) = played([asked], reply, tmp_path)
+    (choice,) = record.choices
+    (call,) = choice.tool_calls
+    assert (choice.reasoning, choice.text) == ("hm", "hi")
+    assert (call.name, call.arguments) == ("f", '{"a": 1}')
+    assert (choice.finish_reason, choice.finishes) == ("tool_use", 1)
+    assert (record.prompt_tokens, record.completion_tokens) == (3, 7)
+
+
 def test_a_client_leaves_by_the_clock(tmp_path: Path) -> None:
     async def reply(request: bytes, writer: asyncio.StreamWriter) -> None:
         await asyncio.sleep(60)

@@ -121,7 +121,7 @@ def an_hour_later(moment: Any) -> Any:
         ("replays/r", "has 2 findings"),
         ("nothing.json", "nothing.json cannot be read"),
         ("empty", "cannot be read"),
-        ("7", "There is no number 7"),
+        ("7", "No incident 7"),
     ],
 )
 def test_what_is_none_is_a_sentence(word: str, says: str) -> None:

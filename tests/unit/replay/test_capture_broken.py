@@ -8,7 +8,9 @@ import pytest
 from hypothesis import given, strategies as st
 from made_up_har import (
     CHAT,
+    HOST,
     SERVER,
+    data_url,
     entry,
     har,
     read_entries,
@@ -87,6 +89,21 @@ def test_an_entry_that_alone_is_broken_is_left_out(
     captured = read_entries(tmp_path, broken, entry())
     assert len(captured.case.operations) == 1
     assert captured.case.origin.left_out == {why: 1}
+
+
+GENERATE = f"http://{HOST}/generate"
+"""SGLang's own interface."""
+
+
+@pytest.mark.parametrize("where", ["/srv/scans/1.png", "http://files.b.org/1.png"])
+def test_a_picture_that_lies_elsewhere_is_asked_of_nobody(
+    tmp_path: Path, where: str
+) -> None:
+    asked = {"text": "look", "image_data": where}
+    own = {"text": "look", "image_data": data_url(1)}
+    found = read_entries(tmp_path, entry(asked, url=GENERATE), entry(own, url=GENERATE))
+    assert found.case.origin.left_out == {"pictures or sounds by address or path": 1}
+    assert len(found.case.operations) == 1
 
 
 @pytest.mark.parametrize(

@@ -79,6 +79,26 @@ def test_an_mp3_is_silence_of_the_same_rates_and_length_without_its_titles() -> 
 
 
 @pytest.mark.parametrize(
+    ("header", "size"), [(b"\xff\xf3\x90\x64", 261), (b"\xff\xe3\x90\x64", 522)]
+)
+def test_an_mp3_of_half_the_rate_or_a_quarter_keeps_its_frames(
+    header: bytes, size: int
+) -> None:
+    data = mp3(4, header, size)
+    made, read = noisy(data)
+    assert read
+    assert made.count(header[:3] + b"\x40") == 4
+    assert len(made) == len(data)
+
+
+def test_what_no_decoder_takes_for_an_mp3_is_none() -> None:
+    reserved = b"\xff\xeb\x90\x64"
+    made, read = noisy(mp3(4, reserved))
+    assert not read
+    assert b"Miller" not in made
+
+
+@pytest.mark.parametrize(
     "kind",
     [
         b"OggS",

@@ -10,7 +10,7 @@ import pytest
 from mmrepro.base.records import Moment
 from mmrepro.engines.models.script_file import ScriptedAnswer, ScriptedCall, Scripts
 from mmrepro.search.oracle.judged import Sent
-from mmrepro.search.oracle.scripted import never_shown
+from mmrepro.search.oracle.scripted import never_shown, said_in_items
 from mmrepro.traffic.case.model import CHAT, Case, Message, Operation, ServerWanted
 from mmrepro.traffic.evidence import ChoiceSeen, RequestRecord
 from test_promises import TOOLS, judged, plain
@@ -42,7 +42,12 @@ def found(
     folder: Path, op: Operation, answer: dict[str, Any], args: tuple[str, ...] = ()
 ) -> set[str]:
     told, _ = judged([op], {"r1": [answer]}, folder, args=args, scripts=SCRIPTS)
-    return {kind for kind in told if kind.startswith("script")}
+    return scripted_kinds(told)
+
+
+def scripted_kinds(told: dict[str, list[str]]) -> set[str]:
+    """Kinds of what is held against answers; their usage is made up."""
+    return {kind for kind in told if kind.startswith("script")} - {"script-usage"}
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -62,6 +67,16 @@ def found(
             {"max_tokens": 5},
             {"text": "One two three STOP four.", "finish": "length"},
             set(),
+        ),
+        (
+            {"max_tokens": 6},
+            {"text": "One two three STOP four.", "finish": "length"},
+            set(),
+        ),
+        (
+            {"max_tokens": 7},
+            {"text": "One two three STOP four.", "finish": "length"},
+            {"script-finish"},
         ),
         ({"stop": "STOP"}, {"text": "One two three "}, set()),
         ({"stop": ["STOP"]}, {"text": "One two three"}, {"script-text"}),
@@ -202,7 +217,7 @@ def beside_each_other(
     operations[1] = operations[1].model_copy(update={"stream": True})
     answers = {"r1": [whole], "r2": [stream]}
     told, _ = judged(operations, answers, folder, args=PARSERS, scripts=SCRIPTS)
-    return {kind for kind in told if kind.startswith(("script", "stream-finish"))}
+    return scripted_kinds(told)
 
 
 def test_of_equal_requests_one_has_the_calls_and_one_has_not(tmp_path: Path) -> None:
@@ -231,4 +246,103 @@ def test_a_tag_that_is_closed_is_in_no_content(
     scripts = Scripts(script=[ScriptedAnswer(text=said)])
     answers = {"r1": [{"text": content, "finish": "stop"}]}
     told, _ = judged([chat()], answers, tmp_path, args=PARSERS, scripts=scripts)
-    assert {kind for kind in told if kind.startswith("script")} == kinds
+    assert scripted_kinds(told) == kinds
+
+
+# -------------------------------------------------------- answers in items and blocks
+
+
+def in_items(path: str, asked: dict[str, Any], **choice: Any) -> set[str]:
+    op = Operation(id="r1", path=path, parameters=asked)
+    record = RequestRecord(
+        id=1,
+        phase="trigger",
+        deadline_s=10.0,
+        label="r1",
+        path=path,
+        sent=Moment.now(),
+        status=200,
+        choices=[ChoiceSeen(index=0, **choice)],
+    )
+    server = ServerWanted(
+        engine="vllm",
+        release="0.32.0",
+        model="text",
+        args=list(PARSERS),
+        scripts=SCRIPTS,
+    )
+    told = said_in_items(Sent(op, record), Case(server=server, operations=[op]))
+    return {kind for kind, _ in told}
+
+
+MESSAGES = {"messages": [{"role": "user", "content": "x"}], "max_tokens": 50}
+RESPONSES = {"input": "x", "tools": TOOLS}
+CALLED = [{"name": "add", "arguments": '{"a": 3}'}]
+
+
+@pytest.mark.parametrize(
+    ("path", "asked", "choice", "kinds"),
+    [
+        (
+            "/v1/responses",
+            RESPONSES,
+            {"tool_calls": CALLED, "reasoning": "Hm.", "finish_reason": "completed"},
+            set(),
+        ),
+        (
+            "/v1/responses",
+            RESPONSES,
+            {"text": CALL, "finish_reason": "completed"},
+            {"script-calls", "script-text"},
+        ),
+        (
+            "/v1/messages",
+            {**MESSAGES, "tools": TOOLS},
+            {"tool_calls": CALLED, "finish_reason": "tool_use"},
+            set(),
+        ),
+        (
+            "/v1/messages",
+            {**MESSAGES, "tools": TOOLS},
+            {"tool_calls": CALLED, "finish_reason": "end_turn"},
+            {"script-finish"},
+        ),
+        (
+            "/v1/messages",
+            {**MESSAGES, "tools": TOOLS, "max_tokens": 3},
+            {"finish_reason": "max_tokens"},
+            set(),
+        ),
+        (
+            "/v1/messages",
+            {**MESSAGES, "tools": TOOLS, "tool_choice": {"type": "any"}},
+            {"text": "whatever"},
+            set(),
+        ),
+        (
+            "/v1/responses",
+            {"input": [{"type": "function_call_output", "output": "1"}]},
+            {"text": "whatever"},
+            set(),
+        ),
+    ],
+)
+def test_an_answer_in_items_is_what_was_said(
+    path: str, asked: dict[str, Any], choice: dict[str, Any], kinds: set[str]
+) -> None:
+    assert in_items(path, asked, **choice) == kinds
+
+
+@pytest.mark.parametrize(
+    ("text", "kinds"),
+    [("One two ", set()), ("One two \ufffd", set()), ("", {"script-text"})],
+)
+def test_of_half_a_character_only_that_half_may_be_missing(
+    tmp_path: Path, text: str, kinds: set[str]
+) -> None:
+    """LMDeploy 0.18.0 has nothing of an answer that max_tokens cuts there."""
+    pieces = ["One", " two ", "<0xC3>", "<0xBC>"]
+    scripts = Scripts(script=[ScriptedAnswer(pieces=pieces)])
+    answers = {"r1": [{"text": text, "finish": "length"}]}
+    told, _ = judged([plain(max_tokens=3)], answers, tmp_path, scripts=scripts)
+    assert scripted_kinds(told) == kinds

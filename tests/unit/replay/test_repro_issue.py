@@ -406,6 +406,10 @@ def test_files_that_a_report_shows_lie_beside_its_client() -> None:
     assert issue.client == "python3 repro.py --path v1/models\n"
     assert issue.files == {"repro.py": script}
     assert not read_issue(form(client=script)).files
+    # Without arguments the command says no more than the script.
+    alone = "as\n```sh\n$ python3 scripts/repro.py\n```"
+    issue = read_issue(form(client=script, told=alone))
+    assert (issue.client_kind, issue.files) == ("python", {})
 
 
 @pytest.mark.parametrize(

@@ -84,7 +84,7 @@ def reproducing(
     script = tmp_path / "client.py"
     script.write_text("import openai  # http://localhost:8000")
     options = {"server_command": SERVER, "client": f"python {script}", **options}
-    out = tmp_path / "out"
+    out = options.pop("out", tmp_path / "out")
     session = Faked(ReproCommand(out=out, **options), write=write_replay)
     session.player, session.name, session.judge = player, unnamed, fake_judge
     return session, session.execute(), out
@@ -526,6 +526,20 @@ def test_a_server_that_does_not_start_is_not_shrunk_unless_that_is_the_report(
     _, made, _ = reproducing(tmp_path / "other", claimed, **options)
     assert made.report is not None
     assert (made.report.verdict, made.exit_code) == ("reproduced", 1)
+
+
+def test_a_finding_names_the_earlier_one_beside_it(tmp_path: Path) -> None:
+    def found_in(folder: str) -> str:
+        player = RecordingPlayer(engine("500"))
+        options = {"release": "0.23.0", "reported": "500", "out": tmp_path / folder}
+        _, made, _ = reproducing(tmp_path, player, **options)
+        return made.findings[0].same_as
+
+    (tmp_path / "broken").mkdir()
+    (tmp_path / "broken" / REPLAY_FILE).write_text("{")
+    assert not found_in("first")
+    os.utime(tmp_path / "broken" / REPLAY_FILE, (2**32, 2**32))
+    assert found_in("second").startswith("first/")
 
 
 def test_only_what_is_reported_is_pursued_where_it_shows(tmp_path: Path) -> None:

@@ -174,6 +174,12 @@ def test_what_sizes_a_gpu_or_names_a_place_is_left_out_and_not_marked(
     assert not [one for one in made.replaced if one.essential]
 
 
+def test_half_precision_is_left_out_for_a_cpu_alone() -> None:
+    command = parse("vllm serve m/m --dtype half")
+    assert translated(command, None, "").args == ()
+    assert list(translated(command, None, "", gpu=True).args) == ["--dtype", "half"]
+
+
 @pytest.mark.parametrize(
     ("model", "traffic", "tiny", "same"),
     [

@@ -108,6 +108,8 @@ def test_a_script_that_repeats_itself_is_read_so_far() -> None:
         ({"type": ["boolean", "null"]}, True),
         ({"enum": ["y" * 999]}, "y" * 200),
         (None, {}),
+        ({"anyOf": {"a": 1}, "type": "integer"}, 3),  # nonsense is passed over
+        ({"oneOf": "abc", "type": "boolean"}, True),
     ],
 )
 def test_an_example_fits_its_schema(schema: Any, value: object) -> None:

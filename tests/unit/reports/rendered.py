@@ -67,3 +67,14 @@ def printed(
     console = Console(file=out, force_terminal=terminal, color_system=None, width=100)
     print_page(page, console, place, full=full)
     return out.getvalue()
+
+
+def unwrapped(lines: Sequence[str]) -> list[str]:
+    """The texts of a screen: rows that continue one are indented by four."""
+    texts: list[str] = []
+    for line in lines:
+        if texts and line.startswith("    ") and line.strip():
+            texts[-1] += " " + line.strip()
+        else:
+            texts.append(line)
+    return texts

@@ -9,7 +9,7 @@ from grids import grid
 from mmrepro.reports import load
 from mmrepro.reports.incident import compose, condition_count
 from mmrepro.reports.terminal import LINES
-from rendered import terminal
+from rendered import terminal, unwrapped
 
 EVIDENCE = Path(__file__).parents[2] / "evidence"
 RECORDED = sorted(EVIDENCE.glob("*.zip"))
@@ -31,6 +31,7 @@ def test_the_end_screen_of_a_recorded_run(path: Path) -> None:
     lines = re.sub(r"\x1b\[[0-9;]*m", "", text).splitlines()
     rows = sum(max(1, -(-len(line) // WIDTH)) for line in lines)
     assert rows <= LINES
+    lines = unwrapped(lines)
     assert f"page: {PLACE}" in lines
     page = compose(incident)
     assert lines[-1].startswith(page.badge.label.upper())

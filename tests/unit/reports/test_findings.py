@@ -311,7 +311,9 @@ def test_the_badge_and_the_exit_code_agree(
     )
     assert replays.compose(replayed).badge.label == label
     assert fuzzing.compose(fuzzed).badge.label == label
-    assert replayed.exit_code == fuzzed.exit_code == code
+    assert fuzzed.exit_code == code
+    # A fuzz looks for what is unknown; a recording that fails is a problem either way.
+    assert replayed.exit_code == (1 if label == "Known" else code)
     assert fuzzing.compose(fuzz(once=[once()])).badge.label == "Unproven"
 
 

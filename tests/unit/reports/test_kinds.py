@@ -24,7 +24,7 @@ from mmrepro.reports import (
 )
 from mmrepro.reports.documents import ReportKind, keep, kind_of, render
 from mmrepro.reports.terminal import LINES
-from rendered import printed
+from rendered import printed, unwrapped
 from sample import sample_incident
 from strict_html import Html
 
@@ -57,6 +57,7 @@ def test_the_end_screen_ends_with_the_verdict(name: str) -> None:
     page = kind.compose(sample())
     lines = screen(name, sample()).splitlines()
     assert sum(max(1, -(-len(line) // 100)) for line in lines) <= LINES
+    lines = unwrapped(lines)
     assert lines[-1].startswith(page.badge.label.upper())
     assert f"page: {kind.files[1]}" in lines
     for _, command in page.commands:

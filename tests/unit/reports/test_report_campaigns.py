@@ -1,6 +1,8 @@
 """Pages of an ablation and a bisection that are other than those in
 ``golden``."""
 
+import re
+
 from campaign_samples import (
     ablation,
     bisection,
@@ -92,6 +94,8 @@ def test_a_bisection_is_drawn_with_a_mark_for_each_point() -> None:
         if isinstance(block, Picture)
     ]
     assert picture.drawing.count("<circle") == 7
+    marks = re.findall(r'class="inbar mid"[^>]*>([^<]*)<', picture.drawing)
+    assert {*marks} >= {"✘", "✔"}, "colour alone is nothing to some readers"
     assert picture.drawing.count('class="b1"') == 2, "a band for each boundary"
     assert "0.9.0.1.post2</text>" in picture.drawing
     nothing = bisection().model_copy(update={"points": [point("1.0")]})

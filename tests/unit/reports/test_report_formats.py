@@ -2,6 +2,7 @@
 
 import base64
 import hashlib
+import io
 import re
 from collections.abc import Callable
 from itertools import product
@@ -15,10 +16,11 @@ from mmrepro.base.errors import BadIncident, UnwritableOutput
 from mmrepro.base.records import ClaimStatus, Fidelity
 from mmrepro.failure.documents import Incident
 from mmrepro.failure.signature import Outcome, Truth, Verdict
-from mmrepro.reports.blocks import Details, Table
+from mmrepro.reports.blocks import Details, Fence, Table
 from mmrepro.reports.incident import compose
-from mmrepro.reports.terminal import LINES
-from rendered import html, json as json_of, junit, markdown, terminal
+from mmrepro.reports.terminal import LINES, print_blocks
+from rendered import html, json as json_of, junit, markdown, terminal, unwrapped
+from rich.console import Console
 from sample import partial_incident, sample_incident
 
 
@@ -334,6 +336,12 @@ def test_the_end_screen_is_plain_where_it_is_no_terminal() -> None:
     assert whole.splitlines()[-1] == text.splitlines()[-1]
 
 
+def test_a_terminal_shows_each_line_of_a_log_as_it_is() -> None:
+    out = io.StringIO()
+    print_blocks([Fence("ERROR [/bold] one\n    two")], Console(file=out))
+    assert out.getvalue().splitlines() == ["  ERROR [/bold] one", "      two"]
+
+
 def test_the_end_screen_honours_no_color_and_the_width(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -355,7 +363,7 @@ def test_the_end_screen_has_at_most_twenty_rows(width: int) -> None:
     )
     plain = re.sub(r"\x1b\[[0-9;]*m", "", text).splitlines()
     assert sum(max(1, -(-len(line) // width)) for line in plain) <= LINES
-    assert plain[-1].startswith("REPRODUCED")
+    assert unwrapped(plain)[-1].startswith("REPRODUCED")
     assert any("more lines: --full" in line for line in plain) == (width < 100)
 
 

@@ -48,6 +48,24 @@ def test_the_sample_is_drawn() -> None:
     assert len(str(picture(WHOLE))) < 40_000
 
 
+def test_what_was_sent_later_is_further_right_and_what_took_longer_is_longer() -> None:
+    bars = [bar for bar in drawn(WHOLE).iter() if bar.get("class") == "req ok"]
+    gate = [float(bar.get("x") or 0) for bar in bars[:4]]
+    assert gate == sorted({*gate}), "of the gate, sent one after the other"
+    lost = [bar for bar in drawn(WHOLE).iter() if bar.get("class") == "req lost"]
+    longest = max(float(bar.get("width") or 0) for bar in lost)
+    assert longest > 20 * float(bars[0].get("width") or 0)
+
+
+def test_what_failed_has_its_status_written_beside_it() -> None:
+    texts = [(text.get("class"), text.text) for text in drawn(WHOLE).iter()]
+    assert ("tick client-text", "400") in texts
+    assert ("tick server-text", "500") in texts
+    assert ("inbar", "no answer in 15 s") in texts
+    answered = [words for _, words in texts if words == "200"]
+    assert len(answered) == 1, "the legend alone: answers have no words"
+
+
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(
     st.lists(st.tuples(number, number, number), max_size=8),

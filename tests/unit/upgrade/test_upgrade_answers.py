@@ -10,7 +10,7 @@ import pytest
 from made_up_answers import play, prompt_of
 from made_up_plays import case_of, operation
 from mmrepro.failure.documents.upgrade import Difference, Outcome, Side, SideRun
-from mmrepro.search.upgrade import answers
+from mmrepro.search.oracle import side_answers
 from mmrepro.traffic.case.model import Case, Operation
 from mmrepro.traffic.evidence import RequestRecord, ToolCall
 
@@ -54,7 +54,7 @@ def sides(
 
 
 def compared(*given: list[SideRun], case: Case = CASE) -> dict[str, Difference]:
-    found = answers.compare(*given, case=case)
+    found = side_answers.compare(*given, case=case)
     assert len({one.subject for one in found}) == len(found)
     return {one.subject: one for one in found}
 

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, strategies as st
 from made_up_plays import answer, case_of, operation, refused
 from mmrepro.failure.documents.upgrade import Difference, Outcome, SideRun
-from mmrepro.search.upgrade import protocol
-from mmrepro.search.upgrade.protocol import fields_of
+from mmrepro.search.oracle import side_form
+from mmrepro.search.oracle.side_form import fields_of
 from mmrepro.traffic.evidence import RequestRecord, ToolCall
 from upgrade_sides import Change, nothing, run, sides
 
@@ -31,12 +31,12 @@ JSON = st.recursive(
 
 
 def compared(change: Change) -> list[Difference]:
-    found = protocol.compare(*sides(CASE, answer, change), case=CASE)
+    found = side_form.compare(*sides(CASE, answer, change), case=CASE)
     return [one for one in found if one.outcome is Outcome.DIFFERENCE]
 
 
 def test_the_same_answers() -> None:
-    (found,) = protocol.compare(*sides(CASE, answer, nothing), case=CASE)
+    (found,) = side_form.compare(*sides(CASE, answer, nothing), case=CASE)
     assert found.outcome is Outcome.NONE
 
 
@@ -118,7 +118,7 @@ def test_several_sampled_answers_that_end_otherwise_say_nothing() -> None:
     def shorter(record: RequestRecord, body: dict[str, Any]) -> None:
         record.choices[1].text, record.choices[1].finish_reason = "ab", "stop"
 
-    (found,) = protocol.compare(*sides(case, answer, shorter), case=case)
+    (found,) = side_form.compare(*sides(case, answer, shorter), case=case)
     assert found.outcome is Outcome.NONE
 
 
@@ -149,7 +149,7 @@ def test_refusals_are_compared_among_themselves() -> None:
         body["detail"] = body.pop("error")["message"]
 
     old, new = sides(case, refused, detailed)
-    found = protocol.compare(old, new, case=case)
+    found = side_form.compare(old, new, case=case)
     assert {one.subject for one in found} == {"error", "detail"}
     assert all("/v1/chat/completions (400)" in one.statement for one in found)
 
@@ -161,14 +161,14 @@ def test_a_field_that_comes_and_goes_on_one_side_is_no_difference() -> None:
     records = [answer(op) for op in OPS]
     old = [run("old", records), run("old", records, sometimes, index=2)]
     new = [run("new", records), run("new", records, index=2)]
-    (found,) = protocol.compare(old, new, case=CASE)
+    (found,) = side_form.compare(old, new, case=CASE)
     assert found.outcome is Outcome.NONE
 
 
 def test_nothing_that_both_sides_answer() -> None:
     old = [run("old", [answer(OPS[0])])]
     new = [run("new", [refused(OPS[0])])]
-    (found,) = protocol.compare(old, new, case=CASE)
+    (found,) = side_form.compare(old, new, case=CASE)
     assert found.outcome is Outcome.UNTOLD
 
 
@@ -259,7 +259,7 @@ def test_a_header_that_comes_or_goes(
                 id: {**form, **fields_of(b"", told)} for id, form in one.fields.items()
             }
     found = [
-        one for one in protocol.compare(old, new, case=case) if one.subject != "form"
+        one for one in side_form.compare(old, new, case=case) if one.subject != "form"
     ]
     assert [(one.subject, one.matters) for one in found] == [(subject, matters)] * bool(
         subject
@@ -277,7 +277,7 @@ def test_each_answer_is_like_itself(value: object) -> None:
     both = [run(side, records) for side in ("old", "new")]
     for one in both:
         one.fields = {op.id: fields for op in OPS}
-    (found,) = protocol.compare(both[:1], both[1:], case=CASE)
+    (found,) = side_form.compare(both[:1], both[1:], case=CASE)
     assert found.outcome is Outcome.NONE
 
 
@@ -297,5 +297,5 @@ def test_any_bytes_have_fields_or_none(data: bytes) -> None:
 def test_a_run_without_recorded_fields_is_compared_by_its_records() -> None:
     old, new = sides(CASE, answer, another_end)
     bare = [SideRun(**(one.__dict__ | {"fields": {}})) for one in new]
-    found = protocol.compare(old, bare, case=CASE)
+    found = side_form.compare(old, bare, case=CASE)
     assert [one.subject for one in found] == ["finish_reason"]

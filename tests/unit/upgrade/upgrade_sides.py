@@ -11,7 +11,7 @@ from made_up_plays import played
 from mmrepro.base.records import FindingClass
 from mmrepro.failure.documents.replay import Sighting
 from mmrepro.failure.documents.upgrade import Side, SideRun
-from mmrepro.search.upgrade.protocol import fields_of
+from mmrepro.search.oracle.side_form import fields_of
 from mmrepro.traffic.case.model import Case
 from mmrepro.traffic.evidence import RequestRecord
 

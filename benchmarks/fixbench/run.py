@@ -1,0 +1,196 @@
+"""FixBench: is a fix of an engine's history red before and green after, without a GPU?
+
+    python benchmarks/fixbench/run.py LIST.tsv CLONE OUT [--budget 10m] [--only WORD]
+    python benchmarks/fixbench/run.py --table OUT
+    python benchmarks/fixbench/run.py --later OUT
+
+LIST.tsv has a line a fix: commit, parent, day, pull request, product files, test files
+(comma-separated). The tests that came with the fix run on the fix and on its parent, in
+boxes of several fixes, over the nearest release that lends compiled files. OUT/results.jsonl gets a
+line a fix: hashes, numbers, paths and results, no word of the engine's. A fix that has
+a line is not run again, so the same command goes on where it was ended."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from mmrepro.base.errors import MmreproError
+from mmrepro.base.units import parse_duration
+from mmrepro.engines.environments import own_releases
+from mmrepro.history import later_fixes
+from mmrepro.runs import CommitReader, CommitReading, CommitResult, UpstreamRun
+
+RESULTS = "results.jsonl"
+
+
+@dataclass(frozen=True)
+class ListedFix:
+    """A line of the list."""
+
+    fix: str
+    parent: str
+    day: str
+    pull: str
+    product: tuple[str, ...]
+    tests: tuple[str, ...]
+
+
+def listed_fixes(path: Path) -> list[ListedFix]:
+    fixes = []
+    for line in path.read_text().splitlines():
+        if line and not line.startswith("#"):
+            fix, parent, day, pull, product, tests = line.split("\t")
+            files = (tuple(product.split(",")), tuple(tests.split(",")))
+            fixes.append(ListedFix(fix, parent, day, pull, *files))
+    return fixes
+
+
+def measured(
+    listed: Sequence[ListedFix], clone: Path, budget_s: float
+) -> Iterator[dict[str, Any]]:
+    """What fixes came to, those on the same release in one box."""
+    groups: dict[str, list[tuple[ListedFix, Any]]] = defaultdict(list)
+    with CommitReader(clone, device="cpu", limit_s=budget_s / 2) as reader:
+        began = time.monotonic()
+        for fix in listed:
+            try:
+                prepared = reader.prepare(fix.fix)
+            except MmreproError as error:
+                said = {"why": "environment", "said": error.message}
+                yield _line(fix, began, 1) | {"result": "untestable", **said}
+                continue
+            groups[prepared.reading.kernels].append((fix, prepared))
+        for group in groups.values():
+            reader.run([prepared for _, prepared in group])
+            for fix, prepared in group:
+                yield _line(fix, began, len(listed)) | _facts(prepared.reading)
+            began = time.monotonic()
+
+
+def _line(fix: ListedFix, began: float, among: int) -> dict[str, Any]:
+    minutes = (time.monotonic() - began) / 60 / among
+    facts = {"fix": fix.fix, "pull": fix.pull, "day": fix.day}
+    return {**facts, "minutes": round(minutes, 2)}
+
+
+def _facts(reading: CommitReading) -> dict[str, Any]:
+    """The part of a result that a reading gives: numbers, causes and paths."""
+    facts: dict[str, Any] = {"result": reading.result.value, "kernels": reading.kernels}
+    after, before = reading.after, reading.before
+    if after is None or before is None:
+        return facts
+    facts |= {
+        "on_fix": after.counts,
+        "on_parent": before.counts,
+        "turned": len(reading.turned),
+        "seconds": [after.seconds, before.seconds],
+    }
+    if reading.result is CommitResult.TURNED:
+        return facts | {"frames": _engine_frames(before, set(reading.turned))}
+    side = before if after.green else after
+    return facts | {"why": side.cause.value if side.cause else "", "said": reading.why}
+
+
+def _engine_frames(before: UpstreamRun, turned: set[str]) -> list[str]:
+    """The engine's own functions of the exception of a test that turned, innermost
+    last, as ``FILE:FUNCTION``; []: it is the test's own assertion."""
+    for seen in before.tests:
+        own = []
+        for frame in seen.frames if seen.test in turned else ():
+            file, _, name = frame.rsplit(":", 2)
+            _, found, below = file.partition("site-packages/")
+            if found:
+                own.append(f"{below}:{name}")
+        if own:
+            return own
+    return []
+
+
+def read(out: Path) -> list[dict[str, Any]]:
+    try:
+        lines = (out / RESULTS).read_text().splitlines()
+    except FileNotFoundError:
+        return []
+    return [json.loads(line) for line in lines]
+
+
+def table(lines: Sequence[dict[str, Any]]) -> str:
+    """The results as Markdown: hashes, numbers and causes."""
+    rows = ["| fix | pull request | result | on the fix | on its parent | minutes |"]
+    rows.append("|---|---|---|---|---|---|")
+    for line in lines:
+        result = line["result"]
+        if line.get("why"):
+            result += f": {line['why']}"
+        cells = [line["fix"], line["pull"], result]
+        cells += [line.get("on_fix", ""), line.get("on_parent", "")]
+        rows.append(f"| {' | '.join(cells)} | {line['minutes']} |")
+    counts = Counter(line["result"] for line in lines)
+    total = ", ".join(f"{n} {name}" for name, n in counts.most_common())
+    return "\n".join([*rows, "", f"{len(lines)} fixes: {total}."])
+
+
+def later(lines: Sequence[dict[str, Any]]) -> str:
+    """Of the tracebacks that turned tests had on the parent: whether the later fixes
+    that are listed for them have the fix itself."""
+    words = []
+    for line in lines:
+        frames = [tuple(frame.rsplit(":", 1)) for frame in line.get("frames", [])]
+        if not frames:
+            continue
+        engine = frames[-1][0].partition("/")[0]
+        listed = later_fixes(engine, _release_before(engine, line["day"]), frames[::-1])
+        pulls = [f"#{fix.pull}" for fix in listed]
+        place = pulls.index(line["pull"]) + 1 if line["pull"] in pulls else 0
+        words.append(f"{line['pull']}: {f'number {place}' if place else 'not listed'}")
+    return "\n".join([*words, f"{len(words)} tracebacks"])
+
+
+def _release_before(engine: str, day: str) -> str:
+    """The last release that came before that day."""
+    dated = own_releases(engine, "cpu")
+    before = [r.version for r in dated if r.uploaded and str(r.uploaded.date()) < day]
+    return before[-1] if before else ""
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("list", type=Path, nargs="?")
+    parser.add_argument("clone", type=Path, nargs="?")
+    parser.add_argument("out", type=Path, nargs="?")
+    parser.add_argument("--budget", type=parse_duration, default=600.0)
+    parser.add_argument("--only", default="")
+    parser.add_argument("--batch", type=int, default=4, help="fixes in one box")
+    parser.add_argument("--table", type=Path)
+    parser.add_argument("--later", type=Path)
+    asked = parser.parse_args()
+    if asked.table:
+        print(table(read(asked.table)))
+        return
+    if asked.later:
+        print(later(read(asked.later)))
+        return
+    asked.out.mkdir(parents=True, exist_ok=True)
+    done = {line["fix"] for line in read(asked.out)}
+    left = []
+    for listed in listed_fixes(asked.list):
+        if listed.fix not in done and asked.only in listed.fix:
+            left.append(listed)
+    for start in range(0, len(left), asked.batch):
+        for line in measured(
+            left[start : start + asked.batch], asked.clone, asked.budget
+        ):
+            with (asked.out / RESULTS).open("a") as file:
+                file.write(json.dumps(line) + "\n")
+            print(time.strftime("%H:%M:%S"), json.dumps(line)[:400], flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,212 @@
+"""Record what a watch reads of a real engine in each of its moods: metrics and stacks.
+
+    python benchmarks/pod_days_record.py ENGINE RELEASE    # writes tests/unit/pod_days/
+
+The recordings are replayed by pod_days.py against a fake clock. Of stacks the functions,
+files and lines are kept, no locals; of metrics the totals that a watch reads."""
+
+from __future__ import annotations
+
+import contextlib
+import gzip
+import json
+import os
+import sys
+import tempfile
+import threading
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[1]
+sys.path[:0] = [str(ROOT / "tests" / "engine")]
+os.environ.setdefault("MMREPRO_START_MODE", "cold")
+
+from live_server import serving, trigger  # noqa: E402
+from mmrepro.live.diagnose import discover  # noqa: E402
+from mmrepro.live.diagnose.ranks import workers  # noqa: E402
+from mmrepro.probes import MetricsProbe, StacksProbe, run_probe  # noqa: E402
+from mmrepro.scenario.registry import load_scenario  # noqa: E402
+
+OUT = ROOT / "tests" / "unit" / "pod_days"
+ROUNDS = 6
+"""Readings of each mood, as far apart as those of a check."""
+LONG_WORDS = 1400
+
+
+class Recording:
+    """What was read of one server, by mood."""
+
+    def __init__(self, engine: str, release: str, url: str, scratch: Path) -> None:
+        self.url = url
+        self.scratch = scratch
+        self.moods: dict[str, Any] = {}
+        self.engine, self.release = engine, release
+
+    def take(self, mood: str, rounds: int = ROUNDS) -> None:
+        """Read the metrics and five stacks of each process, ``rounds`` times."""
+        target = discover.find(self.url)
+        discover.name_engine(target, frozenset())
+        facts = target.facts
+        ranks = [process.pid for process in workers(facts)]
+        cores = [process.pid for process in facts.cores]
+        pids = [pid for pid in dict.fromkeys([*cores, facts.root_pid, *ranks]) if pid]
+        readings = []
+        for _ in range(rounds):
+            metrics = run_probe(MetricsProbe(self.url, 2.0), self.scratch, 3.0)
+            probe = StacksProbe(pids, 5, 0.25, locals=False, blocking_fallback=False)
+            stacks = run_probe(probe, self.scratch, 20.0)
+            readings.append(
+                {
+                    "metrics": self._metrics(metrics.data),
+                    "stacks": stacks.data.model_dump(mode="json")
+                    if stacks.data
+                    else None,
+                }
+            )
+        self.moods[mood] = {
+            "facts": facts.model_dump(mode="json"),
+            "readings": readings,
+        }
+        print(f"{mood}: {len(readings)} readings, {len(pids)} processes", flush=True)
+
+    @staticmethod
+    def _metrics(data: Any) -> list[Any]:
+        if data is None:
+            return []
+        kept = []
+        for sample in data.samples:
+            if "_bucket" not in sample.name and not sample.name.startswith("python_"):
+                kept.append([sample.name, sample.labels, sample.value])
+        return kept
+
+    def write(self) -> None:
+        OUT.mkdir(exist_ok=True)
+        document = {
+            "engine": self.engine,
+            "release": self.release,
+            "moods": self.moods,
+        }
+        file = OUT / f"{self.engine}-{self.release}.json.gz"
+        text = json.dumps(document).replace(str(Path.home()), "~")
+        file.write_bytes(gzip.compress(text.encode(), mtime=0))
+        print(f"{file.name}: {file.stat().st_size} bytes")
+
+
+def post(url: str, path: str, body: Any = None, timeout: float = 60.0) -> int:
+    data = json.dumps(body or {}).encode()
+    request = urllib.request.Request(
+        url + path, data, {"Content-Type": "application/json"}
+    )
+    try:
+        with urllib.request.urlopen(request, timeout=timeout) as answer:
+            answer.read()
+            return int(answer.status)
+    except urllib.error.HTTPError as error:
+        return error.code
+    except OSError:
+        return 0
+
+
+def chat(words: int, tokens: int) -> dict[str, Any]:
+    text = " ".join(f"w{number}" for number in range(words))
+    return {
+        "model": "tiny",
+        "messages": [{"role": "user", "content": text}],
+        "max_tokens": tokens,
+        "ignore_eos": True,
+        "temperature": 0,
+    }
+
+
+@contextlib.contextmanager
+def asking(url: str, bodies: int, words: int, tokens: int) -> Iterator[None]:
+    """Keep so many requests on their way."""
+    over = threading.Event()
+
+    def ask() -> None:
+        while not over.is_set():
+            post(url, "/v1/chat/completions", chat(words, tokens), 30.0)
+
+    threads = [threading.Thread(target=ask, daemon=True) for _ in range(bodies)]
+    for thread in threads:
+        thread.start()
+    time.sleep(1.0)
+    try:
+        yield
+    finally:
+        over.set()
+
+
+def waiting(url: str) -> None:
+    """One request that nobody waits for."""
+    body = chat(3, 4)
+    threading.Thread(
+        target=post, args=(url, "/v1/chat/completions", body, 40.0), daemon=True
+    ).start()
+    time.sleep(1.0)
+
+
+def main(engine: str, release: str) -> None:
+    scratch = Path(tempfile.mkdtemp(prefix="pod-days-"))
+    env = {"VLLM_SERVER_DEV_MODE": "1"} if engine == "vllm" else {}
+    options: tuple[str, ...] = ()
+    if engine == "sglang":
+        options = ("--enable-metrics",)
+    plain = load_scenario("ghost-key-eviction").model if engine == "vllm" else None
+    model = plain or load_scenario("borrowed-faults").variants[0].model
+    if engine == "sglang":
+        model = load_scenario("pad-value-collision").model
+    with serving(
+        engine, release, model, scratch / "server", *options, env=env, within_s=300
+    ) as server:
+        recording = Recording(engine, release, server.url, scratch)
+        post(server.url, "/v1/chat/completions", chat(3, 2))
+        recording.take("idle")
+        with asking(server.url, 4, 20, 400):
+            recording.take("decode")
+        with asking(server.url, 4, LONG_WORDS, 1):
+            recording.take("prefill")
+        if engine == "vllm":
+            post(server.url, "/pause?mode=keep")
+            waiting(server.url)
+            recording.take("paused")
+            post(server.url, "/resume")
+        if engine == "sglang":
+            post(server.url, "/pause_generation", {})
+            waiting(server.url)
+            recording.take("paused")
+            post(server.url, "/continue_generation", {})
+        recording.write()
+
+
+def hung(engine: str, release: str) -> None:
+    """The moods of a server whose known fault has hung it."""
+    scratch = Path(tempfile.mkdtemp(prefix="pod-days-"))
+    scenario = load_scenario("ghost-key-eviction")
+    if engine == "minivllm":
+        variants = load_scenario("borrowed-faults").variants
+        scenario = next(v for v in variants if v.variant == "ghost-key-lru")
+    with serving(
+        engine,
+        release,
+        scenario.model,
+        scratch / "server",
+        *scenario.server_args,
+        max_model_len=scenario.max_model_len,
+        within_s=300,
+    ) as server:
+        recording = Recording(engine, release, server.url, scratch)
+        post(server.url, "/v1/chat/completions", chat(3, 2))
+        trigger(scenario, server.url, scratch)
+        waiting(server.url)
+        recording.take("hung")
+        recording.release = f"{release}-hung"
+        recording.write()
+
+
+if __name__ == "__main__":
+    (hung if "--hung" in sys.argv else main)(sys.argv[1], sys.argv[2])

@@ -1,0 +1,63 @@
+"""How this mmrepro was installed, and so what to type: no hint that cannot work here."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import sys
+from importlib.metadata import PackageNotFoundError, distribution
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+_PACKAGE = Path(__file__).resolve().parents[1]
+_UNDER_UV_RUN = "UV_RUN_RECURSION_DEPTH"
+"""Set by ``uv run``, which puts mmrepro on the PATH of that one command only."""
+
+
+def install_command(extra: str) -> str:
+    """Return the command that adds an extra to this installation."""
+    checkout = _checkout()
+    if checkout is not None:
+        return f"uv sync --inexact --extra {extra} --directory {_quoted(checkout)}"
+    source = _source()
+    wanted = f"{source}[{extra}]" if source else f"mmrepro[{extra}]"
+    prefix = Path(sys.prefix).parts
+    if "pipx" in prefix:
+        return f"pipx install --force {shlex.quote(wanted)}"
+    if "uv" in prefix and "tools" in prefix:
+        return f"uv tool install --force {shlex.quote(wanted)}"
+    return f"{_quoted(Path(sys.executable))} -m pip install {shlex.quote(wanted)}"
+
+
+def typed_program() -> str:
+    """Return how the program is called here: ``mmrepro``, or through ``uv run``."""
+    if not os.environ.get(_UNDER_UV_RUN) or _checkout() is None:
+        return "mmrepro"
+    uv = Path(os.environ.get("UV", "uv"))
+    here = Path.cwd()
+    if uv.is_relative_to(here):
+        uv = uv.relative_to(here)
+    return f"{_quoted(uv)} run --no-dev --extra run mmrepro"
+
+
+def _checkout() -> Path | None:
+    """The folder of the checkout that this package lies in; None: it is installed."""
+    folder = _PACKAGE.parent
+    is_checkout = _PACKAGE.name == "harness" and (folder / "pyproject.toml").is_file()
+    return folder if is_checkout else None
+
+
+def _source() -> str:
+    """The wheel or folder that was installed, as pip recorded it; "": an index."""
+    try:
+        text = distribution("mmrepro").read_text("direct_url.json")
+    except PackageNotFoundError:
+        return ""
+    url = json.loads(text)["url"] if text else ""
+    parts = urlsplit(url)
+    return unquote(parts.path) if parts.scheme == "file" else url
+
+
+def _quoted(path: Path) -> str:
+    return shlex.quote(str(path))

@@ -1,0 +1,147 @@
+"""Makes the table of ``harness/history/fixed_later.py``: which functions each fix
+commit of an engine touched, and when.
+
+    python -m mmrepro.cli.fixed_later_table ~/vllm ~/sglang ~/lmdeploy
+
+A clone is only read. Of the engines' history the table takes paths, names of functions,
+numbers and days; no line of code, and no word of a commit's message."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, date, datetime, timedelta
+from pathlib import Path
+
+from mmrepro.engines.environments import PLACES, ask_git, engine_of_clone, own_releases
+from mmrepro.history import (
+    TABLE_OF_FIXES,
+    FixTable,
+    TableFix,
+    TableFunction,
+    write_fix_table,
+)
+from mmrepro.runs import functions_at, old_lines
+
+_FIX = re.compile(
+    r"\bfix|\bbug|crash|\bhang|deadlock|\brace\b|\bleak|regress|\bcorrect|prevent"
+    r"|\bavoid|\bguard|\bhandle|missing|\bwrong|\berror",
+    re.IGNORECASE,
+)
+"""Subjects of commits that mend something."""
+_YEARS_DAYS = 730
+"""Logs of releases older than that are hardly seen."""
+_MOST_FUNCTIONS = 40
+"""Touched by a commit: one that touches more moves code, and mends no traceback."""
+_PULL = re.compile(r"\(#(\d+)\)\s*$")
+
+
+@dataclass
+class _FixCommit:
+    """A commit that mends something, and the lines of its parent's files that it
+    changes or stands next to."""
+
+    sha: str
+    day: date
+    pull: int
+    lines: dict[str, set[int]] = field(default_factory=dict)
+
+
+def commits_of(clone: Path, engine: str) -> Iterator[_FixCommit]:
+    """The fix commits of a clone's HEAD, newest first."""
+    newest = ask_git(clone, "log", "-1", "--format=%cI").decode().strip()
+    until = datetime.fromisoformat(newest)
+    since = (until - timedelta(days=_YEARS_DAYS)).date().isoformat()
+    paths = [f"{place}{engine}/*.py" for place in PLACES]
+    about = "--format=%x00%H%x09%cI%x09%s"
+    options = ("--no-merges", "--no-renames", "-U0", "-p", about, f"--since={since}")
+    text = ask_git(clone, "log", *options, "--", *paths).decode("utf-8", "replace")
+    for entry in text.split("\0")[1:]:
+        head, _, patch = entry.partition("\n")
+        sha, day, subject = head.split("\t", 2)
+        if not _FIX.search(subject):
+            continue
+        moment = datetime.fromisoformat(day).astimezone(UTC)
+        pull = _PULL.search(subject)
+        made = _FixCommit(sha, moment.date(), int(pull[1]) if pull else 0)
+        made.lines.update(old_lines(patch))
+        yield made
+
+
+def _texts(clone: Path, wanted: Sequence[str]) -> Iterator[str]:
+    """The contents of ``REV:FILE`` names, in their order; "": there is none."""
+    asked = "".join(f"{name}\n" for name in wanted).encode()
+    answer = ask_git(clone, "cat-file", "--batch", stdin=asked)
+    at = 0
+    for _ in wanted:
+        end = answer.index(b"\n", at)
+        head = answer[at:end].split()
+        if head[-1] == b"missing":
+            yield ""
+            at = end + 1
+            continue
+        size = int(head[2])
+        yield answer[end + 1 : end + 1 + size].decode("utf-8", "replace")
+        at = end + size + 2
+
+
+def table_of(clone: Path) -> FixTable:
+    """The part of the table that a clone gives.
+
+    Raises:
+        UsageError: it is no clone of an engine.
+    """
+    engine = engine_of_clone(clone)
+    fixes: list[TableFix] = []
+    functions: dict[TableFunction, list[int]] = defaultdict(list)
+    commits = list(commits_of(clone, engine))
+    for start in range(0, len(commits), 200):
+        batch = commits[start : start + 200]
+        names = [f"{one.sha}^:{file}" for one in batch for file in one.lines]
+        texts = dict(zip(names, _texts(clone, names), strict=True))
+        for commit in batch:
+            touched = _touched(commit, texts)
+            if not 0 < len(touched) <= _MOST_FUNCTIONS:
+                continue
+            for function in touched:
+                functions[function].append(len(fixes))
+            fixes.append(TableFix(commit.pull, commit.day, commit.sha[:9]))
+    head = ask_git(clone, "log", "-1", "--format=%cs").decode().strip()
+    dated = {
+        one.version: one.uploaded.date()
+        for one in own_releases(engine, "cpu")
+        if one.uploaded is not None
+    }
+    until = date.fromisoformat(head)
+    return FixTable(engine, until, dated, fixes, dict(functions))
+
+
+def _touched(commit: _FixCommit, texts: dict[str, str]) -> list[TableFunction]:
+    touched = []
+    for file, lines in commit.lines.items():
+        own = file
+        for place in PLACES:
+            own = own.removeprefix(place)
+        for name in functions_at(texts[f"{commit.sha}^:{file}"], lines):
+            touched.append(TableFunction(own, name))
+    return touched
+
+
+def main() -> None:
+    tables = [table_of(Path(word).expanduser()) for word in sys.argv[1:]]
+    if not tables:
+        raise SystemExit((__doc__ or "").strip())
+    write_fix_table(tables, TABLE_OF_FIXES)
+    for table in tables:
+        print(
+            f"{table.engine} until {table.until}: {len(table.fixes)} fixes, "
+            f"{len(table.functions)} functions"
+        )
+    print(f"{TABLE_OF_FIXES.name}: {TABLE_OF_FIXES.stat().st_size:,} bytes")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,504 @@
+"""The policy of ``fuzz --against``: the same requests go to two servers, and each
+difference between their answers is a finding.
+
+Requests go one after another, so that what a server answers follows from the request.
+Findings are shrunk all at once: a round plays every smaller request of every finding on
+one fresh pair of servers, which costs two starts however many there are."""
+
+from __future__ import annotations
+
+import functools
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from random import Random
+from typing import Annotated, Literal, TypeAlias, cast
+
+from mmrepro.base.errors import InfrastructureError
+from mmrepro.base.machine import JournalHead, JournalKind, JournalLine, host_facts
+from mmrepro.base.records import Fidelity
+from mmrepro.campaign import Campaign, CampaignState, Established, RunEnded, Spent
+from mmrepro.engines.models import TINY
+from mmrepro.failure.documents import SideRun, UpgradeSide, prepared_folder
+from mmrepro.failure.documents.replay import (
+    FUZZ_FILE,
+    Episode,
+    Fuzz,
+    SideDifference,
+)
+from mmrepro.failure.documents.searches import begun
+from mmrepro.runs import Deadlines
+from mmrepro.runs.play import PlayOptions
+from mmrepro.search.fuzz.differences import (
+    SERVER,
+    SeenDifference,
+    asked_of_both,
+    differences,
+)
+from mmrepro.search.fuzz.episodes import Episodes
+from mmrepro.search.fuzz.fields import features_of, field_requests, smaller
+from mmrepro.search.fuzz.options import FuzzCommand, FuzzProfile
+from mmrepro.search.oracle.reference import comparable
+from mmrepro.search.oracle.sides import side_run
+from mmrepro.search.replay.attempts import CaseRun, CaseSearch
+from mmrepro.search.replay.folder import SessionFolder, campaign_folder, new_head
+from mmrepro.traffic.case import (
+    Case,
+    Operation,
+    PlayState,
+    ServerWanted,
+    write_case,
+)
+from pydantic import Field, JsonValue, TypeAdapter
+
+_DEFAULT_ROOT = "fuzz"
+_PAIRS_DIR, _PAIRS_FILE = "pairs", "pairs.jsonl"
+_SIDES: tuple[UpgradeSide, UpgradeSide] = ("old", "new")
+_MIXED_EVERY = 3
+"""Each third episode is one of plain fuzzing; the others have one field a request."""
+_EPISODES_SHARE = 0.45
+"""Of the budget; the rest shrinks and confirms."""
+_ROUNDS = 6
+_EACH = 3
+"""Requests of one kind of difference that are shrunk, those with other features
+first."""
+_SMALLER = 100
+"""Requests of a round, at most."""
+
+
+class PairEnded(JournalLine):
+    """What a fresh pair of servers showed.
+
+    Attributes:
+        purpose: episode 3; round 1; confirmation 2.
+        seen: by the identifiers of the requests of its case.
+        asked: requests that both sides answered or refused.
+    """
+
+    once_as = "The pair for {0.purpose} ended"
+    kind: Literal["pair"] = "pair"
+    purpose: str
+    seen: list[SeenDifference] = []
+    asked: list[str] = []
+    limits: list[str] = []
+    seconds: float = 0.0
+    elapsed_s: float = 0.0
+
+
+class MeasuredDeadlines(JournalLine):
+    once_as = "The deadlines were measured"
+    kind: Literal["deadlines"] = "deadlines"
+    answer_s: float
+    suspect_s: float
+    rule: str = ""
+
+
+_AnyLine: TypeAlias = Annotated[
+    JournalHead | PairEnded | MeasuredDeadlines, Field(discriminator="kind")
+]
+PAIRS = JournalKind(
+    "comparison of two sides",
+    _PAIRS_FILE,
+    ".pairs.lock",
+    FUZZ_FILE,
+    TypeAdapter(_AnyLine),
+)
+
+
+@dataclass
+class _Suspect:
+    """A difference that is shrunk: the request that shows it, as small as is known."""
+
+    seen: SeenDifference
+    operation: Operation
+    episode: int
+    shrunk: bool = False
+
+    @property
+    def ends_a_server(self) -> bool:
+        return self.seen.field == SERVER
+
+    def shown_by(self, seen: Sequence[SeenDifference], id: str) -> bool:
+        """Whether the request of that identifier shows the same."""
+        own = [other for other in seen if other.operation == id]
+        return any(other.kind == self.seen.kind for other in own)
+
+
+class Comparing(CaseSearch[Fuzz]):
+    """A session in progress; ``fuzz`` is valid, if partial, at every moment."""
+
+    kind = "comparison of two sides"
+    options: FuzzCommand
+    episodes_at_most = 1000
+
+    def __init__(
+        self, options: FuzzCommand, *, write: Callable[[Fuzz, Path], object]
+    ) -> None:
+        """``write`` writes the documents below the folder, each time that they have
+        grown."""
+        super().__init__(options, blind=True)
+        assert options.other is not None
+        self._write = write
+        self.sides: dict[UpgradeSide, ServerWanted] = {
+            "old": options.server,
+            "new": options.other,
+        }
+        self.folder = campaign_folder(options, PAIRS, _DEFAULT_ROOT)
+        if options.resume is None:
+            self.folder = prepared_folder(self.folder)
+        self.fuzz = self._blank()
+        self._began = time.monotonic()
+        self._spent_before = 0.0
+        self.works = [self.run]
+
+    def standing(self) -> str:
+        count = len(self.fuzz.differences)
+        return f"{len(self.fuzz.episodes)} episodes, {count} differences"
+
+    @property
+    def elapsed_s(self) -> float:
+        """Of the budget, with what earlier calls spent."""
+        return self._spent_before + time.monotonic() - self._began
+
+    # ----------------------------------------------------------------- the line of work
+
+    def run(self) -> None:
+        """Episodes, then what is left of each difference, then fresh pairs."""
+        try:
+            self._deadlines = self._measured()
+            suspects = self._shrunk(self._played_episodes())
+            self._state(suspects)
+            self._confirm()
+        except Spent:
+            self._limit("the time was over (--budget) before all was settled")
+
+    def _measured(self) -> Deadlines:
+        for line in self.files.kept(MeasuredDeadlines):
+            return Deadlines(line.answer_s, line.suspect_s, line.rule)
+        result = self.attempt(CaseRun("deadlines", "deadlines", self.servers))
+        deadlines = result.deadlines
+        assert deadlines is not None
+        line = MeasuredDeadlines(
+            answer_s=deadlines.answer_s,
+            suspect_s=deadlines.suspect_s,
+            rule=deadlines.rule,
+        )
+        self.files.journal.append(line)
+        self._began = time.monotonic()
+        return deadlines
+
+    def _played_episodes(self) -> list[_Suspect]:
+        """Play episodes for a part of the budget; what is the same for several requests
+        is kept a few times."""
+        suspects: list[_Suspect] = []
+        kinds: dict[str, list[list[str]]] = {}
+        until = _EPISODES_SHARE * self.options.budget_s
+        number = 0
+        while number == 0 or self.elapsed_s < until:
+            if number == self.episodes_at_most:
+                break
+            number += 1
+            case = self._episode(number)
+            pair = self._pair(f"episode {number}", case)
+            self._note_episode(number, case, pair)
+            # The plainest requests come first.
+            for seen in pair.seen:
+                operation = case.operation(seen.operation)
+                if operation is None:
+                    continue
+                features = features_of(operation)
+                known = kinds.setdefault(seen.kind, [])
+                plain = [] in known
+                if plain or features in known or len(known) >= _EACH:
+                    continue
+                known.append(features)
+                suspects.append(_Suspect(seen, operation, number))
+        return suspects
+
+    def _shrunk(self, suspects: list[_Suspect]) -> list[_Suspect]:
+        """Rounds of smaller requests, until none is smaller or the time is over."""
+        if not self.options.shrink:
+            return suspects
+        together: dict[int, list[Operation]] = {}
+        for number in range(1, _ROUNDS + 1):
+            proposals = self._proposals(suspects, together)
+            if not proposals:
+                break
+            operations = [operation for _, operation in proposals]
+            try:
+                pair = self._pair(f"round {number}", self._case_of(operations))
+            except Spent:
+                self._limit("the time was over (--budget) while requests were shrunk")
+                break
+            together = self._take_round(suspects, proposals, pair)
+        for suspect in suspects:
+            if not features_of(suspect.operation):
+                suspect.shrunk = True
+        return suspects
+
+    def _proposals(
+        self, suspects: Sequence[_Suspect], together: Mapping[int, list[Operation]]
+    ) -> list[tuple[int, Operation]]:
+        """Requests of a round, with the place of the suspect that each is smaller
+        than."""
+        proposals: list[tuple[int, Operation]] = []
+        for place, suspect in enumerate(suspects):
+            if suspect.shrunk:
+                continue
+            for candidate in [*together.get(place, []), *smaller(suspect.operation)]:
+                id = f"s{place + 1}-{len(proposals) + 1}"
+                update = {"id": id, "after": [], "leave": ""}
+                proposals.append((place, candidate.model_copy(update=update)))
+        # After a request that ends a server nothing more is answered.
+        proposals.sort(key=lambda proposal: suspects[proposal[0]].ends_a_server)
+        return proposals[:_SMALLER]
+
+    def _take_round(
+        self,
+        suspects: Sequence[_Suspect],
+        proposals: Sequence[tuple[int, Operation]],
+        pair: PairEnded,
+    ) -> dict[int, list[Operation]]:
+        """Take the smallest request that shows each difference. One that nothing smaller
+        shows is shrunk. Of several that show it, all that they leave out is tried
+        together in the next round."""
+        together: dict[int, list[Operation]] = {}
+        for place, suspect in enumerate(suspects):
+            own = [operation for at, operation in proposals if at == place]
+            good = [op for op in own if suspect.shown_by(pair.seen, op.id)]
+            if not good:
+                # What a dead server was not asked says nothing.
+                asked = [op for op in own if op.id in pair.asked]
+                suspect.shrunk = bool(own) and len(asked) == len(own)
+                continue
+            before = suspect.operation
+            suspect.operation = min(good, key=lambda op: len(features_of(op)))
+            if len(good) > 1:
+                together[place] = [_without_all(before, good)]
+        return together
+
+    def _state(self, suspects: Sequence[_Suspect]) -> None:
+        """One finding for each kind of difference and set of features."""
+        known: set[tuple[str, str]] = set()
+        for suspect in suspects:
+            features = features_of(suspect.operation)
+            bucket = suspect.seen.kind, "; ".join(features)
+            if bucket in known:
+                continue
+            known.add(bucket)
+            op = suspect.operation
+            difference = SideDifference(
+                id=f"d{len(self.fuzz.differences) + 1}",
+                field=suspect.seen.field,
+                what=suspect.seen.what,
+                features=features,
+                statement=suspect.seen.statement,
+                request=_request_of(op),
+                episode=suspect.episode,
+                shrunk=suspect.shrunk,
+            )
+            self.fuzz.differences.append(difference)
+            self._operations[difference.id] = op
+            self.campaign.emit(
+                Established(text=f"{difference.id}: {difference.statement}")
+            )
+        self.files.write()
+
+    def _confirm(self) -> None:
+        """Ask what is left of each finding once more, on fresh pairs."""
+        operations: list[Operation] = []
+        ordered = sorted(self.fuzz.differences, key=lambda d: d.field == SERVER)
+        for difference in ordered:
+            op = self._operations[difference.id]
+            update = {"id": difference.id, "after": [], "leave": ""}
+            operations.append(op.model_copy(update=update))
+        if not operations:
+            return
+        for index in range(1, self.options.repeat + 1):
+            pair = self._pair(f"confirmation {index}", self._case_of(operations))
+            for difference in self.fuzz.differences:
+                suspect = self._kinds_of(difference)
+                shown = any(
+                    seen.operation == difference.id and seen.kind == suspect
+                    for seen in pair.seen
+                )
+                if shown or difference.id in pair.asked:
+                    difference.pairs += 1
+                    difference.shown += shown
+            self.files.write()
+
+    @staticmethod
+    def _kinds_of(difference: SideDifference) -> str:
+        return SeenDifference.kind_of(difference.field, difference.what)
+
+    # ------------------------------------------------------------------ one pair
+
+    def _pair(self, purpose: str, case: Case) -> PairEnded:
+        """What a fresh server of each side answers to a case, one request after
+        another.
+
+        Raises:
+            Spent: there is no time for it.
+        """
+        for line in self.files.kept(PairEnded):
+            if line.purpose == purpose:
+                self._spent_before = max(self._spent_before, line.elapsed_s)
+                return line
+        if self.elapsed_s >= self.options.budget_s:
+            raise Spent
+        began = time.monotonic()
+        place = purpose.replace(" ", "-")
+        plays = []
+        for side in _SIDES:
+            play = functools.partial(self._play, side, purpose, place, case)
+            plays.append(play)
+        old, new = self.beside(plays)
+        for run in (old, new):
+            if run.state is PlayState.START_FAILED:
+                label = self.sides[run.side].label
+                raise InfrastructureError(f"{label}, {run.side}: {run.error}")
+        line = PairEnded(
+            purpose=purpose,
+            seen=differences(case, old, new),
+            asked=asked_of_both(case, old, new),
+            limits=[run.error for run in (old, new) if run.error],
+            seconds=round(time.monotonic() - began, 2),
+            elapsed_s=round(self.elapsed_s, 2),
+        )
+        self.campaign.emit(
+            RunEnded(
+                what=purpose,
+                index=1,
+                outcome=f"{len(line.seen)} differences",
+                tone="bad" if line.seen else "soft",
+                seconds=line.seconds,
+            )
+        )
+        return self.files.journal.append(line)
+
+    def _play(self, side: UpgradeSide, purpose: str, place: str, case: Case) -> SideRun:
+        order = CaseRun(
+            f"{side} {purpose}",
+            f"{side}, {purpose}, {self.sides[side].label}",
+            self.servers,
+            f"{_PAIRS_DIR}/{place}/{side}",
+            case=case.model_copy(update={"server": self.sides[side]}),
+            contents=self.folder,
+            options=PlayOptions(
+                self._deadlines, time="order", look="none", early=False, bodies=True
+            ),
+        )
+        self.fuzz.starts += 1
+        result = self.attempt(order)
+        assert result.played is not None
+        return side_run(
+            side, 1, result.played, seconds=result.seconds, folder=result.place
+        )
+
+    # ------------------------------------------------------------------ cases
+
+    def _episode(self, number: int) -> Case:
+        if number % _MIXED_EVERY:
+            random = Random(f"{self.options.seed}/fields/{number}")  # noqa: S311
+            return self._case_of(field_requests(random))
+        planned = self._episodes.next(number)
+        case = comparable(planned.case)
+        write_case(case, self.folder, {})
+        staying = [op.id for op in case.operations if not op.leave]
+        return case.keeping(staying).model_copy(update={"server": self.sides["old"]})
+
+    def _case_of(self, operations: Sequence[Operation]) -> Case:
+        return Case(server=self.sides["old"], operations=list(operations))
+
+    @functools.cached_property
+    def _episodes(self) -> Episodes:
+        options = self.options
+        tiny = TINY.get(options.server.model)
+        sees = tiny is None or bool(tiny.image_tokens)
+        return Episodes(
+            options.seed,
+            options.server,
+            pictures=sees and options.profile is not FuzzProfile.TEXT,
+        )
+
+    @functools.cached_property
+    def _operations(self) -> dict[str, Operation]:
+        """What is asked for each finding."""
+        return {}
+
+    # ------------------------------------------------------------------ the document
+
+    def _note_episode(self, number: int, case: Case, pair: PairEnded) -> None:
+        episode = Episode(
+            number=number,
+            kind="fields" if number % _MIXED_EVERY else "mixed",
+            requests=len(case.operations),
+            state="ended" if not pair.limits else "died",
+            seconds=pair.seconds,
+        )
+        self.fuzz.episodes.append(episode)
+        self.fuzz.elapsed_s = round(self.elapsed_s, 2)
+        for limit in pair.limits:
+            self._limit(f"episode {number}: {limit}")
+        self.files.write()
+
+    def _limit(self, text: str) -> None:
+        if text not in self.fuzz.limits:
+            self.fuzz.limits.append(text)
+
+    def _blank(self) -> Fuzz:
+        options = self.options
+        return Fuzz(
+            **begun(self.kind, options.command_line(), self.resume_command),
+            resume=self.resume_command,
+            server=options.server,
+            other=options.other,
+            profile=options.profile,
+            seed=options.seed,
+            budget_s=options.budget_s,
+            blind=True,
+            host=host_facts(),
+            fidelity=Fidelity.GPU if options.on_gpu else Fidelity.CPU,
+        )
+
+    # ------------------------------------------------------------ asked by the campaign
+
+    def begin(self, campaign: Campaign[Fuzz]) -> None:
+        super().begin(campaign)
+        head = new_head(JournalHead, self.options.decides)
+        self.files = SessionFolder(PAIRS, self.folder, head, self.fuzz, self._write)
+
+    def closing(self, state: CampaignState) -> None:
+        self.fuzz.elapsed_s = round(self.elapsed_s, 2)
+
+
+def _without_all(before: Operation, good: Sequence[Operation]) -> Operation:
+    """The request without all that each of ``good`` leaves out."""
+    parameters = dict(before.parameters)
+    update: dict[str, object] = {}
+    for op in good:
+        for name, value in before.parameters.items():
+            if name not in op.parameters:
+                parameters.pop(name, None)
+            elif op.parameters[name] != value:
+                parameters[name] = op.parameters[name]
+        for part in ("stream", "messages", "prompt"):
+            if getattr(op, part) != getattr(before, part):
+                update[part] = getattr(op, part)
+    return before.model_copy(update={**update, "parameters": parameters})
+
+
+def _request_of(op: Operation) -> dict[str, JsonValue]:
+    """Method, path and body, as people read them."""
+    body: dict[str, JsonValue] = {}
+    if op.messages is not None:
+        body["messages"] = [
+            message.model_dump(exclude_defaults=True) for message in op.messages
+        ]
+    if op.prompt is not None:
+        body["prompt"] = cast(JsonValue, op.prompt)
+    body |= op.parameters
+    if op.stream:
+        body["stream"] = True
+    return {"method": op.method, "path": op.path, "body": body}

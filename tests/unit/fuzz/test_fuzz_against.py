@@ -1,0 +1,222 @@
+"""Two servers that get the same requests: what they answer otherwise is found, made as
+small as it goes, and asked once more of fresh ones."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+from fake_player import FakePlayer, Fakes
+from fake_plays import SERVER
+from mmrepro.base.errors import InfrastructureError, UsageError
+from mmrepro.cli import replay
+from mmrepro.failure.documents.replay import Fuzz
+from mmrepro.reports.documents import keep
+from mmrepro.reports.fuzz import KIND
+from mmrepro.search.fuzz.against import Comparing
+from mmrepro.search.fuzz.fields import features_of, field_requests, smaller
+from mmrepro.search.fuzz.options import FuzzCommand
+from mmrepro.search.fuzz.server import other_side
+from mmrepro.traffic.case import CHAT, Operation
+from mmrepro.traffic.case.sending import Played, PlayState
+
+OTHER = SERVER.model_copy(update={"args": ["--other"]})
+
+
+class TwoSides(FakePlayer):
+    """Servers whose answers ``status`` gives, for a request and whether it is the other
+    side's."""
+
+    def __init__(self, status: Any) -> None:
+        super().__init__(lambda case: {})
+        self.status = status
+
+    def play(self, case: Any, *rest: Any, **more: Any) -> Played:
+        other = "--other" in case.server.args
+        self.engine = lambda asked: {
+            op.id: str(self.status(op, other)) for op in asked.operations
+        }
+        played = super().play(case, *rest, **more)
+        for op in case.operations:
+            status = int(self.status(op, other))
+            error = {"error": {"message": "no", "type": "bad", "code": status}}
+            said = {"id": op.id, "choices": []} if status == 200 else error
+            played.bodies[op.id] = json.dumps(said)
+        return played
+
+
+class FakedComparing(Fakes, Comparing):
+    pass
+
+
+def compared(tmp_path: Path, status: Any, **options: Any) -> Fuzz:
+    given = {"server": SERVER, "other": OTHER, "budget_s": 20.0, "repeat": 2, **options}
+    session = FakedComparing(
+        FuzzCommand(engine="vllm", out=tmp_path / "f", against="--other", **given),
+        write=lambda made, folder: keep(KIND, made, folder),
+    )
+    session.player = TwoSides(status)
+    # One episode of each kind is enough of a server that answers at once.
+    session.episodes_at_most = 3
+    return session.execute()
+
+
+def refuses_top_k(op: Operation, other: bool) -> int:
+    return 400 if other and op.parameters.get("top_k") == -2 else 200
+
+
+def test_a_refused_field_is_found_made_small_and_confirmed(tmp_path: Path) -> None:
+    made = compared(tmp_path, refuses_top_k)
+    assert made.exit_code == 1
+    found = {(d.field, d.what, *d.features) for d in made.differences}
+    assert ("status", "200 → 400", "top_k=-2") in found
+    assert all(d.shrunk and d.confirmed for d in made.differences)
+    body = made.differences[0].request["body"]
+    assert isinstance(body, dict)
+    assert body["top_k"] == -2
+    assert "top_k=-2" in repr(KIND.compose(made))
+
+
+def test_the_same_twice_has_no_difference(tmp_path: Path) -> None:
+    made = compared(tmp_path, lambda op, _: 400 if "n" in op.parameters else 200)
+    assert made.differences == []
+    assert made.exit_code == 0
+
+
+def test_what_a_fresh_pair_does_not_show_is_not_confirmed(tmp_path: Path) -> None:
+    seen: set[str] = set()
+
+    def once(op: Operation, other: bool) -> int:
+        chance = other and op.id.startswith("r") and op.parameters.get("top_k") == -2
+        seen.add(op.id)
+        return 400 if chance else 200
+
+    made = compared(tmp_path, once, shrink=False)
+    assert made.differences
+    assert not any(d.confirmed for d in made.differences)
+    assert made.exit_code == 3
+
+
+def test_a_request_has_one_thing_fewer_each_time() -> None:
+    random = Random(1)
+    for op in field_requests(random):
+        for candidate in smaller(op):
+            assert len(features_of(candidate)) < len(features_of(op)), op
+
+
+def test_the_same_seed_asks_the_same() -> None:
+    assert field_requests(Random(3)) == field_requests(Random(3))
+    plain = field_requests(Random(3))[0]
+    assert (plain.path, features_of(plain)) == (CHAT, [])
+
+
+@pytest.mark.parametrize(
+    ("asked", "args", "release"),
+    [
+        ({"server_args": ("{feature:front-rust}",)}, "{feature:front-rust}", "0.23.0"),
+        ({"release": "0.24.0"}, "10", "0.24.0"),
+    ],
+)
+def test_the_other_side_is_the_first_but_for_what_is_said(
+    asked: dict[str, Any], args: str, release: str
+) -> None:
+    first = FuzzCommand(engine="vllm", server=SERVER)
+    second = other_side(first, FuzzCommand(engine="vllm", **asked))
+    assert second.args[-1] == args
+    assert second.release == release
+
+
+def test_a_side_that_does_not_start_is_no_difference(tmp_path: Path) -> None:
+    class NoOther(TwoSides):
+        def play(self, case: Any, *rest: Any, **more: Any) -> Played:
+            if "--other" not in case.server.args:
+                return super().play(case, *rest, **more)
+            return Played(state=PlayState.START_FAILED, said="it has no --other")
+
+    session = FakedComparing(
+        FuzzCommand(engine="vllm", out=tmp_path / "f", server=SERVER, other=OTHER),
+        write=lambda made, folder: keep(KIND, made, folder),
+    )
+    session.player = NoOther(lambda op, other: 200)
+    with pytest.raises(InfrastructureError, match="it has no --other"):
+        session.execute()
+    assert session.fuzz.differences == []
+
+
+def test_a_request_that_ends_one_side_leaves_the_others_to_be_shrunk(
+    tmp_path: Path,
+) -> None:
+    class Fragile(TwoSides):
+        def play(self, case: Any, *rest: Any, **more: Any) -> Played:
+            played = super().play(case, *rest, **more)
+            for place, op in enumerate(case.operations):
+                fatal = op.parameters.get("min_p") == 1.5
+                if fatal and "--other" in case.server.args:
+                    played.state, played.said = PlayState.DIED, "it ended"
+                    del played.evidence.requests[place:]
+                    break
+            return played
+
+    session = FakedComparing(
+        FuzzCommand(
+            engine="vllm",
+            out=tmp_path / "f",
+            server=SERVER,
+            other=OTHER,
+            budget_s=20.0,
+            repeat=1,
+        ),
+        write=lambda made, folder: keep(KIND, made, folder),
+    )
+    session.player = Fragile(refuses_top_k)
+    session.episodes_at_most = 8
+    made = session.execute()
+    by_field = {d.field: d for d in made.differences}
+    assert by_field["server"].features == ["min_p=1.5"]
+    assert by_field["status"].shrunk
+
+
+def test_what_is_asked_of_a_lost_engine_says_nothing(tmp_path: Path) -> None:
+    class Loses(TwoSides):
+        def play(self, case: Any, *rest: Any, **more: Any) -> Played:
+            lost = False
+            fatal: set[str] = set()
+            for op in case.operations:
+                lost = lost or op.parameters.get("min_p") == 1.5
+                if lost and "--other" in case.server.args:
+                    fatal.add(op.id)
+            self.status = lambda op, other: 500 if op.id in fatal else 200
+            return super().play(case, *rest, **more)
+
+    session = FakedComparing(
+        FuzzCommand(
+            engine="vllm",
+            out=tmp_path / "f",
+            server=SERVER,
+            other=OTHER,
+            budget_s=20.0,
+            repeat=1,
+            shrink=False,
+        ),
+        write=lambda made, folder: keep(KIND, made, folder),
+    )
+    session.player = Loses(None)
+    session.episodes_at_most = 8
+    made = session.execute()
+    (difference,) = made.differences
+    assert difference.field == "server"
+    assert "min_p=1.5" in difference.features
+
+
+def test_the_words_of_the_other_side_are_options_of_the_command() -> None:
+    asked = FuzzCommand(engine="vllm", server=SERVER, against="--front rust")
+    assert replay._other_side(asked).args[-1] == "{feature:front-rust}"
+    newer = FuzzCommand(engine="vllm", server=SERVER, against="0.24.0 --env A=B")
+    assert (newer_side := replay._other_side(newer)).release == "0.24.0"
+    assert newer_side.env == {"A": "B"}
+    wrong = FuzzCommand(engine="vllm", server=SERVER, against="--no-such-option")
+    with pytest.raises(UsageError, match="--no-such-option"):
+        replay._other_side(wrong)

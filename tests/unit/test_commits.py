@@ -1,0 +1,199 @@
+"""A commit as a case, a patch as a commit, and the command that looks for a boundary."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+from mmrepro.base.errors import UsageError
+from mmrepro.cli.app import app
+from mmrepro.cli.repro import bisect_words
+from mmrepro.engines.environments import patched_clone
+from mmrepro.runs import CommitReading, CommitResult, change_of, commits, read_commit
+from mmrepro.runs.commits import compared, touched_by
+from mmrepro.runs.tree_tests import UpstreamRun, UpstreamTest, summed
+from mmrepro.search.repro.options import ReproCommand
+from typer.testing import CliRunner
+
+CODE = """\
+class Scheduler:
+    def step(self):
+        return 1
+
+
+def free():
+    return None
+"""
+
+
+@pytest.fixture
+def clone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    for name in ("GIT_CONFIG_GLOBAL", "GIT_CONFIG_SYSTEM"):
+        monkeypatch.setenv(name, os.devnull)
+    for role in ("AUTHOR", "COMMITTER"):
+        monkeypatch.setenv(f"GIT_{role}_NAME", "somebody")
+        monkeypatch.setenv(f"GIT_{role}_EMAIL", "somebody@example.com")
+        monkeypatch.setenv(f"GIT_{role}_DATE", "2026-07-15T12:00:00+00:00")
+    folder = tmp_path / "clone"
+    for name, text in {
+        "vllm/__init__.py": "",
+        "vllm/v1/core.py": CODE,
+        "csrc/a.cu": "1\n",
+        "tests/utils.py": "",
+        "tests/v1/test_core.py": "old\n",
+    }.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(text)
+    git(folder, "init", "-q", "-b", "main")
+    commit(folder, "first")
+    (folder / "vllm/v1/core.py").write_text(CODE.replace("return 1", "return 2"))
+    (folder / "csrc/a.cu").write_text("2\n")
+    (folder / "tests/v1/test_core.py").write_text("new\n")
+    (folder / "tests/utils.py").write_text("X = 1\n")
+    commit(folder, "fix")
+    return folder
+
+
+def git(folder: Path, *arguments: str) -> str:
+    done = subprocess.run(
+        ["git", "-C", str(folder), *arguments],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return done.stdout
+
+
+def commit(folder: Path, subject: str) -> None:
+    git(folder, "add", "-A")
+    git(folder, "commit", "-qm", subject)
+
+
+def test_what_a_commit_touches(clone: Path) -> None:
+    change = change_of(clone, "HEAD")
+    assert change.engine == "vllm"
+    assert change.product == ("vllm/v1/core.py",)
+    assert change.compiled == ("csrc/a.cu",)
+    assert change.tests == ("tests/utils.py", "tests/v1/test_core.py")
+    assert change.test_files == ["tests/v1/test_core.py"]
+    assert touched_by(clone, change) == ["vllm/v1/core.py: step"]
+    with pytest.raises(UsageError, match="HEAD~1 has no parent"):
+        change_of(clone, "HEAD~1")
+
+
+def run_of(**states: str) -> UpstreamRun:
+    tests = []
+    for name, state in states.items():
+        state, _, cause = state.partition(":")
+        facts: dict[str, Any] = {"test": name, "state": state, "why": state}
+        facts["cause"] = cause or None
+        tests.append(UpstreamTest.model_validate(facts))
+    return summed("tree", tests, 1.0)
+
+
+@pytest.mark.parametrize(
+    ("after", "before", "result"),
+    [
+        ({"a": "green", "b": "green"}, {"a": "red", "b": "green"}, "turned"),
+        ({"a": "green"}, {"a": "green"}, "same"),
+        # What is red on both sides says nothing of the commit.
+        ({"a": "red", "b": "green"}, {"a": "red", "b": "green"}, "same"),
+        ({"a": "red"}, {"a": "red"}, "untestable"),
+        ({"a": "untestable:hub"}, {"a": "untestable:hub"}, "untestable"),
+        ({"a": "green"}, {"f": "untestable:absent"}, "absent"),
+        ({"a": "green"}, {"a": "untestable:skipped"}, "untestable"),
+    ],
+)
+def test_only_red_before_and_green_after_speaks_for_it(
+    after: dict[str, str], before: dict[str, str], result: str
+) -> None:
+    found, why = compared(run_of(**after), run_of(**before))
+    assert found == CommitResult(result)
+    assert why
+
+
+def test_a_commit_without_tests_starts_nothing(
+    clone: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (clone / "vllm/v1/core.py").write_text(CODE)
+    commit(clone, "back")
+    monkeypatch.setattr(commits, "resolve_source", None)
+    assert read_commit(clone, "HEAD").result is CommitResult.NONE
+
+
+@pytest.mark.parametrize(("result", "code"), [("turned", 0), ("same", 3)])
+def test_the_exit_code_of_a_commit(
+    clone: Path, monkeypatch: pytest.MonkeyPatch, result: str, code: int
+) -> None:
+    def reading(place: Path, rev: str, **how: Any) -> CommitReading:
+        assert (place, rev) == (clone, "HEAD~0")
+        return CommitReading(
+            engine="vllm",
+            commit="a" * 40,
+            parent="b" * 40,
+            product=["vllm/v1/core.py"],
+            compiled=["csrc/a.cu"],
+            tests=[],
+            functions=["vllm/v1/core.py: step"],
+            result=CommitResult(result),
+            why="why",
+            turned=["tests/v1/test_core.py::t"] if code == 0 else [],
+        )
+
+    monkeypatch.setattr(commits, "read_commit", reading)
+    done = CliRunner().invoke(app, ["commit", f"{clone}@HEAD~0"])
+    assert done.exit_code == code
+    assert "touches vllm/v1/core.py: step" in done.stdout
+    assert "csrc/a.cu" in done.stdout
+
+
+def test_a_patch_is_a_commit_of_another_clone(clone: Path, tmp_path: Path) -> None:
+    (clone / "vllm/v1/core.py").write_text(CODE.replace("return 1", "return 3"))
+    patch = tmp_path / "fix.diff"
+    patch.write_text(git(clone, "diff"))
+    git(clone, "checkout", "-q", "--", ".")
+    before = {path: path.stat().st_mtime_ns for path in (clone / ".git").rglob("*")}
+    with patched_clone(clone, "HEAD", patch) as (folder, sha):
+        assert "return 3" in git(folder, "show", f"{sha}:vllm/v1/core.py")
+    assert not folder.exists()
+    now = {path: path.stat().st_mtime_ns for path in (clone / ".git").rglob("*")}
+    assert now == before
+
+    for text, why in (
+        (patch.read_text().replace("return 2", "return 9"), "does not apply to HEAD"),
+        ("no patch\n", "does not apply to HEAD"),
+    ):
+        patch.write_text(text)
+        with (
+            pytest.raises(UsageError, match=why),
+            patched_clone(clone, "HEAD", patch),
+        ):
+            pass
+    with (
+        pytest.raises(UsageError, match="cannot be read"),
+        patched_clone(clone, "HEAD", tmp_path / "none.diff"),
+    ):
+        pass
+
+
+def test_both_sides_are_searched_where_later_commits_are_known(clone: Path) -> None:
+    head, first = git(clone, "rev-parse", "HEAD", "HEAD~1").split()
+    words = bisect_words(clone, "", Path("f1"), "")
+    assert words[words.index("--find") + 1] == "introduced"
+    assert words[words.index("--bad") + 1] == head
+    assert words[words.index("--good") + 1] == first
+    words = bisect_words(clone, "HEAD~1", Path("f1"), "v1")
+    assert words[words.index("--find") + 1] == "both"
+    assert words[words.index("--good") + 1] == "v1"
+
+
+def test_what_needs_a_clone_says_so(tmp_path: Path) -> None:
+    patch = tmp_path / "x.diff"
+    for asked in ({"test_patch": patch}, {"bisect": True}):
+        with pytest.raises(UsageError, match="needs a git clone"):
+            ReproCommand(**asked)  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match="both say what is compared"):
+        ReproCommand(test_patch=patch, fixed="newest", tree="x")

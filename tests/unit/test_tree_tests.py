@@ -1,0 +1,204 @@
+"""An engine's own tests on a tree: what is red, green and untestable, by its cause."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from mmrepro.reproducers import reproducer_path
+from mmrepro.runs import UntestableCause, UpstreamState
+from mmrepro.runs.tree_tests import judged, summed, unpack_tests
+
+RED, GREEN, UNTESTABLE = (
+    UpstreamState.RED,
+    UpstreamState.GREEN,
+    UpstreamState.UNTESTABLE,
+)
+
+
+def phase(state: str, *raised: tuple[str, str], when: str = "call") -> dict[str, Any]:
+    chain = []
+    for kind, said in raised:
+        where = "torch/cuda/__init__.py" if "Torch" in said else "tests/test_a.py"
+        chain.append({"type": kind, "message": said, "frames": [f"/x/{where}:1:f"]})
+    return {"test": "t", "when": when, "state": state, "text": "", "chain": chain}
+
+
+@pytest.mark.parametrize(
+    ("raised", "cause"),
+    [
+        ([("builtins.AssertionError", "assert 1 == 2")], None),
+        ([("builtins.KeyError", "'block'")], None),
+        ([("builtins.TypeError", "got an unexpected keyword argument 'x'")], None),
+        # What was compared decides nothing, whatever words are in it.
+        ([("builtins.AssertionError", "assert 'CUDA driver' == ''")], None),
+        ([("builtins.RuntimeError", "No CUDA GPUs are available")], "gpu"),
+        (
+            [("builtins.AssertionError", "Torch not compiled with CUDA enabled")],
+            "gpu",
+        ),
+        (
+            [
+                ("builtins.OSError", "It looks like the name is not valid"),
+                ("huggingface_hub.errors.LocalEntryNotFoundError", "offline mode"),
+            ],
+            "hub",
+        ),
+        ([("builtins.ModuleNotFoundError", "No module named 'mteb'")], "package"),
+        (
+            [("builtins.ModuleNotFoundError", "No module named 'vllm.new_thing'")],
+            "absent",
+        ),
+        (
+            [("builtins.ImportError", "cannot import name 'f' from 'vllm.v1' (x.py)")],
+            "absent",
+        ),
+        (
+            [("builtins.AttributeError", "'_OpNamespace' '_C' object has no 'f'")],
+            "operator",
+        ),
+        (
+            [("_pytest.outcomes.Failed", "Timeout (>60.0s) from pytest-timeout.")],
+            "late",
+        ),
+    ],
+)
+def test_why_a_failed_test_says_nothing(
+    raised: list[tuple[str, str]], cause: str | None
+) -> None:
+    seen = judged([phase("passed", when="setup"), phase("failed", *raised)], "vllm")
+    assert seen.cause == cause
+    assert seen.state is (RED if cause is None else UNTESTABLE)
+
+
+def test_skipped_is_not_green() -> None:
+    assert judged([phase("skipped", when="setup")], "vllm").state is UNTESTABLE
+    assert judged([phase("passed")], "vllm").state is GREEN
+    collect = judged([phase("failed", ("x.SyntaxError", ""), when="collect")], "vllm")
+    assert collect.cause is UntestableCause.COLLECTION
+
+
+def test_all_tests_of_a_tree() -> None:
+    red = judged([phase("failed", ("builtins.KeyError", "x"))], "vllm")
+    green = judged([phase("passed")], "vllm").model_copy(update={"test": "g"})
+    skipped = judged([phase("skipped")], "vllm").model_copy(update={"test": "s"})
+    assert summed("1", [green, red, skipped], 1.0).state is RED
+    assert summed("1", [green, skipped], 1.0).state is GREEN
+    assert summed("1", [skipped], 1.0).cause is UntestableCause.SKIPPED
+    assert summed("1", [], 1.0).cause is UntestableCause.NONE
+    made = summed("1", [green, red, skipped], 1.0, only=["g"])
+    assert (made.state, made.red) == (GREEN, {"t"})
+    assert made.counts == "1 red, 1 green, 1 untestable"
+
+
+TEST = """\
+import pytest
+from thing import VALUE
+
+def test_value():
+    assert VALUE == 2
+
+@pytest.mark.skip(reason="it needs a GPU")
+def test_skipped():
+    pass
+
+def test_raises():
+    try:
+        {}["a"]
+    except KeyError as error:
+        raise OSError("not found") from error
+"""
+
+
+def test_two_trees_in_one_process_each(tmp_path: Path) -> None:
+    sides = []
+    for number in (1, 2):
+        site = tmp_path / f"site{number}"
+        folder = tmp_path / f"tests{number}"
+        site.mkdir()
+        folder.mkdir()
+        (site / "thing.py").write_text(f"VALUE = {number}\n")
+        (folder / "test_it.py").write_text(TEST)
+        side = {
+            "python": sys.executable,
+            "site": str(site),
+            "folder": str(folder),
+            "limit_s": 60,
+            "arguments": ["-q", "-p", "no:cacheprovider", "test_it.py"],
+        }
+        sides.append(side)
+    tools = str(Path(pytest.__file__).parents[1])
+    order = {"tools": tools, "preload": ["json", "not_there"], "sides": sides}
+    reading, writing = os.pipe()
+    runner = reproducer_path("run_tests.py")
+    done = subprocess.run(
+        [sys.executable, str(runner), str(writing), json.dumps(order)],
+        pass_fds=(writing,),
+        capture_output=True,
+        timeout=120,
+    )
+    os.close(writing)
+    with os.fdopen(reading) as stream:
+        lines = [json.loads(line) for line in stream]
+    assert done.returncode == 0, done.stderr
+    for number, state in ((0, "failed"), (1, "passed")):
+        own = [line for line in lines if line["side"] == number]
+        calls = {
+            line["test"].rpartition(":")[2]: line
+            for line in own
+            if line["kind"] == "phase" and line["when"] == "call"
+        }
+        assert calls["test_value"]["state"] == state
+        assert "test_skipped" not in calls
+        chain = calls["test_raises"]["chain"]
+        assert [one["type"] for one in chain] == [
+            "builtins.OSError",
+            "builtins.KeyError",
+        ]
+        assert own[-1]["kind"] == "ended"
+
+
+def test_the_tests_of_a_commit_with_those_of_its_fix(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for role in ("AUTHOR", "COMMITTER"):
+        monkeypatch.setenv(f"GIT_{role}_NAME", "somebody")
+        monkeypatch.setenv(f"GIT_{role}_EMAIL", "somebody@example.com")
+    clone = tmp_path / "clone"
+    (clone / "tests" / "v1").mkdir(parents=True)
+
+    def git(*words: str) -> str:
+        done = subprocess.run(
+            ["git", "-C", str(clone), *words],
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        return done.stdout.strip()
+
+    git("init", "-q")
+    (clone / "tests" / "utils.py").write_text("old\n")
+    (clone / "tests" / "v1" / "test_a.py").write_text("old\n")
+    (clone / "pyproject.toml").write_text("[tool]\n")
+    git("add", "-A")
+    git("commit", "-qm", "parent")
+    (clone / "tests" / "utils.py").write_text("new\n")
+    (clone / "tests" / "v1" / "test_a.py").write_text("new\n")
+    (clone / "tests" / "v1" / "test_b.py").write_text("new\n")
+    git("add", "-A")
+    git("commit", "-qm", "fix")
+
+    files = ["tests/v1/test_a.py", "tests/v1/test_b.py"]
+    folder = tmp_path / "out"
+    taken = unpack_tests(clone, "HEAD~1", folder, newer="HEAD", files=files)
+    assert taken == files
+    assert (folder / "tests/utils.py").read_text() == "old\n"
+    assert (folder / "tests/v1/test_a.py").read_text() == "new\n"
+    assert (folder / "tests/v1/test_b.py").read_text() == "new\n"
+    assert (folder / "pyproject.toml").exists()
+    assert unpack_tests(clone, "HEAD", tmp_path / "o2", newer="HEAD", files=files) == []
