@@ -50,6 +50,7 @@ TABLES = (
     "issue_form.toml",
     "advice.toml",
     "offline.toml",
+    "parsers.toml",
 )
 
 
