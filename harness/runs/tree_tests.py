@@ -137,6 +137,7 @@ _CAUSES: Mapping[UntestableCause, re.Pattern[str]] = {
     UntestableCause.HUB: re.compile(
         r"huggingface\.co|hf\.co|LocalEntryNotFound|OfflineModeIsEnabled"
         r"|HF_HUB_OFFLINE|outgoing traffic has been disabled|HFValidationError"
+        r"|Invalid repository ID or local directory|is not the path to a directory"
         r"|is not a valid model identifier|RepositoryNotFound|Can't load (?:tokenizer"
         r"|the configuration|image processor|feature extractor|processor)"
         r"|MaxRetryError|NameResolutionError|Temporary failure in name resolution"

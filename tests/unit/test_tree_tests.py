@@ -49,6 +49,15 @@ def phase(state: str, *raised: tuple[str, str], when: str = "call") -> dict[str,
             ],
             "hub",
         ),
+        (
+            [
+                (
+                    "pydantic_core.ValidationError",
+                    "1 validation error: Invalid repository ID or local directory",
+                )
+            ],
+            "hub",
+        ),
         ([("builtins.ModuleNotFoundError", "No module named 'mteb'")], "package"),
         (
             [("builtins.ModuleNotFoundError", "No module named 'vllm.new_thing'")],

@@ -3,6 +3,7 @@ says."""
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 from datetime import UTC, date, datetime, timedelta
@@ -11,14 +12,17 @@ from pathlib import Path
 import pytest
 from mmrepro.base.errors import UsageError
 from mmrepro.cli import fixed_later_table
+from mmrepro.cli.app import app
 from mmrepro.cli.fixed_later_table import functions_at, table_of
 from mmrepro.engines.environments.index import Listed
 from mmrepro.history import FixTable, TableFix, TableFunction, fixed_later, later_fixes
 from mmrepro.history.fixed_later import read_table, write_table
 from mmrepro.live.diagnose import later_fixes_in
 from packaging.version import Version
+from typer.testing import CliRunner
 
 MODULE = """\
+import json
 import os
 
 LIMIT = 3
@@ -192,3 +196,21 @@ def test_a_traceback_that_was_pasted(
     assert {3, 55} <= {fix.pull for fix in found}
     assert found[0].sentence.startswith("vllm#55 of 2026-07-26, in no release yet")
     assert later_fixes_in("KeyError: 'block'") == []
+
+
+def test_find_and_logs_print_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table(tmp_path, monkeypatch)
+    done = CliRunner().invoke(app, ["find", TRACEBACK])
+    assert "touched since, not proven; of those until 2026-08-01" in done.stdout
+    assert "vllm#55 of 2026-07-26" in done.stdout
+    done = CliRunner().invoke(app, ["find", TRACEBACK, "--json"])
+    pulls = [fix["pull"] for fix in json.loads(done.stdout)["later_fixes"]]
+    assert {3, 55} <= set(pulls)
+
+    log = tmp_path / "server.log"
+    mark = "(EngineCore pid=20) ERROR 06-24 18:12:17 [core.py:1195] "
+    log.write_text("".join(f"{mark}{line}\n" for line in TRACEBACK.splitlines()))
+    done = CliRunner().invoke(app, ["logs", str(log)])
+    assert "vllm#55 of 2026-07-26" in done.stdout
