@@ -312,7 +312,7 @@ def test_the_first_screen_is_the_answer():
     assert done.exit_code == 0
     lines = done.stdout.splitlines()
     assert len(lines) <= 20
-    assert max(map(len, lines)) <= 100
+    assert not any("…" in line for line in lines), "off a terminal nothing is cut"
     assert "fixed in 0.24.0" in done.stdout
     assert "disable-mm-cache" in done.stdout
 
@@ -326,8 +326,8 @@ def test_words_that_come_one_by_one_are_one_text():
 
 def test_a_single_hit_is_not_one_of_several():
     several, single = run("Expected a cached item"), run("PYSEC-2026-2303")
-    assert "one of these" in several.stdout.splitlines()[0]
-    assert "one of these" not in single.stdout.splitlines()[0]
+    assert "3 known failures match" in several.stdout.splitlines()[0]
+    assert "1 known failure matches" in single.stdout.splitlines()[0]
     assert single.stdout.splitlines()[1].startswith("embeds-mrope (scenario")
     assert len(sure("PYSEC-2026-2303")) == 1 < len(sure("Expected a cached item"))
 
@@ -382,12 +382,12 @@ def test_of_a_log_the_engines_words_count_and_a_clients_do_not(tmp_path):
                 "INFO 11-24 18:12:19 [loggers.py:1] Engine 000: ok\n"
             ),
             1,
-            "nothing that mmrepro knows",
+            "No known failure contains",
         ),
         (
             f"{MARKED}IndexError: x\n{MARKED}EngineCore encountered a fatal error.\n",
             1,
-            "nothing that mmrepro knows",
+            "No known failure contains",
         ),
         (
             f"{MARKED}torch.OutOfMemoryError: CUDA out of memory. Tried 2 MiB\n",
