@@ -326,7 +326,7 @@ def test_words_that_come_one_by_one_are_one_text():
 
 def test_a_single_hit_is_not_one_of_several():
     several, single = run("Expected a cached item"), run("PYSEC-2026-2303")
-    assert "3 known failures match" in several.stdout.splitlines()[0]
+    assert "known failures match" in several.stdout.splitlines()[0]
     assert "1 known failure matches" in single.stdout.splitlines()[0]
     assert single.stdout.splitlines()[1].startswith("embeds-mrope (scenario")
     assert len(sure("PYSEC-2026-2303")) == 1 < len(sure("Expected a cached item"))
