@@ -144,7 +144,9 @@ def _dead(view: DiagnosisView) -> Assessment | None:
                 )
             ],
         )
-    if facts.listening is False and facts.root_pid is not None and not core_died(view):
+    stopped = any(process.state in STOPPED for process in facts.processes)
+    not_yet = facts.listening is False and facts.root_pid is not None and not stopped
+    if not_yet and not core_died(view):
         return Assessment(
             state=ServerState.NOT_READY,
             sentence=f"Its processes run, but nothing listens on port {facts.port}: it "

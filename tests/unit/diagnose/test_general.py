@@ -477,6 +477,11 @@ def test_a_front_program_that_has_logged_and_is_gone_is_dead_at_a_start() -> Non
     assert silent.state is ServerState.NOT_READY
 
 
+def test_a_process_that_is_stopped_while_its_server_starts_is_stopped() -> None:
+    told = assess(evidence(), target(states="ST", listening=False))
+    assert (told.state, told.process) == (ServerState.STOPPED, "EngineCore")
+
+
 def test_a_front_program_that_lives_or_is_not_there_yet_is_not_dead() -> None:
     whole = processes_of("python", "EngineCore", "RustFrontend")
     assert at_once(evidence(), target(processes=whole, **RUST)) is None
