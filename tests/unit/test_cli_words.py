@@ -58,7 +58,7 @@ def test_campaigns_have_the_numbers_behind_the_incidents(
     assert here("open", number).stdout == "bisections/b/bisection.html\n"
     said = here("judge", number)
     assert said.stderr == (
-        f"Number {number} is no incident, but a bisection.\nNext: mmrepro incidents\n"
+        f"Number {number} is no run, but a bisection.\nNext: mmrepro incidents\n"
     )
 
 
@@ -109,7 +109,7 @@ def test_a_folder_alone_is_gone_on_with_by_resume(here: Here, words: str) -> Non
     ("words", "says"),
     [
         ("report 6", "No incident 6; there are 5."),
-        ("open 0", "No incident 0 in a list of 5."),
+        ("open 0", "No incident 0; there are 5."),
         ("judge gold", "Nothing here is called gold. Did you mean good?"),
         ("bundle run-1", "2 incidents or campaigns are called run-1."),
         ("resume last", "There is no campaign here that could be the last."),

@@ -339,7 +339,7 @@ def test_a_known_failure_alone_is_no_unknown_one(tmp_path: Path) -> None:
 
     session, _ = replaying(case, tmp_path, FakePlayer(engine), name=hang_known)
     replay = session.execute()
-    assert replay.exit_code == 0
+    assert replay.exit_code == 1, "a failure that is known is a problem as well"
     assert [f.known for f in replay.findings] == ["ghost-key-eviction"]
 
 
