@@ -28,6 +28,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from mmrepro.base.records import without_head
 from mmrepro.failure.documents.replay import Fuzz
 from mmrepro.reproducers.minivllm.config import FAULTS
 
@@ -68,7 +69,7 @@ class Told:
 
     @property
     def effort(self) -> str:
-        session = Fuzz.model_validate(self.content)
+        session = Fuzz.model_validate(without_head(self.content))
         return (
             f"{session.starts} starts, {len(session.episodes)} episodes, "
             f"{session.requests} requests, {session.elapsed_s:.0f} s"

@@ -191,6 +191,9 @@ class FixedRunning(RunningTime):
     def is_starved(self) -> bool:
         return self._starved
 
+    def ran_s(self) -> float:
+        return 0.0
+
 
 class ReplayedStacks(Probe[StacksData]):
     """Gives recorded stacks as the probe that took them would."""

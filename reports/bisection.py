@@ -61,7 +61,7 @@ def compose(bisection: Bisection) -> b.Page:
             f"{runs} of {len(bisection.ran)} of {points}",
             duration(bisection.seconds),
         ],
-        commands=[("to repeat it", bisection.command)],
+        commands=[("run again", bisection.command)],
         sections=[*_sections(bisection)],
         footer=words.footer(
             f"Bisection {bisection.id}", bisection.created, BISECTION_FILE, words.RUNS

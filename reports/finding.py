@@ -152,7 +152,7 @@ def _commands(loaded: LoadedFinding) -> Iterator[tuple[str, str]]:
     if loaded.case is not None and loaded.case.operations:
         yield "to reproduce it, with its server up", f"python3 {SCRIPT_FILE}"
     if loaded.case is not None:
-        yield "to repeat it on a fresh server", f"mmrepro replay {CASE_FILE}"
+        yield "run again on a fresh server", f"mmrepro replay {CASE_FILE}"
     yield "to fill in the engine's bug report", "mmrepro report . --format issue"
 
 

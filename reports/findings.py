@@ -102,7 +102,7 @@ def commands(
     for worst in _worst_first(with_folder)[:1]:
         yield from _next_steps(made, worst, folder)
 
-    yield "to repeat it", made.command
+    yield "run again", made.command
 
 
 def _next_steps(

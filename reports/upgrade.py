@@ -53,7 +53,7 @@ def compose(upgrade: Upgrade) -> b.Page:
         warning=b.broken_off(upgrade.failure, began=bool(upgrade.runs)),
         card=[*_card(upgrade)],
         counts=[*_counts(upgrade)],
-        commands=[("to repeat it", upgrade.command)],
+        commands=[("run again", upgrade.command)],
         sections=[*_sections(upgrade)],
         footer=words.footer(
             f"Comparison {upgrade.id}", upgrade.created, UPGRADE_FILE, words.RUNS

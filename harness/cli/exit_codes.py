@@ -112,7 +112,7 @@ CODES: Final = {
     "logs": CommandCodes(
         ok="the log shows no failure",
         problem="the log or the dump shows a failure",
-        undecided="the cause is unknown, the log was not read to its end, or it is no "
+        undecided="nothing shows an end, the log was not read to its end, or it is no "
         "log",
     ),
     "matrix diff": CommandCodes(

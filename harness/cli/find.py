@@ -147,7 +147,7 @@ def _hit_of_start(
         name=name,
         title=sentence,
         workarounds=tuple(advice),
-        see=("docs/why.md",),
+        see=("mmrepro help why",),
     )
     return IndexHit(entry, "this" if certain else "perhaps", [because])
 

@@ -355,7 +355,7 @@ def _class_entry(
     class_facts = CLASS_FACTS.get(live) if live else None
     if cause:
         title = CAUSE_WORDS[cause]
-        see.append("docs/logs.md#classes")
+        see.append("mmrepro help logs")
     if class_facts:
         advice += class_facts.advice
         for text in class_facts.references:

@@ -8,11 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
-import typer
 from mmrepro.base import common_options as common
 from mmrepro.base.errors import UnwritableOutput, UsageError
 from mmrepro.base.options import Command, option
-from mmrepro.cli.console import done_head, emit
+from mmrepro.cli.console import done_head, emit, say
 from mmrepro.cli.options import command
 
 
@@ -78,7 +77,7 @@ def new(asked: _NewCommand) -> None:
         emit(facts, done_head("written", written, [following]), "new")
         return
     for line in (*lines, f"Next: {following}"):
-        typer.echo(line)
+        say(line)
 
 
 _Written = tuple[str, str, tuple[Path, ...], tuple[str, ...]]

@@ -186,7 +186,7 @@ def _of_one(
     from mmrepro.base.errors import UsageError
 
     first = findings[0] if findings else folder / "f1"
-    what = "An issue" if format == "issue" else "A test"
+    what = "an issue" if format == "issue" else "a test"
     return UsageError(
         f"Choose one finding for {what}: {name} may have several.",
         hint=f"mmrepro report {first} --format {format}",

@@ -24,9 +24,7 @@ def show(
     lines."""
 
     def line(text: str, style: str = "") -> None:
-        console.print(
-            text, style=style or None, markup=False, highlight=False, soft_wrap=True
-        )
+        console.print(text, style=style or None, markup=False, highlight=False)
 
     plan, engine, here = answer.plan, answer.plan.engine, answer.here
     newer = Version(plan.release) > Version(engine.newest)

@@ -609,7 +609,7 @@ class Scenario(ABC):
             if cure.release:
                 continue
             if cure.effective_on.contains(version, prereleases=True):
-                why = f"the mitigation {name} should prevent it on {release}"
+                why = f"mitigation {name} is said to prevent it on {release}"
                 return Outcome.NOT_REPRODUCED, why
         return Outcome.REPRODUCED, f"release {release} is affected ({affected})"
 

@@ -25,7 +25,8 @@ from PIL import Image
 
 pytestmark = [pytest.mark.engine, pytest.mark.slow]
 
-RELEASE = "0.23.0"
+LATER = "0.32.0"
+"""0.23.0 does not start with the tiny models of that kind, whatever the runner."""
 PROMPTS = ([*b"what is this"], [*b"The quick brown fox"], [5, 270, 7])
 TOKENS = 12
 NOISE = 0.05
@@ -40,12 +41,13 @@ class Kind:
     options: tuple[str, ...] = ()
     served: str = SERVED_MODEL
     picture: bool = False
+    release: str = "0.23.0"
 
 
 KINDS = {
     "dense": Kind("qwen3-text"),
-    "experts": Kind("qwen3-moe"),
-    "hybrid": Kind("qwen3.5"),
+    "experts": Kind("qwen3-moe", release=LATER),
+    "hybrid": Kind("qwen3.5", release=LATER),
     "vision": Kind("qwen2-vl", picture=True),
     "lora": Kind("qwen3-text", ("{feature:lora}",), served="lora-a"),
     "draft": Kind("qwen3-text", ("{feature:draft}",)),
@@ -105,7 +107,7 @@ def answers_of(kind: Kind, runner: str, folder: Path) -> tuple[list[Answer], str
     model = TINY[kind.model]
     with serving(
         "vllm",
-        RELEASE,
+        kind.release,
         model,
         folder,
         *args,

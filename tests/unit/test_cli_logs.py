@@ -35,7 +35,7 @@ def test_a_hang_is_told(log: Path) -> None:
     for words in (
         "vllm",
         "2 files",
-        "1 requests were added",
+        "never scheduled",
         "s.log:2",
         "Expected a cached item",
     ):

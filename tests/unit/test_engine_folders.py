@@ -49,6 +49,8 @@ TABLES = (
     "plain.toml",
     "issue_form.toml",
     "advice.toml",
+    "offline.toml",
+    "parsers.toml",
 )
 
 
@@ -99,6 +101,9 @@ def test_what_its_tables_name_is_known(name: str) -> None:
     assert {*dialect.features} <= {*features(name)}
     assert plain_server(name) is not None
     assert all(row.source for row in advice_rows(name))
+    for call in table(name, "offline.toml").get("call", ()):
+        assert call["path"].startswith("/")
+        assert call["prompts"]
     form = table(name, "issue_form.toml")
     known = {"ticks", "everything", *Report.__dataclass_fields__}
     assert {part for _, part in form.get("parts", ())} <= known

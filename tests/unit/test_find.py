@@ -312,6 +312,7 @@ def test_the_first_screen_is_the_answer():
     assert done.exit_code == 0
     lines = done.stdout.splitlines()
     assert len(lines) <= 20
+    assert not any("…" in line for line in lines), "off a terminal nothing is cut"
     assert "fixed in 0.24.0" in done.stdout
     assert "disable-mm-cache" in done.stdout
 

@@ -160,7 +160,7 @@ def test_since_a_date(here: Here, monkeypatch: pytest.MonkeyPatch) -> None:
         ("--since soon", "'soon' is no time"),
         ("--since 2026-13-01", "is no time"),
         ("--release >=new", "no range of releases"),
-        ("--open 6", "There is no number 6 in a list of 5"),
+        ("--open 6", "No incident 6; there are 5"),
         ("--open 0", "No incident 0"),
         ("--open gold", "Nothing here is called gold. Did you mean good?"),
         ("--open run-1", "2 incidents or campaigns are called run-1"),

@@ -484,7 +484,7 @@ def test_an_issue_is_of_one_finding(tmp_path: Path) -> None:
     done = runner.invoke(app, ["report", str(place), "--format", "issue"])
     assert "### 🐛 Describe the bug" in done.stdout
     for argv, said in (
-        (["report", str(place.parent), "--format", "issue"], "of one finding"),
+        (["report", str(place.parent), "--format", "issue"], "one finding"),
         (["report", str(place), "--format", "junit"], "no JUnit report"),
     ):
         done = runner.invoke(app, argv)

@@ -371,3 +371,9 @@ def test_another_programs_own_error_stays(tmp_path: Path) -> None:
         "ERROR",
         "engine.planner: no worker is left",
     )
+
+
+def test_a_message_in_a_page_s_backticks_is_read(tmp_path: Path) -> None:
+    said = "ImportError: /v/_C.abi3.so: undefined symbol: _ZN3c104cuda9SetDeviceEi"
+    found = read(tmp_path, f"`{said}`\n")
+    assert found.cause.exception == said

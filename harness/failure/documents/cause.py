@@ -252,10 +252,13 @@ class LogReading(Document, kind="logs"):
 
     @property
     def exit_code(self) -> int:
-        """0 it shows no failure; 1 it shows one; 3 undecided: its cause is unknown, it
+        """0 it shows no failure; 1 it shows one; 3 undecided: nothing shows an end, it
         was not read to its end, or it is no log."""
         dumped = self.dumps.failures if self.dumps is not None else []
         if any(failure.fit is not Resemblance.IF_IT_STAYS for failure in dumped):
+            return 1
+        if self.facts is not None and self.facts.state is LoggedState.DEAD:
+            # Also where only the echo of what ended it is in the log.
             return 1
         if self.cause.name in (CauseClass.UNKNOWN, CauseClass.NOT_A_LOG):
             return 3

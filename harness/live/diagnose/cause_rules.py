@@ -216,6 +216,11 @@ LOOP_FRAMES = re.compile(
     r"|_step_forward)(?: |$)|\.(?:event_loop_\w+|run_busy_loop)\(",
     re.MULTILINE,
 )
+TAKES_IN_FRAMES = re.compile(
+    r"process_input_sockets|preprocess_add_request|_handle_client_request|\badd_request\b"
+    r"|handle_generate_request|/sampling_params\.py"
+)
+"""Functions of an engine that take a request in."""
 ENTRY_FRAMES = re.compile(
     r"(?:^| )(?:run_engine_core|run_scheduler_process|run_mp_engine|run_engine|"
     r"make_worker_process|worker_main|__init__|run_server|from_vllm_config)(?: |$)",

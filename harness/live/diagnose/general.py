@@ -144,7 +144,9 @@ def _dead(view: DiagnosisView) -> Assessment | None:
                 )
             ],
         )
-    if facts.listening is False and facts.root_pid is not None and not core_died(view):
+    stopped = any(process.state in STOPPED for process in facts.processes)
+    not_yet = facts.listening is False and facts.root_pid is not None and not stopped
+    if not_yet and not core_died(view):
         return Assessment(
             state=ServerState.NOT_READY,
             sentence=f"Its processes run, but nothing listens on port {facts.port}: it "
@@ -226,7 +228,7 @@ def _front_gone(view: DiagnosisView) -> Assessment | None:
     # It is started after the core.
     core = [name for name in living if facts.is_core(name)]
     named = log_lines(view.evidence, "front-died")
-    if not core and not named:
+    if not core and not named and not _logged_by(view, role):
         return None
     why = [f"no process {role} among {_roles(facts)}"]
     for process in facts.processes:
@@ -235,6 +237,15 @@ def _front_gone(view: DiagnosisView) -> Assessment | None:
     if named:
         why.append(f"its log says at {named[0].time or '?'}: {public_line(named[0])}")
     return _without_core(view, names=role, why=why, dead=[role])
+
+
+def _logged_by(view: DiagnosisView, role: str) -> bool:
+    """Whether a process of that role has written to the log."""
+    for _, data in view.evidence.results(LogsData, partial=True):
+        for line in data.last_by_process.values():
+            if line.process.partition(" ")[0] == role:
+                return True
+    return False
 
 
 def _core_gone(view: DiagnosisView) -> Assessment | None:

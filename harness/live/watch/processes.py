@@ -169,6 +169,10 @@ _IDLE_SHARE = 0.25
 gets more."""
 
 
+_STOOD_S = 1.0
+"""Processor time in one place after which a server that is short of it is hung."""
+
+
 class RunningTime:
     """Threads at the beginning of a look: how long each had run and had waited to run.
 
@@ -193,6 +197,20 @@ class RunningTime:
                 return True
         return False
 
+    def ran_s(self) -> float:
+        """Processor time of the thread that ran most since then."""
+        pids = {pid for pid, _ in self._threads}
+        most = 0
+        for key, now in _threads_of(sorted(pids)).items():
+            before = self._threads.get(key)
+            if before is not None:
+                most = max(most, _ticks(now) - _ticks(before))
+        return most / processes.TICKS_PER_S
+
+
+def _ticks(thread: processes.Thread) -> int:
+    return thread.stat.user_ticks + thread.stat.system_ticks
+
 
 def _threads_of(pids: Sequence[int]) -> dict[tuple[int, int], processes.Thread]:
     threads = {}
@@ -208,9 +226,7 @@ def waited_to_run(
     """Whether a thread was runnable for most of ``elapsed`` seconds, and hardly ran."""
     if elapsed <= 0:
         return False
-    ticks = now.stat.user_ticks + now.stat.system_ticks
-    ticks -= before.stat.user_ticks + before.stat.system_ticks
-    ran = ticks / processes.TICKS_PER_S / elapsed
+    ran = (_ticks(now) - _ticks(before)) / processes.TICKS_PER_S / elapsed
     queued = (now.queued_s - before.queued_s) / elapsed
     # The kernel counts a wait when it ends: one that lasts shows in the states alone.
     runnable = before.stat.state == now.stat.state == "R"
@@ -249,6 +265,9 @@ class WatchedProcesses:
         """Stacks that were taken since the last answer."""
         self.in_service = False
         """Whether its engine was seen in its serving loop since it was found."""
+        self._stood_s = 0.0
+        """Processor time that it got, without an answer, while it stood in one place
+        and wanted more."""
         self._sockets = 0
         self._sockets_until = 0.0
 
@@ -293,6 +312,7 @@ class WatchedProcesses:
     def answered(self) -> None:
         """It works: what was seen of a silence before is over."""
         self.silence = Evidence()
+        self._stood_s = 0.0
         if self._root is not None and not self._alive(self._root):
             self._forget()
         self._found()
@@ -368,11 +388,15 @@ class WatchedProcesses:
         if found is Stance.UNSEEN:
             return unseen
         if found is Stance.MOVES:
+            self._stood_s = 0.0
             return CheckOutcome.PREPARING, f"it computes: its stacks move ({place})"
         if what := at_upkeep(view):
             return CheckOutcome.PREPARING, f"it {what} ({place})"
         if running.is_starved():
-            return CheckOutcome.ERROR, "the server itself waits for a processor"
+            self._stood_s += running.ran_s()
+            # With so much processor time a step that is only slow has moved on.
+            if self._stood_s < _STOOD_S:
+                return CheckOutcome.ERROR, "the server itself waits for a processor"
         self.in_service = self.in_service or in_service(view)
         how = "idles while a request waits"
         if found is Stance.STANDS:

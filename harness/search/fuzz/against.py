@@ -31,19 +31,26 @@ from mmrepro.failure.documents.searches import begun
 from mmrepro.runs import Deadlines
 from mmrepro.runs.play import PlayOptions
 from mmrepro.search.fuzz.differences import (
+    LOST,
     SERVER,
     SeenDifference,
     asked_of_both,
     differences,
 )
 from mmrepro.search.fuzz.episodes import Episodes
-from mmrepro.search.fuzz.fields import features_of, field_requests, smaller
+from mmrepro.search.fuzz.fields import (
+    features_of,
+    field_requests,
+    plain_request,
+    smaller,
+)
 from mmrepro.search.fuzz.options import FuzzCommand, FuzzProfile
 from mmrepro.search.oracle.reference import comparable
 from mmrepro.search.oracle.sides import side_run
 from mmrepro.search.replay.attempts import CaseRun, CaseSearch
 from mmrepro.search.replay.folder import SessionFolder, campaign_folder, new_head
 from mmrepro.traffic.case import (
+    CHAT,
     Case,
     Operation,
     PlayState,
@@ -227,7 +234,8 @@ class Comparing(CaseSearch[Fuzz]):
                 break
             operations = [operation for _, operation in proposals]
             try:
-                pair = self._pair(f"round {number}", self._case_of(operations))
+                case = self._case_of([*operations, *_plain_ones()])
+                pair = self._pair(f"round {number}", case)
             except Spent:
                 self._limit("the time was over (--budget) while requests were shrunk")
                 break
@@ -309,16 +317,23 @@ class Comparing(CaseSearch[Fuzz]):
 
     def _confirm(self) -> None:
         """Ask what is left of each finding once more, on fresh pairs."""
-        operations: list[Operation] = []
-        ordered = sorted(self.fuzz.differences, key=lambda d: d.field == SERVER)
-        for difference in ordered:
+        if not self.fuzz.differences:
+            return
+        operations: dict[str, Operation] = {}
+        last: list[str] = []
+        for difference in self.fuzz.differences:
             op = self._operations[difference.id]
             update = {"id": difference.id, "after": [], "leave": ""}
-            operations.append(op.model_copy(update=update))
-        if not operations:
-            return
+            operations[difference.id] = op.model_copy(update=update)
+            if difference.field == SERVER:
+                last.append(difference.id)
+        others = [op for id, op in operations.items() if id not in last]
         for index in range(1, self.options.repeat + 1):
-            pair = self._pair(f"confirmation {index}", self._case_of(operations))
+            # Of those that end a server each pair can show the first one only.
+            turn = index % len(last) if last else 0
+            ending = [operations[id] for id in (*last[turn:], *last[:turn])]
+            case = self._case_of([*others, *ending, *_plain_ones()])
+            pair = self._pair(f"confirmation {index}", case)
             for difference in self.fuzz.differences:
                 suspect = self._kinds_of(difference)
                 shown = any(
@@ -473,6 +488,12 @@ class Comparing(CaseSearch[Fuzz]):
 
     def closing(self, state: CampaignState) -> None:
         self.fuzz.elapsed_s = round(self.elapsed_s, 2)
+
+
+def _plain_ones() -> list[Operation]:
+    """Requests that a sound server answers: behind one that ends a server they show
+    that it did."""
+    return [plain_request(f"plain-{number}", CHAT) for number in range(1, LOST + 1)]
 
 
 def _without_all(before: Operation, good: Sequence[Operation]) -> Operation:

@@ -17,7 +17,7 @@ from mmrepro.traffic.case import CHAT, COMPLETIONS, Case, Operation, PlayState
 SERVER = "server"
 """The field of a difference that ends one side's server, or leaves it without an
 answer."""
-_LOST = 3
+LOST = 3
 """Requests in a row that a lost engine fails, at least."""
 _ERROR_FIELDS = ("type", "code", "param")
 _OF_CHANCE = frozenset(("id", "created", "request_id", "created_at"))
@@ -128,12 +128,12 @@ def _lost_at(case: Case, run: SideRun, other: SideRun) -> int | None:
     for place in failed:
         statuses = _both_statuses(case.operations[place], run, other)
         sound += statuses is not None and statuses[1] < 500
-    if len(failed) < _LOST or not sound:
+    if len(failed) < LOST or not sound:
         return None
     # Before it, requests may have failed by themselves.
     why = _message(_body(case.operations[failed[0]], run)).rpartition(": ")[2]
     same = [p for p in failed if why in _message(_body(case.operations[p], run))]
-    return min(same) if len(same) >= _LOST else None
+    return min(same) if len(same) >= LOST else None
 
 
 def _statuses(op: Operation, old: SideRun, new: SideRun) -> Iterator[SeenDifference]:

@@ -338,14 +338,17 @@ def _parsed(
         yield from _held("reasoning", choice.reasoning, answer.reasoning)
     if _REASONS not in parsers and answer.reasoning:
         return  # the thought stays in the text
+    if _TOOLS in parsers and answer.calls is not None:
+        wrong = list(_calls(choice, answer))
+        yield from wrong
+        if wrong:
+            return  # what is left of a call in the text follows from that
     if answer.content is not None:
         yield from _held("text", choice.text, answer.content)
     for tag in _tags(answer, spoken.text, parsers, case, scripts):
         if tag in choice.text:
             yield "script-tags", f"{tag!r} is in the content {_shown(choice.text)}"
             break
-    if _TOOLS in parsers and answer.calls is not None:
-        yield from _calls(choice, answer)
 
 
 def _tags(
@@ -387,6 +390,7 @@ def _calls(choice: ChoiceSeen, answer: ScriptedAnswer) -> Iterator[tuple[str, st
     if seen != right:
         said = f"the calls are {_shown(seen)}, and {_shown(right)} were made"
         yield "script-calls", said
+        return
     wanted = "tool_calls" if right else "stop"
     if choice.finish_reason != wanted:
         yield "script-finish", f"it ended with {choice.finish_reason}, and {wanted}"

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
+from mmrepro.base.box import NoBox, require_box
 from mmrepro.base.errors import NotConfirmed
 from mmrepro.base.text import one_line
 from mmrepro.engines import spec_for
@@ -46,6 +47,10 @@ def run_by_hand(
     """
     if existing(spec_for(server.engine, server.release)) is None:
         return ""
+    try:
+        require_box("--no-run")
+    except NoBox:
+        return "The script was not run: its requests may be a stranger's, and there is no box here."
     tries = 1 if always else _TRIES
     bad = _runs(script, server, tries, say)
     label = f"{server.engine} {server.release}"

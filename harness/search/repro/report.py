@@ -135,7 +135,6 @@ def asked_for(options: ReproCommand) -> ReproPlan:
         client=client.shown,
         claim=claim,
         notes=list(issue.notes),
-        shows_output=issue.speech.is_shown,
     )
     claim.expected = bool(options.expect)
     if command:
@@ -149,6 +148,7 @@ def asked_for(options: ReproCommand) -> ReproPlan:
     if ways:
         server = saying(server, ways[0].scripts)
         _tell_speech(facts, ways[0])
+        facts.shows_output = issue.speech.is_shown and _is_judged(ways[0])
 
     facts.asked = options.fixed
     if options.fixed == "newest":
@@ -208,6 +208,15 @@ def _spoken(
 def saying(server: ServerWanted, scripts: Scripts) -> ServerWanted:
     """The same server, whose model says ``scripts``."""
     return server.model_copy(update={"scripts": scripts})
+
+
+def _is_judged(variant: SpokenVariant) -> bool:
+    """Whether it is known what a sound parser makes of all that the model says; else
+    nothing is held against the answers."""
+    for answer in variant.scripts.script:
+        if answer.content is None and answer.calls is None:
+            return False
+    return True
 
 
 def _tell_speech(facts: ReportFacts, variant: SpokenVariant) -> None:

@@ -376,13 +376,51 @@ def variants(
     """Ways in which the model answers, the plainest first."""
     making = _Making(speech, tool_parser, reasoning_parser)
     if speech.raw:
-        told = _told_by(speech.raw, tool_parser, reasoning_parser)
-        answer = ScriptedAnswer(name="raw", text=speech.raw, **told)
-        scripts = Scripts(script=[answer])
-        return [SpokenVariant("says what the report shows", scripts)]
+        return list(_raw_variants(speech.raw, tool_parser, reasoning_parser))
     if speech.is_shown:
         return [SpokenVariant("gives the report's answer", making.shown())]
     return list(making.kinds())
+
+
+_LONG_PIECE: Final = 24
+_MOST_SINGLE: Final = 600
+"""Characters of a text that is said one by one, at most: a context has room for them."""
+
+
+def _raw_variants(
+    raw: str, tool_parser: str, reasoning_parser: str
+) -> Iterator[SpokenVariant]:
+    """A raw output word by word, and in other pieces: what a parser of a stream makes
+    of it may hang on where the tokens end."""
+    told = _told_by(raw, tool_parser, reasoning_parser)
+    what = "says what the report shows"
+    answer = ScriptedAnswer(name="raw", text=raw, **told)
+    yield SpokenVariant(what, Scripts(script=[answer]))
+    for size, how in ((1, "character by character"), (_LONG_PIECE, "in long pieces")):
+        if size == 1 and len(raw) > _MOST_SINGLE:
+            continue
+        pieces = list(_pieces_of_size(raw, size))
+        answer = ScriptedAnswer(name="raw", pieces=pieces, **told)
+        yield SpokenVariant(f"{what} {how}", Scripts(script=[answer]))
+
+
+def _pieces_of_size(text: str, size: int) -> Iterator[str]:
+    """Pieces of so many characters; a family's tokens stay whole."""
+    known = family_tokens()
+    run = ""
+    for piece in pieces_of_text(text, known):
+        if piece not in known:
+            run += piece
+            continue
+        yield from _chunks(run, size)
+        run = ""
+        yield piece
+    yield from _chunks(run, size)
+
+
+def _chunks(text: str, size: int) -> Iterator[str]:
+    for at in range(0, len(text), size):
+        yield text[at : at + size]
 
 
 def likeliest_first(

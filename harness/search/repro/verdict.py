@@ -344,8 +344,9 @@ def _silent(replay: Replay, real: str, tokens: int) -> tuple[ReproVerdict, str]:
             said += f" (--max-model-len {_longer(answer.words)}: its tokens are bytes)"
         return _untold(replay, said)
 
-    if len(refused) == len(answers) and not claim.words:
-        return _untold(replay, replay.nothing_tested)
+    all_refused = len(refused) == len(answers)
+    if all_refused and _LOUD_ANSWERS.isdisjoint(claim.classes):
+        return _untold(replay, replay.nothing_tested or _refused_otherwise(refused[0]))
     never = _never_shown(replay, claim)
     if never:
         said = f"nothing was tested: {never}"
@@ -354,7 +355,8 @@ def _silent(replay: Replay, real: str, tokens: int) -> tuple[ReproVerdict, str]:
         status, _, words = refused[0].words.partition(" ")
         said = f"{status}, not the {claim.words} of the report: {words}"
         # A request that is refused never comes as far as what is not here.
-        if not claim.hardware and len(refused) == len(answers):
+        fails_by_request = {*claim.classes} <= _BY_REQUEST
+        if all_refused and fails_by_request and not (claim.hardware or claim.rare):
             return ReproVerdict.NOT_REPRODUCED, said
     else:
         said = _answered(replay, claim)
@@ -381,6 +383,17 @@ def _longer(words: str) -> int:
     named = [int(number) for number in re.findall(r"(?<![\w.])\d{2,6}\b", words)]
     wanted = 2 * max(named, default=0)
     return max(_LEAST_LONGER, min(_MOST_LONGER, -(-wanted // 1024) * 1024))
+
+
+_BY_REQUEST: Final = frozenset(
+    {FindingClass.DEATH, FindingClass.FAILING, FindingClass.SERVER_ERROR}
+)
+"""Classes of a failure that a request brings about, which the server may refuse."""
+_LOUD_ANSWERS: Final = _BY_REQUEST | {FindingClass.HANG, FindingClass.START_FAILURE}
+
+
+def _refused_otherwise(answer: Answer) -> str:
+    return f"nothing was tested: {answer.operation} got {answer.words}"
 
 
 def _doubt(report: ReportFacts) -> str:

@@ -349,7 +349,7 @@ class Evidence(Record):
                 return f"probe {probe}: {result.status}: {result.reason}"
             ran = True
         if ran:
-            return f"probe {probe} ran and shows nothing about it"
+            return f"probe {probe} ran but does not tell"
         return f"probe {probe} was not run"
 
     def reproducer(self, name: str) -> ReproducerResult | None:

@@ -182,7 +182,7 @@ def test_a_cluster_without_the_resource_says_what_is_missing() -> None:
     assert list(there.there()) == []
     assert list(there.there()) == []
     assert told == [
-        "no machine of the cluster has the resource engine_host: see docs/cluster.md"
+        "no machine of the cluster has the resource engine_host: mmrepro help cluster"
     ]
 
 

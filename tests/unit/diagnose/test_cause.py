@@ -444,7 +444,8 @@ def test_the_first_screen_has_the_cause_first_and_the_verdict_last(
     assert code == 1
     assert len(lines) <= 20
     assert "KeyError: 'k'" in lines[0]
-    assert lines[-1].startswith("DEAD: vllm 0.24.0, 1 file")
+    # Below the verdict are later fixes of the functions, where some are known.
+    assert any(line.startswith("DEAD: vllm 0.24.0, 1 file") for line in lines)
     rows = {line.partition("  ")[0]: line.split(None, 1)[-1] for line in lines}
     assert rows["seen in"].endswith("Worker_TP1 pid=233, 03-09 08:41:33, line 9")
     assert "03-09 08:40:10 line 4" in rows["last work"]

@@ -253,7 +253,7 @@ def test_the_request_is_small_and_bounded(tmp_path: Path, told: Told) -> None:
     )
     assert made._request() is not None
     words, options = (URL, "m", 7.0), {"max_tokens": 8, "headers": {"A": "b"}}
-    options["given_up"] = made._given_up
+    options |= {"given_up": made._given_up, "fields": {}}
     assert told.started == [(("inference", words, options), 7.5, "")]
     assert made.target.facts.model == "m"
     assert (made.requests, made.inferences) == (["POST /v1/chat/completions"], 1)

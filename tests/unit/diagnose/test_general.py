@@ -466,6 +466,22 @@ def test_a_front_program_that_has_ended_is_dead_while_its_launcher_listens() -> 
     assert assess(evidence(), alone).process != "RustFrontend"
 
 
+def test_a_front_program_that_has_logged_and_is_gone_is_dead_at_a_start() -> None:
+    read = log("loaded chat backend with Hugging Face model files")
+    line = read.errors[0].model_copy(update={"process": "RustFrontend pid=18817"})
+    read.errors, read.last_by_process = [], {"RustFrontend pid=18817": line}
+    early = target(processes=processes_of("python", "python"), listening=False, **RUST)
+    told = assess(evidence(read), early)
+    assert (told.state, told.process) == (ServerState.PART_DEAD, "RustFrontend")
+    silent = assess(evidence(), early)
+    assert silent.state is ServerState.NOT_READY
+
+
+def test_a_process_that_is_stopped_while_its_server_starts_is_stopped() -> None:
+    told = assess(evidence(), target(states="ST", listening=False))
+    assert (told.state, told.process) == (ServerState.STOPPED, "EngineCore")
+
+
 def test_a_front_program_that_lives_or_is_not_there_yet_is_not_dead() -> None:
     whole = processes_of("python", "EngineCore", "RustFrontend")
     assert at_once(evidence(), target(processes=whole, **RUST)) is None

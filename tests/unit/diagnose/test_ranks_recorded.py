@@ -183,8 +183,8 @@ def test_the_rank_that_raised_is_named_with_what_it_raised() -> None:
     told = judged("tp2-raise-busy")
     assert (told.state, told.process) == (ServerState.RANK_DIVERGED, "Worker_TP1")
     assert told.sentence == (
-        "The ranks have diverged: Worker_TP0 is in all_reduce, and Worker_TP1 waits "
-        "for work: it is not part of that step."
+        "The ranks have diverged: Worker_TP0 is in all_reduce, and Worker_TP1 is "
+        "idle: it is not part of that step."
     )
     assert any(
         text.startswith("first error of Worker_TP1 in the log") for text in told.why

@@ -424,6 +424,15 @@ def test_the_nearest_release_lends(version: str, kernels: str) -> None:
     assert nearest_release("vllm", version, "cpu") == kernels
 
 
+def test_of_builds_of_one_release_the_one_that_is_here_lends(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    served = [Listed(Version("0.5.6.post2"), "0.5.6.post2", None)]
+    monkeypatch.setattr(lending, "listed", lambda engine, device: served)
+    monkeypatch.setattr(lending, "_here", lambda engine, device: {"0.5.6": Path()})
+    assert nearest_release("sglang", "0.5.6", "cpu") == "0.5.6"
+
+
 @pytest.mark.parametrize(
     "label",
     [

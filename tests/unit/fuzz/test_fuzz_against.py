@@ -209,6 +209,7 @@ def test_what_is_asked_of_a_lost_engine_says_nothing(tmp_path: Path) -> None:
     (difference,) = made.differences
     assert difference.field == "server"
     assert "min_p=1.5" in difference.features
+    assert difference.confirmed
 
 
 def test_the_words_of_the_other_side_are_options_of_the_command() -> None:

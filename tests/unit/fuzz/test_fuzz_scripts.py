@@ -12,11 +12,13 @@ from typing import Any
 
 import pytest
 from mmrepro.base.errors import UsageError
-from mmrepro.base.records import Moment
+from mmrepro.base.records import FindingClass, Moment
 from mmrepro.engines import parsers
 from mmrepro.engines.models import ScriptedAnswer, Scripts, known_families
 from mmrepro.engines.parsers import RegisteredParsers, registered_parsers
 from mmrepro.failure.documents.replay import PlayFacts
+from mmrepro.search.fuzz import minimisations
+from mmrepro.search.fuzz.episodes import Episodes
 from mmrepro.search.fuzz.options import FuzzCommand
 from mmrepro.search.fuzz.spoken import (
     ParsersAsked,
@@ -24,6 +26,7 @@ from mmrepro.search.fuzz.spoken import (
     parsers_of,
     spoken_case,
 )
+from mmrepro.search.oracle.judged import OracleReport
 from mmrepro.search.oracle.scripted import chosen_by
 from mmrepro.search.replay.simplify import changes
 from mmrepro.search.replay.store import Observation
@@ -268,3 +271,30 @@ def test_a_text_without_a_call_has_no_whole_tag(
         for part in (answer.content, answer.reasoning):
             whole = [tag for tag in scripts.shared if tag in (part or "")]
             assert not whole, (answer.name, part)
+
+
+def test_an_episode_of_scripts_learns_no_limits_first(
+    registered: RegisteredParsers,
+) -> None:
+    episodes = Episodes(3, SERVER, pictures=False, parsers=registered)
+    first, again = episodes.next(0), episodes.next(0)
+    assert first == again
+    assert first.kind == "scripts"
+    assert first.origin in ("hermes", "qwen3", "qwen3_coder")
+    assert not first.compared
+
+
+def test_a_parser_with_which_no_server_starts_is_no_finding(
+    registered: RegisteredParsers,
+) -> None:
+    planned = Episodes(3, SERVER, pictures=False, parsers=registered).next(0)
+    said = "The server did not start: KeyError: no token"
+    found = OracleReport.found(FindingClass.START_FAILURE, "x", said, "It starts.")
+    session = SimpleNamespace(judged=lambda *_: found)
+    dead = Played(state=PlayState.START_FAILED, evidence=Evidence())
+    case, judged = minimisations._judged_scripts(session, planned, dead)  # type: ignore[arg-type]
+    assert case == planned.case
+    assert judged.sightings == []
+    assert judged.unseen == [
+        f"{planned.origin}: the server does not start with it: {said}"
+    ]

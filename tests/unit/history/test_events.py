@@ -239,7 +239,7 @@ def test_coverage_that_was_lost(letters: str | None, words: str) -> None:
     nights = night(1, {MID: "r"}), night(2, {OLD: "r", **runs})
     event = only(EventKind.COVERAGE_LOST, *nights)
     assert event.text.startswith(
-        "ghost on vllm 0.23.0 was reproduced and is not known now"
+        "ghost on vllm 0.23.0: no result tonight (last: reproduced)"
     )
     assert words in event.text
     assert kinds(*nights, night(3, {OLD: "r", **runs})) == [], "as it was"

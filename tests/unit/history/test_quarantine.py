@@ -113,7 +113,7 @@ def test_what_is_wrong_is_told(tmp_path: Path, text: str, said: str) -> None:
     with pytest.raises(UsageError) as raised:
         loaded(tmp_path, text)
     assert said in raised.value.message
-    assert "docs/history.md" in raised.value.hint
+    assert "mmrepro help history" in raised.value.hint
 
 
 def test_an_empty_file_and_one_that_is_not_there(tmp_path: Path) -> None:

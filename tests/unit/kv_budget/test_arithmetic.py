@@ -26,6 +26,7 @@ from mmrepro.kv_budget import (
     steps,
 )
 from mmrepro.kv_budget.eras import BudgetEngine
+from mmrepro.kv_budget.layers import WINDOW, _named
 
 # ------------------------------------------------------------------ LMDeploy
 
@@ -551,3 +552,10 @@ def test_the_blocks_that_a_prompt_needs_are_the_fewest(
 def test_steps_are_bounded(decimals: int) -> None:
     with pytest.raises(ValueError, match="decimals"):
         steps(reported(), decimals)
+
+
+def test_a_form_of_windows_that_is_not_known_names_no_layers() -> None:
+    windows = {"sliding_window": 4096}
+    assert _named(windows, "mistral", 2) == [WINDOW, WINDOW]
+    for unknown in ("interleaved_sliding_window", "sliding_window_pattern"):
+        assert _named({**windows, unknown: [0, 1]}, "mistral", 2) is None

@@ -189,6 +189,22 @@ def test_what_a_machine_that_went_was_to_fetch_is_for_others() -> None:
     assert given_to(dispatcher.next("b", nothing, {"b"})) == ("2.0", 8)
 
 
+def test_what_a_lost_machine_was_to_fetch_is_for_others() -> None:
+    plan = groups(9, 8)
+    dispatcher = Dispatcher(plan, costs(plan, build=1000, setup=100))
+    three = {"a", "b", "c"}
+    slice = dispatcher.next("a", nothing, three)
+    assert slice is not None
+    assert slice.ahead is not None
+    assert slice.ahead.release == "2.0"
+    dispatcher.lost(slice, slice.group.cells)
+    again = dispatcher.next("b", nothing, three)
+    assert again is not None
+    assert given_to(again)[0] == "1.0"
+    assert again.ahead is not None, "no longer a's"
+    assert again.ahead.release == "2.0"
+
+
 # ---------------------------------------------------------------- whatever happens
 
 

@@ -13,6 +13,7 @@ from mmrepro.engines import log_marks
 from mmrepro.probes.base import run_probe
 from mmrepro.probes.data import LogLine, LogPattern, LogsData
 from mmrepro.probes.log_forms import FORMS, parse_line, seconds
+from mmrepro.probes.log_reader import LineReader
 from mmrepro.probes.log_wraps import WRAPPINGS, Peeler
 from mmrepro.probes.logs import LogsProbe, Scanner, scan
 from wrapped import LINES, STREAMS, WRAPPED
@@ -41,6 +42,16 @@ def facts(line: LogLine | None) -> tuple[object, ...] | None:
     return (*printed, line.rank, line.pid, line.quoted)
 
 
+def test_half_a_line_waits_for_its_rest_and_the_last_one_needs_no_end() -> None:
+    reader = LineReader()
+    line = b"INFO 11-24 18:12:17 [core.py:1] "
+    assert [one.text for one in reader.take(line + b"first\n" + line + b"sec")] == [
+        "first"
+    ]
+    assert reader.take(b"ond") == []
+    assert [one.text for one in reader.take(b"", last=True)] == ["second"]
+
+
 @pytest.mark.parametrize(("engine", "wrapping"), GRID)
 def test_each_line_reads_the_same_in_each_wrapping(
     engine: str, wrapping: str, tmp_path: Path
@@ -67,6 +78,7 @@ def test_each_line_reads_the_same_in_each_wrapping(
     if wrapping in STREAMS:
         assert {line.stream for line in lines} == {STREAMS[wrapping]}
     assert found.servers == []
+    assert found.skipped_bytes == 0, "all of it was read"
 
 
 @pytest.mark.parametrize("wrapping", WRAPPED)

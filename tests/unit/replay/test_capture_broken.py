@@ -104,6 +104,7 @@ def test_a_picture_that_lies_elsewhere_is_asked_of_nobody(
     found = read_entries(tmp_path, entry(asked, url=GENERATE), entry(own, url=GENERATE))
     assert found.case.origin.left_out == {"pictures or sounds by address or path": 1}
     assert len(found.case.operations) == 1
+    assert where not in found.case.model_dump_json()
 
 
 @pytest.mark.parametrize(

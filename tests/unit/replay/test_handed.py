@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from mmrepro.base.box import NoBox
 from mmrepro.base.errors import NotConfirmed
 from mmrepro.search.replay import handed
 from mmrepro.search.replay.handed import run_by_hand
@@ -44,6 +45,7 @@ def played(monkeypatch: pytest.MonkeyPatch) -> type[_Played]:
     made = type("Played", (_Played,), {"asked": [], "codes": {}})
     monkeypatch.setattr(handed, "Player", made)
     monkeypatch.setattr(handed, "existing", lambda spec: object())
+    monkeypatch.setattr(handed, "require_box", lambda without: None)
     return made
 
 
@@ -82,3 +84,14 @@ def test_a_server_that_does_not_start_confirms_nothing(played: type[_Played]) ->
 def test_without_its_environment_it_is_not_run(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(handed, "existing", lambda spec: None)
     assert run_by_hand("the script", BAD, "", str) == ""
+
+
+def test_without_a_box_it_is_not_run(
+    played: type[_Played], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(without: str) -> None:
+        raise NoBox("there is none")
+
+    monkeypatch.setattr(handed, "require_box", refuse)
+    assert "there is no box here" in run_by_hand("the script", BAD, "", str)
+    assert played.asked == []

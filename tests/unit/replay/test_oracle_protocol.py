@@ -64,6 +64,9 @@ def test_one_changed_thing_breaks_one_rule(fields, kind):
     [
         {"left": True, "done": False, "choices": []},
         {"timed_out": True, "done": False, "status": None, "choices": []},
+        # a stream that stands still, of which the status came before
+        {"timed_out": True, "done": False, "error": "the stream ended without [DONE]"},
+        {"status": None, "done": False, "error": "ConnectError", "choices": []},
         {"status": 500, "error": "Internal Server Error", "choices": []},
         {"status": 404, "error": "Not Found", "choices": []},
         {"error": "ReadError: connection reset", "done": False, "choices": []},

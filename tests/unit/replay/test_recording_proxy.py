@@ -20,6 +20,7 @@ from mmrepro.base.errors import UsageError
 from mmrepro.search.replay.known import usual_server
 from mmrepro.traffic.capture.client import (
     ClientWanted,
+    _variables,
     beside,
     called,
     pictures_in,
@@ -264,6 +265,23 @@ def test_variables_and_ports_that_a_script_reads() -> None:
     )
     assert called(shell).reads == ("D_URL",)
     assert (called(shell).ports, called(shell).numbers) == ((8102,), ("10.0.0.5",))
+
+
+@pytest.mark.parametrize(
+    ("script", "url"),
+    [
+        ("OpenAI(base_url=os.environ['A_URL'])", "http://127.0.0.1:8000/v1"),
+        ("OpenAI(base_url=os.environ['A_URL'] + '/v1')", "http://127.0.0.1:8000"),
+        ("post(os.environ['A_URL'] + '/v1/chat')", "http://127.0.0.1:8000"),
+        ("get(os.environ['A_URL'] + '/health')", "http://127.0.0.1:8000"),
+    ],
+)
+def test_a_variable_holds_the_address_as_the_script_goes_on_with_it(
+    script: str, url: str, tmp_path: Path
+) -> None:
+    wanted = ClientWanted(("python", "a.py"), tmp_path, script=script)
+    variables = _variables(wanted, called(script), 8000, "tiny")
+    assert variables["A_URL"] == url
 
 
 def test_what_prepares_an_environment_is_left_out() -> None:

@@ -682,3 +682,17 @@ def test_a_file_of_requests_is_sent_as_the_engine_takes_it(tmp_path: Path) -> No
     )
     assert made.requests == 3
     assert player.recordings == 0, "nothing of it is run"
+
+
+@pytest.mark.parametrize(("parser", "judged"), [("hermes", True), ("xlam", False)])
+def test_what_no_rule_reads_of_a_shown_output_is_not_judged(
+    tmp_path: Path, parser: str, judged: bool
+) -> None:
+    raw = '<tool_call>\n{"name": "f", "arguments": {"a": 1}}\n</tool_call>'
+    report = tmp_path / "issue.md"
+    server = f"vllm serve m/m --enable-auto-tool-choice --tool-call-parser {parser}"
+    asks = "curl localhost:8000/v1/chat/completions -d '{}'"
+    blocks = [server, asks, raw]
+    fenced = "\n\n".join(f"```\n{block}\n```" for block in blocks)
+    report.write_text(f"vllm 0.23.0: tool calls come twice\n\n{fenced}\n")
+    assert asked_for(ReproCommand(file=report)).facts.shows_output is judged

@@ -128,7 +128,7 @@ def test_a_schema_without_an_end_has_an_example() -> None:
 def test_the_raw_output_of_a_report_is_what_its_model_says() -> None:
     speech = read_issue(REPORT).speech
     assert speech.raw.startswith("<think>Hm.</think><tool_call>\n")
-    (variant,) = variants(speech, "hermes", "")
+    variant, *_ = variants(speech, "hermes", "")
     assert variant.scripts.script[0].text == speech.raw
 
 
@@ -256,7 +256,22 @@ CALL = '<tool_call>\n{"name": "f", "arguments": {"a": 1}}\n</tool_call>'
 def test_what_sound_parsers_make_of_a_raw_output(
     raw: str, parsers: tuple[str, str], told: tuple[Any, Any, Any]
 ) -> None:
-    (variant,) = variants(Speech(raw=raw), *parsers)
+    variant, *_ = variants(Speech(raw=raw), *parsers)
     (answer,) = variant.scripts.script
     calls = None if answer.calls is None else len(answer.calls)
     assert (answer.reasoning, answer.content, calls) == told
+
+
+def test_a_raw_output_is_said_in_other_pieces_as_well() -> None:
+    raw = '<tool_call>\n{"name": "f", "arguments": {"a": "Zürich"}}\n</tool_call>'
+    made = variants(Speech(raw=raw), "hermes", "")
+    assert [len(way.scripts.script) for way in made] == [1, 1, 1]
+    words, single, long = (way.scripts.script[0] for way in made)
+    assert words.text == raw
+    for answer in (single, long):
+        assert "".join(answer.pieces) == raw
+        assert answer.calls == words.calls
+    assert "<tool_call>" in single.pieces, "a token of the family stays whole"
+    assert max(map(len, single.pieces[1:-1])) == 1
+    assert len(long.pieces) < 8
+    assert len(variants(Speech(raw="x" * 700), "hermes", "")) == 2

@@ -353,7 +353,7 @@ def test_typed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
             ("f1", "--format", "md", "--good", "0.24.0"),
             "are for --format upstream-test",
         ),
-        (("replays/r", "--format", "upstream-test"), "A test is of one finding"),
+        (("replays/r", "--format", "upstream-test"), "Choose one finding for a test"),
     ):
         done = typed(*words)
         assert isinstance(done.exception, UsageError)

@@ -364,7 +364,7 @@ def test_the_end_screen_has_at_most_twenty_rows(width: int) -> None:
     plain = re.sub(r"\x1b\[[0-9;]*m", "", text).splitlines()
     assert sum(max(1, -(-len(line) // width)) for line in plain) <= LINES
     assert unwrapped(plain)[-1].startswith("REPRODUCED")
-    assert any("more lines: --full" in line for line in plain) == (width < 100)
+    assert any("more lines: --full" in line for line in plain) == (width < 80)
 
 
 def test_quiet_is_the_page_and_the_verdict() -> None:
