@@ -145,6 +145,7 @@ VERDICTS = (
     "unproven",
     "nothing-tested",
     "needs-hardware",
+    "needs-model",
     NO_VERDICT,
 )
 NO_ENGINE = "none"

@@ -167,6 +167,7 @@ def read_words(command: Any, words: Sequence[str], made: type[C]) -> C:
         raise UsageError(f"{shlex.join(words)}: {error.format_message()}") from None
     values = dict(context.params)
     values.pop(_JSON_SCHEMA, None)
+    values.pop(_EXIT_ZERO, None)
     return _options(made, context, values)
 
 

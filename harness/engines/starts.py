@@ -927,7 +927,10 @@ def _fill(
         extra = EXTRAS.get(asked.engine, {}).get(str(found["top"]), "")
         own = f"{engine}[{extra}]" + (f"=={release}" if release else "")
         package = own if extra else str(found["package"])
-        fill["install"] = f"pip install '{package}'" if package else ""
+        # Whose a name on an index is is not known: only a table's names are commands.
+        fill["install"] = "install the package that brings this module"
+        if package:
+            fill["install"] = f"pip install '{package}'"
     if rule.fault is StartFault.LIBRARY_MISSING:
         fill |= _library_words(str(found["library"]))
     if (

@@ -76,7 +76,7 @@ def test_all_that_is_installed_is_sent() -> None:
         "tests/conftest.py",
         "uv.lock",
         "harness/__pycache__/errors.cpython-311.pyc",
-        "docs/gpu.md",
+        "benchmarks/weight.py",
     ],
 )
 def test_nothing_else_is_sent(path: str) -> None:

@@ -9,12 +9,10 @@ from mmrepro.base.common_options import read_address
 from mmrepro.base.records import Moment
 from mmrepro.cli.commands import COMMANDS, EVERYDAY
 from mmrepro.cli.progress import Progress
-from mmrepro.failure.documents import Certainty, LiveClass, NamedClass
 from mmrepro.live.diagnose.discover import LocalServer
 from mmrepro.live.diagnose.options import DiagnoseCommand
 from mmrepro.live.fleet import session
 from mmrepro.live.fleet.session import with_servers
-from mmrepro.live.watch.health import Check, CheckOutcome, Health
 from mmrepro.traffic.evidence import Event
 from rich.console import Console
 
@@ -70,20 +68,6 @@ def test_a_page_is_printed_and_a_wrong_one_is_named() -> None:
     code, _, error = mmrepro("help", "no-such-page")
     assert code == 2
     assert "mmrepro help pages" in error
-
-
-def test_a_sidecar_that_starts_beside_a_hung_server_counts_it_at_once() -> None:
-    health = Health(failures=2, grace_s=600.0)
-    stopped = NamedClass(
-        name=LiveClass.STEPS_STOPPED, certainty=Certainty.CERTAIN, sentence="It hangs."
-    )
-    for at in (5.0, 10.0):
-        health.observe(Check(CheckOutcome.FAILED, at, 4.0, classes=(stopped,)))
-    assert health.state == "not-live"
-    loading = Health(failures=2, grace_s=600.0)
-    for at in (5.0, 10.0):
-        loading.observe(Check(CheckOutcome.FAILED, at, 4.0))
-    assert loading.state == "starting"
 
 
 def test_a_run_that_is_redirected_prints_its_stages(

@@ -277,7 +277,7 @@ class TreeTestCommand(Command):
         argument=True,
         required=True,
     )
-    tree: str = common.SOURCE(".", help="The git clone, or a revision of it.")
+    tree: str = common.SOURCE(".", help="The git clone, or one of its revisions.")
     kernels: str = common.KERNELS("")
     newer: str = option(
         "",

@@ -494,6 +494,9 @@ class _Life:
         blame."""
         if self.progress or self._any_with(rules.REQUESTED):
             return True
+        # A core that ended after its start was in its loop, which works on requests.
+        if self._any_with(rules.AFTER_START):
+            return True
         frames = frames_text(raised, 60)
         taken_in = rules.TAKES_IN_FRAMES.search(f"{raised.intro}\n{frames}") is not None
         return taken_in or rules.LOOP_FRAMES.search(frames) is not None

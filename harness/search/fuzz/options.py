@@ -187,17 +187,20 @@ class FuzzCommand(ServerCommand):
             "server": self.server.model_dump_json(exclude_defaults=True),
             "--profile": self.profile,
             "--seed": str(self.seed),
-            "--scripts": "yes" if self.scripts else "",
             "--blind": "yes" if self.blind else "",
             "--from": str(self.source or ""),
             "--no-shrink": "" if self.shrink else "yes",
             "--repeat": str(self.repeat),
             "--device": self.on_gpu,
-            **self._other_decides,
+            **self._newer_decides,
         }
 
     @property
-    def _other_decides(self) -> dict[str, str]:
-        if self.other is None:
-            return {}
-        return {"--against": self.other.model_dump_json(exclude_defaults=True)}
+    def _newer_decides(self) -> dict[str, str]:
+        """Options that sessions of earlier days did not write down."""
+        decides: dict[str, str] = {}
+        if self.scripts:
+            decides["--scripts"] = "yes"
+        if self.other is not None:
+            decides["--against"] = self.other.model_dump_json(exclude_defaults=True)
+        return decides

@@ -63,12 +63,12 @@ class ReproCommand(ReplayCommand):
     bisect: bool = option(
         False,
         "With --source, a git clone: name the commit that brought what is found, and "
-        "the one that mends it.",
+        "the commit that mends it.",
         name="--bisect/--no-bisect",
     )
     since: str = option(
         "",
-        "With --bisect: the oldest commit that is looked at.",
+        "With --bisect: the oldest commit to try.",
         "REV",
         name="--bisect-since",
         shown="500 commits before",

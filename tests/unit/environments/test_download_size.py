@@ -136,7 +136,7 @@ def event(text: str, source: str) -> Event:
     return Event(at=Moment.now(), phase="start", source=source, text=text)
 
 
-def test_a_run_tells_of_its_build_off_a_terminal_and_of_nothing_else(
+def test_a_run_off_a_terminal_prints_its_build_and_its_stages(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     with Progress(Console(file=io.StringIO()), "a run") as progress:
@@ -145,7 +145,7 @@ def test_a_run_tells_of_its_build_off_a_terminal_and_of_nothing_else(
         progress(event("gate", "stage"))
         progress(event("a request", "client"))
     said = capsys.readouterr()
-    assert (said.out, said.err) == ("", "2.0 GB\nunpacking\n")
+    assert (said.out, said.err) == ("", "2.0 GB\nunpacking\n[0 s] warm-up check\n")
 
 
 def test_a_command_of_many_runs_has_a_notice_once(

@@ -579,7 +579,9 @@ def test_the_model_that_it_writes_says_the_scripts(tmp_path: Path) -> None:
     subprocess.run(asked, check=True, capture_output=True)
     spoken = Spoken.__new__(Spoken)
     spoken.load(folder)
-    assert spoken.after("?<|say:call|>") == (call, pytest.approx(10, abs=4))
+    said, margin = spoken.after("?<|say:call|>")
+    assert said == call
+    assert margin > 10
     assert spoken.after("?<|say:twice|>")[0] == call + call
 
 
