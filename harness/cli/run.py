@@ -81,7 +81,7 @@ def _one(
     from mmrepro.base.errors import UsageError
     from mmrepro.cli.console import table_console
     from mmrepro.cli.progress import Progress
-    from mmrepro.failure.documents import as_published, discard_folder
+    from mmrepro.failure.documents import as_published, discard_folder, shown_here
     from mmrepro.reports import INCIDENT_REPORT, load_incident
     from mmrepro.reports.documents import write
     from mmrepro.reports.terminal import print_page
@@ -103,8 +103,11 @@ def _one(
     write(INCIDENT_REPORT, incident, journal.folder)
     if not asked.json:
         place = f"{journal.folder}/{INCIDENT_REPORT.files[1]}"
-        own = {"command": incident.command, "incident_dir": str(journal.folder)}
-        # What is to be typed again is printed as it was typed.
+        # What is to be typed again has the user's own paths, and no secret.
+        own = {
+            "command": shown_here(incident).command,
+            "incident_dir": str(journal.folder),
+        }
         shown = as_published(incident).model_copy(update=own)
         page = INCIDENT_REPORT.compose(shown)
         print_page(page, table_console(), place, full=asked.full, quiet=asked.quiet)

@@ -6,10 +6,12 @@ from pathlib import Path
 
 import pytest
 from grids import grid
+from mmrepro.failure.documents import shown_here
 from mmrepro.reports import load
 from mmrepro.reports.incident import compose, condition_count
 from mmrepro.reports.terminal import LINES
 from rendered import terminal, unwrapped
+from sample import sample_incident
 
 EVIDENCE = Path(__file__).parents[2] / "evidence"
 RECORDED = sorted(EVIDENCE.glob("*.zip"))
@@ -39,3 +41,11 @@ def test_the_end_screen_of_a_recorded_run(path: Path) -> None:
     assert f"run again: {incident.command}" in lines, "the command is not cut"
     assert any(line.startswith(condition_count(incident)) for line in lines)
     assert not any(line.startswith("…") for line in lines), "nothing had to be left out"
+
+
+def test_a_command_on_ones_own_screen_has_paths_and_no_secret() -> None:
+    typed = "mmrepro run /home/anna/x.py --server-env HF_TOKEN=hf_abcdefghijklmnop12345"
+    incident = sample_incident().model_copy(update={"command": typed})
+    shown = shown_here(incident).command
+    assert "/home/anna/x.py" in shown
+    assert "hf_abcdefghijklmnop12345" not in shown
