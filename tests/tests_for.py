@@ -196,10 +196,16 @@ def scenarios_of(module: str) -> set[str]:
 
 @cache
 def packages() -> dict[str, str]:
-    """Return the folder of each package: pyproject.toml maps them."""
+    """Return the folder of each package of code: pyproject.toml maps them.
+
+    docs/ is one of pages."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
     folders: dict[str, str] = project["tool"]["setuptools"]["package-dir"]
-    return folders
+    return {
+        name: folder
+        for name, folder in folders.items()
+        if (ROOT / folder / "__init__.py").is_file()
+    }
 
 
 @cache

@@ -131,7 +131,7 @@ def test_a_dry_run_starts_nothing(here: Here, world: World, tmp_path: Path) -> N
     assert world.calls == []
     assert not (tmp_path / "ablations").exists()
     assert "9 runs, about 9 min" in said.stdout
-    assert "is assumed" in said.stdout
+    assert "an estimate" in said.stdout
     document = json.loads(
         here("ablate", GHOST, "--dry-run", "--json", "--device", "cpu").stdout
     )

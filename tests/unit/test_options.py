@@ -57,6 +57,7 @@ PLAIN = st.text("abcdefghij0123456789-_.", min_size=1).filter(
     lambda t: not t.startswith("-")
 )
 READ = {
+    "--url": st.sampled_from(["http://127.0.0.1:8000", "https://a.example/v1"]),
     "--releases": st.sampled_from(["own", "affected,0.22.0..0.25.0", "0.1"]).map(
         selectors.parse
     ),

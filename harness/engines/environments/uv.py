@@ -20,7 +20,6 @@ from pathlib import Path
 from urllib.parse import unquote
 
 from mmrepro.base.errors import EnvironmentBuildError, NoSpace, UnfitPython
-from mmrepro.base.installed import install_command
 from mmrepro.base.machine import child_environment, die_with_parent
 from mmrepro.base.units import duration, parse_size, size
 from packaging.utils import parse_wheel_filename
@@ -141,6 +140,8 @@ def uv_binary() -> str:
 
         return str(find_uv_bin())
     except (ImportError, FileNotFoundError) as error:
+        from mmrepro.base.installed import install_command
+
         raise EnvironmentBuildError(
             "uv, which builds the engines' environments, is not installed.",
             hint=install_command("run"),

@@ -92,4 +92,4 @@ def test_a_failure_that_fits_by_its_symptom_alone_is_on_the_first_screen(
     shown = io.StringIO()
     page = compose_diagnosis(found.model_copy(update={"matches": [alike]}))
     print_page(page, Console(file=shown, width=400))
-    assert f"Symptom only {alike.scenario}" in shown.getvalue()
+    assert f"Similar known failure: {alike.scenario}" in shown.getvalue()

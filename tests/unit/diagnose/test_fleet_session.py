@@ -104,8 +104,8 @@ def test_as_it_is_typed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
     assert {"fleet.json", "report.md", "report.html"} <= {
         p.name for p in folder.iterdir()
     }
-    missing = CliRunner().invoke(app, ["diagnose"])
-    assert isinstance(missing.exception, UsageError)
+    mistyped = CliRunner().invoke(app, ["diagnose", "http://"])
+    assert isinstance(mistyped.exception, UsageError)
 
 
 # ---------------------------------------------------------------- Prometheus

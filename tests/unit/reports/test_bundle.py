@@ -281,7 +281,9 @@ def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "secrets").write_text(SECRET + "\n\n")
     monkeypatch.chdir(tmp_path)
     runner = CliRunner()
-    done = runner.invoke(app, ["bundle", str(folder), "--secrets-file", "secrets"])
+    done = runner.invoke(
+        app, ["bundle", str(folder), "--secrets-file", "secrets", "--full"]
+    )
     assert done.exit_code == 0, done.output
     assert "evidence/engine.log" in done.output
     assert "mmrepro report run.zip" in done.output
