@@ -66,9 +66,9 @@ def test_each_step_prints_its_seconds(checkout: Path) -> None:
         "wheel alone",
         "lint, types and docs together",
         "tests/unit",
+        "tests/engine, 1/1",
         "tests/unit, slow",
         "hardening",
-        "tests/engine, 1/1",
     ]
     assert all(line.endswith(" s") for line in steps)
 
