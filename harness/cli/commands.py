@@ -114,6 +114,8 @@ PAGES = {
     "new": "first-scenario.md",
     "env": "wheelhouse.md",
     "bisect-run": "bisect.md",
+    "test-tree": "source.md",
+    "commit": "source.md",
     "mcp": "maintainers.md",
     "resume": "troubleshooting.md",
     "incidents": "options.md",
