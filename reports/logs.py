@@ -26,12 +26,15 @@ from mmrepro.reports import blocks as b, words
 
 _TONES: Final[dict[LoggedState, b.Tone]] = {
     LoggedState.ALIVE: "good",
+    LoggedState.SHUT_DOWN: "unsure",
     LoggedState.REQUEST_FAILED: "unsure",
     LoggedState.TEST_FAILED: "unsure",
     LoggedState.UNKNOWN: "unsure",
     LoggedState.NOT_A_LOG: "unsure",
 }
-_NOTHING_FAILED: Final = frozenset({LoggedState.ALIVE, LoggedState.NOT_A_LOG})
+_NOTHING_FAILED: Final = frozenset(
+    {LoggedState.ALIVE, LoggedState.SHUT_DOWN, LoggedState.NOT_A_LOG}
+)
 
 
 def compose_logs(reading: LogReading) -> b.Page:
@@ -190,7 +193,8 @@ def _card_rows(reading: LogReading, facts: LogFacts) -> Iterator[tuple[str, b.In
         yield "last work", work
         error = reading.first_error
         line = facts.failure.line if facts.failure else None
-        if error is not None and error.number != line:
+        went_in_order = facts.state is LoggedState.SHUT_DOWN
+        if error is not None and error.number != line and not went_in_order:
             yield "first error", _shown(error)
     yield from class_rows(reading.cause)
 

@@ -81,6 +81,7 @@ class LoggedState(StrEnum):
 
     ALIVE = "alive"
     DEAD = "dead"
+    SHUT_DOWN = "shut-down"
     NEVER_READY = "never-ready"
     STANDS_STILL = "stands-still"
     REQUEST_FAILED = "one-request-failed"
@@ -92,6 +93,7 @@ class LoggedState(StrEnum):
 STATE_OF_LOG_WORDS: dict[LoggedState, str] = {
     LoggedState.ALIVE: "alive",
     LoggedState.DEAD: "dead",
+    LoggedState.SHUT_DOWN: "shut down",
     LoggedState.NEVER_READY: "never ready",
     LoggedState.STANDS_STILL: "stands still",
     LoggedState.REQUEST_FAILED: "one request failed",
@@ -260,6 +262,8 @@ class LogReading(Document, kind="logs"):
         if self.facts is not None and self.facts.state is LoggedState.DEAD:
             # Also where only the echo of what ended it is in the log.
             return 1
+        if self.facts is not None and self.facts.state is LoggedState.SHUT_DOWN:
+            return 3 if self.unread else 0
         if self.cause.name in (CauseClass.UNKNOWN, CauseClass.NOT_A_LOG):
             return 3
         if self.cause.name is CauseClass.ALIVE:

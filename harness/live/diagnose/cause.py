@@ -670,7 +670,16 @@ class _Life:
             return LoggedState.STANDS_STILL
         if name is C.UNKNOWN:
             return self._unknown_state()
+        if self._went_in_order(cause):
+            return LoggedState.SHUT_DOWN
         return LoggedState.DEAD if self._shows_death() else LoggedState.UNKNOWN
+
+    def _went_in_order(self, cause: Cause) -> bool:
+        """Whether it was told to go, and nothing had failed before: what its processes
+        raise as they go is no failure."""
+        nothing_failed = self.first is None and self.death is None
+        shut = self._shut() is not None or self._told_to_go is not None
+        return cause.name is C.KILLED_BY_SIGNAL and nothing_failed and shut
 
     def _unknown_state(self) -> LoggedState:
         if self.death is not None:
@@ -701,6 +710,8 @@ class _Life:
             line = self._first_with(rules.INFRASTRUCTURE)
             line = line or self._first_with(rules.FAILED_TEST)
             return failure_of_line(line, _at(line)) if line is not None else None
+        if self._went_in_order(cause):
+            return None
         event = self.first
         alive = event is None and cause.name in (C.ALIVE, C.OVERLOADED)
         if alive:
@@ -763,6 +774,8 @@ class _Life:
             last = self._last_sign_of_life()
             goes_on = f"the server goes on ({_where(last)})" if last else "it goes on"
             return f"{goes_on}: {told}"
+        if state is LoggedState.SHUT_DOWN:
+            return "it was told to go, and nothing had failed before"
         ended = state in (LoggedState.DEAD, LoggedState.NEVER_READY)
         first = self.first
         if ended and failure is not None and (first is None or not first.by):

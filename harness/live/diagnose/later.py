@@ -8,7 +8,7 @@ from pathlib import Path
 
 from mmrepro.engines import ENGINES
 from mmrepro.engines.starts import LoggedException, lines_of, raised
-from mmrepro.failure.documents import LogReading
+from mmrepro.failure.documents import LoggedState, LogReading
 from mmrepro.history import LaterFix, later_fixes
 from mmrepro.probes import LineReader, LogLine, Unavailable
 from mmrepro.probes.log_files import BROKEN
@@ -17,6 +17,9 @@ from mmrepro.probes.log_files import BROKEN
 def later_fixes_of(reading: LogReading) -> list[LaterFix]:
     """Later fixes that touched the innermost functions of what ended the server of a
     log, newest first; []: it has no traceback of an engine, or the table none."""
+    state = reading.facts.state if reading.facts is not None else None
+    if state in (LoggedState.ALIVE, LoggedState.SHUT_DOWN):
+        return []
     files = [reading.cause.file, *reading.log.files, reading.log.file]
     path = next((Path(file) for file in files if file and Path(file).is_file()), None)
     if path is None:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 from mmrepro.cli.app import app
-from mmrepro.failure.documents import LogFacts
+from mmrepro.failure.documents import LogFacts, LoggedState
 from mmrepro.live.diagnose.log_events import exit_words, of_another
 from mmrepro.live.diagnose.log_reading import read_logs
 from typer.testing import CliRunner
@@ -149,3 +149,36 @@ def test_whose_line_it_is(text: str, another: bool) -> None:
 def test_find_knows_the_table_of_starts(said: str, sure: bool) -> None:
     done = CliRunner().invoke(app, ["find", said])
     assert (done.exit_code == 0) is sure, done.output
+
+
+# vLLM 0.23.0, recorded: SIGTERM while it works. Its front end then meets the end of the
+# core that it ended itself.
+_FRONT = "(APIServer pid=6325)"
+_ERROR = f"{_FRONT} ERROR 11-29 05:47:32 [v1/engine/async_llm.py:704]"
+SHUT_DOWN = f"""\
+{_FRONT} INFO 11-29 05:47:30 [loggers.py:271] Engine 000: Avg prompt throughput: 9.0 \
+tokens/s, Avg generation throughput: 4.0 tokens/s, Running: 1 reqs, Waiting: 0 reqs, \
+GPU KV cache usage: 0.1%, Prefix cache hit rate: 0.0%
+{_FRONT} INFO 11-29 05:47:32 [launcher.py:100] [shutdown] API server: shutdown triggered
+{_FRONT} INFO:     Shutting down
+{_ERROR} AsyncLLM output_handler failed.
+{_ERROR} Traceback (most recent call last):
+{_ERROR}   File "/x/vllm/v1/engine/core_client.py", line 1046, in get_output_async
+{_ERROR}     raise self._format_exception(outputs) from None
+{_ERROR} vllm.v1.engine.exceptions.EngineDeadError: EngineCore encountered an issue. \
+See stack trace (above) for the root cause.
+{_FRONT} INFO:     Application shutdown complete.
+"""
+
+
+def test_a_server_that_was_told_to_go_is_shut_down(tmp_path: Path) -> None:
+    facts = facts_of(tmp_path, SHUT_DOWN)
+    assert facts.state is LoggedState.SHUT_DOWN
+    assert facts.failure is None
+    shown = CliRunner().invoke(app, ["logs", str(tmp_path / "server.log")])
+    assert shown.exit_code == 0
+    assert shown.output.startswith("SHUT DOWN")
+    assert "EngineDeadError" not in shown.output
+    died = SHUT_DOWN.replace("[shutdown] API server: shutdown triggered", "ok")
+    died = died.replace(f"{_FRONT} INFO:     Shutting down\n", "")
+    assert facts_of(tmp_path, died).state is LoggedState.DEAD
