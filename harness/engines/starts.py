@@ -220,7 +220,10 @@ _NATIVE: Final = re.compile(
     r"^(?:  what\(\): +|Fatal Python error: |(?:ptxas|nvcc) (?:fatal|error) *: |"
     r"(?=/bin/sh: \d+: \S+: not found)|"
     r"(?:\S+: line \d+: +)?(?:\d+ )?"
-    r"(?=(?:Segmentation fault|Bus error|Aborted|Killed|Illegal instruction)\b)|"
+    # A shell's words: alone, before "(core dumped)" or far before the command. "Aborted
+    # request" is a server's.
+    r"(?=(?:Segmentation fault|Bus error|Aborted|Killed|Illegal instruction)"
+    r"(?:\s*$|\s*\(|\s*:|\s{2,}))|"
     r"\[TM\]\[(?:FATAL|ERROR)\](?:\[[^\]]*\])* ?|!{3,}.*? (?=Segfault))(?P<message>.*)"
 )
 _KERNEL: Final = re.compile(

@@ -12,7 +12,7 @@ from hypothesis import given, settings, strategies as st
 from mmrepro.base.errors import UsageError
 from mmrepro.cli import find_index as index
 from mmrepro.cli.app import app
-from mmrepro.cli.find import known
+from mmrepro.cli.find import _search, known
 from mmrepro.live.diagnose.match import all_scenarios
 from mmrepro.scenario.registry import load_scenario, scenario_names
 from mmrepro.tools.catalogue.find import (
@@ -77,6 +77,13 @@ def test_what_servers_print_anyway_is_no_failure(line):
     assert [
         f.entry.name for f in find(line) if f.sure == "this" and f.entry.kind != "class"
     ] == []
+
+
+@pytest.mark.parametrize("line", [*index.ORDINARY, "Aborted request cmpl-77."])
+def test_what_servers_print_anyway_is_no_failed_start(line):
+    _, hits, _ = _search((line,))
+    starts = [hit.entry for hit in hits if "mmrepro help why" in hit.entry.see]
+    assert [entry.name for entry in starts] == []
 
 
 def test_an_echo_in_a_findings_log_names_no_failure():
