@@ -775,7 +775,7 @@ class _Life:
             goes_on = f"the server goes on ({_where(last)})" if last else "it goes on"
             return f"{goes_on}: {told}"
         if state is LoggedState.SHUT_DOWN:
-            return "it was told to go, and nothing had failed before"
+            return "it was told to go; no line before that shows a failure"
         ended = state in (LoggedState.DEAD, LoggedState.NEVER_READY)
         first = self.first
         if ended and failure is not None and (first is None or not first.by):
