@@ -8,17 +8,25 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from mmrepro.base.errors import UsageError
 from mmrepro.engines.offline import offline_settings
 from mmrepro.failure.documents.replay import Claim, ClientEnd, ReportFacts, ReproVerdict
 from mmrepro.reproducers import reproducer_path
+from mmrepro.runs.play.player import Player
 from mmrepro.search.repro.client_end import client_end
 from mmrepro.search.repro.issue import read_issue
 from mmrepro.search.repro.other_servers import offline_command
 from mmrepro.search.repro.verdict import _of_engine
-from mmrepro.traffic.capture.client import ClientRun, _calls, _without_calls
+from mmrepro.traffic.capture.client import (
+    ClientRun,
+    ClientWanted,
+    _calls,
+    _without_calls,
+)
 
 SCRIPT = """\
 from vllm import LLM, SamplingParams
@@ -259,3 +267,12 @@ def test_what_the_engine_in_a_script_shows(
     made = _of_engine(ReportFacts(claim=Claim.model_validate(claim), end=end))
     assert made is not None
     assert made[0] is verdict
+
+
+def test_without_a_box_it_does_not_run(tmp_path: Path) -> None:
+    player = Player.__new__(Player)
+    player.starter = SimpleNamespace(boxed=False)  # type: ignore[assignment]
+    wanted = ClientWanted(command=("python", "s.py"), folder=tmp_path, offline=True)
+    with pytest.raises(UsageError, match="in a box only"):
+        player.record(wanted, tmp_path)
+    assert list(tmp_path.iterdir()) == []
