@@ -26,6 +26,8 @@ def test_it_judges_again_and_names_what_to_type_next(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
+    # Under `uv run` what to type next is `uv run mmrepro`.
+    monkeypatch.delenv("UV_RUN_RECURSION_DEPTH", raising=False)
     for _ in range(2):  # the folder of an earlier demo is no hindrance
         shown = CliRunner().invoke(app, ["demo"])
         assert shown.exit_code == 0, shown.output
