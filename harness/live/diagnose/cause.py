@@ -677,9 +677,15 @@ class _Life:
     def _went_in_order(self, cause: Cause) -> bool:
         """Whether it was told to go, and nothing had failed before: what its processes
         raise as they go is no failure."""
-        nothing_failed = self.first is None and self.death is None
-        shut = self._shut() is not None or self._told_to_go is not None
-        return cause.name is C.KILLED_BY_SIGNAL and nothing_failed and shut
+        if cause.name is not C.KILLED_BY_SIGNAL:
+            return False
+        if self.first is not None or self.death is not None:
+            return False
+        told = self._told_to_go or self._shut()
+        if told is None:
+            return False
+        error = self._first_error()
+        return error is None or error.number > told.number
 
     def _unknown_state(self) -> LoggedState:
         if self.death is not None:

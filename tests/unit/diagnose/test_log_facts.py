@@ -182,3 +182,8 @@ def test_a_server_that_was_told_to_go_is_shut_down(tmp_path: Path) -> None:
     died = SHUT_DOWN.replace("[shutdown] API server: shutdown triggered", "ok")
     died = died.replace(f"{_FRONT} INFO:     Shutting down\n", "")
     assert facts_of(tmp_path, died).state is LoggedState.DEAD
+    taken = (
+        f"{_FRONT} ERROR 11-29 05:47:31 [x.py:1] [Errno 98] address already in use\n"
+    )
+    refused = SHUT_DOWN.replace(f"{_FRONT} INFO 11-29 05:47:32", taken + _FRONT, 1)
+    assert facts_of(tmp_path, refused).state is not LoggedState.SHUT_DOWN
