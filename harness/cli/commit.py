@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 import typer
 from mmrepro.base import common_options as common
+from mmrepro.base.errors import ExitCode
 from mmrepro.base.options import Command, option
 from mmrepro.cli.options import command
 
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
     from mmrepro.runs import CommitReading
 
 _SHOWN = 6
-_REPRODUCED, _NOT_REPRODUCED = 1, 0
+_REPRODUCED, _NOT_REPRODUCED = ExitCode.NOT_AS_EXPECTED, ExitCode.AS_EXPECTED
 """Exit codes of ``mmrepro repro``."""
 
 
@@ -53,7 +54,6 @@ def commit(asked: _CommitCommand) -> None:
 
     Example:  mmrepro commit ~/vllm@48bada6ea --issue ISSUE.md
     """
-    from mmrepro.base.errors import ExitCode
     from mmrepro.base.machine import device_of, write_file
     from mmrepro.base.records import DocumentHead
     from mmrepro.cli.console import emit, say

@@ -133,7 +133,8 @@ CODES: Final = {
     "repro": CommandCodes(
         ok="not reproduced",
         problem="reproduced",
-        undecided="nothing was tested, another failure, or it needs other hardware",
+        undecided="nothing was tested, another failure, or it needs other hardware or the "
+        "real model",
     ),
     "resume": CommandCodes(
         ok="as for the command that is continued",
@@ -168,7 +169,7 @@ GIT: Final = {
     125: "the tree cannot be tested, or fails in another way",
     128: "the bisection stops: a wrong command line, or a fault of this machine",
 }
-"""Of ``bisect-run``: those that ``git bisect run`` takes."""
+"""Exit codes of ``bisect-run``, as ``git bisect run`` reads them."""
 EXIT_ZERO: Final = "Exit with 0 where the verdict would be 1 or 3; errors keep theirs."
 
 

@@ -163,7 +163,7 @@ _DOCUMENTS = {
 _NIGHTLY = CampaignKind("nightly run", ("matrix", "run"))
 CAMPAIGN_FILES = {*_DOCUMENTS, LEDGER_FILE}
 _SEARCH_FILES = {"fuzz.json", "replay.json"}
-"""Of campaigns whose plays are incidents that nobody looks for by themselves."""
+"""Documents of campaigns whose single plays are left out of lists of incidents."""
 COMPLETE = "complete"
 _NIGHT = b'{"kind": "night", '
 """The beginning of a ledger's line on the state of a nightly run."""

@@ -675,8 +675,8 @@ class _Life:
         return LoggedState.DEAD if self._shows_death() else LoggedState.UNKNOWN
 
     def _went_in_order(self, cause: Cause) -> bool:
-        """Whether it was told to go, and nothing had failed before: what its processes
-        raise as they go is no failure."""
+        """Whether the server got a signal to end, and nothing had failed before. What
+        its processes raise while they end is no failure."""
         if cause.name is not C.KILLED_BY_SIGNAL:
             return False
         if self.first is not None or self.death is not None:
@@ -781,7 +781,7 @@ class _Life:
             goes_on = f"the server goes on ({_where(last)})" if last else "it goes on"
             return f"{goes_on}: {told}"
         if state is LoggedState.SHUT_DOWN:
-            return "it was told to go; no line before that shows a failure"
+            return "the server got a signal to end; no earlier line shows a failure"
         ended = state in (LoggedState.DEAD, LoggedState.NEVER_READY)
         first = self.first
         if ended and failure is not None and (first is None or not first.by):
