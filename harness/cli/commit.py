@@ -132,7 +132,10 @@ def _requests(
     before, after = codes
     if (before, after) == (_REPRODUCED, _NOT_REPRODUCED):
         return "its report's requests: red on the parent, green on the commit", True
-    names = {_REPRODUCED: "reproduced", _NOT_REPRODUCED: "not reproduced"}
+    names: dict[int, str] = {
+        _REPRODUCED: "reproduced",
+        _NOT_REPRODUCED: "not reproduced",
+    }
     shown = [names.get(code, f"undecided (exit code {code})") for code in codes]
     sentence = f"on the parent {shown[0]}, on the commit {shown[1]}"
     return f"its report's requests: {sentence}", False
