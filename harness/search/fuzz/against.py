@@ -16,8 +16,7 @@ from random import Random
 from typing import Annotated, Literal, TypeAlias, cast
 
 from mmrepro.base.errors import InfrastructureError
-from mmrepro.base.machine import JournalHead, JournalKind, JournalLine, host_facts
-from mmrepro.base.records import Fidelity
+from mmrepro.base.machine import JournalHead, JournalKind, JournalLine
 from mmrepro.campaign import Campaign, CampaignState, Established, RunEnded, Spent
 from mmrepro.engines.models import TINY
 from mmrepro.failure.documents import SideRun, UpgradeSide, prepared_folder
@@ -27,7 +26,6 @@ from mmrepro.failure.documents.replay import (
     Fuzz,
     SideDifference,
 )
-from mmrepro.failure.documents.searches import begun
 from mmrepro.runs import Deadlines
 from mmrepro.runs.play import PlayOptions
 from mmrepro.search.fuzz.differences import (
@@ -45,6 +43,7 @@ from mmrepro.search.fuzz.fields import (
     smaller,
 )
 from mmrepro.search.fuzz.options import FuzzCommand, FuzzProfile
+from mmrepro.search.fuzz.server import new_document
 from mmrepro.search.oracle.reference import comparable
 from mmrepro.search.oracle.sides import side_run
 from mmrepro.search.replay.attempts import CaseRun, CaseSearch
@@ -465,19 +464,9 @@ class Comparing(CaseSearch[Fuzz]):
             self.fuzz.limits.append(text)
 
     def _blank(self) -> Fuzz:
-        options = self.options
-        return Fuzz(
-            **begun(self.kind, options.command_line(), self.resume_command),
-            resume=self.resume_command,
-            server=options.server,
-            other=options.other,
-            profile=options.profile,
-            seed=options.seed,
-            budget_s=options.budget_s,
-            blind=True,
-            host=host_facts(),
-            fidelity=Fidelity.GPU if options.on_gpu else Fidelity.CPU,
-        )
+        fuzz = new_document(self.options, self.kind, self.resume_command)
+        fuzz.blind = True
+        return fuzz
 
     # ------------------------------------------------------------ asked by the campaign
 

@@ -10,12 +10,19 @@ from pathlib import Path
 from typing import Any
 
 from mmrepro.base.errors import UnwritableOutput, UsageError
-from mmrepro.base.machine import is_file, is_folder, read_file, write_file
-from mmrepro.base.records import parsed
+from mmrepro.base.machine import (
+    host_facts,
+    is_file,
+    is_folder,
+    read_file,
+    write_file,
+)
+from mmrepro.base.records import Fidelity, parsed
 from mmrepro.engines import get_engine
 from mmrepro.engines.dialects import dialect_of
 from mmrepro.engines.models import USUAL_SCRIPT_BASE
 from mmrepro.failure.documents.replay import EPISODES_FILE, FUZZ_FILE, Fuzz
+from mmrepro.failure.documents.searches import begun
 from mmrepro.search.fuzz.knowledge import EPISODES
 from mmrepro.search.fuzz.options import FuzzCommand, FuzzProfile, under
 from mmrepro.search.replay.known import usual_server
@@ -45,6 +52,22 @@ _KEPT: Mapping[str, tuple[str, Callable[[str], object]]] = {
 }
 """Options that a session which is continued keeps: what each is called where they are
 written down, and how it is read."""
+
+
+def new_document(options: FuzzCommand, kind: str, resume_command: str) -> Fuzz:
+    """The document of a session that begins, with its settled options."""
+    return Fuzz(
+        **begun(kind, options.command_line(), resume_command),
+        resume=resume_command,
+        server=options.server,
+        other=options.other,
+        profile=options.profile,
+        seed=options.seed,
+        budget_s=options.budget_s,
+        blind=options.blind,
+        host=host_facts(),
+        fidelity=Fidelity.GPU if options.on_gpu else Fidelity.CPU,
+    )
 
 
 def settled(asked: FuzzCommand) -> FuzzCommand:

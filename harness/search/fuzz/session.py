@@ -8,8 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from mmrepro.base.errors import UsageError
-from mmrepro.base.machine import JournalHead, device_of, host_facts
-from mmrepro.base.records import Fidelity
+from mmrepro.base.machine import JournalHead, device_of
 from mmrepro.campaign import Campaign, CampaignState, Note, RunEnded
 from mmrepro.engines import spec_for
 from mmrepro.engines.environments import ensure
@@ -17,7 +16,6 @@ from mmrepro.engines.models import TINY
 from mmrepro.engines.parsers import RegisteredParsers, registered_parsers
 from mmrepro.failure.documents import prepared_folder
 from mmrepro.failure.documents.replay import EPISODES_DIR, Fuzz
-from mmrepro.failure.documents.searches import begun
 from mmrepro.runs import Deadlines
 from mmrepro.runs.play import PlayOptions
 from mmrepro.search.fuzz.episodes import Episodes
@@ -29,7 +27,7 @@ from mmrepro.search.fuzz.knowledge import (
 )
 from mmrepro.search.fuzz.limits import look_at_limits
 from mmrepro.search.fuzz.options import FuzzCommand, FuzzProfile
-from mmrepro.search.fuzz.server import FuzzSource, read_source
+from mmrepro.search.fuzz.server import FuzzSource, new_document, read_source
 from mmrepro.search.replay.attempts import (
     CaseResult,
     CaseRun,
@@ -261,16 +259,6 @@ class FuzzSession(CaseSearch[Fuzz]):
         return registered.chosen(server.args)
 
     def _blank(self, source: FuzzSource) -> Fuzz:
-        options = self.options
-        return Fuzz(
-            **begun(self.kind, options.command_line(), self.resume_command),
-            resume=self.resume_command,
-            server=options.server,
-            profile=options.profile,
-            seed=options.seed,
-            budget_s=options.budget_s,
-            blind=options.blind,
-            source=source.name,
-            host=host_facts(),
-            fidelity=Fidelity.GPU if options.on_gpu else Fidelity.CPU,
-        )
+        fuzz = new_document(self.options, self.kind, self.resume_command)
+        fuzz.source = source.name
+        return fuzz
