@@ -76,6 +76,18 @@ def a_box() -> None:
         pytest.skip(f"no box here: {why}")
 
 
+@pytest.fixture
+def fixed_git(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Git without its user's settings, by one author of one moment: equal commits have
+    equal ids."""
+    for name in ("GIT_CONFIG_GLOBAL", "GIT_CONFIG_SYSTEM"):
+        monkeypatch.setenv(name, os.devnull)
+    for role in ("AUTHOR", "COMMITTER"):
+        monkeypatch.setenv(f"GIT_{role}_NAME", "somebody")
+        monkeypatch.setenv(f"GIT_{role}_EMAIL", "somebody@example.com")
+        monkeypatch.setenv(f"GIT_{role}_DATE", "2026-07-15T12:00:00+00:00")
+
+
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     """With -n, the tests of a file go to one worker: what they share is made once."""

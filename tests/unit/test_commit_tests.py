@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -30,13 +29,7 @@ def free():
 
 
 @pytest.fixture
-def clone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    for name in ("GIT_CONFIG_GLOBAL", "GIT_CONFIG_SYSTEM"):
-        monkeypatch.setenv(name, os.devnull)
-    for role in ("AUTHOR", "COMMITTER"):
-        monkeypatch.setenv(f"GIT_{role}_NAME", "somebody")
-        monkeypatch.setenv(f"GIT_{role}_EMAIL", "somebody@example.com")
-        monkeypatch.setenv(f"GIT_{role}_DATE", "2026-07-15T12:00:00+00:00")
+def clone(tmp_path: Path, fixed_git: None) -> Path:
     folder = tmp_path / "clone"
     for name, text in {
         "vllm/__init__.py": "",

@@ -75,13 +75,7 @@ def write(folder: Path, files: dict[str, str]) -> Path:
 
 
 @pytest.fixture
-def clone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    for name in ("GIT_CONFIG_GLOBAL", "GIT_CONFIG_SYSTEM"):
-        monkeypatch.setenv(name, os.devnull)
-    for who in ("AUTHOR", "COMMITTER"):
-        monkeypatch.setenv(f"GIT_{who}_NAME", "somebody")
-        monkeypatch.setenv(f"GIT_{who}_EMAIL", "somebody@example.com")
-        monkeypatch.setenv(f"GIT_{who}_DATE", "2026-07-15T12:00:00+00:00")
+def clone(tmp_path: Path, fixed_git: None) -> Path:
     folder = write(tmp_path / "clone", FILES)
     git(folder, "init", "-q", "-b", "main")
     commit(folder, "first")
