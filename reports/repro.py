@@ -22,8 +22,7 @@ from mmrepro.traffic.case import SCRIPT_FILE
 COMMENT_FILE: Final = "comment.md"
 _SHOWN: Final = 6
 _LONGEST_COMMENT: Final = 48_000
-_SCRIPT_LINES: Final = 600
-_SCRIPT_COLUMNS: Final = 400
+_LONGEST_SCRIPT: Final = 40_000
 """Of a script within a comment; a longer one is left out, since a part is none."""
 _TONES: Final[dict[ReproVerdict, b.Tone]] = {
     ReproVerdict.REPRODUCED: "bad",
@@ -169,11 +168,10 @@ def _script_lines(replay: Replay, folder: Path) -> Iterator[str]:
         typed = "\n".join(steps_of(shown))
 
     yield from ("", "To reproduce it without mmrepro:", "", gfm.fence(typed, "sh"))
-    rows = script.splitlines()
-    is_short = len(rows) <= _SCRIPT_LINES and max(map(len, rows)) <= _SCRIPT_COLUMNS
-    if is_short:
-        shown_script = gfm.fence(script, "python", _SCRIPT_LINES, _SCRIPT_COLUMNS)
-        yield from ("", gfm.details(SCRIPT_FILE, shown_script))
+    if len(script) <= _LONGEST_SCRIPT:
+        rows = len(script.splitlines())
+        fenced = gfm.fence(script, "python", rows, _LONGEST_SCRIPT)
+        yield from ("", gfm.details(SCRIPT_FILE, fenced))
 
 
 def _verdict_line(replay: Replay, report: ReportFacts) -> str:
