@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from mmrepro.base.units import count
 from mmrepro.failure.documents import Assessment, ServerState, TargetFacts
 from mmrepro.failure.signature import log_count, log_lines
 from mmrepro.failure.signature.live_server import (
@@ -151,7 +152,7 @@ def _dead(view: DiagnosisView) -> Assessment | None:
             state=ServerState.NOT_READY,
             sentence=f"Its processes run, but nothing listens on port {facts.port}: it "
             "is still starting, or its HTTP front has ended.",
-            why=[f"{len(facts.processes)} processes run", *last_words(view)],
+            why=[f"{count(len(facts.processes), 'process')} run", *last_words(view)],
             advice=["its log tells which; then diagnose again"],
         )
     return None
@@ -534,12 +535,8 @@ def _silence(view: DiagnosisView) -> Assessment:
     data = view.inference
     why = []
     if asked and data:
-        cut = (
-            f", of {data.deadline_s:.0f}: what else was seen decides"
-            if data.cut
-            else ""
-        )
-        why = [f"a small request got no answer in {data.seconds:.1f} s{cut}"]
+        cut = " (stopped early; the other evidence is enough)" if data.cut else ""
+        why = [f"a test request got no answer for {data.seconds:.1f} s{cut}"]
     why += _front(view)
     if view.answer == "refused" and data is not None:
         why.append(

@@ -177,7 +177,9 @@ class Comparing(CaseSearch[Fuzz]):
             self._state(suspects)
             self._confirm()
         except Spent:
-            self._limit("the time was over (--budget) before all was settled")
+            self._limit(
+                "the time budget (--budget) ended before every difference was decided"
+            )
 
     def _measured(self) -> Deadlines:
         for line in self.files.kept(MeasuredDeadlines):
@@ -236,7 +238,9 @@ class Comparing(CaseSearch[Fuzz]):
                 case = self._case_of([*operations, *_plain_ones()])
                 pair = self._pair(f"round {number}", case)
             except Spent:
-                self._limit("the time was over (--budget) while requests were shrunk")
+                self._limit(
+                    "the time budget (--budget) ended while requests were shrunk"
+                )
                 break
             together = self._take_round(suspects, proposals, pair)
         for suspect in suspects:
