@@ -56,6 +56,12 @@ _DECORATORS: Final = (
 )
 
 
+_STARS: Final[dict[Any, str]] = {
+    inspect.Parameter.VAR_POSITIONAL: "*",
+    inspect.Parameter.VAR_KEYWORD: "**",
+}
+
+
 def page() -> str:
     """Return the page, which ends with a newline."""
     lines = [_HEAD, "## Evidence, by the type of a parameter", ""]
@@ -132,11 +138,7 @@ def _signature(function: Callable[..., Any]) -> str:
     for parameter in inspect.signature(function).parameters.values():
         if parameter.name == "self":
             continue
-        stars = {
-            inspect.Parameter.VAR_POSITIONAL: "*",
-            inspect.Parameter.VAR_KEYWORD: "**",
-        }
-        shown.append(stars.get(parameter.kind, "") + parameter.name)
+        shown.append(_STARS.get(parameter.kind, "") + parameter.name)
     return f"({', '.join(shown)})"
 
 

@@ -167,7 +167,7 @@ def test_a_night_as_pytest_has_it(fresh: Path) -> None:
     assert tag == "failure"
     assert "reproduced; not-reproduced was expected" in message
     assert re.search(
-        "to repeat it: mmrepro run wrong.py --variant ghost-key-lru .*0.1", message
+        "run again: mmrepro run wrong.py --variant ghost-key-lru .*0.1", message
     )
     ((tag, message),) = wrong["borrowed-faults (kv-budget)"]
     assert tag == "error"

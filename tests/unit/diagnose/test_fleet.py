@@ -268,7 +268,7 @@ def test_a_transfer_may_be_on_its_way(readings: list[Any]) -> None:
             ServerState.SLOW,
             "127.0.0.1:1 is not at fault as far as can be seen (127.0.0.1:1: slow",
         ),
-        (ServerState.UNKNOWN, "of 127.0.0.1:1 it could not be told how it is."),
+        (ServerState.UNKNOWN, "the state of 127.0.0.1:1 is undecided."),
     ],
 )
 def test_a_prefill_server_that_is_slow_or_unknown_is_not_at_fault(

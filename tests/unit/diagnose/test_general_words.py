@@ -320,7 +320,7 @@ def test_requests_that_fail() -> None:
 def test_the_observations_of_a_silent_server() -> None:
     silent = said(GREEN, *still(running=1), SILENCE, use(1.0))
     assert silent.why[:3] == [
-        "a small request got no answer in 15.1 s",
+        "a test request got no answer for 15.1 s",
         "the API server reports /health 200, /v1/models 200",
         "running 1 → 1, waiting 0 → 0, finished 16 → 16, prompt_tokens 3496 → 3496, "
         "generation_tokens 60 → 60",

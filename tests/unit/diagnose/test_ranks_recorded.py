@@ -275,7 +275,7 @@ def test_of_a_prefill_server_that_could_not_be_told_nothing_is_said() -> None:
     """It was wedged, and the machine too short of processors to say so."""
     state, sentence = pair("wedged")
     assert state is FleetState.TRANSFER_STANDS
-    assert sentence.endswith("it could not be told how it is.")
+    assert sentence.endswith("is undecided.")
 
 
 def test_the_decode_server_alone_has_the_class() -> None:
