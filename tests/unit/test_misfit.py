@@ -163,16 +163,18 @@ def test_the_nearest_release_that_has_it(
 
     there = [
         Stored("0.24.0", b"paged_v3"),
-        Stored("0.31.0", b"-paged_v3-"),
+        Stored("0.31.0", b"paged_v3"),
+        Stored("0.31.2", b"-paged_v3-"),
         Stored("0.30.0", b""),
     ]
     monkeypatch.setattr(misfit, "list_environments", lambda sizes: there)
     log = tmp_path / "engine.log"
     said = "AttributeError: '_OpNamespace' '_C' object has no attribute '{}'"
     log.write_text(FRAMES + said.format("paged_v3") + "\n")
-    assert misfit_in(log, environment).endswith("vllm 0.31.0 has it: --kernels 0.31.0.")
+    assert misfit_in(log, environment).endswith("vllm 0.31.2 has it: --kernels 0.31.2.")
     log.write_text(FRAMES + said.format("paged_v9") + "\n")
-    none = "No other release whose environment is here (0.24.0, 0.30.0, 0.31.0) has it."
+    here = "0.24.0, 0.30.0, 0.31.0, 0.31.2"
+    none = f"No other release whose environment is here ({here}) has it."
     assert misfit_in(log, environment).endswith(none)
 
 
