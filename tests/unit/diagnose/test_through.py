@@ -11,7 +11,8 @@ from mmrepro.base.records import Moment
 from mmrepro.cli.app import app
 from mmrepro.failure.documents.chain import GatewayChain, Hop, HopState
 from mmrepro.live.diagnose.options import DiagnoseCommand
-from mmrepro.live.fleet.through import conclude, look_through, registered
+from mmrepro.live.fleet.through import conclude, look_through, of_answer, registered
+from mmrepro.probes.data import InferenceData
 from typer.testing import CliRunner
 
 GATEWAY, ONE, TWO = "http://g:1", "http://w:1", "http://w:2"
@@ -212,3 +213,20 @@ def test_the_command_prints_the_sentence_and_each_hop() -> None:
     assert done.exit_code == 1
     assert done.stdout.startswith("The gateway http://127.0.0.1:9 is dead")
     assert done.stdout.count("http://127.0.0.1:9") == 3
+
+
+@pytest.mark.parametrize(
+    ("seconds", "error", "state"),
+    [
+        (5.0, "", HUNG),
+        (0.2, "ConnectError: [Errno 111] Connection refused", DEAD),
+        (0.2, "RemoteProtocolError: the server disconnected", HopState.FAILING),
+    ],
+)
+def test_only_a_hop_that_used_up_the_deadline_hangs(
+    seconds: float, error: str, state: HopState
+) -> None:
+    asked = InferenceData(
+        answered=False, status=None, seconds=seconds, deadline_s=5.0, error=error
+    )
+    assert of_answer(Hop(url=ONE, state=WELL), asked).state is state
