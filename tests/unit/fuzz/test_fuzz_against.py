@@ -113,6 +113,15 @@ def test_the_same_seed_asks_the_same() -> None:
     assert (plain.path, features_of(plain)) == (CHAT, [])
 
 
+def test_messages_that_are_none_are_asked_too() -> None:
+    odd = field_requests(Random(1), count=10_000)
+    roles = set()
+    for op in odd:
+        for message in op.parameters.get("messages", []):
+            roles.add(message.get("role"))
+    assert {"system", "developer", "nobody"} <= roles
+
+
 @pytest.mark.parametrize(
     ("asked", "args", "release"),
     [
