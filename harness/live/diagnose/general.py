@@ -230,6 +230,17 @@ def _front_gone(view: DiagnosisView) -> Assessment | None:
     named = log_lines(view.evidence, "front-died")
     if not core and not named and not _logged_by(view, role):
         return None
+    not_started = log_lines(view.evidence, "core-not-started")
+    if not_started and not core and not named:
+        # A core that ends while it starts comes first: its parent then ends the front.
+        line = not_started[0]
+        why = [
+            f"no process {facts.core_role} among {_roles(facts)}",
+            f"its log says at {line.time or '?'}: {public_line(line)}",
+        ]
+        return _without_core(
+            view, names=facts.core_role, why=why, dead=[facts.core_role]
+        )
     why = [f"no process {role} among {_roles(facts)}"]
     for process in facts.processes:
         if process.role == role:

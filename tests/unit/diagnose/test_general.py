@@ -477,6 +477,19 @@ def test_a_front_program_that_has_logged_and_is_gone_is_dead_at_a_start() -> Non
     assert silent.state is ServerState.NOT_READY
 
 
+def test_a_core_that_ended_at_a_start_is_dead_before_the_front_that_was_ended() -> None:
+    words = "RuntimeError: Engine core initialization failed. See root cause above."
+    read = log(words)
+    read.matches = {"core-not-started": read.errors}
+    line = read.errors[0].model_copy(update={"process": "RustFrontend pid=21447"})
+    read.last_by_process = {"RustFrontend pid=21447": line}
+    left = processes_of("python", "resource_tracker")
+    early = target(processes=left, listening=False, **RUST)
+    told = assess(evidence(read), early)
+    assert (told.state, told.process) == (ServerState.PART_DEAD, "EngineCore")
+    assert words in " ".join(told.why)
+
+
 def test_a_process_that_is_stopped_while_its_server_starts_is_stopped() -> None:
     told = assess(evidence(), target(states="ST", listening=False))
     assert (told.state, told.process) == (ServerState.STOPPED, "EngineCore")
