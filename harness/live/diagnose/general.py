@@ -147,11 +147,12 @@ def _dead(view: DiagnosisView) -> Assessment | None:
     stopped = any(process.state in STOPPED for process in facts.processes)
     not_yet = facts.listening is False and facts.root_pid is not None and not stopped
     if not_yet and not core_died(view):
+        why = [f"{len(facts.processes)} processes run", *last_words(view)]
         return Assessment(
             state=ServerState.NOT_READY,
             sentence=f"Its processes run, but nothing listens on port {facts.port}: it "
             "is still starting, or its HTTP front has ended.",
-            why=[f"{len(facts.processes)} processes run", *last_words(view)],
+            why=[*why, *frozen.standing(view)],
             advice=["its log tells which; then diagnose again"],
         )
     return None
