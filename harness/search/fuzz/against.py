@@ -378,7 +378,7 @@ class Comparing(CaseSearch[Fuzz]):
     def _episode(self, number: int) -> Case:
         if number % _MIXED_EVERY:
             random = Random(f"{self.options.seed}/fields/{number}")  # noqa: S311
-            return self._case_of(field_requests(random))
+            return self._case_of([*field_requests(random), *_plain_ones()])
         planned = self._episodes.next(number)
         case = comparable(planned.case)
         write_case(case, self.folder, {})

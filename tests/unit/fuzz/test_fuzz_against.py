@@ -213,6 +213,50 @@ def test_what_is_asked_of_a_lost_engine_says_nothing(tmp_path: Path) -> None:
     assert difference.confirmed
 
 
+def test_a_lost_engine_whose_front_still_refuses_requests_is_lost(
+    tmp_path: Path,
+) -> None:
+    lost: list[bool] = []
+
+    def status(op: Operation, other: bool) -> int:
+        """The front end of a side refuses top_k before it asks its engine."""
+        if "top_k" in op.parameters:
+            return 400
+        if other and op.parameters.get("min_p") == 1.5:
+            lost.append(True)
+        return 500 if other and lost else 200
+
+    class InOrder(TwoSides):
+        """Answers in the order of the requests, each once."""
+
+        def play(self, case: Any, *rest: Any, **more: Any) -> Played:
+            other = "--other" in case.server.args
+            lost.clear()
+            answers = {op.id: status(op, other) for op in case.operations}
+            self.status = lambda op, _: answers[op.id]
+            return super().play(case, *rest, **more)
+
+    session = FakedComparing(
+        FuzzCommand(
+            engine="vllm",
+            out=tmp_path / "f",
+            server=SERVER,
+            other=OTHER,
+            budget_s=20.0,
+            repeat=1,
+            shrink=False,
+        ),
+        write=lambda made, folder: keep(KIND, made, folder),
+    )
+    session.player = InOrder(None)
+    session.episodes_at_most = 8
+    made = session.execute()
+    (difference,) = made.differences
+    assert difference.field == "server"
+    assert "min_p=1.5" in difference.features
+    assert difference.confirmed
+
+
 def test_the_words_of_the_other_side_are_options_of_the_command() -> None:
     asked = FuzzCommand(engine="vllm", server=SERVER, against="--front rust")
     assert replay._other_side(asked).args[-1] == "{feature:front-rust}"
