@@ -571,6 +571,17 @@ def _cpu(view: DiagnosisView, role: str) -> list[str]:
     ]
 
 
+def standing(view: DiagnosisView) -> list[str]:
+    """Where the main thread of each process stands that stands still, a line each. A
+    start does that by itself, where it loads or compiles."""
+    lines: list[str] = []
+    for process in view.facts.processes:
+        for course in view.courses(process.pid):
+            if course.tid == process.pid and course.stays and not course.waits:
+                lines.append(f"{process.role} ({process.pid}): {_described(course)}")
+    return lines
+
+
 def _described(course: Course) -> str:
     torn = f" ({course.torn} more came out torn)" if course.torn else ""
     return (

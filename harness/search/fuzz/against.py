@@ -13,15 +13,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
-from typing import Annotated, Literal, TypeAlias, cast
+from typing import cast
 
 from mmrepro.base.errors import InfrastructureError
-from mmrepro.base.machine import JournalHead, JournalKind, JournalLine
+from mmrepro.base.machine import JournalHead
 from mmrepro.campaign import Campaign, CampaignState, Established, RunEnded, Spent
 from mmrepro.engines.models import TINY
 from mmrepro.failure.documents import SideRun, UpgradeSide, prepared_folder
 from mmrepro.failure.documents.replay import (
-    FUZZ_FILE,
     Episode,
     Fuzz,
     SideDifference,
@@ -43,6 +42,7 @@ from mmrepro.search.fuzz.fields import (
     smaller,
 )
 from mmrepro.search.fuzz.options import FuzzCommand, FuzzProfile
+from mmrepro.search.fuzz.pairs import PAIRS, MeasuredDeadlines, PairEnded
 from mmrepro.search.fuzz.server import new_document
 from mmrepro.search.oracle.reference import comparable
 from mmrepro.search.oracle.sides import side_run
@@ -56,10 +56,10 @@ from mmrepro.traffic.case import (
     ServerWanted,
     write_case,
 )
-from pydantic import Field, JsonValue, TypeAdapter
+from pydantic import JsonValue
 
 _DEFAULT_ROOT = "fuzz"
-_PAIRS_DIR, _PAIRS_FILE = "pairs", "pairs.jsonl"
+_PAIRS_DIR = "pairs"
 _SIDES: tuple[UpgradeSide, UpgradeSide] = ("old", "new")
 _MIXED_EVERY = 3
 """Each third episode is one of plain fuzzing; the others have one field a request."""
@@ -71,45 +71,6 @@ _EACH = 3
 first."""
 _SMALLER = 100
 """Requests of a round, at most."""
-
-
-class PairEnded(JournalLine):
-    """What a fresh pair of servers showed.
-
-    Attributes:
-        purpose: episode 3; round 1; confirmation 2.
-        seen: by the identifiers of the requests of its case.
-        asked: requests that both sides answered or refused.
-    """
-
-    once_as = "The pair for {0.purpose} ended"
-    kind: Literal["pair"] = "pair"
-    purpose: str
-    seen: list[SeenDifference] = []
-    asked: list[str] = []
-    limits: list[str] = []
-    seconds: float = 0.0
-    elapsed_s: float = 0.0
-
-
-class MeasuredDeadlines(JournalLine):
-    once_as = "The deadlines were measured"
-    kind: Literal["deadlines"] = "deadlines"
-    answer_s: float
-    suspect_s: float
-    rule: str = ""
-
-
-_AnyLine: TypeAlias = Annotated[
-    JournalHead | PairEnded | MeasuredDeadlines, Field(discriminator="kind")
-]
-PAIRS = JournalKind(
-    "comparison of two sides",
-    _PAIRS_FILE,
-    ".pairs.lock",
-    FUZZ_FILE,
-    TypeAdapter(_AnyLine),
-)
 
 
 @dataclass
@@ -417,7 +378,7 @@ class Comparing(CaseSearch[Fuzz]):
     def _episode(self, number: int) -> Case:
         if number % _MIXED_EVERY:
             random = Random(f"{self.options.seed}/fields/{number}")  # noqa: S311
-            return self._case_of(field_requests(random))
+            return self._case_of([*field_requests(random), *_plain_ones()])
         planned = self._episodes.next(number)
         case = comparable(planned.case)
         write_case(case, self.folder, {})

@@ -19,8 +19,9 @@ from mmrepro.reports.fuzz import KIND
 from mmrepro.search.fuzz.against import Comparing
 from mmrepro.search.fuzz.fields import features_of, field_requests, smaller
 from mmrepro.search.fuzz.options import FuzzCommand
+from mmrepro.search.fuzz.pairs import PAIRS
 from mmrepro.search.fuzz.server import other_side
-from mmrepro.traffic.case import CHAT, Operation
+from mmrepro.traffic.case import CHAT, Case, Operation
 from mmrepro.traffic.case.sending import Played, PlayState
 
 OTHER = SERVER.model_copy(update={"args": ["--other"]})
@@ -221,6 +222,50 @@ def test_what_is_asked_of_a_lost_engine_says_nothing(tmp_path: Path) -> None:
     assert difference.confirmed
 
 
+def test_a_lost_engine_whose_front_still_refuses_requests_is_lost(
+    tmp_path: Path,
+) -> None:
+    lost: list[bool] = []
+
+    def status(op: Operation, other: bool) -> int:
+        """The front end of a side refuses top_k before it asks its engine."""
+        if "top_k" in op.parameters:
+            return 400
+        if other and op.parameters.get("min_p") == 1.5:
+            lost.append(True)
+        return 500 if other and lost else 200
+
+    class InOrder(TwoSides):
+        """Answers in the order of the requests, each once."""
+
+        def play(self, case: Any, *rest: Any, **more: Any) -> Played:
+            other = "--other" in case.server.args
+            lost.clear()
+            answers = {op.id: status(op, other) for op in case.operations}
+            self.status = lambda op, _: answers[op.id]
+            return super().play(case, *rest, **more)
+
+    session = FakedComparing(
+        FuzzCommand(
+            engine="vllm",
+            out=tmp_path / "f",
+            server=SERVER,
+            other=OTHER,
+            budget_s=20.0,
+            repeat=1,
+            shrink=False,
+        ),
+        write=lambda made, folder: keep(KIND, made, folder),
+    )
+    session.player = InOrder(None)
+    session.episodes_at_most = 8
+    made = session.execute()
+    (difference,) = made.differences
+    assert difference.field == "server"
+    assert "min_p=1.5" in difference.features
+    assert difference.confirmed
+
+
 def test_the_words_of_the_other_side_are_options_of_the_command() -> None:
     asked = FuzzCommand(engine="vllm", server=SERVER, against="--front rust")
     assert replay._other_side(asked).args[-1] == "{feature:front-rust}"
@@ -242,3 +287,49 @@ def test_what_needs_more_rounds_leaves_the_others_shrunk(tmp_path: Path) -> None
     features = {tuple(d.features) for d in made.differences if d.field == "status"}
     assert {("min_p=1.5",), ("seed=-1",)} <= features
     assert all(d.shrunk for d in made.differences)
+
+
+def pairs_in(folder: Path) -> int:
+    lines = (folder / PAIRS.file).read_text().splitlines()
+    return sum(json.loads(line)["kind"] == "pair" for line in lines)
+
+
+def test_a_session_that_is_cut_short_goes_on_and_plays_no_pair_again(
+    tmp_path: Path,
+) -> None:
+    def session(**place: Any) -> FakedComparing:
+        made = FakedComparing(
+            FuzzCommand(
+                engine="vllm",
+                server=SERVER,
+                other=OTHER,
+                budget_s=20.0,
+                repeat=1,
+                **place,
+            ),
+            write=lambda fuzz, folder: keep(KIND, fuzz, folder),
+        )
+        made.player = TwoSides(refuses_top_k)
+        made.episodes_at_most = 4
+        return made
+
+    def interrupt(number: int, case: Case) -> None:
+        if number == 5:
+            raise KeyboardInterrupt
+
+    cut = session(out=tmp_path / "f")
+    cut.player.before = interrupt
+    with pytest.raises(KeyboardInterrupt):
+        cut.execute()
+    assert cut.fuzz.state == "interrupted"
+    ended = pairs_in(tmp_path / "f")
+    assert ended
+
+    again = session(resume=tmp_path / "f")
+    made = again.execute()
+    assert again.player.calibrated == 0
+    assert again.player.plays == 2 * (pairs_in(tmp_path / "f") - ended)
+    assert ("200 → 400", ["top_k=-2"]) in [
+        (d.what, d.features) for d in made.differences
+    ]
+    assert all(difference.confirmed for difference in made.differences)

@@ -1,0 +1,49 @@
+"""What a session of two sides writes down as it goes on: its journal."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal, TypeAlias
+
+from mmrepro.base.machine import JournalHead, JournalKind, JournalLine
+from mmrepro.failure.documents.replay import FUZZ_FILE
+from mmrepro.search.fuzz.differences import SeenDifference
+from pydantic import Field, TypeAdapter
+
+
+class PairEnded(JournalLine):
+    """What a fresh pair of servers showed.
+
+    Attributes:
+        purpose: episode 3; round 1; confirmation 2.
+        seen: by the identifiers of the requests of its case.
+        asked: requests that both sides answered or refused.
+    """
+
+    once_as = "The pair for {0.purpose} ended"
+    kind: Literal["pair"] = "pair"
+    purpose: str
+    seen: list[SeenDifference] = []
+    asked: list[str] = []
+    limits: list[str] = []
+    seconds: float = 0.0
+    elapsed_s: float = 0.0
+
+
+class MeasuredDeadlines(JournalLine):
+    once_as = "The deadlines were measured"
+    kind: Literal["deadlines"] = "deadlines"
+    answer_s: float
+    suspect_s: float
+    rule: str = ""
+
+
+_AnyLine: TypeAlias = Annotated[
+    JournalHead | PairEnded | MeasuredDeadlines, Field(discriminator="kind")
+]
+PAIRS = JournalKind(
+    "comparison of two sides",
+    "pairs.jsonl",
+    ".pairs.lock",
+    FUZZ_FILE,
+    TypeAdapter(_AnyLine),
+)
