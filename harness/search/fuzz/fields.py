@@ -272,7 +272,7 @@ def crossed_requests(
         same_path = [other for other in others if other.path == op.path]
         if same_path:
             op = _with_more(op, random.choice(same_path))
-        update = {"id": f"r{number}", "after": [], "leave": ""}
+        update: dict[str, object] = {"id": f"r{number}", "after": [], "leave": ""}
         if same_path and random.random() < 0.2:
             update["stream"] = not op.stream
         operations.append(op.model_copy(update=update))
