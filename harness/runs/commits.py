@@ -26,6 +26,7 @@ from mmrepro.engines.environments import (
     prune_environments,
     resolve_source,
 )
+from mmrepro.failure.documents.replay import AimedChange, SideDifference
 from mmrepro.runs.tree_tests import (
     LIMIT_S,
     UntestableCause,
@@ -108,6 +109,14 @@ class CommitReading(Document, kind="commit"):
     ] = []
     before: UpstreamRun | None = None
     after: UpstreamRun | None = None
+    aim: Annotated[
+        AimedChange | None,
+        Field(description="what requests aimed at the change ran of it"),
+    ] = None
+    differences: Annotated[
+        list[SideDifference],
+        Field(description="what they are answered otherwise: OLD is the parent"),
+    ] = []
     seconds: float = 0.0
 
 

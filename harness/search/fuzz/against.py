@@ -13,20 +13,24 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
-from typing import cast
+from typing import Literal, TypeAlias, cast
 
 from mmrepro.base.errors import InfrastructureError
-from mmrepro.base.machine import JournalHead
+from mmrepro.base.machine import JournalHead, device_of
 from mmrepro.campaign import Campaign, CampaignState, Established, RunEnded, Spent
+from mmrepro.engines import spec_for
+from mmrepro.engines.environments import ensure
 from mmrepro.engines.models import TINY
 from mmrepro.failure.documents import SideRun, UpgradeSide, prepared_folder
 from mmrepro.failure.documents.replay import (
+    AimedChange,
     Episode,
     Fuzz,
     SideDifference,
 )
 from mmrepro.runs import Deadlines
 from mmrepro.runs.play import PlayOptions
+from mmrepro.search.fuzz.aim import ReachedChange, aim_at, reached_lines
 from mmrepro.search.fuzz.differences import (
     LOST,
     SERVER,
@@ -36,6 +40,7 @@ from mmrepro.search.fuzz.differences import (
 )
 from mmrepro.search.fuzz.episodes import Episodes
 from mmrepro.search.fuzz.fields import (
+    crossed_requests,
     features_of,
     field_requests,
     plain_request,
@@ -60,9 +65,14 @@ from pydantic import JsonValue
 
 _DEFAULT_ROOT = "fuzz"
 _PAIRS_DIR = "pairs"
+_EpisodeKind: TypeAlias = Literal["fields", "crossed", "mixed"]
 _SIDES: tuple[UpgradeSide, UpgradeSide] = ("old", "new")
 _MIXED_EVERY = 3
 """Each third episode is one of plain fuzzing; the others have one field a request."""
+_CROSSED = 2
+"""Of three episodes the one that mutates requests which reached a change."""
+_LAST = 24
+"""Of the requests that are kept: what was reached last was the hardest to reach."""
 _EPISODES_SHARE = 0.45
 """Of the budget; the rest shrinks and confirms."""
 _ROUNDS = 6
@@ -117,6 +127,8 @@ class Comparing(CaseSearch[Fuzz]):
         self.fuzz = self._blank()
         self._began = time.monotonic()
         self._spent_before = 0.0
+        self._reached: ReachedChange | None = None
+        self._kept: list[Operation] = []
         self.works = [self.run]
 
     def standing(self) -> str:
@@ -134,6 +146,7 @@ class Comparing(CaseSearch[Fuzz]):
         """Episodes, then what is left of each difference, then fresh pairs."""
         try:
             self._deadlines = self._measured()
+            self._reached = self._take_aim()
             suspects = self._shrunk(self._played_episodes())
             self._state(suspects)
             self._confirm()
@@ -155,6 +168,25 @@ class Comparing(CaseSearch[Fuzz]):
         self._began = time.monotonic()
         return deadlines
 
+    def _take_aim(self) -> ReachedChange | None:
+        """Aim at what both sides have otherwise, where their code is not the same."""
+        old, new = self.sides["old"], self.sides["new"]
+        if old.release == new.release or self.options.ray:
+            return None
+        folders = []
+        for server in (old, new):
+            device = device_of(self.options.device)
+            spec = spec_for(server.engine, server.release, device)
+            folders.append(ensure(spec).site_packages)
+        aim = aim_at(folders[0], folders[1], old.engine)
+        if aim is None:
+            return None
+        reached = ReachedChange(aim)
+        self.fuzz.aim = AimedChange(
+            files=aim.files, functions=reached.functions(), unread=aim.unread
+        )
+        return reached
+
     def _played_episodes(self) -> list[_Suspect]:
         """Play episodes for a part of the budget; what is the same for several requests
         is kept a few times."""
@@ -166,9 +198,11 @@ class Comparing(CaseSearch[Fuzz]):
             if number == self.episodes_at_most:
                 break
             number += 1
-            case = self._episode(number)
-            pair = self._pair(f"episode {number}", case)
-            self._note_episode(number, case, pair)
+            kind = self._episode_kind(number)
+            case = self._episode(number, kind)
+            pair = self._pair(f"episode {number}", case, aimed=True)
+            self._keep_reaching(case, pair)
+            self._note_episode(number, kind, case, pair)
             # The plainest requests come first.
             for seen in pair.seen:
                 operation = case.operation(seen.operation)
@@ -182,6 +216,22 @@ class Comparing(CaseSearch[Fuzz]):
                 known.append(features)
                 suspects.append(_Suspect(seen, operation, number))
         return suspects
+
+    def _keep_reaching(self, case: Case, pair: PairEnded) -> None:
+        """Keep the requests that were the first to run a line in which the sides
+        differ."""
+        reached, aim = self._reached, self.fuzz.aim
+        if reached is None or aim is None:
+            return
+        for op in case.operations:
+            words = "; ".join(features_of(op)) or "a plain request"
+            changed = 0
+            for side in _SIDES:
+                places = pair.reached.get(side, {}).get(op.id, [])
+                changed += reached.take(side, places, words)
+            if changed:
+                self._kept.append(op)
+        aim.kept, aim.functions = len(self._kept), reached.functions()
 
     def _shrunk(self, suspects: list[_Suspect]) -> list[_Suspect]:
         """Rounds of smaller requests, until none is smaller or the time is over."""
@@ -311,9 +361,13 @@ class Comparing(CaseSearch[Fuzz]):
 
     # ------------------------------------------------------------------ one pair
 
-    def _pair(self, purpose: str, case: Case) -> PairEnded:
+    def _pair(self, purpose: str, case: Case, *, aimed: bool = False) -> PairEnded:
         """What a fresh server of each side answers to a case, one request after
         another.
+
+        Args:
+            aimed: the servers write which lines the requests reach. What is shrunk and
+                confirmed is asked of servers that do nothing else.
 
         Raises:
             Spent: there is no time for it.
@@ -328,8 +382,11 @@ class Comparing(CaseSearch[Fuzz]):
         place = purpose.replace(" ", "-")
         plays = []
         for side in _SIDES:
-            play = functools.partial(self._play, side, purpose, place, case)
-            plays.append(play)
+            server = self.sides[side]
+            if aimed and self._reached is not None:
+                server = self._reached.watching(side, server)
+            own = case.model_copy(update={"server": server})
+            plays.append(functools.partial(self._play, side, purpose, place, own))
         old, new = self.beside(plays)
         for run in (old, new):
             if run.state is PlayState.START_FAILED:
@@ -339,6 +396,7 @@ class Comparing(CaseSearch[Fuzz]):
             purpose=purpose,
             seen=differences(case, old, new),
             asked=asked_of_both(case, old, new),
+            reached=self._reached_by(case, (old, new)) if aimed else {},
             limits=[run.error for run in (old, new) if run.error],
             seconds=round(time.monotonic() - began, 2),
             elapsed_s=round(self.elapsed_s, 2),
@@ -360,7 +418,7 @@ class Comparing(CaseSearch[Fuzz]):
             f"{side}, {purpose}, {self.sides[side].label}",
             self.servers,
             f"{_PAIRS_DIR}/{place}/{side}",
-            case=case.model_copy(update={"server": self.sides[side]}),
+            case=case,
             contents=self.folder,
             options=PlayOptions(
                 self._deadlines, time="order", look="none", early=False, bodies=True
@@ -373,12 +431,35 @@ class Comparing(CaseSearch[Fuzz]):
             side, 1, result.played, seconds=result.seconds, folder=result.place
         )
 
+    def _reached_by(
+        self, case: Case, runs: Sequence[SideRun]
+    ) -> dict[UpgradeSide, dict[str, list[str]]]:
+        """The lines that requests of a pair were the first to run, on each side."""
+        first: dict[UpgradeSide, dict[str, list[str]]] = {}
+        for run in runs:
+            if self._reached is None or run.played is None:
+                continue
+            log = self.folder / run.folder / run.played.log_file
+            reached = reached_lines(log, case, run.played)
+            first[run.side] = self._reached.without_known(run.side, reached)
+        return first
+
     # ------------------------------------------------------------------ cases
 
-    def _episode(self, number: int) -> Case:
-        if number % _MIXED_EVERY:
-            random = Random(f"{self.options.seed}/fields/{number}")  # noqa: S311
+    def _episode_kind(self, number: int) -> _EpisodeKind:
+        if number % _MIXED_EVERY == 0:
+            return "mixed"
+        if number % _MIXED_EVERY == _CROSSED and self._kept:
+            return "crossed"
+        return "fields"
+
+    def _episode(self, number: int, kind: _EpisodeKind) -> Case:
+        random = Random(f"{self.options.seed}/{kind}/{number}")  # noqa: S311
+        if kind == "fields":
             return self._case_of([*field_requests(random), *_plain_ones()])
+        if kind == "crossed":
+            crossed = crossed_requests(self._kept[-_LAST:], random)
+            return self._case_of([*crossed, *_plain_ones()])
         planned = self._episodes.next(number)
         case = comparable(planned.case)
         write_case(case, self.folder, {})
@@ -406,10 +487,12 @@ class Comparing(CaseSearch[Fuzz]):
 
     # ------------------------------------------------------------------ the document
 
-    def _note_episode(self, number: int, case: Case, pair: PairEnded) -> None:
+    def _note_episode(
+        self, number: int, kind: _EpisodeKind, case: Case, pair: PairEnded
+    ) -> None:
         episode = Episode(
             number=number,
-            kind="fields" if number % _MIXED_EVERY else "mixed",
+            kind=kind,
             requests=len(case.operations),
             state="ended" if not pair.limits else "died",
             seconds=pair.seconds,

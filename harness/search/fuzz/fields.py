@@ -256,6 +256,46 @@ def field_requests(random: Random, count: int = AT_ONCE) -> list[Operation]:
     return operations
 
 
+def crossed_requests(
+    kept: Sequence[Operation], random: Random, count: int = AT_ONCE
+) -> list[Operation]:
+    """Return plain requests, then ``count`` others: each is one of ``kept`` with one
+    thing more."""
+    operations = [
+        plain_request("r1", CHAT),
+        plain_request("r2", COMPLETIONS),
+        plain_request("r3", CHAT, stream=True),
+    ]
+    others = [*_with_fields(), *_with_messages(), *_with_prompts()]
+    for number in range(len(operations) + 1, len(operations) + count + 1):
+        op = random.choice(kept)
+        same_path = [other for other in others if other.path == op.path]
+        if same_path:
+            op = _with_more(op, random.choice(same_path))
+        update: dict[str, object] = {"id": f"r{number}", "after": [], "leave": ""}
+        if same_path and random.random() < 0.2:
+            update["stream"] = not op.stream
+        operations.append(op.model_copy(update=update))
+    return operations
+
+
+def _with_more(op: Operation, other: Operation) -> Operation:
+    """A request with what another of the same path has beyond a plain one."""
+    plain = plain_request("plain", op.path)
+    parameters = dict(op.parameters)
+    for name, value in other.parameters.items():
+        if plain.parameters.get(name) != value:
+            parameters[name] = value
+    update: dict[str, object] = {"parameters": parameters}
+    if op.stream or other.stream:
+        update["stream"] = True
+    # A text as a parameter takes the place of the plain one.
+    for name in ("messages", "prompt"):
+        if name in parameters:
+            update[name] = None
+    return op.model_copy(update=update)
+
+
 def features_of(op: Operation) -> list[str]:
     """What a request has that a plain one has not, by which findings are told apart."""
     features = [] if op.path == CHAT else [op.path]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Annotated, Literal, TypeAlias
 
 from mmrepro.base.machine import JournalHead, JournalKind, JournalLine
+from mmrepro.failure.documents import UpgradeSide
 from mmrepro.failure.documents.replay import FUZZ_FILE
 from mmrepro.search.fuzz.differences import SeenDifference
 from pydantic import Field, TypeAdapter
@@ -17,6 +18,8 @@ class PairEnded(JournalLine):
         purpose: episode 3; round 1; confirmation 2.
         seen: by the identifiers of the requests of its case.
         asked: requests that both sides answered or refused.
+        reached: lines of what the sides have otherwise, by the request that ran them
+            first in the session.
     """
 
     once_as = "The pair for {0.purpose} ended"
@@ -24,6 +27,7 @@ class PairEnded(JournalLine):
     purpose: str
     seen: list[SeenDifference] = []
     asked: list[str] = []
+    reached: dict[UpgradeSide, dict[str, list[str]]] = {}
     limits: list[str] = []
     seconds: float = 0.0
     elapsed_s: float = 0.0
