@@ -88,6 +88,7 @@ def test_addresses_and_keys_are_shown_here_and_not_in_a_report(tmp_path: Path) -
     assert "10.20.30.40" not in issue
     for head in ("### Environment", "### Command", "### First exception", "check_env"):
         assert head in issue
+    assert "--model-path /models/m --tp-size 4 --enable-lora" in issue
 
 
 def test_a_client_s_words_are_shown_nowhere(tmp_path: Path) -> None:

@@ -187,6 +187,11 @@ def test_a_request_that_ends_one_side_leaves_the_others_to_be_shrunk(
     by_field = {d.field: d for d in made.differences}
     assert by_field["server"].features == ["min_p=1.5"]
     assert by_field["status"].shrunk
+    # It is asked last of a fresh pair, so that the pair can show the others as well.
+    assert {field: d.confirmed for field, d in by_field.items()} == {
+        "server": True,
+        "status": True,
+    }
 
 
 def test_what_is_asked_of_a_lost_engine_says_nothing(tmp_path: Path) -> None:
