@@ -143,9 +143,17 @@ _START: Final = re.compile(
     r"(?:start|launch)\b|(?:start-?up|launch|initiali[sz]ation) (?:fails|failed|failure"
     r"|crash)|"
     r"crash(?:es|ed|ing)? (?:on|at|during|while) (?:start|launch|load|boot|init)|"
-    r"启动(?:失败|报错|不了|异常)|无法启动",
-    re.IGNORECASE,
+    r"启动(?:失败|报错|不了|异常)|无法启动|"
+    # An option that the parser of the command refuses.
+    r"^.{0,200}\busage: [\w./-]+(?: [\w-]+){0,4} \[-h\]"
+    r"|\berror: (?:unrecognized arguments|argument --?\w|the following arguments are)",
+    re.IGNORECASE | re.MULTILINE,
 )
+_FROM_COMMAND: Final = re.compile(
+    r'File "[^"\n]{0,300}/cli/\w{1,40}\.py", line \d+, in (?:run|main|cmd|serve|api_server)\b'
+)
+"""A traceback that begins at the command: no request brought it about, if nothing else
+is told."""
 _SILENT: Final = (
     (
         r"wrong (?:answer|output|result)|garbage|gibberish|incorrect output|!!!!!|"
@@ -233,7 +241,8 @@ def read_claim(title: str, text: str) -> Claim:
     elif _HANG.search(title):
         classes.insert(0, FindingClass.HANG)
 
-    if _START.search(whole):
+    starts = _START.search(whole) or (not classes and _FROM_COMMAND.search(whole))
+    if starts:
         classes.insert(0, FindingClass.START_FAILURE)
     for pattern, kind in _SILENT:
         if not classes and re.search(pattern, whole, re.IGNORECASE):

@@ -119,6 +119,10 @@ _OFFLINE: Final = re.compile(
     r"|AsyncLLM(?:Engine)?\.from_",
     re.MULTILINE,
 )
+_ENGINE_CODE: Final = re.compile(
+    r"^[ \t]*(?:from|import)\s+(?:vllm|sglang|lmdeploy)\b", re.MULTILINE
+)
+"""In a Python script: the engine itself."""
 _CURL: Final = re.compile(r"^[^#\n]*\b(?:curl|wget)\s+", re.MULTILINE)
 _CLIENT_WORDS: Final = re.compile(
     r"\bimport\s+(?:\w+,\s*)*(?:openai|requests|httpx|urllib)\b"
@@ -318,7 +322,7 @@ def _blocks(text: str) -> Iterator[_ReportBlock]:
         lines = [line.removeprefix(fence.indent) for line in fence.text.splitlines()]
         kind, inside = fence.kind.lower(), "\n".join(lines)
         if kind in _SHELLS:
-            inside = as_typed(inside, _is_typed)
+            inside = as_typed(_with_lost_marks(inside), _is_typed)
         yield _ReportBlock(inside, kind, section, fence.above)
     for indented in _INDENTED.finditer(without_fences(text, "\n\n")):
         yield _ReportBlock(textwrap.dedent(indented[1]).strip("\n"), "", "")
@@ -371,6 +375,24 @@ def _logical(text: str) -> list[str]:
     return lines
 
 
+_OPTION_LINE: Final = re.compile(r"[ \t]*--?[A-Za-z][\w.-]*(?:[= \t]+\S.*)?\s*$")
+
+
+def _with_lost_marks(text: str) -> str:
+    """Put back the backslashes that were lost between a server's command and the lines
+    of options below it, as copying from a page loses them."""
+    lines = text.split("\n")
+    in_command = False
+    for place, line in enumerate(lines[:-1]):
+        in_command = in_command or _is_typed(PROMPT.sub("", line))
+        if line.rstrip().endswith("\\"):
+            continue
+        in_command = in_command and _OPTION_LINE.match(lines[place + 1]) is not None
+        if in_command:
+            lines[place] = line.rstrip() + " \\"
+    return "\n".join(lines)
+
+
 def _server(issue: Issue, blocks: Sequence[_ReportBlock], prose: str) -> None:
     """The first command that starts a server, with the variables set in its block."""
     commands: list[str] = []
@@ -384,6 +406,8 @@ def _server(issue: Issue, blocks: Sequence[_ReportBlock], prose: str) -> None:
         plain = PROMPT.sub("", line)
         if is_server_command(plain) and _PLAIN.match(plain):
             commands.append(plain.strip())
+        else:
+            commands += _between_words(plain)
 
     commands += filter(None, (of_manifest(block.text) for block in blocks))
     if not commands:
@@ -404,6 +428,18 @@ def _server(issue: Issue, blocks: Sequence[_ReportBlock], prose: str) -> None:
         issue.notes.append(
             f"The report has {count} servers' commands: the first one is run."
         )
+
+
+_NO_LETTERS: Final = re.compile(r"[\u2e80-\u9fff\uac00-\ud7af\uff00-\uffef]+")
+"""Chinese, Japanese and Korean, which stand beside a command without a blank."""
+
+
+def _between_words(line: str) -> Iterator[str]:
+    """Commands in a sentence of a language that puts no blanks around them."""
+    parts = _NO_LETTERS.split(line)
+    for part in parts if len(parts) > 1 else []:
+        if is_server_command(part) and _PLAIN.match(part):
+            yield part.strip()
 
 
 def _typed_in(block: _ReportBlock) -> Iterator[str]:
@@ -522,13 +558,19 @@ def _client(issue: Issue, blocks: Sequence[_ReportBlock], prose: str) -> None:
     if not clients.curls:
         clients.curls += [c for c in _INLINE.findall(prose) if re.match(r"curl\s", c)]
     if not clients.any:
-        script = _bare_python(prose)
+        script = _bare_python(prose, _CLIENT_CODE)
         if script:
             clients.scripts.append(script)
 
-    bare = re.search(r"^(?:\$ )?curl\s", prose, re.MULTILINE)  # without a fence
+    bare = re.search(r"^(?:[$#] )?curl\s", prose, re.MULTILINE)  # without a fence
     if bare and not clients.any:
-        clients.curls.append(_without_server(prose[bare.start() :]))
+        typed = as_typed(prose[bare.start() :], _is_typed)
+        clients.curls.append(_without_server(typed))
+    if not (clients.any or clients.offline):
+        script = _bare_python(prose, _ENGINE_CODE)
+        if _OFFLINE.search(script):
+            issue.offline = True
+            clients.offline.append(script)
 
     in_order = clients.in_order()
     if not in_order:
@@ -721,13 +763,18 @@ def _other_client(text: str) -> str:
     return ""
 
 
-def _bare_python(prose: str) -> str:
-    """A script without a fence: from its import as far as it is Python, to the next
-    heading."""
-    begins = _CLIENT_CODE.search(prose)
+def _bare_python(prose: str, form: re.Pattern[str]) -> str:
+    """A script without a fence: from its imports, one of which has the ``form``, as far
+    as it is Python, to the next heading."""
+    begins = form.search(prose)
     if begins is None:
         return ""
-    below = prose[begins.start() :].lstrip("\n")
+    above = prose[: begins.start()].split("\n")
+    at = begins.start()
+    while len(above) > 1 and _IMPORTS.match(above[-2]):
+        at -= len(above[-2]) + 1
+        above.pop()
+    below = prose[at:].lstrip("\n")
     section = _HEADING.split(below, maxsplit=1)[0]
     lines = section.splitlines()
     for _ in range(_MOST_TRIES):

@@ -10,6 +10,7 @@ import threading
 from collections.abc import Callable
 from itertools import chain, repeat
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -487,6 +488,30 @@ def test_the_nearest_release_is_taken_and_told(tmp_path: Path) -> None:
     assert asked.server.release == "0.12.0"
     assert any("0.12.1 is not installed here" in note for note in asked.facts.notes)
     assert any("vllm serve a/b is taken" in note for note in asked.facts.notes)
+
+
+def test_a_tree_on_another_release_s_kernels_is_no_release(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.undo()
+    made = {"engine": "vllm", "device": "cpu", "commit": ""}
+    there = [
+        SimpleNamespace(manifest=SimpleNamespace(**made, release=name, kernels=kernels))
+        for name, kernels in (("0.11.0", ""), ("0.10.1.dev1+g1.on.0.32.0", "0.32.0"))
+    ]
+    monkeypatch.setattr(reports, "list_environments", lambda sizes: there)
+    assert reports._here("vllm", "cpu") == ["0.11.0"]
+
+
+def test_a_title_or_a_command_names_the_feature_that_is_run(tmp_path: Path) -> None:
+    issue = tmp_path / "ISSUE.md"
+    lines = "```\nvllm serve a/b\ncurl localhost:8000/v1/models\n```\n"
+    issue.write_text(f"# HTTP 500 in Model Runner V2\n\nvLLM 0.23.0\n{lines}")
+    assert asked_for(ReproCommand(file=issue)).server.args == ["{feature:runner-v2}"]
+    old = asked_for(ReproCommand(file=issue, release="0.12.0"))
+    assert old.server.args == []
+    issue.write_text(f"# HTTP 500\n\nvLLM 0.23.0; fine with Model Runner V2\n{lines}")
+    assert asked_for(ReproCommand(file=issue)).server.args == []
 
 
 def test_what_the_client_saw_and_a_replay_does_not_is_looked_for_again(
