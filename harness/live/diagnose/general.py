@@ -321,7 +321,8 @@ def _silent_socket(view: DiagnosisView) -> Assessment | None:
     """One of several sockets of its port answers nothing, whichever of them got the one
     small request."""
     told = view.evidence.facts.get(SILENT_SOCKET)
-    if not told:
+    # On a machine short of processors a connection that waits is only late.
+    if not told or LATENESS in view.evidence.facts:
         return None
     return Assessment(
         state=ServerState.FRONT_FROZEN,
