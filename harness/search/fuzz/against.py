@@ -54,6 +54,7 @@ from mmrepro.traffic.case import (
     Operation,
     PlayState,
     ServerWanted,
+    case_digest,
     write_case,
 )
 from pydantic import JsonValue
@@ -117,6 +118,7 @@ class Comparing(CaseSearch[Fuzz]):
         self.fuzz = self._blank()
         self._began = time.monotonic()
         self._spent_before = 0.0
+        self._longest_s = 0.0
         self.works = [self.run]
 
     def standing(self) -> str:
@@ -193,17 +195,23 @@ class Comparing(CaseSearch[Fuzz]):
             if not proposals:
                 break
             operations = [operation for _, operation in proposals]
-            try:
-                case = self._case_of([*operations, *_plain_ones()])
-                pair = self._pair(f"round {number}", case)
-            except Spent:
-                self._limit("the time was over (--budget) while requests were shrunk")
+            case = self._case_of([*operations, *_plain_ones()])
+            purpose = f"round {number}"
+            if self._kept(purpose, case) is None and not self._time_for_more():
+                self._limit("requests were shrunk as far as the time went (--budget)")
                 break
+            pair = self._pair(purpose, case)
             together = self._take_round(suspects, proposals, pair)
         for suspect in suspects:
             if not features_of(suspect.operation):
                 suspect.shrunk = True
         return suspects
+
+    def _time_for_more(self) -> bool:
+        """Whether another pair leaves time for those that confirm."""
+        pairs = 1 + self.options.repeat
+        left_s = self.options.budget_s - self.elapsed_s
+        return left_s >= pairs * self._longest_s
 
     def _proposals(
         self, suspects: Sequence[_Suspect], together: Mapping[int, list[Operation]]
@@ -318,14 +326,16 @@ class Comparing(CaseSearch[Fuzz]):
         Raises:
             Spent: there is no time for it.
         """
-        for line in self.files.kept(PairEnded):
-            if line.purpose == purpose:
-                self._spent_before = max(self._spent_before, line.elapsed_s)
-                return line
+        kept = self._kept(purpose, case)
+        if kept is not None:
+            self._spent_before = max(self._spent_before, kept.elapsed_s)
+            self._longest_s = max(self._longest_s, kept.seconds)
+            return kept
+        digest = case_digest(case)
         if self.elapsed_s >= self.options.budget_s:
             raise Spent
         began = time.monotonic()
-        place = purpose.replace(" ", "-")
+        place = f"{purpose.replace(' ', '-')}-{digest[:8]}"
         plays = []
         for side in _SIDES:
             play = functools.partial(self._play, side, purpose, place, case)
@@ -337,6 +347,7 @@ class Comparing(CaseSearch[Fuzz]):
                 raise InfrastructureError(f"{label}, {run.side}: {run.error}")
         line = PairEnded(
             purpose=purpose,
+            case=digest,
             seen=differences(case, old, new),
             asked=asked_of_both(case, old, new),
             limits=[run.error for run in (old, new) if run.error],
@@ -352,7 +363,17 @@ class Comparing(CaseSearch[Fuzz]):
                 seconds=line.seconds,
             )
         )
+        self._longest_s = max(self._longest_s, line.seconds)
         return self.files.journal.append(line)
+
+    def _kept(self, purpose: str, case: Case) -> PairEnded | None:
+        """What an earlier call has of that pair; None: nothing."""
+        digest = case_digest(case)
+        for line in self.files.kept(PairEnded):
+            # With more time a session shrinks further, and confirms another case.
+            if line.purpose == purpose and line.case in ("", digest):
+                return line
+        return None
 
     def _play(self, side: UpgradeSide, purpose: str, place: str, case: Case) -> SideRun:
         order = CaseRun(

@@ -15,6 +15,7 @@ class PairEnded(JournalLine):
 
     Attributes:
         purpose: episode 3; round 1; confirmation 2.
+        case: digest of what was asked; "": of a session of earlier days.
         seen: by the identifiers of the requests of its case.
         asked: requests that both sides answered or refused.
     """
@@ -22,6 +23,7 @@ class PairEnded(JournalLine):
     once_as = "The pair for {0.purpose} ended"
     kind: Literal["pair"] = "pair"
     purpose: str
+    case: str = ""
     seen: list[SeenDifference] = []
     asked: list[str] = []
     limits: list[str] = []
