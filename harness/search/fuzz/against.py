@@ -59,6 +59,7 @@ from mmrepro.traffic.case import (
     Operation,
     PlayState,
     ServerWanted,
+    case_digest,
     write_case,
 )
 from pydantic import JsonValue
@@ -127,8 +128,9 @@ class Comparing(CaseSearch[Fuzz]):
         self.fuzz = self._blank()
         self._began = time.monotonic()
         self._spent_before = 0.0
+        self._longest_s = 0.0
         self._reached: ReachedChange | None = None
-        self._kept: list[Operation] = []
+        self._reaching: list[Operation] = []
         self.works = [self.run]
 
     def standing(self) -> str:
@@ -201,7 +203,7 @@ class Comparing(CaseSearch[Fuzz]):
             kind = self._episode_kind(number)
             case = self._episode(number, kind)
             pair = self._pair(f"episode {number}", case, aimed=True)
-            self._keep_reaching(case, pair)
+            self._note_reached(case, pair)
             self._note_episode(number, kind, case, pair)
             # The plainest requests come first.
             for seen in pair.seen:
@@ -217,7 +219,7 @@ class Comparing(CaseSearch[Fuzz]):
                 suspects.append(_Suspect(seen, operation, number))
         return suspects
 
-    def _keep_reaching(self, case: Case, pair: PairEnded) -> None:
+    def _note_reached(self, case: Case, pair: PairEnded) -> None:
         """Keep the requests that were the first to run a line in which the sides
         differ."""
         reached, aim = self._reached, self.fuzz.aim
@@ -230,8 +232,8 @@ class Comparing(CaseSearch[Fuzz]):
                 places = pair.reached.get(side, {}).get(op.id, [])
                 changed += reached.take(side, places, words)
             if changed:
-                self._kept.append(op)
-        aim.kept, aim.functions = len(self._kept), reached.functions()
+                self._reaching.append(op)
+        aim.kept, aim.functions = len(self._reaching), reached.functions()
 
     def _shrunk(self, suspects: list[_Suspect]) -> list[_Suspect]:
         """Rounds of smaller requests, until none is smaller or the time is over."""
@@ -243,17 +245,23 @@ class Comparing(CaseSearch[Fuzz]):
             if not proposals:
                 break
             operations = [operation for _, operation in proposals]
-            try:
-                case = self._case_of([*operations, *_plain_ones()])
-                pair = self._pair(f"round {number}", case)
-            except Spent:
-                self._limit("the time was over (--budget) while requests were shrunk")
+            case = self._case_of([*operations, *_plain_ones()])
+            purpose = f"round {number}"
+            if self._kept(purpose, case) is None and not self._time_for_more():
+                self._limit("requests were shrunk as far as the time went (--budget)")
                 break
+            pair = self._pair(purpose, case)
             together = self._take_round(suspects, proposals, pair)
         for suspect in suspects:
             if not features_of(suspect.operation):
                 suspect.shrunk = True
         return suspects
+
+    def _time_for_more(self) -> bool:
+        """Whether another pair leaves time for those that confirm."""
+        pairs = 1 + self.options.repeat
+        left_s = self.options.budget_s - self.elapsed_s
+        return left_s >= pairs * self._longest_s
 
     def _proposals(
         self, suspects: Sequence[_Suspect], together: Mapping[int, list[Operation]]
@@ -372,14 +380,16 @@ class Comparing(CaseSearch[Fuzz]):
         Raises:
             Spent: there is no time for it.
         """
-        for line in self.files.kept(PairEnded):
-            if line.purpose == purpose:
-                self._spent_before = max(self._spent_before, line.elapsed_s)
-                return line
+        kept = self._kept(purpose, case)
+        if kept is not None:
+            self._spent_before = max(self._spent_before, kept.elapsed_s)
+            self._longest_s = max(self._longest_s, kept.seconds)
+            return kept
+        digest = case_digest(case)
         if self.elapsed_s >= self.options.budget_s:
             raise Spent
         began = time.monotonic()
-        place = purpose.replace(" ", "-")
+        place = f"{purpose.replace(' ', '-')}-{digest[:8]}"
         plays = []
         for side in _SIDES:
             server = self.sides[side]
@@ -394,6 +404,7 @@ class Comparing(CaseSearch[Fuzz]):
                 raise InfrastructureError(f"{label}, {run.side}: {run.error}")
         line = PairEnded(
             purpose=purpose,
+            case=digest,
             seen=differences(case, old, new),
             asked=asked_of_both(case, old, new),
             reached=self._reached_by(case, (old, new)) if aimed else {},
@@ -410,7 +421,17 @@ class Comparing(CaseSearch[Fuzz]):
                 seconds=line.seconds,
             )
         )
+        self._longest_s = max(self._longest_s, line.seconds)
         return self.files.journal.append(line)
+
+    def _kept(self, purpose: str, case: Case) -> PairEnded | None:
+        """What an earlier call has of that pair; None: nothing."""
+        digest = case_digest(case)
+        for line in self.files.kept(PairEnded):
+            # With more time a session shrinks further, and confirms another case.
+            if line.purpose == purpose and line.case in ("", digest):
+                return line
+        return None
 
     def _play(self, side: UpgradeSide, purpose: str, place: str, case: Case) -> SideRun:
         order = CaseRun(
@@ -449,7 +470,7 @@ class Comparing(CaseSearch[Fuzz]):
     def _episode_kind(self, number: int) -> _EpisodeKind:
         if number % _MIXED_EVERY == 0:
             return "mixed"
-        if number % _MIXED_EVERY == _CROSSED and self._kept:
+        if number % _MIXED_EVERY == _CROSSED and self._reaching:
             return "crossed"
         return "fields"
 
@@ -458,7 +479,7 @@ class Comparing(CaseSearch[Fuzz]):
         if kind == "fields":
             return self._case_of([*field_requests(random), *_plain_ones()])
         if kind == "crossed":
-            crossed = crossed_requests(self._kept[-_LAST:], random)
+            crossed = crossed_requests(self._reaching[-_LAST:], random)
             return self._case_of([*crossed, *_plain_ones()])
         planned = self._episodes.next(number)
         case = comparable(planned.case)

@@ -16,6 +16,7 @@ class PairEnded(JournalLine):
 
     Attributes:
         purpose: episode 3; round 1; confirmation 2.
+        case: digest of what was asked; "": of a session of earlier days.
         seen: by the identifiers of the requests of its case.
         asked: requests that both sides answered or refused.
         reached: lines of what the sides have otherwise, by the request that ran them
@@ -25,6 +26,7 @@ class PairEnded(JournalLine):
     once_as = "The pair for {0.purpose} ended"
     kind: Literal["pair"] = "pair"
     purpose: str
+    case: str = ""
     seen: list[SeenDifference] = []
     asked: list[str] = []
     reached: dict[UpgradeSide, dict[str, list[str]]] = {}

@@ -16,6 +16,7 @@ from mmrepro.cli import replay
 from mmrepro.failure.documents.replay import Fuzz
 from mmrepro.reports.documents import keep
 from mmrepro.reports.fuzz import KIND
+from mmrepro.search.fuzz import against
 from mmrepro.search.fuzz.against import Comparing
 from mmrepro.search.fuzz.fields import features_of, field_requests, smaller
 from mmrepro.search.fuzz.options import FuzzCommand
@@ -292,6 +293,45 @@ def test_what_needs_more_rounds_leaves_the_others_shrunk(tmp_path: Path) -> None
     features = {tuple(d.features) for d in made.differences if d.field == "status"}
     assert {("min_p=1.5",), ("seed=-1",)} <= features
     assert all(d.shrunk for d in made.differences)
+
+
+class Slow(TwoSides):
+    """Each play takes that long of the session's clock."""
+
+    def __init__(self, status: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+        super().__init__(status)
+        self.seconds = 0.0
+        monkeypatch.setattr(against.time, "monotonic", lambda: self.seconds)
+
+    def play(self, case: Any, *rest: Any, **more: Any) -> Played:
+        self.seconds += 50.0
+        return super().play(case, *rest, **more)
+
+
+def test_time_is_left_to_confirm_and_more_time_shrinks_further(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def session(budget_s: float, **place: Any) -> FakedComparing:
+        made = FakedComparing(
+            FuzzCommand(
+                engine="vllm",
+                server=SERVER,
+                other=OTHER,
+                budget_s=budget_s,
+                repeat=2,
+                **place,
+            ),
+            write=lambda fuzz, folder: keep(KIND, fuzz, folder),
+        )
+        made.player = Slow(refuses_top_k, monkeypatch)
+        return made
+
+    short = session(500.0, out=tmp_path / "f").execute()
+    assert short.differences
+    assert all(d.confirmed and d.pairs == 2 for d in short.differences)
+    assert not any(d.shrunk for d in short.differences)
+    longer = session(2000.0, resume=tmp_path / "f").execute()
+    assert all(d.confirmed and d.shrunk for d in longer.differences)
 
 
 def pairs_in(folder: Path) -> int:
