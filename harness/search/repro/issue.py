@@ -209,6 +209,7 @@ class Issue:
         files: further files of the client, by name.
         speech: what it shows of the model's words.
         options: of the server, that its prose names.
+        streams: whether its words are about a stream.
     """
 
     title: str = ""
@@ -225,6 +226,7 @@ class Issue:
     files: dict[str, str] = field(default_factory=dict)
     speech: Speech = field(default_factory=Speech)
     options: list[str] = field(default_factory=list)
+    streams: bool = False
 
 
 LIMITS: Final = WorkLimits()
@@ -297,11 +299,15 @@ def read_here(text: str) -> Issue:
             observed = observed.replace(taken, " ")
     issue.claim = read_claim(issue.title, observed)
     issue.claim.about = what_about(issue.title, prose)
+    issue.streams = _STREAMS.search(f"{issue.title}\n{prose}") is not None
     run = (issue.client.strip(), issue.server.strip())
     others = [(b.text, b.line) for b in blocks if b.text.strip() not in run]
     others += [(text, "") for text in _INLINE.findall(prose)]
     issue.speech = shown_in(others)
     return issue
+
+
+_STREAMS: Final = re.compile(r"\bstream|流式|ストリーム", re.IGNORECASE)
 
 
 def _title(text: str) -> str:

@@ -115,6 +115,8 @@ class ReproPlan:
     facts: ReportFacts
     variants: Sequence[SpokenVariant] = ()
     """Ways in which the model answers; the server has the first one."""
+    streams: bool = False
+    """The report is about a stream: each is held against the whole answer."""
 
 
 def asked_for(options: ReproCommand) -> ReproPlan:
@@ -148,12 +150,12 @@ def asked_for(options: ReproCommand) -> ReproPlan:
     if ways:
         server = saying(server, ways[0].scripts)
         _tell_speech(facts, ways[0])
-        facts.shows_output = issue.speech.is_shown and _is_judged(ways[0])
+        facts.shows_output = issue.speech.is_shown and is_judged(ways[0])
 
     facts.asked = options.fixed
     if options.fixed == "newest":
         facts.asked = max(_here(server.engine, options.device), key=Version, default="")
-    return ReproPlan(server, client, facts, ways)
+    return ReproPlan(server, client, facts, ways, issue.streams)
 
 
 def releases_of(plan: ReproPlan) -> Iterator[str]:
@@ -210,7 +212,7 @@ def saying(server: ServerWanted, scripts: Scripts) -> ServerWanted:
     return server.model_copy(update={"scripts": scripts})
 
 
-def _is_judged(variant: SpokenVariant) -> bool:
+def is_judged(variant: SpokenVariant) -> bool:
     """Whether it is known what a sound parser makes of all that the model says; else
     nothing is held against the answers."""
     for answer in variant.scripts.script:

@@ -216,7 +216,7 @@ def matches(shown: Finding | Sighting, claim: Claim) -> bool:
     exception."""
     kind = shown.finding_class
     if kind is FindingClass.EXPECTATION:
-        return True  # somebody wrote down what is right
+        return _is_expected(shown, claim)
     if kind is FindingClass.START_FAILURE:
         # Any two starts fail by a RuntimeError of the engine's: its words decide.
         return kind in claim.classes and _says_the_same(shown, claim)
@@ -239,6 +239,29 @@ def matches(shown: Finding | Sighting, claim: Claim) -> bool:
     if mine and named and kind is not FindingClass.HANG:
         return False
     return kind in claim.classes
+
+
+_BESIDE_WHOLE: Final = re.compile(
+    r"\bbeside \S+-whole the (text|reasoning|calls of tools|end) (?:is|are)\b"
+)
+_PARTS: Final = {
+    # What a parser leaves in a text is how a lost call, or thought, looks.
+    "text": {"text", "calls", "reasoning", "stop"},
+    "reasoning": {"reasoning"},
+    "calls of tools": {"calls"},
+    "end": {"finish"},
+}
+"""Features that a report may be about where a stream has another part than the whole
+answer."""
+
+
+def _is_expected(shown: Finding | Sighting, claim: Claim) -> bool:
+    """Whether somebody wrote down what is right; of the twin that we put beside a
+    stream, whether the part that differs is what the report is about."""
+    beside = _BESIDE_WHOLE.search(shown.said)
+    if claim.expected or beside is None:
+        return True
+    return not _PARTS[beside[1]].isdisjoint(claim.about)
 
 
 def _is_about_none(claim: Claim) -> bool:

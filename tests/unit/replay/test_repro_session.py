@@ -723,3 +723,59 @@ def test_what_no_rule_reads_of_a_shown_output_is_not_judged(
     fenced = "\n\n".join(f"```\n{block}\n```" for block in blocks)
     report.write_text(f"vllm 0.23.0: tool calls come twice\n\n{fenced}\n")
     assert asked_for(ReproCommand(file=report)).facts.shows_output is judged
+
+
+STREAMED = {
+    "model": "m",
+    "messages": [{"role": "user", "content": "hi"}],
+    "tools": [{"type": "function", "function": {"name": "f", "parameters": {}}}],
+    "stream": True,
+}
+
+
+class Streaming(RecordingPlayer):
+    """Its client asks for a stream."""
+
+    def record(self, wanted: ClientWanted, folder: Path) -> Any:
+        made = super().record(wanted, folder)
+        har = json.loads((folder / RECORDED).read_text())
+        for entry in har["log"]["entries"]:
+            url = "http://localhost:8000/v1/chat/completions"
+            headers = [("Content-Type", "application/json")]
+            asked = entry_of("POST", url, headers, json.dumps(STREAMED).encode())
+            entry["request"] = asked["request"]
+        (folder / RECORDED).write_text(json.dumps(har))
+        return made
+
+
+@pytest.mark.parametrize(
+    ("title", "parser", "ids", "expected"),
+    [
+        ("a streamed tool call has no arguments", "xlam", ["r1", "r1-whole"], True),
+        ("a streamed tool call has no arguments", "hermes", ["r1", "r1-whole"], False),
+        ("a tool call has no arguments", "xlam", ["r1"], False),
+    ],
+)
+def test_a_stream_is_held_against_the_whole_answer_where_the_report_is_of_one(
+    tmp_path: Path, title: str, parser: str, ids: list[str], expected: bool
+) -> None:
+    played: list[Case] = []
+
+    def answer(case: Case) -> dict[str, str]:
+        played.append(case)
+        return {op.id: "200" for op in case.operations}
+
+    raw = '<tool_call>\n{"name": "f", "arguments": {"a": 1}}\n</tool_call>'
+    report = tmp_path / "issue.md"
+    server = f"vllm serve m/m --enable-auto-tool-choice --tool-call-parser {parser}"
+    blocks = [server, "curl localhost:8000/v1/chat/completions -d '{}'", raw]
+    fenced = "\n\n".join(f"```\n{block}\n```" for block in blocks)
+    report.write_text(f"vllm 0.23.0: {title}\n\n{fenced}\n")
+    player = Streaming(answer)
+    reproducing(tmp_path, player, file=report, client="", server_command="")
+    first = played[0]
+    assert [op.id for op in first.operations] == ids
+    assert first.operations[0].stream
+    expect = first.operations[0].expect
+    assert (expect is not None and expect.same_as == "r1-whole") is expected
+    assert all(not op.stream for op in first.operations[1:])

@@ -610,3 +610,22 @@ def test_what_is_ignored_is_another_feature_than_what_is_wrong() -> None:
     assert concluded(other)[0] is not ReproVerdict.REPRODUCED
     same = replay(claim, findings=[of_protocol("stop-text")])
     assert concluded(same)[0] is ReproVerdict.REPRODUCED
+
+
+@pytest.mark.parametrize(
+    ("part", "about", "verdict"),
+    [
+        ("the calls of tools are [] and ['f({})']", ["calls"], "reproduced"),
+        ("the text is '<tool_call>' and ''", ["calls"], "reproduced"),
+        ("the end is stop and tool_calls", ["calls"], "different"),
+        ("the calls of tools are [] and ['f({})']", ["reasoning"], "different"),
+    ],
+)
+def test_a_stream_differs_from_the_whole_in_what_the_report_is_about(
+    part: str, about: list[str], verdict: str
+) -> None:
+    seen = finding(FindingClass.EXPECTATION, f"beside r1-whole {part}.")
+    made = of_report(Claim(about=about), findings=[seen])
+    assert concluded(made)[0] == verdict
+    made.report.claim.expected = True  # type: ignore[union-attr]
+    assert concluded(made)[0] == "reproduced"
