@@ -12,15 +12,15 @@ a sentence, a hint and an exit code.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import replace
-from enum import StrEnum
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_args, get_origin
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from mmrepro.base.errors import UsageError, did_you_mean
-from mmrepro.base.options import Command, DeclaredOption, declared
+from mmrepro.base.options import Command, declared
+from mmrepro.base.values import WrongValue, check_field
 
 if TYPE_CHECKING:
     from mmrepro.campaign import CampaignEvent
@@ -252,22 +252,8 @@ def _asked(made: type[C], given: dict[str, Any]) -> C:
                 f"{made.COMMAND} has no option {name}.{did_you_mean(name, [*known])}",
                 hint=f"mmrepro {made.COMMAND} --help",
             )
-        if known[name].several and not isinstance(value, Mapping):
-            given[name] = (value,) if isinstance(value, str | Path) else tuple(value)
-        elif value is not None:
-            _hold(name, known[name], value)
+        try:
+            given[name] = check_field(known[name], value)
+        except WrongValue as error:
+            raise UsageError(error.sentence(name)) from None
     return made(**given)
-
-
-def _hold(name: str, one: DeclaredOption, value: Any) -> None:
-    option, words = (
-        one.option,
-        get_args(one.type) if get_origin(one.type) is Literal else (),
-    )
-    if isinstance(one.type, type) and issubclass(one.type, StrEnum):
-        words = tuple(one.type)
-    if words and value not in words:
-        raise UsageError(f"{name} is one of {', '.join(words)}, not {value!r}.")
-    low, high = option.least, option.most
-    if (low is not None and value < low) or (high is not None and value > high):
-        raise UsageError(f"{name} is {low or 0:g} to {high:g}, not {value!r}.")

@@ -104,10 +104,16 @@ def test_a_dead_server_is_diagnosed(tmp_path: Path) -> None:
     ("options", "sentence"),
     [
         ({"relase": "0.24.0"}, "run has no option relase"),
-        ({"timeout_s": 0}, "timeout_s is 1 to"),
+        ({"timeout_s": 0}, "timeout_s must be a number from 1 to 604800, not 0"),
+        ({"timeout_s": "x"}, "timeout_s must be a number from 1"),
+        ({"out": 3}, "out must be a path, not 3"),
+        (
+            {"mitigations": 3},
+            "mitigations must be a list whose items are each a string",
+        ),
         (
             {"start_mode": "tepid"},
-            "start_mode is one of auto, cold, fork, warm, not 'tepid'",
+            "start_mode must be one of auto, cold, fork, warm, not 'tepid'",
         ),
         ({"repeat": 2}, "One call is one run"),
         ({"tree": "."}, "run has no option tree"),  # it would be accepted and ignored
@@ -123,7 +129,9 @@ def test_a_wrong_option_is_a_sentence(
 def test_a_word_that_an_option_does_not_have_is_a_sentence(tmp_path: Path) -> None:
     file = tmp_path / "case.json"
     file.write_text("{}")
-    with pytest.raises(UsageError, match="time is one of real, fast, order, not 'f'"):
+    with pytest.raises(
+        UsageError, match="time must be one of real, fast, order, not 'f'"
+    ):
         mmrepro.replay(file, time="f")
 
 

@@ -12,7 +12,7 @@ from typing import Annotated, Any, Final
 
 from mmrepro.base.errors import UsageError
 from mmrepro.base.machine import read_file, read_toml
-from mmrepro.base.records import Record
+from mmrepro.base.records import Record, misfits
 from mmrepro.engines.models.families import all_tokens, family_of, frames
 from mmrepro.engines.models.scripted import (
     Script,
@@ -228,9 +228,8 @@ def checked_scripts(document: Mapping[str, Any], source: str) -> Scripts:
     try:
         scripts = Scripts.model_validate(document)
     except ValidationError as error:
-        first = error.errors()[0]
-        place = ".".join(str(part) for part in first["loc"])
-        raise UsageError(f"{source}: {place}: {first['msg']}.", hint=_HINT) from error
+        first = misfits(error, document)[0]
+        raise UsageError(f"{source}: {first.text}.", hint=_HINT) from error
     scripts.model()  # raises where a script is none
     return scripts
 
