@@ -158,11 +158,13 @@ def _reached(fuzz: Fuzz) -> list[b.Block]:
             function.name,
             function.file,
             f"{function.reached} of {function.lines}",
+            function.missed,
             "; or ".join(function.requests) or "no request",
             tone="" if function.entered else "soft",
         )
         rows.append(row)
-    heads = "function:name | file:name | lines that ran | requests with"
+    heads = "function:name | file:name | lines that ran | new lines that did not"
+    heads += " | requests with"
     table = b.table(heads, rows, "what differs in the code")
     if fuzz.aim.unread:
         table += b.bullets([f"Not looked for: {text}." for text in fuzz.aim.unread])

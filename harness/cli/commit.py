@@ -131,7 +131,7 @@ def _of_requests(made: CommitReading) -> Iterator[str]:
     if made.aim is not None:
         lines = f"{made.aim.reached} of {made.aim.lines} lines that the commit changes"
         yield f"  generated requests ran {lines}"
-        missed = [f"{f.name} ({f.file})" for f in made.aim.functions if not f.entered]
+        missed = [f"{f.file}:{f.missed}" for f in made.aim.functions if f.missed]
         if missed:
             yield f"  no request ran {_few(missed)}"
     for difference in made.differences[:_SHOWN]:

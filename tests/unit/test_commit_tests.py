@@ -181,7 +181,7 @@ def test_generated_requests_speak_for_a_commit_where_each_pair_shows_it(
     )
     functions = [
         AimedFunction(file="vllm/a.py", name="check", lines=3, entered=True, reached=2),
-        AimedFunction(file="vllm/b.py", name="unseen", lines=1),
+        AimedFunction(file="vllm/b.py", name="unseen", lines=1, missed="7"),
     ]
     asked: list[list[str]] = []
 
@@ -203,7 +203,12 @@ def test_generated_requests_speak_for_a_commit_where_each_pair_shows_it(
     assert words[words.index("--source") + 1] == f"{tmp_path}@{'b' * 40}"
     other = words[words.index("--against") + 1]
     assert other == f"--source {tmp_path}@{'a' * 40} --kernels 0.24.0"
-    for part in ("2 of 4 lines", "unseen (vllm/b.py)", "/v1/completions", '{"n": 0}'):
+    for part in (
+        "2 of 4 lines",
+        "no request ran vllm/b.py:7",
+        "/v1/completions",
+        '{"n": 0}',
+    ):
         assert part in done.stdout
     kept = json.loads((tmp_path / "o/commit.json").read_text())
     assert kept["differences"][0]["shown"] == shown

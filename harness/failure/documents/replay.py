@@ -674,6 +674,10 @@ class AimedFunction(Record):
     ] = 0
     entered: Annotated[bool, Field(description="by a request, on either side")] = False
     reached: Annotated[int, Field(description="of those lines")] = 0
+    missed: Annotated[
+        str,
+        Field(description="lines of the new side that differ and did not run: 7, 9-12"),
+    ] = ""
     requests: Annotated[
         list[str], Field(description="some that ran it: what they have")
     ] = []

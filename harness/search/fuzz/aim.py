@@ -11,7 +11,7 @@ import ast
 import difflib
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import CodeType
@@ -314,11 +314,29 @@ class ReachedChange:
                     file=function.file,
                     name=function.name,
                     entered=function.key in self._by,
-                    reached=len(self._lines.get(function.key, ())),
+                    reached=len(self._ran(function)),
                     requests=self._by.get(function.key, []),
                 )
             entry.lines += len(function.changed)
+        for function in self.aim.new.functions:
+            ran = {line for side, line in self._ran(function) if side == "new"}
+            listed[function.key].missed = line_ranges(function.changed - ran)
         return list(listed.values())
+
+    def _ran(self, function: ChangedFunction) -> set[tuple[UpgradeSide, int]]:
+        return self._lines.get(function.key, set())
+
+
+def line_ranges(lines: Iterable[int]) -> str:
+    """Numbers of lines as a reader writes them: ``7, 9-12``."""
+    ranges: list[list[int]] = []
+    for line in sorted(lines):
+        if ranges and line == ranges[-1][1] + 1:
+            ranges[-1][1] = line
+        else:
+            ranges.append([line, line])
+    parts = [f"{a}" if a == b else f"{a}-{b}" for a, b in ranges]
+    return ", ".join(parts)
 
 
 _SHOWN_REQUESTS = 3

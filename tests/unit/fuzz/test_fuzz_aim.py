@@ -21,10 +21,12 @@ from mmrepro.search.fuzz import against
 from mmrepro.search.fuzz.against import Comparing
 from mmrepro.search.fuzz.aim import (
     ChangedFunction,
+    ReachedChange,
     SideAim,
     aim_at,
     changed_functions,
     changed_lines,
+    line_ranges,
 )
 from mmrepro.search.fuzz.fields import AT_ONCE, crossed_requests, features_of
 from mmrepro.search.fuzz.options import FuzzCommand
@@ -127,6 +129,15 @@ def test_a_server_is_asked_for_no_more_than_a_variable_holds() -> None:
     assert SideAim().watching(SERVER) == SERVER
 
 
+def test_lines_that_no_request_ran_are_listed(tmp_path: Path) -> None:
+    reached = ReachedChange(aimed(tmp_path, {"a.py": OLD}, {"a.py": NEWER}))
+    reached.take("new", ["vllm/a.py:6", "vllm/a.py:9"], "a plain request")
+    reached.take("old", ["vllm/a.py:13"], "a plain request")
+    missed = {f.name: f.missed for f in reached.functions()}
+    assert missed == {"Sampler.check": "", "Sampler.rest": "13-14"}
+    assert line_ranges([9, 3, 4, 5, 11]) == "3-5, 9, 11"
+
+
 def test_a_crossed_request_has_what_was_kept_and_one_thing_more() -> None:
     kept = Operation(id="k", path=COMPLETIONS, prompt="hello", parameters={"top_k": -2})
     made = crossed_requests([kept], Random(1))
@@ -216,6 +227,7 @@ def test_what_reaches_a_change_is_kept_and_mutated(tmp_path: Path) -> None:
     assert (function.file, function.name) == ("vllm/a.py", "Sampler.check")
     # Line 6 is the changed one, on both sides; what ran at the start is no request's.
     assert (function.lines, function.reached, function.entered) == (2, 2, True)
+    assert function.missed == ""
     assert all("top_k" in words for words in function.requests)
     assert "crossed" in {episode.kind for episode in made.episodes}
     fields = {(d.field, *d.features) for d in made.differences if d.confirmed}
