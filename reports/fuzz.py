@@ -147,6 +147,9 @@ def _aimed(fuzz: Fuzz) -> Iterator[b.Block]:
         f"The sides differ in {functions}: requests ran {entered} of them, and "
         f"{aim.reached} of the {lines} that differ."
     )
+    if aim.flags:
+        named = "which the changed code names"
+        yield b.p(f"Both servers had {' '.join(aim.flags)}, {named}.")
 
 
 def _reached(fuzz: Fuzz) -> list[b.Block]:

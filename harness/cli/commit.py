@@ -130,7 +130,8 @@ def _of_requests(made: CommitReading) -> Iterator[str]:
     """What the generated requests ran of the change, and what they were answered."""
     if made.aim is not None:
         lines = f"{made.aim.reached} of {made.aim.lines} lines that the commit changes"
-        yield f"  generated requests ran {lines}"
+        flags = f", with {' '.join(made.aim.flags)}" if made.aim.flags else ""
+        yield f"  generated requests ran {lines}{flags}"
         missed = [f"{f.file}:{f.missed}" for f in made.aim.functions if f.missed]
         if missed:
             yield f"  no request ran {_few(missed)}"

@@ -688,6 +688,10 @@ class AimedChange(Record):
 
     files: list[str]
     functions: list[AimedFunction] = []
+    flags: Annotated[
+        list[str],
+        Field(description="options of both servers, since the changed code names them"),
+    ] = []
     kept: Annotated[
         int, Field(description="requests that reached a line first, and were mutated")
     ] = 0

@@ -30,7 +30,12 @@ from mmrepro.failure.documents.replay import (
 )
 from mmrepro.runs import Deadlines
 from mmrepro.runs.play import PlayOptions
-from mmrepro.search.fuzz.aim import ReachedChange, aim_at, reached_lines
+from mmrepro.search.fuzz.aim import (
+    ReachedChange,
+    aim_at,
+    asked_flags,
+    reached_lines,
+)
 from mmrepro.search.fuzz.differences import (
     LOST,
     SERVER,
@@ -47,7 +52,12 @@ from mmrepro.search.fuzz.fields import (
     smaller,
 )
 from mmrepro.search.fuzz.options import FuzzCommand, FuzzProfile
-from mmrepro.search.fuzz.pairs import PAIRS, MeasuredDeadlines, PairEnded
+from mmrepro.search.fuzz.pairs import (
+    PAIRS,
+    MeasuredDeadlines,
+    PairEnded,
+    TriedFlags,
+)
 from mmrepro.search.fuzz.server import new_document
 from mmrepro.search.oracle.reference import comparable
 from mmrepro.search.oracle.sides import side_run
@@ -187,7 +197,43 @@ class Comparing(CaseSearch[Fuzz]):
         self.fuzz.aim = AimedChange(
             files=aim.files, functions=reached.functions(), unread=aim.unread
         )
+        self._switch_on(asked_flags(old.engine, aim.names))
         return reached
+
+    def _switch_on(self, flags: list[str]) -> None:
+        """Give both sides the options that the changed code asks for, if they start
+        with them."""
+        given = {*self.sides["old"].args, *self.sides["new"].args}
+        flags = [flag for flag in flags if flag not in given]
+        if not flags or self.fuzz.aim is None:
+            return
+        before = dict(self.sides)
+        for side, server in before.items():
+            update = {"args": [*server.args, *flags]}
+            self.sides[side] = server.model_copy(update=update)
+        tried = self._tried_flags(flags)
+        if tried.refusal:
+            self.sides = before
+            words = f"{' '.join(flags)}, with which a side does not start"
+            self.fuzz.aim.unread.append(f"{words}: {tried.refusal}")
+            return
+        self.fuzz.aim.flags = flags
+
+    def _tried_flags(self, flags: list[str]) -> TriedFlags:
+        """Whether both sides start with the options that they have now."""
+        for line in self.files.kept(TriedFlags):
+            if line.flags == flags:
+                return line
+        plays = []
+        for side in _SIDES:
+            own = Case(server=self.sides[side], operations=_plain_ones())
+            plays.append(functools.partial(self._play, side, "options", "options", own))
+        refusals = []
+        for run in self.beside(plays):
+            if run.state is PlayState.START_FAILED:
+                refusals.append(f"{run.side}: {run.error}")
+        line = TriedFlags(flags=flags, refusal="; ".join(refusals))
+        return self.files.journal.append(line)
 
     def _played_episodes(self) -> list[_Suspect]:
         """Play episodes for a part of the budget; what is the same for several requests

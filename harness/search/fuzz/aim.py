@@ -11,7 +11,7 @@ import ast
 import difflib
 import os
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import CodeType
@@ -19,6 +19,7 @@ from typing import Final
 
 from mmrepro.base.machine import read_file
 from mmrepro.engines import REACH
+from mmrepro.engines.allowed import allowed_of
 from mmrepro.failure.documents import UpgradeSide
 from mmrepro.failure.documents.replay import AimedFunction
 from mmrepro.traffic.case import Case, Played, ServerWanted
@@ -26,6 +27,7 @@ from mmrepro.traffic.case import Case, Played, ServerWanted
 _LINE: Final = re.compile(
     rb"^mmrepro reach (\d{1,12}\.\d{3}) (\S{1,400}):(\d{1,7})$", re.M
 )
+_NAME: Final = re.compile(r"[a-z][a-z0-9_]{5,60}")
 _MOST_FILES = 200
 """Files that differ: more are two releases, of which most requests run something."""
 _FILE_BYTES = 4 << 20
@@ -101,12 +103,14 @@ class Aim:
     Attributes:
         files: that differ.
         unread: why not all of it is aimed at.
+        names: that the functions which differ have in their code.
     """
 
     old: SideAim
     new: SideAim
     files: list[str]
-    unread: list[str]
+    unread: list[str] = field(default_factory=list)
+    names: set[str] = field(default_factory=set)
 
     def of(self, side: UpgradeSide) -> SideAim:
         return self.old if side == "old" else self.new
@@ -121,7 +125,7 @@ def aim_at(old: Path, new: Path, package: str) -> Aim | None:
     differing = _differing(old / package, new / package)
     if not differing or len(differing) > _MOST_FILES:
         return None
-    aim = Aim(SideAim(), SideAim(), [f"{package}/{name}" for name in differing], [])
+    aim = Aim(SideAim(), SideAim(), [f"{package}/{name}" for name in differing])
     for name in aim.files:
         before, after = _text(old / name), _text(new / name)
         if before is None or after is None:
@@ -130,10 +134,26 @@ def aim_at(old: Path, new: Path, package: str) -> Aim | None:
         gone, come = changed_lines(before, after)
         for side, text, lines in ((aim.old, before, gone), (aim.new, after, come)):
             try:
-                side.functions.extend(changed_functions(name, text, lines))
+                functions = changed_functions(name, text, lines)
             except (SyntaxError, ValueError, RecursionError, MemoryError):
                 aim.unread.append(f"{name} is no Python that is understood here")
+                continue
+            side.functions.extend(functions)
+            for function in functions:
+                own = text.splitlines()[function.first - 1 : function.last]
+                aim.names.update(_NAME.findall("\n".join(own)))
     return aim
+
+
+def asked_flags(engine: str, names: Collection[str]) -> list[str]:
+    """Options without a value that switch something on and are named in the code:
+    ``--enable-prompt-tokens-details`` for ``enable_prompt_tokens_details``."""
+    flags = []
+    for option, kind in allowed_of(engine).options.items():
+        name = option.removeprefix("--").replace("-", "_")
+        if kind == "flag" and name.startswith("enable_") and name in names:
+            flags.append(option)
+    return flags
 
 
 def _differing(old: Path, new: Path) -> list[str]:

@@ -48,6 +48,8 @@ _BOTH: Final[Mapping[str, Sequence[Any]]] = {
     "stop_token_ids": ([5], [], [10_000_000], ["a"]),
     "include_stop_str_in_output": (True,),
     "ignore_eos": (True, "yes"),
+    "use_beam_search": (True,),
+    "length_penalty": (0.5,),
     "presence_penalty": (0.5, 2.5, None),
     "frequency_penalty": (0.5, -2.5),
     "repetition_penalty": (1.2, 0.0, -1.0),
@@ -122,6 +124,8 @@ _PAIRED: Final[Mapping[str, Mapping[str, Any]]] = {
     "stream_options": {"stream": True},
     "best_of": {"n": 1},
     "seed": {"temperature": 1.0},
+    "use_beam_search": {"n": 2},
+    "length_penalty": {"use_beam_search": True, "n": 2},
 }
 """What a field goes with."""
 _MESSAGES: Final[Mapping[str, list[dict[str, Any]]]] = {

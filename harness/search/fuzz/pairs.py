@@ -43,8 +43,22 @@ class MeasuredDeadlines(JournalLine):
     rule: str = ""
 
 
+class TriedFlags(JournalLine):
+    """Options that the changed code asks for, and whether both sides start with them.
+
+    Attributes:
+        refusal: why they are left out; "": both start.
+    """
+
+    once_as = "The options of the change were tried"
+    kind: Literal["flags"] = "flags"
+    flags: list[str]
+    refusal: str = ""
+
+
 _AnyLine: TypeAlias = Annotated[
-    JournalHead | PairEnded | MeasuredDeadlines, Field(discriminator="kind")
+    JournalHead | PairEnded | MeasuredDeadlines | TriedFlags,
+    Field(discriminator="kind"),
 ]
 PAIRS = JournalKind(
     "comparison of two sides",

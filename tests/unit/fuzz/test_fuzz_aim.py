@@ -31,7 +31,7 @@ from mmrepro.search.fuzz.aim import (
 from mmrepro.search.fuzz.fields import AT_ONCE, crossed_requests, features_of
 from mmrepro.search.fuzz.options import FuzzCommand
 from mmrepro.traffic.case import COMPLETIONS, Operation
-from mmrepro.traffic.case.sending import Played
+from mmrepro.traffic.case.sending import Played, PlayState
 
 OLD = """\
 LIMIT = 5
@@ -157,6 +157,7 @@ class Reaching(FakePlayer):
     def __init__(self) -> None:
         super().__init__(lambda case: {})
         self.asked: list[tuple[str, dict[str, str]]] = []
+        self.args: list[list[str]] = []
 
     def play(self, case: Any, contents: Any, options: Any, folder: Path, **more: Any):
         new = "--other" in case.server.args
@@ -193,7 +194,7 @@ class AimedComparing(Fakes, Comparing):
 
 
 @pytest.fixture
-def environments(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def environments(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Path]:
     """Of the two releases: their Python files differ in one function."""
     folders = {
         "0.23.0": side(tmp_path / "old", {"a.py": OLD}),
@@ -203,6 +204,7 @@ def environments(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         against, "ensure", lambda spec: SimpleNamespace(site_packages=folders[spec])
     )
+    return folders
 
 
 def session(tmp_path: Path, player: Reaching, **options: Any) -> Fuzz:
@@ -239,6 +241,37 @@ def test_what_reaches_a_change_is_kept_and_mutated(tmp_path: Path) -> None:
     # What is shrunk and confirmed is asked of servers that do nothing else.
     for purpose, env in player.asked:
         assert (REACH in env) == purpose.startswith("episode"), purpose
+
+
+@pytest.mark.parametrize("starts", [True, False])
+def test_both_sides_get_the_options_that_the_changed_code_names(
+    tmp_path: Path, environments: dict[str, Path], starts: bool
+) -> None:
+    flag = "--enable-prompt-tokens-details"
+    code = NEW.replace("top_k == -1", "self.enable_prompt_tokens_details")
+    side(environments["0.24.0"], {"a.py": code})
+
+    class Sided(Reaching):
+        def play(self, case: Any, *rest: Any, **more: Any) -> Played:
+            has_both = {flag, "--other"} <= {*case.server.args}
+            if has_both and not starts:
+                return Played(state=PlayState.START_FAILED, said="no such option")
+            self.args.append(case.server.args)
+            return super().play(case, *rest, **more)
+
+    player = Sided()
+    made = session(tmp_path, player, out=tmp_path / "f")
+    assert made.aim is not None
+    assert made.aim.flags == ([flag] if starts else [])
+    assert any("no such option" in text for text in made.aim.unread) is not starts
+    assert all((flag in args) is starts for args in player.args[4:])
+    assert (flag in repr(KIND.compose(made))) is True
+
+    # Nothing is tried again by a session that goes on.
+    again = Sided()
+    continued = session(tmp_path, again, resume=tmp_path / "f")
+    assert continued.aim == made.aim
+    assert "options" not in [purpose for purpose, _ in again.asked]
 
 
 @pytest.mark.usefixtures("environments")
