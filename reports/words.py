@@ -7,6 +7,7 @@ from typing import Final
 
 from mmrepro.base.records import ClaimStatus, Fidelity, HostFacts, Moment, StandIn
 from mmrepro.base.units import duration, sane as sane
+from mmrepro.engines.folders import title
 from mmrepro.failure.documents import (
     Attempt,
     ClaimResult,
@@ -62,6 +63,11 @@ def sentence(text: str) -> str:
 def capital(text: str) -> str:
     """Begin the text with a capital."""
     return text[:1].upper() + text[1:]
+
+
+def product(engine: str, release: str = "") -> str:
+    """``vLLM 0.23.0``: an engine as its makers write it."""
+    return f"{title(engine)} {release}".strip()
 
 
 def footer(name: str, created: Moment, file: str, rest: str) -> Inline:

@@ -11,7 +11,7 @@ import typer
 from mmrepro.base import common_options as common
 from mmrepro.base.errors import ExitCode
 from mmrepro.base.options import Command, option
-from mmrepro.cli.console import say
+from mmrepro.cli.console import say, wants_document
 from mmrepro.cli.options import command
 
 if TYPE_CHECKING:
@@ -62,8 +62,9 @@ def find(asked: _FindCommand) -> None:
         status, code = "unknown", ExitCode.NOT_AS_EXPECTED
     elif not any(hit.sure == "this" for hit in hits):
         status, code = "perhaps", ExitCode.INCONCLUSIVE
+    if wants_document(asked):
+        _emit(name, hits, later, status, code, printed=asked.json)
     if asked.json:
-        _emit(name, hits, later, status, code)
         raise typer.Exit(code)
     for line in _lines(name, hits, full=asked.full):
         say(line, hang=_HANG if line.startswith("  ") else 2)
@@ -78,6 +79,8 @@ def _emit(
     later: Sequence[LaterFix],
     status: str,
     code: ExitCode,
+    *,
+    printed: bool,
 ) -> None:
     from mmrepro.base.records import DocumentHead
     from mmrepro.base.text import one_line
@@ -93,7 +96,8 @@ def _emit(
     head = DocumentHead(status=status, exit_code=code, summary=summary, next=following)
     shown = [fix.to_dict() for fix in later]
     found = [hit.to_dict() for hit in hits]
-    emit({"asked": asked, "found": found, "later_fixes": shown}, head, "find")
+    document = {"asked": asked, "found": found, "later_fixes": shown}
+    emit(document, head, "find", printed=printed)
 
 
 def _search(words: tuple[str, ...]) -> tuple[str, list[IndexHit], list[LaterFix]]:

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
         read_commit as read_commit,
     )
     from mmrepro.runs.judge import (
+        FACTOR as FACTOR,
         Deadlines as Deadlines,
         JudgedAgain as JudgedAgain,
         JudgeDocument as JudgeDocument,

@@ -100,6 +100,24 @@ class Needed(Record):
     ] = ""
 
 
+class KnownUpstream(Record):
+    """What the catalogue has of a known failure: what a maintainer asks for first.
+
+    Attributes:
+        issue: ``vllm#54195``, with its ``url``; "": none is known.
+        fixed: ``fixed in 0.29.0``, or that no release with a fix is known.
+    """
+
+    issue: str = ""
+    url: str = ""
+    fixed: str = ""
+
+    @property
+    def words(self) -> str:
+        """``vllm#54195, fixed in 0.29.0``."""
+        return ", ".join(filter(None, (self.issue, self.fixed)))
+
+
 class Finding(Record):
     """One failure, told apart by its bucket."""
 
@@ -119,6 +137,20 @@ class Finding(Record):
     known: Annotated[str | None, Field(description="a scenario's name")] = None
     known_variant: str = ""
     known_why: str = ""
+    upstream: Annotated[
+        KnownUpstream | None,
+        Field(
+            description="of a known one, by the catalogue",
+            exclude_if=lambda upstream: upstream is None,
+        ),
+    ] = None
+    resembles: Annotated[
+        list[str],
+        Field(
+            description="of an unknown one: known failures whose words its exception has",
+            exclude_if=lambda names: not names,
+        ),
+    ] = []
     same_as: Annotated[
         str, Field(description="folder of an earlier finding here with the same bucket")
     ] = ""
@@ -167,6 +199,11 @@ class Finding(Record):
     @property
     def title(self) -> str:
         return f"{self.server.label}: {self.finding_class.words}"
+
+    @property
+    def needed_options(self) -> list[str]:
+        """Options of the server without which it was not observed."""
+        return [part.what for part in self.needed if part.what.startswith("--")]
 
     @property
     def known_name(self) -> str:
@@ -288,7 +325,7 @@ class Replaced(Record):
     def words(self) -> str:
         """A sentence."""
         if self.by and self.what:
-            return f"{self.by} stands for {self.what}: {self.why}."
+            return f"{self.by} replaces {self.what}: {self.why}."
         if self.by:
             return f"{self.by} is added: {self.why}."
         return f"{self.what} is left out: {self.why}."

@@ -413,6 +413,7 @@ def _note_failed_start(
     if first:
         causes.insert(0, first.error)
         played.frames = first.frames_of(engine)
+        played.places = first.places_of(engine)
     played.causes = list(dict.fromkeys(causes))
 
 

@@ -9,6 +9,7 @@ from typing import Any, Final
 
 from mmrepro.base.errors import UsageError
 from mmrepro.base.machine import read_file
+from mmrepro.base.records import plain_refusal
 from mmrepro.traffic.case.bodies import opened
 from mmrepro.traffic.case.model import (
     CHAT,
@@ -108,7 +109,7 @@ def _with(case: Case, text: str) -> Case:
 
 
 def _refusal(text: str, error: ValidationError) -> UsageError:
-    problem = error.errors()[0]["msg"].removeprefix("Value error, ")
+    problem = plain_refusal(error.errors()[0]["msg"])
     return UsageError(f"--expect {text}: {problem}.")
 
 
