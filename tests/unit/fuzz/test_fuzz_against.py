@@ -88,6 +88,16 @@ def test_the_same_twice_has_no_difference(tmp_path: Path) -> None:
     assert made.exit_code == 0
 
 
+def test_two_refusals_differ_in_their_status_alone(tmp_path: Path) -> None:
+    def refuses(op: Operation, other: bool) -> int:
+        if op.parameters.get("top_k") != -2:
+            return 200
+        return 404 if other else 400
+
+    made = compared(tmp_path, refuses)
+    assert {(d.field, d.what) for d in made.differences} == {("status", "400 → 404")}
+
+
 def test_what_a_fresh_pair_does_not_show_is_not_confirmed(tmp_path: Path) -> None:
     seen: set[str] = set()
 
