@@ -97,6 +97,11 @@ ECHOES: Final = frozenset(
     }
 )
 """Exceptions of clients, and what the rest of an engine says of its core's."""
+_CUT_SHORT: Final = re.compile(
+    r"transfer closed with outstanding read data|incomplete chunked read|\bIncompleteRead\b"
+    r"|[Rr]esponse ended prematurely|[Rr]esponse payload is not completed",
+)
+"""How clients say that an answer broke off."""
 _HARDWARE: Final = re.compile(
     r"CUDA error[^\n]{0,60}|CUDA out of memory|torch\.OutOfMemoryError"
     r"|illegal memory access|"
@@ -235,6 +240,9 @@ def read_claim(title: str, text: str) -> Claim:
         classes += [FindingClass.DEATH, FindingClass.FAILING]
         if status is None:
             classes.append(FindingClass.SERVER_ERROR)
+
+    if not classes and status is None and _CUT_SHORT.search(whole):
+        classes.append(FindingClass.SERVER_ERROR)
 
     if _HANG.search(whole) and not classes:
         classes.append(FindingClass.HANG)

@@ -655,7 +655,7 @@ def _sort(issue: Issue, clients: _Clients, block: _ReportBlock) -> None:
         scripts.append(_without_prompt(text))
         return
 
-    text = _without_httpie(text)
+    text = _without_fetch(_without_httpie(text))
     if python or _asks_by_line(text) or (shell and _CLIENT_WORDS.search(text)):
         clients.curls.append(_without_server(text))
         return
@@ -750,6 +750,50 @@ def _as_curl(typed: re.Match[str]) -> str:
     if body:
         curl += ["-H", "Content-Type: application/json", "-d", json.dumps(body)]
     return shlex.join(curl)
+
+
+_FETCH: Final = re.compile(
+    r"\bfetch\(\s*[\"'`](https?://[^\"'`\s$]{1,300})[\"'`]\s*,\s*"
+)
+_METHOD: Final = re.compile(r"\bmethod:\s*[\"'](GET|POST|PUT|DELETE)[\"']")
+_JS_TEXT: Final = re.compile(r"\"[^\"\n]*\"|'[^'\n]*'")
+_JS_NAME: Final = re.compile(
+    r"\.\.\.|[`(]|(?<![\w$])(?!(?:true|false|null)\b)[A-Za-z_$][\w$]*+(?!\s*:)"
+)
+_JS_BODY: Final = re.compile(r"\bbody:\s*JSON\.stringify\(\s*")
+
+
+def _without_fetch(text: str) -> str:
+    """Write calls of JavaScript's fetch as lines of curl, as far as they are written
+    out; other text stays as it is."""
+    curls: list[str] = []
+    for called in _FETCH.finditer(text):
+        options = _braced(text, called.end())
+        method = _METHOD.search(options)
+        words = ["curl", "-X", method[1] if method else "GET", called[1]]
+        body = _JS_BODY.search(options)
+        if body:
+            written = _braced(options, body.end())
+            if _JS_NAME.search(_JS_TEXT.sub('""', written)):
+                continue  # a value of the script's
+            # An object of JavaScript, written out, is a mapping of YAML.
+            read = next(iter(read_yaml(written)), None)
+            if not isinstance(read, dict):
+                continue
+            words += ["-H", "Content-Type: application/json", "-d", json.dumps(read)]
+        curls.append(shlex.join(words))
+    return "\n".join(curls) or text
+
+
+def _braced(text: str, begin: int) -> str:
+    """What stands between a brace at ``begin`` and the one that closes it; "": none
+    does. A brace inside a text counts, too."""
+    open_braces = 0
+    for place in range(begin, min(len(text), begin + _MOST_CHARS)):
+        open_braces += (text[place] == "{") - (text[place] == "}")
+        if open_braces == 0:
+            return text[begin : place + 1] if place > begin else ""
+    return ""
 
 
 def _may_call(text: str) -> bool:

@@ -632,3 +632,16 @@ def test_a_command_that_is_refused_does_not_start(told: str) -> None:
     dead = read_issue(f"{text}\nEngineDeadError, HTTP 500")
     if "usage" not in told and "error:" not in told:
         assert FindingClass.START_FAILURE not in dead.claim.classes
+
+
+def test_a_call_of_fetch_that_is_written_out_is_a_line_of_curl() -> None:
+    call = (
+        'const r = await fetch("http://localhost:8000/v1/completions", {method: "POST", '
+        "headers: {a: 'b'}, body: JSON.stringify({model: \"m\", n: [1, 2], o: {p: true},})})"
+    )
+    client = read_blocks(SERVES, call).client
+    assert client.startswith("curl -X POST http://localhost:8000/v1/completions ")
+    assert '{"model": "m", "n": [1, 2], "o": {"p": true}}' in client
+    for unknown in ("{...rest, model", "{text, model", "{text: rest, model"):
+        other = read_blocks(SERVES, call.replace("{model", unknown))
+        assert (other.client, other.other_client) == ("", "JavaScript")

@@ -65,6 +65,8 @@ D, F, S, H = (
         ("", "The EngineCore process has exited", None, [D, F]),
         ("How do I use it?", "We use 512 tokens and 500 steps to warm up.", None, []),
         ("How do I use it?", "Please explain.", None, []),
+        ("", "curl: (18) transfer closed with outstanding read data", None, [S]),
+        ("", "IncompleteRead, as the EngineCore process has died", None, [D, F]),
     ],
 )
 def test_what_a_text_claims(
