@@ -54,6 +54,7 @@ SERVERS = {
 }
 CLIENTS = 3
 PAUSE_S = 5.0
+_ALARMS = ("contaminated", "unsteady")
 SETTLED_S = 60.0
 """After which the start of a watch is over."""
 
@@ -64,7 +65,8 @@ class Hours:
 
     Attributes:
         fell: events that say it is not live.
-        alarms: events of the canary, but for answers that came too late.
+        alarms: events of the canary that tell of other people's words, or of greedy
+            answers that differ.
         whole_pct: processor time of the watch in percent of a core, by /usr/bin/time.
         settled_pct: the same without its first minute.
     """
@@ -175,7 +177,7 @@ class WatchedServer:
             dict(words),
             self.answered,
             fell,
-            [text for text in sung if not text.startswith("unanswered")],
+            [text for text in sung if text.startswith(_ALARMS)],
             round(100 * (user + system) / elapsed, 3),
             round(settled, 3),
             round(os.getloadavg()[2], 1),
