@@ -66,6 +66,7 @@ from mmrepro.search.replay.folder import SessionFolder, campaign_folder, new_hea
 from mmrepro.traffic.case import (
     CHAT,
     Case,
+    Image,
     Operation,
     PlayState,
     ServerWanted,
@@ -254,7 +255,8 @@ class Comparing(CaseSearch[Fuzz]):
             # The plainest requests come first.
             for seen in pair.seen:
                 operation = case.operation(seen.operation)
-                if operation is None:
+                # By itself a request has no answer of another to take a value from.
+                if operation.sources:
                     continue
                 features = features_of(operation)
                 known = kinds.setdefault(seen.kind, [])
@@ -530,11 +532,17 @@ class Comparing(CaseSearch[Fuzz]):
         planned = self._episodes.next(number)
         case = comparable(planned.case)
         write_case(case, self.folder, {})
-        staying = [op.id for op in case.operations if not op.leave]
-        return case.keeping(staying).model_copy(update={"server": self.sides["old"]})
+        self._images.update(case.images)
+        staying = case.keeping([op.id for op in case.operations if not op.leave])
+        return self._case_of([*staying.operations, *_plain_ones()])
 
     def _case_of(self, operations: Sequence[Operation]) -> Case:
-        return Case(server=self.sides["old"], operations=list(operations))
+        """The case of these requests, with the pictures of all episodes so far."""
+        case = Case(
+            server=self.sides["old"], operations=list(operations), images=self._images
+        )
+        # Only the pictures that one of them has.
+        return case.keeping([op.id for op in operations])
 
     @functools.cached_property
     def _episodes(self) -> Episodes:
@@ -546,6 +554,11 @@ class Comparing(CaseSearch[Fuzz]):
             options.server,
             pictures=sees and options.profile is not FuzzProfile.TEXT,
         )
+
+    @functools.cached_property
+    def _images(self) -> dict[str, Image]:
+        """Pictures of the episodes, by their names, which no two episodes share."""
+        return {}
 
     @functools.cached_property
     def _operations(self) -> dict[str, Operation]:

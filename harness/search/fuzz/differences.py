@@ -81,10 +81,10 @@ def _ends(case: Case, old: SideRun, new: SideRun) -> Iterator[SeenDifference]:
 
 
 def _last_sent(case: Case, run: SideRun) -> str:
-    """The request with which the side ended: the first without an answer."""
+    """The request with which the side ended: the first without a whole answer."""
     for op in case.operations:
         record = run.played.record(op.id) if run.played else None
-        if record is None or record.status is None:
+        if record is None or record.status is None or record.timed_out:
             return op.id
     return ""
 

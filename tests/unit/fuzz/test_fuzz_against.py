@@ -282,6 +282,49 @@ def test_a_lost_engine_whose_front_still_refuses_requests_is_lost(
     assert difference.confirmed
 
 
+def test_a_request_with_a_picture_is_shrunk_and_confirmed(tmp_path: Path) -> None:
+    made = compared(
+        tmp_path, lambda op, other: 500 if other and op.images else 200, repeat=1
+    )
+    (difference,) = made.differences
+    assert difference.what == "200 → 500"
+    assert difference.confirmed
+
+
+def test_the_request_that_hangs_one_side_is_the_one_without_a_whole_answer(
+    tmp_path: Path,
+) -> None:
+    class Hangs(TwoSides):
+        def play(self, case: Any, *rest: Any, **more: Any) -> Played:
+            played = super().play(case, *rest, **more)
+            for place, op in enumerate(case.operations):
+                stuck = op.parameters.get("min_p") == 1.5
+                if stuck and "--other" in case.server.args:
+                    played.state, played.said = PlayState.HUNG, "nothing came"
+                    # Its stream had begun.
+                    played.evidence.requests[place].timed_out = True
+                    del played.evidence.requests[place + 1 :]
+                    break
+            return played
+
+    session = FakedComparing(
+        FuzzCommand(
+            engine="vllm",
+            out=tmp_path / "f",
+            server=SERVER,
+            other=OTHER,
+            budget_s=20.0,
+            repeat=1,
+        ),
+        write=lambda made, folder: keep(KIND, made, folder),
+    )
+    session.player = Hangs(lambda op, other: 200)
+    session.episodes_at_most = 8
+    (difference,) = session.execute().differences
+    assert difference.what == "NEW hung"
+    assert difference.features == ["min_p=1.5"]
+
+
 def test_the_words_of_the_other_side_are_options_of_the_command() -> None:
     asked = FuzzCommand(engine="vllm", server=SERVER, against="--front rust")
     assert replay._other_side(asked).args[-1] == "{feature:front-rust}"
