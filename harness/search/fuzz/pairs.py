@@ -23,7 +23,8 @@ class PairEnded(JournalLine):
             first in the session.
     """
 
-    once_as = "The pair for {0.purpose} ended"
+    # With more time a session confirms another case.
+    once_as = "The pair for {0.purpose} of {0.case} ended"
     kind: Literal["pair"] = "pair"
     purpose: str
     case: str = ""

@@ -55,7 +55,7 @@ class FakedComparing(Fakes, Comparing):
 
 
 def compared(tmp_path: Path, status: Any, **options: Any) -> Fuzz:
-    given = {"server": SERVER, "other": OTHER, "budget_s": 20.0, "repeat": 2, **options}
+    given = {"server": SERVER, "other": OTHER, "budget_s": 600.0, "repeat": 2, **options}
     session = FakedComparing(
         FuzzCommand(engine="vllm", out=tmp_path / "f", against="--other", **given),
         write=lambda made, folder: keep(KIND, made, folder),
@@ -64,6 +64,11 @@ def compared(tmp_path: Path, status: Any, **options: Any) -> Fuzz:
     # One episode of each kind is enough of a server that answers at once.
     session.episodes_at_most = 4
     return session.execute()
+
+
+def is_fatal(op: Operation) -> bool:
+    """Whether it is the one kind of request that a FAKE engine does not survive."""
+    return op.path == CHAT and op.parameters.get("min_p") == 1.5
 
 
 def refuses_top_k(op: Operation, other: bool) -> int:
@@ -174,7 +179,7 @@ def test_a_request_that_ends_one_side_leaves_the_others_to_be_shrunk(
         def play(self, case: Any, *rest: Any, **more: Any) -> Played:
             played = super().play(case, *rest, **more)
             for place, op in enumerate(case.operations):
-                fatal = op.parameters.get("min_p") == 1.5
+                fatal = is_fatal(op)
                 if fatal and "--other" in case.server.args:
                     played.state, played.said = PlayState.DIED, "it ended"
                     del played.evidence.requests[place:]
@@ -187,7 +192,7 @@ def test_a_request_that_ends_one_side_leaves_the_others_to_be_shrunk(
             out=tmp_path / "f",
             server=SERVER,
             other=OTHER,
-            budget_s=20.0,
+            budget_s=600.0,
             repeat=1,
         ),
         write=lambda made, folder: keep(KIND, made, folder),
@@ -211,7 +216,7 @@ def test_what_is_asked_of_a_lost_engine_says_nothing(tmp_path: Path) -> None:
             lost = False
             fatal: set[str] = set()
             for op in case.operations:
-                lost = lost or op.parameters.get("min_p") == 1.5
+                lost = lost or is_fatal(op)
                 if lost and "--other" in case.server.args:
                     fatal.add(op.id)
             self.status = lambda op, other: 500 if op.id in fatal else 200
@@ -223,7 +228,7 @@ def test_what_is_asked_of_a_lost_engine_says_nothing(tmp_path: Path) -> None:
             out=tmp_path / "f",
             server=SERVER,
             other=OTHER,
-            budget_s=20.0,
+            budget_s=600.0,
             repeat=1,
             shrink=False,
         ),
@@ -247,7 +252,7 @@ def test_a_lost_engine_whose_front_still_refuses_requests_is_lost(
         """The front end of a side refuses top_k before it asks its engine."""
         if "top_k" in op.parameters:
             return 400
-        if other and op.parameters.get("min_p") == 1.5:
+        if other and is_fatal(op):
             lost.append(True)
         return 500 if other and lost else 200
 
@@ -267,7 +272,7 @@ def test_a_lost_engine_whose_front_still_refuses_requests_is_lost(
             out=tmp_path / "f",
             server=SERVER,
             other=OTHER,
-            budget_s=20.0,
+            budget_s=600.0,
             repeat=1,
             shrink=False,
         ),
@@ -298,7 +303,7 @@ def test_the_request_that_hangs_one_side_is_the_one_without_a_whole_answer(
         def play(self, case: Any, *rest: Any, **more: Any) -> Played:
             played = super().play(case, *rest, **more)
             for place, op in enumerate(case.operations):
-                stuck = op.parameters.get("min_p") == 1.5
+                stuck = is_fatal(op)
                 if stuck and "--other" in case.server.args:
                     played.state, played.said = PlayState.HUNG, "nothing came"
                     # Its stream had begun.
@@ -313,7 +318,7 @@ def test_the_request_that_hangs_one_side_is_the_one_without_a_whole_answer(
             out=tmp_path / "f",
             server=SERVER,
             other=OTHER,
-            budget_s=20.0,
+            budget_s=600.0,
             repeat=1,
         ),
         write=lambda made, folder: keep(KIND, made, folder),
@@ -401,7 +406,7 @@ def test_a_session_that_is_cut_short_goes_on_and_plays_no_pair_again(
                 engine="vllm",
                 server=SERVER,
                 other=OTHER,
-                budget_s=20.0,
+                budget_s=600.0,
                 repeat=1,
                 **place,
             ),
