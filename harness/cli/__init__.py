@@ -160,11 +160,12 @@ def _debug(error: Exception) -> None:
 def _report(error: MmreproError) -> None:
     """One plain sentence, what lies behind it, and the next command to type, on
     stderr."""
+    from mmrepro.base.installed import as_typed
     from mmrepro.base.text import one_line
 
     lines = [error.message, *(f"  {line}" for line in error.detail[:8])]
     if hint := error.hint or _what_is_there(error.__cause__):
-        lines.append(f"Next: {hint}")
+        lines.append(f"Next: {as_typed(hint)}")
     _say("\n".join(one_line(line, 1000) for line in lines))
 
 
