@@ -89,6 +89,14 @@ def test_an_engine_that_does_not_start(kv) -> None:
     assert "does not start  No enough gpu memory for kv cache." in done.stdout
 
 
+def test_a_release_that_nobody_read_names_the_one_that_was(kv) -> None:
+    unread = kv(*REPORT, "--release", "99.0.0").stdout.splitlines()[0]
+    read = unread.rpartition(", read in ")[2]
+    newest = kv(*REPORT, "--release", read).stdout.splitlines()[0]
+    assert newest.startswith(f"LMDeploy {read}, ")
+    assert "read in" not in newest
+
+
 def test_what_does_not_start_is_red_on_a_terminal(
     kv, monkeypatch: pytest.MonkeyPatch
 ) -> None:
