@@ -19,6 +19,7 @@ from mmrepro.base.records import FindingClass
 from mmrepro.base.text import one_line
 from mmrepro.campaign import Campaign, CampaignState, Note, Spent
 from mmrepro.engines.features import shown_by
+from mmrepro.engines.models import ScriptedAnswer, Scripts
 from mmrepro.failure.documents.replay import (
     REPLAY_FILE,
     ClientEnd,
@@ -32,6 +33,7 @@ from mmrepro.failure.documents.replay import (
 from mmrepro.runs import Deadlines, derive_deadlines
 from mmrepro.runs.play import RECORDED
 from mmrepro.search.oracle.judged import alike
+from mmrepro.search.oracle.scripted import chosen_by
 from mmrepro.search.replay.attempts import CaseResult, CaseRun, StartingPoint
 from mmrepro.search.replay.confirm import GIVE_UP
 from mmrepro.search.replay.pursue import LOUD
@@ -420,9 +422,12 @@ class Reproducing(Replaying):
     def _answered_otherwise(self, rounds: Rounds) -> None:
         """Nothing showed with what the model said first: let it answer otherwise."""
         replay, case = self.replay, self.files.case
+        played = [_said_to(case, case.server.scripts)]
         for variant in self._ways:
-            if variant.scripts == case.server.scripts:
-                continue  # it was played first
+            said = _said_to(case, variant.scripts)
+            if variant.scripts == case.server.scripts or (said and said in played):
+                continue  # no request gets another answer than before
+            played.append(said)
             shown = [f for f in replay.findings if matches(f, self.facts.claim)]
             if shown or replay.unconfirmed or replay.untestable:
                 return
@@ -532,6 +537,19 @@ def _state_on_release(
     if seen.answers and _NOT_SERVED.issuperset(seen.answers.values()):
         return "not-tested", observed
     return "fixed", observed
+
+
+def _said_to(case: Case, scripts: Scripts | None) -> list[ScriptedAnswer]:
+    """What a model with these scripts says to each request; []: that is not known."""
+    answers: list[ScriptedAnswer] = []
+    for op in case.operations:
+        if scripts is None or (op.messages is None and op.prompt is None):
+            continue
+        answer = scripts.chosen(chosen_by(op))
+        if answer is None:
+            return []
+        answers.append(answer)
+    return answers
 
 
 def _client_lines(run: ClientRun, case: Case) -> list[str]:

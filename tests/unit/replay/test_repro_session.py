@@ -779,3 +779,16 @@ def test_a_stream_is_held_against_the_whole_answer_where_the_report_is_of_one(
     expect = first.operations[0].expect
     assert (expect is not None and expect.same_as == "r1-whole") is expected
     assert all(not op.stream for op in first.operations[1:])
+
+
+def test_answers_that_no_request_gets_are_not_played(tmp_path: Path) -> None:
+    """A call is said only to who brings tools."""
+    server = "vllm serve m/m --enable-auto-tool-choice --tool-call-parser hermes"
+    player = RecordingPlayer(engine("200"))
+    _, replay, _ = reproducing(tmp_path, player, server_command=server)
+    assert not [play.what for play in replay.plays if "its model" in play.what]
+    with_tools = Streaming(engine("200"))
+    _, replay, _ = reproducing(
+        tmp_path, with_tools, server_command=server, out=tmp_path / "more"
+    )
+    assert "its model calls two tools" in [play.what for play in replay.plays]
