@@ -14,6 +14,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -32,8 +33,8 @@ from mmrepro.scenario.registry import load_scenario  # noqa: E402
 from pod_days_record import chat, post  # noqa: E402
 
 VLLM = "0.23.0"
-STOPPED_S, RUNS_S = 3.0, 0.2
-"""Of a server that is slow: it is stopped for most of the time."""
+SLOW_S = 3.0
+"""For which the relay holds back each answer of a slow server."""
 KEY = "sk-0123456789abcdef"
 
 
@@ -56,6 +57,10 @@ class RealWorker:
     @property
     def url(self) -> str:
         return f"http://127.0.0.1:{self.port}"
+
+    def has(self, mode: str) -> bool:
+        """Whether it can be in this mode; any can refuse connections."""
+        return mode == "dead" or mode in self._targets
 
     @property
     def mode(self) -> str:
@@ -93,7 +98,7 @@ class RealWorker:
 
     def _lead(self, client: socket.socket) -> None:
         try:
-            address = "127.0.0.1", self._targets[self._mode]
+            address = "127.0.0.1", self._targets.get(self._mode, 0)
             server = socket.create_connection(address, 10.0)
         except OSError:
             client.close()
@@ -101,13 +106,20 @@ class RealWorker:
         server.settimeout(None)
         with self._lock:
             self._open |= {client, server}
-        for one, other in ((client, server), (server, client)):
-            threading.Thread(target=self._pump, args=(one, other), daemon=True).start()
+        slow_s = SLOW_S if self._mode == "slow" else 0.0
+        for pair in ((client, server, 0.0), (server, client, slow_s)):
+            threading.Thread(target=self._pump, args=pair, daemon=True).start()
 
-    def _pump(self, source: socket.socket, sink: socket.socket) -> None:
+    def _pump(self, source: socket.socket, sink: socket.socket, held_s: float) -> None:
+        """Hand on what comes, and hold it back where nothing was for a while: that is
+        the beginning of an answer."""
+        last = 0.0
         with contextlib.suppress(OSError):
             while data := source.recv(65536):
+                if time.monotonic() - last > held_s / 2:
+                    time.sleep(held_s)
                 sink.sendall(data)
+                last = time.monotonic()
         self._close(source)
         self._close(sink)
 
@@ -132,20 +144,23 @@ def port_of(server: Server) -> int:
 
 
 @contextlib.contextmanager
-def real_workers() -> Iterator[list[RealWorker]]:
-    """Two workers: the first is minivllm's, the second vLLM's as long as it is well."""
+def real_workers(engine: str) -> Iterator[list[RealWorker]]:
+    """Two workers: the first is minivllm's, the second ``engine``'s as long as it is
+    well. Only vLLM has a key, for which it answers 401."""
     with contextlib.ExitStack() as stack:
         pool = Pool(stack)
         bad = {
             "half-open": pool.stopped(),
             "500": pool.failing(),
-            "401": port_of(pool.start("vllm", None, "--api-key", KEY)),
-            "slow": pool.slow(),
             "html": pool.another_program(),
             "model": pool.another_model(),
         }
+        if engine == "vllm":
+            bad["401"] = port_of(pool.start("vllm", None, "--api-key", KEY))
         first = {"well": port_of(pool.start("minivllm", None)), "hung": pool.hung()}
-        second = {"well": port_of(pool.start("vllm", None)), "hung": pool.hung()}
+        second = {"well": port_of(pool.start(engine, None)), "hung": pool.hung()}
+        for some in (first, second):
+            some["slow"] = some["well"]
         yield [RealWorker(bad | first), RealWorker(bad | second)]
 
 
@@ -203,25 +218,6 @@ class Pool:
         server = self.start("minivllm", None)
         os.kill(server.pid, signal.SIGSTOP)
         self._stack.callback(os.kill, server.pid, signal.SIGCONT)
-        return port_of(server)
-
-    def slow(self) -> int:
-        """minivllm that runs for a fifth of a second every three seconds."""
-        server = self.start("minivllm", None)
-        over = threading.Event()
-
-        def brake() -> None:
-            with contextlib.suppress(ProcessLookupError):
-                while not over.is_set():
-                    os.kill(server.pid, signal.SIGSTOP)
-                    over.wait(STOPPED_S)
-                    os.kill(server.pid, signal.SIGCONT)
-                    over.wait(RUNS_S)
-
-        braking = threading.Thread(target=brake, daemon=True)
-        braking.start()
-        self._stack.callback(braking.join)
-        self._stack.callback(over.set)
         return port_of(server)
 
     def another_program(self) -> int:

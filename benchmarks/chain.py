@@ -1,7 +1,8 @@
 """Which hop is wrong: real gateways before two servers, and twelve faults.
 
     python benchmarks/chain.py FOLDER           # FOLDER/<name>/bin has the gateways
-    python benchmarks/chain.py FOLDER --real    # before minivllm and vLLM
+    python benchmarks/chain.py FOLDER --real vllm       # before minivllm and vLLM
+    python benchmarks/chain.py FOLDER --real minivllm   # before two of minivllm
 
 The gateways are the programs of the package index, started as people start them. The
 servers behind them are FAKE, so that each fault is one of one server alone; with
@@ -104,6 +105,10 @@ class FakeWorker:
     @property
     def url(self) -> str:
         return f"http://127.0.0.1:{self.port}"
+
+    def has(self, mode: str) -> bool:
+        """Whether it can be in this mode."""
+        return True
 
     def completion(self) -> bytes:
         self.number += 1
@@ -299,14 +304,27 @@ def inject(
     return [] if kind == "none" else [worker.url for worker in wrong]
 
 
+def _can(fault: str, workers: Sequence[Worker]) -> bool:
+    """Whether there is a server in this state."""
+    kind = fault.rpartition(" ")[2]
+    if fault.startswith("gateway") or kind == "none":
+        return True
+    return all(worker.has(kind) for worker in workers)
+
+
 def judge(
-    gateway: Gateway, folder: Path, workers: Sequence[Worker]
+    gateway: Gateway,
+    folder: Path,
+    workers: Sequence[Worker],
+    faults: Sequence[str] = FAULTS,
 ) -> Iterator[dict[str, Any]]:
     is_real = isinstance(workers[0], RealWorker)
     deadline_s = REAL_DEADLINE_S if is_real else DEADLINE_S
     addresses = [worker.url for worker in workers]
     with running(gateway, folder, addresses) as (url, process):
-        for fault in FAULTS:
+        for fault in faults:
+            if not _can(fault, workers):
+                continue
             expected = inject(fault, workers, process)
             expected = [url if hop == "g" else hop for hop in expected]
             asked = DiagnoseCommand(url=url, deadline_s=deadline_s, through=True)
@@ -329,21 +347,22 @@ def judge(
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("folder", type=Path)
-    parser.add_argument("--only", default="")
-    parser.add_argument("--real", action="store_true")
+    parser.add_argument("--only", default="", help="one gateway")
+    parser.add_argument("--faults", nargs="+", default=FAULTS, metavar="FAULT")
+    parser.add_argument("--real", choices=("minivllm", "vllm"), default="")
     asked = parser.parse_args()
     fakes = contextlib.nullcontext([FakeWorker(), FakeWorker()])
-    with real_workers() if asked.real else fakes as workers:
-        return _judge_all(asked.folder, asked.only, workers)
+    with real_workers(asked.real) if asked.real else fakes as workers:
+        return _judge_all(asked, workers)
 
 
-def _judge_all(folder: Path, only: str, workers: Sequence[Worker]) -> int:
+def _judge_all(asked: argparse.Namespace, workers: Sequence[Worker]) -> int:
     rows = []
     for gateway in GATEWAYS:
-        if only and only != gateway.name:
+        if asked.only and asked.only != gateway.name:
             continue
         try:
-            for row in judge(gateway, folder, workers):
+            for row in judge(gateway, asked.folder, workers, asked.faults):
                 rows.append(row)
                 mark = "right" if row["right"] else "WRONG"
                 print(

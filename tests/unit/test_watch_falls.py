@@ -19,9 +19,11 @@ from typing import Any
 import pytest
 from enough_processors import assert_undecided, is_short, with_processors
 from mmrepro.base.errors import UsageError
+from mmrepro.base.machine.host import Lateness
 from mmrepro.base.records import Moment
 from mmrepro.failure.documents import Diagnosis, TargetFacts
 from mmrepro.failure.documents.fall import FALL_FILE, FallRecord, read_fall
+from mmrepro.live.diagnose import fall
 from mmrepro.live.diagnose.fall import capture_fall, diagnose_fall, without_words
 from mmrepro.live.diagnose.general import STANDSTILLS
 from mmrepro.live.diagnose.options import DiagnoseCommand
@@ -344,10 +346,31 @@ def test_a_watch_that_is_ended_beside_a_hung_server_leaves_evidence(
         record = with_processors(
             lambda: ended_watch(url, tmp_path), lambda record: is_short(record.evidence)
         )
-    assert record.complete
     assert record.deadline_s < 8
     after = diagnose_fall(tmp_path)
     if is_short(record.evidence):
         assert_undecided(after)
+        assert record.complete or "cut short" in " ".join(after.unseen)
     else:
+        assert record.complete
         assert after.exit_code == 1
+
+
+def test_a_look_that_is_cut_short_says_that_it_had_no_processor(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def cut(*_: object) -> None:
+        file = tmp_path / FALL_FILE
+        until = time.monotonic() + 60
+        while not file.exists() and time.monotonic() < until:
+            time.sleep(0.01)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(fall, "_observe", cut)
+    monkeypatch.setattr(fall, "_EVERY_S", 0.01)
+    monkeypatch.setattr(Lateness, "share", 0.7)
+    with pytest.raises(KeyboardInterrupt):
+        capture_fall(DiagnoseCommand(url="http://127.0.0.1:9"), tmp_path, "why", 9.0)
+    record = read_fall(tmp_path)
+    assert not record.complete
+    assert is_short(record.evidence)

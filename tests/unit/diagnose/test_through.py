@@ -77,6 +77,26 @@ def test_servers_that_only_the_gateway_reaches_are_not_blamed() -> None:
     assert chain(HopState.FAILING, away, away).at == [ONE, TWO]
 
 
+@pytest.mark.parametrize(
+    ("names", "told"),
+    [
+        ((["tiny"], ["other"]), True),
+        ((["tiny"], ["tiny", "other"]), False),
+        ((["tiny"], ["unknown"]), False),
+        ((["tiny"], []), False),
+    ],
+)
+def test_servers_of_different_models_are_told_of_and_not_blamed(
+    names: tuple[list[str], list[str]], told: bool
+) -> None:
+    made = chain(WELL, WELL, WELL, answered=6)
+    for hop, listed in zip(made.workers, names, strict=True):
+        hop.models = listed
+    conclude(made)
+    assert (made.at, made.exit_code) == ([], 0)
+    assert ("They serve different models: other, tiny." in made.sentence) is told
+
+
 def test_the_slow_one_of_two_is_found() -> None:
     made = chain(WELL, WELL, WELL, answered=6)
     made.workers[1].seconds = 3.2
