@@ -55,7 +55,13 @@ class FakedComparing(Fakes, Comparing):
 
 
 def compared(tmp_path: Path, status: Any, **options: Any) -> Fuzz:
-    given = {"server": SERVER, "other": OTHER, "budget_s": 600.0, "repeat": 2, **options}
+    given = {
+        "server": SERVER,
+        "other": OTHER,
+        "budget_s": 600.0,
+        "repeat": 2,
+        **options,
+    }
     session = FakedComparing(
         FuzzCommand(engine="vllm", out=tmp_path / "f", against="--other", **given),
         write=lambda made, folder: keep(KIND, made, folder),
