@@ -11,6 +11,7 @@ from collections.abc import Collection, Sequence
 from typing import Final
 
 from mmrepro.base.records import FindingClass
+from mmrepro.engines.features import shown_by
 from mmrepro.failure.documents.replay import (
     Answer,
     Claim,
@@ -365,6 +366,9 @@ def _silent(replay: Replay, real: str, tokens: int) -> tuple[ReproVerdict, str]:
             said += f" (the tiny model has fewer tokens than {real or 'the real one'})"
         elif _CONTEXT.search(answer.words):
             said += f" (--max-model-len {_longer(answer.words)}: its tokens are bytes)"
+        # It is the stand-in that is small, where the code of the report runs.
+        if _runs_its_code(replay):
+            return ReproVerdict.NOTHING_TESTED, said
         return _untold(replay, said)
 
     all_refused = len(refused) == len(answers)
@@ -391,6 +395,14 @@ def _silent(replay: Replay, real: str, tokens: int) -> tuple[ReproVerdict, str]:
     if doubt:
         return ReproVerdict.NOTHING_TESTED, f"{doubt}; here {said}"
     return ReproVerdict.NOT_REPRODUCED, said
+
+
+def _runs_its_code(replay: Replay) -> bool:
+    """Whether the server has the feature whose code the report's traceback names."""
+    assert replay.report is not None
+    server, hardware = replay.server, replay.report.claim.hardware
+    name = shown_by(server.engine, server.release, hardware) if hardware else ""
+    return bool(name) and f"{{feature:{name}}}" in server.args
 
 
 _CONTEXT: Final = re.compile(

@@ -631,3 +631,15 @@ def test_a_stream_differs_from_the_whole_in_what_the_report_is_about(
     assert concluded(made)[0] == verdict
     made.report.claim.expected = True  # type: ignore[union-attr]
     assert concluded(made)[0] == "reproduced"
+
+
+def test_a_small_stand_in_is_told_where_the_code_of_the_report_runs() -> None:
+    claim = Claim(classes=[D, F], hardware="vllm/v1/worker/gpu/sample/x.py")
+    refused = answer("400", "allowed_token_ids contains out-of-vocab token id!")
+    made = replay(claim, answers=[refused])
+    assert concluded(made)[0] is ReproVerdict.NEEDS_HARDWARE
+    more = {"release": "0.32.0", "args": ["{feature:runner-v2}"]}
+    made.server = made.server.model_copy(update=more)
+    verdict, words = concluded(made)
+    assert verdict is ReproVerdict.NOTHING_TESTED
+    assert "fewer tokens" in words
