@@ -85,7 +85,7 @@ def _two_sides(fuzz: Fuzz, other: ServerWanted) -> b.Page:
             b.count(fuzz.starts, "server"),
             f"{duration(fuzz.elapsed_s)} of at most {duration(fuzz.budget_s)}",
         ],
-        commands=[("to repeat it", fuzz.command)],
+        commands=[("run again", fuzz.command)],
         sections=[
             b.Section("Differences", _differences(fuzz), keep=95),
             b.Section("What differs in the code", _reached(fuzz), keep=70),

@@ -108,12 +108,19 @@ def stand_ins(given: Iterable[tuple[StandIn, str]], where: str) -> list[Block]:
 def claim_counts(
     given: Iterable[ClaimResult], singular: str, plural: str
 ) -> Iterator[str]:
-    """``3 claims confirmed``, for each status that there is."""
+    """``27 claims: 16 confirmed, 2 refuted, 9 not tested``, or ``1 claim confirmed``."""
     counts = Counter(claim.status for claim in given)
+    parts = []
     for status, (_, word, _) in CLAIMS.items():
-        number = counts[status]
-        if number:
-            yield f"{number} {singular if number == 1 else plural} {word}"
+        if counts[status]:
+            parts.append(f"{counts[status]} {word}")
+    total = counts.total()
+    noun = singular if total == 1 else plural
+    if len(parts) == 1:
+        word = parts[0].partition(" ")[2]
+        yield f"{total} {noun} {word}"
+    elif parts:
+        yield f"{total} {noun}: {', '.join(parts)}"
 
 
 def claims(

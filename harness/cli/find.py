@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -341,6 +342,15 @@ def _lines(asked: str, hits: list[IndexHit], *, full: bool) -> Iterator[str]:
         yield one_line(f"Weaker matches: {names} (--full)", _MOST)
 
 
+_OF_PATTERN = re.compile(r"its ([\w-]+): (.*)", re.DOTALL)
+
+
+def _matched(because: str) -> str:
+    """What of the text matches, before the name of the pattern that says so."""
+    fit = _OF_PATTERN.fullmatch(because)
+    return f"{fit[2]} ({fit[1]})" if fit else because
+
+
 def _rows(hit: IndexHit, *, full: bool) -> Iterator[tuple[str, str]]:
     """What is known of a failure: a word, and a line. Without ``full``, the first of
     each kind."""
@@ -353,7 +363,7 @@ def _rows(hit: IndexHit, *, full: bool) -> Iterator[tuple[str, str]]:
     yield "", f"{entry.name} ({what}): {entry.title}"
 
     for text in hit.because if full else hit.because[:1]:
-        yield "because", text
+        yield "matches", _matched(text)
     if entry.fixed:
         yield "fix", entry.fixed
     advice = "workaround" if entry.kind != "class" else "do"

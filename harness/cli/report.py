@@ -358,7 +358,7 @@ def _scenario(incident: Incident, asked: _JudgeCommand) -> Any:
         if given:
             raise
         raise UsageError(
-            f"{incident.scenario.name} is no scenario that is known here.",
+            f"The scenario {incident.scenario.name} is not known here.",
             hint=f"mmrepro judge {incident.incident_dir} --scenario FILE.py --trust",
         ) from error
 

@@ -1177,7 +1177,7 @@ class _Life:
         error = self._error_before_silence(last)
         why = [
             f"last work: {_where(last)}",
-            f"{self.stuck} requests were added after it",
+            f"{count(self.stuck, 'request')} came after it",
         ]
         if error is not None:
             why.append(f"its last error ({_where(error.line)}): {error.told[:SHOWN]}")

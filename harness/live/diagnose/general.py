@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from mmrepro.base.units import count
 from mmrepro.failure.documents import Assessment, ServerState, TargetFacts
 from mmrepro.failure.signature import log_count, log_lines
 from mmrepro.failure.signature.live_server import (
@@ -147,7 +148,8 @@ def _dead(view: DiagnosisView) -> Assessment | None:
     stopped = any(process.state in STOPPED for process in facts.processes)
     not_yet = facts.listening is False and facts.root_pid is not None and not stopped
     if not_yet and not core_died(view):
-        why = [f"{len(facts.processes)} processes run", *last_words(view)]
+        running = count(len(facts.processes), "process")
+        why = [f"{running} run", *last_words(view)]
         return Assessment(
             state=ServerState.NOT_READY,
             sentence=f"Its processes run, but nothing listens on port {facts.port}: it "
@@ -547,12 +549,8 @@ def _silence(view: DiagnosisView) -> Assessment:
     data = view.inference
     why = []
     if asked and data:
-        cut = (
-            f", of {data.deadline_s:.0f}: what else was seen decides"
-            if data.cut
-            else ""
-        )
-        why = [f"a small request got no answer in {data.seconds:.1f} s{cut}"]
+        cut = " (stopped early; the other evidence is enough)" if data.cut else ""
+        why = [f"a test request got no answer for {data.seconds:.1f} s{cut}"]
     why += _front(view)
     if view.answer == "refused" and data is not None:
         why.append(

@@ -164,7 +164,9 @@ class Comparing(CaseSearch[Fuzz]):
             self._state(suspects)
             self._confirm()
         except Spent:
-            self._limit("the time was over (--budget) before all was settled")
+            self._limit(
+                "the time budget (--budget) ended before every difference was decided"
+            )
 
     def _measured(self) -> Deadlines:
         for line in self.files.kept(MeasuredDeadlines):

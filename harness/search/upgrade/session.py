@@ -197,7 +197,7 @@ class Upgrading(CaseSearch[Upgrade]):
 
     def standing(self) -> str:
         made = sum(map(len, self.runs.values()))
-        words = [f"{made} runs", f"{len(self.blocks)} blocks"]
+        words = [count(made, "run"), count(len(self.blocks), "block")]
         words += [d.subject for d in self.document.matter[:3]]
         return ", ".join(words)
 
@@ -210,10 +210,9 @@ class Upgrading(CaseSearch[Upgrade]):
                 self._play(self._deadlines())
             if all(run.started for run in self._both()):
                 self._measure()
-        except Spent:
-            self._limit(
-                "the time budget (--budget) ended before every comparison was decided"
-            )
+        except Spent as spent:
+            why = "the time budget (--budget) ended before every comparison was decided"
+            self._limit(str(spent) or why)
 
     def _deadlines(self) -> Deadlines:
         """Those of an earlier call, or measured now on a server of its own."""
@@ -245,8 +244,7 @@ class Upgrading(CaseSearch[Upgrade]):
             "nothing was played"
         )
         self.campaign.note(text)
-        self._limit(text)
-        raise Spent
+        raise Spent(text)
 
     def _play(self, deadlines: Deadlines) -> None:
         """All of the traffic, twice on each side, A B B A; once, where that takes
