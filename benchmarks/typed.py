@@ -7,8 +7,9 @@ script: benchmarks/fresh_root.sh runs it as an ordinary user in a new root. Wher
 of text follows, or the command is its first line, after a "$", its lines have to be
 printed in that order; others may stand between them. A number fits any number, and "…"
 fits anything. A server's address, as the page has it, becomes the one that was printed.
-A block that no text follows is typed only if a later one needs it: it writes a file, or says so with
-``# typed``. Processes that a page leaves running are ended. Exit 1: a line is missing."""
+A block that no text follows is typed only if a later one needs it: it writes a file, or
+says so with ``# typed``. Processes that a page leaves running are ended. Exit 1: a line
+is missing."""
 
 from __future__ import annotations
 
