@@ -98,7 +98,7 @@ _SEARCH_MARK = "<!-- search -->"
 _SEARCH = """
 <form class="find" action="failures/" method="get">
 <label for="find-text">Paste a log line, a traceback or an issue's number</label>
-<textarea id="find-text" name="q" rows="2" spellcheck="false"></textarea>
+<textarea id="find-text" name="line" rows="2" spellcheck="false"></textarea>
 <p><button class="md-button md-button--primary" type="submit">Search</button>
 <a href="failures/">All known failures</a></p>
 </form>

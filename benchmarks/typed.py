@@ -5,10 +5,11 @@ Usage: python benchmarks/typed.py PAGE... [--mmrepro FILE] [--keep DIR] [--patie
 Each block of shell is typed in turn, all of a page in one folder, as whoever runs this
 script: benchmarks/fresh_root.sh runs it as an ordinary user in a new root. Where a block
 of text follows, or the command is its first line, after a "$", its lines have to be
-printed in that order; others may stand between them. A number fits any number, and "…" fits anything. A server's address and its
-process, as the page has them, become those that were printed. A block that no text
-follows is typed only if a later one needs it: it writes a file, or says so with
-``# typed``. Processes that a page leaves running are ended. Exit 1: a line is missing."""
+printed in that order; others may stand between them. A number fits any number, and "…"
+fits anything. A server's address, as the page has it, becomes the one that was printed.
+A block that no text follows is typed only if a later one needs it: it writes a file, or
+says so with ``# typed``. Processes that a page leaves running are ended. Exit 1: a line
+is missing."""
 
 from __future__ import annotations
 
@@ -141,7 +142,10 @@ def typed(page: Path, folder: Folder) -> int:
         state = "as shown" if block.shown else "typed"
         if absent:
             state = "the machine is short of processors" if starved else "DIFFERS"
-        print(f"| {page.name}:{block.line} | `{first}` | {took:.0f} s | {state} |")
+        print(
+            f"| {page.name}:{block.line} | `{first}` | {took:.0f} s | {state} |",
+            flush=True,
+        )
         if absent and not starved:
             wrong += 1
             print("    missing:", *absent, "    printed:", output, sep="\n", flush=True)

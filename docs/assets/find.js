@@ -323,7 +323,8 @@ function setUp() {
     showHits(text.value);
   });
   text.addEventListener("paste", () => setTimeout(() => showHits(text.value)));
-  const asked = new URLSearchParams(window.location.search).get("q");
+  // Not "q": the theme's own search takes that.
+  const asked = new URLSearchParams(window.location.search).get("line");
   if (asked) {
     text.value = asked;
     showHits(asked);
@@ -362,7 +363,7 @@ function listOf(hits) {
     link.href = entry.page;
     item.append(link, element("p", `${entry.name}. Because of ${because.join("; ")}`));
     if (entry.fixed) {
-      item.append(element("p", `Fix: ${entry.fixed}.`));
+      item.append(element("p", `${entry.fixed[0].toUpperCase()}${entry.fixed.slice(1)}.`));
     }
     if (entry.workarounds.length) {
       item.append(element("p", `Workaround: ${entry.workarounds[0]}.`));
