@@ -269,6 +269,10 @@ def test_a_tag_that_is_closed_is_in_no_content(
     answers = {"r1": [{"text": content, "finish": "stop"}]}
     told, _ = judged([chat()], answers, tmp_path, args=PARSERS, scripts=scripts)
     assert scripted_kinds(told) == kinds
+    # A parser of another form leaves the whole of it.
+    unread = scripts.model_copy(update={"unread": True})
+    told, _ = judged([chat()], answers, tmp_path / "u", args=PARSERS, scripts=unread)
+    assert scripted_kinds(told) == set()
 
 
 # -------------------------------------------------------- answers in items and blocks
