@@ -91,12 +91,25 @@ def on_files(files: Any, config: Any) -> Any:
     return files
 
 
+_REPOSITORY_ONLY = "<!-- not in the site -->"
+"""What follows it in docs/index.md lists records of the repository."""
+_REFERENCE_OF_THE_LAB = ("gpu-facts.md", "log-lines.md")
+_SEARCH_MARK = "<!-- search -->"
+_SEARCH = """
+<form class="find" action="failures/" method="get">
+<label for="find-text">Paste a log line, a traceback or an issue's number</label>
+<textarea id="find-text" name="line" rows="2" spellcheck="false"></textarea>
+<p><button class="md-button md-button--primary" type="submit">Search</button>
+<a href="failures/">All known failures</a></p>
+</form>
+"""
 LINK = re.compile(r"(?<!!)\[((?:[^\[\]]|\[[^\]]*\])*)\]\(([^)\s]+)\)")
 
 
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
     """Links within docs/ stay, those to the two pages above it are kept, others are
-    names."""
+    names, as are those to the lab's diaries."""
+    markdown = markdown.partition(_REPOSITORY_ONLY)[0].replace(_SEARCH_MARK, _SEARCH)
     made = page.file.src_uri in ("CONTRIBUTING.md", "CHANGELOG.md")
     here = (ROOT if made else (DOCS / page.file.src_uri).parent).resolve()
     level = "../" * page.file.src_uri.count("/")
@@ -107,6 +120,8 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
         if not path or re.match(r"<?[a-z]+:", target):
             return match[0]
         there = (here / path).resolve()
+        if there.parent == DOCS / "lab" and there.name not in _REFERENCE_OF_THE_LAB:
+            return text  # mkdocs.yml leaves these pages out
         if there.is_relative_to(DOCS) and (there.is_file() or not there.exists()):
             return f"[{text}]({level}{there.relative_to(DOCS)}{hash_}{anchor})"
         if there.parent == ROOT and there.name in ("CONTRIBUTING.md", "CHANGELOG.md"):
@@ -116,6 +131,21 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
         return text
 
     return LINK.sub(kept, markdown)
+
+
+UNNAMED = (
+    # The theme's search is a dialog without a name.
+    ('role="dialog"', 'role="dialog" aria-label="Search"'),
+    # Its choice of colours follows the system: nobody has to reach it.
+    ('<input class="md-option"', '<input class="md-option" tabindex="-1"'),
+)
+
+
+def on_post_page(output: str, **_: Any) -> str:
+    """What the theme leaves without a name gets one."""
+    for unnamed, named in UNNAMED:
+        output = output.replace(unnamed, named)
+    return output
 
 
 if __name__ == "__main__":

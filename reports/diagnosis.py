@@ -293,7 +293,7 @@ def _classes(diagnosis: Diagnosis) -> Iterator[b.Block]:
             yield b.p("What to do:")
             yield from b.bullets(known.advice)
 
-        yield from b.bullets(known.references, "soft")
+        yield from b.bullets(words.linked(known.references), "soft")
 
 
 def _matches(diagnosis: Diagnosis) -> Iterator[b.Block]:
@@ -322,7 +322,7 @@ def _match(match: Match) -> Iterator[b.Block]:
     # Several failures have conditions of one name on one page.
     prefix = b.slug(code) + "-"
     yield from words.condition_tables(match.conditions[:60], prefix)
-    yield from b.bullets(match.references[:3], "soft")
+    yield from b.bullets(words.linked(match.references[:3]), "soft")
 
 
 def _match_table(matches: Sequence[Match]) -> list[b.Block]:

@@ -234,7 +234,9 @@ def _figure(picture: b.Picture) -> Markup:
 def _table(table: b.Table) -> Markup:
     rows = [_row(row, table) for row in table.rows[:_MAX_ROWS]]
     body = tag("tbody", *rows)
-    drawn = tag("table", _caption(table.caption), _table_head(table), body)
+    drawn = tag(
+        "table", _caption(table.caption), _table_head(table), body, cls="carded"
+    )
     shown = tag("div", drawn, cls="scroll", tabindex=0, data_filter=_is_filtered(table))
     more = len(table.rows) - _MAX_ROWS
     if more <= 0:
@@ -277,7 +279,9 @@ def _row(row: b.Row, table: b.Table) -> Markup:
 
     cells = []
     for text, column in zip(texts, table.columns, strict=False):
-        cells.append(tag("td", text, cls=_KINDS[column.kind]))
+        # On a narrow screen a row is a card, and each cell has its column's name.
+        name = column.name if text else ""
+        cells.append(tag("td", text, cls=_KINDS[column.kind], data_head=name))
 
     return tag(
         "tr",

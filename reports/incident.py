@@ -391,16 +391,23 @@ def _reproducers(incident: Incident) -> list[b.Block]:
 
 def _claims(incident: Incident) -> Iterator[b.Section]:
     confirmed = []
+    not_tested = []
     others = []
     for claim in incident.claims:
         if claim.status is ClaimStatus.CONFIRMED:
             confirmed.append(claim)
+        elif claim.status is ClaimStatus.NOT_TESTED:
+            not_tested.append(claim)
         else:
             others.append(claim)
 
+    # What was found wrong comes first; what this run says nothing of is folded.
     blocks = [*words.claims(others, "this run shows", "claim", "claims")]
     shown = words.claims(confirmed, "this run shows", "claim", "claims")
-    blocks += b.folded(f"{b.count(len(confirmed), 'claim')} confirmed", shown)
+    title = f"{b.count(len(confirmed), 'claim')} confirmed"
+    blocks += b.folded(title, shown, open=True)
+    left = words.claims(not_tested, "this run shows", "claim", "claims")
+    blocks += b.folded(f"{b.count(len(not_tested), 'claim')} not tested", left)
     yield b.Section("Claims of the original report", blocks, keep=85)
 
 

@@ -286,7 +286,7 @@ def _dumps(reading: DumpReading) -> Iterator[b.Block]:
     for failure in reading.failures:
         fit = _FITS[failure.fit]
         yield b.p(fit, " ", b.code(failure.scenario), f": {failure.title}")
-        yield from b.bullets([*failure.why, *failure.references])
+        yield from b.bullets([*failure.why, *words.linked(failure.references)])
 
     yield from b.bullets([f"unknown: {text}" for text in reading.unseen])
 

@@ -23,6 +23,7 @@ from mmrepro.reports.blocks import (
     codes,
     count,
     folded,
+    link,
     prose,
     row,
     slug,
@@ -141,6 +142,18 @@ def claims(
 
     heads = f"{first}:name | observed | {singular} | source:name"
     return table(heads, rows, plural)
+
+
+def linked(references: Iterable[str]) -> list[Inline]:
+    """Link each thread, ``vllm#1 https://…``; what has no address is a command."""
+    links: list[Inline] = []
+    for reference in references:
+        name, has_address, url = reference.partition(" https://")
+        if has_address:
+            links.append((link(name, f"https://{url}"),))
+        else:
+            links.append((code(reference),))
+    return links
 
 
 def condition_tables(

@@ -131,6 +131,7 @@ class Scripts(Record):
             families.
         tokens: further special tokens.
         hidden: special tokens that an answer is shown without.
+        unread: the parser of a server does not read even the plainest script.
     """
 
     family: str = ""
@@ -141,6 +142,14 @@ class Scripts(Record):
     script: Annotated[
         list[ScriptedAnswer], Field(min_length=1, max_length=_MOST_SCRIPTS)
     ]
+    unread: Annotated[
+        bool,
+        Field(
+            description="a parser was seen not to read the plainest of them: nothing "
+            "of what it leaves in a text is judged",
+            exclude_if=lambda unread: not unread,
+        ),
+    ] = False
 
     def model(self, base: str = USUAL_BASE) -> ScriptedModel:
         """The model that says them, of the architecture of a tiny one. Raises

@@ -613,7 +613,7 @@ class Episode(Record):
     number: Annotated[
         int, Field(description="0: the one that learns the server's limits")
     ]
-    kind: Literal["learning", "mixed", "steady", "many", "fields", "scripts"]
+    kind: Literal["learning", "mixed", "steady", "many", "fields", "crossed", "scripts"]
     origin: Annotated[
         str,
         Field(
@@ -701,6 +701,48 @@ class SideDifference(Record):
         return 0 < self.pairs == self.shown
 
 
+class AimedFunction(Record):
+    """A function that two sides have otherwise, and what of it the requests ran."""
+
+    file: str
+    name: Annotated[str, Field(description="with the classes around it")]
+    lines: Annotated[
+        int, Field(description="that differ and can run, of both sides")
+    ] = 0
+    entered: Annotated[bool, Field(description="by a request, on either side")] = False
+    reached: Annotated[int, Field(description="of those lines")] = 0
+    missed: Annotated[
+        str,
+        Field(description="lines of the new side that differ and did not run: 7, 9-12"),
+    ] = ""
+    requests: Annotated[
+        list[str], Field(description="some that ran it: what they have")
+    ] = []
+
+
+class AimedChange(Record):
+    """What two sides of ``--against`` have otherwise, as a target of requests."""
+
+    files: list[str]
+    functions: list[AimedFunction] = []
+    flags: Annotated[
+        list[str],
+        Field(description="options of both servers, since the changed code names them"),
+    ] = []
+    kept: Annotated[
+        int, Field(description="requests that reached a line first, and were mutated")
+    ] = 0
+    unread: Annotated[list[str], Field(description="what was not looked for")] = []
+
+    @property
+    def lines(self) -> int:
+        return sum(function.lines for function in self.functions)
+
+    @property
+    def reached(self) -> int:
+        return sum(function.reached for function in self.functions)
+
+
 class Fuzz(CampaignDocument, kind="fuzz"):
     """One session: episodes in, findings out. Nothing is claimed absent."""
 
@@ -748,6 +790,10 @@ class Fuzz(CampaignDocument, kind="fuzz"):
     differences: Annotated[
         list[SideDifference], Field(description="of the two sides, in the order found")
     ] = []
+    aim: Annotated[
+        AimedChange | None,
+        Field(description="--against: where both sides' Python differs"),
+    ] = None
 
     @property
     def requests(self) -> int:

@@ -33,7 +33,9 @@ if TYPE_CHECKING:
     )
     from mmrepro.live.diagnose.match import (
         all_scenarios as all_scenarios,
+        fixing_release as fixing_release,
         match_all as match_all,
+        setting_until_fixed as setting_until_fixed,
         union as union_of_patterns,
     )
     from mmrepro.live.diagnose.options import DiagnoseCommand as DiagnoseCommand

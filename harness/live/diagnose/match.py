@@ -134,13 +134,13 @@ def match(scenario: Scenario, evidence: Evidence, facts: LiveFacts) -> Match:
         exposed_because=exposure.observed,
         conditions=results,
         remedies=[f"{m.name}: {m.description}" for m in scenario.mitigations],
-        until_fixed=_until_fixed(scenario),
-        fix=_fix(scenario),
+        until_fixed=setting_until_fixed(scenario),
+        fix=fixing_release(scenario),
         references=[f"{r.id} {r.url}" for r in scenario.references],
     )
 
 
-def _until_fixed(scenario: Scenario) -> str:
+def setting_until_fixed(scenario: Scenario) -> str:
     """The first mitigation that a person can type: ``add `--flag` (its cost)``."""
     for mitigation in scenario.mitigations:
         setting = shlex.join(mitigation.server_args)
@@ -153,7 +153,7 @@ def _until_fixed(scenario: Scenario) -> str:
     return ""
 
 
-def _fix(scenario: Scenario) -> str:
+def fixing_release(scenario: Scenario) -> str:
     """``upgrade to vLLM 0.24.0 (vllm#43595)``; "": no release has the fix."""
     for mitigation in scenario.mitigations:
         if mitigation.release:

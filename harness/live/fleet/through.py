@@ -341,8 +341,20 @@ def conclude(chain: GatewayChain) -> None:
             f"All is well: the gateway answered {chain.answered} of "
             f"{count(chain.asked, 'request')}, and {servers} answers."
         )
+        chain.sentence += _unlike(chain.workers)
         return
     _blame_gateway(chain)
+
+
+def _unlike(workers: Sequence[Hop]) -> str:
+    """That servers list no model in common: meant so, or one of them is the wrong one,
+    which only who has set the gateway up can tell."""
+    lists = [set(hop.models) - _PLACEHOLDERS for hop in workers]
+    known = [names for names in lists if names]
+    if len(known) < 2 or set.intersection(*known):
+        return ""
+    names = sorted(set.union(*known))
+    return f" They serve different models: {', '.join(names[:5])}."
 
 
 def _mark_slow(chain: GatewayChain) -> None:

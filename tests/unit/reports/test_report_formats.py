@@ -14,6 +14,7 @@ from junitparser import Error, Failure, JUnitXml, Skipped
 from mmrepro import reports
 from mmrepro.base.errors import BadIncident, UnwritableOutput
 from mmrepro.base.records import ClaimStatus, Fidelity
+from mmrepro.base.text import line_spans
 from mmrepro.failure.documents import Incident
 from mmrepro.failure.signature import Outcome, Truth, Verdict
 from mmrepro.reports.blocks import Details, Fence, Table
@@ -367,6 +368,13 @@ def test_the_end_screen_has_at_most_twenty_rows(width: int) -> None:
     assert any("more lines: --full" in line for line in plain) == (width < 80)
 
 
+def test_a_command_is_never_broken_at_the_edge_of_a_terminal() -> None:
+    text = "go on: mmrepro run x --release 0.24.0 or a newer one"
+    command = text.index("mmrepro"), text.index(" or")
+    rows = [text[a:b] for a, b in line_spans(text, 16, whole=[command])]
+    assert rows == ["go on:", "mmrepro run x --release 0.24.0", "or a newer one"]
+
+
 def test_quiet_is_the_page_and_the_verdict() -> None:
     lines = terminal(sample_incident(), "report.html", quiet=True).splitlines()
     assert lines[0] == "page: report.html"
@@ -380,21 +388,32 @@ def test_a_folder_with_spaces_can_be_pasted_into_a_shell() -> None:
     )
 
 
-def test_what_is_met_and_confirmed_is_folded_and_what_is_open_is_not() -> None:
-    sections = {
-        section.title: section.blocks for section in compose(sample_incident()).shown
-    }
-    for title, word in (
-        ("Conditions", "met"),
-        ("Claims of the original report", "confirmed"),
-    ):
-        (open_,) = [block for block in sections[title] if isinstance(block, Table)]
-        (folded,) = [block for block in sections[title] if isinstance(block, Details)]
-        (inner,) = folded.blocks
-        assert isinstance(inner, Table)
-        assert {row.status for row in inner.rows} == {word}
-        assert word not in {row.status for row in open_.rows}
-        assert not folded.open
+def blocks_of(title: str) -> tuple[list[Table], dict[str, Details]]:
+    """The open tables of a section, and its folded parts by the state of their rows."""
+    (section,) = [s for s in compose(sample_incident()).shown if s.title == title]
+    tables = [block for block in section.blocks if isinstance(block, Table)]
+    folded: dict[str, Details] = {}
+    for block in section.blocks:
+        if isinstance(block, Details):
+            (inner,) = block.blocks
+            assert isinstance(inner, Table)
+            (state,) = {row.status for row in inner.rows}
+            folded[state] = block
+    return tables, folded
+
+
+def test_what_is_met_is_folded_and_what_is_open_is_not() -> None:
+    (table,), folded = blocks_of("Conditions")
+    assert "met" not in {row.status for row in table.rows}
+    assert not folded["met"].open
+
+
+def test_claims_that_were_not_tested_are_folded_and_the_others_are_not() -> None:
+    tables, folded = blocks_of("Claims of the original report")
+    seen = {row.status for table in tables for row in table.rows}
+    assert not seen & {"confirmed", "not tested"}
+    assert folded["confirmed"].open
+    assert not folded["not tested"].open
 
 
 @pytest.mark.parametrize("render", [markdown, html])
