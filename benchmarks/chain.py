@@ -1,9 +1,12 @@
-"""Which hop is wrong: real gateways before two FAKE servers, and twelve faults.
+"""Which hop is wrong: real gateways before two servers, and twelve faults.
 
-    python benchmarks/chain.py FOLDER        # FOLDER/<name>/bin has the gateways
+    python benchmarks/chain.py FOLDER           # FOLDER/<name>/bin has the gateways
+    python benchmarks/chain.py FOLDER --real vllm       # before minivllm and vLLM
+    python benchmarks/chain.py FOLDER --real minivllm   # before two of minivllm
 
 The gateways are the programs of the package index, started as people start them. The
-servers behind them are made up, so that each fault is one of one server alone."""
+servers behind them are FAKE, so that each fault is one of one server alone; with
+``--real`` they are real engines in the state of each fault."""
 
 from __future__ import annotations
 
@@ -25,10 +28,15 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
+sys.path.insert(0, str(Path(__file__).parent))
+
+from _chain_servers import RealWorker, real_workers
 from mmrepro.live.diagnose.options import DiagnoseCommand
 from mmrepro.live.fleet.through import look_through
 
 DEADLINE_S = 4.0
+REAL_DEADLINE_S = 10.0
+"""Real engines share two cores."""
 SLOW_S = 3.0
 START_S = 400.0
 """LiteLLM imports for minutes on a busy machine."""
@@ -97,6 +105,10 @@ class FakeWorker:
     @property
     def url(self) -> str:
         return f"http://127.0.0.1:{self.port}"
+
+    def has(self, mode: str) -> bool:
+        """Whether it can be in this mode."""
+        return True
 
     def completion(self) -> bytes:
         self.number += 1
@@ -269,8 +281,11 @@ FAULTS = (
 that is registered still."""
 
 
+Worker = FakeWorker | RealWorker
+
+
 def inject(
-    fault: str, workers: Sequence[FakeWorker], process: subprocess.Popen[bytes]
+    fault: str, workers: Sequence[Worker], process: subprocess.Popen[bytes]
 ) -> list[str]:
     """Bring a fault about; the hops that are to be named: g is the gateway."""
     if fault == "gateway stopped":
@@ -289,14 +304,30 @@ def inject(
     return [] if kind == "none" else [worker.url for worker in wrong]
 
 
-def judge(gateway: Gateway, folder: Path) -> Iterator[dict[str, Any]]:
-    workers = [FakeWorker(), FakeWorker()]
+def _can(fault: str, workers: Sequence[Worker]) -> bool:
+    """Whether there is a server in this state."""
+    kind = fault.rpartition(" ")[2]
+    if fault.startswith("gateway") or kind == "none":
+        return True
+    return all(worker.has(kind) for worker in workers)
+
+
+def judge(
+    gateway: Gateway,
+    folder: Path,
+    workers: Sequence[Worker],
+    faults: Sequence[str] = FAULTS,
+) -> Iterator[dict[str, Any]]:
+    is_real = isinstance(workers[0], RealWorker)
+    deadline_s = REAL_DEADLINE_S if is_real else DEADLINE_S
     addresses = [worker.url for worker in workers]
     with running(gateway, folder, addresses) as (url, process):
-        for fault in FAULTS:
+        for fault in faults:
+            if not _can(fault, workers):
+                continue
             expected = inject(fault, workers, process)
             expected = [url if hop == "g" else hop for hop in expected]
-            asked = DiagnoseCommand(url=url, deadline_s=DEADLINE_S, through=True)
+            asked = DiagnoseCommand(url=url, deadline_s=deadline_s, through=True)
             chain = look_through(asked)
             named = sorted(chain.at)
             yield {
@@ -316,14 +347,22 @@ def judge(gateway: Gateway, folder: Path) -> Iterator[dict[str, Any]]:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("folder", type=Path)
-    parser.add_argument("--only", default="")
+    parser.add_argument("--only", default="", help="one gateway")
+    parser.add_argument("--faults", nargs="+", default=FAULTS, metavar="FAULT")
+    parser.add_argument("--real", choices=("minivllm", "vllm"), default="")
     asked = parser.parse_args()
+    fakes = contextlib.nullcontext([FakeWorker(), FakeWorker()])
+    with real_workers(asked.real) if asked.real else fakes as workers:
+        return _judge_all(asked, workers)
+
+
+def _judge_all(asked: argparse.Namespace, workers: Sequence[Worker]) -> int:
     rows = []
     for gateway in GATEWAYS:
         if asked.only and asked.only != gateway.name:
             continue
         try:
-            for row in judge(gateway, asked.folder):
+            for row in judge(gateway, asked.folder, workers, asked.faults):
                 rows.append(row)
                 mark = "right" if row["right"] else "WRONG"
                 print(

@@ -1,6 +1,8 @@
 """Record what a watch reads of a real engine in each of its moods: metrics and stacks.
 
     python benchmarks/pod_days_record.py ENGINE RELEASE    # writes tests/unit/pod_days/
+    python benchmarks/pod_days_record.py vllm 0.23.0 tp2   # or rust
+    python benchmarks/pod_days_record.py vllm 0.23.0 --hung
 
 The recordings are replayed by pod_days.py against a fake clock. Of stacks the functions,
 files and lines are kept, no locals; of metrics the totals that a watch reads."""
@@ -17,7 +19,8 @@ import threading
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +29,7 @@ sys.path[:0] = [str(ROOT / "tests" / "engine")]
 os.environ.setdefault("MMREPRO_START_MODE", "cold")
 
 from live_server import serving, trigger  # noqa: E402
+from mmrepro.engines.models.tiny import TINY, TinyModel  # noqa: E402
 from mmrepro.live.diagnose import discover  # noqa: E402
 from mmrepro.live.diagnose.ranks import workers  # noqa: E402
 from mmrepro.probes import MetricsProbe, StacksProbe, run_probe  # noqa: E402
@@ -152,20 +156,52 @@ def waiting(url: str) -> None:
     time.sleep(1.0)
 
 
-def main(engine: str, release: str) -> None:
-    scratch = Path(tempfile.mkdtemp(prefix="pod-days-"))
-    env = {"VLLM_SERVER_DEV_MODE": "1"} if engine == "vllm" else {}
+@dataclass(frozen=True)
+class Served:
+    """How a server is started that is recorded."""
+
+    engine: str
+    release: str
+    model: TinyModel
     options: tuple[str, ...] = ()
-    if engine == "sglang":
-        options = ("--enable-metrics",)
-    plain = load_scenario("ghost-key-eviction").model if engine == "vllm" else None
-    model = plain or load_scenario("borrowed-faults").variants[0].model
+    env: Mapping[str, str] = field(default_factory=dict)
+
+
+DEV = {"VLLM_SERVER_DEV_MODE": "1"}
+
+
+def ways(engine: str, release: str) -> dict[str, Served]:
+    """By what the recording's name ends in."""
     if engine == "sglang":
         model = load_scenario("pad-value-collision").model
+        return {"": Served(engine, release, model, ("--enable-metrics",))}
+    if engine == "minivllm":
+        model = load_scenario("borrowed-faults").variants[0].model
+        return {"": Served(engine, release, model)}
+    model = load_scenario("ghost-key-eviction").model
+    rust = {**DEV, "VLLM_USE_RUST_FRONTEND": "1"}
+    return {
+        "": Served(engine, release, model, env=DEV),
+        "tp2": Served(engine, release, model, ("--tensor-parallel-size", "2"), env=DEV),
+        # Its front end in Rust has no tokenizer for the Qwen2-VL.
+        "rust": Served(engine, release, TINY["qwen3-text"], env=rust),
+    }
+
+
+def main(engine: str, release: str, way: str = "") -> None:
+    scratch = Path(tempfile.mkdtemp(prefix="pod-days-"))
+    chosen = ways(engine, release)[way]
     with serving(
-        engine, release, model, scratch / "server", *options, env=env, within_s=300
+        engine,
+        release,
+        chosen.model,
+        scratch / "server",
+        *chosen.options,
+        env=chosen.env,
+        within_s=600,
     ) as server:
-        recording = Recording(engine, release, server.url, scratch)
+        name = f"{release}-{way}" if way else release
+        recording = Recording(engine, name, server.url, scratch)
         post(server.url, "/v1/chat/completions", chat(3, 2))
         recording.take("idle")
         with asking(server.url, 4, 20, 400):
@@ -209,4 +245,7 @@ def hung(engine: str, release: str) -> None:
 
 
 if __name__ == "__main__":
-    (hung if "--hung" in sys.argv else main)(sys.argv[1], sys.argv[2])
+    if "--hung" in sys.argv:
+        hung(sys.argv[1], sys.argv[2])
+    else:
+        main(*sys.argv[1:4])

@@ -106,6 +106,9 @@ class Fault:
             return frozenset({S.STOPPED})
         if self.deed == DEAF:
             return frozenset({S.NOT_RECEIVING})
+        if self.deed in WEDGES and self.starting:
+            # A start stands still by itself as well: that it does, and where, is right.
+            return STUCK | {S.NOT_READY}
         if self.deed in WEDGES:
             return frozenset({S.FRONT_FROZEN}) if self.role == "front" else STUCK
         # A rank that raises alone leaves the others in a collective operation.
@@ -276,6 +279,10 @@ def judged(server: str, fault: Fault, found: Diagnosis) -> Row:
         lines += [assessment.sentence, *assessment.why]
         lines += [cause.sentence, *cause.why] if cause else []
     frames = [f.function for f in assessment.frames]
+    if fault.deed in WEDGES and fault.starting:
+        standing = [line for line in assessment.why if "_wedge" in line]
+        lines += standing
+        frames += ["_wedge"] * len(standing)
     rank_right = any(_names(line, role) for line in lines)
     unknown = bool(labels(role)) and not rank_right and not labels(process)
     return Row(
@@ -302,6 +309,8 @@ def _names(line: str, role: str) -> bool:
 def logged(role: str) -> str:
     """``VllmWorker-1``: how vLLM's executor calls a worker of one group in its log
     (v1/executor/multiproc_executor.py)."""
+    if role == "Worker":
+        return "VllmWorker-0"
     return f"VllmWorker-{role[-1]}" if role.startswith("Worker_") else ""
 
 

@@ -1,26 +1,33 @@
 """The Python API: what the commands do, as functions that return documents.
 
 They print nothing and never exit. Progress comes as events, to a function that is
-given. Options have the names of the command's fields (``--json-schema`` has the
-documents, and ``mmrepro COMMAND --help`` the options): ``timeout_s=60``,
-``mitigations=["fix"]``. Each error is a :class:`~mmrepro.base.errors.MmreproError` with
-a sentence, a hint and an exit code.
+given. Options have the names of the command's fields, and are typed in
+the classes below: ``timeout_s=60``, ``mitigations=["fix"]``. Each error is a
+``mmrepro.MmreproError`` with a sentence, a hint and an exit code.
 
     >>> incident = mmrepro.run("ghost-key-eviction", release="0.23.0")
-    >>> assert incident.verdict.outcome == "reproduced"
+    >>> assert incident.outcome == "reproduced"
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
-from enum import StrEnum
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_args, get_origin
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Literal,
+    TypeAlias,
+    TypedDict,
+    TypeVar,
+    Unpack,
+)
 
 from mmrepro.base.errors import UsageError, did_you_mean
-from mmrepro.base.options import Command, DeclaredOption, declared
+from mmrepro.base.options import Command, declared
+from mmrepro.base.values import WrongValue, check_field
 
 if TYPE_CHECKING:
     from mmrepro.campaign import CampaignEvent
@@ -31,19 +38,119 @@ if TYPE_CHECKING:
 
 __all__ = ["diagnose", "judge", "load", "logs", "replay", "run", "upgrade"]
 C = TypeVar("C", bound=Command)
+EventT = TypeVar("EventT")
+Handlers: TypeAlias = Callable[[EventT], None] | Iterable[Callable[[EventT], None]]
+"""A function that gets each event, or several."""
+_Device: TypeAlias = Literal["auto", "cpu", "cuda"]
+_StartMode: TypeAlias = Literal["auto", "cold", "fork", "warm"]
+_Texts: TypeAlias = Iterable[str]
+_Place: TypeAlias = str | Path
+
+
+class RunOptions(TypedDict, total=False):
+    """Of ``mmrepro run``."""
+
+    variant: str
+    device: _Device
+    server_args: _Texts
+    start_mode: _StartMode
+    timeout_s: float
+    release: str
+    commit: str
+    commit_date: str
+    index: str
+    model: _Place | None
+    mitigations: _Texts
+    flips: _Texts
+    options: _Texts
+    contract_probe: bool
+    out: _Place | None
+
+
+class DiagnoseOptions(TypedDict, total=False):
+    """Of ``mmrepro diagnose``."""
+
+    model: str
+    logs: Iterable[_Place]
+    rules: _Place | None
+    headers: Mapping[str, str]
+    out: _Place | None
+    more: _Texts
+    prometheus: str
+    pid: int
+    engine: str
+    deadline_s: float
+    samples: int
+    request: bool
+    native: bool
+    gpu_core: bool
+    through: bool
+    scenarios: _Texts
+    trust: bool
+
+
+class _ServerOptions(TypedDict, total=False):
+    """Of what starts servers for recorded traffic."""
+
+    engine: str
+    device: _Device
+    model: str
+    script: _Place | None
+    max_model_len: int | None
+    server_args: _Texts
+    env: _Texts
+    seed: int
+    start_mode: _StartMode
+    timeout_s: float
+    ray: str
+    resume: _Place | None
+    out: _Place | None
+    first: int | None
+    window: tuple[float, float] | None
+
+
+class ReplayOptions(_ServerOptions, total=False):
+    """Of ``mmrepro replay``."""
+
+    release: str
+    shrink: bool
+    repeat: int
+    time: Literal["real", "fast", "order"]
+    anonymise: bool | None
+    scale: bool
+    host: str
+    concurrency: int | None
+    expect: _Texts
+    budget: int
+    jobs: int | None
+    box: bool
+
+
+class UpgradeOptions(_ServerOptions, total=False):
+    """Of ``mmrepro upgrade``."""
+
+    server_words: str
+    new_server_words: str
+    new_env: _Texts
+    budget_s: float
+    worse: _Texts
+    only: str
+    confidence: float
+    interleave: Literal["auto", "requests", "servers"]
+    at_once: int
 
 
 def run(
     scenario: str | Path,
     *,
-    events: Callable[[Event], None] | None = None,
-    **options: Any,
+    events: Handlers[Event] | None = None,
+    **options: Unpack[RunOptions],
 ) -> Incident:
     """Drive a real engine into a known failure, and judge what was observed.
 
     Args:
         scenario: a name, ``NAME:VARIANT``, or a ``FILE.py``.
-        events: gets each event of the run as it happens.
+        events: a function that gets each event of the run as it happens, or several.
         options: of ``mmrepro run``: ``release``, ``device``, ``mitigations``, ``out``,
             ….
 
@@ -62,13 +169,14 @@ def run(
     asked = _asked(RunCommand, {"scenario": str(scenario), **options})
     if asked.repeat > 1 or asked.keep_server:
         raise UsageError(
-            "One call is one run, and it stops its server.", hint="call it again"
+            "One call is one run, and it stops its server.",
+            hint="call mmrepro.run again",
         )
     chosen = load_scenario(asked.scenario).with_variant(asked.variant)
     several = chosen.control_server is not None
     resolved = target(chosen, asked)
     with Starter(asked.start_mode, several=several) as starter:
-        journal = begin_run(chosen, asked, resolved, events)
+        journal = begin_run(chosen, asked, resolved, _told(events))
         execute_run(chosen, asked, resolved, journal, starter)
     incident = stored(journal.folder)
     write(INCIDENT_REPORT, incident, journal.folder)
@@ -76,13 +184,16 @@ def run(
 
 
 def diagnose(
-    url: str, *, events: Callable[[Event], None] | None = None, **options: Any
+    url: str,
+    *,
+    events: Handlers[Event] | None = None,
+    **options: Unpack[DiagnoseOptions],
 ) -> Diagnosis:
     """Find out what is wrong with a live server. It is only observed.
 
     Args:
         url: of the server, e.g. ``http://127.0.0.1:8000``.
-        events: gets each event as it happens.
+        events: a function that gets each event as it happens, or several.
         options: of ``mmrepro diagnose``: ``engine``, ``logs``, ``headers``, ``out``, ….
 
     Raises:
@@ -93,7 +204,7 @@ def diagnose(
 
     asked = _asked(DiagnoseCommand, {"url": url, **options})
     with with_rules(asked.rules):
-        diagnosed = observe(asked, events)
+        diagnosed = observe(asked, _told(events))
     if diagnosed.folder is not None:
         write_reports(diagnosed.folder)
     return diagnosed.diagnosis
@@ -131,7 +242,7 @@ def judge(
     """Judge recorded evidence again, without an engine.
 
     Args:
-        incident: or its folder, or a bundle.
+        incident: or its folder, its number, its id, ``last``, or a bundle.
         scenario: a name or a ``FILE.py``; "": the one that was run.
         edited: judge a folder or a bundle that was changed since it was recorded.
 
@@ -144,36 +255,42 @@ def judge(
         ChangedIncident: it differs from the record of its hashes.
         UsageError: it holds no verdict, or the scenario is unknown.
     """
-    from mmrepro.failure.documents import check_hashes
+    from mmrepro.failure.documents import check_hashes, place_here
     from mmrepro.runs import rejudge
     from mmrepro.scenario.registry import as_run
 
-    read = load(incident) if isinstance(incident, str | Path) else incident
-    if isinstance(incident, str | Path) and not edited:
-        check_hashes(Path(incident)).refuse_changed(Path(incident))
+    read = incident
+    if isinstance(incident, str | Path):
+        place = place_here(Path(incident), kind="run")
+        read = load(place)
+        if not edited:
+            check_hashes(place).refuse_changed(place)
+    assert not isinstance(read, str | Path)
     name, ran = str(scenario), read.scenario
     # A file is run where the caller names it, and never where the incident does.
     return rejudge(read, as_run(name or ran.name, ran.variant, trust=bool(name)))
 
 
 def load(place: str | Path) -> Incident:
-    """The incident in a folder, a file or a bundle. Raises BadIncident."""
+    """The incident in a folder, a file or a bundle, or by its number, its id or
+    ``last``. Raises BadIncident."""
+    from mmrepro.failure.documents import place_here
     from mmrepro.reports import load as read
 
-    return read(place)
+    return read(place_here(Path(place), kind="incident"))
 
 
 def replay(
     file: str | Path,
     *,
-    events: Iterable[Callable[[CampaignEvent], None]] = (),
-    **options: Any,
+    events: Handlers[CampaignEvent] | None = None,
+    **options: Unpack[ReplayOptions],
 ) -> Replay:
     """Replay recorded traffic on fresh servers, and shrink it to what fails.
 
     Args:
         file: a HAR, a batch, a log, a case, or a finding's folder.
-        events: functions that get each event of the campaign.
+        events: a function that gets each event of the campaign, or several.
         options: of ``mmrepro replay``: ``engine``, ``release``, ``jobs``, ``out``, ….
 
     Raises:
@@ -194,7 +311,7 @@ def replay(
     with placed_runs(jobs_of(asked), asked.ray) as where:
         policy = Replaying(asked, write=write_replay)
         return Campaign(
-            policy, where.places(lambda _: None, TrialOptions()), [*events]
+            policy, where.places(lambda _: None, TrialOptions()), _handlers(events)
         ).execute()
 
 
@@ -203,8 +320,8 @@ def upgrade(
     new: str,
     traffic: str | Path,
     *,
-    events: Iterable[Callable[[CampaignEvent], None]] = (),
-    **options: Any,
+    events: Handlers[CampaignEvent] | None = None,
+    **options: Unpack[UpgradeOptions],
 ) -> Upgrade:
     """Compare two releases of an engine, or two settings of one, under recorded
     traffic.
@@ -215,7 +332,7 @@ def upgrade(
             64"``.
         traffic: what :func:`replay` reads, or a profile: ``chat``, ``code``, ``rag``,
             ``agents``.
-        events: functions that get each event of the campaign.
+        events: a function that gets each event of the campaign, or several.
         options: of ``mmrepro upgrade``: ``engine``, ``budget_s``, ``worse``, ``out``,
             ….
 
@@ -238,7 +355,26 @@ def upgrade(
     with placed_runs(None if asked.ray else 1, asked.ray) as where:
         policy = Upgrading(asked, write=partial(keep, UPGRADE_REPORT))
         places = where.places(lambda _: None, TrialOptions(), device=asked.device)
-        return Campaign(policy, places, [*events], budget_s=asked.budget_s).execute()
+        return Campaign(
+            policy, places, _handlers(events), budget_s=asked.budget_s
+        ).execute()
+
+
+def _handlers(events: Handlers[EventT] | None) -> list[Callable[[EventT], None]]:
+    if events is None:
+        return []
+    return [events] if callable(events) else [*events]
+
+
+def _told(events: Handlers[EventT] | None) -> Callable[[EventT], None]:
+    """One function that hands each event on to all."""
+    handlers = _handlers(events)
+
+    def tell(event: EventT) -> None:
+        for handler in handlers:
+            handler(event)
+
+    return tell
 
 
 def _asked(made: type[C], given: dict[str, Any]) -> C:
@@ -250,24 +386,10 @@ def _asked(made: type[C], given: dict[str, Any]) -> C:
         if name not in known:
             raise UsageError(
                 f"{made.COMMAND} has no option {name}.{did_you_mean(name, [*known])}",
-                hint=f"mmrepro {made.COMMAND} --help",
+                hint="help(mmrepro.api) lists them",
             )
-        if known[name].several and not isinstance(value, Mapping):
-            given[name] = (value,) if isinstance(value, str | Path) else tuple(value)
-        elif value is not None:
-            _hold(name, known[name], value)
+        try:
+            given[name] = check_field(known[name], value)
+        except WrongValue as error:
+            raise UsageError(error.sentence(name)) from None
     return made(**given)
-
-
-def _hold(name: str, one: DeclaredOption, value: Any) -> None:
-    option, words = (
-        one.option,
-        get_args(one.type) if get_origin(one.type) is Literal else (),
-    )
-    if isinstance(one.type, type) and issubclass(one.type, StrEnum):
-        words = tuple(one.type)
-    if words and value not in words:
-        raise UsageError(f"{name} is one of {', '.join(words)}, not {value!r}.")
-    low, high = option.least, option.most
-    if (low is not None and value < low) or (high is not None and value > high):
-        raise UsageError(f"{name} is {low or 0:g} to {high:g}, not {value!r}.")

@@ -49,12 +49,14 @@ if TYPE_CHECKING:
         history_blocks as history_blocks,
         write_night as write_night,
     )
+    from mmrepro.reports.profiles import PROFILES as PROFILES
     from mmrepro.reports.replay import (
         KIND as REPLAY_REPORT,
         origin as origin_sentences,
         write_replay as write_replay,
     )
     from mmrepro.reports.repro import COMMENT_FILE as COMMENT_FILE
+    from mmrepro.reports.share import write_shared as write_shared
     from mmrepro.reports.upgrade import KIND as UPGRADE_REPORT
     from mmrepro.reports.words import CLAIMS as CLAIM_MARKS
 else:

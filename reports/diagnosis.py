@@ -169,7 +169,9 @@ def _class_lines(diagnosis: Diagnosis) -> Iterator[b.Block]:
 
 def _counts(diagnosis: Diagnosis) -> Iterator[str]:
     if not diagnosis.found:
-        yield f"no known failure matches ({len(diagnosis.matches)} checked)"
+        # A scenario's variants are ways to one failure.
+        checked = {match.scenario for match in diagnosis.matches}
+        yield f"no known failure matches ({len(checked)} checked)"
 
     if diagnosis.unseen:
         yield f"{units.count(len(diagnosis.unseen), 'check')} could not be made"

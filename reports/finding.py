@@ -108,7 +108,7 @@ def _badge(finding: Finding) -> b.Badge:
     return b.Badge(
         label=finding.finding_class.value.capitalize(),
         tone=findings.tone(finding),
-        note=f"{finding.known_name or 'unknown'}, {confirmed}",
+        note=f"{findings.known_as(finding)}, {confirmed}",
     )
 
 
@@ -137,7 +137,7 @@ def _card(finding: Finding) -> Iterator[b.Block]:
     yield b.p(b.strong("Expected: "), f"{finding.expectation}.")
     for observation in finding.also[:3]:
         yield b.p(f"The same requests also show: {observation}")
-
+    yield from findings.gone_without(finding)
     if finding.stack:
         yield findings.stack(finding)
 

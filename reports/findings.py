@@ -54,6 +54,9 @@ def badge(made: Replay | Fuzz, found: Sequence[Finding], nothing: str) -> b.Badg
     unknown = len(_unknown(found))
     if unknown:
         note = f"{unknown} confirmed on fresh servers"
+        resembling = _resembling(found)
+        if resembling:
+            return b.Badge("Failure", "bad", f"its words are those of {resembling}")
         return b.Badge("Unknown failure", "bad", note)
 
     untestable = isinstance(made, Replay) and bool(made.untestable)
@@ -73,6 +76,16 @@ def badge(made: Replay | Fuzz, found: Sequence[Finding], nothing: str) -> b.Badg
 def _unknown(found: Sequence[Finding]) -> list[Finding]:
     """What was confirmed and is no known failure."""
     return [finding for finding in found if finding.confirmed and finding.known is None]
+
+
+def _resembling(found: Sequence[Finding]) -> str:
+    """Known failures whose words all the unknown findings have; empty: one is new."""
+    names: list[str] = []
+    for finding in _unknown(found):
+        if not finding.resembles:
+            return ""
+        names += finding.resembles
+    return ", ".join(dict.fromkeys(names))
 
 
 def counts(found: Sequence[Finding], once: int) -> Iterator[str]:
@@ -118,6 +131,9 @@ def _next_steps(
         yield f"what is known about {listed.id}", f"mmrepro show {finding.known}"
         return
 
+    for name in finding.resembles[:1]:
+        yield f"what {listed.id} may be", f"mmrepro show {name}"
+
     yield f"to report {listed.id} upstream", f"mmrepro report {place} --format issue"
     if isinstance(made, Replay) and made.report is not None:
         name = f"repro-{finding.finding_class}"
@@ -161,8 +177,16 @@ def card(found: Sequence[ListedFinding]) -> Iterator[b.Block]:
     worst = _worst_first(found)[0]
     yield b.p(b.strong(f"{worst.id}: "), words.sentence(worst.finding.observation))
     yield b.p(f"Expected: {worst.finding.expectation}.")
+    yield from gone_without(worst.finding)
     if worst.finding.stack:
         yield stack(worst.finding)
+
+
+def gone_without(finding: Finding) -> Iterator[b.Block]:
+    """The server's options that the failure needs."""
+    options = finding.needed_options
+    if options:
+        yield b.p(b.strong("Gone without: "), b.code(" ".join(options)))
 
 
 def findings_section(found: Sequence[ListedFinding]) -> b.Section:
@@ -281,9 +305,16 @@ def _server_rows(made: Replay | Fuzz) -> list[tuple[str, str]]:
 # -------------------------------------------------------------------------------- words
 
 
+def known_as(finding: Finding) -> str:
+    """``ghost-key-eviction``, ``perhaps`` with its names, or ``unknown``."""
+    if finding.resembles and not finding.known:
+        return f"perhaps {', '.join(finding.resembles)}"
+    return finding.known_name or "unknown"
+
+
 def _standing(finding: Finding) -> str:
     """``ghost-key-eviction``, or ``unknown``; with a note where it is not confirmed."""
-    text = finding.known_name or "unknown"
+    text = known_as(finding)
     if finding.same_as:
         text += f", the same bucket as {finding.same_as}"
     return text if finding.confirmed else f"{text} (not confirmed)"
@@ -298,6 +329,12 @@ def tone(finding: Finding) -> b.Tone:
 
 def known_words(finding: Finding) -> tuple[str | b.Span, ...]:
     """Which known failure it is and why, or why it is none."""
+    if finding.resembles and not finding.known:
+        first, *others = finding.resembles
+        also = f"; also {', '.join(others)}" if others else ""
+        words_of = ("It has the words of ", b.code(first), also)
+        why = finding.known_why or "not every condition of its signature is met"
+        return (*words_of, f": {words.sentence(why)}")
     if not finding.known:
         why = finding.known_why or "no known scenario's signature fits"
         return (words.sentence(words.capital(why)),)

@@ -41,7 +41,7 @@ def stack_pictures(incident: Incident) -> Iterator[b.Block]:
     pid = _main_process(incident, rows)
     taken = [sample for sample in samples if sample.pid == pid]
     if taken:
-        yield _flame_graph(_role_of(incident, pid), taken)
+        yield _flame_graph(role_of(incident, pid), taken)
 
 
 def _samples(incident: Incident) -> list[StackSample]:
@@ -49,6 +49,11 @@ def _samples(incident: Incident) -> list[StackSample]:
     for _, data in incident.evidence.results(StacksData, partial=True):
         samples += [sample for sample in data.samples if sample.threads]
     return sorted(samples, key=lambda sample: sample.taken.mono)
+
+
+def process_samples(incident: Incident) -> list[tuple[int, list[StackSample]]]:
+    """The samples of each process, in the order in which they were taken."""
+    return _by_process(_samples(incident))
 
 
 def _by_process(
@@ -59,7 +64,8 @@ def _by_process(
     return [(pid, list(taken)) for pid, taken in grouped][:_MOST_PROCESSES]
 
 
-def _role_of(incident: Incident, pid: int) -> str:
+def role_of(incident: Incident, pid: int) -> str:
+    """What a process is: ``EngineCore``; by its number, where that is not known."""
     diagnosis = incident.diagnosis
     if diagnosis is not None:
         for process in diagnosis.target.processes:
@@ -75,7 +81,7 @@ def _main_process(
     diagnosis = incident.diagnosis
     if diagnosis is not None:
         for pid, _ in rows:
-            if _role_of(incident, pid) == diagnosis.assessment.process:
+            if role_of(incident, pid) == diagnosis.assessment.process:
                 return pid
     return max(rows, key=lambda row: len(row[1]))[0]
 
@@ -113,7 +119,7 @@ def _strips(
     room = WIDTH - _NAME_W - LEFT - _BOX
     for number, (pid, taken) in enumerate(rows):
         y = 8.0 + number * _ROW
-        role = _role_of(incident, pid)
+        role = role_of(incident, pid)
         drawn.append(text(8, y + 14, role, "label"))
         for sample in taken:
             place = _innermost(sample)

@@ -76,7 +76,7 @@ def _two_sides(fuzz: Fuzz, other: ServerWanted) -> b.Page:
         badge=badge,
         subject=f"two sides of {fuzz.server.engine}",
         warning=b.broken_off(fuzz.failure, began=bool(fuzz.episodes)),
-        card=[b.p(f"OLD is {old}. NEW is {new}."), b.p(_ABSENT)],
+        card=[b.p(f"OLD is {old}. NEW is {new}."), *_aimed(fuzz), b.p(_ABSENT)],
         counts=[
             b.count(len(fuzz.differences), "difference"),
             b.count(len(fields), "field"),
@@ -85,9 +85,10 @@ def _two_sides(fuzz: Fuzz, other: ServerWanted) -> b.Page:
             b.count(fuzz.starts, "server"),
             f"{duration(fuzz.elapsed_s)} of at most {duration(fuzz.budget_s)}",
         ],
-        commands=[("to repeat it", fuzz.command)],
+        commands=[("run again", fuzz.command)],
         sections=[
             b.Section("Differences", _differences(fuzz), keep=95),
+            b.Section("What differs in the code", _reached(fuzz), keep=70),
             b.Section("Episodes", _episodes(fuzz), keep=30),
             *findings.context(fuzz, _setup(fuzz), fuzz.limits),
         ],
@@ -132,6 +133,45 @@ def _differences(fuzz: Fuzz) -> list[b.Block]:
     heads = "id:name | field:name | difference | the request has | request"
     heads += " | pairs that show it"
     return b.table(heads, rows, "differences")
+
+
+def _aimed(fuzz: Fuzz) -> Iterator[b.Block]:
+    """How much of the code that differs the requests ran."""
+    aim = fuzz.aim
+    if aim is None or not aim.functions:
+        return
+    entered = sum(function.entered for function in aim.functions)
+    functions = b.count(len(aim.functions), "function")
+    lines = b.count(aim.lines, "line")
+    yield b.p(
+        f"The sides differ in {functions}: requests ran {entered} of them, and "
+        f"{aim.reached} of the {lines} that differ."
+    )
+    if aim.flags:
+        named = "which the changed code names"
+        yield b.p(f"Both servers had {' '.join(aim.flags)}, {named}.")
+
+
+def _reached(fuzz: Fuzz) -> list[b.Block]:
+    if fuzz.aim is None:
+        return []
+    rows = []
+    for function in fuzz.aim.functions:
+        row = b.row(
+            function.name,
+            function.file,
+            f"{function.reached} of {function.lines}",
+            function.missed,
+            "; or ".join(function.requests) or "no request",
+            tone="" if function.entered else "soft",
+        )
+        rows.append(row)
+    heads = "function:name | file:name | lines that ran | new lines that did not"
+    heads += " | requests with"
+    table = b.table(heads, rows, "what differs in the code")
+    if fuzz.aim.unread:
+        table += b.bullets([f"Not looked for: {text}." for text in fuzz.aim.unread])
+    return table
 
 
 def _sections(

@@ -92,12 +92,12 @@ _OTHER_SIGNS: Final = (
         "contradicts the range",
     ),
     ("sq reproduced loud", "✘!", "solid, with !", "not as expected"),
-    ("sq not-reproduced changed", "✔", "ringed", "one of the changes is of it"),
+    ("sq not-reproduced changed", "✔", "ringed", "changed since the last nightly run"),
     (
         "sq reproduced hatched",
         "✘",
         "hatched",
-        "in quarantine: it runs, and turns nothing red",
+        "quarantined: it runs, and never fails the night",
     ),
 )
 """Class, sign, name and meaning of what the legend explains besides the states."""

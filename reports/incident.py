@@ -787,12 +787,19 @@ def _partial_note(incident: Incident) -> str:
     return f"{what} {incident.failure}".strip()
 
 
+ALL_MET: Final = "every condition of the symptom and of the cause is met"
+"""How ``decide`` explains a reproduced failure."""
+
+
 def _outcome(incident: Incident) -> str:
     """What this run saw, and whether it was expected; empty without a verdict."""
     verdict = incident.verdict
     if verdict is None:
         return ""
-    saw = words.OUTCOME_SENTENCES[verdict.outcome].format(engine=engine_name(incident))
+    engine = words.product(incident.engine.name, incident.engine.release)
+    if incident.engine.runner:
+        engine = f"{engine}, {incident.engine.runner}"
+    saw = words.OUTCOME_SENTENCES[verdict.outcome].format(engine=engine)
     because = f": {verdict.expected_because}" if verdict.expected_because else ""
     if verdict.expected is None:
         expected = "no outcome was expected"
@@ -805,6 +812,9 @@ def _outcome(incident: Incident) -> str:
         why = words.sentence(verdict.explanation)
         return f"{saw}: {why} {words.capital(expected)}{because}."
     why = words.sentence(words.capital(verdict.explanation))
+    if verdict.explanation == ALL_MET:
+        required = [part for part in verdict.conditions if part.required]
+        why = f"All {len(required)} conditions are met."
     return f"{saw}, {expected}{because}. {why}"
 
 

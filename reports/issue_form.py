@@ -136,7 +136,9 @@ def public_issue(loaded: LoadedFinding, checked: str = "") -> str:
     script = ""
     if loaded.case and loaded.case.operations:
         script = replayed.script_of(loaded)
-    title = f"{finding.finding_class.words} ({finding.finding_class})"
+    title = finding.finding_class.words
+    if finding.log_lines:
+        title = f"{title}: {one_line(finding.log_lines[0], 120)}"
     environment = _environment(
         replay.server.label,
         replay.host,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from datetime import datetime
 from pathlib import Path
 from typing import Final
 
@@ -21,6 +22,7 @@ from mmrepro.failure.documents import (
     ServerInLog,
 )
 from mmrepro.probes import LogLine
+from mmrepro.probes.log_forms import UNKNOWN, written
 from mmrepro.probes.log_words import own_line
 from mmrepro.reports import blocks as b, words
 
@@ -44,7 +46,8 @@ def compose_logs(reading: LogReading) -> b.Page:
     name = f"{reading.engine or 'unknown engine'} {reading.release}".strip()
     read = b.count(len(log.files or [log.file]), "file")
     if log.bytes_read:
-        read += f", {units.size(log.bytes_read, 1)}, {log.lines} lines"
+        lines = b.count(log.lines, "line")
+        read += f", {units.size(log.bytes_read, 1)}, {lines}"
     warning = None
     if reading.unread:
         warning = b.Warning(f"Not read to its end: {reading.unread}.")
@@ -74,7 +77,7 @@ def _sections(reading: LogReading) -> Iterator[b.Section]:
         yield b.Section("Dumps", [*_dumps(reading.dumps)])
     yield b.Section("Servers", _servers(reading.servers))
     yield b.Section("What else ends a server", [*_others(reading)])
-    yield b.Section("Lines that were looked for", [*_matches(reading)])
+    yield b.Section("Lines of known patterns", [*_matches(reading)])
     yield b.Section("Last words", [*_last_words(reading)])
 
 
@@ -199,19 +202,41 @@ def _card_rows(reading: LogReading, facts: LogFacts) -> Iterator[tuple[str, b.In
     yield from class_rows(reading.cause)
 
     if log.stuck_count:
-        yield "requests", f"{log.stuck_count} were added after it and never scheduled"
+        came = b.count(log.stuck_count, "request")
+        was = "was" if log.stuck_count == 1 else "were"
+        yield "requests", f"{came} came after the last work and {was} never scheduled"
     for failure in reading.known[:2]:
         fixed = f" ({failure.fixed})" if failure.fixed else ""
         show = b.code(f"mmrepro show {failure.scenario}")
         text = f"{failure.scenario}{fixed}: {failure.title} ("
-        yield "a line of", (text, show, ")")
+        yield "log lines of", (text, show, ")")
 
     if log.first_line and log.last_line:
-        yield "from, to", f"{log.first_line.time}, {log.last_line.time}"
+        yield "log covers", covered(log.first_line.time, log.last_line.time)
     if reading.dumps is not None:
         yield from dump_rows(reading.dumps, few=bool(log.bytes_read))
 
 
+def covered(first: str, last: str) -> str:
+    """The time between two lines, however each form of a log writes it: ``11-28
+    13:53:00 – 13:57:08 (4 min 08 s)``."""
+    begin = written(first)
+    end = written(last, begin or UNKNOWN)
+    if begin is None or end is None:
+        return " – ".join(filter(None, [first, last]))
+    # What the log does not write is taken from the day that is given.
+    elsewhere = written(first, _ANOTHER_DAY) or begin
+    has_day = (elsewhere.month, elsewhere.day) == (begin.month, begin.day)
+    begun = f"{begin:%m-%d %H:%M:%S}" if has_day else f"{begin:%H:%M:%S}"
+    ended = f"{end:%H:%M:%S}"
+    if has_day and end.date() != begin.date():
+        ended = f"{end:%m-%d %H:%M:%S}"
+    span = (end - begin).total_seconds()
+    length = f" ({units.duration(round(span))})" if span >= 0 else ""
+    return f"{begun} – {ended}{length}"
+
+
+_ANOTHER_DAY: Final = datetime(2004, 2, 29)
 _FITS: Final[dict[Resemblance, str]] = {
     Resemblance.MATCH: "it is",
     Resemblance.LIKELY: "likely",

@@ -36,7 +36,7 @@ def write_replay(replay: Replay, directory: Path) -> None:
 
     documents.write(KIND, replay, directory)
     if replay.report is not None and replay.report.verdict is not None:
-        replace_file(directory / repro.COMMENT_FILE, repro.comment(replay))
+        replace_file(directory / repro.COMMENT_FILE, repro.comment(replay, directory))
 
 
 def compose(replay: Replay, folder: str = "") -> b.Page:
@@ -73,7 +73,7 @@ def _badge(replay: Replay) -> b.Badge:
     """The verdict on the bug report, where it is one that was replayed; else what was
     found."""
     if replay.report and replay.finished:
-        of_report = repro.badge(replay.report)
+        of_report = repro.badge(replay)
         if of_report:
             return of_report
     if replay.nothing_tested and replay.state == "complete":

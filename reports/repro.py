@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Final
 
 from mmrepro.base.text import clip
-from mmrepro.failure.documents import as_published
+from mmrepro.failure.documents import as_public, as_published, finding_of
 from mmrepro.failure.documents.replay import (
     Answer,
     Finding,
@@ -15,24 +15,52 @@ from mmrepro.failure.documents.replay import (
     ReportFacts,
     ReproVerdict,
 )
-from mmrepro.reports import blocks as b, gfm, words
+from mmrepro.reports import blocks as b, findings, gfm, words
+from mmrepro.reports.finding import script_of, steps_of
+from mmrepro.traffic.case import SCRIPT_FILE
 
 COMMENT_FILE: Final = "comment.md"
 _SHOWN: Final = 6
-_LONGEST_COMMENT: Final = 16_384
+_LONGEST_COMMENT: Final = 48_000
+_LONGEST_SCRIPT: Final = 40_000
+"""Of a script within a comment; a longer one is left out, since a part is none."""
 _TONES: Final[dict[ReproVerdict, b.Tone]] = {
     ReproVerdict.REPRODUCED: "bad",
     ReproVerdict.NOT_REPRODUCED: "good",
 }
 
 
-def badge(report: ReportFacts) -> b.Badge | None:
+def badge(replay: Replay) -> b.Badge | None:
     """The verdict on the report; None: there is none yet."""
-    if report.verdict is None:
+    report = replay.report
+    if report is None or report.verdict is None:
         return None
     label = report.verdict.value.replace("-", " ").capitalize()
     tone = _TONES.get(report.verdict, "unsure")
-    return b.Badge(label, tone, note=_cut(report.said, 200))
+    note = _cut(report.said, 200)
+    if known := _known_words(replay):
+        note = f"known: {known}"
+    return b.Badge(label, tone, note=note)
+
+
+def _known(replay: Replay) -> Finding | None:
+    """The finding that is the report's, and a known failure; None: there is none."""
+    report = replay.report
+    if report is None or report.verdict is not ReproVerdict.REPRODUCED:
+        return None
+    for finding in replay.findings:
+        if finding.known and finding.confirmed:
+            return finding
+    return None
+
+
+def _known_words(replay: Replay) -> str:
+    """``stop-token-oov, vllm#54195, fixed in 0.29.0``; empty: it is not known."""
+    finding = _known(replay)
+    if finding is None:
+        return ""
+    upstream = finding.upstream.words if finding.upstream else ""
+    return ", ".join(filter(None, (finding.known_name, upstream)))
 
 
 def card(replay: Replay) -> Iterator[b.Block]:
@@ -100,18 +128,19 @@ def sections(replay: Replay) -> Iterator[b.Section]:
     yield b.Section("The report", blocks, keep=96)
 
 
-def comment(replay: Replay) -> str:
+def comment(replay: Replay, folder: Path | None = None) -> str:
     """What is pasted under the report; Markdown as GitHub reads it.
 
     Nothing that the client printed is in it, and of what engines say only what may
-    leave."""
+    leave. ``folder``: the replay's, whose case becomes the script."""
+    whole = replay
     replay = as_published(replay)
     report = replay.report
     assert report is not None
     lines = [_verdict_line(replay, report), ""]
     for request, status, _, text in _rows(replay.answers):
         answer = gfm.text(_cut(text, 160))
-        lines.append(f"- {gfm.code(request)} → {status} {answer}")
+        lines.append(f"- {gfm.code(request)} → {status} {answer}".rstrip())
 
     for release in report.fixed:
         why = gfm.text(_cut(release.said, 160))
@@ -122,25 +151,58 @@ def comment(replay: Replay) -> str:
 
     limits = ["A tiny model with random weights, on a CPU.", *_replaced(report)]
     lines += ["", "What differs from the report: " + gfm.text(" ".join(limits))]
+    if folder is not None and whole.findings:
+        lines += _script_lines(whole, folder)
     lines += ["", f"Made with `mmrepro repro` {replay.mmrepro_version}."]
     return clip("\n".join(lines), _LONGEST_COMMENT) + "\n"
+
+
+def _script_lines(replay: Replay, folder: Path) -> Iterator[str]:
+    """The commands that reproduce the first finding, and its script, as far as they may
+    leave the machine."""
+    loaded = finding_of(replay, replay.findings[0], folder)
+    if loaded.case is None or not loaded.case.operations:
+        return
+    with as_public(loaded) as shown:
+        script = script_of(shown)
+        typed = "\n".join(steps_of(shown))
+
+    yield from ("", "To reproduce it without mmrepro:", "", gfm.fence(typed, "sh"))
+    if len(script) <= _LONGEST_SCRIPT:
+        rows = len(script.splitlines())
+        fenced = gfm.fence(script, "python", rows, _LONGEST_SCRIPT)
+        yield from ("", gfm.details(SCRIPT_FILE, fenced))
 
 
 def _verdict_line(replay: Replay, report: ReportFacts) -> str:
     verdict = report.verdict or ReproVerdict.NOTHING_TESTED
     label = words.capital(verdict.value.replace("-", " "))
-    server = gfm.text(replay.server.label)
-    sentence = gfm.text(words.sentence(report.said), 600)
-    return f"**{label}** on {server}: {sentence}"
+    server = gfm.text(words.product(replay.server.engine, replay.server.release))
+    sentence = gfm.text(words.capital(words.sentence(report.said)), 600)
+    known = _known(replay)
+    if known is None:
+        return f"**{label}** on {server}. {sentence}"
+    return f"**{label}** on {server}; known: {_linked(known)}. {sentence}"
+
+
+def _linked(finding: Finding) -> str:
+    """The known failure, its issue as a link, and the release with the fix."""
+    parts = [gfm.code(finding.known_name)]
+    upstream = finding.upstream
+    if upstream is not None and upstream.issue and upstream.url:
+        parts.append(f"[{gfm.text(upstream.issue)}]({upstream.url})")
+    if upstream is not None and upstream.fixed:
+        parts.append(gfm.text(upstream.fixed))
+    return ", ".join(parts)
 
 
 def _of_finding(finding: Finding) -> Iterator[str]:
     kind = finding.finding_class.words.capitalize()
     rate = f"{finding.rate.failed} of {finding.rate.plays} replays"
-    requests = f"{finding.requests} of {finding.requests_before} requests are needed"
-    known = finding.known_name or "unknown"
-    bucket = gfm.text(finding.bucket)
-    yield f"{kind}; {rate}; {requests}; known as: {known}; bucket `{bucket}`."
+    needed = f"{finding.requests} of {finding.requests_before} requests are needed"
+    known = findings.known_as(finding)
+    bucket = gfm.code(finding.bucket)
+    yield f"{kind}; {rate}; {needed}; known as: {known}; bucket {bucket}."
     if finding.stack:
         yield gfm.fence("\n".join(finding.stack[:8]), "text", 10, 300)
 

@@ -13,6 +13,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final, assert_never
 
+from mmrepro.base.installed import as_typed
 from mmrepro.base.text import clip, columns_of, line_spans, one_line, plain
 from mmrepro.reports import blocks as b
 from mmrepro.reports.markdown import numbered
@@ -74,7 +75,8 @@ def print_page(
         tail.add([b.Span("page: ", tone="soft"), _place(place)])
     if not quiet:
         for why, command in page.commands:
-            tail.add([b.Span(f"{why}: ", tone="soft"), b.Span(command, "code")])
+            typed = b.Span(as_typed(command), "code")
+            tail.add([b.Span(f"{why}: ", tone="soft"), typed])
 
     widest = max((len(when) for when, _ in page.actions), default=0) + 2
     for when, what in page.actions:

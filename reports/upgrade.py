@@ -67,10 +67,9 @@ def _whole_blocks(upgrade: Upgrade) -> list[Block]:
 
 def _counts(upgrade: Upgrade) -> Iterator[str]:
     matter = len(upgrade.matter)
-    verb = "matters" if matter == 1 else "matter"
-    yield f"{b.count(matter, 'difference')} that {verb}"
+    yield b.count(matter, "significant difference")
     outcomes = [difference.outcome for difference in upgrade.differences]
-    yield f"{outcomes.count(UpgradeOutcome.UNTOLD)} not settled"
+    yield f"{outcomes.count(UpgradeOutcome.UNTOLD)} undecided"
     blocks = b.count(len(_whole_blocks(upgrade)), "block")
     yield f"{b.count(len(upgrade.runs), 'run')} and {blocks}"
     yield duration(_seconds(upgrade))

@@ -91,7 +91,9 @@ RULES = Option(
     EVIDENCE,
     name="--rules",
 )
-VARIANT = Option("Variant of the scenario; see mmrepro show SCENARIO.", "NAME")
+VARIANT = Option(
+    "Variant of the scenario; see mmrepro show SCENARIO.", "NAME", names="variant"
+)
 RELEASE = Option(
     "Release of the engine.", "VERSION", shown="the scenario's", names="release"
 )
@@ -125,12 +127,14 @@ MITIGATION = Option(
     "NAME",
     name="--mitigation",
     distinct=True,
+    names="mitigation",
 )
 FLIP = Option(
     "Toggle a factor, as mmrepro ablate does. May be repeated.",
     "FACTOR",
     name="--flip",
     distinct=True,
+    names="factor",
 )
 OPTION = Option(
     "Option of the scenario; see mmrepro show SCENARIO. May be repeated.",

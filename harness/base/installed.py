@@ -6,9 +6,7 @@ import json
 import os
 import shlex
 import sys
-from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
-from urllib.parse import unquote, urlsplit
 
 _PACKAGE = Path(__file__).resolve().parents[1]
 _UNDER_UV_RUN = "UV_RUN_RECURSION_DEPTH"
@@ -41,6 +39,13 @@ def typed_program() -> str:
     return f"{_quoted(uv)} run --no-dev --extra run mmrepro"
 
 
+def as_typed(command: str) -> str:
+    """Return a command of mmrepro as it works here; another one as it is."""
+    if not command.startswith("mmrepro ") or not os.environ.get(_UNDER_UV_RUN):
+        return command
+    return typed_program() + command.removeprefix("mmrepro")
+
+
 def _checkout() -> Path | None:
     """The folder of the checkout that this package lies in; None: it is installed."""
     folder = _PACKAGE.parent
@@ -50,6 +55,10 @@ def _checkout() -> Path | None:
 
 def _source() -> str:
     """The wheel or folder that was installed, as pip recorded it; "": an index."""
+    # Only hints on what is missing need them.
+    from importlib.metadata import PackageNotFoundError, distribution
+    from urllib.parse import unquote, urlsplit
+
     try:
         text = distribution("mmrepro").read_text("direct_url.json")
     except PackageNotFoundError:

@@ -78,7 +78,8 @@ class Option:
             is only found does not set it, and neither does a campaign that somebody
             else wrote down.
         names: what its words name, which a shell completes: a ``scenario``, an
-            ``engine``, a ``release``; or what lies here: an ``incident``, a
+            ``engine``, a ``release``; a ``variant``, a ``mitigation`` or a ``factor``
+            of the scenario that was typed; or what lies here: an ``incident``, a
             ``campaign``, a ``record`` (either), for which a number, an id and ``last``
             stand as well.
         variable: its variable, where that is not ``MMREPRO_`` and the name. Such a

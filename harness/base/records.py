@@ -146,6 +146,34 @@ def parsed(kind: type[R], data: bytes, *, most_values: int = MOST_VALUES) -> R:
     raise Unfit([problem for problem in problems if problem])
 
 
+_MUST = "must be "
+_PLAIN = {
+    "Extra inputs are not permitted": "unknown key",
+    "Field required": "it is missing",
+    "Value error, ": "",
+    "Input should be ": _MUST,
+    "a valid string": "a string",
+    "a valid integer": "a whole number",
+    "a valid number": "a number",
+    "a valid boolean": "true or false",
+    "a valid list": "a list",
+    "a valid array": "a list",
+    "a valid dictionary": "a table",
+    "greater than or equal to": "at least",
+    "less than or equal to": "at most",
+    ", unable to parse string as an integer": "",
+    ", unable to parse string as a number": "",
+}
+"""What pydantic prints, and the words that all refusals here have."""
+
+
+def plain_refusal(message: str) -> str:
+    """Return pydantic's message in the words of ``mmrepro.base.values``."""
+    for printed, plain in _PLAIN.items():
+        message = message.replace(printed, plain)
+    return message
+
+
 class Misfit(NamedTuple):
     """A value that does not fit. ``place``: keys and indexes down to it; ``kind``:
     pydantic's."""
@@ -156,9 +184,14 @@ class Misfit(NamedTuple):
 
     @property
     def text(self) -> str:
-        """``operations.0.prompt.1: Input should be a valid integer``."""
-        place = ".".join(str(part) for part in self.place)
-        return ": ".join(filter(None, (place, self.words)))
+        """``operations.0.prompt.1 must be a whole number``."""
+        return self.sentence_of(".".join(str(part) for part in self.place))
+
+    def sentence_of(self, place: str) -> str:
+        """What does not fit, after the name of its place."""
+        if self.words.startswith(_MUST):
+            return f"{place or 'it'} {self.words}"
+        return f"{place}: {self.words}" if place else self.words
 
 
 def misfits(error: ValidationError, document: object) -> list[Misfit]:
@@ -179,7 +212,7 @@ def misfits(error: ValidationError, document: object) -> list[Misfit]:
     for detail in listed:
         is_missing = detail["type"] == "missing"
         place, is_member = _keys(detail["loc"], document, missing=is_missing)
-        words = detail["msg"].removeprefix("Value error, ")
+        words = plain_refusal(detail["msg"])
         of_members.setdefault(Misfit(place, detail["type"], words), is_member)
 
     kept: dict[tuple[str | int, ...], Misfit] = {}
@@ -189,7 +222,7 @@ def misfits(error: ValidationError, document: object) -> list[Misfit]:
             continue
         before = kept.get(place)
         if is_member and before is not None:
-            also = misfit.words.removeprefix("Input should be ")
+            also = misfit.words.removeprefix(_MUST)
             misfit = before._replace(words=f"{before.words} or {also}")
         elif before is not None:
             misfit = before

@@ -146,11 +146,13 @@ Tone = Literal["", "good", "bad", "unsure", "soft"]
 
 
 def count(number: int, word: str) -> str:
-    """Write ``1 run``, ``3 runs``, ``2 queries``."""
+    """Write ``1 run``, ``3 runs``, ``2 queries``, ``2 processes``."""
     if number == 1:
         return f"1 {word}"
     if word.endswith("ry"):
         return f"{number:,} {word[:-1]}ies"
+    if word.endswith("s"):
+        return f"{number:,} {word}es"
     return f"{number:,} {word}s"
 
 

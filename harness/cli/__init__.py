@@ -69,6 +69,9 @@ def _run(streams: Streams) -> int:
     try:
         for number in (signal.SIGTERM, signal.SIGHUP):
             signal.signal(number, interrupt)
+        if screen := _plain_screen(sys.argv[1:]):
+            print(screen)
+            return ExitCode.AS_EXPECTED
         from mmrepro.cli.app import app
 
         code = app(prog_name="mmrepro", standalone_mode=False)
@@ -85,6 +88,25 @@ def _run(streams: Streams) -> int:
         if streams.lost:
             return ExitCode.INFRASTRUCTURE
         return _refused(error) if isinstance(error, OSError) else _foreign(error)
+
+
+def _plain_screen(words: list[str]) -> str:
+    """What needs no command line to be parsed: the help, and the version; "": all
+    else."""
+    import os
+
+    # A shell that completes a word starts mmrepro without any.
+    if "_MMREPRO_COMPLETE" in os.environ:
+        return ""
+    if words in ([], ["-h"], ["--help"]):
+        from mmrepro.cli.help_screen import help_screen
+
+        return help_screen()
+    if words in (["-V"], ["--version"], ["version"]):
+        from mmrepro import __version__
+
+        return f"mmrepro {__version__}"
+    return ""
 
 
 def _for_git(code: int) -> int:
@@ -138,11 +160,12 @@ def _debug(error: Exception) -> None:
 def _report(error: MmreproError) -> None:
     """One plain sentence, what lies behind it, and the next command to type, on
     stderr."""
+    from mmrepro.base.installed import as_typed
     from mmrepro.base.text import one_line
 
     lines = [error.message, *(f"  {line}" for line in error.detail[:8])]
     if hint := error.hint or _what_is_there(error.__cause__):
-        lines.append(f"Next: {hint}")
+        lines.append(f"Next: {as_typed(hint)}")
     _say("\n".join(one_line(line, 1000) for line in lines))
 
 

@@ -6,6 +6,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from mmrepro.base.errors import ExitCode
+from mmrepro.base.units import count
 from mmrepro.campaign.ablate import AblateCommand
 from mmrepro.cli.options import command
 
@@ -24,6 +25,11 @@ def ablate(asked: AblateCommand) -> None:
 
     Example:  mmrepro ablate ghost-key-eviction --factors mm-cache,prefix-caching
     """
+    from mmrepro.scenario.registry import load_scenario
+
+    loaded = load_scenario(asked.scenario).with_variant(asked.variant)
+    # Before the rest is loaded, which takes seconds.
+    asked.chosen(loaded)
     from mmrepro.campaign import TrialOptions
     from mmrepro.campaign.ablate import Ablating, ablation_plan
     from mmrepro.cli.campaign import carry_out
@@ -32,9 +38,7 @@ def ablate(asked: AblateCommand) -> None:
     from mmrepro.reports import ABLATION_REPORT
     from mmrepro.reports.documents import keep
     from mmrepro.runs import check_options
-    from mmrepro.scenario.registry import load_scenario
 
-    loaded = load_scenario(asked.scenario).with_variant(asked.variant)
     asked = released(asked, loaded.engine)
     check_options(loaded, asked.run)
     if asked.dry_run:
@@ -93,7 +97,7 @@ def _print_plan(expected: AblationPlan, console: Console) -> None:
     if runs:
         blocks += [
             Paragraph(
-                f"{runs} runs, about {duration(expected.seconds)}; {reused} are in the "
+                f"{count(runs, 'run')}, about {duration(expected.seconds)}; {reused} are in the "
                 "cache."
             ),
             Paragraph(
@@ -102,7 +106,9 @@ def _print_plan(expected: AblationPlan, console: Console) -> None:
         ]
     else:
         blocks.append(
-            Paragraph(f"Nothing is to be run: all {reused} runs are in the cache.")
+            Paragraph(
+                f"Nothing is to be run: every one of {count(reused, 'run')} is in the cache."
+            )
         )
     if expected.more:
         more = f"Up to {expected.more} more cells may follow: {expected.more_why}."

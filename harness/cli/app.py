@@ -19,17 +19,13 @@ from mmrepro.base.options import Command
 from mmrepro.cli.commands import (
     ALIASES,
     COMMANDS,
-    EVERYDAY,
     FOLDED,
-    GROUPS,
     START_ENGINES,
 )
-from mmrepro.cli.options import DeclaredCommand
+from mmrepro.cli.help_screen import HELP_COLUMNS, help_screen
+from mmrepro.cli.options import DeclaredCommand, without_pydantic
 from typer._click.shell_completion import CompletionItem
 from typer.core import TyperGroup
-
-_HELP_COLUMNS = 120
-"""Help is as wide as the terminal, up to that: longer lines are hard to read."""
 
 _DESCRIBE = frozenset({"-h", "--help", "--json-schema"})
 """Options with which a command says what it is, and does nothing."""
@@ -71,25 +67,12 @@ class Root(TyperGroup):
                     raise UsageError(missing_extra(module), hint=install_command("run"))
         return super().resolve_command(ctx, args)
 
-    def format_commands(self, ctx: Any, formatter: Any) -> None:
-        """List the everyday commands; ``mmrepro help all`` lists all."""
-        everything = ctx.obj == "all"
-        for group, names in GROUPS.items():
-            rows = []
-            for name in names:
-                if everything or name in EVERYDAY:
-                    rows.append((name, COMMANDS[name][1]))
-            if rows:
-                with formatter.section(group):
-                    formatter.write_dl(rows)
-        if not everything:
-            with formatter.section("More"):
-                formatter.write_dl(
-                    [
-                        ("help all", f"All {len(COMMANDS)} commands."),
-                        ("help logs", "The page of a command; help pages lists all."),
-                    ]
-                )
+    def get_help(self, ctx: Any) -> str:
+        """Return the everyday commands; ``mmrepro help all`` prints all."""
+        return help_screen()
+
+    def get_params(self, ctx: Any) -> list[Any]:
+        return without_pydantic(super().get_params(ctx))
 
     def shell_complete(self, ctx: Any, incomplete: str) -> list[CompletionItem]:
         begun = [
@@ -149,15 +132,11 @@ app = typer.Typer(
     invoke_without_command=True,
     context_settings={
         "help_option_names": ["-h", "--help"],
-        "max_content_width": _HELP_COLUMNS,
+        "max_content_width": HELP_COLUMNS,
     },
     # Plain help: it needs no rich, and `mmrepro --help` takes a third of the time.
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
-    help="Reproduce and diagnose failures of multimodal LLM inference engines.\n\n"
-    "Start here:  mmrepro demo",
-    epilog="Exit codes: 0 no problem or as expected · 1 a problem found or not as "
-    "expected · 2 usage · 3 undecided · 4 infrastructure",
 )
 
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 from mmrepro.base.errors import ExitCode
 from mmrepro.base.options import declared
+from mmrepro.base.units import count
 from mmrepro.campaign.bisect import BisectCommand, BisectRunCommand
 from mmrepro.cli.options import command
 from mmrepro.traffic.case import CASE_DIR, CASE_FILE
@@ -294,7 +295,7 @@ def _print_plan(expected: BisectionPlan, console: Console) -> None:
     ]
     blocks = [
         Paragraph(
-            f"{name} on {expected.engine} ({expected.device}): {len(points)} points "
+            f"{name} on {expected.engine} ({expected.device}): {count(len(points), 'point')} "
             f"from {points[0].name} to {points[-1].name}; starting from "
             f"{expected.known_bad}"
         ),
@@ -302,12 +303,11 @@ def _print_plan(expected: BisectionPlan, console: Console) -> None:
         Paragraph("  " + " ".join(shown)),
         *table([*heads, "to fetch at least:name"], rows),
         Paragraph(
-            "The fewest runs: if the declared range is right. Untestable releases add "
-            "to this.",
+            "At best, if the declared range is right; untestable releases add to this.",
             "soft",
         ),
         Paragraph(
-            f"about {duration(least * expected.seconds_each)} for {least} runs, "
+            f"about {duration(least * expected.seconds_each)} for {count(least, 'run')}, "
             f"environments apart; {duration(expected.seconds_each)} each: "
             f"{expected.seconds_from}"
         ),

@@ -73,7 +73,7 @@ def capture(asked: _CaptureCommand) -> None:
         emit(made, done_head("written", words, following), "trace")
         return
     typer.echo(
-        f"{made.requests} requests in {duration(made.seconds)}: {made.prompt_tokens:,} "
+        f"{count(made.requests, 'request')} in {duration(made.seconds)}: {made.prompt_tokens:,} "
         f"tokens of prompts in {made.blocks:,} blocks, of which {made.distinct:,} "
         f"differ; {made.answer_tokens:,} generated."
     )

@@ -9,7 +9,7 @@ import typer
 from mmrepro.base import common_options as common
 from mmrepro.base.errors import ExitCode
 from mmrepro.base.options import Command, option
-from mmrepro.cli.console import emit, table, table_console
+from mmrepro.cli.console import emit, table, table_console, wants_document
 from mmrepro.cli.options import command
 
 if TYPE_CHECKING:
@@ -60,10 +60,10 @@ def check(asked: _CheckCommand) -> None:
         return
     report = examine_host(asked.need)
     code = ExitCode.AS_EXPECTED if report.ok else ExitCode.INFRASTRUCTURE
-    if asked.json:
+    if wants_document(asked):
         status = "ok" if report.ok else "missing"
-        emit(report, _head(status, code, _sentence(report)))
-    else:
+        emit(report, _head(status, code, _sentence(report)), printed=asked.json)
+    if not asked.json:
         _print(report)
     raise typer.Exit(code)
 
@@ -88,9 +88,10 @@ def _fit(asked: _CheckCommand) -> None:
         Fits.NO: ExitCode.INFRASTRUCTURE,
     }
     code = codes[report.fits]
-    if asked.json:
-        emit(report, _head(report.fits.value, code, _fit_sentence(report)))
-    else:
+    if wants_document(asked):
+        head = _head(report.fits.value, code, _fit_sentence(report))
+        emit(report, head, printed=asked.json)
+    if not asked.json:
         _print_fit(report)
     raise typer.Exit(code)
 

@@ -31,6 +31,7 @@ COMMANDS = {
     "new": ("new:new", "Write a scenario for you to fill in."),
     "watch": ("live:watch", "Check a live server's health at an interval."),
     "bundle": ("report:bundle", "Pack an incident for an upstream issue."),
+    "share": ("share:share", "Write one page with its evidence inside, redacted."),
     "check": ("check:check", "Show what this machine can do."),
     "kv-budget": (
         "kv_budget:kv_budget",
@@ -77,6 +78,7 @@ GROUPS = {
         "report",
         "judge",
         "bundle",
+        "share",
         "resume",
     ),
     "Tools": ("new", "kv-budget", "env", "mcp", "schema", "help"),
@@ -107,6 +109,7 @@ PAGES = {
     "find": "logs.md",
     "watch": "live-servers.md",
     "bundle": "live-servers.md",
+    "share": "live-servers.md",
     "check": "why.md",
     "list": "catalogue.md",
     "show": "catalogue.md",

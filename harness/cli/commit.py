@@ -12,12 +12,15 @@ import typer
 from mmrepro.base import common_options as common
 from mmrepro.base.errors import ExitCode
 from mmrepro.base.options import Command, option
+from mmrepro.base.units import exact_duration, parse_duration
 from mmrepro.cli.options import command
 
 if TYPE_CHECKING:
+    from mmrepro.failure.documents.replay import SideDifference
     from mmrepro.runs import CommitReading
 
 _SHOWN = 6
+_FUZZ_BYTES = 64 << 20
 _REPRODUCED, _NOT_REPRODUCED = ExitCode.NOT_AS_EXPECTED, ExitCode.AS_EXPECTED
 """Exit codes of ``mmrepro repro``."""
 
@@ -39,6 +42,16 @@ class _CommitCommand(Command):
         "sides, by mmrepro repro.",
         "ISSUE.md",
     )
+    fuzz_s: float = option(
+        0.0,
+        "Also generate requests for so long, e.g. 20m: servers of both sides get the "
+        "same ones, and what reaches the changed lines is mutated.",
+        "TIME",
+        name="--fuzz",
+        read=parse_duration,
+        write=exact_duration,
+        shown="no request is generated",
+    )
     kernels: str = common.KERNELS("", help="The release that lends compiled files.")
     device: str = common.DEVICE("auto")
     timeout_s: float = common.TIMEOUT(300.0)
@@ -50,9 +63,10 @@ class _CommitCommand(Command):
 def commit(asked: _CommitCommand) -> None:
     """Find out what a commit changes: its own tests on its parent and on itself.
 
-    Both run in a box, on a CPU, without a build.
+    Both run in a box, on a CPU, without a build. With --fuzz servers of both run as
+    --source starts them, without one.
 
-    Example:  mmrepro commit ~/vllm@48bada6ea --issue ISSUE.md
+    Example:  mmrepro commit ~/vllm@48bada6ea --issue ISSUE.md --fuzz 20m
     """
     from mmrepro.base.machine import device_of, write_file
     from mmrepro.base.records import DocumentHead
@@ -71,11 +85,14 @@ def commit(asked: _CommitCommand) -> None:
         limit_s=asked.timeout_s,
         say=partial(say, stderr=True),
     )
-    if asked.out is not None:
-        folder = prepared_folder(asked.out)
+    folder = None if asked.out is None else prepared_folder(asked.out)
+    if asked.fuzz_s:
+        _fuzz(asked, clone, made)
+    if folder is not None:
         write_file(folder / "commit.json", made.model_dump_json(indent=1) + "\n")
     lines = list(_lines(made))
     is_shown = made.result is CommitResult.TURNED
+    is_shown = is_shown or any(difference.confirmed for difference in made.differences)
     if not asked.json:
         for line in lines:
             say(line)
@@ -106,11 +123,75 @@ def _lines(made: CommitReading) -> Iterator[str]:
         yield f"  red before, green after: {test}"
     if len(made.turned) > _SHOWN:
         yield f"  and {len(made.turned) - _SHOWN} more"
+    yield from _of_requests(made)
+
+
+def _of_requests(made: CommitReading) -> Iterator[str]:
+    """What the generated requests ran of the change, and what they were answered."""
+    if made.aim is not None:
+        lines = f"{made.aim.reached} of {made.aim.lines} lines that the commit changes"
+        flags = f", with {' '.join(made.aim.flags)}" if made.aim.flags else ""
+        yield f"  generated requests ran {lines}{flags}"
+        missed = [f"{f.file}:{f.missed}" for f in made.aim.functions if f.missed]
+        if missed:
+            yield f"  no request ran {_few(missed)}"
+    for difference in made.differences[:_SHOWN]:
+        yield f"  {_difference(difference)}"
+    if len(made.differences) > _SHOWN:
+        yield f"  and {len(made.differences) - _SHOWN} more differences"
+
+
+def _difference(difference: SideDifference) -> str:
+    """What one request is answered on both sides, where OLD is the parent."""
+    import json
+
+    from mmrepro.base.text import one_line
+
+    request = difference.request
+    body = json.dumps(request.get("body"), ensure_ascii=False)
+    asked = f"{request.get('method')} {request.get('path')} {body}"
+    pairs = f"{difference.shown} of {difference.pairs} fresh pairs"
+    return f"{one_line(difference.statement, 300)} ({pairs}) {one_line(asked, 400)}"
 
 
 def _few(names: list[str]) -> str:
     more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
     return ", ".join(names[:_SHOWN]) + more or "no Python of the engine"
+
+
+def _fuzz(asked: _CommitCommand, clone: Path, made: CommitReading) -> None:
+    """Have servers of both sides get generated requests, and note what came of it.
+
+    Raises:
+        InfrastructureError: the session wrote no result.
+    """
+    import os
+    import shlex
+    import tempfile
+
+    from mmrepro.base.errors import InfrastructureError
+    from mmrepro.base.machine import read_file
+    from mmrepro.base.records import parsed
+    from mmrepro.campaign import spawn
+    from mmrepro.failure.documents.replay import FUZZ_FILE, Fuzz
+
+    kernels = ["--kernels", made.kernels] if made.kernels else []
+    other = shlex.join(["--source", f"{clone}@{made.commit}", *kernels])
+    words = ["fuzz", made.engine, "--source", f"{clone}@{made.parent}", *kernels]
+    words += ["--against", other, "--profile", "plain", "--device", asked.device]
+    words += ["--budget", exact_duration(asked.fuzz_s)]
+    with tempfile.TemporaryDirectory(prefix="mmrepro-commit-") as name:
+        folder = Path(name) if asked.out is None else asked.out
+        words += ["--out", str(folder / "fuzz")]
+        code = spawn(words, dict(os.environ), stderr=None).wait()
+        try:
+            fuzz = parsed(Fuzz, read_file(folder / "fuzz" / FUZZ_FILE, _FUZZ_BYTES))
+        except (OSError, ValueError):
+            raise InfrastructureError(
+                f"The session of requests ended without a result (exit code {code}).",
+                hint=f"mmrepro {shlex.join(words)}",
+            ) from None
+    made.aim, made.differences = fuzz.aim, fuzz.differences
 
 
 def _requests(

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import typer
@@ -11,7 +13,6 @@ from mmrepro.base.units import size
 
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
-    from pathlib import Path
 
     from mmrepro.base.options import Command
     from mmrepro.base.records import DocumentHead
@@ -47,23 +48,43 @@ def console_for(asked: Any) -> Console:
     )
 
 
-def emit(document: Any, head: DocumentHead, kind: str = "") -> None:
+DOCUMENT_VARIABLE = "MMREPRO_DOCUMENT"
+"""Names a file that gets the document besides: who starts a command for its screen and
+for its data, starts it once."""
+
+
+def wants_document(asked: Any) -> bool:
+    """Whether a command's JSON document is asked for, printed or in a file."""
+    return bool(asked.json or os.environ.get(DOCUMENT_VARIABLE))
+
+
+def emit(
+    document: Any, head: DocumentHead, kind: str = "", *, printed: bool = True
+) -> None:
     """Print a record, or what JSON can hold, as one JSON document below its head.
 
-    ``kind``: what the document is, where it does not name its kind itself.
+    Args:
+        kind: what the document is, where it does not name its kind itself.
+        printed: False: it goes into the file alone that the variable names.
     """
     import json
 
     facts = document
     if hasattr(document, "model_dump_json"):
         facts = json.loads(document.model_dump_json())
-    printed = json.loads(head.model_dump_json())
+    whole = json.loads(head.model_dump_json())
     if kind:
-        printed |= {"$id": f"urn:mmrepro:{kind}:1", "schema_version": 1}
+        whole |= {"$id": f"urn:mmrepro:{kind}:1", "schema_version": 1}
     # The head goes first, and before a field of the same name.
     for name, value in facts.items():
-        printed.setdefault(name, value)
-    typer.echo(json.dumps(printed, indent=1))
+        whole.setdefault(name, value)
+    text = json.dumps(whole, indent=1)
+    # Commands that this one starts have documents of their own.
+    file = os.environ.pop(DOCUMENT_VARIABLE, "")
+    if file:
+        Path(file).write_text(text, encoding="utf-8")
+    if printed:
+        typer.echo(text)
 
 
 def head_of_page(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,7 +12,7 @@ import typer
 from mmrepro.base import common_options as common
 from mmrepro.base.errors import ExitCode
 from mmrepro.base.options import Command, option
-from mmrepro.cli.console import say
+from mmrepro.cli.console import say, wants_document
 from mmrepro.cli.options import command
 
 if TYPE_CHECKING:
@@ -62,8 +63,9 @@ def find(asked: _FindCommand) -> None:
         status, code = "unknown", ExitCode.NOT_AS_EXPECTED
     elif not any(hit.sure == "this" for hit in hits):
         status, code = "perhaps", ExitCode.INCONCLUSIVE
+    if wants_document(asked):
+        _emit(name, hits, later, status, code, printed=asked.json)
     if asked.json:
-        _emit(name, hits, later, status, code)
         raise typer.Exit(code)
     for line in _lines(name, hits, full=asked.full):
         say(line, hang=_HANG if line.startswith("  ") else 2)
@@ -78,6 +80,8 @@ def _emit(
     later: Sequence[LaterFix],
     status: str,
     code: ExitCode,
+    *,
+    printed: bool,
 ) -> None:
     from mmrepro.base.records import DocumentHead
     from mmrepro.base.text import one_line
@@ -93,7 +97,8 @@ def _emit(
     head = DocumentHead(status=status, exit_code=code, summary=summary, next=following)
     shown = [fix.to_dict() for fix in later]
     found = [hit.to_dict() for hit in hits]
-    emit({"asked": asked, "found": found, "later_fixes": shown}, head, "find")
+    document = {"asked": asked, "found": found, "later_fixes": shown}
+    emit(document, head, "find", printed=printed)
 
 
 def _search(words: tuple[str, ...]) -> tuple[str, list[IndexHit], list[LaterFix]]:
@@ -337,6 +342,15 @@ def _lines(asked: str, hits: list[IndexHit], *, full: bool) -> Iterator[str]:
         yield one_line(f"Weaker matches: {names} (--full)", _MOST)
 
 
+_OF_PATTERN = re.compile(r"its ([\w-]+): (.*)", re.DOTALL)
+
+
+def _matched(because: str) -> str:
+    """What of the text matches, before the name of the pattern that says so."""
+    fit = _OF_PATTERN.fullmatch(because)
+    return f"{fit[2]} ({fit[1]})" if fit else because
+
+
 def _rows(hit: IndexHit, *, full: bool) -> Iterator[tuple[str, str]]:
     """What is known of a failure: a word, and a line. Without ``full``, the first of
     each kind."""
@@ -349,7 +363,7 @@ def _rows(hit: IndexHit, *, full: bool) -> Iterator[tuple[str, str]]:
     yield "", f"{entry.name} ({what}): {entry.title}"
 
     for text in hit.because if full else hit.because[:1]:
-        yield "because", text
+        yield "matches", _matched(text)
     if entry.fixed:
         yield "fix", entry.fixed
     advice = "workaround" if entry.kind != "class" else "do"

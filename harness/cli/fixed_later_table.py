@@ -27,17 +27,25 @@ from mmrepro.history import (
     TableFunction,
     write_fix_table,
 )
-from mmrepro.runs import functions_at, old_lines
+from mmrepro.runs import old_lines, scopes_at
 
 _FIX = re.compile(
     r"\bfix|\bbug|crash|\bhang|deadlock|\brace\b|\bleak|regress|\bcorrect|prevent"
-    r"|\bavoid|\bguard|\bhandle|missing|\bwrong|\berror",
+    r"|\bavoid|\bguard|\bhandle|missing|\bwrong|\berror|\brevert|\btimeout|fall ?back"
+    r"|workaround|\brestore|\breject|\bdisable|compatib|\binvalid|\bfail|\bvalidat"
+    r"|\bensure|\bignore|\bre-?enable",
     re.IGNORECASE,
 )
 """Subjects of commits that mend something."""
+_CLOSES = re.compile(
+    r"\b(?:fix(?:es|ed)?|close[sd]?|resolve[sd]?):?\s+"
+    r"(?:#|[\w-]+/[\w-]+#|https://github\.com/[\w-]+/[\w-]+/issues/)\d",
+    re.IGNORECASE,
+)
+"""In a commit's message: the issue that it closes."""
 _YEARS_DAYS = 730
 """Logs of releases older than that are hardly seen."""
-_MOST_FUNCTIONS = 40
+_MOST_FUNCTIONS = 60
 """Touched by a commit: one that touches more moves code, and mends no traceback."""
 _PULL = re.compile(r"\(#(\d+)\)\s*$")
 
@@ -59,13 +67,13 @@ def commits_of(clone: Path, engine: str, rev: str) -> Iterator[_FixCommit]:
     until = datetime.fromisoformat(newest)
     since = (until - timedelta(days=_YEARS_DAYS)).date().isoformat()
     paths = [f"{place}{engine}/*.py" for place in PLACES]
-    about = "--format=%x00%H%x09%cI%x09%s"
+    about = "--format=%x00%H%x09%cI%x09%s%x01%b%x01"
     options = ("--no-merges", "--no-renames", "-U0", "-p", about, f"--since={since}")
     text = ask_git(clone, "log", *options, rev, "--", *paths).decode("utf-8", "replace")
     for entry in text.split("\0")[1:]:
-        head, _, patch = entry.partition("\n")
+        head, body, patch = entry.split("\1", 2)
         sha, day, subject = head.split("\t", 2)
-        if not _FIX.search(subject):
+        if not (_FIX.search(subject) or _CLOSES.search(body)):
             continue
         moment = datetime.fromisoformat(day).astimezone(UTC)
         pull = _PULL.search(subject)
@@ -107,11 +115,13 @@ def table_of(clone: Path, rev: str = "HEAD") -> FixTable:
         texts = dict(zip(names, _texts(clone, names), strict=True))
         for commit in batch:
             touched = _touched(commit, texts)
-            if not 0 < len(touched) <= _MOST_FUNCTIONS:
+            breadth = len([one for one in touched if one.name.isidentifier()])
+            if not touched or breadth > _MOST_FUNCTIONS:
                 continue
             for function in touched:
                 functions[function].append(len(fixes))
-            fixes.append(TableFix(commit.pull, commit.day, commit.sha[:9]))
+            made = TableFix(commit.pull, commit.day, commit.sha[:9], breadth)
+            fixes.append(made)
     head = ask_git(clone, "log", "-1", "--format=%cs", rev).decode().strip()
     dated = {
         one.version: one.uploaded.date()
@@ -128,7 +138,7 @@ def _touched(commit: _FixCommit, texts: dict[str, str]) -> list[TableFunction]:
         own = file
         for place in PLACES:
             own = own.removeprefix(place)
-        for name in functions_at(texts[f"{commit.sha}^:{file}"], lines):
+        for name in scopes_at(texts[f"{commit.sha}^:{file}"], lines):
             touched.append(TableFunction(own, name))
     return touched
 

@@ -13,6 +13,7 @@ import typer
 from mmrepro.base.errors import UsageError, did_you_mean
 from mmrepro.base.options import Command, option
 from mmrepro.cli.commands import COMMANDS, PAGES
+from mmrepro.cli.help_screen import help_screen
 from mmrepro.cli.options import command
 
 _ALL = "all"
@@ -38,14 +39,9 @@ def help_(asked: _HelpCommand) -> None:
 
     Example:  mmrepro help logs
     """
-    from mmrepro.cli.app import app
-
     topic = " ".join(asked.topic)
     if topic in ("", _ALL):
-        root = typer.main.get_command(app)
-        context = root.make_context("mmrepro", [], resilient_parsing=True)
-        context.obj = topic
-        typer.echo(root.get_help(context))
+        typer.echo(help_screen(everything=topic == _ALL))
     elif topic == "pages":
         typer.echo("\n".join(sorted(page.stem for page in pages().glob("*.md"))))
     else:

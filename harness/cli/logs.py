@@ -9,7 +9,14 @@ from typing import ClassVar
 import typer
 from mmrepro.base import common_options as common
 from mmrepro.base.options import LIMITS, Command, option
-from mmrepro.cli.console import emit, head_of_page, say, table_console, while_reading
+from mmrepro.cli.console import (
+    emit,
+    head_of_page,
+    say,
+    table_console,
+    wants_document,
+    while_reading,
+)
 from mmrepro.cli.options import command
 
 
@@ -63,9 +70,12 @@ def logs(asked: _LogsCommand) -> None:
         )
     reading = shown_here(read)
     page = compose_logs(reading)
+    if wants_document(asked):
+        head = head_of_page(page, reading.cause.name.value, reading.exit_code)
+        emit(reading, head, printed=asked.json)
     if asked.json:
-        emit(reading, head_of_page(page, reading.cause.name.value, reading.exit_code))
-    elif asked.issue:
+        raise typer.Exit(reading.exit_code)
+    if asked.issue:
         from mmrepro.reports import issue_of_log
 
         typer.echo(issue_of_log(read), nl=False)

@@ -12,6 +12,7 @@ import typer
 from mmrepro.base import common_options as common
 from mmrepro.base.errors import ExitCode, UsageError
 from mmrepro.base.options import OUTPUT, Command, option
+from mmrepro.base.units import count
 from mmrepro.campaign.matrix import DEFAULT_OUT, MatrixRunCommand
 from mmrepro.cli.console import (
     console_for,
@@ -482,10 +483,14 @@ def merge(asked: _MatrixMergeCommand) -> None:
     if done.nothing:
         typer.echo(f"{out} has all of that already.")
         return
-    typer.echo(
-        f"{out}: {done.cells} cells, {done.attempts} runs, {done.events} events of "
-        f"{', '.join(done.nights)}; {done.incidents} incidents copied."
-    )
+    counted = [
+        count(done.cells, "cell"),
+        count(done.attempts, "run"),
+        count(done.events, "event"),
+    ]
+    copied = count(done.incidents, "incident")
+    nights = ", ".join(done.nights)
+    typer.echo(f"{out}: {', '.join(counted)} of {nights}; {copied} copied.")
     for missing in done.missing:
         typer.echo(f"no such incident: {one_line(missing, 500)}", err=True)
     known = read_history(out)

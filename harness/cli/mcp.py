@@ -9,13 +9,19 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import inspect
 import json
 import math
+import os
 import re
 import signal
 import sys
-from collections.abc import Callable, Coroutine, Sequence
+import tempfile
+import time
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from contextvars import ContextVar
 from dataclasses import dataclass
+from pathlib import Path
 from typing import (
     TYPE_CHECKING,
     Annotated,
@@ -25,14 +31,17 @@ from typing import (
     Literal,
     TextIO,
     cast,
+    get_type_hints,
 )
 
 from mmrepro.base.errors import ExitCode, UsageError
 from mmrepro.base.installed import install_command
 from mmrepro.base.options import Command, option
 from mmrepro.cli.commands import START_ENGINES
+from mmrepro.cli.console import DOCUMENT_VARIABLE
 from mmrepro.cli.exit_codes import short_table
 from mmrepro.cli.options import command
+from mmrepro.engines.folders import folders
 from pydantic import Field
 
 if TYPE_CHECKING:
@@ -178,7 +187,7 @@ def _refused(line: bytes) -> str:
 def server_of(asked: McpCommand) -> MCPServer:
     """The server with its tools. Raises UsageError: the package is not installed."""
     try:
-        from mcp.server.mcpserver import MCPServer
+        from mcp.server.mcpserver import Context, MCPServer
         from mcp.types import ToolAnnotations
     except ImportError as error:
         raise UsageError(
@@ -193,7 +202,8 @@ def server_of(asked: McpCommand) -> MCPServer:
             open_world_hint=tool
             not in READING,  # they ask a server, or fetch an engine
         )
-        made.add_tool(tool, annotations=hints, structured_output=False)
+        told = _with_progress(tool, Context)
+        made.add_tool(told, annotations=hints, structured_output=False)
     return made
 
 
@@ -209,13 +219,11 @@ async def _said(*words: str) -> Any:
 
     _check(words)
     command = words[0]
-    if command in _ALSO_AS_JSON:
-        ended, printed = await asyncio.gather(
-            _ended(words), _ended((command, "--json", *words[1:]))
-        )
-        document = _document(printed.screen)
-    else:
-        ended, document = await _ended(words), None
+    with tempfile.TemporaryDirectory(prefix="mmrepro-mcp-") as folder:
+        file = Path(folder, "document.json")
+        more = {DOCUMENT_VARIABLE: str(file)} if command in _ALSO_AS_JSON else {}
+        ended = await _ended(words, more)
+        document = _document(file)
     meaning = short_table(command)
     parts = [ended.screen, ended.aside, f"exit code {ended.code} ({meaning})"]
     data = {"command": [*words], "exit_code": ended.code, "meanings": meaning}
@@ -238,16 +246,19 @@ class _EndedCommand:
     aside: str
 
 
-def _document(text: str) -> Any:
-    """A JSON document; None: it is none, or too long for an answer."""
+def _document(file: Path) -> Any:
+    """The JSON document in a file; None: there is none, or it is too long for an
+    answer."""
     try:
+        text = file.read_text("utf-8")
         return json.loads(text) if len(text) < _MOST_CHARS else None
-    except ValueError:
+    except (OSError, ValueError):
         return None
 
 
-async def _ended(words: Sequence[str]) -> _EndedCommand:
-    """Run a command to its end. Raises ToolError: it did not end in time."""
+async def _ended(words: Sequence[str], more: Mapping[str, str]) -> _EndedCommand:
+    """Run a command to its end, with ``more`` variables. Raises ToolError: it did not
+    end in time."""
     limit_s = _STARTING_S if words[0] in START_ENGINES else _READING_S
     child = await asyncio.create_subprocess_exec(
         # -P: the current folder may be a stranger's, and nothing is imported from it.
@@ -259,16 +270,22 @@ async def _ended(words: Sequence[str]) -> _EndedCommand:
         stdin=asyncio.subprocess.DEVNULL,  # ours is the protocol's
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
+        env={**os.environ, **more},
     )
+    progress = _Progress(_CLIENT.get(), f"mmrepro {words[0]}")
+    ticking = asyncio.create_task(progress.tick())
     try:
         async with asyncio.timeout(limit_s):
-            out, err = await asyncio.gather(_head(child.stdout), _head(child.stderr))
+            out, err = await asyncio.gather(
+                _head(child.stdout), _head(child.stderr, progress.take)
+            )
             await child.wait()
     except TimeoutError:
         raise _refusal(
             f"mmrepro {words[0]} did not end within {limit_s:.0f} s."
         ) from None
     finally:
+        ticking.cancel()
         await _end(child)
     screen = out.decode("utf-8", "replace")[:_MOST_CHARS].strip()
     aside = "\n".join(err.decode("utf-8", "replace").strip().splitlines()[-8:])
@@ -298,13 +315,79 @@ def _check(words: Sequence[str]) -> None:
             )
 
 
-async def _head(stream: asyncio.StreamReader | None) -> bytes:
-    """The first part of what comes; the rest is read, and thrown away."""
+async def _head(
+    stream: asyncio.StreamReader | None,
+    take: Callable[[bytes], Coroutine[Any, Any, None]] | None = None,
+) -> bytes:
+    """The first part of what comes; the rest is read, and thrown away. ``take`` gets
+    each part of it."""
     assert stream is not None
     kept = b""
     while got := await stream.read(1 << 16):
         kept += got[: _MOST_BYTES - len(kept)]
+        if take is not None:
+            await take(got)
     return kept
+
+
+_CLIENT: ContextVar[Any] = ContextVar("client", default=None)
+"""The protocol's context of the call: None: there is none."""
+_TICK_S = 10.0
+"""Seconds between two notices that a command still runs: clients give up after 60."""
+_MOST_NOTICE = 200
+
+
+class _Progress:
+    """Tells the client what a command is doing: each line of its stderr, and that it
+    still runs."""
+
+    def __init__(self, client: Any, name: str) -> None:
+        self._client, self._name = client, name
+        self._began = time.monotonic()
+
+    async def take(self, part: bytes) -> None:
+        """Hand on the last line of what came on stderr."""
+        lines = part.decode("utf-8", "replace").strip().splitlines()
+        if lines:
+            await self._tell(lines[-1][:_MOST_NOTICE])
+
+    async def tick(self) -> None:
+        """Tell at an interval that it still runs, until this is cancelled."""
+        while True:
+            await asyncio.sleep(_TICK_S)
+            await self._tell(f"{self._name} still runs")
+
+    async def _tell(self, message: str) -> None:
+        if self._client is None:
+            return
+        took_s = round(time.monotonic() - self._began, 1)
+        # A client that left hears nothing; its call is cancelled elsewhere.
+        with contextlib.suppress(Exception):
+            await self._client.report_progress(took_s, None, message)
+
+
+def _with_progress(tool: _Tool, context_type: type) -> _Tool:
+    """The tool, whose calls know their client: the protocol hands its context to a
+    parameter of that type."""
+    hints = get_type_hints(tool, include_extras=True)
+    signature = inspect.signature(tool)
+    parameters = []
+    for parameter in signature.parameters.values():
+        parameters.append(parameter.replace(annotation=hints[parameter.name]))
+    of_client = inspect.Parameter(
+        "context", inspect.Parameter.KEYWORD_ONLY, annotation=context_type
+    )
+
+    async def call(**given: Any) -> Any:
+        _CLIENT.set(given.pop("context"))
+        return await tool(**given)
+
+    call.__name__, call.__doc__ = tool.__name__, tool.__doc__
+    call.__signature__ = signature.replace(  # type: ignore[attr-defined]
+        parameters=[*parameters, of_client], return_annotation=Any
+    )
+    call.__annotations__ = {**hints, "context": context_type}
+    return call
 
 
 async def _end(child: asyncio.subprocess.Process) -> None:
@@ -335,8 +418,13 @@ def _options(**values: str | bool) -> list[str]:
     ]
 
 
+_ENGINES: Any = ["", *folders()]
 _Engine = Annotated[
-    str, Field(description="vllm, sglang, lmdeploy or minivllm; empty: found out")
+    str,
+    Field(
+        description="name of the engine; empty: found out",
+        json_schema_extra={"enum": _ENGINES},
+    ),
 ]
 _Full = Annotated[bool, Field(description="all sections, not the first screen alone")]
 _Release = Annotated[str, Field(description="e.g. 0.23.0; empty: the usual one")]

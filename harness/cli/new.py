@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 from mmrepro.base import common_options as common
 from mmrepro.base.errors import UnwritableOutput, UsageError
 from mmrepro.base.options import Command, option
+from mmrepro.base.units import count
 from mmrepro.cli.console import done_head, emit, say
 from mmrepro.cli.options import command
 
@@ -206,7 +207,7 @@ def _from(asked: _NewCommand) -> _Written:
                 f"{file}: a scenario of {server.engine} {server.release} that sends "
                 "the case."
             ),
-            f"{folder}: the case, {finding.requests} requests.",
+            f"{folder}: the case, {count(finding.requests, 'request')}.",
         ),
     )
 

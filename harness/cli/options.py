@@ -8,12 +8,12 @@ import inspect
 import os
 import shlex
 import types
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from enum import StrEnum
-from functools import partial, wraps
+from functools import wraps
 from itertools import pairwise
 from pathlib import Path
-from typing import Annotated, Any, TypeVar, get_args
+from typing import Annotated, Any, TypeVar
 
 import typer
 from mmrepro.base.common_options import (
@@ -30,6 +30,7 @@ from mmrepro.base.options import (
     OptionOrigin,
     declared,
 )
+from mmrepro.base.values import WrongValue, read_value
 from mmrepro.cli.commands import COMMANDS
 from mmrepro.cli.exit_codes import EXIT_ZERO, codes_of, help_rows
 from typer._click.exceptions import ClickException
@@ -268,18 +269,24 @@ def _metavar(known: DeclaredOption) -> str | None:
 
 def _completion(kind: str) -> Callable[..., list[Any]]:
     def complete(incomplete: str) -> list[Any]:
-        return [name for name in _known(kind) if str(name).startswith(incomplete)]
+        names = _known(kind)
+        if kind == "scenario":
+            names = _with_variants(incomplete)
+        return [name for name in names if str(name).startswith(incomplete)]
 
     return complete
 
 
-def _known(kind: str) -> Iterator[str]:
-    """Names of that kind, for a shell. No scenario is loaded for them: that takes too
-    long."""
-    if kind == "scenario":
-        from importlib.metadata import entry_points
+def _typed() -> list[str]:
+    """The words of the line that a shell completes."""
+    line = os.environ.get("COMP_WORDS")
+    return (line or os.environ.get("_TYPER_COMPLETE_ARGS", "")).split()
 
-        yield from sorted(point.name for point in entry_points(group=_SCENARIOS))
+
+def _known(kind: str) -> Iterator[str]:
+    """Names of that kind, for a shell."""
+    if kind == "scenario":
+        yield from sorted(_scenarios())
     elif kind == "engine":
         from mmrepro.engines import ENGINES
 
@@ -289,20 +296,61 @@ def _known(kind: str) -> Iterator[str]:
 
         # What stands before an option is not parsed yet: the line itself says which
         # engine.
-        line = os.environ.get("COMP_WORDS")
-        line = line or os.environ.get("_TYPER_COMPLETE_ARGS", "")
-        yield from recorded_releases(line.split())
+        yield from recorded_releases(_typed())
+    elif kind in ("variant", "mitigation", "factor"):
+        yield from _of_scenario(kind)
     else:
         from mmrepro.failure.documents import names_here
 
         yield from names_here(kind)
 
 
-def _choices(known: DeclaredOption) -> list[str]:
-    """Return the words that it takes; []: any."""
-    is_enum = isinstance(known.type, type(StrEnum))
-    words = known.type if is_enum else get_args(known.type)
-    return [str(word) for word in words]
+def _scenarios() -> set[str]:
+    """No scenario is loaded for their names: that takes too long."""
+    from importlib.metadata import entry_points
+
+    return {point.name for point in entry_points(group=_SCENARIOS)}
+
+
+def _with_variants(incomplete: str) -> Iterator[str]:
+    """Names of scenarios, and NAME:VARIANT once a colon was typed."""
+    name, colon, _ = incomplete.partition(":")
+    # A colon ends a word for bash: the name is the word before it.
+    before = _typed()[:-1]
+    if not colon and before[-1:] == [":"]:
+        yield from _variants(before[-2])
+    elif colon and name in _scenarios():
+        for variant in _variants(name):
+            yield f"{name}:{variant}"
+    else:
+        yield from sorted(_scenarios())
+
+
+def _variants(name: str) -> Iterator[str]:
+    from mmrepro.scenario.registry import load_scenario
+
+    if name in _scenarios():
+        for scenario in load_scenario(name, conditions=False).variants:
+            yield scenario.variant
+
+
+def _of_scenario(kind: str) -> Iterator[str]:
+    """Variants, mitigations or factors of the scenario that was typed."""
+    from mmrepro.scenario.registry import load_scenario
+
+    known = _scenarios()
+    names = [word.partition(":")[0] for word in _typed()]
+    for name in names:
+        if name not in known:
+            continue
+        scenario = load_scenario(name, conditions=False)
+        if kind == "variant":
+            yield from _variants(name)
+        elif kind == "mitigation":
+            yield from [mitigation.name for mitigation in scenario.mitigations]
+        else:
+            yield from [factor.name for factor in scenario.factors]
+        return
 
 
 def _resumed(words: Sequence[str]) -> str:
@@ -313,6 +361,52 @@ def _resumed(words: Sequence[str]) -> str:
     return ""
 
 
+class _Switch:
+    """Takes a switch as it is."""
+
+    def coerce(self, value: Any, param: Any, ctx: Any) -> Any:
+        return value
+
+
+def without_pydantic(
+    parameters: list[Any], options: Mapping[str, DeclaredOption] | None = None
+) -> list[Any]:
+    """Return the parameters of a command, whose values mmrepro reads: typer would load
+    pydantic for it, a third of a short command's time.
+
+    Args:
+        options: declared ones, by field; all others are switches.
+    """
+    for parameter in parameters:
+        declaration = (options or {}).get(parameter.name)
+        parameter._runtime_param = (
+            _Switch() if declaration is None else _DeclaredValue(declaration)
+        )
+    return parameters
+
+
+class _DeclaredValue:
+    """Reads the values of one option."""
+
+    def __init__(self, declaration: DeclaredOption) -> None:
+        self._declaration = declaration
+
+    def coerce(self, value: Any, param: Any, ctx: Any) -> Any:
+        """Return the value of an option. Raises UsageError: it does not take it."""
+        if value is None:
+            return () if self._declaration.several else None
+        try:
+            if self._declaration.several:
+                return [read_value(self._declaration, item) for item in value]
+            return read_value(self._declaration, value)
+        except WrongValue as error:
+            name = self._declaration.option.metavar or self._declaration.field.upper()
+            if not self._declaration.option.argument:
+                name = self._declaration.name
+            hint = f"{ctx.command_path} --help"
+            raise UsageError(error.sentence(name), hint=hint) from None
+
+
 class DeclaredCommand(TyperCommand):
     """A command whose parameters are declared options: its help is grouped, and what
     the command line does not say is looked for in variables and in ``mmrepro.toml``."""
@@ -321,7 +415,7 @@ class DeclaredCommand(TyperCommand):
         """Parse the words, and say what is wrong with them in one sentence."""
         made = getattr(self.callback, "options", None)
         if made is not None:
-            ctx.default_map = Configured(made, partial(self._check, ctx), COMMANDS)
+            ctx.default_map = Configured(made, COMMANDS)
             fields = {known.field for known in declared(made)}
             if "server_args" in fields:
                 args = [*_for_the_server(args)]
@@ -340,6 +434,15 @@ class DeclaredCommand(TyperCommand):
             self._explain(raised, made, words)
             raise
 
+    def get_params(self, ctx: Any) -> list[Any]:
+        made = getattr(self.callback, "options", None)
+        parameters = super().get_params(ctx)
+        if made is None:
+            return parameters
+        return without_pydantic(
+            parameters, {known.field: known for known in declared(made)}
+        )
+
     def _explain(
         self, error: Any, made: type[Command] | None, words: Sequence[str]
     ) -> None:
@@ -356,32 +459,14 @@ class DeclaredCommand(TyperCommand):
             error.message += "." + did_you_mean(error.option_name, known)
             return
 
-        wrong = getattr(error, "param", None)
-        if made is None or wrong is None:
-            return
-        folder = _resumed(words)
         # Of an option that is missing typer says all itself.
-        if not error.message:
-            if folder:
-                raise UsageError(
-                    "--resume alone does not repeat what was asked for.",
-                    hint=shlex.join(["mmrepro", "resume", folder]),
-                ) from None
-            return
-        message = error.message.removeprefix("Value error, ").rstrip(".")
-        error.message = f"{message}."
-        [option] = [known for known in declared(made) if known.field == wrong.name]
-        for word in words:
-            value = word.rpartition("=")[2]
-            if repr(value) in error.message:
-                error.message += did_you_mean(value, _choices(option))
-
-    def _check(self, ctx: Any, name: str, value: Any) -> None:
-        """Raises what typer does: the value of a file or a variable is none of this
-        option's."""
-        for parameter in self.params:
-            if parameter.name == name:
-                parameter.process_value(ctx, value)
+        is_missing = getattr(error, "param", None) is not None and not error.message
+        folder = _resumed(words)
+        if made is not None and is_missing and folder:
+            raise UsageError(
+                "--resume alone does not repeat what was asked for.",
+                hint=shlex.join(["mmrepro", "resume", folder]),
+            ) from None
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
         """Write the options below their headings."""

@@ -68,11 +68,12 @@ def fuzz(asked: FuzzCommand) -> None:
     from mmrepro.search.fuzz.server import settled
 
     asked = settled(box_there(released(asked, asked.engine), "--no-box"))
-    servers = [(asked.server.engine, asked.server.release)]
     if asked.against:
-        other = _other_side(asked)
-        asked = replace(asked, other=other)
-        servers.append((other.engine, other.release))
+        asked = replace(asked, other=_other_side(asked))
+    servers: list[tuple[str, str]] = []
+    if asked.other is not None:
+        for side in (asked.server, asked.other):
+            servers.append((side.engine, side.release))
     conduct_search(
         asked,
         asked.jobs,
@@ -80,7 +81,7 @@ def fuzz(asked: FuzzCommand) -> None:
             asked, write=partial(keep, FUZZ_REPORT), write_replay=write_replay
         ),
         FUZZ_REPORT,
-        servers if asked.against else (),
+        servers,
     )
 
 

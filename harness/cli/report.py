@@ -49,7 +49,8 @@ def page_of(place: Path) -> Path:
 
 
 _UPSTREAM = "upstream-test"
-_FORMATS = ("text", "md", "html", "json", "junit", "issue", _UPSTREAM)
+_PROFILES = ("speedscope", "perfetto")
+_FORMATS = ("text", "md", "html", "json", "junit", "issue", _UPSTREAM, *_PROFILES)
 
 
 @dataclass(frozen=True)
@@ -64,7 +65,8 @@ class _ReportCommand(Command):
         "md",
         "What to print on stdout; text: the end screen; issue: the engine's own "
         "bug-report form; upstream-test: a finding as a test for the engine's own "
-        "tree, once it was run.",
+        "tree, once it was run; speedscope, perfetto: the stack samples for these "
+        "viewers.",
         group=OUTPUT,
         choices=_FORMATS,
     )
@@ -114,7 +116,9 @@ def report(asked: _ReportCommand) -> None:
 
         print_page(kind.compose(loaded), table_console(), full=asked.full)
         return
-    if asked.format == "issue":
+    if asked.format in _PROFILES:
+        text = _profile(loaded, asked)
+    elif asked.format == "issue":
         text = _issue(kind, loaded, asked)
     elif asked.format == _UPSTREAM:
         text = _upstream(asked, loaded)
@@ -124,6 +128,19 @@ def report(asked: _ReportCommand) -> None:
             kind, loaded, asked.format, place if place.is_dir() else place.parent
         )
     typer.echo(text.rstrip("\n"))
+
+
+def _profile(loaded: object, asked: _ReportCommand) -> str:
+    """The stack samples for another viewer. Raises UsageError: there are none."""
+    from mmrepro.failure.documents import Incident
+    from mmrepro.reports import PROFILES
+
+    if not isinstance(loaded, Incident):
+        raise UsageError(
+            "Stack samples are of an incident, and this is none.",
+            hint=f"mmrepro report INCIDENT --format {asked.format}",
+        )
+    return PROFILES[asked.format](loaded)
 
 
 def _issue(kind: ReportKind[Any], loaded: object, asked: _ReportCommand) -> str:
@@ -341,7 +358,7 @@ def _scenario(incident: Incident, asked: _JudgeCommand) -> Any:
         if given:
             raise
         raise UsageError(
-            f"{incident.scenario.name} is no scenario that is known here.",
+            f"The scenario {incident.scenario.name} is not known here.",
             hint=f"mmrepro judge {incident.incident_dir} --scenario FILE.py --trust",
         ) from error
 
@@ -453,14 +470,14 @@ def bundle(asked: _BundleCommand) -> None:
     given = asked.incident
     folder = given if is_folder(given) else given.parent
     # A name that a terminal shows otherwise could not be typed.
-    target = asked.out or Path(f"{_typed(Path(os.path.realpath(folder)).name)}.zip")
+    target = asked.out or Path(f"{typed_name(Path(os.path.realpath(folder)).name)}.zip")
     replay = given.name == "replay.json" or is_file(given / "replay.json")
     manifest = write_bundle(
         folder,
         (replays.KIND if replay else runs.KIND).load(given),
         target,
         max_bytes=int(asked.max_mib * 2**20),
-        secrets=_lines(asked.secrets_file) if asked.secrets_file else (),
+        secrets=secrets_in(asked.secrets_file) if asked.secrets_file else (),
         force=asked.force,
         sign=asked.sign,
         packed=given if is_bundle(given) else None,
@@ -475,15 +492,16 @@ def bundle(asked: _BundleCommand) -> None:
         _print_bundle(target, manifest, full=asked.full)
 
 
-def _typed(name: str) -> str:
+def typed_name(name: str) -> str:
+    """A name that a shell takes as it is printed."""
     import re
 
     return re.sub(r"[^\w.+:@=-]+", "-", name).strip("-.") or "bundle"
 
 
-def _lines(path: Path) -> list[str]:
-    """Raises UsageError: it cannot be read, or has more than can be looked for
-    everywhere."""
+def secrets_in(path: Path) -> list[str]:
+    """The texts in a file, one a line. Raises UsageError: it cannot be read, or has
+    more than can be looked for everywhere."""
     from mmrepro.base.machine import read_file
 
     try:

@@ -14,7 +14,14 @@ from mmrepro.base import common_options as common
 from mmrepro.base.errors import BrokenScenario, UsageError
 from mmrepro.base.options import Command, option
 from mmrepro.base.units import count
-from mmrepro.cli.console import done_head, emit, print_rows, say, table_console
+from mmrepro.cli.console import (
+    done_head,
+    emit,
+    print_rows,
+    say,
+    table_console,
+    wants_document,
+)
 from mmrepro.cli.find import foreign
 from mmrepro.cli.options import command
 from mmrepro.runs import split_variant
@@ -362,12 +369,14 @@ def show(asked: _ShowCommand) -> None:
     conditions = loaded.conditions(run)
     observed = loaded.live_conditions(LiveFacts(loaded.engine, loaded.release))
     live = {condition.id for condition in observed}
-    if asked.json:
+    if wants_document(asked):
         from mmrepro.tools.catalogue import shown
 
         document = shown(loaded, conditions, live)
         following = [f"mmrepro run {_typed(loaded, asked.scenario)}"]
-        emit(document, done_head("known", document.summary, following))
+        head = done_head("known", document.summary, following)
+        emit(document, head, printed=asked.json)
+    if asked.json:
         return
     from mmrepro.reports.terminal import print_page
 
@@ -411,12 +420,14 @@ def _show_declared(asked: _ShowCommand) -> None:
     from mmrepro.scenario.reading import read_declared
 
     read = read_declared(asked.scenario)
-    if asked.json:
+    if wants_document(asked):
         from mmrepro.tools.catalogue import shown_as_declared
 
         document = shown_as_declared(read)
         following = [asked.command_line(trust=True)]
-        emit(document, done_head("declared", document.summary, following))
+        head = done_head("declared", document.summary, following)
+        emit(document, head, printed=asked.json)
+    if asked.json:
         return
     from mmrepro.reports.terminal import print_page
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, ClassVar
 import typer
 from mmrepro.base import common_options as common
 from mmrepro.base.options import LIMITS, OUTPUT, Command, option
-from mmrepro.cli.console import emit, table_console, while_reading
+from mmrepro.cli.console import emit, table_console, wants_document, while_reading
 from mmrepro.cli.options import command
 
 if TYPE_CHECKING:
@@ -85,9 +85,9 @@ def why(asked: _WhyCommand) -> None:
         answer = _watched(asked, engine) if asked.child else _read(asked, engine)
     answer = shown_here(answer)
     code = _code(answer)
-    if asked.json:
-        emit(answer, _head(answer, code))
-    else:
+    if wants_document(asked):
+        emit(answer, _head(answer, code), printed=asked.json)
+    if not asked.json:
         _print(answer)
     raise typer.Exit(code)
 

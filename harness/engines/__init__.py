@@ -12,6 +12,7 @@ from mmrepro.base.errors import UsageError, did_you_mean
 from mmrepro.engines.base import (
     BOOT as BOOT,
     PROXY as PROXY,
+    REACH as REACH,
     SERVED_MODEL as SERVED_MODEL,
     UVICORN_STARTS as UVICORN_STARTS,
     Engine as Engine,

@@ -36,6 +36,7 @@ class Feature:
         env: variables that it needs.
         model: tiny model that it is tried with.
         code: files of the engine that only run with it, as an expression.
+        named: how a report calls it that is about it, as an expression.
         since: the first release that has it; "": every one.
     """
 
@@ -45,6 +46,7 @@ class Feature:
     env: Mapping[str, str] = field(default_factory=dict)
     model: str = MODEL
     code: str = ""
+    named: str = ""
     since: str = ""
 
 
@@ -109,11 +111,22 @@ def shown_by(engine: str, release: str, text: str) -> str:
     """Name the feature whose code ``text`` names, e.g. in a traceback; "": none, or the
     release does not have it."""
     for name, one in features(engine).items():
-        if not one.code or not re.search(one.code, text):
-            continue
-        if not one.since or Version(release) >= Version(one.since):
+        if one.code and re.search(one.code, text) and _has(one, release):
             return name
     return ""
+
+
+def named_by(engine: str, release: str, text: str) -> str:
+    """Name the feature that a report's title or command is about; "": none, or the
+    release does not have it."""
+    for name, one in features(engine).items():
+        if one.named and re.search(one.named, text) and _has(one, release):
+            return name
+    return ""
+
+
+def _has(one: Feature, release: str) -> bool:
+    return not one.since or Version(release) >= Version(one.since)
 
 
 def paired(args: Sequence[str]) -> bool:

@@ -1,8 +1,8 @@
-"""What a source tree asks of the release that lends it compiled files, and that one has
-not.
+"""What an engine asks in vain of that which replaces a part of it here.
 
-A missing operator, another signature, a module that neither has: none of it is the
-tree's fault, so a run that met it tests nothing of the tree."""
+A source tree of the release that lends it compiled files: a missing operator, another
+signature, a module that neither has. A kernel of Triton's interpreter. None of it is
+the engine's fault, so a run that met it tests nothing."""
 
 from __future__ import annotations
 
@@ -42,6 +42,10 @@ _OTHER_ABI = re.compile(
     r"(?P<file>[\w.+-]+\.so[\w.]*): (?:undefined symbol|version .* not found)"
 )
 
+_UNINTERPRETED = re.compile(
+    rb"mmrepro stand-in triton_cpu: the (?P<what>kernel .{1,800}?) \(process \d+\)$"
+)
+
 
 @dataclass(frozen=True)
 class _Met:
@@ -56,12 +60,13 @@ class _Met:
 
 
 def misfit_in(log: Path, environment: Environment) -> str:
-    """One sentence on what the tree of ``environment`` asks for in vain, by its log.
+    """One sentence on what the engine of ``environment`` asks for in vain, by its log.
 
-    "": its Python is of one release with its compiled files, or the log has nothing of
-    the kind."""
-    if not environment.python_of:
-        return ""
+    "": the log has nothing of the kind; of a tree's compiled files it has not where its
+    Python is of one release with them."""
+    kernel = uninterpreted_in(log)
+    if kernel or not environment.python_of:
+        return kernel
     try:
         lines = lines_of(log, [])
     except (*BROKEN, Unavailable):
@@ -72,6 +77,21 @@ def misfit_in(log: Path, environment: Environment) -> str:
     place = f" ({met.at})" if met.at else ""
     lack = met.lack.format(environment.kernels)
     return f"{met.what}{place}{lack}. {_who_has(met, environment)}"
+
+
+def uninterpreted_in(log: Path) -> str:
+    """One sentence that names the first kernel that Triton's interpreter does not run,
+    by what the stand-in for a GPU wrote of it (reproducers/standins/triton_cpu); "":
+    there is none."""
+    try:
+        with log.open("rb") as lines:
+            for line in lines:
+                if match := _UNINTERPRETED.match(line):
+                    what = match["what"].decode(errors="replace")
+                    return f"The {what}. What it does only a GPU shows."
+    except OSError:
+        return ""
+    return ""
 
 
 def _met(lines: Sequence[LogLine], environment: Environment) -> Iterator[_Met]:

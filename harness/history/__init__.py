@@ -24,6 +24,7 @@ if TYPE_CHECKING:
         LaterFix as LaterFix,
         TableFix as TableFix,
         TableFunction as TableFunction,
+        TracedFailure as TracedFailure,
         later_fixes as later_fixes,
         write_table as write_fix_table,
     )

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import lzma
 import math
+import re
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -21,14 +22,29 @@ TABLE_OF_FIXES = Path(__file__).with_name("fixed_later.xz")
 TOUCHED = "touched since, not proven"
 """What is known of a later fix."""
 MOST_LATER = 5
-_INNERMOST = 12
-"""Frames of the engine's own that are asked for: further out every request passes."""
+_INNERMOST = 20
+"""Functions of the engine's own that are asked for: further out every request
+passes."""
+_BY_CLASS = 0.8
+_BY_MOVED = 0.4
+_BY_FILE = 0.25
+_BY_NAMESAKE = 0.1
+"""Weights beside the 1 of the innermost function itself: a class that the message
+names; a function of that name in a file of that name elsewhere; another function of the
+file; another of a file of that name."""
+_NARROW = 4
+"""A fix of 16 functions counts half as much as one of a single function."""
+_EVER = 0.1
+"""A fix counts so much however late it came."""
 _BRANCHED_DAYS = 8
 """Between the commit that a release is cut from and its upload, about: by the files of
 the wheels of vLLM 0.22 to 0.28."""
-_HALF_LIFE_DAYS = 90
+_HALF_LIFE_DAYS = 45
 """A fix comes soon after the release in which the failure was seen, or late."""
 _EPOCH = date(2020, 1, 1)
+_MODULE = "<module>"
+_INSTALLED = re.compile(r"^.*/(?:site|dist)-packages/")
+_CLASS_NAME = re.compile(r"\b(?:[A-Z][a-z0-9]*){2,}\b")
 
 
 class TableFix(NamedTuple):
@@ -36,11 +52,13 @@ class TableFix(NamedTuple):
 
     Attributes:
         pull: number of its pull request; 0: its subject names none.
+        breadth: how many functions it touched.
     """
 
     pull: int
     day: date
     commit: str
+    breadth: int = 1
 
 
 class TableFunction(NamedTuple):
@@ -73,6 +91,17 @@ class FixTable:
             if uploaded - timedelta(days=_BRANCHED_DAYS) >= day:
                 having.append(version)
         return min(having, key=Version, default="")
+
+    def begin(self, release: str, day: date | None) -> date:
+        """The first day of fixes that a failure may lack: by its release, else by the
+        newest one of the day on which it was logged."""
+        branched = self.branched(release)
+        if branched != _EPOCH or day is None:
+            return branched
+        earlier = [one for one in self.releases.values() if one < day]
+        if not earlier:
+            return _EPOCH
+        return max(earlier) - timedelta(days=_BRANCHED_DAYS)
 
     def branched(self, release: str) -> date:
         """The day on which a release was cut, or the last one before it; of an unknown
@@ -121,96 +150,162 @@ class LaterFix:
 # ------------------------------------------------------------------ the question
 
 
-def later_fixes(
-    engine: str,
-    release: str,
-    frames: Sequence[tuple[str, str]],
-    most: int = MOST_LATER,
-) -> list[LaterFix]:
-    """The later fixes that touched the innermost functions of a traceback, newest
-    first; []: none is known, or the engine is not in the table.
+@dataclass(frozen=True)
+class TracedFailure:
+    """What a log tells of a failure.
 
-    Of all that did, ``most`` are chosen: those that touched the innermost function,
-    rather one that few fixes touch, rather soon after the release.
-
-    Args:
-        release: of the log; "": unknown, so that any fix may be later.
-        frames: file and name of each function, innermost first.
+    Attributes:
+        release: of the engine; "": unknown.
+        tracebacks: each as file and name of its functions, innermost first; what failed
+            first comes first, what came of it after it.
+        message: of the exceptions.
+        day: on which it was logged; None: unknown.
     """
-    own = _own_frames(engine, frames)
-    if not own:
+
+    release: str
+    tracebacks: Sequence[Sequence[tuple[str, str]]]
+    message: str = ""
+    day: date | None = None
+
+
+@dataclass(frozen=True)
+class _Touch:
+    """Fixes that touched one thing near a failure.
+
+    Attributes:
+        place: that thing, for people.
+        weight: how near it is to the failure.
+    """
+
+    place: str
+    weight: float
+    fixes: Sequence[int]
+
+
+def later_fixes(
+    engine: str, failure: TracedFailure, most: int = MOST_LATER
+) -> list[LaterFix]:
+    """The later fixes that touched what a failure names, newest first; []: none is
+    known, or the engine is not in the table.
+
+    Of all that did, ``most`` are chosen: those that touched the innermost function, a
+    class that the message names, or else other functions of these files; rather what
+    few fixes touch, rather a small fix, rather soon after the release.
+    """
+    distances = _own_functions(engine, failure.tracebacks)
+    if not distances:
         return []
-    table = read_table(engine, {PurePosixPath(file).name for file, _ in own})
+    bases = {PurePosixPath(function.file).name for function in distances}
+    classes = set(_CLASS_NAME.findall(failure.message))
+    table = read_table(engine, bases, classes)
     if table is None:
         return []
 
-    begin = table.branched(release)
+    begin = table.begin(failure.release, failure.day)
     scores: dict[int, float] = defaultdict(float)
-    touched: dict[int, list[str]] = defaultdict(list)
-    for depth, function in enumerate(own):
-        exact, renamed = _fixes_of(table, function)
-        for numbers, weight in ((exact, 1.0), (renamed, 0.4)):
-            later = [one for one in numbers if table.fixes[one].day >= begin]
-            for number in later:
-                rarity = 1 / math.log2(2 + len(later))
-                scores[number] += weight * rarity / (1 + depth)
-                touched[number].append(f"{function.file}: {function.name}")
+    places: dict[int, list[str]] = defaultdict(list)
+    for touch in _touches(table, distances, classes):
+        later = [one for one in touch.fixes if table.fixes[one].day >= begin]
+        rarity = 1 / math.log2(2 + len(later))
+        for number in later:
+            scores[number] += touch.weight * rarity
+            places[number].append(touch.place)
 
     def rank(number: int) -> float:
+        fix = table.fixes[number]
+        score = scores[number] / (1 + math.log2(max(fix.breadth, 1)) / _NARROW)
         if begin == _EPOCH:
-            return scores[number]
-        age = (table.fixes[number].day - begin).days
-        return scores[number] * (1 + math.pow(0.5, age / _HALF_LIFE_DAYS))
+            return score
+        age = (fix.day - begin).days
+        return score * (_EVER + math.pow(0.5, age / _HALF_LIFE_DAYS))
 
     best = sorted(scores, key=lambda one: (-rank(one), one))[:most]
     newest_first = sorted(best, key=lambda one: table.fixes[one].day, reverse=True)
-    return [_later(table, number, touched[number]) for number in newest_first]
+    return [_later(table, number, places[number]) for number in newest_first]
 
 
-def _later(table: FixTable, number: int, functions: list[str]) -> LaterFix:
+def _later(table: FixTable, number: int, places: list[str]) -> LaterFix:
     fix = table.fixes[number]
-    release = table.first_release(fix.day)
-    places = list(dict.fromkeys(functions))
     return LaterFix(
         engine=table.engine,
         pull=fix.pull,
         commit=fix.commit,
         day=fix.day,
-        release=release,
+        release=table.first_release(fix.day),
         until=table.until,
-        functions=places,
+        functions=list(dict.fromkeys(places)),
     )
 
 
-def _own_frames(engine: str, frames: Sequence[tuple[str, str]]) -> list[TableFunction]:
-    """The innermost functions of the engine, each once, by their files below
-    site-packages."""
-    own = []
-    for file, name in frames:
-        _, found, below = file.replace("\\", "/").rpartition(f"/{engine}/")
-        if file.startswith(f"{engine}/"):
-            found, below = "/", file.removeprefix(f"{engine}/")
-        # From 3.11 on a log may have the qualified name.
-        bare = name.rpartition(".")[2]
-        if found and bare.isidentifier():
-            own.append(TableFunction(f"{engine}/{below}", bare))
-    return list(dict.fromkeys(own))[:_INNERMOST]
+def _own_functions(
+    engine: str, tracebacks: Sequence[Sequence[tuple[str, str]]]
+) -> dict[TableFunction, int]:
+    """The innermost functions of the engine, by their files below site-packages, with
+    how far each is from the failure."""
+    distances: dict[TableFunction, int] = {}
+    for order, frames in enumerate(tracebacks):
+        own = []
+        for file, name in frames:
+            below = _below_package(engine, file)
+            # From 3.11 on a log may have the qualified name.
+            bare = name.rpartition(".")[2]
+            if below and (bare.isidentifier() or bare == _MODULE):
+                own.append(TableFunction(below, bare))
+        for depth, function in enumerate(dict.fromkeys(own)):
+            distance = order + depth
+            distances[function] = min(distance, distances.get(function, distance))
+    nearest = sorted(distances, key=lambda function: distances[function])
+    return {function: distances[function] for function in nearest[:_INNERMOST]}
 
 
-def _fixes_of(
-    table: FixTable, function: TableFunction
-) -> tuple[Sequence[int], Sequence[int]]:
-    """Fixes of a function, and of one of its name in a file of that name elsewhere:
-    files move."""
-    exact = table.functions.get(function, ())
-    if exact:
-        return exact, ()
-    base = PurePosixPath(function.file).name
-    moved: list[int] = []
-    for other, numbers in table.functions.items():
-        if other.name == function.name and PurePosixPath(other.file).name == base:
-            moved += numbers
-    return (), sorted(set(moved))
+def _below_package(engine: str, file: str) -> str:
+    """The path from the engine's package on; "": the file is not the engine's."""
+    path = f"/{file}".replace("\\", "/")
+    installed = _INSTALLED.search(path)
+    if installed is not None:
+        # An environment's folder may have the engine's name.
+        own = path[installed.end() :]
+        return own if own.startswith(f"{engine}/") else ""
+    _, found, below = path.rpartition(f"/{engine}/")
+    return f"{engine}/{below}" if found else ""
+
+
+def _touches(
+    table: FixTable, distances: Mapping[TableFunction, int], classes: set[str]
+) -> Iterator[_Touch]:
+    by_file: dict[str, set[int]] = defaultdict(set)
+    by_name: dict[tuple[str, str], list[TableFunction]] = defaultdict(list)
+    for function, numbers in table.functions.items():
+        by_file[function.file].update(numbers)
+        base = PurePosixPath(function.file).name
+        by_name[base, function.name].append(function)
+        kind, _, name = function.name.rpartition(":")
+        if kind and name in classes:
+            yield _Touch(f"{function.file}: class {name}", _BY_CLASS, numbers)
+
+    files: dict[str, int] = {}
+    for function, distance in distances.items():
+        files[function.file] = min(distance, files.get(function.file, distance))
+        near = 1 / (1 + distance)
+        exact = table.functions.get(function, ())
+        if exact:
+            yield _Touch(f"{function.file}: {function.name}", near, exact)
+            continue
+        # Files move.
+        base = PurePosixPath(function.file).name
+        for other in by_name[base, function.name]:
+            place = f"{other.file}: {other.name}"
+            yield _Touch(place, near * _BY_MOVED, table.functions[other])
+
+    for file, distance in files.items():
+        near = 1 / (1 + distance)
+        base = PurePosixPath(file).name
+        for other_file, fixes in by_file.items():
+            place = f"{other_file}: other functions"
+            if other_file == file:
+                yield _Touch(place, near * _BY_FILE, sorted(fixes))
+            elif base == PurePosixPath(other_file).name and base != "__init__.py":
+                yield _Touch(place, near * _BY_NAMESAKE, sorted(fixes))
 
 
 # ------------------------------------------------------------------ the file
@@ -221,10 +316,11 @@ def write_table(tables: Sequence[FixTable], path: Path) -> None:
     lines = []
     for table in tables:
         lines.append(f"engine {table.engine} {table.until}")
-        for version, day in table.releases.items():
-            lines.append(f"release {version} {(day - _EPOCH).days}")
+        for version, uploaded in table.releases.items():
+            lines.append(f"release {version} {(uploaded - _EPOCH).days}")
         for fix in table.fixes:
-            lines.append(f"fix {fix.pull} {(fix.day - _EPOCH).days} {fix.commit}")
+            day = (fix.day - _EPOCH).days
+            lines.append(f"fix {fix.pull} {day} {fix.commit} {fix.breadth}")
         by_file: dict[str, list[str]] = defaultdict(list)
         for function, numbers in table.functions.items():
             words = " ".join(map(str, numbers))
@@ -236,10 +332,10 @@ def write_table(tables: Sequence[FixTable], path: Path) -> None:
 
 
 def read_table(
-    engine: str, bases: set[str], path: Path | None = None
+    engine: str, bases: set[str], classes: set[str], path: Path | None = None
 ) -> FixTable | None:
-    """The part of an engine, with the functions of the files that are called so; None:
-    it is not in the table, or there is no table."""
+    """The part of an engine, with the functions of the files that are called so and
+    with these classes; None: it is not in the table, or there is no table."""
     try:
         text = lzma.decompress((path or TABLE_OF_FIXES).read_bytes()).decode()
     except (OSError, lzma.LZMAError):
@@ -255,15 +351,26 @@ def read_table(
             version, day = rest.split()
             table.releases[version] = _EPOCH + timedelta(days=int(day))
         elif table is not None and kind == "fix":
-            pull, day, commit = rest.split()
+            pull, day, commit, breadth = rest.split()
             when = _EPOCH + timedelta(days=int(day))
-            table.fixes.append(TableFix(int(pull), when, commit))
-        elif kind == "file" and PurePosixPath(rest.partition("\n")[0]).name in bases:
-            file, *own = rest.split("\n")
-            for words in own:
-                name, *numbers = words.split()
-                functions[TableFunction(file, name)] = [int(one) for one in numbers]
+            table.fixes.append(TableFix(int(pull), when, commit, int(breadth)))
+        elif kind == "file":
+            functions.update(_functions_of(rest, bases, classes))
     return table
+
+
+def _functions_of(
+    entry: str, bases: set[str], classes: set[str]
+) -> Iterator[tuple[TableFunction, list[int]]]:
+    """The functions of a file's entry, or those of its classes that are wanted."""
+    file, *lines = entry.split("\n")
+    whole = PurePosixPath(file).name in bases
+    if not whole and not any(f" class:{name} " in entry for name in classes):
+        return
+    for line in lines:
+        name, *numbers = line.split()
+        if whole or name.removeprefix("class:") in classes:
+            yield TableFunction(file, name), [int(one) for one in numbers]
 
 
 def _part(text: str, engine: str) -> Iterator[str]:

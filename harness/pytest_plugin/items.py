@@ -16,6 +16,7 @@ from typing import Annotated, Any, cast
 
 import pytest
 from mmrepro.base.errors import MmreproError, UsageError
+from mmrepro.base.records import Misfit, plain_refusal
 from mmrepro.base.text import one_line
 from mmrepro.campaign import (
     CONFIRM,
@@ -53,7 +54,7 @@ from mmrepro.pytest_plugin.settings import (
     session_name,
 )
 from mmrepro.reports.documents import MARKDOWN_FILE
-from mmrepro.runs import RunCommand, target
+from mmrepro.runs import RunCommand, split_variant, target
 from mmrepro.scenario.registry import load_scenario
 from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError
 
@@ -436,6 +437,7 @@ def _asked(
     except (ValidationError, TypeError) as error:
         raise UsageError(f"{_why(error)}.", hint=example) from None
 
+    asked.scenario, asked.variant = split_variant(asked.scenario, asked.variant)
     if asked.scenario.endswith(".py"):
         asked.scenario = os.path.relpath(item.path.parent / asked.scenario)
     return asked
@@ -451,4 +453,5 @@ def _why(error: ValidationError | TypeError) -> str:
         return f"There is no argument {name!r}; there are: {known}"
     if first["type"] == "missing":
         return f"The argument {name!r} is missing"
-    return f"The argument {name!r}: {first['msg'].removeprefix('Value error, ')}"
+    misfit = Misfit((), first["type"], plain_refusal(first["msg"]))
+    return misfit.sentence_of(f"The argument {name!r}")

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
         thresholds as thresholds,
     )
     from mmrepro.runs.commits import (
+        CLASS_SCOPE as CLASS_SCOPE,
+        MODULE_SCOPE as MODULE_SCOPE,
         CommitReader as CommitReader,
         CommitReading as CommitReading,
         CommitResult as CommitResult,
@@ -27,8 +29,10 @@ if TYPE_CHECKING:
         functions_at as functions_at,
         old_lines as old_lines,
         read_commit as read_commit,
+        scopes_at as scopes_at,
     )
     from mmrepro.runs.judge import (
+        FACTOR as FACTOR,
         Deadlines as Deadlines,
         JudgedAgain as JudgedAgain,
         JudgeDocument as JudgeDocument,

@@ -6,7 +6,7 @@ from __future__ import annotations
 import re
 import tempfile
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -26,6 +26,7 @@ from mmrepro.engines.environments import (
     prune_environments,
     resolve_source,
 )
+from mmrepro.failure.documents.replay import AimedChange, SideDifference
 from mmrepro.runs.tree_tests import (
     LIMIT_S,
     UntestableCause,
@@ -108,6 +109,14 @@ class CommitReading(Document, kind="commit"):
     ] = []
     before: UpstreamRun | None = None
     after: UpstreamRun | None = None
+    aim: Annotated[
+        AimedChange | None,
+        Field(description="what requests aimed at the change ran of it"),
+    ] = None
+    differences: Annotated[
+        list[SideDifference],
+        Field(description="what they are answered otherwise: OLD is the parent"),
+    ] = []
     seconds: float = 0.0
 
 
@@ -166,12 +175,44 @@ def old_lines(patch: str) -> dict[str, set[int]]:
 
 
 def functions_at(text: str, lines: set[int]) -> set[str]:
-    """Names of the functions that hold one of these lines, 1-based, by indentation.
+    """Names of the functions that hold one of these lines, 1-based, by indentation."""
+    names = set()
+    for around in _definitions_around(text, lines):
+        if around and around[-1][0] == "def":
+            names.add(around[-1][1])
+    return names
+
+
+MODULE_SCOPE = "<module>"
+"""What a traceback calls the code of a module that stands in no function."""
+CLASS_SCOPE = "class:"
+"""Before the name of a class."""
+
+
+def scopes_at(text: str, lines: set[int]) -> set[str]:
+    """Functions as in :func:`functions_at`, and besides the classes that hold one of
+    these lines, as ``class:NAME``; ``<module>`` for lines that stand in neither."""
+    scopes = set()
+    for around in _definitions_around(text, lines):
+        if not around:
+            scopes.add(MODULE_SCOPE)
+            continue
+        kind, name = around[-1]
+        if kind == "def":
+            scopes.add(name)
+        classes = [name for kind, name in around if kind == "class"]
+        if classes:
+            scopes.add(CLASS_SCOPE + classes[-1])
+    return scopes
+
+
+def _definitions_around(text: str, lines: set[int]) -> Iterator[list[tuple[str, str]]]:
+    """For each of these lines the definitions that it stands in, outermost first:
+    ``def`` or ``class``, and the name.
 
     A module is not parsed: the table of later fixes asks for some 20,000 of them, which
     would take ten minutes, and a traceback has the name alone.
     """
-    names: set[str] = set()
     last = max(lines, default=0)
     stack: list[tuple[int, str, str]] = []
     for number, line in enumerate(text.splitlines(), 1):
@@ -184,9 +225,8 @@ def functions_at(text: str, lines: set[int]) -> set[str]:
                 stack.pop()
             if match := _DEFINITION.match(line):
                 stack.append((indent, match[2], match[3]))
-        if number in lines and stack and stack[-1][1] == "def":
-            names.add(stack[-1][2])
-    return names
+        if number in lines:
+            yield [(kind, name) for _, kind, name in stack]
 
 
 def touched_by(clone: Path, change: CommitChange) -> list[str]:

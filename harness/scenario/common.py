@@ -79,7 +79,7 @@ def new_request_unanswered(**more: Any) -> Declared:
 def endpoints_green(
     statement: str = "/health and /v1/models answer 200", **more: Any
 ) -> Declared:
-    """The front says that all is well."""
+    """The API server answers that all is well."""
     return symptom(statement, checks.endpoints_green, **{"abnormal": False, **more})
 
 
@@ -96,7 +96,8 @@ def counted_as_running(statement: str, **more: Any) -> Declared:
 
 
 def added_not_scheduled(**more: Any) -> Declared:
-    """No observer's: what clients give up counts as finished."""
+    """Requests were added and never finished. Not for an observer: what clients give up
+    counts as finished."""
     statement = 'the API server logged "Added request" for requests that never finished'
     more = {"id": "added-not-scheduled", "live": False, **more}
     return symptom(statement, checks.added_but_unfinished, **more)
@@ -117,7 +118,7 @@ def no_progress(**more: Any) -> Declared:
 
 
 def core_burns_cpu(**more: Any) -> Declared:
-    """The core process uses a whole core, where it used none in the gate."""
+    """The core process uses a whole core, where it used none in the warm-up check."""
     statement = "EngineCore uses a whole core in user space"
     more = {"live": symptom(statement, checks.core_busy), **more}
     return symptom(f"{statement}, idle before", checks.core_burns_cpu, **more)
@@ -139,7 +140,7 @@ def process_alive(
 
 
 def stands_in(*functions: str, **more: Any) -> Declared:
-    """A thread is inside these functions, outermost first, whenever it is looked at."""
+    """A thread is inside these functions, outermost first, in each sample."""
 
     def inside(stacks: StacksData) -> Finding:
         return checks.stays_below(stacks, functions)
@@ -295,7 +296,7 @@ def some_requests_fail(*given_up: str) -> tuple[Declared, ...]:
 
 
 def every_request_fails(**more: Any) -> Declared:
-    """The engine's loop has ended behind a front that lives: 500 and above, or a
+    """The engine's loop has ended behind a live API server: 500 and above, or a
     completion that ended in an error. A 4xx (a key, a rate limit) tells nothing of the
     engine."""
 
@@ -469,12 +470,13 @@ def last_line(words: str) -> Check:
 
 
 def idle_cpu(processes: Processes, engine: Engine) -> str:
-    """For a row of the table: what the core used in the gate."""
+    """For a row of the table: what the core used in the warm-up check."""
     return f"{processes.of(engine.core_role, 'gate')[-1].cpu_pct:.0f} % when idle"
 
 
 def usual_latency(requests: Requests) -> str:
-    """For a row of the table: how soon requests were answered in the gate."""
+    """For a row of the table: how soon requests were answered in the warm-up
+    check."""
     gate = [r.latency_s for r in requests.within("gate") if r.answered]
     return f"{min(gate):.2f} to {max(gate):.2f} s" if gate else ""
 

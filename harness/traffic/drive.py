@@ -1,4 +1,4 @@
-"""What a scenario's gate and trigger may do to a running engine."""
+"""What a scenario's ``gate`` and ``trigger`` may do to a running engine."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Drive:
         mitigations: names of those applied.
         flips: names of the factors that are not left as in the failing baseline.
         deadline_s: seconds after which a request counts as unanswered; derived from the
-            gate.
+            warm-up check.
         options: of the scenario, as given with ``--option``.
         python: the interpreter of the engine's environment.
         model: the folder of the served model.
@@ -61,9 +61,11 @@ class Drive:
     def picture(
         self, name: str, seed: int, size: tuple[int, int] | None = None
     ) -> Picture:
+        """Make a picture of noise, the same for the same seed."""
         return noise(name, seed, size or self.image_size)
 
     def note(self, text: str) -> None:
+        """Put a line into the timeline."""
         self.recorder.event(text, source="scenario")
 
     def fact(self, name: str, value: str | int | float | bool | None) -> None:

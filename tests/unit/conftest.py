@@ -20,6 +20,10 @@ os.fsync = lambda _file: None  # type: ignore[assignment]
 CACHE = Path(tempfile.gettempdir()) / f"mmrepro-unit-{os.getpid()}"
 os.environ["MMREPRO_CACHE_DIR"] = str(CACHE)
 
+# Commands on screens are those of an installed mmrepro, also where `uv run` starts
+# these tests.
+os.environ.pop("UV_RUN_RECURSION_DEPTH", None)
+
 # BLAS starts a thread for each processor, and they wait for each other by spinning: the
 # small matrices of these tests take three times the processor time then.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")

@@ -2,22 +2,32 @@
 
 from __future__ import annotations
 
+import ast
 import inspect
 import subprocess
 import sys
+import zipfile
 from pathlib import Path
 
 import mmrepro
 import pytest
+from mmrepro import api
 from mmrepro.base.errors import BadIncident, UsageError
+from mmrepro.base.options import Command, declared
 from mmrepro.failure.documents import Incident
 from mmrepro.failure.documents.cause import LogReading
+from mmrepro.live.diagnose.options import DiagnoseCommand
+from mmrepro.runs.options import RunCommand
+from mmrepro.search.replay.options import ReplayCommand
+from mmrepro.search.upgrade.options import UpgradeCommand
 
 EVIDENCE = Path(__file__).parents[1] / "evidence"
 RUN = EVIDENCE / "ghost-key-eviction-0.23.0.zip"
+EVENTS = "events: 'Handlers[Event] | None' = None"
+CAMPAIGN = "events: 'Handlers[CampaignEvent] | None' = None"
 SIGNATURES = {
-    "diagnose": "(url: 'str', *, events: 'Callable[[Event], None] | None' = None, "
-    "**options: 'Any') -> 'Diagnosis'",
+    "diagnose": f"(url: 'str', *, {EVENTS}, **options: 'Unpack[DiagnoseOptions]') -> "
+    "'Diagnosis'",
     "judge": (
         "(incident: 'Incident | str | Path', *, scenario: 'str | Path' = '', "
         "edited: 'bool' = False) -> 'Rejudged'"
@@ -25,14 +35,69 @@ SIGNATURES = {
     "load": "(place: 'str | Path') -> 'Incident'",
     "logs": "(*files: 'str | Path', engine: 'str' = 'auto', alone: 'bool' = False, "
     "deadline_s: 'float' = 600.0) -> 'LogReading'",
-    "replay": "(file: 'str | Path', *, events: 'Iterable[Callable[[CampaignEvent], "
-    "None]]' = (), **options: 'Any') -> 'Replay'",
+    "replay": f"(file: 'str | Path', *, {CAMPAIGN}, "
+    "**options: 'Unpack[ReplayOptions]') -> 'Replay'",
     "upgrade": "(old: 'str', new: 'str', traffic: 'str | Path', *, "
-    "events: 'Iterable[Callable[[CampaignEvent], None]]' = (), **options: 'Any') -> "
-    "'Upgrade'",
-    "run": "(scenario: 'str | Path', *, events: 'Callable[[Event], None] | None' = "
-    "None, **options: 'Any') -> 'Incident'",
+    f"{CAMPAIGN}, **options: 'Unpack[UpgradeOptions]') -> 'Upgrade'",
+    "run": f"(scenario: 'str | Path', *, {EVENTS}, "
+    "**options: 'Unpack[RunOptions]') -> 'Incident'",
 }
+STUB = Path(mmrepro.__file__).with_name("__init__.pyi")
+PRINTED = {"full", "json", "quiet", "verbose", "yes", "events", "keep_server"}
+"""Options that only print or ask."""
+NOT_TYPED = PRINTED | {"tree", "new_tree", "kernels", "repeat", "only"}
+POSITIONAL = {"scenario", "url", "file", "old", "new", "traffic"}
+
+
+@pytest.mark.parametrize(
+    ("typed", "made"),
+    [
+        (api.RunOptions, RunCommand),
+        (api.DiagnoseOptions, DiagnoseCommand),
+        (api.ReplayOptions, ReplayCommand),
+        (api.UpgradeOptions, UpgradeCommand),
+    ],
+)
+def test_each_option_of_a_function_is_typed(typed: type, made: type[Command]) -> None:
+    fields = {option.field for option in declared(made)}
+    assert set(typed.__annotations__) <= fields
+    left = fields - set(typed.__annotations__) - POSITIONAL
+    assert left <= NOT_TYPED
+
+
+def test_type_checkers_see_what_the_package_gives() -> None:
+    tree = ast.parse(STUB.read_text("utf-8"))
+    seen: set[str] = set()
+    for node in tree.body:
+        if isinstance(node, ast.ImportFrom):
+            seen.update(alias.asname or alias.name for alias in node.names)
+    assert seen == {*mmrepro._API, *mmrepro._ERRORS}
+    for name in mmrepro._ERRORS:
+        assert issubclass(getattr(mmrepro, name), mmrepro.MmreproError)
+
+
+def test_events_go_to_a_function_or_to_several(tmp_path: Path) -> None:
+    first: list[object] = []
+    second: list[object] = []
+    mmrepro.diagnose(
+        "http://127.0.0.1:1",
+        events=[first.append, second.append],
+        out=tmp_path / "d",
+    )
+    assert first
+    assert first == second
+
+
+def test_the_last_run_is_judged_by_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "incidents" / "one"
+    folder.mkdir(parents=True)
+    with zipfile.ZipFile(RUN) as archive:
+        archive.extractall(folder)
+    monkeypatch.chdir(tmp_path)
+    assert not mmrepro.judge("last").differs
+    assert mmrepro.load("last").outcome == "reproduced"
 
 
 def test_the_signatures_are_frozen() -> None:
@@ -44,7 +109,7 @@ def test_the_signatures_are_frozen() -> None:
     assert {
         name: str(inspect.signature(getattr(mmrepro, name))) for name in SIGNATURES
     } == SIGNATURES
-    assert public - {"TYPE_CHECKING", "Any"} == {*SIGNATURES}
+    assert public - {"TYPE_CHECKING", "Any"} == {*SIGNATURES, *mmrepro._ERRORS}
 
 
 def test_importing_it_alone_loads_nothing_else() -> None:
@@ -104,10 +169,16 @@ def test_a_dead_server_is_diagnosed(tmp_path: Path) -> None:
     ("options", "sentence"),
     [
         ({"relase": "0.24.0"}, "run has no option relase"),
-        ({"timeout_s": 0}, "timeout_s is 1 to"),
+        ({"timeout_s": 0}, "timeout_s must be a number from 1 to 604800, not 0"),
+        ({"timeout_s": "x"}, "timeout_s must be a number from 1"),
+        ({"out": 3}, "out must be a path, not 3"),
+        (
+            {"mitigations": 3},
+            "mitigations must be a list whose items are each a string",
+        ),
         (
             {"start_mode": "tepid"},
-            "start_mode is one of auto, cold, fork, warm, not 'tepid'",
+            "start_mode must be one of auto, cold, fork, warm, not 'tepid'",
         ),
         ({"repeat": 2}, "One call is one run"),
         ({"tree": "."}, "run has no option tree"),  # it would be accepted and ignored
@@ -123,7 +194,9 @@ def test_a_wrong_option_is_a_sentence(
 def test_a_word_that_an_option_does_not_have_is_a_sentence(tmp_path: Path) -> None:
     file = tmp_path / "case.json"
     file.write_text("{}")
-    with pytest.raises(UsageError, match="time is one of real, fast, order, not 'f'"):
+    with pytest.raises(
+        UsageError, match="time must be one of real, fast, order, not 'f'"
+    ):
         mmrepro.replay(file, time="f")
 
 

@@ -12,6 +12,7 @@ from mmrepro.failure.documents.diagnosis import TargetFacts
 from mmrepro.live.diagnose import discover
 from mmrepro.live.diagnose.log_reading import scenario_patterns
 from mmrepro.live.diagnose.match import all_scenarios
+from mmrepro.reports.logs import covered
 from typer.testing import CliRunner
 
 LOG = """\
@@ -132,3 +133,27 @@ def test_a_pipe_and_a_folder(log: Path) -> None:
     folder = CliRunner().invoke(app, ["logs", str(log.parent), "--json"])
     data = json.loads(folder.output)["log"]
     assert (data["lines"], len(data["files"])) == (8, 2)
+
+
+@pytest.mark.parametrize(
+    ("first", "last", "shown"),
+    [
+        # LMDeploy's own lines are glog's; vLLM's have the day in another form.
+        (
+            "1128 13:53:00.116000",
+            "11-28 13:57:08",
+            "11-28 13:53:00 – 13:57:08 (4 min 08 s)",
+        ),
+        (
+            "2026-11-28T23:59:00Z",
+            "2026-11-29 00:10:00",
+            "11-28 23:59:00 – 11-29 00:10:00 (11 min 00 s)",
+        ),
+        ("13:53:00", "13:57:01", "13:53:00 – 13:57:01 (4 min 01 s)"),
+        ("no time", "", "no time"),
+    ],
+)
+def test_the_time_that_a_log_covers_is_in_one_form(
+    first: str, last: str, shown: str
+) -> None:
+    assert covered(first, last) == shown

@@ -257,6 +257,23 @@ def test_what_goes_wrong_is_said_and_leaves_nothing(
         assert any("ZeroDivisionError" in line for line in caught.value.detail)  # type: ignore[attr-defined]
 
 
+def test_without_jobs_each_core_searches(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    requests: list[dict[str, Any]] = []
+
+    def ask(place: EnginePlace, request: dict[str, Any], *_: Any) -> None:
+        requests.append(request)
+        raise NoPair("there is none")
+
+    monkeypatch.setattr(search, "ask", ask)
+    monkeypatch.setattr(os, "cpu_count", lambda: 3)
+    for jobs in (None, 2):
+        with pytest.raises(NoPair):
+            find_pair(place(tmp_path), tmp_path / "out", asked(size=56, jobs=jobs))
+    assert [request["jobs"] for request in requests] == [3, 2]
+
+
 def test_a_worker_that_writes_nothing_is_ended(tmp_path: Path) -> None:
     here = replace(place(tmp_path), silence_s=0.01)
     with pytest.raises(InfrastructureError, match="wrote nothing for"):

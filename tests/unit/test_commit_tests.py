@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from mmrepro.base.errors import UsageError
+from made_up_fuzz import fuzz as made_up_fuzz
+from mmrepro import campaign
+from mmrepro.base.errors import InfrastructureError, UsageError
 from mmrepro.cli.app import app
 from mmrepro.cli.repro import bisect_words
 from mmrepro.engines.environments import patched_clone
+from mmrepro.failure.documents.replay import (
+    AimedChange,
+    AimedFunction,
+    SideDifference,
+)
 from mmrepro.runs import CommitReading, CommitResult, change_of, commits, read_commit
 from mmrepro.runs.commits import compared, touched_by
 from mmrepro.runs.tree_tests import UpstreamRun, UpstreamTest, summed
@@ -141,6 +150,82 @@ def test_the_exit_code_of_a_commit(
     assert done.exit_code == code
     assert "touches vllm/v1/core.py: step" in done.stdout
     assert "csrc/a.cu" in done.stdout
+
+
+@pytest.mark.parametrize(("shown", "code"), [(2, 0), (1, 3)])
+def test_generated_requests_speak_for_a_commit_where_each_pair_shows_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shown: int, code: int
+) -> None:
+    """A FAKE session in place of the child that would start servers."""
+    made = CommitReading(
+        engine="vllm",
+        commit="a" * 40,
+        parent="b" * 40,
+        product=["vllm/a.py"],
+        compiled=[],
+        tests=[],
+        functions=["vllm/a.py: check"],
+        kernels="0.24.0",
+        result=CommitResult.NONE,
+        why="why",
+    )
+    difference = SideDifference(
+        id="d1",
+        field="status",
+        what="500 → 400",
+        statement="r5: NEW answers 400 where OLD answers 500.",
+        request={"method": "POST", "path": "/v1/completions", "body": {"n": 0}},
+        episode=1,
+        pairs=2,
+        shown=shown,
+    )
+    functions = [
+        AimedFunction(file="vllm/a.py", name="check", lines=3, entered=True, reached=2),
+        AimedFunction(file="vllm/b.py", name="unseen", lines=1, missed="7"),
+    ]
+    asked: list[list[str]] = []
+
+    def spawned(words: list[str], *_: Any, **how: Any) -> Any:
+        asked.append(words)
+        folder = Path(words[words.index("--out") + 1])
+        folder.mkdir(parents=True)
+        aim = AimedChange(files=["vllm/a.py"], functions=functions)
+        session = made_up_fuzz(aim=aim, differences=[difference])
+        (folder / "fuzz.json").write_text(session.model_dump_json())
+        return SimpleNamespace(wait=lambda: 1)
+
+    monkeypatch.setattr(commits, "read_commit", lambda *_, **how: made)
+    monkeypatch.setattr(campaign, "spawn", spawned)
+    words = ["commit", f"{tmp_path}@HEAD", "--fuzz", "5m", "--out", f"{tmp_path}/o"]
+    done = CliRunner().invoke(app, words)
+    assert done.exit_code == code, done.output
+    (words,) = asked
+    assert words[words.index("--source") + 1] == f"{tmp_path}@{'b' * 40}"
+    other = words[words.index("--against") + 1]
+    assert other == f"--source {tmp_path}@{'a' * 40} --kernels 0.24.0"
+    for part in (
+        "2 of 4 lines",
+        "no request ran vllm/b.py:7",
+        "/v1/completions",
+        '{"n": 0}',
+    ):
+        assert part in done.stdout
+    kept = json.loads((tmp_path / "o/commit.json").read_text())
+    assert kept["differences"][0]["shown"] == shown
+
+
+def test_a_session_of_requests_without_a_result_is_no_answer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, clone: Path
+) -> None:
+    monkeypatch.setattr(commits, "resolve_source", None)
+    monkeypatch.setattr(
+        campaign, "spawn", lambda *_, **how: SimpleNamespace(wait=lambda: 4)
+    )
+    (clone / "vllm/v1/core.py").write_text(CODE)
+    commit(clone, "back")
+    done = CliRunner().invoke(app, ["commit", str(clone), "--fuzz", "5m"])
+    assert isinstance(done.exception, InfrastructureError)
+    assert "without a result (exit code 4)" in str(done.exception)
 
 
 def test_a_patch_is_a_commit_of_another_clone(clone: Path, tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ from mmrepro.failure.documents.searches import CellState
 from mmrepro.failure.signature import checks, comparison, views
 from mmrepro.failure.signature.decide import all_met, guarded
 from mmrepro.probes.base import ProbeStatus
-from mmrepro.probes.data import LogsData, StacksData
+from mmrepro.probes.data import LogsData, MetricSample, MetricsData, StacksData
 from mmrepro.runs.judge import Deadlines, derive, of_gate
 from mmrepro.scenario import Finding, Truth, minivllm, vllm
 from mmrepro.traffic.evidence import Evidence, Missing, ReproducerResult, RequestRecord
@@ -222,7 +222,7 @@ def test_two_readings_of_the_check_unless_told_otherwise() -> None:
     seen = views.Metrics(Evidence(probes=[gate, once]))
     assert seen.readings(names, least=1) == [0.0]
     assert seen.readings(names, "gate", "check") == [0.0, 0.0]
-    with pytest.raises(Missing, match="1 readings"):
+    with pytest.raises(Missing, match="1 reading of"):
         seen.readings(names)
     of = views.Processes(
         Evidence(probes=[probed(processes(1.0), "gate"), probed(processes(2.0))])
@@ -238,6 +238,19 @@ def test_without_a_reading_that_is_what_is_missing() -> None:
         assert finding_of(check, evidence).observed.startswith("0 readings of vllm:")
     with pytest.raises(Missing, match="0 readings of minivllm:x"):
         minivllm.told(views.Metrics(Evidence()), "x")
+
+
+def test_a_metric_that_is_not_there_is_answered_with_those_that_are() -> None:
+    names = ["minivllm:kv_cache_blocks", "minivllm:running"]
+    samples = [MetricSample(name=name, labels={}, value=1.0) for name in names]
+    data = MetricsData(url="http://x", samples=samples)
+    metrics = views.Metrics(Evidence(probes=[probed(data)]))
+    with pytest.raises(Missing) as raised:
+        metrics.readings(["kv_cache_blocks"])
+    assert str(raised.value) == (
+        "the server has no metric kv_cache_blocks; it has minivllm:kv_cache_blocks, "
+        "minivllm:running"
+    )
 
 
 @pytest.mark.parametrize("value", [True, False, "3", None])

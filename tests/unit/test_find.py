@@ -400,7 +400,7 @@ def test_of_a_log_the_engines_words_count_and_a_clients_do_not(tmp_path):
             f"{MARKED}torch.OutOfMemoryError: CUDA out of memory. Tried 2 MiB\n",
             0,
             (
-                "because    line 1: torch.OutOfMemoryError: CUDA out of memory. Tried "
+                "matches    line 1: torch.OutOfMemoryError: CUDA out of memory. Tried "
                 "2 MiB"
             ),
         ),

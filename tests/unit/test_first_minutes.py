@@ -1,6 +1,8 @@
 """What a new user types in the first minutes."""
 
 import io
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -97,3 +99,32 @@ def test_what_is_planted_is_not_unfixed_upstream() -> None:
     out = mmrepro("list", "--alive")[1]
     assert "minivllm" not in out
     assert "still unfixed upstream" in out
+
+
+LOADS = """
+import sys
+from mmrepro.cli import main
+sys.argv = ["mmrepro", *sys.argv[2:]]
+heavy = sys.argv.pop(1)
+try:
+    main()
+except SystemExit:
+    print(heavy in sys.modules, file=sys.stderr)
+"""
+
+
+@pytest.mark.parametrize(
+    ("heavy", "words"),
+    [("typer", "--help"), ("typer", "--version"), ("pydantic", "list")],
+)
+def test_a_short_command_does_not_load_what_it_does_not_need(
+    heavy: str, words: str
+) -> None:
+    printed = subprocess.run(
+        [sys.executable, "-c", LOADS, "-", heavy, words],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert printed.stdout
+    assert printed.stderr.splitlines()[-1] == "False"

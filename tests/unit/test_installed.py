@@ -15,7 +15,7 @@ def elsewhere(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> pytest.MonkeyP
     wheel = f"file://{tmp_path}/my%20wheels/mmrepro-0.2.0-py3-none-any.whl"
     recorded = SimpleNamespace(read_text=lambda name: json.dumps({"url": wheel}))
     monkeypatch.setattr(installed, "_PACKAGE", tmp_path / "site-packages" / "mmrepro")
-    monkeypatch.setattr(installed, "distribution", lambda name: recorded)
+    monkeypatch.setattr("importlib.metadata.distribution", lambda name: recorded)
     return monkeypatch
 
 
@@ -51,5 +51,7 @@ def test_the_program_is_typed_as_it_was_called(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setenv("UV", str(Path.cwd() / ".uv" / "bin" / "uv"))
     program = ".uv/bin/uv run --no-dev --extra run mmrepro"
     assert installed.typed_program() == program
+    assert installed.as_typed("mmrepro run thing") == f"{program} run thing"
+    assert installed.as_typed("python3 mmrepro.py") == "python3 mmrepro.py"
     monkeypatch.delenv("UV")
     assert installed.typed_program() == "uv run --no-dev --extra run mmrepro"

@@ -77,6 +77,50 @@ def test_what_a_tool_answers_is_data_as_well() -> None:
     assert document["next"] == ["mmrepro show ghost-key-eviction"]
 
 
+def test_a_command_is_run_once_for_its_screen_and_its_data(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """find, logs, why, check and show print, and leave their document in a file."""
+    commands: list[tuple[str, ...]] = []
+    ended = tools._ended
+
+    async def counted(words: Any, more: Any) -> Any:
+        commands.append(tuple(words))
+        return await ended(words, more)
+
+    monkeypatch.setattr(tools, "_ended", counted)
+    answer = with_client(
+        lambda client: client.call_tool("show", {"name": "shape-alias"})
+    )
+    assert commands == [("show", "--", "shape-alias")]
+    assert "SHAPE-ALIAS" in answer.content[0].text
+    assert answer.structured_content["document"]["name"] == "shape-alias"
+
+
+def test_an_engine_is_one_of_those_that_are_known() -> None:
+    listed = with_client(lambda client: client.list_tools()).tools
+    [logs] = [tool for tool in listed if tool.name == "logs"]
+    assert "vllm" in logs.input_schema["properties"]["engine"]["enum"]
+    assert "context" not in logs.input_schema["properties"]
+
+
+def test_a_client_hears_what_a_command_is_doing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    heard: list[str] = []
+
+    async def progress(took: float, total: float | None, message: str | None) -> None:
+        heard.append(str(message))
+
+    monkeypatch.setattr(tools, "_TICK_S", 0.01)
+    with_client(
+        lambda client: client.call_tool(
+            "find", {"text": "Expected a cached item"}, progress_callback=progress
+        )
+    )
+    assert "mmrepro find still runs" in heard
+
+
 def test_each_parameter_is_described() -> None:
     for tool in with_client(lambda client: client.list_tools()).tools:
         for name, schema in tool.input_schema.get("properties", {}).items():

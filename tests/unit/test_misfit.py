@@ -7,7 +7,7 @@ import pytest
 from mmrepro.base.records import Fidelity, WheelFacts
 from mmrepro.engines import get_engine, misfit
 from mmrepro.engines.environments.spec import Environment, vllm_spec
-from mmrepro.engines.misfit import misfit_in
+from mmrepro.engines.misfit import misfit_in, uninterpreted_in
 from mmrepro.failure.documents import EngineFacts
 from mmrepro.failure.signature import Outcome
 from mmrepro.reports import load
@@ -163,16 +163,18 @@ def test_the_nearest_release_that_has_it(
 
     there = [
         Stored("0.24.0", b"paged_v3"),
-        Stored("0.31.0", b"-paged_v3-"),
+        Stored("0.31.0", b"paged_v3"),
+        Stored("0.31.2", b"-paged_v3-"),
         Stored("0.30.0", b""),
     ]
     monkeypatch.setattr(misfit, "list_environments", lambda sizes: there)
     log = tmp_path / "engine.log"
     said = "AttributeError: '_OpNamespace' '_C' object has no attribute '{}'"
     log.write_text(FRAMES + said.format("paged_v3") + "\n")
-    assert misfit_in(log, environment).endswith("vllm 0.31.0 has it: --kernels 0.31.0.")
+    assert misfit_in(log, environment).endswith("vllm 0.31.2 has it: --kernels 0.31.2.")
     log.write_text(FRAMES + said.format("paged_v9") + "\n")
-    none = "No other release whose environment is here (0.24.0, 0.30.0, 0.31.0) has it."
+    here = "0.24.0, 0.30.0, 0.31.0, 0.31.2"
+    none = f"No other release whose environment is here ({here}) has it."
     assert misfit_in(log, environment).endswith(none)
 
 
@@ -247,3 +249,31 @@ def test_an_option_goes_to_the_releases_that_define_it(
     (folder / "cli_args.py").write_text("trust_request_mm_kwargs: bool = False\n")
     assert vllm.known(option, environment.site_packages) == (option,)
     assert vllm.known("", environment.site_packages) == ()
+
+
+KERNEL = (
+    "mmrepro stand-in triton_cpu: the kernel _num_nans_kernel "
+    "(vllm/v1/worker/gpu/metrics/logits.py, line 10) does not run in Triton's "
+    "interpreter: AttributeError: 'NoneType' object has no attribute 'to' (process 7)"
+)
+"""Of vLLM 0.32.0's kernel in the interpreter of Triton 3.7.1."""
+
+
+def test_a_kernel_that_the_interpreter_does_not_run_is_named(
+    tmp_path: Path, environment: Environment
+) -> None:
+    log = tmp_path / "engine.log"
+    log.write_text(f"INFO a line\n\n{KERNEL}\n(EngineCore pid=7) ERROR it died\n")
+    sentence = (
+        "The kernel _num_nans_kernel (vllm/v1/worker/gpu/metrics/logits.py, line 10) "
+        "does not run in Triton's interpreter: AttributeError: 'NoneType' object has "
+        "no attribute 'to'. What it does only a GPU shows."
+    )
+    assert uninterpreted_in(log) == sentence
+    assert misfit_in(log, replace(environment, python_of="")) == sentence
+    log.write_text(
+        "mmrepro stand-in triton_cpu: Triton's kernels run in its "
+        "interpreter (process 7)\n"
+    )
+    assert uninterpreted_in(log) == ""
+    assert uninterpreted_in(tmp_path / "none.log") == ""

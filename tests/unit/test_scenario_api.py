@@ -20,6 +20,7 @@ from made_up import (
 from mmrepro import scenario as scenario_names
 from mmrepro.base.errors import BrokenScenario
 from mmrepro.base.records import ClaimStatus
+from mmrepro.cli import conditions
 from mmrepro.runs.judge import judge
 from mmrepro.scenario import (
     Drive,
@@ -29,7 +30,9 @@ from mmrepro.scenario import (
     LiveFacts,
     Logs,
     Measured,
+    Metrics,
     Outcome,
+    Processes,
     Reproducers,
     Requests,
     RunFacts,
@@ -543,3 +546,16 @@ def test_a_file_with_such_an_import_is_shown_its_own_line(tmp_path: Path) -> Non
 
 def test_no_name_is_in_both() -> None:
     assert not {*names(scenario_names)} & {*names(more)}
+
+
+def test_the_page_on_conditions_is_made_from_docstrings() -> None:
+    page = Path(__file__).parents[2] / "docs" / "conditions.md"
+    assert page.read_text("utf-8") == conditions.page(), (
+        f"python -m mmrepro.cli.conditions > {page}"
+    )
+    for view in (Requests, Logs, Metrics, Processes, Reproducers, Measured):
+        for name in vars(view):
+            if not name.startswith("_") and name != "observable":
+                assert f"`{name}(" in page.read_text("utf-8"), name
+    # A row without words helps nobody.
+    assert "|  |" not in page.read_text("utf-8")

@@ -6,12 +6,14 @@ import json
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from mmrepro.reproducers import reproducer_path
-from mmrepro.runs import TreeTestState, UntestableCause
+from mmrepro.runs import TreeTestState, UntestableCause, tree_tests
 from mmrepro.runs.tree_tests import judged, summed, unpack_tests
 
 RED, GREEN, UNTESTABLE = (
@@ -211,3 +213,29 @@ def test_the_tests_of_a_commit_with_those_of_its_fix(
     assert (folder / "tests/v1/test_b.py").read_text() == "new\n"
     assert (folder / "pyproject.toml").exists()
     assert unpack_tests(clone, "HEAD", tmp_path / "o2", newer="HEAD", files=files) == []
+
+
+@pytest.mark.parametrize(
+    ("left_s", "ends", "expected"),
+    [
+        (600.0, "closes", ([{"kind": "begins", "test": "t"}], False)),
+        (600.0, "box", ([{"kind": "begins", "test": "t"}], False)),
+        (-1.0, "", ([], True)),
+    ],
+    ids=["they end", "the box ends", "they are late"],
+)
+def test_what_tests_write_is_read_to_their_end(
+    left_s: float, ends: str, expected: tuple[list[dict[str, str]], bool]
+) -> None:
+    reading, writing = os.pipe()
+    os.write(writing, b'{"kind": "begins", "test": "t"}\n{"kind": "ph')
+    if ends == "closes":
+        os.close(writing)
+    box = SimpleNamespace(poll=lambda: 0 if ends == "box" else None)
+    try:
+        deadline = time.monotonic() + left_s
+        assert tree_tests._lines_until(reading, deadline, box) == expected  # type: ignore[arg-type]
+    finally:
+        os.close(reading)
+        if ends != "closes":
+            os.close(writing)

@@ -11,18 +11,23 @@ import time
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any
 
 import pytest
+from enough_processors import assert_undecided, is_short, with_processors
 from mmrepro.base.errors import UsageError
+from mmrepro.base.machine.host import Lateness
 from mmrepro.base.records import Moment
-from mmrepro.failure.documents import TargetFacts
+from mmrepro.failure.documents import Diagnosis, TargetFacts
 from mmrepro.failure.documents.fall import FALL_FILE, FallRecord, read_fall
+from mmrepro.live.diagnose import fall
 from mmrepro.live.diagnose.fall import capture_fall, diagnose_fall, without_words
+from mmrepro.live.diagnose.general import STANDSTILLS
 from mmrepro.live.diagnose.options import DiagnoseCommand
-from mmrepro.live.diagnose.session import diagnose
+from mmrepro.live.diagnose.session import Diagnosed, diagnose
 from mmrepro.live.diagnose.shapes import shape_of
 from mmrepro.live.watch.falls import FallKeeper, cut_to, prune
 from mmrepro.live.watch.health import Check, CheckOutcome, Health
@@ -267,26 +272,70 @@ def test_a_folder_without_a_whole_record_is_refused(
         diagnose_fall(tmp_path)
 
 
+@dataclass(frozen=True)
+class TwoLooks:
+    """A diagnosis of a live server, and one of what was kept of it."""
+
+    live: Diagnosed
+    record: FallRecord
+    after: Diagnosis
+
+    @property
+    def is_short(self) -> bool:
+        return is_short(self.live.incident.evidence) or is_short(self.record.evidence)
+
+
+def look_twice(url: str, folder: Path) -> TwoLooks:
+    live = diagnose(DiagnoseCommand(url=url, deadline_s=6.0))
+    record = capture_fall(DiagnoseCommand(url=url), folder, "why", 9.0)
+    return TwoLooks(live, record, diagnose_fall(folder))
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("mode", ["python", "nap", "lock", "deaf"])
 def test_it_is_judged_as_the_server_itself(tmp_path: Path, mode: str) -> None:
     with fake_engine(mode) as (_, url):
-        live = diagnose(DiagnoseCommand(url=url, deadline_s=6.0)).diagnosis
-        capture_fall(DiagnoseCommand(url=url), tmp_path, "why", 9.0)
-    after = diagnose_fall(tmp_path)
-    assert (after.assessment.state, after.exit_code) == (live.state, live.exit_code)
+        looks = with_processors(
+            lambda: look_twice(url, tmp_path), lambda looks: looks.is_short
+        )
+    record, live, after = looks.record, looks.live.diagnosis, looks.after
+    assert read_fall(tmp_path) == record
+    assert record.complete
+    if looks.is_short:
+        for seen, diagnosis in (
+            (looks.live.incident.evidence, live),
+            (record.evidence, after),
+        ):
+            if is_short(seen):
+                assert_undecided(diagnosis)
+        return
+    assert (after.state, after.exit_code) == (live.state, live.exit_code)
+    assert live.state in STANDSTILLS
     assert {c.name for c in after.classes} == {c.name for c in live.classes}
-    kept = read_fall(tmp_path)
-    assert kept.complete
-    metrics = [r for r in kept.evidence.probes if isinstance(r.data, MetricsData)]
+    metrics = [r for r in record.evidence.probes if isinstance(r.data, MetricsData)]
     assert len(metrics) >= 2
     samples = [
         sample
-        for result in kept.evidence.probes
+        for result in record.evidence.probes
         if isinstance(result.data, StacksData)
         for sample in result.data.samples
     ]
     assert len(samples) >= 10
+
+
+def ended_watch(url: str, folder: Path) -> FallRecord:
+    """What a watch keeps that is ended after its first check."""
+    command = [sys.executable, "-m", "mmrepro", "watch", url, "--http", "0"]
+    command += ["--capture", str(folder), "--capture-time", "8", "--json"]
+    command += ["--interval", "2", "--no-diagnose"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as watch:
+        assert watch.stdout is not None
+        for line in watch.stdout:
+            if json.loads(line)["event"] == "check":
+                break
+        watch.send_signal(signal.SIGTERM)
+        assert watch.wait(300) == 130
+    return read_fall(folder)
 
 
 @pytest.mark.slow
@@ -294,17 +343,34 @@ def test_a_watch_that_is_ended_beside_a_hung_server_leaves_evidence(
     tmp_path: Path,
 ) -> None:
     with fake_engine("python") as (_, url):
-        command = [sys.executable, "-m", "mmrepro", "watch", url, "--http", "0"]
-        command += ["--capture", str(tmp_path), "--capture-time", "8", "--json"]
-        command += ["--interval", "2", "--no-diagnose"]
-        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as watch:
-            assert watch.stdout is not None
-            for line in watch.stdout:
-                if json.loads(line)["event"] == "check":
-                    break
-            watch.send_signal(signal.SIGTERM)
-            began = time.monotonic()
-            assert watch.wait(30) == 130
-            assert time.monotonic() - began < 20
-    assert read_fall(tmp_path).complete
-    assert diagnose_fall(tmp_path).exit_code == 1
+        record = with_processors(
+            lambda: ended_watch(url, tmp_path), lambda record: is_short(record.evidence)
+        )
+    assert record.deadline_s < 8
+    after = diagnose_fall(tmp_path)
+    if is_short(record.evidence):
+        assert_undecided(after)
+        assert record.complete or "cut short" in " ".join(after.unseen)
+    else:
+        assert record.complete
+        assert after.exit_code == 1
+
+
+def test_a_look_that_is_cut_short_says_that_it_had_no_processor(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def cut(*_: object) -> None:
+        file = tmp_path / FALL_FILE
+        until = time.monotonic() + 60
+        while not file.exists() and time.monotonic() < until:
+            time.sleep(0.01)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(fall, "_observe", cut)
+    monkeypatch.setattr(fall, "_EVERY_S", 0.01)
+    monkeypatch.setattr(Lateness, "share", 0.7)
+    with pytest.raises(KeyboardInterrupt):
+        capture_fall(DiagnoseCommand(url="http://127.0.0.1:9"), tmp_path, "why", 9.0)
+    record = read_fall(tmp_path)
+    assert not record.complete
+    assert is_short(record.evidence)

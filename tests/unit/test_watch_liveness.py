@@ -4,6 +4,7 @@ nothing else."""
 import asyncio
 import json
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Awaitable, Callable, Iterator
@@ -12,6 +13,7 @@ from pathlib import Path
 from typing import TypeVar
 
 import pytest
+from enough_processors import told_by_stacks
 from fake_server import (
     Reply,
     answering,
@@ -312,7 +314,8 @@ def fake_engine(
 
 @contextmanager
 def checker(url: str, deadline_s: float = 1.0) -> Iterator[Checker]:
-    made = Checker(url, deadline_s)
+    # A busy front may be late with its list of models.
+    made = Checker(url, deadline_s, model="tiny")
     try:
         yield made
     finally:
@@ -340,14 +343,27 @@ def test_a_process_that_stands_still_ends_liveness(mode: str, says: str) -> None
     assert not health.live
 
 
-def told_by_stacks(made: Checker) -> Check:
-    """The first check that says more than the silence: on a busy machine one may have
-    no time for any stacks."""
-    for _ in range(60):
-        found = made.check()
-        if found.why != "a small request: no answer in time":
-            return found
-    raise AssertionError("no check had stacks")
+@pytest.mark.usefixtures("in_time")
+def test_a_process_that_a_signal_stops_ends_liveness_while_it_is_stopped() -> None:
+    health = Health(failures=2)
+    with fake_engine("well") as (process, url), checker(url) as made:
+        made.deadline_s = 60.0
+        health.observe(made.check())
+        assert health.ready
+        made.deadline_s = 1.0
+        process.send_signal(signal.SIGSTOP)
+        for _ in range(2):
+            check = told_by_stacks(made)
+            health.observe(check)
+            assert check.verdict is CheckOutcome.FAILED, check.why
+            assert "stopped by a signal" in check.why
+        assert not health.live
+        # One that goes on by the end of the look, as beside a debugger, is not.
+        process.send_signal(signal.SIGCONT)
+        verdict, _ = made._processes._stays_stopped(0.0)
+        assert verdict is CheckOutcome.SILENT
+        made.deadline_s = 60.0
+        assert made.check().verdict is CheckOutcome.OK
 
 
 def test_one_that_computes_is_given_time() -> None:

@@ -4,19 +4,16 @@ a start, a compiler, an operator's pause, a cache, one socket of two."""
 import asyncio
 import json
 import os
-import re
-import socket
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
-from typing import TypeVar
 from urllib.parse import urlsplit
 
 import pytest
+from enough_processors import told_by_stacks
 from fake_server import Reply, answering, http, in_turn, silent
 from mmrepro.base.machine.host import Lateness
 from mmrepro.base.processes import Stat, Thread, thread_ids
@@ -29,14 +26,7 @@ from mmrepro.live.watch.loop import ServerWatch
 from mmrepro.live.watch.options import WatchCommand
 from mmrepro.live.watch.processes import RunningTime, waited_to_run
 from mmrepro.live.watch.server import states
-from test_watch_liveness import (
-    against,
-    checked,
-    checker,
-    fake_engine,
-    routed,
-    told_by_stacks,
-)
+from test_watch_liveness import against, checked, checker, fake_engine, routed
 
 OK, BUSY, FAILED, SILENT, ABSENT, ERROR, HELD, PREPARING, UNKNOWN = CheckOutcome
 DOCS = Path(__file__).parents[2] / "docs"
@@ -308,81 +298,6 @@ def test_each_request_is_a_new_one() -> None:
 
     assert checked(routed(reply), 3, answered=3) == [OK] * 3
     assert len(set(prompts)) == 3
-
-
-# ------------------------------------------------------------------ several sockets
-
-
-@contextmanager
-def second_socket(port: int) -> Iterator[None]:
-    """Another socket of this port, which takes connections and answers none."""
-    with socket.socket() as mute:
-        mute.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-        mute.bind(("127.0.0.1", port))
-        mute.listen(64)
-        yield
-
-
-T = TypeVar("T")
-
-
-def beside_a_silent_socket(reply: Reply, look: Callable[[str], T]) -> T:
-    """What ``look`` finds at a port on which a second socket listens."""
-
-    async def serve() -> T:
-        async def connected(
-            reader: asyncio.StreamReader, writer: asyncio.StreamWriter
-        ) -> None:
-            request = await reader.readuntil(b"\r\n\r\n")
-            if found := re.search(rb"(?i)content-length: (\d+)", request):
-                await reader.readexactly(int(found[1]))
-            await reply(request, writer)
-            await writer.drain()
-            writer.close()
-
-        server = await asyncio.start_server(
-            connected, "127.0.0.1", 0, reuse_port=True, backlog=64
-        )
-        port = server.sockets[0].getsockname()[1]
-
-        def looked() -> T:
-            with second_socket(port):
-                return look(f"http://127.0.0.1:{port}")
-
-        try:
-            return await asyncio.to_thread(looked)
-        finally:
-            server.close()
-
-    return asyncio.run(serve())
-
-
-ANSWERS = routed(answering(http(200, completion(1))))
-
-
-@pytest.mark.slow
-def test_one_silent_socket_of_two_is_found() -> None:
-    def look(url: str) -> list[Check]:
-        made = Checker(url, 1.0, model="tiny")
-        try:
-            return [made.check() for _ in range(4)]
-        finally:
-            made.close()
-
-    checks = beside_a_silent_socket(ANSWERS, look)
-    # A request of its own that met the silent one got no answer at all.
-    assert not [c for c in checks if c.verdict is OK]
-    told = [c.why for c in checks if c.verdict is SILENT]
-    assert any("one of 2 sockets" in why for why in told), checks
-
-
-@pytest.mark.slow
-def test_a_diagnosis_finds_it_whichever_socket_gets_its_request() -> None:
-    def look(url: str) -> list[str]:
-        asked = DiagnoseCommand(url=url, deadline_s=1.0, model="tiny")
-        return [diagnose(asked).diagnosis.assessment.state for _ in range(4)]
-
-    assert beside_a_silent_socket(ANSWERS, look) == ["front-frozen"] * 4
 
 
 # ------------------------------------------------------------------ its own request

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import os
 import shlex
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
 from mmrepro.base import common_options
-from mmrepro.base.errors import UsageError
+from mmrepro.base.errors import UsageError, did_you_mean
 from mmrepro.base.machine.files import read_toml
 from mmrepro.base.options import (
     CONFIG_VARIABLE,
@@ -19,14 +19,10 @@ from mmrepro.base.options import (
     OptionOrigin,
     declared,
 )
+from mmrepro.base.values import WrongValue, check_value, read_value
 
 FILE = "mmrepro.toml"
 _PROJECT = "pyproject.toml"
-_TYPES: dict[Any, tuple[tuple[type, ...], str]] = {
-    bool: ((bool,), "true or false"),
-    int: ((int,), "a whole number"),
-    float: ((int, float), "a number"),
-}
 _KEYS = {
     (one.name.partition("/")[0].strip("-") or name.lower().replace("_", "-"))
     for name, one in vars(common_options).items()
@@ -41,19 +37,16 @@ class Configured(dict[str, Any]):
     asked for.
 
     Args:
-        check: checks a field's name and value as the command line does, and raises the
-            same.
         commands: all that a file may have a table for.
     """
 
     def __init__(
         self,
         made: type[Command],
-        check: Callable[[str, Any], object],
         commands: Collection[str],
     ) -> None:
         super().__init__()
-        self._made, self._check, self._commands = made, check, commands
+        self._made, self._commands = made, commands
         self._origins: dict[str, OptionOrigin] | None = None
 
     def get(self, name: str, default: Any = None) -> Any:
@@ -105,15 +98,12 @@ class Configured(dict[str, Any]):
         try:
             if declaration.option.read:
                 declaration.option.read(value)
-            self._check(declaration.field, value)
+            else:
+                _check(declaration, value)
+        except WrongValue as error:
+            raise UsageError(error.sentence(where), hint=_DOCS) from error
         except UsageError as error:
             raise UsageError(f"{where}: {error.message}", hint=error.hint) from error
-        except Exception as error:
-            # Every refusal of the command line has it; anything else is a bug of ours.
-            if not hasattr(error, "format_message"):
-                raise
-            problem = str(error).removeprefix("Value error, ").rstrip(".")
-            raise UsageError(f"{where}: {problem}.", hint=_DOCS) from error
         self[declaration.field] = value
         self._origins[declaration.field] = origin
 
@@ -150,26 +140,40 @@ def _keys(
     document = read_toml(file)
     top = ["tool", "mmrepro"] if file.name == _PROJECT else []
     own = [*top, *made.COMMAND.split()]
-    no_option = "it is no option that several commands have"
-    not_taken = f"mmrepro {made.COMMAND} takes none of that name"
     found: dict[str, tuple[Any, str]] = {}
-    for names, allowed, why in ((top, _KEYS, no_option), (own, known, not_taken)):
+    for names, allowed in ((top, _KEYS), (own, known)):
         for key, value in _table(document, names).items():
-            where = f"{file}, key {key!r}"
-            if names:
-                where += f" of [{'.'.join(names)}]"
+            where = _place(file, key, names)
             if names == top and isinstance(value, dict):
                 # The table of a command: it is read when that command runs.
                 if key not in commands:
+                    guess = did_you_mean(key, commands)
                     raise UsageError(
-                        f"{where}: there is no command {key!r}.", hint=_DOCS
+                        f"{where}: there is no command {key!r}.{guess}", hint=_DOCS
                     )
             elif key not in allowed:
-                raise UsageError(f"{where}: {why}.", hint=_DOCS)
+                guess = did_you_mean(key, allowed)
+                of_command = "" if names == top else f" of mmrepro {made.COMMAND}"
+                raise UsageError(
+                    f"{where}: unknown key{of_command}.{guess}", hint=_DOCS
+                )
             elif key in known:
                 _refuse_code(known[key], file, where)
                 found[key] = (_checked(known[key], value, file, where), where)
     return found
+
+
+def _place(file: Path, key: str, names: Sequence[str]) -> str:
+    """Return where a key is: ``mmrepro.toml, key 'device' of [run]``."""
+    table = f" of [{'.'.join(names)}]" if names else ""
+    return f"{file}, key {key!r}{table}"
+
+
+def _check(declaration: DeclaredOption, value: Any) -> None:
+    """Raises WrongValue: an option does not take this value of a file or a variable."""
+    values = value if declaration.several else [value]
+    for item in values:
+        read_value(declaration, item)
 
 
 def _table(document: Any, names: Sequence[str]) -> dict[str, Any]:
@@ -205,17 +209,23 @@ def _checked_item(
     declaration: DeclaredOption, item: Any, file: Path, where: str
 ) -> Any:
     """Raises UsageError: it is of another type."""
-    allowed, wanted = _TYPES.get(declaration.type, ((str,), "a text"))
-    if declaration.option.read:
-        allowed, wanted = (int, float, str), "a text or a number"
-    # To Python true is a number, too.
-    is_other_bool = isinstance(item, bool) and declaration.type is not bool
-    if not isinstance(item, allowed) or is_other_bool:
-        raise UsageError(f"{where}: {item!r} is not {wanted}.", hint=_DOCS)
+    try:
+        if declaration.option.read:
+            _check_readable(item)
+        else:
+            check_value(declaration, item)
+    except WrongValue as error:
+        raise UsageError(error.sentence(where), hint=_DOCS) from error
     if declaration.type is Path:
         # A path in a file is meant from where the file lies.
         item = os.path.relpath(file.parent / str(item))
     return str(item) if declaration.option.read else item
+
+
+def _check_readable(item: Any) -> None:
+    """Raises WrongValue: it is nothing that an option reads from a word."""
+    if isinstance(item, bool) or not isinstance(item, int | float | str):
+        raise WrongValue(f"must be a string or a number, not {item!r}")
 
 
 def _split(declaration: DeclaredOption, text: str) -> Any:

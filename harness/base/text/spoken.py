@@ -241,13 +241,10 @@ def _set_by_command(named: _NamePlace) -> Span | None:
 def _likely(named: _NamePlace) -> Span | None:
     """Behind weaker words: if it looks like a secret."""
     joint = _MAYBE.match(named.text, named.end)
-    # A colon and a sign of equality alone have rules of their own.
-    sign = joint[0].strip("\"' ") if joint else ":"
-    if (
-        joint is None
-        or sign in (":", "=")
-        or (sign in ("", ",") and not named.compound)
-    ):
+    if joint is None:
+        return None
+    sign = joint[0].strip("\"' ")
+    if sign in ("", ",") and not named.compound:
         return None
     value = _VALUE.match(named.text, joint.end())
     if value is None or not _looks(value[1].rstrip(".!?"), compound=named.compound):

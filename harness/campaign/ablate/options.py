@@ -54,7 +54,8 @@ class AblateCommand(SeveralRuns):
                     f"Scenario {scenario.full_name} declares no factors: there is "
                     "nothing to ablate."
                 ),
-                hint="mmrepro list",
+                hint="mmrepro show SCENARIO counts its factors; ghost-key-eviction "
+                "has some",
             )
         if self.threshold > self.repeat:
             raise UsageError(

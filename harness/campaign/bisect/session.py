@@ -12,6 +12,7 @@ from typing import Any, ClassVar
 
 from mmrepro.base.errors import MmreproError, UnwritableOutput, UsageError
 from mmrepro.base.records import Moment
+from mmrepro.base.units import count
 from mmrepro.campaign.bisect.options import BisectCommand
 from mmrepro.campaign.bisect.plan import Field, cell_at
 from mmrepro.campaign.bisect.search import (
@@ -109,7 +110,7 @@ class Bisecting(CellSearch[Bisection]):
         """Say more of a side, or say it otherwise."""
 
     def standing(self) -> str:
-        return f"{self.document.runs} runs of {len(self.field.points)} points"
+        return f"{count(self.document.runs, 'run')} of {count(len(self.field.points), 'point')}"
 
     # ------------------------------------------------------------------ the search
 

@@ -378,4 +378,5 @@ def _first(misfit: Misfit) -> str:
         table = f"[[cell]] number {int(place[1]) + 1}"
         key = place[2:]
 
-    return f"{table}, key {str(key[0])!r}: {words}" if key else f"{table}: {words}"
+    name = f"{table}, key {str(key[0])!r}" if key else table
+    return misfit._replace(words=words).sentence_of(name)

@@ -12,7 +12,7 @@ from typing import Annotated, Any, Final
 
 from mmrepro.base.errors import UsageError
 from mmrepro.base.machine import read_file, read_toml
-from mmrepro.base.records import Record
+from mmrepro.base.records import Record, misfits
 from mmrepro.engines.models.families import all_tokens, family_of, frames
 from mmrepro.engines.models.scripted import (
     Script,
@@ -131,6 +131,7 @@ class Scripts(Record):
             families.
         tokens: further special tokens.
         hidden: special tokens that an answer is shown without.
+        unread: the parser of a server does not read even the plainest script.
     """
 
     family: str = ""
@@ -141,6 +142,14 @@ class Scripts(Record):
     script: Annotated[
         list[ScriptedAnswer], Field(min_length=1, max_length=_MOST_SCRIPTS)
     ]
+    unread: Annotated[
+        bool,
+        Field(
+            description="a parser was seen not to read the plainest of them: nothing "
+            "of what it leaves in a text is judged",
+            exclude_if=lambda unread: not unread,
+        ),
+    ] = False
 
     def model(self, base: str = USUAL_BASE) -> ScriptedModel:
         """The model that says them, of the architecture of a tiny one. Raises
@@ -228,9 +237,8 @@ def checked_scripts(document: Mapping[str, Any], source: str) -> Scripts:
     try:
         scripts = Scripts.model_validate(document)
     except ValidationError as error:
-        first = error.errors()[0]
-        place = ".".join(str(part) for part in first["loc"])
-        raise UsageError(f"{source}: {place}: {first['msg']}.", hint=_HINT) from error
+        first = misfits(error, document)[0]
+        raise UsageError(f"{source}: {first.text}.", hint=_HINT) from error
     scripts.model()  # raises where a script is none
     return scripts
 

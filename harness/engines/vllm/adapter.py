@@ -224,6 +224,8 @@ class VllmEngine(Engine):
         ),
         # wait_for_completion_or_failure of v1/utils.py, 0.23 to 0.33.
         "front-died": r"Process RustFrontend \(PID: \d+\) died with exit code",
+        # wait_for_engine_startup of v1/engine/utils.py, 0.11 to 0.33.
+        "core-not-started": r"Engine core initialization failed",
         "core-fatal": r"EngineCore encountered a fatal error",
         "waiting-for-work": r"waiting for work",
         # Of ten seconds, at INFO; the second form is the Rust front end's.

@@ -71,8 +71,8 @@ CAUSE_WORDS: dict[CauseClass, str] = {
     CauseClass.FAILED_START: "it did not start",
     CauseClass.OVERLOADED: "more is asked of it than it can do",
     CauseClass.ALIVE: "nothing ended it as far as the log goes",
-    CauseClass.NOT_A_LOG: "this is no log of a server",
-    CauseClass.UNKNOWN: "the log does not tell",
+    CauseClass.NOT_A_LOG: "this does not look like a server log",
+    CauseClass.UNKNOWN: "the log does not show the cause",
 }
 
 

@@ -41,7 +41,7 @@ FLEET_WORDS: dict[FleetState, str] = {
     FleetState.PREFILLS_LOCALLY: (
         "prefills locally: a decode server computes its prompts itself"
     ),
-    FleetState.UNKNOWN: "could not be told",
+    FleetState.UNKNOWN: "undecided",
 }
 
 

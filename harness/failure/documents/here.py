@@ -197,6 +197,11 @@ def _numbered(word: str, rows: Sequence[Here], kind: str) -> Here:
         raise UsageError(f"No incident {word}; there are {len(rows)}.", hint=LISTS)
     row = rows[int(word) - 1]
     # Why a record cannot be gone on with, the command that resumes says better.
+    if kind == "run" and row.kind == "incident" and not _fits(row, kind):
+        raise UsageError(
+            f"Number {word} is a diagnosis, which cannot be judged again.",
+            hint="mmrepro judge last, for the newest run",
+        )
     if kind != "unfinished" and not _fits(row, kind):
         raise UsageError(
             f"Number {word} is no {_kind_words(kind)}, but {_a(row.kind)}.", hint=LISTS

@@ -105,7 +105,8 @@ class EngineFacts(Record):
         str,
         Field(
             description=(
-                "what that Python asks of those files in vain: nothing is tested"
+                "what that Python asks of those files in vain, or the kernel that "
+                "Triton's interpreter does not run: nothing is tested"
             )
         ),
     ] = ""

@@ -100,6 +100,24 @@ class Needed(Record):
     ] = ""
 
 
+class KnownUpstream(Record):
+    """What the catalogue has of a known failure: what a maintainer asks for first.
+
+    Attributes:
+        issue: ``vllm#54195``, with its ``url``; "": none is known.
+        fixed: ``fixed in 0.29.0``, or that no release with a fix is known.
+    """
+
+    issue: str = ""
+    url: str = ""
+    fixed: str = ""
+
+    @property
+    def words(self) -> str:
+        """``vllm#54195, fixed in 0.29.0``."""
+        return ", ".join(filter(None, (self.issue, self.fixed)))
+
+
 class Finding(Record):
     """One failure, told apart by its bucket."""
 
@@ -119,6 +137,20 @@ class Finding(Record):
     known: Annotated[str | None, Field(description="a scenario's name")] = None
     known_variant: str = ""
     known_why: str = ""
+    upstream: Annotated[
+        KnownUpstream | None,
+        Field(
+            description="of a known one, by the catalogue",
+            exclude_if=lambda upstream: upstream is None,
+        ),
+    ] = None
+    resembles: Annotated[
+        list[str],
+        Field(
+            description="of an unknown one: known failures whose words its exception has",
+            exclude_if=lambda names: not names,
+        ),
+    ] = []
     same_as: Annotated[
         str, Field(description="folder of an earlier finding here with the same bucket")
     ] = ""
@@ -167,6 +199,11 @@ class Finding(Record):
     @property
     def title(self) -> str:
         return f"{self.server.label}: {self.finding_class.words}"
+
+    @property
+    def needed_options(self) -> list[str]:
+        """Options of the server without which it was not observed."""
+        return [part.what for part in self.needed if part.what.startswith("--")]
 
     @property
     def known_name(self) -> str:
@@ -288,7 +325,7 @@ class Replaced(Record):
     def words(self) -> str:
         """A sentence."""
         if self.by and self.what:
-            return f"{self.by} stands for {self.what}: {self.why}."
+            return f"{self.by} replaces {self.what}: {self.why}."
         if self.by:
             return f"{self.by} is added: {self.why}."
         return f"{self.what} is left out: {self.why}."
@@ -576,7 +613,7 @@ class Episode(Record):
     number: Annotated[
         int, Field(description="0: the one that learns the server's limits")
     ]
-    kind: Literal["learning", "mixed", "steady", "many", "fields", "scripts"]
+    kind: Literal["learning", "mixed", "steady", "many", "fields", "crossed", "scripts"]
     origin: Annotated[
         str,
         Field(
@@ -664,6 +701,48 @@ class SideDifference(Record):
         return 0 < self.pairs == self.shown
 
 
+class AimedFunction(Record):
+    """A function that two sides have otherwise, and what of it the requests ran."""
+
+    file: str
+    name: Annotated[str, Field(description="with the classes around it")]
+    lines: Annotated[
+        int, Field(description="that differ and can run, of both sides")
+    ] = 0
+    entered: Annotated[bool, Field(description="by a request, on either side")] = False
+    reached: Annotated[int, Field(description="of those lines")] = 0
+    missed: Annotated[
+        str,
+        Field(description="lines of the new side that differ and did not run: 7, 9-12"),
+    ] = ""
+    requests: Annotated[
+        list[str], Field(description="some that ran it: what they have")
+    ] = []
+
+
+class AimedChange(Record):
+    """What two sides of ``--against`` have otherwise, as a target of requests."""
+
+    files: list[str]
+    functions: list[AimedFunction] = []
+    flags: Annotated[
+        list[str],
+        Field(description="options of both servers, since the changed code names them"),
+    ] = []
+    kept: Annotated[
+        int, Field(description="requests that reached a line first, and were mutated")
+    ] = 0
+    unread: Annotated[list[str], Field(description="what was not looked for")] = []
+
+    @property
+    def lines(self) -> int:
+        return sum(function.lines for function in self.functions)
+
+    @property
+    def reached(self) -> int:
+        return sum(function.reached for function in self.functions)
+
+
 class Fuzz(CampaignDocument, kind="fuzz"):
     """One session: episodes in, findings out. Nothing is claimed absent."""
 
@@ -711,6 +790,10 @@ class Fuzz(CampaignDocument, kind="fuzz"):
     differences: Annotated[
         list[SideDifference], Field(description="of the two sides, in the order found")
     ] = []
+    aim: Annotated[
+        AimedChange | None,
+        Field(description="--against: where both sides' Python differs"),
+    ] = None
 
     @property
     def requests(self) -> int:

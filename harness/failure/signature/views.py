@@ -6,8 +6,10 @@ A check names what it reads by the types of its parameters. What is not there ra
 
 import re
 from collections.abc import Sequence
+from difflib import get_close_matches
 from typing import TypeVar
 
+from mmrepro.base.units import count
 from mmrepro.failure.signature.decide import Finding
 from mmrepro.probes import (
     LogLine,
@@ -107,7 +109,7 @@ class View:
 
 
 class Requests(View):
-    """What the scenario itself sent, and what came of it."""
+    """What the scenario itself sent, and what came back."""
 
     observable = False
 
@@ -146,6 +148,7 @@ class Requests(View):
         return mine, right
 
     def within(self, *phases: Phase) -> list[RequestRecord]:
+        """All requests of these phases: ``gate``, ``trigger``, ``check``, ``control``."""
         return self.evidence.requests_in(*phases)
 
 
@@ -155,7 +158,7 @@ class Measured(View):
     observable = False
 
     def number(self, name: str) -> float:
-        """Raises Missing: it was not measured, or is no number."""
+        """The number that was measured. Raises Missing: there is none."""
         value = self.evidence.facts.get(name)
         if isinstance(value, bool) or not isinstance(value, int | float):
             raise Missing(f"{name} was not measured")
@@ -168,7 +171,7 @@ class Reproducers(View):
     observable = False
 
     def facts(self, name: str) -> dict[str, str | int | float | bool | None]:
-        """Raises Missing: it was not run, or failed."""
+        """All that it printed, by name. Raises Missing: it was not run, or failed."""
         reproducer = self.evidence.reproducer(name)
         if reproducer is None:
             raise Missing(f"the reproducer {name} was not run")
@@ -202,11 +205,12 @@ class Logs(View):
     """Lines of the engine's logs, by the names of ``log_patterns``."""
 
     def count(self, pattern: str) -> int:
-        """Raises Missing: no log was searched for it, or none was read whole."""
-        count = log_count(self.evidence, pattern)
-        if count is None:
+        """How many lines match a named pattern. Raises Missing: no log was searched for
+        it, or none was read whole."""
+        lines = log_count(self.evidence, pattern)
+        if lines is None:
             raise Missing(self.evidence.why_missing("logs", "check"))
-        return count
+        return lines
 
     def lines(self, pattern: str) -> list[LogLine]:
         """The lines that were kept; there may be more (``count``). Raises Missing as
@@ -235,18 +239,47 @@ class Metrics(View):
         """
         of_phases = phases or ("check",)
         values = metric_readings(self.evidence, tuple(names), *of_phases)
+        known = metric_names(self.evidence, *of_phases)
+        if not values and known:
+            raise Missing(
+                f"the server has no metric {names[0]}; {_nearest(names, known)}"
+            )
         if len(values) < least:
             why = self.evidence.why_missing("metrics", *of_phases)
-            raise Missing(f"{len(values)} readings of {names[0]}; {why}")
+            raise Missing(f"{count(len(values), 'reading')} of {names[0]}; {why}")
         return values
+
+
+_NAMED_AT_MOST = 5
+
+
+def metric_names(evidence: Evidence, *phases: Phase) -> set[str]:
+    """Names of the metrics that the server has."""
+    names: set[str] = set()
+    for _, data in evidence.results(MetricsData, *phases):
+        names.update(sample.name for sample in data.samples)
+    return names
+
+
+def _nearest(wanted: Sequence[str], known: set[str]) -> str:
+    """``it has minivllm:kv_cache_blocks, …``: what comes closest to what was asked
+    for."""
+    near: list[str] = []
+    for name in wanted:
+        bare = name.rpartition(":")[2]
+        near += sorted(one for one in known if bare in one)
+        near += get_close_matches(name, sorted(known), _NAMED_AT_MOST)
+    shown = list(dict.fromkeys([*near, *sorted(known)]))[:_NAMED_AT_MOST]
+    more = ", …" if len(known) > len(shown) else ""
+    return f"it has {', '.join(shown)}{more}"
 
 
 class Processes(View):
     """The server's processes, measured."""
 
     def of(self, role: str, *phases: Phase) -> list[ProcessUse]:
-        """One entry a reading, of the check unless told otherwise. Raises Missing:
-        none."""
+        """One entry for each reading; without phases of the check. Raises Missing: no
+        such process was measured."""
         processes = core_processes(self.evidence, role, *(phases or ("check",)))
         if not processes:
             raise Missing(f"no process {role} was measured")

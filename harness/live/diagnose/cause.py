@@ -1177,7 +1177,7 @@ class _Life:
         error = self._error_before_silence(last)
         why = [
             f"last work: {_where(last)}",
-            f"{self.stuck} requests were added after it",
+            f"{count(self.stuck, 'request')} came after it",
         ]
         if error is not None:
             why.append(f"its last error ({_where(error.line)}): {error.told[:SHOWN]}")
@@ -1435,7 +1435,7 @@ class _Life:
     def _no_log(self) -> Cause | None:
         """Nothing in it has the form of a log's line, and nothing of it is an
         exception."""
-        if self.raised or self.taken or not self.lines:
+        if self.taken or not self.lines:
             return None
         for line in self.lines:
             if line.level or line.time or line.process or line.engine:

@@ -216,10 +216,8 @@ def _find_owner(target: ServerTarget, port: int, listening: Sequence[Socket]) ->
         )
         return
     facts.root_pid = _by_command(port, {s.uid for s in listening})
-    why = (
-        f"who listens on port {port} cannot be seen from here ({closed} processes "
-        "are closed)"
-    )
+    hidden = "1 process is" if closed == 1 else f"{closed} processes are"
+    why = f"who listens on port {port} cannot be seen from here ({hidden} closed)"
     if facts.root_pid is None:
         target.unseen.append(f"{why}: {_AS_OWNER}, or give --pid")
         return

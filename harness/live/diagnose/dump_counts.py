@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from mmrepro.base.units import size
+from mmrepro.base.units import count, size
 from mmrepro.engines import ENGINES, Engine
 from mmrepro.live.diagnose.readings import first_total
 from mmrepro.probes import (
@@ -126,8 +126,8 @@ def request_lines(data: RequestDumpData) -> list[str]:
     """How many requests were not finished, and the oldest of those."""
     waiting = data.unfinished
     lines = [
-        f"{data.count} requests, {len(waiting)} of them not finished when it was "
-        "written"
+        f"{count(data.count, 'request')}, {len(waiting)} of them not finished when it "
+        "was written"
     ]
     # First those of which something is known.
     ordered = sorted(waiting, key=lambda r: (not r.fields, r.created or 0.0))

@@ -14,6 +14,7 @@ from typing import TypeVar
 
 from mmrepro.base.machine import files_below
 from mmrepro.base.records import Moment
+from mmrepro.base.units import count
 from mmrepro.engines import ENGINES
 from mmrepro.failure.documents import (
     Cause,
@@ -423,7 +424,7 @@ def _about(dump: Dump) -> str:
         return f"{len(data.samples)} values"
     if isinstance(data, GpuData):
         return f"{len(data.devices)} GPUs" if len(data.devices) > 1 else "one GPU"
-    return f"{data.count} requests" if data is not None else ""
+    return count(data.count, "request") if data is not None else ""
 
 
 def _holds(samples: Sequence[StackSample]) -> str:

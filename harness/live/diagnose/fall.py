@@ -13,7 +13,7 @@ from pathlib import Path
 
 from mmrepro import __version__
 from mmrepro.base.errors import UsageError
-from mmrepro.base.machine import replacing
+from mmrepro.base.machine import SHORT_SHARE, Lateness, replacing
 from mmrepro.base.records import Moment
 from mmrepro.base.text import Redactor, mask_of
 from mmrepro.failure.documents import (
@@ -23,6 +23,7 @@ from mmrepro.failure.documents import (
     FallRecord,
     read_fall,
 )
+from mmrepro.failure.signature.live_server import LATENESS
 from mmrepro.live.diagnose import classes_logged, discover
 from mmrepro.live.diagnose.collect import BESIDE_S, Collector
 from mmrepro.live.diagnose.discover import ServerTarget
@@ -64,8 +65,9 @@ def capture_fall(
     scenarios = all_scenarios(plan.scenarios, trust=plan.trust)
     target = discover.find(plan.url, plan.pid)
     collector = Collector(target, plan, recorder)
-    writing = _Writing(folder, target, collector, why, deadline_s, redactor)
-    with writing:
+    lateness = Lateness()
+    writing = _Writing(folder, target, collector, why, deadline_s, redactor, lateness)
+    with lateness, writing:
         try:
             _observe(plan, target, collector, scenarios)
         finally:
@@ -91,6 +93,7 @@ class _Writing:
         why: str,
         deadline_s: float,
         redactor: Redactor,
+        lateness: Lateness,
     ) -> None:
         self._file = folder / FALL_FILE
         self._target = target
@@ -99,6 +102,7 @@ class _Writing:
         self._deadline_s = deadline_s
         self._redactor = redactor
         self._taken = Moment.now()
+        self._lateness = lateness
         self._over = threading.Event()
         self._lock = threading.Lock()
         self._thread = threading.Thread(target=self._run, name="fall", daemon=True)
@@ -121,7 +125,11 @@ class _Writing:
 
     def _run(self) -> None:
         while not self._over.wait(_EVERY_S):
-            self._write(self._record())
+            record = self._record()
+            # A look notes it at its end, which this one may not reach.
+            if self._lateness.share > SHORT_SHARE:
+                record.evidence.facts[LATENESS] = round(self._lateness.share, 2)
+            self._write(record)
 
     def _record(self) -> FallRecord:
         evidence = self._collector.evidence
@@ -144,7 +152,8 @@ class _Writing:
 
 def without_words(evidence: Evidence) -> Evidence:
     """The same evidence; of log lines the words of clients are left out."""
-    kept = evidence.model_copy(update={"probes": list(evidence.probes)})
+    own = {"probes": list(evidence.probes), "facts": dict(evidence.facts)}
+    kept = evidence.model_copy(update=own)
     for place, result in enumerate(kept.probes):
         if isinstance(result.data, LogsData):
             fields = {name: _public(value) for name, value in result.data}

@@ -226,6 +226,7 @@ def engine(view: DiagnosisView, why: list[str], *, asked: bool) -> Assessment:
     why += [_described(course), *rank_reports.dumped(view)]
     hot = course.tid is not None and course.tid == view.hot_thread(pid)
     spins = hot or (bool(view.core_hot) and course.active == course.samples)
+    spins = spins or _runs_python(course)
     call = view.waits(pid).get(course.tid or 0, "")
     common: dict[str, Any] = {"why": why, "process": role, **_stack(course)}
     waits, more = _for_its_device(view, pid, course, spins=spins)
@@ -295,6 +296,15 @@ def engine(view: DiagnosisView, why: list[str], *, asked: bool) -> Assessment:
         ],
         **common,
     )
+
+
+def _runs_python(course: Course) -> bool:
+    """Whether it took the GIL again and again, however little of a processor it got:
+    who waits for a lock has let go of it."""
+    most = course.samples / 2
+    if course.locking or course.with_gil == course.samples:
+        return False
+    return course.active >= most and course.with_gil >= most
 
 
 def _for_its_device(
@@ -569,6 +579,17 @@ def _cpu(view: DiagnosisView, role: str) -> list[str]:
             "a core"
         )
     ]
+
+
+def standing(view: DiagnosisView) -> list[str]:
+    """Where the main thread of each process stands that stands still, a line each. A
+    start does that by itself, where it loads or compiles."""
+    lines: list[str] = []
+    for process in view.facts.processes:
+        for course in view.courses(process.pid):
+            if course.tid == process.pid and course.stays and not course.waits:
+                lines.append(f"{process.role} ({process.pid}): {_described(course)}")
+    return lines
 
 
 def _described(course: Course) -> str:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from mmrepro.base.units import count
 from mmrepro.failure.documents import Assessment, ServerState, TargetFacts
 from mmrepro.failure.signature import log_count, log_lines
 from mmrepro.failure.signature.live_server import (
@@ -147,11 +148,13 @@ def _dead(view: DiagnosisView) -> Assessment | None:
     stopped = any(process.state in STOPPED for process in facts.processes)
     not_yet = facts.listening is False and facts.root_pid is not None and not stopped
     if not_yet and not core_died(view):
+        running = count(len(facts.processes), "process")
+        why = [f"{running} alive", *last_words(view)]
         return Assessment(
             state=ServerState.NOT_READY,
             sentence=f"Its processes run, but nothing listens on port {facts.port}: it "
             "is still starting, or its HTTP front has ended.",
-            why=[f"{len(facts.processes)} processes run", *last_words(view)],
+            why=[*why, *frozen.standing(view)],
             advice=["its log tells which; then diagnose again"],
         )
     return None
@@ -230,6 +233,17 @@ def _front_gone(view: DiagnosisView) -> Assessment | None:
     named = log_lines(view.evidence, "front-died")
     if not core and not named and not _logged_by(view, role):
         return None
+    not_started = log_lines(view.evidence, "core-not-started")
+    if not_started and not core and not named:
+        # A core that ends while it starts comes first: its parent then ends the front.
+        line = not_started[0]
+        why = [
+            f"no process {facts.core_role} among {_roles(facts)}",
+            f"its log says at {line.time or '?'}: {public_line(line)}",
+        ]
+        return _without_core(
+            view, names=facts.core_role, why=why, dead=[facts.core_role]
+        )
     why = [f"no process {role} among {_roles(facts)}"]
     for process in facts.processes:
         if process.role == role:
@@ -309,7 +323,8 @@ def _silent_socket(view: DiagnosisView) -> Assessment | None:
     """One of several sockets of its port answers nothing, whichever of them got the one
     small request."""
     told = view.evidence.facts.get(SILENT_SOCKET)
-    if not told:
+    # On a machine short of processors a connection that waits is only late.
+    if not told or LATENESS in view.evidence.facts:
         return None
     return Assessment(
         state=ServerState.FRONT_FROZEN,
@@ -534,12 +549,8 @@ def _silence(view: DiagnosisView) -> Assessment:
     data = view.inference
     why = []
     if asked and data:
-        cut = (
-            f", of {data.deadline_s:.0f}: what else was seen decides"
-            if data.cut
-            else ""
-        )
-        why = [f"a small request got no answer in {data.seconds:.1f} s{cut}"]
+        cut = " (stopped early; the other evidence is enough)" if data.cut else ""
+        why = [f"a test request got no answer for {data.seconds:.1f} s{cut}"]
     why += _front(view)
     if view.answer == "refused" and data is not None:
         why.append(

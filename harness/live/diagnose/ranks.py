@@ -30,6 +30,7 @@ from mmrepro.live.diagnose.titles import (
     expected,
     labels,
     named,
+    runs_alone,
     whole,
 )
 from mmrepro.probes import Frame, LogsData
@@ -117,7 +118,10 @@ def _role_of_death(view: DiagnosisView, death: dict[str, str]) -> str | None:
     sizes = expected(view.facts)
     engine = ENGINES.get(view.facts.engine)
     data = labels(death["parent"]) if death["worker"] else {}
-    if engine is None or not sizes or ("DP" in sizes) is not ("DP" in data):
+    if engine is None or ("DP" in sizes) is not ("DP" in data):
+        return None
+    only_one = death["worker"] and runs_alone(view.facts)
+    if not sizes and not only_one:
         return None
     inner = every(sizes, ("PP", "TP"))
     number = int(death["worker"] or death["scheduler"] or len(inner))

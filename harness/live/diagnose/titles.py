@@ -60,9 +60,7 @@ def labels(role: str) -> dict[str, int]:
 def expected(facts: TargetFacts) -> dict[str, int]:
     """Sizes of the groups that the command line asks for; {}: it says nothing, or some
     ranks are not processes of this server."""
-    words: list[str] = []
-    for word in facts.command:
-        words += word.split("=", 1)
+    words = _words(facts)
     if not _ELSEWHERE.isdisjoint(words):
         return {}
     sizes = {}
@@ -71,6 +69,20 @@ def expected(facts: TargetFacts) -> dict[str, int]:
             if name in names and value.isdigit() and int(value) > 1:
                 sizes[group] = int(value)
     return sizes
+
+
+def runs_alone(facts: TargetFacts) -> bool:
+    """Whether the command line is known, and asks for one rank."""
+    words = _words(facts)
+    return bool(words) and _ELSEWHERE.isdisjoint(words) and not expected(facts)
+
+
+def _words(facts: TargetFacts) -> list[str]:
+    """The command line, with the value of an option as a word of its own."""
+    words: list[str] = []
+    for word in facts.command:
+        words += word.split("=", 1)
+    return words
 
 
 def named(prefix: str, rank: Mapping[str, int]) -> str:

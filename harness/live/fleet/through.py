@@ -19,6 +19,7 @@ from urllib.parse import urlsplit
 
 from mmrepro.base.errors import UsageError
 from mmrepro.base.records import Moment
+from mmrepro.base.units import count
 from mmrepro.failure.documents import HOP_WORDS, Certainty, GatewayChain, Hop, HopState
 from mmrepro.live.diagnose.discover import parse_url
 from mmrepro.live.diagnose.options import DiagnoseCommand
@@ -333,12 +334,27 @@ def conclude(chain: GatewayChain) -> None:
         return
     if gateway.state is HopState.WELL:
         chain.certainty = Certainty.CERTAIN
+        servers = f"each of its {len(chain.workers)} servers"
+        if len(chain.workers) == 1:
+            servers = "its server"
         chain.sentence = (
-            f"All is well: {chain.answered} of {chain.asked} requests through the "
-            f"gateway were answered, and its {len(chain.workers)} servers answer."
+            f"All is well: the gateway answered {chain.answered} of "
+            f"{count(chain.asked, 'request')}, and {servers} answers."
         )
+        chain.sentence += _unlike(chain.workers)
         return
     _blame_gateway(chain)
+
+
+def _unlike(workers: Sequence[Hop]) -> str:
+    """That servers list no model in common: meant so, or one of them is the wrong one,
+    which only who has set the gateway up can tell."""
+    lists = [set(hop.models) - _PLACEHOLDERS for hop in workers]
+    known = [names for names in lists if names]
+    if len(known) < 2 or set.intersection(*known):
+        return ""
+    names = sorted(set.union(*known))
+    return f" They serve different models: {', '.join(names[:5])}."
 
 
 def _mark_slow(chain: GatewayChain) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
+from mmrepro.base.units import count as counted
 from mmrepro.failure.documents import (
     Certainty,
     FleetFinding,
@@ -149,7 +150,7 @@ def _others(prefill: Sequence[Member]) -> str:
     """What is known of the servers that should send it."""
     blind = [server for server in prefill if server.well is None]
     if blind:
-        return f"of {names_of(blind)} it could not be told how it is"
+        return f"the state of {names_of(blind)} is undecided"
 
     be = "is" if len(prefill) == 1 else "are"
     known = f"{names_of(prefill)} {be} not at fault as far as can be seen"
@@ -228,7 +229,7 @@ def local_prefills(by: ByPart) -> Iterator[FleetFinding]:
         why = [
             f"of its prompt tokens {local:.0f} were computed there, {remote:.0f} came "
             "from another server",
-            f"{count:.0f} requests, {mean:.0f} prompt tokens each",
+            f"{counted(round(count), 'request')}, {mean:.0f} prompt tokens each",
         ]
         prefilled = _prefilled(by)
         if prefilled is not None:

@@ -354,12 +354,14 @@ class Checker:
 
     def _silent_listener(self) -> CheckAnswer | None:
         """Whether one of several sockets of this port takes connections and answers
-        none; None: all that were met answer, or there is one."""
+        none; None: all that were met answer, or there is one, or this machine is short
+        of processors."""
         sockets = self._processes.listening_sockets
         if sockets < 2:
             return None
         answers = ask_all(self.url, sockets, self.headers)
-        if not answers.one_is_silent:
+        is_short = self._lateness.share > SHORT_SHARE
+        if not answers.one_is_silent or is_short:
             return None
         return CheckOutcome.SILENT, answers.sentence
 

@@ -7,6 +7,7 @@ what the caches may take, is told."""
 from __future__ import annotations
 
 import contextlib
+import threading
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -233,6 +234,8 @@ def waited_to_run(
     return ran < _IDLE_SHARE and (queued >= _STARVED_SHARE or runnable)
 
 
+_STOPPED_SHARE = 0.8
+"""Part of a look after which a process that was stopped at its beginning is so still."""
 _SOCKETS_S = 60.0
 _MOST_LOOKS = 12
 """Of one silence, so that one that worked and then hangs is told of."""
@@ -379,8 +382,8 @@ class WatchedProcesses:
             return unseen
         if dead := self.part_dead():
             return CheckOutcome.FAILED, dead
-        if any(process.state in "Tt" for process in facts.processes):
-            return CheckOutcome.SILENT, "it is stopped by a signal"
+        if self._stopped():
+            return self._stays_stopped(seconds)
         view = DiagnosisView(facts, self.silence)
         running = self._running(self._core(view))
         self._take_stacks(view, seconds)
@@ -403,6 +406,20 @@ class WatchedProcesses:
             how = "stands still"
         role = facts.role_of(view.core_pid) or "it"
         return CheckOutcome.FAILED, f"{role} {how} ({place})"
+
+    def _stopped(self, states: str = "Tt") -> bool:
+        """Whether a process of it is stopped now."""
+        target = self._found()
+        discover.refresh(target)
+        return any(process.state in states for process in target.facts.processes)
+
+    def _stays_stopped(self, seconds: float) -> CheckAnswer:
+        """What a process that is stopped says: one that a signal stops goes on by no
+        work of its own, a debugger may let it go on."""
+        threading.Event().wait(seconds * _STOPPED_SHARE)
+        if self._stopped("T"):
+            return CheckOutcome.FAILED, "it is stopped by a signal"
+        return CheckOutcome.SILENT, "it is stopped by a tracer, or was for a moment"
 
     def _keep(self, result: ProbeResult[StacksData]) -> None:
         """Add stacks to the silence. A server may be silent for hours: only the last

@@ -302,6 +302,8 @@ class Traceback:
     frames: list[str] = field(default_factory=list)
     """Names of functions, innermost first."""
     files: list[str] = field(default_factory=list)
+    lines: list[int] = field(default_factory=list)
+    """Numbers of the lines in those files."""
     process: str = ""
     """What its lines begin with: "(EngineCore pid=7)"; "": nothing."""
     fatal: bool = False
@@ -324,6 +326,17 @@ class Traceback:
         both = zip(self.frames, self.files, strict=True)
         own = [name for name, file in both if f"/{engine.name}/" in file]
         return own or self.frames
+
+    def places_of(self, engine: Engine) -> list[str]:
+        """The same with file and line: ``popitem (vllm/utils/cache.py:196)``."""
+        places: list[str] = []
+        own: list[str] = []
+        for name, file, line in zip(self.frames, self.files, self.lines, strict=False):
+            place = f"{name} ({short_file(file, engine)}:{line})"
+            places.append(place)
+            if f"/{engine.name}/" in file:
+                own.append(place)
+        return own or places
 
     @property
     def type(self) -> str:
@@ -383,6 +396,15 @@ def _tracebacks(lines: Sequence[LogLine], fatal: str) -> list[Traceback]:
     return found[:MAX_TRACEBACKS]
 
 
+def short_file(file: str, engine: Engine) -> str:
+    """A file from its package on, as stack samples name it."""
+    for package in (f"/{engine.name}/", "/site-packages/"):
+        _, found, rest = file.rpartition(package)
+        if found:
+            return f"{engine.name}/{rest}" if engine.name in package else rest
+    return file
+
+
 def _announced(lines: Sequence[LogLine], fatal: str) -> dict[str, list[int]]:
     """By process, the numbers of the lines that say that what follows is fatal."""
     says = re.compile(fatal or r"(?!)")
@@ -406,6 +428,7 @@ def _traceback(raised: RaisedException, announced: dict[str, list[int]]) -> Trac
         error=error.strip()[:ERROR_CHARS],
         frames=[frame.name for frame in innermost_first],
         files=[frame.file for frame in innermost_first],
+        lines=[frame.line or 0 for frame in innermost_first],
         process=f"({raised.process})" if " pid=" in raised.process else "",
         fatal=bool(before),
     )

@@ -360,6 +360,7 @@ class Observing:
         causes = telling(tracebacks, requests, engine.core_role)
         if causes:
             played.frames = causes[0].frames_of(engine)
+            played.places = causes[0].places_of(engine)
         errors = dict.fromkeys(traceback.error for traceback in causes)
         played.causes = list(errors)[:_MAX_CAUSES]
         if not played.said:

@@ -13,21 +13,29 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
-from typing import Annotated, Literal, TypeAlias, cast
+from typing import Literal, TypeAlias, cast
 
 from mmrepro.base.errors import InfrastructureError
-from mmrepro.base.machine import JournalHead, JournalKind, JournalLine
+from mmrepro.base.machine import JournalHead, device_of
 from mmrepro.campaign import Campaign, CampaignState, Established, RunEnded, Spent
+from mmrepro.engines import spec_for
+from mmrepro.engines.environments import ensure
 from mmrepro.engines.models import TINY
 from mmrepro.failure.documents import SideRun, UpgradeSide, prepared_folder
 from mmrepro.failure.documents.replay import (
-    FUZZ_FILE,
+    AimedChange,
     Episode,
     Fuzz,
     SideDifference,
 )
 from mmrepro.runs import Deadlines
 from mmrepro.runs.play import PlayOptions
+from mmrepro.search.fuzz.aim import (
+    ReachedChange,
+    aim_at,
+    asked_flags,
+    reached_lines,
+)
 from mmrepro.search.fuzz.differences import (
     LOST,
     SERVER,
@@ -37,12 +45,19 @@ from mmrepro.search.fuzz.differences import (
 )
 from mmrepro.search.fuzz.episodes import Episodes
 from mmrepro.search.fuzz.fields import (
+    crossed_requests,
     features_of,
     field_requests,
     plain_request,
     smaller,
 )
 from mmrepro.search.fuzz.options import FuzzCommand, FuzzProfile
+from mmrepro.search.fuzz.pairs import (
+    PAIRS,
+    MeasuredDeadlines,
+    PairEnded,
+    TriedFlags,
+)
 from mmrepro.search.fuzz.server import new_document
 from mmrepro.search.oracle.reference import comparable
 from mmrepro.search.oracle.sides import side_run
@@ -51,18 +66,25 @@ from mmrepro.search.replay.folder import SessionFolder, campaign_folder, new_hea
 from mmrepro.traffic.case import (
     CHAT,
     Case,
+    Image,
     Operation,
     PlayState,
     ServerWanted,
+    case_digest,
     write_case,
 )
-from pydantic import Field, JsonValue, TypeAdapter
+from pydantic import JsonValue
 
 _DEFAULT_ROOT = "fuzz"
-_PAIRS_DIR, _PAIRS_FILE = "pairs", "pairs.jsonl"
+_PAIRS_DIR = "pairs"
+_EpisodeKind: TypeAlias = Literal["fields", "crossed", "mixed"]
 _SIDES: tuple[UpgradeSide, UpgradeSide] = ("old", "new")
 _MIXED_EVERY = 3
 """Each third episode is one of plain fuzzing; the others have one field a request."""
+_CROSSED = 2
+"""Of three episodes the one that mutates requests which reached a change."""
+_LAST = 24
+"""Of the requests that are kept: what was reached last was the hardest to reach."""
 _EPISODES_SHARE = 0.45
 """Of the budget; the rest shrinks and confirms."""
 _ROUNDS = 6
@@ -71,45 +93,6 @@ _EACH = 3
 first."""
 _SMALLER = 100
 """Requests of a round, at most."""
-
-
-class PairEnded(JournalLine):
-    """What a fresh pair of servers showed.
-
-    Attributes:
-        purpose: episode 3; round 1; confirmation 2.
-        seen: by the identifiers of the requests of its case.
-        asked: requests that both sides answered or refused.
-    """
-
-    once_as = "The pair for {0.purpose} ended"
-    kind: Literal["pair"] = "pair"
-    purpose: str
-    seen: list[SeenDifference] = []
-    asked: list[str] = []
-    limits: list[str] = []
-    seconds: float = 0.0
-    elapsed_s: float = 0.0
-
-
-class MeasuredDeadlines(JournalLine):
-    once_as = "The deadlines were measured"
-    kind: Literal["deadlines"] = "deadlines"
-    answer_s: float
-    suspect_s: float
-    rule: str = ""
-
-
-_AnyLine: TypeAlias = Annotated[
-    JournalHead | PairEnded | MeasuredDeadlines, Field(discriminator="kind")
-]
-PAIRS = JournalKind(
-    "comparison of two sides",
-    _PAIRS_FILE,
-    ".pairs.lock",
-    FUZZ_FILE,
-    TypeAdapter(_AnyLine),
-)
 
 
 @dataclass
@@ -156,6 +139,9 @@ class Comparing(CaseSearch[Fuzz]):
         self.fuzz = self._blank()
         self._began = time.monotonic()
         self._spent_before = 0.0
+        self._longest_s = 0.0
+        self._reached: ReachedChange | None = None
+        self._reaching: list[Operation] = []
         self.works = [self.run]
 
     def standing(self) -> str:
@@ -173,11 +159,14 @@ class Comparing(CaseSearch[Fuzz]):
         """Episodes, then what is left of each difference, then fresh pairs."""
         try:
             self._deadlines = self._measured()
+            self._reached = self._take_aim()
             suspects = self._shrunk(self._played_episodes())
             self._state(suspects)
             self._confirm()
         except Spent:
-            self._limit("the time was over (--budget) before all was settled")
+            self._limit(
+                "the time budget (--budget) ended before every difference was decided"
+            )
 
     def _measured(self) -> Deadlines:
         for line in self.files.kept(MeasuredDeadlines):
@@ -194,6 +183,61 @@ class Comparing(CaseSearch[Fuzz]):
         self._began = time.monotonic()
         return deadlines
 
+    def _take_aim(self) -> ReachedChange | None:
+        """Aim at what both sides have otherwise, where their code is not the same."""
+        old, new = self.sides["old"], self.sides["new"]
+        if old.release == new.release or self.options.ray:
+            return None
+        folders = []
+        for server in (old, new):
+            device = device_of(self.options.device)
+            spec = spec_for(server.engine, server.release, device)
+            folders.append(ensure(spec).site_packages)
+        aim = aim_at(folders[0], folders[1], old.engine)
+        if aim is None:
+            return None
+        reached = ReachedChange(aim)
+        self.fuzz.aim = AimedChange(
+            files=aim.files, functions=reached.functions(), unread=aim.unread
+        )
+        self._switch_on(asked_flags(old.engine, aim.names))
+        return reached
+
+    def _switch_on(self, flags: list[str]) -> None:
+        """Give both sides the options that the changed code asks for, if they start
+        with them."""
+        given = {*self.sides["old"].args, *self.sides["new"].args}
+        flags = [flag for flag in flags if flag not in given]
+        if not flags or self.fuzz.aim is None:
+            return
+        before = dict(self.sides)
+        for side, server in before.items():
+            update = {"args": [*server.args, *flags]}
+            self.sides[side] = server.model_copy(update=update)
+        tried = self._tried_flags(flags)
+        if tried.refusal:
+            self.sides = before
+            words = f"{' '.join(flags)}, with which a side does not start"
+            self.fuzz.aim.unread.append(f"{words}: {tried.refusal}")
+            return
+        self.fuzz.aim.flags = flags
+
+    def _tried_flags(self, flags: list[str]) -> TriedFlags:
+        """Whether both sides start with the options that they have now."""
+        for line in self.files.kept(TriedFlags):
+            if line.flags == flags:
+                return line
+        plays = []
+        for side in _SIDES:
+            own = Case(server=self.sides[side], operations=_plain_ones())
+            plays.append(functools.partial(self._play, side, "options", "options", own))
+        refusals = []
+        for run in self.beside(plays):
+            if run.state is PlayState.START_FAILED:
+                refusals.append(f"{run.side}: {run.error}")
+        line = TriedFlags(flags=flags, refusal="; ".join(refusals))
+        return self.files.journal.append(line)
+
     def _played_episodes(self) -> list[_Suspect]:
         """Play episodes for a part of the budget; what is the same for several requests
         is kept a few times."""
@@ -205,13 +249,16 @@ class Comparing(CaseSearch[Fuzz]):
             if number == self.episodes_at_most:
                 break
             number += 1
-            case = self._episode(number)
-            pair = self._pair(f"episode {number}", case)
-            self._note_episode(number, case, pair)
+            kind = self._episode_kind(number)
+            case = self._episode(number, kind)
+            pair = self._pair(f"episode {number}", case, aimed=True)
+            self._note_reached(case, pair)
+            self._note_episode(number, kind, case, pair)
             # The plainest requests come first.
             for seen in pair.seen:
                 operation = case.operation(seen.operation)
-                if operation is None:
+                # By itself a request has no answer of another to take a value from.
+                if operation.sources:
                     continue
                 features = features_of(operation)
                 known = kinds.setdefault(seen.kind, [])
@@ -221,6 +268,22 @@ class Comparing(CaseSearch[Fuzz]):
                 known.append(features)
                 suspects.append(_Suspect(seen, operation, number))
         return suspects
+
+    def _note_reached(self, case: Case, pair: PairEnded) -> None:
+        """Keep the requests that were the first to run a line in which the sides
+        differ."""
+        reached, aim = self._reached, self.fuzz.aim
+        if reached is None or aim is None:
+            return
+        for op in case.operations:
+            words = "; ".join(features_of(op)) or "a plain request"
+            changed = 0
+            for side in _SIDES:
+                places = pair.reached.get(side, {}).get(op.id, [])
+                changed += reached.take(side, places, words)
+            if changed:
+                self._reaching.append(op)
+        aim.kept, aim.functions = len(self._reaching), reached.functions()
 
     def _shrunk(self, suspects: list[_Suspect]) -> list[_Suspect]:
         """Rounds of smaller requests, until none is smaller or the time is over."""
@@ -232,17 +295,23 @@ class Comparing(CaseSearch[Fuzz]):
             if not proposals:
                 break
             operations = [operation for _, operation in proposals]
-            try:
-                case = self._case_of([*operations, *_plain_ones()])
-                pair = self._pair(f"round {number}", case)
-            except Spent:
-                self._limit("the time was over (--budget) while requests were shrunk")
+            case = self._case_of([*operations, *_plain_ones()])
+            purpose = f"round {number}"
+            if self._kept(purpose, case) is None and not self._time_for_more():
+                self._limit("requests were shrunk as far as the time went (--budget)")
                 break
+            pair = self._pair(purpose, case)
             together = self._take_round(suspects, proposals, pair)
         for suspect in suspects:
             if not features_of(suspect.operation):
                 suspect.shrunk = True
         return suspects
+
+    def _time_for_more(self) -> bool:
+        """Whether another pair leaves time for those that confirm."""
+        pairs = 1 + self.options.repeat
+        left_s = self.options.budget_s - self.elapsed_s
+        return left_s >= pairs * self._longest_s
 
     def _proposals(
         self, suspects: Sequence[_Suspect], together: Mapping[int, list[Operation]]
@@ -350,25 +419,34 @@ class Comparing(CaseSearch[Fuzz]):
 
     # ------------------------------------------------------------------ one pair
 
-    def _pair(self, purpose: str, case: Case) -> PairEnded:
+    def _pair(self, purpose: str, case: Case, *, aimed: bool = False) -> PairEnded:
         """What a fresh server of each side answers to a case, one request after
         another.
+
+        Args:
+            aimed: the servers write which lines the requests reach. What is shrunk and
+                confirmed is asked of servers that do nothing else.
 
         Raises:
             Spent: there is no time for it.
         """
-        for line in self.files.kept(PairEnded):
-            if line.purpose == purpose:
-                self._spent_before = max(self._spent_before, line.elapsed_s)
-                return line
+        kept = self._kept(purpose, case)
+        if kept is not None:
+            self._spent_before = max(self._spent_before, kept.elapsed_s)
+            self._longest_s = max(self._longest_s, kept.seconds)
+            return kept
+        digest = case_digest(case)
         if self.elapsed_s >= self.options.budget_s:
             raise Spent
         began = time.monotonic()
-        place = purpose.replace(" ", "-")
+        place = f"{purpose.replace(' ', '-')}-{digest[:8]}"
         plays = []
         for side in _SIDES:
-            play = functools.partial(self._play, side, purpose, place, case)
-            plays.append(play)
+            server = self.sides[side]
+            if aimed and self._reached is not None:
+                server = self._reached.watching(side, server)
+            own = case.model_copy(update={"server": server})
+            plays.append(functools.partial(self._play, side, purpose, place, own))
         old, new = self.beside(plays)
         for run in (old, new):
             if run.state is PlayState.START_FAILED:
@@ -376,8 +454,10 @@ class Comparing(CaseSearch[Fuzz]):
                 raise InfrastructureError(f"{label}, {run.side}: {run.error}")
         line = PairEnded(
             purpose=purpose,
+            case=digest,
             seen=differences(case, old, new),
             asked=asked_of_both(case, old, new),
+            reached=self._reached_by(case, (old, new)) if aimed else {},
             limits=[run.error for run in (old, new) if run.error],
             seconds=round(time.monotonic() - began, 2),
             elapsed_s=round(self.elapsed_s, 2),
@@ -391,7 +471,17 @@ class Comparing(CaseSearch[Fuzz]):
                 seconds=line.seconds,
             )
         )
+        self._longest_s = max(self._longest_s, line.seconds)
         return self.files.journal.append(line)
+
+    def _kept(self, purpose: str, case: Case) -> PairEnded | None:
+        """What an earlier call has of that pair; None: nothing."""
+        digest = case_digest(case)
+        for line in self.files.kept(PairEnded):
+            # With more time a session shrinks further, and confirms another case.
+            if line.purpose == purpose and line.case in ("", digest):
+                return line
+        return None
 
     def _play(self, side: UpgradeSide, purpose: str, place: str, case: Case) -> SideRun:
         order = CaseRun(
@@ -399,7 +489,7 @@ class Comparing(CaseSearch[Fuzz]):
             f"{side}, {purpose}, {self.sides[side].label}",
             self.servers,
             f"{_PAIRS_DIR}/{place}/{side}",
-            case=case.model_copy(update={"server": self.sides[side]}),
+            case=case,
             contents=self.folder,
             options=PlayOptions(
                 self._deadlines, time="order", look="none", early=False, bodies=True
@@ -412,20 +502,49 @@ class Comparing(CaseSearch[Fuzz]):
             side, 1, result.played, seconds=result.seconds, folder=result.place
         )
 
+    def _reached_by(
+        self, case: Case, runs: Sequence[SideRun]
+    ) -> dict[UpgradeSide, dict[str, list[str]]]:
+        """The lines that requests of a pair were the first to run, on each side."""
+        first: dict[UpgradeSide, dict[str, list[str]]] = {}
+        for run in runs:
+            if self._reached is None or run.played is None:
+                continue
+            log = self.folder / run.folder / run.played.log_file
+            reached = reached_lines(log, case, run.played)
+            first[run.side] = self._reached.without_known(run.side, reached)
+        return first
+
     # ------------------------------------------------------------------ cases
 
-    def _episode(self, number: int) -> Case:
-        if number % _MIXED_EVERY:
-            random = Random(f"{self.options.seed}/fields/{number}")  # noqa: S311
-            return self._case_of(field_requests(random))
+    def _episode_kind(self, number: int) -> _EpisodeKind:
+        if number % _MIXED_EVERY == 0:
+            return "mixed"
+        if number % _MIXED_EVERY == _CROSSED and self._reaching:
+            return "crossed"
+        return "fields"
+
+    def _episode(self, number: int, kind: _EpisodeKind) -> Case:
+        random = Random(f"{self.options.seed}/{kind}/{number}")  # noqa: S311
+        if kind == "fields":
+            return self._case_of([*field_requests(random), *_plain_ones()])
+        if kind == "crossed":
+            crossed = crossed_requests(self._reaching[-_LAST:], random)
+            return self._case_of([*crossed, *_plain_ones()])
         planned = self._episodes.next(number)
         case = comparable(planned.case)
         write_case(case, self.folder, {})
-        staying = [op.id for op in case.operations if not op.leave]
-        return case.keeping(staying).model_copy(update={"server": self.sides["old"]})
+        self._images.update(case.images)
+        staying = case.keeping([op.id for op in case.operations if not op.leave])
+        return self._case_of([*staying.operations, *_plain_ones()])
 
     def _case_of(self, operations: Sequence[Operation]) -> Case:
-        return Case(server=self.sides["old"], operations=list(operations))
+        """The case of these requests, with the pictures of all episodes so far."""
+        case = Case(
+            server=self.sides["old"], operations=list(operations), images=self._images
+        )
+        # Only the pictures that one of them has.
+        return case.keeping([op.id for op in operations])
 
     @functools.cached_property
     def _episodes(self) -> Episodes:
@@ -439,16 +558,23 @@ class Comparing(CaseSearch[Fuzz]):
         )
 
     @functools.cached_property
+    def _images(self) -> dict[str, Image]:
+        """Pictures of the episodes, by their names, which no two episodes share."""
+        return {}
+
+    @functools.cached_property
     def _operations(self) -> dict[str, Operation]:
         """What is asked for each finding."""
         return {}
 
     # ------------------------------------------------------------------ the document
 
-    def _note_episode(self, number: int, case: Case, pair: PairEnded) -> None:
+    def _note_episode(
+        self, number: int, kind: _EpisodeKind, case: Case, pair: PairEnded
+    ) -> None:
         episode = Episode(
             number=number,
-            kind="fields" if number % _MIXED_EVERY else "mixed",
+            kind=kind,
             requests=len(case.operations),
             state="ended" if not pair.limits else "died",
             seconds=pair.seconds,

@@ -81,10 +81,10 @@ def _ends(case: Case, old: SideRun, new: SideRun) -> Iterator[SeenDifference]:
 
 
 def _last_sent(case: Case, run: SideRun) -> str:
-    """The request with which the side ended: the first without an answer."""
+    """The request with which the side ended: the first without a whole answer."""
     for op in case.operations:
         record = run.played.record(op.id) if run.played else None
-        if record is None or record.status is None:
+        if record is None or record.status is None or record.timed_out:
             return op.id
     return ""
 
@@ -116,24 +116,28 @@ def _before_loss(
 
 
 def _lost_at(case: Case, run: SideRun, other: SideRun) -> int | None:
-    """The place from which on a side fails every request, with the same words, of which
-    the other side answers some; None: there is none."""
+    """The place from which on a side fails all that it would have to compute, with the
+    same words, of which the other side answers some; None: there is none."""
     failed: list[int] = []
     for place in reversed(range(len(case.operations))):
-        statuses = _both_statuses(case.operations[place], run, other)
-        if statuses is None or statuses[0] < 500:
+        op = case.operations[place]
+        statuses = _both_statuses(op, run, other)
+        computed = statuses is not None and statuses[0] < 400
+        if statuses is None or (computed and op.path in (CHAT, COMPLETIONS)):
             break
-        failed.append(place)
-    sound = 0
-    for place in failed:
-        statuses = _both_statuses(case.operations[place], run, other)
-        sound += statuses is not None and statuses[1] < 500
-    if len(failed) < LOST or not sound:
+        # A front end refuses, and tells of itself, whether or not its engine lives.
+        if statuses[0] >= 500:
+            failed.append(place)
+    if not failed:
         return None
     # Before it, requests may have failed by themselves.
     why = _message(_body(case.operations[failed[0]], run)).rpartition(": ")[2]
     same = [p for p in failed if why in _message(_body(case.operations[p], run))]
-    return min(same) if len(same) >= LOST else None
+    sound = 0
+    for place in same:
+        statuses = _both_statuses(case.operations[place], run, other)
+        sound += statuses is not None and statuses[1] < 500
+    return min(same) if len(same) >= LOST and sound else None
 
 
 def _statuses(op: Operation, old: SideRun, new: SideRun) -> Iterator[SeenDifference]:

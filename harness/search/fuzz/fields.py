@@ -48,6 +48,8 @@ _BOTH: Final[Mapping[str, Sequence[Any]]] = {
     "stop_token_ids": ([5], [], [10_000_000], ["a"]),
     "include_stop_str_in_output": (True,),
     "ignore_eos": (True, "yes"),
+    "use_beam_search": (True,),
+    "length_penalty": (0.5,),
     "presence_penalty": (0.5, 2.5, None),
     "frequency_penalty": (0.5, -2.5),
     "repetition_penalty": (1.2, 0.0, -1.0),
@@ -122,6 +124,8 @@ _PAIRED: Final[Mapping[str, Mapping[str, Any]]] = {
     "stream_options": {"stream": True},
     "best_of": {"n": 1},
     "seed": {"temperature": 1.0},
+    "use_beam_search": {"n": 2},
+    "length_penalty": {"use_beam_search": True, "n": 2},
 }
 """What a field goes with."""
 _MESSAGES: Final[Mapping[str, list[dict[str, Any]]]] = {
@@ -254,6 +258,46 @@ def field_requests(random: Random, count: int = AT_ONCE) -> list[Operation]:
         update = {"id": f"r{number}", "stream": stream}
         operations.append(op.model_copy(update=update))
     return operations
+
+
+def crossed_requests(
+    kept: Sequence[Operation], random: Random, count: int = AT_ONCE
+) -> list[Operation]:
+    """Return plain requests, then ``count`` others: each is one of ``kept`` with one
+    thing more."""
+    operations = [
+        plain_request("r1", CHAT),
+        plain_request("r2", COMPLETIONS),
+        plain_request("r3", CHAT, stream=True),
+    ]
+    others = [*_with_fields(), *_with_messages(), *_with_prompts()]
+    for number in range(len(operations) + 1, len(operations) + count + 1):
+        op = random.choice(kept)
+        same_path = [other for other in others if other.path == op.path]
+        if same_path:
+            op = _with_more(op, random.choice(same_path))
+        update: dict[str, object] = {"id": f"r{number}", "after": [], "leave": ""}
+        if same_path and random.random() < 0.2:
+            update["stream"] = not op.stream
+        operations.append(op.model_copy(update=update))
+    return operations
+
+
+def _with_more(op: Operation, other: Operation) -> Operation:
+    """A request with what another of the same path has beyond a plain one."""
+    plain = plain_request("plain", op.path)
+    parameters = dict(op.parameters)
+    for name, value in other.parameters.items():
+        if plain.parameters.get(name) != value:
+            parameters[name] = value
+    update: dict[str, object] = {"parameters": parameters}
+    if op.stream or other.stream:
+        update["stream"] = True
+    # A text as a parameter takes the place of the plain one.
+    for name in ("messages", "prompt"):
+        if name in parameters:
+            update[name] = None
+    return op.model_copy(update=update)
 
 
 def features_of(op: Operation) -> list[str]:

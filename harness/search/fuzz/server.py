@@ -21,10 +21,11 @@ from mmrepro.base.records import Fidelity, parsed
 from mmrepro.engines import get_engine
 from mmrepro.engines.dialects import dialect_of
 from mmrepro.engines.models import USUAL_SCRIPT_BASE
-from mmrepro.failure.documents.replay import EPISODES_FILE, FUZZ_FILE, Fuzz
+from mmrepro.failure.documents.replay import FUZZ_FILE, Fuzz
 from mmrepro.failure.documents.searches import begun
 from mmrepro.search.fuzz.knowledge import EPISODES
 from mmrepro.search.fuzz.options import FuzzCommand, FuzzProfile, under
+from mmrepro.search.fuzz.pairs import PAIRS
 from mmrepro.search.replay.known import usual_server
 from mmrepro.search.replay.unlisted import refuse_unlisted
 from mmrepro.traffic.capture import read_capture
@@ -86,6 +87,13 @@ def settled(asked: FuzzCommand) -> FuzzCommand:
         changes["shrink"] = False
     if budget_s and not asked.given("budget_s"):
         changes["budget_s"] = budget_s
+    two_sides = bool(asked.against)
+    if kept.get("--against") and not two_sides:
+        two_sides = True
+        changes["other"] = _kept_other(kept["--against"], asked)
+    if two_sides and not kept and not asked.given("profile"):
+        # Not every front end has the options that put a server under pressure.
+        changes["profile"] = FuzzProfile.PLAIN
     profile = changes.get("profile", asked.profile)
     wanted = asked.asked
     if changes.get("scripts", asked.scripts):
@@ -95,7 +103,7 @@ def settled(asked: FuzzCommand) -> FuzzCommand:
     server = server_of(asked.engine, profile, wanted, kept.get("server", ""))
     if asked.resume is not None and not asked.asked:
         refuse_unlisted(server, asked.resume)
-    if asked.against:
+    if two_sides:
         server = _for_both(server)
     return replace(asked, server=server, **changes)
 
@@ -115,6 +123,15 @@ def server_of(
     wanted = ServerWanted.model_validate({**usual.model_dump(), **asked})
     adapter.environment_spec(wanted.release, "cpu")
     return under(profile, wanted, length_told="max_model_len" in asked)
+
+
+def _kept_other(written: str, asked: FuzzCommand) -> ServerWanted:
+    """The second server of a session that is continued. Raises UsageError: it has what
+    a file may not set."""
+    other = ServerWanted.model_validate_json(written)
+    assert asked.resume is not None
+    refuse_unlisted(other, asked.resume)
+    return other
 
 
 def _for_both(server: ServerWanted) -> ServerWanted:
@@ -150,13 +167,14 @@ def other_side(asked: FuzzCommand, other: FuzzCommand) -> ServerWanted:
 def kept_options(folder: Path) -> tuple[dict[str, str], float | None]:
     """What the session in ``folder`` was begun with, and its budget in seconds. Raises
     UsageError: there is none."""
+    journal = PAIRS if PAIRS.is_in(folder) else EPISODES
     try:
-        with (folder / EPISODES_FILE).open("rb") as file:
+        with (folder / journal.file).open("rb") as file:
             line = file.readline(1 << 20)
     except OSError:
         return {}, None  # the session says what is wrong
 
-    head = EPISODES.head(line, folder)
+    head = journal.head(line, folder)
     try:
         budget_s = parsed(Fuzz, read_file(folder / FUZZ_FILE, _MAX_BYTES)).budget_s
     except (OSError, ValueError):  # a session that was cut short has none yet

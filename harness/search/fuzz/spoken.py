@@ -490,7 +490,7 @@ def checked_forms(case: Case, played: Played) -> CheckedForms:
         return CheckedForms(case)
 
     kept = [_without_doubt(answer, wrong) for answer in scripts.script]
-    plain = scripts.model_copy(update={"script": kept})
+    plain = scripts.model_copy(update={"script": kept, "unread": True})
     server = case.server.model_copy(update={"scripts": plain})
     unread = [
         f"The script {name} in the form of its family was not read as it is meant: "

@@ -363,6 +363,8 @@ def _tags(
     thought parsers make what they like."""
     if answer.content is not None:
         return [tag for tag in scripts.shared if tag not in answer.content]
+    if scripts.unread:
+        return []  # the parser has another form than its family
     tags: list[str] = []
     if _TOOLS in parsers:
         tags += calls_as(option_of(case.server.args, _TOOLS)).tokens

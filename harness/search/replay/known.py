@@ -13,11 +13,12 @@ from pathlib import Path
 from typing import Any
 
 from mmrepro.base.errors import MmreproError, UsageError
+from mmrepro.base.machine import is_there
 from mmrepro.base.records import FindingClass
 from mmrepro.engines import get_engine
 from mmrepro.engines.models import TINY
 from mmrepro.failure.documents import Fit, Match
-from mmrepro.failure.documents.replay import Finding, Sighting
+from mmrepro.failure.documents.replay import Finding, KnownUpstream, Sighting
 from mmrepro.failure.signature.live_server import CORE_ALIVE
 from mmrepro.live.diagnose import (
     DiagnoseCommand,
@@ -34,6 +35,7 @@ from mmrepro.scenario.silent import SILENT
 from mmrepro.search.oracle.judged import alike
 from mmrepro.search.replay.store import LiveLook, Named, Observation
 from mmrepro.search.replay.unlisted import refuse_unlisted
+from mmrepro.tools.catalogue import find_failures, index_entries
 from mmrepro.traffic.capture import holds_case
 from mmrepro.traffic.case import (
     CASE_FILE,
@@ -205,6 +207,31 @@ def recognised(
     return Named(why="; ".join(reasons))
 
 
+_RESEMBLING = 3
+"""Names of failures whose words a finding has, at most."""
+
+
+def resembling(finding: Finding) -> list[str]:
+    """Known failures of the same engine that ``mmrepro find`` knows by the words of a
+    finding's exception."""
+    text = "\n".join(finding.log_lines)
+    names: list[str] = []
+    for hit in find_failures(text, index_entries()):
+        of_engine = hit.entry.engine in ("", finding.server.engine)
+        if hit.sure == "this" and of_engine and hit.entry.kind == "scenario":
+            names.append(hit.entry.name)
+    return names[:_RESEMBLING]
+
+
+def upstream_of(name: str | None) -> KnownUpstream | None:
+    """What the catalogue has of a known failure; None: it does not have it."""
+    for entry in index_entries():
+        if entry.kind == "scenario" and entry.name == name:
+            issue, _, url = entry.references[0] if entry.references else ("", "", "")
+            return KnownUpstream(issue=issue, url=url, fixed=entry.fixed)
+    return None
+
+
 def mitigation(named: Named, release: str) -> str:
     """SCENARIO/NAME of the first mitigation that helps on ``release`` and is no other
     release; "": there is none."""
@@ -348,6 +375,11 @@ def server_wanted(
         )
 
     if own is None:
+        # A word without a suffix may be a profile of upgrade.
+        if "engine" not in asked and file.suffix and not is_there(file):
+            raise UsageError(
+                f"{file} cannot be read: no such file.", hint=f"ls -l {file.parent}"
+            )
         if "engine" not in asked:
             raise UsageError(
                 "--engine says which engine the traffic is played on.",

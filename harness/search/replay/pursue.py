@@ -24,6 +24,7 @@ from mmrepro.search.replay.confirm import (
     rate_of,
     repeats,
 )
+from mmrepro.search.replay.known import resembling, upstream_of
 from mmrepro.search.replay.shrink import Shrinking
 from mmrepro.search.replay.store import BLOCKS, AttemptWanted, Named, Observation
 from mmrepro.traffic.capture.anonymise import anonymise
@@ -234,6 +235,8 @@ class Pursuit:
         if named is not None:
             finding.known, finding.known_variant = named.known, named.variant
             finding.known_why = named.why
+        finding.upstream = upstream_of(finding.known)
+        finding.resembles = [] if finding.known else resembling(finding)
         if named is not None and named.diagnosis:
             diagnosed = next(play for play in plays if play.named is named)
             source = self.folder / diagnosed.folder / named.diagnosis

@@ -8,6 +8,7 @@ from pathlib import Path
 import psutil
 from mmrepro.base.errors import UsageError
 from mmrepro.base.machine import is_there
+from mmrepro.base.units import count
 from mmrepro.campaign import Campaign, Note
 from mmrepro.failure.documents import prepared_folder
 from mmrepro.failure.documents.replay import Replay
@@ -71,7 +72,9 @@ class Replaying(CaseSearch[Replay]):
             return "nothing has begun"
         made, findings = len(self.replay.plays), self.replay.findings
         words = [f"{made} of at most {max(made, self.options.budget)} starts"]
-        words += [f"{f.id}: {f.finding_class}, {f.requests} requests" for f in findings]
+        for finding in findings:
+            requests = count(finding.requests, "request")
+            words.append(f"{finding.id}: {finding.finding_class}, {requests}")
         return ", ".join(words)
 
     # ------------------------------------------------------------ asked by the campaign

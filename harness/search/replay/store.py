@@ -135,7 +135,8 @@ def observation_of(
     play.start_s, play.seconds = played.start_s, played.seconds
     records = {record.label: record for record in played.evidence.requests}
     stuck = set(played.stuck)
-    stack = played.frames  # of the exception, where no thread was looked at
+    # Of the exception, where no thread was observed.
+    stack = played.places or played.frames
     if played.stack:
         stack = [f"{f.name} ({f.file}:{f.line})" for f in played.stack[0].frames]
     seen = Observation(
@@ -204,7 +205,19 @@ def _observed(op: Operation, record: RequestRecord | None, stuck: set[str]) -> s
 
 
 def answers_of(case: Case, seen: Observation) -> list[Answer]:
-    """What each request of a play tested."""
+    """What each request of a play tested: those first that show a failure."""
+    shown: set[str] = set()
+    for sighting in seen.sightings:
+        shown.update(sighting.operations)
+    for operation, answer in seen.answers.items():
+        if answer in (STUCK, _BROKEN) or answer.startswith("5"):
+            shown.add(operation)
+    made = _answers(case, seen)
+    # The sort is stable: each half stays in the order of the case.
+    return sorted(made, key=lambda answer: answer.operation not in shown)
+
+
+def _answers(case: Case, seen: Observation) -> list[Answer]:
     made = []
     for op in case.operations:
         sent, ended = seen.times.get(op.id, (0.0, None))

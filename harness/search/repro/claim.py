@@ -97,6 +97,11 @@ ECHOES: Final = frozenset(
     }
 )
 """Exceptions of clients, and what the rest of an engine says of its core's."""
+_CUT_SHORT: Final = re.compile(
+    r"transfer closed with outstanding read data|incomplete chunked read|\bIncompleteRead\b"
+    r"|[Rr]esponse ended prematurely|[Rr]esponse payload is not completed",
+)
+"""How clients say that an answer broke off."""
 _HARDWARE: Final = re.compile(
     r"CUDA error[^\n]{0,60}|CUDA out of memory|torch\.OutOfMemoryError"
     r"|illegal memory access|"
@@ -143,9 +148,17 @@ _START: Final = re.compile(
     r"(?:start|launch)\b|(?:start-?up|launch|initiali[sz]ation) (?:fails|failed|failure"
     r"|crash)|"
     r"crash(?:es|ed|ing)? (?:on|at|during|while) (?:start|launch|load|boot|init)|"
-    r"启动(?:失败|报错|不了|异常)|无法启动",
-    re.IGNORECASE,
+    r"启动(?:失败|报错|不了|异常)|无法启动|"
+    # An option that the parser of the command refuses.
+    r"^.{0,200}\busage: [\w./-]+(?: [\w-]+){0,4} \[-h\]"
+    r"|\berror: (?:unrecognized arguments|argument --?\w|the following arguments are)",
+    re.IGNORECASE | re.MULTILINE,
 )
+_FROM_COMMAND: Final = re.compile(
+    r'File "[^"\n]{0,300}/cli/\w{1,40}\.py", line \d+, in (?:run|main|cmd|serve|api_server)\b'
+)
+"""A traceback that begins at the command: no request brought it about, if nothing else
+is told."""
 _SILENT: Final = (
     (
         r"wrong (?:answer|output|result)|garbage|gibberish|incorrect output|!!!!!|"
@@ -228,12 +241,16 @@ def read_claim(title: str, text: str) -> Claim:
         if status is None:
             classes.append(FindingClass.SERVER_ERROR)
 
+    if not classes and status is None and _CUT_SHORT.search(whole):
+        classes.append(FindingClass.SERVER_ERROR)
+
     if _HANG.search(whole) and not classes:
         classes.append(FindingClass.HANG)
     elif _HANG.search(title):
         classes.insert(0, FindingClass.HANG)
 
-    if _START.search(whole):
+    starts = _START.search(whole) or (not classes and _FROM_COMMAND.search(whole))
+    if starts:
         classes.insert(0, FindingClass.START_FAILURE)
     for pattern, kind in _SILENT:
         if not classes and re.search(pattern, whole, re.IGNORECASE):

@@ -119,6 +119,10 @@ _OFFLINE: Final = re.compile(
     r"|AsyncLLM(?:Engine)?\.from_",
     re.MULTILINE,
 )
+_ENGINE_CODE: Final = re.compile(
+    r"^[ \t]*(?:from|import)\s+(?:vllm|sglang|lmdeploy)\b", re.MULTILINE
+)
+"""In a Python script: the engine itself."""
 _CURL: Final = re.compile(r"^[^#\n]*\b(?:curl|wget)\s+", re.MULTILINE)
 _CLIENT_WORDS: Final = re.compile(
     r"\bimport\s+(?:\w+,\s*)*(?:openai|requests|httpx|urllib)\b"
@@ -205,6 +209,7 @@ class Issue:
         files: further files of the client, by name.
         speech: what it shows of the model's words.
         options: of the server, that its prose names.
+        streams: whether its words are about a stream.
     """
 
     title: str = ""
@@ -221,6 +226,7 @@ class Issue:
     files: dict[str, str] = field(default_factory=dict)
     speech: Speech = field(default_factory=Speech)
     options: list[str] = field(default_factory=list)
+    streams: bool = False
 
 
 LIMITS: Final = WorkLimits()
@@ -293,11 +299,15 @@ def read_here(text: str) -> Issue:
             observed = observed.replace(taken, " ")
     issue.claim = read_claim(issue.title, observed)
     issue.claim.about = what_about(issue.title, prose)
+    issue.streams = _STREAMS.search(f"{issue.title}\n{prose}") is not None
     run = (issue.client.strip(), issue.server.strip())
     others = [(b.text, b.line) for b in blocks if b.text.strip() not in run]
     others += [(text, "") for text in _INLINE.findall(prose)]
     issue.speech = shown_in(others)
     return issue
+
+
+_STREAMS: Final = re.compile(r"\bstream|流式|ストリーム", re.IGNORECASE)
 
 
 def _title(text: str) -> str:
@@ -318,7 +328,7 @@ def _blocks(text: str) -> Iterator[_ReportBlock]:
         lines = [line.removeprefix(fence.indent) for line in fence.text.splitlines()]
         kind, inside = fence.kind.lower(), "\n".join(lines)
         if kind in _SHELLS:
-            inside = as_typed(inside, _is_typed)
+            inside = as_typed(_with_lost_marks(inside), _is_typed)
         yield _ReportBlock(inside, kind, section, fence.above)
     for indented in _INDENTED.finditer(without_fences(text, "\n\n")):
         yield _ReportBlock(textwrap.dedent(indented[1]).strip("\n"), "", "")
@@ -371,6 +381,24 @@ def _logical(text: str) -> list[str]:
     return lines
 
 
+_OPTION_LINE: Final = re.compile(r"[ \t]*--?[A-Za-z][\w.-]*(?:[= \t]+\S.*)?\s*$")
+
+
+def _with_lost_marks(text: str) -> str:
+    """Put back the backslashes that were lost between a server's command and the lines
+    of options below it, as copying from a page loses them."""
+    lines = text.split("\n")
+    in_command = False
+    for place, line in enumerate(lines[:-1]):
+        in_command = in_command or _is_typed(PROMPT.sub("", line))
+        if line.rstrip().endswith("\\"):
+            continue
+        in_command = in_command and _OPTION_LINE.match(lines[place + 1]) is not None
+        if in_command:
+            lines[place] = line.rstrip() + " \\"
+    return "\n".join(lines)
+
+
 def _server(issue: Issue, blocks: Sequence[_ReportBlock], prose: str) -> None:
     """The first command that starts a server, with the variables set in its block."""
     commands: list[str] = []
@@ -384,6 +412,8 @@ def _server(issue: Issue, blocks: Sequence[_ReportBlock], prose: str) -> None:
         plain = PROMPT.sub("", line)
         if is_server_command(plain) and _PLAIN.match(plain):
             commands.append(plain.strip())
+        else:
+            commands += _between_words(plain)
 
     commands += filter(None, (of_manifest(block.text) for block in blocks))
     if not commands:
@@ -404,6 +434,18 @@ def _server(issue: Issue, blocks: Sequence[_ReportBlock], prose: str) -> None:
         issue.notes.append(
             f"The report has {count} servers' commands: the first one is run."
         )
+
+
+_NO_LETTERS: Final = re.compile(r"[\u2e80-\u9fff\uac00-\ud7af\uff00-\uffef]+")
+"""Chinese, Japanese and Korean, which stand beside a command without a blank."""
+
+
+def _between_words(line: str) -> Iterator[str]:
+    """Commands in a sentence of a language that puts no blanks around them."""
+    parts = _NO_LETTERS.split(line)
+    for part in parts if len(parts) > 1 else []:
+        if is_server_command(part) and _PLAIN.match(part):
+            yield part.strip()
 
 
 def _typed_in(block: _ReportBlock) -> Iterator[str]:
@@ -522,13 +564,19 @@ def _client(issue: Issue, blocks: Sequence[_ReportBlock], prose: str) -> None:
     if not clients.curls:
         clients.curls += [c for c in _INLINE.findall(prose) if re.match(r"curl\s", c)]
     if not clients.any:
-        script = _bare_python(prose)
+        script = _bare_python(prose, _CLIENT_CODE)
         if script:
             clients.scripts.append(script)
 
-    bare = re.search(r"^(?:\$ )?curl\s", prose, re.MULTILINE)  # without a fence
+    bare = re.search(r"^(?:[$#] )?curl\s", prose, re.MULTILINE)  # without a fence
     if bare and not clients.any:
-        clients.curls.append(_without_server(prose[bare.start() :]))
+        typed = as_typed(prose[bare.start() :], _is_typed)
+        clients.curls.append(_without_server(typed))
+    if not (clients.any or clients.offline):
+        script = _bare_python(prose, _ENGINE_CODE)
+        if _OFFLINE.search(script):
+            issue.offline = True
+            clients.offline.append(script)
 
     in_order = clients.in_order()
     if not in_order:
@@ -607,7 +655,7 @@ def _sort(issue: Issue, clients: _Clients, block: _ReportBlock) -> None:
         scripts.append(_without_prompt(text))
         return
 
-    text = _without_httpie(text)
+    text = _without_fetch(_without_httpie(text))
     if python or _asks_by_line(text) or (shell and _CLIENT_WORDS.search(text)):
         clients.curls.append(_without_server(text))
         return
@@ -704,6 +752,50 @@ def _as_curl(typed: re.Match[str]) -> str:
     return shlex.join(curl)
 
 
+_FETCH: Final = re.compile(
+    r"\bfetch\(\s*[\"'`](https?://[^\"'`\s$]{1,300})[\"'`]\s*,\s*"
+)
+_METHOD: Final = re.compile(r"\bmethod:\s*[\"'](GET|POST|PUT|DELETE)[\"']")
+_JS_TEXT: Final = re.compile(r"\"[^\"\n]*\"|'[^'\n]*'")
+_JS_NAME: Final = re.compile(
+    r"\.\.\.|[`(]|(?<![\w$])(?!(?:true|false|null)\b)[A-Za-z_$][\w$]*+(?!\s*:)"
+)
+_JS_BODY: Final = re.compile(r"\bbody:\s*JSON\.stringify\(\s*")
+
+
+def _without_fetch(text: str) -> str:
+    """Write calls of JavaScript's fetch as lines of curl, as far as they are written
+    out; other text stays as it is."""
+    curls: list[str] = []
+    for called in _FETCH.finditer(text):
+        options = _braced(text, called.end())
+        method = _METHOD.search(options)
+        words = ["curl", "-X", method[1] if method else "GET", called[1]]
+        body = _JS_BODY.search(options)
+        if body:
+            written = _braced(options, body.end())
+            if _JS_NAME.search(_JS_TEXT.sub('""', written)):
+                continue  # a value of the script's
+            # An object of JavaScript, written out, is a mapping of YAML.
+            read = next(iter(read_yaml(written)), None)
+            if not isinstance(read, dict):
+                continue
+            words += ["-H", "Content-Type: application/json", "-d", json.dumps(read)]
+        curls.append(shlex.join(words))
+    return "\n".join(curls) or text
+
+
+def _braced(text: str, begin: int) -> str:
+    """What stands between a brace at ``begin`` and the one that closes it; "": none
+    does. A brace inside a text counts, too."""
+    open_braces = 0
+    for place in range(begin, min(len(text), begin + _MOST_CHARS)):
+        open_braces += (text[place] == "{") - (text[place] == "}")
+        if open_braces == 0:
+            return text[begin : place + 1] if place > begin else ""
+    return ""
+
+
 def _may_call(text: str) -> bool:
     """Whether it is Python that names a server's address."""
     if _OFFLINE.search(text):
@@ -721,13 +813,18 @@ def _other_client(text: str) -> str:
     return ""
 
 
-def _bare_python(prose: str) -> str:
-    """A script without a fence: from its import as far as it is Python, to the next
-    heading."""
-    begins = _CLIENT_CODE.search(prose)
+def _bare_python(prose: str, form: re.Pattern[str]) -> str:
+    """A script without a fence: from its imports, one of which has the ``form``, as far
+    as it is Python, to the next heading."""
+    begins = form.search(prose)
     if begins is None:
         return ""
-    below = prose[begins.start() :].lstrip("\n")
+    above = prose[: begins.start()].split("\n")
+    at = begins.start()
+    while len(above) > 1 and _IMPORTS.match(above[-2]):
+        at -= len(above[-2]) + 1
+        above.pop()
+    below = prose[at:].lstrip("\n")
     section = _HEADING.split(below, maxsplit=1)[0]
     lines = section.splitlines()
     for _ in range(_MOST_TRIES):

@@ -74,37 +74,51 @@ def offline_command(script: str) -> str:
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return ""
     imported = _imported(tree)
-    engines = [engine for engine in published() if engine in imported]
-    if not engines or not runs_offline(engines[0]):
+    known_engines = {engine for engine in published() if runs_offline(engine)}
+    if known_engines.isdisjoint(imported.values()):
         return ""
     known: dict[str, ast.expr] = {}
     for node in ast.walk(tree):
         if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
             known[node.targets[0].id] = node.value
     for node in ast.walk(tree):
-        if isinstance(node, ast.Call) and _called_name(node.func) in _HOLDS_ENGINE:
-            options = _given_options(node, known)
-            if options:
-                words = [*serving(engines[0]).program, *_words_of(options)]
-                return shlex.join(words)
+        if not isinstance(node, ast.Call):
+            continue
+        package, called = _called(node.func)
+        # A script may import two engines, and compare them.
+        engine = imported.get(package, "")
+        if called not in _HOLDS_ENGINE or engine not in known_engines:
+            continue
+        options = _given_options(node, known)
+        if options:
+            return shlex.join([*serving(engine).program, *_words_of(options)])
     return ""
 
 
-def _imported(tree: ast.Module) -> set[str]:
-    """Packages that a script imports."""
-    names: set[str] = set()
+def _imported(tree: ast.Module) -> dict[str, str]:
+    """The packages of the names that a script imports."""
+    packages: dict[str, str] = {}
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
-            names |= {alias.name.partition(".")[0] for alias in node.names}
+            for alias in node.names:
+                package = alias.name.partition(".")[0]
+                packages[alias.asname or package] = package
         elif isinstance(node, ast.ImportFrom):
-            names.add((node.module or "").partition(".")[0])
-    return names
+            package = (node.module or "").partition(".")[0]
+            for alias in node.names:
+                packages[alias.asname or alias.name] = package
+    return packages
 
 
-def _called_name(node: ast.expr) -> str:
-    if isinstance(node, ast.Attribute):
-        return node.attr
-    return node.id if isinstance(node, ast.Name) else ""
+def _called(node: ast.expr) -> tuple[str, str]:
+    """What is called: the first of its names, which an import may have brought, and the
+    last."""
+    last = ""
+    while isinstance(node, ast.Attribute):
+        last = last or node.attr
+        node = node.value
+    first = node.id if isinstance(node, ast.Name) else ""
+    return first, last or first
 
 
 def _given_options(call: ast.Call, known: Mapping[str, ast.expr]) -> dict[str, Any]:

@@ -25,7 +25,7 @@ from mmrepro.base.machine import (
 from mmrepro.base.records import FindingClass
 from mmrepro.engines import get_engine, option_of, spec_for
 from mmrepro.engines.environments import existing, list_environments
-from mmrepro.engines.features import shown_by
+from mmrepro.engines.features import named_by, shown_by
 from mmrepro.engines.models import SCRIPT_BASES, Scripts
 from mmrepro.failure.documents.replay import Claim, ReportFacts
 from mmrepro.search.replay.known import server_wanted
@@ -115,6 +115,8 @@ class ReproPlan:
     facts: ReportFacts
     variants: Sequence[SpokenVariant] = ()
     """Ways in which the model answers; the server has the first one."""
+    streams: bool = False
+    """The report is about a stream: each is held against the whole answer."""
 
 
 def asked_for(options: ReproCommand) -> ReproPlan:
@@ -148,12 +150,12 @@ def asked_for(options: ReproCommand) -> ReproPlan:
     if ways:
         server = saying(server, ways[0].scripts)
         _tell_speech(facts, ways[0])
-        facts.shows_output = issue.speech.is_shown and _is_judged(ways[0])
+        facts.shows_output = issue.speech.is_shown and is_judged(ways[0])
 
     facts.asked = options.fixed
     if options.fixed == "newest":
         facts.asked = max(_here(server.engine, options.device), key=Version, default="")
-    return ReproPlan(server, client, facts, ways)
+    return ReproPlan(server, client, facts, ways, issue.streams)
 
 
 def releases_of(plan: ReproPlan) -> Iterator[str]:
@@ -210,7 +212,7 @@ def saying(server: ServerWanted, scripts: Scripts) -> ServerWanted:
     return server.model_copy(update={"scripts": scripts})
 
 
-def _is_judged(variant: SpokenVariant) -> bool:
+def is_judged(variant: SpokenVariant) -> bool:
     """Whether it is known what a sound parser makes of all that the model says; else
     nothing is held against the answers."""
     for answer in variant.scripts.script:
@@ -428,7 +430,9 @@ def _here(engine: str, device: str) -> list[str]:
     releases: list[str] = []
     for environment in list_environments(sizes=False):
         made = environment.manifest
-        if (made.engine, made.device) == wanted and not made.commit:
+        # A commit, or a tree on a release's kernels, has the number of no release.
+        is_release = not made.commit and not made.kernels
+        if (made.engine, made.device) == wanted and is_release:
             releases.append(made.release)
     return releases
 
@@ -447,10 +451,19 @@ def _translated_server(
 
     release = options.release or _release_of(options, issue, command, facts)
     known, has = _installed(command.engine, release, options.device)
-    made = translated(command, known, traffic, gpu=bool(options.on_gpu), serves=has)
+    named = command.release or issue.release
+    is_start = FindingClass.START_FAILURE in facts.claim.classes
+    made = translated(
+        command,
+        known,
+        traffic,
+        gpu=bool(options.on_gpu),
+        serves=has,
+        is_other=bool(named) and named != release and not is_start,
+    )
     facts.replaced, facts.notes = list(made.replaced), [*facts.notes, *made.notes]
     # What the user asks for comes last.
-    args = [*made.args, *_as_reported(command.engine, release, facts)]
+    args = [*made.args, *_as_reported(command.engine, release, issue, facts)]
     server: dict[str, object] = {
         "engine": command.engine,
         "release": release,
@@ -478,14 +491,19 @@ def _tell_model(facts: ReportFacts, model: str) -> None:
             facts.replaced[place] = item.model_copy(update=given)
 
 
-def _as_reported(engine: str, release: str, facts: ReportFacts) -> list[str]:
-    """Options with which the server runs the code that the report's traceback names."""
+def _as_reported(
+    engine: str, release: str, issue: Issue, facts: ReportFacts
+) -> list[str]:
+    """Options with which the server runs the code that the report's traceback, its
+    title or its command names."""
     name = shown_by(engine, release, facts.claim.hardware)
+    shown = f"shows {facts.claim.hardware}"
+    if not name:
+        name = named_by(engine, release, f"{issue.title}\n{facts.server}")
+        shown = "names it"
     if not name:
         return []
-    facts.notes.append(
-        f"The report shows {facts.claim.hardware}: the server runs with {name}."
-    )
+    facts.notes.append(f"The report {shown}: the server runs with {name}.")
     return [f"{{feature:{name}}}"]
 
 

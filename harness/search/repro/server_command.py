@@ -823,6 +823,7 @@ def translated(
     *,
     gpu: bool = False,
     serves: Callable[[str], bool] = lambda name: False,
+    is_other: bool = False,
 ) -> Translated:
     """The server of a case.
 
@@ -831,6 +832,8 @@ def translated(
         traffic: what is sent, as text: pictures in it ask for a model that sees them.
         serves: whether the release has an architecture, by its name.
         gpu: it runs on one, and keeps what asks for one.
+        is_other: the release that is run is not the one of the command: options that
+            it lacks would keep it from starting, and are left out.
 
     Raises:
         UsageError: an option's value is a variable that is set nowhere.
@@ -892,6 +895,8 @@ def translated(
         refusal = allowed.option_refusal(name, values) or _read_as_another(
             name, known or {}
         )
+        if not refusal and is_other and known and not _is_known(name, known):
+            refusal = "the release that is run does not have it"
         if refusal:
             replaced.append(_left_out(shown, refusal, Needs.TRUST))
             continue

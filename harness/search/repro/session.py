@@ -19,6 +19,7 @@ from mmrepro.base.records import FindingClass
 from mmrepro.base.text import one_line
 from mmrepro.campaign import Campaign, CampaignState, Note, Spent
 from mmrepro.engines.features import shown_by
+from mmrepro.engines.models import ScriptedAnswer, Scripts
 from mmrepro.failure.documents.replay import (
     REPLAY_FILE,
     ClientEnd,
@@ -32,6 +33,7 @@ from mmrepro.failure.documents.replay import (
 from mmrepro.runs import Deadlines, derive_deadlines
 from mmrepro.runs.play import RECORDED
 from mmrepro.search.oracle.judged import alike
+from mmrepro.search.oracle.scripted import chosen_by
 from mmrepro.search.replay.attempts import CaseResult, CaseRun, StartingPoint
 from mmrepro.search.replay.confirm import GIVE_UP
 from mmrepro.search.replay.pursue import LOUD
@@ -41,7 +43,7 @@ from mmrepro.search.replay.store import AttemptWanted, Observation, WriteReplay
 from mmrepro.search.repro.claim import BY_EACH
 from mmrepro.search.repro.client_end import client_end
 from mmrepro.search.repro.options import ReproCommand
-from mmrepro.search.repro.report import asked_for, saying
+from mmrepro.search.repro.report import asked_for, is_judged, saying
 from mmrepro.search.repro.server_command import parse
 from mmrepro.search.repro.speech import SpokenVariant, likeliest_first
 from mmrepro.search.repro.verdict import concluded, matches
@@ -58,6 +60,7 @@ from mmrepro.traffic.capture.messages import UNSEEN_SIZE, Captured
 from mmrepro.traffic.case import (
     Case,
     Operation,
+    beside_whole,
     check_expectations,
     read_case,
     write_case,
@@ -67,6 +70,8 @@ _MOST_AT_ONCE = 64
 """Requests of a report's file that are sent beside each other."""
 _MOST_PICTURES = 100
 """That replace those which a client names and a report does not bring."""
+_MOST_BESIDE = 30
+"""Streams beside which the whole answer is asked for."""
 _SLOW_ANSWER_S = 1.0
 _MOST_IN_A_ROW, _IN_A_ROW_S, _MANY = 10, 20.0, 30
 """Times that requests without a failure are sent again; seconds of that; requests at
@@ -374,10 +379,25 @@ class Reproducing(Replaying):
         facts.isolation, facts.output, facts.died = run.isolation, run.output, run.died
         facts.notes += run.notes
         facts.end = self._end_of(run, case) if run.ran else None
+        self.files.case = self._beside_whole(case)
         if run.ended:
             line = f"The client was ended before its own end: {run.ended}."
             facts.notes.append(line)
             self.campaign.emit(Note(text=line))
+
+    def _beside_whole(self, case: Case) -> Case:
+        """The case with the whole answer beside each stream, where the report is about a
+        stream and the model says a script: it says the same twice."""
+        ways = self._ways[:1]
+        if not (self.asked.streams and ways) or self.asked.client.offline:
+            return case
+        # Where no rule knows what a parser makes of it, the two are all there is.
+        beside = beside_whole(case, alike=not is_judged(ways[0]))
+        added = len(beside.operations) - len(case.operations)
+        if not 0 < added <= _MOST_BESIDE:
+            return case
+        self.facts.notes.append("Each stream is asked for as a whole answer as well.")
+        return beside
 
     def _end_of(self, run: ClientRun, case: Case) -> ClientEnd:
         """How the client's first run ended."""
@@ -402,9 +422,12 @@ class Reproducing(Replaying):
     def _answered_otherwise(self, rounds: Rounds) -> None:
         """Nothing showed with what the model said first: let it answer otherwise."""
         replay, case = self.replay, self.files.case
+        played = [_said_to(case, case.server.scripts)]
         for variant in self._ways:
-            if variant.scripts == case.server.scripts:
-                continue  # it was played first
+            said = _said_to(case, variant.scripts)
+            if variant.scripts == case.server.scripts or (said and said in played):
+                continue  # no request gets another answer than before
+            played.append(said)
             shown = [f for f in replay.findings if matches(f, self.facts.claim)]
             if shown or replay.unconfirmed or replay.untestable:
                 return
@@ -514,6 +537,19 @@ def _state_on_release(
     if seen.answers and _NOT_SERVED.issuperset(seen.answers.values()):
         return "not-tested", observed
     return "fixed", observed
+
+
+def _said_to(case: Case, scripts: Scripts | None) -> list[ScriptedAnswer]:
+    """What a model with these scripts says to each request; []: that is not known."""
+    answers: list[ScriptedAnswer] = []
+    for op in case.operations:
+        if scripts is None or (op.messages is None and op.prompt is None):
+            continue
+        answer = scripts.chosen(chosen_by(op))
+        if answer is None:
+            return []
+        answers.append(answer)
+    return answers
 
 
 def _client_lines(run: ClientRun, case: Case) -> list[str]:

@@ -24,6 +24,7 @@ from mmrepro.base.machine import (
     device_of,
     host_facts,
 )
+from mmrepro.base.units import count, duration, exact_duration
 from mmrepro.campaign import (
     Campaign,
     CampaignState,
@@ -51,6 +52,7 @@ from mmrepro.failure.documents import (
 from mmrepro.failure.documents.searches import begun
 from mmrepro.runs import (
     BUSY,
+    FACTOR,
     LOOKS,
     Deadlines,
     difference_of,
@@ -130,6 +132,8 @@ class Calibrated(JournalLine):
     answer_s: float
     suspect_s: float
     rule: str = ""
+    seconds: float = 0.0
+    """With the start of the server on which they were measured."""
 
     @property
     def deadlines(self) -> Deadlines:
@@ -187,12 +191,13 @@ class Upgrading(CaseSearch[Upgrade]):
         self.case = self._read()
         self._of_runs: tuple[int, list[Difference]] = 0, []
         self._enough = False
+        self._play_s = 0.0
         self.works = [self.run]
         self.document = self._blank()
 
     def standing(self) -> str:
         made = sum(map(len, self.runs.values()))
-        words = [f"{made} runs", f"{len(self.blocks)} blocks"]
+        words = [count(made, "run"), count(len(self.blocks), "block")]
         words += [d.subject for d in self.document.matter[:3]]
         return ", ".join(words)
 
@@ -205,19 +210,41 @@ class Upgrading(CaseSearch[Upgrade]):
                 self._play(self._deadlines())
             if all(run.started for run in self._both()):
                 self._measure()
-        except Spent:
-            self._limit(
-                "the time budget (--budget) ended before every comparison was decided"
-            )
+        except Spent as spent:
+            why = "the time budget (--budget) ended before every comparison was decided"
+            self._limit(str(spent) or why)
 
     def _deadlines(self) -> Deadlines:
         """Those of an earlier call, or measured now on a server of its own."""
         for line in self.files.kept(Calibrated):
+            self._expect(line)
             return line.deadlines
         result = self.attempt(CaseRun("deadlines", "deadlines", self.servers))
         assert result.deadlines is not None
-        line = Calibrated(**asdict(result.deadlines))
+        line = Calibrated(**asdict(result.deadlines), seconds=result.seconds)
+        self._expect(line)
         return self.files.journal.append(line).deadlines
+
+    def _expect(self, line: Calibrated) -> None:
+        """Estimate a play of all of the traffic: a start, and its requests as slow as
+        the slowest warm one."""
+        warm_s = line.answer_s / FACTOR
+        self._play_s = line.seconds + len(self.case.operations) * warm_s
+
+    def _check_budget(self) -> None:
+        """Raises Spent: not even one play on each side ends in time, so none begins."""
+        at_once = min(self.at_once, len(_ORDER))
+        least_s = self._play_s * len(_ORDER) / at_once
+        if self.runs["old"] or self.runs["new"] or self.campaign.fits(least_s):
+            return
+        requests = count(len(self.case.operations), "request")
+        text = (
+            f"playing {requests} on both sides takes about {duration(least_s)}, "
+            f"longer than --budget {exact_duration(self.options.budget_s)} leaves: "
+            "nothing was played"
+        )
+        self.campaign.note(text)
+        raise Spent(text)
 
     def _play(self, deadlines: Deadlines) -> None:
         """All of the traffic, twice on each side, A B B A; once, where that takes
@@ -225,6 +252,8 @@ class Upgrading(CaseSearch[Upgrade]):
         kept: dict[tuple[UpgradeSide, int], SideRun] = {}
         for line in self.files.kept(RunLine):
             kept[line.run.side, line.run.index] = line.run
+        if not kept:
+            self._check_budget()
         self._play_both(1, kept, deadlines)
 
         long = max(run.seconds for run in self._both())
@@ -559,7 +588,7 @@ class Upgrading(CaseSearch[Upgrade]):
                 starts_s += max((run.start_s for run in runs), default=0)
             took = [starts_s + 2 * order.measuring.seconds]
         if not took:
-            took = [run.seconds for run in self.document.runs]
+            took = [self._play_s, *(run.seconds for run in self.document.runs)]
         return self.campaign.fits(max(took, default=0.0))
 
     def closing(self, state: CampaignState) -> None:

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
         wire as wire,
     )
     from mmrepro.traffic.case.expecting import (
+        beside_whole as beside_whole,
         checked as check_expectations,
         expecting as with_expectations,
     )

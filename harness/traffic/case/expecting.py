@@ -9,8 +9,10 @@ from typing import Any, Final
 
 from mmrepro.base.errors import UsageError
 from mmrepro.base.machine import read_file
+from mmrepro.base.records import plain_refusal
 from mmrepro.traffic.case.bodies import opened
 from mmrepro.traffic.case.model import (
+    CHAT,
     COMPLETIONS,
     Case,
     Expect,
@@ -107,7 +109,7 @@ def _with(case: Case, text: str) -> Case:
 
 
 def _refusal(text: str, error: ValidationError) -> UsageError:
-    problem = error.errors()[0]["msg"].removeprefix("Value error, ")
+    problem = plain_refusal(error.errors()[0]["msg"])
     return UsageError(f"--expect {text}: {problem}.")
 
 
@@ -147,6 +149,22 @@ def _schema(text: str, given: str) -> Any:
         raise UsageError(
             f"--expect {given}: the schema cannot be read: {error}."
         ) from error
+
+
+def beside_whole(case: Case, *, alike: bool) -> Case:
+    """Put behind each request that streams to its end the same one that does not.
+
+    Args:
+        alike: whether the case expects that both have one answer.
+    """
+    ids = [op.id for op in case.operations]
+    operations: list[Operation] = []
+    for operation in case.operations:
+        pair = [operation]
+        if operation.path in (CHAT, COMPLETIONS):
+            pair = _twins(operation, ids)
+        operations += pair if alike else [operation, *pair[1:]]
+    return case.model_copy(update={"operations": operations})
 
 
 def _twins(op: Operation, ids: list[str]) -> list[Operation]:

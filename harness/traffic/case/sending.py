@@ -111,6 +111,13 @@ class Played(Record):
             description="innermost first: function names of that exception's traceback"
         ),
     ] = []
+    places: Annotated[
+        list[str],
+        Field(
+            description="the same with file and line",
+            exclude_if=lambda places: not places,
+        ),
+    ] = []
     start_s: Annotated[float, Field(description="seconds from the start to ready")] = (
         0.0
     )

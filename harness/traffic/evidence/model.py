@@ -174,7 +174,9 @@ class RequestRecord(Record):
     after_done: Annotated[
         int, Field(description="lines of data that came after [DONE]")
     ] = 0
-    usages: Annotated[int, Field(description="times that the usage was told")] = 0
+    usages: Annotated[
+        int, Field(description="times that the answer carried a usage")
+    ] = 0
     total_tokens: int | None = None
     left: Annotated[
         bool,

@@ -4,12 +4,16 @@ Triton's interpreter (``TRITON_INTERPRET=1``) runs kernels as Python on the host
 kernel's launcher asks for an active driver, and engines count those before they use
 Triton at all. This is a backend called ``cpu``: always active, and unable to compile
 anything. Its methods are those that ``triton/backends/driver.py`` and ``compiler.py``
-declare, of Triton 3.6 to 3.9."""
+declare, of Triton 3.6 to 3.9.
+
+A kernel that the interpreter does not run is named in the log: what follows from it says
+nothing of the engine."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from types import ModuleType
+from types import FunctionType, ModuleType
+from typing import Any
 
 from mmrepro_boot import after_import, say
 
@@ -105,4 +109,39 @@ def add_backend(backends: ModuleType) -> None:
     say("triton_cpu", "Triton's kernels run in its interpreter")
 
 
+def name_kernels(interpreter: ModuleType) -> None:
+    """Have a kernel named that the interpreter does not run."""
+    launcher = interpreter.GridExecutor
+    launch = launcher.__call__
+
+    def launch_or_name(self: Any, *args: object, **kwargs: object) -> object:
+        try:
+            return launch(self, *args, **kwargs)
+        except interpreter.InterpreterError as error:
+            reason = _first_cause(error)
+            # The kernel's own assertion: it fails on a GPU as well.
+            if not isinstance(reason, AssertionError):
+                say("triton_cpu", _named(self.fn, reason))
+            raise
+
+    launcher.__call__ = launch_or_name
+
+
+def _first_cause(error: BaseException) -> BaseException:
+    while error.__cause__ is not None:
+        error = error.__cause__
+    return error
+
+
+def _named(kernel: FunctionType, reason: BaseException) -> str:
+    file = kernel.__code__.co_filename.rpartition("site-packages/")[2]
+    words = " ".join(f"{type(reason).__name__}: {reason}".split())
+    return (
+        f"the kernel {kernel.__name__} ({file}, line "
+        f"{kernel.__code__.co_firstlineno}) does not run in Triton's interpreter: "
+        f"{words[:300]}"
+    )
+
+
 after_import("triton.backends", add_backend)
+after_import("triton.runtime.interpreter", name_kernels)

@@ -562,3 +562,42 @@ def test_what_is_in_force_is_not_advised(
     found = advice_for(C.GPU_FAULT, engine, text, settings)
     assert any("rules out CUDA graphs" in one for one in found) is not in_force
     assert any("attention-backend" in one for one in found)
+
+
+BEGAN = "08:32:00"
+HANDSHAKE = ("parallel_state.py:1208", "Waiting for rank 1 to join")
+BROADCAST = (
+    "shm_broadcast.py:466",
+    "No available shared memory broadcast block found in 60 seconds.",
+)
+COMPILES = ("backends.py:860", "Compiling a graph", "Graph compiled")
+
+
+@pytest.mark.parametrize(
+    ("until", "stuck_for"), [("08:33:30", "90 s"), ("08:33:00", "60 s")]
+)
+def test_a_start_that_repeats_one_line_for_a_minute_is_stuck(
+    until: str, stuck_for: str
+) -> None:
+    lines = [logged(CORE, *HANDSHAKE, at=at, level="INFO") for at in (BEGAN, until)]
+    found = read(BEGUN + "".join(lines))[0].cause
+    assert (found.name, found.time) == (C.HANG, f"{DAY} {BEGAN}")
+    assert f"is stuck for {stuck_for}, since {DAY} {BEGAN}" in found.sentence
+
+
+@pytest.mark.parametrize(
+    ("said", "until", "between"),
+    [
+        (HANDSHAKE, "08:32:20", 0),
+        # A heartbeat is printed while it compiles, which may take minutes.
+        (BROADCAST, "08:35:00", 4),
+    ],
+)
+def test_a_start_that_takes_its_time_is_not_stuck(
+    said: tuple[str, str], until: str, between: int
+) -> None:
+    first, last = (logged(CORE, *said, at=at, level="INFO") for at in (BEGAN, until))
+    work = logged(CORE, *COMPILES, at=until, level="INFO")
+    found = read(BEGUN + first + work * between + last)[0].cause
+    assert found.name is C.UNKNOWN
+    assert found.sentence.startswith("It is still starting; its last line is: ")

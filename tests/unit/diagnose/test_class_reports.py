@@ -18,6 +18,7 @@ from mmrepro.live.diagnose.session import diagnose
 from mmrepro.reports.diagnosis import compose_diagnosis
 from mmrepro.reports.terminal import print_page
 from rich.console import Console
+from seen import target
 from test_classes_logged import STOP_TOKEN
 from typer.testing import CliRunner
 
@@ -70,6 +71,19 @@ def test_a_class_is_in_every_report_and_as_it_is_written(gone: DiagnoseCommand) 
     assert "excerpt" not in json.dumps(document["evidence"]).replace(
         '"excerpt": []', ""
     )
+
+
+def test_a_server_of_several_processes_has_their_number(gone: DiagnoseCommand) -> None:
+    diagnosis = diagnose(gone).diagnosis
+
+    def first_screen(states: str) -> str:
+        several = diagnosis.model_copy(update={"target": target(states=states)})
+        shown = io.StringIO()
+        print_page(compose_diagnosis(several), Console(file=shown, width=400))
+        return shown.getvalue()
+
+    assert "vllm 0.23.0, on this machine, 2 processes" in first_screen("SS")
+    assert "processes" not in first_screen("S")
 
 
 def test_the_schema_tells_of_classes_and_of_connections() -> None:

@@ -12,6 +12,7 @@ from made_up import at, http
 from mmrepro.failure.documents.cause import Certainty
 from mmrepro.failure.documents.diagnosis import CLASS_WORDS, LiveClass
 from mmrepro.failure.signature.live_server import LATENESS
+from mmrepro.live.diagnose.cause_advice import advice_rows
 from mmrepro.live.diagnose.classes import LOG_GROWTH, classes
 from mmrepro.live.diagnose.classes_logged import CLASS_FACTS
 from mmrepro.live.diagnose.readings import DiagnosisView
@@ -404,6 +405,16 @@ def test_every_class_has_words_advice_and_references() -> None:
     for facts in CLASS_FACTS.values():
         assert facts.advice
         assert any("https://github.com/" in r for r in facts.references)
+
+
+def test_an_issue_behind_an_advice_is_a_reference_of_its_class() -> None:
+    # `mmrepro logs` gives the advice, `mmrepro diagnose` the references.
+    by_name = {name.value: facts.references for name, facts in CLASS_FACTS.items()}
+    cited = {row.source: row.name for row in advice_rows() if "#" in row.source}
+    assert cited
+    for issue, name in cited.items():
+        issues = [reference.split()[0] for reference in by_name[name]]
+        assert issue in issues, name
 
 
 def test_a_silent_request_that_was_cut_short_of_its_deadline_counts() -> None:

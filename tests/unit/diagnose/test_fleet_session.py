@@ -204,6 +204,12 @@ def test_its_targets_that_are_inference_servers(path: str) -> None:
     )
 
 
+def test_a_label_that_is_no_address_is_no_server() -> None:
+    pods = [("llm", name, "", 5) for name in ("vllm-0", "127.0.0.1:0", "vllm-0:8000")]
+    found = asked_of(api(None, held=vector(*pods)))
+    assert list(found.found) == ["http://vllm-0:8000"]
+
+
 def test_what_stores_metrics_and_lists_no_targets() -> None:
     found = asked_of(api(None, tokens=(10, 10)))
     assert list(found.found) == [f"http://{A}", f"http://{B}"]

@@ -97,6 +97,15 @@ def test_a_core_that_is_hot_spins_where_its_thread_was_active_each_time() -> Non
     assert cold.state is ServerState.FROZEN_NATIVE
 
 
+def test_a_loop_with_a_fifth_of_a_processor_waits_for_no_lock() -> None:
+    """Beside others it sleeps now and then, for the GIL."""
+    samples = [[thread(LOOP, gil=n != 2, active=n != 2)] for n in range(5)]
+    busy = engine(sampled(*samples), use(18.0))
+    assert busy.state is ServerState.FROZEN_PYTHON
+    seldom = [[thread(LOOP, gil=n == 2, active=n == 2)] for n in range(5)]
+    assert engine(sampled(*seldom), use(18.0)).state is ServerState.BLOCKED_ON_LOCK
+
+
 def test_a_wait_in_a_native_call() -> None:
     asleep = five(thread(STEP, active=False))
     read = engine(asleep, use(1.0), waiting("read"))

@@ -477,6 +477,53 @@ def test_a_front_program_that_has_logged_and_is_gone_is_dead_at_a_start() -> Non
     assert silent.state is ServerState.NOT_READY
 
 
+def test_a_core_that_ended_at_a_start_is_dead_before_the_front_that_was_ended() -> None:
+    words = "RuntimeError: Engine core initialization failed. See root cause above."
+    read = log(words)
+    read.matches = {"core-not-started": read.errors}
+    line = read.errors[0].model_copy(update={"process": "RustFrontend pid=21447"})
+    read.last_by_process = {"RustFrontend pid=21447": line}
+    left = processes_of("python", "resource_tracker")
+    early = target(processes=left, listening=False, **RUST)
+    told = assess(evidence(read), early)
+    assert (told.state, told.process) == (ServerState.PART_DEAD, "EngineCore")
+    assert words in " ".join(told.why)
+
+
+def test_an_only_worker_that_ended_by_the_log_at_a_start_is_named() -> None:
+    read = log("Worker proc VllmWorker-0 died unexpectedly, shutting down executor.")
+    line = read.errors[0].model_copy(update={"process": "EngineCore pid=25878"})
+    read.matches = {"rank-died": [line], "engine-died": [line]}
+    read.match_counts = {"engine-died": 1}
+    refused = http(None, None, gone=True)
+    for endpoint in refused.answers:
+        endpoint.error = "ConnectError: [Errno 111] Connection refused"
+    left = processes_of("python", "EngineCore", "RustFrontend")
+    early = target(processes=left, listening=False, **RUST)
+    early.command = ["vllm", "serve", "a-model"]
+    told = assess(evidence(read, refused, SILENCE), early)
+    assert (told.state, told.process) == (ServerState.RANK_LOST, "Worker")
+    early.command.append("--nnodes=2")
+    told = assess(evidence(read, refused, SILENCE), early)
+    assert told.process != "Worker"
+
+
+def test_a_start_names_where_a_process_stands_still() -> None:
+    stacks = sampled(*[[thread(frames("load weights.py:7"), active=False)]] * 5)
+    for sample in stacks.samples:
+        sample.threads[0].tid = CORE
+    told = assess(evidence(stacks), target(listening=False))
+    assert told.state is ServerState.NOT_READY
+    assert any(f"EngineCore ({CORE})" in line and "load" in line for line in told.why)
+    moves = sampled(
+        *[[thread(frames(f"f{n} a.py:{n}"), active=True)] for n in range(5)]
+    )
+    for sample in moves.samples:
+        sample.threads[0].tid = CORE
+    told = assess(evidence(moves), target(listening=False))
+    assert not any(str(CORE) in line for line in told.why)
+
+
 def test_a_process_that_is_stopped_while_its_server_starts_is_stopped() -> None:
     told = assess(evidence(), target(states="ST", listening=False))
     assert (told.state, told.process) == (ServerState.STOPPED, "EngineCore")

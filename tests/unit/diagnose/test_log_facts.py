@@ -75,6 +75,21 @@ def test_a_message_of_several_lines_is_shown_whole(tmp_path: Path) -> None:
     assert len(facts.failure.lines) == 3
 
 
+@pytest.mark.parametrize(
+    "line",
+    [
+        "(Worker_TP{} pid=5) INFO 11-20 10:00:00 [gpu_worker.py:80] the model is loaded",
+        "(EngineCore_{} pid=5) INFO 11-20 10:00:00 [core.py:80] Initializing a V1 LLM",
+        "[2026-11-20 10:00:00 TP{}] Load weight end. type=LlamaForCausalLM",
+    ],
+    ids=["workers", "cores", "sglang"],
+)
+def test_ranks_that_a_log_names_are_counted(tmp_path: Path, line: str) -> None:
+    lines = [line.format(rank) for rank in (0, 1, 1, 2)]
+    facts = facts_of(tmp_path, "\n".join(lines) + "\n")
+    assert "3 ranks have lines" in facts.topology
+
+
 def test_addresses_and_keys_are_shown_here_and_not_in_a_report(tmp_path: Path) -> None:
     path = tmp_path / "server.log"
     path.write_text(
@@ -88,6 +103,7 @@ def test_addresses_and_keys_are_shown_here_and_not_in_a_report(tmp_path: Path) -
     assert "10.20.30.40" not in issue
     for head in ("### Environment", "### Command", "### First exception", "check_env"):
         assert head in issue
+    assert "--model-path /models/m --tp-size 4 --enable-lora" in issue
 
 
 def test_a_client_s_words_are_shown_nowhere(tmp_path: Path) -> None:

@@ -60,6 +60,7 @@ def test_a_hung_server_is_matched_by_the_ghost_key_alone() -> None:
     assert (found[0].scenario, found[0].fit) == ("ghost-key-eviction", Fit.MATCH)
     assert failed(found[0]) == {}
     assert found[0].exposed is True
+    assert found[0].fix == "upgrade to vLLM 0.24.0 (vllm#43595)"
     assert all(m.fit in (Fit.EXPOSED, Fit.NOT_THIS) for m in found[1:])
 
 

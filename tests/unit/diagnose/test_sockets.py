@@ -12,6 +12,7 @@ import pytest
 from mmrepro.base import processes
 from mmrepro.base.processes import Stat
 from mmrepro.live.diagnose import discover
+from mmrepro.live.diagnose.listeners import ListenerAnswers
 from test_discover import TABLE, TABLE6
 
 Links = Mapping[str, str | Exception]
@@ -149,3 +150,12 @@ def test_an_address_of_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
         assert discover.is_ours(own)
     assert not discover.is_ours("10.0.0.6")
     assert not discover.is_ours("fe80::2")
+
+
+@pytest.mark.parametrize(
+    ("silent", "one_is"), [(0, False), (1, True), (11, True), (12, False)]
+)
+def test_where_all_connections_are_silent_it_is_no_single_listener(
+    silent: int, one_is: bool
+) -> None:
+    assert ListenerAnswers(sockets=2, asked=12, silent=silent).one_is_silent is one_is

@@ -11,7 +11,8 @@ from mmrepro.base.records import Moment
 from mmrepro.cli.app import app
 from mmrepro.failure.documents.chain import GatewayChain, Hop, HopState
 from mmrepro.live.diagnose.options import DiagnoseCommand
-from mmrepro.live.fleet.through import conclude, look_through, registered
+from mmrepro.live.fleet.through import conclude, look_through, of_answer, registered
+from mmrepro.probes.data import InferenceData
 from typer.testing import CliRunner
 
 GATEWAY, ONE, TWO = "http://g:1", "http://w:1", "http://w:2"
@@ -74,6 +75,26 @@ def test_servers_that_only_the_gateway_reaches_are_not_blamed() -> None:
     assert (found.at, found.exit_code) == ([], 0)
     assert "cannot be reached from here" in found.sentence
     assert chain(HopState.FAILING, away, away).at == [ONE, TWO]
+
+
+@pytest.mark.parametrize(
+    ("names", "told"),
+    [
+        ((["tiny"], ["other"]), True),
+        ((["tiny"], ["tiny", "other"]), False),
+        ((["tiny"], ["unknown"]), False),
+        ((["tiny"], []), False),
+    ],
+)
+def test_servers_of_different_models_are_told_of_and_not_blamed(
+    names: tuple[list[str], list[str]], told: bool
+) -> None:
+    made = chain(WELL, WELL, WELL, answered=6)
+    for hop, listed in zip(made.workers, names, strict=True):
+        hop.models = listed
+    conclude(made)
+    assert (made.at, made.exit_code) == ([], 0)
+    assert ("They serve different models: other, tiny." in made.sentence) is told
 
 
 def test_the_slow_one_of_two_is_found() -> None:
@@ -212,3 +233,20 @@ def test_the_command_prints_the_sentence_and_each_hop() -> None:
     assert done.exit_code == 1
     assert done.stdout.startswith("The gateway http://127.0.0.1:9 is dead")
     assert done.stdout.count("http://127.0.0.1:9") == 3
+
+
+@pytest.mark.parametrize(
+    ("seconds", "error", "state"),
+    [
+        (5.0, "", HUNG),
+        (0.2, "ConnectError: [Errno 111] Connection refused", DEAD),
+        (0.2, "RemoteProtocolError: the server disconnected", HopState.FAILING),
+    ],
+)
+def test_only_a_hop_that_used_up_the_deadline_hangs(
+    seconds: float, error: str, state: HopState
+) -> None:
+    asked = InferenceData(
+        answered=False, status=None, seconds=seconds, deadline_s=5.0, error=error
+    )
+    assert of_answer(Hop(url=ONE, state=WELL), asked).state is state

@@ -265,6 +265,18 @@ def test_a_missing_library_of_the_system_has_its_package(
     assert bool(calls(fake_uv, "pip sync")) is (check == "load_failures")
 
 
+def test_a_wheel_that_cannot_be_loaded_has_its_later_build_beside_it(
+    fake_uv: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    failures = ["_C.so: undefined symbol: _ZN3c105Error"]
+    monkeypatch.setattr(loading, "load_failures", lambda *_: failures)
+    monkeypatch.setattr(releases, "repackaged", lambda *_: "0.23.0.post1")
+    with pytest.raises(UnloadableWheel) as caught:
+        ensure(SPEC)
+    step = "try --release 0.23.0.post1, the same release built again"
+    assert caught.value.hint == step
+
+
 def test_too_little_space_is_told_before_anything_is_fetched(
     fake_uv: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -16,11 +16,13 @@ from mmrepro.cli import replay
 from mmrepro.failure.documents.replay import Fuzz
 from mmrepro.reports.documents import keep
 from mmrepro.reports.fuzz import KIND
+from mmrepro.search.fuzz import against
 from mmrepro.search.fuzz.against import Comparing
 from mmrepro.search.fuzz.fields import features_of, field_requests, smaller
 from mmrepro.search.fuzz.options import FuzzCommand
+from mmrepro.search.fuzz.pairs import PAIRS
 from mmrepro.search.fuzz.server import other_side
-from mmrepro.traffic.case import CHAT, Operation
+from mmrepro.traffic.case import CHAT, Case, Operation
 from mmrepro.traffic.case.sending import Played, PlayState
 
 OTHER = SERVER.model_copy(update={"args": ["--other"]})
@@ -53,7 +55,13 @@ class FakedComparing(Fakes, Comparing):
 
 
 def compared(tmp_path: Path, status: Any, **options: Any) -> Fuzz:
-    given = {"server": SERVER, "other": OTHER, "budget_s": 20.0, "repeat": 2, **options}
+    given = {
+        "server": SERVER,
+        "other": OTHER,
+        "budget_s": 600.0,
+        "repeat": 2,
+        **options,
+    }
     session = FakedComparing(
         FuzzCommand(engine="vllm", out=tmp_path / "f", against="--other", **given),
         write=lambda made, folder: keep(KIND, made, folder),
@@ -62,6 +70,11 @@ def compared(tmp_path: Path, status: Any, **options: Any) -> Fuzz:
     # One episode of each kind is enough of a server that answers at once.
     session.episodes_at_most = 4
     return session.execute()
+
+
+def is_fatal(op: Operation) -> bool:
+    """Whether it is the one kind of request that a FAKE engine does not survive."""
+    return op.path == CHAT and op.parameters.get("min_p") == 1.5
 
 
 def refuses_top_k(op: Operation, other: bool) -> int:
@@ -84,6 +97,16 @@ def test_the_same_twice_has_no_difference(tmp_path: Path) -> None:
     made = compared(tmp_path, lambda op, _: 400 if "n" in op.parameters else 200)
     assert made.differences == []
     assert made.exit_code == 0
+
+
+def test_two_refusals_differ_in_their_status_alone(tmp_path: Path) -> None:
+    def refuses(op: Operation, other: bool) -> int:
+        if op.parameters.get("top_k") != -2:
+            return 200
+        return 404 if other else 400
+
+    made = compared(tmp_path, refuses)
+    assert {(d.field, d.what) for d in made.differences} == {("status", "400 → 404")}
 
 
 def test_what_a_fresh_pair_does_not_show_is_not_confirmed(tmp_path: Path) -> None:
@@ -111,6 +134,15 @@ def test_the_same_seed_asks_the_same() -> None:
     assert field_requests(Random(3)) == field_requests(Random(3))
     plain = field_requests(Random(3))[0]
     assert (plain.path, features_of(plain)) == (CHAT, [])
+
+
+def test_messages_that_are_none_are_asked_too() -> None:
+    odd = field_requests(Random(1), count=10_000)
+    roles = set()
+    for op in odd:
+        for message in op.parameters.get("messages", []):
+            roles.add(message.get("role"))
+    assert {"system", "developer", "nobody"} <= roles
 
 
 @pytest.mark.parametrize(
@@ -153,7 +185,7 @@ def test_a_request_that_ends_one_side_leaves_the_others_to_be_shrunk(
         def play(self, case: Any, *rest: Any, **more: Any) -> Played:
             played = super().play(case, *rest, **more)
             for place, op in enumerate(case.operations):
-                fatal = op.parameters.get("min_p") == 1.5
+                fatal = is_fatal(op)
                 if fatal and "--other" in case.server.args:
                     played.state, played.said = PlayState.DIED, "it ended"
                     del played.evidence.requests[place:]
@@ -166,7 +198,7 @@ def test_a_request_that_ends_one_side_leaves_the_others_to_be_shrunk(
             out=tmp_path / "f",
             server=SERVER,
             other=OTHER,
-            budget_s=20.0,
+            budget_s=600.0,
             repeat=1,
         ),
         write=lambda made, folder: keep(KIND, made, folder),
@@ -177,6 +209,11 @@ def test_a_request_that_ends_one_side_leaves_the_others_to_be_shrunk(
     by_field = {d.field: d for d in made.differences}
     assert by_field["server"].features == ["min_p=1.5"]
     assert by_field["status"].shrunk
+    # It is asked last of a fresh pair, so that the pair can show the others as well.
+    assert {field: d.confirmed for field, d in by_field.items()} == {
+        "server": True,
+        "status": True,
+    }
 
 
 def test_what_is_asked_of_a_lost_engine_says_nothing(tmp_path: Path) -> None:
@@ -185,7 +222,7 @@ def test_what_is_asked_of_a_lost_engine_says_nothing(tmp_path: Path) -> None:
             lost = False
             fatal: set[str] = set()
             for op in case.operations:
-                lost = lost or op.parameters.get("min_p") == 1.5
+                lost = lost or is_fatal(op)
                 if lost and "--other" in case.server.args:
                     fatal.add(op.id)
             self.status = lambda op, other: 500 if op.id in fatal else 200
@@ -197,7 +234,7 @@ def test_what_is_asked_of_a_lost_engine_says_nothing(tmp_path: Path) -> None:
             out=tmp_path / "f",
             server=SERVER,
             other=OTHER,
-            budget_s=20.0,
+            budget_s=600.0,
             repeat=1,
             shrink=False,
         ),
@@ -210,6 +247,93 @@ def test_what_is_asked_of_a_lost_engine_says_nothing(tmp_path: Path) -> None:
     assert difference.field == "server"
     assert "min_p=1.5" in difference.features
     assert difference.confirmed
+
+
+def test_a_lost_engine_whose_front_still_refuses_requests_is_lost(
+    tmp_path: Path,
+) -> None:
+    lost: list[bool] = []
+
+    def status(op: Operation, other: bool) -> int:
+        """The front end of a side refuses top_k before it asks its engine."""
+        if "top_k" in op.parameters:
+            return 400
+        if other and is_fatal(op):
+            lost.append(True)
+        return 500 if other and lost else 200
+
+    class InOrder(TwoSides):
+        """Answers in the order of the requests, each once."""
+
+        def play(self, case: Any, *rest: Any, **more: Any) -> Played:
+            other = "--other" in case.server.args
+            lost.clear()
+            answers = {op.id: status(op, other) for op in case.operations}
+            self.status = lambda op, _: answers[op.id]
+            return super().play(case, *rest, **more)
+
+    session = FakedComparing(
+        FuzzCommand(
+            engine="vllm",
+            out=tmp_path / "f",
+            server=SERVER,
+            other=OTHER,
+            budget_s=600.0,
+            repeat=1,
+            shrink=False,
+        ),
+        write=lambda made, folder: keep(KIND, made, folder),
+    )
+    session.player = InOrder(None)
+    session.episodes_at_most = 8
+    made = session.execute()
+    (difference,) = made.differences
+    assert difference.field == "server"
+    assert "min_p=1.5" in difference.features
+    assert difference.confirmed
+
+
+def test_a_request_with_a_picture_is_shrunk_and_confirmed(tmp_path: Path) -> None:
+    made = compared(
+        tmp_path, lambda op, other: 500 if other and op.images else 200, repeat=1
+    )
+    (difference,) = made.differences
+    assert difference.what == "200 → 500"
+    assert difference.confirmed
+
+
+def test_the_request_that_hangs_one_side_is_the_one_without_a_whole_answer(
+    tmp_path: Path,
+) -> None:
+    class Hangs(TwoSides):
+        def play(self, case: Any, *rest: Any, **more: Any) -> Played:
+            played = super().play(case, *rest, **more)
+            for place, op in enumerate(case.operations):
+                stuck = is_fatal(op)
+                if stuck and "--other" in case.server.args:
+                    played.state, played.said = PlayState.HUNG, "nothing came"
+                    # Its stream had begun.
+                    played.evidence.requests[place].timed_out = True
+                    del played.evidence.requests[place + 1 :]
+                    break
+            return played
+
+    session = FakedComparing(
+        FuzzCommand(
+            engine="vllm",
+            out=tmp_path / "f",
+            server=SERVER,
+            other=OTHER,
+            budget_s=600.0,
+            repeat=1,
+        ),
+        write=lambda made, folder: keep(KIND, made, folder),
+    )
+    session.player = Hangs(lambda op, other: 200)
+    session.episodes_at_most = 8
+    (difference,) = session.execute().differences
+    assert difference.what == "NEW hung"
+    assert difference.features == ["min_p=1.5"]
 
 
 def test_the_words_of_the_other_side_are_options_of_the_command() -> None:
@@ -233,3 +357,88 @@ def test_what_needs_more_rounds_leaves_the_others_shrunk(tmp_path: Path) -> None
     features = {tuple(d.features) for d in made.differences if d.field == "status"}
     assert {("min_p=1.5",), ("seed=-1",)} <= features
     assert all(d.shrunk for d in made.differences)
+
+
+class Slow(TwoSides):
+    """Each play takes that long of the session's clock."""
+
+    def __init__(self, status: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+        super().__init__(status)
+        self.seconds = 0.0
+        monkeypatch.setattr(against.time, "monotonic", lambda: self.seconds)
+
+    def play(self, case: Any, *rest: Any, **more: Any) -> Played:
+        self.seconds += 50.0
+        return super().play(case, *rest, **more)
+
+
+def test_time_is_left_to_confirm_and_more_time_shrinks_further(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def session(budget_s: float, **place: Any) -> FakedComparing:
+        made = FakedComparing(
+            FuzzCommand(
+                engine="vllm",
+                server=SERVER,
+                other=OTHER,
+                budget_s=budget_s,
+                repeat=2,
+                **place,
+            ),
+            write=lambda fuzz, folder: keep(KIND, fuzz, folder),
+        )
+        made.player = Slow(refuses_top_k, monkeypatch)
+        return made
+
+    short = session(500.0, out=tmp_path / "f").execute()
+    assert short.differences
+    assert all(d.confirmed and d.pairs == 2 for d in short.differences)
+    assert not any(d.shrunk for d in short.differences)
+    longer = session(2000.0, resume=tmp_path / "f").execute()
+    assert all(d.confirmed and d.shrunk for d in longer.differences)
+
+
+def pairs_in(folder: Path) -> int:
+    lines = (folder / PAIRS.file).read_text().splitlines()
+    return sum(json.loads(line)["kind"] == "pair" for line in lines)
+
+
+def test_a_session_that_is_cut_short_goes_on_and_plays_no_pair_again(
+    tmp_path: Path,
+) -> None:
+    def session(**place: Any) -> FakedComparing:
+        made = FakedComparing(
+            FuzzCommand(
+                engine="vllm",
+                server=SERVER,
+                other=OTHER,
+                budget_s=600.0,
+                repeat=1,
+                **place,
+            ),
+            write=lambda fuzz, folder: keep(KIND, fuzz, folder),
+        )
+        made.player = TwoSides(refuses_top_k)
+        made.episodes_at_most = 4
+        return made
+
+    def interrupt(number: int, case: Case) -> None:
+        if number == 5:
+            raise KeyboardInterrupt
+
+    cut = session(out=tmp_path / "f")
+    cut.player.before = interrupt
+    with pytest.raises(KeyboardInterrupt):
+        cut.execute()
+    assert cut.fuzz.state == "interrupted"
+    ended = pairs_in(tmp_path / "f")
+    assert ended
+
+    again = session(resume=tmp_path / "f")
+    made = again.execute()
+    assert again.player.calibrated == 0
+    assert again.player.plays == 2 * (pairs_in(tmp_path / "f") - ended)
+    assert ("200 → 400", ["top_k=-2"]) in [
+        (d.what, d.features) for d in made.differences
+    ]
+    assert all(difference.confirmed for difference in made.differences)

@@ -96,6 +96,43 @@ def test_what_a_file_may_not_set_is_asked_for_when_a_session_goes_on(
     assert "--worker-cls=a.B" in settled(typed).server.args
 
 
+def two_sided(env: dict[str, str]) -> FuzzCommand:
+    first = settled(FuzzCommand(engine="vllm", against="--front rust", seed=5))
+    other = first.server.model_copy(update={"env": env})
+    return replace(first, other=other)
+
+
+def test_two_sides_have_the_engines_defaults_unless_a_profile_is_named() -> None:
+    asked = FuzzCommand(engine="vllm", against="--front rust")
+    assert settled(asked).profile is FuzzProfile.PLAIN
+    assert settled(asked).server.args == []
+    named = replace(asked, origins={"profile": OptionOrigin.WORD})
+    assert settled(named).profile is FuzzProfile.PRESSURE
+
+
+def test_a_session_of_two_sides_is_gone_on_with_as_it_began(tmp_path: Path) -> None:
+    from mmrepro.base.machine.journal import Head, SessionJournal
+    from mmrepro.search.fuzz.pairs import PAIRS
+
+    first = two_sided({"VLLM_USE_RUST_FRONTEND": "1"})
+    head = Head(mmrepro_version="1", id="x", decides=first.decides)
+    SessionJournal(PAIRS, tmp_path, head).close()
+    again = settled(FuzzCommand(engine="vllm", resume=tmp_path))
+    assert again.other == first.other
+    assert again.decides == first.decides
+
+
+def test_what_a_file_may_not_set_is_refused_of_the_second_side(tmp_path: Path) -> None:
+    from mmrepro.base.machine.journal import Head, SessionJournal
+    from mmrepro.search.fuzz.pairs import PAIRS
+
+    first = two_sided({"LD_PRELOAD": "other.so"})
+    head = Head(mmrepro_version="1", id="x", decides=first.decides)
+    SessionJournal(PAIRS, tmp_path, head).close()
+    with pytest.raises(UsageError, match="LD_PRELOAD"):
+        settled(FuzzCommand(engine="vllm", resume=tmp_path))
+
+
 def test_a_session_with_a_private_path_among_its_variables_begins(
     tmp_path: Path,
 ) -> None:

@@ -155,6 +155,11 @@ def played(case: Case, name: str, choice: ChoiceSeen) -> Played:
     return Played(state=PlayState.ENDED, evidence=Evidence(requests=records))
 
 
+def scripts_of(case: Case) -> Scripts:
+    assert case.server.scripts is not None
+    return case.server.scripts
+
+
 def test_of_a_form_that_a_parser_does_not_know_nothing_is_expected(
     registered: RegisteredParsers,
 ) -> None:
@@ -164,11 +169,12 @@ def test_of_a_form_that_a_parser_does_not_know_nothing_is_expected(
     checked = checked_forms(case, played(case, "plain-call", sound))
     assert checked.case == case
     assert not checked.unread
+    assert scripts_of(checked.case).unread is False
 
     as_text = ChoiceSeen(index=0, text="<tool_call>", finish_reason="stop")
     checked = checked_forms(case, played(case, "plain-call", as_text))
-    scripts = checked.case.server.scripts
-    assert scripts is not None
+    scripts = scripts_of(checked.case)
+    assert scripts.unread
     expected = [answer.name for answer in scripts.script if answer.calls]
     assert expected == []
     plain = {answer.name: answer for answer in scripts.script}["plain-text"]

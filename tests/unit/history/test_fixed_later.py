@@ -13,11 +13,19 @@ import pytest
 from mmrepro.base.errors import UsageError
 from mmrepro.cli import fixed_later_table
 from mmrepro.cli.app import app
-from mmrepro.cli.fixed_later_table import functions_at, table_of
+from mmrepro.cli.fixed_later_table import table_of
 from mmrepro.engines.environments.index import Listed
-from mmrepro.history import FixTable, TableFix, TableFunction, fixed_later, later_fixes
+from mmrepro.history import (
+    FixTable,
+    TableFix,
+    TableFunction,
+    TracedFailure,
+    fixed_later,
+    later_fixes,
+)
 from mmrepro.history.fixed_later import read_table, write_table
 from mmrepro.live.diagnose import later_fixes_in
+from mmrepro.runs import functions_at, scopes_at
 from packaging.version import Version
 from typer.testing import CliRunner
 
@@ -71,6 +79,18 @@ def test_the_function_that_holds_a_line() -> None:
     assert of("LIMIT = 3") == of("class Scheduler:") == set()
 
 
+def test_classes_and_modules_hold_lines_too() -> None:
+    lines = MODULE.splitlines()
+
+    def of(text: str) -> set[str]:
+        return scopes_at(MODULE, {lines.index(text) + 1})
+
+    assert of("            return 1") == {"schedule", "class:Scheduler"}
+    assert of("class Scheduler:") == {"class:Scheduler"}
+    assert of("def free(block):") == {"free"}
+    assert of("LIMIT = 3") == {"<module>"}
+
+
 def git(folder: Path, *arguments: str, day: str = "2026-06-01") -> str:
     who = {}
     for role in ("AUTHOR", "COMMITTER"):
@@ -114,26 +134,30 @@ def clone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     commit("[Bugfix] Free it (#7)", "return block", "return None", "2026-06-03")
     commit("Faster (#8)", "return 1", "return 2", "2026-06-10")
     commit("Fix the schedule (#9)", "return 2", "return 3", "2026-06-25")
+    commit("Longer (#10)\n\nCloses #5", "LIMIT = 3", "LIMIT = 4", "2026-06-26")
     return folder
 
 
 def test_the_table_of_a_clone(clone: Path) -> None:
     table = table_of(clone)
-    assert [(fix.pull, fix.day) for fix in table.fixes] == [
-        (9, date(2026, 6, 25)),
-        (7, date(2026, 6, 3)),
+    assert [(fix.pull, fix.day, fix.breadth) for fix in table.fixes] == [
+        (10, date(2026, 6, 26), 0),
+        (9, date(2026, 6, 25), 1),
+        (7, date(2026, 6, 3), 1),
     ]
     assert table.functions == {
-        TableFunction("vllm/core.py", "schedule"): [0],
-        TableFunction("vllm/core.py", "free"): [1],
+        TableFunction("vllm/core.py", "<module>"): [0],
+        TableFunction("vllm/core.py", "schedule"): [1],
+        TableFunction("vllm/core.py", "class:Scheduler"): [1],
+        TableFunction("vllm/core.py", "free"): [2],
     }
-    assert table.until == date(2026, 6, 25)
+    assert table.until == date(2026, 6, 26)
     # Cut some days before its upload: what came in between is in the next one.
     assert table.first_release(date(2026, 6, 3)) == "0.23.0"
     assert table.first_release(date(2026, 6, 10)) == "0.24.0"
     assert table.first_release(date(2026, 6, 25)) == ""
     # Up to a revision: a fork goes on with pull requests of its own.
-    older = table_of(clone, "HEAD~1")
+    older = table_of(clone, "HEAD~2")
     assert [fix.pull for fix in older.fixes] == [7]
     assert older.until == date(2026, 6, 10)
     git(clone, "rm", "-rq", "vllm")
@@ -150,6 +174,9 @@ def table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         TableFunction("vllm/v1/core/scheduler.py", "schedule"): [*range(50)],
         TableFunction("vllm/v1/core/scheduler.py", "free"): [3, 55],
         TableFunction("vllm/old/place/core.py", "step"): [40],
+        TableFunction("vllm/v1/pool.py", "grow"): [57],
+        TableFunction("vllm/v1/pool.py", "<module>"): [58],
+        TableFunction("vllm/v1/request.py", "class:RequestQueue"): [59],
     }
     releases = {"0.22.0": date(2026, 5, 20), "0.23.0": date(2026, 6, 18)}
     made = FixTable("vllm", date(2026, 8, 1), releases, fixes, functions)
@@ -159,17 +186,29 @@ def table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fixed_later, "TABLE_OF_FIXES", path)
 
 
+SCHEDULER = "/x/site-packages/vllm/v1/core/scheduler.py"
+CORE = "/x/site-packages/vllm/v1/engine/core.py"
+POOL = "/x/site-packages/vllm/v1/pool.py"
+
+
+def pulls(
+    release: str, *frames: tuple[str, str], message: str = "", day: date | None = None
+) -> set[int]:
+    failure = TracedFailure(release, [frames], message, day)
+    return {fix.pull for fix in later_fixes("vllm", failure)}
+
+
 def test_those_that_touched_the_innermost_function_come_first(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     table(tmp_path, monkeypatch)
     frames = [
-        ("/x/site-packages/vllm/v1/core/scheduler.py", "free"),
-        ("/x/site-packages/vllm/v1/core/scheduler.py", "Scheduler.schedule"),
-        ("/x/site-packages/vllm/v1/engine/core.py", "step"),
+        (SCHEDULER, "free"),
+        (SCHEDULER, "Scheduler.schedule"),
+        (CORE, "step"),
         ("/x/asyncio/base_events.py", "run"),
     ]
-    found = later_fixes("vllm", "0.22.0", frames)
+    found = later_fixes("vllm", TracedFailure("0.22.0", [frames]))
     assert len(found) == 5
     assert [fix.day for fix in found] == sorted((f.day for f in found), reverse=True)
     assert {3, 55} <= {fix.pull for fix in found}
@@ -177,15 +216,62 @@ def test_those_that_touched_the_innermost_function_come_first(
     assert by_pull[3].release == "0.23.0"
     assert by_pull[55].release == ""
     assert by_pull[55].to_dict()["until"] == "2026-08-01"
-    assert by_pull[55].functions == ["vllm/v1/core/scheduler.py: free"]
+    assert by_pull[55].functions[0] == "vllm/v1/core/scheduler.py: free"
     assert "touched since, not proven" in by_pull[55].to_dict().values()
     # What the release has is no later fix.
-    assert 3 not in {fix.pull for fix in later_fixes("vllm", "0.23.0", frames)}
+    assert 3 not in pulls("0.23.0", *frames)
     # A file that has moved since is found by its own name.
-    assert [fix.pull for fix in later_fixes("vllm", "", frames[2:])] == [40]
-    assert later_fixes("vllm", "0.22.0", frames[3:]) == []
-    assert later_fixes("lmdeploy", "0.22.0", frames) == []
-    assert read_table("sglang", set()) is not None
+    moved = later_fixes("vllm", TracedFailure("", [frames[2:]]))
+    assert [fix.pull for fix in moved] == [40]
+    assert moved[0].functions[0] == "vllm/old/place/core.py: step"
+    assert pulls("0.22.0", *frames[3:]) == set()
+    assert later_fixes("lmdeploy", TracedFailure("0.22.0", [frames])) == []
+    assert read_table("sglang", set(), set()) is not None
+
+
+def test_what_stands_beside_the_function(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table(tmp_path, monkeypatch)
+    # Nothing touched the function itself: another of its file was mended.
+    found = later_fixes("vllm", TracedFailure("0.22.0", [[(POOL, "shrink")]]))
+    assert {fix.pull for fix in found} == {57, 58}
+    assert found[0].functions == ["vllm/v1/pool.py: other functions"]
+    # An import that fails stands in a module.
+    first = later_fixes("vllm", TracedFailure("0.22.0", [[(POOL, "<module>")]]))[0]
+    assert (first.pull, first.functions[0]) == (58, "vllm/v1/pool.py: <module>")
+    # A class that the message names is not in the traceback.
+    message = "'RequestQueue' object has no attribute 'peek'"
+    found = later_fixes("vllm", TracedFailure("0.22.0", [[(CORE, "add")]], message))
+    assert 59 in {fix.pull for fix in found}
+    assert "vllm/v1/request.py: class RequestQueue" in found[0].functions
+    assert 59 not in pulls("0.22.0", (CORE, "add"), message="no attribute 'peek'")
+    # An environment may be called like the engine.
+    assert (
+        pulls("0.22.0", ("/opt/vllm/lib/site-packages/torch/pool.py", "grow")) == set()
+    )
+    assert 57 in pulls("0.22.0", ("vllm/python/vllm/v1/pool.py", "grow"))
+
+
+def test_what_came_of_a_failure_is_asked_for_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table(tmp_path, monkeypatch)
+    tracebacks = [[(SCHEDULER, "free")], [(POOL, "grow"), (CORE, "step")]]
+    found = later_fixes("vllm", TracedFailure("0.22.0", tracebacks))
+    assert {3, 55, 57, 40} <= {fix.pull for fix in found}
+
+
+def test_without_a_release_the_day_decides(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table(tmp_path, monkeypatch)
+    frame = (SCHEDULER, "free")
+    assert 3 in pulls("", frame)
+    assert 3 in pulls("", frame, day=date(2026, 6, 17))
+    # 0.23.0 was there by then, and has it.
+    assert 3 not in pulls("", frame, day=date(2026, 6, 20))
+    assert 3 in pulls("0.22.0", frame, day=date(2026, 6, 20))
 
 
 def test_a_traceback_that_was_pasted(
@@ -196,6 +282,51 @@ def test_a_traceback_that_was_pasted(
     assert {3, 55} <= {fix.pull for fix in found}
     assert found[0].sentence.startswith("vllm#55 of 2026-07-26, in no release yet")
     assert later_fixes_in("KeyError: 'block'") == []
+
+
+@pytest.mark.parametrize(
+    ("words", "later"),
+    [
+        ("vLLM Version                 : 0.23.0", False),
+        ("vLLM Version: 0.22.1.dev7+g3b45714", True),
+        ("pip install vllm==0.23.0", False),
+        ("docker run vllm/vllm-openai:v0.23.0 --model m", False),
+        ("[2026-06-24 12:00:01] INFO started", False),
+        ("vLLM Version: 0.1.dev5239+g3b45714.d20260624", False),
+        ("It is the newest one.", True),
+    ],
+)
+def test_the_release_as_people_write_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: str, later: bool
+) -> None:
+    table(tmp_path, monkeypatch)
+    found = {fix.pull for fix in later_fixes_in(f"{words}\n\n{TRACEBACK}")}
+    assert (3 in found) == later
+
+
+@pytest.mark.parametrize("prefix", ["  | [2026-05-20T20:13:34Z] ", "|| w3 # "])
+def test_lines_with_a_prefix_of_no_known_form(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, prefix: str
+) -> None:
+    table(tmp_path, monkeypatch)
+    text = "".join(f"{prefix}{line}\n" for line in TRACEBACK.splitlines())
+    assert {3, 55} <= {fix.pull for fix in later_fixes_in(text)}
+
+
+def test_a_traceback_of_a_notebook(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table(tmp_path, monkeypatch)
+    text = """\
+KeyError                                  Traceback (most recent call last)
+Cell In[13], line 43
+---> 43 llm = LLM(model)
+File /x/site-packages/vllm/v1/core/scheduler.py:21, in free(self, block)
+     20 def free(self, block):
+---> 21     raise KeyError("block")
+KeyError: 'block'
+"""
+    assert {3, 55} <= {fix.pull for fix in later_fixes_in(text)}
 
 
 def test_find_and_logs_print_them(

@@ -89,6 +89,28 @@ def test_an_engine_that_does_not_start(kv) -> None:
     assert "does not start  No enough gpu memory for kv cache." in done.stdout
 
 
+def test_a_release_that_nobody_read_names_the_one_that_was(kv) -> None:
+    unread = kv(*REPORT, "--release", "99.0.0").stdout.splitlines()[0]
+    read = unread.rpartition(", read in ")[2]
+    newest = kv(*REPORT, "--release", read).stdout.splitlines()[0]
+    assert newest.startswith(f"LMDeploy {read}, ")
+    assert "read in" not in newest
+
+
+def test_what_does_not_start_is_red_on_a_terminal(
+    kv, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("NO_COLOR")
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("TERM", "xterm-256color")
+    done = kv("--free", "5062MiB", *REPORT[2:], "--cache-max-entry-count", "0.1")
+    lines = done.stdout.splitlines()
+    (refused,) = [line for line in lines if "does not start" in line]
+    assert refused.startswith("\x1b[31m")
+    (blocks,) = [line for line in lines if line.startswith("  blocks")]
+    assert "\x1b" not in blocks
+
+
 def test_a_smaller_setting_that_works_is_told(kv) -> None:
     done = kv(*REPORT[:2], *REPORT[4:], "--vocab-size", 92553, "--need", 1344)
     assert "that works: 0.10 (21 blocks, 1,344 tokens)" in done.stdout
@@ -116,12 +138,12 @@ def test_a_smaller_setting_that_works_is_told(kv) -> None:
         (("--cache-max-entry-count", "1"), "it takes numbers above 0 and below 1."),
         (("--cache-max-entry-count", "50%"), "is not a number."),
         (("--need", "0"), "--need 0 is no prompt"),
-        (("--need", "-5"), "'--need': Input should be greater than or equal to 0"),
-        (("--need", "1.5"), "'--need': Input should be a valid integer"),
-        (("--need", "²"), "'--need': Input should be a valid integer"),
+        (("--need", "-5"), "--need must be a whole number of at least 0, not '-5'"),
+        (("--need", "1.5"), "--need must be a whole number of at least 0, not '"),
+        (("--need", "²"), "--need must be a whole number of at least 0, not '"),
         (("--block-bytes", "0"), "--block-bytes '0' is less than 1 B."),
-        (("--tp", "0"), "'--tp': Input should be greater than or equal to 1"),
-        (("--decimals", "9"), "'--decimals': Input should be less than or equal to 4"),
+        (("--tp", "0"), "--tp must be a whole number"),
+        (("--decimals", "9"), "--decimals must be a whole number from 1 to 4, not '9'"),
         (("--release", "latest"), "'latest' is not a release of lmdeploy."),
         (("--release", "0.5.0"), "it starts with 0.6.4"),
         (("--gpu-memory-utilization", "0.5"), "settings of different engines"),

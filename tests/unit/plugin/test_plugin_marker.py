@@ -192,10 +192,11 @@ def option() -> str:
         ('"ghost-key-eviction", release="new"', "'new' is not a release of vllm."),
         ('"ghost-key-eviction", variant="x"', "has no variant 'x'; it has: none."),
         ('"ghost-key-eviction", mitigations=["x"]', "has no mitigation 'x'; it has: "),
+        ('"ghost-key-eviction:x"', "has no variant 'x'; it has: none."),
         ('"mm-cache-desync", options=["x=1"]', "has no option 'x'; it has: none."),
         (
             '"ghost-key-eviction", device="tpu"',
-            "The argument 'device': Input should be 'auto'",
+            "The argument 'device' must be 'auto'",
         ),
         (
             '"ghost-key-eviction", timeout="soon"',

@@ -65,7 +65,8 @@ def test_what_a_model_says_decides_is_no_evidence(check: str) -> None:
 
 
 def test_an_end_by_itself_and_one_by_a_limit() -> None:
-    assert client_end(ClientRun(code=0), "client.py", "").exception == ""
+    made = client_end(ClientRun(code=0), "client.py", "")
+    assert (made.exception, made.failed, made.runs) == ("", 0, 0)
     late = client_end(ClientRun(ended="it had not ended after 5 s"), "client.py", "")
     assert (late.code, late.ended) == (None, "it had not ended after 5 s")
 

@@ -54,6 +54,11 @@ COMMAND = (
             "e = AsyncLLMEngine.from_engine_args(a)",
             "vllm serve m/m --max-model-len 64",
         ),
+        (
+            "from vllm import LLM\nimport sglang as sgl\n"
+            'print(sgl.Engine(model_path="m/m"))',
+            "sglang serve m/m",
+        ),
         ("import vllm\nvllm.LLM(**options)", ""),
         ('class LLM: pass\nLLM(model="m/m")', ""),
         ("not python (", ""),
@@ -72,6 +77,18 @@ def test_a_report_s_script_is_its_client_where_no_other_is() -> None:
     assert issue.client == SCRIPT.rstrip("\n")
     both = read_issue(f"{text}\n```sh\ncurl localhost:8000/v1/models\n```")
     assert both.client_kind == "shell"
+
+
+def test_a_script_needs_no_fence() -> None:
+    script = (
+        "import os\nfrom lmdeploy import pipeline, TurbomindEngineConfig\n\n"
+        "pipe = pipeline('/m/x',\n                backend_config=TurbomindEngineConfig(tp=4))\n"
+        "print(pipe(['hi']))"
+    )
+    text = f"lmdeploy 0.6.4\n\n### Reproduction\n\n{script}\n\n### Environment\n\nx\n"
+    issue = read_issue(text)
+    assert (issue.client_kind, issue.client) == ("offline", script)
+    assert issue.server == "lmdeploy serve api_server /m/x"
 
 
 def test_options_of_a_command_are_fields_of_the_engine_s_arguments() -> None:

@@ -132,6 +132,28 @@ def test_what_a_grammar_masks_is_not_judged(tmp_path: Path) -> None:
     assert found(tmp_path, op, {"text": "whatever"}, PARSERS) == set()
 
 
+@pytest.mark.parametrize(
+    ("asked", "counted", "fits"),
+    [
+        ({}, 4, False),
+        ({}, 5, True),
+        # With the token that ends the answer, which some engines count.
+        ({}, 6, True),
+        ({}, 7, False),
+        ({"max_tokens": 3}, 3, True),
+        ({"max_tokens": 3}, 4, False),
+    ],
+)
+def test_a_usage_counts_what_was_said(
+    tmp_path: Path, asked: dict[str, Any], counted: int, fits: bool
+) -> None:
+    said = {"text": "One two three STOP four.", "ids": [7] * counted}
+    if asked:
+        said |= {"text": "One two three", "finish": "length"}
+    told, _ = judged([plain(**asked)], {"r1": [said]}, tmp_path, scripts=SCRIPTS)
+    assert ("script-usage" in told) is not fits
+
+
 def test_without_a_parser_the_calls_stay_in_the_text(tmp_path: Path) -> None:
     said = {"text": f"<think>Hm.</think>{CALL}"}
     assert found(tmp_path, chat(tools=TOOLS), said) == set()
@@ -247,6 +269,10 @@ def test_a_tag_that_is_closed_is_in_no_content(
     answers = {"r1": [{"text": content, "finish": "stop"}]}
     told, _ = judged([chat()], answers, tmp_path, args=PARSERS, scripts=scripts)
     assert scripted_kinds(told) == kinds
+    # A parser of another form leaves the whole of it.
+    unread = scripts.model_copy(update={"unread": True})
+    told, _ = judged([chat()], answers, tmp_path / "u", args=PARSERS, scripts=unread)
+    assert scripted_kinds(told) == set()
 
 
 # -------------------------------------------------------- answers in items and blocks

@@ -1,6 +1,7 @@
 """What a client may send to the recording proxy, and what becomes of more."""
 
 import http.client
+import io
 import json
 import resource
 import signal
@@ -14,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from mmrepro.traffic.capture import proxy as proxies
+from mmrepro.traffic.capture import proxy as proxies, received
 from mmrepro.traffic.capture.proxy import RecordingProxy
 
 MIB = 1 << 20
@@ -323,3 +324,24 @@ def test_a_name_is_looked_for_in_linear_time(text: bytes) -> None:
     began = time.process_time()
     proxy.served_name(text)
     assert time.process_time() - began < 3
+
+
+@pytest.mark.parametrize("framing", ["length", "chunks"])
+@pytest.mark.parametrize(("size", "fits"), [(8, True), (9, False)])
+def test_a_body_of_just_the_bound_passes(
+    framing: str, size: int, fits: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(received, "MAX_BODY", 8)
+    headers = http.client.HTTPMessage()
+    sent = b"x" * size
+    if framing == "length":
+        headers["Content-Length"] = str(size)
+    else:
+        headers["Transfer-Encoding"] = "chunked"
+        sent = b"3\r\nxxx\r\n%x\r\n%b\r\n0\r\n\r\n" % (size - 3, sent[3:])
+    body = received.body_of(received.BoundedHead(io.BytesIO(sent)), headers)
+    if fits:
+        assert b"".join(body) == b"x" * size
+    else:
+        with pytest.raises(received.MalformedRequest, match="a body of more than"):
+            list(body)

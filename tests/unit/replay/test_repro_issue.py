@@ -586,3 +586,62 @@ def test_an_image_of_singularity(command: str) -> None:
     asked = parse(read_blocks(command, ASKS).server)
     assert (asked.engine, asked.model, asked.release) == ("vllm", "m/m", "0.9.1")
     assert asked.options == [("--seed", ["1"])]
+
+
+def test_lines_of_options_belong_to_the_command_whose_marks_were_lost() -> None:
+    issue = read_blocks(
+        f"{SERVES}     \n  --seed 1    \n  --enable-x\n\necho --no", ASKS
+    )
+    assert parse(issue.server).options == [("--seed", ["1"]), ("--enable-x", [])]
+    output = read_blocks(f"{SERVES}\nINFO --seed 1", ASKS)
+    assert parse(output.server).options == []
+
+
+def test_a_root_s_prompt_without_a_fence() -> None:
+    text = (
+        "sglang 0.5.6\n\n# curl localhost:9/v1/rerank \\\n>   -d '{\n"
+        '>     "query": "a"\n>   }\'\n{"code": 500}\n'
+    )
+    assert read_issue(text).client.strip() == (
+        'curl localhost:9/v1/rerank \\\n  -d \'{\n    "query": "a"\n  }\''
+    )
+
+
+def test_a_command_between_words_that_have_no_blanks() -> None:
+    text = (
+        "使用docker run --gpus all vllm/vllm-openai:v0.11.0 --model m/m --seed 1部署成功了"
+        f"\n\n```\n{ASKS}\n```"
+    )
+    asked = parse(read_issue(text).server)
+    assert (asked.engine, asked.model, asked.release) == ("vllm", "m/m", "0.11.0")
+    assert asked.options == [("--seed", ["1"])]
+
+
+@pytest.mark.parametrize(
+    "told",
+    [
+        "```\n[0] usage: lmdeploy serve api_server [-h] [--tp TP]\n```",
+        "lmdeploy: error: unrecognized arguments: --x",
+        '```\n  File "/x/lmdeploy/cli/serve.py", line 270, in api_server\n    a = b()\n```',
+    ],
+)
+def test_a_command_that_is_refused_does_not_start(told: str) -> None:
+    text = f"`lmdeploy serve api_server /m --tool-call-parser qwen`\n\n{told}\n"
+    assert read_issue(text).claim.classes == [FindingClass.START_FAILURE]
+    # The traceback of a request passes the command as well.
+    dead = read_issue(f"{text}\nEngineDeadError, HTTP 500")
+    if "usage" not in told and "error:" not in told:
+        assert FindingClass.START_FAILURE not in dead.claim.classes
+
+
+def test_a_call_of_fetch_that_is_written_out_is_a_line_of_curl() -> None:
+    call = (
+        'const r = await fetch("http://localhost:8000/v1/completions", {method: "POST", '
+        "headers: {a: 'b'}, body: JSON.stringify({model: \"m\", n: [1, 2], o: {p: true},})})"
+    )
+    client = read_blocks(SERVES, call).client
+    assert client.startswith("curl -X POST http://localhost:8000/v1/completions ")
+    assert '{"model": "m", "n": [1, 2], "o": {"p": true}}' in client
+    for unknown in ("{...rest, model", "{text, model", "{text: rest, model"):
+        other = read_blocks(SERVES, call.replace("{model", unknown))
+        assert (other.client, other.other_client) == ("", "JavaScript")

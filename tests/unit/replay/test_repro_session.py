@@ -10,6 +10,7 @@ import threading
 from collections.abc import Callable
 from itertools import chain, repeat
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -489,6 +490,30 @@ def test_the_nearest_release_is_taken_and_told(tmp_path: Path) -> None:
     assert any("vllm serve a/b is taken" in note for note in asked.facts.notes)
 
 
+def test_a_tree_on_another_release_s_kernels_is_no_release(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.undo()
+    made = {"engine": "vllm", "device": "cpu", "commit": ""}
+    there = [
+        SimpleNamespace(manifest=SimpleNamespace(**made, release=name, kernels=kernels))
+        for name, kernels in (("0.11.0", ""), ("0.10.1.dev1+g1.on.0.32.0", "0.32.0"))
+    ]
+    monkeypatch.setattr(reports, "list_environments", lambda sizes: there)
+    assert reports._here("vllm", "cpu") == ["0.11.0"]
+
+
+def test_a_title_or_a_command_names_the_feature_that_is_run(tmp_path: Path) -> None:
+    issue = tmp_path / "ISSUE.md"
+    lines = "```\nvllm serve a/b\ncurl localhost:8000/v1/models\n```\n"
+    issue.write_text(f"# HTTP 500 in Model Runner V2\n\nvLLM 0.23.0\n{lines}")
+    assert asked_for(ReproCommand(file=issue)).server.args == ["{feature:runner-v2}"]
+    old = asked_for(ReproCommand(file=issue, release="0.12.0"))
+    assert old.server.args == []
+    issue.write_text(f"# HTTP 500\n\nvLLM 0.23.0; fine with Model Runner V2\n{lines}")
+    assert asked_for(ReproCommand(file=issue)).server.args == []
+
+
 def test_what_the_client_saw_and_a_replay_does_not_is_looked_for_again(
     tmp_path: Path,
 ) -> None:
@@ -698,3 +723,72 @@ def test_what_no_rule_reads_of_a_shown_output_is_not_judged(
     fenced = "\n\n".join(f"```\n{block}\n```" for block in blocks)
     report.write_text(f"vllm 0.23.0: tool calls come twice\n\n{fenced}\n")
     assert asked_for(ReproCommand(file=report)).facts.shows_output is judged
+
+
+STREAMED = {
+    "model": "m",
+    "messages": [{"role": "user", "content": "hi"}],
+    "tools": [{"type": "function", "function": {"name": "f", "parameters": {}}}],
+    "stream": True,
+}
+
+
+class Streaming(RecordingPlayer):
+    """Its client asks for a stream."""
+
+    def record(self, wanted: ClientWanted, folder: Path) -> Any:
+        made = super().record(wanted, folder)
+        har = json.loads((folder / RECORDED).read_text())
+        for entry in har["log"]["entries"]:
+            url = "http://localhost:8000/v1/chat/completions"
+            headers = [("Content-Type", "application/json")]
+            asked = entry_of("POST", url, headers, json.dumps(STREAMED).encode())
+            entry["request"] = asked["request"]
+        (folder / RECORDED).write_text(json.dumps(har))
+        return made
+
+
+@pytest.mark.parametrize(
+    ("title", "parser", "ids", "expected"),
+    [
+        ("a streamed tool call has no arguments", "xlam", ["r1", "r1-whole"], True),
+        ("a streamed tool call has no arguments", "hermes", ["r1", "r1-whole"], False),
+        ("a tool call has no arguments", "xlam", ["r1"], False),
+    ],
+)
+def test_a_stream_is_held_against_the_whole_answer_where_the_report_is_of_one(
+    tmp_path: Path, title: str, parser: str, ids: list[str], expected: bool
+) -> None:
+    played: list[Case] = []
+
+    def answer(case: Case) -> dict[str, str]:
+        played.append(case)
+        return {op.id: "200" for op in case.operations}
+
+    raw = '<tool_call>\n{"name": "f", "arguments": {"a": 1}}\n</tool_call>'
+    report = tmp_path / "issue.md"
+    server = f"vllm serve m/m --enable-auto-tool-choice --tool-call-parser {parser}"
+    blocks = [server, "curl localhost:8000/v1/chat/completions -d '{}'", raw]
+    fenced = "\n\n".join(f"```\n{block}\n```" for block in blocks)
+    report.write_text(f"vllm 0.23.0: {title}\n\n{fenced}\n")
+    player = Streaming(answer)
+    reproducing(tmp_path, player, file=report, client="", server_command="")
+    first = played[0]
+    assert [op.id for op in first.operations] == ids
+    assert first.operations[0].stream
+    expect = first.operations[0].expect
+    assert (expect is not None and expect.same_as == "r1-whole") is expected
+    assert all(not op.stream for op in first.operations[1:])
+
+
+def test_answers_that_no_request_gets_are_not_played(tmp_path: Path) -> None:
+    """A call is said only to who brings tools."""
+    server = "vllm serve m/m --enable-auto-tool-choice --tool-call-parser hermes"
+    player = RecordingPlayer(engine("200"))
+    _, replay, _ = reproducing(tmp_path, player, server_command=server)
+    assert not [play.what for play in replay.plays if "its model" in play.what]
+    with_tools = Streaming(engine("200"))
+    _, replay, _ = reproducing(
+        tmp_path, with_tools, server_command=server, out=tmp_path / "more"
+    )
+    assert "its model calls two tools" in [play.what for play in replay.plays]

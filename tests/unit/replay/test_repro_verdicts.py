@@ -65,6 +65,8 @@ D, F, S, H = (
         ("", "The EngineCore process has exited", None, [D, F]),
         ("How do I use it?", "We use 512 tokens and 500 steps to warm up.", None, []),
         ("How do I use it?", "Please explain.", None, []),
+        ("", "curl: (18) transfer closed with outstanding read data", None, [S]),
+        ("", "IncompleteRead, as the EngineCore process has died", None, [D, F]),
     ],
 )
 def test_what_a_text_claims(
@@ -610,3 +612,34 @@ def test_what_is_ignored_is_another_feature_than_what_is_wrong() -> None:
     assert concluded(other)[0] is not ReproVerdict.REPRODUCED
     same = replay(claim, findings=[of_protocol("stop-text")])
     assert concluded(same)[0] is ReproVerdict.REPRODUCED
+
+
+@pytest.mark.parametrize(
+    ("part", "about", "verdict"),
+    [
+        ("the calls of tools are [] and ['f({})']", ["calls"], "reproduced"),
+        ("the text is '<tool_call>' and ''", ["calls"], "reproduced"),
+        ("the end is stop and tool_calls", ["calls"], "different"),
+        ("the calls of tools are [] and ['f({})']", ["reasoning"], "different"),
+    ],
+)
+def test_a_stream_differs_from_the_whole_in_what_the_report_is_about(
+    part: str, about: list[str], verdict: str
+) -> None:
+    seen = finding(FindingClass.EXPECTATION, f"beside r1-whole {part}.")
+    made = of_report(Claim(about=about), findings=[seen])
+    assert concluded(made)[0] == verdict
+    made.report.claim.expected = True  # type: ignore[union-attr]
+    assert concluded(made)[0] == "reproduced"
+
+
+def test_a_small_stand_in_is_told_where_the_code_of_the_report_runs() -> None:
+    claim = Claim(classes=[D, F], hardware="vllm/v1/worker/gpu/sample/x.py")
+    refused = answer("400", "allowed_token_ids contains out-of-vocab token id!")
+    made = replay(claim, answers=[refused])
+    assert concluded(made)[0] is ReproVerdict.NEEDS_HARDWARE
+    more = {"release": "0.32.0", "args": ["{feature:runner-v2}"]}
+    made.server = made.server.model_copy(update=more)
+    verdict, words = concluded(made)
+    assert verdict is ReproVerdict.NOTHING_TESTED
+    assert "fewer tokens" in words

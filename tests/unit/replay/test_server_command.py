@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 from mmrepro.base.errors import UsageError
 from mmrepro.engines.serving import pools
+from mmrepro.failure.documents.replay import Needs
 from mmrepro.search.repro.server_command import (
     MOST_NOTES,
     MOST_REPLACED,
@@ -234,6 +235,21 @@ def test_what_the_parser_of_a_release_lacks_is_reported(tmp_path: Path) -> None:
     (note,) = translated(parse(text), known, "").notes
     assert "--max-num-seqz." in note
     assert "Did you mean --max-num-seqs?" in note
+
+
+def test_what_another_release_lacks_does_not_keep_it_from_starting() -> None:
+    asked = parse("vllm serve m --num-scheduler-steps 1 --max-num-seqs 2")
+    known = {"--max-num-seqs": False}
+    same = translated(asked, known, "")
+    assert same.args == ("--num-scheduler-steps", "1", "--max-num-seqs", "2")
+    other = translated(asked, known, "", is_other=True)
+    assert other.args == ("--max-num-seqs", "2")
+    (row,) = [row for row in other.replaced if not row.model]
+    assert (row.what, row.essential, row.needs) == (
+        "--num-scheduler-steps 1",
+        True,
+        Needs.TRUST,
+    )
 
 
 @pytest.mark.parametrize(

@@ -287,3 +287,10 @@ def test_a_server_that_ends_its_own_processes_says_so(tmp_path: Path) -> None:
     assert not looking.says_it_ends(log, len(own), pattern), "of an earlier server"
     assert not looking.says_it_ends(log, 0, "")
     assert not looking.says_it_ends(tmp_path / "none", 0, pattern)
+
+
+def test_a_place_has_its_file_from_its_package_on_and_its_line() -> None:
+    core, _ = tracebacks(TWO.splitlines())
+    engine = get_engine("vllm")
+    assert core.frames_of(engine) == ["inner", "outer"]
+    assert core.places_of(engine) == ["inner (vllm/c.py:5)", "outer (vllm/c.py:1)"]

@@ -32,8 +32,12 @@ from mmrepro.failure.documents.replay import (
     FUZZ_FILE,
     REPLAY_FILE,
     Episode,
+    KnownUpstream,
+    Needed,
     PlayFacts,
     Rate,
+    ReportFacts,
+    ReproVerdict,
     Step,
 )
 from mmrepro.reports import finding as one, findings, fuzz as fuzzing, replay as replays
@@ -47,6 +51,7 @@ from mmrepro.reports.replay_sequence import (
     picture,
     sequence,
 )
+from mmrepro.reports.repro import COMMENT_FILE
 from mmrepro.reports.svg import StepLine, steps
 from mmrepro.traffic.case.model import Case
 from rendered import printed, section
@@ -424,3 +429,45 @@ def test_the_folder_gives_its_reports_again(tmp_path: Path) -> None:
         done = runner.invoke(app, ["report", str(tmp_path), "--format", form])
         assert isinstance(done.exception, UsageError)
         assert hint in str(done.exception.hint)
+
+
+def test_a_failure_whose_words_are_known_is_not_called_unknown() -> None:
+    words_of = finding(resembles=["borrowed-faults"])
+    badge = findings.badge(replay(words_of), [words_of], "")
+    assert (badge.label, badge.note) == (
+        "Failure",
+        "its words are those of borrowed-faults",
+    )
+    both = [words_of, finding(id="f3", folder="f3")]
+    assert findings.badge(replay(*both), both, "").label == "Unknown failure"
+
+
+def test_an_option_that_a_failure_needs_is_named() -> None:
+    needed = Needed(what="--fault ghost-key-lru", why="nothing without it")
+    of_fault = finding(needed=[needed, Needed(what="r1", why="it too")])
+    [block] = findings.gone_without(of_fault)
+    assert words(block.text) == "Gone without: --fault ghost-key-lru"
+    assert not [*findings.gone_without(finding(needed=[]))]
+
+
+def reproduced(tmp_path: Path) -> str:
+    upstream = KnownUpstream(
+        issue="vllm#43941", url="https://github.com/x/issues/43941", fixed="fixed in 1"
+    )
+    one_known = known(id="f1", folder="f1", upstream=upstream, bucket="vllm/x > <a>")
+    made = written(tmp_path, one_known)
+    made.report = ReportFacts(verdict=ReproVerdict.REPRODUCED, said="it hangs")
+    write_replay(made, tmp_path)
+    return (tmp_path / COMMENT_FILE).read_text("utf-8")
+
+
+def test_a_comment_begins_with_what_a_maintainer_asks_first(tmp_path: Path) -> None:
+    first, *rest = reproduced(tmp_path).splitlines()
+    assert first == (
+        "**Reproduced** on vLLM 0.23.0; known: `ghost-key-eviction`, "
+        "[vllm#43941](https://github.com/x/issues/43941), fixed in 1. It hangs."
+    )
+    text = "\n".join(rest)
+    assert "bucket `vllm/x > <a>`" in text
+    assert "To reproduce it without mmrepro:" in text
+    assert "<summary>reproduce.py</summary>" in text

@@ -30,11 +30,20 @@ def _stacks() -> list[tuple[int, object]]:
     return found
 
 
-def sample(*functions: str) -> StackSample:
+def thread(*functions: str, active: bool, owns_gil: bool) -> ThreadStack:
     frames = [Frame(function=name, file="a.py", line=1) for name in functions]
-    thread = ThreadStack(tid=1, name="Main", active=True, owns_gil=True, frames=frames)
+    return ThreadStack(
+        tid=1, name="Main", active=active, owns_gil=owns_gil, frames=frames
+    )
+
+
+def sampled(*threads: ThreadStack) -> StackSample:
     taken = {"wall": "2026-11-21T02:00:00Z", "mono": 1.0}
-    return StackSample(pid=7, taken=taken, blocking=False, threads=[thread])
+    return StackSample(pid=7, taken=taken, blocking=False, threads=[*threads])
+
+
+def sample(*functions: str) -> StackSample:
+    return sampled(thread(*functions, active=True, owns_gil=True))
 
 
 def test_frames_of_one_place_are_merged_from_the_outside() -> None:
@@ -42,3 +51,11 @@ def test_frames_of_one_place_are_merged_from_the_outside() -> None:
     [run] = tree.called.values()
     assert (run.name, run.samples, tree.depth) == ("run", 2, 3)
     assert sorted(node.name for node in run.called.values()) == ["get", "put"]
+
+
+def test_without_the_gil_the_thread_that_runs_is_drawn() -> None:
+    waits = thread("wait", active=False, owns_gil=False)
+    bare = thread(active=True, owns_gil=False)
+    runs = thread("copy", active=True, owns_gil=False)
+    tree = flame_tree("Core", [sampled(waits, bare, runs)])
+    assert [node.name for node in tree.called.values()] == ["copy"]

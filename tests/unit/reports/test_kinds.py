@@ -98,7 +98,7 @@ def test_its_document_fits_its_schema(name: str) -> None:
         (b"", "Invalid JSON"),
         (b'{"schema_version": 1,', "Invalid JSON"),
         (b"\xff\xfe", "Invalid JSON"),
-        (b"[1]", "should be an object"),
+        (b"[1]", "must be an object"),
         (b'{"schema_version": 9, "mmrepro_version": "9"}', "schema version 9"),
         (b"{}", "does not follow the "),
         (b"[" * 100_000, "Invalid JSON"),

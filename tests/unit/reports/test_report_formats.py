@@ -14,6 +14,7 @@ from junitparser import Error, Failure, JUnitXml, Skipped
 from mmrepro import reports
 from mmrepro.base.errors import BadIncident, UnwritableOutput
 from mmrepro.base.records import ClaimStatus, Fidelity
+from mmrepro.base.text import line_spans
 from mmrepro.failure.documents import Incident
 from mmrepro.failure.signature import Outcome, Truth, Verdict
 from mmrepro.reports.blocks import Details, Fence, Table
@@ -365,6 +366,13 @@ def test_the_end_screen_has_at_most_twenty_rows(width: int) -> None:
     assert sum(max(1, -(-len(line) // width)) for line in plain) <= LINES
     assert unwrapped(plain)[-1].startswith("REPRODUCED")
     assert any("more lines: --full" in line for line in plain) == (width < 80)
+
+
+def test_a_command_is_never_broken_at_the_edge_of_a_terminal() -> None:
+    text = "go on: mmrepro run x --release 0.24.0 or a newer one"
+    command = text.index("mmrepro"), text.index(" or")
+    rows = [text[a:b] for a, b in line_spans(text, 16, whole=[command])]
+    assert rows == ["go on:", "mmrepro run x --release 0.24.0", "or a newer one"]
 
 
 def test_quiet_is_the_page_and_the_verdict() -> None:

@@ -197,6 +197,15 @@ def test_who_gave_no_completion_is_named(refuses: str) -> None:
     assert f"no completion by {refuses}." in one.statement
 
 
+def test_what_the_client_left_is_held_against_no_side() -> None:
+    old, new = sides(noise=0.0)
+    (record,) = (r for r in new[0].played.evidence.requests if r.label == "r5")
+    record.left = True
+    one = compared(old, new)["not compared"]
+    assert one.evidence == ["r5"]
+    assert one.statement.endswith("not answered by all runs, or left by the client.")
+
+
 def without_logprobs(op: Operation, record: RequestRecord) -> RequestRecord:
     for choice in record.choices:
         choice.tokens, choice.logprobs, choice.top = [], [], []

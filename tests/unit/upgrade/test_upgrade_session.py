@@ -19,6 +19,7 @@ from mmrepro.failure.documents.upgrade import Block, OptionSeen, Outcome, Side, 
 from mmrepro.reports.documents import keep, kind_of, render
 from mmrepro.reports.upgrade import KIND
 from mmrepro.runs.changes import LOOKS, METRICS, changes, difference, thresholds
+from mmrepro.runs.judge import Deadlines
 from mmrepro.runs.play.options import Measuring
 from mmrepro.search.upgrade.options import UpgradeCommand
 from mmrepro.search.upgrade.session import Upgrading
@@ -277,6 +278,35 @@ def test_the_command_that_repeats_it_names_both_servers() -> None:
 
 def test_every_metric_has_words_of_its_own() -> None:
     assert len({metric.words for metric in METRICS.values()}) == len(METRICS)
+
+
+class SlowToStart(Measures):
+    """Its first server takes longer than the whole comparison may."""
+
+    def calibrate(self) -> Deadlines:
+        found = super().calibrate()
+        return Deadlines(answer_s=30 * 100.0, suspect_s=1.0, rule=found.rule)
+
+
+def test_traffic_that_takes_longer_than_the_budget_is_not_played(
+    tmp_path: Path,
+) -> None:
+    traffic = tmp_path / "traffic"
+    write_case(fake_case([fake_op("r0")]), traffic)
+    options = UpgradeCommand(
+        traffic=traffic,
+        out=tmp_path / "u",
+        budget_s=40.0,
+        server=SERVER,
+        new_server=NEWER,
+    )
+    session = FakedUpgrading(options, write=lambda made, folder: None)
+    session.player = SlowToStart()
+    made = Campaign(session, session.local_places(), budget_s=40.0).execute()
+    assert made.exit_code == 3
+    assert made.runs == []
+    [text] = made.limits
+    assert text.startswith("playing 1 request on both sides takes about 3 min 20 s")
 
 
 def test_a_first_block_that_cannot_end_in_time_is_not_begun(tmp_path: Path) -> None:
