@@ -13,6 +13,7 @@ from mmrepro.base.records import Moment
 from mmrepro.campaign.bisect.options import BisectCommand
 from mmrepro.campaign.bisect.plan import Field, field_of, plan, read_commits
 from mmrepro.campaign.bisect.session import Bisecting
+from mmrepro.campaign.bisect.sides import verdict_of
 from mmrepro.campaign.campaign import Campaign
 from mmrepro.campaign.work import LocalPlaces
 from mmrepro.cli.bisect import exit_code
@@ -21,6 +22,7 @@ from mmrepro.failure.documents.searches import (
     BISECTION_FILE,
     Bisection,
     Point,
+    PointVerdict,
     SideConclusion,
 )
 from mmrepro.failure.signature import Outcome
@@ -433,3 +435,25 @@ def test_what_it_fetched_is_dropped_and_what_was_there_stays(
     assert dropped == []
     session(tmp_path, Made(run), find="fixed", resume=True).execute()
     assert dropped == ["0.24.0"]
+
+
+def test_the_last_of_equal_runs_explains_a_point() -> None:
+    def run(index: int, outcome: Outcome, explanation: str) -> Attempt:
+        return Attempt(
+            night="bisect",
+            cell="c",
+            index=index,
+            created=Moment.now(),
+            seconds=2.5,
+            outcome=outcome,
+            explanation=explanation,
+        )
+
+    runs = [run(n, Outcome.REPRODUCED, f"it hung in run {n}") for n in (1, 2)]
+    assert verdict_of(runs) == (PointVerdict.BAD, "it hung in run 2")
+    # What is neither good nor bad has to be explained, whatever came after it.
+    other = [
+        run(1, Outcome.DIFFERENT_FAILURE, "it died"),
+        run(2, Outcome.DIFFERENT_FAILURE, "it died again"),
+    ]
+    assert verdict_of(other) == (PointVerdict.OTHER, "it died")

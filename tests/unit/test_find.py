@@ -468,3 +468,15 @@ def test_a_text_loads_no_scenario_and_no_engine():
         r"^(?:mmrepro\.(?:scenario|engines|probes|diagnose|signature)|numpy|rich|httpx)"
     )
     assert [name for name in loaded if heavy.match(name)] == []
+
+
+def test_in_full_every_place_to_look_is_a_row_of_its_own() -> None:
+    (entry,) = [e for e in entries() if e.name == "grammar-loop"]
+    shown = run("grammar-loop", "--full", env={"COLUMNS": "300"}).stdout
+    places = [*entry.see, *(f"{id_} {url}" for id_, _, url in entry.references)]
+    assert len(places) > 2
+    for place in places:
+        assert f"see {place}" in " ".join(shown.split())
+    brief = " ".join(run("grammar-loop", env={"COLUMNS": "300"}).stdout.split())
+    assert places[0] in brief
+    assert places[2] not in brief

@@ -2,6 +2,7 @@
 tell."""
 
 import contextlib
+import os
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -9,6 +10,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import in_process
+import psutil
 import pytest
 from made_up_replay import ghost_case
 from mmrepro.base.errors import UsageError
@@ -173,3 +175,15 @@ def test_a_gpu_is_missing_where_there_is_none(
     issue.write_text(f"# It dies\n{server}\n{client}\n```\nRuntimeError: {said}\n```\n")
     made = asked_for(ReproCommand(file=issue, release="0.23.0", device=device))
     assert bool(made.facts.claim.hardware) is missing
+
+
+@pytest.mark.parametrize(
+    ("cores", "gib", "servers"), [(4, 512, 2), (4, 1, 1), (2, 512, 1)]
+)
+def test_two_servers_at_a_time_need_cores_and_memory_for_two(
+    cores: int, gib: int, servers: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _pid: set(range(cores)))
+    memory = SimpleNamespace(available=gib << 30)
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: memory)
+    assert jobs_of(ReplayCommand(device="cpu")) == servers

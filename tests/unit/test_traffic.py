@@ -3,8 +3,10 @@ record."""
 
 import asyncio
 import json
+import os
 import re
 import socket
+import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import TypeVar
@@ -28,7 +30,7 @@ from fake_server import (
 from grids import examples
 from hypothesis import HealthCheck, given, strategies as st
 from mmrepro.traffic import Traffic, client as traffic_module
-from mmrepro.traffic.evidence import Evidence, RequestRecord
+from mmrepro.traffic.evidence import Evidence, RequestRecord, recorder as recorders
 from mmrepro.traffic.evidence.recorder import Recorder
 from mmrepro.traffic.pictures import noise
 
@@ -429,3 +431,30 @@ def test_any_answer_ends_in_one_record(
     deadline_s = 0.05 if status < 200 else PLENTY_S
     record = ask(tmp_path, answering(raw), stream=stream, deadline_s=deadline_s)
     assert record.answered == (record.status == 200 and not record.error)
+
+
+def test_metrics_are_sampled_once_the_server_is_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = b"made_up:running 2\nmade_up:other 7\n"
+    monkeypatch.setattr(recorders, "local_get", lambda *_: (200, text))
+    recorder = Recorder(tmp_path)
+    names = {"running": ("made_up:running",), "other": ("made_up:other",)}
+    sampler = recorders.Sampler(recorder, os.getpid(), "http://127.0.0.1:9", names)
+    sampler.interval_s = 0.01
+    series = recorder.evidence.series
+
+    def wait_for(seen: Callable[[], bool]) -> None:
+        until = time.monotonic() + 60
+        while not seen() and time.monotonic() < until:
+            time.sleep(0.01)
+        assert seen()
+
+    sampler.start()
+    wait_for(lambda: len(series) > 2)
+    assert not any(point.metrics for point in series)
+    sampler.read_metrics()
+    wait_for(lambda: any(point.metrics for point in series))
+    sampler.stop()
+    shown = next(point.metrics for point in series if point.metrics)
+    assert shown == {"running": 2.0}

@@ -692,7 +692,7 @@ def _asks_by_line(text: str) -> bool:
 def _is_batch(text: str) -> bool:
     """Whether each line is a request as a batch file has it."""
     lines = [line for line in text.splitlines() if line.strip()]
-    for line in lines[:_MOST_LINES]:
+    for line in lines:
         try:
             request = json.loads(line)
         except (ValueError, RecursionError):
@@ -700,9 +700,6 @@ def _is_batch(text: str) -> bool:
         if not isinstance(request, dict) or not {"url", "body"} <= request.keys():
             return False
     return bool(lines)
-
-
-_MOST_LINES: Final = 200
 
 
 def _benchmarks_in(text: str) -> Iterator[str]:

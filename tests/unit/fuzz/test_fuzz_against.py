@@ -77,6 +77,22 @@ def is_fatal(op: Operation) -> bool:
     return op.path == CHAT and op.parameters.get("min_p") == 1.5
 
 
+def test_a_session_that_goes_on_keeps_the_deadlines_that_it_measured(
+    tmp_path: Path,
+) -> None:
+    compared(tmp_path, refuses_top_k, repeat=1)
+    options = {"server": SERVER, "other": OTHER, "against": "--other", "repeat": 1}
+    session = FakedComparing(
+        FuzzCommand(engine="vllm", resume=tmp_path / "f", budget_s=900.0, **options),
+        write=lambda made, folder: keep(KIND, made, folder),
+    )
+    player = session.player = TwoSides(refuses_top_k)
+    session.episodes_at_most = 4
+    made = session.execute()
+    assert player.calibrated == 0
+    assert made.differences
+
+
 def refuses_top_k(op: Operation, other: bool) -> int:
     return 400 if other and op.parameters.get("top_k") == -2 else 200
 

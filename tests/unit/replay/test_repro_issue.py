@@ -534,6 +534,13 @@ def test_a_file_of_requests_and_what_answers_it() -> None:
     assert (issue.client_kind, issue.client) == ("batch", f"{line}\n{line}")
 
 
+def test_one_line_that_is_no_request_makes_a_block_no_batch() -> None:
+    request = '{"custom_id": "a", "url": "/v1/completions", "body": {"prompt": "x"}}'
+    listed = [request] * 300
+    assert read_blocks("\n".join(listed)).client_kind == "batch"
+    assert read_blocks("\n".join([*listed, '{"prompt": "y"}'])).client_kind != "batch"
+
+
 @pytest.mark.parametrize(
     ("logged", "words"),
     [

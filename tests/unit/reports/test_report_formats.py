@@ -17,6 +17,7 @@ from mmrepro.base.records import ClaimStatus, Fidelity
 from mmrepro.base.text import line_spans
 from mmrepro.failure.documents import Incident
 from mmrepro.failure.signature import Outcome, Truth, Verdict
+from mmrepro.reports import terminal as screens
 from mmrepro.reports.blocks import Details, Fence, Table
 from mmrepro.reports.incident import compose
 from mmrepro.reports.terminal import LINES, print_blocks
@@ -366,6 +367,15 @@ def test_the_end_screen_has_at_most_twenty_rows(width: int) -> None:
     assert sum(max(1, -(-len(line) // width)) for line in plain) <= LINES
     assert unwrapped(plain)[-1].startswith("REPRODUCED")
     assert any("more lines: --full" in line for line in plain) == (width < 80)
+
+
+def test_what_is_too_long_ends_with_a_sentence_or_else_with_a_word() -> None:
+    first = "The server hangs with its queue full."
+    long = f"{first} {'word ' * 40}"
+    assert long[: screens._length(long, 100)] == first
+    # One that ends so early would leave most of the room empty.
+    short = f"It hangs. {'word ' * 40}"
+    assert short[: screens._length(short, 100)] == short[:99]
 
 
 def test_a_command_is_never_broken_at_the_edge_of_a_terminal() -> None:
