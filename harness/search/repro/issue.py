@@ -119,10 +119,6 @@ _OFFLINE: Final = re.compile(
     r"|AsyncLLM(?:Engine)?\.from_",
     re.MULTILINE,
 )
-_ENGINE_CODE: Final = re.compile(
-    r"^[ \t]*(?:from|import)\s+(?:vllm|sglang|lmdeploy)\b", re.MULTILINE
-)
-"""In a Python script: the engine itself."""
 _CURL: Final = re.compile(r"^[^#\n]*\b(?:curl|wget)\s+", re.MULTILINE)
 _CLIENT_WORDS: Final = re.compile(
     r"\bimport\s+(?:\w+,\s*)*(?:openai|requests|httpx|urllib)\b"
@@ -573,7 +569,7 @@ def _client(issue: Issue, blocks: Sequence[_ReportBlock], prose: str) -> None:
         typed = as_typed(prose[bare.start() :], _is_typed)
         clients.curls.append(_without_server(typed))
     if not (clients.any or clients.offline):
-        script = _bare_python(prose, _ENGINE_CODE)
+        script = _bare_python(prose, _engine_code())
         if _OFFLINE.search(script):
             issue.offline = True
             clients.offline.append(script)
@@ -675,6 +671,13 @@ def _sort(issue: Issue, clients: _Clients, block: _ReportBlock) -> None:
         clients.offline.append(_without_prompt(text))
     elif written and not issue.other_client:
         issue.other_client = _other_client(text)
+
+
+@cache
+def _engine_code() -> re.Pattern[str]:
+    """The form of a line of Python that imports an engine."""
+    engines = "|".join(published())
+    return re.compile(rf"^[ \t]*(?:from|import)\s+(?:{engines})\b", re.MULTILINE)
 
 
 @cache
