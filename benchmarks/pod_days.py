@@ -345,6 +345,7 @@ class ReplayedChecker(Checker):
         if world.answer:
             self.clock.now += 0.05
             return self._answered(world), seen
+        self._read_late()
         if world.own:
             seen = self._processes.look(DEADLINE_S * 0.7)
         self.clock.now += DEADLINE_S

@@ -13,7 +13,11 @@ from mmrepro.traffic.evidence import Evidence
 
 _LOOKS = 4
 _CHECKS = 60
-_UNSEEN = ("no answer in time", "no counter of its own tells whether it works")
+_UNSEEN = (
+    "no answer in time",
+    "no counter of its own tells whether it works",
+    "the check could not be run",
+)
 """Ends of what a check says that got neither stacks nor metrics."""
 
 T = TypeVar("T")

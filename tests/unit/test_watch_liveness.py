@@ -25,9 +25,9 @@ from fake_server import (
     then_silent,
 )
 from mmrepro.base.machine.host import SHORT, Lateness
-from mmrepro.live.watch.checker import GAUGES, PROGRESS, Checker
+from mmrepro.live.watch.checker import CHECKS, GAUGES, PROGRESS, Checker
 from mmrepro.live.watch.health import Check, CheckOutcome, Health
-from mmrepro.live.watch.processes import RunningTime
+from mmrepro.live.watch.processes import RunningTime, WatchedProcesses
 
 T = TypeVar("T")
 MODELS = http(200, json.dumps({"data": [{"id": "tiny"}]}).encode())
@@ -170,6 +170,30 @@ def test_a_long_prompt_fills_the_cache_while_no_token_is_counted() -> None:
     assert checked(counting(silent, PROGRESS[0], 9, 0)) == [CheckOutcome.ERROR], (
         "counted anew"
     )
+
+
+@pytest.mark.usefixtures("in_time")
+def test_a_server_that_answers_has_its_counters_read_now_and_then(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """They are a quarter of the cost; one that is late has them read at once."""
+    monkeypatch.setattr(WatchedProcesses, "seen", True)
+    reads = 0
+
+    async def reply(request: bytes, writer: asyncio.StreamWriter) -> None:
+        nonlocal reads
+        reads += request.startswith(b"GET /metrics")
+        turn = counting(turns, PROGRESS[0], 1, 2, 3, 3, 3, 3)
+        await turn(request, writer)
+
+    answers = answering(http(200, completion()))
+    turns = in_turn(*[answers] * 9)
+    assert checked(reply, 9, answered=9) == [CheckOutcome.OK] * 9
+    assert reads == CHECKS
+    turns = in_turn(*[answers] * 4, silent)
+    reads = 0
+    last = checked(reply, 5, answered=4)[-1]
+    assert (last, reads) == (CheckOutcome.SILENT, CHECKS + 2)
 
 
 @pytest.mark.usefixtures("in_time")

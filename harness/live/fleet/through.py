@@ -33,6 +33,9 @@ from mmrepro.probes.http import (
 )
 
 _LIST_S = 5.0
+_PATIENT_S = 20.0
+"""For the list of servers of a gateway that is seen to answer: LiteLLM's first one may
+take its time."""
 _MAX_BYTES = 4 << 20
 _MOST_WORKERS = 64
 _EACH = 3
@@ -56,10 +59,10 @@ class Registered:
 
 
 def registered(
-    url: str, headers: Mapping[str, str]
+    url: str, headers: Mapping[str, str], timeout_s: float = _LIST_S
 ) -> tuple[list[Registered], str] | None:
     """The servers that a gateway lists, and at which of its endpoints; None: it lists
-    none anywhere.
+    none anywhere, or none within ``timeout_s`` seconds each.
 
     SGLang's and vLLM's routers and smg have ``/workers`` (older ones
     ``/list_workers``), LiteLLM has ``/model/info``.
@@ -69,7 +72,7 @@ def registered(
         ("/list_workers", _of_urls),
         ("/v1/model/info", _of_litellm),
     ):
-        document = _json(_get(url, path, headers))
+        document = _json(_get(url, path, headers, timeout_s))
         listed = read(document) if document is not None else None
         if listed is not None:
             known = {worker.url: worker for worker in listed}
@@ -130,9 +133,11 @@ def _address(value: object) -> str:
 # ------------------------------------------------------------------ one hop
 
 
-def _get(url: str, path: str, headers: Mapping[str, str]) -> Fetched:
+def _get(
+    url: str, path: str, headers: Mapping[str, str], timeout_s: float = _LIST_S
+) -> Fetched:
     return fetch(
-        "GET", url + path, timeout_s=_LIST_S, max_bytes=_MAX_BYTES, headers=headers
+        "GET", url + path, timeout_s=timeout_s, max_bytes=_MAX_BYTES, headers=headers
     )
 
 
@@ -237,13 +242,14 @@ def look_through(asked: DiagnoseCommand) -> GatewayChain:
     """
     parse_url(asked.url)
     url = api_root(asked.url)
-    listed = registered(url, asked.headers)
+    listing = _get(url, "/v1/models", asked.headers)
+    patience_s = _LIST_S if listing.status is None else _PATIENT_S
+    listed = registered(url, asked.headers, patience_s)
     named = [Registered(api_root(more)) for more in asked.more]
     workers, path = listed or ([], "")
     known = {worker.url for worker in workers}
     workers += [worker for worker in named if worker.url not in known]
 
-    listing = _get(url, "/v1/models", asked.headers)
     gateway = Hop(url=url, state=HopState.WELL, models=_models(listing) or [])
     if listing.status is None:
         _without_answer(gateway, listing.error, timed_out=listing.timed_out)

@@ -186,6 +186,8 @@ class Checker:
         self._worked_before = False
         self._known_answers: dict[tuple[str, int], float] = {}
         self._counted: MetricsData | None = None
+        self._before: dict[str, float] | None = None
+        """Counters before this check's request was late; None: not read yet."""
         self._lateness = Lateness()
         self._scratch = tempfile.TemporaryDirectory(prefix="mmrepro-watch-")
         self._processes = WatchedProcesses(self.url, Path(self._scratch.name))
@@ -289,12 +291,21 @@ class Checker:
         return self._no_completion("/v1/models", got.status, got.error, {})
 
     def _ask(self) -> CheckAnswer:
-        before = self._signs() or {}
+        # Metrics are a quarter of a check. Of a server that answers they tell nothing
+        # anew; where it does not, they are read before its processes are.
+        reads_first = self._is_thorough or not self._processes.seen
+        self._before = self._signs() or {} if reads_first else None
         self._look_who_is_connected()
         data, seen = self._request()
         if data is None:
             return CheckOutcome.UNKNOWN, "the check could not be run"
-        return self._read(data, seen, before)
+        return self._read(data, seen, self._before or {})
+
+    def _read_late(self) -> None:
+        """Read the counters of a server that keeps its request waiting, unless they
+        were read before it."""
+        if self._before is None:
+            self._before = self._signs() or {}
 
     def _request(self) -> tuple[InferenceData | None, CheckAnswer]:
         """Send the small request; what came of it, and what its processes were seen at
@@ -317,7 +328,11 @@ class Checker:
         asking.join(LATE * self.deadline_s)
         seen: CheckAnswer = CheckOutcome.SILENT, ""
         if asking.is_alive():
+            # Beside the look: a front that is late with its metrics has stacks as well.
+            reading = threading.Thread(target=self._read_late, daemon=True)
+            reading.start()
             seen = self._processes.look((1 - LATE) * self.deadline_s)
+            reading.join()
         asking.join()
         data = box[0]
         return (data if isinstance(data, InferenceData) else None), seen

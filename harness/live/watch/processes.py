@@ -382,7 +382,7 @@ class WatchedProcesses:
             return unseen
         if dead := self.part_dead():
             return CheckOutcome.FAILED, dead
-        if self._stopped():
+        if any(process.state in "Tt" for process in facts.processes):
             return self._stays_stopped(seconds)
         view = DiagnosisView(facts, self.silence)
         running = self._running(self._core(view))
@@ -407,17 +407,13 @@ class WatchedProcesses:
         role = facts.role_of(view.core_pid) or "it"
         return CheckOutcome.FAILED, f"{role} {how} ({place})"
 
-    def _stopped(self, states: str = "Tt") -> bool:
-        """Whether a process of it is stopped now."""
-        target = self._found()
-        discover.refresh(target)
-        return any(process.state in states for process in target.facts.processes)
-
     def _stays_stopped(self, seconds: float) -> CheckAnswer:
         """What a process that is stopped says: one that a signal stops goes on by no
         work of its own, a debugger may let it go on."""
         threading.Event().wait(seconds * _STOPPED_SHARE)
-        if self._stopped("T"):
+        target = self._found()
+        discover.refresh(target)
+        if any(process.state == "T" for process in target.facts.processes):
             return CheckOutcome.FAILED, "it is stopped by a signal"
         return CheckOutcome.SILENT, "it is stopped by a tracer, or was for a moment"
 
