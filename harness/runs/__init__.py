@@ -20,16 +20,16 @@ if TYPE_CHECKING:
         thresholds as thresholds,
     )
     from mmrepro.runs.commits import (
+        CLASS_SCOPE as CLASS_SCOPE,
+        MODULE_SCOPE as MODULE_SCOPE,
         CommitReader as CommitReader,
         CommitReading as CommitReading,
         CommitResult as CommitResult,
         change_of as change_of,
-        CLASS_SCOPE as CLASS_SCOPE,
-        MODULE_SCOPE as MODULE_SCOPE,
         functions_at as functions_at,
         old_lines as old_lines,
-        scopes_at as scopes_at,
         read_commit as read_commit,
+        scopes_at as scopes_at,
     )
     from mmrepro.runs.judge import (
         Deadlines as Deadlines,
