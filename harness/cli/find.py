@@ -173,7 +173,7 @@ def later_lines(fixes: Sequence[LaterFix]) -> Iterator[str]:
 
     first = fixes[0]
     until = f"of those until {first.until}, newest first"
-    yield f"Later fixes of these functions ({first.certainty}; {until}):"
+    yield f"Later fixes near these functions ({first.certainty}; {until}):"
     for fix in fixes:
         yield one_line(f"  {fix.sentence}", _MOST)
 

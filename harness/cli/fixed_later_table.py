@@ -31,12 +31,14 @@ from mmrepro.runs import old_lines, scopes_at
 
 _FIX = re.compile(
     r"\bfix|\bbug|crash|\bhang|deadlock|\brace\b|\bleak|regress|\bcorrect|prevent"
-    r"|\bavoid|\bguard|\bhandle|missing|\bwrong|\berror|\brevert|\btimeout|fall ?back"
+    r"|\bavoid|\bguard|\bhandle|missing|\bwrong|\berror|\brevert|timeout|fall ?back"
     r"|workaround|\brestore|\breject|\bdisable|compatib|\binvalid|\bfail|\bvalidat"
     r"|\bensure|\bignore|\bre-?enable",
     re.IGNORECASE,
 )
 """Subjects of commits that mend something."""
+_PLAIN = re.compile(r"\bfix|\bhotfix|\bbug|\bcrash|\brevert", re.IGNORECASE)
+"""Of these the subjects that say no less."""
 _CLOSES = re.compile(
     r"\b(?:fix(?:es|ed)?|close[sd]?|resolve[sd]?):?\s+"
     r"(?:#|[\w-]+/[\w-]+#|https://github\.com/[\w-]+/[\w-]+/issues/)\d",
@@ -58,6 +60,7 @@ class _FixCommit:
     sha: str
     day: date
     pull: int
+    plain: bool
     lines: dict[str, set[int]] = field(default_factory=dict)
 
 
@@ -77,7 +80,9 @@ def commits_of(clone: Path, engine: str, rev: str) -> Iterator[_FixCommit]:
             continue
         moment = datetime.fromisoformat(day).astimezone(UTC)
         pull = _PULL.search(subject)
-        made = _FixCommit(sha, moment.date(), int(pull[1]) if pull else 0)
+        plain = bool(_PLAIN.search(subject) or _CLOSES.search(body))
+        number = int(pull[1]) if pull else 0
+        made = _FixCommit(sha, moment.date(), number, plain)
         made.lines.update(old_lines(patch))
         yield made
 
@@ -120,8 +125,10 @@ def table_of(clone: Path, rev: str = "HEAD") -> FixTable:
                 continue
             for function in touched:
                 functions[function].append(len(fixes))
-            made = TableFix(commit.pull, commit.day, commit.sha[:9], breadth)
-            fixes.append(made)
+            fix = TableFix(
+                commit.pull, commit.day, commit.sha[:9], breadth, commit.plain
+            )
+            fixes.append(fix)
     head = ask_git(clone, "log", "-1", "--format=%cs", rev).decode().strip()
     dated = {
         one.version: one.uploaded.date()

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
         TableFunction as TableFunction,
         TracedFailure as TracedFailure,
         later_fixes as later_fixes,
+        package_path as package_path,
         write_table as write_fix_table,
     )
     from mmrepro.history.ledger import (

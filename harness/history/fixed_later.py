@@ -32,17 +32,25 @@ _BY_NAMESAKE = 0.1
 """Weights beside the 1 of the innermost function itself: a class that the message
 names; a function of that name in a file of that name elsewhere; another function of the
 file; another of a file of that name."""
+_MOST_NAMESAKES = 3
+"""Files of one name: of more the name says nothing."""
 _NARROW = 4
 """A fix of 16 functions counts half as much as one of a single function."""
-_EVER = 0.1
-"""A fix counts so much however late it came."""
+_LESS_PLAIN = 0.5
+"""What only avoids or handles something counts so much of a fix that says so."""
+_EVER = 0.03
+"""A fix counts for so much more, however far from that day it came."""
 _BRANCHED_DAYS = 8
 """Between the commit that a release is cut from and its upload, about: by the files of
 the wheels of vLLM 0.22 to 0.28."""
-_HALF_LIFE_DAYS = 45
-"""A fix comes soon after the release in which the failure was seen, or late."""
+_TREE_DAYS = 3
+"""Between a tree's newest commit and the day on which it was built, mostly."""
+_HALF_LIFE_DAYS = 20
+"""What many meet is mended about when it is logged; where the log has no day, soon
+after its release."""
 _EPOCH = date(2020, 1, 1)
 _MODULE = "<module>"
+_OTHERS = ": other functions"
 _INSTALLED = re.compile(r"^.*/(?:site|dist)-packages/")
 _CLASS_NAME = re.compile(r"\b(?:[A-Z][a-z0-9]*){2,}\b")
 
@@ -53,16 +61,20 @@ class TableFix(NamedTuple):
     Attributes:
         pull: number of its pull request; 0: its subject names none.
         breadth: how many functions it touched.
+        plain: its subject says that it is a fix, not only that it avoids or handles
+            something.
     """
 
     pull: int
     day: date
     commit: str
     breadth: int = 1
+    plain: bool = True
 
 
 class TableFunction(NamedTuple):
-    """A function of an engine: its file below site-packages, and its name there."""
+    """A function of an engine: its file below site-packages, and its name there;
+    ``class:NAME`` for a class, and ``<module>`` for what stands in neither."""
 
     file: str
     name: str
@@ -92,16 +104,36 @@ class FixTable:
                 having.append(version)
         return min(having, key=Version, default="")
 
-    def begin(self, release: str, day: date | None) -> date:
-        """The first day of fixes that a failure may lack: by its release, else by the
-        newest one of the day on which it was logged."""
-        branched = self.branched(release)
-        if branched != _EPOCH or day is None:
+    def begin(self, failure: TracedFailure) -> date:
+        """The first day of fixes that a failure may lack: by its release, or by the day
+        of its tree; else by the newest release of the day on which it was logged."""
+        # A tree may be older than the day on which it was built, by little mostly.
+        branched = self.branched(failure.release)
+        if failure.built is not None:
+            return max(branched, failure.built - timedelta(days=_TREE_DAYS))
+        if branched != _EPOCH or failure.day is None:
             return branched
-        earlier = [one for one in self.releases.values() if one < day]
+        earlier = [one for one in self.releases.values() if one < failure.day]
         if not earlier:
             return _EPOCH
         return max(earlier) - timedelta(days=_BRANCHED_DAYS)
+
+    def logged(self, failure: TracedFailure) -> date:
+        """The day of the log, or the first one that it can be; of an unknown one the
+        first day of fixes."""
+        begin = self.begin(failure)
+        if failure.day is not None:
+            return max(failure.day, begin)
+        if failure.month_day is None or begin == _EPOCH:
+            return begin
+        for year in (begin.year, begin.year + 1):
+            try:
+                day = date(year, *failure.month_day)
+            except ValueError:
+                continue
+            if day >= begin:
+                return day
+        return begin
 
     def branched(self, release: str) -> date:
         """The day on which a release was cut, or the last one before it; of an unknown
@@ -119,11 +151,12 @@ class FixTable:
 
 @dataclass
 class LaterFix:
-    """A fix that touched a function of a traceback after the release of the log.
+    """A fix that touched what a failure names after the release of the log.
 
     Attributes:
         release: the first one that has it, by its day; "": none has it yet.
-        functions: those that it touched, innermost first, as ``file: name``.
+        functions: those that it touched, innermost first, as ``file: name``; else the
+            files in which it touched others.
         until: day of the newest commit that the table knows.
     """
 
@@ -160,12 +193,16 @@ class TracedFailure:
             first comes first, what came of it after it.
         message: of the exceptions.
         day: on which it was logged; None: unknown.
+        month_day: the same without its year, as some engines log it.
+        built: the day on which the engine was built from a tree; None: unknown.
     """
 
     release: str
     tracebacks: Sequence[Sequence[tuple[str, str]]]
     message: str = ""
     day: date | None = None
+    month_day: tuple[int, int] | None = None
+    built: date | None = None
 
 
 @dataclass(frozen=True)
@@ -201,12 +238,13 @@ def later_fixes(
     if table is None:
         return []
 
-    begin = table.begin(failure.release, failure.day)
+    begin, logged = table.begin(failure), table.logged(failure)
     scores: dict[int, float] = defaultdict(float)
     places: dict[int, list[str]] = defaultdict(list)
     for touch in _touches(table, distances, classes):
         later = [one for one in touch.fixes if table.fixes[one].day >= begin]
-        rarity = 1 / math.log2(2 + len(later))
+        # What many fixes touch says little about each.
+        rarity = 1 / math.sqrt(1 + len(later))
         for number in later:
             scores[number] += touch.weight * rarity
             places[number].append(touch.place)
@@ -214,10 +252,12 @@ def later_fixes(
     def rank(number: int) -> float:
         fix = table.fixes[number]
         score = scores[number] / (1 + math.log2(max(fix.breadth, 1)) / _NARROW)
+        if not fix.plain:
+            score *= _LESS_PLAIN
         if begin == _EPOCH:
             return score
-        age = (fix.day - begin).days
-        return score * (_EVER + math.pow(0.5, age / _HALF_LIFE_DAYS))
+        apart = abs((fix.day - logged).days)
+        return score * (_EVER + math.pow(0.5, apart / _HALF_LIFE_DAYS))
 
     best = sorted(scores, key=lambda one: (-rank(one), one))[:most]
     newest_first = sorted(best, key=lambda one: table.fixes[one].day, reverse=True)
@@ -226,6 +266,7 @@ def later_fixes(
 
 def _later(table: FixTable, number: int, places: list[str]) -> LaterFix:
     fix = table.fixes[number]
+    named = [place for place in places if not place.endswith(_OTHERS)]
     return LaterFix(
         engine=table.engine,
         pull=fix.pull,
@@ -233,8 +274,20 @@ def _later(table: FixTable, number: int, places: list[str]) -> LaterFix:
         day=fix.day,
         release=table.first_release(fix.day),
         until=table.until,
-        functions=list(dict.fromkeys(places)),
+        functions=list(dict.fromkeys(named or places)),
     )
+
+
+def package_path(engine: str, file: str) -> str:
+    """The path from the engine's package on; "": the file is not the engine's."""
+    path = f"/{file}".replace("\\", "/")
+    installed = _INSTALLED.search(path)
+    if installed is not None:
+        # An environment's folder may have the engine's name.
+        own = path[installed.end() :]
+        return own if own.startswith(f"{engine}/") else ""
+    _, found, below = path.rpartition(f"/{engine}/")
+    return f"{engine}/{below}" if found else ""
 
 
 def _own_functions(
@@ -246,7 +299,7 @@ def _own_functions(
     for order, frames in enumerate(tracebacks):
         own = []
         for file, name in frames:
-            below = _below_package(engine, file)
+            below = package_path(engine, file)
             # From 3.11 on a log may have the qualified name.
             bare = name.rpartition(".")[2]
             if below and (bare.isidentifier() or bare == _MODULE):
@@ -256,18 +309,6 @@ def _own_functions(
             distances[function] = min(distance, distances.get(function, distance))
     nearest = sorted(distances, key=lambda function: distances[function])
     return {function: distances[function] for function in nearest[:_INNERMOST]}
-
-
-def _below_package(engine: str, file: str) -> str:
-    """The path from the engine's package on; "": the file is not the engine's."""
-    path = f"/{file}".replace("\\", "/")
-    installed = _INSTALLED.search(path)
-    if installed is not None:
-        # An environment's folder may have the engine's name.
-        own = path[installed.end() :]
-        return own if own.startswith(f"{engine}/") else ""
-    _, found, below = path.rpartition(f"/{engine}/")
-    return f"{engine}/{below}" if found else ""
 
 
 def _touches(
@@ -300,11 +341,14 @@ def _touches(
     for file, distance in files.items():
         near = 1 / (1 + distance)
         base = PurePosixPath(file).name
+        namesakes = [one for one in by_file if PurePosixPath(one).name == base]
+        if len(namesakes) > _MOST_NAMESAKES:
+            namesakes = []
         for other_file, fixes in by_file.items():
-            place = f"{other_file}: other functions"
+            place = other_file + _OTHERS
             if other_file == file:
                 yield _Touch(place, near * _BY_FILE, sorted(fixes))
-            elif base == PurePosixPath(other_file).name and base != "__init__.py":
+            elif other_file in namesakes:
                 yield _Touch(place, near * _BY_NAMESAKE, sorted(fixes))
 
 
@@ -320,7 +364,8 @@ def write_table(tables: Sequence[FixTable], path: Path) -> None:
             lines.append(f"release {version} {(uploaded - _EPOCH).days}")
         for fix in table.fixes:
             day = (fix.day - _EPOCH).days
-            lines.append(f"fix {fix.pull} {day} {fix.commit} {fix.breadth}")
+            what = f"{fix.commit} {fix.breadth} {fix.plain:d}"
+            lines.append(f"fix {fix.pull} {day} {what}")
         by_file: dict[str, list[str]] = defaultdict(list)
         for function, numbers in table.functions.items():
             words = " ".join(map(str, numbers))
@@ -351,9 +396,10 @@ def read_table(
             version, day = rest.split()
             table.releases[version] = _EPOCH + timedelta(days=int(day))
         elif table is not None and kind == "fix":
-            pull, day, commit, breadth = rest.split()
+            pull, day, commit, breadth, plain = rest.split()
             when = _EPOCH + timedelta(days=int(day))
-            table.fixes.append(TableFix(int(pull), when, commit, int(breadth)))
+            fix = TableFix(int(pull), when, commit, int(breadth), plain == "1")
+            table.fixes.append(fix)
         elif kind == "file":
             functions.update(_functions_of(rest, bases, classes))
     return table

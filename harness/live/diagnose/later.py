@@ -6,28 +6,30 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from datetime import date
-from itertools import islice
 from pathlib import Path
 
 from mmrepro.engines import ENGINES
 from mmrepro.engines.starts import LoggedException, lines_of, raised
 from mmrepro.failure.documents import LoggedState, LogReading
-from mmrepro.history import LaterFix, TracedFailure, later_fixes
+from mmrepro.history import LaterFix, TracedFailure, later_fixes, package_path
 from mmrepro.probes import LineReader, LogLine, Unavailable
 from mmrepro.probes.log_files import BROKEN
 
 _TRACEBACKS = 4
 """Of a log that are read: what failed, and what came of it."""
 _MESSAGE = 2000
+_SEARCHED = 20_000
+"""Lines in which the release and the day are searched for."""
 _HEAD = re.compile(r"Traceback \(most recent call last\)")
 _FRAME = re.compile(
     r"File \"(?P<file>[^\"]+)\", line \d+, in (?P<name>[\w.<>]+)"
     # IPython's form.
     r"|^File (?P<cell>\S+\.py):\d+, in (?P<cell_name>[\w.<>]+)"
 )
-_DAY = re.compile(r"\b(20[2-9]\d-[01]\d-[0-3]\d)(?=[T ]\d\d:\d\d)")
+_DAY = re.compile(r"\b(20[2-9]\d)-([01]\d)-([0-3]\d)(?=[T ]\d\d:\d\d)")
+_MONTH_DAY = re.compile(r"(?<![\d-])([01]\d)-([0-3]\d) \d\d:\d\d:\d\d\b")
 _BUILT = re.compile(r"\.d(20[2-9]\d)([01]\d)([0-3]\d)\b")
-"""The day in a version of a tree that was not clean."""
+"""In a version: the day on which a tree that was not clean was built."""
 
 
 def later_fixes_of(reading: LogReading) -> list[LaterFix]:
@@ -58,19 +60,25 @@ def _later(
 ) -> list[LaterFix]:
     exceptions = _chosen(raised(lines), engine, number)
     tracebacks = [_frames_of(exception) for exception in exceptions]
-    message = "\n".join(exception.text[:_MESSAGE] for exception in exceptions)
-    if not tracebacks:
-        # A prefix of lines that no reader knows, or an exception of no known form.
-        own = (one for one in _bare_tracebacks(lines) if _engine_of(one))
-        tracebacks = list(islice(own, _TRACEBACKS))
+    # An echo names classes that every request passes.
+    message = exceptions[0].text[:_MESSAGE] if exceptions else ""
+    if number is None or not tracebacks:
+        # Some lines have a prefix that no reader knows, or the last one was cut off.
+        for frames in _bare_tracebacks(lines):
+            own = _engine_of(frames)
+            if own and engine in ("", own) and frames not in tracebacks:
+                tracebacks.append(frames)
     if not tracebacks:
         return []
     name = engine or _engine_of(tracebacks[0])
+    head = lines[:_SEARCHED]
     failure = TracedFailure(
-        release=release or _release_in(lines, name),
-        tracebacks=tracebacks,
+        release=release or _release_in(head, name),
+        tracebacks=tracebacks[:_TRACEBACKS],
         message=message,
-        day=_day_in(lines),
+        day=_day_in(head),
+        month_day=_month_day_in(head),
+        built=_built_in(head),
     )
     return later_fixes(name, failure)
 
@@ -113,7 +121,7 @@ def _engine_of(frames: Sequence[tuple[str, str]]) -> str:
     """Whose code the innermost frame of an engine is of; "": none is."""
     for file, _ in frames:
         for engine in ENGINES:
-            if f"/{engine}/" in f"/{file}":
+            if package_path(engine, file):
                 return engine
     return ""
 
@@ -137,11 +145,31 @@ def _day_in(lines: Iterable[LogLine]) -> date | None:
     """The first day that a log's lines have; None: they have none with its year."""
     for line in lines:
         match = _DAY.search(f"{line.time} {line.text}")
-        built = _BUILT.search(line.text)
-        words = match[1] if match else "-".join(built.groups()) if built else ""
-        try:
-            if words:
-                return date.fromisoformat(words)
-        except ValueError:
-            continue
+        if match is not None:
+            return _date(*match.groups())
     return None
+
+
+def _month_day_in(lines: Iterable[LogLine]) -> tuple[int, int] | None:
+    """As :func:`_day_in`, of lines that leave the year out."""
+    for line in lines:
+        match = _MONTH_DAY.search(f"{line.time} {line.text}")
+        if match is not None:
+            return int(match[1]), int(match[2])
+    return None
+
+
+def _built_in(lines: Iterable[LogLine]) -> date | None:
+    """The day on which the engine was built, where its version has it."""
+    for line in lines:
+        match = _BUILT.search(line.text)
+        if match is not None:
+            return _date(*match.groups())
+    return None
+
+
+def _date(year: str, month: str, day: str) -> date | None:
+    try:
+        return date(int(year), int(month), int(day))
+    except ValueError:
+        return None

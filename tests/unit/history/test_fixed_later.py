@@ -8,6 +8,7 @@ import os
 import subprocess
 from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 from mmrepro.base.errors import UsageError
@@ -135,29 +136,36 @@ def clone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     commit("Faster (#8)", "return 1", "return 2", "2026-06-10")
     commit("Fix the schedule (#9)", "return 2", "return 3", "2026-06-25")
     commit("Longer (#10)\n\nCloses #5", "LIMIT = 3", "LIMIT = 4", "2026-06-26")
+    commit(
+        "Handle it early (#11)",
+        "            return 3",
+        "            return 5",
+        "2026-06-27",
+    )
     return folder
 
 
 def test_the_table_of_a_clone(clone: Path) -> None:
     table = table_of(clone)
-    assert [(fix.pull, fix.day, fix.breadth) for fix in table.fixes] == [
-        (10, date(2026, 6, 26), 0),
-        (9, date(2026, 6, 25), 1),
-        (7, date(2026, 6, 3), 1),
+    assert [(fix.pull, fix.day, fix.breadth, fix.plain) for fix in table.fixes] == [
+        (11, date(2026, 6, 27), 1, False),
+        (10, date(2026, 6, 26), 0, True),
+        (9, date(2026, 6, 25), 1, True),
+        (7, date(2026, 6, 3), 1, True),
     ]
     assert table.functions == {
-        TableFunction("vllm/core.py", "<module>"): [0],
-        TableFunction("vllm/core.py", "schedule"): [1],
-        TableFunction("vllm/core.py", "class:Scheduler"): [1],
-        TableFunction("vllm/core.py", "free"): [2],
+        TableFunction("vllm/core.py", "<module>"): [1],
+        TableFunction("vllm/core.py", "schedule"): [0, 2],
+        TableFunction("vllm/core.py", "class:Scheduler"): [0, 2],
+        TableFunction("vllm/core.py", "free"): [3],
     }
-    assert table.until == date(2026, 6, 26)
+    assert table.until == date(2026, 6, 27)
     # Cut some days before its upload: what came in between is in the next one.
     assert table.first_release(date(2026, 6, 3)) == "0.23.0"
     assert table.first_release(date(2026, 6, 10)) == "0.24.0"
     assert table.first_release(date(2026, 6, 25)) == ""
     # Up to a revision: a fork goes on with pull requests of its own.
-    older = table_of(clone, "HEAD~2")
+    older = table_of(clone, "HEAD~3")
     assert [fix.pull for fix in older.fixes] == [7]
     assert older.until == date(2026, 6, 10)
     git(clone, "rm", "-rq", "vllm")
@@ -170,6 +178,9 @@ def table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A table in which many fixes touched ``schedule``, and two ``free``."""
     first = date(2026, 6, 1)
     fixes = [TableFix(n, first + timedelta(days=n), f"{n:09x}") for n in range(60)]
+    # A wide one, and one that only avoids something.
+    fixes[20] = fixes[20]._replace(breadth=50)
+    fixes[22] = fixes[22]._replace(plain=False)
     functions = {
         TableFunction("vllm/v1/core/scheduler.py", "schedule"): [*range(50)],
         TableFunction("vllm/v1/core/scheduler.py", "free"): [3, 55],
@@ -262,6 +273,25 @@ def test_what_came_of_a_failure_is_asked_for_too(
     assert {3, 55, 57, 40} <= {fix.pull for fix in found}
 
 
+def test_fixes_about_the_day_of_the_log_come_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table(tmp_path, monkeypatch)
+    frames = [(SCHEDULER, "schedule")]
+
+    def nearest(**when: Any) -> set[int]:
+        failure = TracedFailure("0.22.0", [frames], **when)
+        return {fix.pull for fix in later_fixes("vllm", failure)}
+
+    assert nearest() == {0, 1, 2, 3, 4}
+    # 2026-06-22 is the day of fix 21. Beside it stand a wide and a weak one.
+    assert nearest(day=date(2026, 6, 22)) == {18, 19, 21, 23, 24}
+    assert nearest(month_day=(6, 22)) == {18, 19, 21, 23, 24}
+    assert nearest(month_day=(2, 30)) == nearest()
+    # Built from a tree that has what was done until then.
+    assert nearest(built=date(2026, 6, 24)) == {21, 23, 24, 25, 26}
+
+
 def test_without_a_release_the_day_decides(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -282,6 +312,10 @@ def test_a_traceback_that_was_pasted(
     assert {3, 55} <= {fix.pull for fix in found}
     assert found[0].sentence.startswith("vllm#55 of 2026-07-26, in no release yet")
     assert later_fixes_in("KeyError: 'block'") == []
+    # Environments are called like the engines that were tried in them.
+    for other in ("sglang", "lmdeploy"):
+        text = TRACEBACK.replace("/opt/lib", f"/opt/{other}/lib")
+        assert {3, 55} <= {fix.pull for fix in later_fixes_in(text)}
 
 
 @pytest.mark.parametrize(
