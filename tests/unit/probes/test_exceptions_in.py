@@ -261,3 +261,15 @@ def test_a_prefix_that_is_glued_on() -> None:
     (raised,) = read(text).raised
     assert (raised.kind, raised.process) == ("ValueError", "EngineCore pid=8")
     assert raised.frames[0].source == "g()"
+
+
+@pytest.mark.parametrize("indent", ["  ", "    "])
+def test_an_exception_that_was_pasted_with_an_indent_is_read(indent: str) -> None:
+    text = (
+        "Traceback (most recent call last):\n"
+        '  File "/x/a.py", line 3, in f\n'
+        "    x()\n"
+        f"{indent}ValueError: nope\n"
+    )
+    (raised,) = read(text).raised
+    assert (raised.kind, raised.message) == ("ValueError", "nope")
