@@ -49,6 +49,7 @@ from mmrepro.search.repro.speech import Speech, shown_in
 from pydantic import TypeAdapter, ValidationError
 
 _HEADING: Final = re.compile(r"^#{1,6}[ \t]+(.+?)[ \t]*#*$", re.MULTILINE)
+_SECTION: Final = re.compile(r"^#{2,6}[ \t]+\S", re.MULTILINE)
 _TITLE: Final = re.compile(r"^(?:#[ \t]+|title:[ \t]*[\"']?)(.+?)[\"']?$", re.MULTILINE)
 _INLINE: Final = re.compile(r"(?<!`)`([^`\n]{8,400})`(?!`)")
 _INDENTED: Final = re.compile(
@@ -825,7 +826,8 @@ def _bare_python(prose: str, form: re.Pattern[str]) -> str:
         at -= len(above[-2]) + 1
         above.pop()
     below = prose[at:].lstrip("\n")
-    section = _HEADING.split(below, maxsplit=1)[0]
+    # One "#" begins a comment; what is no Python below it is cut off as well.
+    section = _SECTION.split(below, maxsplit=1)[0]
     lines = section.splitlines()
     for _ in range(_MOST_TRIES):
         script = "\n".join(lines)

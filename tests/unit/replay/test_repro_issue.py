@@ -652,3 +652,11 @@ def test_a_call_of_fetch_that_is_written_out_is_a_line_of_curl() -> None:
     for unknown in ("{...rest, model", "{text, model", "{text: rest, model"):
         other = read_blocks(SERVES, call.replace("{model", unknown))
         assert (other.client, other.other_client) == ("", "JavaScript")
+
+
+def test_a_comment_ends_no_script_without_a_fence() -> None:
+    script = f"import openai\n\n# Where it is.\nurl = 1\n{PYTHON.splitlines()[1]}"
+    text = f"vllm 0.23.0\n\n`{SERVES}`\n\n{script}\n\n# It fails\n\nHTTP 500 comes.\n"
+    assert read_issue(text).client.startswith(script)
+    below = read_issue(text.replace("# It fails", "## It fails"))
+    assert below.client == script
