@@ -235,7 +235,7 @@ class Pool:
         command[command.index("--port") + 1] = str(port)
         self._run(command, twin.environ())
         url = f"http://127.0.0.1:{port}/v1/models"
-        wait_for(lambda: answers(url), 120, "a server of another model")
+        wait_for(lambda: answers(url), 300, "a server of another model")
         return port
 
     def _run(self, command: list[str], env: Mapping[str, str] | None = None) -> None:

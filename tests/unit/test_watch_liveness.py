@@ -368,7 +368,9 @@ def test_a_process_that_stands_still_ends_liveness(mode: str, says: str) -> None
 
 
 @pytest.mark.usefixtures("in_time")
-def test_a_process_that_a_signal_stops_ends_liveness_while_it_is_stopped() -> None:
+def test_a_process_that_a_signal_stops_ends_liveness_while_it_is_stopped(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     health = Health(failures=2)
     with fake_engine("well") as (process, url), checker(url) as made:
         made.deadline_s = 60.0
@@ -382,6 +384,9 @@ def test_a_process_that_a_signal_stops_ends_liveness_while_it_is_stopped() -> No
             assert check.verdict is CheckOutcome.FAILED, check.why
             assert "stopped by a signal" in check.why
         assert not health.live
+        # On a machine short of processors it is as stopped as on any other.
+        monkeypatch.setattr(Lateness, "share", SHORT + 0.01)
+        assert told_by_stacks(made).verdict is CheckOutcome.FAILED
         # One that goes on by the end of the look, as beside a debugger, is not.
         process.send_signal(signal.SIGCONT)
         verdict, _ = made._processes._stays_stopped(0.0)

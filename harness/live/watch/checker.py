@@ -203,7 +203,7 @@ class Checker:
         # changes within minutes.
         self._is_thorough = self._checks % _ROUND < CHECKS or not self._last_was_ok
         self._checks += 1
-        self._worked_before = False
+        self._worked_before = self._processes.by_states = False
         with self._measured() as self._lateness:
             verdict, why = self._find_model() or self._ask()
         self._answers += verdict is CheckOutcome.OK
@@ -443,7 +443,8 @@ class Checker:
         if what := self._held():
             return CheckOutcome.HELD, f"{silence}; it is {what}"
         verdict, why = seen
-        if self._lateness.share > SHORT_SHARE:
+        is_short = self._lateness.share > SHORT_SHARE
+        if is_short and not self._processes.by_states:
             return (
                 CheckOutcome.ERROR,
                 f"{silence}; this machine is short of processors",

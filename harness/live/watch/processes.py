@@ -268,6 +268,9 @@ class WatchedProcesses:
         """Stacks that were taken since the last answer."""
         self.in_service = False
         """Whether its engine was seen in its serving loop since it was found."""
+        self.by_states = False
+        """Whether the last look rests on the states of processes alone, of which a busy
+        machine changes nothing."""
         self._stood_s = 0.0
         """Processor time that it got, without an answer, while it stood in one place
         and wanted more."""
@@ -373,6 +376,7 @@ class WatchedProcesses:
         What was seen in the silent checks before counts as well: what moves now and
         then works."""
         unseen = CheckOutcome.SILENT, ""
+        self.by_states = False
         # What takes connections now is not the process that has ended.
         if self._root is not None and not self._alive(self._root):
             self._forget()
@@ -381,8 +385,10 @@ class WatchedProcesses:
         if target.engine is None or facts.root_pid is None:
             return unseen
         if dead := self.part_dead():
+            self.by_states = True
             return CheckOutcome.FAILED, dead
         if any(process.state in "Tt" for process in facts.processes):
+            self.by_states = True
             return self._stays_stopped(seconds)
         view = DiagnosisView(facts, self.silence)
         running = self._running(self._core(view))
