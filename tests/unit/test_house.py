@@ -116,12 +116,18 @@ LIST = (
     'print(*sorted(n for n in sys.modules if n.partition(".")[0] == '
     '"mmrepro"), sep="\\n")\n'
 )
-BEFORE = {"scenario.registry", "base.machine.streams", "base.machine.configured"}
+BEFORE = {
+    "scenario.registry",
+    "base.machine.streams",
+    "base.machine.configured",
+    "base.values",
+}
 """What finds the scenario by its name and reads the command, before the run."""
 AFTER = {
     "failure.documents.stored",
     "failure.documents.published",
     "base.text.wrapping",
+    "base.installed",
 }
 """What reads the document for its report, when the run has ended."""
 QUICK = """
