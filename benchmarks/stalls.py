@@ -196,7 +196,9 @@ def judged(
     client.start()
     seconds = watch.wait("/live", 503, MOST_S)
     live = diagnose(
-        DiagnoseCommand(url=watch.url, logs=(watch.log,), out=watch.captures / "live")
+        DiagnoseCommand(
+            url=watch.url, logs=(watch.log,), out=watch.captures / f"live-{first}"
+        )
     )
     folder = captured(watch, before)
     short = LATENESS in live.incident.evidence.facts

@@ -159,7 +159,7 @@ class WatchedServer:
             settled = 100 * (self._cpu_s() - cpu_s) / (time.monotonic() - since)
         watch = self._watch()
         if watch is not None:
-            watch.send_signal(signal.SIGINT)
+            watch.send_signal(signal.SIGTERM)
         self._timed.wait(timeout=60)
         last = self._times.read_text().splitlines()[-1]
         user, system, elapsed = map(float, last.split())

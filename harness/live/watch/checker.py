@@ -437,6 +437,9 @@ class Checker:
     ) -> CheckAnswer:
         """No answer in time. ``seen``: of its processes, while it was waited for."""
         silence = f"{asked}: no answer in time"
+        if seen[0] is CheckOutcome.FAILED and self._processes.by_states:
+            # A front that is stopped would keep each further question waiting.
+            return CheckOutcome.FAILED, f"{silence}; {seen[1]}"
         after = self._signs()
         if moved := moved_signs(before, after or {}):
             return CheckOutcome.BUSY, f"{silence}; meanwhile {moved[0]} moved: it works"
