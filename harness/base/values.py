@@ -15,6 +15,8 @@ from typing import Any, Literal, get_args, get_origin
 from mmrepro.base.errors import did_you_mean
 from mmrepro.base.options import DeclaredOption
 
+_NO_BOUND = 10**9
+"""A bound that keeps memory whole, and that nobody asks for."""
 _MOST_SHOWN = 100
 """Characters of a refused value that are shown."""
 _SWITCHES = {
@@ -59,7 +61,7 @@ def expected(declaration: DeclaredOption) -> str:
         return f"one of {', '.join(choices)}"
     words = _KINDS.get(declaration.type, "a string")
     least, most = declaration.option.least, declaration.option.most
-    if least is not None and most is not None:
+    if least is not None and most is not None and most < _NO_BOUND:
         return f"{words} from {least:g} to {most:g}"
     if least is not None:
         return f"{words} of at least {least:g}"

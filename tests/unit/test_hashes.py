@@ -338,18 +338,23 @@ def test_packing_keeps_the_record_and_goes_on_with_it(run: Path, packed: Path) -
 
 
 @pytest.mark.parametrize(
-    ("name", "named"),
+    ("name", "named", "word"),
     [
-        ("incident.json", "incident.json"),
-        ("evidence/engine.log", "evidence/engine.log"),
-        (HASHES_FILE, "hashes.jsonl, line"),
+        ("incident.json", "incident.json", "1"),
+        ("evidence/engine.log", "evidence/engine.log", "line"),
+        (HASHES_FILE, "hashes.jsonl, line", "1"),
     ],
 )
 def test_a_bundle_that_is_changed_with_its_manifest(
-    packed: Path, name: str, named: str
+    packed: Path, name: str, named: str, word: str
 ) -> None:
     """The checksums of a manifest are written anew by whoever changes a file."""
-    repacked(packed, name, lambda content: content.replace(b"1", b"2", 1))
+    other = word.replace("1", "2").replace("line", "lime")
+
+    def changed(content: bytes) -> bytes:
+        return content.replace(word.encode(), other.encode(), 1)
+
+    repacked(packed, name, changed)
     assert named in checked(packed).changed[0]
 
 

@@ -322,6 +322,7 @@ RUNS_WHAT_IS_NAMED = {
     "harness/cli/ablate.py",
     "harness/cli/bisect.py",
     "harness/cli/find_index.py",
+    "harness/cli/options.py",
     "harness/cli/run.py",
     "harness/cli/warm.py",
     "harness/pytest_plugin/items.py",

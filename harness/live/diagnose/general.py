@@ -149,7 +149,8 @@ def _dead(view: DiagnosisView) -> Assessment | None:
     not_yet = facts.listening is False and facts.root_pid is not None and not stopped
     if not_yet and not core_died(view):
         running = count(len(facts.processes), "process")
-        why = [f"{running} alive", *last_words(view)]
+        verb = "runs" if len(facts.processes) == 1 else "run"
+        why = [f"{running} {verb}", *last_words(view)]
         return Assessment(
             state=ServerState.NOT_READY,
             sentence=f"Its processes run, but nothing listens on port {facts.port}: it "
