@@ -26,7 +26,7 @@ PROPERTY = "processor seconds"
 SHARED = "shared fixtures"
 FAST = "not slow and not nightly"
 SLOW_TESTS = Path(__file__).with_name("slow_tests.txt")
-ROW_S, ROWS_S, FIXTURE_S = 0.15, 1.5, 1.5
+ROW_S, ROWS_S, FIXTURE_S = 0.08, 0.8, 1.5
 """What a row of a test may take, all of its rows together, and a shared fixture, to be
 in the tier in which people wait. Less than the nightly check's half second, since
 machines differ; all that is left came to less than two minutes of two processors."""

@@ -72,8 +72,9 @@ def test_processor_time_of_children_counts_and_sleep_does_not(
 def test_tiers_are_made_of_what_was_measured(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    seconds = {"a.py::one[x]": 0.1, "a.py::one[y]": 0.5, "a.py::two": 0.1}
-    seconds |= {f"a.py::three[{row}]": 0.3 for row in range(20)}
+    cheap = costs.ROW_S / 2
+    seconds = {"a.py::one[x]": cheap, "a.py::one[y]": 0.5, "a.py::two": cheap}
+    seconds |= {f"a.py::three[{row}]": cheap for row in range(50)}
     lines = [
         f'{{"kind": "test", "name": "{name}", "seconds": {spent}}}\n'
         for name, spent in seconds.items()

@@ -371,6 +371,7 @@ def test_a_process_that_stands_still_ends_liveness(mode: str, says: str) -> None
 
 
 @pytest.mark.usefixtures("in_time")
+@pytest.mark.slow
 def test_a_process_that_a_signal_stops_ends_liveness_while_it_is_stopped(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
