@@ -48,7 +48,7 @@ _Place: TypeAlias = str | Path
 
 
 class RunOptions(TypedDict, total=False):
-    """Of ``mmrepro run``."""
+    """Options of ``mmrepro run``."""
 
     variant: str
     device: _Device
@@ -68,7 +68,7 @@ class RunOptions(TypedDict, total=False):
 
 
 class DiagnoseOptions(TypedDict, total=False):
-    """Of ``mmrepro diagnose``."""
+    """Options of ``mmrepro diagnose``."""
 
     model: str
     logs: Iterable[_Place]
@@ -90,7 +90,7 @@ class DiagnoseOptions(TypedDict, total=False):
 
 
 class _ServerOptions(TypedDict, total=False):
-    """Of what starts servers for recorded traffic."""
+    """Options of the functions that start servers for recorded traffic."""
 
     engine: str
     device: _Device
@@ -110,7 +110,7 @@ class _ServerOptions(TypedDict, total=False):
 
 
 class ReplayOptions(_ServerOptions, total=False):
-    """Of ``mmrepro replay``."""
+    """Options of ``mmrepro replay``."""
 
     release: str
     shrink: bool
@@ -127,7 +127,7 @@ class ReplayOptions(_ServerOptions, total=False):
 
 
 class UpgradeOptions(_ServerOptions, total=False):
-    """Of ``mmrepro upgrade``."""
+    """Options of ``mmrepro upgrade``."""
 
     server_words: str
     new_server_words: str
@@ -176,7 +176,7 @@ def run(
     several = chosen.control_server is not None
     resolved = target(chosen, asked)
     with Starter(asked.start_mode, several=several) as starter:
-        journal = begin_run(chosen, asked, resolved, _told(events))
+        journal = begin_run(chosen, asked, resolved, _joined(events))
         execute_run(chosen, asked, resolved, journal, starter)
     incident = stored(journal.folder)
     write(INCIDENT_REPORT, incident, journal.folder)
@@ -204,7 +204,7 @@ def diagnose(
 
     asked = _asked(DiagnoseCommand, {"url": url, **options})
     with with_rules(asked.rules):
-        diagnosed = observe(asked, _told(events))
+        diagnosed = observe(asked, _joined(events))
     if diagnosed.folder is not None:
         write_reports(diagnosed.folder)
     return diagnosed.diagnosis
@@ -366,7 +366,7 @@ def _handlers(events: Handlers[EventT] | None) -> list[Callable[[EventT], None]]
     return [events] if callable(events) else [*events]
 
 
-def _told(events: Handlers[EventT] | None) -> Callable[[EventT], None]:
+def _joined(events: Handlers[EventT] | None) -> Callable[[EventT], None]:
     """One function that hands each event on to all."""
     handlers = _handlers(events)
 

@@ -257,6 +257,9 @@ TRUST = Option(
 )
 YES = Option("Download without asking.", group=OUTPUT, short="-y", once=True)
 FULL = Option("Print every section, not the summary alone.", group=OUTPUT, once=True)
+SECRETS_FILE = Option(
+    "Texts to replace wherever they occur, one a line.", "FILE", OUTPUT
+)
 FORCE = Option("Write over files that are there.", group=OUTPUT, once=True)
 MARKDOWN = Option("Print the whole page, as docs/ has it.", group=OUTPUT, once=True)
 LEDGER = Option("Folder of the ledger.", "DIR", argument=True, names="campaign")

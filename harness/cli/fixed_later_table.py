@@ -38,7 +38,7 @@ _FIX = re.compile(
 )
 """Subjects of commits that mend something."""
 _PLAIN = re.compile(r"\bfix|\bhotfix|\bbug|\bcrash|\brevert", re.IGNORECASE)
-"""Of these the subjects that say no less."""
+"""Subjects that name a fix in plain words: they rank first."""
 _CLOSES = re.compile(
     r"\b(?:fix(?:es|ed)?|close[sd]?|resolve[sd]?):?\s+"
     r"(?:#|[\w-]+/[\w-]+#|https://github\.com/[\w-]+/[\w-]+/issues/)\d",

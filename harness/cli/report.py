@@ -435,9 +435,7 @@ class _BundleCommand(Command):
     max_mib: float = option(
         10.0, "Largest size of the file.", "MIB", OUTPUT, least=0.1, most=1024
     )
-    secrets_file: Path | None = option(
-        None, "Texts to replace wherever they occur, one a line.", "FILE", OUTPUT
-    )
+    secrets_file: Path | None = common.SECRETS_FILE(None)
     sign: Path | None = option(
         None,
         "Sign the record of hashes with this SSH key (ssh-keygen -Y sign).",

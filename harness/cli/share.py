@@ -27,9 +27,7 @@ class _ShareCommand(Command):
     max_mib: float = option(
         5.0, "Largest size of the evidence.", "MIB", OUTPUT, least=0.1, most=100
     )
-    secrets_file: Path | None = option(
-        None, "Texts to replace wherever they occur, one a line.", "FILE", OUTPUT
-    )
+    secrets_file: Path | None = common.SECRETS_FILE(None)
     force: bool = common.FORCE(False)
 
 

@@ -110,17 +110,24 @@ def options_of(
 def shown_by(engine: str, release: str, text: str) -> str:
     """Name the feature whose code ``text`` names, e.g. in a traceback; "": none, or the
     release does not have it."""
-    for name, one in features(engine).items():
-        if one.code and re.search(one.code, text) and _has(one, release):
-            return name
-    return ""
+    codes = {name: one.code for name, one in features(engine).items()}
+    return _first_in(engine, release, text, codes)
 
 
 def named_by(engine: str, release: str, text: str) -> str:
     """Name the feature that a report's title or command is about; "": none, or the
     release does not have it."""
-    for name, one in features(engine).items():
-        if one.named and re.search(one.named, text) and _has(one, release):
+    names = {name: one.named for name, one in features(engine).items()}
+    return _first_in(engine, release, text, names)
+
+
+def _first_in(
+    engine: str, release: str, text: str, expressions: Mapping[str, str]
+) -> str:
+    """Name the first feature whose expression the text has and that the release has."""
+    for name, expression in expressions.items():
+        is_named = bool(expression) and re.search(expression, text) is not None
+        if is_named and _has(features(engine)[name], release):
             return name
     return ""
 

@@ -13,6 +13,7 @@ import os
 import re
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 from types import CodeType
 from typing import Final
@@ -139,8 +140,9 @@ def aim_at(old: Path, new: Path, package: str) -> Aim | None:
                 aim.unread.append(f"{name} is no Python that is understood here")
                 continue
             side.functions.extend(functions)
+            code = text.splitlines()
             for function in functions:
-                own = text.splitlines()[function.first - 1 : function.last]
+                own = code[function.first - 1 : function.last]
                 aim.names.update(_NAME.findall("\n".join(own)))
     return aim
 
@@ -157,9 +159,11 @@ def asked_flags(engine: str, names: Collection[str]) -> list[str]:
 
 
 def _differing(old: Path, new: Path) -> list[str]:
-    """Names of the Python files below two folders that are not the same."""
+    """Names of the Python files below two folders that are not the same; no more than
+    show that there are too many."""
     names = sorted(_python_files(old) | _python_files(new))
-    return [name for name in names if not _same(old / name, new / name)]
+    differing = (name for name in names if not _same(old / name, new / name))
+    return list(islice(differing, _MOST_FILES + 1))
 
 
 def _python_files(root: Path) -> set[str]:
