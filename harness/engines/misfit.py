@@ -42,6 +42,7 @@ _OTHER_ABI = re.compile(
     r"(?P<file>[\w.+-]+\.so[\w.]*): (?:undefined symbol|version .* not found)"
 )
 
+_LINE_BYTES = 1 << 20
 _UNINTERPRETED = re.compile(
     rb"mmrepro stand-in triton_cpu: the (?P<what>kernel .{1,800}?) \(process \d+\)$"
 )
@@ -64,9 +65,14 @@ def misfit_in(log: Path, environment: Environment) -> str:
 
     "": the log has nothing of the kind; of a tree's compiled files it has not where its
     Python is of one release with them."""
-    kernel = uninterpreted_in(log)
-    if kernel or not environment.python_of:
-        return kernel
+    return uninterpreted_in(log) or lent_misfit_in(log, environment)
+
+
+def lent_misfit_in(log: Path, environment: Environment) -> str:
+    """One sentence on what a source tree asks in vain of the release that lends it
+    compiled files; "": the log has nothing of the kind, or there is no such tree."""
+    if not environment.python_of:
+        return ""
     try:
         lines = lines_of(log, [])
     except (*BROKEN, Unavailable):
@@ -85,7 +91,8 @@ def uninterpreted_in(log: Path) -> str:
     there is none."""
     try:
         with log.open("rb") as lines:
-            for line in lines:
+            # A line may be a server's whole output.
+            while line := lines.readline(_LINE_BYTES):
                 if match := _UNINTERPRETED.match(line):
                     what = match["what"].decode(errors="replace")
                     return f"The {what}. What it does only a GPU shows."

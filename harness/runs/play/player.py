@@ -21,7 +21,7 @@ from mmrepro.base.machine import MOST_CONFIG_BYTES, Choice, leased_gpu, read_fil
 from mmrepro.base.records import EVIDENCE_DIR
 from mmrepro.engines import SERVED_MODEL, get_engine
 from mmrepro.engines.environments import Environment, EnvironmentSpec
-from mmrepro.engines.misfit import misfit_in, uninterpreted_in
+from mmrepro.engines.misfit import lent_misfit_in, uninterpreted_in
 from mmrepro.engines.models import TINY, TinyModel, TinyQwen2VL, TinyText
 from mmrepro.engines.offline import RUNNER, SETTINGS_FILE, offline_settings
 from mmrepro.engines.serving import pools
@@ -297,7 +297,7 @@ class Player:
         log = journal.recorder.dir / "engine.log"
         if kernel := uninterpreted_in(log):
             raise InfrastructureError(kernel, hint="--runner v1")
-        if misfit := misfit_in(log, environment):
+        if misfit := lent_misfit_in(log, environment):
             raise InfrastructureError(misfit, hint="--kernels RELEASE")
         played.seconds = round(time.monotonic() - began, 2)
         return played

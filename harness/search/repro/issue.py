@@ -15,6 +15,7 @@ import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
+from itertools import islice
 from typing import Any, Final
 
 from mmrepro.base.errors import InfrastructureError, UsageError
@@ -761,6 +762,10 @@ _JS_TEXT: Final = re.compile(r"\"[^\"\n]*\"|'[^'\n]*'")
 _JS_NAME: Final = re.compile(
     r"\.\.\.|[`(]|(?<![\w$])(?!(?:true|false|null)\b)[A-Za-z_$][\w$]*+(?!\s*:)"
 )
+_BRACE: Final = re.compile(r"[{}]")
+_MOST_FETCHES, _FETCH_CHARS = 64, 16_384
+"""Calls of a report that are read, and what each may have: one that is never closed is
+read to its bound."""
 _JS_BODY: Final = re.compile(r"\bbody:\s*JSON\.stringify\(\s*")
 
 
@@ -768,7 +773,7 @@ def _without_fetch(text: str) -> str:
     """Write calls of JavaScript's fetch as lines of curl, as far as they are written
     out; other text stays as it is."""
     curls: list[str] = []
-    for called in _FETCH.finditer(text):
+    for called in islice(_FETCH.finditer(text), _MOST_FETCHES):
         options = _braced(text, called.end())
         method = _METHOD.search(options)
         words = ["curl", "-X", method[1] if method else "GET", called[1]]
@@ -789,11 +794,13 @@ def _without_fetch(text: str) -> str:
 def _braced(text: str, begin: int) -> str:
     """What stands between a brace at ``begin`` and the one that closes it; "": none
     does. A brace inside a text counts, too."""
+    if not text.startswith("{", begin):
+        return ""
     open_braces = 0
-    for place in range(begin, min(len(text), begin + _MOST_CHARS)):
-        open_braces += (text[place] == "{") - (text[place] == "}")
+    for brace in _BRACE.finditer(text, begin, begin + _FETCH_CHARS):
+        open_braces += 1 if brace[0] == "{" else -1
         if open_braces == 0:
-            return text[begin : place + 1] if place > begin else ""
+            return text[begin : brace.end()]
     return ""
 
 

@@ -8,6 +8,7 @@ import time
 
 import pytest
 from mmrepro.base.records import FindingClass
+from mmrepro.search.repro import issue
 from mmrepro.search.repro.issue import Issue, read_issue
 from mmrepro.search.repro.server_command import parse
 
@@ -660,3 +661,12 @@ def test_a_comment_ends_no_script_without_a_fence() -> None:
     assert read_issue(text).client.startswith(script)
     below = read_issue(text.replace("# It fails", "## It fails"))
     assert below.client == script
+
+
+@pytest.mark.parametrize("call", ["fetch('http://a', {", "fetch('http://a', {a:{}"])
+def test_calls_of_fetch_that_are_never_closed_are_read_to_a_bound(call: str) -> None:
+    """By processor time: to its bound it takes 0.2 s; each to the end of the text, 25."""
+    text = call * (65_536 // len(call))
+    began = time.process_time()
+    issue._without_fetch(text)
+    assert time.process_time() - began < 3
