@@ -31,11 +31,12 @@ FROM ${BASE}
 SHELL ["/bin/bash", "-euo", "pipefail", "-c"]
 # libnuma1: vLLM's wheels for a CPU need it.
 # bubblewrap: a report runs in it; .ci/issue/box.sh has the options of docker that it needs.
+# git: a report is tried at commits of a clone.
 # gcc, libc6-dev, python3-dev: Triton compiles a small C module for each kernel it launches.
 # hadolint ignore=DL3008
 RUN apt-get update \
  && apt-get install -y --no-install-recommends \
-    bubblewrap ca-certificates gcc libc6-dev libcap2-bin libnuma1 python3 python3-dev strace \
+    bubblewrap ca-certificates gcc git libc6-dev libcap2-bin libnuma1 python3 python3-dev strace \
  && rm -rf /var/lib/apt/lists/*
 COPY --from=build /opt/mmrepro /opt/mmrepro
 # To trace other processes, py-spy and strace need CAP_SYS_PTRACE (`--cap-add SYS_PTRACE`), and a user

@@ -1,7 +1,8 @@
 """Renders the answer to an issue from the box's product, which a stranger may have
 written.
 
-usage: python3 answer.py PRODUCT.json COMMENT.md   (outputs go to the file of GITHUB_OUTPUT)
+usage: python3 answer.py PRODUCT.json COMMENT.md [mended]   (outputs go to the file of
+GITHUB_OUTPUT; mended: there is a comment only where a commit is named that mends it)
 
 Nothing of the product is run, or becomes a command: values are compared with lists,
 text stands in a fence. There is a comment only where something was tested."""
@@ -28,6 +29,15 @@ STATES = {
     "other": "something else fails",
     "not-tested": "not tested",
 }
+FIRST = {"introduced": "first bad commit", "fixed": "first good commit"}
+UNNAMED = {
+    "introduced": "No first bad commit is named:",
+    "fixed": "No first good commit is named:",
+}
+CHECKED = (
+    "not verified: a neighbour was not run again",
+    "it and its neighbour were run twice",
+)
 MAX_CHARACTERS = 60_000
 """Of the comment: GitHub takes 65,536."""
 
@@ -64,7 +74,12 @@ def comment(facts: dict[str, Any]) -> str:
         parts += ["Replaced:", fence("\n".join(lines))]
     for row in facts["fixed"]:
         if row["release"]:
-            parts.append(f"On `{row['release']}`: {STATES[row['state']]}.")
+            where = f"On `{row['release']}`"
+            if facts["command"] == "test-patch":
+                where = "With the patch"
+            parts.append(f"{where}: {STATES[row['state']]}.")
+    for boundary in facts["boundaries"]:
+        parts += boundary_lines(boundary)
     if facts["report"]:
         parts += [
             "<details><summary>Report</summary>",
@@ -73,6 +88,26 @@ def comment(facts: dict[str, Any]) -> str:
         ]
     parts.append(FOOTER)
     return "\n\n".join(parts) + "\n"
+
+
+def boundary_lines(boundary: dict[str, Any]) -> list[str]:
+    """The paragraphs on one side of a search among commits."""
+    direction = boundary["direction"]
+    if boundary["conclusion"] == "found" and boundary["commit"]:
+        checked = CHECKED[boundary["verified"]]
+        return [f"The {FIRST[direction]}: {boundary['commit']} ({checked})."]
+    return [UNNAMED[direction], fence(boundary["said"])]
+
+
+def is_mended(facts: dict[str, Any]) -> bool:
+    """Whether the commit that mends the failure is named and verified."""
+    return any(
+        boundary["direction"] == "fixed"
+        and boundary["conclusion"] == "found"
+        and boundary["commit"]
+        and boundary["verified"]
+        for boundary in facts["boundaries"]
+    )
 
 
 def rendered(facts: dict[str, Any]) -> str:
@@ -89,16 +124,18 @@ def set_output(name: str, value: str) -> None:
         file.write(f"{name}<<{end}\n{value}\n{end}\n")
 
 
-def main(source: str, target: str) -> None:
+def main(source: str, target: str, only: str = "") -> None:
     try:
         facts = product.read(Path(source))
     except product.Refused as refused:
         sys.exit(f"::error::The product of the box is refused: {refused}.")
-    text = rendered(facts)
+    mended = is_mended(facts)
+    text = rendered(facts) if mended or only != "mended" else ""
     if text:
         Path(target).write_text(text, encoding="utf-8")
     set_output("verdict", facts["verdict"])
     set_output("comment", "yes" if text else "no")
+    set_output("mended", "yes" if mended else "no")
 
 
 if __name__ == "__main__":

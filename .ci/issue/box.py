@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import product
@@ -37,11 +38,9 @@ def main(issue: str, out: str, *options: str) -> None:
     code = _mmrepro(testing, printed)
     if code in (0, 1, 3):
         _mmrepro(["report", "--format", "md", "--", str(run)], page)
-    try:
-        document = json.loads(_text(printed))
-    except (ValueError, RecursionError):
-        document = None
-    made = product.made(document, _text(page), code)
+    bisection = _document(run / "bisection" / "bisection.json")
+    command = _command(options)
+    made = product.made(_document(printed), _text(page), code, command, bisection)
     sys.stdout.buffer.write(product.written(made))
 
 
@@ -57,6 +56,25 @@ def _mmrepro(words: list[str], output: Path) -> int:
     return (
         done.returncode if done.returncode >= 0 else ENDED_BY_SIGNAL - done.returncode
     )
+
+
+def _command(options: Sequence[str]) -> str:
+    """What somebody asked for, by the options that it became."""
+    if "--bisect-find=fixed" in options:
+        return "mended"
+    if "--bisect" in options:
+        return "bisect"
+    if any(option.startswith("--test-patch=") for option in options):
+        return "test-patch"
+    return "repro"
+
+
+def _document(path: Path) -> object:
+    """The JSON of a file; None: it has none."""
+    try:
+        return json.loads(_text(path))
+    except (ValueError, RecursionError):
+        return None
 
 
 def _text(path: Path) -> str:

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Tests ISSUE.md in the container; all that comes out of it is FOLDER/product.json, of a bounded size.
 # usage: IMAGE=… CACHE=… .ci/issue/box.sh ISSUE.md FOLDER [OPTION…]   (OPTION: of `mmrepro repro`)
+# SOURCE=FOLDER: a clone of the engine, as /source; PATCH=FILE: as /in/patch.diff; LIMIT=TIME: 50m unless given.
 set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
 issue=$1
@@ -21,8 +22,21 @@ if [[ -r /sys/module/apparmor/parameters/enabled && $(< /sys/module/apparmor/par
   permitted+=(--security-opt apparmor=mmrepro-box)
 fi
 
+environments="type=bind,source=$CACHE,target=/cache,readonly"
+given=()
+if [[ -n ${SOURCE:-} ]]; then
+  # A commit's environment is made inside, beside the release's, and linked to it: links ask for the
+  # owner. Nobody reads this folder afterwards: it was verified before, and no step keeps it.
+  sudo chown -R 10001:10001 "$CACHE" "$SOURCE"
+  environments=${environments%,readonly}
+  given+=(--mount "type=bind,source=$SOURCE,target=/source,readonly")
+fi
+if [[ -n ${PATCH:-} ]]; then
+  given+=(--mount "type=bind,source=$PATCH,target=/in/patch.diff,readonly")
+fi
+
 box() {
-  timeout --kill-after 30s 50m docker run --rm --name "$name" --log-driver none \
+  timeout --kill-after 30s "${LIMIT:-50m}" docker run --rm --name "$name" --log-driver none \
     --network none --ipc private --user 10001:10001 \
     --cap-drop ALL --security-opt no-new-privileges "${permitted[@]}" \
     --read-only --tmpfs /tmp:rw,exec,nosuid,nodev,size=4g,mode=1777 \
@@ -30,7 +44,7 @@ box() {
     --pids-limit 4096 --memory 12g --memory-swap 12g --ulimit core=0 \
     --mount "type=bind,source=$issue,target=/in/issue.md,readonly" \
     --mount "type=bind,source=$here,target=/action,readonly" \
-    --mount "type=bind,source=$CACHE,target=/cache,readonly" \
+    --mount "$environments" "${given[@]}" \
     --tmpfs /cache/mmrepro/models:rw,noexec,nosuid,nodev,size=4g,mode=1777 \
     --env HOME=/tmp --env MMREPRO_START_MODE=cold \
     --entrypoint python3 "$IMAGE" /action/box.py /in/issue.md /out "$@"

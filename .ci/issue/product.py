@@ -105,6 +105,15 @@ class Release:
 
 
 @dataclass(frozen=True)
+class CommitName:
+    """A commit's full name; empty: none was named."""
+
+    def check(self, value: object, place: str) -> None:
+        if not isinstance(value, str) or not re.fullmatch(r"([0-9a-f]{40})?", value):
+            refuse(place, "is no commit")
+
+
+@dataclass(frozen=True)
 class Each:
     """A list of objects."""
 
@@ -152,6 +161,10 @@ NO_ENGINE = "none"
 ENGINES = ("vllm", "sglang", "lmdeploy", "minivllm", NO_ENGINE)
 STATES = ("fixed", "still", "other", "not-tested")
 
+COMMANDS = ("bisect", "mended", "test-patch", "repro")
+DIRECTIONS = ("introduced", "fixed")
+CONCLUSIONS = ("found", "range", "no-boundary", "no-failure", "inconclusive")
+
 REPLACED = Fields(
     {
         "what": Words(200),
@@ -165,9 +178,19 @@ FIXED = Fields(
         "state": Choice(STATES),
     }
 )
+BOUNDARY = Fields(
+    {
+        "direction": Choice(DIRECTIONS),
+        "conclusion": Choice(CONCLUSIONS),
+        "commit": CommitName(),
+        "verified": Number(1),
+        "said": Words(600),
+    }
+)
 PRODUCT = Fields(
     {
         "schema": Number(1),
+        "command": Choice(COMMANDS),
         "exit_code": Number(255),
         "verdict": Choice(VERDICTS),
         "engine": Choice(ENGINES),
@@ -175,6 +198,7 @@ PRODUCT = Fields(
         "said": Words(1_500, lines=True),
         "replaced": Each(REPLACED, most=20),
         "fixed": Each(FIXED, most=8),
+        "boundaries": Each(BOUNDARY, most=2),
         "report": Words(40_000, lines=True),
     }
 )
@@ -313,13 +337,21 @@ def _empty(rule: Rule) -> object:
     return 0 if isinstance(rule, Number) else ""
 
 
-def made(document: object, report: str, exit_code: int) -> dict[str, Any]:
+def made(
+    document: object,
+    report: str,
+    exit_code: int,
+    command: str = "repro",
+    bisection: object = None,
+) -> dict[str, Any]:
     """The product of a run of `mmrepro repro`.
 
     Args:
         document: what ``--json`` printed; anything but an object: it printed none.
         report: the run's report, as text.
         exit_code: of `mmrepro repro`.
+        command: what was asked for.
+        bisection: the document of its search among commits; None: there was none.
     """
     document = document if isinstance(document, dict) else {}
     facts = document.get("report")
@@ -328,6 +360,7 @@ def made(document: object, report: str, exit_code: int) -> dict[str, Any]:
     server = server if isinstance(server, dict) else {}
     fields = {
         "schema": 1,
+        "command": command,
         "exit_code": exit_code,
         "verdict": facts.get("verdict") or NO_VERDICT,
         "engine": server.get("engine"),
@@ -335,11 +368,31 @@ def made(document: object, report: str, exit_code: int) -> dict[str, Any]:
         "said": facts.get("said"),
         "replaced": facts.get("replaced"),
         "fixed": facts.get("fixed"),
+        "boundaries": _boundaries(bisection),
         "report": report,
     }
     product = cut(PRODUCT, fields)
     assert isinstance(product, dict)
     return product
+
+
+def _boundaries(bisection: object) -> list[dict[str, Any]]:
+    """What a search among commits found on each side that it looked at."""
+    if not isinstance(bisection, dict):
+        return []
+    boundaries = []
+    for direction, name in zip(DIRECTIONS, ("first_bad", "first_good"), strict=True):
+        side = bisection.get(direction)
+        if isinstance(side, dict):
+            facts = {
+                "direction": direction,
+                "conclusion": side.get("conclusion"),
+                "commit": side.get(name) or "",
+                "verified": 1 if side.get("verified") is True else 0,
+                "said": side.get("explanation"),
+            }
+            boundaries.append(facts)
+    return boundaries
 
 
 def written(product: dict[str, Any]) -> bytes:

@@ -10,9 +10,10 @@ trap 'rm -rf "$scripts"' EXIT
 failed=0
 zizmor --quiet --offline --pedantic --strict-collection .github/workflows || failed=1
 actions=(action.yml .ci/issue/*/action.yml)
-zizmor --quiet --offline --strict-collection "${actions[@]}" docs/ci/repro.yml || failed=1
+copied=(docs/ci/repro.yml docs/ci/repro-main.yml)
+zizmor --quiet --offline --strict-collection "${actions[@]}" "${copied[@]}" || failed=1
 check-jsonschema --builtin-schema vendor.github-workflows .github/workflows/*.yml \
-  docs/ci/repro.yml || failed=1
+  "${copied[@]}" || failed=1
 check-jsonschema --builtin-schema vendor.github-actions "${actions[@]}" || failed=1
 check-jsonschema --builtin-schema custom.github-workflows-require-timeout \
   .github/workflows/*.yml || failed=1
@@ -23,7 +24,7 @@ check-jsonschema --builtin-schema vendor.buildkite docs/ci/buildkite.yml || fail
 
 # Every step's script, as a file of its own.
 python3 "$tools/.ci/nightly/scripts.py" "$scripts" \
-  .github/workflows/*.yml "${actions[@]}" docs/ci/repro.yml docs/ci/gitlab-ci.yml docs/ci/buildkite.yml
+  .github/workflows/*.yml "${actions[@]}" "${copied[@]}" docs/ci/gitlab-ci.yml docs/ci/buildkite.yml
 mapfile -t files < <(git ls-files -- .ci '*.sh' | xargs grep -lE '^#!.*\b(ba)?sh$')
 shellcheck "${files[@]}" "$scripts"/* || failed=1
 exit $failed

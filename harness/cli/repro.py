@@ -33,6 +33,8 @@ def repro(asked: ReproCommand) -> None:
     from mmrepro.search.repro.report import releases_of
     from mmrepro.search.repro.session import Reproducing
 
+    if asked.bisect and asked.tree:
+        asked = at_the_reported_release(asked)
     tree = asked.tree
     if asked.test_patch is not None and tree:
         asked = _with_patch(asked, asked.test_patch)
@@ -51,6 +53,28 @@ def repro(asked: ReproCommand) -> None:
         if asked.bisect and tree and ended.exit_code == ExitCode.NOT_AS_EXPECTED:
             _bisect(asked, tree, session.folder)
         raise
+
+
+def at_the_reported_release(asked: ReproCommand) -> ReproCommand:
+    """The options with the commit of the report's release in place of HEAD: what is
+    mended since then fails there alone, and the commit that mends it lies ahead.
+
+    A revision that is given stays, and so does HEAD where no release is named.
+
+    Raises:
+        UsageError: the clone has no commit of that release.
+    """
+    from mmrepro.campaign.bisect import commit_of_release
+    from mmrepro.cli.test_tree import split_revision
+    from mmrepro.search.repro.report import reported_release
+
+    clone, rev = split_revision(asked.tree)
+    engine, release = reported_release(asked)
+    if rev or not release:
+        return asked
+    sha = commit_of_release(clone, engine, release, asked.device)
+    typer.echo(f"the report is of {release}: its commit is {sha[:12]}", err=True)
+    return replace(asked, tree=f"{clone}@{sha}")
 
 
 def _with_patch(asked: ReproCommand, patch: Path) -> ReproCommand:
@@ -91,7 +115,7 @@ def _bisect(asked: ReproCommand, tree: str, folder: Path) -> None:
     clone, rev = split_revision(tree)
     out = folder / "bisection"
     finding = sorted(path for path in folder.glob("f*") if path.is_dir())[0]
-    words = bisect_words(clone, rev, finding, asked.since)
+    words = bisect_words(clone, rev, finding, asked.since, asked.boundaries)
     if asked.kernels:
         words += ["--kernels", asked.kernels]
     child = spawn([*words, "--out", str(out)], dict(os.environ), stdout=2, stderr=2)
@@ -104,9 +128,11 @@ def _bisect(asked: ReproCommand, tree: str, folder: Path) -> None:
         file.write("\nBy commit:\n\n" + "\n".join(lines) + "\n")
 
 
-def bisect_words(clone: Path, rev: str, finding: Path, since: str) -> list[str]:
-    """The command that looks for the boundaries of a finding of ``rev``: both where
-    later commits are known, else where it came in.
+def bisect_words(
+    clone: Path, rev: str, finding: Path, since: str, boundaries: str = "both"
+) -> list[str]:
+    """The command that looks for the boundaries of a finding of ``rev``: those that are
+    asked for where later commits are known, else where it came in.
 
     Raises:
         UsageError: git refuses.
@@ -118,9 +144,11 @@ def bisect_words(clone: Path, rev: str, finding: Path, since: str) -> list[str]:
 
     head = ask("rev-parse", "HEAD^{commit}")
     bad = ask("rev-parse", f"{rev or 'HEAD'}^{{commit}}")
+    words = ["bisect", str(finding), "--source", str(clone)]
+    if bad != head and boundaries == "fixed":
+        return [*words, "--find", "fixed", "--bad", bad, "--good", head]
     if not since:
         line = ("rev-list", "--first-parent", f"--max-count={_BEFORE + 1}", bad)
         since = ask(*line).splitlines()[-1]
-    find = "introduced" if bad == head else "both"
-    words = ["bisect", str(finding), "--source", str(clone), "--find", find]
-    return [*words, "--bad", bad, "--good", since]
+    find = "introduced" if bad == head else boundaries
+    return [*words, "--find", find, "--bad", bad, "--good", since]

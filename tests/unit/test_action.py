@@ -22,6 +22,7 @@ from github_runner import commands_in
 from hypothesis import given, strategies as st
 from mmrepro.engines import ENGINES
 from mmrepro.failure.documents.replay import OnRelease, ReproVerdict
+from mmrepro.failure.documents.searches import SideConclusion
 from nightly_steps import JobResult, Night, load
 from ruamel.yaml import YAML
 
@@ -32,7 +33,10 @@ ACTIONS = {
     "OWNER/mmrepro": ROOT,
     "OWNER/mmrepro/.ci/issue/answer": ISSUE / "answer",
     "OWNER/mmrepro/.ci/issue/environments": ISSUE / "environments",
+    "OWNER/mmrepro/.ci/issue/open": ISSUE / "open",
 }
+OPEN = "mmrepro-open"
+"""The label of issues whose failure was reproduced and is not yet mended."""
 IMAGE = f"registry.example/mmrepro@sha256:{'0' * 64}"
 TOKEN = "ghs_the-token-of-the-job"
 
@@ -50,8 +54,17 @@ def module(name: str) -> ModuleType:
 product = module("product")
 cache_digest = module("cache_digest")
 
+COMMIT = "0123456789abcdef0123456789abcdef01234567"
+BOUNDARY: dict[str, Any] = {
+    "direction": "fixed",
+    "conclusion": "found",
+    "commit": COMMIT,
+    "verified": 1,
+    "said": "it is the first good commit",
+}
 BENIGN: dict[str, Any] = {
     "schema": 1,
+    "command": "bisect",
     "exit_code": 1,
     "verdict": "reproduced",
     "engine": "vllm",
@@ -59,16 +72,25 @@ BENIGN: dict[str, Any] = {
     "said": "r1 got 500",
     "replaced": [{"what": "--tp 8", "by": "", "why": "there is one device"}],
     "fixed": [{"release": "0.32.0", "state": "fixed"}],
+    "boundaries": [BOUNDARY],
     "report": "# A report\n\nAll of it.",
 }
 
 MMREPRO = """#!/bin/sh
 # What the image has: `repro` prints its document, `report` a page, `env create` leaves files.
 case "$1 $2" in
-  "repro "*) cat "$FAKE_DOCKER/document.json"; exit 1 ;;
+  "repro "*)
+    for word in "$@"; do
+      case $word in --out=*) run=${word#--out=} ;; esac
+    done
+    if [ -e "$FAKE_DOCKER/bisection.json" ]; then
+      mkdir -p "$run/bisection" && cp "$FAKE_DOCKER/bisection.json" "$run/bisection/"
+    fi
+    cat "$FAKE_DOCKER/document.json"; exit 1 ;;
   "report "*) printf '# The run\\n\\nAll of it.\\n' ;;
   "env create")
     made=$CACHE/mmrepro/environments/$3-$4
+    case $4 in --source) made=$CACHE/mmrepro/environments/$3-of-$(basename "$5") ;; esac
     mkdir -p "$made" && echo "$4" > "$made/engine.py" && ln -s /usr/bin/python3 "$made/python" ;;
   "env verify") echo "$CACHE" > "$FAKE_DOCKER/verified" ;;
   *) exit 9 ;;
@@ -88,12 +110,18 @@ class Rehearsal:
         self.program(self.programs / "docker", (FAKES / "fake_docker.py").read_text())
         self.program(self.programs / "gh", (FAKES / "fake_gh.py").read_text())
         self.program(self.programs / "mmrepro", MMREPRO)
+        # Only the owner of files is changed with it.
+        self.program(self.programs / "sudo", "#!/bin/sh\nexit 0\n")
         self.gh = folder / "gh.json"
-        state = {"issues": [{"number": 7, "state": "open", "comments": []}]}
-        self.gh.write_text(json.dumps({**state, "labels": [], "calls": []}))
-        self.event = {
-            "issue": {"number": 7, "title": "It fails", "body": "vllm serve x"}
+        issue = {"number": 7, "title": "It fails", "body": "vllm serve x"}
+        state = {
+            "issues": [{**issue, "state": "OPEN", "comments": [], "labels": []}],
+            "rights": {"writer": "write", "owner": "admin", "reader": "read"},
         }
+        self.gh.write_text(json.dumps({**state, "labels": [OPEN], "calls": []}))
+        self.event: dict[str, Any] = {"issue": issue, "sender": {"login": "writer"}}
+        self.clone = folder / "clone"
+        subprocess.run(["git", "init", "-q", str(self.clone)], check=True)
         self.digest = ""
         self.rehearsed = 0
 
@@ -101,13 +129,19 @@ class Rehearsal:
         path.write_text(content)
         path.chmod(0o755)
 
-    def run(self, *names: str) -> dict[str, JobResult]:
-        """The jobs that are named, of a run of their own."""
-        definition = load(ROOT / "docs" / "ci" / "repro.yml")
+    def run(self, *names: str, of: str = "repro") -> dict[str, JobResult]:
+        """The jobs that are named, of a run of their own, and those they wait for."""
+        definition = load(ROOT / "docs" / "ci" / f"{of}.yml")
         definition["env"]["IMAGE"] = IMAGE
-        definition["jobs"] = {name: definition["jobs"][name] for name in names}
+        jobs = definition["jobs"]
+        definition["jobs"] = {
+            name: job
+            for name, job in jobs.items()
+            if name in names or (name in ("asker", "open") and "box" in names)
+        }
         for job in definition["jobs"].values():
-            job.pop("if", None)  # who starts it is GitHub's to know
+            if not job.get("if", "").startswith("needs."):
+                job.pop("if", None)  # what starts it is GitHub's to know
         self.rehearsed += 1
         workflow = self.folder / f"workflow-{self.rehearsed}.yml"
         YAML().dump(definition, workflow)
@@ -125,7 +159,8 @@ class Rehearsal:
             github={
                 "event": self.event,
                 "event_path": str(event),
-                "repository": "owner/engine",
+                "server_url": f"file://{self.folder}",
+                "repository": "clone",
                 "token": TOKEN,
                 "run_attempt": str(self.rehearsed),
             },
@@ -156,6 +191,17 @@ class Rehearsal:
         (issue,) = json.loads(self.gh.read_text())["issues"]
         comments: list[str] = issue["comments"]
         return comments
+
+    @property
+    def labels(self) -> list[str]:
+        """Of the issue."""
+        (issue,) = json.loads(self.gh.read_text())["issues"]
+        return [label["name"] for label in issue["labels"]]
+
+    def label(self, *names: str) -> None:
+        state = json.loads(self.gh.read_text())
+        state["issues"][0]["labels"] = [{"name": name} for name in names]
+        self.gh.write_text(json.dumps(state))
 
     @property
     def containers(self) -> list[dict[str, Any]]:
@@ -267,6 +313,120 @@ def test_rights_are_those_of_the_two_jobs() -> None:
     )
 
 
+# --------------------------------------------------------------- who asks, and for what
+
+SIDE = {
+    "conclusion": "found",
+    "first_good": COMMIT,
+    "verified": True,
+    "explanation": "0123456789ab is the first good commit",
+}
+PATCH = "--- a/x.py\n+++ b/x.py\n@@ -1 +1 @@\n-1\n+2\n"
+
+
+def ask(rehearsal: Rehearsal, comment: str, **documents: Any) -> JobResult:
+    """A comment below the issue; the documents are what mmrepro leaves. Returns the
+    box's job."""
+    rehearsal.event["comment"] = {"body": comment}
+    for name, document in {"document": DOCUMENT, **documents}.items():
+        (rehearsal.docker / f"{name}.json").write_text(json.dumps(document))
+    box, _ = outcome(rehearsal)
+    return box
+
+
+def options_of(container: dict[str, Any]) -> list[str]:
+    """What the container's program is given behind issue and folder."""
+    words: list[str] = container["arguments"]
+    return words[words.index("/out") + 1 :]
+
+
+def mounts_of(container: dict[str, Any]) -> list[str]:
+    words = container["arguments"]
+    return [other for one, other in itertools.pairwise(words) if one == "--mount"]
+
+
+def test_nothing_starts_for_who_may_not_write(rehearsal: Rehearsal) -> None:
+    rehearsal.event["sender"] = {"login": "reader"}
+    rehearsal.event["comment"] = {"body": "/bisect"}
+    box, answer = outcome(rehearsal)
+    assert (box.result, answer.result) == ("skipped", "skipped")
+    assert rehearsal.containers == []
+
+
+def test_a_comment_asks_for_the_commits(rehearsal: Rehearsal) -> None:
+    box = ask(rehearsal, "/bisect please", bisection={"fixed": SIDE})
+    assert box.result == "success", box.steps[-1].output
+    (container,) = rehearsal.containers
+    assert options_of(container) == ["--source=/source", "--bisect"]
+    mounts = {mount.split(",")[2]: mount for mount in mounts_of(container)}
+    assert mounts["target=/source"].endswith(",readonly")
+    # Commits become environments there; nobody reads it afterwards.
+    assert not mounts["target=/cache"].endswith(",readonly")
+    assert f"The first good commit: {COMMIT} (it and" in rehearsal.comments[0]
+
+
+@pytest.mark.parametrize("conclusion", ["range", "no-boundary", "inconclusive"])
+def test_a_commit_that_is_not_known_is_not_named(
+    rehearsal: Rehearsal, conclusion: str
+) -> None:
+    said = "no commit after it is without the failure"
+    side = {"conclusion": conclusion, "explanation": said, "verified": False}
+    ask(rehearsal, "/bisect", bisection={"introduced": side})
+    assert "No first bad commit is named:" in rehearsal.comments[0]
+    assert said in rehearsal.comments[0]
+
+
+def test_a_comment_brings_a_patch(rehearsal: Rehearsal) -> None:
+    comment = f"/test-patch\r\n\r\n```diff\r\n{PATCH}```\r\n".replace("1\n", "1\r\n")
+    assert ask(rehearsal, comment).result == "success"
+    (container,) = rehearsal.containers
+    assert options_of(container) == [
+        "--source=/source",
+        "--test-patch=/in/patch.diff",
+    ]
+    (source,) = [m for m in mounts_of(container) if "target=/in/patch.diff" in m]
+    assert source.endswith(",readonly")
+    path = Path(source.split(",")[1].removeprefix("source="))
+    assert path.read_text() == PATCH
+    assert "With the patch: it does not fail." in rehearsal.comments[0]
+
+
+@pytest.mark.parametrize(
+    "comment", ["/test-patch", "/test-patch ```diff", "/reproduce", "/bisection", ""]
+)
+def test_a_comment_that_is_no_command_ends_the_box(
+    rehearsal: Rehearsal, comment: str
+) -> None:
+    assert ask(rehearsal, comment).result == "failure"
+    assert rehearsal.containers == []
+
+
+def test_what_is_reproduced_is_tried_at_night_until_a_commit_mends_it(
+    rehearsal: Rehearsal,
+) -> None:
+    ask(rehearsal, "/repro")
+    assert rehearsal.labels == [OPEN]
+    for side, comments, labels in (
+        ({"conclusion": "no-boundary", "explanation": "still there"}, 1, [OPEN]),
+        ({**SIDE, "verified": False}, 1, [OPEN]),
+        (SIDE, 2, []),
+    ):
+        (rehearsal.docker / "bisection.json").write_text(json.dumps({"fixed": side}))
+        shutil.rmtree(rehearsal.folder / "run" / "artifacts")
+        jobs = rehearsal.run("box", "answer", of="repro-main")
+        assert jobs["answer"].result == "success"
+        assert len(rehearsal.comments) == comments
+        assert rehearsal.labels == labels
+    assert options_of(rehearsal.containers[-1])[-1] == "--bisect-find=fixed"
+    assert COMMIT in rehearsal.comments[-1]
+
+
+def test_a_night_without_an_open_failure_starts_no_box(rehearsal: Rehearsal) -> None:
+    jobs = rehearsal.run("box", "answer", of="repro-main")
+    assert jobs["box"].result == "skipped"
+    assert rehearsal.containers == []
+
+
 # ------------------------------------------------------ a container that was taken over
 
 
@@ -301,6 +461,14 @@ FORGED = {
     "a state": changed(fixed=[{"release": "0.1", "state": "**evil**"}]),
     "a release of another": changed(fixed=[{"release": "evil", "state": "fixed"}]),
     "another schema": changed(schema=2),
+    "another command": changed(command="/bisect"),
+    "a commit that is a link": changed(boundaries=[{**BOUNDARY, "commit": "evil.x"}]),
+    "a commit with a line": changed(
+        boundaries=[{**BOUNDARY, "commit": f"{COMMIT}\n@octocat"}]
+    ),
+    "a short commit": changed(boundaries=[{**BOUNDARY, "commit": COMMIT[:12]}]),
+    "a third boundary": changed(boundaries=[BOUNDARY] * 3),
+    "another conclusion": changed(boundaries=[{**BOUNDARY, "conclusion": "sure"}]),
     "no verdict": without("verdict"),
     "a name that is a command": changed(**{"\n::set-output name=a::b\n": 1}),
     "a field in a list": changed(
@@ -499,7 +667,8 @@ def test_there_is_a_comment_where_something_was_tested(
     path.write_bytes(changed(verdict=verdict))
     _, outputs = said_by_the_script(path, tmp_path)
     tested = verdict in ("reproduced", "different", "not-reproduced")
-    assert outputs.splitlines()[1::3] == [verdict, "yes" if tested else "no"]
+    comment = "yes" if tested else "no"
+    assert outputs.splitlines()[1::3] == [verdict, comment, "yes"]
     assert (tmp_path / "comment.md").exists() == tested
 
 
@@ -510,7 +679,7 @@ def test_an_output_ends_where_nobody_can_guess(tmp_path: Path) -> None:
     for _ in range(3):
         _, outputs = said_by_the_script(path, tmp_path)
         ends |= {line.partition("<<")[2] for line in outputs.splitlines()[::3]}
-    assert len(ends) == 6
+    assert len(ends) == 9
 
 
 # ---------------------------------------------------------------- words of a stranger
@@ -620,6 +789,7 @@ def test_the_largest_product_becomes_a_comment(tmp_path: Path, sign: str) -> Non
 def test_the_lists_are_those_of_mmrepro() -> None:
     assert {*product.VERDICTS} == {*ReproVerdict, product.NO_VERDICT}
     assert {*product.ENGINES} == {*ENGINES, product.NO_ENGINE}
+    assert {*product.CONCLUSIONS} == {*SideConclusion}
     assert {*product.STATES} == {*OnRelease.model_fields["state"].annotation.__args__}
 
 
@@ -714,7 +884,7 @@ def test_a_fifo_among_the_environments_is_not_waited_for(tmp_path: Path) -> None
 def test_an_event_without_an_issue_ends_the_box(
     rehearsal: Rehearsal, event: Any
 ) -> None:
-    rehearsal.event = event
+    rehearsal.event = {"sender": rehearsal.event["sender"], **event}
     box = rehearsal.run("box")["box"]
     assert box.result == "failure"
     (annotation,) = box.annotations
@@ -727,7 +897,7 @@ def test_the_report_is_the_issues_text(tmp_path: Path) -> None:
     title = "$(touch x) `id` \ud800"
     event.write_text(json.dumps({"issue": {"title": title, "body": None}}))
     target = tmp_path / "issue.md"
-    script = [sys.executable, str(ISSUE / "report.py"), str(event), str(target)]
+    script = [sys.executable, str(ISSUE / "report.py"), str(event), str(tmp_path)]
     subprocess.run(script, check=True, cwd=tmp_path)
     assert target.read_text() == "# $(touch x) `id` ?\n\n"
     assert not (tmp_path / "x").exists()

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import subprocess
+from dataclasses import replace
+from datetime import datetime, timedelta
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,8 +14,9 @@ import pytest
 from made_up_fuzz import fuzz as made_up_fuzz
 from mmrepro import campaign
 from mmrepro.base.errors import InfrastructureError, UsageError
+from mmrepro.campaign.bisect import clone as bisect_clone, commit_of_release
 from mmrepro.cli.app import app
-from mmrepro.cli.repro import bisect_words
+from mmrepro.cli.repro import at_the_reported_release, bisect_words
 from mmrepro.engines.environments import patched_clone
 from mmrepro.failure.documents.replay import (
     AimedChange,
@@ -266,6 +269,58 @@ def test_both_sides_are_searched_where_later_commits_are_known(clone: Path) -> N
     words = bisect_words(clone, "HEAD~1", Path("f1"), "v1")
     assert words[words.index("--find") + 1] == "both"
     assert words[words.index("--good") + 1] == "v1"
+    # What is mended alone: the older commits are not tried.
+    words = bisect_words(clone, "HEAD~1", Path("f1"), "v1", "fixed")
+    assert words[words.index("--find") :] == [
+        *("--find", "fixed", "--bad", first, "--good", head)
+    ]
+    words = bisect_words(clone, "", Path("f1"), "v1", "fixed")
+    assert words[words.index("--find") + 1] == "introduced"
+
+
+def test_a_release_left_the_main_line_at_its_tags_base_or_by_its_day(
+    clone: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fix, first = git(clone, "rev-parse", "HEAD", "HEAD~1").split()
+    git(clone, "checkout", "-q", "-b", "releases/v0.9", first)
+    (clone / "vllm/__init__.py").write_text("VERSION = 9\n")
+    commit(clone, "only on the release's branch")
+    git(clone, "tag", "v0.9.0")
+    git(clone, "checkout", "-q", "main")
+    assert commit_of_release(clone, "vllm", "0.9.0", "cpu") == first
+
+    made = datetime.fromisoformat(git(clone, "log", "-1", "--format=%cI").strip())
+    between, after = made + timedelta(days=7), made + timedelta(days=100)
+    releases = [
+        SimpleNamespace(version="1.0", uploaded=between),
+        SimpleNamespace(version="2.0", uploaded=after),
+    ]
+    monkeypatch.setattr(bisect_clone, "own_releases", lambda *_: releases)
+    # All commits are later than the first was cut, and earlier than the second.
+    for release in ("1.0", "2.0", "3.0"):
+        with pytest.raises(UsageError, match=f"no commit of vllm {release}"):
+            commit_of_release(clone, "vllm", release, "cpu")
+
+    monkeypatch.setenv("GIT_COMMITTER_DATE", (made + timedelta(days=5)).isoformat())
+    (clone / "csrc/a.cu").write_text("3\n")
+    commit(clone, "later")
+    releases[0].uploaded = made + timedelta(days=10)
+    assert commit_of_release(clone, "vllm", "1.0", "cpu") == fix
+
+
+def test_a_bisection_begins_at_the_release_that_the_report_names(
+    clone: Path, tmp_path: Path
+) -> None:
+    head, first = git(clone, "rev-parse", "HEAD", "HEAD~1").split()
+    git(clone, "tag", "v0.9.0", first)
+    report = tmp_path / "issue.md"
+    report.write_text("```\nvllm serve Qwen/Qwen3-0.6B\n```\nvLLM version: 0.9.0\n")
+    asked = ReproCommand(file=report, bisect=True, tree=str(clone))
+    assert at_the_reported_release(asked).tree == f"{clone}@{first}"
+    chosen = replace(asked, tree=f"{clone}@{head}")
+    assert at_the_reported_release(chosen) == chosen
+    report.write_text("```\nvllm serve Qwen/Qwen3-0.6B\n```\n")
+    assert at_the_reported_release(asked) == asked
 
 
 def test_what_needs_a_clone_says_so(tmp_path: Path) -> None:

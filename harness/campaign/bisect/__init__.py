@@ -16,6 +16,7 @@ if TYPE_CHECKING:
         newest_end as newest_end,
     )
     from mmrepro.campaign.bisect.by_test_session import BisectingTest as BisectingTest
+    from mmrepro.campaign.bisect.clone import commit_of_release as commit_of_release
     from mmrepro.campaign.bisect.measured import (
         CERTAIN as CERTAIN_CHANGE,
         NOTHING as NO_CHANGE,

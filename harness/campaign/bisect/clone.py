@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from datetime import timedelta
 from pathlib import Path
 
 from mmrepro.base.errors import UsageError
-from mmrepro.engines.environments import PLACES, ask_git
+from mmrepro.engines.environments import PLACES, ask_git, own_releases
 from mmrepro.failure.documents.searches import Find, Point
 
 _BESIDE = (
@@ -23,6 +24,8 @@ _BESIDE = (
 """Files beside the package on which an environment depends."""
 _MOST = 20_000
 """Commits: more than a search ever needs, and than a document should list."""
+_BRANCHED = timedelta(days=8)
+"""From the day on which a release leaves the main line to that of its upload, mostly."""
 _FORMAT = "%H%x00%P%x00%cI%x00%s"
 
 
@@ -139,6 +142,33 @@ def history(
 
     points = [commit.point for commit in commits]
     return PointHistory(points, number, merges, notes)
+
+
+def commit_of_release(clone: Path, engine: str, release: str, device: str) -> str:
+    """The commit of HEAD's line at which a release left it: by the release's tag, else
+    by the day of its upload, to within some days.
+
+    Raises:
+        UsageError: git refuses, or neither is known.
+    """
+    ask = _GitClone(clone)
+    head = ask.commit("HEAD")
+    if ask.has(f"refs/tags/v{release}"):
+        return ask.base(f"refs/tags/v{release}", head)
+
+    for known in own_releases(engine, device):
+        if known.version != release or known.uploaded is None:
+            continue
+        day = (known.uploaded - _BRANCHED).isoformat()
+        line = ("rev-list", "--first-parent", "--max-count=1", head)
+        before = ask.text(*line, f"--before={day}")
+        # A clone that ends before that day does not have the release's commit.
+        if before and ask.text(*line, f"--after={day}"):
+            return before
+    raise UsageError(
+        f"The clone has no commit of {engine} {release}.",
+        hint=f"git -C {clone} fetch --tags, or --source {clone}@REV",
+    )
 
 
 def _begin(ask: _GitClone, older: str, newer: str, end: str) -> tuple[str, list[str]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import ClassVar, Self
+from typing import ClassVar, Literal, Self
 
 from mmrepro.base import common_options as common
 from mmrepro.base.errors import UsageError
@@ -63,7 +63,7 @@ class ReproCommand(ReplayCommand):
     bisect: bool = option(
         False,
         "With --source, a git clone: name the commit that brought what is found, and "
-        "the commit that mends it.",
+        "the commit that mends it. Without @REV it begins at the report's release.",
         name="--bisect/--no-bisect",
     )
     since: str = option(
@@ -72,6 +72,11 @@ class ReproCommand(ReplayCommand):
         "REV",
         name="--bisect-since",
         shown="500 commits before",
+    )
+    boundaries: Literal["introduced", "fixed", "both"] = option(
+        "both",
+        "With --bisect: which of the two commits to look for.",
+        name="--bisect-find",
     )
     container: str = option(
         "",

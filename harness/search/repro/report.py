@@ -158,6 +158,20 @@ def asked_for(options: ReproCommand) -> ReproPlan:
     return ReproPlan(server, client, facts, ways, issue.streams)
 
 
+def reported_release(options: ReproCommand) -> tuple[str, str]:
+    """The engine and the release that a report names; "": it names none.
+
+    Raises:
+        UsageError: the report cannot be read.
+    """
+    issue = _issue(options)
+    text = _server_text(options.server_command) or issue.server
+    if not text:
+        return issue.engine, issue.release
+    command = parse(text)
+    return command.engine, command.release or issue.release
+
+
 def releases_of(plan: ReproPlan) -> Iterator[str]:
     """Releases that are started: the report's, and the one that it is compared with."""
     yield plan.server.release

@@ -10,6 +10,7 @@ FAKE_GH_FAILS: the number of the call at which it answers as if the network were
 import argparse
 import json
 import os
+import re
 import sys
 from pathlib import Path
 
@@ -39,7 +40,7 @@ def parsed() -> argparse.Namespace:
     for what, options in {
         "list": ["--label", "--state", "--limit", "--json"],
         "create": ["--title", "--label", "--body-file"],
-        "edit": ["--body-file"],
+        "edit": [],
         "comment": ["--body-file"],
         "close": ["--reason"],
     }.items():
@@ -48,6 +49,13 @@ def parsed() -> argparse.Namespace:
             command.add_argument("number", type=int)
         for option in options:
             command.add_argument(option, required=True)
+        if what == "edit":
+            changed = command.add_mutually_exclusive_group(required=True)
+            for option in ("--body-file", "--add-label", "--remove-label"):
+                changed.add_argument(option)
+    api = groups.add_parser("api", allow_abbrev=False)
+    api.add_argument("path")
+    api.add_argument("--jq", required=True, choices=[".permission"])
     listing = label.add_parser("list", allow_abbrev=False)
     listing.add_argument("--limit")
     listing.add_argument("--json")
@@ -59,7 +67,14 @@ def parsed() -> argparse.Namespace:
 
 
 def answer(known: dict, asked: argparse.Namespace) -> None:
-    if asked.group == "label":
+    if asked.group == "api":
+        right = re.fullmatch(
+            r"repos/[\w/-]+/collaborators/([\w-]+)/permission", asked.path
+        )
+        if right is None:
+            sys.exit("Not Found (HTTP 404)")
+        print(known.get("rights", {}).get(right[1], "read"))
+    elif asked.group == "label":
         if asked.what == "list":
             print(json.dumps([{"name": name} for name in known["labels"]]))
         elif asked.name in known["labels"]:
@@ -99,7 +114,9 @@ def answer(known: dict, asked: argparse.Namespace) -> None:
         issue = next((i for i in known["issues"] if i["number"] == asked.number), None)
         if issue is None:
             sys.exit(f"could not resolve to an issue with the number of {asked.number}")
-        if asked.what == "edit":
+        if asked.what == "edit" and asked.body_file is None:
+            relabelled(known, issue, asked)
+        elif asked.what == "edit":
             issue["body"] = body(asked)
         elif asked.what == "comment":
             issue["comments"].append(body(asked))
@@ -107,6 +124,16 @@ def answer(known: dict, asked: argparse.Namespace) -> None:
             if asked.reason not in ("completed", "not planned"):
                 sys.exit(f"invalid argument {asked.reason!r} for --reason")
             issue["state"] = "CLOSED"
+
+
+def relabelled(known: dict, issue: dict, asked: argparse.Namespace) -> None:
+    added = asked.add_label
+    if (added or asked.remove_label) not in known["labels"]:
+        sys.exit(f"'{added or asked.remove_label}' not found")
+    labels = issue.setdefault("labels", [])
+    labels[:] = [one for one in labels if one["name"] != (added or asked.remove_label)]
+    if added:
+        labels.append({"name": added})
 
 
 def body(asked: argparse.Namespace) -> str:

@@ -279,7 +279,9 @@ class Machine:
         }
         action = self.night.actions.get(step.get("uses", "").partition("@")[0])
         if action is not None:
-            self._composite(action, given, result)
+            outputs = self._composite(action, given, result)
+            if "id" in step:
+                self.contexts["steps"][step["id"]] = {"outputs": outputs}
             return
         if "uses" in step:
             code, output = self._uses(name, step["uses"], given)
@@ -341,9 +343,9 @@ class Machine:
 
     def _composite(
         self, folder: Path, given: Mapping[str, Any], result: JobResult
-    ) -> None:
+    ) -> dict[str, str]:
         """The steps of an action: it has inputs and steps of its own, and the job's
-        variables."""
+        variables. Its outputs, which the job's result gets as well."""
         definition = load(folder / "action.yml")
         declared = definition["inputs"]
         _only(given, *declared)
@@ -357,12 +359,12 @@ class Machine:
         try:
             for step in definition["runs"]["steps"]:
                 self.step(step, result)
-            result.outputs.update(
-                {
-                    name: text(interpolated(facts["value"], self.contexts))
-                    for name, facts in definition.get("outputs", {}).items()
-                }
-            )
+            outputs = {
+                name: text(interpolated(facts["value"], self.contexts))
+                for name, facts in definition.get("outputs", {}).items()
+            }
+            result.outputs.update(outputs)
+            return outputs
         finally:
             self.contexts = outside
 
