@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from mmrepro.engines.models.tiny import (
         ADAPTERS as ADAPTERS,
         BESIDE as BESIDE,
+        LLAMAS as LLAMAS,
         MODELS_DIR as MODELS_DIR,
         REPORTED_IMAGE_TOKENS as REPORTED_IMAGE_TOKENS,
         TINY as TINY,
