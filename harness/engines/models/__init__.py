@@ -21,6 +21,7 @@ if TYPE_CHECKING:
         all_tokens as family_tokens,
         calls_as as calls_as,
         families as known_families,
+        forms_known as forms_known,
         thinks_as as thinks_as,
     )
     from mmrepro.engines.models.qwen import (
