@@ -161,13 +161,15 @@ _DOCKER_FLAGS: Final = frozenset(
         "--no-home",
     }
 )
+_NO_MODEL: Final = "MODEL"
+"""In a server's command that nobody wrote."""
 _MODEL_NAMED: Final = re.compile(r"[\"']?\bmodel\b[\"']?\s*[:=]\s*[\"']([\w./-]+)[\"']")
 
 
 def plain_command(engine: str, traffic: str) -> str:
     """A server without options, of the model that ``traffic`` names."""
     named = _MODEL_NAMED.search(traffic)
-    model = named[1] if named else "MODEL"
+    model = named[1] if named else _NO_MODEL
     return serving(engine).plain.replace("{model}", model)
 
 
@@ -1103,6 +1105,13 @@ _POOLS: Final = re.compile(
     r"embed|bge-|\be5-|gte-|rerank|reward|colbert|jina|minilm|mpnet|roberta|\bbert\b",
     re.IGNORECASE,
 )
+_ASKS_TO_POOL: Final = re.compile(
+    r"/embeddings\b|\.embeddings\.create\(|/(?:v[12]/)?(?:rerank|score|pooling|classify)\b"
+)
+_ASKS_FOR_TEXT: Final = re.compile(
+    r"/completions\b|\.completions\.create\(|/generate\b"
+)
+"""In a client's words: what only a model that pools answers, and what none does."""
 _PICTURES: Final = re.compile(
     r"\bimage_url\b|\binput_image\b|\bimage_data\b|data:image/|\bimages\b"
 )
@@ -1173,6 +1182,13 @@ _FULL: Final = re.compile(r"bf16|fp16|unquantized", re.IGNORECASE)
 whose are not."""
 
 
+def _only_pools(name: str, traffic: str) -> bool:
+    """Whether nobody names the model, and its requests are none of a language model."""
+    if name not in ("", _NO_MODEL) or _ASKS_FOR_TEXT.search(traffic):
+        return False
+    return _ASKS_TO_POOL.search(traffic) is not None
+
+
 def _with_tokens(count: int) -> str:
     """The smallest of the tiny Llamas that has so many tokens; else the largest."""
     for name, model in LLAMAS.items():
@@ -1220,7 +1236,8 @@ def _model(
     is_quantised = bool(_QUANTISED.search(name)) and not _FULL.search(name)
     given_words = [word for name, values in asked.options for word in (name, *values)]
     # Its pooler and its head are the real model's: a tiny language model has neither.
-    is_pooling = bool(_POOLS.search(name)) or pools(asked.engine, given_words)
+    of_name = bool(_POOLS.search(name)) or _only_pools(name, traffic)
+    is_pooling = of_name or pools(asked.engine, given_words)
     essential = not family or is_quantised or is_pooling
     if is_quantised:
         why += ", not quantised"
@@ -1241,7 +1258,7 @@ def _model(
     if "--trust-remote-code" in given:
         extra = []
     kind_named = not given.isdisjoint(server.pooling_named)
-    if server.pooling and _POOLS.search(name) and not kind_named:
+    if server.pooling and of_name and not kind_named:
         extra += server.pooling
         why = "the stand-in is served as such a model"
         replaced.append(Replaced(what="", by=" ".join(server.pooling), why=why))
