@@ -21,6 +21,7 @@ if TYPE_CHECKING:
         all_tokens as family_tokens,
         calls_as as calls_as,
         families as known_families,
+        forms_known as forms_known,
         thinks_as as thinks_as,
     )
     from mmrepro.engines.models.qwen import (
@@ -45,6 +46,7 @@ if TYPE_CHECKING:
     from mmrepro.engines.models.tiny import (
         ADAPTERS as ADAPTERS,
         BESIDE as BESIDE,
+        LLAMAS as LLAMAS,
         MODELS_DIR as MODELS_DIR,
         REPORTED_IMAGE_TOKENS as REPORTED_IMAGE_TOKENS,
         TINY as TINY,

@@ -383,6 +383,10 @@ DOTS_OCR = _SpecialTokens(
 ``PlaceholderRange(offset=2``."""
 
 
+_MOST_ADDED: Final = 5_000
+"""Of more filler tokens a tokenizer takes minutes to load."""
+
+
 def write_tokenizer(
     folder: Path, vocab_size: int, special: _SpecialTokens = QWEN2VL
 ) -> dict[str, int]:
@@ -402,13 +406,17 @@ def write_tokenizer(
         raise ValueError(
             f"vocab_size must be at least {len(alphabet) + len(special.tokens)}"
         )
+    filled = {
+        f"<t{i}>": len(alphabet) + len(special.tokens) + i for i in range(fillers)
+    }
+    if fillers > _MOST_ADDED:
+        # Without merges no text is encoded as one of them.
+        vocab |= ids | filled
+        filled = {}
     tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=[]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.add_special_tokens([AddedToken(t, special=True) for t in special.tokens])
-    filled = {
-        f"<t{i}>": len(alphabet) + len(special.tokens) + i for i in range(fillers)
-    }
     tokenizer.add_tokens([AddedToken(token, normalized=False) for token in filled])
     tokenizer.save(str(folder / "tokenizer.json"))
     config = {

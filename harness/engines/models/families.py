@@ -169,16 +169,32 @@ def family_of(name: str) -> ModelFamily:
 
 def calls_as(parser: str) -> ModelFamily:
     """The family whose calls a tool parser reads; hermes where that is not known."""
-    for family in families().values():
-        if parser in family.tool_parsers:
-            return family
-    return families()["hermes"]
+    return _with_tool_parser(parser) or families()["hermes"]
 
 
 def thinks_as(parser: str) -> ModelFamily:
     """The family whose thoughts a reasoning parser reads; hermes where that is not
     known."""
+    return _with_reasoning_parser(parser) or families()["hermes"]
+
+
+def forms_known(tool_parser: str, reasoning_parser: str) -> bool:
+    """Whether it is known what the parsers of a server read; "": it has none of the
+    kind."""
+    if tool_parser and _with_tool_parser(tool_parser) is None:
+        return False
+    return not reasoning_parser or _with_reasoning_parser(reasoning_parser) is not None
+
+
+def _with_tool_parser(parser: str) -> ModelFamily | None:
+    for family in families().values():
+        if parser in family.tool_parsers:
+            return family
+    return None
+
+
+def _with_reasoning_parser(parser: str) -> ModelFamily | None:
     for family in families().values():
         if parser in family.reasoning_parsers:
             return family
-    return families()["hermes"]
+    return None

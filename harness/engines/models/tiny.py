@@ -303,11 +303,19 @@ class TinyText(TinyModel):
         }
 
 
+LLAMAS: Final[Mapping[str, TinyText]] = {
+    "text": TinyText(),
+    "text-32k": TinyText(vocab_size=32_000),
+    "text-152k": TinyText(vocab_size=152_064),
+}
+"""By the size of their vocabulary. The larger ones have Llama 2's and Qwen's, for
+requests that name token ids."""
+
 TINY: Final[Mapping[str, TinyModel]] = {
     "qwen2-vl": TinyQwen2VL(),
     "dots-ocr": TinyDotsOCR(),
     "qwen3": TinyQwen3(),
-    "text": TinyText(),
+    **LLAMAS,
     "qwen3-text": TinyQwen3Text(),
     "qwen3-draft": TinyQwen3Text(std=0.3),
     "qwen3-moe": TinyQwen3Moe(),

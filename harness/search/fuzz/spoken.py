@@ -101,6 +101,7 @@ _STRINGS: Final[Mapping[str, str]] = {
     "word": "true",
     "comma": "a, b=c, d: e",
     "json": '{"name": "ping", "arguments": {}}',
+    "blanks": "  two  blanks  ",
     "long": "on and on " * 20 + "end",
 }
 """Traits of an argument that is a text."""
@@ -110,6 +111,7 @@ _VALUES: Final[Mapping[str, Mapping[str, Any]]] = {
     "nested": {"city": "Oslo", "detail": {"a": {"b": [1, {"c": {}}]}, "d": []}},
     "list": {"city": "Oslo", "tags": ["x", "y z", "}"]},
     "null": {"city": "Oslo", "detail": {"x": None}},
+    "large": {"city": "Oslo", "days": 9_007_199_254_740_993, "ratio": 1e-07},
     "empty-text": {"city": "", "days": 1},
 }
 _TEXTS: Final[Mapping[str, str]] = {
@@ -119,6 +121,9 @@ _TEXTS: Final[Mapping[str, str]] = {
     "markdown": "Use `x < 3` and **bold** text.",
     "long": "On and on it goes, " * 20 + "and ends.",
 }
+
+
+_LIKE_JSON: Final = '{"a": 1} is an object, [2, 3] a list.'
 
 
 @dataclass(frozen=True)
@@ -312,6 +317,9 @@ class _Writer:
         yield self._text(_PLAIN_TEXT, "It is done.")
         for trait, text in _TEXTS.items():
             yield self._text(f"content-{trait}", text)
+        # Where no tag opens a call, such a text may be taken for one.
+        doubtful = self._calls is not None and not self._has_opening
+        yield self._text("content-json", _LIKE_JSON, sound=not doubtful)
         yield self._text("content-bytes", _TEXTS["unicode"], cut="bytes")
         for number, tag in enumerate(self._tags[:3]):
             half = tag[: max(1, len(tag) // 2)]
@@ -319,9 +327,13 @@ class _Writer:
             yield self._text(f"ends-in-half-{number}", f"It ends in {half}")
             yield self._text(f"letters-half-{number}", f"So {half} x", cut="letters")
 
-    def _text(self, name: str, text: str, cut: str = "words") -> ScriptedAnswer:
+    def _text(
+        self, name: str, text: str, cut: str = "words", *, sound: bool = True
+    ) -> ScriptedAnswer:
         thought = "Let me see." if self._thinks is not None else None
-        told: dict[str, Any] = {"content": text, "reasoning": thought, "calls": []}
+        told: dict[str, Any] = {}
+        if sound:
+            told = {"content": text, "reasoning": thought, "calls": []}
         return self._answer(name, thought, text, cut, **told)
 
     # ------------------------------------------------------------------ thoughts

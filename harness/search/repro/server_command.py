@@ -22,9 +22,11 @@ from mmrepro.base.machine import read_yaml
 from mmrepro.base.text import names_a_secret
 from mmrepro.engines.allowed import Allowed, allowed_of, is_option
 from mmrepro.engines.folders import facts, folders, published
+from mmrepro.engines.models import LLAMAS
 from mmrepro.engines.serving import pools, serving
 from mmrepro.engines.starts import GONE
 from mmrepro.failure.documents.replay import Needs, Replaced
+from mmrepro.search.repro.vocabularies import TOKEN_IDS, tokens_named
 from packaging.version import InvalidVersion, Version
 
 _LEAST_LENGTH, _MOST_LENGTH, _OF_PICTURES = 512, 32768, 2048
@@ -159,13 +161,15 @@ _DOCKER_FLAGS: Final = frozenset(
         "--no-home",
     }
 )
+_NO_MODEL: Final = "MODEL"
+"""In a server's command that nobody wrote."""
 _MODEL_NAMED: Final = re.compile(r"[\"']?\bmodel\b[\"']?\s*[:=]\s*[\"']([\w./-]+)[\"']")
 
 
 def plain_command(engine: str, traffic: str) -> str:
     """A server without options, of the model that ``traffic`` names."""
     named = _MODEL_NAMED.search(traffic)
-    model = named[1] if named else "MODEL"
+    model = named[1] if named else _NO_MODEL
     return serving(engine).plain.replace("{model}", model)
 
 
@@ -1101,17 +1105,24 @@ _POOLS: Final = re.compile(
     r"embed|bge-|\be5-|gte-|rerank|reward|colbert|jina|minilm|mpnet|roberta|\bbert\b",
     re.IGNORECASE,
 )
+_ASKS_TO_POOL: Final = re.compile(
+    r"/embeddings\b|\.embeddings\.create\(|/(?:v[12]/)?(?:rerank|score|pooling|classify)\b"
+)
+_ASKS_FOR_TEXT: Final = re.compile(
+    r"/completions\b|\.completions\.create\(|/generate\b"
+)
+"""In a client's words: what only a model that pools answers, and what none does."""
 _PICTURES: Final = re.compile(
     r"\bimage_url\b|\binput_image\b|\bimage_data\b|data:image/|\bimages\b"
 )
+_LIKE_LLAMA: Final = (
+    r"llama(?!-?4)|vicuna|internlm|yi-|alpaca|tulu|smollm|solar"
+    r"|deepseek-r1-distill-llama"
+)
 _SAME: Final[Mapping[str, tuple[str, str]]] = {
-    "text": (
-        "a tiny Llama",
-        (
-            r"llama(?!-?4)|vicuna|internlm|yi-|alpaca|tulu|smollm|solar"
-            r"|deepseek-r1-distill-llama"
-        ),
-    ),
+    "text": ("a tiny Llama", _LIKE_LLAMA),
+    "text-32k": ("a tiny Llama of 32,000 tokens", _LIKE_LLAMA),
+    "text-152k": ("a tiny Llama of 152,064 tokens", _LIKE_LLAMA),
     "qwen2-vl": ("a tiny Qwen2-VL", r"qwen2(?:\.5)?-?vl"),
     "dots-ocr": ("a tiny dots.ocr", ""),
     "qwen3": ("a tiny Qwen3 that sees pictures", r"^$"),
@@ -1169,12 +1180,21 @@ _QUANTISED: Final = re.compile(
 _FULL: Final = re.compile(r"bf16|fp16|unquantized", re.IGNORECASE)
 """Names of models whose weights are quantised, which no stand-in's are; and of those
 whose are not."""
-_TOKEN_IDS: Final = re.compile(
-    r"token_ids|input_ids|logit_bias|input_embeds|prompt[\"']?\s*[:=]\s*\[+\s*\d",
-    re.IGNORECASE,
-)
-"""Token ids, and embeddings: the tiny Llama has the largest vocabulary, and its width
-is tried."""
+
+
+def _only_pools(name: str, traffic: str) -> bool:
+    """Whether nobody names the model, and its requests are none of a language model."""
+    if name not in ("", _NO_MODEL) or _ASKS_FOR_TEXT.search(traffic):
+        return False
+    return _ASKS_TO_POOL.search(traffic) is not None
+
+
+def _with_tokens(count: int) -> str:
+    """The smallest of the tiny Llamas that has so many tokens; else the largest."""
+    for name, model in LLAMAS.items():
+        if model.vocab_size >= count:
+            return name
+    return list(LLAMAS)[-1]
 
 
 def _model(
@@ -1189,7 +1209,8 @@ def _model(
     tiny = family or "text"
     if tiny == "text" and _PICTURES.search(traffic):
         tiny = "qwen2-vl"
-    if tiny == "text" and not _TOKEN_IDS.search(traffic):
+    # The tiny Llama has the largest vocabulary, and its width is tried.
+    if tiny == "text" and not TOKEN_IDS.search(traffic):
         near = (
             t for t, form, built in _TEXTS if re.search(form, lowered) and serves(built)
         )
@@ -1202,6 +1223,8 @@ def _model(
     server = serving(asked.engine)
     if server.tiny:
         tiny = server.tiny
+    if tiny == "text":
+        tiny = _with_tokens(tokens_named(traffic, name))
     kind, names = _SAME[tiny]
     same = bool(re.search(names, name, re.IGNORECASE))
     why = "random weights, of the same architecture" if same else "random weights"
@@ -1213,7 +1236,8 @@ def _model(
     is_quantised = bool(_QUANTISED.search(name)) and not _FULL.search(name)
     given_words = [word for name, values in asked.options for word in (name, *values)]
     # Its pooler and its head are the real model's: a tiny language model has neither.
-    is_pooling = bool(_POOLS.search(name)) or pools(asked.engine, given_words)
+    of_name = bool(_POOLS.search(name)) or _only_pools(name, traffic)
+    is_pooling = of_name or pools(asked.engine, given_words)
     essential = not family or is_quantised or is_pooling
     if is_quantised:
         why += ", not quantised"
@@ -1234,7 +1258,7 @@ def _model(
     if "--trust-remote-code" in given:
         extra = []
     kind_named = not given.isdisjoint(server.pooling_named)
-    if server.pooling and _POOLS.search(name) and not kind_named:
+    if server.pooling and of_name and not kind_named:
         extra += server.pooling
         why = "the stand-in is served as such a model"
         replaced.append(Replaced(what="", by=" ".join(server.pooling), why=why))

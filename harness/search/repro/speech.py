@@ -10,7 +10,7 @@ import ast
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, Any, Final
 
 from mmrepro.base.records import Record
@@ -20,6 +20,7 @@ from mmrepro.engines.models import (
     Scripts,
     calls_as,
     family_tokens,
+    forms_known,
     known_families,
     pieces_of_text,
     thinks_as,
@@ -374,6 +375,23 @@ def variants(
     speech: Speech, tool_parser: str, reasoning_parser: str
 ) -> list[SpokenVariant]:
     """Ways in which the model answers, the plainest first."""
+    ways = _ways(speech, tool_parser, reasoning_parser)
+    if forms_known(tool_parser, reasoning_parser):
+        return ways
+    # The scripts are of another family's form: nothing is expected of what comes of it.
+    return [replace(way, scripts=_without_truth(way.scripts)) for way in ways]
+
+
+def _without_truth(scripts: Scripts) -> Scripts:
+    """Scripts of which it is not known what a sound parser makes."""
+    nothing = {"content": None, "reasoning": None, "calls": None}
+    answers = [answer.model_copy(update=nothing) for answer in scripts.script]
+    return scripts.model_copy(update={"script": answers, "unread": True})
+
+
+def _ways(
+    speech: Speech, tool_parser: str, reasoning_parser: str
+) -> list[SpokenVariant]:
     making = _Making(speech, tool_parser, reasoning_parser)
     if speech.raw:
         return list(_raw_variants(speech.raw, tool_parser, reasoning_parser))

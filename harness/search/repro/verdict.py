@@ -26,6 +26,7 @@ from mmrepro.failure.documents.replay import (
 from mmrepro.search.oracle.scripted import A_CALL, A_THOUGHT, JSON_ANSWER
 from mmrepro.search.replay.pursue import LOUD
 from mmrepro.search.repro.claim import BY_EACH, ECHOES, EXCEPTION, SHOWS
+from mmrepro.search.repro.vocabularies import MOST_TOKENS, vocabulary_of
 
 _LIMITS: Final = re.compile(
     r"context length|max_model_len|maximum (?:model|context|input|allowed)|too long"
@@ -40,36 +41,9 @@ _LIMITS: Final = re.compile(
 )
 """How a refusal reads that is about the server's options or its stand-in, and not the
 request."""
-_MOST_TOKENS: Final = 300_000
-"""No model has as many (Gemma 3: 262,208): a token id beyond is in no vocabulary."""
-_VOCABULARIES: Final = (
-    (r"llama-?3|llama-?guard-?3|hermes-3|nemotron-nano-8b", 128_256),
-    (r"llama-?2|tinyllama|vicuna|codellama|yi-1?\.?5?-?(?:6|9|34)b", 64_000),
-    (r"qwen-?3\.[5-9]", 250_000),
-    (r"qwen(?:1\.5|2|2\.5|3)|qwq", 152_064),
-    (r"mi[sx]tral|ministral|pixtral|magistral|devstral", 131_072),
-    (r"gemma-?[23]", 262_208),
-    (r"phi-?3", 100_352),
-    (r"phi-?4", 200_064),
-    (r"deepseek", 129_280),
-    (r"gpt-oss", 201_088),
-    (r"glm-?4", 151_552),
-    (r"internlm", 128_512),
-    (r"\bopt-", 50_272),
-    (r"gpt-?2", 50_257),
-)
-"""Tokens of a family's largest vocabulary: ``vocab_size`` of their configurations."""
 
 
-def _vocabulary(model: str) -> int:
-    """How many tokens a model has at most, by its name."""
-    found = (
-        size for form, size in _VOCABULARIES if re.search(form, model, re.IGNORECASE)
-    )
-    return next(found, _MOST_TOKENS)
-
-
-def _limit(words: str, tokens: int = _MOST_TOKENS) -> bool:
+def _limit(words: str, tokens: int = MOST_TOKENS) -> bool:
     """Whether a refusal is about the server's options or its stand-in. A token id that
     the real model, of ``tokens``, lacks as well is refused for itself."""
     if "vocab" in words.lower():
@@ -95,7 +69,7 @@ def concluded(replay: Replay) -> tuple[ReproVerdict, str]:
                 return ReproVerdict.UNPROVEN, f"{finding.said.rstrip('.')}; {_UNREAD}"
             return ReproVerdict.REPRODUCED, _reproduced(finding)
     real = next((item.what for item in report.replaced if item.model), "")
-    tokens = _vocabulary(real)
+    tokens = vocabulary_of(real)
     answer = _as_reported(replay.answers, claim, tokens)
     if answer is not None:
         words = f"{answer.operation} got {answer.words}, as in the report"

@@ -561,6 +561,26 @@ def test_quantised_weights_and_poolers_are_not_here(
     assert (row.needs == "model") is essential
 
 
+@pytest.mark.parametrize(
+    ("model", "client", "pooled"),
+    [
+        ("MODEL", 'requests.post("http://x:8000/v1/embeddings", json={})', True),
+        ("MODEL", "client.embeddings.create(input=texts, model=model)", True),
+        ("MODEL", "curl http://x:8000/v1/rerank -d '{}'", True),
+        ("MODEL", "client.chat.completions.create(messages=[])", False),
+        ("MODEL", "curl /v1/embeddings; curl /v1/chat/completions", False),
+        # A language model that is asked for embeddings may be what the report is about.
+        ("Qwen/Qwen3-8B", "curl http://x:8000/v1/embeddings", False),
+    ],
+)
+def test_who_only_asks_for_embeddings_of_no_named_model_has_one_that_pools(
+    model: str, client: str, pooled: bool
+) -> None:
+    made = translated(parse(f"vllm serve {model}"), None, client)
+    assert (made.args[:2] == ("--runner", "pooling")) is pooled
+    assert (made.replaced[0].needs == "model") is pooled
+
+
 def test_what_is_left_out_says_what_it_would_take() -> None:
     command = "vllm serve m/m -tp 2 --enable-lora --unlisted x"
     rows = translated(parse(command), None, "").replaced

@@ -275,3 +275,22 @@ def test_a_raw_output_is_said_in_other_pieces_as_well() -> None:
     assert max(map(len, single.pieces[1:-1])) == 1
     assert len(long.pieces) < 8
     assert len(variants(Speech(raw="x" * 700), "hermes", "")) == 2
+
+
+@pytest.mark.parametrize("parsers", [("of_tomorrow", ""), ("hermes", "of_tomorrow")])
+@pytest.mark.parametrize(
+    "speech",
+    [
+        Speech(raw=CALL),
+        asked_in([{"tools": [TOOL]}]),
+        Speech(calls=[ScriptedCall(name="f", arguments={"a": 1})]),
+    ],
+    ids=["raw", "asked", "shown"],
+)
+def test_nothing_is_expected_of_a_parser_whose_form_is_not_known(
+    speech: Speech, parsers: tuple[str, str]
+) -> None:
+    for way in variants(speech, *parsers):
+        assert way.scripts.unread
+        for answer in way.scripts.script:
+            assert (answer.content, answer.reasoning, answer.calls) == (None,) * 3
