@@ -226,6 +226,7 @@ class Comparing(CaseSearch[Fuzz]):
         """Whether both sides start with the options that they have now."""
         for line in self.files.kept(TriedFlags):
             if line.flags == flags:
+                self.fuzz.starts += len(_SIDES)
                 return line
         plays = []
         for side in _SIDES:
@@ -432,6 +433,7 @@ class Comparing(CaseSearch[Fuzz]):
         """
         kept = self._kept(purpose, case)
         if kept is not None:
+            self.fuzz.starts += len(_SIDES)
             self._spent_before = max(self._spent_before, kept.elapsed_s)
             self._longest_s = max(self._longest_s, kept.seconds)
             return kept

@@ -454,6 +454,7 @@ def test_a_session_that_is_cut_short_goes_on_and_plays_no_pair_again(
     made = again.execute()
     assert again.player.calibrated == 0
     assert again.player.plays == 2 * (pairs_in(tmp_path / "f") - ended)
+    assert made.starts == 2 * pairs_in(tmp_path / "f")
     assert ("200 → 400", ["top_k=-2"]) in [
         (d.what, d.features) for d in made.differences
     ]
