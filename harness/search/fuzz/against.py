@@ -86,7 +86,9 @@ _CROSSED = 2
 _LAST = 24
 """Of the requests that are kept: what was reached last was the hardest to reach."""
 _EPISODES_SHARE = 0.45
-"""Of the budget; the rest shrinks and confirms."""
+"""Of the budget, once a difference is known; the rest shrinks and confirms."""
+_SEARCH_SHARE = 0.8
+"""Of the budget, while none is known: one that comes last is still confirmed."""
 _ROUNDS = 6
 _EACH = 3
 """Requests of one kind of difference that are shrunk, those with other features
@@ -226,6 +228,7 @@ class Comparing(CaseSearch[Fuzz]):
         """Whether both sides start with the options that they have now."""
         for line in self.files.kept(TriedFlags):
             if line.flags == flags:
+                self.fuzz.starts += len(_SIDES)
                 return line
         plays = []
         for side in _SIDES:
@@ -243,9 +246,8 @@ class Comparing(CaseSearch[Fuzz]):
         is kept a few times."""
         suspects: list[_Suspect] = []
         kinds: dict[str, list[list[str]]] = {}
-        until = _EPISODES_SHARE * self.options.budget_s
         number = 0
-        while number == 0 or self.elapsed_s < until:
+        while number == 0 or self._time_for_an_episode(suspects):
             if number == self.episodes_at_most:
                 break
             number += 1
@@ -268,6 +270,10 @@ class Comparing(CaseSearch[Fuzz]):
                 known.append(features)
                 suspects.append(_Suspect(seen, operation, number))
         return suspects
+
+    def _time_for_an_episode(self, suspects: Sequence[_Suspect]) -> bool:
+        share = _EPISODES_SHARE if suspects else _SEARCH_SHARE
+        return self.elapsed_s < share * self.options.budget_s
 
     def _note_reached(self, case: Case, pair: PairEnded) -> None:
         """Keep the requests that were the first to run a line in which the sides
@@ -432,6 +438,7 @@ class Comparing(CaseSearch[Fuzz]):
         """
         kept = self._kept(purpose, case)
         if kept is not None:
+            self.fuzz.starts += len(_SIDES)
             self._spent_before = max(self._spent_before, kept.elapsed_s)
             self._longest_s = max(self._longest_s, kept.seconds)
             return kept

@@ -414,6 +414,27 @@ def test_time_is_left_to_confirm_and_more_time_shrinks_further(
     assert all(d.confirmed and d.shrunk for d in longer.differences)
 
 
+def test_while_nothing_differs_most_of_the_time_goes_to_episodes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def episodes(name: str, status: Any) -> int:
+        command = FuzzCommand(
+            engine="vllm",
+            out=tmp_path / name,
+            server=SERVER,
+            other=OTHER,
+            budget_s=2000.0,
+            repeat=1,
+        )
+        session = FakedComparing(command, write=lambda fuzz, folder: None)
+        session.player = Slow(status, monkeypatch)
+        return len(session.execute().episodes)
+
+    # A pair takes 100 seconds.
+    assert episodes("same", lambda op, other: 200) == 16
+    assert episodes("other", refuses_top_k) == 9
+
+
 def pairs_in(folder: Path) -> int:
     lines = (folder / PAIRS.file).read_text().splitlines()
     return sum(json.loads(line)["kind"] == "pair" for line in lines)
@@ -454,6 +475,7 @@ def test_a_session_that_is_cut_short_goes_on_and_plays_no_pair_again(
     made = again.execute()
     assert again.player.calibrated == 0
     assert again.player.plays == 2 * (pairs_in(tmp_path / "f") - ended)
+    assert made.starts == 2 * pairs_in(tmp_path / "f")
     assert ("200 → 400", ["top_k=-2"]) in [
         (d.what, d.features) for d in made.differences
     ]
