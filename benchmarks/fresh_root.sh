@@ -16,7 +16,7 @@ if [ ! -d "$root/home/dev" ]; then
     more=(--no-check-gpg "--components=main,universe")
     from=("$MIRROR" /usr/share/debootstrap/scripts/gutsy)
   fi
-  debootstrap --variant=minbase --include=python3-pip,ca-certificates,git,libnuma1 "${more[@]}" \
+  debootstrap --variant=minbase --include=python3-pip,ca-certificates,git,curl,libnuma1 "${more[@]}" \
     "$suite" "$root" "${from[@]}" >&2
   chroot "$root" useradd --create-home --shell /bin/bash dev
 fi
