@@ -16,7 +16,7 @@ if [ ! -d "$root/home/dev" ]; then
     more=(--no-check-gpg "--components=main,universe")
     from=("$MIRROR" /usr/share/debootstrap/scripts/gutsy)
   fi
-  debootstrap --variant=minbase --include=python3-pip,ca-certificates,git,libnuma1 "${more[@]}" \
+  debootstrap --variant=minbase --include=python3-pip,ca-certificates,git,curl,libnuma1 "${more[@]}" \
     "$suite" "$root" "${from[@]}" >&2
   chroot "$root" useradd --create-home --shell /bin/bash dev
 fi
@@ -32,11 +32,16 @@ export root line
 # shellcheck disable=SC2016  # the inner shell expands them
 exec unshare --mount --pid --fork --kill-child bash -ec '
   mount --make-rprivate /
+  mount --bind "$root" "$root"
   mount -t proc proc "$root/proc"
   mount --rbind /sys "$root/sys"
   mount --rbind /dev "$root/dev"
   mount -t tmpfs -o mode=1777 tmpfs "$root/dev/shm"
   certificates=/etc/ssl/certs/ca-certificates.crt
-  exec chroot "$root" env --ignore-environment PATH=/usr/local/bin:/usr/bin:/bin LANG=C.UTF-8 TERM=dumb \
+  # Not a chroot: inside one a user may make no namespace, and a client of a stranger has no box.
+  cd "$root"
+  pivot_root . .
+  umount --lazy .
+  exec env --ignore-environment PATH=/usr/local/bin:/usr/bin:/bin LANG=C.UTF-8 TERM=dumb \
     SSL_CERT_FILE=$certificates PIP_CERT=$certificates REQUESTS_CA_BUNDLE=$certificates HOME=/home/dev USER=dev \
     setpriv --reuid dev --regid dev --init-groups bash -c "cd ~/mmrepro && $line"'

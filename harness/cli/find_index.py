@@ -15,6 +15,7 @@ from pathlib import Path
 
 from mmrepro.base.errors import BrokenScenario
 from mmrepro.base.records import Reference
+from mmrepro.cli.scenarios import card_of
 from mmrepro.engines.folders import facts, folders
 from mmrepro.failure.documents import CAUSE_WORDS, CLASS_WORDS, CauseClass, LiveClass
 from mmrepro.live.diagnose import (
@@ -231,6 +232,7 @@ def _scenario_entry(scenario: Scenario) -> IndexEntry:
         words=_words(texts),
         row=scenario.row,
         planted=_teaches(scenario.engine),
+        card=card_of(scenario.with_variant("")),
     )
 
 

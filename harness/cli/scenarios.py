@@ -33,7 +33,13 @@ if TYPE_CHECKING:
     from mmrepro.reports.blocks import Inline, Page, Section
     from mmrepro.scenario.definition import Scenario
     from mmrepro.scenario.reading import DeclaredScenario
-    from mmrepro.tools.catalogue import JudgedClaim, Newest, RecordedRun, Standing
+    from mmrepro.tools.catalogue import (
+        FailureCard,
+        JudgedClaim,
+        Newest,
+        RecordedRun,
+        Standing,
+    )
 
 
 # ---------------------------------------------------------------- mmrepro list
@@ -356,8 +362,13 @@ def show(asked: _ShowCommand) -> None:
     if asked.claims:
         _claims(asked)
         return
-    from mmrepro.base.records import Fidelity
-    from mmrepro.scenario.parts import LiveFacts, RunFacts
+    card = None if asked.full or wants_document(asked) else _indexed_card(asked)
+    if card is not None:
+        from mmrepro.reports.terminal import print_page
+
+        print_page(_card_page(card, card.name), table_console())
+        return
+    from mmrepro.scenario.parts import LiveFacts
     from mmrepro.scenario.registry import is_file_name, known_scenario
 
     if is_file_name(asked.scenario) and not (asked.trust or asked.variant):
@@ -365,8 +376,7 @@ def show(asked: _ShowCommand) -> None:
         return
     scenario = known_scenario(asked.scenario, trust=asked.trust)
     loaded = scenario.with_variant(asked.variant)
-    run = RunFacts(loaded.release, Fidelity.CPU, frozenset(), 0.0)
-    conditions = loaded.conditions(run)
+    conditions = _conditions(loaded)
     observed = loaded.live_conditions(LiveFacts(loaded.engine, loaded.release))
     live = {condition.id for condition in observed}
     if wants_document(asked):
@@ -380,8 +390,33 @@ def show(asked: _ShowCommand) -> None:
         return
     from mmrepro.reports.terminal import print_page
 
-    page = _page(loaded, asked.scenario, conditions, live)
+    sections = _sections(loaded, conditions, live)
+    page = _card_page(card_of(loaded), _typed(loaded, asked.scenario), sections)
     print_page(page, table_console(), full=asked.full)
+
+
+def _indexed_card(asked: _ShowCommand) -> FailureCard | None:
+    """What the index has of a scenario of mmrepro's own, without a variant.
+
+    Loading a scenario takes too long for its end screen."""
+    from mmrepro.tools.catalogue import index_entries
+
+    if asked.variant or asked.scenario in foreign():
+        return None
+    for entry in index_entries():
+        if entry.kind == "scenario" and entry.name == asked.scenario:
+            return entry.card
+    return None
+
+
+def _conditions(loaded: Scenario) -> Sequence[Condition]:
+    """Conditions that a run of its default release on a CPU is judged by."""
+    from mmrepro.base.records import Fidelity
+    from mmrepro.scenario.parts import RunFacts
+
+    return loaded.conditions(
+        RunFacts(loaded.release, Fidelity.CPU, frozenset(), deadline_s=0.0)
+    )
 
 
 def _typed(loaded: Scenario, given: str) -> str:
@@ -492,12 +527,9 @@ def _counts(counted: Mapping[str, int]) -> list[str]:
     return [count(number, word) for word, number in counted.items() if number]
 
 
-def _page(
-    loaded: Scenario, given: str, conditions: Sequence[Condition], live: set[str]
-) -> Page:
-    """The failure mode: its end screen, and a section for each kind of thing it
-    declares. ``given``: its name or its file, as it is typed."""
-    from mmrepro.reports.blocks import Badge, Page, Paragraph, prose
+def card_of(loaded: Scenario) -> FailureCard:
+    """The texts of its end screen."""
+    from mmrepro.tools.catalogue import FailureCard
 
     name = f"{loaded.name}:{loaded.variant}" if loaded.variant else loaded.name
     kind = ""
@@ -506,30 +538,42 @@ def _page(
     upstream = loaded.upstream
     when = f" ({upstream.looked_up})" if upstream.looked_up else ""
     where = f": {upstream.source.id}" if upstream.source else ""
-    card = [
-        Paragraph(prose(loaded.summary)),
-        Paragraph(prose(f"Why: {loaded.explanation}")),
-        Paragraph(
-            f"Affected: {loaded.engine} {loaded.affected_where}; run by default at "
-            f"{loaded.release}; upstream: {upstream.words}{where}{when}"
-        ),
+    texts = [
+        loaded.summary,
+        f"Why: {loaded.explanation}",
+        f"Affected: {loaded.engine} {loaded.affected_where}; run by default at "
+        f"{loaded.release}; upstream: {upstream.words}{where}{when}",
     ]
     for cure in loaded.mitigations[:2]:
-        card.append(Paragraph(prose(f"Workaround {cure.name}: {cure.description}")))
+        texts.append(f"Workaround {cure.name}: {cure.description}")
     counted = {
-        "condition": len(conditions),
+        "condition": len(_conditions(loaded)),
         "variant": len(loaded.variants),
         "mitigation": len(loaded.mitigations),
         "factor": len(loaded.factors),
     }
-    return Page(
+    return FailureCard(
+        name=name,
         title=loaded.title,
-        badge=Badge(name, "", kind),
-        subject=loaded.title,
-        card=card,
-        counts=_counts(counted),
-        commands=[("to run it", f"mmrepro run {_typed(loaded, given)}")],
-        sections=_sections(loaded, conditions, live),
+        kind=kind,
+        texts=tuple(texts),
+        counts=tuple(_counts(counted)),
+    )
+
+
+def _card_page(card: FailureCard, typed: str, sections: Sequence[Section] = ()) -> Page:
+    """The end screen of a failure mode, and its sections. ``typed``: how ``run`` takes
+    it."""
+    from mmrepro.reports.blocks import Badge, Page, Paragraph, prose
+
+    return Page(
+        title=card.title,
+        badge=Badge(card.name, "", card.kind),
+        subject=card.title,
+        sections=sections,
+        card=[Paragraph(prose(text)) for text in card.texts],
+        counts=list(card.counts),
+        commands=[("to run it", f"mmrepro run {typed}")],
     )
 
 

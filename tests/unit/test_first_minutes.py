@@ -115,16 +115,30 @@ except SystemExit:
 
 @pytest.mark.parametrize(
     ("heavy", "words"),
-    [("typer", "--help"), ("typer", "--version"), ("pydantic", "list")],
+    [
+        ("typer", "--help"),
+        ("typer", "--version"),
+        ("pydantic", "list"),
+        ("pydantic", "show borrowed-faults"),
+    ],
 )
 def test_a_short_command_does_not_load_what_it_does_not_need(
     heavy: str, words: str
 ) -> None:
     printed = subprocess.run(
-        [sys.executable, "-c", LOADS, "-", heavy, words],
+        [sys.executable, "-c", LOADS, "-", heavy, *words.split()],
         capture_output=True,
         text=True,
         check=True,
     )
     assert printed.stdout
     assert printed.stderr.splitlines()[-1] == "False"
+
+
+def test_show_prints_of_the_index_what_it_prints_of_the_scenario() -> None:
+    code, of_index, _ = mmrepro("show", "borrowed-faults")
+    _, of_scenario, _ = mmrepro("show", "borrowed-faults:ghost-key-lru")
+    _, full, _ = mmrepro("show", "borrowed-faults", "--full")
+    assert code == 0
+    assert of_index == of_scenario
+    assert full.endswith(of_index)

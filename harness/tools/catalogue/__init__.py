@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from mmrepro.tools.catalogue.find import (
         ECHO as ECHO,
         INDEX as FIND_INDEX,
+        FailureCard as FailureCard,
         IndexEntry as IndexEntry,
         IndexHit as IndexHit,
         Matched as Matched,

@@ -83,6 +83,24 @@ class Pattern:
 
 
 @dataclass(frozen=True)
+class FailureCard:
+    """What the end screen of ``mmrepro show`` prints of a known failure.
+
+    Attributes:
+        name: as ``run`` takes it, with the variant that is shown.
+        kind: its class and severity.
+        texts: paragraphs, with names between backticks.
+        counts: of what it declares, such as ``3 conditions``.
+    """
+
+    name: str
+    title: str
+    kind: str
+    texts: tuple[str, ...]
+    counts: tuple[str, ...]
+
+
+@dataclass(frozen=True)
 class IndexEntry:
     """One thing that a text may belong to."""
 
@@ -104,6 +122,8 @@ class IndexEntry:
     """The line of ``mmrepro list``; () for what is no scenario."""
     planted: bool = False
     """Whether its engine is a teaching one, which has others' faults."""
+    card: FailureCard | None = None
+    """None: what is no scenario."""
 
 
 class Matched(NamedTuple):
@@ -126,7 +146,7 @@ class IndexHit:
 
     def to_dict(self) -> dict[str, Any]:
         entry = asdict(self.entry)
-        for left_out in ("words", "patterns", "frames"):
+        for left_out in ("words", "patterns", "frames", "card"):
             del entry[left_out]
 
         references = []
@@ -163,6 +183,15 @@ def _entry_of(made: Mapping[str, Any]) -> IndexEntry:
     for name in ("workarounds", "frames", "see"):
         fields[name] = tuple(made[name])
 
+    card = made["card"]
+    if card:
+        fields["card"] = FailureCard(
+            name=card["name"],
+            title=card["title"],
+            kind=card["kind"],
+            texts=tuple(card["texts"]),
+            counts=tuple(card["counts"]),
+        )
     fields["patterns"] = tuple(patterns)
     fields["references"] = tuple(map(tuple, made["references"]))
     return IndexEntry(**fields)
