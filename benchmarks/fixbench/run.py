@@ -1,19 +1,25 @@
 """FixBench: is a fix of an engine's history red before and green after, without a GPU?
 
     python benchmarks/fixbench/run.py LIST.tsv CLONE OUT [--budget 10m] [--only WORD]
+    python benchmarks/fixbench/run.py LIST.tsv CLONE OUT --fuzz 8m [--ray auto]
     python benchmarks/fixbench/run.py --table OUT
     python benchmarks/fixbench/run.py --later OUT
 
-LIST.tsv has a line a fix: commit, parent, day, pull request, product files, test files
-(comma-separated). The tests that came with the fix run on the fix and on its parent, in
-boxes of several fixes, over the nearest release that lends compiled files. OUT/results.jsonl gets a
-line a fix: hashes, numbers, paths and results, no word of the engine's. A fix that has
-a line is not run again, so the same command goes on where it was ended."""
+LIST.tsv (fixes.py makes it) has a line a fix: commit, parent, day, pull request, product
+files, test files (comma-separated). The tests that came with the fix run on the fix and
+on its parent, in boxes of several fixes, over the nearest release that lends compiled
+files. With --fuzz each fix is a `mmrepro commit --fuzz` of its own: its tests, and
+requests that the product makes itself; with --ray on the machines of a Ray cluster, which
+have the same checkout and clone. OUT/results.jsonl, or requests.jsonl, gets a line a fix:
+hashes, numbers, paths and results, no word of the engine's. A fix that has a line is not
+run again, so the same command goes on where it was ended."""
 
 from __future__ import annotations
 
 import argparse
 import json
+import subprocess
+import sys
 import time
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
@@ -28,6 +34,8 @@ from mmrepro.history import later_fixes
 from mmrepro.runs import CommitReader, CommitReading, CommitResult, UpstreamRun
 
 RESULTS = "results.jsonl"
+REQUESTS = "requests.jsonl"
+"""Of --fuzz: what the product's own requests show as well."""
 
 
 @dataclass(frozen=True)
@@ -74,6 +82,61 @@ def measured(
             began = time.monotonic()
 
 
+def by_requests(
+    fix: ListedFix, clone: Path, budget_s: float, fuzz: str
+) -> dict[str, Any]:
+    """What `mmrepro commit --fuzz` says of a fix, as a line of the results."""
+    began = time.monotonic()
+    words = [sys.executable, "-m", "mmrepro", "commit", f"{clone}@{fix.fix}"]
+    words += ["--fuzz", fuzz, "--json"]
+    piped = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    with subprocess.Popen(words, **piped) as command:
+        try:
+            output, errors = command.communicate(timeout=budget_s)
+        except subprocess.TimeoutExpired:
+            # It ends its servers itself.
+            command.terminate()
+            command.communicate()
+            return _line(fix, began, 1) | {"result": "untestable", "why": "late"}
+    try:
+        document = json.loads(output)
+    except ValueError:
+        said = (errors.strip().splitlines() or [""])[-1]
+        failed = {"result": "untestable", "why": "environment", "said": said[:300]}
+        return _line(fix, began, 1) | failed
+    if "result" not in document:  # an error's document
+        said = str(document.get("summary", ""))[:300]
+        failed = {"result": "untestable", "why": "environment", "said": said}
+        return _line(fix, began, 1) | failed
+    reading = CommitReading.model_validate(document)
+    line = _line(fix, began, 1) | _facts(reading)
+    if reading.aim is not None:
+        line["lines"] = [reading.aim.reached, reading.aim.lines]
+    shown = [found for found in reading.differences if found.confirmed]
+    line["differences"] = len(shown)
+    line["pairs"] = [[found.shown, found.pairs] for found in shown]
+    return line
+
+
+def requests_of(
+    listed: Sequence[ListedFix], clone: Path, budget_s: float, fuzz: str, ray: str
+) -> Iterator[dict[str, Any]]:
+    """Lines of fixes, one after another here, or as they end on a Ray cluster."""
+    if not ray:
+        for fix in listed:
+            yield by_requests(fix, clone, budget_s, fuzz)
+        return
+    import ray as cluster
+
+    cluster.init(address=ray, log_to_driver=False)
+    # Two servers of a tiny model want a core each.
+    remote = cluster.remote(num_cpus=2)(by_requests)
+    waiting = [remote.remote(fix, clone, budget_s, fuzz) for fix in listed]
+    while waiting:
+        ended, waiting = cluster.wait(waiting, num_returns=1)
+        yield cluster.get(ended[0])
+
+
 def _line(fix: ListedFix, began: float, among: int) -> dict[str, Any]:
     minutes = (time.monotonic() - began) / 60 / among
     facts = {"fix": fix.fix, "pull": fix.pull, "day": fix.day}
@@ -113,28 +176,37 @@ def _engine_frames(before: UpstreamRun, turned: set[str]) -> list[str]:
     return []
 
 
-def read(out: Path) -> list[dict[str, Any]]:
+def read(out: Path, name: str = RESULTS) -> list[dict[str, Any]]:
     try:
-        lines = (out / RESULTS).read_text().splitlines()
+        lines = (out / name).read_text().splitlines()
     except FileNotFoundError:
         return []
     return [json.loads(line) for line in lines]
 
 
-def table(lines: Sequence[dict[str, Any]]) -> str:
+def table(out: Path) -> str:
     """The results as Markdown: hashes, numbers and causes."""
-    rows = ["| fix | pull request | result | on the fix | on its parent | minutes |"]
-    rows.append("|---|---|---|---|---|---|")
-    for line in lines:
+    lines = {line["fix"]: line for line in [*read(out), *read(out, REQUESTS)]}
+    rows = [
+        "| fix | pull request | its tests | on the fix | on its parent | requests: lines "
+        "of the change run | differences | minutes |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    for line in lines.values():
         result = line["result"]
         if line.get("why"):
             result += f": {line['why']}"
+        reached = "{} of {}".format(*line["lines"]) if "lines" in line else ""
         cells = [line["fix"], line["pull"], result]
         cells += [line.get("on_fix", ""), line.get("on_parent", "")]
-        rows.append(f"| {' | '.join(cells)} | {line['minutes']} |")
-    counts = Counter(line["result"] for line in lines)
+        cells += [reached, str(line.get("differences", "")), str(line["minutes"])]
+        rows.append(f"| {' | '.join(cells)} |")
+    counts = Counter(line["result"] for line in lines.values())
     total = ", ".join(f"{n} {name}" for name, n in counts.most_common())
-    return "\n".join([*rows, "", f"{len(lines)} fixes: {total}."])
+    asked = [line for line in lines.values() if "differences" in line]
+    red = sum(line["differences"] > 0 for line in asked)
+    requests = f"{red} of {len(asked)} by the product's own requests"
+    return "\n".join([*rows, "", f"{len(lines)} fixes: {total}; {requests}."])
 
 
 def later(lines: Sequence[dict[str, Any]]) -> str:
@@ -170,26 +242,39 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=4, help="fixes in one box")
     parser.add_argument("--table", type=Path)
     parser.add_argument("--later", type=Path)
+    parser.add_argument("--fuzz", default="", help="time of requests a fix, e.g. 8m")
+    parser.add_argument("--ray", default="", help="with --fuzz: auto, or HOST:PORT")
     asked = parser.parse_args()
     if asked.table:
-        print(table(read(asked.table)))
+        print(table(asked.table))
         return
     if asked.later:
         print(later(read(asked.later)))
         return
     asked.out.mkdir(parents=True, exist_ok=True)
-    done = {line["fix"] for line in read(asked.out)}
+    results = REQUESTS if asked.fuzz else RESULTS
+    done = {line["fix"] for line in read(asked.out, results)}
     left = []
-    for listed in listed_fixes(asked.list):
-        if listed.fix not in done and asked.only in listed.fix:
-            left.append(listed)
+    for fix in listed_fixes(asked.list):
+        if fix.fix not in done and asked.only in fix.fix:
+            left.append(fix)
+    for line in lines_of(left, asked):
+        with (asked.out / results).open("a") as file:
+            file.write(json.dumps(line) + "\n")
+        print(time.strftime("%H:%M:%S"), json.dumps(line)[:400], flush=True)
+
+
+def lines_of(
+    left: Sequence[ListedFix], asked: argparse.Namespace
+) -> Iterator[dict[str, Any]]:
+    """The lines of all fixes that have none yet."""
+    if asked.fuzz:
+        yield from requests_of(left, asked.clone, asked.budget, asked.fuzz, asked.ray)
+        return
     for start in range(0, len(left), asked.batch):
-        for line in measured(
+        yield from measured(
             left[start : start + asked.batch], asked.clone, asked.budget
-        ):
-            with (asked.out / RESULTS).open("a") as file:
-                file.write(json.dumps(line) + "\n")
-            print(time.strftime("%H:%M:%S"), json.dumps(line)[:400], flush=True)
+        )
 
 
 if __name__ == "__main__":
