@@ -39,7 +39,7 @@ _NO_TOOL: Final = ("get_weather", {"city": "Oslo"})
 _FURTHER_TAGS: Final = ("<function=", "◁think▷", "<｜DSML｜", "<invoke name=")
 _CODE: Final = re.compile(
     r"^\s*(?:def |class |import |from \S+ import |\{%|curl |vllm |Traceback )"
-    r"|^\s*(?:INFO|ERROR|WARNING|DEBUG)\b",
+    r"|^\s*(?:INFO|ERROR|WARNING|DEBUG)\b|^\s*[\w.]*(?:Error|Exception): ",
     re.MULTILINE,
 )
 _SHOWN: Final = re.compile(

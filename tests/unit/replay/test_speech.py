@@ -162,6 +162,7 @@ def test_an_answer_is_said_as_its_parsers_read_it() -> None:
         ("{% if x %}<tool_call>{% endif %}", ""),
         ("no tags at all", "The log:"),
         ("def f():\n    return '<think>'", ""),
+        ("ValueError: think_end_token '</think>' must encode to one token.", ""),
     ],
 )
 def test_what_is_no_model_s_output_is_not_said(text: str, above: str) -> None:
