@@ -192,6 +192,21 @@ def test_a_request_with_tools_gets_a_call_two_and_one_that_is_cut() -> None:
         assert variant.scripts.model().scripts  # it can be made
 
 
+@pytest.mark.parametrize(
+    ("required", "first"), [(["city"], ARGUMENTS), ([], {}), (None, {})]
+)
+def test_of_two_calls_one_has_no_arguments_where_none_is_required(
+    required: list[str] | None, first: dict[str, Any]
+) -> None:
+    schema = {**SCHEMA, "required": required}
+    tool = {"type": "function", "function": {"name": "weather", "parameters": schema}}
+    ways = variants(asked_in([{"tools": [tool]}]), "hermes", "")
+    calls = ways[1].scripts.script[-1].calls
+    assert calls is not None
+    assert [call.arguments for call in calls] == [first, ARGUMENTS]
+    assert ("no arguments" in ways[1].what) is (first == {})
+
+
 def test_a_forced_call_is_what_its_grammar_takes() -> None:
     speech = asked_in([{"tools": [TOOL], "tool_choice": "required"}])
     call = variants(speech, "hermes", "")[0].scripts.script[2]
