@@ -38,8 +38,8 @@ _DONE: Final = "It is done."
 _NO_TOOL: Final = ("get_weather", {"city": "Oslo"})
 _FURTHER_TAGS: Final = ("<function=", "◁think▷", "<｜DSML｜", "<invoke name=")
 _CODE: Final = re.compile(
-    r"^\s*(?:def |class |import |from \S+ import |\{%|curl |vllm |Traceback )"
-    r"|^\s*(?:INFO|ERROR|WARNING|DEBUG)\b|^\s*[\w.]*(?:Error|Exception): ",
+    r"^[ \t]*(?:def |class |import |from \S+ import |\{%|curl |vllm |Traceback )"
+    r"|^[ \t]*(?:INFO|ERROR|WARNING|DEBUG)\b|^[ \t]*[\w.]*(?:Error|Exception): ",
     re.MULTILINE,
 )
 _SHOWN: Final = re.compile(

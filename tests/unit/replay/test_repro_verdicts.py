@@ -84,6 +84,7 @@ def test_what_a_text_claims(
         "torch.OutOfMemoryError: CUDA out of memory.",
         "NCCL error in: /x.cpp:1, unhandled system error",
         'File "/x/vllm/v1/worker/gpu/states.py", line 104, in add_request',
+        r"[TM][ERROR] Assertion fail: D:\x\src/turbomind/models/llama/Barrier.h:20",
     ],
 )
 def test_what_only_a_gpu_shows_is_noticed(text: str) -> None:
