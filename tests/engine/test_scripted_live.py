@@ -31,10 +31,11 @@ ENGINES = {
     "vllm-0.33.0": ("vllm", "0.33.0"),
     "sglang-0.5.23": ("sglang", "0.5.23"),
     "lmdeploy-0.18.0": ("lmdeploy", "0.18.0"),
-    "runner-v2": ("vllm", "0.33.0"),
-    "front-rust": ("vllm", "0.33.0"),
+    "vllm-0.33.0-runner-v2": ("vllm", "0.33.0", "runner-v2"),
+    "vllm-0.23.0-front-rust": ("vllm", "0.23.0", "front-rust"),
+    "vllm-0.33.0-front-rust": ("vllm", "0.33.0", "front-rust"),
 }
-"""Engines and releases; by a feature's name with that."""
+"""Engines, releases, and a feature that their server has."""
 TELLS_ODDS = ("vllm", "sglang")
 """LMDeploy refuses logprobs without an option of its own."""
 AT_ONCE = {"lmdeploy": 4}
@@ -140,28 +141,34 @@ def held_against(
 
 @pytest.mark.parametrize("name", ENGINES)
 def test_scripts_are_said_byte_for_byte(name: str, tmp_path: Path) -> None:
-    engine, release = ENGINES[name]
+    engine, release, *feature = ENGINES[name]
     answers = []
     for number, pieces in enumerate(drawn(SCRIPTS)):
         answers.append(ScriptedAnswer(name=f"s{number}", pieces=pieces))
     scripts = Scripts(script=answers)
     model, shared = scripts.model(), scripts.shared
-    env = features(engine)[name].env if name in features(engine) else {}
+    wrong: list[str] = []
+    env = features(engine)[feature[0]].env if feature else {}
     with serving(engine, release, model, tmp_path, env=env) as server:
         began = time.monotonic()
 
         def ask(script: Script) -> bool:
             if time.monotonic() - began > ASKED_S:
                 return False
-            held_against(script, shared, server.url, odds=engine in TELLS_ODDS)
+            try:
+                held_against(script, shared, server.url, odds=engine in TELLS_ODDS)
+            except AssertionError as error:
+                wrong.append(f"{script.name}: {error}")
             return True
 
         at_once = AT_ONCE.get(engine, USUALLY_AT_ONCE)
         with ThreadPoolExecutor(at_once) as pool:
             asked = sum(pool.map(ask, model.scripts))
         took = time.monotonic() - began
-    print(f"{name}: {asked} of {len(answers)} scripts in {took:.1f} s")
+    count = f"{asked} of {len(answers)} scripts asked in {took:.1f} s"
+    print(f"{name}: {count}, {len(wrong)} wrong")
     assert asked
+    assert not wrong, wrong[:5]
 
 
 def said(text: str) -> str:

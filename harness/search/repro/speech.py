@@ -38,8 +38,8 @@ _DONE: Final = "It is done."
 _NO_TOOL: Final = ("get_weather", {"city": "Oslo"})
 _FURTHER_TAGS: Final = ("<function=", "◁think▷", "<｜DSML｜", "<invoke name=")
 _CODE: Final = re.compile(
-    r"^\s*(?:def |class |import |from \S+ import |\{%|curl |vllm |Traceback )"
-    r"|^\s*(?:INFO|ERROR|WARNING|DEBUG)\b",
+    r"^[ \t]*(?:def |class |import |from \S+ import |\{%|curl |vllm |Traceback )"
+    r"|^[ \t]*(?:INFO|ERROR|WARNING|DEBUG)\b|^[ \t]*[\w.]*(?:Error|Exception): ",
     re.MULTILINE,
 )
 _SHOWN: Final = re.compile(
@@ -55,6 +55,7 @@ class Speech(Record):
         raw: its raw output; "": the report does not show it.
         reasoning, content, calls: of its answer, where that is shown.
         tools: that requests bring: a name and arguments that fit.
+        bare: names of those that may be called without arguments.
         forced: tool_choice: ``required``, or the name of a tool.
         stops: stop strings of requests.
         form: a value that fits response_format; null: there is none.
@@ -66,6 +67,7 @@ class Speech(Record):
     content: Annotated[str, Field(max_length=_MOST_RAW)] = ""
     calls: Annotated[list[ScriptedCall], Field(max_length=_MOST_TOOLS)] = []
     tools: Annotated[list[ScriptedCall], Field(max_length=_MOST_TOOLS)] = []
+    bare: Annotated[list[str], Field(max_length=_MOST_TOOLS)] = []
     forced: Annotated[str, Field(max_length=200)] = ""
     stops: Annotated[
         list[Annotated[str, Field(max_length=200)]], Field(max_length=10)
@@ -102,6 +104,8 @@ def _ask(speech: Speech, body: Mapping[str, Any]) -> None:
         known = [known.name for known in speech.tools]
         if call is not None and call.name not in known and len(known) < _MOST_TOOLS:
             speech.tools.append(call)
+            if not _described(tool)[1].get("required"):
+                speech.bare.append(call.name)
 
     choice = body.get("tool_choice")
     if choice == "required":
@@ -131,19 +135,30 @@ def _ask(speech: Speech, body: Mapping[str, Any]) -> None:
 
 
 def _tool(tool: object) -> ScriptedCall | None:
-    """A call of a tool as a request describes it: OpenAI's form, or Anthropic's."""
-    if not isinstance(tool, dict):
+    """A call of a tool as a request describes it."""
+    name, schema = _described(tool)
+    if not 0 < len(name) <= 64:
         return None
-    function = tool.get("function")
-    described = function if isinstance(function, dict) else tool
-    name = described.get("name")
-    if not isinstance(name, str) or not 0 < len(name) <= 64:
-        return None
-    schema = described.get("parameters") or described.get("input_schema")
     arguments = example_of(schema)
     return ScriptedCall(
         name=name, arguments=arguments if isinstance(arguments, dict) else {}
     )
+
+
+def _described(tool: object) -> tuple[str, Mapping[str, Any]]:
+    """A tool's name and the schema of its arguments: OpenAI's form, or Anthropic's;
+    "", {}: it is none."""
+    if not isinstance(tool, dict):
+        return "", {}
+    function = tool.get("function")
+    described = function if isinstance(function, dict) else tool
+    name = described.get("name")
+    if not isinstance(name, str):
+        return "", {}
+    schema = described.get("parameters") or described.get("input_schema")
+    if not isinstance(schema, dict):
+        return name, {}
+    return name, schema
 
 
 def example_of(schema: object, deep: int = 0) -> Any:
@@ -523,7 +538,7 @@ class _Making:
             return
         once = self._tools[:1]
         yield SpokenVariant("calls a tool", self._scripts(once))
-        yield SpokenVariant("calls two tools", self._scripts(self._two()))
+        yield SpokenVariant(self._what_of_two(), self._scripts(self._two()))
         long = self._long(once[0])
         if long is not None:
             what = "calls a tool, and max_tokens cuts that"
@@ -537,8 +552,17 @@ class _Making:
             words.append("with the stop string")
         return " ".join(words)
 
+    def _what_of_two(self) -> str:
+        if self._two()[0].arguments:
+            return "calls two tools"
+        return "calls two tools, one with no arguments"
+
     def _two(self) -> list[ScriptedCall]:
-        return (self._tools * 2)[:2]
+        """Two calls, the first without arguments where its tool requires none."""
+        first, second = (self._tools * 2)[:2]
+        if first.name in self._speech.bare:
+            first = ScriptedCall(name=first.name)
+        return [first, second]
 
     def _long(self, call: ScriptedCall) -> ScriptedCall | None:
         """A call that is longer than max_tokens; None: it cannot be."""

@@ -17,6 +17,7 @@ from mmrepro.failure.documents.replay import (
     Claim,
     Finding,
     Needs,
+    PlayFacts,
     Replaced,
     Replay,
     ReportFacts,
@@ -27,6 +28,7 @@ from mmrepro.search.oracle.scripted import A_CALL, A_THOUGHT, JSON_ANSWER
 from mmrepro.search.replay.pursue import LOUD
 from mmrepro.search.repro.claim import BY_EACH, ECHOES, EXCEPTION, SHOWS
 from mmrepro.search.repro.vocabularies import MOST_TOKENS, vocabulary_of
+from mmrepro.traffic.case import PlayState
 
 _LIMITS: Final = re.compile(
     r"context length|max_model_len|maximum (?:model|context|input|allowed)|too long"
@@ -328,6 +330,9 @@ def _silent(replay: Replay, real: str, tokens: int) -> tuple[ReproVerdict, str]:
     report = replay.report
     assert report is not None
     claim, answers = report.claim, replay.tested
+    is_start = FindingClass.START_FAILURE in claim.classes and not report.client
+    if is_start and any(map(_has_started, replay.plays)):
+        return _started(replay)
     if not answers:
         said = f"nothing was tested: {_not_sent(report)}"
         return ReproVerdict.NOTHING_TESTED, said
@@ -368,6 +373,22 @@ def _silent(replay: Replay, real: str, tokens: int) -> tuple[ReproVerdict, str]:
     doubt = _doubt(report)
     if doubt:
         return ReproVerdict.NOTHING_TESTED, f"{doubt}; here {said}"
+    return ReproVerdict.NOT_REPRODUCED, said
+
+
+def _has_started(play: PlayFacts) -> bool:
+    """Whether a play had a server that started, and did not fail later."""
+    return play.start_s > 0 and play.state == PlayState.ENDED.value
+
+
+def _started(replay: Replay) -> tuple[ReproVerdict, str]:
+    """A report without a client is of a start, and the server starts."""
+    assert replay.report is not None
+    said = "the server starts"
+    verdict, why = _untold(replay, "")
+    why = why or _doubt(replay.report)
+    if why:
+        return verdict, f"{why}; here {said}"
     return ReproVerdict.NOT_REPRODUCED, said
 
 

@@ -20,7 +20,7 @@ from mmrepro.runs.play.player import Player
 from mmrepro.search.repro.client_end import client_end
 from mmrepro.search.repro.issue import read_issue
 from mmrepro.search.repro.other_servers import offline_command
-from mmrepro.search.repro.verdict import _of_engine
+from mmrepro.search.repro.verdict import _not_sent, _of_engine
 from mmrepro.traffic.capture.client import (
     ClientRun,
     ClientWanted,
@@ -230,6 +230,29 @@ def test_a_script_that_gives_a_configuration_gets_another(tmp_path: Path) -> Non
     last = done.stdout.strip().split("\n")[-1]
     assert last == "/tiny Config(size=1, device_type='cpu') ''"
     assert '{"messages": [{"role": "user", "content": "a"}]}' in done.stdout
+
+
+def test_a_release_without_the_entries_of_others_runs_no_script(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "client.py").write_text("print('it ran')")
+    entry = {"module": "json.newer", "class": "Pipeline", "config": "x"}
+    settings = {"script": "client.py", "entries": [entry], "calls": []}
+    (tmp_path / "settings.json").write_text(json.dumps(settings))
+    shutil.copy(reproducer_path("offline_run.py"), tmp_path)
+    done = subprocess.run(
+        [sys.executable, "offline_run.py", "settings.json"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stdout) == (1, "")
+    printed = done.stderr.strip()
+    assert printed.startswith("mmrepro: a script with its own engine is not read")
+    said = _not_sent(ReportFacts(client="a script", output=f"noise\n{printed}\n"))
+    assert said.startswith("no request was sent: a script with its own engine")
+    assert "--container" not in said
 
 
 def test_what_a_script_prints_as_a_call_may_be_anything() -> None:

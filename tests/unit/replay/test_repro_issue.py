@@ -642,6 +642,18 @@ def test_a_command_that_is_refused_does_not_start(told: str) -> None:
         assert FindingClass.START_FAILURE not in dead.claim.classes
 
 
+@pytest.mark.parametrize(
+    ("line", "kind"),
+    [
+        ("curl ... -d '{..., \"stream\": true}'", ""),
+        ("$ curl … -d @body.json", ""),
+        ("curl -s http://localhost:8000/health ...", "shell"),
+    ],
+)
+def test_a_curl_whose_address_was_left_out_asks_nobody(line: str, kind: str) -> None:
+    assert read_issue(f"vllm serve m/m\n\n```\n{line}\n```\n").client_kind == kind
+
+
 def test_a_call_of_fetch_that_is_written_out_is_a_line_of_curl() -> None:
     call = (
         'const r = await fetch("http://localhost:8000/v1/completions", {method: "POST", '

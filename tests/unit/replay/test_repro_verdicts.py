@@ -15,6 +15,7 @@ from mmrepro.failure.documents.replay import (
     ClientEnd,
     Finding,
     Needs,
+    PlayFacts,
     Rate,
     Replaced,
     Replay,
@@ -83,6 +84,7 @@ def test_what_a_text_claims(
         "torch.OutOfMemoryError: CUDA out of memory.",
         "NCCL error in: /x.cpp:1, unhandled system error",
         'File "/x/vllm/v1/worker/gpu/states.py", line 104, in add_request',
+        r"[TM][ERROR] Assertion fail: D:\x\src/turbomind/models/llama/Barrier.h:20",
     ],
 )
 def test_what_only_a_gpu_shows_is_noticed(text: str) -> None:
@@ -643,3 +645,33 @@ def test_a_small_stand_in_is_told_where_the_code_of_the_report_runs() -> None:
     verdict, words = concluded(made)
     assert verdict is ReproVerdict.NOTHING_TESTED
     assert "fewer tokens" in words
+
+
+START = Claim(classes=[FindingClass.START_FAILURE])
+STARTED = PlayFacts(
+    number=2, what="the whole case", requests=0, state="ended", start_s=9.0
+)
+NOT_STARTED = STARTED.model_copy(update={"state": "start-failed"})
+
+
+@pytest.mark.parametrize(
+    ("more", "verdict"),
+    [
+        ({"plays": [STARTED]}, "not-reproduced"),
+        ({"plays": [STARTED], "replaced": [FLAG]}, "needs-hardware"),
+        ({"plays": [NOT_STARTED]}, "nothing-tested"),
+        ({"plays": []}, "nothing-tested"),
+    ],
+)
+def test_a_start_without_a_client_is_tested_by_starting(
+    more: dict[str, Any], verdict: str
+) -> None:
+    seen, words = concluded(replay(START, **more))
+    assert seen == verdict
+    assert ("the server starts" in words) is (more["plays"] == [STARTED])
+
+
+def test_a_start_that_comes_and_goes_is_not_refuted_by_one() -> None:
+    rare = START.model_copy(update={"rare": "sometimes"})
+    seen, words = concluded(replay(rare, plays=[STARTED]))
+    assert (seen, "sometimes" in words) == ("nothing-tested", True)

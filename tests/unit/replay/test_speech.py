@@ -162,6 +162,7 @@ def test_an_answer_is_said_as_its_parsers_read_it() -> None:
         ("{% if x %}<tool_call>{% endif %}", ""),
         ("no tags at all", "The log:"),
         ("def f():\n    return '<think>'", ""),
+        ("ValueError: think_end_token '</think>' must encode to one token.", ""),
     ],
 )
 def test_what_is_no_model_s_output_is_not_said(text: str, above: str) -> None:
@@ -189,6 +190,21 @@ def test_a_request_with_tools_gets_a_call_two_and_one_that_is_cut() -> None:
     assert len(cut.scripts.script[2].pieces) > 40
     for variant in (one, two, cut):
         assert variant.scripts.model().scripts  # it can be made
+
+
+@pytest.mark.parametrize(
+    ("required", "first"), [(["city"], ARGUMENTS), ([], {}), (None, {})]
+)
+def test_of_two_calls_one_has_no_arguments_where_none_is_required(
+    required: list[str] | None, first: dict[str, Any]
+) -> None:
+    schema = {**SCHEMA, "required": required}
+    tool = {"type": "function", "function": {"name": "weather", "parameters": schema}}
+    ways = variants(asked_in([{"tools": [tool]}]), "hermes", "")
+    calls = ways[1].scripts.script[-1].calls
+    assert calls is not None
+    assert [call.arguments for call in calls] == [first, ARGUMENTS]
+    assert ("no arguments" in ways[1].what) is (first == {})
 
 
 def test_a_forced_call_is_what_its_grammar_takes() -> None:
