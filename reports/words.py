@@ -170,7 +170,10 @@ def condition_tables(
             others.append(condition)
 
     yield from _condition_table(others, prefix)
-    title = f"{count(len(met), 'condition')} met"
+    # The sentence of a match counts the required ones alone.
+    supporting = sum(not condition.required for condition in met)
+    note = f", {supporting} of them supporting" if supporting else ""
+    title = f"{count(len(met), 'condition')} met{note}"
     yield from folded(title, _condition_table(met, prefix))
 
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import shlex
+import shutil
 import sys
 from pathlib import Path
 
@@ -32,11 +34,32 @@ def typed_program() -> str:
     """Return how the program is called here: ``mmrepro``, or through ``uv run``."""
     if not os.environ.get(_UNDER_UV_RUN) or _checkout() is None:
         return "mmrepro"
+    # Where the development tools are, `uv run` alone has the extra `run` as well.
+    has_tools = importlib.util.find_spec("pytest") is not None
+    options = "" if has_tools else " --no-dev --extra run"
+    return f"{_typed_uv()} run{options} mmrepro"
+
+
+def _typed_uv() -> str:
+    """Return how uv is called here: by its name, or by its path below this folder."""
     uv = Path(os.environ.get("UV", "uv"))
+    if not uv.is_absolute():
+        return _quoted(uv)
+    on_path = shutil.which("uv")
+    if on_path and _is_same(uv, Path(on_path)):
+        return "uv"
     here = Path.cwd()
     if uv.is_relative_to(here):
-        uv = uv.relative_to(here)
-    return f"{_quoted(uv)} run --no-dev --extra run mmrepro"
+        return _quoted(uv.relative_to(here))
+    # README installs it there; the folder may be a link.
+    installed = Path(".uv/bin/uv")
+    if _is_same(uv, installed):
+        return str(installed)
+    return _quoted(uv)
+
+
+def _is_same(file: Path, other: Path) -> bool:
+    return file.exists() and other.exists() and file.samefile(other)
 
 
 def as_typed(command: str) -> str:

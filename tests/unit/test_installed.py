@@ -44,14 +44,43 @@ def test_a_wheel_is_named_where_it_lies(
     assert command.endswith(f"'{wheel}[run]'")
 
 
-def test_the_program_is_typed_as_it_was_called(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_program_is_typed_as_it_was_called(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.delenv("UV_RUN_RECURSION_DEPTH", raising=False)
     assert installed.typed_program() == "mmrepro"
     monkeypatch.setenv("UV_RUN_RECURSION_DEPTH", "1")
-    monkeypatch.setenv("UV", str(Path.cwd() / ".uv" / "bin" / "uv"))
+    # uv as README installs it, and no development tools.
+    uv = tmp_path / ".uv" / "bin" / "uv"
+    uv.parent.mkdir(parents=True)
+    uv.touch(mode=0o755)
+    monkeypatch.setenv("UV", str(uv))
+    monkeypatch.setenv("PATH", "")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     program = ".uv/bin/uv run --no-dev --extra run mmrepro"
     assert installed.typed_program() == program
     assert installed.as_typed("mmrepro run thing") == f"{program} run thing"
     assert installed.as_typed("python3 mmrepro.py") == "python3 mmrepro.py"
     monkeypatch.delenv("UV")
     assert installed.typed_program() == "uv run --no-dev --extra run mmrepro"
+
+
+def test_a_hint_under_uv_run_is_as_short_as_what_was_typed(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """uv names itself by its resolved path, here behind a link in another folder."""
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    uv = elsewhere / "uv"
+    uv.touch(mode=0o755)
+    monkeypatch.setenv("UV_RUN_RECURSION_DEPTH", "1")
+    monkeypatch.setenv("UV", str(uv))
+    monkeypatch.setenv("PATH", str(elsewhere))
+    assert installed.as_typed("mmrepro list") == "uv run mmrepro list"
+    checkout = tmp_path / "checkout"
+    (checkout / ".uv").mkdir(parents=True)
+    (checkout / ".uv" / "bin").symlink_to(elsewhere)
+    monkeypatch.setenv("PATH", "")
+    monkeypatch.chdir(checkout)
+    assert installed.as_typed("mmrepro list") == ".uv/bin/uv run mmrepro list"

@@ -189,7 +189,7 @@ def judge(
         return Fit.NOT_THIS, f"{cannot}; " + _left(against, unknown)
     if symptom_truth is Truth.MET and cause_truth is Truth.MET:
         number = len(symptom) + len(cause)
-        met = f"{number} of {number} conditions match"
+        met = f"{number} of {number} required conditions match"
         if exposure.truth is Truth.MET:
             return Fit.MATCH, met
         return (

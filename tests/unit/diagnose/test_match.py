@@ -305,8 +305,8 @@ MET, NOT_MET, UNKNOWN = Truth.MET, Truth.NOT_MET, Truth.UNKNOWN
 
 def test_whether_it_can_happen_here_caps_the_fit() -> None:
     whole = one("symptom", MET), one("cause", MET)
-    assert fit(MET, *whole) == (Fit.MATCH, "2 of 2 conditions match")
-    told = "2 of 2 conditions match; whether it can happen here is not known: said"
+    assert fit(MET, *whole) == (Fit.MATCH, "2 of 2 required conditions match")
+    told = "2 of 2 required conditions match; whether it can happen here is not known: said"
     assert fit(UNKNOWN, *whole) == (Fit.LIKELY, told)
     told = "it looks like this, but it cannot happen here (said)"
     assert fit(NOT_MET, *whole) == (Fit.SYMPTOM_ONLY, told)

@@ -18,7 +18,7 @@ MATCH = Match(
     scenario="ghost-key-eviction",
     title="EngineCore hangs",
     fit=Fit.MATCH,
-    why="9 of 9 conditions match",
+    why="9 of 9 required conditions match",
     until_fixed="add `--mm-processor-cache-gb 0`: images are processed again",
     fix="upgrade to vLLM 0.24.0 (vllm#43595)",
 )
