@@ -61,6 +61,7 @@ class ServingFacts:
         pooling: options that make it serve a model that pools.
         pooling_named: options that name a model's kind, so that none is added.
         pools: expression of a command's options with which its model pools.
+        grammar_on_cpu: options without which a grammar ends a server on a CPU.
         registry: the file of the installed package that lists its architectures.
         tried: architectures, and its first release of which a CPU is known to serve
             them.
@@ -96,6 +97,7 @@ class ServingFacts:
     pooling: tuple[str, ...] = ()
     pooling_named: tuple[str, ...] = ()
     pools: str = ""
+    grammar_on_cpu: tuple[str, ...] = ()
     registry: str = ""
     tried: Mapping[str, str] = field(default_factory=dict)
     tests: UpstreamTests = UpstreamTests()

@@ -42,6 +42,8 @@ _LIMITS = tuple(
             r"|no CUDA-capable device)"
         ),
         r"(?P<op>Cannot access accelerator device)",
+        # xgrammar's kernel for CPUs; those for GPUs take other formats as well
+        r"(?P<op>logits must be of type float32)",
         r"(?P<op>CUDA driver (?:initialization failed|version is insufficient))",
         r"module 'torch\._C' has no attribute '(?P<op>_cuda\w+)'",
         (

@@ -20,6 +20,7 @@ from typing import Any, Final
 from mmrepro.base.errors import UsageError, did_you_mean
 from mmrepro.base.machine import read_yaml
 from mmrepro.base.text import names_a_secret
+from mmrepro.engines import option_of
 from mmrepro.engines.allowed import Allowed, allowed_of, is_option
 from mmrepro.engines.folders import facts, folders, published
 from mmrepro.engines.models import LLAMAS
@@ -804,6 +805,13 @@ _ENV_GPU: Final = re.compile(
 )
 
 
+_GRAMMAR: Final = re.compile(
+    r"\b(?:response_format|guided_(?:json|choice|regex|grammar)|structured_outputs)\b"
+    r"|\btool_choice\b[\"']?\s*[:=]\s*(?:[\"']required|\{)"
+)
+"""In a client's words: what masks a model's tokens."""
+
+
 @dataclass(frozen=True)
 class Translated:
     """What a case's server is made from.
@@ -905,6 +913,8 @@ def translated(
             replaced.append(_left_out(shown, refusal, Needs.TRUST))
             continue
         args += [name, *values]
+    if not gpu and _GRAMMAR.search(traffic):
+        args += _for_grammars(asked.engine, args)
 
     env = {}
     for name, value in asked.env.items():
@@ -930,6 +940,17 @@ def translated(
             env[name] = value
     rows = _bounded(replaced)
     return Translated(model, length, tuple(args), env, rows, tuple(notes[:MOST_NOTES]))
+
+
+def _for_grammars(engine: str, args: Sequence[str]) -> list[str]:
+    """Options that a server on a CPU needs for grammars, but for those that the report
+    has with a value of its own."""
+    added: list[str] = []
+    for option in serving(engine).grammar_on_cpu:
+        given = option_of(args, option.partition("=")[0])
+        if given in ("", "auto"):
+            added.append(option)
+    return added
 
 
 def _left_out(what: str, why: str, needs: Needs | None = None) -> Replaced:

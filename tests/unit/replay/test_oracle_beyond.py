@@ -33,6 +33,7 @@ LIMITS = {
     "ImportError: libcudart.so.12: cannot open shared object file": "libcudart.so.12",
     "NotImplementedError: FP8 KV cache is not supported on CPU": "FP8 KV cache",
     "ValueError: Machete only supported on CUDA": "Machete",
+    "ValueError: logits must be of type float32": "logits must be of type float32",
     "ValueError: The kernel requires an SM100-class GPU.": "The kernel",
     (
         "RuntimeError: sgl_kernel.f was called, but this is mmrepro's stand-in "

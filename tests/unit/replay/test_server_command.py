@@ -581,6 +581,27 @@ def test_who_only_asks_for_embeddings_of_no_named_model_has_one_that_pools(
     assert (made.replaced[0].needs == "model") is pooled
 
 
+@pytest.mark.parametrize(
+    ("command", "client", "added"),
+    [
+        ("vllm serve m/m", '{"response_format": {"type": "json_object"}}', True),
+        ("vllm serve m/m", 'extra_body={"guided_choice": ["a", "b"]}', True),
+        ("vllm serve m/m --dtype auto", 'tool_choice="required"', True),
+        ("vllm serve m/m --dtype bfloat16", 'tool_choice="required"', False),
+        ("vllm serve m/m", '{"tool_choice": {"type": "function"}}', True),
+        ("vllm serve m/m", 'tool_choice="auto"', False),
+        ("sglang serve m/m", 'tool_choice="required"', False),
+    ],
+)
+def test_a_grammar_on_a_cpu_needs_logits_in_float32(
+    command: str, client: str, added: bool
+) -> None:
+    args = translated(parse(command), None, client).args
+    assert (args[-1:] == ("--dtype=float32",)) is added
+    on_gpu = translated(parse(command), None, client, gpu=True).args
+    assert "--dtype=float32" not in on_gpu
+
+
 def test_what_is_left_out_says_what_it_would_take() -> None:
     command = "vllm serve m/m -tp 2 --enable-lora --unlisted x"
     rows = translated(parse(command), None, "").replaced
