@@ -707,6 +707,7 @@ def main() -> int:
     )
     parser.add_argument("--table", type=Path, metavar="FILE")
     given = parser.parse_args()
+    ranks.end_servers_at_sigterm()
     names = [name for name in given.names if name in SERVERS] or list(SERVERS)
     chosen = {
         name: replace(

@@ -44,7 +44,13 @@ from mmrepro.scenario import Scenario  # noqa: E402
 from mmrepro.scenario.registry import load_scenario  # noqa: E402
 from pod_days_record import chat, post  # noqa: E402
 from ranks import Fault  # noqa: E402
-from record_ranks import RUST, Case, Server, served  # noqa: E402
+from record_ranks import (  # noqa: E402
+    RUST,
+    Case,
+    Server,
+    end_servers_at_sigterm,
+    served,
+)
 
 WITHIN_S = 30.0
 MOST_S = 150.0
@@ -379,6 +385,7 @@ def main() -> int:
     parser.add_argument("servers", nargs="*", default=[*KNOWN, *WEDGED])
     parser.add_argument("--table", action="store_true")
     asked = parser.parse_intermixed_args()
+    end_servers_at_sigterm()
     asked.folder.mkdir(parents=True, exist_ok=True)
     file = asked.folder / "stalls.jsonl"
     for name in asked.servers if not asked.table else ():

@@ -276,6 +276,12 @@ class Server:
         os.kill(pid, signal.SIGCONT if deed == "stop" else signal.SIGUSR2)
 
 
+def end_servers_at_sigterm() -> None:
+    """Let SIGTERM, as ``timeout`` sends it, unwind this program: a server has no
+    supervisor here, and its processes would live on without it."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+
+
 @contextmanager
 def served(case: Case) -> Iterator[Server]:
     with started(case) as server:
@@ -396,6 +402,7 @@ def main() -> int:
     parser.add_argument("--list", action="store_true")
     parser.add_argument("--client", metavar="URL", help=argparse.SUPPRESS)
     given = parser.parse_args()
+    end_servers_at_sigterm()
     if given.client:
         with suppress(OSError):
             while True:

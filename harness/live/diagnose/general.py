@@ -151,12 +151,20 @@ def _dead(view: DiagnosisView) -> Assessment | None:
         running = count(len(facts.processes), "process")
         verb = "runs" if len(facts.processes) == 1 else "run"
         why = [f"{running} {verb}", *last_words(view)]
+        standing = frozen.standing(view)
+        advice = ["its log tells which; then diagnose again"]
+        if standing:
+            # A start that loads or compiles stands still as well: time tells.
+            advice.append(
+                "a process that stands in the same place then, in which nothing loads "
+                "or compiles, is where the start hangs: restart it, and keep its log"
+            )
         return Assessment(
             state=ServerState.NOT_READY,
             sentence=f"Its processes run, but nothing listens on port {facts.port}: it "
             "is still starting, or its HTTP front has ended.",
-            why=[*why, *frozen.standing(view)],
-            advice=["its log tells which; then diagnose again"],
+            why=[*why, *standing],
+            advice=advice,
         )
     return None
 

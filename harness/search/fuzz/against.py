@@ -90,6 +90,9 @@ _EPISODES_SHARE = 0.45
 _SEARCH_SHARE = 0.8
 """Of the budget, while none is known: one that comes last is still confirmed."""
 _ROUNDS = 6
+_LEAST_ROUNDS = 2
+"""For which time is kept, where pairs take long: a session of few requests that are
+small and confirmed tells more than one of many that are neither."""
 _EACH = 3
 """Requests of one kind of difference that are shrunk, those with other features
 first."""
@@ -272,8 +275,12 @@ class Comparing(CaseSearch[Fuzz]):
         return suspects
 
     def _time_for_an_episode(self, suspects: Sequence[_Suspect]) -> bool:
-        share = _EPISODES_SHARE if suspects else _SEARCH_SHARE
-        return self.elapsed_s < share * self.options.budget_s
+        if not suspects:
+            return self.elapsed_s < _SEARCH_SHARE * self.options.budget_s
+        if self.elapsed_s >= _EPISODES_SHARE * self.options.budget_s:
+            return False
+        pairs = 1 + _LEAST_ROUNDS + self.options.repeat
+        return self._time_for_pairs(pairs)
 
     def _note_reached(self, case: Case, pair: PairEnded) -> None:
         """Keep the requests that were the first to run a line in which the sides
@@ -315,9 +322,11 @@ class Comparing(CaseSearch[Fuzz]):
 
     def _time_for_more(self) -> bool:
         """Whether another pair leaves time for those that confirm."""
-        pairs = 1 + self.options.repeat
+        return self._time_for_pairs(1 + self.options.repeat)
+
+    def _time_for_pairs(self, count: int) -> bool:
         left_s = self.options.budget_s - self.elapsed_s
-        return left_s >= pairs * self._longest_s
+        return left_s >= count * self._longest_s
 
     def _proposals(
         self, suspects: Sequence[_Suspect], together: Mapping[int, list[Operation]]

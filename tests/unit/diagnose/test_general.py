@@ -515,6 +515,7 @@ def test_a_start_names_where_a_process_stands_still() -> None:
     told = assess(evidence(stacks), target(listening=False))
     assert told.state is ServerState.NOT_READY
     assert any(f"EngineCore ({CORE})" in line and "load" in line for line in told.why)
+    assert any("is where the start hangs" in line for line in told.advice)
     moves = sampled(
         *[[thread(frames(f"f{n} a.py:{n}"), active=True)] for n in range(5)]
     )
@@ -522,6 +523,7 @@ def test_a_start_names_where_a_process_stands_still() -> None:
         sample.threads[0].tid = CORE
     told = assess(evidence(moves), target(listening=False))
     assert not any(str(CORE) in line for line in told.why)
+    assert told.advice == ["its log tells which; then diagnose again"]
 
 
 def test_a_process_that_is_stopped_while_its_server_starts_is_stopped() -> None:

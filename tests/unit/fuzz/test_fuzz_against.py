@@ -406,10 +406,15 @@ def test_time_is_left_to_confirm_and_more_time_shrinks_further(
         made.player = Slow(refuses_top_k, monkeypatch)
         return made
 
-    short = session(500.0, out=tmp_path / "f").execute()
+    # A pair takes 100 seconds: one episode, then the pairs that confirm.
+    short = session(300.0, out=tmp_path / "f").execute()
     assert short.differences
     assert all(d.confirmed and d.pairs == 2 for d in short.differences)
     assert not any(d.shrunk for d in short.differences)
+    # Another episode would leave no time to shrink what the first one showed.
+    enough = session(500.0, out=tmp_path / "g").execute()
+    assert len(enough.episodes) == 1
+    assert all(d.shrunk and d.confirmed for d in enough.differences)
     longer = session(2000.0, resume=tmp_path / "f").execute()
     assert all(d.confirmed and d.shrunk for d in longer.differences)
 
