@@ -169,6 +169,11 @@ class SglangEngine(Engine):
         "finished": ("sglang:num_requests_total",),
         "prompt_tokens": ("sglang:prompt_tokens_total",),
         "generation_tokens": ("sglang:generation_tokens_total",),
+        # The two above move when a request ends, token_usage by whole percents: beside
+        # a long decode they stand still for minutes. This one moves with each step
+        # (0.5.17, 0.5.23), and the next with each --decode-log-interval (0.5.6).
+        "computed_tokens": ("sglang:realtime_tokens_total",),
+        "kv_tokens": ("sglang:num_used_tokens",),
         "kv_usage": ("sglang:token_usage",),
         "cached_tokens": ("sglang:cached_tokens_total",),
         "prefix_queries": ("sglang:prompt_tokens_total",),

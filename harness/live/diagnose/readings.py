@@ -33,6 +33,9 @@ from mmrepro.traffic.evidence import Evidence
 
 TOKENS = ("prompt_tokens", "generation_tokens")
 COUNTERS = ("finished", *TOKENS)
+_COMPUTED = (*TOKENS, "computed_tokens")
+"""An engine may count the tokens of a request when that ends, and those that it computes
+at each step."""
 BEGUN = "in the body of a"
 """In the error of an answer that began, and was not whole."""
 _NO_WAY = "ConnectError"
@@ -242,7 +245,7 @@ class DiagnosisView:
 
         Requests count only where tokens are not counted: a frozen vLLM counts as
         finished those that their clients give up."""
-        for counters in (TOKENS, ("finished",)):
+        for counters in (_COMPUTED, ("finished",)):
             readings = self._read_twice(counters)
             if not self.here and any(_fell(values) for values in readings):
                 return None  # counted anew, or by another replica
@@ -260,7 +263,7 @@ class DiagnosisView:
         """As ``progress``; steps that were made, and a KV cache that fills, are some as
         well."""
         if self.progress is False:
-            for values in self._read_twice(("steps", "kv_usage")):
+            for values in self._read_twice(("steps", "kv_usage", "kv_tokens")):
                 if values[-1] != values[0]:
                     return True
         return self.progress

@@ -126,8 +126,8 @@ def _metrics(*shorts: str) -> tuple[str, ...]:
     return tuple(names)
 
 
-PROGRESS = _metrics("prompt_tokens", "generation_tokens")
-GAUGES = _metrics("kv_usage")
+PROGRESS = _metrics("prompt_tokens", "generation_tokens", "computed_tokens")
+GAUGES = _metrics("kv_usage", "kv_tokens")
 _SIGNS = (*PROGRESS, *GAUGES, BEGUN_AT)
 _GENERATED = frozenset(_metrics("generation_tokens"))
 _FINISHED = frozenset(_metrics("finished"))
