@@ -49,7 +49,8 @@ from mmrepro.probes import (
 from mmrepro.probes.base import RawSink
 from mmrepro.probes.http import Fetched
 
-RECORDINGS = Path(__file__).parents[1] / "tests" / "unit" / "pod_days"
+ROOT = Path(__file__).parents[1]
+FOLDERS = (ROOT / "tests" / "unit" / "pod_days", ROOT / "benchmarks" / "recordings")
 DAY_S = 86400.0
 INTERVAL_S = 10.0
 FAILURES = 2
@@ -75,9 +76,7 @@ class Mood:
 @cache
 def recorded(name: str) -> Mapping[str, Mood]:
     """The moods in one recording."""
-    document = json.loads(
-        gzip.decompress((RECORDINGS / f"{name}.json.gz").read_bytes())
-    )
+    document = json.loads(gzip.decompress(recordings()[name].read_bytes()))
     moods = {}
     for mood, content in document["moods"].items():
         metrics, stacks = [], []
@@ -94,8 +93,14 @@ def recorded(name: str) -> Mapping[str, Mood]:
     return moods
 
 
-def recordings() -> list[str]:
-    return sorted(file.name.partition(".json")[0] for file in RECORDINGS.glob("*.gz"))
+@cache
+def recordings() -> dict[str, Path]:
+    """The file of each recording, by its name."""
+    found = {}
+    for folder in FOLDERS:
+        for file in sorted(folder.glob("*.json.gz")):
+            found[file.name.removesuffix(".json.gz")] = file
+    return found
 
 
 def standing_at(mood: Mood, file: str, *functions: str) -> Mood:
@@ -116,6 +121,12 @@ def standing_at(mood: Mood, file: str, *functions: str) -> Mood:
             samples.append(sample.model_copy(update={"threads": threads}))
         stacks.append(data.model_copy(update={"samples": samples}))
     return Mood(mood.facts, mood.metrics, tuple(stacks))
+
+
+def without_metrics(mood: Mood) -> Mood:
+    """Made up: the same server, started without metrics."""
+    empty = tuple(data.model_copy(update={"samples": []}) for data in mood.metrics)
+    return Mood(mood.facts, empty, mood.stacks)
 
 
 def asleep(mood: Mood) -> Mood:
@@ -461,7 +472,7 @@ Episode = tuple[str, World, float, float]
 def episodes(recording: str, *, own: bool) -> list[Episode]:
     """What happens to a server of this kind, none of it a reason for a restart."""
     kind, moods = recording, recorded(recording)
-    idle, prefill, decode = moods["idle"], moods["prefill"], moods["decode"]
+    idle, decode, prefill = moods["idle"], moods["decode"], moods.get("prefill")
     step = _loop(idle)
     loads = standing_at(
         idle, "vllm/v1/worker/gpu_worker.py", "recv", "update_weights", *step
@@ -485,7 +496,6 @@ def episodes(recording: str, *, own: bool) -> list[Episode]:
     ]
     if own:
         common += [
-            ("prefill of minutes", World(prefill, 0, counters_move=False), 60, 580),
             ("made up: compiles", World(compiles, 0, counters_move=False), 60, 580),
             ("the server has no processor", World(idle, 0, starved=True), 30, 900),
         ]
@@ -497,8 +507,11 @@ def episodes(recording: str, *, own: bool) -> list[Episode]:
     if "paused" in moods and own:
         held = World(moods["paused"], 0, endpoints=paused, counters_move=False)
         common.append(("paused", held, 60, 6 * 3600))
-    if not own:
-        common.append(("prefill of minutes", World(prefill, 0, own=False), 60, 580))
+    if prefill is not None:
+        # A long prompt counts nothing until its end, and behind a network that is all
+        # that is seen of it: there prompts follow each other.
+        filling = World(prefill, 0, own, counters_move=not own)
+        common.append(("prefill of minutes", filling, 60, 580))
     return common
 
 

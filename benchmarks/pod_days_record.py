@@ -1,6 +1,6 @@
 """Record what a watch reads of a real engine in each of its moods: metrics and stacks.
 
-    python benchmarks/pod_days_record.py ENGINE RELEASE    # writes tests/unit/pod_days/
+    python benchmarks/pod_days_record.py ENGINE RELEASE    # writes benchmarks/recordings/
     python benchmarks/pod_days_record.py vllm 0.23.0 tp2   # or rust
     python benchmarks/pod_days_record.py vllm 0.23.0 --hung
 
@@ -35,10 +35,13 @@ from mmrepro.live.diagnose.ranks import workers  # noqa: E402
 from mmrepro.probes import MetricsProbe, StacksProbe, run_probe  # noqa: E402
 from mmrepro.scenario.registry import load_scenario  # noqa: E402
 
-OUT = ROOT / "tests" / "unit" / "pod_days"
+UNIT = ROOT / "tests" / "unit" / "pod_days"
+MORE = ROOT / "benchmarks" / "recordings"
 ROUNDS = 6
 """Readings of each mood, as far apart as those of a check."""
-LONG_WORDS = 1400
+LONG_WORDS = 300
+"""Of six tokens each: the prompt fits into the context. A longer one is refused, and what
+is recorded then is a front end that refuses."""
 
 
 class Recording:
@@ -90,13 +93,14 @@ class Recording:
         return kept
 
     def write(self) -> None:
-        OUT.mkdir(exist_ok=True)
         document = {
             "engine": self.engine,
             "release": self.release,
             "moods": self.moods,
         }
-        file = OUT / f"{self.engine}-{self.release}.json.gz"
+        name = f"{self.engine}-{self.release}.json.gz"
+        # The unit tests' recordings are few: a new one is for the benchmark.
+        file = (UNIT if (UNIT / name).exists() else MORE) / name
         text = json.dumps(document).replace(str(Path.home()), "~")
         file.write_bytes(gzip.compress(text.encode(), mtime=0))
         print(f"{file.name}: {file.stat().st_size} bytes")
@@ -117,8 +121,9 @@ def post(url: str, path: str, body: Any = None, timeout: float = 60.0) -> int:
         return 0
 
 
-def chat(words: int, tokens: int) -> dict[str, Any]:
-    text = " ".join(f"w{number}" for number in range(words))
+def chat(words: int, tokens: int, first: int = 0) -> dict[str, Any]:
+    """A request of so many words, counted from ``first``."""
+    text = " ".join(f"w{first + number}" for number in range(words))
     return {
         "model": "tiny",
         "messages": [{"role": "user", "content": text}],
@@ -130,14 +135,27 @@ def chat(words: int, tokens: int) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def asking(url: str, bodies: int, words: int, tokens: int) -> Iterator[None]:
-    """Keep so many requests on their way."""
+    """Keep so many requests on their way, each of other words: none is in a cache.
+
+    Raises:
+        RuntimeError: the server refused some, so that what was read meanwhile is of a
+            front end that refuses.
+    """
     over = threading.Event()
+    refused: list[int] = []
 
-    def ask() -> None:
+    def ask(client: int) -> None:
+        count = 0
         while not over.is_set():
-            post(url, "/v1/chat/completions", chat(words, tokens), 30.0)
+            count += 1
+            body = chat(words, tokens, first=1000 * client + 7 * count)
+            status = post(url, "/v1/chat/completions", body, 60.0)
+            # 0: no answer in time, which a busy machine may have.
+            if status not in (0, 200):
+                refused.append(status)
 
-    threads = [threading.Thread(target=ask, daemon=True) for _ in range(bodies)]
+    clients = range(1, bodies + 1)
+    threads = [threading.Thread(target=ask, args=(n,), daemon=True) for n in clients]
     for thread in threads:
         thread.start()
     time.sleep(1.0)
@@ -145,6 +163,11 @@ def asking(url: str, bodies: int, words: int, tokens: int) -> Iterator[None]:
         yield
     finally:
         over.set()
+        # What is still on its way belongs to this mood, not to the next one.
+        for thread in threads:
+            thread.join(60.0)
+    if refused:
+        raise RuntimeError(f"{len(refused)} requests were refused: {refused[0]}")
 
 
 def waiting(url: str) -> None:
