@@ -22,6 +22,7 @@ from typing import Any
 MARK = "\x1ecall "
 """Begins a line that is for mmrepro."""
 _MOST_CALLS = 2_000
+_NOT_READ = "a script with its own engine is not read for this release"
 
 
 def _replaced(entry: dict[str, Any]) -> None:
@@ -171,10 +172,13 @@ def _changed(parameters: Any) -> Any:
 def main() -> None:
     settings = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))
     for entry in settings["entries"]:
-        if "config" in entry:
-            _configured(entry)
-        else:
-            _replaced(entry)
+        try:
+            if "config" in entry:
+                _configured(entry)
+            else:
+                _replaced(entry)
+        except (ImportError, AttributeError) as error:
+            sys.exit(f"mmrepro: {_NOT_READ}: {error}")
     told: list[int] = []
     for call in settings["calls"]:
         try:

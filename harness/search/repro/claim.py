@@ -114,7 +114,8 @@ _HARDWARE: Final = re.compile(
     r"|deep_?gemm[^\n]{0,30}error|"
     r"flashinfer[^\n]{0,60}(?:error|assert|fail)|GPU hang|uncorrectable ECC"
     r"|NVLink error|"
-    r"cutlass[^\n]{0,40}(?:error|fail)|aiter[^\n]{0,40}(?:error|fail)",
+    r"cutlass[^\n]{0,40}(?:error|fail)|aiter[^\n]{0,40}(?:error|fail)"
+    r"|\bturbomind/[\w/]{1,80}\.(?:cc|cu|h)\b",
     re.IGNORECASE,
 )
 _GPU_CODE: Final = re.compile(r"vllm/v1/worker/gpu/[\w/]+\.py")

@@ -121,7 +121,10 @@ _OFFLINE: Final = re.compile(
     r"|AsyncLLM(?:Engine)?\.from_",
     re.MULTILINE,
 )
-_CURL: Final = re.compile(r"^[^#\n]*\b(?:curl|wget)\s+", re.MULTILINE)
+_CURL: Final = re.compile(
+    r"^[^#\n]*\b(?:curl|wget)\s+(?!(?:\.{3}|…)(?:\s|$))", re.MULTILINE
+)
+"""Not ``curl ... -d``, whose writer left out whom it asks."""
 _CLIENT_WORDS: Final = re.compile(
     r"\bimport\s+(?:\w+,\s*)*(?:openai|requests|httpx|urllib)\b"
 )

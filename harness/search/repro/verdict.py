@@ -514,13 +514,19 @@ def _is_relevant(what: str, claim: Claim) -> bool:
     return features.get(what, "stop") in claim.about
 
 
+_OUR_WORDS: Final = "mmrepro: a script with its own engine"
+"""How the last line of reproducers/offline_run.py begins where it runs no script."""
+
+
 def _not_sent(report: ReportFacts) -> str:
     """Why no request was sent, as far as the client's last line says."""
     said = "no request was sent"
     if not report.output.strip():
         return said
-    # The verdict is pasted in public: none of the client's own words are in it.
     printed = report.output.strip().splitlines()[-1]
+    if printed.startswith(_OUR_WORDS):
+        return f"{said}: {printed.removeprefix('mmrepro: ')}"
+    # The verdict is pasted in public: none of the client's own words are in it.
     name = _exception(printed, report.claim)
     said += f"; its client ended with {name}, as the report shows"
     missing = _NO_PACKAGE.search(printed)
