@@ -123,12 +123,6 @@ def standing_at(mood: Mood, file: str, *functions: str) -> Mood:
     return Mood(mood.facts, mood.metrics, tuple(stacks))
 
 
-def without_metrics(mood: Mood) -> Mood:
-    """Made up: the same server, started without metrics."""
-    empty = tuple(data.model_copy(update={"samples": []}) for data in mood.metrics)
-    return Mood(mood.facts, empty, mood.stacks)
-
-
 def asleep(mood: Mood) -> Mood:
     """Made up: the metrics with which vLLM says that it sleeps."""
     sign = MetricSample(

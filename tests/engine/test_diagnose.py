@@ -409,7 +409,7 @@ MODES = {
     "error": ("failing", "fails"),
     "python": ("frozen-in-python", "spins_in_python"),
     "native": ("frozen-in-native-code", "spins_in_c"),
-    "nap": ("frozen-in-native-code", "clock_nanosleep"),
+    "nap": ("frozen-in-python", "clock_nanosleep"),
     "lock": ("blocked-on-lock", "thread 'holder' has it, in holds"),
     "starved": ("starved", "none is let in"),
     "deaf": ("not-receiving", "waits_for_work|Condition.wait"),

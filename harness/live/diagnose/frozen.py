@@ -22,6 +22,9 @@ MORE_STACKS = (
 )
 KEEP = rank_verdicts.KEEP
 SEARCH = "search the upstream issues for the innermost frames"
+_SLEEPS = frozenset({"clock_nanosleep", "nanosleep"})
+"""A sleep ends by itself: who sleeps in each sample is in a loop that sleeps, and no C
+frame tells more of it."""
 
 
 class Stance(Enum):
@@ -251,6 +254,14 @@ def engine(view: DiagnosisView, why: list[str], *, asked: bool) -> Assessment:
             sentence=f"{role} is stuck in native code called from {course.place}: it "
             "uses CPU without end and does not hold the GIL.",
             advice=[KEEP, MORE_STACKS.format(pid=pid)],
+            **common,
+        )
+    if call in _SLEEPS:
+        return Assessment(
+            state=ServerState.FROZEN_PYTHON,
+            sentence=f"{role} is stuck in {course.place}: it sleeps there again and "
+            f"again (system call {call}).",
+            advice=[KEEP, SEARCH],
             **common,
         )
     if (

@@ -147,6 +147,20 @@ class DiagnosisView:
         return any(answer.status is not None for answer in self._answers)
 
     @property
+    def gives_metrics(self) -> bool:
+        """Whether metrics came no earlier than the last reading of the endpoints, which
+        is taken beside them. They are the front's as well."""
+        readings = self.evidence.results(HttpData, "check")
+        asked = [result.started.mono for result, _ in readings]
+        if not self.here or not asked:
+            return False
+        for result, data in self.evidence.results(MetricsData, "check"):
+            came = result.started.mono + result.seconds
+            if data.samples and came >= asked[-1]:
+                return True
+        return False
+
+    @property
     def refused_connection(self) -> bool:
         data = self.endpoints
         if data is None:

@@ -120,6 +120,16 @@ CASES: dict[str, tuple[ServerState, list[AnyProbeData], dict[str, Any]]] = {
         [GREEN, *still(running=1), SILENCE, NAP, COLD, waiting("read")],
         {},
     ),
+    "sleeps in a loop": (
+        ServerState.FROZEN_PYTHON,
+        [GREEN, *still(running=1), SILENCE, NAP, COLD, waiting("clock_nanosleep")],
+        {},
+    ),
+    "spins behind a late front": (
+        ServerState.FROZEN_PYTHON,
+        [http(None, None), *still(), SILENCE, SPIN, HOT],
+        {},
+    ),
     "waits for CUDA": (
         ServerState.KERNEL_STUCK,
         [GREEN, *still(running=1), SILENCE, CUDA, COLD, waiting("futex")],

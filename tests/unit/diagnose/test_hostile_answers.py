@@ -119,12 +119,12 @@ def test_a_main_thread_that_sleeps_is_not_the_engine() -> None:
     )
     # It is the engine's process, or the sleep is inside the event loop: then it tells.
     named = assessed(silent, *asleep, root_pid=CORE)
-    assert named.state is ServerState.FROZEN_NATIVE
+    assert named.state is ServerState.FROZEN_PYTHON
     looped = five(
         thread(frames("handler a.py:7", "_run_once base_events.py:1"), active=False)
     )
     asleep[0] = looped
-    assert assessed(silent, *asleep, **UNNAMED).state is ServerState.FROZEN_NATIVE
+    assert assessed(silent, *asleep, **UNNAMED).state is ServerState.FROZEN_PYTHON
 
 
 # ---------------------------------------------------------------- where its stacks are

@@ -108,7 +108,7 @@ ON_A_GPU = {
         "synchronize, called by AsyncOutput.get_output",
     ),
     "gpu-vllm-kernel-native": (ServerState.KERNEL_STUCK, "cuEventSynchronize"),
-    "gpu-vllm-python": (ServerState.FROZEN_NATIVE, "clock_nanosleep"),
+    "gpu-vllm-python": (ServerState.FROZEN_PYTHON, "clock_nanosleep"),
     "gpu-minivllm-kernel": (
         ServerState.KERNEL_STUCK,
         "while GPU 0, which nothing else uses",
