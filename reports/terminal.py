@@ -311,7 +311,9 @@ class _Lines:
 
     def _entry(self, heads: Sequence[str], cells: Sequence[str], tone: b.Tone) -> None:
         """Append a row as an entry: its first cell, and the others below it."""
-        self.add([b.Span(cells[0], "strong", tone)])
+        # It is empty where a row goes on with what the row above it is of.
+        if cells[0]:
+            self.add([b.Span(cells[0], "strong", tone)])
         facts = []
         for head, cell in zip(heads[1:], cells[1:], strict=False):
             if cell:

@@ -161,12 +161,19 @@ def _report(error: MmreproError) -> None:
     """One plain sentence, what lies behind it, and the next command to type, on
     stderr."""
     from mmrepro.base.installed import as_typed
-    from mmrepro.base.text import one_line
+    from mmrepro.base.text import one_line, wrapped
+    from mmrepro.cli.console import terminal_width
 
-    lines = [error.message, *(f"  {line}" for line in error.detail[:8])]
-    if hint := error.hint or _what_is_there(error.__cause__):
-        lines.append(f"Next: {as_typed(hint)}")
-    _say("\n".join(one_line(line, 1000) for line in lines))
+    width = terminal_width(stderr=True)
+    lines = []
+    for text in (error.message, *(f"  {detail}" for detail in error.detail[:8])):
+        lines.append(wrapped(one_line(text, 1000), width, hang=4))
+
+    # A command is never broken: it is there to be copied.
+    hint = error.hint or _what_is_there(error.__cause__)
+    if hint:
+        lines.append(one_line(f"Next: {as_typed(hint)}", 1000))
+    _say("\n".join(lines))
 
 
 def _what_is_there(cause: BaseException | None) -> str:

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
-import typer
 from mmrepro.base import common_options as common
 from mmrepro.base.options import OUTPUT, Command, option
 from mmrepro.cli.options import command
@@ -57,7 +56,7 @@ def capture(asked: _CaptureCommand) -> None:
     Example: mmrepro capture night.har --mooncake night.jsonl --model ~/models/Qwen3-32B
     """
     from mmrepro.base.units import count, duration
-    from mmrepro.cli.console import done_head, emit
+    from mmrepro.cli.console import done_head, emit, say
     from mmrepro.traffic.capture import RecordingExcerpt, read_capture, write_trace
     from mmrepro.traffic.case import ServerWanted
 
@@ -72,13 +71,11 @@ def capture(asked: _CaptureCommand) -> None:
         following = [f"mmrepro replay {asked.mooncake}"]
         emit(made, done_head("written", words, following), "trace")
         return
-    typer.echo(
+    say(
         f"{count(made.requests, 'request')} in {duration(made.seconds)}: {made.prompt_tokens:,} "
         f"tokens of prompts in {made.blocks:,} blocks, of which {made.distinct:,} "
         f"differ; {made.answer_tokens:,} generated."
     )
     for note in made.notes:
-        typer.echo(f"- {note}")
-    typer.echo(
-        f"Written to {asked.mooncake}; to send it: mmrepro replay {asked.mooncake}"
-    )
+        say(f"- {note}")
+    say(f"Written to {asked.mooncake}; to send it: mmrepro replay {asked.mooncake}")

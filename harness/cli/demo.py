@@ -49,7 +49,7 @@ def demo(asked: _DemoCommand) -> None:
 
     from mmrepro.base.errors import UsageError
     from mmrepro.base.machine import is_file, write_file
-    from mmrepro.cli.console import table_console
+    from mmrepro.cli.console import say, table_console
     from mmrepro.cli.incidents import show_page
     from mmrepro.failure.documents import read_listed
     from mmrepro.reports import INCIDENT_REPORT, load
@@ -76,12 +76,13 @@ def demo(asked: _DemoCommand) -> None:
     name = incident.scenario.name
     again_judged = rejudge(incident, known_scenario(name, trust=False))
     again = "now differs:" if again_judged.differs else "still"
-    typer.echo(
+    say(
         f"Re-checked a recorded run ({len(again_judged.parts)} conditions and claims): "
-        f"{again} {again_judged.now.outcome.value}.\n"
+        f"{again} {again_judged.now.outcome.value}.\n",
+        hang=4,
     )
     print_page(INCIDENT_REPORT.compose(incident), table_console())
-    typer.echo("\n" + _NEXT.format(program=typed_program(), name=name))
+    say("\n" + _NEXT.format(program=typed_program(), name=name), hang=4)
     show_page(asked.out, only_print=asked.print)
     if again_judged.differs:
         raise typer.Exit(1)

@@ -13,7 +13,7 @@ import typer
 from mmrepro.base import common_options as common, units
 from mmrepro.base.options import Command, option
 from mmrepro.cli import warm
-from mmrepro.cli.options import DeclaredCommand, command
+from mmrepro.cli.options import CommandGroup, DeclaredCommand, command
 
 # What is heavy (pydantic, rich, the environments) is imported by the command that needs
 # it, so that the help stays fast.
@@ -26,6 +26,7 @@ _LARGEST = 12  # packages in the table of a wheelhouse; --json has all
 
 app = typer.Typer(
     name="env",
+    cls=CommandGroup,
     help=(
         "List, build and remove the cached environments (one engine at one "
         "release each), and keep their engines imported."
@@ -495,7 +496,7 @@ def wheelhouse(asked: _WheelhouseCommand) -> None:
 
 
 def _print(made: Made, into: Path) -> None:
-    from mmrepro.cli.console import table_console
+    from mmrepro.cli.console import say, table_console
     from rich.table import Table
 
     packages = made.plan.packages if made.plan else made.harness
@@ -528,7 +529,7 @@ def _print(made: Made, into: Path) -> None:
         lines.append(f"as of {made.plan.cutoff[:10]}")
     lines += _of_the_house(made, into)
     for line in lines:
-        console.print(line, soft_wrap=True, highlight=False)
+        say(line)
 
 
 def _not_carried(packages: Sequence[PlannedPackage]) -> list[str]:

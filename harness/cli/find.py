@@ -252,7 +252,7 @@ def _in_file(path: Path) -> tuple[list[IndexHit], list[LaterFix]]:
             [file], alone=True, deadline_s=_DEADLINE_S, more=_patterns(failures)
         )
         for why in reading.log.unread.values():
-            typer.echo(one_line(f"{path}: {why}.", 300), err=True)
+            say(one_line(f"{path}: {why}.", 300), stderr=True)
         if reading.cause.name is CauseClass.NOT_A_LOG:
             text = text_of(file)
             return search(text, entries), _later_in(text)

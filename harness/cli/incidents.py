@@ -107,7 +107,7 @@ def incidents(asked: _IncidentsCommand) -> None:
 
 def _table(listing: Listing, asked: _IncidentsCommand) -> None:
     """Print incidents, then campaigns, each newest first."""
-    from mmrepro.base.text import one_line
+    from mmrepro.base.text import one_line, wrapped
     from rich.console import Console
 
     console = Console(highlight=False)
@@ -116,6 +116,8 @@ def _table(listing: Listing, asked: _IncidentsCommand) -> None:
         console = Console(highlight=False, width=1000)
 
     def line(text: str, style: str = "") -> None:
+        if console.is_terminal:
+            text = wrapped(text, console.width, hang=4)
         console.print(text, style=style, markup=False, soft_wrap=True)
 
     limit, incidents = asked.limit, listing.incidents
@@ -179,8 +181,8 @@ _COLUMNS = (
 
 def _rows(incidents: Sequence[tuple[Here, IncidentHead]], console: Console) -> None:
     """One line each, the folder at its end; on a narrow terminal on a line of its
-    own."""
-    from mmrepro.base.text import one_line
+    own, and on a narrower one without columns."""
+    from mmrepro.base.text import one_line, wrapped
     from rich.cells import cell_len, set_cell_size
     from rich.text import Text
 
@@ -195,6 +197,13 @@ def _rows(incidents: Sequence[tuple[Here, IncidentHead]], console: Console) -> N
         for column in zip(_COLUMNS, *rows, strict=True)
     ]
     gaps = 2 * len(widths)
+    if sum(widths) + gaps > console.width:
+        for cells, folder in zip(rows, folders, strict=True):
+            *facts, expected, fidelity, took = cells
+            facts += [f"expected: {expected}", fidelity, f"took {took}", folder]
+            text = wrapped("  ".join(facts), console.width, hang=4)
+            console.print(text, markup=False, soft_wrap=True)
+        return
     longest = max(cell_len(folder) for folder in folders)
     wide = sum(widths) + gaps + longest <= console.width
 

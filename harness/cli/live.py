@@ -406,6 +406,5 @@ def _event(server: str, state: str, kind: str, text: str, *, as_json: bool) -> N
         typer.echo(json.dumps(told | ({"server": server} if server else {})))
     else:
         text = f"{server}  {text}" if server else text
-        typer.echo(
-            f"{datetime.now():%H:%M:%S}  {state:8}  {kind:9}  {one_line(text, 500)}"
-        )
+        now = f"{datetime.now():%H:%M:%S}"
+        say(f"{now}  {state:8}  {kind:9}  {one_line(text, 500)}", hang=10)

@@ -20,9 +20,10 @@ from mmrepro.cli.console import (
     emit,
     head_of_page,
     planned_head,
+    say,
     table_console,
 )
-from mmrepro.cli.options import DeclaredCommand, command
+from mmrepro.cli.options import CommandGroup, DeclaredCommand, command
 
 if TYPE_CHECKING:
     from mmrepro.campaign import Places, Say
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
 
 app = typer.Typer(
     name="matrix",
+    cls=CommandGroup,
     help=(
         "Run many scenarios on many releases, keep the results, and report "
         "what changed."
@@ -252,6 +254,10 @@ def _print_ended(
 
 
 def _line(console: Console, text: str, style: str = "") -> None:
+    from mmrepro.base.text import wrapped
+
+    if console.is_terminal:
+        text = wrapped(text, console.width, hang=2)
     console.print(text, style=style, highlight=False, soft_wrap=True)
 
 
@@ -268,8 +274,8 @@ def _print_dry_run(made: DryRun, console: Console) -> None:
     """The cells by environment, what each takes, and what is fetched first."""
     from mmrepro.base.text import one_line
     from mmrepro.base.units import duration, size
-    from mmrepro.cli.console import table
-    from mmrepro.reports.blocks import count
+    from mmrepro.reports.blocks import count, table
+    from mmrepro.reports.terminal import print_blocks
 
     rows: list[tuple[str, ...]] = []
     # What the estimates are based on, each once.
@@ -284,7 +290,8 @@ def _print_dry_run(made: DryRun, console: Console) -> None:
                 reasons[cell.seconds_from] = None
             row = one_line(cell.cell.row, 120)
             rows.append((name, row, cell.expected or "–", str(cell.runs), about))
-    console.print(table(("environment", "cell", "expected", "runs", "about"), rows))
+    heads = "environment:name | cell:name | expected:name | runs:number | about:name"
+    print_blocks(table(heads, rows), console)
     cells = sum(len(group.cells) for group in made.groups)
     places = f"{count(cells, 'job')} in {count(len(made.groups), 'environment')}"
     text = f"Nightly run {made.night}: {places}, {count(made.runs, 'run')}"
@@ -481,7 +488,7 @@ def merge(asked: _MatrixMergeCommand) -> None:
     out, excused = asked.out, _quarantine_of(asked.quarantine)
     done = join(list(asked.folders), out, incidents=asked.incidents)
     if done.nothing:
-        typer.echo(f"{out} has all of that already.")
+        say(f"{out} has all of that already.")
         return
     counted = [
         count(done.cells, "cell"),
@@ -490,9 +497,9 @@ def merge(asked: _MatrixMergeCommand) -> None:
     ]
     copied = count(done.incidents, "incident")
     nights = ", ".join(done.nights)
-    typer.echo(f"{out}: {', '.join(counted)} of {nights}; {copied} copied.")
+    say(f"{out}: {', '.join(counted)} of {nights}; {copied} copied.")
     for missing in done.missing:
-        typer.echo(f"no such incident: {one_line(missing, 500)}", err=True)
+        say(f"no such incident: {one_line(missing, 500)}", stderr=True)
     known = read_history(out)
     if known.newest is not None:
         write_night(known, known.newest, out, excused)

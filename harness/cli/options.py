@@ -34,13 +34,15 @@ from mmrepro.base.values import WrongValue, read_value
 from mmrepro.cli.commands import COMMANDS
 from mmrepro.cli.exit_codes import EXIT_ZERO, codes_of, help_rows
 from typer._click.exceptions import ClickException
-from typer.core import TyperCommand
+from typer.core import TyperCommand, TyperGroup
 
 C = TypeVar("C", bound=Command)
 _JSON_SCHEMA = "json_schema"
 _EXIT_ZERO = "exit_zero"
 _VERDICTS = (ExitCode.NOT_AS_EXPECTED, ExitCode.INCONCLUSIVE)
 _SCENARIOS = "mmrepro.scenarios"
+_WHOLE = 1000
+"""Characters of a command's sentence in the help of its group."""
 """Entry points with which distributions add scenarios."""
 _AFTER_DASHES = "after --"
 """Where a command keeps what follows ``--``, if it has a plain field ``child``: another
@@ -405,6 +407,20 @@ class _DeclaredValue:
                 name = self._declaration.name
             hint = f"{ctx.command_path} --help"
             raise UsageError(error.sentence(name), hint=hint) from None
+
+
+class CommandGroup(TyperGroup):
+    """A command that has commands: its help breaks their sentences, and cuts none."""
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        rows = []
+        for name in self.list_commands(ctx):
+            command = self.get_command(ctx, name)
+            if command is not None and not command.hidden:
+                rows.append((name, command.get_short_help_str(limit=_WHOLE)))
+
+        with formatter.section("Commands"):
+            formatter.write_dl(rows)
 
 
 class DeclaredCommand(TyperCommand):

@@ -10,6 +10,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import typer
+from mmrepro.cli.console import say
 from mmrepro.cli.options import command
 from mmrepro.search.fuzz.options import FuzzCommand
 from mmrepro.search.replay.options import ReplayCommand
@@ -46,7 +47,7 @@ def replay(asked: ReplayCommand) -> None:
             if asked.quiet or asked.resume
             else origin_sentences(made.case.origin, changed=True)
         ):
-            typer.echo(problem, err=True)
+            say(problem, stderr=True)
         return made
 
     conduct_search(asked, jobs_of(asked), begin, REPLAY_REPORT)
@@ -122,7 +123,7 @@ def box_there(asked: _CommandT, without: str) -> _CommandT:
     except NoBox as error:
         if asked.json or not at_terminal():
             raise
-        typer.echo(error.message, err=True)
+        say(error.message, stderr=True)
         question = (
             "Have you read all that is run, and shall it have your files and network?"
         )

@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import typer
+from mmrepro.cli.console import say
 from mmrepro.cli.options import command
 from mmrepro.search.repro.options import ReproCommand
 
@@ -97,7 +98,7 @@ def _with_patch(asked: ReproCommand, patch: Path) -> ReproCommand:
             engine=asked.engine,
             lender=ensure,
         )
-    typer.echo(f"with {patch.name}: {source.words}", err=True)
+    say(f"with {patch.name}: {source.words}", stderr=True)
     return replace(asked, fixed=source.release, test_patch=None)
 
 

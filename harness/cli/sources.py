@@ -6,9 +6,9 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any, TypeVar
 
-import typer
 from mmrepro.base.errors import UsageError
 from mmrepro.base.options import Command, OptionOrigin
+from mmrepro.cli.console import say
 
 C = TypeVar("C", bound=Command)
 _NEWEST = "newest"
@@ -49,9 +49,9 @@ def released(asked: C, engine: str = "") -> C:
     source = resolve_source(
         text, kernels=given.kernels, device=device, engine=engine, lender=ensure
     )
-    typer.echo(f"{source.tree.engine} {source.tree.version}: {source.words}", err=True)
+    say(f"{source.tree.engine} {source.tree.version}: {source.words}", stderr=True)
     if source.tree.version_from:
-        typer.echo(f"  {source.tree.version_from}", err=True)
+        say(f"  {source.tree.version_from}", stderr=True)
     name = "releases" if several else "release"
     value = (*given.releases, source.release) if several else source.release
     origins = {**given.origins, name: OptionOrigin.WORD}
@@ -75,5 +75,5 @@ def newest(engine: str, device: str) -> str:
         )
     last = releases_of(SPECS[engine]("0.0", device_of(device)))[-1]
     over = f", over the kernels of {last.kernels}" if last.kernels else ""
-    typer.echo(f"the newest release of {engine} is {last.version}{over}", err=True)
+    say(f"the newest release of {engine} is {last.version}{over}", stderr=True)
     return last.version

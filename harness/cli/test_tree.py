@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import typer
 from mmrepro.campaign.bisect import TreeTestCommand
+from mmrepro.cli.console import say
 from mmrepro.cli.options import command
 
 if TYPE_CHECKING:
@@ -28,7 +29,7 @@ def test_tree(asked: TreeTestCommand) -> None:
     from mmrepro.base.records import DocumentHead
     from mmrepro.base.text import one_line
     from mmrepro.campaign.bisect import TESTS_FILE
-    from mmrepro.cli.console import emit, say
+    from mmrepro.cli.console import emit
     from mmrepro.failure.documents import prepared_folder
     from mmrepro.runs import TreeTestState
 
@@ -82,7 +83,7 @@ def tested(asked: TreeTestCommand) -> UpstreamRun:
             asked.tree, kernels=asked.kernels, device=device, lender=ensure
         )
         release = source.release
-        typer.echo(f"{engine} {source.tree.version}: {source.words}", err=True)
+        say(f"{engine} {source.tree.version}: {source.words}", stderr=True)
     environment = ensure(spec_for(engine, release, device))
     files = [test.partition("::")[0] for test in asked.tests]
     with tempfile.TemporaryDirectory(prefix="mmrepro-test-") as name:

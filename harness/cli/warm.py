@@ -11,13 +11,14 @@ import typer
 from mmrepro.base import common_options as common, units
 from mmrepro.base.options import LIMITS, Command, option
 from mmrepro.cli.console import done_head, emit
-from mmrepro.cli.options import DeclaredCommand, command
+from mmrepro.cli.options import CommandGroup, DeclaredCommand, command
 
 if TYPE_CHECKING:
     from mmrepro.engines.supervise.warm import ForkServer
 
 app = typer.Typer(
     name="warm",
+    cls=CommandGroup,
     help="Keep processes that have imported an engine: `mmrepro run` forks its server "
     "from one instead of importing the engine again.",
     no_args_is_help=True,

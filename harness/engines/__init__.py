@@ -73,7 +73,7 @@ def get_engine(name: str) -> Engine:
         raise UsageError(
             f"There is no engine {name!r}; there is {', '.join(sorted(ENGINES))}."
             + did_you_mean(name, ENGINES),
-            hint="mmrepro env create vllm 0.23.0",
+            hint="mmrepro list",
         )
     return ENGINES[name]
 

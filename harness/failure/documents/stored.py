@@ -43,13 +43,10 @@ def load_document(directory: Path, file: str, kind: type[DocumentT]) -> Document
     if is_bundle(directory):
         return _read(read_listed(directory, file), directory, kind)
     path = directory if directory.name == file else directory / file
-    hint = (
-        "give the folder that the command named at its end; mmrepro incidents "
-        "lists them"
-    )
+    hint = "mmrepro incidents"
     try:
         if not path.parent.exists():
-            raise BadIncident(f"there is no folder {path.parent}", hint=hint)
+            raise BadIncident(f"There is no folder {path.parent}.", hint=hint)
         if not path.exists():
             raise BadIncident(f"{path.parent} holds no {file}", hint=hint)
         data = read_file(path, MAX_BYTES)

@@ -338,7 +338,9 @@ def diagnosed(
     sentence = found.diagnosis.assessment.sentence
     if known:
         sentence = f"{known[0]}: {sentence}"
-    where = f"; incident: {found.folder}" if found.folder else ""
+    if not sentence.endswith("."):
+        sentence += "."
+    where = f" Incident: {found.folder}" if found.folder else ""
     return WatchDiagnosis(
         sentence + where, found.folder, tuple(found.diagnosis.classes)
     )

@@ -57,9 +57,7 @@ from pydantic import ValidationError
 _MAX_TEXT = 4 << 20
 _HEAD = 1 << 20
 NO_FILE: Final = Path()
-_CLIENT_HINT: Final = (
-    '--client "python client.py", or a file with curl lines or a request\'s body'
-)
+_CLIENT_HINT: Final = 'mmrepro repro REPORT --client "python client.py"'
 _WRITTEN_OTHERWISE: Final = (
     ".http",
     ".rest",

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 from in_process import mmrepro
+from mmrepro.cli.commands import COMMANDS
 
 ROOT = Path(__file__).parents[3]
 GOLDEN = Path(__file__).parent / "golden"
@@ -45,6 +46,33 @@ SCREENS: tuple[tuple[str, ...], ...] = (
     ("new", "odd-image", "--engine", "minivllm", "--out", "new"),
     ("run", "no-such-scenario"),
     ("schema",),
+    # What takes a server, an engine or a network shows here what it recorded, its help
+    # or a refusal.
+    ("demo",),
+    ("report", "replay", "--format", "text"),
+    ("report", "fuzz", "--format", "text"),
+    ("report", "ablation", "--format", "text"),
+    ("report", "bisection", "--format", "text"),
+    ("ablate", "ghost-key-eviction", "--dry-run"),
+    ("incidents",),
+    ("open", "run", "--print"),
+    ("resume", "last"),
+    ("repro", "report.md"),
+    ("replay", "nofile.har", "--engine", "vllm"),
+    ("fuzz", "vlm"),
+    ("upgrade", "0.1"),
+    ("capture", "nofile.har", "--mooncake", "out.jsonl"),
+    ("share", "nofile"),
+    ("bisect", "no-such-scenario"),
+    ("bisect-run", "no-such-scenario"),
+    ("test-tree",),
+    ("commit",),
+    ("env",),
+    ("env", "list"),
+    ("mcp", "--help"),
+    ("watch", "no-address", "--once"),
+    ("diagnose", "no-address"),
+    ("check", "--for", "vlm==1"),
 )
 HANG = """\
 (APIServer pid=3) INFO 11-21 02:00:01 [a.py:1] Added request one.
@@ -55,7 +83,7 @@ HANG = """\
 CHANGES = (
     (re.compile(r"mmrepro \d+\.\d+\.\d+\S*"), "mmrepro X"),
     (re.compile(r"\d+(\.\d+)? (KiB|MiB)"), "N KiB"),
-    (re.compile(r"\b\d+(\.\d+)? s\b"), "N s"),
+    (re.compile(r"\b\d+(\.\d+)?(\s+)s\b"), r"N\2s"),
 )
 """What differs from machine to machine, and what is written in its place."""
 
@@ -63,6 +91,8 @@ CHANGES = (
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     from mmrepro.reports import write_reports
+    from mmrepro.reports.documents import keep
+    from test_kinds import KINDS
 
     folder = tmp_path_factory.mktemp("screens")
     run = folder / "run"
@@ -73,6 +103,11 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     shutil.copy(START, folder / "start.log")
     (folder / "hang.log").write_text(HANG)
     shutil.copytree(ROOT / "docs" / "nightly", folder / "nights")
+    for name, (kind, sample) in KINDS.items():
+        if name != "incident":
+            (folder / name).mkdir()
+            keep(kind, sample(), folder / name)
+    (folder / "report.md").write_text("# It hangs\n\nThe server does not answer.\n")
     return folder
 
 
@@ -82,6 +117,7 @@ def screen(words: tuple[str, ...], width: int, place: Path) -> str:
         patch.chdir(place)
         patch.setenv("COLUMNS", str(width))
         patch.setenv("LINES", "35")
+        patch.setenv("MMREPRO_CACHE_DIR", str(place / "no-cache"))
         patch.setenv("TERM", "xterm-256color")
         patch.setenv("FORCE_COLOR", "1")
         patch.setattr(sys.stdout, "isatty", lambda: True)
@@ -106,6 +142,10 @@ def test_screens_are_as_they_were(
     width: int, place: Path, golden: Callable[[str, str], None]
 ) -> None:
     golden(f"screens-{width}.txt", "\n".join(screens(width, place)))
+
+
+def test_every_command_has_a_screen() -> None:
+    assert set(COMMANDS) <= {*(words[0] for words in SCREENS)}
 
 
 @pytest.mark.parametrize("width", WIDTHS)
