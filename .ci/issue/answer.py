@@ -1,8 +1,8 @@
 """Renders the answer to an issue from the box's product, which a stranger may have
 written.
 
-usage: python3 answer.py PRODUCT.json COMMENT.md [mended]   (outputs go to the file of
-GITHUB_OUTPUT; mended: there is a comment only where a commit is named that mends it)
+usage: python3 answer.py PRODUCT.json COMMENT.md [fixed]   (outputs go to the file of
+GITHUB_OUTPUT; fixed: there is a comment only where the commit is named that fixes it)
 
 Nothing of the product is run, or becomes a command: values are compared with lists,
 text stands in a fence. There is a comment only where something was tested."""
@@ -99,8 +99,8 @@ def boundary_lines(boundary: dict[str, Any]) -> list[str]:
     return [UNNAMED[direction], fence(boundary["said"])]
 
 
-def is_mended(facts: dict[str, Any]) -> bool:
-    """Whether the commit that mends the failure is named and verified."""
+def is_fixed(facts: dict[str, Any]) -> bool:
+    """Whether the commit that fixes the failure is named and verified."""
     return any(
         boundary["direction"] == "fixed"
         and boundary["conclusion"] == "found"
@@ -129,13 +129,13 @@ def main(source: str, target: str, only: str = "") -> None:
         facts = product.read(Path(source))
     except product.Refused as refused:
         sys.exit(f"::error::The product of the box is refused: {refused}.")
-    mended = is_mended(facts)
-    text = rendered(facts) if mended or only != "mended" else ""
+    fixed = is_fixed(facts)
+    text = rendered(facts) if fixed or only != "fixed" else ""
     if text:
         Path(target).write_text(text, encoding="utf-8")
     set_output("verdict", facts["verdict"])
     set_output("comment", "yes" if text else "no")
-    set_output("mended", "yes" if mended else "no")
+    set_output("fixed", "yes" if fixed else "no")
 
 
 if __name__ == "__main__":

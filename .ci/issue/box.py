@@ -61,7 +61,7 @@ def _mmrepro(words: list[str], output: Path) -> int:
 def _command(options: Sequence[str]) -> str:
     """What somebody asked for, by the options that it became."""
     if "--bisect-find=fixed" in options:
-        return "mended"
+        return "find-fix"
     if "--bisect" in options:
         return "bisect"
     if any(option.startswith("--test-patch=") for option in options):

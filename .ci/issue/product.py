@@ -161,7 +161,7 @@ NO_ENGINE = "none"
 ENGINES = ("vllm", "sglang", "lmdeploy", "minivllm", NO_ENGINE)
 STATES = ("fixed", "still", "other", "not-tested")
 
-COMMANDS = ("bisect", "mended", "test-patch", "repro")
+COMMANDS = ("bisect", "find-fix", "test-patch", "repro")
 DIRECTIONS = ("introduced", "fixed")
 CONCLUSIONS = ("found", "range", "no-boundary", "no-failure", "inconclusive")
 

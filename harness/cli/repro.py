@@ -58,7 +58,7 @@ def repro(asked: ReproCommand) -> None:
 
 def at_the_reported_release(asked: ReproCommand) -> ReproCommand:
     """The options with the commit of the report's release in place of HEAD: what is
-    mended since then fails there alone, and the commit that mends it lies ahead.
+    fixed since then fails there alone, and the commit that fixes it lies ahead.
 
     A revision that is given stays, and so does HEAD where no release is named.
 

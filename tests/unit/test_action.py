@@ -36,7 +36,7 @@ ACTIONS = {
     "OWNER/mmrepro/.ci/issue/open": ISSUE / "open",
 }
 OPEN = "mmrepro-open"
-"""The label of issues whose failure was reproduced and is not yet mended."""
+"""The label of issues whose failure was reproduced and is not yet fixed."""
 IMAGE = f"registry.example/mmrepro@sha256:{'0' * 64}"
 TOKEN = "ghs_the-token-of-the-job"
 
@@ -401,7 +401,7 @@ def test_a_comment_that_is_no_command_ends_the_box(
     assert rehearsal.containers == []
 
 
-def test_what_is_reproduced_is_tried_at_night_until_a_commit_mends_it(
+def test_what_is_reproduced_is_tried_at_night_until_a_commit_fixes_it(
     rehearsal: Rehearsal,
 ) -> None:
     ask(rehearsal, "/repro")

@@ -269,7 +269,7 @@ def test_both_sides_are_searched_where_later_commits_are_known(clone: Path) -> N
     words = bisect_words(clone, "HEAD~1", Path("f1"), "v1")
     assert words[words.index("--find") + 1] == "both"
     assert words[words.index("--good") + 1] == "v1"
-    # What is mended alone: the older commits are not tried.
+    # The fix alone: the older commits are not tried.
     words = bisect_words(clone, "HEAD~1", Path("f1"), "v1", "fixed")
     assert words[words.index("--find") :] == [
         *("--find", "fixed", "--bad", first, "--good", head)

@@ -62,8 +62,8 @@ class ReproCommand(ReplayCommand):
     )
     bisect: bool = option(
         False,
-        "With --source, a git clone: name the commit that brought what is found, and "
-        "the commit that mends it. Without @REV it begins at the report's release.",
+        "With --source, a git clone: name the first commit with what is found, and the "
+        "first without it. Without @REV it begins at the report's release.",
         name="--bisect/--no-bisect",
     )
     since: str = option(
