@@ -565,9 +565,10 @@ class _Making:
         return [first, second]
 
     def _long(self, call: ScriptedCall) -> ScriptedCall | None:
-        """A call that is longer than max_tokens; None: it cannot be."""
-        most = self._speech.most or _LONGEST_CALL
-        if most > _LONGEST_CALL:
+        """A call that is longer than max_tokens; None: it cannot be, or no request
+        bounds its answer, and one that fills the context takes minutes."""
+        most = self._speech.most
+        if not 0 < most <= _LONGEST_CALL:
             return None
         for name, value in call.arguments.items():
             if isinstance(value, str):

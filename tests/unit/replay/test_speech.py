@@ -192,6 +192,12 @@ def test_a_request_with_tools_gets_a_call_two_and_one_that_is_cut() -> None:
         assert variant.scripts.model().scripts  # it can be made
 
 
+@pytest.mark.parametrize("bound", [{}, {"max_tokens": 100_000}])
+def test_nothing_is_cut_where_an_answer_has_no_small_bound(bound: Any) -> None:
+    ways = variants(asked_in([{"tools": [TOOL], **bound}]), "hermes", "")
+    assert [way.is_cut for way in ways] == [False, False]
+
+
 @pytest.mark.parametrize(
     ("required", "first"), [(["city"], ARGUMENTS), ([], {}), (None, {})]
 )
