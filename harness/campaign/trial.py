@@ -315,6 +315,7 @@ def outcome_of(
         "parts": incident.decided_by,
         "fidelity": incident.fidelity,
         "start_mode": incident.engine.start_mode,
+        "runner": incident.engine.runner,
         "gpus": incident.host.gpus,
     }
     verdict = incident.verdict

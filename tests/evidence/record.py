@@ -152,6 +152,10 @@ transfer-lost
 transfer-lost --release 0.32.0
 transfer-lost --release 0.14.0
 transfer-lost --mitigation deadline
+unchecked-sampling
+unchecked-sampling --release 0.24.0
+unchecked-sampling --release 0.33.0
+unchecked-sampling --mitigation python-front-end
 mm-prefill-contract --variant slot-mapping --server-arg=--text-only
 mm-prefill-contract --variant pinned-placeholder --mitigation fix --server-arg=--fault=slot-mapping
 borrowed-faults --variant ghost-key-lru --server-arg=--mm-cache-tokens=4096

@@ -14,11 +14,13 @@ from mmrepro.base.errors import (
     InfrastructureError,
     UnknownScenario,
 )
+from mmrepro.campaign.trial import outcome_of
 from mmrepro.cli.app import app
 from mmrepro.engines.environments.index import Listed
 from mmrepro.engines.environments.spec import EnvironmentSpec
 from mmrepro.failure.signature import Outcome
 from mmrepro.live.diagnose.match import all_scenarios
+from mmrepro.reports import load
 from mmrepro.scenario import Scenario
 from mmrepro.scenario.parts import HARMS, SEES, FailureClass, Severity, UpstreamState
 from mmrepro.scenario.registry import load_scenario
@@ -409,6 +411,20 @@ def test_a_run_on_another_model_runner_stands_beside_the_plain_ones() -> None:
     assert made.other_pairs == {"Model Runner V2": "not-reproduced"}
     told = standing.releases(ghost(*runs))
     assert told.endswith("reproduced: 0.23.0; not with Model Runner V2: 0.23.0")
+
+
+def test_a_run_of_a_night_has_the_pair_that_its_log_showed() -> None:
+    made = night(1, {cell("0.33.0", GHOST, server_args=("{feature:runner-v2}",)): "n"})
+    shown = "Model Runner V2"
+    made.attempts = [a.model_copy(update={"runner": shown}) for a in made.attempts]
+    (found,) = recorded.of_history(history([made]), "L")
+    assert (found.asked_pair, found.outcome) == (shown, WELL)
+
+
+def test_an_attempt_has_the_pair_of_its_incident() -> None:
+    incident = load(ROOT / "tests/evidence/unchecked-sampling-0.23.0.zip")
+    facts = outcome_of(incident, 0, "")
+    assert facts["runner"] == "Model Runner V1, Rust front end"
 
 
 def test_a_run_that_changes_more_is_of_no_pair() -> None:

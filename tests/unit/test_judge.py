@@ -6,6 +6,7 @@ import pytest
 import verdicts
 from mmrepro.base.errors import UsageError
 from mmrepro.cli.app import app
+from mmrepro.engines.features import options_of
 from mmrepro.failure.documents import Incident
 from mmrepro.reports import load
 from mmrepro.runs.judge import expectation, facts_of
@@ -104,7 +105,8 @@ def test_the_recordings_were_made_by_what_the_scenarios_declare(
         command = incident.engine.command
         # The place of a tiny adapter is one of the run's machine:
         # ``lora-a={tiny:lora-a}``.
-        args = [word.partition("{tiny:")[0] for word in scenario.server_args]
+        given, _ = options_of(scenario.engine, scenario.server_args, {})
+        args = [word.partition("{tiny:")[0] for word in given]
         there = {
             one for word in command for one in (word, word.partition("=")[0] + "=")
         }

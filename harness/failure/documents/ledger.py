@@ -181,6 +181,13 @@ class Attempt(Record):
     ] = {}
     fidelity: Fidelity | None = None
     start_mode: str = ""
+    runner: Annotated[
+        str,
+        Field(
+            description="model runner and front end that ran, as its log shows them; "
+            "empty: not known"
+        ),
+    ] = ""
     machine: str = ""
     gpus: list[str] = []
     measured: Measured | None = None

@@ -200,6 +200,7 @@ def of_history(history: History, source: str) -> Iterator[RecordedRun]:
                 fidelity=attempt.fidelity,
                 mitigations=sorted(cell.mitigations),
                 changes=[*cell.server_args, *options],
+                runner=attempt.runner,
                 source=source,
             )
 
