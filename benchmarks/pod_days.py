@@ -123,6 +123,21 @@ def standing_at(mood: Mood, file: str, *functions: str) -> Mood:
     return Mood(mood.facts, mood.metrics, tuple(stacks))
 
 
+def without_metrics(mood: Mood) -> Mood:
+    """Made up: the same server, started without metrics."""
+    empty = tuple(data.model_copy(update={"samples": []}) for data in mood.metrics)
+    return Mood(mood.facts, empty, mood.stacks)
+
+
+@cache
+def moods_of(recording: str, *, metrics: bool) -> Mapping[str, Mood]:
+    """The moods of a server with or without metrics."""
+    moods = recorded(recording)
+    if metrics:
+        return moods
+    return {name: without_metrics(mood) for name, mood in moods.items()}
+
+
 def asleep(mood: Mood) -> Mood:
     """Made up: the metrics with which vLLM says that it sleeps."""
     sign = MetricSample(
@@ -213,7 +228,8 @@ class ReplayedStacks(Probe[StacksData]):
         return self._data
 
 
-_JUDGED: dict[Any, tuple[CheckAnswer, bool]] = {}
+_JUDGED: dict[Any, tuple[CheckAnswer, bool, bool]] = {}
+"""What a look says, whether the engine was in service then, and whether it computed."""
 _TAKEN: dict[tuple[int, int], ProbeResult[StacksData]] = {}
 
 
@@ -286,11 +302,11 @@ class ReplayedProcesses(WatchedProcesses):
         key = (world.starved, world.ended, self._looks)
         if key not in _JUDGED:
             answer = super().look(seconds)
-            _JUDGED[key] = (answer, self.in_service)
+            _JUDGED[key] = (answer, self.in_service, self.computes)
             return answer
         self._found()
         self._keep(result)
-        answer, served = _JUDGED[key]
+        answer, served, self.computes = _JUDGED[key]
         self.in_service = self.in_service or served
         return answer
 
@@ -466,9 +482,9 @@ Episode = tuple[str, World, float, float]
 
 
 @cache
-def episodes(recording: str, *, own: bool) -> list[Episode]:
+def episodes(recording: str, *, own: bool, metrics: bool = True) -> list[Episode]:
     """What happens to a server of this kind, none of it a reason for a restart."""
-    kind, moods = recording, recorded(recording)
+    kind, moods = recording, moods_of(recording, metrics=metrics)
     idle, decode, prefill = moods["idle"], moods["decode"], moods.get("prefill")
     step = _loop(idle)
     loads = standing_at(
@@ -497,10 +513,10 @@ def episodes(recording: str, *, own: bool) -> list[Episode]:
             ("the server has no processor", World(idle, 0, starved=True), 30, 900),
         ]
     if own and kind.startswith("vllm"):
-        common += [
-            ("made up: takes weights", World(loads, 0, counters_move=False), 60, 580),
-            ("made up: sleeps", World(asleep(idle), 0), 600, 6 * 3600),
-        ]
+        taking = World(loads, 0, counters_move=False)
+        common.append(("made up: takes weights", taking, 60, 580))
+    if own and metrics and kind.startswith("vllm"):
+        common.append(("made up: sleeps", World(asleep(idle), 0), 600, 6 * 3600))
     if "paused" in moods and own:
         held = World(moods["paused"], 0, endpoints=paused, counters_move=False)
         common.append(("paused", held, 60, 6 * 3600))
@@ -528,12 +544,14 @@ class Kind:
     Attributes:
         recording: whose metrics and stacks it shows.
         own: whether its processes are seen.
+        metrics: whether it has any.
         only: names of its episodes begin so; (): all.
     """
 
     name: str
     recording: str
     own: bool = True
+    metrics: bool = True
     only: tuple[str, ...] = ()
 
 
@@ -546,6 +564,7 @@ def kinds() -> list[Kind]:
         made += [
             Kind(f"{name}, beside it", name),
             Kind(f"{name}, behind a network", name, own=False),
+            Kind(f"{name}, without metrics", name, metrics=False),
             Kind(f"{name}, without traffic", name, only=("no traffic", "the clock")),
             Kind(f"{name}, overloaded", name, only=("busy", "admission", "prefill")),
             Kind(f"{name}, for training", name, only=("made up", "paused", "answers")),
@@ -557,7 +576,7 @@ def kinds() -> list[Kind]:
 def day(kind: Kind, seed: int) -> Pod:
     """A day of a pod."""
     chance = random.Random(seed)
-    moods = recorded(kind.recording)
+    moods = moods_of(kind.recording, metrics=kind.metrics)
     idle = World(moods["idle"], own=kind.own)
     made = pod(kind.name, idle)
     slow_start = World(moods["idle"], -1, kind.own)
@@ -565,7 +584,7 @@ def day(kind: Kind, seed: int) -> Pod:
     made.stay(idle, "answers", 60)
     happening = [
         episode
-        for episode in episodes(kind.recording, own=kind.own)
+        for episode in episodes(kind.recording, own=kind.own, metrics=kind.metrics)
         if not kind.only or episode[0].startswith(kind.only)
     ]
     end = 1000.0 + DAY_S

@@ -55,6 +55,17 @@ def test_an_engine_that_counts_requests_at_their_end_may_decode_for_long(
     assert pod.counts["busy"]
 
 
+def test_a_queue_of_half_an_hour_is_no_hang_of_a_server_without_metrics(
+    simulation: ModuleType,
+) -> None:
+    moods = simulation.moods_of("sglang-0.5.23", metrics=False)
+    pod = simulation.pod("queue", simulation.World(moods["idle"]))
+    pod.stay(simulation.World(moods["idle"]), "answers", 60)
+    pod.stay(simulation.World(moods["decode"], 0), "decodes", 1800)
+    assert pod.restarts == []
+    assert pod.counts["busy"]
+
+
 @pytest.mark.slow
 def test_each_stall_is_told_of_in_time(simulation: ModuleType) -> None:
     found = simulation.run(days=0, stalls=20, seed=7)

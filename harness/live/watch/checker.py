@@ -452,6 +452,9 @@ class Checker:
                 CheckOutcome.ERROR,
                 f"{silence}; this machine is short of processors",
             )
+        if self._processes.computes and self._worked and not before and not after:
+            # It has no counters: a long queue is all that can be told of it.
+            return CheckOutcome.BUSY, f"{silence}; {why}"
         if verdict is CheckOutcome.SILENT and not self._tells_of_itself(before, after):
             return (
                 CheckOutcome.ERROR,

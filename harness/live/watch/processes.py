@@ -271,6 +271,8 @@ class WatchedProcesses:
         self.by_states = False
         """Whether the last look rests on the states of processes alone, of which a busy
         machine changes nothing."""
+        self.computes = False
+        """Whether the last look saw stacks that move from place to place."""
         self._stood_s = 0.0
         """Processor time that it got, without an answer, while it stood in one place
         and wanted more."""
@@ -376,7 +378,7 @@ class WatchedProcesses:
         What was seen in the silent checks before counts as well: what moves now and
         then works."""
         unseen = CheckOutcome.SILENT, ""
-        self.by_states = False
+        self.by_states = self.computes = False
         # What takes connections now is not the process that has ended.
         if self._root is not None and not self._alive(self._root):
             self._forget()
@@ -398,6 +400,7 @@ class WatchedProcesses:
             return unseen
         if found is Stance.MOVES:
             self._stood_s = 0.0
+            self.computes = True
             return CheckOutcome.PREPARING, f"it computes: its stacks move ({place})"
         if what := at_upkeep(view):
             return CheckOutcome.PREPARING, f"it {what} ({place})"
