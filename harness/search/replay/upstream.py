@@ -89,7 +89,7 @@ def confirmed(
     if good:
         fixed = _run(text, kind, server, good, say)
         if fixed.red is not False:
-            raise _of_no_use(fixed, "pass", "which is said to be without the failure")
+            raise _of_no_use(fixed, "pass", "which should be without the failure")
         sentences.append(f"It passes with {fixed.tree}.")
     else:
         sentences.append(
