@@ -60,8 +60,7 @@ _CLASSES: Final[dict[FactorClass, tuple[str, b.Tone, str]]] = {
     FactorClass.NOT_TESTED: (
         "not tested",
         "unsure",
-        "the toggle was not observed to take effect, so that its run "
-        "shows nothing of it",
+        "the toggle was not observed to take effect, so that its run shows nothing",
     ),
     FactorClass.INCONCLUSIVE: (
         "inconclusive",
@@ -206,8 +205,8 @@ def _factors(ablation: Ablation) -> Iterator[b.Block]:
 
     yield from b.bullets(meanings)
     yield b.p(
-        "Each factor is toggled alone. The cause of a run without the symptom is what "
-        "was still observed of it."
+        "Each factor is toggled alone. Of a run without the symptom, the cause is what "
+        "was still observed."
     )
     rows = []
     whys = []
@@ -224,7 +223,7 @@ def _factors(ablation: Ablation) -> Iterator[b.Block]:
             whys.append((factor.name, factor.why, factor.claim, factor.description))
 
     yield from b.table(f"{_ALONE} | failing setting", rows, "factors")
-    heads = "factor:name | why | what is claimed of it | what it is"
+    heads = "factor:name | why | what the report claims | what it is"
     yield from b.folded("Why each class", b.table(heads, whys, "why each class"))
 
 

@@ -30,7 +30,7 @@ def compose_fleet(fleet: Fleet) -> b.Page:
     return b.Page(
         title=f"{servers} servers",
         badge=_badge(fleet),
-        subject=f"{b.count(servers, 'server')}, looked at together",
+        subject=f"{b.count(servers, 'server')}, observed together",
         card=[*_card(fleet)],
         counts=[
             f"{unwell} of {servers} unwell",

@@ -8,7 +8,7 @@ from mmrepro.base.text import one_line
 from mmrepro.reports import blocks as b, gfm
 
 _MAX_ROWS: Final = 120
-_CUT: Final = "All of it is in the HTML page and in the JSON document."
+_CUT: Final = "Everything is in the HTML page and in the JSON document."
 
 
 def render_markdown(page: b.Page, limit: int = 60_000) -> str:

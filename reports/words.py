@@ -232,7 +232,7 @@ def effective_words(mitigation: MitigationFacts) -> str:
     if mitigation.hides:
         return "hid the failure: the cause is still there"
     if mitigation.effective is None:
-        return "applied; its effect could not be told"
+        return "applied; its effect is unknown"
     return "prevented the failure" if mitigation.effective else "did not prevent it"
 
 

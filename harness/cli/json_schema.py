@@ -15,7 +15,7 @@ _BESIDE: Final[dict[str, dict[str, Any]]] = {
         "runs": {"type": "array", "description": "with --repeat: each run's outcome"}
     },
     "urn:mmrepro:nightly:1": {
-        "run": {"type": "object", "description": "of matrix run: what is left of it"}
+        "run": {"type": "object", "description": "of matrix run: what is left to run"}
     },
     "urn:mmrepro:bundle:1": {
         "bundle": {"type": "string"},

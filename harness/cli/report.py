@@ -260,7 +260,7 @@ class _JudgeCommand(Command):
         "",
         "Judge by this scenario: a name, or a path that ends in .py.",
         "NAME|FILE",
-        shown="the one that was run",
+        shown="the scenario that was run",
         configurable=False,
         names="scenario",
     )

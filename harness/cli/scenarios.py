@@ -289,7 +289,7 @@ def _notes(newest: Iterable[Newest]) -> Iterator[str]:
         if release.says != CATALOGUE_PAGE:
             yield (
                 f"{release.engine}: {release.why}. Its newest release that is known "
-                f"here, {release.release}, stands in the place of the newest one."
+                f"here, {release.release}, is shown in its place."
             )
 
 
@@ -516,7 +516,7 @@ def _declared_page(read: DeclaredScenario, file: str, in_full: str) -> Page:
         subject=read.title,
         card=card,
         counts=_counts(counted),
-        commands=[("to run the file and show all of it", in_full)],
+        commands=[("to run the file and show everything", in_full)],
         sections=sections,
     )
 

@@ -90,7 +90,7 @@ LOOKS: Final[dict[JobState, SquareLook]] = {
         word="did not run",
         mark="–",
         tone="unsure",
-        meaning="planned, and no run was made of it",
+        meaning="planned, and never run",
     ),
 }
 EVENTS: Final[dict[EventKind, tuple[str, Tone]]] = {

@@ -76,6 +76,7 @@ if TYPE_CHECKING:
         UpstreamSide as UpstreamSide,
         UpstreamTest as UpstreamTest,
         run_tests as run_tests,
+        test_tools as test_tools,
         unpack_tests as unpack_tests,
     )
 else:

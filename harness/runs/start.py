@@ -237,7 +237,7 @@ def note_gpu(choice: Choice, journal: Journal) -> None:
     if names:
         journal.recorder.event(f"the run takes {names}")
     else:
-        why = f"the GPU cannot be looked at: {choice.unseen}"
+        why = f"the GPU cannot be inspected: {choice.unseen}"
         journal.recorder.event(why, level="warning")
 
     for sentence in choice.passed_over:

@@ -289,7 +289,7 @@ def test_bounds_are_checked_and_gone_beyond(tmp_path: Path) -> None:
     assert found.fixed is not None
     assert found.fixed.first_good == "0.24.0"
     assert found.fixed.notes[0].startswith(
-        "0.22.0 was said to be good, and has the failure"
+        "0.22.0 was given as good, and has the failure"
     )
 
 

@@ -154,7 +154,7 @@ def test_without_nvml_the_run_goes_on_and_says_so(
     assert (incident.host.gpus, incident.host.gpu_facts) == ([], [])
     texts = [event.text for event in incident.evidence.events]
     assert any(
-        text.startswith("the GPU cannot be looked at: an NVIDIA driver")
+        text.startswith("the GPU cannot be inspected: an NVIDIA driver")
         for text in texts
     )
     assert any(text.startswith("the GPU is not sampled") for text in texts)

@@ -300,10 +300,7 @@ def files_below(folder: Path) -> FilesBelow:
             for entry in entries:
                 seen += 1
                 if seen > MOST_ENTRIES or time.monotonic() > until:
-                    left = (
-                        f"of {folder} only the first {seen - 1:,} entries were looked "
-                        "at"
-                    )
+                    left = f"of {folder} only the first {seen - 1:,} entries were read"
                     below.left_out.append(left)
                     waiting.clear()
                     break

@@ -143,7 +143,8 @@ class BisectCommand(SeveralRuns):
             )
         if self.test and self.clone is None:
             raise UsageError(
-                "--test is a test of a tree.", hint="--source DIR, a git clone of it"
+                "--test is a test of a tree.",
+                hint="--source DIR, a git clone of the engine",
             )
         if self.clone is not None:
             self._take_range(self.clone)

@@ -202,7 +202,7 @@ def _default_bad(
     declared = [number for number, point in enumerate(points) if point.declared]
     if not declared:
         raise UsageError(
-            f"None of the {len(points)} releases on the index is said to be affected "
+            f"None of the {len(points)} releases on the index is declared to be affected "
             f"({scenario.affected_range}).",
             hint="--bad RELEASE",
         )

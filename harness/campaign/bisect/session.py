@@ -190,7 +190,7 @@ class Bisecting(CellSearch[Bisection]):
         name = self.field.points[far].name
         finding = search(board, far, direction, outermost)
         finding.notes.insert(
-            0, f"{name} was said to be good, and has the failure: further out, then"
+            0, f"{name} was given as good, and has the failure: further out, then"
         )
         return finding
 

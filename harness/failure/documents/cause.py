@@ -69,7 +69,7 @@ CAUSE_WORDS: dict[CauseClass, str] = {
     CauseClass.NEVER_FITS: "a request can never fit into the KV cache",
     CauseClass.GRAMMAR_LOOP: "a grammar is compiled or matched without end",
     CauseClass.FAILED_START: "it did not start",
-    CauseClass.OVERLOADED: "more is asked of it than it can do",
+    CauseClass.OVERLOADED: "it gets more work than it can do",
     CauseClass.ALIVE: "nothing ended it as far as the log goes",
     CauseClass.NOT_A_LOG: "this does not look like a server log",
     CauseClass.UNKNOWN: "the log does not show the cause",

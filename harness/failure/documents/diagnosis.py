@@ -112,7 +112,7 @@ CLASS_WORDS: dict[LiveClass, str] = {
         "grammar loop: a grammar is compiled or matched without end"
     ),
     LiveClass.WORKER_STUCK: (
-        "worker stuck: one rank stands in its own code, the others wait for it"
+        "worker stuck: one rank is stuck in its own code, the others wait for it"
     ),
     LiveClass.RANK_DIVERGED: (
         "ranks diverged: some wait in a collective that others never entered"
@@ -154,7 +154,7 @@ FIT_WORDS: dict[Fit, str] = {
     Fit.MATCH: "match: every required condition is met",
     Fit.LIKELY: "likely: nothing speaks against it, not everything could be seen",
     Fit.SYMPTOM_ONLY: "symptom only: it looks like this, its cause was not seen",
-    Fit.EXPOSED: "exposed: this release can fail so; nothing of it is seen now",
+    Fit.EXPOSED: "exposed: this release can fail like this; no sign is seen now",
     Fit.NOT_THIS: "not this",
 }
 
@@ -281,7 +281,7 @@ class Rank(Record):
     call: Annotated[str, Field(description="system call that its thread waits in")] = ""
     stand: Stand = Stand.UNSEEN
     what: Annotated[
-        str, Field(description="the operation, or the function that it stands in")
+        str, Field(description="the operation, or the function that it is stuck in")
     ] = ""
     place: Annotated[
         str, Field(description="function, file and line in its own code")
@@ -358,7 +358,9 @@ class Match(Record):
     ] = None
     exposed_because: str = ""
     conditions: list[ConditionResult] = []
-    remedies: Annotated[list[str], Field(description="what is said to help")] = []
+    remedies: Annotated[
+        list[str], Field(description="what helps, as its scenario declares")
+    ] = []
     until_fixed: Annotated[
         str, Field(description="the flag or variable to set; empty: none is known")
     ] = ""

@@ -772,7 +772,7 @@ class _Life:
         if state is LoggedState.TEST_FAILED:
             return cause.sentence
         if self._is_echo:
-            return "its cause is not in this log, which has only the echo of it"
+            return "its cause is not in this log, which has only an echo"
         if cause.start is not None:
             return cause.start.sentence
         told = _told_of(failure) if failure else ""
@@ -1408,7 +1408,7 @@ class _Life:
         return Cause(
             name=C.OVERLOADED,
             certainty=LIKELY if crowded else POSSIBLE,
-            sentence="It works, and more is asked of it than it can do.",
+            sentence="It works, and gets more work than it can do.",
             process=line.process,
             time=line.time,
             line=_at(line),

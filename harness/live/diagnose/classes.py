@@ -191,7 +191,7 @@ def _steps_stopped(view: DiagnosisView) -> NamedClass | None:
     certainty, where = Certainty.POSSIBLE, ""
     if seen is Stance.STANDS:
         certainty = Certainty.CERTAIN if asked else Certainty.LIKELY
-        where = f"its engine stands in {place} in every sample"
+        where = f"its engine is stuck in {place} in every sample"
     elif seen is Stance.IDLES:
         certainty = Certainty.LIKELY
         where = f"its engine idles in {place}"
@@ -284,7 +284,7 @@ def _gauges_lie(view: DiagnosisView) -> NamedClass | None:
     if seen is Stance.STANDS:
         certainty, inside = (
             Certainty.CERTAIN,
-            f"its engine stands in {place} in every sample",
+            f"its engine is stuck in {place} in every sample",
         )
         sentence = (
             'The metrics say "idle", but a request is waiting and the engine is busy.'

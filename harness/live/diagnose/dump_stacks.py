@@ -243,7 +243,7 @@ def _sentence(
     shown = [where(frame) for frame in _places(thread.frames)]
     path = " ← ".join(shown) + _awaited(thread.frames)
     if stays:
-        return f"{who} stands in {path}, in all {len(samples)} dumps."
+        return f"{who} is stuck in {path}, in all {len(samples)} dumps."
     if stays is False:
         return f"{who} moves; in the last of {len(samples)} dumps it is in {path}."
     waits = " and waits there" if course is not None and course.waits else ""

@@ -128,7 +128,7 @@ def front(view: DiagnosisView, why: list[str]) -> Assessment:
         why = [*why, *_calls(view, pid)]
     return Assessment(
         state=ServerState.FRONT_FROZEN,
-        sentence=f"The HTTP front takes connections and answers none of them{place}.",
+        sentence=f"The API server takes connections and answers none of them{place}.",
         why=why + ([_described(course)] if course else []),
         process=view.facts.role_of(pid),
         advice=[KEEP],

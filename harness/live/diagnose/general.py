@@ -162,7 +162,7 @@ def _dead(view: DiagnosisView) -> Assessment | None:
         return Assessment(
             state=ServerState.NOT_READY,
             sentence=f"Its processes run, but nothing listens on port {facts.port}: it "
-            "is still starting, or its HTTP front has ended.",
+            "is still starting, or its API server has ended.",
             why=[*why, *standing],
             advice=advice,
         )
@@ -383,7 +383,7 @@ def _answered(view: DiagnosisView) -> Assessment | None:
             sentence=f"Requests are answered, but {late} gave no answer in time.",
             why=[took, *_front(view), view.counted()],
             advice=[
-                "look at CPU use: of the server's front, and of this machine as a whole"
+                "look at CPU use: of the API server, and of this machine as a whole"
             ],
         )
     if view.green is False:
@@ -626,13 +626,13 @@ def _silence(view: DiagnosisView) -> Assessment:
         if not view.warms:
             return Assessment(
                 state=ServerState.FAILING,
-                sentence="Its front answers, and an endpoint of it fails.",
+                sentence="Its API server answers, and one of its endpoints fails.",
                 why=[*why, *last_words(view)],
                 advice=[_how_to_ask(data)],
             )
         return Assessment(
             state=ServerState.NOT_READY,
-            sentence="Its front answers, and says that it is not ready.",
+            sentence="Its API server answers, and reports that it is not ready.",
             why=[*why, *last_words(view)],
             advice=[
                 "while it loads a model this is normal; its log tells how far it is"
@@ -660,8 +660,7 @@ def _moving(view: DiagnosisView, asked: bool, why: list[str]) -> Assessment:
         return Assessment(
             state=ServerState.OVERLOADED,
             sentence=(
-                "It works, but more is asked of it than it can do: its queue "
-                "never empties."
+                "It works, but gets more work than it can do: its queue never empties."
             ),
             why=why,
             advice=[

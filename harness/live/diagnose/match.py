@@ -212,7 +212,7 @@ def judge(
         return Fit.EXPOSED, f"it can happen here ({exposure.observed}); now: {now}"
     if against:
         return Fit.NOT_THIS, f"not met: {against}"
-    return Fit.NOT_THIS, f"nothing of it was seen: {unknown}"
+    return Fit.NOT_THIS, f"no sign was seen; not seen: {unknown}"
 
 
 def _required(results: Sequence[ConditionResult], part: str) -> list[ConditionResult]:

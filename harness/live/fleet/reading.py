@@ -70,8 +70,8 @@ def summary(
     if blind:
         well = len(members) - len(blind)
         return FleetState.UNKNOWN, (
-            f"{well} of {len(members)} servers are well; of {names_of(blind)} it could "
-            "not be told."
+            f"{well} of {len(members)} servers are well; the state of "
+            f"{names_of(blind)} is unknown."
         )
     return FleetState.ALL_WELL, f"All {len(members)} servers are well."
 

@@ -240,7 +240,7 @@ def local_prefills(by: ByPart) -> Iterator[FleetFinding]:
             state=FleetState.PREFILLS_LOCALLY,
             certainty=Certainty.LIKELY,
             sentence=f"{server.name} is a decode server and computes {share:.0%} of "
-            "its prompt tokens itself; it answers, and says nothing of it.",
+            "its prompt tokens itself; it answers, and does not report this.",
             servers=[server.name],
             why=why,
             advice=[_local_advice(local, prefilled)],

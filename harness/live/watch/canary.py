@@ -70,7 +70,7 @@ def judge_round(first: _Session, second: _Session, again: str) -> CanaryRound:
     if leaks:
         return CanaryRound(
             CanaryVerdict.CONTAMINATED,
-            "a session's answer has a code that only the other session was told; "
+            "a session's answer has a code that only the other session got; "
             f"transcripts {hashes[0][:16]} and {hashes[1][:16]} (SHA-256)",
             hashes,
         )

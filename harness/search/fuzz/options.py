@@ -158,7 +158,7 @@ class FuzzCommand(ServerCommand):
             )
         if self.scripts and self.source is not None:
             raise UsageError(
-                "--scripts generates what is said: --from has requests of its own.",
+                "--scripts generates the model's answers: --from has requests of its own.",
                 hint="leave one of them out",
             )
         if self.scripts and self.against:

@@ -278,7 +278,7 @@ class _ReferenceComparison:
         if not parts:
             return
         kind = "stream-parts"
-        said = f"A stream is told otherwise than the whole: {_some(parts)}."
+        said = f"A streamed answer differs from the whole answer: {_some(parts)}."
         by = list(parts)
         yield sighting(FindingClass.PROTOCOL, kind, said, EXPECTED[kind], by=by)
 

@@ -92,7 +92,7 @@ EXPECTED = {
     ),
     "finish-stop": "The reason is stop only where something could stop the answer.",
     "usage": "The total is the prompt's tokens and the completion's.",
-    "usage-missing": "The usage is told where it was asked for.",
+    "usage-missing": "The usage is reported where it was asked for.",
     "completion-tokens": "The completion's tokens are those that were sent.",
     "choices": "There are as many answers as were asked for, numbered from 0.",
     "error-shape": "An error is a JSON object that says what is wrong.",

@@ -201,7 +201,10 @@ def _used(sent: Sent, spoken: _Spoken) -> Iterator[tuple[str, str]]:
         return
     most = said if spoken.finish == "length" else said + 1
     if not said <= counted <= most:
-        yield "script-usage", f"{counted} tokens in the usage, and {said} were said"
+        yield (
+            "script-usage",
+            f"{counted} tokens in the usage, and the model said {said}",
+        )
 
 
 # ------------------------------------------------- answers in items, and in blocks
@@ -311,7 +314,10 @@ def _plain(
     # Half a character may be held back, or shown as a mark.
     text, right = choice.text.rstrip("\ufffd"), spoken.text.rstrip("\ufffd")
     if text != right and max(len(text), len(right)) < TEXT_LIMIT:
-        yield "script-text", f"the text is {_shown(text)}, and {_shown(right)} was said"
+        yield (
+            "script-text",
+            f"the text is {_shown(text)}, and the model said {_shown(right)}",
+        )
     if spoken.finish and choice.finish_reason != spoken.finish:
         said = f"it ended with {choice.finish_reason}, and for {spoken.finish}"
         yield "script-finish", said
@@ -381,7 +387,7 @@ def _held(name: str, part: str, right: str) -> Iterator[tuple[str, str]]:
     """Blanks around a part are a parser's matter."""
     part, right = part.strip(), right.strip()
     if part != right and max(len(part), len(right)) < TEXT_LIMIT:
-        said = f"the {name} is {_shown(part)}, and {_shown(right)} was said"
+        said = f"the {name} is {_shown(part)}, and the model said {_shown(right)}"
         yield f"script-{name}", said
 
 

@@ -264,7 +264,7 @@ class ByReplay:
         refused = [
             f"{op} got {answer}" for op, answer in answers.items() if answer[:1] == "4"
         ]
-        said = f"{len(replay.plays)} server starts show nothing of it"
+        said = f"{len(replay.plays)} server starts do not show it"
         return Outcome.NOT_REPRODUCED, "; ".join([said, *refused[:3]])
 
 

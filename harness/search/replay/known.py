@@ -66,7 +66,7 @@ def diagnosed(
     try:
         incident = diagnose(options, typed=server.args)
     except MmreproError as error:
-        return LiveLook(why=f"the server could not be looked at: {error.message}")
+        return LiveLook(why=f"the server could not be inspected: {error.message}")
 
     return LiveLook(matches=incident.diagnosis.matches, diagnosis=DIAGNOSIS_DIR)
 
@@ -93,7 +93,7 @@ def named(
     if played.state in (PlayState.START_FAILED, PlayState.DIED):
         matches = by_log(case, played, folder)
     if matches is None:
-        name = Named(why=looked.why or "nobody looked at the server")
+        name = Named(why=looked.why or "the server was not inspected")
     # The worst failure of an attempt comes first, and is what a signature would
     # recognise.
     elif not alike(seen.sightings[0].bucket, bucket):

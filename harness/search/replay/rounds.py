@@ -214,7 +214,7 @@ class Rounds:
         kept = case.model_copy(update={"server": server})
         known = [finding.bucket for finding in self._replay.findings]
         if self.plays.left < 1:
-            why = f"what comes after it, with {keep_away}, was not looked at: --budget"
+            why = f"what comes after it, with {keep_away}, was not tried: --budget"
             self._replay.limits.append(why)
             return
 

@@ -308,8 +308,8 @@ class Shrinking:
                 )
             if missing:
                 alone = (
-                    f"{len(missing)} operations by themselves: one that is alike "
-                    "stands in"
+                    f"{len(missing)} operations by themselves: each is replaced by "
+                    "one like it"
                 )
                 self.not_tried.append(alone)
         finally:

@@ -19,7 +19,7 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 import psutil
-from mmrepro.base.errors import NotConfirmed, UsageError
+from mmrepro.base.errors import NotConfirmed
 from mmrepro.base.machine import cache_root, device_of
 from mmrepro.base.records import FindingClass
 from mmrepro.base.text import one_line
@@ -28,7 +28,7 @@ from mmrepro.engines.environments import Environment, ensure
 from mmrepro.engines.serving import serving
 from mmrepro.engines.supervise import free_port, run_variables
 from mmrepro.reproducers import reproducer_path
-from mmrepro.runs import RunCommand, ServerSpec
+from mmrepro.runs import RunCommand, ServerSpec, test_tools
 from mmrepro.runs.play import replayed
 from mmrepro.traffic.case import ServerWanted
 
@@ -78,7 +78,6 @@ def confirmed(
     Raises:
         NotConfirmed: it is not red there, or not green there: it is of no use to
             others.
-        UsageError: pytest is not installed here.
         MmreproError: as ``ensure``.
     """
     text = write("")
@@ -89,7 +88,7 @@ def confirmed(
     if good:
         fixed = _run(text, kind, server, good, say)
         if fixed.red is not False:
-            raise _of_no_use(fixed, "pass", "which is said to be without the failure")
+            raise _of_no_use(fixed, "pass", "which should be without the failure")
         sentences.append(f"It passes with {fixed.tree}.")
     else:
         sentences.append(
@@ -202,20 +201,9 @@ def _variables(
     lent, temporary = folder / "lent", folder / "tmp"
     lent.mkdir()
     temporary.mkdir()
-    for module in _PYTEST:
-        spec = importlib.util.find_spec(module)
-        if spec is None or spec.origin is None:
-            raise UsageError(f"{module} is not installed.", hint="pip install pytest")
-        origin = Path(spec.origin)
-        origin = origin.parent if origin.name == "__init__.py" else origin
-        if (environment.site_packages / origin.name).exists():
-            continue
-        # pluggy asks for its version.
-        for one in (origin, *origin.parent.glob(f"{module}-*.dist-info")):
-            (lent / one.name).symlink_to(one)
-
     own = run_variables(plan.env, str(temporary))
-    paths = [own.get("PYTHONPATH", ""), str(folder), str(lent)]
+    pytest_from = _pytest_for(environment, lent)
+    paths = [own.get("PYTHONPATH", ""), str(folder), str(pytest_from)]
     own["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
     programs = [str(environment.python.parent), os.environ.get("PATH", "")]
     kept = {
@@ -224,6 +212,31 @@ def _variables(
         if not k.startswith(("PYTHON", "VIRTUAL_ENV"))
     }
     return {**kept, **own, "PATH": os.pathsep.join(programs)}
+
+
+def _pytest_for(environment: Environment, lent: Path) -> Path:
+    """The folder that lends pytest to an environment: ``lent`` with links to this
+    Python's own, or where it has none, the tools of the engine's tests.
+
+    Raises:
+        EnvironmentBuildError: they cannot be installed.
+    """
+    origins: list[tuple[str, Path]] = []
+    for module in _PYTEST:
+        spec = importlib.util.find_spec(module)
+        if spec is None or spec.origin is None:
+            return test_tools(environment)
+        origin = Path(spec.origin)
+        is_package = origin.name == "__init__.py"
+        origins.append((module, origin.parent if is_package else origin))
+
+    for module, origin in origins:
+        if (environment.site_packages / origin.name).exists():
+            continue
+        # pluggy asks for its version.
+        for linked in (origin, *origin.parent.glob(f"{module}-*.dist-info")):
+            (lent / linked.name).symlink_to(linked)
+    return lent
 
 
 @contextmanager

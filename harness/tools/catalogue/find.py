@@ -341,7 +341,7 @@ def _by_pattern(text: str, known: Iterable[IndexEntry]) -> list[IndexHit]:
         sure = len(fitting) > 1 or any(pattern.sure for pattern in fitting)
         frames = _stands(entry, functions)
         if frames:
-            because.append(f"it stands in {frames}")
+            because.append(f"its stack is in {frames}")
             sure = sure or bool(fitting)
 
         if because:

@@ -710,7 +710,7 @@ def _watched(
             elif gone and now - gone > DEAD_S:
                 made.ended = "the server had ended"
             elif recording.silent_s > SILENT_S:
-                made.ended = f"a request of it had no answer for {SILENT_S:.0f} s"
+                made.ended = f"one of its requests had no answer for {SILENT_S:.0f} s"
             elif output.seek(0, os.SEEK_END) > MOST_OUTPUT:
                 made.ended = f"it printed more than {MOST_OUTPUT >> 20} MiB"
     finally:

@@ -167,7 +167,7 @@ _DROPPED: Final = {
 }
 _CHANGED: Final = {
     "image-by-address": "pictures were given by address, and nothing is fetched: noise "
-    f"of {UNSEEN_SIZE[0]} x {UNSEEN_SIZE[1]} pixels stands for each, the same for the "
+    f"of {UNSEEN_SIZE[0]} x {UNSEEN_SIZE[1]} pixels replaces each, the same for the "
     "same address",
     "part-by-address": (
         "other parts of messages were nothing but an address, and are left away"
@@ -342,7 +342,7 @@ class Bodies:
                 yield f"{self.changed[name]} {sentence}."
         named = len(self.models - {""} - self.adapters)
         if named > 1:
-            yield f"The requests named {named} models; all go to the one that is started."
+            yield f"The requests named {named} models; all go to the model that is started."
         for name, sentence in _DROPPED.items():
             if self.dropped[name]:
                 yield f"{self.dropped[name]} {sentence}."

@@ -444,7 +444,7 @@ def test_a_front_that_answers_nothing() -> None:
     stuck = frozen.front(view(five(thread(STEP), pid=FRONT)), ["seen"])
     assert (stuck.state, stuck.process) == (ServerState.FRONT_FROZEN, "APIServer")
     assert stuck.sentence == (
-        "The HTTP front takes connections and answers none of them, in matmul "
+        "The API server takes connections and answers none of them, in matmul "
         "(layer.py:7)."
     )
     assert len(stuck.why) == 2
@@ -452,7 +452,7 @@ def test_a_front_that_answers_nothing() -> None:
     assert stuck.advice == [frozen.KEEP]
     unseen = frozen.front(view(), ["seen"])
     assert (
-        unseen.sentence == "The HTTP front takes connections and answers none of them."
+        unseen.sentence == "The API server takes connections and answers none of them."
     )
     assert (unseen.why, unseen.frames, unseen.thread) == (["seen"], [], "")
 

@@ -337,7 +337,7 @@ def test_the_observations_of_a_silent_server() -> None:
 def test_counters_that_move_while_a_request_waits() -> None:
     over = said(GREEN, *moving(waiting=2), SILENCE)
     assert over.state is ServerState.OVERLOADED
-    assert over.sentence.startswith("It works, but more is asked of it than it can do")
+    assert over.sentence.startswith("It works, but it gets more work than it can do")
     assert over.advice == [
         "more replicas or less traffic; a shorter queue limit fails faster"
     ]
@@ -366,7 +366,9 @@ def test_what_cannot_be_told_has_its_words() -> None:
     )
     unready = said(http(503, 200), *still(), log("boom"), failed(404, "HTTP 404"))
     assert unready.state is ServerState.NOT_READY
-    assert unready.sentence == "Its front answers, and says that it is not ready."
+    assert (
+        unready.sentence == "Its API server answers, and reports that it is not ready."
+    )
     assert unready.why[-1] == "first error in its log: boom"
     closed = said(refused())
     assert (

@@ -355,7 +355,7 @@ def test_each_fit_at_its_edge() -> None:
     nothing = one("symptom", UNKNOWN), one("cause", UNKNOWN)
     told = "it can happen here (said); now: not seen: c-symptom, c-cause"
     assert fit(MET, *nothing) == (Fit.EXPOSED, told)
-    told = "nothing of it was seen: c-symptom, c-cause"
+    told = "no sign was seen; not seen: c-symptom, c-cause"
     assert fit(UNKNOWN, *nothing) == (Fit.NOT_THIS, told)
     cause_alone = one("symptom", UNKNOWN), one("cause", MET)
     assert fit(UNKNOWN, *cause_alone)[0] is Fit.NOT_THIS

@@ -69,7 +69,7 @@ def test_nobody_looked_is_no_name(tmp_path: Path) -> None:
     stuck = seen(r1="200", r2=STUCK)
     named = known.named(BUCKET, stuck, CASE, hung(), tmp_path, LiveLook()).named
     assert named is not None
-    assert (named.known, named.why) == (None, "nobody looked at the server")
+    assert (named.known, named.why) == (None, "the server was not inspected")
 
 
 def test_a_look_that_fails_is_told(

@@ -8,6 +8,7 @@ import stat
 import sys
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from made_up_replay import SERVER, finding, ghost_case, operation, replay
@@ -230,6 +231,19 @@ class Made:
         return contextlib.nullcontext()
 
 
+def test_without_a_pytest_of_its_own_it_lends_that_of_the_engines_tests(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """mmrepro as a tool of uv has no pytest beside it."""
+    environment = SimpleNamespace(site_packages=tmp_path / "none")
+    assert upstream._pytest_for(environment, tmp_path) == tmp_path
+    assert (tmp_path / "pytest").is_dir(), "its own, where it has one"
+    tools = tmp_path / "tools"
+    monkeypatch.setattr(upstream, "test_tools", lambda environment: tools)
+    monkeypatch.setattr("importlib.util.find_spec", lambda module: None)
+    assert upstream._pytest_for(environment, tmp_path / "lent") == tools
+
+
 @pytest.fixture
 def engines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of each engine one whose "releases" are how it behaves."""
@@ -302,7 +316,7 @@ def test_red_and_green(engines: None, case: Case, kind: str, bad: str) -> None:
         (
             "fails",
             "fails",
-            "is to pass with vllm fails, which is said .* and fails: request r1: 500",
+            "is to pass with vllm fails, which should be .* and fails: request r1: 500",
         ),
         (
             "does not start",
