@@ -156,8 +156,8 @@ def _dead(view: DiagnosisView) -> Assessment | None:
         if standing:
             # A start that loads or compiles stands still as well: time tells.
             advice.append(
-                "a process that stands in the same place then, in which nothing loads "
-                "or compiles, is where the start hangs: restart it, and keep its log"
+                "a process that is at the same place then, in which nothing loads or "
+                "compiles, is where the start hangs: restart it, and keep its log"
             )
         return Assessment(
             state=ServerState.NOT_READY,
