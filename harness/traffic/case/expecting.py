@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -159,12 +160,26 @@ def beside_whole(case: Case, *, alike: bool) -> Case:
     """
     ids = [op.id for op in case.operations]
     operations: list[Operation] = []
-    for operation in case.operations:
+    twins: dict[str, str] = {}
+    for recorded in case.operations:
+        operation = _behind_twins(recorded, twins)
         pair = [operation]
         if operation.path in (CHAT, COMPLETIONS):
             pair = _twins(operation, ids)
+        for twin in pair[1:]:
+            twins[f"{operation.id}.end"] = f"{twin.id}.end"
         operations += pair if alike else [operation, *pair[1:]]
     return case.model_copy(update={"operations": operations})
+
+
+def _behind_twins(op: Operation, twins: Mapping[str, str]) -> Operation:
+    """A request that waited for another one's end waits for that one's twin as well:
+    what was sent in order stays so."""
+    after = list(op.after)
+    for barrier in op.after:
+        if barrier in twins:
+            after.append(twins[barrier])
+    return op.model_copy(update={"after": after})
 
 
 def _twins(op: Operation, ids: list[str]) -> list[Operation]:
