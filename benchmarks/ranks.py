@@ -64,6 +64,8 @@ DEAF = "deaf"
 which the engine's core takes requests (vllm#47494)."""
 SHOWN = {RUST: "RustFrontend"}
 """What a program is called in a diagnosis."""
+ONE_EACH = (SHOWN[RUST], "EngineCore", "Worker")
+"""Processes that a server of one rank has once: who names another one is wrong."""
 RIGHT = 23 / 24
 READY_S = 600.0
 STAND_IN_S = 2.0
@@ -284,6 +286,8 @@ def judged(server: str, fault: Fault, found: Diagnosis) -> Row:
         lines += standing
         frames += ["_wedge"] * len(standing)
     rank_right = any(_names(line, role) for line in lines)
+    if role in ONE_EACH and process in ONE_EACH and process != role:
+        rank_right = False
     unknown = bool(labels(role)) and not rank_right and not labels(process)
     return Row(
         server,

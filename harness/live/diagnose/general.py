@@ -242,10 +242,11 @@ def _front_gone(view: DiagnosisView) -> Assessment | None:
     named = log_lines(view.evidence, "front-died")
     if not core and not named and not _logged_by(view, role):
         return None
-    not_started = log_lines(view.evidence, "core-not-started")
-    if not_started and not core and not named:
-        # A core that ends while it starts comes first: its parent then ends the front.
-        line = not_started[0]
+    core_ended = log_lines(view.evidence, "core-not-started")
+    core_ended = core_ended or log_lines(view.evidence, "engine-died")
+    if core_ended and not core and not named:
+        # A core that ends by itself comes first: its parent then ends the front.
+        line = core_ended[0]
         why = [
             f"no process {facts.core_role} among {_roles(facts)}",
             f"its log says at {line.time or '?'}: {public_line(line)}",

@@ -500,6 +500,22 @@ def test_a_core_that_ended_at_a_start_is_dead_before_the_front_that_was_ended() 
     assert words in " ".join(told.why)
 
 
+def test_a_core_that_ended_by_itself_is_dead_before_the_front_that_was_ended() -> None:
+    words = "RuntimeError: Engine core process EngineCore died unexpectedly."
+    read = log(words)
+    read.matches, read.match_counts = {"engine-died": read.errors}, {"engine-died": 1}
+    line = read.errors[0].model_copy(update={"process": "RustFrontend pid=7064"})
+    read.last_by_process = {"RustFrontend pid=7064": line}
+    left = target(processes=processes_of("python", "resource_tracker"), **RUST)
+    told = assess(evidence(read), left)
+    assert (told.state, told.process) == (ServerState.PART_DEAD, "EngineCore")
+    assert told.sentence.startswith("EngineCore is dead")
+    # Where the front ended first, its parent says so, and ends the core.
+    died = {**read.matches, "front-died": FRONT_DIED.matches["front-died"]}
+    both = read.model_copy(update={"matches": died})
+    assert assess(evidence(both), left).process == "RustFrontend"
+
+
 def test_an_only_worker_that_ended_by_the_log_at_a_start_is_named() -> None:
     read = log("Worker proc VllmWorker-0 died unexpectedly, shutting down executor.")
     line = read.errors[0].model_copy(update={"process": "EngineCore pid=25878"})
