@@ -603,8 +603,8 @@ def _silence(view: DiagnosisView) -> Assessment:
             )
         # A health check may ask the engine, and the other endpoints are late on a busy
         # machine: a front that gives its metrics waits for an engine that stands still.
-        stands = frozen.stance(view)[0] is frozen.Stance.STANDS
-        if view.core_is_front or (view.gives_metrics and stands):
+        core_stands = frozen.stance(view)[0] is frozen.Stance.STANDS
+        if view.core_is_front or (view.gives_metrics and core_stands):
             return frozen.engine(view, why, asked=True)
         return frozen.front(view, why)
     if view.progress:
