@@ -144,8 +144,8 @@ def _aimed(fuzz: Fuzz) -> Iterator[b.Block]:
     functions = b.count(len(aim.functions), "function")
     lines = b.count(aim.lines, "line")
     yield b.p(
-        f"The sides differ in {functions}: requests ran {entered} of them, and "
-        f"{aim.reached} of the {lines} that differ."
+        f"The two sides differ in {functions} and {lines}. The requests ran "
+        f"{entered} of these functions and {aim.reached} of these lines."
     )
     if aim.flags:
         named = "which the changed code names"

@@ -34,6 +34,7 @@ from mmrepro.reports.documents import (
 )
 from mmrepro.reports.flames import stack_pictures
 
+_STACKS: Final = "Stacks over time"
 _OPEN_LINES: Final = 15
 """Of the timeline, which are shown unfolded."""
 _LEVEL_TONES: Final[dict[str, b.Tone]] = {
@@ -70,10 +71,13 @@ def _compose_diagnosed(incident: Incident, diagnosis: Diagnosis) -> b.Page:
     from mmrepro.reports.diagnosis import compose_diagnosis
 
     page = compose_diagnosis(diagnosis)
+    pictures = []
     happened = []
     for section in what_happened(incident):
+        if section.title == _STACKS:
+            pictures.append(section)
         # Those of the known failures are in the diagnosis's own sections.
-        if section.title != "Conditions":
+        elif section.title != "Conditions":
             happened.append(section)
 
     # The timeline of a few seconds says less than the rest.
@@ -82,7 +86,8 @@ def _compose_diagnosed(incident: Incident, diagnosis: Diagnosis) -> b.Page:
         title=title(incident),
         warning=warning(incident),
         commands=[("run again", incident.command)],
-        sections=[*page.sections, *happened, *context(incident)],
+        # The pictures begin on the first screen.
+        sections=[*pictures, *page.sections, *happened, *context(incident)],
         footer=footer(incident),
     )
 
@@ -179,7 +184,7 @@ def what_happened(incident: Incident) -> Iterator[b.Section]:
         stack = [*_stack(incident.key_stack)]
         yield b.Section("The stack that matters", stack, keep=95)
 
-    yield b.Section("Stacks over time", [*stack_pictures(incident)], keep=65)
+    yield b.Section(_STACKS, [*stack_pictures(incident)], keep=65)
     yield b.Section("Log", _logs(incident), keep=60)
     yield b.Section(_cause_heading(incident), _root_cause(incident), keep=80)
     yield b.Section("Minimal reproducers", _reproducers(incident), keep=78)

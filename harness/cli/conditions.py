@@ -42,7 +42,7 @@ This page is made from docstrings: `python -m mmrepro.cli.conditions`.
 """
 _VIEWS: Final = (Requests, Logs, Metrics, Processes, Reproducers, Measured)
 _DECORATORS: Final = (
-    ("@symptom(statement)", "What a user observes. All of them are met in a failure."),
+    ("@symptom(statement)", "What a user observes. A failure meets all of these."),
     ("@cause(statement)", "What tells this failure from others that look alike."),
     (
         "@precondition(statement, removed_by)",

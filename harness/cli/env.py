@@ -286,7 +286,7 @@ def verify(asked: _EnvVerifyCommand) -> None:
     """Compare installed files with the hashes that their wheels brought, packages with
     the lock.
 
-    Nothing of an environment is run.
+    No program of the environment is run.
 
     Example: mmrepro env verify vllm 0.23.0
     """

@@ -281,9 +281,9 @@ def watch(asked: WatchCommand) -> None:
     """Check a live server with a real small inference, and diagnose it when that fails.
 
     Each line has the server's state: starting, ready, live (but not ready) or not-live.
-    After a failed check the next one follows at once. The default deadline lets all of
-    --failures end within one interval, so that a hang whose process is observed is
-    reported within two of them. Liveness ends where a process was observed to have
+    After a failed check the next one follows at once. With the default deadline all
+    --failures checks fit into one interval: a hang whose process is observed is
+    reported within two intervals. Liveness ends where a process was observed to have
     ended or to stand still, or after --stall; a refusal, an error or a server that is
     busy ends readiness at most.
 

@@ -204,7 +204,8 @@ def _alive(asked: _ListCommand) -> None:
     for error in broken.values():
         say(error.message, stderr=True)
     if unknown:
-        typer.echo(f"Recorded, and no scenario here: {', '.join(unknown)}.", err=True)
+        missing = ", ".join(unknown)
+        say(f"Runs of scenarios that are not installed here: {missing}.", stderr=True)
 
 
 def _print_standings(rows: Sequence[Standing], *, everything: bool) -> None:

@@ -183,7 +183,11 @@ def cause_of(reading: DumpReading) -> Cause:
     for file in reading.files:
         if file.kind and file.read:
             kinds[KIND_WORDS[file.kind]] = None
-    what = f"No log: {', '.join(kinds)}." if kinds else "No log, and not to be read."
+    what = (
+        f"No log: {', '.join(kinds)}."
+        if kinds
+        else "This is no log, and mmrepro cannot read it."
+    )
     return Cause(
         name=CauseClass.NOT_A_LOG,
         certainty=Certainty.CERTAIN,

@@ -97,7 +97,7 @@ def _which_side(
     if broken:
         first = broken[0]
         return (
-            f"The transfer stands on the {first.part} side: {first.name} is at fault. "
+            f"The transfer is stuck on the {first.part} side: {first.name} is at fault. "
             f"{first.sentence}",
             f"begin with {first.name}; the other side only waits for it",
         )
@@ -115,7 +115,7 @@ def _which_side(
             "or what carries it fails: compare both logs by the request's id",
         )
     return (
-        f"The transfer stands on the decode side: {names_of(holds)} {_has(holds)} KV "
+        f"The transfer is stuck on the decode side: {names_of(holds)} {_has(holds)} KV "
         "caches to send, and no decode server asks for one.",
         "the decode server does not know of them: look at the router and at its log",
     )
@@ -130,7 +130,7 @@ def _nobody_sends(
     # A release that does not count what it has to send may have it all the same.
     if all(on_their_way(look) for _, look in prefill):
         return (
-            f"The transfer stands on the prefill side: {wait}, and {names_of(idle)} "
+            f"The transfer is stuck on the prefill side: {wait}, and {names_of(idle)} "
             f"{_has(idle)} none to send."
         )
     return f"The transfer stands: {wait} that does not arrive; {_others(idle)}."

@@ -382,7 +382,7 @@ def _sightings(
         yield sighting(
             FindingClass.PROTOCOL,
             "not the reference's usage",
-            f"Usage is not as the reference tells it: {_some(usage)}.",
+            f"The usage differs from the reference: {_some(usage)}.",
             "As many prompt tokens as the same server counts in the same request "
             "alone; for the same answer as many tokens, and the same reason to end.",
             by=list(usage),

@@ -37,7 +37,7 @@ EXPECTED: Final = {
     "text-offset": "text_offset tells where in the text each token begins.",
     "schema": "A structured output that is whole fits what was asked for.",
     "tool-choice": (
-        "A call of a tool that must be made is made, with arguments that fit."
+        "A tool that the request requires is called, with arguments that fit."
     ),
     "finish-tool-calls": "The reason is tool_calls only where a tool is called.",
     "stream-parts": (

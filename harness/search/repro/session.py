@@ -381,7 +381,7 @@ class Reproducing(Replaying):
         facts.end = self._end_of(run, case) if run.ran else None
         self.files.case = self._beside_whole(case)
         if run.ended:
-            line = f"The client was ended before its own end: {run.ended}."
+            line = f"mmrepro ended the client early: {run.ended}."
             facts.notes.append(line)
             self.campaign.emit(Note(text=line))
 

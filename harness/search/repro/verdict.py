@@ -431,7 +431,7 @@ def _doubt(report: ReportFacts) -> str:
     claim, end = report.claim, report.end
     if end is not None and end.ended:
         return (
-            f"the client was ended before its own end: {end.ended}, when "
+            f"mmrepro ended the client early: {end.ended}, when "
             f"{_requests(end.asked)} had been sent (--client-timeout)"
         )
     if end is not None and end.exception and not end.refused:

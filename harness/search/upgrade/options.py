@@ -78,7 +78,7 @@ class UpgradeCommand(TrafficCommand):
     )
     new_env: tuple[str, ...] = option(
         (),
-        "Environment variable of the new side besides. May be repeated.",
+        "One more environment variable of the new side. May be repeated.",
         "NAME=VALUE",
         ENGINE,
         attached=True,

@@ -292,7 +292,7 @@ def test_the_side_that_stands_is_named() -> None:
     found = pair(frozen, decode)
     assert found.state is FleetState.TRANSFER_STANDS
     assert found.sentence.startswith(
-        "The transfer stands on the prefill side: 127.0.0.1:1"
+        "The transfer is stuck on the prefill side: 127.0.0.1:1"
     )
     assert [one.state for one in found.findings] == [FleetState.TRANSFER_STANDS], (
         "said once"

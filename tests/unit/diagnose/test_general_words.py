@@ -337,7 +337,7 @@ def test_the_observations_of_a_silent_server() -> None:
 def test_counters_that_move_while_a_request_waits() -> None:
     over = said(GREEN, *moving(waiting=2), SILENCE)
     assert over.state is ServerState.OVERLOADED
-    assert over.sentence.startswith("It works, but it gets more work than it can do")
+    assert over.sentence.startswith("It works, but gets more work than it can do")
     assert over.advice == [
         "more replicas or less traffic; a shorter queue limit fails faster"
     ]

@@ -24,6 +24,8 @@ from mmrepro.live.diagnose.options import DiagnoseCommand
 from mmrepro.live.diagnose.session import diagnose
 from mmrepro.probes.base import ProbeStatus
 from mmrepro.probes.data import GpuData, GpuDevice, GpuProcess
+from mmrepro.reports import load
+from mmrepro.reports.incident import compose
 from mmrepro.scenario import Scenario
 from mmrepro.scenario.registry import load_scenario
 from mmrepro.traffic.evidence import Evidence
@@ -31,6 +33,7 @@ from seen import CORE, URL, evidence, frames, log, target, use
 from test_match import hung
 
 GHOST = load_scenario("ghost-key-eviction")
+EVIDENCE = Path(__file__).parents[2] / "evidence"
 BUDGET = load_scenario("undersized-kv-budget").variants
 FROZEN = Assessment(
     state=ServerState.FROZEN_PYTHON,
@@ -219,3 +222,9 @@ def test_what_is_healthy_is_kept_only_where_it_was_asked_for(
     assert done.diagnosis.incident_dir == (str(done.folder) if kept else "")
     assert all("[redacted:header-" in text for text in done.diagnosis.assessment.why)
     assert done.diagnosis.assessment.advice == ["middle"]
+
+
+def test_the_page_of_a_diagnosis_begins_with_the_pictures_of_its_stacks() -> None:
+    recorded = EVIDENCE / "ghost-key-eviction-0.23.0.zip"
+    diagnosed = load(recorded).model_copy(update={"diagnosis": told()})
+    assert compose(diagnosed).shown[0].title == "Stacks over time"

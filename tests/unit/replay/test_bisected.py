@@ -157,7 +157,7 @@ OTHER_HANG = finding(CASE, bucket="vllm/hang/forward > attend")
             "another failure: hang",
         ),
         (replay(DEATH), {}, Outcome.DIFFERENT_FAILURE, "another failure: death"),
-        (replay(RESIDUE), {"r5": "200"}, Outcome.NOT_REPRODUCED, "show nothing of it"),
+        (replay(RESIDUE), {"r5": "200"}, Outcome.NOT_REPRODUCED, "do not show it"),
         (replay(), {"r1": "400"}, Outcome.NOT_REPRODUCED, "r1 got 400"),
         (
             replay(),
