@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from mmrepro.probes import LogPattern
     from mmrepro.tools.catalogue import IndexEntry, IndexHit
 
-_GROUP = "mmrepro.scenarios"
 """Entry points with which distributions add scenarios (mmrepro.scenario.registry)."""
 _SHOWN = 3
 """Of what it is, and of what it may be."""
@@ -180,9 +179,9 @@ def later_lines(fixes: Sequence[LaterFix]) -> Iterator[str]:
 
 def known() -> tuple[IndexEntry, ...]:
     """The index, and scenarios of other distributions than mmrepro's."""
-    from mmrepro.tools.catalogue import index_entries
+    from mmrepro.tools.catalogue import foreign_scenarios, index_entries
 
-    others = foreign()
+    others = foreign_scenarios()
     if not others:
         return index_entries()
     from mmrepro.cli.find_index import others_of
@@ -192,22 +191,6 @@ def known() -> tuple[IndexEntry, ...]:
         if entry.kind != "scenario" or entry.name not in others:
             own.append(entry)
     return (*own, *others_of(sorted(others)))
-
-
-def foreign() -> set[str]:
-    """Scenarios that the index does not have: those of other distributions, also where
-    one takes a name of ours."""
-    from importlib.metadata import entry_points
-
-    from mmrepro.tools.catalogue import index_entries
-
-    points = {point.name: point.module for point in entry_points(group=_GROUP)}
-    ours: set[str] = set()
-    for entry in index_entries():
-        module = points.get(entry.name, "")
-        if entry.kind == "scenario" and module.startswith("mmrepro.scenarios."):
-            ours.add(entry.name)
-    return points.keys() - ours
 
 
 def _is_file(text: str) -> bool:

@@ -22,7 +22,6 @@ from mmrepro.cli.console import (
     table_console,
     wants_document,
 )
-from mmrepro.cli.find import foreign
 from mmrepro.cli.options import command
 from mmrepro.runs import split_variant
 
@@ -139,9 +138,9 @@ def _loaded(name: str, trust: bool) -> Scenario | DeclaredScenario | BrokenScena
 def _rows(names: Sequence[str], trust: bool) -> Iterator[tuple[str, ...]]:
     """A line for each failure. mmrepro's own scenarios are read from its index: loading
     all of them takes too long here."""
-    from mmrepro.tools.catalogue import index_entries
+    from mmrepro.tools.catalogue import foreign_scenarios, index_entries
 
-    theirs = foreign()
+    theirs = foreign_scenarios()
     rows = {
         entry.name: entry.row for entry in index_entries() if entry.kind == "scenario"
     }
@@ -400,9 +399,9 @@ def _indexed_card(asked: _ShowCommand) -> FailureCard | None:
     """What the index has of a scenario of mmrepro's own, without a variant.
 
     Loading a scenario takes too long for its end screen."""
-    from mmrepro.tools.catalogue import index_entries
+    from mmrepro.tools.catalogue import foreign_scenarios, index_entries
 
-    if asked.variant or asked.scenario in foreign():
+    if asked.variant or asked.scenario in foreign_scenarios():
         return None
     for entry in index_entries():
         if entry.kind == "scenario" and entry.name == asked.scenario:

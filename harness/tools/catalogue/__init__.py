@@ -30,6 +30,7 @@ if TYPE_CHECKING:
         Pattern as Pattern,
         entries as index_entries,
         find as find_failures,
+        foreign as foreign_scenarios,
         is_echo as is_echo,
         is_reference as is_reference,
     )

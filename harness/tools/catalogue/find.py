@@ -20,6 +20,8 @@ INDEX = Path(__file__).with_name("index.json")
 """Made by ``python -m mmrepro.cli.find_index``; a test holds it against the
 scenarios."""
 
+_GROUP = "mmrepro.scenarios"
+"""Of entry points: scenarios that are installed, whoever brings them."""
 _MAX_CHARS = 1 << 20
 """Of a text; of a longer one its end."""
 _MAX_LINE = 4000
@@ -205,6 +207,20 @@ def entries() -> tuple[IndexEntry, ...]:
 
 
 # ------------------------------------------------------------------ the search
+
+
+def foreign() -> set[str]:
+    """Scenarios that the index does not have: those of other distributions, also where
+    one takes a name of ours."""
+    from importlib.metadata import entry_points
+
+    points = {point.name: point.module for point in entry_points(group=_GROUP)}
+    ours: set[str] = set()
+    for entry in entries():
+        module = points.get(entry.name, "")
+        if entry.kind == "scenario" and module.startswith("mmrepro.scenarios."):
+            ours.add(entry.name)
+    return points.keys() - ours
 
 
 def find(
