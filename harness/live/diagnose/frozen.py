@@ -15,7 +15,7 @@ from mmrepro.live.diagnose import rank_reports, rank_verdicts, ranks
 from mmrepro.live.diagnose.cause_rules import LOOP_FRAMES
 from mmrepro.live.diagnose.readings import DiagnosisView
 from mmrepro.live.diagnose.threads import MIN_SAMPLES, Course, bare, holder
-from mmrepro.probes import Frame, GpuData, SyscallsData
+from mmrepro.probes import Frame, GpuData, StacksData, SyscallsData
 
 MORE_STACKS = (
     "py-spy dump --native --pid {pid} shows the C frames below the last Python one"
@@ -204,6 +204,12 @@ def _ended_threads(view: DiagnosisView) -> list[str]:
             inside.update(map(bare, stack.frames))
     if inside.isdisjoint(lasting):
         return []
+    # One that was there at first belongs to a core that ends while it is observed.
+    for _, data in view.evidence.results(StacksData, partial=True):
+        for sample in data.samples:
+            if sample.pid == view.core_pid:
+                for thread in sample.threads:
+                    inside.update(frame.name for frame in thread.frames)
     return [name for name in lasting if name not in inside]
 
 

@@ -10,6 +10,7 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
+from mmrepro.engines import ENGINES
 from mmrepro.failure.documents import Assessment, Rank, RankLook, ServerState, Stand
 from mmrepro.failure.signature import log_lines
 from mmrepro.live.diagnose.rank_reports import behind, dumped, flight
@@ -24,7 +25,7 @@ from mmrepro.live.diagnose.ranks import (
     replicas,
 )
 from mmrepro.live.diagnose.readings import DiagnosisView
-from mmrepro.live.diagnose.titles import labels
+from mmrepro.live.diagnose.titles import labels, runs_alone
 from mmrepro.probes import LogsData
 from mmrepro.probes.log_words import public_line
 
@@ -285,9 +286,9 @@ def said_gone(view: DiagnosisView, why: Sequence[str]) -> Assessment | None:
     """A rank that ended by the log and that no process is: its core ends the others at
     once, and then itself."""
     first = first_dead(view)
-    if not first:
-        return None
     running = [p.role for p in view.facts.processes if p.state not in "ZX"]
+    if not first:
+        return _only_worker_gone(view, why, running)
     if first in running:
         return None
     gone = Rank(role=first, kind="worker", labels=labels(first), stand=Stand.GONE)
@@ -295,6 +296,28 @@ def said_gone(view: DiagnosisView, why: Sequence[str]) -> Assessment | None:
         f"{first} has ended, by the server's log; its core ends the other ranks then."
     )
     return _lost(view, [*why, *_ended_by_log(view)], [gone], sentence)
+
+
+def _only_worker_gone(
+    view: DiagnosisView, why: Sequence[str], running: Sequence[str]
+) -> Assessment | None:
+    """The only worker, which has written to the log and is no process any more: its
+    core notices that seconds later."""
+    engine = ENGINES.get(view.facts.engine)
+    role = engine.worker_role if engine else ""
+    core_lives = any(view.facts.is_core(name) for name in running)
+    if not role or role in running or not core_lives or not runs_alone(view.facts):
+        return None
+    pid = ""
+    for _, data in view.evidence.results(LogsData, partial=True):
+        for line in data.last_by_process.values():
+            if line.process.partition(" ")[0] == role:
+                pid = line.process
+    if not pid:
+        return None
+    gone = Rank(role=role, kind="worker", labels={}, stand=Stand.GONE)
+    sentence = f"{role} has ended: it wrote to the log, and is no process any more."
+    return _lost(view, [*why, f"{pid} is in the log"], [gone], sentence)
 
 
 def _ended_by_log(view: DiagnosisView) -> list[str]:

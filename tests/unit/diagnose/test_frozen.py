@@ -291,6 +291,13 @@ def test_a_core_that_was_told_to_go_is_ending() -> None:
     assert engine(*still(), five(thread(other)), use(6.0)).state is not told.state
 
 
+def test_a_thread_that_was_there_at_first_is_of_a_core_that_ends() -> None:
+    samples = five(MAIN, SENDS, TAKES)
+    *_, last = samples.samples
+    last.threads = [MAIN, TAKES]
+    assert frozen.deaf(view(samples), []) is None
+
+
 def test_threads_that_a_release_calls_otherwise_have_not_ended() -> None:
     assert frozen.deaf(view(five(MAIN, SENDS, TAKES)), []) is None
     assert frozen.deaf(view(five(MAIN)), []) is None

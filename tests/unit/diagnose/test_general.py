@@ -16,7 +16,13 @@ from mmrepro.failure.documents.diagnosis import (
 )
 from mmrepro.failure.signature.live_server import CORE_ALIVE
 from mmrepro.live.diagnose.general import assess, at_once, suspicious
-from mmrepro.probes.data import AnyProbeData, MetricSample, MetricsData, SyscallsData
+from mmrepro.probes.data import (
+    AnyProbeData,
+    InferenceData,
+    MetricSample,
+    MetricsData,
+    SyscallsData,
+)
 from mmrepro.traffic.evidence import Evidence
 from seen import (
     CORE,
@@ -532,6 +538,28 @@ def test_an_only_worker_that_ended_by_the_log_at_a_start_is_named() -> None:
     early.command.append("--nnodes=2")
     told = assess(evidence(read, refused, SILENCE), early)
     assert told.process != "Worker"
+
+
+def test_an_only_worker_that_has_logged_and_is_gone_is_lost() -> None:
+    read = log("WorkerProc failed.")
+    line = read.errors[0].model_copy(update={"process": "Worker pid=32525"})
+    read.errors, read.last_by_process = [line], {"Worker pid=32525": line}
+    fails = InferenceData(
+        answered=False,
+        status=500,
+        seconds=1.0,
+        deadline_s=10.0,
+        error='{"error": {"message": "engine core reported fatal failure"}}',
+    )
+    left = target(processes=processes_of("python", "EngineCore", "RustFrontend"))
+    left.command = ["vllm", "serve", "a-model"]
+    told = assess(evidence(read, fails), left)
+    assert (told.state, told.process) == (ServerState.RANK_LOST, "Worker")
+    there = processes_of("python", "EngineCore", "RustFrontend", "Worker")
+    with_it = left.model_copy(update={"processes": there})
+    assert assess(evidence(read, fails), with_it).state is ServerState.FAILING
+    left.command.append("--nnodes=2")
+    assert assess(evidence(read, fails), left).state is ServerState.FAILING
 
 
 def test_a_start_names_where_a_process_stands_still() -> None:
