@@ -15,7 +15,6 @@ from pathlib import Path
 
 from mmrepro.base.errors import BrokenScenario
 from mmrepro.base.records import Reference
-from mmrepro.cli.scenarios import card_of
 from mmrepro.engines.folders import facts, folders
 from mmrepro.failure.documents import CAUSE_WORDS, CLASS_WORDS, CauseClass, LiveClass
 from mmrepro.live.diagnose import (
@@ -28,7 +27,7 @@ from mmrepro.probes.log_lines import texts_of
 from mmrepro.scenario.definition import Scenario
 from mmrepro.scenario.parts import PROJECTS, UpstreamState
 from mmrepro.scenario.registry import load_scenario, scenario_names
-from mmrepro.tools.catalogue import ECHO, FIND_INDEX, IndexEntry, Pattern
+from mmrepro.tools.catalogue import ECHO, FIND_INDEX, IndexEntry, Pattern, card_of
 
 FOUND = Path(__file__).parents[2] / "docs" / "found"
 """Where fuzzing's findings lie in the repository; they are not in the wheel, the index

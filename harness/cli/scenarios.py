@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -370,13 +370,14 @@ def show(asked: _ShowCommand) -> None:
         return
     from mmrepro.scenario.parts import LiveFacts
     from mmrepro.scenario.registry import is_file_name, known_scenario
+    from mmrepro.tools.catalogue import card_of, default_conditions
 
     if is_file_name(asked.scenario) and not (asked.trust or asked.variant):
         _show_declared(asked)
         return
     scenario = known_scenario(asked.scenario, trust=asked.trust)
     loaded = scenario.with_variant(asked.variant)
-    conditions = _conditions(loaded)
+    conditions = default_conditions(loaded)
     observed = loaded.live_conditions(LiveFacts(loaded.engine, loaded.release))
     live = {condition.id for condition in observed}
     if wants_document(asked):
@@ -407,16 +408,6 @@ def _indexed_card(asked: _ShowCommand) -> FailureCard | None:
         if entry.kind == "scenario" and entry.name == asked.scenario:
             return entry.card
     return None
-
-
-def _conditions(loaded: Scenario) -> Sequence[Condition]:
-    """Conditions that a run of its default release on a CPU is judged by."""
-    from mmrepro.base.records import Fidelity
-    from mmrepro.scenario.parts import RunFacts
-
-    return loaded.conditions(
-        RunFacts(loaded.release, Fidelity.CPU, frozenset(), deadline_s=0.0)
-    )
 
 
 def _typed(loaded: Scenario, given: str) -> str:
@@ -473,6 +464,7 @@ def _show_declared(asked: _ShowCommand) -> None:
 def _declared_page(read: DeclaredScenario, file: str, in_full: str) -> Page:
     """What a file says of its failure mode, on the screen of :func:`_page`."""
     from mmrepro.reports.blocks import Badge, Page, Paragraph, Section, prose, table
+    from mmrepro.tools.catalogue import counts_of
 
     mitigations = [(known.name, known.description) for known in read.mitigations]
     references = [(known.id, known.title, known.address) for known in read.references]
@@ -515,49 +507,9 @@ def _declared_page(read: DeclaredScenario, file: str, in_full: str) -> Page:
         badge=Badge(read.name, "", read.kind),
         subject=read.title,
         card=card,
-        counts=_counts(counted),
+        counts=counts_of(counted),
         commands=[("to run the file and show everything", in_full)],
         sections=sections,
-    )
-
-
-def _counts(counted: Mapping[str, int]) -> list[str]:
-    """``3 conditions``, ``1 variant``: of each that there is any of."""
-
-    return [count(number, word) for word, number in counted.items() if number]
-
-
-def card_of(loaded: Scenario) -> FailureCard:
-    """The texts of its end screen."""
-    from mmrepro.tools.catalogue import FailureCard
-
-    name = f"{loaded.name}:{loaded.variant}" if loaded.variant else loaded.name
-    kind = ""
-    if loaded.failure_class:
-        kind = f"{loaded.failure_class.words}, {loaded.severity}"
-    upstream = loaded.upstream
-    when = f" ({upstream.looked_up})" if upstream.looked_up else ""
-    where = f": {upstream.source.id}" if upstream.source else ""
-    texts = [
-        loaded.summary,
-        f"Why: {loaded.explanation}",
-        f"Affected: {loaded.engine} {loaded.affected_where}; run by default at "
-        f"{loaded.release}; upstream: {upstream.words}{where}{when}",
-    ]
-    for cure in loaded.mitigations[:2]:
-        texts.append(f"Workaround {cure.name}: {cure.description}")
-    counted = {
-        "condition": len(_conditions(loaded)),
-        "variant": len(loaded.variants),
-        "mitigation": len(loaded.mitigations),
-        "factor": len(loaded.factors),
-    }
-    return FailureCard(
-        name=name,
-        title=loaded.title,
-        kind=kind,
-        texts=tuple(texts),
-        counts=tuple(_counts(counted)),
     )
 
 

@@ -15,6 +15,9 @@ if TYPE_CHECKING:
     from mmrepro.tools.catalogue.documents import (
         AliveDocument as AliveDocument,
         ListDocument as ListDocument,
+        card_of as card_of,
+        counts_of as counts_of,
+        default_conditions as default_conditions,
         listed as listed,
         listed_as_declared as listed_as_declared,
         shown as shown,

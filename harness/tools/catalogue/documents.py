@@ -1,13 +1,16 @@
-"""What ``mmrepro list`` and ``mmrepro show`` print with ``--json``."""
+"""What ``mmrepro list`` and ``mmrepro show`` print of a scenario that is loaded."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
-from mmrepro.base.records import Document
+from mmrepro.base.records import Document, Fidelity
+from mmrepro.base.units import count
 from mmrepro.failure.signature import Condition
 from mmrepro.scenario import Scenario
+from mmrepro.scenario.parts import RunFacts
+from mmrepro.tools.catalogue.find import FailureCard
 from mmrepro.tools.catalogue.standing import Newest, Standing
 from pydantic import Field
 
@@ -160,3 +163,47 @@ def shown_as_declared(read: DeclaredScenario) -> ScenarioDocument:
 
 def _of(given: object, *names: str) -> _Facts:
     return {name: getattr(given, name) for name in names}
+
+
+def default_conditions(loaded: Scenario) -> Sequence[Condition]:
+    """Conditions that a run of its default release on a CPU is judged by."""
+    return loaded.conditions(
+        RunFacts(loaded.release, Fidelity.CPU, frozenset(), deadline_s=0.0)
+    )
+
+
+def counts_of(counted: Mapping[str, int]) -> list[str]:
+    """``3 conditions``, ``1 variant``: of each that there is any of."""
+    return [count(number, word) for word, number in counted.items() if number]
+
+
+def card_of(loaded: Scenario) -> FailureCard:
+    """The texts of its end screen."""
+    name = f"{loaded.name}:{loaded.variant}" if loaded.variant else loaded.name
+    kind = ""
+    if loaded.failure_class:
+        kind = f"{loaded.failure_class.words}, {loaded.severity}"
+    upstream = loaded.upstream
+    when = f" ({upstream.looked_up})" if upstream.looked_up else ""
+    where = f": {upstream.source.id}" if upstream.source else ""
+    texts = [
+        loaded.summary,
+        f"Why: {loaded.explanation}",
+        f"Affected: {loaded.engine} {loaded.affected_where}; run by default at "
+        f"{loaded.release}; upstream: {upstream.words}{where}{when}",
+    ]
+    for cure in loaded.mitigations[:2]:
+        texts.append(f"Workaround {cure.name}: {cure.description}")
+    counted = {
+        "condition": len(default_conditions(loaded)),
+        "variant": len(loaded.variants),
+        "mitigation": len(loaded.mitigations),
+        "factor": len(loaded.factors),
+    }
+    return FailureCard(
+        name=name,
+        title=loaded.title,
+        kind=kind,
+        texts=tuple(texts),
+        counts=tuple(counts_of(counted)),
+    )

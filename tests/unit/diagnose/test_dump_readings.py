@@ -71,7 +71,7 @@ def test_three_dumps_show_that_it_stays_there():
     found = told("ghost-core-1.txt", "ghost-core-2-locals.txt", "ghost-core-4.json")
     [core] = found.processes
     assert (core.samples, core.stays) == (3, True)
-    assert "stands in" in core.sentence
+    assert "is stuck in" in core.sentence
     [failure] = found.failures
     assert (failure.scenario, failure.fit) == (GHOST, Resemblance.STANDS_THERE)
 

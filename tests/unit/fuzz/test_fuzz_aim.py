@@ -236,7 +236,7 @@ def test_what_reaches_a_change_is_kept_and_mutated(tmp_path: Path) -> None:
     assert ("status", "top_k=-2") in fields
     page = repr(KIND.compose(made))
     assert "Sampler.check" in page
-    assert "1 of them" in page
+    assert "1 of these functions" in page
 
     # What is shrunk and confirmed is asked of servers that do nothing else.
     for purpose, env in player.asked:
