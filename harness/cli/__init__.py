@@ -161,8 +161,8 @@ def _report(error: MmreproError) -> None:
     """One plain sentence, what lies behind it, and the next command to type, on
     stderr."""
     from mmrepro.base.installed import as_typed
+    from mmrepro.base.machine import terminal_width
     from mmrepro.base.text import one_line, wrapped
-    from mmrepro.cli.console import terminal_width
 
     width = terminal_width(stderr=True)
     lines = []

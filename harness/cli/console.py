@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import typer
+from mmrepro.base.machine import terminal_width
 from mmrepro.base.units import size
 
 if TYPE_CHECKING:
@@ -187,14 +188,6 @@ def _entry(cells: Sequence[str], last: str, width: int) -> None:
     for text in (head, last):
         if text:
             typer.echo("  " + wrapped(text, width - 2, hang=4))
-
-
-def terminal_width(*, stderr: bool = False) -> int:
-    """Columns of the terminal that reads it; 0: it is none, and nothing is wrapped."""
-    import shutil
-
-    stream = sys.stderr if stderr else sys.stdout
-    return shutil.get_terminal_size().columns if stream.isatty() else 0
 
 
 def say(text: str = "", *, hang: int = 2, stderr: bool = False) -> None:

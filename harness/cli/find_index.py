@@ -103,6 +103,10 @@ _COMMON = (
     "ValueError: To serve at least one request with the models's max seq len (2048), "
     "0.2 GiB KV cache is needed. the estimated maximum model length is 1024",
     "IndexError: list index out of range",
+    # Whatever a thread raises ends it; a value that is refused is checked as well.
+    "Exception in thread Thread-1 (process_input_sockets):",
+    "req: EngineCoreRequest = add_request_decoder.decode(data_frames)",
+    'File "sampling_params.py", line 5, in _verify_args',
     "RuntimeError: selected index k out of range",
     "IndexError: index 5 is out of bounds for dimension 0 with size 3",
     "IndexError: index 5 is out of bounds for dimension 1 with size 3",

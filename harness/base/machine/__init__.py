@@ -76,6 +76,9 @@ if TYPE_CHECKING:
         NvmlAbsent as NvmlAbsent,
         short_uuid as short_uuid,
     )
-    from mmrepro.base.machine.streams import Streams as Streams
+    from mmrepro.base.machine.streams import (
+        Streams as Streams,
+        terminal_width as terminal_width,
+    )
 else:
     __getattr__ = lazily(__name__)

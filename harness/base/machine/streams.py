@@ -12,6 +12,7 @@ import contextlib
 import io
 import os
 import select
+import shutil
 import sys
 from typing import TYPE_CHECKING, TextIO
 
@@ -66,6 +67,12 @@ class Streams:
         why = self._stdout.failed.strerror
         sys.stderr.write(f"Cannot write to stdout: {why}.\n")
         return ExitCode.INFRASTRUCTURE
+
+
+def terminal_width(*, stderr: bool = False) -> int:
+    """Columns of the terminal that reads it; 0: it is none, and nothing is wrapped."""
+    stream = sys.stderr if stderr else sys.stdout
+    return shutil.get_terminal_size().columns if stream.isatty() else 0
 
 
 class _Steady(io.FileIO):
