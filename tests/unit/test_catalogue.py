@@ -368,7 +368,7 @@ def test_runs_of_a_scenario_that_is_gone_are_told(
     monkeypatch.setattr("mmrepro.scenarios.data.recorded_runs", lambda: file)
     said = runner.invoke(app, ["list", "--alive"])
     assert said.exit_code == 0
-    assert "no scenario here: renamed-once" in said.stderr
+    assert "not installed here: renamed-once" in said.stderr
     document = json.loads(runner.invoke(app, ["list", "--alive", "--json"]).stdout)
     assert document["not_registered"] == ["renamed-once"]
     assert {one["outcome"] for one in document["failures"]} == {"not run"}
