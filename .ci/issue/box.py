@@ -1,9 +1,11 @@
 """What runs in the container: tests the report, and writes the product to standard
 output.
 
-usage: python3 box.py ISSUE.md OUT [OPTION…]   (OPTION: of `mmrepro repro`)
+usage: python3 box.py SECONDS ISSUE.md OUT [OPTION…]   (OPTION: of `mmrepro repro`)
 
-All that a run leaves stays in OUT, which ends with the container.
+After so many seconds the run is ended, and the product has what was printed until then:
+the verdict comes before the search among commits. All that a run leaves stays in OUT,
+which ends with the container.
 """
 
 from __future__ import annotations
@@ -18,9 +20,13 @@ import product
 
 MAX_DOCUMENT_BYTES = 64 * 1024**2
 ENDED_BY_SIGNAL = 128
+LATE = 124
+"""The exit code of a run that was ended, as `timeout` has it."""
+ENDING_S = 30.0
+"""For a run to end its servers."""
 
 
-def main(issue: str, out: str, *options: str) -> None:
+def main(seconds: str, issue: str, out: str, *options: str) -> None:
     folder = Path(out)
     run = folder / "repro"
     printed = folder / "repro.json"
@@ -35,27 +41,40 @@ def main(issue: str, out: str, *options: str) -> None:
         "--",
         issue,
     ]
-    code = _mmrepro(testing, printed)
-    if code in (0, 1, 3):
-        _mmrepro(["report", "--format", "md", "--", str(run)], page)
+    code = _mmrepro(testing, printed, float(seconds))
+    if code in (0, 1, 3, LATE):
+        _mmrepro(["report", "--format", "md", "--", str(run)], page, ENDING_S)
     bisection = _document(run / "bisection" / "bisection.json")
     command = _command(options)
     made = product.made(_document(printed), _text(page), code, command, bisection)
     sys.stdout.buffer.write(product.written(made))
 
 
-def _mmrepro(words: list[str], output: Path) -> int:
+def _mmrepro(words: list[str], output: Path, limit_s: float) -> int:
     """Run mmrepro with its standard output in a file; return the exit code."""
     with output.open("wb") as file:
-        done = subprocess.run(
+        running = subprocess.Popen(
             ["mmrepro", *words],  # noqa: S607 - the image's
             stdin=subprocess.DEVNULL,
             stdout=file,
-            check=False,
         )
-    return (
-        done.returncode if done.returncode >= 0 else ENDED_BY_SIGNAL - done.returncode
-    )
+        try:
+            code = running.wait(limit_s)
+        except subprocess.TimeoutExpired:
+            _end(running)
+            return LATE
+    return code if code >= 0 else ENDED_BY_SIGNAL - code
+
+
+def _end(running: subprocess.Popen[bytes]) -> None:
+    """End a run, and where it does not end by itself, by force: the container takes
+    what it leaves."""
+    running.terminate()
+    try:
+        running.wait(ENDING_S)
+    except subprocess.TimeoutExpired:
+        running.kill()
+        running.wait()
 
 
 def _command(options: Sequence[str]) -> str:

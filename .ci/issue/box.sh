@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Tests ISSUE.md in the container; all that comes out of it is FOLDER/product.json, of a bounded size.
 # usage: IMAGE=… CACHE=… .ci/issue/box.sh ISSUE.md FOLDER [OPTION…]   (OPTION: of `mmrepro repro`)
-# SOURCE=FOLDER: a clone of the engine, as /source; PATCH=FILE: as /in/patch.diff; LIMIT=TIME: 50m unless given.
+# SOURCE=FOLDER: a clone of the engine, as /source; PATCH=FILE: as /in/patch.diff; MINUTES=N: 50 unless given.
 set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
 issue=$1
@@ -22,6 +22,7 @@ if [[ -r /sys/module/apparmor/parameters/enabled && $(< /sys/module/apparmor/par
   permitted+=(--security-opt apparmor=mmrepro-box)
 fi
 
+minutes=${MINUTES:-50}
 environments="type=bind,source=$CACHE,target=/cache,readonly"
 given=()
 if [[ -n ${SOURCE:-} ]]; then
@@ -36,7 +37,7 @@ if [[ -n ${PATCH:-} ]]; then
 fi
 
 box() {
-  timeout --kill-after 30s "${LIMIT:-50m}" docker run --rm --name "$name" --log-driver none \
+  timeout --kill-after 30s "${minutes}m" docker run --rm --name "$name" --log-driver none \
     --network none --ipc private --user 10001:10001 \
     --cap-drop ALL --security-opt no-new-privileges "${permitted[@]}" \
     --read-only --tmpfs /tmp:rw,exec,nosuid,nodev,size=4g,mode=1777 \
@@ -47,7 +48,7 @@ box() {
     --mount "$environments" "${given[@]}" \
     --tmpfs /cache/mmrepro/models:rw,noexec,nosuid,nodev,size=4g,mode=1777 \
     --env HOME=/tmp --env MMREPRO_START_MODE=cold \
-    --entrypoint python3 "$IMAGE" /action/box.py /in/issue.md /out "$@"
+    --entrypoint python3 "$IMAGE" /action/box.py $((minutes * 60 - 120)) /in/issue.md /out "$@"
 }
 
 trap 'docker rm --force "$name" > "$folder/removed" 2>&1 || true' EXIT

@@ -376,6 +376,44 @@ def test_a_commit_that_is_not_known_is_not_named(
     assert said in rehearsal.comments[0]
 
 
+class LateRun:
+    """A FAKE process: it prints the verdict at once, and ends only when it has to."""
+
+    def __init__(self, words: list[str], stdout: Any, **_: Any) -> None:
+        text = json.dumps(DOCUMENT) if words[1] == "repro" else "All of it."
+        stdout.write(text.encode())
+        self._is_report = words[1] == "report"
+        self.signals: list[str] = []
+
+    def wait(self, seconds: float | None = None) -> int:
+        if self._is_report or "killed" in self.signals:
+            return 0
+        raise subprocess.TimeoutExpired("mmrepro", seconds or 0.0)
+
+    def terminate(self) -> None:
+        self.signals.append("terminated")
+
+    def kill(self) -> None:
+        assert self.signals == ["terminated"]
+        self.signals.append("killed")
+
+
+def test_a_bisection_that_is_late_leaves_the_verdict(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfdbinary: Any
+) -> None:
+    monkeypatch.syspath_prepend(str(ISSUE))
+    box = module("box")
+    monkeypatch.setattr(box.subprocess, "Popen", LateRun)
+    box.main("60", "issue.md", str(tmp_path), "--source=/source", "--bisect")
+    sys.stdout.flush()
+    made = product.parse(capfdbinary.readouterr().out)
+    product.PRODUCT.check(made, "the product")
+    assert (made["verdict"], made["exit_code"], made["command"], made["report"]) == (
+        *("reproduced", 124, "bisect", "All of it."),
+    )
+    assert made["boundaries"] == []
+
+
 def test_a_comment_brings_a_patch(rehearsal: Rehearsal) -> None:
     comment = f"/test-patch\r\n\r\n```diff\r\n{PATCH}```\r\n".replace("1\n", "1\r\n")
     assert ask(rehearsal, comment).result == "success"
