@@ -20,6 +20,7 @@ import argparse
 import json
 import subprocess
 import sys
+import tempfile
 import time
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
@@ -87,28 +88,24 @@ def by_requests(
 ) -> dict[str, Any]:
     """What `mmrepro commit --fuzz` says of a fix, as a line of the results."""
     began = time.monotonic()
-    words = [sys.executable, "-m", "mmrepro", "commit", f"{clone}@{fix.fix}"]
-    words += ["--fuzz", fuzz, "--json"]
-    piped = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    with subprocess.Popen(words, **piped) as command:
-        try:
-            output, errors = command.communicate(timeout=budget_s)
-        except subprocess.TimeoutExpired:
-            # It ends its servers itself.
-            command.terminate()
-            command.communicate()
-            return _line(fix, began, 1) | {"result": "untestable", "why": "late"}
-    try:
-        document = json.loads(output)
-    except ValueError:
-        said = (errors.strip().splitlines() or [""])[-1]
-        failed = {"result": "untestable", "why": "environment", "said": said[:300]}
-        return _line(fix, began, 1) | failed
-    if "result" not in document:  # an error's document
-        said = str(document.get("summary", ""))[:300]
-        failed = {"result": "untestable", "why": "environment", "said": said}
-        return _line(fix, began, 1) | failed
-    reading = CommitReading.model_validate(document)
+    with tempfile.TemporaryDirectory(prefix="fixbench-") as name:
+        words = [sys.executable, "-m", "mmrepro", "commit", f"{clone}@{fix.fix}"]
+        words += ["--fuzz", fuzz, "--out", name]
+        piped = {"stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE}
+        with subprocess.Popen(words, text=True, **piped) as command:
+            try:
+                _, errors = command.communicate(timeout=budget_s)
+            except subprocess.TimeoutExpired:
+                # It ends its servers itself.
+                command.terminate()
+                command.communicate()
+                return _line(fix, began, 1) | {"result": "untestable", "why": "late"}
+        written = Path(name) / "commit.json"
+        if not written.exists():
+            said = (errors.strip().splitlines() or [""])[-1]
+            failed = {"result": "untestable", "why": "environment", "said": said[:300]}
+            return _line(fix, began, 1) | failed
+        reading = CommitReading.model_validate_json(written.read_bytes())
     line = _line(fix, began, 1) | _facts(reading)
     if reading.aim is not None:
         line["lines"] = [reading.aim.reached, reading.aim.lines]
