@@ -462,7 +462,7 @@ def _show_declared(asked: _ShowCommand) -> None:
 
 
 def _declared_page(read: DeclaredScenario, file: str, in_full: str) -> Page:
-    """What a file says of its failure mode, on the screen of :func:`_page`."""
+    """What a file says of its failure mode, on the screen of :func:`_card_page`."""
     from mmrepro.reports.blocks import Badge, Page, Paragraph, Section, prose, table
     from mmrepro.tools.catalogue import counts_of
 

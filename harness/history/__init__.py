@@ -19,6 +19,7 @@ if TYPE_CHECKING:
         events as events_between,
     )
     from mmrepro.history.fixed_later import (
+        BRANCHED_DAYS as BRANCHED_DAYS,
         TABLE_OF_FIXES as TABLE_OF_FIXES,
         FixTable as FixTable,
         LaterFix as LaterFix,

@@ -40,7 +40,7 @@ _LESS_PLAIN = 0.5
 """What only avoids or handles something counts so much of a fix that says so."""
 _EVER = 0.03
 """A fix counts for so much more, however far from that day it came."""
-_BRANCHED_DAYS = 8
+BRANCHED_DAYS = 8
 """Between the commit that a release is cut from and its upload, about: by the files of
 the wheels of vLLM 0.22 to 0.28."""
 _TREE_DAYS = 3
@@ -100,7 +100,7 @@ class FixTable:
         """The first release that has a commit of that day; "": none has it yet."""
         having = []
         for version, uploaded in self.releases.items():
-            if uploaded - timedelta(days=_BRANCHED_DAYS) >= day:
+            if uploaded - timedelta(days=BRANCHED_DAYS) >= day:
                 having.append(version)
         return min(having, key=Version, default="")
 
@@ -116,7 +116,7 @@ class FixTable:
         earlier = [one for one in self.releases.values() if one < failure.day]
         if not earlier:
             return _EPOCH
-        return max(earlier) - timedelta(days=_BRANCHED_DAYS)
+        return max(earlier) - timedelta(days=BRANCHED_DAYS)
 
     def logged(self, failure: TracedFailure) -> date:
         """The day of the log, or the first one that it can be; of an unknown one the
@@ -146,7 +146,7 @@ class FixTable:
         last = max(known, key=Version, default="")
         if not last:
             return _EPOCH
-        return self.releases[last] - timedelta(days=_BRANCHED_DAYS)
+        return self.releases[last] - timedelta(days=BRANCHED_DAYS)
 
 
 @dataclass

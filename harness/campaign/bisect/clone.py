@@ -14,6 +14,7 @@ from pathlib import Path
 from mmrepro.base.errors import UsageError
 from mmrepro.engines.environments import PLACES, ask_git, own_releases
 from mmrepro.failure.documents.searches import Find, Point
+from mmrepro.history import BRANCHED_DAYS
 
 _BESIDE = (
     "pyproject.toml",
@@ -24,8 +25,6 @@ _BESIDE = (
 """Files beside the package on which an environment depends."""
 _MOST = 20_000
 """Commits: more than a search ever needs, and than a document should list."""
-_BRANCHED = timedelta(days=8)
-"""From the day on which a release leaves the main line to that of its upload, mostly."""
 _FORMAT = "%H%x00%P%x00%cI%x00%s"
 
 
@@ -159,7 +158,7 @@ def commit_of_release(clone: Path, engine: str, release: str, device: str) -> st
     for known in own_releases(engine, device):
         if known.version != release or known.uploaded is None:
             continue
-        day = (known.uploaded - _BRANCHED).isoformat()
+        day = (known.uploaded - timedelta(days=BRANCHED_DAYS)).isoformat()
         line = ("rev-list", "--first-parent", "--max-count=1", head)
         before = ask.text(*line, f"--before={day}")
         # A clone that ends before that day does not have the release's commit.

@@ -384,7 +384,7 @@ DOTS_OCR = _SpecialTokens(
 
 
 _MOST_ADDED: Final = 5_000
-"""Of more filler tokens a tokenizer takes minutes to load."""
+"""Filler tokens that are added; a tokenizer with more takes minutes to load."""
 
 
 def write_tokenizer(

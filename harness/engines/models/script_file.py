@@ -145,8 +145,8 @@ class Scripts(Record):
     unread: Annotated[
         bool,
         Field(
-            description="a parser was seen not to read the plainest of them: nothing "
-            "of what it leaves in a text is judged",
+            description="a parser did not read the plainest script: what it leaves in a "
+            "text is not judged",
             exclude_if=lambda unread: not unread,
         ),
     ] = False

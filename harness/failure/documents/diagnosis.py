@@ -154,7 +154,7 @@ FIT_WORDS: dict[Fit, str] = {
     Fit.MATCH: "match: every required condition is met",
     Fit.LIKELY: "likely: nothing speaks against it, not everything could be seen",
     Fit.SYMPTOM_ONLY: "symptom only: it looks like this, its cause was not seen",
-    Fit.EXPOSED: "exposed: this release can fail like this; no sign is seen now",
+    Fit.EXPOSED: "exposed: this release can fail like this; no sign of it is visible",
     Fit.NOT_THIS: "not this",
 }
 

@@ -16,7 +16,7 @@ from mmrepro.probes import LineReader, LogLine, Unavailable
 from mmrepro.probes.log_files import BROKEN
 
 _TRACEBACKS = 4
-"""Of a log that are read: what failed, and what came of it."""
+"""That are read of a log: the first failure, and those that it caused."""
 _MESSAGE = 2000
 _SEARCHED = 20_000
 """Lines in which the release and the day are searched for."""

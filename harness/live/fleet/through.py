@@ -34,8 +34,8 @@ from mmrepro.probes.http import (
 
 _LIST_S = 5.0
 _PATIENT_S = 20.0
-"""For the list of servers of a gateway that is seen to answer: LiteLLM's first one may
-take its time."""
+"""Time limit for the list of servers of a gateway that answers other requests:
+LiteLLM's first list may come late."""
 _MAX_BYTES = 4 << 20
 _MOST_WORKERS = 64
 _EACH = 3

@@ -86,9 +86,10 @@ _CROSSED = 2
 _LAST = 24
 """Of the requests that are kept: what was reached last was the hardest to reach."""
 _EPISODES_SHARE = 0.45
-"""Of the budget, once a difference is known; the rest shrinks and confirms."""
+"""Share of the budget for episodes once a difference is known; the rest is for
+shrinking and confirming."""
 _SEARCH_SHARE = 0.8
-"""Of the budget, while none is known: one that comes last is still confirmed."""
+"""The same while none is known: a difference that comes last is still confirmed."""
 _ROUNDS = 6
 _LEAST_ROUNDS = 2
 """For which time is kept, where pairs take long: a session of few requests that are
