@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import json
 import math
+import os
+import subprocess
 import sys
 from typing import Any
 
@@ -43,7 +45,9 @@ def _by_lmdeploy(model: str, asked: list[list[int]]) -> list[list[int]]:
         instance = engine.create_instance()
         tokens: list[int] = []
         for output in instance.stream_infer(number, prompt, gen_config=greedy):
-            tokens = [int(t) for t in output.token_ids]
+            said = [int(t) for t in output.token_ids]
+            # 0.6.4 gives all tokens so far each time, 0.18.0 those of the step.
+            tokens = said if said[: len(tokens)] == tokens else tokens + said
         instance.end(number)
         answers.append(tokens)
     return answers
@@ -77,10 +81,27 @@ def judged(
     return behind
 
 
+def _judged_apart(
+    model: str, asked: list[list[int]], answers: list[list[int]]
+) -> list[list[float]]:
+    """``judged`` in a process without the stand-in: what changes torch for LMDeploy
+    changes it for transformers too (5.17 then computes other logits)."""
+    judge = subprocess.run(
+        # Isolated: PYTHONPATH, by which a stand-in comes in, is ignored.
+        [sys.executable, "-I", __file__, model, "--judge"],
+        input=json.dumps([asked, answers]),
+        stdout=subprocess.PIPE,
+        text=True,
+        check=True,
+    )
+    behind: list[list[float]] = json.loads(judge.stdout)
+    return behind
+
+
 def main(model: str) -> None:
     asked = prompts(256)
     answers = _by_lmdeploy(model, asked)
-    behind = judged(model, asked, answers)
+    behind = _judged_apart(model, asked, answers)
     every = [step for steps in behind for step in steps]
     facts = {
         "tokens": len(every),
@@ -89,8 +110,14 @@ def main(model: str) -> None:
         "different_answers": len({tuple(a) for a in answers}),
         "answers": answers,
     }
-    print(json.dumps(facts))
+    print(json.dumps(facts), flush=True)
+    # The engine of 0.18.0 leaves generators that end the interpreter with a SIGSEGV
+    # where it collects them last.
+    os._exit(0)
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    if sys.argv[2:] == ["--judge"]:
+        print(json.dumps(judged(sys.argv[1], *json.load(sys.stdin))))
+    else:
+        main(sys.argv[1])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from mmrepro.base.errors import UsageError
 from mmrepro.base.options import ENGINE, EVIDENCE, LIMITS, OUTPUT, Option
 from mmrepro.base.units import exact_duration, parse_duration
@@ -172,6 +174,23 @@ the model."""
 FEATURE_OPTIONS = {"--runner": "runner-", "--front": "front-"}
 """``--runner v2`` is ``--server-arg={feature:runner-v2}``, for an engine that has
 several model runners or front ends."""
+
+
+def as_typed(words: Iterable[str]) -> list[str]:
+    """Options of a server as a person types them: ``--runner v2`` for
+    ``{feature:runner-v2}``."""
+    typed: list[str] = []
+    for word in words:
+        for option, prefix in FEATURE_OPTIONS.items():
+            begin = f"{{feature:{prefix}"
+            if word.startswith(begin) and word.endswith("}"):
+                typed += [option, word[len(begin) : -1]]
+                break
+        else:
+            typed.append(word)
+    return typed
+
+
 SERVER_ARG = Option(
     "One more option of the server, e.g. --server-arg=--dtype=float32. May be "
     "repeated. --tensor-parallel-size 2 and the like may be written as they are, and "

@@ -20,6 +20,7 @@ PATTERNS = {
     "stream-error": r"mmrepro-stream: step \d+: device error ",
     "ordered": r"mmrepro: the event was recorded after GPUModelRunner\._preprocess",
 }
+_WATCHED = "the stand-in watches Model Runner V1's CPU runner, and no other"
 _STEPS = re.compile(r"steps: (\d+) begun, (\d+) with the device still busy")
 _IMAGE_STEP = r"step (\d+): mask: (\d+) embeddings"
 
@@ -32,7 +33,7 @@ def counted(logs: Logs, pattern: str, what: str) -> Finding:
         logs.lines(pattern),
     )
     if not steps:
-        raise Missing("no step with an image was watched: is the stand-in there?")
+        raise Missing(f"no step with an image was watched: {_WATCHED}")
     first = (
         f"; first: {lines[0].text.removeprefix('mmrepro-stream: ')}" if lines else ""
     )
@@ -48,7 +49,7 @@ def steps_overlap(logs: Logs) -> Finding:
     counts = [(int(m[1]), int(m[2])) for m in told if m]
     begun, busy = max(counts, default=(0, 0))
     if begun < 2:
-        raise Missing(f"{begun} steps were watched: is the stand-in there?")
+        raise Missing(f"{begun} steps were watched: {_WATCHED}")
     return Finding.of(
         busy > 0, f"{busy} of {begun} steps begun with the device still busy"
     )
@@ -80,7 +81,7 @@ def image_steps(logs: Logs) -> list[list[int]]:
             images.append([rows])
         last = step
     if not images:
-        raise Missing("no step with an image was watched: is the stand-in there?")
+        raise Missing(f"no step with an image was watched: {_WATCHED}")
     return images
 
 

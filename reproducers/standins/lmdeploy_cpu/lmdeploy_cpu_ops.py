@@ -55,11 +55,6 @@ class _PagedAttention(AttentionImpl):
             or kwargs.get("nsa_indices") is not None
         ):
             _refuse("attention sink or sparse index")
-        # Views of the paged pool.
-        keys, values = (
-            k_cache.flatten(0, 1),
-            v_cache.flatten(0, 1),
-        )
         block_size = k_cache.size(1)
         out = query.new_zeros((*query.shape[:-1], self.v_head_size))
         meta = attn_metadata
@@ -73,12 +68,17 @@ class _PagedAttention(AttentionImpl):
                 # ended: its blocks are gone and nobody reads its row.
                 continue
             position = torch.arange(total)
-            slots = blocks[position // block_size] * block_size + position % block_size
+            # The pool itself is indexed by block and place: a release whose caches are
+            # strided (0.18.0) would get a copy of what is reshaped first.
+            block, place = blocks[position // block_size], position % block_size
             rows = slice(start, start + new)
             if key is not None:
-                keys[slots[total - new :]] = key[rows]
-                values[slots[total - new :]] = value[rows]
-            out[rows] = self._one(query[rows], keys[slots], values[slots])
+                written = block[total - new :], place[total - new :]
+                k_cache[written] = key[rows]
+                v_cache[written] = value[rows]
+            out[rows] = self._one(
+                query[rows], k_cache[block, place], v_cache[block, place]
+            )
         return out
 
     def _one(self, query: Any, keys: Any, values: Any) -> Any:

@@ -309,3 +309,14 @@ def test_a_cell_without_flips_has_the_id_of_before_there_were_any() -> None:
     flipped = cell.model_copy(update={"flips": ("mm-cache",)})
     assert "-mm-cache-0.23.0-cpu-" in flipped.id
     assert flipped.row == "ghost-key-eviction +x --flip mm-cache"
+
+
+def test_a_row_has_the_runner_as_it_is_typed() -> None:
+    cell = Cell(
+        scenario="ghost-key-eviction",
+        engine="vllm",
+        release="0.33.0",
+        device="cpu",
+        server_args=("{feature:runner-v2}", "--enforce-eager"),
+    )
+    assert cell.row == "ghost-key-eviction --runner v2 --enforce-eager"
