@@ -190,7 +190,47 @@ def ending(view: DiagnosisView, why: list[str]) -> Assessment | None:
                 ],
                 **_stack(course),
             )
-    return None
+    return _losing_threads(view, why)
+
+
+def _losing_threads(view: DiagnosisView, why: list[str]) -> Assessment | None:
+    """The core ends while it is observed: a thread that lasts as long as it does was in
+    a sample, and is not in the last one."""
+    per_sample = _thread_functions(view)
+    if len(per_sample) < 2 or not per_sample[-1]:
+        return None
+    engine = ENGINES.get(view.facts.engine)
+    lasting = engine.core_threads if engine and view.facts.cores else ()
+    earlier = set().union(*per_sample[:-1])
+    went = [name for name in lasting if name in earlier and name not in per_sample[-1]]
+    if not went:
+        return None
+    role = view.facts.role_of(view.core_pid)
+    failed = ranks.first_to_fail(view)
+    after = f" after an error of {failed}" if failed else ""
+    return Assessment(
+        state=ServerState.PART_DEAD,
+        sentence=f"{role} is ending{after}: its thread {' and '.join(went)} ended while "
+        "it was observed.",
+        why=why,
+        process=failed or role,
+        advice=["the server does not recover from this by itself: restart it"],
+    )
+
+
+def _thread_functions(view: DiagnosisView) -> list[set[str]]:
+    """Of each sample of the core's stacks, in order: the functions that its threads are
+    in."""
+    inside: list[set[str]] = []
+    for _, data in view.evidence.results(StacksData, partial=True):
+        for sample in data.samples:
+            if sample.pid != view.core_pid:
+                continue
+            functions: set[str] = set()
+            for thread in sample.threads:
+                functions.update(map(bare, thread.frames))
+            inside.append(functions)
+    return inside
 
 
 def _ended_threads(view: DiagnosisView) -> list[str]:
@@ -205,11 +245,7 @@ def _ended_threads(view: DiagnosisView) -> list[str]:
     if inside.isdisjoint(lasting):
         return []
     # One that was there at first belongs to a core that ends while it is observed.
-    for _, data in view.evidence.results(StacksData, partial=True):
-        for sample in data.samples:
-            if sample.pid == view.core_pid:
-                for thread in sample.threads:
-                    inside.update(frame.name for frame in thread.frames)
+    inside.update(*_thread_functions(view))
     return [name for name in lasting if name not in inside]
 
 

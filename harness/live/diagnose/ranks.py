@@ -112,6 +112,17 @@ def first_dead(view: DiagnosisView, gone: Sequence[str] = ()) -> str:
     return _speechless(view)
 
 
+def first_to_fail(view: DiagnosisView) -> str:
+    """The worker that wrote the log's first error; "": another process did, or the log
+    has none."""
+    engine = ENGINES.get(view.facts.engine)
+    errors = _errors(view)
+    if not errors or engine is None or not engine.worker_role:
+        return ""
+    first = next(iter(errors))
+    return first if first.startswith(engine.worker_role) else ""
+
+
 def _role_of_death(view: DiagnosisView, death: dict[str, str]) -> str | None:
     """The rank that a line of the log says has ended; None: it has no number that this
     server's command line knows."""

@@ -20,6 +20,7 @@ from seen import (
     evidence,
     frames,
     idle,
+    log,
     sampled,
     still,
     target,
@@ -296,6 +297,23 @@ def test_a_thread_that_was_there_at_first_is_of_a_core_that_ends() -> None:
     *_, last = samples.samples
     last.threads = [MAIN, TAKES]
     assert frozen.deaf(view(samples), []) is None
+    going = engine(*still(), samples, use(1.0))
+    assert (going.state, going.process) == (ServerState.PART_DEAD, "EngineCore")
+    assert "its thread process_output_sockets ended" in going.sentence
+
+
+def test_a_core_that_ends_after_its_worker_failed_names_the_worker() -> None:
+    samples = five(MAIN, SENDS, TAKES)
+    *_, last = samples.samples
+    last.threads = [MAIN, TAKES]
+    failed = log("WorkerProc failed.")
+    failed.errors[0].process = "Worker pid=7"
+    going = frozen.ending(view(samples, failed), [])
+    assert going is not None
+    assert (going.state, going.process) == (ServerState.PART_DEAD, "Worker")
+    # A sample in which nothing could be read tells of no end.
+    last.threads = []
+    assert frozen.ending(view(samples, failed), []) is None
 
 
 def test_threads_that_a_release_calls_otherwise_have_not_ended() -> None:
