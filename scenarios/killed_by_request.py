@@ -359,6 +359,8 @@ class SeededChunk(killed.KilledByRequest):
     devices = ("cpu",)
     """``set_offset`` and ``get_offset`` of a generator of CUDA are there (torch/_C;
     aten/src/ATen/ cuda/CUDAGeneratorImpl.cpp); a run of 0.23.0 on an H200 answered."""
+    runner = "Model Runner V1"
+    """A run of 0.33.0 with V2, which has no such line, answered."""
     failure_class, severity = FailureClass.ENGINE_DEATH, Severity.CRITICAL
     needs = ("seed",)
     upstream = Upstream(UpstreamState.NOT_REPORTED, looked_up="2026-11-24")

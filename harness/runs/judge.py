@@ -149,7 +149,8 @@ def expectation(scenario: Scenario, facts: RunFacts) -> tuple[Outcome | None, st
             None,
             f"flipped: {', '.join(sorted(facts.flips))}; nothing is expected of that",
         )
-    return scenario.expected_on(facts.fidelity.device, facts.release, facts.mitigations)
+    device = facts.fidelity.device
+    return scenario.expected_on(device, facts.release, facts.mitigations, facts.runner)
 
 
 def facts_of(incident: Incident, scenario: Scenario) -> RunFacts:
@@ -181,6 +182,7 @@ def facts_of(incident: Incident, scenario: Scenario) -> RunFacts:
         gpus=frozenset(gpu.index for gpu in incident.host.gpu_facts if gpu.taken),
         run=_run_of(incident, scenario),
         misfit=incident.engine.misfit,
+        runner=incident.engine.runner,
     )
 
 

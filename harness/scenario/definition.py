@@ -98,6 +98,8 @@ class Scenario(ABC):
     devices: ClassVar[tuple[str, ...]] = tuple(ON)
     """Where it happens: fewer than cpu and cuda where one backend's code alone has the
     fault."""
+    runner: ClassVar[str] = ""
+    """The only model runner whose code has the fault, as a run names it; "": any."""
     references: ClassVar[tuple[Reference, ...]] = ()
     failure_class: ClassVar[FailureClass | None] = None
     """What a user sees; every scenario of mmrepro's own says so, and how bad it is."""
@@ -206,12 +208,14 @@ class Scenario(ABC):
         affected = self.affected_releases.contains(Version(release), prereleases=True)
         return affected and not self.spares(device)
 
-    def spares(self, device: str) -> str:
-        """Why it does not happen on ``device``; "": it may, or the device is not
-        known."""
-        if device not in ON or device in self.devices:
-            return ""
-        return f"it happens {self.where} alone, and this is {ON[device]}"
+    def spares(self, device: str, runner: str = "") -> str:
+        """Why it does not happen on ``device`` with that model runner; "": it may, or
+        they are not known."""
+        if device in ON and device not in self.devices:
+            return f"it happens {self.where} alone, and this is {ON[device]}"
+        if self.runner and runner and self.runner not in runner.split(", "):
+            return f"it is in {self.runner} alone, and this server ran {runner}"
+        return ""
 
     @property
     def where(self) -> str:
@@ -583,11 +587,15 @@ class Scenario(ABC):
         )
 
     def expected_on(
-        self, device: str, release: str, mitigations: frozenset[str]
+        self,
+        device: str,
+        release: str,
+        mitigations: frozenset[str],
+        runner: str = "",
     ) -> tuple[Outcome, str]:
         """The outcome as of :meth:`expected`, of a run on ``device`` (cpu or cuda; "":
-        it is not known)."""
-        spared = self.spares(device)
+        it is not known) with that model runner."""
+        spared = self.spares(device, runner)
         if spared:
             return Outcome.NOT_REPRODUCED, spared
         return self.expected(release, mitigations)
@@ -835,7 +843,8 @@ class _JudgedConditions:
         """What the run says of a claim; unknown where it does not test it."""
         if claim.untested:
             return Finding.unknown(claim.untested)
-        spared = self.scenario.spares(self.facts.fidelity.device)
+        facts = self.facts
+        spared = self.scenario.spares(facts.fidelity.device, facts.runner)
         if spared:
             return Finding.unknown(spared)
         project = named(claim.source).partition("#")[0]

@@ -222,6 +222,8 @@ class RunFacts:
     evidence."""
     misfit: str = ""
     """What a source tree asked of another release's compiled files in vain."""
+    runner: str = ""
+    """The model runner and front end that ran, by the server's log; "": not known."""
 
     @property
     def version(self) -> Version:

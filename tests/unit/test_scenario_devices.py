@@ -101,6 +101,17 @@ def test_a_run_on_a_gpu_refutes_nothing_and_is_as_expected() -> None:
     assert "Affected releases: >=0.14.0, on a CPU alone" in str(compose(incident))
 
 
+def test_a_run_with_another_model_runner_refutes_nothing() -> None:
+    incident = load(EVIDENCE / "seeded-chunk-0.23.0-on-a-gpu.zip")
+    incident.engine.runner = "Model Runner V2"
+    on_v2 = replace(facts_of(incident, CHUNK), fidelity=Fidelity.CPU)
+    assert judge(CHUNK, incident.evidence, on_v2).as_expected
+    on_v1 = replace(on_v2, runner="Model Runner V1, Rust front end")
+    assert not judge(CHUNK, incident.evidence, on_v1).as_expected
+    statuses = {c.status for c in CHUNK.claim_results(incident.evidence, on_v2)}
+    assert statuses == {ClaimStatus.NOT_TESTED}
+
+
 def run(fidelity: Fidelity, outcome: Outcome, *mitigations: str) -> RecordedRun:
     return RecordedRun(
         scenario=CHUNK.name,
