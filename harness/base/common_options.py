@@ -176,7 +176,7 @@ FEATURE_OPTIONS = {"--runner": "runner-", "--front": "front-"}
 several model runners or front ends."""
 
 
-def as_typed(words: Iterable[str]) -> list[str]:
+def options_as_typed(words: Iterable[str]) -> list[str]:
     """Options of a server as a person types them: ``--runner v2`` for
     ``{feature:runner-v2}``."""
     typed: list[str] = []

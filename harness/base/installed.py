@@ -17,7 +17,7 @@ _UNDER_UV_RUN = "UV_RUN_RECURSION_DEPTH"
 
 def install_command(extra: str) -> str:
     """Return the command that adds an extra to this installation."""
-    checkout = _checkout()
+    checkout = checkout_folder()
     if checkout is not None:
         return f"uv sync --inexact --extra {extra} --directory {_quoted(checkout)}"
     source = _source()
@@ -32,7 +32,7 @@ def install_command(extra: str) -> str:
 
 def typed_program() -> str:
     """Return how the program is called here: ``mmrepro``, or through ``uv run``."""
-    if not os.environ.get(_UNDER_UV_RUN) or _checkout() is None:
+    if not os.environ.get(_UNDER_UV_RUN) or checkout_folder() is None:
         return "mmrepro"
     # Where the development tools are, `uv run` alone has the extra `run` as well.
     has_tools = importlib.util.find_spec("pytest") is not None
@@ -69,7 +69,7 @@ def as_typed(command: str) -> str:
     return typed_program() + command.removeprefix("mmrepro")
 
 
-def _checkout() -> Path | None:
+def checkout_folder() -> Path | None:
     """The folder of the checkout that this package lies in; None: it is installed."""
     folder = _PACKAGE.parent
     is_checkout = _PACKAGE.name == "harness" and (folder / "pyproject.toml").is_file()

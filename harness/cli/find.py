@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
@@ -353,10 +353,19 @@ def _rows(hit: IndexHit, *, full: bool) -> Iterator[tuple[str, str]]:
     for text in entry.workarounds if full else entry.workarounds[:1]:
         yield advice, text
 
-    see = list(entry.see)
+    see = list(_openable(entry.see))
     see += [f"{id_} {url}" for id_, _, url in entry.references]
     if full:
         for text in see:
             yield "see", text
     elif see:
         yield "see", "; ".join(see[:2])
+
+
+def _openable(places: Iterable[str]) -> Iterator[str]:
+    """Yield what can be opened here: a page below docs/ is no part of the package."""
+    from mmrepro.base.installed import checkout_folder
+
+    for place in places:
+        if checkout_folder() is not None or not place.startswith("docs/"):
+            yield place

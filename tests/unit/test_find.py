@@ -480,3 +480,12 @@ def test_in_full_every_place_to_look_is_a_row_of_its_own() -> None:
     brief = " ".join(run("grammar-loop", env={"COLUMNS": "300"}).stdout.split())
     assert places[0] in brief
     assert places[2] not in brief
+
+
+def test_an_installed_user_is_shown_no_page_that_is_not_installed(monkeypatch):
+    asked = ("find", "vllm-0.33.0-draft-temperatures")
+    assert "docs/found/vllm-0.33.0-draft-temperatures" in run(*asked).stdout
+    monkeypatch.setattr("mmrepro.base.installed.checkout_folder", lambda: None)
+    shown = run(*asked).stdout
+    assert "docs/" not in shown
+    assert "vllm#55005 https://" in shown

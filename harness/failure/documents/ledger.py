@@ -14,7 +14,7 @@ import shlex
 from enum import StrEnum
 from typing import Annotated, Final, Literal
 
-from mmrepro.base.common_options import as_typed
+from mmrepro.base.common_options import options_as_typed
 from mmrepro.base.records import Fidelity, HostFacts, Moment, Record
 from mmrepro.failure.signature import Outcome, Truth
 from pydantic import ConfigDict, Field
@@ -50,7 +50,7 @@ class Cell(Record):
         words = [f"{self.scenario} ({self.variant})" if self.variant else self.scenario]
         words += [f"+{mitigation}" for mitigation in self.mitigations]
         words += [f"--flip {factor}" for factor in self.flips]
-        words += [*self.options, shlex.join(as_typed(self.server_args))]
+        words += [*self.options, shlex.join(options_as_typed(self.server_args))]
         return " ".join(words).strip()
 
     @property

@@ -92,7 +92,7 @@ CLASS_FACTS: Mapping[LiveClass, _ClassFacts] = {
         "until it is found: restart before the limit, at a moment of your choice",
     ),
     LiveClass.PLACEHOLDER_COUNTS: _facts(
-        (*_vllm(15764), *_sglang(40797), "docs/lab/chunked-mm-prefill.md"),
+        (*_vllm(15764), *_sglang(40797), "mmrepro show chunked-mm-prefill"),
         "answers to such requests are wrong or missing: look for placeholder tokens in "
         "the prompt's text, and for another version of transformers than the release "
         "was made for",

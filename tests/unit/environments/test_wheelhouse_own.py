@@ -12,6 +12,7 @@ from types import SimpleNamespace
 
 import pytest
 from mmrepro.base.errors import UsageError
+from mmrepro.base.installed import checkout_folder
 from mmrepro.engines.environments.releases import best_wheel
 from mmrepro.engines.environments.uv import UvFailed, release_files, run_uv
 from mmrepro.engines.environments.wheelhouse import install, make_target, own
@@ -74,7 +75,7 @@ def install_into(site: Path, wheels: Path) -> None:
 
 
 def test_the_sources_of_its_wheel_are_there() -> None:
-    checkout = own._checkout()
+    checkout = checkout_folder()
     assert checkout is not None
     sources = own._sources(checkout)
     assert {
@@ -189,5 +190,5 @@ def test_an_installed_mmrepro_needs_what_runs_engines_too(
         "uv>=0.9",
         "pillow; python_version > '3'",
     ]
-    here = own._requirements(own._checkout())
+    here = own._requirements(checkout_folder())
     assert {one.partition(">")[0] for one in here} >= {"typer", "uv", "greenlet"}

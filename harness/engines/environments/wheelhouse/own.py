@@ -14,6 +14,7 @@ from typing import Any
 from zipfile import ZIP_DEFLATED, ZipFile, ZipInfo
 
 from mmrepro.base.errors import EnvironmentBuildError
+from mmrepro.base.installed import checkout_folder
 from mmrepro.engines.environments.releases import best_wheel
 from mmrepro.engines.environments.uv import interpreter_options, locked, run_uv
 from mmrepro.engines.environments.wheelhouse.model import Target
@@ -30,7 +31,7 @@ _EPOCH = "1767225600"
 
 
 def version() -> str:
-    checkout = _checkout()
+    checkout = checkout_folder()
     return (
         str(_project(checkout)["project"]["version"])
         if checkout
@@ -45,7 +46,7 @@ def own_wheel(into: Path) -> Path:
     Raises:
         EnvironmentBuildError: it cannot be built.
     """
-    checkout = _checkout()
+    checkout = checkout_folder()
     if checkout is None:
         return _packed(_installed(), into)
     with tempfile.TemporaryDirectory(prefix="mmrepro-") as name:
@@ -82,7 +83,7 @@ def own_requirements(target: Target) -> list[PlannedPackage]:
     Raises:
         EnvironmentBuildError: there is none for that target.
     """
-    checkout = _checkout()
+    checkout = checkout_folder()
     with tempfile.TemporaryDirectory(prefix="mmrepro-") as name:
         folder = Path(name)
         constraints = folder / _CONSTRAINTS
@@ -114,12 +115,6 @@ def own_requirements(target: Target) -> list[PlannedPackage]:
         PlannedPackage(p.project, p.version, "wheel", best_wheel(p.wheels))
         for p in found
     ]
-
-
-def _checkout() -> Path | None:
-    """The folder with the sources that this runs from; None: it is installed."""
-    folder = Path(__file__).parents[4]
-    return folder if (folder / _PROJECT).is_file() else None
 
 
 def _project(checkout: Path) -> dict[str, Any]:
