@@ -226,16 +226,16 @@ def _one_core_waits(evidence: Evidence) -> Finding:
     cores = _main_threads(evidence, "EngineCore")
     if len(cores) == 1:
         return Finding.of(False, "it has one core")
-    kinds = list(_kinds_of_wait(cores).values())
-    if len(kinds) < len(cores) or not cores:
-        return Finding.unknown(
-            f"stacks of {len(kinds)} of {len(cores)} cores were read"
-        )
-    held = kinds.count({Wait.WORKER})
-    free = kinds.count({Wait.WORK})
+    waits = [list(_waits(stacks)) for stacks in cores.values()]
+    read = [seen for seen in waits if len(seen) >= _SAMPLES]
+    if len(read) < len(cores) or not cores:
+        return Finding.unknown(f"stacks of {len(read)} of {len(cores)} cores were read")
+    held = sum(set(seen) == {Wait.WORKER} for seen in read)
+    # A slow one may still answer what it has in the first samples.
+    free = sum(seen[-1] is Wait.WORK for seen in read)
     return Finding.of(
-        held == 1 and free == len(kinds) - 1,
-        f"{held} of {len(kinds)} cores wait for a worker, {free} for work",
+        held == 1 and free == len(read) - 1,
+        f"{held} of {len(read)} cores wait for a worker, {free} for work",
     )
 
 

@@ -60,6 +60,7 @@ class ServingFacts:
         tiny: the only tiny model that it serves; "": any.
         pooling: options that make it serve a model that pools.
         pooling_named: options that name a model's kind, so that none is added.
+        pooler_options: options that only a model that pools has a use for.
         pools: expression of a command's options with which its model pools.
         grammar_on_cpu: options without which a grammar ends a server on a CPU.
         registry: the file of the installed package that lists its architectures.
@@ -96,6 +97,7 @@ class ServingFacts:
     tiny: str = ""
     pooling: tuple[str, ...] = ()
     pooling_named: tuple[str, ...] = ()
+    pooler_options: tuple[str, ...] = ()
     pools: str = ""
     grammar_on_cpu: tuple[str, ...] = ()
     registry: str = ""

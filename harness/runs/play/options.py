@@ -32,6 +32,8 @@ class PlayOptions:
             each.
         canary: the same small request before and after.
         bodies: keep each answer as it came.
+        needs_fit: code that a source tree asks in vain of the release that lends it
+            compiled files is an error; else its server is one that did not start.
     """
 
     deadlines: Deadlines | None = None
@@ -41,6 +43,7 @@ class PlayOptions:
     blocks: int = 0
     canary: bool = True
     bodies: bool = False
+    needs_fit: bool = True
 
 
 @dataclass(frozen=True)

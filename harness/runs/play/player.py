@@ -297,7 +297,8 @@ class Player:
         log = journal.recorder.dir / "engine.log"
         if kernel := uninterpreted_in(log):
             raise InfrastructureError(kernel, hint="--runner v1")
-        if misfit := lent_misfit_in(log, environment):
+        may_lack = not options.needs_fit and played.state is PlayState.START_FAILED
+        if not may_lack and (misfit := lent_misfit_in(log, environment)):
             raise InfrastructureError(misfit, hint="--kernels RELEASE")
         played.seconds = round(time.monotonic() - began, 2)
         return played

@@ -83,7 +83,9 @@ def play_episode(session: FuzzSession, planned: PlannedEpisode) -> EpisodeEnded:
     session.files.journal.append(EpisodeBegan(episode=episode))
 
     began, deadlines = time.monotonic(), session.deadlines
-    options = PlayOptions(deadlines, blocks=planned.blocks)
+    # What one parser lacks hinders none of the others.
+    needs_fit = planned.kind != "scripts"
+    options = PlayOptions(deadlines, blocks=planned.blocks, needs_fit=needs_fit)
     learns = planned.number == 0 and planned.kind == "learning"
     result = session.tried(case, folder / "play", name, options, learning=learns)
     played = result.played

@@ -1257,8 +1257,13 @@ def _model(
     is_quantised = bool(_QUANTISED.search(name)) and not _FULL.search(name)
     given_words = [word for name, values in asked.options for word in (name, *values)]
     # Its pooler and its head are the real model's: a tiny language model has neither.
-    of_name = bool(_POOLS.search(name)) or _only_pools(name, traffic)
-    is_pooling = of_name or pools(asked.engine, given_words)
+    given = {option for option, _ in asked.options}
+    unsaid_pooling = (
+        bool(_POOLS.search(name))
+        or not given.isdisjoint(server.pooler_options)
+        or _only_pools(name, traffic)
+    )
+    is_pooling = unsaid_pooling or pools(asked.engine, given_words)
     essential = not family or is_quantised or is_pooling
     if is_quantised:
         why += ", not quantised"
@@ -1275,11 +1280,10 @@ def _model(
         ),
     ]
     extra = ["--trust-remote-code"] if tiny == "dots-ocr" else []
-    given = {option for option, _ in asked.options}
     if "--trust-remote-code" in given:
         extra = []
     kind_named = not given.isdisjoint(server.pooling_named)
-    if server.pooling and of_name and not kind_named:
+    if server.pooling and unsaid_pooling and not kind_named:
         extra += server.pooling
         why = "the stand-in is served as such a model"
         replaced.append(Replaced(what="", by=" ".join(server.pooling), why=why))

@@ -47,9 +47,12 @@ _API: Final = (
 )
 _ADDRESS: Final = re.compile(
     r"(?P<scheme>https?)://(?P<host>\[[0-9a-fA-F:]+\]|[\w.-]+"
-    r"|<[^>\s]{1,40}>)(?::(?P<port>\d{1,5}))?"
+    r"|<[^>\s]{1,40}>)"
+    r"(?::(?:(?P<port>\d{1,5})|(?P<gap><[^>\s]{1,40}>|[A-Z][A-Z_]{2,20}\b)))?"
     rf"(?P<api>{_API})?"
 )
+_HOST_TO_FILL: Final = re.compile(r"<|[A-Z][A-Z_]{2,20}$")
+"""A host's place in a text that others are to fill in."""
 _PAIR: Final = re.compile(
     r"""["'`\s=(]([\w.-]*[A-Za-z0-9])["']?(?::|["'],\s*(?:port\s*=\s*)?)(\d{2,5})\b"""
 )
@@ -212,12 +215,13 @@ _LOOPS: Final = re.compile(r"\b(?:for|read|local|declare)\s+(?:-\w+\s+)*(\w+)")
 
 def with_plain_addresses(script: str) -> tuple[str, list[str]]:
     """Return ``script`` with a local address in place of what no proxy can answer for:
-    a placeholder in angle brackets, or a server behind TLS; and sentences on that."""
+    a placeholder (``<host>``, ``HOST:PORT``), or a server behind TLS; and sentences on
+    that."""
     changed: list[str] = []
 
     def plain(address: re.Match[str]) -> str:
         host = address["host"]
-        is_placeholder = host.startswith("<")
+        is_placeholder = bool(_HOST_TO_FILL.match(host) or address["gap"])
         is_server = bool(address["port"] or address["api"]) or host in _LOCAL
         behind_tls = address["scheme"] == "https" and is_server
         if not is_placeholder and not behind_tls:

@@ -369,6 +369,21 @@ def test_what_no_proxy_can_answer_for_is_replaced() -> None:
     assert with_plain_addresses(same) == (same, [])
 
 
+@pytest.mark.parametrize(
+    ("typed", "read"),
+    [
+        ("curl http://HOST:PORT/v1/models", "curl http://127.0.0.1:8000/v1/models"),
+        ("curl http://<host>:<port>/health", "curl http://127.0.0.1:8000/health"),
+        ("curl http://YOUR_SERVER:9000/v1", "curl http://127.0.0.1:9000/v1"),
+        ("curl http://10.1.2.3:PORT/v1", "curl http://127.0.0.1:8000/v1"),
+        ("curl http://node-1:8000/v1", "curl http://node-1:8000/v1"),
+        ("curl http://$HOST:$PORT/v1", "curl http://$HOST:$PORT/v1"),
+    ],
+)
+def test_an_address_to_be_filled_in_is_the_server(typed: str, read: str) -> None:
+    assert with_plain_addresses(typed)[0] == read
+
+
 CLIENT = """
 import json, os, socket, urllib.request
 for url in ("http://localhost:8123/v1/models", "http://gpu-box:9000/generate"):
