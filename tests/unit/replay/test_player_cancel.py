@@ -7,7 +7,11 @@ from typing import Any
 
 import pytest
 from fake_plays import SERVER
+from mmrepro.base.errors import EngineStartError, InfrastructureError
+from mmrepro.runs.judge import Deadlines
+from mmrepro.runs.play.options import PlayOptions
 from mmrepro.runs.play.player import Player
+from mmrepro.traffic.case import Case, PlayState
 
 
 def test_a_start_in_another_thread_is_broken_off(
@@ -50,3 +54,26 @@ def test_a_thread_that_starts_nothing_is_left_alone(
     assert starting == [{threading.get_ident()}]
     assert player._starting == set()
     player.cancel()
+
+
+@pytest.mark.parametrize("needs_fit", [True, False])
+def test_code_that_a_tree_lacks_is_an_error_or_a_failed_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, needs_fit: bool
+) -> None:
+    lack = "The tree imports orjson, which 0.32.0 does not have."
+    player = Player(SERVER, folder=tmp_path)
+
+    def fails(scenario: Any, options: Any, resolved: Any, journal: Any) -> Any:
+        player._environments[resolved] = None  # type: ignore[assignment]
+        raise EngineStartError("The server did not start.")
+
+    monkeypatch.setattr(player, "_started", fails)
+    monkeypatch.setattr("mmrepro.runs.play.player.lent_misfit_in", lambda *_: lack)
+    case = Case(server=SERVER, operations=[])
+    options = PlayOptions(Deadlines(1.0, 1.0), needs_fit=needs_fit)
+    if needs_fit:
+        with pytest.raises(InfrastructureError, match="imports orjson"):
+            player.play(case, None, options, tmp_path / "play")
+    else:
+        played = player.play(case, None, options, tmp_path / "play")
+        assert played.state is PlayState.START_FAILED

@@ -581,6 +581,13 @@ def test_who_only_asks_for_embeddings_of_no_named_model_has_one_that_pools(
     assert (made.replaced[0].needs == "model") is pooled
 
 
+def test_options_of_a_pooler_ask_for_a_model_that_pools() -> None:
+    options = """--pooler-config '{"use_activation": true}'"""
+    made = translated(parse(f"vllm serve x/harrier {options}"), None, "")
+    assert made.args[:2] == ("--runner", "pooling")
+    assert made.replaced[0].needs == "model"
+
+
 @pytest.mark.parametrize(
     ("command", "client", "added"),
     [
