@@ -384,4 +384,10 @@ def compared(after: UpstreamRun, before: UpstreamRun) -> tuple[CommitResult, str
     if not before.green:
         cause = before.cause.value if before.cause else "no test ran"
         return CommitResult.UNTESTABLE, f"on the parent: {cause}: {before.why}"
+    if before.red:
+        why = f"{len(before.red)} red on the parent, and not green on the commit"
+        for seen in after.tests:
+            if seen.test in before.red and seen.cause is not None:
+                return CommitResult.UNTESTABLE, f"{why}: {seen.cause.value}"
+        return CommitResult.SAME, why
     return CommitResult.SAME, "none of its tests is red on the parent"

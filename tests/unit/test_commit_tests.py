@@ -110,6 +110,11 @@ def run_of(**states: str) -> UpstreamRun:
         ({"a": "untestable:hub"}, {"a": "untestable:hub"}, "untestable"),
         ({"a": "green"}, {"f": "untestable:absent"}, "absent"),
         ({"a": "green"}, {"a": "untestable:skipped"}, "untestable"),
+        (
+            {"a": "untestable:gpu", "b": "green"},
+            {"a": "red", "b": "green"},
+            "untestable",
+        ),
     ],
 )
 def test_only_red_before_and_green_after_speaks_for_it(
@@ -117,7 +122,9 @@ def test_only_red_before_and_green_after_speaks_for_it(
 ) -> None:
     found, why = compared(run_of(**after), run_of(**before))
     assert found == CommitResult(result)
-    assert why
+    assert ("none of its tests is red" in why) is (
+        result == "same" and "red" not in before.values()
+    )
 
 
 def test_a_commit_without_tests_starts_nothing(
