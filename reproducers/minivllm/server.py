@@ -37,6 +37,15 @@ class Front(ThreadingHTTPServer):
     chat: Chat
     service: Any
 
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Write what a thread of a connection raised; a client that closes it while it
+        is answered is no error."""
+        error = sys.exc_info()[1]
+        if isinstance(error, ConnectionError):
+            log.info("%s - the client left: %s", client_address[0], error)
+        else:
+            super().handle_error(request, client_address)
+
 
 class Handler(BaseHTTPRequestHandler):
     server: Front

@@ -259,3 +259,17 @@ def test_a_probability_lies_between_0_and_1(wrong: str) -> None:
     on = config_of(arguments([*given, "--paper", "--fault-probability", "1"]))
     off = config_of(arguments([*given, "--paper", "--fault-probability", "0"]))
     assert (on.faults, off.faults) == (frozenset({"kv-budget"}), frozenset())
+
+
+@pytest.mark.parametrize(("error", "shown"), [(BrokenPipeError, 0), (OSError, 1)])
+def test_a_client_that_leaves_is_no_error(
+    error: type[Exception], shown: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    front = Front(("127.0.0.1", 0), Handler)
+    try:
+        raise error("gone")
+    except OSError:
+        front.handle_error(None, ("127.0.0.1", 1))
+    finally:
+        front.server_close()
+    assert capsys.readouterr().err.count("Traceback") == shown
