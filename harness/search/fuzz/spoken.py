@@ -486,7 +486,7 @@ class CheckedForms:
 def checked_forms(case: Case, played: Played) -> CheckedForms:
     """Hold the plainest answers, which came whole, against their scripts: where one is
     read otherwise, it is not known how this release's parser has that form, and nothing
-    of the kind is expected of the other scripts either."""
+    is expected of the other scripts either."""
     scripts = case.server.scripts
     if scripts is None or played.state is PlayState.START_FAILED:
         return CheckedForms(case)
@@ -501,21 +501,15 @@ def checked_forms(case: Case, played: Played) -> CheckedForms:
     if not wrong:
         return CheckedForms(case)
 
-    kept = [_without_doubt(answer, wrong) for answer in scripts.script]
+    # A parser of another form may also want its plain texts framed, as one of channels
+    # does: then a stream of a text without a frame has nothing to show.
+    nothing = {"content": None, "reasoning": None, "calls": None}
+    kept = [answer.model_copy(update=nothing) for answer in scripts.script]
     plain = scripts.model_copy(update={"script": kept, "unread": True})
     server = case.server.model_copy(update={"scripts": plain})
     unread = [
         f"The script {name} in the form of its family was not read as it is meant: "
-        "what the parser makes of others of that kind was not judged."
+        "what the parser makes of the others was not judged."
         for name in sorted(wrong)
     ]
     return CheckedForms(case.model_copy(update={"server": server}), unread)
-
-
-def _without_doubt(answer: ScriptedAnswer, wrong: set[str]) -> ScriptedAnswer:
-    nothing = {"content": None, "reasoning": None, "calls": None}
-    if _PLAIN_TEXT in wrong or _PLAIN_THOUGHT in wrong:
-        return answer.model_copy(update=nothing)
-    if answer.name in wrong or (answer.calls and _PLAIN_CALL in wrong):
-        return answer.model_copy(update=nothing)
-    return answer
