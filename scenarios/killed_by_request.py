@@ -15,6 +15,7 @@ from mmrepro.scenario import (
     Reference,
     Reproducers,
     Requests,
+    RunFacts,
     Severity,
     Upstream,
     UpstreamState,
@@ -173,11 +174,11 @@ class TextOnlyPlaceholder(killed.KilledByRequest):
         await drive.ask(killed.KILLER, text=f"what is {_PLACEHOLDER} ?")
         await crash.watch(drive)
 
-    def came_in(self, logs: Logs, requests: Requests) -> Finding:
+    def came_in(self, logs: Logs, requests: Requests, facts: RunFacts) -> Finding:
         """Where it is answered, that it became three tokens, and not one a letter."""
         sent, control = requests.first(killed.KILLER), requests.first(killed.CONTROL)
         if sent.prompt_tokens is None or control.prompt_tokens is None:
-            return super().came_in(logs, requests)
+            return super().came_in(logs, requests, facts)
         fewer, expected = (
             control.prompt_tokens - sent.prompt_tokens,
             len("<|image_pat|>") - 1,

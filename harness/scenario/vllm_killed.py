@@ -25,6 +25,8 @@ SENT, FATAL, THROUGH = "request-as-sent", "fatal-exception", "raised-in"
 DUMPED = "Dumping scheduler output for model execution: "
 """EngineCore's line of the step whose outcome it waited for when it failed, with all
 that the step computes (vllm/logging_utils/dump_input.py, 0.12.0 to 0.23.0)."""
+_RUST = "Rust front end"
+"""In the name of the runner of a server behind vllm-rs."""
 KILLER, CONTROL = "the request", "control: the same but for that"
 
 
@@ -153,12 +155,18 @@ class KilledByRequest(Scenario):
     key_log_patterns = (FATAL, "device-assert")
 
     @precondition("the request came in as it was meant, or was refused for just that")
-    def came_in(self, logs: Logs, requests: Requests) -> Finding:
+    def came_in(self, logs: Logs, requests: Requests, facts: RunFacts) -> Finding:
         sent = requests.first(KILLER)
         if sent.status is not None and 400 <= sent.status < 500:
             reason = re.search(self.refusal, sent.error, re.IGNORECASE)
             return Finding.of(reason is not None, f"{KILLER}: {sent.reply}")
         count = logs.count(SENT)
+        if not count and _RUST in facts.runner:
+            # vllm-rs logs that a request came in, and none of its values: what the
+            # engine got is seen by its exception alone.
+            if logs.count(FATAL):
+                return Finding.of(True, "the engine raised what it raises of that")
+            return Finding.unknown("vllm-rs logs no value of a request")
         return Finding.of(count > 0, f"{count} × logged as it was sent")
 
     symptoms = (

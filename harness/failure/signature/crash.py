@@ -28,11 +28,12 @@ LOG_PATTERNS: Mapping[str, str] = {
         "Error",
         "Exception",
     ),
-    "engine-dead": r"EngineDeadError",
+    "engine-dead": r"EngineDeadError|engine core reported fatal failure",
     "device-assert": r": block: \[\d+,\d+,\d+\], thread: \[\d+,\d+,\d+\] Assertion ",
 }
 """``exception``: the last line of a traceback. ``engine-dead``: the API server's word
-for it (vllm/v1/engine/exceptions.py, 0.11.0 to 0.14.0). ``device-assert``: what a GPU
+for it (vllm/v1/engine/exceptions.py, 0.11.0 to 0.14.0), and that of vllm-rs (0.33.0).
+``device-assert``: what a GPU
 prints of a thread whose assertion failed (recorded:
 tests/unit/device_assert_h100.json)."""
 
@@ -65,33 +66,33 @@ async def _health(drive: Drive) -> RequestRecord:
     return await drive.traffic.raw(HEALTH, path="/health", method="GET", deadline_s=5.0)
 
 
+_OF_RUST = "engine core reported fatal failure"
+
+
 def core_died(evidence: Evidence, logs: Logs, engine: Engine) -> Finding:
     """The API server calls its engine dead, and no living process has the engine's
     role."""
     count, role = logs.count("engine-dead"), engine.core_role
     if not count:
         return Finding.of(False, "the log holds no EngineDeadError")
+    by_rust = any(_OF_RUST in line.text for line in logs.lines("engine-dead"))
+    word = f'"{_OF_RUST}"' if by_rust else "EngineDeadError"
     uses = core_processes(evidence, role, "check")
     alive = [use.pid for use in uses if use.state not in ("Z", "X")]
     if alive:
-        return Finding.of(
-            False, f"EngineDeadError in the log, but {role} {alive[-1]} is alive"
-        )
+        return Finding.of(False, f"{word} in the log, but {role} {alive[-1]} is alive")
 
     # That no core was seen says something only where processes were read, and where
     # the gate knew one by this role; of a server that ended nothing is left to read.
     if evidence.engine_exit is None:
         if not list(evidence.results(ProcessesData, "check")):
             why = evidence.why_missing("processes", "check")
-            raise Missing(f"EngineDeadError in the log; {why}")
+            raise Missing(f"{word} in the log; {why}")
         if not core_processes(evidence, role, "gate"):
             raise Missing(
-                f"EngineDeadError in the log; no process was called {role} in the "
-                "gate either"
+                f"{word} in the log; no process was called {role} in the gate either"
             )
-    return Finding.of(
-        True, f"{count} × EngineDeadError in the log and no process {role} left"
-    )
+    return Finding.of(True, f"{count} × {word} in the log and no process {role} left")
 
 
 def requests_fail_with_500(requests: Requests, label: str) -> Finding:
