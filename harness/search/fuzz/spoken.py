@@ -415,6 +415,9 @@ class _Writer:
         parameters: dict[str, Any] = {"max_tokens": limit, "temperature": 0}
         if self._calls is not None:
             parameters["tools"] = [dict(tool) for tool in TOOLS]
+        if self._thinks is not None:
+            # Some parsers take a thought for one only where the request wants it.
+            parameters["chat_template_kwargs"] = dict(_WANTS_THOUGHTS)
         op = Operation(id="r", path=CHAT, messages=[message], parameters=parameters)
         yield op
         yield op.model_copy(update={"stream": True})
@@ -423,6 +426,8 @@ class _Writer:
             yield op.model_copy(update={"parameters": two, "stream": True})
 
 
+_WANTS_THOUGHTS: Final = {"enable_thinking": True, "thinking": True}
+"""What the families' own templates call it."""
 _TWICE: Final = ("two-calls", _PLAIN_THOUGHT)
 """Scripts that are asked for twice at once: a parser keeps the state of a stream."""
 

@@ -304,3 +304,12 @@ def test_a_parser_with_which_no_server_starts_is_no_finding(
     assert judged.unseen == [
         f"{planned.origin}: the server does not start with it: {said}"
     ]
+
+
+@pytest.mark.parametrize(("reasoning", "wanted"), [("", False), ("qwen3", True)])
+def test_a_request_for_thoughts_says_so(
+    registered: RegisteredParsers, reasoning: str, wanted: bool
+) -> None:
+    for op in made(registered, "hermes", reasoning).operations:
+        kwargs = op.parameters.get("chat_template_kwargs", {})
+        assert kwargs.get("enable_thinking", False) is wanted
