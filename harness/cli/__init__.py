@@ -31,6 +31,7 @@ def program() -> None:
     import os
     import threading
 
+    sys.unraisablehook = _unraisable
     try:
         main()
     except SystemExit as ended:
@@ -38,6 +39,12 @@ def program() -> None:
         watch.daemon = True  # it goes on while the interpreter waits for others
         watch.start()
         raise
+
+
+def _unraisable(seen: "sys.UnraisableHookArgs") -> None:
+    """Write what a cleanup raised, where nobody could catch it; not a second Ctrl-C."""
+    if not isinstance(seen.exc_value, KeyboardInterrupt):
+        sys.__unraisablehook__(seen)
 
 
 def main() -> None:
@@ -53,8 +60,16 @@ def main() -> None:
     try:
         code = _for_git(streams.settle(_run(streams)))
     except KeyboardInterrupt:  # a second Ctrl-C, while the first one was handled
-        code = ExitCode.INTERRUPTED
+        code = _interrupted()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # nothing is left for it to end
     sys.exit(code)
+
+
+def _interrupted() -> int:
+    """Say that the command was interrupted; Ctrl-C has nothing more to end."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    _say("Interrupted.")
+    return ExitCode.INTERRUPTED
 
 
 def _run(streams: Streams) -> int:
@@ -75,10 +90,11 @@ def _run(streams: Streams) -> int:
         from mmrepro.cli.app import app
 
         code = app(prog_name="mmrepro", standalone_mode=False)
+        if code == ExitCode.INTERRUPTED:  # typer's answer to Ctrl-C
+            return _interrupted()
         return code if isinstance(code, int) else 0
     except KeyboardInterrupt:
-        _say("Interrupted.")
-        return ExitCode.INTERRUPTED
+        return _interrupted()
     except SystemExit as ended:
         return ended.code if isinstance(ended.code, int) else 0
     except MmreproError as error:

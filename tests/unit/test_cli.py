@@ -7,6 +7,7 @@ import json
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Callable
@@ -584,3 +585,20 @@ def test_another_system_is_refused_at_once(
         "mmrepro needs Linux, whose /proc it reads.\n"
         "Next: run it on a Linux machine, or in a container\n"
     )
+
+
+@pytest.mark.parametrize("times", [1, 2])
+def test_ctrl_c_is_one_word_and_no_traceback(times: int) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        url = f"http://127.0.0.1:{silent.getsockname()[1]}"
+        command = subprocess.Popen(
+            [sys.executable, "-m", "mmrepro", "diagnose", url],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        silent.accept()[0].close()  # it is at work
+        for _ in range(times):
+            command.send_signal(signal.SIGINT)
+        printed, _ = command.communicate(timeout=60)
+    assert (command.returncode, printed) == (130, "Interrupted.\n")
