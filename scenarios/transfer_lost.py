@@ -145,7 +145,8 @@ class TransferLost(Scenario):
     )
     log_patterns = {
         _WAITS: r"is still in WAITING_FOR_REMOTE_KVS state",
-        _ABORTED: r"Request \S+ aborted\.",
+        # The second form is vllm-rs' (0.33.0).
+        _ABORTED: r"Request \S+ aborted\.|auto-aborting request due to dropped stream",
     }
     sources = (
         quote(
