@@ -114,6 +114,8 @@ class Collector:
         self._usage = _usage()
         self._asked_at = self._started
         self._waiting: Future[None] | None = None
+        self._lived: set[int] = set()
+        """Pids when the logs were read."""
         self._sizes: dict[str, int] = {}
         self._given_up = threading.Event()
         self._lock = threading.Lock()
@@ -283,6 +285,25 @@ class Collector:
             _wait(self._waiting, end + 1.0)
         self._all(*last)
         discover.refresh(self.target)
+        if self._lived - self._living():
+            self._logs_again()
+
+    def _living(self) -> set[int]:
+        """Pids of the server's processes that have not ended."""
+        return {p.pid for p in self.target.facts.processes if p.state not in "ZX"}
+
+    def _logs_again(self) -> None:
+        """Read the logs once more, in place of the first reading: why a process ended
+        while it was observed, and which was first, is written after that."""
+        first = [r for r in self.evidence.probes if isinstance(r.data, LogsData)]
+        self._all(*self._logs("logs-late"))
+        again = set()
+        for result in self.evidence.probes:
+            if isinstance(result.data, LogsData) and result.ok and result not in first:
+                again.add(result.data.file)
+        for result in first:
+            if result.data.file in again:
+                self.evidence.probes.remove(result)
 
     def more_stacks(self, wanted: Callable[[Sequence[StackSample]], bool]) -> None:
         """Further samples of the core, quickly one after the other, for a local that
@@ -487,7 +508,8 @@ class Collector:
         )
         return [self._start(probe, seconds=seconds, label=label)]
 
-    def _logs(self) -> list[Future[None]]:
+    def _logs(self, label: str = "logs") -> list[Future[None]]:
+        self._lived = self._living()
         engine = self.target.engine
         own = engine.log_patterns if engine else {}
         patterns = {**live.LOG_PATTERNS, **CLASS_PATTERNS, **own, **self.log_patterns}
@@ -519,10 +541,8 @@ class Collector:
                 marks=log_marks(),
                 around=places(),
             )
-            label = f"logs-{len(started) + 1}"
-            started.append(
-                self._start(probe, seconds=self.plan.deadline_s, label=label)
-            )
+            name = f"{label}-{len(started) + 1}"
+            started.append(self._start(probe, seconds=self.plan.deadline_s, label=name))
         return started
 
     def _cheap(self) -> Sequence[str]:

@@ -11,11 +11,13 @@ from typing import Any
 from mmrepro.engines import ENGINES
 from mmrepro.engines.held import upkeep
 from mmrepro.failure.documents import Assessment, Rank, RankLook, ServerState, Stand
+from mmrepro.failure.signature import log_lines
 from mmrepro.live.diagnose import rank_reports, rank_verdicts, ranks
 from mmrepro.live.diagnose.cause_rules import LOOP_FRAMES
 from mmrepro.live.diagnose.readings import DiagnosisView
 from mmrepro.live.diagnose.threads import MIN_SAMPLES, Course, bare, holder
 from mmrepro.probes import Frame, GpuData, StacksData, SyscallsData
+from mmrepro.probes.log_words import public_line
 
 MORE_STACKS = (
     "py-spy dump --native --pid {pid} shows the C frames below the last Python one"
@@ -190,7 +192,28 @@ def ending(view: DiagnosisView, why: list[str]) -> Assessment | None:
                 ],
                 **_stack(course),
             )
-    return _losing_threads(view, why)
+    return _losing_threads(view, why) or _after_a_fatal_error(view, why)
+
+
+def _after_a_fatal_error(view: DiagnosisView, why: list[str]) -> Assessment | None:
+    """The core lives, a small request fails, and the core has logged the error that
+    ends it."""
+    engine = ENGINES.get(view.facts.engine)
+    if engine is None or not engine.fatal_after_start or view.answer != "failed":
+        return None
+    for line in log_lines(view.evidence, "core-fatal"):
+        if not line.process.endswith(f"pid={view.core_pid}"):
+            continue
+        role = view.facts.role_of(view.core_pid)
+        return Assessment(
+            state=ServerState.PART_DEAD,
+            sentence=f"{role} has met a fatal error and is ending, while the rest of "
+            "the server lives: it takes no request any more.",
+            why=[*why, f"its log says at {line.time or '?'}: {public_line(line)}"],
+            process=role,
+            advice=["the server does not recover from this by itself: restart it"],
+        )
+    return None
 
 
 def _losing_threads(view: DiagnosisView, why: list[str]) -> Assessment | None:
@@ -207,6 +230,9 @@ def _losing_threads(view: DiagnosisView, why: list[str]) -> Assessment | None:
         return None
     role = view.facts.role_of(view.core_pid)
     failed = ranks.first_to_fail(view)
+    worker = engine.worker_role if engine else ""
+    if not worker or not failed.startswith(worker):
+        failed = ""
     after = f" after an error of {failed}" if failed else ""
     return Assessment(
         state=ServerState.PART_DEAD,

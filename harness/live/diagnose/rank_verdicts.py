@@ -18,6 +18,7 @@ from mmrepro.live.diagnose.ranks import (
     RUNS,
     at_stand,
     first_dead,
+    first_to_fail,
     look,
     odd_ranks,
     of_kind,
@@ -307,6 +308,9 @@ def _only_worker_gone(
     role = engine.worker_role if engine else ""
     core_lives = any(view.facts.is_core(name) for name in running)
     if not role or role in running or not core_lives or not runs_alone(view.facts):
+        return None
+    # A core that failed by itself ends its worker, and then itself.
+    if view.facts.is_core(first_to_fail(view)):
         return None
     pid = ""
     for _, data in view.evidence.results(LogsData, partial=True):

@@ -113,14 +113,8 @@ def first_dead(view: DiagnosisView, gone: Sequence[str] = ()) -> str:
 
 
 def first_to_fail(view: DiagnosisView) -> str:
-    """The worker that wrote the log's first error; "": another process did, or the log
-    has none."""
-    engine = ENGINES.get(view.facts.engine)
-    errors = _errors(view)
-    if not errors or engine is None or not engine.worker_role:
-        return ""
-    first = next(iter(errors))
-    return first if first.startswith(engine.worker_role) else ""
+    """The process that wrote the log's first error; "": it has none."""
+    return next(iter(_errors(view)), "")
 
 
 def _role_of_death(view: DiagnosisView, death: dict[str, str]) -> str | None:

@@ -78,6 +78,22 @@ def test_a_silent_one_is_looked_at_again_before_the_deadline(
     assert made.requests[0] == "POST /v1/chat/completions"
 
 
+def test_the_logs_are_read_again_where_a_process_ended_meanwhile(
+    tmp_path: Path, told: Told, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = collector(tmp_path, "vllm", GREEN, logs=["a.log"])
+    look(made)
+    assert "logs-1" in told.labels
+    assert "logs-late-1" not in told.labels
+
+    made = collector(tmp_path, "vllm", GREEN, logs=["a.log"])
+    first, later = {1, 2}, {1}
+    lives = iter([first, later, later])
+    monkeypatch.setattr(Collector, "_living", lambda self: next(lives))
+    look(made)
+    assert told.labels[-1] == "logs-late-1"
+
+
 def test_without_a_request_a_suspect_is_watched_as_long(
     tmp_path: Path, told: Told
 ) -> None:

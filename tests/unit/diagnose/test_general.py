@@ -562,6 +562,26 @@ def test_an_only_worker_that_has_logged_and_is_gone_is_lost() -> None:
     assert assess(evidence(read, fails), left).state is ServerState.FAILING
 
 
+def test_a_core_that_failed_by_itself_is_ending_and_its_worker_is_not_the_first() -> (
+    None
+):
+    left = target(processes=processes_of("python", "EngineCore", "RustFrontend"))
+    left.command = ["vllm", "serve", "a-model"]
+    core = next(p for p in left.processes if p.role == "EngineCore")
+    read = log("EngineCore encountered a fatal error.")
+    line = read.errors[0].model_copy(update={"process": f"EngineCore pid={core.pid}"})
+    worker = line.model_copy(update={"process": "Worker pid=32525"})
+    read.errors = [line]
+    read.last_by_process = {"Worker pid=32525": worker}
+    read.matches, read.match_counts = {"core-fatal": [line]}, {"core-fatal": 1}
+    fails = InferenceData(answered=False, status=500, seconds=1.0, deadline_s=10.0)
+    told = assess(evidence(read, fails), left)
+    assert (told.state, told.process) == (ServerState.PART_DEAD, "EngineCore")
+    # The line of another core, of an earlier life of the server, says nothing.
+    line.process = "EngineCore pid=1"
+    assert assess(evidence(read, fails), left).state is ServerState.FAILING
+
+
 def test_a_start_names_where_a_process_stands_still() -> None:
     stacks = sampled(*[[thread(frames("load weights.py:7"), active=False)]] * 5)
     for sample in stacks.samples:
