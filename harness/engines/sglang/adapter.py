@@ -195,6 +195,8 @@ class SglangEngine(Engine):
         "vllm_names-called": r"mmrepro stand-in vllm_names: called",
         "prefill": r"Prefill batch",
         "core-fatal": r"Scheduler hit an exception: ",
+        # srt/entrypoints/engine.py and managers/data_parallel_controller.py, 0.5.23.
+        "engine-died": r"Scheduler or DataParallelController \d+ terminated with ",
         "cache-flushed": r"Cache flushed successfully",
     }
     log_mark: ClassVar[str] = r"server_args=(?:ServerArgs\(|\{'model_path')"

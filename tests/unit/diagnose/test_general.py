@@ -3,11 +3,13 @@ was seen."""
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
 from hypothesis import given, strategies as st
 from made_up import http, metrics
+from mmrepro.engines import get_engine
 from mmrepro.failure.documents.diagnosis import (
     COULD_NOT_TELL,
     ServerState,
@@ -580,6 +582,20 @@ def test_a_core_that_failed_by_itself_is_ending_and_its_worker_is_not_the_first(
     # The line of another core, of an earlier life of the server, says nothing.
     line.process = "EngineCore pid=1"
     assert assess(evidence(read, fails), left).state is ServerState.FAILING
+
+
+def test_a_scheduler_that_served_http_itself_is_dead_where_its_parent_says_so() -> None:
+    """SGLang's Rust server is threads of the scheduler: nothing listens without it."""
+    said = "Scheduler or DataParallelController 14287 terminated with -9"
+    assert re.search(get_engine("sglang").log_patterns["engine-died"], said)
+    read = log(said)
+    left = target(processes=processes_of("tokenizer_manager"), listening=False)
+    left.engine, left.core_role, left.front_role = "sglang", "scheduler", ""
+    refused = http(None, None, gone=True)
+    assert assess(evidence(read, refused), left).state is ServerState.NOT_READY
+    read.matches, read.match_counts = {"engine-died": read.errors}, {"engine-died": 1}
+    told = assess(evidence(read, refused), left)
+    assert (told.state, told.process) == (ServerState.PART_DEAD, "scheduler")
 
 
 def test_a_start_names_where_a_process_stands_still() -> None:
