@@ -307,7 +307,8 @@ def judged(server: str, fault: Fault, found: Diagnosis) -> Row:
 def _names(line: str, role: str) -> bool:
     others = {n for n in re.findall(r"\w+", line) if labels(n) and n != role}
     others |= {n for n in re.findall(r"VllmWorker-\d+", line) if n != logged(role)}
-    return not others and any(name in line for name in (role, logged(role)) if name)
+    names = [name.lower() for name in (role, logged(role)) if name]
+    return not others and any(name in line.lower() for name in names)
 
 
 def logged(role: str) -> str:
