@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -125,8 +126,16 @@ def _bisect(asked: ReproCommand, tree: str, folder: Path) -> None:
     lines = [f"- {direction}: {side.explanation}" for direction, side in made.sides]
     for line in lines:
         typer.echo(line, err=asked.json)
-    with (folder / COMMENT_FILE).open("a", encoding="utf-8") as file:
-        file.write("\nBy commit:\n\n" + "\n".join(lines) + "\n")
+    comment = folder / COMMENT_FILE
+    text = comment.read_text(encoding="utf-8")
+    comment.write_text(with_commits(text, lines), encoding="utf-8")
+
+
+def with_commits(comment: str, lines: Sequence[str]) -> str:
+    """The text for a comment with what its commits are, behind the verdict, which is
+    its first line: the script below is long."""
+    verdict, _, rest = comment.partition("\n")
+    return "\n".join([verdict, "", "By commit:", "", *lines, rest])
 
 
 def bisect_words(

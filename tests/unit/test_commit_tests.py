@@ -16,7 +16,7 @@ from mmrepro import campaign
 from mmrepro.base.errors import InfrastructureError, UsageError
 from mmrepro.campaign.bisect import clone as bisect_clone, commit_of_release
 from mmrepro.cli.app import app
-from mmrepro.cli.repro import at_the_reported_release, bisect_words
+from mmrepro.cli.repro import at_the_reported_release, bisect_words, with_commits
 from mmrepro.engines.environments import patched_clone
 from mmrepro.failure.documents.replay import (
     AimedChange,
@@ -337,3 +337,9 @@ def test_what_needs_a_clone_says_so(tmp_path: Path) -> None:
             ReproCommand(**asked)  # type: ignore[arg-type]
     with pytest.raises(UsageError, match="both say what is compared"):
         ReproCommand(test_patch=patch, fixed="newest", tree="x")
+
+
+def test_a_comment_has_its_commits_behind_the_verdict() -> None:
+    text = with_commits("**Reproduced** on 1.\n\n- `r1`\n", ["- fixed: abc", "- x: y"])
+    verdict = "**Reproduced** on 1.\n\n"
+    assert text == f"{verdict}By commit:\n\n- fixed: abc\n- x: y\n\n- `r1`\n"

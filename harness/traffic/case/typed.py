@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import Final
 
 from mmrepro.base.records import Setting
+from mmrepro.engines.environments import TreeLabel
 from mmrepro.engines.models import BESIDE, TINY, with_folders
 from mmrepro.engines.serving import serving
-from mmrepro.traffic.case.model import SCRIPT_FILE, Barrier, Case
+from mmrepro.traffic.case.model import SCRIPT_FILE, Barrier, Case, ServerWanted
 
 _MODEL_DIR: Final = BESIDE
 
@@ -61,6 +62,17 @@ def _of_use(setting: Setting) -> bool:
     return not any(word in setting.name for word in _PRIVATE)
 
 
+def _installed(server: ServerWanted, project: str) -> str:
+    """The line that installs the release; of a source tree, which no index has, the
+    release that lends it compiled files, and what lies over that."""
+    package = project or server.engine
+    tree = TreeLabel.of(server.release)
+    if tree is None:
+        return f"pip install {package}=={server.release}"
+    lent = f"pip install {package}=={tree.kernels}"
+    return f"{lent}  # and over it the Python files of {tree.rev or tree.version}"
+
+
 def server_steps(case: Case, settings: list[Setting], project: str = "") -> list[str]:
     """What a reader types to have the server: the engine, the model, the server's
     command."""
@@ -73,8 +85,7 @@ def server_steps(case: Case, settings: list[Setting], project: str = "") -> list
         else server.model
     )
     model = _MODEL_DIR if written else own
-    install = serving(server.engine).install
-    lines = [install or f"pip install {project or server.engine}=={server.release}"]
+    lines = [serving(server.engine).install or _installed(server, project)]
     if written and case.operations:
         lines.append(f"python3 {SCRIPT_FILE} --write-model {_MODEL_DIR}")
     return [*lines, server_command(case, settings, model)]

