@@ -7,6 +7,7 @@ import json
 from collections.abc import Iterator, Sequence
 from typing import Final
 
+from mmrepro.base.common_options import options_as_typed
 from mmrepro.base.units import duration
 from mmrepro.failure.documents.replay import FUZZ_FILE, Episode, Fuzz, bucket_words
 from mmrepro.reports import blocks as b, findings, timeline, words
@@ -106,7 +107,7 @@ def sides(server: ServerWanted, other: ServerWanted) -> tuple[str, str]:
     has."""
     names = []
     for own, beside in ((server, other), (other, server)):
-        only = [arg for arg in own.args if arg not in beside.args]
+        only = options_as_typed(arg for arg in own.args if arg not in beside.args)
         for name, value in own.env.items():
             if beside.env.get(name) != value:
                 only.append(f"{name}={value}")

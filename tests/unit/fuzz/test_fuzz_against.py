@@ -15,7 +15,7 @@ from mmrepro.base.errors import InfrastructureError, UsageError
 from mmrepro.cli import replay
 from mmrepro.failure.documents.replay import Fuzz
 from mmrepro.reports.documents import keep
-from mmrepro.reports.fuzz import KIND
+from mmrepro.reports.fuzz import KIND, sides
 from mmrepro.search.fuzz import against
 from mmrepro.search.fuzz.against import Comparing
 from mmrepro.search.fuzz.fields import features_of, field_requests, smaller
@@ -485,3 +485,9 @@ def test_a_session_that_is_cut_short_goes_on_and_plays_no_pair_again(
         (d.what, d.features) for d in made.differences
     ]
     assert all(difference.confirmed for difference in made.differences)
+
+
+def test_a_side_is_called_by_what_a_person_types() -> None:
+    rust = SERVER.model_copy(update={"args": [*SERVER.args, "{feature:front-rust}"]})
+    old, new = sides(SERVER, rust)
+    assert (old, new) == ("vllm 0.23.0", "vllm 0.23.0 with --front rust")
