@@ -297,7 +297,7 @@ class WorkerWedged(Scenario):
         "wedged": r"mmrepro stand-in worker_wedge: rank \d+ goes",
         RAISED: r"WorkerProc hit an exception",
         ENDED: r"Worker proc \S+ died unexpectedly",
-        "engine-dead": "EngineDeadError",
+        "engine-dead": crash.LOG_PATTERNS["engine-dead"],
     }
 
     async def gate(self, drive: Drive) -> None:
