@@ -1166,6 +1166,15 @@ _TEXTS: Final = (
     ),
 )
 """Tiny text models, names of models that they stand for, and the architecture."""
+_TEXT_ALONE: Final = re.compile(
+    r"(?:^|/)(?:"
+    r"qwen[23](?:\.5)?-?(?:\d|coder|math|next|instruct)(?!.*(?:vl|omni|audio))"
+    r"|(?:meta-)?llama-?[23]\b(?!.*vision)|tinyllama|smollm2?-"
+    r"|deepseek-(?:v[23]|r1|coder|llm)|gpt-oss|gpt2|opt-\d|mixtral|mistral-7b|mistral-nemo"
+    r"|phi-?(?:2|3-mini|3\.5-mini|4-mini-instruct)|kimi-k2|minimax-m[12]\b|granite-[34]"
+    r")"
+)
+"""Names, in small letters, of models that take no pictures, as far as that is known."""
 _EXPERTS: Final = re.compile(
     r"-a\d+(?:\.\d+)?b\b|mixtral|moe\b|deepseek-?(?:v[23]|r1$|r1-0)|kimi-k\d|gpt-oss"
     r"|glm-?(?:4\.[5-9]|5)|minimax-m|ling-|dbrx|grok|llama-?4|hunyuan-a|ernie-4\.5-\d+b-a",
@@ -1228,7 +1237,9 @@ def _model(
         (t for pattern, t in _FAMILIES if re.search(pattern, lowered)), "text"
     )
     tiny = family or "text"
-    if tiny == "text" and _PICTURES.search(traffic):
+    # A text model that is sent a picture may be what the report is about.
+    sees = tiny == "text" and not _TEXT_ALONE.search(lowered)
+    if sees and _PICTURES.search(traffic):
         tiny = "qwen2-vl"
     # The tiny Llama has the largest vocabulary, and its width is tried.
     if tiny == "text" and not TOKEN_IDS.search(traffic):

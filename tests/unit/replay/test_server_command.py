@@ -581,6 +581,27 @@ def test_who_only_asks_for_embeddings_of_no_named_model_has_one_that_pools(
     assert (made.replaced[0].needs == "model") is pooled
 
 
+@pytest.mark.parametrize(
+    ("model", "sees"),
+    [
+        ("Qwen/Qwen3-0.6B", False),
+        ("meta-llama/Llama-3.1-8B-Instruct", False),
+        ("openai/gpt-oss-20b", False),
+        ("Qwen/Qwen2.5-VL-7B-Instruct", True),
+        ("Qwen/Qwen3.5-9B", True),
+        ("meta-llama/Llama-3.2-11B-Vision-Instruct", True),
+        ("MODEL", True),
+        ("me/my-finetune", True),
+    ],
+)
+def test_a_picture_for_a_model_of_texts_is_sent_to_a_model_of_texts(
+    model: str, sees: bool
+) -> None:
+    client = """curl :8000/v1/chat/completions -d '{"type": "image_url"}'"""
+    made = translated(parse(f"vllm serve {model}"), None, client)
+    assert (made.model == "qwen2-vl") is sees
+
+
 def test_options_of_a_pooler_ask_for_a_model_that_pools() -> None:
     options = """--pooler-config '{"use_activation": true}'"""
     made = translated(parse(f"vllm serve x/harrier {options}"), None, "")
