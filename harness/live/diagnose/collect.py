@@ -295,15 +295,16 @@ class Collector:
     def _logs_again(self) -> None:
         """Read the logs once more, in place of the first reading: why a process ended
         while it was observed, and which was first, is written after that."""
-        first = [r for r in self.evidence.probes if isinstance(r.data, LogsData)]
+        probes = self.evidence.probes
+        before = len(probes)
         self._all(*self._logs("logs-late"))
-        again = set()
-        for result in self.evidence.probes:
-            if isinstance(result.data, LogsData) and result.ok and result not in first:
+        again: set[str] = set()
+        for result in probes[before:]:
+            if isinstance(result.data, LogsData) and result.ok:
                 again.add(result.data.file)
-        for result in first:
-            if result.data.file in again:
-                self.evidence.probes.remove(result)
+        for result in probes[:before]:
+            if isinstance(result.data, LogsData) and result.data.file in again:
+                probes.remove(result)
 
     def more_stacks(self, wanted: Callable[[Sequence[StackSample]], bool]) -> None:
         """Further samples of the core, quickly one after the other, for a local that

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Final
 
 from mmrepro.base.records import Setting
-from mmrepro.engines.environments import TreeLabel
 from mmrepro.engines.models import BESIDE, TINY, with_folders
 from mmrepro.engines.serving import serving
 from mmrepro.traffic.case.model import SCRIPT_FILE, Barrier, Case, ServerWanted
@@ -66,11 +65,12 @@ def _installed(server: ServerWanted, project: str) -> str:
     """The line that installs the release; of a source tree, which no index has, the
     release that lends it compiled files, and what lies over that."""
     package = project or server.engine
-    tree = TreeLabel.of(server.release)
-    if tree is None:
-        return f"pip install {package}=={server.release}"
-    lent = f"pip install {package}=={tree.kernels}"
-    return f"{lent}  # and over it the Python files of {tree.rev or tree.version}"
+    # As engines.environments.TreeLabel writes it: 0.33.1.dev4+gabc123.src1a2b.on.0.33.0
+    version, is_tree, kernels = server.release.partition(".on.")
+    if not is_tree:
+        return f"pip install {package}=={version}"
+    python, _, _ = version.partition(".src")
+    return f"pip install {package}=={kernels}  # and over it the Python of {python}"
 
 
 def server_steps(case: Case, settings: list[Setting], project: str = "") -> list[str]:

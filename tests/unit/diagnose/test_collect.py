@@ -12,10 +12,11 @@ from looked import NOW, Told, collector, told
 from made_up import http
 from mmrepro.live.diagnose import collect
 from mmrepro.live.diagnose.collect import Collector
+from mmrepro.live.diagnose.dumps import _result
 from mmrepro.live.diagnose.options import DiagnoseCommand
-from mmrepro.probes.data import EndpointAnswer, HttpData
+from mmrepro.probes.data import EndpointAnswer, HttpData, LogsData
 from mmrepro.probes.http import Fetched
-from seen import FRONT, GREEN, URL
+from seen import FRONT, GREEN, URL, log
 
 assert told  # a fixture
 
@@ -92,6 +93,28 @@ def test_the_logs_are_read_again_where_a_process_ended_meanwhile(
     monkeypatch.setattr(Collector, "_living", lambda self: next(lives))
     look(made)
     assert told.labels[-1] == "logs-late-1"
+
+
+def test_what_is_read_again_replaces_the_first_reading_of_that_log(
+    tmp_path: Path, told: Told, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = collector(tmp_path, "vllm", GREEN)
+    probes = made.evidence.probes
+    for name in ("a.log", "b.log"):
+        probes.append(_result("logs", log("early").model_copy(update={"file": name})))
+
+    def read(label: str) -> list[Future[None]]:
+        late = log("early", "late").model_copy(update={"file": "a.log"})
+        probes.append(_result("logs", late))
+        return []
+
+    monkeypatch.setattr(made, "_logs", read)
+    made._logs_again()
+    errors = {}
+    for _, data in made.evidence.results(LogsData):
+        errors[data.file] = len(data.errors)
+    assert errors == {"b.log": 1, "a.log": 2}
+    assert len(list(made.evidence.results(LogsData))) == 2
 
 
 def test_without_a_request_a_suspect_is_watched_as_long(

