@@ -3,6 +3,7 @@
 import gc
 import os
 import shutil
+import signal
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,11 @@ os.environ["MMREPRO_CACHE_DIR"] = str(CACHE)
 # Commands on screens are those of an installed mmrepro, also where `uv run` starts
 # these tests.
 os.environ.pop("UV_RUN_RECURSION_DEPTH", None)
+
+# A shell that starts these tests in the background has Ctrl-C ignored, and what they
+# start inherits that.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # BLAS starts a thread for each processor, and they wait for each other by spinning: the
 # small matrices of these tests take three times the processor time then.
