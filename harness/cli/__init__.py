@@ -34,11 +34,14 @@ def program() -> None:
     sys.unraisablehook = _unraisable
     try:
         main()
-    except SystemExit as ended:
-        watch = threading.Timer(END_S, os._exit, (ended.code,))
+    except (SystemExit, KeyboardInterrupt) as ended:
+        # Nothing is left that Ctrl-C could end.
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        code = ExitCode.INTERRUPTED if not isinstance(ended, SystemExit) else ended.code
+        watch = threading.Timer(END_S, os._exit, (code,))
         watch.daemon = True  # it goes on while the interpreter waits for others
         watch.start()
-        raise
+        sys.exit(code)
 
 
 def _unraisable(seen: "sys.UnraisableHookArgs") -> None:
@@ -61,14 +64,14 @@ def main() -> None:
         code = _for_git(streams.settle(_run(streams)))
     except KeyboardInterrupt:  # a second Ctrl-C, while the first one was handled
         code = _interrupted()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # nothing is left for it to end
     sys.exit(code)
 
 
 def _interrupted() -> int:
-    """Say that the command was interrupted; Ctrl-C has nothing more to end."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    """Say that the command was interrupted, undisturbed by a second Ctrl-C."""
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
     _say("Interrupted.")
+    signal.signal(signal.SIGINT, before)
     return ExitCode.INTERRUPTED
 
 
