@@ -162,8 +162,8 @@ class KilledByRequest(Scenario):
             return Finding.of(reason is not None, f"{KILLER}: {sent.reply}")
         count = logs.count(SENT)
         if not count and _RUST in facts.runner:
-            # vllm-rs logs that a request came in, and none of its values: what the
-            # engine got is seen by its exception alone.
+            # vllm-rs logs that a request came in, and none of its values. Only the
+            # engine's own exception shows which value reached it.
             if logs.count(FATAL):
                 return Finding.of(True, "the engine raised what it raises of that")
             return Finding.unknown("vllm-rs logs no value of a request")

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from enum import Enum, auto
 from typing import Any
 
-from mmrepro.engines import ENGINES
+from mmrepro.engines import ENGINES, Engine
 from mmrepro.engines.held import upkeep
 from mmrepro.failure.documents import Assessment, Rank, RankLook, ServerState, Stand
 from mmrepro.failure.signature import log_lines
@@ -170,83 +170,105 @@ def deaf(view: DiagnosisView, why: list[str]) -> Assessment | None:
 
 
 def ending(view: DiagnosisView, why: list[str]) -> Assessment | None:
-    """The core was told to go, and takes its time; its front end does not know."""
+    """The core ends, and takes its time; its front end does not know."""
     engine = ENGINES.get(view.facts.engine)
-    file, function = engine.core_ends_in if engine else ("", "")
-    if not function:
+    if engine is None or not engine.core_ends_in[1]:
         return None
+    return (
+        _in_its_shutdown(view, engine, why)
+        or _losing_threads(view, engine, why)
+        or _after_a_fatal_error(view, engine, why)
+    )
+
+
+def _in_its_shutdown(
+    view: DiagnosisView, engine: Engine, why: list[str]
+) -> Assessment | None:
+    """The core was told to go: a thread is in the function that ends it."""
+    file, function = engine.core_ends_in
     for course in view.courses(view.core_pid):
         for frame in course.frames:
             if bare(frame) != function or not frame.file.endswith(file):
                 continue
             role = view.facts.role_of(view.core_pid)
-            return Assessment(
-                state=ServerState.PART_DEAD,
-                sentence=f"{role} is ending, in {course.place}, while the rest of the "
-                "server lives: it takes no request any more.",
-                why=why,
-                process=role,
-                advice=[
-                    "its log tells who told it to go: a signal, or its own exception",
-                    "the server does not recover from this by itself: restart it",
-                ],
-                **_stack(course),
+            sentence = (
+                f"{role} is ending, in {course.place}, while the rest of the server "
+                "lives: it takes no request any more."
             )
-    return _losing_threads(view, why) or _after_a_fatal_error(view, why)
-
-
-def _after_a_fatal_error(view: DiagnosisView, why: list[str]) -> Assessment | None:
-    """The core lives, a small request fails, and the core has logged the error that
-    ends it."""
-    engine = ENGINES.get(view.facts.engine)
-    if engine is None or not engine.fatal_after_start or view.answer != "failed":
-        return None
-    for line in log_lines(view.evidence, "core-fatal"):
-        if not line.process.endswith(f"pid={view.core_pid}"):
-            continue
-        role = view.facts.role_of(view.core_pid)
-        return Assessment(
-            state=ServerState.PART_DEAD,
-            sentence=f"{role} has met a fatal error and is ending, while the rest of "
-            "the server lives: it takes no request any more.",
-            why=[*why, f"its log says at {line.time or '?'}: {public_line(line)}"],
-            process=role,
-            advice=["the server does not recover from this by itself: restart it"],
-        )
+            teller = "its log tells who told it to go: a signal, or its own exception"
+            return _ends(role, sentence, why, teller, course=course)
     return None
 
 
-def _losing_threads(view: DiagnosisView, why: list[str]) -> Assessment | None:
+def _losing_threads(
+    view: DiagnosisView, engine: Engine, why: list[str]
+) -> Assessment | None:
     """The core ends while it is observed: a thread that lasts as long as it does was in
     a sample, and is not in the last one."""
     per_sample = _thread_functions(view)
     if len(per_sample) < 2 or not per_sample[-1]:
         return None
-    engine = ENGINES.get(view.facts.engine)
-    lasting = engine.core_threads if engine and view.facts.cores else ()
+    lasting = engine.core_threads if view.facts.cores else ()
     earlier = set().union(*per_sample[:-1])
     went = [name for name in lasting if name in earlier and name not in per_sample[-1]]
     if not went:
         return None
     role = view.facts.role_of(view.core_pid)
     failed = ranks.first_to_fail(view)
-    worker = engine.worker_role if engine else ""
-    if not worker or not failed.startswith(worker):
+    if not engine.worker_role or not failed.startswith(engine.worker_role):
         failed = ""
     after = f" after an error of {failed}" if failed else ""
+    sentence = (
+        f"{role} is ending{after}: its thread {' and '.join(went)} ended while it was "
+        "observed."
+    )
+    return _ends(failed or role, sentence, why)
+
+
+def _after_a_fatal_error(
+    view: DiagnosisView, engine: Engine, why: list[str]
+) -> Assessment | None:
+    """The core lives, a small request fails, and the core has logged the error that
+    ends it."""
+    if not engine.fatal_after_start or view.answer != "failed":
+        return None
+    for line in log_lines(view.evidence, "core-fatal"):
+        if not line.process.endswith(f"pid={view.core_pid}"):
+            continue
+        role = view.facts.role_of(view.core_pid)
+        sentence = (
+            f"{role} has met a fatal error and is ending, while the rest of the server "
+            "lives: it takes no request any more."
+        )
+        logged = f"its log says at {line.time or '?'}: {public_line(line)}"
+        return _ends(role, sentence, [*why, logged])
+    return None
+
+
+def _ends(
+    process: str,
+    sentence: str,
+    why: list[str],
+    *advice: str,
+    course: Course | None = None,
+) -> Assessment:
+    """The state of a server whose core ends. ``process``: the one to look at."""
     return Assessment(
         state=ServerState.PART_DEAD,
-        sentence=f"{role} is ending{after}: its thread {' and '.join(went)} ended while "
-        "it was observed.",
+        sentence=sentence,
         why=why,
-        process=failed or role,
-        advice=["the server does not recover from this by itself: restart it"],
+        process=process,
+        advice=[
+            *advice,
+            "the server does not recover from this by itself: restart it",
+        ],
+        **_stack(course),
     )
 
 
 def _thread_functions(view: DiagnosisView) -> list[set[str]]:
-    """Of each sample of the core's stacks, in order: the functions that its threads are
-    in."""
+    """The functions that the core's threads are in: a set for each sample of its
+    stacks, in order."""
     inside: list[set[str]] = []
     for _, data in view.evidence.results(StacksData, partial=True):
         for sample in data.samples:
