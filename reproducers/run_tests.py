@@ -1,24 +1,30 @@
 """Runs an engine's own tests on one or several trees, and writes what became of each.
 
 ``python run_tests.py DESCRIPTOR ORDER``: ORDER is JSON, ``{"tools", "preload", "sides":
-[{"python", "site", "folder", "limit_s", "arguments"}]}``. What all trees have in common
-(torch, transformers) is imported once; each tree's tests then run in a process that is
-forked, with the tree's own packages before the common ones. The folder of pytest and
-its plugins comes after all that the environment has, so that nothing of the engine's
-is replaced. A line of JSON a phase goes to the descriptor. Nothing is concluded
-here."""
+[{"python", "site", "folder", "engine", "limit_s", "arguments"}]}``. What all trees have in
+common (torch, transformers) is imported once; each tree's tests then run in a process
+that is forked, with the tree's own packages before the common ones. The folder of pytest
+and its plugins comes after all that the environment has, so that nothing of the engine's
+is replaced. A line of JSON a phase goes to the descriptor. Nothing is concluded here.
+
+Where a file of tests imports a name of the engine that the tree lacks, a placeholder
+takes its place (:class:`AbsentName`): the tests that do not use the name still run."""
 
 from __future__ import annotations
 
+import builtins
 import contextlib
 import importlib
+import inspect
 import json
 import os
 import signal
 import sys
 import time
 import traceback
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from types import CodeType, FunctionType, SimpleNamespace
 from typing import Any, NoReturn
 
 _MOST = 4000
@@ -94,6 +100,152 @@ def _facts(error: BaseException) -> dict[str, Any]:
     return {"chain": chain[:6]}
 
 
+# ------------------------------------------------------- names that a tree lacks
+
+
+class AbsentName:
+    """Placeholder for a name that a file of tests imports and the tree lacks.
+
+    Whatever is done with it raises the ImportError that the import would have raised.
+    """
+
+    def __init__(self, module: str, name: str) -> None:
+        self.__dict__["said"] = f"cannot import name {name!r} from {module!r}"
+
+    def __getattr__(self, name: str) -> Any:
+        # pytest and inspect ask anything for names of that form, and take no for an answer.
+        if name.startswith("__"):
+            raise AttributeError(name)
+        raise ImportError(self.said)
+
+    def __or__(self, other: object) -> AbsentName:
+        """In an annotation, which runs nothing: ``Name | None``."""
+        return self
+
+    __ror__ = __or__
+
+    def _refuse(self, *_: object, **__: object) -> NoReturn:
+        raise ImportError(self.said)
+
+    __call__ = __bool__ = __len__ = __iter__ = __contains__ = __getitem__ = _refuse
+    __eq__ = __ne__ = __lt__ = __gt__ = __enter__ = __setattr__ = _refuse  # type: ignore[assignment]
+    __instancecheck__ = __subclasscheck__ = __mro_entries__ = _refuse
+    __hash__ = object.__hash__
+
+
+class PlaceholderImports:
+    """The import statement for files of tests: ``from engine.module import name`` with a
+    placeholder for each name that the tree lacks.
+
+    Only statements at the top of files below ``folder`` are changed: one in a function
+    raises ImportError in its own test alone, and no module of the engine's is touched.
+    """
+
+    def __init__(self, engine: str, folder: str) -> None:
+        self._engine, self._folder = engine, f"{folder}/"
+        self._import = builtins.__import__
+
+    def __enter__(self) -> None:
+        builtins.__import__ = self._imported
+
+    def __exit__(self, *_: object) -> None:
+        builtins.__import__ = self._import
+
+    def _imported(
+        self,
+        name: str,
+        globals: Mapping[str, Any] | None = None,
+        locals: Mapping[str, Any] | None = None,
+        fromlist: Sequence[str] | None = (),
+        level: int = 0,
+    ) -> Any:
+        if not (fromlist and level == 0 and self._is_own(name, globals, locals)):
+            return self._import(name, globals, locals, fromlist or (), level)
+        try:
+            module = self._import(name, globals, locals, fromlist, level)
+        except ModuleNotFoundError as error:
+            # Not one that the engine's own module asks for, which is that module's fault.
+            missing = error.name or ""
+            if name != missing and not name.startswith(missing + "."):
+                raise
+            module = SimpleNamespace()
+        if all(hasattr(module, one) for one in fromlist if one != "*"):
+            return module
+        found = {one: getattr(module, one, AbsentName(name, one)) for one in fromlist}
+        return SimpleNamespace(**found)
+
+    def _is_own(
+        self,
+        name: str,
+        globals: Mapping[str, Any] | None,
+        locals: Mapping[str, Any] | None,
+    ) -> bool:
+        """Whether a file of tests asks for the engine, outside of any function."""
+        if name.partition(".")[0] != self._engine or globals is None:
+            return False
+        is_test = str(globals.get("__file__")).startswith(self._folder)
+        return is_test and locals is globals
+
+
+def absent_in(item: Any) -> AbsentName | None:
+    """The placeholder that a test uses, itself, by a parameter, its class, a fixture, or
+    a function of its file that it calls; None: none."""
+    call = getattr(item, "callspec", None)
+    for value in call.params.values() if call is not None else ():
+        if isinstance(value, AbsentName):
+            return value
+    functions = [item.function]
+    for fixtures in item._fixtureinfo.name2fixturedefs.values():
+        functions += [fixture.func for fixture in fixtures]
+    seen: set[int] = set()
+    for function in functions:
+        function = inspect.unwrap(getattr(function, "__func__", function))
+        if isinstance(function, FunctionType):
+            found = _absent_below(function, seen)
+            if found is not None:
+                return found
+    return None
+
+
+def _absent_below(function: FunctionType, seen: set[int]) -> AbsentName | None:
+    """The first placeholder among the globals that a function names, or that functions
+    and classes of its own file name which it uses."""
+    if id(function) in seen:
+        return None
+    seen.add(id(function))
+    own = function.__globals__
+    for name in _names_in(function.__code__):
+        value = own.get(name)
+        if isinstance(value, AbsentName):
+            return value
+        for called in _functions_of(value, own["__name__"]):
+            found = _absent_below(called, seen)
+            if found is not None:
+                return found
+    return None
+
+
+def _names_in(code: CodeType) -> Iterator[str]:
+    yield from code.co_names
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield from _names_in(constant)
+
+
+def _functions_of(value: Any, module: str) -> Iterator[FunctionType]:
+    """A function of that module itself, or the methods of a class of it."""
+    if isinstance(value, FunctionType) and value.__module__ == module:
+        yield value
+    elif isinstance(value, type) and value.__module__ == module:
+        for method in vars(value).values():
+            method = getattr(method, "__func__", method)
+            if isinstance(method, FunctionType):
+                yield method
+
+
+# ------------------------------------------------------------------ one tree
+
+
 def run_side(tools: str, descriptor: int, number: int, side: dict[str, Any]) -> int:
     """Run the tests of one tree in this process."""
     folder = side["folder"]
@@ -119,9 +271,16 @@ def run_side(tools: str, descriptor: int, number: int, side: dict[str, Any]) -> 
                 report.user_properties.append(("mmrepro", facts))
             return report
 
+        @pytest.hookimpl(tryfirst=True)
+        def pytest_runtest_setup(self, item: Any) -> None:
+            absent = absent_in(item) if hasattr(item, "function") else None
+            if absent is not None:
+                raise ImportError(absent.said)
+
         @pytest.hookimpl(wrapper=True)
         def pytest_make_collect_report(self, collector: Any) -> Any:
-            report = yield
+            with PlaceholderImports(side["engine"], folder):
+                report = yield
             call = getattr(report, "call", None)
             if call is not None and call.excinfo is not None:
                 report.mmrepro = _facts(call.excinfo.value)

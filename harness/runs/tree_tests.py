@@ -73,7 +73,7 @@ class UntestableCause(StrEnum):
     SKIPPED = "skipped"
     LATE = "late"
     ABSENT = "absent"
-    """The tree lacks a name that the test imports: the test came with that name."""
+    """The tree lacks a name that the test uses: the test came with that name."""
     COLLECTION = "collection"
     NONE = "none"
     """No test ran."""
@@ -161,6 +161,10 @@ _MISSING_MODULE = re.compile(r"No module named '(?P<module>[\w.]+)'")
 _MISSING_NAME = re.compile(
     r"cannot import name '(?P<name>\w+)' from '(?P<module>[\w.]+)'"
 )
+_MISSING_ATTRIBUTE = re.compile(
+    r"module '(?P<module>[\w.]+)'.* (?:has no|does not have the) attribute '\w+'"
+)
+"""What Python, pytest's monkeypatch and unittest's mock say of a module."""
 
 
 def judged(phases: Sequence[Mapping[str, Any]], engine: str) -> UpstreamTest:
@@ -221,6 +225,13 @@ def _cause_of(
             own = found["module"].split(".")[0] == engine
             kind = UntestableCause.ABSENT if own else UntestableCause.PACKAGE
             return kind, shown
+    for one, text in zip(chain, texts, strict=True):
+        found = _MISSING_ATTRIBUTE.search(text)
+        if found and found["module"].split(".")[0] == engine:
+            frames = one.get("frames") or [""]
+            # Where the engine's own code asks, the failure is the engine's.
+            if f"/{engine}/" not in frames[-1]:
+                return UntestableCause.ABSENT, shown
     if not _is_comparison(chain):
         for cause, pattern in _CAUSES.items():
             if pattern.search(whole):
@@ -402,11 +413,14 @@ def run_tests(
         readable.append(side.environment.path)
         place = str(WORK / str(number))
         words = ["-p", "no:cacheprovider", "-q", "--tb=short", "--rootdir", place]
+        # One file that cannot be imported says nothing of the others.
+        words.append("--continue-on-collection-errors")
         words += [f"--timeout={_TEST_LIMIT_S}", "--timeout-method=signal"]
         plan = {
             "python": str(side.environment.python),
             "site": str(side.environment.site_packages),
             "folder": place,
+            "engine": side.environment.spec.engine,
             "limit_s": limit_s,
             "arguments": [*words, *side.tests],
         }

@@ -70,6 +70,20 @@ def phase(state: str, *raised: tuple[str, str], when: str = "call") -> dict[str,
             "absent",
         ),
         (
+            [("builtins.AttributeError", "module 'vllm.v1' has no attribute 'f'")],
+            "absent",
+        ),
+        (
+            [
+                (
+                    "builtins.AttributeError",
+                    "<module 'vllm.v1' from 'x.py'> does not have the attribute 'f'",
+                )
+            ],
+            "absent",
+        ),
+        ([("builtins.AttributeError", "'NoneType' object has no attribute 'f'")], None),
+        (
             [("builtins.AttributeError", "'_OpNamespace' '_C' object has no 'f'")],
             "operator",
         ),
@@ -85,6 +99,14 @@ def test_why_a_failed_test_says_nothing(
     seen = judged([phase("passed", when="setup"), phase("failed", *raised)], "vllm")
     assert seen.cause == cause
     assert seen.state is (RED if cause is None else UNTESTABLE)
+
+
+def test_an_attribute_that_the_engine_itself_asks_for_in_vain_is_its_fault() -> None:
+    failed = phase(
+        "failed", ("x.AttributeError", "module 'vllm.v1' has no attribute 'f'")
+    )
+    failed["chain"][0]["frames"] = ["/site-packages/vllm/v1/core.py:3:step"]
+    assert judged([failed], "vllm").state is RED
 
 
 def test_skipped_is_not_green() -> None:
@@ -126,23 +148,8 @@ def test_raises():
 """
 
 
-def test_two_trees_in_one_process_each(tmp_path: Path) -> None:
-    sides = []
-    for number in (1, 2):
-        site = tmp_path / f"site{number}"
-        folder = tmp_path / f"tests{number}"
-        site.mkdir()
-        folder.mkdir()
-        (site / "thing.py").write_text(f"VALUE = {number}\n")
-        (folder / "test_it.py").write_text(TEST)
-        side = {
-            "python": sys.executable,
-            "site": str(site),
-            "folder": str(folder),
-            "limit_s": 60,
-            "arguments": ["-q", "-p", "no:cacheprovider", "test_it.py"],
-        }
-        sides.append(side)
+def reported(sides: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The lines of JSON that the runner writes of these trees."""
     tools = str(Path(pytest.__file__).parents[1])
     order = {"tools": tools, "preload": ["json", "not_there"], "sides": sides}
     reading, writing = os.pipe()
@@ -157,6 +164,100 @@ def test_two_trees_in_one_process_each(tmp_path: Path) -> None:
     with os.fdopen(reading) as stream:
         lines = [json.loads(line) for line in stream]
     assert done.returncode == 0, done.stderr
+    return lines
+
+
+QUIET = ["-q", "-p", "no:cacheprovider"]
+NEW_NAMES = """\
+import pytest
+from thing import VALUE, new_function
+from thing.new_module import NewClass
+
+def helper(value):
+    return new_function(value)
+
+@pytest.fixture
+def made():
+    return NewClass()
+
+def test_old():
+    assert VALUE == 2
+
+def test_new():
+    assert new_function(1) == 1
+
+def test_by_helper():
+    with pytest.raises(ImportError):
+        helper(1)
+
+def test_by_fixture(made):
+    assert made is not None
+
+@pytest.mark.parametrize("made_by", [NewClass])
+def test_by_parameter(made_by):
+    assert made_by is not None
+
+def test_own_import():
+    from thing import new_function as again
+
+class TestClass:
+    def test_in_a_class(self, value: "NewClass | None" = None):
+        assert not isinstance(VALUE, NewClass)
+"""
+BROKEN = """\
+from thing.broken import VALUE
+
+def test_it():
+    pass
+"""
+
+
+def test_tests_that_do_not_use_what_the_tree_lacks_still_run(tmp_path: Path) -> None:
+    package = tmp_path / "site" / "thing"
+    package.mkdir(parents=True)
+    (package / "__init__.py").write_text("VALUE = 1\n")
+    (package / "broken.py").write_text("import thing.lost\nVALUE = 1\n")
+    folder = tmp_path / "tests"
+    folder.mkdir()
+    (folder / "test_new.py").write_text(NEW_NAMES)
+    (folder / "test_broken.py").write_text(BROKEN)
+    side = {
+        "python": sys.executable,
+        "site": str(package.parent),
+        "folder": str(folder),
+        "engine": "thing",
+        "limit_s": 60,
+        "arguments": [*QUIET, "--continue-on-collection-errors", "."],
+    }
+    lines = reported([side])
+    seen = {test.test: test for test in tree_tests._seen(lines, "thing")}
+    assert seen.pop("test_new.py::test_old").state is RED
+    # An engine whose own import fails is no tree that lacks what a test asks for.
+    assert seen.pop("test_broken.py").test
+    assert len(seen) == 6
+    for test in seen.values():
+        assert (test.state, test.cause) == (UNTESTABLE, UntestableCause.ABSENT), test
+
+
+def test_two_trees_in_one_process_each(tmp_path: Path) -> None:
+    sides = []
+    for number in (1, 2):
+        site = tmp_path / f"site{number}"
+        folder = tmp_path / f"tests{number}"
+        site.mkdir()
+        folder.mkdir()
+        (site / "thing.py").write_text(f"VALUE = {number}\n")
+        (folder / "test_it.py").write_text(TEST)
+        side = {
+            "python": sys.executable,
+            "site": str(site),
+            "folder": str(folder),
+            "engine": "thing",
+            "limit_s": 60,
+            "arguments": [*QUIET, "test_it.py"],
+        }
+        sides.append(side)
+    lines = reported(sides)
     for number, state in ((0, "failed"), (1, "passed")):
         own = [line for line in lines if line["side"] == number]
         calls = {
