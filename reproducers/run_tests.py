@@ -128,7 +128,7 @@ class AbsentName:
         raise ImportError(self.said)
 
     __call__ = __bool__ = __len__ = __iter__ = __contains__ = __getitem__ = _refuse
-    __eq__ = __ne__ = __lt__ = __gt__ = __enter__ = __setattr__ = _refuse  # type: ignore[assignment]
+    __eq__ = __ne__ = __lt__ = __gt__ = __enter__ = __setattr__ = _refuse
     __instancecheck__ = __subclasscheck__ = __mro_entries__ = _refuse
     __hash__ = object.__hash__
 
@@ -162,7 +162,7 @@ class PlaceholderImports:
         if not (fromlist and level == 0 and self._is_own(name, globals, locals)):
             return self._import(name, globals, locals, fromlist or (), level)
         try:
-            module = self._import(name, globals, locals, fromlist, level)
+            module: Any = self._import(name, globals, locals, fromlist, level)
         except ModuleNotFoundError as error:
             # Not one that the engine's own module asks for, which is that module's fault.
             missing = error.name or ""

@@ -31,6 +31,7 @@ from mmrepro.engines.serving import serving
 from mmrepro.failure.documents.replay import Claim
 from mmrepro.search.repro.benchmark import benchmark_form, script_of
 from mmrepro.search.repro.claim import read_claim, what_about
+from mmrepro.search.repro.client_names import filled_names
 from mmrepro.search.repro.fences import fences, with_fences, without_fences
 from mmrepro.search.repro.other_servers import (
     batch_of,
@@ -42,6 +43,7 @@ from mmrepro.search.repro.server_command import (
     PROMPT,
     RELEASE,
     is_server_command,
+    listed_arguments,
     of_manifest,
     parse,
 )
@@ -129,7 +131,7 @@ _CLIENT_WORDS: Final = re.compile(
     r"\bimport\s+(?:\w+,\s*)*(?:openai|requests|httpx|urllib)\b"
 )
 _TO_NUMBER: Final = (
-    r"(?:\s++(?:version|nightly|release|main|latest|image|docker"
+    r"(?:-openai)?+(?:\s++(?:version|nightly|release|main|latest|image|docker"
     r"|commit)\b)*+[\"'` |*]*+"
     r"(?:==|:|@|=|version|v|is|版本|为|是|的)*+[\s:=v：|*`]*+"
 )
@@ -327,7 +329,8 @@ def _blocks(text: str) -> Iterator[_ReportBlock]:
             section = heading[1]
         read = fence.begin
         lines = [line.removeprefix(fence.indent) for line in fence.text.splitlines()]
-        kind, inside = fence.kind.lower(), "\n".join(lines)
+        # A block in a list has the list's blanks before each line.
+        kind, inside = fence.kind.lower(), textwrap.dedent("\n".join(lines))
         if kind in _SHELLS:
             inside = as_typed(_with_lost_marks(inside), _is_typed)
         yield _ReportBlock(inside, kind, section, fence.above)
@@ -418,6 +421,8 @@ def _server(issue: Issue, blocks: Sequence[_ReportBlock], prose: str) -> None:
 
     commands += filter(None, (of_manifest(block.text) for block in blocks))
     if not commands:
+        commands += _model_with_options(issue, blocks, prose)
+    if not commands:
         for block in blocks:
             commands += _started_by(block.text)
             if not commands:
@@ -435,6 +440,30 @@ def _server(issue: Issue, blocks: Sequence[_ReportBlock], prose: str) -> None:
         issue.notes.append(
             f"The report has {count} servers' commands: the first one is run."
         )
+
+
+_MODEL_WITH_OPTIONS: Final = re.compile(
+    r"[\w.-]+/[\w.-]+(?:\s+--?[a-z]\S*(?:\s+[^\s-]\S*)?)+"
+)
+
+
+def _model_with_options(
+    issue: Issue, blocks: Sequence[_ReportBlock], prose: str
+) -> Iterator[str]:
+    """Commands of which a report shows what follows the program: a model with options in
+    a sentence, or the list of ``args`` of a container."""
+    texts = [*(block.text for block in blocks), prose, issue.title]
+    engine = _engine_named("\n".join(texts))[0]
+    if not engine:
+        return
+    program = shlex.join(serving(engine).program)
+    for inline in _INLINE.findall(prose):
+        if _MODEL_WITH_OPTIONS.fullmatch(inline):
+            yield f"{program} {inline}"
+    for block in blocks:
+        words = listed_arguments(block.text)
+        if words:
+            yield f"{program} {shlex.join(words)}"
 
 
 _NO_LETTERS: Final = re.compile(r"[\u2e80-\u9fff\uac00-\ud7af\uff00-\uffef]+")
@@ -585,11 +614,24 @@ def _client(issue: Issue, blocks: Sequence[_ReportBlock], prose: str) -> None:
         return
     issue.client_kind, issue.client = in_order[0]
     issue.offline, issue.other_client = False, ""
+    if issue.client_kind == "python":
+        _fill_names(issue)
     others = [kind for kind, _ in in_order[1:] if kind != "json"]
     if others:
         more = "1 more client" if len(others) == 1 else f"{len(others)} more clients"
         issue.notes.append(f"The report has {more}: the first one is run.")
     _files(issue, blocks)
+
+
+def _fill_names(issue: Issue) -> None:
+    """Set what the client reads and its report leaves out: the address, a key."""
+    names = filled_names(
+        issue.client, parse(issue.server).model if issue.server else ""
+    )
+    issue.client = names.before(issue.client)
+    if names.values:
+        shown = ", ".join(f"{name} = {value}" for name, value in names.values.items())
+        issue.notes.append(f"The report's client does not set all its names: {shown}.")
 
 
 def _offline_client(issue: Issue, scripts: Sequence[str]) -> None:
@@ -649,8 +691,10 @@ def _sort(issue: Issue, clients: _Clients, block: _ReportBlock) -> None:
         text = _as_bash(block)
     shell = block.kind in _SHELLS and _IN_SHELL.search(text)
     written = block.kind not in ("diff", "text", "log")
-    surely = written and _CLIENT_CODE.search(text)
-    python = surely or (written and _may_call(text))
+    # One that has the engine in its own process may fetch a picture by requests.
+    offline = _OFFLINE.search(text) is not None and not _CALLS.search(text)
+    surely = written and not offline and _CLIENT_CODE.search(text)
+    python = surely or (written and (_may_call(text) or _lacks_imports(text)))
     if python and not shell:
         scripts = clients.scripts if surely else clients.perhaps
         scripts.append(_without_prompt(text))
@@ -664,7 +708,7 @@ def _sort(issue: Issue, clients: _Clients, block: _ReportBlock) -> None:
     if raw:
         clients.curls.append(_curl_of(raw))
         return
-    body = _body(text) if written else ""
+    body = _body(text) if block.kind != "diff" else ""
     if body:
         clients.bodies.append(body)
     elif _is_batch(text):
@@ -814,6 +858,20 @@ def _may_call(text: str) -> bool:
     if not (_IMPORTS.search(text) and _CALLS.search(text)):
         return False
     return _is_python(text)
+
+
+_CALLS_CLIENT: Final = re.compile(
+    r"\b(?:requests|httpx)\.(?:post|get|request)\(|\.completions\.create\("
+    r"|\.responses\.create\(|\.embeddings\.create\(|\b(?:Async)?OpenAI\("
+)
+
+
+def _lacks_imports(text: str) -> bool:
+    """Whether it is Python that calls a server and leaves out nothing but what each
+    client has: imports, the address, the model's name."""
+    if _OFFLINE.search(text) or not _CALLS_CLIENT.search(text):
+        return False
+    return _is_python(text) and not filled_names(text).left
 
 
 def _other_client(text: str) -> str:
@@ -1115,7 +1173,12 @@ def _release(issue: Issue, text: str) -> None:
 
 
 def _engine(issue: Issue, text: str) -> None:
-    """The engine that a text names most often; of another one the report is of that."""
+    issue.engine, issue.other_engine = _engine_named(text)
+
+
+def _engine_named(text: str) -> tuple[str, str]:
+    """The engine that a text names most often, and the other one that it is about in
+    place of ours; "": none."""
     counts: dict[str, int] = {}
     for engine in published():
         counts[engine] = len(re.findall(engine, text, re.IGNORECASE))
@@ -1126,9 +1189,8 @@ def _engine(issue: Issue, text: str) -> None:
     other = max(others, key=lambda name: others[name])
     # A report of ours may compare with another engine.
     if others[other] > counts[most]:
-        issue.other_engine = other
-    elif counts[most]:
-        issue.engine = most
+        return "", other
+    return (most if counts[most] else ""), ""
 
 
 def _is_declared(release: re.Match[str], text: str) -> bool:

@@ -314,8 +314,9 @@ def _command_in(
     for word in words:
         if re.fullmatch(r"[;&|]+", word):
             commands.append([])
-        elif re.fullmatch(r"[<>]+&?", word) or re.fullmatch(r">+&", word):
-            if commands[-1] and commands[-1][-1] in ("1", "2"):
+        elif re.fullmatch(r"&?[<>]+&?", word):
+            number = word[0] != "&" and commands[-1]  # of what goes there: 2> file
+            if number and commands[-1][-1] in ("1", "2"):
                 commands[-1].pop()
             skip = True
         elif skip:
@@ -502,6 +503,22 @@ def of_manifest(text: str) -> str:
         return shlex.join(["docker", "run", *words])
 
     return ""
+
+
+def listed_arguments(text: str) -> list[str]:
+    """The words of a container's ``args`` that name a model, where the text has no
+    image beside them; []: it has none."""
+    begin = re.search(r"^[ \t]*(?:- )?(?:args|command):[ \t]*\n", text, re.MULTILINE)
+    if begin is None or "--model" not in text:
+        return []
+    for document in read_yaml(textwrap.dedent(text[begin.start() :])):
+        given = (
+            next(iter(document.values()), None) if isinstance(document, dict) else None
+        )
+        words = [str(word) for word in given] if isinstance(given, list) else []
+        if any(word.startswith("--model") for word in words):
+            return words
+    return []
 
 
 def _containers(value: Any) -> Iterator[dict[str, Any]]:

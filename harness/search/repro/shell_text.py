@@ -69,6 +69,8 @@ class ShellText:
 
 _ROOT: Final = re.compile(r"[ \t]*#[ \t]+")
 _GOES_ON: Final = re.compile(r"[ \t]*>[ \t]?")
+_TRACED: Final = re.compile(r"[ \t]*\++[ \t]+")
+"""What ``set -x`` prints before a line that is run."""
 _PROMPTED: Final = re.compile(
     r"[ \t]*(?:\([\w.-]+\)[ \t]*)?(?:[\w.-]+@\S{1,80}[$#]|[$%])[ \t]"
 )
@@ -93,6 +95,8 @@ def as_typed(text: str, is_command: Callable[[str], bool]) -> str:
             line = line[mark.end() :] if mark else line
         elif is_roots and _ROOT.match(line) and is_command(_ROOT.sub("", line, 1)):
             line = _ROOT.sub("$ ", line, 1)
+        elif _TRACED.match(line) and is_command(_TRACED.sub("", line, 1)):
+            line = _TRACED.sub("$ ", line, 1)
         typed.append(line)
         prompt = _PROMPTED.match(line)
         if not going and prompt is None:

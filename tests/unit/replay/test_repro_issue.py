@@ -667,12 +667,104 @@ def test_a_call_of_fetch_that_is_written_out_is_a_line_of_curl() -> None:
         assert (other.client, other.other_client) == ("", "JavaScript")
 
 
+def test_names_that_a_client_leaves_open_are_set() -> None:
+    script = (
+        "from __future__ import annotations\nfrom openai import OpenAI\n"
+        "client = OpenAI(api_key=api_key, base_url=base_url)\n"
+        "client.completions.create(model=model, prompt='hi')"
+    )
+    read = read_blocks("vllm serve org/model-1B --seed 1", script)
+    assert read.client_kind == "python"
+    assert read.client.startswith("from __future__")
+    for line in (
+        "api_key = 'EMPTY'",
+        "base_url = 'http://localhost:8000/v1'",
+        "model = 'org/model-1B'",
+    ):
+        assert f"\n{line}\n" in read.client
+    assert any("api_key = EMPTY" in note for note in read.notes)
+    whole = read_blocks(SERVES, PYTHON)
+    assert (whole.client, whole.notes) == (PYTHON, [])
+
+
+@pytest.mark.parametrize(
+    ("call", "line"),
+    [
+        ("requests.post(f'{URL}/v1/completions', json={})", "'http://localhost:8000'"),
+        (
+            "requests.post(URL, json={'messages': []}, headers=headers)",
+            "'http://localhost:8000/v1/chat/completions'",
+        ),
+        (
+            "requests.post(URL, json={'prompt': ''})",
+            "'http://localhost:8000/v1/completions'",
+        ),
+        (
+            "OpenAI(base_url=URL, api_key='').models.list()",
+            "'http://localhost:8000/v1'",
+        ),
+    ],
+)
+def test_a_client_without_imports_is_one(call: str, line: str) -> None:
+    read = read_blocks(SERVES, call)
+    assert read.client_kind == "python"
+    assert f"URL = {line}\n" in read.client
+    assert "import " in read.client
+
+
+def test_a_client_whose_data_are_not_shown_is_none() -> None:
+    call = "r = requests.post('http://localhost:8000/v1/completions', json=payload)"
+    assert read_blocks(SERVES, call).client == ""
+
+
+def test_a_body_in_a_block_of_text() -> None:
+    body = '{"model": "m", "messages": [{"role": "user", "content": "hi"}]}'
+    read = read_issue(f"vllm 0.23.0\n\n`{SERVES}`\n\n```text\n{body}\n```\n")
+    assert (read.client_kind, read.client) == ("json", body)
+
+
+def test_a_line_that_a_tracing_shell_prints() -> None:
+    typed = '+ curl localhost:8000/v1/completions -d \'{\n"prompt": "hi"}\'\ndata: {}'
+    read = read_blocks(SERVES, typed)
+    assert read.client.startswith("curl localhost:8000/v1/completions -d")
+    assert "data:" not in read.client
+
+
+def test_the_arguments_of_a_container_without_its_image() -> None:
+    listed = '    args:\n      - "--model"\n      - "org/model-1B"\n      - --seed\n      - 1'
+    server = read_blocks(listed, ASKS).server
+    assert server == "vllm serve --model org/model-1B --seed 1"
+
+
+def test_a_model_with_options_in_a_sentence() -> None:
+    text = f"served by `vllm/vllm-openai:v0.17.0` + `org/model-1B --seed 1`\n\n```\n{ASKS}\n```"
+    read = read_issue(text)
+    assert read.server == "vllm serve org/model-1B --seed 1"
+    assert (read.engine, read.release) == ("vllm", "0.17.0")
+
+
+def test_a_script_in_a_list_and_one_that_fetches_a_picture() -> None:
+    script = (
+        "import requests\nfrom vllm import LLM\n\ndef run():\n    requests.get('http://a')\n"
+        "    return LLM(model='m/m', seed=1).generate('hi')\n\nrun()"
+    )
+    indented = "\n".join(f"    {line}" if line else "" for line in script.splitlines())
+    read = read_issue(f"vllm 0.23.0\n\n1. Save:\n\n   ```python\n{indented}\n   ```\n")
+    assert (read.client_kind, read.client) == ("offline", script)
+    assert read.server == "vllm serve m/m --seed 1"
+
+
+def test_both_outputs_in_one_file() -> None:
+    asked = parse("vllm serve m/m --seed 1 &> start.log &")
+    assert asked.options == [("--seed", ["1"])]
+
+
 def test_a_comment_ends_no_script_without_a_fence() -> None:
     script = f"import openai\n\n# Where it is.\nurl = 1\n{PYTHON.splitlines()[1]}"
     text = f"vllm 0.23.0\n\n`{SERVES}`\n\n{script}\n\n# It fails\n\nHTTP 500 comes.\n"
-    assert read_issue(text).client.startswith(script)
+    assert f"{script}\n\n# It fails" in read_issue(text).client
     below = read_issue(text.replace("# It fails", "## It fails"))
-    assert below.client == script
+    assert below.client.endswith(script)
 
 
 @pytest.mark.parametrize("call", ["fetch('http://a', {", "fetch('http://a', {a:{}"])

@@ -1,0 +1,136 @@
+"""Names that a pasted client uses and nowhere sets: modules, an address, a key, the
+model. Reporters leave them out, since everybody has their own."""
+
+from __future__ import annotations
+
+import ast
+import builtins
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+_PORT: Final = "http://localhost:8000"
+_MODULES: Final[Mapping[str, str]] = {
+    **{
+        name: f"import {name}"
+        for name in (
+            "aiohttp",
+            "anthropic",
+            "asyncio",
+            "base64",
+            "httpx",
+            "json",
+            "openai",
+            "os",
+            "re",
+            "requests",
+            "sys",
+            "time",
+            "uuid",
+        )
+    },
+    "OpenAI": "from openai import OpenAI",
+    "AsyncOpenAI": "from openai import AsyncOpenAI",
+    "BaseModel": "from pydantic import BaseModel",
+}
+_ADDRESS: Final = re.compile(
+    r"(?:openai_|vllm_|server_)?(?:api_?)?(?:base_?)?(?:url|api_base|endpoint)|api_base",
+    re.IGNORECASE,
+)
+_KEY: Final = re.compile(r"(?:openai_)?(?:api_?key|token)", re.IGNORECASE)
+_MODEL: Final = re.compile(r"model(?:_?(?:name|id|path))?", re.IGNORECASE)
+_HEADERS: Final = re.compile(r"headers?", re.IGNORECASE)
+_HEADER: Final = re.compile(r"(?:from __future__ import [^\n]*\n|#[^\n]*\n|\s*\n)*")
+
+
+@dataclass
+class FilledNames:
+    """What stands before a script so that its names are set.
+
+    Attributes:
+        lines: of Python.
+        values: what the reporter would have set, by name; modules are no such thing.
+        left: names of which nothing is known.
+    """
+
+    lines: list[str] = field(default_factory=list)
+    values: dict[str, str] = field(default_factory=dict)
+    left: set[str] = field(default_factory=set)
+
+    def before(self, script: str) -> str:
+        """The script with the lines, after its own ``from __future__``."""
+        if not self.lines:
+            return script
+        header = _HEADER.match(script)
+        at = header.end() if header else 0
+        return script[:at] + "\n".join(self.lines) + "\n" + script[at:]
+
+
+def filled_names(script: str, model: str = "") -> FilledNames:
+    """What a script lacks. ``model``: the name of the report's model."""
+    names = FilledNames()
+    unset = unset_names(script)
+    for name in sorted(unset):
+        value = _value_of(name, script, model or "MODEL")
+        if name in _MODULES:
+            names.lines.insert(0, _MODULES[name])
+        elif value is not None:
+            names.values[name] = value
+            names.lines.append(f"{name} = {value!r}")
+        elif _HEADERS.fullmatch(name):
+            names.lines.append(f"{name} = {{'Content-Type': 'application/json'}}")
+        elif name == "client":
+            asynchronous = re.search(r"\bawait\s+client\.", script) is not None
+            kind = "AsyncOpenAI" if asynchronous else "OpenAI"
+            made = f"client = {kind}(base_url='{_PORT}/v1', api_key='EMPTY')"
+            names.lines += [_MODULES[kind], made]
+        else:
+            names.left.add(name)
+    return names
+
+
+def unset_names(script: str) -> set[str]:
+    """Names that a script reads and sets in no scope; of one that is no Python, or
+    imports all names of a module, none."""
+    try:
+        tree = ast.parse(script)
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return set()
+    read: set[str] = set()
+    known = set(dir(builtins)) | {"__file__", "__name__"}
+    for node in ast.walk(tree):
+        match node:
+            case ast.Name(id=name, ctx=ast.Load()):
+                read.add(name)
+            case ast.Name(id=name) | ast.arg(arg=name):
+                known.add(name)
+            case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name):
+                known.add(name)
+            case ast.ClassDef(name=name) | ast.ExceptHandler(name=str(name)):
+                known.add(name)
+            case ast.MatchAs(name=str(name)) | ast.MatchStar(name=str(name)):
+                known.add(name)
+            case ast.Import(names=aliases) | ast.ImportFrom(names=aliases):
+                bound = {alias.asname or alias.name for alias in aliases}
+                if "*" in bound:
+                    return set()
+                known |= {name.partition(".")[0] for name in bound}
+    return read - known
+
+
+def _value_of(name: str, script: str, model: str) -> str | None:
+    """What a reporter would have set; None: that is not known."""
+    if _ADDRESS.fullmatch(name):
+        # Where the script adds the path, the address has none.
+        if re.search(rf"\{{{name}\}}/?v1|\b{name}\s*\+\s*f?[\"']/?v1", script):
+            return _PORT
+        if re.search(rf"\.(?:post|request|stream)\([^)]{{0,40}}\b{name}\s*,", script):
+            chat = re.search(r"[\"']messages[\"']", script) is not None
+            return f"{_PORT}/v1/{'chat/' if chat else ''}completions"
+        return f"{_PORT}/v1"
+    if _KEY.fullmatch(name):
+        return "EMPTY"
+    if _MODEL.fullmatch(name):
+        return model
+    return None
