@@ -295,6 +295,8 @@ class Needs(StrEnum):
 
     HARDWARE = "hardware"
     MODEL = "model"
+    RELEASE = "release"
+    """Code that the release which runs does not have."""
     TRUST = "trust"
     """An option that a report may not set; a user may."""
 

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from os.path import commonprefix
-from typing import Annotated, Any, Self
+from typing import Annotated, Any, Final, Self
 
 from mmrepro.base.records import FindingClass, Record
 from mmrepro.failure.documents.replay import Sighting
@@ -166,9 +166,29 @@ def hang_path(
     return shared
 
 
+_WAIT_CALL: Final = re.compile(r"(?:^|\.)(?:wait|get|poll|select|acquire|join)$")
+_WAIT_FILE: Final = re.compile(
+    r"(?:^|/)(?:threading|queue|selectors|multiprocessing/connection|zmq/[\w/]+)\.py$"
+)
+
+
 def _busy(thread: Sequence[ThreadStack]) -> int:
-    """Two for each sample in which it runs with the interpreter's lock."""
-    return sum(bool(sample.active) + bool(sample.owns_gil) for sample in thread)
+    """Two for each sample in which it runs with the interpreter's lock. One that stands
+    in a call that waits does not run, whatever its state was when it was looked at: with
+    a timeout it wakes again and again."""
+    return sum(
+        bool(sample.active) + bool(sample.owns_gil)
+        for sample in thread
+        if not _waits(sample)
+    )
+
+
+def _waits(sample: ThreadStack) -> bool:
+    if not sample.frames:
+        return False
+    innermost = sample.frames[0]
+    call = _WAIT_CALL.search(innermost.function)
+    return call is not None and _WAIT_FILE.search(innermost.file) is not None
 
 
 def _whole(thread: Sequence[ThreadStack]) -> list[list[Frame]]:

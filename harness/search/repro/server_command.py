@@ -925,7 +925,9 @@ def translated(
             name, known or {}
         )
         if not refusal and is_other and known and not _is_known(name, known):
-            refusal = "the release that is run does not have it"
+            why = "the release that is run does not have it"
+            replaced.append(_left_out(shown, why, Needs.RELEASE))
+            continue
         if refusal:
             replaced.append(_left_out(shown, refusal, Needs.TRUST))
             continue
@@ -937,7 +939,7 @@ def translated(
     for name, value in asked.env.items():
         if name == "VLLM_USE_V1" and value == "0":
             why = "the engine before V1 is in no release that runs here"
-            replaced.append(_left_out(f"{name}={value}", why))
+            replaced.append(_left_out(f"{name}={value}", why, Needs.RELEASE))
         if names_a_secret(name) or _ENV_OURS.match(name):
             continue
         of_engine = _ENGINES_OWN.match(name) is not None

@@ -586,6 +586,7 @@ def _untold(replay: Replay, otherwise: str) -> tuple[ReproVerdict, str]:
 _VERDICTS: Final = (
     (Needs.HARDWARE, ReproVerdict.NEEDS_HARDWARE),
     (Needs.MODEL, ReproVerdict.NEEDS_MODEL),
+    (Needs.RELEASE, ReproVerdict.NOTHING_TESTED),
     (Needs.TRUST, ReproVerdict.NOTHING_TESTED),
 )
 _OF_FRONT: Final = frozenset({"finish", "calls", "reasoning", "stop", "json"})

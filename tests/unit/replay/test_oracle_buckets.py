@@ -190,6 +190,15 @@ def test_a_waiting_engine_stands_where_its_main_thread_waits():
     assert judged.hang_path([], [], "vllm") == []
 
 
+def test_a_thread_that_wakes_from_a_wait_again_and_again_does_not_run():
+    """As vLLM's queue of outputs beside a core that turns without work."""
+    pump = thread(("pump", CORE), ("Condition.wait", "threading.py"), name="pump")
+    main = thread(("run_core", CORE), ("step", CORE))
+    assert judged.hang_path([pump, main], [], "vllm") == ["run_core", "step"]
+    worker = thread(("work", CORE), ("wait", CORE), name="work")
+    assert judged.hang_path([worker, pump], [], "vllm") == ["work", "wait"]
+
+
 @pytest.mark.parametrize(
     "kind", ["AssertionError", "RuntimeError", "ValueError", "Exception"]
 )

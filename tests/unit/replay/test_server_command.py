@@ -248,8 +248,11 @@ def test_what_another_release_lacks_does_not_keep_it_from_starting() -> None:
     assert (row.what, row.essential, row.needs) == (
         "--num-scheduler-steps 1",
         True,
-        Needs.TRUST,
+        Needs.RELEASE,
     )
+    older = translated(parse("VLLM_USE_V1=0 vllm serve m"), None, "")
+    (row,) = [row for row in older.replaced if not row.model]
+    assert (row.what, row.needs) == ("VLLM_USE_V1=0", Needs.RELEASE)
 
 
 @pytest.mark.parametrize(
