@@ -20,7 +20,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Final
 
 from mmrepro.base.box import GIB, TEMPORARY, WORK, Box, Limits
 from mmrepro.base.machine import cache_root
@@ -34,6 +34,7 @@ from mmrepro.engines.environments import (
     import_once,
     run_uv,
 )
+from mmrepro.engines.models import MODELS_DIR, hub_models_named, write_hub
 from mmrepro.engines.serving import serving
 from mmrepro.engines.supervise import run_variables
 from mmrepro.reproducers import reproducer_path
@@ -431,10 +432,13 @@ def run_tests(
     with ExitStack() as held, tempfile.TemporaryDirectory(prefix="mmr-tests-") as name:
         for side in sides:
             held.enter_context(side.environment.in_use())
+        models = cache_root() / MODELS_DIR
+        write_hub(_models_named(sides), Path(name) / _HUB, models)
+        readable.append(models)
         box_order = replace(
             base,
             argv=(str(common.python), str(runner), str(writing), json.dumps(order)),
-            env={**variables_inside(), **_variables(first)},
+            env={**variables_inside(), **_variables(first), **_HUB_VARIABLES},
             readable=tuple(readable),
             copied=tuple(_copies(sides, Path(name))),
             descriptors=(writing,),
@@ -458,6 +462,30 @@ def run_tests(
         own = [line for line in lines if line.get("side") == number]
         made.append(_side_seen(side, own, last, why))
     return made
+
+
+_HUB: Final = "hub"
+_HUB_VARIABLES: Final = {"HF_HUB_CACHE": str(WORK / _HUB), "HF_HUB_OFFLINE": "1"}
+_MOST_TEXT: Final = 1 << 20
+
+
+def _models_named(sides: Sequence[UpstreamSide]) -> set[str]:
+    """Models of a hub that the tests of these sides name: in their own files, and in
+    those beside and above them which are no tests."""
+    names: set[str] = set()
+    for side in sides:
+        files: set[Path] = set()
+        for test in side.tests:
+            file = side.folder / test.partition("::")[0]
+            files.add(file)
+            for folder in file.relative_to(side.folder).parents:
+                beside = (side.folder / folder).glob("*.py")
+                files |= {one for one in beside if not one.name.startswith("test_")}
+        for file in files:
+            if file.is_file():
+                text = file.read_bytes()[:_MOST_TEXT].decode("utf-8", "replace")
+                names |= hub_models_named(text)
+    return names
 
 
 def _copies(sides: Sequence[UpstreamSide], folder: Path) -> list[Path]:
@@ -548,7 +576,7 @@ def _variables(environment: Environment) -> dict[str, str]:
     spec = environment.spec
     wanted = ServerWanted(engine=spec.engine, release=spec.release)
     scenario, options = replayed(wanted, RunCommand(release=spec.release))
-    model = scenario.model.write(cache_root() / "models")
+    model = scenario.model.write(cache_root() / MODELS_DIR)
     plan = ServerSpec(scenario, options, environment, model).plan(8000)
     state = str(environment.state_dir)
     own = run_variables(plan.env, str(TEMPORARY))

@@ -12,7 +12,7 @@ from live_server import serving
 from mmrepro.base.machine.files import cache_root
 from mmrepro.engines import get_engine
 from mmrepro.engines.environments.build import ensure
-from mmrepro.engines.models.tiny import MODELS_DIR, TINY
+from mmrepro.engines.models import MODELS_DIR, TINY, write_hub
 
 pytestmark = [pytest.mark.engine, pytest.mark.slow]
 
@@ -137,3 +137,30 @@ def test_an_embedding_model_tells_texts_apart(tmp_path: Path) -> None:
     assert len(found[0]) == 64
     assert found[0] == pytest.approx(found[1], abs=1e-3)
     assert sum(a * b for a, b in zip(found[0], found[2], strict=True)) < 0.95
+
+
+FROM_A_HUB = """
+from transformers import AutoConfig, AutoTokenizer
+from huggingface_hub import snapshot_download
+name = "facebook/opt-125m"
+print(AutoConfig.from_pretrained(name).model_type, snapshot_download(name))
+assert AutoTokenizer.from_pretrained(name)("hi").input_ids
+"""
+
+
+def test_a_stand_in_is_found_under_a_name_of_the_hub(tmp_path: Path) -> None:
+    write_hub(["facebook/opt-125m"], tmp_path, cache_root() / MODELS_DIR)
+    environment = ensure(get_engine("vllm").environment_spec(RELEASE, "cpu"))
+    done = subprocess.run(
+        [environment.python, "-c", FROM_A_HUB],
+        env={
+            "HF_HUB_CACHE": str(tmp_path),
+            "HF_HUB_OFFLINE": "1",
+            "HOME": str(tmp_path),
+        },
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith(f"llama {tmp_path}/models--facebook--opt-125m/")

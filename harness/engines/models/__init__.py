@@ -24,6 +24,11 @@ if TYPE_CHECKING:
         forms_known as forms_known,
         thinks_as as thinks_as,
     )
+    from mmrepro.engines.models.hub import (
+        models_named as hub_models_named,
+        stand_in_of as stand_in_of_hub,
+        write_hub as write_hub,
+    )
     from mmrepro.engines.models.qwen import (
         FACTOR as FACTOR,
         MERGE as MERGE,
