@@ -41,6 +41,15 @@ _ADDRESS: Final = re.compile(
 _KEY: Final = re.compile(r"(?:openai_)?(?:api_?key|token)", re.IGNORECASE)
 _MODEL: Final = re.compile(r"model(?:_?(?:name|id|path))?", re.IGNORECASE)
 _HEADERS: Final = re.compile(r"headers?", re.IGNORECASE)
+_PLACEHOLDER: Final = re.compile(
+    r"(?P<quote>[\"'])<[\w -]{0,30}(?:url|host|endpoint|address)[\w -]{0,30}>(?P=quote)",
+    re.IGNORECASE,
+)
+"""A text in the place of an address."""
+_VARIABLE: Final = re.compile(
+    r"\bos\.(?:environ\[|environ\.get\(|getenv\()\s*[\"'](\w{1,60})[\"']\s*[\])]"
+)
+"""A variable of the environment that has no default."""
 _HEADER: Final = re.compile(r"(?:from __future__ import [^\n]*\n|#[^\n]*\n|\s*\n)*")
 
 
@@ -60,6 +69,7 @@ class FilledNames:
 
     def before(self, script: str) -> str:
         """The script with the lines, after its own ``from __future__``."""
+        script = _PLACEHOLDER.sub(repr(f"{_PORT}/v1"), script)
         if not self.lines:
             return script
         header = _HEADER.match(script)
@@ -87,6 +97,13 @@ def filled_names(script: str, model: str = "") -> FilledNames:
             names.lines += [_MODULES[kind], made]
         else:
             names.left.add(name)
+    for name in sorted(set(_VARIABLE.findall(script))):
+        value = _value_of(re.sub(r"^(?:VLLM|LLM)_", "", name), script, model or "MODEL")
+        if value is not None:
+            names.values[name] = value
+            names.lines.append(
+                f"__import__('os').environ.setdefault({name!r}, {value!r})"
+            )
     return names
 
 

@@ -147,6 +147,7 @@ _WELL_BEFORE: Final = re.compile(
 )
 _WELL_AFTER: Final = re.compile(
     r"\W{0,3}(?:it |which |everything |all |this )?(?:works?|worked|is fine|was fine"
+    r"|ran (?!in)"
     r"|is ok|"
     r"does ?n.t|did ?n.t|does not|did not|没有问题|正常)",
     re.IGNORECASE,
@@ -414,7 +415,7 @@ def _server(issue: Issue, blocks: Sequence[_ReportBlock], prose: str) -> None:
     commands += [text for text in _INLINE.findall(prose) if is_server_command(text)]
     for line in _logical(prose):  # without a fence
         plain = PROMPT.sub("", line)
-        if is_server_command(plain) and _PLAIN.match(plain):
+        if is_server_command(plain) and _is_whole_command(plain):
             commands.append(plain.strip())
         else:
             commands += _between_words(plain)
@@ -466,6 +467,15 @@ def _model_with_options(
             yield f"{program} {shlex.join(words)}"
 
 
+_OPTION_OR_MODEL: Final = re.compile(r"\s--?\w|\s[\w.-]+/[\w.-]+")
+
+
+def _is_whole_command(line: str) -> bool:
+    """Whether a line of prose begins with a program and has options or a model."""
+    joined = CONTINUED.sub(" ", line)
+    return _starts(joined) and _OPTION_OR_MODEL.search(joined) is not None
+
+
 _NO_LETTERS: Final = re.compile(r"[\u2e80-\u9fff\uac00-\ud7af\uff00-\uffef]+")
 """Chinese, Japanese and Korean, which stand beside a command without a blank."""
 
@@ -482,12 +492,29 @@ def _typed_in(block: _ReportBlock) -> Iterator[str]:
     """Commands of a block that start a server, each with the variables that are set
     before it."""
     before: list[str] = []
-    for line in _logical(block.text):
+    lines = _logical(block.text)
+    for place, line in enumerate(lines):
         plain = PROMPT.sub("", line)
+        begins = _PROGRAM.match(plain) is not None
+        plain = _with_open_quote(plain, lines[place + 1 :]) if begins else plain
         if is_server_command(plain) and _starts(plain):
             yield "\n".join([*before[-_MOST_BEFORE:], plain])
-        elif re.match(r"\s*(?:export\s+)?[A-Za-z_]\w*=\S*\s*$", plain):
+        elif re.match(r"\s*(?:export\s+)?[A-Za-z_]\w*=\S*(?<![,)])\s*$", plain):
             before.append(plain.strip())
+
+
+def _with_open_quote(command: str, below: Sequence[str]) -> str:
+    """A command with the lines below it, as far as a quote that it opens goes on: the
+    script of ``bash -c``. One that is never closed is left as it is."""
+    text = ShellText()
+    text.read(command)
+    lines = [command]
+    for line in below[:_MOST_BEFORE]:
+        if not text.quote:
+            break
+        text.read(line)
+        lines.append(line)
+    return command if text.quote else "\n".join(lines)
 
 
 def _batches_in(blocks: Sequence[_ReportBlock]) -> Iterator[str]:
@@ -693,8 +720,9 @@ def _sort(issue: Issue, clients: _Clients, block: _ReportBlock) -> None:
     written = block.kind not in ("diff", "text", "log")
     # One that has the engine in its own process may fetch a picture by requests.
     offline = _OFFLINE.search(text) is not None and not _CALLS.search(text)
-    surely = written and not offline and _CLIENT_CODE.search(text)
-    python = surely or (written and (_may_call(text) or _lacks_imports(text)))
+    code = written or (block.kind == "text" and _is_python(text))
+    surely = code and not offline and _CLIENT_CODE.search(text)
+    python = surely or (code and (_may_call(text) or _lacks_imports(text)))
     if python and not shell:
         scripts = clients.scripts if surely else clients.perhaps
         scripts.append(_without_prompt(text))

@@ -121,7 +121,7 @@ RELEASE: Final = r"\d+\.\d+\.\d+(?:\.\d+)?(?:\.?(?:post|rc)\d+)?"
 PROMPT: Final = re.compile(
     r"^[ \t]*(?:(?:\(\w+\)[ \t]*)?(?:PS[ \t]+)?(?:[A-Za-z]:[\\/][^>\n]{0,80}>"
     r"|[$%>][ \t])|"
-    r"\(\w+\)[ \t]*\$[ \t]|[\w.-]+@[\w.-]+:[^$#\n]{0,60}[$#][ \t]|!(?=\w)"
+    r"\(\w+\)[ \t]*\$[ \t]|(?:\([\w.-]+\)[ \t]*)?[\w.-]+@[\w.-]+:[^$#\n]{0,60}[$#][ \t]|!(?=\w)"
     r"|ExecStart=)[ \t]*"
 )
 """What a shell, a notebook or a unit of systemd writes before a command."""
@@ -259,9 +259,9 @@ def _words(text: str) -> tuple[list[str], dict[str, str]]:
                 variables[found[1]] = _unquoted(found[2])
 
     try:
-        lexer = shlex.shlex(
-            _whole(lines[chosen:]), posix=True, punctuation_chars=";&|<>"
-        )
+        # "2> file" has an output's number; "--seed 1 > file" has a value.
+        whole = re.sub(r"(?<=\s)[12](?=>)", "", _whole(lines[chosen:]))
+        lexer = shlex.shlex(whole, posix=True, punctuation_chars=";&|<>")
         lexer.whitespace_split, lexer.commenters = True, "#"
         return _command_in(list(lexer), variables, lists), variables
     except ValueError as error:
@@ -315,9 +315,6 @@ def _command_in(
         if re.fullmatch(r"[;&|]+", word):
             commands.append([])
         elif re.fullmatch(r"&?[<>]+&?", word):
-            number = word[0] != "&" and commands[-1]  # of what goes there: 2> file
-            if number and commands[-1][-1] in ("1", "2"):
-                commands[-1].pop()
             skip = True
         elif skip:
             skip = False
@@ -499,10 +496,39 @@ def of_manifest(text: str) -> str:
         for key in ("entrypoint", "command", "args"):
             given = container.get(key) or []
             listed = given if isinstance(given, list) else [given]
-            words += split_words(given) if isinstance(given, str) else map(str, listed)
+            words += (
+                split_words(given) if isinstance(given, str) else _plain_words(listed)
+            )
         return shlex.join(["docker", "run", *words])
 
-    return ""
+    return _of_cut_manifest(plain)
+
+
+def _plain_words(listed: Sequence[Any]) -> Iterator[str]:
+    """Words of a list, of which an item may hold an option with its value."""
+    for item in listed:
+        word = "" if item is None else str(item)
+        yield from split_words(word) if word.startswith("--") else [word] * bool(word)
+
+
+_IMAGE_LINE: Final = re.compile(r"^[ \t]*image:[ \t]*[\"']?([^\s\"']+)", re.MULTILINE)
+_FLOW_LIST: Final = re.compile(
+    r"^[ \t]*(?:args|command):[ \t]*\[([^\]]{0,8000})", re.MULTILINE
+)
+_QUOTED_WORD: Final = re.compile(r"\"([^\"\n]*)\"|'([^'\n]*)'")
+
+
+def _of_cut_manifest(text: str) -> str:
+    """The same of a manifest whose end is cut off, with its words in brackets."""
+    image, listed = _IMAGE_LINE.search(text), _FLOW_LIST.findall(text)
+    if image is None or not listed or not _image(image[1]):
+        return ""
+    words = [
+        double or single
+        for one in listed
+        for double, single in _QUOTED_WORD.findall(one)
+    ]
+    return shlex.join(["docker", "run", image[1], *words]) if words else ""
 
 
 def listed_arguments(text: str) -> list[str]:

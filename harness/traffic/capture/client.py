@@ -31,8 +31,9 @@ from mmrepro.traffic.capture.proxy import RecordingProxy
 from mmrepro.traffic.capture.recording_box import BoxedRecording
 
 MEMORY, CPU_S = 8 << 30, 300
-LIMIT_S, SILENT_S, DEAD_S = 120.0, 30.0, 5.0
-"""Seconds that a client may take; without anything that comes of what it waits for; and
+LIMIT_S, SILENT_S, DEAD_S = 120.0, 60.0, 5.0
+"""Seconds that a client may take; without anything that comes of what it waits for (an
+answer that fills a tiny model's context takes some 20 on quiet cores); and
 after the server's end."""
 COPIED_BYTES, COPIED_FILES, COPIED_DEPTH = 64 << 20, 2000, 20
 OUTPUT, MOST_OUTPUT = 64 << 10, 256 << 20

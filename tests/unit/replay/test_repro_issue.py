@@ -754,6 +754,76 @@ def test_a_script_in_a_list_and_one_that_fetches_a_picture() -> None:
     assert read.server == "vllm serve m/m --seed 1"
 
 
+@pytest.mark.parametrize(
+    ("written", "model", "options"),
+    [
+        ("sudo vllm serve \\\n  m/m \\\n  --seed 1", "m/m", [("--seed", ["1"])]),
+        (
+            "export A=1,2 && vllm serve m/m --seed 1 > log 2>&1 & disown && tail -f log",
+            "m/m",
+            [("--seed", ["1"])],
+        ),
+        ("(env) me@box:/srv$ vllm serve m/m --seed 1", "m/m", [("--seed", ["1"])]),
+    ],
+)
+def test_a_command_without_a_fence(
+    written: str, model: str, options: list[tuple[str, list[str]]]
+) -> None:
+    read = read_issue(f"vllm 0.23.0\n\nStart it:\n\n{written}\n\n### More\n\nHTTP 500")
+    asked = parse(read.server)
+    assert (asked.model, asked.options) == (model, options)
+
+
+def test_a_script_of_a_shell_in_a_container_goes_over_lines() -> None:
+    script = "pip install x &&\n  vllm serve m/m \\\n  --seed 1\n"
+    run = f"docker run --entrypoint /bin/bash vllm/vllm-openai:latest \\\n -lc '\n{script}'"
+    asked = parse(read_blocks(run, ASKS).server)
+    assert (asked.model, asked.options) == ("m/m", [("--seed", ["1"])])
+    never = read_blocks("vllm serve m/m --seed 1\nit's down", ASKS)
+    assert never.server == "vllm serve m/m --seed 1"
+
+
+def test_a_manifest_whose_end_is_cut_off() -> None:
+    cut = (
+        "kind: Deployment\nspec:\n  containers:\n  - name: a\n    image: "
+        'vllm/vllm-openai:v0.7.3\n    args: [ "--model", "m/m",\n      "--seed", "1",'
+    )
+    asked = parse(read_blocks(cut, ASKS).server)
+    assert (asked.release, asked.model) == ("0.7.3", "m/m")
+    assert asked.options == [("--seed", ["1"])]
+
+
+def test_an_item_of_a_list_with_an_option_and_its_value() -> None:
+    compose = (
+        "services:\n  a:\n    image: vllm/vllm-openai:latest\n    command:\n"
+        '      - serve\n      - m/m\n      - "--seed 1"\n      -\n'
+    )
+    asked = parse(read_blocks(compose, ASKS).server)
+    assert (asked.model, asked.options) == ("m/m", [("--seed", ["1"])])
+
+
+def test_arguments_of_a_call_are_no_variables_of_a_shell() -> None:
+    call = "client = make(\nname=key,\nlanguage=en)\n"
+    assert read_blocks(f"{call}vllm serve m/m --seed 1", ASKS).server == (
+        "vllm serve m/m --seed 1"
+    )
+
+
+def test_a_variable_and_a_placeholder_of_a_client_are_set() -> None:
+    script = (
+        'import os\nfrom openai import OpenAI\nclient = OpenAI(base_url="<the url>", '
+        'api_key=os.environ["VLLM_API_KEY"])\nclient.models.list()'
+    )
+    client = read_blocks(SERVES, script).client
+    assert "'http://localhost:8000/v1'" in client
+    assert "setdefault('VLLM_API_KEY', 'EMPTY')" in client
+
+
+def test_a_release_that_ran_is_none_that_fails() -> None:
+    text = f"vllm==0.22.0 ran it well.\nvllm==0.23.0 hangs.\n\n`{SERVES}`\n"
+    assert read_issue(text).release == "0.23.0"
+
+
 def test_both_outputs_in_one_file() -> None:
     asked = parse("vllm serve m/m --seed 1 &> start.log &")
     assert asked.options == [("--seed", ["1"])]
