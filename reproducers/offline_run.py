@@ -3,8 +3,9 @@ prints what it asks of that.
 
 Started in an engine's environment, beside the script, with the name of a file of
 settings: ``script``; ``entries``: classes whose arguments are replaced, each with the
-field of the model and the options that the server of mmrepro has; ``calls``: methods
-that ask, each with the path of the API that asks the same. Whatever else the script
+field of the model and the options that the server of mmrepro has, and what a release
+that lacks them has ``instead``; ``calls``: methods that ask, each with the path of the
+API that asks the same. Whatever else the script
 gives the engine becomes the engine's default: nothing that it names is loaded or sent
 for. Standard library only."""
 
@@ -50,19 +51,35 @@ def _replaced(entry: dict[str, Any]) -> None:
 def _configured(entry: dict[str, Any]) -> None:
     """Make a class of the settings' model and configuration, whatever it is given."""
     kind = getattr(importlib.import_module(entry["module"]), entry["class"])
+    before = kind.__init__
+
+    def init(self: Any, *args: Any, **kwargs: Any) -> None:
+        before(self, **_model_and_configuration(entry))
+
+    kind.__init__ = init
+
+
+def _called_otherwise(entry: dict[str, Any]) -> None:
+    """Call a function with the settings' model and configuration, whatever it is
+    given; ``also``: modules that have it under the same name."""
+    before = getattr(importlib.import_module(entry["module"]), entry["function"])
+
+    def made(*args: Any, **kwargs: Any) -> Any:
+        return before(**_model_and_configuration(entry))
+
+    for place in (entry["module"], *entry["also"]):
+        setattr(importlib.import_module(place), entry["function"], made)
+
+
+def _model_and_configuration(entry: dict[str, Any]) -> dict[str, Any]:
     config = importlib.import_module(entry["config_module"])
     config = getattr(config, entry["config_class"])
     known = {field.name for field in dataclasses.fields(config)}
     renamed = entry.get("renamed", {})
     options = {renamed.get(name, name): v for name, v in entry["options"].items()}
     options = {name: value for name, value in options.items() if name in known}
-    before = kind.__init__
-
-    def init(self: Any, *args: Any, **kwargs: Any) -> None:
-        model = entry["options"][entry["model"]]
-        before(self, **{entry["model"]: model, entry["config"]: config(**options)})
-
-    kind.__init__ = init
+    model = entry["options"][entry["model"]]
+    return {entry["model"]: model, entry["config"]: config(**options)}
 
 
 def _watched(call: dict[str, Any], told: list[int]) -> None:
@@ -169,22 +186,43 @@ def _changed(parameters: Any) -> Any:
             yield name, value
 
 
+def _enter(entry: dict[str, Any]) -> None:
+    """Replace what an entry names; where a release lacks that, what it has ``instead``.
+
+    Raises:
+        ImportError, AttributeError: the release has neither.
+    """
+    try:
+        if "function" in entry:
+            _called_otherwise(entry)
+        elif "config" in entry:
+            _configured(entry)
+        else:
+            _replaced(entry)
+    except (ImportError, AttributeError):
+        if "instead" not in entry:
+            raise
+        older = {**entry, **entry["instead"]}
+        del older["instead"]
+        _enter(older)
+
+
 def main() -> None:
     settings = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))
     for entry in settings["entries"]:
         try:
-            if "config" in entry:
-                _configured(entry)
-            else:
-                _replaced(entry)
+            _enter(entry)
         except (ImportError, AttributeError) as error:
             sys.exit(f"mmrepro: {_NOT_READ}: {error}")
     told: list[int] = []
+    missing = []
     for call in settings["calls"]:
         try:
             _watched(call, told)
         except (ImportError, AttributeError) as error:
-            print(f"mmrepro: {call['method']} is not there: {error}", file=sys.stderr)
+            missing.append(f"mmrepro: {call['method']} is not there: {error}")
+    if len(missing) == len(settings["calls"]):
+        print(*missing, sep="\n", file=sys.stderr)
 
     script = settings["script"]
     code = compile(Path(script).read_text(encoding="utf-8"), script, "exec")

@@ -7,8 +7,17 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from mmrepro.engines.models import hub_models_named, stand_in_of_hub, write_hub
+from mmrepro.base.box import WORK, BoxOrder
+from mmrepro.base.machine import cache_root
+from mmrepro.engines.models import (
+    MODELS_DIR,
+    hub_models_named,
+    stand_in_of_hub,
+    write_hub,
+)
 from mmrepro.runs import tree_tests
+from mmrepro.traffic.capture import client
+from mmrepro.traffic.capture.client import ClientWanted
 
 TEXT = """
 MODEL = "facebook/opt-125m"
@@ -61,3 +70,22 @@ def test_names_are_looked_for_where_a_test_s_helpers_are(tmp_path: Path) -> None
     side = SimpleNamespace(folder=tmp_path, tests=["tests/v1/core/test_it.py::test_a"])
     named = tree_tests._models_named([side])
     assert named == {"org/in-the-test", "org/beside", "org/above"}
+
+
+def test_a_client_that_loads_a_tokenizer_gets_that_of_a_tiny_model(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MMREPRO_CACHE_DIR", str(tmp_path / "cache"))
+    folder = tmp_path / "work" / "client"
+    folder.mkdir(parents=True)
+    script = 'AutoTokenizer.from_pretrained("Qwen/Qwen3-0.6B")'
+    wanted = ClientWanted(("python3", "client.py"), folder, script=script)
+    order = client._with_hub(BoxOrder(argv=()), wanted)
+    again = client._with_hub(BoxOrder(argv=()), wanted)
+    assert order == again
+    hub = order.env["HF_HUB_CACHE"]
+    assert hub == f"{WORK}/mmrepro-hub"
+    assert (folder / "mmrepro-hub" / "models--Qwen--Qwen3-0.6B").is_dir()
+    assert cache_root() / MODELS_DIR in order.readable
+    plain = ClientWanted(("python3", "client.py"), folder, script="import openai")
+    assert client._with_hub(BoxOrder(argv=()), plain) == BoxOrder(argv=())

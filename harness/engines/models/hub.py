@@ -81,10 +81,11 @@ def write_hub(names: Iterable[str], hub: Path, cache: Path) -> Mapping[str, str]
         folder = hub / f"models--{name.replace('/', '--')}"
         revision = hashlib.sha1(model.name.encode(), usedforsecurity=False).hexdigest()
         snapshot = folder / "snapshots" / revision
-        snapshot.mkdir(parents=True)
-        (folder / "refs").mkdir()
-        (folder / "refs" / "main").write_text(revision)
-        for file in model.iterdir():
-            (snapshot / file.name).symlink_to(file)
+        if not snapshot.is_dir():
+            snapshot.mkdir(parents=True)
+            (folder / "refs").mkdir()
+            (folder / "refs" / "main").write_text(revision)
+            for file in model.iterdir():
+                (snapshot / file.name).symlink_to(file)
         written[name] = tiny
     return written

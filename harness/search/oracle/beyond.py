@@ -42,6 +42,9 @@ _LIMITS = tuple(
             r"|no CUDA-capable device)"
         ),
         r"(?P<op>Cannot access accelerator device)",
+        # SGLang's grammars before 0.5.23, and other branches that only a CPU takes
+        r"object has no attribute '(?P<op>\w+_cpu)'",
+        r"(?P<op>Unsupported device: cpu)",
         # xgrammar's kernel for CPUs; those for GPUs take other formats as well
         r"(?P<op>logits must be of type float32)",
         r"(?P<op>CUDA driver (?:initialization failed|version is insufficient))",

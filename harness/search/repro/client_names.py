@@ -46,10 +46,6 @@ _PLACEHOLDER: Final = re.compile(
     re.IGNORECASE,
 )
 """A text in the place of an address."""
-_VARIABLE: Final = re.compile(
-    r"\bos\.(?:environ\[|environ\.get\(|getenv\()\s*[\"'](\w{1,60})[\"']\s*[\])]"
-)
-"""A variable of the environment that has no default."""
 _HEADER: Final = re.compile(r"(?:from __future__ import [^\n]*\n|#[^\n]*\n|\s*\n)*")
 
 
@@ -97,13 +93,6 @@ def filled_names(script: str, model: str = "") -> FilledNames:
             names.lines += [_MODULES[kind], made]
         else:
             names.left.add(name)
-    for name in sorted(set(_VARIABLE.findall(script))):
-        value = _value_of(re.sub(r"^(?:VLLM|LLM)_", "", name), script, model or "MODEL")
-        if value is not None:
-            names.values[name] = value
-            names.lines.append(
-                f"__import__('os').environ.setdefault({name!r}, {value!r})"
-            )
     return names
 
 

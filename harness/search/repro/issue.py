@@ -118,7 +118,7 @@ _IN_SHELL: Final = re.compile(
 """A shell that brings Python: in a heredoc, or after ``-c``."""
 _OFFLINE: Final = re.compile(
     r"^[ \t]*from\s+vllm(?:\.entrypoints\.llm)?\s+import\b[^#]{0,300}?\bLLM\b"
-    r"|\bvllm\.LLM\(|\bsgl(?:ang)?\.Engine\(|"
+    r"|\bvllm\.LLM\(|\bsgl(?:ang)?\.Engine\(|from\s+sglang\s+import\b.*\bEngine\b|"
     r"from\s+lmdeploy\s+import\b.*\bpipeline\b|\blmdeploy\.pipeline\("
     r"|AsyncLLM(?:Engine)?\.from_",
     re.MULTILINE,
@@ -435,7 +435,7 @@ def _server(issue: Issue, blocks: Sequence[_ReportBlock], prose: str) -> None:
         issue.notes.append("The server's options are those that its log prints.")
     if not commands:
         return
-    issue.server = _configured(commands[0], blocks)
+    issue.server = _configured(_first_readable(commands), blocks)
     count = len(set(commands))
     if count > 1:
         issue.notes.append(
@@ -465,6 +465,18 @@ def _model_with_options(
         words = listed_arguments(block.text)
         if words:
             yield f"{program} {shlex.join(words)}"
+
+
+def _first_readable(commands: Sequence[str]) -> str:
+    """The first command that starts a server: a container may be started before the
+    server in it. Where none can be read, the first one, of which that is said."""
+    for command in commands:
+        try:
+            parse(command)
+        except UsageError:
+            continue
+        return command
+    return commands[0]
 
 
 _OPTION_OR_MODEL: Final = re.compile(r"\s--?\w|\s[\w.-]+/[\w.-]+")
@@ -1066,6 +1078,8 @@ def _without_prompt(text: str) -> str:
     if any(line.startswith(">>> ") for line in lines):
         typed = [line[4:] for line in lines if line.startswith((">>> ", "... "))]
         return "\n".join(typed)
+    if lines and re.match(r"\s*[$#%] cat \S+\.py\s*$", lines[0]):
+        lines = lines[1:]  # what it prints is the script
     # A notebook's lines for a shell, and its magics, are no Python.
     plain = [line for line in lines if not re.match(r"[!%]\w", line)]
     return "\n".join(plain)

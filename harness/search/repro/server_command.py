@@ -1244,7 +1244,8 @@ def _gpu_backend_replaced(asked: ServerAsked) -> list[Replaced]:
     what = " ".join(["--backend", *(given or [server.gpu_backend])])
     by = f"--backend {server.cpu_backend}"
     why = server.gpu_backend_why
-    return [Replaced(what=what, by=by, why=why, essential=True)]
+    needs = Needs.HARDWARE
+    return [Replaced(what=what, by=by, why=why, essential=True, needs=needs)]
 
 
 _QUANTISED: Final = re.compile(

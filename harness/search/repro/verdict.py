@@ -80,7 +80,11 @@ def concluded(replay: Replay) -> tuple[ReproVerdict, str]:
         return ReproVerdict.NEEDS_HARDWARE, replay.untestable[0]
     checked = _of_engine(report) or _checked(report)
     if checked is not None:
-        return checked
+        verdict, said = checked
+        # An engine that never was asked may want what is not here.
+        return (
+            _untold(replay, said) if verdict is ReproVerdict.NOTHING_TESTED else checked
+        )
 
     start = FindingClass.START_FAILURE
     not_started = _of_class(replay.unconfirmed, {start})

@@ -24,7 +24,9 @@ from typing import IO, Final, Protocol
 
 from mmrepro.base.box import TEMPORARY, WORK, Box, BoxOrder, Leads, Limits
 from mmrepro.base.errors import UsageError
+from mmrepro.base.machine import cache_root
 from mmrepro.base.records import Record
+from mmrepro.engines.models import MODELS_DIR, hub_models_named, write_hub
 from mmrepro.engines.serving import default_ports
 from mmrepro.reproducers import reproducer_path
 from mmrepro.traffic.capture.proxy import RecordingProxy
@@ -359,6 +361,7 @@ def run_client(
         ),
         removed=(wanted.folder.parent,),
     )
+    order = _with_hub(order, wanted)
     with tempfile.TemporaryFile() as output:
         with Box(order, stdout=output, stderr=output) as box:
             made = _watched(box.process, wanted, recording, alive, output)
@@ -368,6 +371,20 @@ def run_client(
             made.code, made.ended = None, box.over
         made.output = _last(output)
     return made
+
+
+_HUB: Final = "mmrepro-hub"
+
+
+def _with_hub(order: BoxOrder, wanted: ClientWanted) -> BoxOrder:
+    """The order of a script's box, in which the models of a hub that the script names
+    are tiny ones: most of such scripts load a tokenizer."""
+    names = hub_models_named(wanted.script)
+    models = cache_root() / MODELS_DIR
+    if not names or not write_hub(names, wanted.folder / _HUB, models):
+        return order
+    env = {**order.env, "HF_HUB_CACHE": str(WORK / _HUB)}
+    return replace(order, env=env, readable=(*order.readable, models))
 
 
 _CALL: Final = "\x1ecall "
@@ -398,6 +415,7 @@ def run_alone(wanted: ClientWanted, box: BoxOrder) -> ClientRun:
         copied=(wanted.folder,),
         removed=(wanted.folder.parent,),
     )
+    order = _with_hub(order, wanted)
     with tempfile.TemporaryFile() as output:
         with Box(order, stdout=output, stderr=output) as running:
             made = _watched(

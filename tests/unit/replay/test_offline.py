@@ -232,6 +232,61 @@ def test_a_script_that_gives_a_configuration_gets_another(tmp_path: Path) -> Non
     assert '{"messages": [{"role": "user", "content": "a"}]}' in done.stdout
 
 
+OLDER = """\
+import dataclasses
+from engine import Engine
+
+@dataclasses.dataclass
+class Config:
+    size: int = 1
+
+def pipeline(model_path, backend_config=None, **more):
+    return Engine(model_path, backend_config)
+"""
+OLDER_ENGINE = """\
+class Engine:
+    def __init__(self, model, config):
+        self.what = f"{model} {config}"
+
+    def infer(self, prompts):
+        return self.what
+"""
+
+
+def test_a_release_that_has_a_function_in_place_of_a_class(tmp_path: Path) -> None:
+    """As LMDeploy before 0.12, whose package has the name of the function besides."""
+    (tmp_path / "older.py").write_text(OLDER)
+    (tmp_path / "engine.py").write_text(OLDER_ENGINE)
+    (tmp_path / "toy.py").write_text("from older import pipeline")
+    told = 'import toy\nprint(toy.pipeline("real", secret="x").infer("a"))'
+    (tmp_path / "client.py").write_text(told)
+    entry = {"module": "toy.pipeline", "class": "Pipeline", "model": "model_path"}
+    entry |= {"config": "backend_config", "config_module": "older"}
+    entry |= {"config_class": "Config", "options": {"model_path": "/tiny", "size": 2}}
+    instead = {"module": "older", "function": "pipeline", "also": ["toy"]}
+    call = {"module": "engine", "class": "Engine", "method": "infer", "nested": False}
+    call |= {"path": "/v1/chat/completions", "prompts": ["prompts"]}
+    call |= {"field": "messages", "parameters": []}
+    lacking = {**call, "module": "toy.pipeline"}
+    settings = {
+        "script": "client.py",
+        "entries": [{**entry, "instead": instead}],
+        "calls": [lacking, call],
+    }
+    (tmp_path / "settings.json").write_text(json.dumps(settings))
+    shutil.copy(reproducer_path("offline_run.py"), tmp_path)
+    done = subprocess.run(
+        [sys.executable, "offline_run.py", "settings.json"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout.strip().split("\n")[-1] == "/tiny Config(size=2)"
+    assert '{"messages": [{"role": "user", "content": "a"}]}' in done.stdout
+    assert done.stderr == ""
+
+
 def test_a_release_without_the_entries_of_others_runs_no_script(
     tmp_path: Path,
 ) -> None:

@@ -15,6 +15,11 @@ from mmrepro.traffic.evidence import RequestRecord
 
 VLLM = get_engine("vllm")
 LIMITS = {
+    (
+        "AttributeError: 'XGrammarGrammar' object has no attribute "
+        "'apply_vocab_mask_cpu'"
+    ): "apply_vocab_mask_cpu",
+    "RuntimeError: Unsupported device: cpu": "Unsupported device: cpu",
     "RuntimeError: \"topk_cpu\" not implemented for 'Half'": "topk_cpu",
     (
         "NotImplementedError: Could not run '_C::rms_norm' with arguments from the "

@@ -809,19 +809,34 @@ def test_arguments_of_a_call_are_no_variables_of_a_shell() -> None:
     )
 
 
-def test_a_variable_and_a_placeholder_of_a_client_are_set() -> None:
+def test_a_placeholder_in_the_place_of_an_address() -> None:
     script = (
-        'import os\nfrom openai import OpenAI\nclient = OpenAI(base_url="<the url>", '
-        'api_key=os.environ["VLLM_API_KEY"])\nclient.models.list()'
+        'from openai import OpenAI\nclient = OpenAI(base_url="<the url>", api_key="")\n'
+        "client.models.list()"
     )
-    client = read_blocks(SERVES, script).client
-    assert "'http://localhost:8000/v1'" in client
-    assert "setdefault('VLLM_API_KEY', 'EMPTY')" in client
+    assert "'http://localhost:8000/v1'" in read_blocks(SERVES, script).client
 
 
 def test_a_release_that_ran_is_none_that_fails() -> None:
     text = f"vllm==0.22.0 ran it well.\nvllm==0.23.0 hangs.\n\n`{SERVES}`\n"
     assert read_issue(text).release == "0.23.0"
+
+
+def test_a_container_that_starts_no_server_is_not_its_command() -> None:
+    run = "$ docker run -it --entrypoint=bash lmsysorg/sglang:latest\n\n$ docker exec -it a bash\n"
+    serve = "python3 -m sglang.launch_server --model=org/model --tp=8"
+    assert parse(read_blocks(f"{run}\n$ {serve}", ASKS).server).model == "org/model"
+
+
+def test_a_script_that_a_shell_prints() -> None:
+    read = read_blocks(SERVES, f"$ cat client.py\n{PYTHON}")
+    assert (read.client_kind, read.client) == ("python", PYTHON)
+
+
+def test_a_script_that_imports_an_engine_by_its_class() -> None:
+    script = "from sglang import Engine\nEngine(model_path='m/m').generate('hi')"
+    read = read_issue(f"sglang 0.5.6\n\n```python\n{script}\n```\n")
+    assert (read.client_kind, read.server) == ("offline", "sglang serve m/m")
 
 
 def test_both_outputs_in_one_file() -> None:
