@@ -601,5 +601,7 @@ def _may_hang_on(item: Replaced, claim: Claim) -> bool:
     """Whether a failure may hang on what was left out."""
     if not item.essential:
         return False
-    is_of_front = bool(claim.about) and _OF_FRONT.issuperset(claim.about)
+    # What stands beside a lost call, or thought, is called the content.
+    about = set(claim.about) - {"text"}
+    is_of_front = bool(about) and about <= _OF_FRONT
     return not (_is_silent(claim) and is_of_front and item.needs is Needs.HARDWARE)

@@ -546,6 +546,17 @@ def left_out(what: str, needs: Needs) -> Replaced:
     [
         (Claim(classes=[D]), left_out("-tp 2", Needs.HARDWARE), "needs-hardware"),
         (Claim(about=["finish"]), left_out("-tp 2", Needs.HARDWARE), "not-reproduced"),
+        (
+            Claim(about=["calls", "text"]),
+            left_out("-tp 2", Needs.HARDWARE),
+            "nothing-tested",
+        ),
+        (
+            Claim(about=["text"]),
+            left_out("-tp 2", Needs.HARDWARE),
+            "needs-hardware",
+        ),
+        (Claim(classes=[D]), left_out("A=0", Needs.RELEASE), "nothing-tested"),
         (Claim(classes=[D]), left_out("--lora", Needs.MODEL), "needs-model"),
         (Claim(classes=[D]), left_out("--x y", Needs.TRUST), "nothing-tested"),
     ],
