@@ -29,6 +29,7 @@ from typing import Any, NoReturn
 
 _MOST = 4000
 """Characters of a message."""
+_POLL_S = 0.1
 
 
 class Reporter:
@@ -312,16 +313,33 @@ def main() -> None:
     for number, side in sides.items():
         child = os.fork()
         if not child:
-            signal.alarm(int(side["limit_s"]))
+            os.setpgid(0, 0)
             if conflicts(side["site"]):
                 again = json.dumps({**order, "only": number})
                 words = [side["python"], __file__, str(descriptor), again]
                 os.execv(side["python"], words)  # noqa: S606
             _end(run_side(order["tools"], descriptor, number, side))
-        _, status = os.waitpid(child, 0)
-        code = os.waitstatus_to_exitcode(status)
+        code = _code_of(child, float(side["limit_s"]))
         Reporter(descriptor, number).send(kind="ended", code=code)
     _end(0)
+
+
+def _code_of(child: int, limit_s: float) -> int:
+    """The exit code of a tree's tests; -SIGALRM: they had not ended in time, and are
+    ended with what they started.
+
+    They have no alarm of their own: pytest-timeout sets that of each test.
+    """
+    until = time.monotonic() + limit_s
+    while time.monotonic() < until:
+        ended, status = os.waitpid(child, os.WNOHANG)
+        if ended:
+            return os.waitstatus_to_exitcode(status)
+        time.sleep(_POLL_S)
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    return -signal.SIGALRM
 
 
 def _end(code: int) -> NoReturn:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -168,6 +169,42 @@ def reported(sides: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 QUIET = ["-q", "-p", "no:cacheprovider"]
+LATE = """\
+import signal, subprocess, time
+
+def test_quick():
+    pass
+
+def test_late():
+    signal.setitimer(signal.ITIMER_REAL, 50)  # as pytest-timeout does
+    subprocess.Popen(["sleep", "60"])
+    time.sleep(60)
+"""
+
+
+def test_tests_of_a_tree_that_never_end_are_ended(tmp_path: Path) -> None:
+    """Also where pytest-timeout has set the alarm of the process for one test."""
+    sides = []
+    for number, text in enumerate((LATE, "def test_it():\n    pass\n")):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        (folder / "test_it.py").write_text(text)
+        side = {
+            "python": sys.executable,
+            "site": str(folder),
+            "folder": str(folder),
+            "engine": "thing",
+            "limit_s": 5,
+            "arguments": [*QUIET, "."],
+        }
+        sides.append(side)
+    lines = reported(sides)
+    ends = [line["code"] for line in lines if line["kind"] == "ended"]
+    assert ends == [-signal.SIGALRM, 0]
+    seen = {test.test: test.state for test in tree_tests._seen(lines, "thing")}
+    assert seen["test_it.py::test_quick"] is GREEN
+
+
 NEW_NAMES = """\
 import pytest
 from thing import VALUE, new_function
