@@ -8,6 +8,7 @@ import builtins
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Final
 
 _PORT: Final = "http://localhost:8000"
@@ -41,11 +42,14 @@ _ADDRESS: Final = re.compile(
 _KEY: Final = re.compile(r"(?:openai_)?(?:api_?key|token)", re.IGNORECASE)
 _MODEL: Final = re.compile(r"model(?:_?(?:name|id|path))?", re.IGNORECASE)
 _HEADERS: Final = re.compile(r"headers?", re.IGNORECASE)
-_PLACEHOLDER: Final = re.compile(
-    r"(?P<quote>[\"'])<[\w -]{0,30}(?:url|host|endpoint|address)[\w -]{0,30}>(?P=quote)",
+_ADDRESS_SET: Final = re.compile(
+    r"(?P<name>\b\w{0,20}(?:url|api_base|endpoint))(?P<is>\s*=\s*)"
+    r"(?P<quote>[\"'])(?P<text>[^\"'\n]{1,80})(?P=quote)",
     re.IGNORECASE,
 )
-"""A text in the place of an address."""
+_AN_ADDRESS: Final = re.compile(
+    r".*://.*|localhost.*|/.*|[\w-]+(?:\.[\w-]+)+(?::\d+)?(?:/\S*)?|[\w.-]+:\d+(?:/\S*)?"
+)
 _HEADER: Final = re.compile(r"(?:from __future__ import [^\n]*\n|#[^\n]*\n|\s*\n)*")
 
 
@@ -65,12 +69,20 @@ class FilledNames:
 
     def before(self, script: str) -> str:
         """The script with the lines, after its own ``from __future__``."""
-        script = _PLACEHOLDER.sub(repr(f"{_PORT}/v1"), script)
+        script = _ADDRESS_SET.sub(partial(_with_address, script=script), script)
         if not self.lines:
             return script
         header = _HEADER.match(script)
         at = header.end() if header else 0
         return script[:at] + "\n".join(self.lines) + "\n" + script[at:]
+
+
+def _with_address(found: re.Match[str], script: str) -> str:
+    """An assignment of what is no address (``<url>``, ``your base_url``), with one."""
+    if _AN_ADDRESS.fullmatch(found["text"]):
+        return found[0]
+    value = _value_of(found["name"], script, "") or f"{_PORT}/v1"
+    return f"{found['name']}{found['is']}{value!r}"
 
 
 def filled_names(script: str, model: str = "") -> FilledNames:

@@ -809,12 +809,24 @@ def test_arguments_of_a_call_are_no_variables_of_a_shell() -> None:
     )
 
 
-def test_a_placeholder_in_the_place_of_an_address() -> None:
+@pytest.mark.parametrize(
+    ("written", "becomes"),
+    [
+        ("<the url>", "http://localhost:8000/v1"),
+        ("your base_url", "http://localhost:8000/v1"),
+        ("http://10.0.0.1:80/v1", "http://10.0.0.1:80/v1"),
+        ("gpu-3:8000", "gpu-3:8000"),
+        ("/v1/completions", "/v1/completions"),
+    ],
+)
+def test_a_placeholder_in_the_place_of_an_address(written: str, becomes: str) -> None:
     script = (
-        'from openai import OpenAI\nclient = OpenAI(base_url="<the url>", api_key="")\n'
+        f'from openai import OpenAI\nclient = OpenAI(base_url="{written}", api_key="")\n'
         "client.models.list()"
     )
-    assert "'http://localhost:8000/v1'" in read_blocks(SERVES, script).client
+    client = read_blocks(SERVES, script).client
+    assert becomes in client
+    assert (written in client) is (written == becomes)
 
 
 def test_a_release_that_ran_is_none_that_fails() -> None:
