@@ -48,6 +48,8 @@ class ApiPromises:
         structured_fields: other fields that ask for one, and their form.
         structured_fields_until: the first release that ignores those; "": none does.
         tool_choice: a tool that must be called is called, with arguments that fit.
+        one_call_since: the first release that calls one tool at most where a request
+            rules parallel calls out; "": none does.
     """
 
     several_answers: bool = False
@@ -74,6 +76,7 @@ class ApiPromises:
     structured_fields: Mapping[str, str] = field(default_factory=dict)
     structured_fields_until: str = ""
     tool_choice: bool = False
+    one_call_since: str = ""
 
 
 @cache

@@ -39,6 +39,7 @@ EXPECTED: Final = {
     "tool-choice": (
         "A tool that the request requires is called, with arguments that fit."
     ),
+    "one-call": "One tool at most is called where the request rules parallel calls out.",
     "finish-tool-calls": "The reason is tool_calls only where a tool is called.",
     "stream-parts": (
         "A stream's text, reasoning and tool calls are those of the whole answer."
@@ -382,6 +383,9 @@ def _called(
 ) -> Iterator[tuple[str, str]]:
     if choice.finish_reason == "tool_calls" and not choice.tool_calls:
         yield "finish-tool-calls", "it ended with tool_calls, and no tool is called"
+    if len(choice.tool_calls) > 1 and _promises_one_call(sent, case, engine):
+        count = len(choice.tool_calls)
+        yield "one-call", f"{count} tools are called, and parallel calls are ruled out"
     given = sent.parameter("tool_choice")
     forced = given == "required" or isinstance(given, dict)
     whole = choice.finish_reason in ("stop", "tool_calls")
@@ -413,6 +417,17 @@ def _called(
             why = misfit(call.arguments or "{}", loosened(schemas[call.name]))
             if why:
                 yield "tool-choice", f"{call.name}({call.arguments[:60]}): {why}"
+
+
+def _promises_one_call(sent: Sent, case: Case, engine: Engine) -> bool:
+    """Whether a request rules parallel calls out, by the field of its API, and the
+    release keeps that."""
+    since = engine.promises.one_call_since
+    if not since or Version(case.server.release) < Version(since):
+        return False
+    choice = sent.parameter("tool_choice")
+    disabled = isinstance(choice, dict) and choice.get("disable_parallel_tool_use")
+    return sent.parameter("parallel_tool_calls") is False or disabled is True
 
 
 def _may_be_cut(sent: Sent, choice: ChoiceSeen) -> bool:

@@ -186,7 +186,7 @@ _SILENT: Final = (
 )
 _ABOUT: Final = {
     "finish": r"finish[_ ]?reason",
-    "calls": r"tool[ _-]?calls?\b|tool[ _-]?(?:call[ _-]?)?parser|function[ _-]?call",
+    "calls": r"tool[ _-]?(?:calls?|use)\b|tool[ _-]?(?:call[ _-]?)?parser|function[ _-]?call",
     "reasoning": r"\breasoning|</?think|\bthinking\b",
     "stop": r"\bstop[ _-](?:string|word|sequence|token)s?\b|[`'\"]stop[`'\"]",
     "json": r"response_format|structured[ _-]output|json_(?:schema|object)|\bguided_",
@@ -210,6 +210,7 @@ SHOWS: Final = {
         "script-calls",
         "script-tags",
         "tool-choice",
+        "one-call",
         "finish-tool-calls",
         "stream-parts",
     },

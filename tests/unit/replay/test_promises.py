@@ -317,6 +317,26 @@ def test_a_tool_that_must_be_called(tmp_path: Path) -> None:
     }
 
 
+@pytest.mark.parametrize(
+    "asked",
+    [
+        {"parallel_tool_calls": False},
+        {"tool_choice": {"type": "auto", "disable_parallel_tool_use": True}},
+    ],
+)
+def test_one_call_where_parallel_calls_are_ruled_out(
+    asked: dict[str, Any], tmp_path: Path
+) -> None:
+    call = ("add", '{"a": 3}')
+    one = {"calls": [call], "finish": "tool_calls"}
+    two = {"calls": [call, call], "finish": "tool_calls"}
+    op = plain(path=CHAT, tools=TOOLS, **asked)
+    assert judged([op], {"r1": [one]}, tmp_path / "a")[0] == {}
+    assert judged([op], {"r1": [two]}, tmp_path / "b")[0] == {"one-call": ["r1"]}
+    free = plain(path=CHAT, tools=TOOLS, parallel_tool_calls=None)
+    assert judged([free], {"r1": [two]}, tmp_path / "c")[0] == {}
+
+
 PARTS = {
     "text": "hi",
     "tokens": ["h", "i"],
