@@ -468,6 +468,16 @@ class ReportFacts(Record):
     shows_output: Annotated[
         bool, Field(description="the report shows what its model said")
     ] = False
+    shows_sound: Annotated[
+        bool,
+        Field(
+            description=(
+                "the answer that the report shows is what a sound parser makes of its "
+                "model's output"
+            ),
+            exclude_if=lambda shows: not shows,
+        ),
+    ] = False
     asked: Annotated[
         str, Field(description="--fixed: the release that is compared")
     ] = ""

@@ -56,6 +56,12 @@ _COMES: Final = re.compile(
     r"instead of an answer)\b",
     re.IGNORECASE,
 )
+_ANSWERS_WITH: Final = re.compile(
+    r"\b(?:responds?|answers?|replies|returns?|fails?"
+    r"|(?:is|was|are|were|gets?) (?:rejected|refused))"
+    r" (?:with )?(?:an? )?(?:HTTP )?(?:status )?(?:code )?[`\"]?([45]\d\d)\b",
+    re.IGNORECASE,
+)
 _NAMED_STATUS: Final = {"internal server error": 500, "internalservererror": 500}
 _WISHED: Final = re.compile(
     r"should|expect|instead of|rather than|ought|supposed|correct|appropriate|proper"
@@ -339,7 +345,8 @@ def _status(text: str) -> int | None:
     """The status that a text reports, and not one that it wishes for; the most frequent
     one."""
     seen: Counter[int] = Counter()
-    for reported in chain(_STATUS.finditer(text), _COMES.finditer(text)):
+    forms = (_STATUS, _COMES, _ANSWERS_WITH)
+    for reported in chain.from_iterable(form.finditer(text) for form in forms):
         place = reported.start(1)
         before = text[max(0, place - _WISHED_CHARS) : place]
         sentence = max(before.rfind(mark) for mark in ".\n;,") + 1

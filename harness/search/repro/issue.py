@@ -48,7 +48,7 @@ from mmrepro.search.repro.server_command import (
     parse,
 )
 from mmrepro.search.repro.shell_text import FUNCTION, ShellText, as_typed
-from mmrepro.search.repro.speech import Speech, shown_in
+from mmrepro.search.repro.speech import Speech, answer_in, shown_in
 from pydantic import TypeAdapter, ValidationError
 
 _HEADING: Final = re.compile(r"^#{1,6}[ \t]+(.+?)[ \t]*#*$", re.MULTILINE)
@@ -212,6 +212,7 @@ class Issue:
         other_engine: whose report it is, where that is none of ours.
         files: further files of the client, by name.
         speech: what it shows of the model's words.
+        answer: the answer of the API that it shows as observed.
         options: of the server, that its prose names.
         streams: whether its words are about a stream.
     """
@@ -229,6 +230,7 @@ class Issue:
     other_engine: str = ""
     files: dict[str, str] = field(default_factory=dict)
     speech: Speech = field(default_factory=Speech)
+    answer: Speech = field(default_factory=Speech)
     options: list[str] = field(default_factory=list)
     streams: bool = False
 
@@ -278,7 +280,7 @@ def _form() -> TypeAdapter[Issue]:
 def _as_json(issue: Issue) -> dict[str, Any]:
     names = [item.name for item in dataclasses.fields(issue)]
     values = {name: getattr(issue, name) for name in names}
-    records = {"claim": issue.claim, "speech": issue.speech}
+    records = {"claim": issue.claim, "speech": issue.speech, "answer": issue.answer}
     dumped = {name: record.model_dump(mode="json") for name, record in records.items()}
     return values | dumped
 
@@ -307,7 +309,7 @@ def read_here(text: str) -> Issue:
     run = (issue.client.strip(), issue.server.strip())
     others = [(b.text, b.line) for b in blocks if b.text.strip() not in run]
     others += [(text, "") for text in _INLINE.findall(prose)]
-    issue.speech = shown_in(others)
+    issue.speech, issue.answer = shown_in(others), answer_in(others)
     return issue
 
 
@@ -653,23 +655,29 @@ def _client(issue: Issue, blocks: Sequence[_ReportBlock], prose: str) -> None:
         return
     issue.client_kind, issue.client = in_order[0]
     issue.offline, issue.other_client = False, ""
-    if issue.client_kind == "python":
-        _fill_names(issue)
     others = [kind for kind, _ in in_order[1:] if kind != "json"]
     if others:
         more = "1 more client" if len(others) == 1 else f"{len(others)} more clients"
         issue.notes.append(f"The report has {more}: the first one is run.")
     _files(issue, blocks)
+    _fill_names(issue)
 
 
 def _fill_names(issue: Issue) -> None:
-    """Set what the client reads and its report leaves out: the address, a key."""
-    names = filled_names(
-        issue.client, parse(issue.server).model if issue.server else ""
-    )
-    issue.client = names.before(issue.client)
-    if names.values:
-        shown = ", ".join(f"{name} = {value}" for name, value in names.values.items())
+    """Set what the client's scripts read and the report leaves out: the address, a
+    key."""
+    model = parse(issue.server).model if issue.server else ""
+    values: dict[str, str] = {}
+    if issue.client_kind == "python":
+        names = filled_names(issue.client, model)
+        issue.client, values = names.before(issue.client), names.values
+    for file, text in issue.files.items():
+        if file.endswith(".py"):
+            names = filled_names(text, model)
+            issue.files[file] = names.before(text)
+            values |= names.values
+    if values:
+        shown = ", ".join(f"{name} = {value}" for name, value in values.items())
         issue.notes.append(f"The report's client does not set all its names: {shown}.")
 
 
@@ -737,7 +745,7 @@ def _sort(issue: Issue, clients: _Clients, block: _ReportBlock) -> None:
     python = surely or (code and (_may_call(text) or _lacks_imports(text)))
     if python and not shell:
         scripts = clients.scripts if surely else clients.perhaps
-        scripts.append(_without_prompt(text))
+        scripts.append(_script_in(text))
         return
 
     text = _without_fetch(_without_httpie(text))
@@ -757,7 +765,7 @@ def _sort(issue: Issue, clients: _Clients, block: _ReportBlock) -> None:
         clients.benchmarks += _benchmarks_in(text)
     elif _OFFLINE.search(text):
         issue.offline = True
-        clients.offline.append(_without_prompt(text))
+        clients.offline.append(_script_in(text))
     elif written and not issue.other_client:
         issue.other_client = _other_client(text)
 
@@ -1043,7 +1051,7 @@ def _run_by_command(
     issue: Issue, blocks: Sequence[_ReportBlock], named: Mapping[str, str]
 ) -> None:
     """Run a script by the command that the report shows, if that has arguments."""
-    scripts = [b for b in blocks if _without_prompt(b.text) == issue.client]
+    scripts = [b for b in blocks if _script_in(b.text) == issue.client]
     if not scripts:
         return
     for block in blocks:
@@ -1083,6 +1091,27 @@ def _without_prompt(text: str) -> str:
     # A notebook's lines for a shell, and its magics, are no Python.
     plain = [line for line in lines if not re.match(r"[!%]\w", line)]
     return "\n".join(plain)
+
+
+def _script_in(block: str) -> str:
+    """The script of a block, without what stands below it, as its output does. A block
+    of which no beginning asks anything is left as it is."""
+    text = _without_prompt(block)
+    lines = text.split("\n")
+    kept = list(lines)
+    for _ in range(_MOST_TRIES):
+        try:
+            ast.parse("\n".join(kept))
+        except SyntaxError as error:
+            wrong = (error.lineno or len(kept)) - 1
+            kept = kept[: max(0, min(wrong, len(kept) - 1))]
+        except (ValueError, RecursionError, MemoryError):
+            return text
+        else:
+            break
+    script = "\n".join(kept).rstrip()
+    asks = _CALLS_CLIENT.search(script) or re.search(r"\.(?:generate|chat)\(", script)
+    return script if asks and len(kept) < len(lines) else text
 
 
 _MOST_CHARS: Final = 65_536
@@ -1175,9 +1204,11 @@ def _is_request(body: object) -> bool:
     """Whether an object has what a request asks with, and nothing of an answer."""
     if not isinstance(body, dict):
         return False
-    asks = {"messages", "prompt", "input", "text", "token_ids", "input_ids"}
+    asks = {"messages", "prompt", "input", "text", "token_ids", "input_ids", "text_1"}
+    pairs = ({"query", "documents"}, {"query", "items"})
     answers = {"choices", "meta_info", "usage", "object", "error"}
-    return bool(asks & body.keys()) and answers.isdisjoint(body)
+    is_asking = bool(asks & body.keys()) or any(pair <= body.keys() for pair in pairs)
+    return is_asking and answers.isdisjoint(body)
 
 
 def _without_comment(line: str) -> str:

@@ -149,6 +149,7 @@ def asked_for(options: ReproCommand) -> ReproPlan:
         server = saying(server, ways[0].scripts)
         _tell_speech(facts, ways[0])
         facts.shows_output = issue.speech.is_shown and is_judged(ways[0])
+        facts.shows_sound = bool(issue.speech.raw) and _is_sound(issue.answer, ways[0])
 
     facts.asked = options.fixed
     if options.fixed == "newest":
@@ -231,6 +232,17 @@ def is_judged(variant: SpokenVariant) -> bool:
         if answer.content is None and answer.calls is None:
             return False
     return True
+
+
+def _is_sound(shown: Speech, variant: SpokenVariant) -> bool:
+    """Whether an answer that a report shows is what a sound parser makes of all that
+    the model says: then whatever is wrong with it no script can show."""
+    (said,) = variant.scripts.script[:1]
+    if not (shown.calls or shown.content) or not is_judged(variant):
+        return False
+    calls = [(call.name, call.arguments) for call in said.calls or []]
+    same_calls = calls == [(call.name, call.arguments) for call in shown.calls]
+    return same_calls and (said.content or "").strip() == shown.content.strip()
 
 
 def _tell_speech(facts: ReportFacts, variant: SpokenVariant) -> None:

@@ -311,6 +311,21 @@ def shown_in(texts: Sequence[tuple[str, str]]) -> Speech:
     return Speech()
 
 
+_NOT_OBSERVED: Final = re.compile(r"expect|should|correct|desired|want", re.IGNORECASE)
+
+
+def answer_in(texts: Sequence[tuple[str, str]]) -> Speech:
+    """The first answer of the API that a report shows as observed; an empty one: it
+    shows none.
+
+    ``texts``: as in :func:`shown_in`."""
+    for text, above in texts:
+        answer = _answer_in(text[:_MOST_RAW])
+        if answer is not None and not answer.raw and not _NOT_OBSERVED.search(above):
+            return answer
+    return Speech()
+
+
 def _has_tags(text: str) -> bool:
     return any(tag in text for tag in (*family_tokens(), *_FURTHER_TAGS))
 
@@ -328,17 +343,36 @@ def _answer_in(text: str) -> Speech | None:
     message = _message_in(value)
     if message is None:
         return None
-    content = str(message.get("content") or "")
+    parts = message.get("content")
+    content, calls = (
+        _parts_in(parts) if isinstance(parts, list) else (str(parts or ""), [])
+    )
     reasoning = str(message.get("reasoning") or message.get("reasoning_content") or "")
     if _has_tags(content):
         return Speech(raw=content)
-    calls: list[ScriptedCall] = []
     listed = message.get("tool_calls")
     for call in listed if isinstance(listed, list) else []:
         function = call.get("function") if isinstance(call, dict) else None
         if isinstance(function, dict) and len(calls) < _MOST_TOOLS:
             calls.append(_call_in(function))
     return Speech(reasoning=reasoning, content=content, calls=calls)
+
+
+def _parts_in(parts: Sequence[object]) -> tuple[str, list[ScriptedCall]]:
+    """Text and calls of an answer in parts, as Anthropic's API has it."""
+    texts: list[str] = []
+    calls: list[ScriptedCall] = []
+    for part in parts:
+        if not isinstance(part, dict):
+            continue
+        if part.get("type") == "text":
+            texts.append(str(part.get("text") or ""))
+        elif part.get("type") == "tool_use" and len(calls) < _MOST_TOOLS:
+            given = part.get("input")
+            arguments = given if isinstance(given, dict) else {}
+            name = str(part.get("name") or "f")[:64]
+            calls.append(ScriptedCall(name=name, arguments=arguments))
+    return "".join(texts), calls
 
 
 def _message_in(value: object) -> dict[str, Any] | None:

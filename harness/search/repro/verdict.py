@@ -465,6 +465,11 @@ def _doubt(report: ReportFacts) -> str:
             "of the server's counters only some are held against the requests, and "
             "those agree (a client that asserts what is right says more)"
         )
+    if report.shows_sound:
+        return (
+            "the answer that the report shows is what a sound parser makes of its model's "
+            "output: no rule of mmrepro's says what is wrong with it (--expect)"
+        )
     if _OF_OUTPUT.isdisjoint(claim.about) or report.shows_output:
         return ""
     return "the report does not show what its model said, on which it hangs (--script FILE)"

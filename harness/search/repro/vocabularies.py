@@ -24,6 +24,7 @@ _VOCABULARIES: Final = (
     (r"internlm", 128_512),
     (r"\bopt-", 50_272),
     (r"gpt-?2", 50_257),
+    (r"pythia|gpt-?neo", 50_304),
 )
 """Tokens of a family's largest vocabulary: ``vocab_size`` of their configurations."""
 
@@ -39,6 +40,7 @@ _WRITTEN: Final = re.compile(
 )
 _ID: Final = re.compile(r"(?<![\w.-])\d{2,6}(?![\w.])")
 _COUNT: Final = re.compile(r"\brange\(\s*(?:\d{1,7}\s*,\s*)?(\d{1,7})\s*[,)]")
+_LIST_OF_IDS: Final = re.compile(r"\[(?:\s*\d{1,6}\s*,){6,2000}\s*\d{0,6}\s*\]")
 """What is written out after a field of ids; ids in that; ids that a script counts."""
 
 
@@ -64,7 +66,7 @@ def tokens_named(traffic: str, model: str) -> int:
         size = _FEWEST_TOKENS  # of an unknown model no more is sure
 
     most = 0
-    for written in _WRITTEN.findall(traffic):
+    for written in (*_WRITTEN.findall(traffic), *_LIST_OF_IDS.findall(traffic)):
         for id in _ID.findall(written):
             if int(id) < size:
                 most = max(most, int(id) + 1)

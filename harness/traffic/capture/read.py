@@ -388,6 +388,7 @@ _BY_FIELDS: Final = (
     ({"lora_name"}, "/v1/load_lora_adapter"),
     ({"query", "documents"}, "/rerank"),
     ({"text_1"}, "/score"),
+    ({"query", "items"}, "/v1/score"),
 )
 _OF_RESPONSES: Final = {
     "instructions",

@@ -851,6 +851,39 @@ def test_a_script_that_imports_an_engine_by_its_class() -> None:
     assert (read.client_kind, read.server) == ("offline", "sglang serve m/m")
 
 
+def test_a_script_ends_where_its_output_begins() -> None:
+    read = read_blocks(
+        SERVES, f"{PYTHON}\n\n# Output\nStatus Code: 500\n<Response [500]>"
+    )
+    assert (read.client_kind, read.client) == ("python", f"{PYTHON}\n\n# Output")
+    other = "import openai\nprint 'in an older Python'\nopenai.x()"
+    assert read_blocks(SERVES, other).client == other
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        '{"model": "m", "text_1": "a", "text_2": ["b"]}',
+        '{"query": "a", "documents": ["b"]}',
+        '{"query": "a", "items": ["b"]}',
+    ],
+)
+def test_a_body_that_asks_for_scores(body: str) -> None:
+    assert read_blocks(SERVES, body).client_kind == "json"
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "The server responds with HTTP 400 saying that an option is missing.",
+        "It is rejected with 400 although the option is set.",
+        "The request fails with status code 400 there.",
+    ],
+)
+def test_a_status_with_which_it_answers(words: str) -> None:
+    assert read_issue(f"vllm 0.23.0\n\n{words}\n\n`{SERVES}`\n").claim.status == 400
+
+
 def test_both_outputs_in_one_file() -> None:
     asked = parse("vllm serve m/m --seed 1 &> start.log &")
     assert asked.options == [("--seed", ["1"])]

@@ -725,6 +725,32 @@ def test_what_no_rule_reads_of_a_shown_output_is_not_judged(
     assert asked_for(ReproCommand(file=report)).facts.shows_output is judged
 
 
+CALL = '<tool_call>\n{"name": "f", "arguments": {"a": 1}}\n</tool_call>'
+OBSERVED = {"role": "assistant", "content": [{"type": "tool_use", "name": "f"}]}
+
+
+@pytest.mark.parametrize(
+    ("above", "arguments", "sound"),
+    [
+        ("It answers:", {"a": 1}, True),
+        ("It answers:", {"a": 2}, False),
+        ("It should answer:", {"a": 1}, False),
+    ],
+)
+def test_an_answer_that_is_right_by_the_model_s_output_is_known(
+    tmp_path: Path, above: str, arguments: dict[str, int], sound: bool
+) -> None:
+    part = {**OBSERVED["content"][0], "input": arguments}
+    shown = json.dumps({**OBSERVED, "content": [part]})
+    server = "vllm serve m/m --enable-auto-tool-choice --tool-call-parser hermes"
+    asks = "curl localhost:8000/v1/messages -d '{}'"
+    fenced = "\n\n".join(f"```\n{block}\n```" for block in (server, asks, CALL))
+    report = tmp_path / "issue.md"
+    text = f"vllm 0.23.0: wrong tool calls\n\n{fenced}\n\n{above}\n```\n{shown}\n```\n"
+    report.write_text(text)
+    assert asked_for(ReproCommand(file=report)).facts.shows_sound is sound
+
+
 STREAMED = {
     "model": "m",
     "messages": [{"role": "user", "content": "hi"}],

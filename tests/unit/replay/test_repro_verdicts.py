@@ -451,7 +451,8 @@ def test_a_failure_that_needs_no_request_is_not_the_report_s() -> None:
 
 
 def of_report(claim: Claim, **more: Any) -> Replay:
-    facts = {name: more.pop(name) for name in ("end", "shows_output") if name in more}
+    names = ("end", "shows_output", "shows_sound")
+    facts = {name: more.pop(name) for name in names if name in more}
     made = replay(claim, answers=more.pop("answers", [answer("200", "fine")]), **more)
     assert made.report is not None
     made.report.source = "issue.md"
@@ -518,6 +519,12 @@ def test_a_client_s_own_check_is_the_report_s_where_that_is_silent() -> None:
             {"shows_output": True},
             ReproVerdict.NOT_REPRODUCED,
             "1 request answered",
+        ),
+        (
+            Claim(about=["calls"]),
+            {"shows_output": True, "shows_sound": True},
+            ReproVerdict.NOTHING_TESTED,
+            "no rule of mmrepro's says what is wrong",
         ),
         (Claim(about=["stop"]), {}, ReproVerdict.NOT_REPRODUCED, "nothing is wrong"),
         (Claim(about=["metrics"]), {}, ReproVerdict.NOTHING_TESTED, "only some"),

@@ -65,3 +65,9 @@ def test_a_large_vocabulary_is_no_list_of_added_tokens(tmp_path: Path) -> None:
 def test_tiny_llamas_are_sorted_by_their_tokens() -> None:
     sizes = [model.vocab_size for model in LLAMAS.values()]
     assert sizes == sorted(sizes)
+
+
+def test_ids_in_a_list_of_a_script_count() -> None:
+    script = "PROMPTS = [[1, 10408, 15, 3312, 16315, 7519, 47932]]\nf(prompt_token_ids=PROMPTS[0])"
+    assert tokens_named(script, "EleutherAI/pythia-160m") == 47_933
+    assert tokens_named(script, "org/unknown") == 16_316
