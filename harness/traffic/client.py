@@ -343,7 +343,7 @@ async def _read_whole(
     """Read an answer that is no stream."""
     body = await _read_bounded(answer)
     if body is None:
-        record.error = f"the answer is longer than {MAX_BODY_BYTES} bytes"
+        record.error = f"the answer has more than {MAX_BODY_BYTES} bytes"
         return
     if watch is not None:
         watch.heard(body)
@@ -416,7 +416,7 @@ async def _read_stream(
         if not rest.expired():
             raise
     except _TooLong:
-        record.error = f"the answer is longer than {MAX_BODY_BYTES} bytes"
+        record.error = f"the answer has more than {MAX_BODY_BYTES} bytes"
     finally:  # what came before a closed connection or the deadline is evidence as well
         if other is None:
             record.text = "".join(text)[:TEXT_LIMIT]

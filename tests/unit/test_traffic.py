@@ -259,7 +259,7 @@ def test_an_endless_answer_is_cut(
 ) -> None:
     monkeypatch.setattr(traffic_module, "MAX_BODY_BYTES", 1 << 20)
     record = ask(tmp_path, reply, stream=stream)
-    assert record.error == "the answer is longer than 1048576 bytes"
+    assert record.error == "the answer has more than 1048576 bytes"
     assert not record.timed_out
 
 

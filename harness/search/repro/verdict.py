@@ -27,7 +27,7 @@ from mmrepro.failure.documents.replay import (
 from mmrepro.search.oracle.scripted import A_CALL, A_THOUGHT, JSON_ANSWER
 from mmrepro.search.replay.pursue import LOUD
 from mmrepro.search.repro.claim import BY_EACH, ECHOES, EXCEPTION, SHOWS
-from mmrepro.search.repro.vocabularies import MOST_TOKENS, vocabulary_of
+from mmrepro.search.repro.vocabularies import vocabulary_of
 from mmrepro.traffic.case import PlayState
 
 _LIMITS: Final = re.compile(
@@ -43,11 +43,15 @@ _LIMITS: Final = re.compile(
 )
 """How a refusal reads that is about the server's options or its stand-in, and not the
 request."""
+_OPTION: Final = re.compile(r"--[a-z][\w-]*\w")
 
 
-def _limit(words: str, tokens: int = MOST_TOKENS) -> bool:
+def _limit(words: str, tokens: int, given: Collection[str]) -> bool:
     """Whether a refusal is about the server's options or its stand-in. A token id that
-    the real model, of ``tokens``, lacks as well is refused for itself."""
+    the real model, of ``tokens``, lacks as well is refused for itself; one that asks
+    for an option which the server has been ``given`` is wrong."""
+    if not set(_OPTION.findall(words)).isdisjoint(given):
+        return False
     if "vocab" in words.lower():
         numbers = map(int, re.findall(r"(?<![\w.])-?\d{1,19}(?![\w.]*\w)", words))
         if any(number < 0 or number >= tokens for number in numbers):
@@ -72,7 +76,7 @@ def concluded(replay: Replay) -> tuple[ReproVerdict, str]:
             return ReproVerdict.REPRODUCED, _reproduced(finding)
     real = next((item.what for item in report.replaced if item.model), "")
     tokens = vocabulary_of(real)
-    answer = _as_reported(replay.answers, claim, tokens)
+    answer = _as_reported(replay, claim, tokens)
     if answer is not None:
         words = f"{answer.operation} got {answer.words}, as in the report"
         return ReproVerdict.REPRODUCED, words
@@ -284,12 +288,13 @@ def _exceptions(shown: Finding | Sighting) -> set[str]:
     return names - ECHOES
 
 
-def _as_reported(answers: Sequence[Answer], claim: Claim, tokens: int) -> Answer | None:
+def _as_reported(replay: Replay, claim: Claim, tokens: int) -> Answer | None:
     """An answer that is the refusal which the report complains of."""
     if claim.status is None or claim.status >= 500:
         return None
-    for answer in answers:
-        if answer.status != str(claim.status) or _limit(answer.words, tokens):
+    for answer in replay.answers:
+        limit = _limit(answer.words, tokens, replay.server.args)
+        if answer.status != str(claim.status) or limit:
             continue
         if not claim.messages or any(
             _alike(message, answer.words) for message in claim.messages
@@ -342,7 +347,7 @@ def _silent(replay: Replay, real: str, tokens: int) -> tuple[ReproVerdict, str]:
         return ReproVerdict.NOTHING_TESTED, said
     refused = [answer for answer in answers if answer.refused]
     for answer in refused:
-        if not _is_limit(answer, tokens):
+        if not _is_limit(answer, tokens, replay.server.args):
             continue
         said = f"nothing was tested: {answer.operation} got {answer.words}"
         if "vocab" in answer.words.lower():
@@ -562,9 +567,11 @@ def _answered(replay: Replay, claim: Claim) -> str:
     return f"{tested} answered, and {nothing}: {words}"
 
 
-def _is_limit(answer: Answer, tokens: int) -> bool:
+def _is_limit(answer: Answer, tokens: int, given: Collection[str]) -> bool:
     """Whether a refusal is about the server and not about what the request asks for."""
-    return answer.status in ("401", "403", "404", "405") or _limit(answer.words, tokens)
+    if answer.status in ("401", "403", "404", "405"):
+        return True
+    return _limit(answer.words, tokens, given)
 
 
 def _untold(replay: Replay, otherwise: str) -> tuple[ReproVerdict, str]:

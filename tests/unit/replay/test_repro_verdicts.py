@@ -450,6 +450,25 @@ def test_a_failure_that_needs_no_request_is_not_the_report_s() -> None:
 # ------------------------------------------------------------ what refutes nothing
 
 
+@pytest.mark.parametrize(
+    ("args", "verdict"),
+    [(["--tool-call-parser", "hermes"], "reproduced"), ([], "nothing-tested")],
+)
+def test_a_refusal_that_asks_for_an_option_which_is_there_is_the_failure(
+    args: list[str], verdict: str
+) -> None:
+    words = "a named tool requires --tool-call-parser to be set"
+    made = of_report(Claim(status=400), answers=[answer("400", words)])
+    made.server = made.server.model_copy(update={"args": args})
+    assert concluded(made)[0] == verdict
+
+
+def test_an_answer_without_end_to_a_request_that_is_refused_is_no_context() -> None:
+    words = "the answer has more than 8388608 bytes"
+    made = of_report(Claim(status=400), answers=[answer("400", words)])
+    assert concluded(made)[0] == "reproduced"
+
+
 def of_report(claim: Claim, **more: Any) -> Replay:
     names = ("end", "shows_output", "shows_sound")
     facts = {name: more.pop(name) for name in names if name in more}
