@@ -606,7 +606,7 @@ _VERDICTS: Final = (
     (Needs.TRUST, ReproVerdict.NOTHING_TESTED),
 )
 _OF_FRONT: Final = frozenset({"finish", "calls", "reasoning", "stop", "json"})
-"""Features that an API server makes: no GPU has to do with them."""
+"""Features that an API server makes of what a model says."""
 
 
 def _may_hang_on(item: Replaced, claim: Claim) -> bool:
@@ -615,5 +615,8 @@ def _may_hang_on(item: Replaced, claim: Claim) -> bool:
         return False
     # What stands beside a lost call, or thought, is called the content.
     about = set(claim.about) - {"text"}
-    is_of_front = bool(about) and about <= _OF_FRONT
-    return not (_is_silent(claim) and is_of_front and item.needs is Needs.HARDWARE)
+    if not (about and about <= _OF_FRONT and _is_silent(claim)):
+        return True
+    # A parser reads what the model says: without that the verdict asks for it.
+    is_said = item.model and not _OF_OUTPUT.isdisjoint(about)
+    return not (item.needs is Needs.HARDWARE or is_said)

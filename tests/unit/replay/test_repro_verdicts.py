@@ -567,6 +567,16 @@ def left_out(what: str, needs: Needs) -> Replaced:
     return Replaced(what=what, why="it is not here", essential=True, needs=needs)
 
 
+QUANTISED = Replaced(
+    what="org/model-AWQ",
+    by="a tiny Llama",
+    why="not quantised",
+    essential=True,
+    model=True,
+    needs=Needs.MODEL,
+)
+
+
 @pytest.mark.parametrize(
     ("claim", "row", "verdict"),
     [
@@ -584,6 +594,9 @@ def left_out(what: str, needs: Needs) -> Replaced:
         ),
         (Claim(classes=[D]), left_out("A=0", Needs.RELEASE), "nothing-tested"),
         (Claim(classes=[D]), left_out("--lora", Needs.MODEL), "needs-model"),
+        (Claim(classes=[D]), QUANTISED, "needs-model"),
+        (Claim(about=["finish"]), QUANTISED, "needs-model"),
+        (Claim(about=["calls"]), QUANTISED, "nothing-tested"),
         (Claim(classes=[D]), left_out("--x y", Needs.TRUST), "nothing-tested"),
     ],
 )
