@@ -47,9 +47,10 @@ _ADDRESS_SET: Final = re.compile(
     r"(?P<quote>[\"'])(?P<text>[^\"'\n]{1,80})(?P=quote)",
     re.IGNORECASE,
 )
-_AN_ADDRESS: Final = re.compile(
-    r".*://.*|localhost.*|/.*|[\w-]+(?:\.[\w-]+)+(?::\d+)?(?:/\S*)?|[\w.-]+:\d+(?:/\S*)?"
+_PLACEHOLDER: Final = re.compile(
+    r"(?!.*://|data:).*(?:[<>\s]|your|xxx|placeholder|replace)", re.IGNORECASE
 )
+"""A text that its reader is to put an address in the place of."""
 _HEADER: Final = re.compile(r"(?:from __future__ import [^\n]*\n|#[^\n]*\n|\s*\n)*")
 
 
@@ -79,7 +80,7 @@ class FilledNames:
 
 def _with_address(found: re.Match[str], script: str) -> str:
     """An assignment of what is no address (``<url>``, ``your base_url``), with one."""
-    if _AN_ADDRESS.fullmatch(found["text"]):
+    if not _PLACEHOLDER.match(found["text"]):
         return found[0]
     value = _value_of(found["name"], script, "") or f"{_PORT}/v1"
     return f"{found['name']}{found['is']}{value!r}"

@@ -817,6 +817,9 @@ def test_arguments_of_a_call_are_no_variables_of_a_shell() -> None:
         ("http://10.0.0.1:80/v1", "http://10.0.0.1:80/v1"),
         ("gpu-3:8000", "gpu-3:8000"),
         ("/v1/completions", "/v1/completions"),
+        ("chat/completions", "chat/completions"),
+        ("data:image/png;base64,iVBOR w0", "data:image/png;base64,iVBOR w0"),
+        ("http://your-host:8000/v1", "http://your-host:8000/v1"),
     ],
 )
 def test_a_placeholder_in_the_place_of_an_address(written: str, becomes: str) -> None:
