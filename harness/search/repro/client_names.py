@@ -51,7 +51,7 @@ _PLACEHOLDER: Final = re.compile(
     r"(?!.*://|data:).*(?:[<>\s]|your|xxx|placeholder|replace)", re.IGNORECASE
 )
 """A text that its reader is to put an address in the place of."""
-_HEADER: Final = re.compile(r"(?:from __future__ import [^\n]*\n|#[^\n]*\n|\s*\n)*")
+_FUTURE: Final = re.compile(r"^from __future__ import [^\n]*\n", re.MULTILINE)
 
 
 @dataclass
@@ -73,8 +73,7 @@ class FilledNames:
         script = _ADDRESS_SET.sub(partial(_with_address, script=script), script)
         if not self.lines:
             return script
-        header = _HEADER.match(script)
-        at = header.end() if header else 0
+        at = max((found.end() for found in _FUTURE.finditer(script)), default=0)
         return script[:at] + "\n".join(self.lines) + "\n" + script[at:]
 
 
