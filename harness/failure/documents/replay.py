@@ -409,6 +409,13 @@ class ClientEnd(Record):
     exception: Annotated[
         str, Field(description="class of the exception that it ended with")
     ] = ""
+    message: Annotated[
+        str,
+        Field(
+            description="the beginning of what that says",
+            exclude_if=lambda message: not message,
+        ),
+    ] = ""
     line: Annotated[
         int, Field(description="of the script, where it was raised; 0: not known")
     ] = 0

@@ -12,6 +12,7 @@ import re
 from collections.abc import Iterator
 from typing import Final
 
+from mmrepro.base.text import one_line
 from mmrepro.failure.documents.replay import ClientEnd
 from mmrepro.search.repro.claim import ECHOES, EXCEPTION
 from mmrepro.traffic.capture import ClientRun
@@ -63,7 +64,7 @@ def client_end(
     end = ClientEnd(code=run.code, ended=run.ended)
     if run.ended or not run.code:
         return end
-    end.exception, end.line = _raised(run.output, name)
+    end.exception, end.message, end.line = _raised(run.output, name)
     if offline and (_is_of_engine(run.output, name) or not end.exception):
         end.in_engine = True
         found = dict.fromkeys(EXCEPTION.findall(run.output))
@@ -77,21 +78,23 @@ def client_end(
     return end
 
 
-def _raised(output: str, name: str) -> tuple[str, int]:
-    """The exception that ended a script and its line there; ("", 0): none did."""
+def _raised(output: str, name: str) -> tuple[str, str, int]:
+    """The exception that ended a script, its words, and the script's line; ("", "", 0):
+    none did."""
     begun = output.rfind("Traceback (most recent call last)")
     if begun < 0:
-        return "", 0
+        return "", "", 0
     told = output[begun:]
     lines = [int(at) for file, at in _RAISED.findall(told) if file == name]
-    exception = ""
+    exception = message = ""
     for line in told.splitlines()[1:]:
         # A traceback's own lines are indented; the exception's begins its line.
         ended = _LAST.match(line)
         if ended is not None:
             exception = ended[1].rpartition(".")[2]
+            message = one_line(line.partition(": ")[2], 300)
             break
-    return exception, lines[-1] if lines else 0
+    return exception, message, lines[-1] if lines else 0
 
 
 def _is_of_engine(output: str, name: str) -> bool:

@@ -168,6 +168,10 @@ def _of_engine(report: ReportFacts) -> tuple[ReproVerdict, str] | None:
     if not end.asked and not starts:
         said = f"nothing was tested: {place}, before it was asked anything"
         return ReproVerdict.NOTHING_TESTED, said
+    real = next((item.what for item in report.replaced if item.model), "")
+    if _limit(end.message, vocabulary_of(real), ()):
+        said = f"nothing was tested: {place}: {end.message}"
+        return ReproVerdict.NOTHING_TESTED, said
     named = set(claim.exceptions)
     is_named = bool(named & set(end.raised))
     is_loud = not LOUD.isdisjoint(claim.classes) or (claim.status or 0) >= 500

@@ -349,6 +349,11 @@ LOUD = {"classes": ["death", "failing"]}
         (LOUD, {"failed": 1}, ReproVerdict.UNPROVEN),
         (LOUD, {"asked": 0}, ReproVerdict.NOTHING_TESTED),
         (LOUD | {"exceptions": ["KeyError"]}, {}, ReproVerdict.DIFFERENT),
+        (
+            LOUD,
+            {"message": "Token id 100266 is out of vocabulary"},
+            ReproVerdict.NOTHING_TESTED,
+        ),
         ({"exceptions": ["ValueError"]}, {}, ReproVerdict.REPRODUCED),
         ({"about": ["stop"]}, {}, ReproVerdict.DIFFERENT),
     ],
