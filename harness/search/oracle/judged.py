@@ -380,6 +380,13 @@ class Sent:
         value = self.op.parameters.get(name)
         return otherwise if value is None else value
 
+    @property
+    def rules_out_parallel_calls(self) -> bool:
+        """Whether it asks for one call of a tool at most, by the field of its API."""
+        choice = self.parameter("tool_choice")
+        disabled = isinstance(choice, dict) and choice.get("disable_parallel_tool_use")
+        return self.parameter("parallel_tool_calls") is False or disabled is True
+
 
 def sent_of(case: Case, played: Played) -> list[Sent]:
     """In the order in which they were sent; their bodies taken apart, as far as they

@@ -383,9 +383,7 @@ def _called(
 ) -> Iterator[tuple[str, str]]:
     if choice.finish_reason == "tool_calls" and not choice.tool_calls:
         yield "finish-tool-calls", "it ended with tool_calls, and no tool is called"
-    if len(choice.tool_calls) > 1 and _promises_one_call(sent, case, engine):
-        count = len(choice.tool_calls)
-        yield "one-call", f"{count} tools are called, and parallel calls are ruled out"
+    yield from _one_call(sent, choice, case, engine)
     given = sent.parameter("tool_choice")
     forced = given == "required" or isinstance(given, dict)
     whole = choice.finish_reason in ("stop", "tool_calls")
@@ -419,15 +417,20 @@ def _called(
                 yield "tool-choice", f"{call.name}({call.arguments[:60]}): {why}"
 
 
-def _promises_one_call(sent: Sent, case: Case, engine: Engine) -> bool:
-    """Whether a request rules parallel calls out, by the field of its API, and the
-    release keeps that."""
-    since = engine.promises.one_call_since
-    if not since or Version(case.server.release) < Version(since):
-        return False
-    choice = sent.parameter("tool_choice")
-    disabled = isinstance(choice, dict) and choice.get("disable_parallel_tool_use")
-    return sent.parameter("parallel_tool_calls") is False or disabled is True
+def one_call(sent: Sent, case: Case, engine: Engine) -> Iterator[tuple[str, str]]:
+    """What is broken of that promise, whatever the API."""
+    for choice in sent.record.choices:
+        yield from _one_call(sent, choice, case, engine)
+
+
+def _one_call(
+    sent: Sent, choice: ChoiceSeen, case: Case, engine: Engine
+) -> Iterator[tuple[str, str]]:
+    count, since = len(choice.tool_calls), engine.promises.one_call_since
+    if count < 2 or not since or not sent.rules_out_parallel_calls:
+        return
+    if Version(case.server.release) >= Version(since):
+        yield "one-call", f"{count} tools are called, and parallel calls are ruled out"
 
 
 def _may_be_cut(sent: Sent, choice: ChoiceSeen) -> bool:

@@ -109,6 +109,8 @@ def said_by_script(sent: Sent, case: Case, engine: Engine) -> Iterator[tuple[str
     scripts = case.server.scripts
     if scripts is None or any(map(sent.parameter, _OTHERWISE)):
         return
+    if sent.rules_out_parallel_calls:
+        return  # of several calls that the model says one is told
     spoken = _spoken(sent, case, scripts)
     if spoken is None:
         return
@@ -242,6 +244,8 @@ def said_in_items(sent: Sent, case: Case) -> Iterator[tuple[str, str]]:
         return
     others = (*_OTHERWISE, "tool_choice", "reasoning", "thinking", "text")
     if not record.choices or record.left or any(map(sent.parameter, others)):
+        return
+    if sent.rules_out_parallel_calls:
         return
     answer = scripts.chosen(_items_asked(sent.op))
     if answer is None or not answer.ends or _stops(sent):

@@ -114,6 +114,11 @@ def test_a_call_is_what_was_made(
     assert found(tmp_path, op, {**RIGHT, **change}, PARSERS) == kinds
 
 
+def test_of_several_calls_that_are_ruled_out_one_may_be_missing(tmp_path: Path) -> None:
+    op = chat(tools=TOOLS, parallel_tool_calls=False)
+    assert found(tmp_path, op, {**RIGHT, "calls": []}, PARSERS) == set()
+
+
 def chat(**parameters: Any) -> Operation:
     message = Message(role="user", content="x")
     return Operation(id="r1", path=CHAT, messages=[message], parameters=parameters)
@@ -349,6 +354,12 @@ CALLED = [{"name": "add", "arguments": '{"a": 3}'}]
             "/v1/responses",
             {"input": [{"type": "function_call_output", "output": "1"}]},
             {"text": "whatever"},
+            set(),
+        ),
+        (
+            "/v1/responses",
+            {**RESPONSES, "parallel_tool_calls": False},
+            {"text": "whatever", "finish_reason": "completed"},
             set(),
         ),
     ],

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from fake_server import STREAM_HEAD, http, serving
 from mmrepro.base.errors import UsageError
+from mmrepro.base.records import Moment
 from mmrepro.engines import get_engine
 from mmrepro.engines.models.script_file import Scripts
 from mmrepro.search.oracle.expected import expected
@@ -26,6 +27,7 @@ from mmrepro.traffic.case.model import (
     ServerWanted,
 )
 from mmrepro.traffic.case.sending import Played, PlayState, Sending
+from mmrepro.traffic.evidence import ChoiceSeen, RequestRecord
 from mmrepro.traffic.evidence.recorder import Recorder
 
 SCHEMA = {
@@ -335,6 +337,28 @@ def test_one_call_where_parallel_calls_are_ruled_out(
     assert judged([op], {"r1": [two]}, tmp_path / "b")[0] == {"one-call": ["r1"]}
     free = plain(path=CHAT, tools=TOOLS, parallel_tool_calls=None)
     assert judged([free], {"r1": [two]}, tmp_path / "c")[0] == {}
+
+
+def test_one_call_of_an_api_whose_answer_has_items() -> None:
+    asked = {"messages": [{"role": "user", "content": "x"}], "tools": TOOLS}
+    asked["tool_choice"] = {"type": "auto", "disable_parallel_tool_use": True}
+    op = Operation(id="r1", path="/v1/messages", body=json.dumps(asked))
+    calls = [{"name": "add", "arguments": "{}"}] * 2
+    record = RequestRecord(
+        id=1,
+        phase="trigger",
+        deadline_s=10.0,
+        label="r1",
+        path="/v1/messages",
+        sent=Moment.now(),
+        status=200,
+        choices=[ChoiceSeen(index=0, tool_calls=calls)],
+    )
+    evidence = Recorder(Path()).evidence.model_copy(update={"requests": [record]})
+    case = Case(server=ServerWanted(engine="vllm", release="0.24.0"), operations=[op])
+    played = Played(state=PlayState.ENDED, evidence=evidence)
+    (shown,) = protocol(case, played, get_engine("vllm")).sightings
+    assert shown.bucket.endswith("one-call")
 
 
 PARTS = {
