@@ -483,7 +483,8 @@ def _models_named(sides: Sequence[UpstreamSide]) -> set[str]:
                 files |= {one for one in beside if not one.name.startswith("test_")}
         for file in files:
             if file.is_file():
-                text = file.read_bytes()[:_MOST_TEXT].decode("utf-8", "replace")
+                with file.open("rb") as opened:
+                    text = opened.read(_MOST_TEXT).decode("utf-8", "replace")
                 names |= hub_models_named(text)
     return names
 

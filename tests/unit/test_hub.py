@@ -84,8 +84,8 @@ def test_a_client_that_loads_a_tokenizer_gets_that_of_a_tiny_model(
     again = client._with_hub(BoxOrder(argv=()), wanted)
     assert order == again
     hub = order.env["HF_HUB_CACHE"]
-    assert hub == f"{WORK}/mmrepro-hub"
-    assert (folder / "mmrepro-hub" / "models--Qwen--Qwen3-0.6B").is_dir()
+    assert hub == f"{WORK}/.mmrepro-hub"
+    assert (folder / ".mmrepro-hub" / "models--Qwen--Qwen3-0.6B").is_dir()
     assert cache_root() / MODELS_DIR in order.readable
     plain = ClientWanted(("python3", "client.py"), folder, script="import openai")
     assert client._with_hub(BoxOrder(argv=()), plain) == BoxOrder(argv=())

@@ -184,7 +184,7 @@ def ending(view: DiagnosisView, why: list[str]) -> Assessment | None:
 def _in_its_shutdown(
     view: DiagnosisView, engine: Engine, why: list[str]
 ) -> Assessment | None:
-    """The core was told to go: a thread is in the function that ends it."""
+    """The core shuts down: one of its threads is in the function that ends it."""
     file, function = engine.core_ends_in
     for course in view.courses(view.core_pid):
         for frame in course.frames:

@@ -383,7 +383,6 @@ def _called(
 ) -> Iterator[tuple[str, str]]:
     if choice.finish_reason == "tool_calls" and not choice.tool_calls:
         yield "finish-tool-calls", "it ended with tool_calls, and no tool is called"
-    yield from _one_call(sent, choice, case, engine)
     given = sent.parameter("tool_choice")
     forced = given == "required" or isinstance(given, dict)
     whole = choice.finish_reason in ("stop", "tool_calls")
@@ -418,19 +417,17 @@ def _called(
 
 
 def one_call(sent: Sent, case: Case, engine: Engine) -> Iterator[tuple[str, str]]:
-    """What is broken of that promise, whatever the API."""
-    for choice in sent.record.choices:
-        yield from _one_call(sent, choice, case, engine)
-
-
-def _one_call(
-    sent: Sent, choice: ChoiceSeen, case: Case, engine: Engine
-) -> Iterator[tuple[str, str]]:
-    count, since = len(choice.tool_calls), engine.promises.one_call_since
-    if count < 2 or not since or not sent.rules_out_parallel_calls:
+    """Answers with several calls to a request that rules those out, whatever the API."""
+    since = engine.promises.one_call_since
+    if not since or not sent.rules_out_parallel_calls:
         return
-    if Version(case.server.release) >= Version(since):
-        yield "one-call", f"{count} tools are called, and parallel calls are ruled out"
+    if Version(case.server.release) < Version(since):
+        return
+    for choice in sent.record.choices:
+        count = len(choice.tool_calls)
+        if count > 1:
+            said = f"{count} tools are called, and parallel calls are ruled out"
+            yield "one-call", said
 
 
 def _may_be_cut(sent: Sent, choice: ChoiceSeen) -> bool:

@@ -61,11 +61,9 @@ def protocol(case: Case, played: Played, engine: Engine) -> OracleReport:
             broken.setdefault(kind, []).append((sent.op.id, said))
 
     for sent in sent_of(case, played):
-        for kind, said in scripted.said_in_items(sent, case):
+        of_any_api = promises.one_call(sent, case, engine)
+        for kind, said in (*scripted.said_in_items(sent, case), *of_any_api):
             broken.setdefault(kind, []).append((sent.op.id, said))
-        if not sent.generates:
-            for kind, said in promises.one_call(sent, case, engine):
-                broken.setdefault(kind, []).append((sent.op.id, said))
 
     for ids, kind, said in _unequal(requests, case):
         broken.setdefault(kind, []).extend((id, said) for id in ids)

@@ -944,20 +944,23 @@ def _bare_python(prose: str, form: re.Pattern[str]) -> str:
     below = prose[at:].lstrip("\n")
     # One "#" begins a comment; what is no Python below it is cut off as well.
     section = _SECTION.split(below, maxsplit=1)[0]
-    lines = section.splitlines()
+    return "\n".join(_python_beginning(section.splitlines())).strip()
+
+
+def _python_beginning(lines: Sequence[str]) -> list[str]:
+    """The lines as far as they are Python; []: no beginning of them is."""
+    kept = list(lines)
     for _ in range(_MOST_TRIES):
-        script = "\n".join(lines)
         try:
-            ast.parse(_without_prompt(script))
-            return script.strip()
+            ast.parse(_without_prompt("\n".join(kept)))
+            return kept
         except SyntaxError as error:
             # What follows the line that is wrong is no part of the script.
-            wrong = (error.lineno or len(lines)) - 1
-            lines = lines[: max(0, min(wrong, len(lines) - 1))]
+            wrong = (error.lineno or len(kept)) - 1
+            kept = kept[: max(0, min(wrong, len(kept) - 1))]
         except (ValueError, RecursionError, MemoryError):
             break
-
-    return ""
+    return []
 
 
 _MOST_TRIES: Final = 60
@@ -1098,17 +1101,7 @@ def _script_in(block: str) -> str:
     of which no beginning asks anything is left as it is."""
     text = _without_prompt(block)
     lines = text.split("\n")
-    kept = list(lines)
-    for _ in range(_MOST_TRIES):
-        try:
-            ast.parse("\n".join(kept))
-        except SyntaxError as error:
-            wrong = (error.lineno or len(kept)) - 1
-            kept = kept[: max(0, min(wrong, len(kept) - 1))]
-        except (ValueError, RecursionError, MemoryError):
-            return text
-        else:
-            break
+    kept = _python_beginning(lines)
     script = "\n".join(kept).rstrip()
     asks = _CALLS_CLIENT.search(script) or re.search(r"\.(?:generate|chat)\(", script)
     return script if asks and len(kept) < len(lines) else text

@@ -373,7 +373,8 @@ def run_client(
     return made
 
 
-_HUB: Final = "mmrepro-hub"
+_HUB: Final = ".mmrepro-hub"
+"""A name that no file of a stranger's has here: those with a dot are not copied."""
 
 
 def _with_hub(order: BoxOrder, wanted: ClientWanted) -> BoxOrder:
