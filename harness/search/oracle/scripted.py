@@ -140,9 +140,8 @@ def _spoken(sent: Sent, case: Case, scripts: Scripts) -> _Spoken | None:
     longest = len(tokens) + 1
     if limit is not None:
         longest = min(limit, longest)
-    prompt = sent.record.prompt_tokens
-    if prompt is None or prompt + longest > case.server.max_model_len:
-        return None  # it may end for the context
+    if _may_fill_context(sent, longest, case):
+        return None
     kept = tokens[:limit] if is_cut else tokens
     shown = [token for token in kept if token not in scripts.hidden]
     text = text_of_pieces(shown)
@@ -156,6 +155,15 @@ def _spoken(sent: Sent, case: Case, scripts: Scripts) -> _Spoken | None:
     if limit == len(tokens) + 1:
         finish = ""  # vLLM 0.11 looks at the length before it looks at the end
     return _Spoken(answer, text, finish, tokens=len(kept))
+
+
+def _may_fill_context(sent: Sent, longest: int, case: Case) -> bool:
+    """Whether an answer of so many tokens may end because the context is full."""
+    prompt = sent.record.prompt_tokens
+    if prompt is not None:
+        return prompt + longest > case.server.max_model_len
+    # Most streams have no usage. One that the context ended says so.
+    return any(choice.finish_reason == "length" for choice in sent.record.choices)
 
 
 def chosen_by(op: Operation) -> dict[str, Any]:

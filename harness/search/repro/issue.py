@@ -48,7 +48,8 @@ from mmrepro.search.repro.server_command import (
     parse,
 )
 from mmrepro.search.repro.shell_text import FUNCTION, ShellText, as_typed
-from mmrepro.search.repro.speech import Speech, answer_in, shown_in
+from mmrepro.search.repro.shown_answer import answer_in, has_no_beginning, shown_in
+from mmrepro.search.repro.speech import Speech
 from pydantic import TypeAdapter, ValidationError
 
 _HEADING: Final = re.compile(r"^#{1,6}[ \t]+(.+?)[ \t]*#*$", re.MULTILINE)
@@ -310,6 +311,7 @@ def read_here(text: str) -> Issue:
     others = [(b.text, b.line) for b in blocks if b.text.strip() not in run]
     others += [(text, "") for text in _INLINE.findall(prose)]
     issue.speech, issue.answer = shown_in(others), answer_in(others)
+    issue.speech.unopened = has_no_beginning(f"{issue.title}\n{prose}")
     return issue
 
 

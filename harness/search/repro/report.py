@@ -148,7 +148,7 @@ def asked_for(options: ReproCommand) -> ReproPlan:
     if ways:
         server = saying(server, ways[0].scripts)
         _tell_speech(facts, ways[0])
-        facts.shows_output = issue.speech.is_shown and is_judged(ways[0])
+        facts.shows_output = _shows_output(issue) and is_judged(ways[0])
         facts.shows_sound = bool(issue.speech.raw) and _is_sound(issue.answer, ways[0])
 
     facts.asked = options.fixed
@@ -199,7 +199,7 @@ def _asks(client: str) -> dict[str, Any]:
         speech = Speech.model_validate(read)
     except (OverLimit, WorkFailed, ValidationError, OSError):
         return {}
-    shown = {"raw", "reasoning", "content", "calls"}
+    shown = {"raw", "reasoning", "content", "calls", "streamed", "unopened"}
     fields = [name for name in Speech.model_fields if name not in shown]
     return {name: getattr(speech, name) for name in fields}
 
@@ -223,6 +223,15 @@ def _spoken(
 def saying(server: ServerWanted, scripts: Scripts) -> ServerWanted:
     """The same server, whose model says ``scripts``."""
     return server.model_copy(update={"scripts": scripts})
+
+
+def _shows_output(issue: Issue) -> bool:
+    """Whether a report shows what its model said. An answer is what a parser made of
+    that, so it tells only where the fault is in the stream beside it."""
+    speech = issue.speech
+    if speech.raw:
+        return True
+    return speech.is_shown and issue.streams and not speech.streamed
 
 
 def is_judged(variant: SpokenVariant) -> bool:

@@ -46,7 +46,12 @@ from mmrepro.search.repro.options import ReproCommand
 from mmrepro.search.repro.report import asked_for, is_judged, saying
 from mmrepro.search.repro.server_command import parse
 from mmrepro.search.repro.speech import SpokenVariant, likeliest_first
-from mmrepro.search.repro.verdict import concluded, matches
+from mmrepro.search.repro.verdict import (
+    concluded,
+    longer_context,
+    matches,
+    too_long,
+)
 from mmrepro.traffic import noise
 from mmrepro.traffic.capture import (
     ClientRun,
@@ -138,6 +143,7 @@ class Reproducing(Replaying):
         # A client that ran and sent nothing leaves nothing to play.
         if self.files.case.operations or not self._client_ran:
             rounds.run()
+            self._with_room(rounds)
             self._answered_otherwise(rounds)
             self._checked_again()
             self._in_a_row(rounds)
@@ -418,6 +424,30 @@ class Reproducing(Replaying):
         """How the model answers when the requests are replayed. The client gets the
         plainest answers: it may read them."""
         return likeliest_first(self.asked.variants, self.facts.claim.about)
+
+    def _with_room(self, rounds: Rounds) -> None:
+        """A request was refused because the tiny model's context is too short for it:
+        play the case in a longer one, which is the case from then on."""
+        replay, case = self.replay, self.files.case
+        if replay.findings or replay.unconfirmed or replay.untestable:
+            return
+        refused = too_long(replay)
+        if refused is None or "max_model_len" in self.options.asked:
+            return
+        longer = longer_context(refused.words)
+        if longer <= case.server.max_model_len:
+            return
+        server = case.server.model_copy(update={"max_model_len": longer})
+        self.files.case = case.model_copy(update={"server": server})
+        # What was refused is not what the requests test.
+        replay.answers = []
+        try:
+            rounds.once_more(self.files.case, f"in a context of {longer} tokens")
+        except Spent:
+            return
+        line = f"The context was too short for {refused.operation}: it has {longer} tokens."
+        self.facts.notes.append(line)
+        self.campaign.emit(Note(text=line))
 
     def _answered_otherwise(self, rounds: Rounds) -> None:
         """Nothing showed with what the model said first: let it answer otherwise."""

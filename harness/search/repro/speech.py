@@ -28,24 +28,14 @@ from mmrepro.engines.models import (
 from pydantic import Field
 
 _MOST_TEXT: Final = 65_536
-_MOST_RAW: Final = 8_000
-_MOST_TOOLS: Final = 20
+MOST_RAW: Final = 8_000
+MOST_TOOLS: Final = 20
 _LONGEST_CALL: Final = 2_000
 """Words of a call that max_tokens cuts."""
 _MOST_DEEP: Final = 12
 _THOUGHT: Final = "Let me see."
 _DONE: Final = "It is done."
 _NO_TOOL: Final = ("get_weather", {"city": "Oslo"})
-_FURTHER_TAGS: Final = ("<function=", "◁think▷", "<｜DSML｜", "<invoke name=")
-_CODE: Final = re.compile(
-    r"^[ \t]*(?:def |class |import |from \S+ import |\{%|curl |vllm |Traceback )"
-    r"|^[ \t]*(?:INFO|ERROR|WARNING|DEBUG)\b|^[ \t]*[\w.]*(?:Error|Exception): ",
-    re.MULTILINE,
-)
-_SHOWN: Final = re.compile(
-    r"(?:raw|model(?:'s)?|actual|generated)[ _-](?:raw[ _-])?(?:output|response|text)",
-    re.IGNORECASE,
-)
 
 
 class Speech(Record):
@@ -54,6 +44,8 @@ class Speech(Record):
     Attributes:
         raw: its raw output; "": the report does not show it.
         reasoning, content, calls: of its answer, where that is shown.
+        streamed: the answer is put together of a stream's pieces.
+        unopened: its thoughts have no tag that begins them.
         tools: that requests bring: a name and arguments that fit.
         bare: names of those that may be called without arguments.
         forced: tool_choice: ``required``, or the name of a tool.
@@ -62,12 +54,14 @@ class Speech(Record):
         most: the largest max_tokens.
     """
 
-    raw: Annotated[str, Field(max_length=_MOST_RAW)] = ""
-    reasoning: Annotated[str, Field(max_length=_MOST_RAW)] = ""
-    content: Annotated[str, Field(max_length=_MOST_RAW)] = ""
-    calls: Annotated[list[ScriptedCall], Field(max_length=_MOST_TOOLS)] = []
-    tools: Annotated[list[ScriptedCall], Field(max_length=_MOST_TOOLS)] = []
-    bare: Annotated[list[str], Field(max_length=_MOST_TOOLS)] = []
+    raw: Annotated[str, Field(max_length=MOST_RAW)] = ""
+    reasoning: Annotated[str, Field(max_length=MOST_RAW)] = ""
+    content: Annotated[str, Field(max_length=MOST_RAW)] = ""
+    calls: Annotated[list[ScriptedCall], Field(max_length=MOST_TOOLS)] = []
+    streamed: bool = False
+    unopened: bool = False
+    tools: Annotated[list[ScriptedCall], Field(max_length=MOST_TOOLS)] = []
+    bare: Annotated[list[str], Field(max_length=MOST_TOOLS)] = []
     forced: Annotated[str, Field(max_length=200)] = ""
     stops: Annotated[
         list[Annotated[str, Field(max_length=200)]], Field(max_length=10)
@@ -102,7 +96,7 @@ def _ask(speech: Speech, body: Mapping[str, Any]) -> None:
     for tool in tools if isinstance(tools, list) else []:
         call = _tool(tool)
         known = [known.name for known in speech.tools]
-        if call is not None and call.name not in known and len(known) < _MOST_TOOLS:
+        if call is not None and call.name not in known and len(known) < MOST_TOOLS:
             speech.tools.append(call)
             if not _described(tool)[1].get("required"):
                 speech.bare.append(call.name)
@@ -179,7 +173,7 @@ def example_of(schema: object, deep: int = 0) -> Any:
     if kind == "object" or isinstance(properties, dict):
         fields = properties if isinstance(properties, dict) else {}
         made: dict[str, Any] = {}
-        for name, inner in list(fields.items())[:_MOST_TOOLS]:
+        for name, inner in list(fields.items())[:MOST_TOOLS]:
             made[str(name)[:_LONGEST_VALUE]] = example_of(inner, deep + 1)
         return made
     if kind == "array":
@@ -290,117 +284,6 @@ class _Literals:
                         made[str(key.value)] = self._value(inner, deep + 1)
                 return made
         return None
-
-
-# --------------------------------------------------------------- what a report shows
-
-
-def shown_in(texts: Sequence[tuple[str, str]]) -> Speech:
-    """What blocks of a report show of the model's words: the first that does.
-
-    ``texts``: each with the line above it."""
-    for text, above in texts:
-        text = text[:_MOST_RAW]
-        answer = _answer_in(text)
-        if answer is not None and (answer.is_shown or answer.content):
-            return answer
-        if _CODE.search(text) or text.lstrip().startswith("{"):
-            continue
-        if _has_tags(text) or (_SHOWN.search(above) and text.strip()):
-            return Speech(raw=text.strip("\n"))
-    return Speech()
-
-
-_NOT_OBSERVED: Final = re.compile(r"expect|should|correct|desired|want", re.IGNORECASE)
-
-
-def answer_in(texts: Sequence[tuple[str, str]]) -> Speech:
-    """The first answer of the API that a report shows as observed; an empty one: it
-    shows none.
-
-    ``texts``: as in :func:`shown_in`."""
-    for text, above in texts:
-        answer = _answer_in(text[:_MOST_RAW])
-        if answer is not None and not answer.raw and not _NOT_OBSERVED.search(above):
-            return answer
-    return Speech()
-
-
-def _has_tags(text: str) -> bool:
-    return any(tag in text for tag in (*family_tokens(), *_FURTHER_TAGS))
-
-
-def _answer_in(text: str) -> Speech | None:
-    """An answer of the API. What is left of a parser's tags in its content was the raw
-    output."""
-    begin = text.find("{")
-    if begin < 0:
-        return None
-    try:
-        value, _ = json.JSONDecoder().raw_decode(text, begin)
-    except (ValueError, RecursionError):
-        return None
-    message = _message_in(value)
-    if message is None:
-        return None
-    parts = message.get("content")
-    content, calls = (
-        _parts_in(parts) if isinstance(parts, list) else (str(parts or ""), [])
-    )
-    reasoning = str(message.get("reasoning") or message.get("reasoning_content") or "")
-    if _has_tags(content):
-        return Speech(raw=content)
-    listed = message.get("tool_calls")
-    for call in listed if isinstance(listed, list) else []:
-        function = call.get("function") if isinstance(call, dict) else None
-        if isinstance(function, dict) and len(calls) < _MOST_TOOLS:
-            calls.append(_call_in(function))
-    return Speech(reasoning=reasoning, content=content, calls=calls)
-
-
-def _parts_in(parts: Sequence[object]) -> tuple[str, list[ScriptedCall]]:
-    """Text and calls of an answer in parts, as Anthropic's API has it."""
-    texts: list[str] = []
-    calls: list[ScriptedCall] = []
-    for part in parts:
-        if not isinstance(part, dict):
-            continue
-        if part.get("type") == "text":
-            texts.append(str(part.get("text") or ""))
-        elif part.get("type") == "tool_use" and len(calls) < _MOST_TOOLS:
-            given = part.get("input")
-            arguments = given if isinstance(given, dict) else {}
-            name = str(part.get("name") or "f")[:64]
-            calls.append(ScriptedCall(name=name, arguments=arguments))
-    return "".join(texts), calls
-
-
-def _message_in(value: object) -> dict[str, Any] | None:
-    if not isinstance(value, dict):
-        return None
-    message: Any = value
-    choices = value.get("choices")
-    if isinstance(choices, list) and choices and isinstance(choices[0], dict):
-        message = choices[0].get("message")
-    elif isinstance(value.get("message"), dict):
-        message = value["message"]
-    if not isinstance(message, dict) or "messages" in message:
-        return None
-    has_parts = any(
-        name in message for name in ("tool_calls", "reasoning", "reasoning_content")
-    )
-    return message if has_parts or message.get("role") == "assistant" else None
-
-
-def _call_in(function: Mapping[str, Any]) -> ScriptedCall:
-    try:
-        arguments = json.loads(str(function.get("arguments") or "{}"))
-    except (ValueError, RecursionError):
-        arguments = {}
-    return ScriptedCall(
-        name=str(function.get("name") or "f")[:64],
-        arguments=arguments if isinstance(arguments, dict) else {},
-    )
 
 
 # ------------------------------------------------------------------ what is said
@@ -525,7 +408,7 @@ def _told_by(raw: str, tool_parser: str, reasoning_parser: str) -> dict[str, Any
             return {}
     left = _CALL_FORM.sub("", begin + after).strip()
     inside = content + (thought[1] if thought else "")
-    if left or _TAG.search(inside) or len(calls) > _MOST_TOOLS:
+    if left or _TAG.search(inside) or len(calls) > MOST_TOOLS:
         return {}
     return {
         "reasoning": thought[1] if thought else None,
@@ -564,12 +447,19 @@ class _Making:
         return Scripts(script=[answer])
 
     def kinds(self) -> Iterator[SpokenVariant]:
-        """A call, two calls, a call that is cut; a thought with and without an end."""
-        if not self._tools:
+        """A call, two calls, a call that is cut; a thought with and without an end, and
+        without a beginning where the report has such."""
+        if self._speech.unopened and self._thinks is not None:
+            what = "thinks without a tag that begins the thought"
+            yield SpokenVariant(what, self._unopened())
+        if self._tools:
+            yield from self._calling_kinds()
+        else:
             yield SpokenVariant(self._what("answers"), self._scripts([]))
-            if self._thinks is not None:
-                yield SpokenVariant("thinks without an end", self._endless())
-            return
+        if self._thinks is not None and not self._speech.tools:
+            yield SpokenVariant("thinks without an end", self._endless())
+
+    def _calling_kinds(self) -> Iterator[SpokenVariant]:
         once = self._tools[:1]
         yield SpokenVariant("calls a tool", self._scripts(once))
         yield SpokenVariant(self._what_of_two(), self._scripts(self._two()))
@@ -643,6 +533,21 @@ class _Making:
         assert self._thinks is not None
         before, _ = self._thinks.think
         answer = ScriptedAnswer(name="endless", text=f"{before}{_THOUGHT}")
+        return Scripts(script=[answer])
+
+    def _unopened(self) -> Scripts:
+        """A thought that ends and never began: its template wrote the tag, or the model
+        leaves it out."""
+        assert self._thinks is not None
+        before, _ = self._thinks.think
+        thought = self._thinks.thinking(_THOUGHT).removeprefix(before)
+        answer = ScriptedAnswer(
+            name="unopened",
+            text=thought + _DONE,
+            reasoning=_THOUGHT,
+            content=_DONE,
+            calls=[],
+        )
         return Scripts(script=[answer])
 
     def _call(self, calls: list[ScriptedCall]) -> ScriptedAnswer:

@@ -357,7 +357,8 @@ def _silent(replay: Replay, real: str, tokens: int) -> tuple[ReproVerdict, str]:
         if "vocab" in answer.words.lower():
             said += f" (the tiny model has fewer tokens than {real or 'the real one'})"
         elif _CONTEXT.search(answer.words):
-            said += f" (--max-model-len {_longer(answer.words)}: its tokens are bytes)"
+            longer = longer_context(answer.words)
+            said += f" (--max-model-len {longer}: its tokens are bytes)"
         # It is the stand-in that is small, where the code of the report runs.
         if _runs_its_code(replay):
             return ReproVerdict.NOTHING_TESTED, said
@@ -421,7 +422,18 @@ _CONTEXT: Final = re.compile(
 _LEAST_LONGER, _MOST_LONGER = 4096, 32768
 
 
-def _longer(words: str) -> int:
+def too_long(replay: Replay) -> Answer | None:
+    """The first request that the tiny model's context is too short for, where the report
+    is not of such a refusal; None: there is none."""
+    report = replay.report
+    assert report is not None
+    for answer in replay.tested:
+        if answer.refused and _CONTEXT.search(answer.words):
+            return None if answer.status == str(report.claim.status) else answer
+    return None
+
+
+def longer_context(words: str) -> int:
     """A context in which a request that was too long for one has its place."""
     named = [int(number) for number in re.findall(r"(?<![\w.])\d{2,6}\b", words)]
     wanted = 2 * max(named, default=0)

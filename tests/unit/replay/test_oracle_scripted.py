@@ -50,6 +50,22 @@ def scripted_kinds(told: dict[str, list[str]]) -> set[str]:
     return {kind for kind in told if kind.startswith("script")} - {"script-usage"}
 
 
+@pytest.mark.parametrize(
+    ("answer", "kinds"),
+    [
+        (RIGHT, set()),
+        ({**RIGHT, "calls": [], "text": CALL, "finish": "stop"}, {"script-calls"}),
+        # Its context may have been full.
+        ({**RIGHT, "calls": [], "text": CALL, "finish": "length"}, set()),
+    ],
+)
+def test_a_stream_without_a_usage_is_judged(
+    tmp_path: Path, answer: dict[str, Any], kinds: set[str]
+) -> None:
+    op = chat(tools=TOOLS).model_copy(update={"stream": True})
+    assert found(tmp_path, op, {**answer, "no_usage": True}, PARSERS) == kinds
+
+
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize(
     ("asked", "answer", "kinds"),

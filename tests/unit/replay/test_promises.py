@@ -42,7 +42,7 @@ TOOLS = [{"type": "function", "function": {"name": "add", "parameters": SCHEMA}}
 
 def answer(asked: dict[str, Any], *choices: dict[str, Any]) -> bytes:
     """As an OpenAI server words it. Of a choice: text, reasoning, calls, ids, tokens,
-    offsets, finish; a stream tells each character in a piece of its own."""
+    offsets, finish, and whether a stream has no usage, as most have none."""
     chat = "messages" in asked
     told = [{"finish": "stop", "text": "", **choice} for choice in choices]
     count = sum(len(one.get("ids", one.get("tokens", one["text"]))) for one in told)
@@ -75,7 +75,8 @@ def answer(asked: dict[str, Any], *choices: dict[str, Any]) -> bytes:
         delta = made.pop("message", None)
         made |= {"delta": delta} if chat else {}
         events.append({"choices": [made]})
-    events.append({"choices": [], "usage": usage})
+    if not any(one.get("no_usage") for one in told):
+        events.append({"choices": [], "usage": usage})
     lines = [f"data: {json.dumps(one)}\n\n" for one in events]
     return STREAM_HEAD + "".join([*lines, "data: [DONE]\n\n"]).encode()
 

@@ -21,7 +21,7 @@ from mmrepro.reports.replay import KIND, write_replay
 from mmrepro.reports.repro import COMMENT_FILE, comment as comment_of
 from mmrepro.runs.judge import Deadlines
 from mmrepro.runs.play.player import RECORDED
-from mmrepro.search.repro import report as reports
+from mmrepro.search.repro import report as reports, verdict
 from mmrepro.search.repro.options import ReproCommand
 from mmrepro.search.repro.report import asked_for
 from mmrepro.search.repro.session import Reproducing, in_a_row
@@ -93,6 +93,45 @@ def reproducing(
 
 def engine(answer: str) -> Callable[[Case], dict[str, str]]:
     return lambda case: {op.id: answer for op in case.operations}
+
+
+class RoomyPlayer(RecordingPlayer):
+    """Its server refuses what is too long for a context of 2,048 tokens."""
+
+    def play(self, case: Case, *args: Any, **named: Any) -> Any:
+        self.lengths = [*getattr(self, "lengths", []), case.server.max_model_len]
+        return super().play(case, *args, **named)
+
+
+def refuses_in_a_short_context(case: Case) -> dict[str, str]:
+    status = "400" if case.server.max_model_len < 4096 else "200"
+    return {op.id: status for op in case.operations}
+
+
+@pytest.mark.parametrize(
+    ("options", "lengths"),
+    [
+        ({"reported": "500"}, {512, 4096}),
+        ({"reported": "400"}, {512}),
+        ({"reported": "500", "max_model_len": 2048}, {2048}),
+    ],
+)
+def test_what_was_too_long_is_asked_in_a_longer_context(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    options: dict[str, Any],
+    lengths: set[int],
+) -> None:
+    words = "400 This model's maximum context length is 2048 tokens"
+    monkeypatch.setattr(verdict, "_CONTEXT", re.compile("400"))
+    assert verdict.longer_context(words) == 4096
+    player = RoomyPlayer(refuses_in_a_short_context)
+    server = f"{SERVER} --max-model-len 2048"
+    _, made, _ = reproducing(
+        tmp_path, player, server_command=server, release="0.23.0", **options
+    )
+    assert set(player.lengths) == lengths
+    assert made.answers[-1].status == ("200" if 4096 in lengths else "400")
 
 
 def test_a_client_becomes_a_case_and_the_case_a_verdict(tmp_path: Path) -> None:
@@ -723,6 +762,22 @@ def test_what_no_rule_reads_of_a_shown_output_is_not_judged(
     fenced = "\n\n".join(f"```\n{block}\n```" for block in blocks)
     report.write_text(f"vllm 0.23.0: tool calls come twice\n\n{fenced}\n")
     assert asked_for(ReproCommand(file=report)).facts.shows_output is judged
+
+
+def test_an_answer_tells_what_was_said_only_beside_a_stream(tmp_path: Path) -> None:
+    function = {"name": "f", "arguments": '{"a": 1}'}
+    message = {"role": "assistant", "tool_calls": [{"function": function}]}
+    server = "vllm serve m/m --enable-auto-tool-choice --tool-call-parser hermes"
+    asks = "curl localhost:8000/v1/chat/completions -d '{}'"
+    fenced = "\n\n".join(
+        f"```\n{block}\n```" for block in (server, asks, json.dumps(message))
+    )
+    shown = {}
+    for words in ("wrong tool calls", "wrong tool calls in a stream"):
+        report = tmp_path / "issue.md"
+        report.write_text(f"vllm 0.23.0: {words}\n\n{fenced}\n")
+        shown[words] = asked_for(ReproCommand(file=report)).facts.shows_output
+    assert list(shown.values()) == [False, True]
 
 
 CALL = '<tool_call>\n{"name": "f", "arguments": {"a": 1}}\n</tool_call>'

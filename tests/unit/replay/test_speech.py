@@ -10,13 +10,13 @@ import pytest
 from mmrepro.engines.models.families import all_tokens
 from mmrepro.engines.models.script_file import ScriptedAnswer, ScriptedCall
 from mmrepro.search.repro.issue import read_issue
+from mmrepro.search.repro.shown_answer import has_no_beginning, shown_in
 from mmrepro.search.repro.speech import (
     Speech,
     asked_in,
     bodies_in,
     example_of,
     likeliest_first,
-    shown_in,
     variants,
 )
 
@@ -173,7 +173,101 @@ def test_a_model_s_output_may_have_no_tags() -> None:
     assert shown_in([("Hello there", "The model output:")]).raw == "Hello there"
 
 
+FUNCTION = "Function(arguments='{\"a\": 1}', name='f')"
+PRINTED = (
+    "ChatCompletion(id='x', choices=[Choice(finish_reason='tool_calls', index=0, "
+    "message=ChatCompletionMessage(content='\\n', refusal=None, tool_calls=["
+    f"ChatCompletionMessageToolCall(id='y', {FUNCTION.replace('Function', 'function=Function', 1)}"
+    ", type='function')], reasoning_content='Who (or \"what\")?'))], usage=None)"
+)
+
+
+def test_an_answer_that_python_s_client_printed_is_read() -> None:
+    speech = shown_in([(f"stream = False\n{PRINTED}\n", "")])
+    assert speech.calls == [ScriptedCall(name="f", arguments={"a": 1})]
+    assert speech.reasoning == 'Who (or "what")?'
+    assert not speech.streamed
+
+
+def piece(**delta: Any) -> str:
+    return json.dumps({"choices": [{"index": 0, "delta": delta}]})
+
+
+def called(**function: str) -> dict[str, Any]:
+    return {"index": 0, "function": function}
+
+
+PIECES = [
+    piece(role="assistant", content=""),
+    piece(reasoning="Hm"),
+    piece(reasoning_content="."),
+    piece(tool_calls=[called(name="f", arguments="")]),
+    piece(tool_calls=[called(arguments='{"a"')]),
+    piece(tool_calls=[called(arguments=": 1}")]),
+]
+DELTAS = [
+    "ChoiceDelta(content='It ', role='assistant', tool_calls=None)",
+    "ChoiceDelta(content='rains', role=None, reasoning='Hm.')",
+]
+
+
+@pytest.mark.parametrize("before", ["data: ", "", "> data:"])
+def test_a_stream_s_pieces_are_one_answer(before: str) -> None:
+    events = "\n\n".join(before + line for line in PIECES)
+    speech = shown_in([(f"{events}\n\ndata: [DONE]\n", "")])
+    assert speech.calls == [ScriptedCall(name="f", arguments={"a": 1})]
+    assert (speech.reasoning, speech.streamed) == ("Hm.", True)
+
+
+def test_pieces_that_python_s_client_printed_are_one_answer() -> None:
+    speech = shown_in([("\n".join(DELTAS), "")])
+    assert (speech.content, speech.reasoning) == ("It rains", "Hm.")
+    assert speech.streamed
+
+
+def test_of_a_call_that_cannot_be_read_it_is_not_known_what_was_said() -> None:
+    events = "\n".join(f"data: {line}" for line in PIECES[:-1])
+    assert not shown_in([(events, "")]).is_shown
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["ChatCompletionMessage(content=<cut>)", "Message(" * 5000, "ChoiceDelta(((((((("],
+)
+def test_what_is_no_python_is_no_answer(text: str) -> None:
+    assert not shown_in([(text, "")]).is_shown
+
+
+@pytest.mark.parametrize(
+    ("words", "is_so"),
+    [
+        (r"Qwen3-4B-Thinking-2507 doesn't output \<think\> and the parser fails", True),
+        ("The output has only `</think>`", True),
+        ("the `<think>` token is missing", True),
+        ("The model thinks: <think>hm</think>", False),
+        ("the reasoning is not parsed", False),
+    ],
+)
+def test_thoughts_without_a_beginning_are_read(words: str, is_so: bool) -> None:
+    assert has_no_beginning(words) is is_so
+
+
 # ------------------------------------------------------------------ what is said
+
+
+def test_a_thought_without_a_beginning_is_said_where_a_report_has_it() -> None:
+    first, *others = variants(Speech(unopened=True), "", "qwen3")
+    (answer,) = first.scripts.script
+    assert "</think>" in answer.text
+    assert "<think>" not in answer.text
+    assert answer.reasoning == "Let me see."
+    assert first.what not in [other.what for other in others]
+    assert first not in variants(Speech(), "", "qwen3")
+
+
+def test_a_model_whose_requests_bring_no_tools_thinks_without_an_end_as_well() -> None:
+    ways = [way.what for way in variants(Speech(), "hermes", "qwen3")]
+    assert ways[-1] == "thinks without an end"
 
 
 def said(answer: ScriptedAnswer) -> str:
