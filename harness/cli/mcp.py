@@ -56,6 +56,7 @@ _ALSO_AS_JSON = ("find", "logs", "why", "check", "show")
 _MOST_ARGUMENT = 100_000
 """Bytes of one argument: the system takes 128 KiB."""
 _MOST_WORDS = 1000
+_MOST_EXPECTED = 50
 _MOST_LINE = 16 << 20
 """Bytes of one message."""
 _MOST_SEARCHED = 1000
@@ -527,13 +528,32 @@ async def repro(
     reported: Annotated[
         str, Field(description="what the report observed: 500, death, hang")
     ] = "",
+    script: Annotated[
+        str,
+        Field(
+            description="what the model said, where the fault hangs on it: its raw "
+            "output, or TOML (mmrepro help verdicts) that begins with [[script]]"
+        ),
+    ] = "",
+    expect: Annotated[
+        Sequence[str],
+        Field(
+            description="what a sound answer is, e.g. status=4xx, text=REGEX, "
+            "finish=stop, tokens=<=8, same-as=non-streamed; r2:… of one request"
+        ),
+    ] = (),
     fixed: Annotated[
         str, Field(description="a release to compare with, or newest")
     ] = "",
     out: Annotated[str, Field(description="folder of the results")] = "",
 ) -> Any:
     """Test a bug report on a fresh server with a tiny model, without a network. Takes
-    one to ten minutes."""
+    one to ten minutes.
+
+    First with the report alone. Where that ends with exit code 2 or 3, fill in what
+    the report means and no regular expression reads: server, client, script, expect,
+    reported. Only what it says: a script is what the model said before a parser read
+    it, and never the wrong answer."""
     values = {
         "server": server,
         "client": client,
@@ -541,9 +561,21 @@ async def repro(
         "reported": reported,
     }
     words = ["repro", "--yes", *_options(**values, fixed=fixed, out=out)]
-    if issue:
-        words += ["--", issue]
-    return await _said(*words)
+    words += [f"--expect={line}" for line in expect[:_MOST_EXPECTED]]
+    with tempfile.TemporaryDirectory(prefix="mmrepro-mcp-") as folder:
+        if script:
+            words.append(f"--script={_script_file(folder, script)}")
+        if issue:
+            words += ["--", issue]
+        return await _said(*words)
+
+
+def _script_file(folder: str, script: str) -> Path:
+    """A script as a file: TOML, or the text that a model says."""
+    suffix = ".toml" if "[[script]]" in script else ".txt"
+    file = Path(folder, f"script{suffix}")
+    file.write_text(script, encoding="utf-8", errors="replace")
+    return file
 
 
 async def replay(

@@ -147,6 +147,31 @@ def test_a_value_is_never_an_option(monkeypatch: pytest.MonkeyPatch) -> None:
         assert {"--out=/", "--trust"}.isdisjoint(head), words
 
 
+def test_an_agent_fills_in_what_a_report_means(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    seen: list[tuple[str, ...]] = []
+    scripts: list[tuple[str, str]] = []
+
+    def read(word: str) -> tuple[str, str]:
+        file = Path(word.removeprefix("--script="))
+        return file.suffix, file.read_text()
+
+    async def said(*words: str) -> str:
+        seen.append(words)
+        scripts.extend(read(word) for word in words if word.startswith("--script="))
+        return ""
+
+    monkeypatch.setattr(tools, "_said", said)
+    form = {"issue": "i.md", "expect": ["status=4xx", "r2:text=^a"]}
+    asyncio.run(tools.repro(**form, script="<think>Hm\ud800"))
+    asyncio.run(tools.repro(**form, script='[[script]]\ntext = "x"'))
+    assert scripts == [(".txt", "<think>Hm?"), (".toml", '[[script]]\ntext = "x"')]
+    for words in seen:
+        assert words[2:4] == ("--expect=status=4xx", "--expect=r2:text=^a")
+        assert words[-2:] == ("--", "i.md")
+
+
 def test_a_file_is_read_and_not_run(tmp_path: Path) -> None:
     ran = tmp_path / "ran"
     file = tmp_path / "theirs.py"

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
         forms_known as forms_known,
         thinks_as as thinks_as,
     )
+    from mmrepro.engines.models.family_reading import read_output as read_output
     from mmrepro.engines.models.hub import (
         models_named as hub_models_named,
         stand_in_of as stand_in_of_hub,

@@ -15,7 +15,7 @@ from typing import Any, Final
 
 from mmrepro.base.errors import UsageError, did_you_mean
 
-_PLACE: Final = re.compile(
+PLACE: Final = re.compile(
     r"(?<![A-Z_])"
     r"(NAME|ARGUMENTS|NUMBER|PAIRS|KEY|VALUE|CALLS|ROLE|CONTENT)"
     r"(?=PAIRS|[^A-Z_]|$)|(?<=NAME)PAIRS"
@@ -115,7 +115,7 @@ class ModelFamily:
 
 def filled(form: str, values: Mapping[str, str]) -> str:
     """Replace the places of ``form``, once: values may have the same words."""
-    return _PLACE.sub(lambda place: values.get(place[0], place[0]), form)
+    return PLACE.sub(lambda place: values.get(place[0], place[0]), form)
 
 
 def _table(name: str) -> dict[str, Any]:

@@ -26,7 +26,7 @@ from mmrepro.base.records import FindingClass
 from mmrepro.engines import get_engine, option_of, spec_for
 from mmrepro.engines.environments import existing, list_environments
 from mmrepro.engines.features import named_by, shown_by
-from mmrepro.engines.models import SCRIPT_BASES, Scripts
+from mmrepro.engines.models import SCRIPT_BASES, ScriptedAnswer, Scripts
 from mmrepro.failure.documents.replay import Claim, ReportFacts
 from mmrepro.search.replay.known import server_wanted
 from mmrepro.search.repro.claim import claim_of
@@ -43,6 +43,7 @@ from mmrepro.search.repro.server_command import (
     translated,
 )
 from mmrepro.search.repro.speech import (
+    MOST_RAW,
     Speech,
     SpokenVariant,
     asked_in,
@@ -148,7 +149,9 @@ def asked_for(options: ReproCommand) -> ReproPlan:
     if ways:
         server = saying(server, ways[0].scripts)
         _tell_speech(facts, ways[0])
-        facts.shows_output = _shows_output(issue) and is_judged(ways[0])
+        facts.shows_output = _shows_output(options, speech, issue) and is_judged(
+            ways[0]
+        )
         facts.shows_sound = bool(issue.speech.raw) and _is_sound(issue.answer, ways[0])
 
     facts.asked = options.fixed
@@ -208,10 +211,17 @@ def _spoken(
     server: ServerWanted, speech: Speech, options: ReproCommand, client: str
 ) -> list[SpokenVariant]:
     """Ways in which the server's model may answer; []: it has random weights."""
-    if options.script is not None or options.model or server.model not in SCRIPT_BASES:
-        return []
     tool_parser = option_of(server.args, "--tool-call-parser")
     reasoning_parser = option_of(server.args, "--reasoning-parser")
+    if options.script is not None and server.scripts is not None:
+        given = server.scripts
+        only = given.script[0]
+        if len(given.script) > 1 or is_told(only) or not only.text:
+            return [SpokenVariant("says what --script has", given)]
+        # A text alone is a raw output, as a report shows it.
+        return variants(_raw(speech, only.text), tool_parser, reasoning_parser)
+    if options.model or server.model not in SCRIPT_BASES:
+        return []
     parses = bool(tool_parser or reasoning_parser)
     if not (parses or speech.is_shown or speech.asks):
         return []
@@ -225,11 +235,20 @@ def saying(server: ServerWanted, scripts: Scripts) -> ServerWanted:
     return server.model_copy(update={"scripts": scripts})
 
 
-def _shows_output(issue: Issue) -> bool:
-    """Whether a report shows what its model said. An answer is what a parser made of
-    that, so it tells only where the fault is in the stream beside it."""
-    speech = issue.speech
-    if speech.raw:
+def is_told(answer: ScriptedAnswer) -> bool:
+    """Whether a script says what a sound parser makes of it."""
+    return answer.content is not None or answer.calls is not None
+
+
+def _raw(speech: Speech, text: str) -> Speech:
+    """A speech whose model says ``text``."""
+    return speech.model_copy(update={"raw": text[:MOST_RAW]})
+
+
+def _shows_output(options: ReproCommand, speech: Speech, issue: Issue) -> bool:
+    """Whether a report, or the user, shows what its model said. An answer is what a
+    parser made of that, so it tells only where the fault is in the stream beside it."""
+    if options.script is not None or speech.raw:
         return True
     return speech.is_shown and issue.streams and not speech.streamed
 
@@ -237,10 +256,7 @@ def _shows_output(issue: Issue) -> bool:
 def is_judged(variant: SpokenVariant) -> bool:
     """Whether it is known what a sound parser makes of all that the model says; else
     nothing is held against the answers."""
-    for answer in variant.scripts.script:
-        if answer.content is None and answer.calls is None:
-            return False
-    return True
+    return all(map(is_told, variant.scripts.script))
 
 
 def _is_sound(shown: Speech, variant: SpokenVariant) -> bool:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import ast
 import json
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, Final
@@ -21,8 +20,8 @@ from mmrepro.engines.models import (
     calls_as,
     family_tokens,
     forms_known,
-    known_families,
     pieces_of_text,
+    read_output,
     thinks_as,
 )
 from pydantic import Field
@@ -326,7 +325,8 @@ def _ways(
 ) -> list[SpokenVariant]:
     making = _Making(speech, tool_parser, reasoning_parser)
     if speech.raw:
-        return list(_raw_variants(speech.raw, tool_parser, reasoning_parser))
+        told = _told_by(speech, tool_parser, reasoning_parser)
+        return list(_raw_variants(speech.raw, told))
     if speech.is_shown:
         return [SpokenVariant("gives the report's answer", making.shown())]
     return list(making.kinds())
@@ -337,12 +337,9 @@ _MOST_SINGLE: Final = 600
 """Characters of a text that is said one by one, at most: a context has room for them."""
 
 
-def _raw_variants(
-    raw: str, tool_parser: str, reasoning_parser: str
-) -> Iterator[SpokenVariant]:
+def _raw_variants(raw: str, told: Mapping[str, Any]) -> Iterator[SpokenVariant]:
     """A raw output word by word, and in other pieces: what a parser of a stream makes
-    of it may hang on where the tokens end."""
-    told = _told_by(raw, tool_parser, reasoning_parser)
+    of it may hang on where the tokens end. ``told``: what a sound one makes of it."""
     what = "says what the report shows"
     answer = ScriptedAnswer(name="raw", text=raw, **told)
     yield SpokenVariant(what, Scripts(script=[answer]))
@@ -381,40 +378,22 @@ def likeliest_first(
     return sorted(ways, key=lambda way: not (way.is_cut and cut_first))
 
 
-_THINK_FORM: Final = re.compile(r"\s*<think>(.*?)</think>", re.DOTALL)
-_CALL_FORM: Final = re.compile(r"<tool_call>\s*(\{.*?\})\s*</tool_call>", re.DOTALL)
-_TAG: Final = re.compile(r"</?(?:think|tool_call)>")
-
-
-def _told_by(raw: str, tool_parser: str, reasoning_parser: str) -> dict[str, Any]:
-    """What sound parsers make of a raw output in the commonest form, a thought, a text
-    and calls in this order; {}: it is of another form."""
-    hermes = known_families()["hermes"]
-    reads_calls = not tool_parser or calls_as(tool_parser) is hermes
-    reads_thoughts = not reasoning_parser or thinks_as(reasoning_parser) is hermes
-    if not (reads_calls and reads_thoughts):
+def _told_by(speech: Speech, tool_parser: str, reasoning_parser: str) -> dict[str, Any]:
+    """What sound parsers make of a raw output: a thought, a text and calls in this
+    order; {}: it is of another form."""
+    examples = {tool.name: tool.arguments for tool in speech.tools}
+    read = read_output(
+        speech.raw, calls_as(tool_parser), thinks_as(reasoning_parser), examples
+    )
+    # Some parsers take a text without tags for a thought.
+    if read is None or (reasoning_parser and read.thought is None):
         return {}
-    thought = _THINK_FORM.match(raw)
-    if reasoning_parser and thought is None:
-        return {}  # some parsers take a text without tags for a thought
-    rest = raw[thought.end() :] if thought else raw
-    content, begin, after = rest.partition("<tool_call>")
+    if len(read.calls) > MOST_TOOLS:
+        return {}
     calls: list[ScriptedCall] = []
-    for written in _CALL_FORM.findall(begin + after):
-        try:
-            call = json.loads(written)
-            calls.append(ScriptedCall(name=call["name"], arguments=call["arguments"]))
-        except (ValueError, LookupError, TypeError, RecursionError):
-            return {}
-    left = _CALL_FORM.sub("", begin + after).strip()
-    inside = content + (thought[1] if thought else "")
-    if left or _TAG.search(inside) or len(calls) > MOST_TOOLS:
-        return {}
-    return {
-        "reasoning": thought[1] if thought else None,
-        "content": content,
-        "calls": calls,
-    }
+    for name, arguments in read.calls:
+        calls.append(ScriptedCall(name=name, arguments=dict(arguments)))
+    return {"reasoning": read.thought, "content": read.content, "calls": calls}
 
 
 class _Making:

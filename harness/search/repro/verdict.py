@@ -493,7 +493,10 @@ def _doubt(report: ReportFacts) -> str:
         )
     if _OF_OUTPUT.isdisjoint(claim.about) or report.shows_output:
         return ""
-    return "the report does not show what its model said, on which it hangs (--script FILE)"
+    return (
+        "the report does not show what its model said, on which it hangs (--script FILE: "
+        "those words, and the content and calls of a sound answer)"
+    )
 
 
 _JUDGED: Final = frozenset(

@@ -780,6 +780,31 @@ def test_an_answer_tells_what_was_said_only_beside_a_stream(tmp_path: Path) -> N
     assert list(shown.values()) == [False, True]
 
 
+@pytest.mark.parametrize(
+    ("name", "said", "is_known"),
+    [
+        ("said.txt", '<tool_call>\n{"name": "f", "arguments": {}}\n</tool_call>', True),
+        ("said.txt", "<tool_call>\nno JSON\n</tool_call>", False),
+        ("said.toml", '[[script]]\ntext = "Hi."\ncontent = "Hi."\n', True),
+        ("said.toml", '[[script]]\npieces = ["Hi."]\n', False),
+    ],
+)
+def test_what_a_user_says_that_the_model_said_is_known(
+    tmp_path: Path, name: str, said: str, is_known: bool
+) -> None:
+    report, script = tmp_path / "issue.md", tmp_path / name
+    server = "vllm serve m/m --enable-auto-tool-choice --tool-call-parser hermes"
+    body = '{"messages": [{"role": "user", "content": "x"}], "stream": true}'
+    asks = f"curl localhost:8000/v1/chat/completions -d '{body}'"
+    fenced = "\n\n".join(f"```\n{block}\n```" for block in (server, asks))
+    report.write_text(f"vllm 0.23.0: streamed tool calls are wrong\n\n{fenced}\n")
+    script.write_text(said)
+    plan = asked_for(ReproCommand(file=report, script=script))
+    assert plan.facts.shows_output is is_known
+    assert plan.server.scripts is not None
+    assert plan.variants, "each stream is held against the whole answer"
+
+
 CALL = '<tool_call>\n{"name": "f", "arguments": {"a": 1}}\n</tool_call>'
 OBSERVED = {"role": "assistant", "content": [{"type": "tool_use", "name": "f"}]}
 

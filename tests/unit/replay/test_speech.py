@@ -7,7 +7,7 @@ import json
 from typing import Any
 
 import pytest
-from mmrepro.engines.models.families import all_tokens
+from mmrepro.engines.models.families import all_tokens, families as known_families
 from mmrepro.engines.models.script_file import ScriptedAnswer, ScriptedCall
 from mmrepro.search.repro.issue import read_issue
 from mmrepro.search.repro.shown_answer import has_no_beginning, shown_in
@@ -376,6 +376,51 @@ def test_what_sound_parsers_make_of_a_raw_output(
     (answer,) = variant.scripts.script
     calls = None if answer.calls is None else len(answer.calls)
     assert (answer.reasoning, answer.content, calls) == told
+
+
+INDENTED = {"path": "a.py", "old": "    if x:\n        return 1", "times": 2}
+TYPED = [ScriptedCall(name="edit", arguments={"path": "x", "old": "x", "times": 3})]
+TEXTS = [ScriptedCall(name="edit", arguments={"path": "x", "old": "x"})]
+READ = [name for name, family in known_families().items() if family.call]
+UNREAD = {"pythonic", "olmo3", "lfm2", "minimax_m3"}
+"""Families whose calls are read no further than by the tags."""
+
+
+@pytest.mark.parametrize("name", READ)
+def test_what_a_family_says_is_read_back(name: str) -> None:
+    family = known_families()[name]
+    tools = TEXTS if family.texts_only else TYPED
+    arguments = {key: INDENTED[key] for key in tools[0].arguments}
+    calls = [("edit", arguments)] * (1 if family.one_call else 2)
+    raw = family.calling(calls)
+    parser = family.tool_parsers[0]
+    variant, *_ = variants(Speech(raw=raw, tools=tools), parser, "")
+    (answer,) = variant.scripts.script
+    if name in UNREAD:
+        assert answer.calls is None
+        return
+    assert [(call.name, call.arguments) for call in answer.calls or []] == calls
+    assert answer.content == ""
+
+
+CODER = "<tool_call>\n<function=edit>\n{}</function>\n</tool_call>"
+
+
+@pytest.mark.parametrize(
+    "pairs",
+    [
+        "<parameter=path>\na</parameter>\n<parameter=path>\nb</parameter>\n",
+        "<parameter=of_no_tool>\na\n</parameter>\n",
+        "<parameter=path>\n<parameter=old>\na\n</parameter>\n",
+        "<parameter=times>\nmany\n</parameter>\n",
+        "<parameter=path>\na\n",
+        "<parameter=path>\n</tool_call>\n</parameter>\n<parameter=old>",
+    ],
+)
+def test_what_may_be_read_otherwise_is_not_read(pairs: str) -> None:
+    speech = Speech(raw=CODER.format(pairs), tools=TYPED)
+    variant, *_ = variants(speech, "qwen3_coder", "")
+    assert variant.scripts.script[0].calls is None
 
 
 def test_a_raw_output_is_said_in_other_pieces_as_well() -> None:
