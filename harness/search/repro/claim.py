@@ -34,7 +34,7 @@ _HANG: Final = re.compile(
     r"\b(?:hangs?|hung|hanging|deadlocks?|freezes?|frozen|stuck|never (?:returns?"
     r"|responds?|"
     r"answers?|finish(?:es)?|completes?)|no response|livelocks?|infinite loop"
-    r"|forever)\b|"
+    r"|(?<!retry )(?<!retries )(?<!retrying )forever)\b|"
     r"卡死|卡住|没有响应|无响应|不响应|死锁|一直等待|阻塞|ハング",
     re.IGNORECASE,
 )

@@ -364,6 +364,10 @@ def _silent(replay: Replay, real: str, tokens: int) -> tuple[ReproVerdict, str]:
             return ReproVerdict.NOTHING_TESTED, said
         return _untold(replay, said)
 
+    ends_server = {FindingClass.DEATH, FindingClass.FAILING}
+    if all(map(_has_left, answers)) and ends_server.isdisjoint(claim.classes):
+        said = "nothing was tested: each client went away before its answer came"
+        return ReproVerdict.NOTHING_TESTED, said
     all_refused = len(refused) == len(answers)
     if all_refused and _LOUD_ANSWERS.isdisjoint(claim.classes):
         return _untold(replay, replay.nothing_tested or _refused_otherwise(refused[0]))
@@ -388,6 +392,11 @@ def _silent(replay: Replay, real: str, tokens: int) -> tuple[ReproVerdict, str]:
     if doubt:
         return ReproVerdict.NOTHING_TESTED, f"{doubt}; here {said}"
     return ReproVerdict.NOT_REPRODUCED, said
+
+
+def _has_left(answer: Answer) -> bool:
+    """Whether its client went away on purpose."""
+    return answer.status == "left"
 
 
 def _has_started(play: PlayFacts) -> bool:

@@ -177,6 +177,28 @@ HEAD = 200
 _DATA = re.compile(r"^data:[ \t]*(.*?)\r?$", re.MULTILINE)
 
 
+_LAST_EVENTS: Final = frozenset(
+    {
+        "message_stop",
+        "response.completed",
+        "response.incomplete",
+        "response.failed",
+        "error",
+        "transcript.text.done",
+    }
+)
+"""Types of events that end a stream without ``[DONE]``: of Anthropic's Messages and
+OpenAI's Responses and Audio."""
+
+
+def _ends_a_stream(event: Any) -> bool:
+    if not isinstance(event, dict):
+        return False
+    meta = event.get("meta_info")  # SGLang's own /generate
+    ended = isinstance(meta, dict) and meta.get("finish_reason") is not None
+    return ended or event.get("type") in _LAST_EVENTS
+
+
 @dataclass(frozen=True)
 class RecordedAnswer:
     """``pieces``: of a stream, with text; ``whole``: nothing is missing at its end."""
@@ -211,7 +233,9 @@ class AnswerReader:
                     if line[1] == "[DONE]":
                         whole = True
                         break
-                    piece = self._take(json.loads(line[1]), recorded)
+                    event = json.loads(line[1])
+                    whole = whole or _ends_a_stream(event)
+                    piece = self._take(event, recorded)
                     pieces += bool(piece)
                     words = (words + piece)[: HEAD * 2]
                 whole = whole or recorded.finish_reason is not None

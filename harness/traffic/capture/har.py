@@ -201,6 +201,8 @@ class Har:
         error = entry.text("response._error")
         if error:
             return bool(_BY_CLIENT.search(error))
+        if self.creator == "mmrepro" and answer.recorded.status is not None:
+            return False  # our proxy notes each client that leaves
         if answer.recorded.status is None or not answer.whole:
             return True
         # Of a stream whose end it never saw, mitmproxy keeps no text.

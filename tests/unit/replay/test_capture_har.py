@@ -359,6 +359,33 @@ def test_clients_that_went_away(tmp_path: Path) -> None:
     ]
 
 
+def messages_stream(*kinds: str) -> dict[str, Any]:
+    """A stream of Anthropic's Messages, or of OpenAI's Responses: it has no [DONE]."""
+    events = [f'event: {kind}\ndata: {{"type": "{kind}"}}\n\n' for kind in kinds]
+    return {"status": 200, "content": {"text": "".join(events)}}
+
+
+@pytest.mark.parametrize(
+    ("kinds", "creator", "left"),
+    [
+        (("message_start", "content_block_delta", "message_stop"), "Chrome", False),
+        (("response.created", "response.completed"), "Chrome", False),
+        (("response.created", "response.incomplete"), "Chrome", False),
+        (("message_start", "content_block_delta"), "Chrome", True),
+        # Our own proxy notes who leaves.
+        (("message_start", "of_tomorrow"), "mmrepro", False),
+    ],
+)
+def test_a_stream_ends_by_its_api_s_last_event(
+    tmp_path: Path, kinds: tuple[str, ...], creator: str, left: bool
+) -> None:
+    asked = {**chat(stream=True), "max_tokens": 8}
+    url = f"http://{HOST}/v1/messages"
+    streamed = entry(asked, url=url, response=messages_stream(*kinds))
+    captured = read_entries(tmp_path, streamed, entry(at=3), creator=creator)
+    assert bool(captured.case.operations[0].leave) is left
+
+
 def test_of_clients_that_left_mitmproxy_tells_by_its_order_only(tmp_path: Path) -> None:
     """As version 11 wrote it: the time of a client that left is that of the
     connection."""

@@ -563,6 +563,21 @@ def test_silence_refutes_only_what_was_tested(
     assert words in said
 
 
+def test_a_client_that_left_waited_for_no_answer() -> None:
+    left = [answer("left", "after sent")]
+    for claim in (Claim(classes=[FindingClass.HANG]), Claim(about=["stop"])):
+        verdict, said = concluded(of_report(claim, answers=left))
+        assert verdict is ReproVerdict.NOTHING_TESTED
+        assert "went away" in said
+    ended = of_report(Claim(classes=[D, F]), answers=left)
+    assert concluded(ended)[0] is ReproVerdict.NOT_REPRODUCED
+
+
+def test_a_client_that_tries_again_for_ever_shows_no_hang() -> None:
+    assert not read_claim("", "the client retries forever").classes
+    assert read_claim("", "then it waits forever").classes == [FindingClass.HANG]
+
+
 def left_out(what: str, needs: Needs) -> Replaced:
     return Replaced(what=what, why="it is not here", essential=True, needs=needs)
 
