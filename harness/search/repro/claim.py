@@ -124,6 +124,8 @@ _HARDWARE: Final = re.compile(
     r"|\bturbomind/[\w/]{1,80}\.(?:cc|cu|h)\b",
     re.IGNORECASE,
 )
+ASSERTED: Final = re.compile(r"device-side assert")
+"""A GPU's words for an index that is out of range, which is an exception on a CPU."""
 _GPU_CODE: Final = re.compile(r"vllm/v1/worker/gpu/[\w/]+\.py")
 """Files of vLLM's second model runner, which asks for Triton."""
 _RARE: Final = re.compile(
@@ -166,6 +168,34 @@ _FROM_COMMAND: Final = re.compile(
 )
 """A traceback that begins at the command: no request brought it about, if nothing else
 is told."""
+_AT_START: Final = (
+    # What runs before a server listens.
+    re.compile(
+        r", in (?:run_mp_engine|from_vllm_config|from_engine_args|create_engine_config"
+        r"|create_model_config|init_device|load_model|load_weights|_init_executor"
+        r"|initialize_from_config|_initialize_kv_caches|determine_available_memory"
+        r"|profile_run|capture_model|compile_or_warm_up_model|build_async_engine_client"
+        r"|build_async_clients|init_cuda_graphs|init_memory_pool|run_scheduler_process"
+        r"|launch_subprocesses|_launch_subprocesses|init_torch_distributed"
+        r"|_build_model|init_tokenizer|from_pretrained)\b"
+    ),
+    re.compile(
+        r"validation errors? for (?:\w{1,40}Config|EngineArgs)\b|input_value=ArgsKwargs"
+    ),
+    re.compile(
+        r"\b(?:at|on|during|while) (?:the )?(?:engine |server |model )?"
+        r"(?:start-?up|boot|loading|initiali[sz]ation|graph capture|CUDA[- ]graph capture)"
+        r"\b|\bbefore (?:becoming|it becomes|it is) (?:healthy|ready)\b"
+        r"|architectures? .{0,80}(?:is|are) not supported",
+        re.IGNORECASE,
+    ),
+)
+_ENGINE_FRAME: Final = re.compile(
+    r'File "[^"\n]{0,300}/(?:vllm|sglang|lmdeploy)/[^"\n]{1,200}\.py", line \d+'
+)
+_PARSER_FRAME: Final = re.compile(
+    r'File "[^"\n]{0,300}/(?:tool_parsers|reasoning|function_call|parser)/\w'
+)
 _SILENT: Final = (
     (
         r"wrong (?:answer|output|result)|garbage|gibberish|incorrect output|!!!!!|"
@@ -265,6 +295,11 @@ def read_claim(title: str, text: str) -> Claim:
             classes.append(kind)
     names = dict.fromkeys(EXCEPTION.findall(text))
     exceptions = [name for name in names if name not in ECHOES]
+    # No status stands beside an exception of the engine: no request that raises it is
+    # answered, unless a parser of answers does, which only logs it.
+    is_raised = _ENGINE_FRAME.search(text) and not _PARSER_FRAME.search(text)
+    if is_raised and exceptions and not classes and status is None:
+        classes.append(FindingClass.SERVER_ERROR)
     hardware = _HARDWARE.search(whole) or _GPU_CODE.search(whole)
     return Claim(
         classes=list(dict.fromkeys(classes)),
@@ -275,6 +310,19 @@ def read_claim(title: str, text: str) -> Claim:
         model_code=_first(_MODEL_CODE, text),
         messages=_messages(text),
     )
+
+
+def fails_at_start(title: str, text: str) -> bool:
+    """Whether a report that shows no request is of a server that does not start."""
+    whole = f"{title}\n{text}"
+    return any(form.search(whole) for form in _AT_START)
+
+
+def needs_a_gpu(claim: Claim) -> bool:
+    """Whether a report has what only a GPU shows, whatever is sent."""
+    hardware = claim.hardware
+    is_asserted = ASSERTED.search(hardware) or _GPU_CODE.fullmatch(hardware)
+    return bool(hardware) and not is_asserted
 
 
 def _messages(text: str) -> list[str]:

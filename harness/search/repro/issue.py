@@ -26,11 +26,12 @@ from mmrepro.base.machine import (
     read_yaml,
     within_limits,
 )
+from mmrepro.base.records import FindingClass
 from mmrepro.engines.folders import folders, published
 from mmrepro.engines.serving import serving
 from mmrepro.failure.documents.replay import Claim
 from mmrepro.search.repro.benchmark import benchmark_form, script_of
-from mmrepro.search.repro.claim import read_claim, what_about
+from mmrepro.search.repro.claim import fails_at_start, read_claim, what_about
 from mmrepro.search.repro.client_names import filled_names
 from mmrepro.search.repro.fences import fences, with_fences, without_fences
 from mmrepro.search.repro.other_servers import (
@@ -306,6 +307,12 @@ def read_here(text: str) -> Issue:
             observed = observed.replace(taken, " ")
     issue.claim = read_claim(issue.title, observed)
     issue.claim.about = what_about(issue.title, prose)
+    asks_nothing = issue.client_kind == "offline" or not (
+        issue.client or issue.other_client
+    )
+    if asks_nothing and fails_at_start(issue.title, observed):
+        start = FindingClass.START_FAILURE
+        issue.claim.classes = list(dict.fromkeys([start, *issue.claim.classes]))
     issue.streams = _STREAMS.search(f"{issue.title}\n{prose}") is not None
     run = (issue.client.strip(), issue.server.strip())
     others = [(b.text, b.line) for b in blocks if b.text.strip() not in run]

@@ -29,7 +29,7 @@ from mmrepro.engines.features import named_by, shown_by
 from mmrepro.engines.models import SCRIPT_BASES, ScriptedAnswer, Scripts
 from mmrepro.failure.documents.replay import Claim, ReportFacts
 from mmrepro.search.replay.known import server_wanted
-from mmrepro.search.repro.claim import claim_of
+from mmrepro.search.repro.claim import claim_of, needs_a_gpu
 from mmrepro.search.repro.issue import LIMITS, Issue, read_issue
 from mmrepro.search.repro.options import ReproCommand
 from mmrepro.search.repro.server_command import (
@@ -345,6 +345,8 @@ def _client(options: ReproCommand, issue: Issue) -> ReportClient:
     is_start = FindingClass.START_FAILURE in issue.claim.classes
     if is_start or options.reported == "start-failure":
         return ReportClient("")  # the start is the failure
+    if issue.server and needs_a_gpu(issue.claim) and not options.on_gpu:
+        return ReportClient("")  # no request would show it here
 
     if issue.offline:
         raise UsageError(

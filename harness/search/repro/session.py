@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import re
 import shutil
 import tempfile
 from collections.abc import Mapping
@@ -40,7 +39,7 @@ from mmrepro.search.replay.pursue import LOUD
 from mmrepro.search.replay.rounds import Rounds
 from mmrepro.search.replay.session import Replaying
 from mmrepro.search.replay.store import AttemptWanted, Observation, WriteReplay
-from mmrepro.search.repro.claim import BY_EACH
+from mmrepro.search.repro.claim import ASSERTED, BY_EACH
 from mmrepro.search.repro.client_end import client_end
 from mmrepro.search.repro.options import ReproCommand
 from mmrepro.search.repro.report import asked_for, is_judged, saying
@@ -85,8 +84,6 @@ _EARLIER, _MAX_REPLAY = 200, 16 << 20
 """Replays among which the same failure is looked for, the newest; bytes of one."""
 _CLIENT_DIR: Final = "client"
 _RUN_FILE: Final = "client.json"
-_ASSERTED: Final = re.compile(r"device-side assert")
-"""A GPU's words for an index that is out of range, which is an exception on a CPU."""
 _CALLS_FILE: Final = "calls.jsonl"
 _ENGINE_STARTS_S = 240.0
 """For the start of an engine in a script's own process, besides its time limit."""
@@ -162,7 +159,7 @@ class Reproducing(Replaying):
         """Why nothing that is run on a CPU could confirm or refute the report; "":
         something could."""
         hardware, server = self.facts.claim.hardware, self.asked.server
-        if not hardware or _ASSERTED.search(hardware):
+        if not hardware or ASSERTED.search(hardware):
             return ""
         # Code of a feature that a CPU can have as well, such as another model runner.
         if shown_by(server.engine, server.release, hardware):

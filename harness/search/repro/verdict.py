@@ -164,7 +164,9 @@ def _of_engine(report: ReportFacts) -> tuple[ReproVerdict, str] | None:
     how = end.exception or f"exit code {end.code}"
     place = f"the engine in the script's own process ended it with {how}"
     times = f"in {end.failed} of {end.runs} runs"
-    starts = FindingClass.START_FAILURE in claim.classes
+    # Any two engines may fail to start by one kind of exception: its words decide.
+    same_words = any(_is_within(message, end.message) for message in claim.messages)
+    starts = FindingClass.START_FAILURE in claim.classes and same_words
     if not end.asked and not starts:
         said = f"nothing was tested: {place}, before it was asked anything"
         return ReproVerdict.NOTHING_TESTED, said

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 from mmrepro.base.errors import UsageError
+from mmrepro.base.records import FindingClass
 from mmrepro.engines.offline import offline_settings
 from mmrepro.failure.documents.replay import Claim, ClientEnd, ReportFacts, ReproVerdict
 from mmrepro.reproducers import reproducer_path
@@ -342,6 +343,13 @@ def test_an_exception_of_the_engine_is_told_from_the_script_s() -> None:
 LOUD = {"classes": ["death", "failing"]}
 
 
+STARTS = {
+    "classes": [FindingClass.START_FAILURE],
+    "exceptions": ["ValueError"],
+    "messages": ["the KV cache is too small"],
+}
+
+
 @pytest.mark.parametrize(
     ("claim", "more", "verdict"),
     [
@@ -356,6 +364,13 @@ LOUD = {"classes": ["death", "failing"]}
         ),
         ({"exceptions": ["ValueError"]}, {}, ReproVerdict.REPRODUCED),
         ({"about": ["stop"]}, {}, ReproVerdict.DIFFERENT),
+        # Any two engines may fail to start by one kind of exception.
+        (
+            STARTS,
+            {"asked": 0, "message": "KV cache too small"},
+            ReproVerdict.REPRODUCED,
+        ),
+        (STARTS, {"asked": 0, "message": "no such file"}, ReproVerdict.NOTHING_TESTED),
     ],
 )
 def test_what_the_engine_in_a_script_shows(

@@ -625,6 +625,38 @@ def test_a_command_between_words_that_have_no_blanks() -> None:
     assert asked.options == [("--seed", ["1"])]
 
 
+AT_START = [
+    '  File "/x/vllm/v1/engine/core.py", line 7, in _initialize_kv_caches\nValueError: x',
+    '  File "/x/vllm/engine.py", line 7, in run_mp_engine\nValueError: no layer',
+    "1 validation error for ModelConfig\n  Assertion failed",
+    "The server crashes before becoming healthy.",
+    "It accepts the option and fails at engine startup.",
+    "Model architectures ['BertModel'] are not supported for now.",
+]
+
+
+@pytest.mark.parametrize("told", AT_START)
+def test_a_report_without_a_request_may_be_of_a_start(told: str) -> None:
+    server = "```\nvllm serve m/m\n```"
+    classes = read_issue(f"# It fails\n\n{server}\n\n{told}\n").claim.classes
+    assert classes[0] is FindingClass.START_FAILURE
+    asked = read_issue(f"# It fails\n\n{server}\n\n```\n{ASKS}\n```\n\n{told}\n")
+    assert FindingClass.START_FAILURE not in asked.claim.classes
+
+
+@pytest.mark.parametrize(
+    "told",
+    [
+        "",
+        "It answers nonsense.",
+        '  File "/x/vllm/v1/engine/core.py", line 7, in step\nValueError: x',
+    ],
+)
+def test_a_report_without_a_request_may_be_of_requests(told: str) -> None:
+    text = f"# It fails\n\n```\nvllm serve m/m\n```\n\n{told}\n"
+    assert FindingClass.START_FAILURE not in read_issue(text).claim.classes
+
+
 @pytest.mark.parametrize(
     "told",
     [

@@ -805,6 +805,27 @@ def test_what_a_user_says_that_the_model_said_is_known(
     assert plan.variants, "each stream is held against the whole answer"
 
 
+@pytest.mark.parametrize(
+    ("told", "is_enough"),
+    [
+        ("torch.OutOfMemoryError: CUDA out of memory", True),
+        ("CUDA error: an illegal memory access was encountered", True),
+        ("CUDA error: device-side assert triggered", False),
+        ("It answers nonsense.", False),
+    ],
+)
+def test_what_only_a_gpu_shows_needs_no_client(
+    tmp_path: Path, told: str, is_enough: bool
+) -> None:
+    report = tmp_path / "issue.md"
+    report.write_text(f"vllm 0.23.0: fails\n\n```\nvllm serve m/m\n```\n\n{told}\n")
+    if is_enough:
+        assert asked_for(ReproCommand(file=report)).facts.claim.hardware
+    else:
+        with pytest.raises(UsageError, match="no client"):
+            asked_for(ReproCommand(file=report))
+
+
 CALL = '<tool_call>\n{"name": "f", "arguments": {"a": 1}}\n</tool_call>'
 OBSERVED = {"role": "assistant", "content": [{"type": "tool_use", "name": "f"}]}
 

@@ -573,6 +573,25 @@ def test_a_client_that_left_waited_for_no_answer() -> None:
     assert concluded(ended)[0] is ReproVerdict.NOT_REPRODUCED
 
 
+@pytest.mark.parametrize(
+    ("place", "classes"),
+    [
+        ("site-packages/vllm/v1/engine/input_processor.py", [S]),
+        ("sglang/srt/managers/tokenizer_manager.py", [S]),
+        ("vllm/tool_parsers/hermes_tool_parser.py", []),
+        ("site-packages/transformers/tokenizer.py", []),
+    ],
+)
+def test_an_exception_of_the_engine_is_no_answer(
+    place: str, classes: list[FindingClass]
+) -> None:
+    told = f'  File "/x/{place}", line 7, in f\nKeyError: 7\n'
+    claim = read_claim("", f"It does not work.\n{told}")
+    assert (claim.exceptions, claim.classes) == (["KeyError"], classes)
+    with_status = read_claim("", f"I get HTTP 400.\n{told}")
+    assert with_status.classes == []
+
+
 def test_a_client_that_tries_again_for_ever_shows_no_hang() -> None:
     assert not read_claim("", "the client retries forever").classes
     assert read_claim("", "then it waits forever").classes == [FindingClass.HANG]
