@@ -128,7 +128,7 @@ def _bodies(given: dict[str, Any], call: dict[str, Any]) -> list[dict[str, Any]]
         parameters = [parameters] * len(prompts)
     made = []
     for prompt, chosen in zip(prompts, parameters, strict=False):
-        body = _asked(prompt, call["field"])
+        body = _asked(prompt, call["field"], call.get("ids", call["field"]))
         if call["nested"]:
             body["sampling_params"] = _fields(chosen)
         else:
@@ -143,14 +143,16 @@ def _is_one(prompts: Any) -> bool:
     return isinstance(first, int) or (isinstance(first, dict) and "role" in first)
 
 
-def _asked(prompt: Any, field: str) -> dict[str, Any]:
+def _asked(prompt: Any, field: str, ids: str) -> dict[str, Any]:
+    """``ids``: the field for token ids."""
     if isinstance(prompt, dict) and "prompt_token_ids" in prompt:
         prompt = list(prompt["prompt_token_ids"])
     elif isinstance(prompt, dict) and "prompt" in prompt:
         prompt = prompt["prompt"]
     if field == "messages" and isinstance(prompt, str):
         prompt = [{"role": "user", "content": prompt}]
-    return {field: prompt}
+    is_of_ids = isinstance(prompt, (list, tuple)) and prompt and type(prompt[0]) is int
+    return {ids if is_of_ids else field: prompt}
 
 
 def _fields(parameters: Any) -> dict[str, Any]:

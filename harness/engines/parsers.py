@@ -94,12 +94,18 @@ class RegisteredParsers:
         return args
 
 
-def registered_parsers(engine: str, site_packages: Path) -> RegisteredParsers:
-    """Parsers of the release of ``engine`` that is installed there."""
-    kinds = {
+def parser_kinds(engine: str) -> dict[str, ParserKind]:
+    """Kinds of parsers of an engine: ``tools`` and ``reasoning``, as far as it has
+    them."""
+    return {
         name: made_of(ParserKind, row)
         for name, row in table(engine, "parsers.toml").items()
     }
+
+
+def registered_parsers(engine: str, site_packages: Path) -> RegisteredParsers:
+    """Parsers of the release of ``engine`` that is installed there."""
+    kinds = parser_kinds(engine)
     names = {
         name: kind.names_in(site_packages / engine) for name, kind in kinds.items()
     }

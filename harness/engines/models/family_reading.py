@@ -13,7 +13,7 @@ from mmrepro.engines.models.families import PLACE, Call, ModelFamily
 
 Examples = Mapping[str, Mapping[str, Any]]
 """Of each tool's arguments a value: a form without JSON does not say of what kind they
-are."""
+are. None in its place: each is a text."""
 
 _NAME: Final = re.compile(r"[\w.\-/]{1,64}")
 _NUMBER: Final = re.compile(r"\d{1,9}")
@@ -35,7 +35,7 @@ class ReadOutput:
 
 
 def read_output(
-    text: str, tools: ModelFamily, thinks: ModelFamily, examples: Examples
+    text: str, tools: ModelFamily, thinks: ModelFamily, examples: Examples | None
 ) -> ReadOutput | None:
     """Read a raw output by the family of its calls and that of its thoughts; None: it
     is of another form, or may be read otherwise."""
@@ -98,7 +98,7 @@ def _steps(form: str) -> list[str]:
 
 
 def _calls(
-    text: str, begin: int, family: ModelFamily, examples: Examples
+    text: str, begin: int, family: ModelFamily, examples: Examples | None
 ) -> list[Call] | None:
     """The calls from there to the end of a text; None: they cannot be read."""
     reading = _Reading(text, begin)
@@ -120,7 +120,9 @@ def _calls(
     return calls
 
 
-def _call(reading: _Reading, family: ModelFamily, examples: Examples) -> Call | None:
+def _call(
+    reading: _Reading, family: ModelFamily, examples: Examples | None
+) -> Call | None:
     steps = _steps(family.call)
     if not reading.steps(steps, family):
         return None
@@ -128,16 +130,20 @@ def _call(reading: _Reading, family: ModelFamily, examples: Examples) -> Call | 
     if "PAIRS" not in steps:
         arguments = reading.values["ARGUMENTS"]
         return (name, arguments) if isinstance(arguments, dict) else None
-    arguments = {}
+    arguments: dict[str, Any] = {}
     for key, text in reading.values["PAIRS"]:
+        if key in arguments:
+            return None
+        if examples is None:
+            arguments[key] = text
+            continue
         known = examples.get(name, {})
-        if key in arguments or key not in known:
+        is_text = isinstance(known.get(key), str)
+        if key not in known or (family.texts_only and not is_text):
             return None
         try:
-            arguments[key] = text if isinstance(known[key], str) else json.loads(text)
+            arguments[key] = text if is_text else json.loads(text)
         except (ValueError, RecursionError):
-            return None
-        if family.texts_only and not isinstance(known[key], str):
             return None
     return name, arguments
 

@@ -160,7 +160,7 @@ _START: Final = re.compile(
     r"启动(?:失败|报错|不了|异常)|无法启动|"
     # An option that the parser of the command refuses.
     r"^.{0,200}\busage: [\w./-]+(?: [\w-]+){0,4} \[-h\]"
-    r"|\berror: (?:unrecognized arguments|argument --?\w|the following arguments are)",
+    r"|\berror: (?:unrecognized arguments|argument -{0,2}\w|the following arguments are)",
     re.IGNORECASE | re.MULTILINE,
 )
 _FROM_COMMAND: Final = re.compile(

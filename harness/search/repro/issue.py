@@ -34,6 +34,7 @@ from mmrepro.search.repro.benchmark import benchmark_form, script_of
 from mmrepro.search.repro.claim import fails_at_start, read_claim, what_about
 from mmrepro.search.repro.client_names import filled_names
 from mmrepro.search.repro.fences import fences, with_fences, without_fences
+from mmrepro.search.repro.made_request import parsers_named
 from mmrepro.search.repro.other_servers import (
     batch_of,
     of_logged_options,
@@ -216,6 +217,7 @@ class Issue:
         speech: what it shows of the model's words.
         answer: the answer of the API that it shows as observed.
         options: of the server, that its prose names.
+        tool_parser, reasoning_parser: that it names.
         streams: whether its words are about a stream.
     """
 
@@ -234,6 +236,8 @@ class Issue:
     speech: Speech = field(default_factory=Speech)
     answer: Speech = field(default_factory=Speech)
     options: list[str] = field(default_factory=list)
+    tool_parser: str = ""
+    reasoning_parser: str = ""
     streams: bool = False
 
 
@@ -313,6 +317,7 @@ def read_here(text: str) -> Issue:
     if asks_nothing and fails_at_start(issue.title, observed):
         start = FindingClass.START_FAILURE
         issue.claim.classes = list(dict.fromkeys([start, *issue.claim.classes]))
+    issue.tool_parser, issue.reasoning_parser = parsers_named(text)
     issue.streams = _STREAMS.search(f"{issue.title}\n{prose}") is not None
     run = (issue.client.strip(), issue.server.strip())
     others = [(b.text, b.line) for b in blocks if b.text.strip() not in run]

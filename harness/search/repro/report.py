@@ -23,14 +23,16 @@ from mmrepro.base.machine import (
     within_limits,
 )
 from mmrepro.base.records import FindingClass
-from mmrepro.engines import get_engine, option_of, spec_for
+from mmrepro.engines import get_engine, has_option, option_of, spec_for
 from mmrepro.engines.environments import existing, list_environments
 from mmrepro.engines.features import named_by, shown_by
 from mmrepro.engines.models import SCRIPT_BASES, ScriptedAnswer, Scripts
+from mmrepro.engines.parsers import parser_kinds
 from mmrepro.failure.documents.replay import Claim, ReportFacts
 from mmrepro.search.replay.known import server_wanted
 from mmrepro.search.repro.claim import claim_of, needs_a_gpu
 from mmrepro.search.repro.issue import LIMITS, Issue, read_issue
+from mmrepro.search.repro.made_request import made_body
 from mmrepro.search.repro.options import ReproCommand
 from mmrepro.search.repro.server_command import (
     ServerAsked,
@@ -127,6 +129,7 @@ def asked_for(options: ReproCommand) -> ReproPlan:
     command = _server_text(options.server_command) or issue.server
     if not command and issue.engine and not (options.engine or client.file):
         words = [plain_command(issue.engine, client.text), *issue.options]
+        words += _parser_options(issue, words)
         command = " ".join(words)
         issue.notes.append(f"The report has no server's command: {command} is taken.")
 
@@ -348,6 +351,14 @@ def _client(options: ReproCommand, issue: Issue) -> ReportClient:
     if issue.server and needs_a_gpu(issue.claim) and not options.on_gpu:
         return ReportClient("")  # no request would show it here
 
+    made = made_body(issue.speech, *_parsers(issue))
+    if made and not (issue.offline or issue.other_client):
+        issue.notes.append(
+            "The report sends no request: one is made whose answer is what its model said."
+        )
+        issue.streams = True
+        shown = "a request for the model's words that the report shows"
+        return ReportClient(shown, name="body.json", text=made)
     if issue.offline:
         raise UsageError(
             "The report runs the engine in its own process, by a script of which no "
@@ -367,6 +378,28 @@ def _client(options: ReproCommand, issue: Issue) -> ReportClient:
         ),
         hint=_CLIENT_HINT,
     )
+
+
+def _parsers(issue: Issue) -> tuple[str, str]:
+    """The parsers of calls and of thoughts: the server's, where it has a command."""
+    if not issue.server:
+        return issue.tool_parser, issue.reasoning_parser
+    words = issue.server.split()
+    return option_of(words, "--tool-call-parser"), option_of(
+        words, "--reasoning-parser"
+    )
+
+
+def _parser_options(issue: Issue, words: Sequence[str]) -> list[str]:
+    """Options of a server with the parsers that a report names, as far as ``words``
+    lack them."""
+    kinds = parser_kinds(issue.engine)
+    named = {"tools": issue.tool_parser, "reasoning": issue.reasoning_parser}
+    options: list[str] = []
+    for kind, name in named.items():
+        if name and kind in kinds and not has_option(words, kinds[kind].option):
+            options += kinds[kind].args(name)
+    return options
 
 
 def _of_report(issue: Issue) -> ReportClient:

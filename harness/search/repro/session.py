@@ -118,6 +118,8 @@ class Reproducing(Replaying):
         if is_scripted:
             # What is journaled is the same before and after the client has run.
             self.case = recorded.keeping([])
+        else:
+            self.case = self._beside_whole(recorded)
         super().begin(campaign)
 
         self.replay.report = self.asked.facts
@@ -399,7 +401,8 @@ class Reproducing(Replaying):
         added = len(beside.operations) - len(case.operations)
         if not 0 < added <= _MOST_BESIDE:
             return case
-        self.facts.notes.append("Each stream is asked for as a whole answer as well.")
+        note = "Each stream is asked for as a whole answer as well."
+        self.asked.facts.notes.append(note)
         return beside
 
     def _end_of(self, run: ClientRun, case: Case) -> ClientEnd:
@@ -420,7 +423,7 @@ class Reproducing(Replaying):
     def _ways(self) -> list[SpokenVariant]:
         """How the model answers when the requests are replayed. The client gets the
         plainest answers: it may read them."""
-        return likeliest_first(self.asked.variants, self.facts.claim.about)
+        return likeliest_first(self.asked.variants, self.asked.facts.claim.about)
 
     def _with_room(self, rounds: Rounds) -> None:
         """A request was refused because the tiny model's context is too short for it:

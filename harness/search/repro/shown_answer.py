@@ -29,6 +29,8 @@ _SHOWN: Final = re.compile(
     r"(?:raw|model(?:'s)?|actual|generated)[ _-](?:raw[ _-])?(?:output|response|text)",
     re.IGNORECASE,
 )
+_ONE_TAG: Final = re.compile(r"\s*[<\[◁][^<>\[\]◁▷\s]{1,60}[>\]▷]\s*")
+"""What names a tag, as prose does, and says nothing."""
 _NOT_OBSERVED: Final = re.compile(r"expect|should|correct|desired|want", re.IGNORECASE)
 
 
@@ -43,7 +45,8 @@ def shown_in(texts: Sequence[tuple[str, str]]) -> Speech:
         text = text[:MOST_RAW]
         if _CODE.search(text) or text.lstrip().startswith("{"):
             continue
-        if _has_tags(text) or (_SHOWN.search(above) and text.strip()):
+        is_output = _has_tags(text) and not _ONE_TAG.fullmatch(text)
+        if is_output or (_SHOWN.search(above) and text.strip()):
             return Speech(raw=text.strip("\n"))
     return Speech()
 

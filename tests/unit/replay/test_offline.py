@@ -158,7 +158,7 @@ def test_a_script_gets_another_model_and_nothing_that_it_names(tmp_path: Path) -
     entry = {"module": "toy", "class": "Args", "model": "model"}
     call = {"module": "toy", "class": "Engine", "method": "generate", "nested": False}
     call |= {"path": "/v1/completions", "prompts": ["prompts"], "field": "prompt"}
-    call |= {"parameters": ["sampling_params"]}
+    call |= {"parameters": ["sampling_params"], "ids": "input_ids"}
     options = {"model": "/tiny", "eager": True, "unknown": 1}
     settings = {"script": "client.py", "entries": [{**entry, "options": options}]}
     (tmp_path / "settings.json").write_text(json.dumps({**settings, "calls": [call]}))
@@ -180,7 +180,7 @@ def test_a_script_gets_another_model_and_nothing_that_it_names(tmp_path: Path) -
         bodies = [json.loads(line)["body"] for line in _calls(output).split("\n")]
     assert bodies == [
         {"prompt": "a", "temperature": 0},
-        {"prompt": [1, 2], "temperature": 0},
+        {"input_ids": [1, 2], "temperature": 0},
         {"prompt": "c", "form": {"kind": "x"}},
     ]
 

@@ -662,6 +662,7 @@ def test_a_report_without_a_request_may_be_of_requests(told: str) -> None:
     [
         "```\n[0] usage: lmdeploy serve api_server [-h] [--tp TP]\n```",
         "lmdeploy: error: unrecognized arguments: --x",
+        "error: argument tool-call-parser: not allowed with argument--reasoning-parser",
         '```\n  File "/x/lmdeploy/cli/serve.py", line 270, in api_server\n    a = b()\n```',
     ],
 )

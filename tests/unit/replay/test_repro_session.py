@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 from fake_player import NO_START, FakePlayer, Fakes, fake_judge, unnamed
 from mmrepro.base.errors import UsageError
+from mmrepro.engines import option_of
 from mmrepro.failure.documents.replay import REPLAY_FILE, Replay
 from mmrepro.reports.replay import KIND, write_replay
 from mmrepro.reports.repro import COMMENT_FILE, comment as comment_of
@@ -824,6 +825,24 @@ def test_what_only_a_gpu_shows_needs_no_client(
     else:
         with pytest.raises(UsageError, match="no client"):
             asked_for(ReproCommand(file=report))
+
+
+def test_a_parser_s_report_without_a_request_gets_one(tmp_path: Path) -> None:
+    report = tmp_path / "issue.md"
+    said = '<tool_call>\n{"name": "f", "arguments": {"a": 1}}\n</tool_call>'
+    report.write_text(
+        f"# vllm 0.23.0: the `hermes` tool parser loses calls\n\n```\n{said}\n```\n"
+    )
+    plan = asked_for(ReproCommand(file=report))
+    assert option_of(plan.server.args, "--tool-call-parser") == "hermes"
+    assert "--enable-auto-tool-choice" in plan.server.args
+    assert plan.facts.shows_output
+    player = RecordingPlayer(engine("200"))
+    _, made, _ = reproducing(
+        tmp_path, player, file=report, client="", server_command=""
+    )
+    assert made.requests == 2, "a stream, and the whole answer beside it"
+    assert player.recordings == 0
 
 
 CALL = '<tool_call>\n{"name": "f", "arguments": {"a": 1}}\n</tool_call>'

@@ -10,6 +10,7 @@ import pytest
 from mmrepro.engines.models.families import all_tokens, families as known_families
 from mmrepro.engines.models.script_file import ScriptedAnswer, ScriptedCall
 from mmrepro.search.repro.issue import read_issue
+from mmrepro.search.repro.made_request import made_body, parsers_named
 from mmrepro.search.repro.shown_answer import has_no_beginning, shown_in
 from mmrepro.search.repro.speech import (
     Speech,
@@ -158,6 +159,8 @@ def test_an_answer_is_said_as_its_parsers_read_it() -> None:
     ("text", "above"),
     [
         ("INFO 10-10 started <think>", ""),
+        ("<tool_call>", ""),
+        ("</think>", ""),
         ('{"model": "m", "messages": [{"role": "user"}]}', ""),
         ("{% if x %}<tool_call>{% endif %}", ""),
         ("no tags at all", "The log:"),
@@ -250,6 +253,54 @@ def test_what_is_no_python_is_no_answer(text: str) -> None:
 )
 def test_thoughts_without_a_beginning_are_read(words: str, is_so: bool) -> None:
     assert has_no_beginning(words) is is_so
+
+
+RAW = "before<tool_call><function=f><parameter=city>Paris</parameter></function></tool_call>"
+
+
+@pytest.mark.parametrize(
+    ("words", "named"),
+    [
+        ("`qwen3_coder` non-streaming parser drops text", ("qwen3_coder", "")),
+        (
+            "vllm serve m --tool-call-parser hermes --reasoning-parser qwen3",
+            ("hermes", "qwen3"),
+        ),
+        ("the deepseek_v31 tool call parser", ("deepseek_v31", "")),
+        ("the mistral reasoning parser", ("", "mistral")),
+        ("`hermes` is a god, and no parser", ("", "")),
+        ("the default parser", ("", "")),
+        ("", ("", "")),
+    ],
+)
+def test_parsers_are_named_as_such(words: str, named: tuple[str, str]) -> None:
+    assert parsers_named(words) == named
+
+
+def test_a_request_is_made_for_what_a_parser_s_report_shows() -> None:
+    asked = json.loads(made_body(Speech(raw=RAW), "qwen3_coder", ""))
+    (tool,) = asked["tools"]
+    assert tool["function"]["name"] == "f"
+    assert tool["function"]["parameters"]["properties"] == {"city": {"type": "string"}}
+    assert asked["stream"] is True
+    thought = json.loads(
+        made_body(Speech(raw="<think>Hm.</think>Hi"), "hermes", "qwen3")
+    )
+    assert "tools" not in thought
+
+
+@pytest.mark.parametrize(
+    ("speech", "parsers"),
+    [
+        (Speech(), ("hermes", "")),
+        (Speech(raw=RAW), ("", "")),
+        (Speech(raw="no call at all"), ("hermes", "")),
+    ],
+)
+def test_no_request_is_made_of_nothing(
+    speech: Speech, parsers: tuple[str, str]
+) -> None:
+    assert made_body(speech, *parsers) == ""
 
 
 # ------------------------------------------------------------------ what is said
