@@ -109,7 +109,7 @@ _CUT_SHORT: Final = re.compile(
 )
 """How clients say that an answer broke off."""
 _HARDWARE: Final = re.compile(
-    r"CUDA error[^\n]{0,60}|CUDA out of memory|torch\.OutOfMemoryError"
+    r"CUDA (?:runtime )?error[^\n]{0,60}|CUDA out of memory|torch\.OutOfMemoryError"
     r"|illegal memory access|"
     r"device-side assert|NCCL (?:error|WARN)[^\n]{0,40}|ncclInternalError"
     r"|ncclSystemError|"
@@ -198,8 +198,13 @@ _PARSER_FRAME: Final = re.compile(
 )
 _SILENT: Final = (
     (
-        r"wrong (?:answer|output|result)|garbage|gibberish|incorrect output|!!!!!|"
-        r"乱码|(?:输出|结果)(?:错误|不正确|异常)",
+        r"(?:wrong|incorrect|random|nonsensical|inaccurate|meaningless)"
+        r" (?:answer|output|result|text|response|ranking|order)s?\b"
+        r"|garbage|gibberish|garbled|nonsense|!!!!!"
+        r"|\b(?:only|solely|endless(?:ly)?|repeated(?:ly)?)(?: of)? [`\"'“‘]!"
+        r"|\baccuracy (?:drop|loss|issue|degrad|regress)\w*"
+        r"|\b(?:endless(?:ly)?|infinite(?:ly)?) repe(?:ats?|at?ing|tition)\w*"
+        r"|乱码|(?:输出|结果|回答|排序)[^。\n]{0,6}(?:错误|不正确|异常|不精准|不准确|重复)",
         FindingClass.WRONG_ANSWER,
     ),
     (

@@ -348,7 +348,9 @@ def _client(options: ReproCommand, issue: Issue) -> ReportClient:
     is_start = FindingClass.START_FAILURE in issue.claim.classes
     if is_start or options.reported == "start-failure":
         return ReportClient("")  # the start is the failure
-    if issue.server and needs_a_gpu(issue.claim) and not options.on_gpu:
+    is_of_weights = FindingClass.WRONG_ANSWER in issue.claim.classes
+    of_others = needs_a_gpu(issue.claim) or is_of_weights
+    if issue.server and of_others and not options.on_gpu:
         return ReportClient("")  # no request would show it here
 
     made = made_body(issue.speech, *_parsers(issue))

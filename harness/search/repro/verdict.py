@@ -350,6 +350,8 @@ def _silent(replay: Replay, real: str, tokens: int) -> tuple[ReproVerdict, str]:
         return _started(replay)
     if not answers:
         said = f"nothing was tested: {_not_sent(report)}"
+        if FindingClass.WRONG_ANSWER in claim.classes:
+            return _untold(replay, said)  # no request would show it here
         return ReproVerdict.NOTHING_TESTED, said
     refused = [answer for answer in answers if answer.refused]
     for answer in refused:

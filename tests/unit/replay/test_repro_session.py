@@ -812,16 +812,18 @@ def test_what_a_user_says_that_the_model_said_is_known(
         ("torch.OutOfMemoryError: CUDA out of memory", True),
         ("CUDA error: an illegal memory access was encountered", True),
         ("CUDA error: device-side assert triggered", False),
-        ("It answers nonsense.", False),
+        ("It answers nonsense.", True),
+        ("CUDA runtime error: out of memory", True),
+        ("It does not do what I want.", False),
     ],
 )
-def test_what_only_a_gpu_shows_needs_no_client(
+def test_what_only_a_gpu_or_real_weights_show_needs_no_client(
     tmp_path: Path, told: str, is_enough: bool
 ) -> None:
     report = tmp_path / "issue.md"
     report.write_text(f"vllm 0.23.0: fails\n\n```\nvllm serve m/m\n```\n\n{told}\n")
     if is_enough:
-        assert asked_for(ReproCommand(file=report)).facts.claim.hardware
+        assert asked_for(ReproCommand(file=report)).client.shown == ""
     else:
         with pytest.raises(UsageError, match="no client"):
             asked_for(ReproCommand(file=report))

@@ -597,6 +597,25 @@ def test_a_client_that_tries_again_for_ever_shows_no_hang() -> None:
     assert read_claim("", "then it waits forever").classes == [FindingClass.HANG]
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        "The output is random output.",
+        "requests returned outputs consisting solely of “!”",
+        "it emits only `!`",
+        "an accuracy drop on GSM8K",
+        "The model repeats endlessly: endless repetition",
+        "结果排序错误",
+    ],
+)
+def test_what_only_weights_decide_is_a_wrong_answer(words: str) -> None:
+    assert read_claim("", words).classes == [FindingClass.WRONG_ANSWER]
+    claim = Claim(classes=[FindingClass.WRONG_ANSWER])
+    made = of_report(claim, answers=[], replaced=[QUANTISED])
+    assert concluded(made)[0] is ReproVerdict.NEEDS_MODEL
+    assert concluded(of_report(claim, answers=[]))[0] is ReproVerdict.NOTHING_TESTED
+
+
 def left_out(what: str, needs: Needs) -> Replaced:
     return Replaced(what=what, why="it is not here", essential=True, needs=needs)
 
