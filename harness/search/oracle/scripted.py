@@ -480,6 +480,7 @@ def _shown(value: object) -> str:
 A_CALL: Final = "a tool call"
 A_THOUGHT: Final = "reasoning"
 JSON_ANSWER: Final = "a whole JSON answer"
+HELD: Final = "what is held against the model's words"
 
 
 def never_shown(requests: Iterable[Sent], case: Case) -> dict[str, list[str]]:
@@ -511,6 +512,8 @@ def _features(sent: Sent, case: Case) -> Iterator[tuple[str, bool]]:
         yield A_CALL, any(choice.tool_calls for choice in choices)
     if sent.op.path in _CHATS and has_option(case.server.args, _REASONS):
         yield A_THOUGHT, any(choice.reasoning for choice in choices)
+    if case.server.scripts is not None and sent.op.path in _CHATS:
+        yield HELD, _is_held(sent, case, case.server.scripts)
     if _asks_json(sent):
         yield JSON_ANSWER, any(_is_whole_json(choice) for choice in choices)
     words = _stops(sent)
@@ -519,6 +522,25 @@ def _features(sent: Sent, case: Case) -> Iterator[tuple[str, bool]]:
 
 
 _CHATS: Final = (CHAT, "/v1/responses", "/v1/messages")
+
+
+def _is_held(sent: Sent, case: Case, scripts: Scripts) -> bool:
+    """Whether a rule holds the answer against what the model said, or against another
+    answer."""
+    if sent.op.expect is not None or sent.rules_out_parallel_calls:
+        return True
+    if sent.parameter("tool_choice") not in (None, "auto", "none"):
+        return True  # the rule of a tool that must be called
+    if any(map(sent.parameter, _OTHERWISE)):
+        return False
+    if sent.op.path == CHAT:
+        spoken = _spoken(sent, case, scripts)
+        answer = spoken.answer if spoken is not None else None
+    else:
+        answer = scripts.chosen(_items_asked(sent.op))
+    return answer is not None and (
+        answer.content is not None or answer.calls is not None
+    )
 
 
 def _asks_calls(sent: Sent) -> bool:

@@ -24,7 +24,7 @@ from mmrepro.failure.documents.replay import (
     ReproVerdict,
     Sighting,
 )
-from mmrepro.search.oracle.scripted import A_CALL, A_THOUGHT, JSON_ANSWER
+from mmrepro.search.oracle.scripted import A_CALL, A_THOUGHT, HELD, JSON_ANSWER
 from mmrepro.search.replay.pursue import LOUD
 from mmrepro.search.repro.claim import BY_EACH, ECHOES, EXCEPTION, SHOWS
 from mmrepro.search.repro.vocabularies import vocabulary_of
@@ -543,6 +543,9 @@ def _never_shown(replay: Replay, claim: Claim) -> str:
     for answer in answers:
         missing.update(dict.fromkeys(answer.missing))
     relevant = [what for what in missing if _is_relevant(what, claim)]
+    if relevant == [HELD]:
+        return "no rule of mmrepro's knows what the answer is to be (--expect)"
+    relevant = [what for what in relevant if what != HELD]
     if not relevant:
         return ""
     return (
@@ -554,6 +557,9 @@ def _never_shown(replay: Replay, claim: Claim) -> str:
 def _is_relevant(what: str, claim: Claim) -> bool:
     """Whether a report may be about a feature that never came. A report of a loud
     failure is only about those that it names."""
+    if what == HELD:
+        is_of_output = not _OF_OUTPUT.isdisjoint(claim.about)
+        return is_of_output and _is_silent(claim) and not claim.expected
     if LOUD.isdisjoint(claim.classes):
         return True
     features = {A_CALL: "calls", A_THOUGHT: "reasoning", JSON_ANSWER: "json"}

@@ -10,7 +10,7 @@ import pytest
 from mmrepro.base.records import Moment
 from mmrepro.engines.models.script_file import ScriptedAnswer, ScriptedCall, Scripts
 from mmrepro.search.oracle.judged import Sent
-from mmrepro.search.oracle.scripted import never_shown, said_in_items
+from mmrepro.search.oracle.scripted import HELD, never_shown, said_in_items
 from mmrepro.traffic.case.model import CHAT, Case, Message, Operation, ServerWanted
 from mmrepro.traffic.evidence import ChoiceSeen, RequestRecord
 from test_promises import TOOLS, judged, plain
@@ -209,8 +209,14 @@ def test_a_stream_ends_for_the_reason_of_the_whole_answer(
 
 
 def missing(op: Operation, args: tuple[str, ...] = (), **choice: Any) -> list[str]:
+    return [what for what in never(op, args, SCRIPTS, **choice) if what != HELD]
+
+
+def never(
+    op: Operation, args: tuple[str, ...], scripts: Scripts, **choice: Any
+) -> list[str]:
     server = ServerWanted(
-        engine="vllm", release="0.32.0", model="text", args=list(args), scripts=SCRIPTS
+        engine="vllm", release="0.32.0", model="text", args=list(args), scripts=scripts
     )
     record = RequestRecord(
         id=1,
@@ -245,6 +251,29 @@ def test_what_an_answer_never_shows_was_not_tested() -> None:
     tool = Message(role="tool", content="22")
     op = chat(tools=TOOLS).model_copy(update={"messages": [*result, tool]})
     assert missing(op, text="It is done.") == []
+
+
+@pytest.mark.parametrize(
+    ("asked", "is_held"),
+    [
+        ({}, True),
+        ({"tool_choice": "required"}, True),
+        ({"parallel_tool_calls": False}, True),
+        ({"chat_template_kwargs": {"enable_thinking": False}}, False),
+        ({"logit_bias": {"1": 2}}, False),
+    ],
+)
+def test_what_no_rule_holds_against_the_model_s_words_is_told(
+    asked: dict[str, Any], is_held: bool
+) -> None:
+    told = never(chat(**asked), PARSERS, TOLD, text="Hi.", finish_reason="stop")
+    assert (HELD not in told) is is_held
+    unread = never(chat(**asked), PARSERS, SCRIPTS, text="Hi.", finish_reason="stop")
+    judged_otherwise = {"tool_choice", "parallel_tool_calls"} & asked.keys()
+    assert (HELD not in unread) is bool(judged_otherwise)
+
+
+TOLD = Scripts(script=[ScriptedAnswer(name="t", text="Hi.", content="Hi.", calls=[])])
 
 
 # -------------------------------------------------------- a stream beside the whole

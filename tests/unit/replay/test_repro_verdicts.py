@@ -23,6 +23,7 @@ from mmrepro.failure.documents.replay import (
     ReproVerdict,
     Sighting,
 )
+from mmrepro.search.oracle.scripted import HELD
 from mmrepro.search.repro.claim import claim_of, read_claim, what_about
 from mmrepro.search.repro.verdict import concluded
 from mmrepro.traffic.case.model import Origin
@@ -561,6 +562,16 @@ def test_silence_refutes_only_what_was_tested(
     made, said = concluded(of_report(claim, **more))
     assert made is verdict, said
     assert words in said
+
+
+def test_what_no_rule_held_against_the_model_s_words_refutes_nothing() -> None:
+    unheld = answer("200", "fine").model_copy(update={"missing": [HELD]})
+    shown = {"shows_output": True, "answers": [unheld]}
+    verdict, said = concluded(of_report(Claim(about=["calls"]), **shown))
+    assert verdict is ReproVerdict.NOTHING_TESTED
+    assert "--expect" in said
+    for claim in (Claim(about=["stop"]), Claim(about=["calls"], expected=True)):
+        assert concluded(of_report(claim, **shown))[0] is ReproVerdict.NOT_REPRODUCED
 
 
 def test_a_client_that_left_waited_for_no_answer() -> None:
