@@ -128,8 +128,8 @@ def _call(
         return None
     name = reading.values["NAME"]
     if "PAIRS" not in steps:
-        arguments = reading.values["ARGUMENTS"]
-        return (name, arguments) if isinstance(arguments, dict) else None
+        given = reading.values["ARGUMENTS"]
+        return (name, given) if isinstance(given, dict) else None
     arguments: dict[str, Any] = {}
     for key, text in reading.values["PAIRS"]:
         if key in arguments:

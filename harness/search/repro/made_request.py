@@ -27,7 +27,7 @@ def _named(kind: str, words: str) -> str:
     found = _form(kind).search(words)
     if found is None:
         return ""
-    return next(filter(None, found.groups()))
+    return str(next(filter(None, found.groups())))
 
 
 @cache

@@ -456,7 +456,10 @@ def _given_client(text: str) -> ReportClient:
         is_script = word == str(script)
         command.append(script.name if is_script else _PYTHON.sub("python3", word))
     client = _script(script.name, _text(script), text)
-    return replace(client, words=tuple(command), script=script.resolve())
+    offline = _has_own_engine(client)
+    return replace(
+        client, words=tuple(command), script=script.resolve(), offline=offline
+    )
 
 
 def _of_file(file: Path, shown: str) -> ReportClient:
@@ -475,7 +478,14 @@ def _of_file(file: Path, shown: str) -> ReportClient:
     else:
         return ReportClient(shown, file=file)
 
-    return replace(client, script=file.resolve())
+    return replace(client, script=file.resolve(), offline=_has_own_engine(client))
+
+
+def _has_own_engine(client: ReportClient) -> bool:
+    """Whether a script makes an engine in its own process, as a report's may."""
+    if not client.name.endswith(".py"):
+        return False
+    return read_issue(f"````python\n{client.text}\n````").client_kind == "offline"
 
 
 def _of_block(file: Path, text: str) -> ReportClient:

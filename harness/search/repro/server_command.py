@@ -1258,6 +1258,9 @@ _FULL: Final = re.compile(r"bf16|fp16|unquantized", re.IGNORECASE)
 whose are not."""
 
 
+_EMBEDS: Final = re.compile(r"embed", re.IGNORECASE)
+
+
 def _only_pools(name: str, traffic: str) -> bool:
     """Whether nobody names the model, and its requests are none of a language model."""
     if name not in ("", _NO_MODEL) or _ASKS_FOR_TEXT.search(traffic):
@@ -1321,10 +1324,13 @@ def _model(
         or _only_pools(name, traffic)
     )
     is_pooling = unsaid_pooling or pools(asked.engine, given_words)
-    essential = not family or is_quantised or is_pooling
+    # A language model that is served as an embedding model runs the real one's code.
+    is_served_alike = same and bool(_EMBEDS.search(name))
+    lacks_head = is_pooling and not is_served_alike
+    essential = not family or is_quantised or lacks_head
     if is_quantised:
         why += ", not quantised"
-    if is_pooling:
+    if lacks_head:
         why += ", and no model that pools"
     replaced = [
         Replaced(

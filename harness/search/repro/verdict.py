@@ -102,6 +102,9 @@ def concluded(replay: Replay) -> tuple[ReproVerdict, str]:
             return ReproVerdict.UNPROVEN, said
 
     started = _of_class(confirmed, {start})
+    if started is not None and _REFUSED_OPTION.search(started.said):
+        said = f"nothing was tested: {started.said}"
+        return ReproVerdict.NOTHING_TESTED, said
     if started is not None and start in claim.classes:
         said = f"{started.said.rstrip('.')}; whether that is the report's is not known"
         return _untold(replay, said)
@@ -123,6 +126,11 @@ def concluded(replay: Replay) -> tuple[ReproVerdict, str]:
     return _silent(replay, real, tokens)
 
 
+_REFUSED_OPTION: Final = re.compile(
+    r"\bargument -{0,2}\w[^\n]{0,80}: (?:invalid|expected|not allowed)"
+    r"|unrecognized arguments"
+)
+"""How the parser of a command refuses an option, which no model has to do with."""
 _UNREAD: Final = (
     "what the report observed is not read from its words (--reported WORD, or --expect)"
 )

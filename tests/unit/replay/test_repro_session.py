@@ -847,6 +847,23 @@ def test_a_parser_s_report_without_a_request_gets_one(tmp_path: Path) -> None:
     assert player.recordings == 0
 
 
+@pytest.mark.parametrize(
+    ("said", "offline"),
+    [
+        ('import vllm\nllm = vllm.LLM("m/m")\nllm.generate("x")\n', True),
+        ('import openai\nopenai.OpenAI(base_url="http://localhost:8000/v1")\n', False),
+    ],
+)
+def test_a_script_that_is_given_may_have_its_own_engine(
+    tmp_path: Path, said: str, offline: bool
+) -> None:
+    script = tmp_path / "own.py"
+    script.write_text(said)
+    for client in (str(script), f"python {script}"):
+        asked = ReproCommand(server_command=SERVER, release="0.23.0", client=client)
+        assert asked_for(asked).client.offline is offline
+
+
 CALL = '<tool_call>\n{"name": "f", "arguments": {"a": 1}}\n</tool_call>'
 OBSERVED = {"role": "assistant", "content": [{"type": "tool_use", "name": "f"}]}
 

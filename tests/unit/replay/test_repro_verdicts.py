@@ -785,6 +785,14 @@ def test_a_start_without_a_client_is_tested_by_starting(
     assert ("the server starts" in words) is (more["plays"] == [STARTED])
 
 
+def test_an_option_that_the_command_refuses_says_nothing_of_a_model() -> None:
+    refused = "argument --convert: invalid choice: 'reward' (choose from 'auto')"
+    kind = FindingClass.START_FAILURE
+    for cause, verdict in ((refused, "nothing-tested"), ("CUDA", "needs-model")):
+        made = replay(START, findings=[finding(kind, cause)], replaced=[QUANTISED])
+        assert concluded(made)[0] == verdict
+
+
 def test_a_start_that_comes_and_goes_is_not_refuted_by_one() -> None:
     rare = START.model_copy(update={"rare": "sometimes"})
     seen, words = concluded(replay(rare, plays=[STARTED]))

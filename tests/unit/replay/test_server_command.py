@@ -565,6 +565,23 @@ def test_quantised_weights_and_poolers_are_not_here(
 
 
 @pytest.mark.parametrize(
+    ("model", "served", "essential"),
+    [
+        ("Qwen/Qwen3-Embedding-0.6B", True, False),
+        ("Qwen/Qwen3-Embedding-0.6B", False, True),
+        ("Qwen/Qwen3-Reranker-0.6B", True, True),
+        ("BAAI/bge-m3-embed", True, True),
+    ],
+)
+def test_a_language_model_that_embeds_runs_the_real_one_s_code(
+    model: str, served: bool, essential: bool
+) -> None:
+    asked = parse(f"vllm serve {model}")
+    row = translated(asked, None, "", serves=lambda name: served).replaced[0]
+    assert row.essential is essential
+
+
+@pytest.mark.parametrize(
     ("model", "client", "pooled"),
     [
         ("MODEL", 'requests.post("http://x:8000/v1/embeddings", json={})', True),
