@@ -12,6 +12,7 @@ import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Final
 from urllib.parse import urlsplit
 
 from mmrepro.base import processes
@@ -564,6 +565,20 @@ def _wait(started: Started, stages: StartStages) -> float:
     return time.monotonic()
 
 
+_DIED: Final = re.compile(rb"^Process ([\w.-]{1,60}):\s*\nTraceback ", re.MULTILINE)
+"""What multiprocessing prints as a child ends by an exception."""
+
+
+def _died_by_log(log: Path) -> str:
+    """The child that a log says has died, whoever saw it alive; "": none."""
+    try:
+        with log.open("rb") as file:
+            found = _DIED.search(file.read(_HEAD_BYTES))
+    except OSError:
+        return ""
+    return found[1].decode() if found else ""
+
+
 class _Children:
     """The processes of a server that starts: an engine whose child died may wait for it
     until the time limit. It is given up once nothing moves: no line in its log, no work
@@ -593,7 +608,7 @@ class _Children:
             self._known[pid] = self._role(pid) or self._known.get(pid, "")
 
         gone = [role for pid, role in self._known.items() if pid not in pids and role]
-        self._lost = gone[-1] if gone else ""
+        self._lost = gone[-1] if gone else _died_by_log(process.log)
         # Both are asked: each counts from its own last answer.
         wrote = self._has_written(process.log)
         worked = self._has_worked(pids, elapsed)

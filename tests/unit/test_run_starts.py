@@ -354,3 +354,27 @@ def test_a_child_that_dies_ends_the_start_once_nothing_moves(
         finally:
             os.killpg(parent.pid, signal.SIGKILL)
     assert said in caught.value.message
+
+
+DIES = """
+import multiprocessing
+
+def child(): raise EOFError
+
+if __name__ == "__main__":
+    process = multiprocessing.Process(target=child, name="mp_engine_proc")
+    process.start()
+    process.join()
+"""
+
+
+def test_a_child_that_died_before_anybody_looked_is_in_the_log(tmp_path: Path) -> None:
+    """As a real child of multiprocessing words it."""
+    log = tmp_path / "engine.log"
+    assert start_module._died_by_log(log) == ""
+    with log.open("wb") as file:
+        command = [sys.executable, "-c", DIES]
+        subprocess.run(command, stderr=file, check=True)
+    assert start_module._died_by_log(log) == "mp_engine_proc"
+    log.write_text("Process mp_engine_proc: started\n")
+    assert start_module._died_by_log(log) == ""
