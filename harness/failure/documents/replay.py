@@ -441,6 +441,13 @@ class ClientEnd(Record):
     ] = []
     asked: Annotated[int, Field(description="requests that it had sent")] = 0
     refused: Annotated[int, Field(description="of these, without an answer of 2xx")] = 0
+    saw: Annotated[
+        str,
+        Field(
+            description="the first answer of 5xx to one of them, as r1 got 500",
+            exclude_if=lambda saw: not saw,
+        ),
+    ] = ""
     failed: Annotated[
         int, Field(description="runs on fresh servers that ended at this check")
     ] = 0

@@ -413,6 +413,9 @@ class Reproducing(Replaying):
         ]
         end.asked = len(statuses)
         end.refused = sum(1 for status in statuses if status and status >= 300)
+        for op, status in zip(case.operations, statuses, strict=True):
+            if status and status >= 500 and not end.saw:
+                end.saw = f"{op.id} got {status}"
         if end.is_check or end.in_engine:
             end.runs = end.failed = 1
         return end

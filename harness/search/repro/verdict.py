@@ -122,6 +122,9 @@ def concluded(replay: Replay) -> tuple[ReproVerdict, str]:
             "were sent again"
         )
         return ReproVerdict.UNPROVEN, said
+    if report.end is not None and report.end.saw and not _is_silent(claim):
+        said = f"{report.end.saw} as the client ran, and not when that was sent again"
+        return ReproVerdict.UNPROVEN, said
 
     return _silent(replay, real, tokens)
 

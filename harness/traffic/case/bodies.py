@@ -134,7 +134,9 @@ def _fields(
     fields.pop("stream", None)
     fields.pop("model", None)
     has_prompt = operation.messages is not None or operation.prompt is not None
-    names_model = operation.model is not None or has_prompt
+    # Whoever recorded a body with a model's name asked an endpoint that takes one.
+    recorded = operation.layout is not None and "model" in operation.layout.keys
+    names_model = operation.model is not None or has_prompt or recorded
     if model and (names_model or _names_a_model(operation)):
         fields["model"] = model
     if operation.messages is not None:

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 from mmrepro.traffic.case.bodies import body
-from mmrepro.traffic.case.model import COMPLETIONS, Message, Operation, Part
+from mmrepro.traffic.case.model import COMPLETIONS, Layout, Message, Operation, Part
 from mmrepro.traffic.pictures import noise
 
 X = noise("X", 1, (28, 28))
@@ -61,3 +61,19 @@ def test_a_stream_asks_for_its_usage_unless_the_case_says_otherwise() -> None:
         read = sent(prompt="a", stream=True, parameters={"stream_options": said})
         assert (read["stream_options"], read["stream"]) == (said, True)
     assert "stream_options" not in sent(prompt="a")
+
+
+@pytest.mark.parametrize(
+    ("layout", "model", "named"),
+    [
+        (["model", "prompt"], None, {"model": "tiny"}),
+        (["prompt"], None, {}),
+        (["model", "prompt"], "", {}),
+    ],
+)
+def test_an_endpoint_of_any_kind_is_told_the_model_that_its_recording_names(
+    layout: list[str], model: str | None, named: dict[str, str]
+) -> None:
+    """As Ollama's ``/api/generate``."""
+    asked = {"parameters": {"prompt": "a"}, "layout": Layout(keys=layout)}
+    assert sent(path="/api/generate", model=model, **asked) == {**named, "prompt": "a"}

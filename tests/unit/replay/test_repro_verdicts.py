@@ -574,6 +574,18 @@ def test_what_no_rule_held_against_the_model_s_words_refutes_nothing() -> None:
         assert concluded(of_report(claim, **shown))[0] is ReproVerdict.NOT_REPRODUCED
 
 
+def test_what_the_client_saw_is_not_refuted_by_its_requests_alone() -> None:
+    saw = ClientEnd(saw="r1 got 500", asked=2, refused=1)
+    refused = [answer("400", "body.model: field required")]
+    for answers in (refused, [answer("200", "fine")]):
+        loud = of_report(Claim(status=500, classes=[S]), end=saw, answers=answers)
+        verdict, said = concluded(loud)
+        assert verdict is ReproVerdict.UNPROVEN
+        assert "r1 got 500 as the client ran" in said
+    silent = of_report(Claim(about=["stop"]), end=saw)
+    assert concluded(silent)[0] is ReproVerdict.NOT_REPRODUCED
+
+
 def test_a_client_that_left_waited_for_no_answer() -> None:
     left = [answer("left", "after sent")]
     for claim in (Claim(classes=[FindingClass.HANG]), Claim(about=["stop"])):
