@@ -51,7 +51,8 @@ _TEST_LIMIT_S = 60
 _IMPORT_S = 300.0
 """Until torch and the engine are imported, on a busy machine."""
 _LAST_LINES = 15
-_BESIDE = ("pyproject.toml", "pytest.ini", "setup.cfg", "conftest.py")
+_BESIDE = ("pyproject.toml", "pytest.ini", "setup.cfg", "conftest.py", "examples")
+"""What tests read besides their own folders: settings, and templates of examples."""
 _CONFTESTS = "conftest.py"
 
 

@@ -334,6 +334,8 @@ def test_the_tests_of_a_commit_with_those_of_its_fix(
     (clone / "tests" / "utils.py").write_text("old\n")
     (clone / "tests" / "v1" / "test_a.py").write_text("old\n")
     (clone / "pyproject.toml").write_text("[tool]\n")
+    (clone / "examples").mkdir()
+    (clone / "examples" / "chat.jinja").write_text("{{ x }}\n")
     git("add", "-A")
     git("commit", "-qm", "parent")
     (clone / "tests" / "utils.py").write_text("new\n")
@@ -350,6 +352,7 @@ def test_the_tests_of_a_commit_with_those_of_its_fix(
     assert (folder / "tests/v1/test_a.py").read_text() == "new\n"
     assert (folder / "tests/v1/test_b.py").read_text() == "new\n"
     assert (folder / "pyproject.toml").exists()
+    assert (folder / "examples/chat.jinja").exists(), "tests read such templates"
     assert unpack_tests(clone, "HEAD", tmp_path / "o2", newer="HEAD", files=files) == []
 
 

@@ -139,3 +139,19 @@ def test_a_wheel_that_is_not_as_announced_is_refused(index: Path) -> None:
     (index / OLD / "index.html").write_text(link)
     with pytest.raises(EnvironmentBuildError, match="SHA-256 differs"):
         ensure(commit_spec(made_up, OLD, DATE))
+
+
+@pytest.mark.parametrize(
+    ("release", "dropped"),
+    [
+        ("0.24.0", False),
+        ("0.24.1.dev0", True),
+        ("0.25.1.dev0", True),
+        ("0.26.0", False),
+    ],
+)
+def test_a_tree_before_a_release_does_without_what_that_cannot_load(
+    release: str, dropped: bool
+) -> None:
+    """Its own metadata asks for it from the day on which the change landed."""
+    assert ("torchcodec" in spec_for("vllm", release, "cpu").drop) is dropped
