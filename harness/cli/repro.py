@@ -116,8 +116,16 @@ def _bisect(asked: ReproCommand, tree: str, folder: Path) -> None:
 
     clone, rev = split_revision(tree)
     out = folder / "bisection"
-    finding = sorted(path for path in folder.glob("f*") if path.is_dir())[0]
-    words = bisect_words(clone, rev, finding, asked.since, asked.boundaries)
+    findings = sorted(path for path in folder.glob("f*") if path.is_dir())
+    if not findings:
+        # The client's own check has no requests that another commit could be sent.
+        typer.echo(
+            "No commit is looked for: what was found is in no request's answer. "
+            "--expect says what an answer is to be.",
+            err=True,
+        )
+        return
+    words = bisect_words(clone, rev, findings[0], asked.since, asked.boundaries)
     if asked.kernels:
         words += ["--kernels", asked.kernels]
     child = spawn([*words, "--out", str(out)], dict(os.environ), stdout=2, stderr=2)

@@ -49,6 +49,7 @@ from mmrepro.search.repro.verdict import (
     concluded,
     longer_context,
     matches,
+    refusal_reported,
     too_long,
 )
 from mmrepro.traffic import noise
@@ -63,6 +64,7 @@ from mmrepro.traffic.capture import (
 from mmrepro.traffic.capture.messages import UNSEEN_SIZE, Captured
 from mmrepro.traffic.case import (
     Case,
+    Expect,
     Operation,
     beside_whole,
     check_expectations,
@@ -146,6 +148,7 @@ class Reproducing(Replaying):
             self._answered_otherwise(rounds)
             self._checked_again()
             self._in_a_row(rounds)
+            self._held_to_an_answer(rounds)
         self._on_fixed(rounds)
         for finding in self.replay.findings:
             finding.same_as = _earlier(finding, self.folder)
@@ -496,6 +499,28 @@ class Reproducing(Replaying):
             line = f"Sent {times} times in a row on one server: nothing as well."
             self.facts.notes.append(line)
             self.campaign.emit(Note(text=line))
+
+    def _held_to_an_answer(self, rounds: Rounds) -> None:
+        """A refusal that the report complains of is an answer, and no finding. Where
+        commits or releases are to be told apart by it, its request is held to 2xx."""
+        if not (self.options.bisect or self.facts.asked):
+            return
+        refused = refusal_reported(self.replay)
+        if refused is None or any(
+            finding.confirmed for finding in self.replay.findings
+        ):
+            return
+        operations: list[Operation] = []
+        for op in self.files.case.operations:
+            if op.id == refused.operation:
+                expect = (op.expect or Expect()).model_copy(update={"status": "2xx"})
+                op = op.model_copy(update={"expect": expect})
+            operations.append(op)
+        self.files.case = self.files.case.model_copy(update={"operations": operations})
+        with contextlib.suppress(Spent):
+            rounds.once_more(
+                self.files.case, f"an answer to {refused.operation} is wanted"
+            )
 
     def _times_in_a_row(self) -> int:
         """How often the requests are sent again: as long as that takes some seconds."""

@@ -305,6 +305,15 @@ def _exceptions(shown: Finding | Sighting) -> set[str]:
     return names - ECHOES
 
 
+def refusal_reported(replay: Replay) -> Answer | None:
+    """The answer that is the refusal which the report complains of; None: there is
+    none."""
+    report = replay.report
+    assert report is not None
+    real = next((item.what for item in report.replaced if item.model), "")
+    return _as_reported(replay, report.claim, vocabulary_of(real))
+
+
 def _as_reported(replay: Replay, claim: Claim, tokens: int) -> Answer | None:
     """An answer that is the refusal which the report complains of."""
     if claim.status is None or claim.status >= 500:

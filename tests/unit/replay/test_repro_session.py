@@ -158,6 +158,30 @@ def test_a_client_becomes_a_case_and_the_case_a_verdict(tmp_path: Path) -> None:
     assert KIND.compose(made).badge.label == "Reproduced"
 
 
+@pytest.mark.parametrize(
+    ("options", "is_found"),
+    [({}, False), ({"bisect": True}, True), ({"fixed": "0.32.0"}, True)],
+)
+def test_a_refusal_is_a_finding_where_it_tells_commits_or_releases_apart(
+    tmp_path: Path, options: dict[str, Any], is_found: bool
+) -> None:
+    wanted: list[str | None] = []
+
+    def refusing(case: Case) -> dict[str, str]:
+        wanted.extend(op.expect.status for op in case.operations if op.expect)
+        return {op.id: "400" for op in case.operations}
+
+    player = RecordingPlayer(refusing)
+    _, made, _ = reproducing(
+        tmp_path, player, release="0.23.0", reported="400", **options
+    )
+    assert made.report is not None
+    assert made.report.verdict == "reproduced"
+    # The fake judge judges no expectation.
+    assert bool(wanted) is is_found
+    assert set(wanted) <= {"2xx"}
+
+
 def test_a_refusal_is_played_once_and_its_words_are_told(tmp_path: Path) -> None:
     player = RecordingPlayer(engine("403"))
     _, made, _ = reproducing(tmp_path, player, release="0.23.0")
