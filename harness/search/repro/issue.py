@@ -662,6 +662,8 @@ def _client(issue: Issue, blocks: Sequence[_ReportBlock], prose: str) -> None:
         if _OFFLINE.search(script):
             issue.offline = True
             clients.offline.append(script)
+    if not (clients.any or clients.offline):
+        clients.bodies += _bodies_of_lines(prose)
 
     in_order = clients.in_order()
     if not in_order:
@@ -1182,6 +1184,16 @@ _SHELL_LINE: Final = re.compile(
 )
 _BEGINS: Final = re.compile(rf"(?:^|;|&&|\bdo\b|\bthen\b)\s*{_COMPOUND}")
 _ENDS: Final = re.compile(r"(?:^|;)\s*(?:done|fi)\b")
+
+
+_MOST_BODIES: Final = 50
+
+
+def _bodies_of_lines(prose: str) -> list[str]:
+    """Bodies of requests that stand on a line of their own, without a fence."""
+    lines = [line.strip() for line in prose.splitlines()]
+    begun = [line for line in lines if line.startswith("{")][:_MOST_BODIES]
+    return [body for line in begun if (body := _body(line))]
 
 
 def _body(text: str) -> str:

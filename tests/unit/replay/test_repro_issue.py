@@ -223,6 +223,21 @@ def test_engine_and_release(text: str, engine: str, release: str) -> None:
     assert (issue.engine, issue.release) == (engine, release)
 
 
+@pytest.mark.parametrize(
+    "line",
+    [
+        "{'model': 'm', 'prompt': 'hi', 'stream': False, 'logprobs': 5}",
+        '{"model": "m", "prompt": "hi", "stream": false, "logprobs": 5}',
+    ],
+)
+def test_a_body_on_a_line_without_a_fence_is_a_client(line: str) -> None:
+    """As logs and Python print it."""
+    issue = read_issue(f"# 500\n\nPOST /v1/completions\n{line}\n\nError 500\n")
+    assert issue.client_kind == "json"
+    assert json.loads(issue.client)["logprobs"] == 5
+    assert not read_issue("# 500\n\n{'error': 'no body'}\n").client
+
+
 def test_a_bodys_json_is_a_client() -> None:
     body = '{"model": "m", "messages": [{"role": "user", "content": "x"}]}'
     issue = read_issue(form(kind="json", client=body))
