@@ -20,6 +20,7 @@ import json
 import os
 import signal
 import sys
+import tempfile
 import time
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
@@ -30,6 +31,8 @@ from typing import Any, NoReturn
 _MOST = 4000
 """Characters of a message."""
 _POLL_S = 0.1
+_MOST_RED = 1 << 20
+"""Characters of a list of red tests."""
 
 
 class Reporter:
@@ -72,6 +75,7 @@ class Reporter:
         text = ""
         if report.outcome != "passed":
             text = str(report.longrepr or "")[-_MOST:]
+            self._note(report)
         facts = dict(report.user_properties).get("mmrepro", {})
         self.send(
             kind="phase",
@@ -83,6 +87,27 @@ class Reporter:
             seconds=round(report.duration, 3),
             **(facts if report.outcome == "failed" else {}),
         )
+
+    def _note(self, report: Any) -> None:
+        """Note a red test for the side after this one, as soon as it is: the time may
+        be over."""
+        if report.outcome == "failed":
+            with _red_of(self._number).open("a") as file:
+                file.write(f"{report.nodeid}\n")
+
+
+def _red_of(number: int) -> Path:
+    """The file with the red tests of a side, below the box's own folder for such."""
+    return Path(tempfile.gettempdir()) / f"mmrepro-red-{number}"
+
+
+def _red_before(number: int) -> set[str]:
+    """Tests that were red on the side before."""
+    try:
+        with _red_of(number - 1).open() as file:
+            return set(file.read(_MOST_RED).splitlines())
+    except (OSError, ValueError):
+        return set()
 
 
 def _facts(error: BaseException) -> dict[str, Any]:
@@ -271,6 +296,11 @@ def run_side(tools: str, descriptor: int, number: int, side: dict[str, Any]) -> 
                 facts = _facts(call.excinfo.value)
                 report.user_properties.append(("mmrepro", facts))
             return report
+
+        @pytest.hookimpl(trylast=True)
+        def pytest_collection_modifyitems(self, items: list[Any]) -> None:
+            red = _red_before(number) if side.get("red_first") else set()
+            items.sort(key=lambda item: item.nodeid not in red)
 
         @pytest.hookimpl(tryfirst=True)
         def pytest_runtest_setup(self, item: Any) -> None:

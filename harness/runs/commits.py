@@ -8,7 +8,7 @@ import tempfile
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from pathlib import Path, PurePosixPath
 from typing import Annotated, Any, Self
@@ -305,10 +305,9 @@ class CommitReader:
         )
         if not change.test_files:
             return _PreparedCommit(reading)
-        sides = tuple(
-            self._side(change, sha, reading) for sha in (change.commit, change.parent)
-        )
-        return _PreparedCommit(reading, sides)
+        parent = self._side(change, change.parent, reading)
+        own = self._side(change, change.commit, reading)
+        return _PreparedCommit(reading, (parent, replace(own, red_first=True)))
 
     def _side(
         self, change: CommitChange, sha: str, reading: CommitReading
@@ -350,7 +349,7 @@ class CommitReader:
                 _conclude(commit.reading, next(runs), next(runs))
 
 
-def _conclude(reading: CommitReading, after: UpstreamRun, before: UpstreamRun) -> None:
+def _conclude(reading: CommitReading, before: UpstreamRun, after: UpstreamRun) -> None:
     reading.after, reading.before = after, before
     reading.seconds = max(after.seconds, before.seconds)
     reading.turned = sorted(before.red & after.green)

@@ -379,11 +379,14 @@ class UpstreamSide:
     Attributes:
         folder: that holds them, as :func:`unpack_tests` leaves it.
         tests: files and tests, as pytest names them.
+        red_first: what is red on the side before it runs first: only that can show
+            what the side mends, and the time may be over before the rest.
     """
 
     environment: Environment
     folder: Path
     tests: Sequence[str]
+    red_first: bool = False
 
 
 def run_tests(
@@ -424,6 +427,7 @@ def run_tests(
             "folder": place,
             "engine": side.environment.spec.engine,
             "limit_s": limit_s,
+            "red_first": side.red_first,
             "arguments": [*words, *side.tests],
         }
         plans.append(plan)

@@ -205,6 +205,44 @@ def test_tests_of_a_tree_that_never_end_are_ended(tmp_path: Path) -> None:
     assert seen["test_it.py::test_quick"] is GREEN
 
 
+ORDERED = """\
+import time
+
+def test_long():
+    time.sleep(20)
+
+def test_mended():
+    assert {}
+"""
+
+
+def test_what_was_red_before_runs_first_on_the_side_that_mends_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TMPDIR", str(tmp_path))  # each box has its own
+    sides = []
+    texts = ORDERED.format(False).replace("20", "0"), ORDERED.format(True)
+    for number, text in enumerate(texts):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        (folder / "test_it.py").write_text(text)
+        side = {
+            "python": sys.executable,
+            "site": str(folder),
+            "folder": str(folder),
+            "engine": "thing",
+            "limit_s": 4,
+            "red_first": bool(number),
+            "arguments": [*QUIET, "."],
+        }
+        sides.append(side)
+    lines = reported(sides)
+    before, after = ([x for x in lines if x["side"] == number] for number in (0, 1))
+    mended = "test_it.py::test_mended"
+    assert {t.test: t.state for t in tree_tests._seen(before, "thing")}[mended] is RED
+    assert {t.test: t.state for t in tree_tests._seen(after, "thing")}[mended] is GREEN
+
+
 NEW_NAMES = """\
 import pytest
 from thing import VALUE, new_function
