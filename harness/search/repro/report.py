@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NoReturn
 
 from mmrepro.base.errors import UsageError
 from mmrepro.base.machine import (
@@ -345,22 +345,43 @@ def _client(options: ReproCommand, issue: Issue) -> ReportClient:
         return _of_report(issue)
     if options.resume is not None and is_file(options.resume / CASE_FILE):
         return ReportClient("", file=options.resume / CASE_FILE)
+    return (
+        _without_requests(options, issue)
+        or _made_client(issue)
+        or _none(options, issue)
+    )
+
+
+def _without_requests(options: ReproCommand, issue: Issue) -> ReportClient | None:
+    """No client, for a report that asks for none: it is of a start, or of what no
+    request would show here; None: it asks for one."""
     is_start = FindingClass.START_FAILURE in issue.claim.classes
     if is_start or options.reported == "start-failure":
-        return ReportClient("")  # the start is the failure
+        return ReportClient("")
     is_of_weights = FindingClass.WRONG_ANSWER in issue.claim.classes
     of_others = needs_a_gpu(issue.claim) or is_of_weights
     if issue.server and of_others and not options.on_gpu:
-        return ReportClient("")  # no request would show it here
+        return ReportClient("")
+    return None
 
+
+def _made_client(issue: Issue) -> ReportClient | None:
+    """A request for the words of its model that a report shows; None: none is known."""
+    if issue.offline or issue.other_client:
+        return None
     made = made_body(issue.speech, *_parsers(issue))
-    if made and not (issue.offline or issue.other_client):
-        issue.notes.append(
-            "The report sends no request: one is made whose answer is what its model said."
-        )
-        issue.streams = True
-        shown = "a request for the model's words that the report shows"
-        return ReportClient(shown, name="body.json", text=made)
+    if not made:
+        return None
+    issue.notes.append(
+        "The report sends no request: one is made whose answer is what its model said."
+    )
+    issue.streams = True
+    shown = "a request for the model's words that the report shows"
+    return ReportClient(shown, name="body.json", text=made)
+
+
+def _none(options: ReproCommand, issue: Issue) -> NoReturn:
+    """Raises UsageError: why there is no client."""
     if issue.offline:
         raise UsageError(
             "The report runs the engine in its own process, by a script of which no "
