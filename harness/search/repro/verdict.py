@@ -509,7 +509,8 @@ def _doubt(report: ReportFacts) -> str:
         return f"no short test with a tiny model refutes a report of {kind}"
     if not _is_silent(claim) or not report.source:
         return ""
-    if not claim.about:
+    # An endpoint that a title names is where the fault is, and not what it is.
+    if _is_about_none(claim) and "metrics" not in claim.about:
         return (
             "no rule of mmrepro's judges what the report has (--expect, or a client "
             "that asserts what is right)"

@@ -533,6 +533,12 @@ def test_a_client_s_own_check_is_the_report_s_where_that_is_silent() -> None:
             ReproVerdict.NOTHING_TESTED,
             "no rule of mmrepro's",
         ),
+        (
+            Claim(about=["/v1/x"]),
+            {},
+            ReproVerdict.NOTHING_TESTED,
+            "no rule of mmrepro's judges",
+        ),
         (Claim(about=["calls"]), {}, ReproVerdict.NOTHING_TESTED, "--script FILE"),
         (
             Claim(about=["calls"]),
