@@ -101,7 +101,7 @@ def _calls(
     text: str, begin: int, family: ModelFamily, examples: Examples | None
 ) -> list[Call] | None:
     """The calls from there to the end of a text; None: they cannot be read."""
-    reading = _Reading(text, begin)
+    reading = _FormReading(text, begin)
     opening, _, closing = family.calls.partition("CALLS")
     if not reading.literal(opening):
         return None
@@ -121,7 +121,7 @@ def _calls(
 
 
 def _call(
-    reading: _Reading, family: ModelFamily, examples: Examples | None
+    reading: _FormReading, family: ModelFamily, examples: Examples | None
 ) -> Call | None:
     steps = _steps(family.call)
     if not reading.steps(steps, family):
@@ -149,7 +149,7 @@ def _call(
 
 
 @dataclass
-class _Reading:
+class _FormReading:
     """A text that is read by forms, from a place on.
 
     Attributes:

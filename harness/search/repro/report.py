@@ -221,8 +221,8 @@ def _spoken(
         only = given.script[0]
         if len(given.script) > 1 or is_told(only) or not only.text:
             return [SpokenVariant("says what --script has", given)]
-        # A text alone is a raw output, as a report shows it.
-        return variants(_raw(speech, only.text), tool_parser, reasoning_parser)
+        # A text alone is a raw output, as a report shows it; in no other pieces.
+        return variants(_raw(speech, only.text), tool_parser, reasoning_parser)[:1]
     if options.model or server.model not in SCRIPT_BASES:
         return []
     parses = bool(tool_parser or reasoning_parser)
