@@ -25,6 +25,9 @@ pytestmark = [pytest.mark.engine, pytest.mark.slow]
 DEADLINE_S = 120.0
 OF_THE_SERVER = {"protocol/script-finish", "protocol/stream-finish"}
 """A streamed call that max_tokens cuts ends with tool_calls (vllm#53269)."""
+OF_TIMING = {"protocol/deepseek_v31/script-calls"}
+"""What comes and goes with how many tokens one piece of a stream has: vLLM 0.23.0 loses
+the arguments that come as one (seen in two of four runs; vllm#47907 is alike)."""
 
 
 def played(case: Case, folder: Path) -> Played:
@@ -52,13 +55,7 @@ def played(case: Case, folder: Path) -> Played:
 @pytest.mark.parametrize(
     ("engine", "release", "asked", "known"),
     [
-        # Arguments that come as one token are lost in a stream; vllm#47907 is alike.
-        (
-            "vllm",
-            "0.23.0",
-            ParsersAsked(tools="deepseek_v31"),
-            {"protocol/deepseek_v31/script-calls"},
-        ),
+        ("vllm", "0.23.0", ParsersAsked(tools="deepseek_v31"), set()),
         ("vllm", "0.23.0", ParsersAsked(reasoning="qwen3"), set()),
         ("sglang", "0.5.23", ParsersAsked(tools="deepseekv31"), set()),
         # sglang#38198: two calls of one tool are one in a stream.
@@ -82,7 +79,8 @@ def test_what_parsers_make_of_scripts(
     checked = checked_forms(case, seen)
     assert not checked.unread
     judged = protocol(checked.case, seen, get_engine(engine))
-    found = {sighting.bucket for sighting in judged.sightings} - OF_THE_SERVER
+    found = {sighting.bucket for sighting in judged.sightings}
+    found -= OF_THE_SERVER | OF_TIMING
     assert found >= known
     if not known:
         # Half a tag at the end of a stream is lost by many (sglang#31915).
