@@ -608,13 +608,16 @@ class _Children:
             self._known[pid] = self._role(pid) or self._known.get(pid, "")
 
         gone = [role for pid, role in self._known.items() if pid not in pids and role]
-        self._lost = gone[-1] if gone else _died_by_log(process.log)
+        self._lost = gone[-1] if gone else ""
         # Both are asked: each counts from its own last answer.
         wrote = self._has_written(process.log)
         worked = self._has_worked(pids, elapsed)
         if wrote or worked:
             self._moved = now
-        return self._lost if now - self._moved >= _STANDS_S else ""
+        if now - self._moved < _STANDS_S:
+            return ""
+        # The log is read once nothing moves, not each time.
+        return self._lost or _died_by_log(process.log)
 
     def _has_written(self, log: Path) -> bool:
         """Whether the log has grown since the last look."""

@@ -12,8 +12,8 @@ from typing import Any, Final
 from mmrepro.engines.models.families import PLACE, Call, ModelFamily
 
 Examples = Mapping[str, Mapping[str, Any]]
-"""Of each tool's arguments a value: a form without JSON does not say of what kind they
-are. None in its place: each is a text."""
+"""An example value for each argument of each tool, since a form without JSON does not
+show whether an argument is a text or a number. None instead: every argument is a text."""
 
 _NAME: Final = re.compile(r"[\w.\-/]{1,64}")
 _NUMBER: Final = re.compile(r"\d{1,9}")

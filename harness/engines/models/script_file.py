@@ -89,6 +89,11 @@ class ScriptedAnswer(Record):
         list[ScriptedCall] | None, Field(description="that a sound parser finds")
     ] = None
 
+    @property
+    def is_told(self) -> bool:
+        """Whether it says what a sound parser makes of it."""
+        return self.content is not None or self.calls is not None
+
     def script(self, shared: Collection[str]) -> Script:
         """As a model says it. Raises UsageError: it says nothing."""
         if bool(self.text) == bool(self.pieces):

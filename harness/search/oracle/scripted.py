@@ -538,9 +538,7 @@ def _is_held(sent: Sent, case: Case, scripts: Scripts) -> bool:
         answer = spoken.answer if spoken is not None else None
     else:
         answer = scripts.chosen(_items_asked(sent.op))
-    return answer is not None and (
-        answer.content is not None or answer.calls is not None
-    )
+    return answer is not None and answer.is_told
 
 
 def _asks_calls(sent: Sent) -> bool:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import re
 from collections import Counter
+from functools import cache
 from itertools import chain
 from typing import Final
 
 from mmrepro.base.errors import UsageError
 from mmrepro.base.records import FindingClass
+from mmrepro.engines.folders import published
 from mmrepro.failure.documents.replay import Claim
 from mmrepro.search.replay.pursue import LOUD
 
@@ -190,9 +192,6 @@ _AT_START: Final = (
         re.IGNORECASE,
     ),
 )
-_ENGINE_FRAME: Final = re.compile(
-    r'File "[^"\n]{0,300}/(?:vllm|sglang|lmdeploy)/[^"\n]{1,200}\.py", line \d+'
-)
 _PARSER_FRAME: Final = re.compile(
     r'File "[^"\n]{0,300}/(?:tool_parsers|reasoning|function_call|parser)/\w'
 )
@@ -302,7 +301,7 @@ def read_claim(title: str, text: str) -> Claim:
     exceptions = [name for name in names if name not in ECHOES]
     # No status stands beside an exception of the engine: no request that raises it is
     # answered, unless a parser of answers does, which only logs it.
-    is_raised = _ENGINE_FRAME.search(text) and not _PARSER_FRAME.search(text)
+    is_raised = _engine_frame().search(text) and not _PARSER_FRAME.search(text)
     if is_raised and exceptions and not classes and status is None:
         classes.append(FindingClass.SERVER_ERROR)
     hardware = _HARDWARE.search(whole) or _GPU_CODE.search(whole)
@@ -314,6 +313,15 @@ def read_claim(title: str, text: str) -> Claim:
         rare=_first(_RARE, whole),
         model_code=_first(_MODEL_CODE, text),
         messages=_messages(text),
+    )
+
+
+@cache
+def _engine_frame() -> re.Pattern[str]:
+    """The form of a traceback's frame in an engine's own code."""
+    engines = "|".join(published())
+    return re.compile(
+        rf'File "[^"\n]{{0,300}}/(?:{engines})/[^"\n]{{1,200}}\.py", line \d+'
     )
 
 

@@ -1191,9 +1191,13 @@ _MOST_BODIES: Final = 50
 
 def _bodies_of_lines(prose: str) -> list[str]:
     """Bodies of requests that stand on a line of their own, without a fence."""
-    lines = [line.strip() for line in prose.splitlines()]
-    begun = [line for line in lines if line.startswith("{")][:_MOST_BODIES]
-    return [body for line in begun if (body := _body(line))]
+    begun = [line.strip() for line in prose.splitlines() if line.lstrip()[:1] == "{"]
+    bodies: list[str] = []
+    for line in begun[:_MOST_BODIES]:
+        body = _body(line)
+        if body:
+            bodies.append(body)
+    return bodies
 
 
 def _body(text: str) -> str:

@@ -26,7 +26,7 @@ from mmrepro.base.records import FindingClass
 from mmrepro.engines import get_engine, has_option, option_of, spec_for
 from mmrepro.engines.environments import existing, list_environments
 from mmrepro.engines.features import named_by, shown_by
-from mmrepro.engines.models import SCRIPT_BASES, ScriptedAnswer, Scripts
+from mmrepro.engines.models import SCRIPT_BASES, Scripts
 from mmrepro.engines.parsers import parser_kinds
 from mmrepro.failure.documents.replay import Claim, ReportFacts
 from mmrepro.search.replay.known import server_wanted
@@ -219,7 +219,7 @@ def _spoken(
     if options.script is not None and server.scripts is not None:
         given = server.scripts
         only = given.script[0]
-        if len(given.script) > 1 or is_told(only) or not only.text:
+        if len(given.script) > 1 or only.is_told or not only.text:
             return [SpokenVariant("says what --script has", given)]
         # A text alone is a raw output, as a report shows it; in no other pieces.
         return variants(_raw(speech, only.text), tool_parser, reasoning_parser)[:1]
@@ -238,11 +238,6 @@ def saying(server: ServerWanted, scripts: Scripts) -> ServerWanted:
     return server.model_copy(update={"scripts": scripts})
 
 
-def is_told(answer: ScriptedAnswer) -> bool:
-    """Whether a script says what a sound parser makes of it."""
-    return answer.content is not None or answer.calls is not None
-
-
 def _raw(speech: Speech, text: str) -> Speech:
     """A speech whose model says ``text``."""
     return speech.model_copy(update={"raw": text[:MOST_RAW]})
@@ -259,7 +254,7 @@ def _shows_output(options: ReproCommand, speech: Speech, issue: Issue) -> bool:
 def is_judged(variant: SpokenVariant) -> bool:
     """Whether it is known what a sound parser makes of all that the model says; else
     nothing is held against the answers."""
-    return all(map(is_told, variant.scripts.script))
+    return all(answer.is_told for answer in variant.scripts.script)
 
 
 def _is_sound(shown: Speech, variant: SpokenVariant) -> bool:

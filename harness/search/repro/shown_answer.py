@@ -95,8 +95,8 @@ def _answer_in(text: str) -> Speech | None:
 
 
 def _spoken_in(message: Mapping[str, Any]) -> Speech | None:
-    """What a message says. What is left of a parser's tags in its content was the raw
-    output. None: it has a call that cannot be read, so what was said is not known."""
+    """What a message says. Content that still has a parser's tags is the raw output.
+    None: the arguments of a call are no JSON, so the model's words are not known."""
     parts = message.get("content")
     content, calls = (
         _parts_in(parts) if isinstance(parts, list) else (str(parts or ""), [])

@@ -74,7 +74,7 @@ def concluded(replay: Replay) -> tuple[ReproVerdict, str]:
             if _is_unread(report) and finding.finding_class in LOUD:
                 return ReproVerdict.UNPROVEN, f"{finding.said.rstrip('.')}; {_UNREAD}"
             return ReproVerdict.REPRODUCED, _reproduced(finding)
-    real = next((item.what for item in report.replaced if item.model), "")
+    real = _real_model(report)
     tokens = vocabulary_of(real)
     answer = _as_reported(replay, claim, tokens)
     if answer is not None:
@@ -181,7 +181,7 @@ def _of_engine(report: ReportFacts) -> tuple[ReproVerdict, str] | None:
     if not end.asked and not starts:
         said = f"nothing was tested: {place}, before it was asked anything"
         return ReproVerdict.NOTHING_TESTED, said
-    real = next((item.what for item in report.replaced if item.model), "")
+    real = _real_model(report)
     if _limit(end.message, vocabulary_of(real), ()):
         said = f"nothing was tested: {place}: {end.message}"
         return ReproVerdict.NOTHING_TESTED, said
@@ -305,12 +305,17 @@ def _exceptions(shown: Finding | Sighting) -> set[str]:
     return names - ECHOES
 
 
+def _real_model(report: ReportFacts) -> str:
+    """The model that the report has, and a tiny one replaces; "": none is replaced."""
+    return next((item.what for item in report.replaced if item.model), "")
+
+
 def refusal_reported(replay: Replay) -> Answer | None:
     """The answer that is the refusal which the report complains of; None: there is
     none."""
     report = replay.report
     assert report is not None
-    real = next((item.what for item in report.replaced if item.model), "")
+    real = _real_model(report)
     return _as_reported(replay, report.claim, vocabulary_of(real))
 
 
